@@ -1,0 +1,1 @@
+//! Runs one tensor graph on several processors at once.

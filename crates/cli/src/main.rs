@@ -1,0 +1,2 @@
+//! The `quadriga` command.
+fn main() {}

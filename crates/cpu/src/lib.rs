@@ -1,0 +1,1 @@
+//! The CPU backend: a thread pool and kernels per instruction set.

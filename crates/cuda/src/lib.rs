@@ -1,0 +1,1 @@
+//! The CUDA backend: driver and compiler loaded at run time.

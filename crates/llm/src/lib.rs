@@ -1,0 +1,1 @@
+//! Language models as graphs: tokenizer, chat template, cache, sampling and generation.

@@ -1,0 +1,1 @@
+//! Where and when: backends, buffers, memory planning, scheduling and sessions.

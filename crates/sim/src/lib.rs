@@ -1,0 +1,1 @@
+//! A simulated device with its own memory, queue, latencies, limits and faults.
