@@ -176,7 +176,7 @@ impl DType {
     /// Bytes of a contiguous row of `len` elements; `None` if `len` is not a whole number of blocks or the
     /// product overflows.
     pub const fn row_bytes(self, len: usize) -> Option<usize> {
-        if len % self.block_len() != 0 {
+        if !len.is_multiple_of(self.block_len()) {
             return None;
         }
         (len / self.block_len()).checked_mul(self.block_bytes())

@@ -1,0 +1,244 @@
+//! The formats of 32 elements with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+//!
+//! The `_0` formats store `value = scale × (quant − offset)`, the `_1` formats `value = scale × quant + minimum`.
+//! Four-bit parts are packed two to a byte: byte `i` holds element `i` in its low half and element `i + 16` in its
+//! high half.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "the index is that of an element, below 32; arrays hold 16 or 32"
+)]
+#![allow(non_camel_case_types, reason = "the names are those of the file format")]
+
+use bytemuck::{Pod, Zeroable};
+
+use super::fit::{fit_centred, fit_from_minimum, fit_signed_bytes};
+use super::{HalfBytes, QuantizeBlock, block_format};
+
+/// The four bits of element `i` in 16 bytes of which each holds element `i` (low) and `i + 16` (high).
+#[inline]
+pub(super) fn nibble(packed: &[u8; 16], i: usize) -> u8 {
+    if i < 16 { packed[i] & 0x0f } else { packed[i - 16] >> 4 }
+}
+
+/// Packs the low four bits of 32 numbers the way [`nibble`] reads them.
+#[inline]
+fn pack_nibbles(quants: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|i| (quants[i] & 0x0f) | (quants[i + 16] << 4))
+}
+
+/// The fifth bit of 32 numbers: bit `i` of the result is that of element `i`.
+#[inline]
+fn pack_fifth_bits(quants: &[u8; 32]) -> [u8; 4] {
+    let bits = quants.iter().enumerate().fold(0, |bits, (i, quant)| bits | (u32::from(quant >> 4 & 1) << i));
+    bits.to_le_bytes()
+}
+
+/// 4 bits per element around zero: `value = scale × (quant − 8)`.
+///
+/// ```text
+/// byte  0       2                    18
+///       | scale | quants 2 × 4 bit … |
+///       |  f16  | 16 bytes           |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ4_0 {
+    /// What one step is worth; may be negative.
+    pub scale: HalfBytes,
+    /// The quants, packed in halves of bytes.
+    pub quants: [u8; 16],
+}
+block_format!(BlockQ4_0, Q4_0, 32 elements in 18 bytes);
+
+impl BlockQ4_0 {
+    /// The stored number of element `i < 32`, offset removed: −8 to 7.
+    #[inline]
+    pub fn quant(&self, i: usize) -> i8 {
+        nibble(&self.quants, i) as i8 - 8
+    }
+
+    /// Writes the 32 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 32]) {
+        let scale = self.scale.to_f32();
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = scale * f32::from(self.quant(i));
+        }
+    }
+}
+
+impl QuantizeBlock for BlockQ4_0 {
+    fn quantize(values: &[f32; 32]) -> Self {
+        let (scale, quants) = fit_centred(values, 8.0);
+        BlockQ4_0 { scale, quants: pack_nibbles(&quants) }
+    }
+}
+
+/// 4 bits per element above a minimum: `value = scale × quant + minimum`.
+///
+/// ```text
+/// byte  0       2         4                    20
+///       | scale | minimum | quants 2 × 4 bit … |
+///       |  f16  |   f16   | 16 bytes           |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ4_1 {
+    /// What one step is worth.
+    pub scale: HalfBytes,
+    /// The value of quant 0.
+    pub minimum: HalfBytes,
+    /// The quants, packed in halves of bytes.
+    pub quants: [u8; 16],
+}
+block_format!(BlockQ4_1, Q4_1, 32 elements in 20 bytes);
+
+impl BlockQ4_1 {
+    /// The stored number of element `i < 32`: 0 to 15.
+    #[inline]
+    pub fn quant(&self, i: usize) -> u8 {
+        nibble(&self.quants, i)
+    }
+
+    /// Writes the 32 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 32]) {
+        let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = scale * f32::from(self.quant(i)) + minimum;
+        }
+    }
+}
+
+impl QuantizeBlock for BlockQ4_1 {
+    fn quantize(values: &[f32; 32]) -> Self {
+        let (scale, minimum, quants) = fit_from_minimum(values, 15.0);
+        BlockQ4_1 { scale, minimum, quants: pack_nibbles(&quants) }
+    }
+}
+
+/// 5 bits per element around zero: `value = scale × (quant − 16)`.
+///
+/// ```text
+/// byte  0       2            6                        22
+///       | scale | fifth bits | low bits 2 × 4 bit …   |
+///       |  f16  | 32 × 1 bit | 16 bytes               |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ5_0 {
+    /// What one step is worth; may be negative.
+    pub scale: HalfBytes,
+    /// The highest bit of each quant: bit `i` of the little-endian number is that of element `i`.
+    pub fifth_bits: [u8; 4],
+    /// The low four bits of the quants, packed in halves of bytes.
+    pub quants: [u8; 16],
+}
+block_format!(BlockQ5_0, Q5_0, 32 elements in 22 bytes);
+
+impl BlockQ5_0 {
+    /// The stored number of element `i < 32`, offset removed: −16 to 15.
+    #[inline]
+    pub fn quant(&self, i: usize) -> i8 {
+        let fifth = (u32::from_le_bytes(self.fifth_bits) >> i & 1) as u8;
+        (nibble(&self.quants, i) | fifth << 4) as i8 - 16
+    }
+
+    /// Writes the 32 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 32]) {
+        let scale = self.scale.to_f32();
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = scale * f32::from(self.quant(i));
+        }
+    }
+}
+
+impl QuantizeBlock for BlockQ5_0 {
+    fn quantize(values: &[f32; 32]) -> Self {
+        let (scale, quants) = fit_centred(values, 16.0);
+        BlockQ5_0 { scale, fifth_bits: pack_fifth_bits(&quants), quants: pack_nibbles(&quants) }
+    }
+}
+
+/// 5 bits per element above a minimum: `value = scale × quant + minimum`.
+///
+/// ```text
+/// byte  0       2         4            8                        24
+///       | scale | minimum | fifth bits | low bits 2 × 4 bit …   |
+///       |  f16  |   f16   | 32 × 1 bit | 16 bytes               |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ5_1 {
+    /// What one step is worth.
+    pub scale: HalfBytes,
+    /// The value of quant 0.
+    pub minimum: HalfBytes,
+    /// The highest bit of each quant: bit `i` of the little-endian number is that of element `i`.
+    pub fifth_bits: [u8; 4],
+    /// The low four bits of the quants, packed in halves of bytes.
+    pub quants: [u8; 16],
+}
+block_format!(BlockQ5_1, Q5_1, 32 elements in 24 bytes);
+
+impl BlockQ5_1 {
+    /// The stored number of element `i < 32`: 0 to 31.
+    #[inline]
+    pub fn quant(&self, i: usize) -> u8 {
+        let fifth = (u32::from_le_bytes(self.fifth_bits) >> i & 1) as u8;
+        nibble(&self.quants, i) | fifth << 4
+    }
+
+    /// Writes the 32 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 32]) {
+        let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = scale * f32::from(self.quant(i)) + minimum;
+        }
+    }
+}
+
+impl QuantizeBlock for BlockQ5_1 {
+    fn quantize(values: &[f32; 32]) -> Self {
+        let (scale, minimum, quants) = fit_from_minimum(values, 31.0);
+        BlockQ5_1 { scale, minimum, fifth_bits: pack_fifth_bits(&quants), quants: pack_nibbles(&quants) }
+    }
+}
+
+/// 8 bits per element around zero: `value = scale × quant`.
+///
+/// ```text
+/// byte  0       2                34
+///       | scale | quants, i8 …   |
+///       |  f16  | 32 bytes       |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ8_0 {
+    /// What one step is worth.
+    pub scale: HalfBytes,
+    /// The quants, in the order of the elements.
+    pub quants: [i8; 32],
+}
+block_format!(BlockQ8_0, Q8_0, 32 elements in 34 bytes);
+
+impl BlockQ8_0 {
+    /// Writes the 32 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 32]) {
+        let scale = self.scale.to_f32();
+        for (value, quant) in out.iter_mut().zip(self.quants) {
+            *value = scale * f32::from(quant);
+        }
+    }
+}
+
+impl QuantizeBlock for BlockQ8_0 {
+    fn quantize(values: &[f32; 32]) -> Self {
+        let (scale, quants) = fit_signed_bytes(values);
+        BlockQ8_0 { scale, quants }
+    }
+}

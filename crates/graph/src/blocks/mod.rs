@@ -1,0 +1,197 @@
+//! Block formats: how quantized rows lie in memory, and how they become `f32` and back.
+//!
+//! A quantized row is a sequence of blocks. Each block holds 32 or 256 consecutive elements of the row as small
+//! whole numbers, with the scales that turn them into real numbers. There is one plain struct per format; all of
+//! them consist of bytes only, so they have alignment 1 and any byte slice of the right length can be looked at as
+//! blocks ([`as_blocks`]) without a copy. Numbers of more than one byte are little-endian.
+//!
+//! [`dequantize`] and [`quantize`] work on any whole number of blocks of any supported type; each struct has the
+//! same for a single block. The code favours obviousness: it is the reference that fast kernels are judged by.
+//!
+//! ```
+//! use quadriga_graph::{DType, blocks};
+//!
+//! let row: Vec<f32> = (0..64).map(|i| i as f32 / 64.0).collect();
+//! let mut bytes = vec![0; DType::Q8_0.row_bytes(row.len()).unwrap()];
+//! blocks::quantize(DType::Q8_0, &row, &mut bytes)?;
+//!
+//! let mut back = vec![0.0; row.len()];
+//! blocks::dequantize(DType::Q8_0, &bytes, &mut back)?;
+//! assert!(row.iter().zip(&back).all(|(a, b)| (a - b).abs() < 0.004));
+//! # Ok::<(), blocks::FormatError>(())
+//! ```
+
+mod error;
+mod fit;
+mod half_bytes;
+mod k_quants;
+mod linear;
+mod nonlinear;
+mod plain;
+
+use bytemuck::Pod;
+
+use crate::DType;
+
+pub use error::FormatError;
+pub use half_bytes::HalfBytes;
+pub use k_quants::{BlockQ2_K, BlockQ3_K, BlockQ4_K, BlockQ5_K, BlockQ6_K, GroupScales};
+pub use linear::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+pub use nonlinear::{BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, IQ4_LEVELS, MXFP4_LEVELS};
+
+/// A block of a quantized format: a struct of bytes, alignment 1, whose size is that of the format.
+pub trait Block: Pod {
+    /// The type whose rows consist of these blocks.
+    const DTYPE: DType;
+
+    /// The elements of one block as an array: `[f32; 32]` or `[f32; 256]`.
+    type Values: Pod;
+
+    /// Writes the values of the elements, in the order of the row.
+    fn dequantize(&self, out: &mut Self::Values);
+}
+
+/// A block that can also be made from values.
+pub trait QuantizeBlock: Block {
+    /// The block whose values come close to `values`.
+    ///
+    /// Any input is taken: values beyond the reach of the format become the nearest that it can hold, and a
+    /// NaN becomes some finite number.
+    fn quantize(values: &Self::Values) -> Self;
+}
+
+/// Implements [`Block`] by the struct's own `dequantize`, and proves size and alignment when compiling.
+macro_rules! block_format {
+    ($block:ident, $dtype:ident, $length:literal elements in $bytes:literal bytes) => {
+        impl $crate::blocks::Block for $block {
+            const DTYPE: $crate::DType = $crate::DType::$dtype;
+            type Values = [f32; $length];
+
+            #[inline]
+            fn dequantize(&self, out: &mut [f32; $length]) {
+                $block::dequantize(self, out);
+            }
+        }
+
+        const _: () = {
+            assert!(size_of::<$block>() == $bytes);
+            assert!(align_of::<$block>() == 1);
+            assert!($crate::DType::$dtype.block_bytes() == $bytes);
+            assert!($crate::DType::$dtype.block_len() == $length);
+        };
+    };
+}
+use block_format;
+
+/// Looks at `bytes` as blocks of one format, without copying; any alignment will do.
+///
+/// # Errors
+///
+/// [`FormatError::PartialBlock`] if the length is not a whole number of blocks.
+pub fn as_blocks<B: Block>(bytes: &[u8]) -> Result<&[B], FormatError> {
+    bytemuck::try_cast_slice(bytes)
+        .map_err(|_| FormatError::PartialBlock { dtype: B::DTYPE, bytes: bytes.len() })
+}
+
+/// Looks at `bytes` as blocks that can be written, without copying; any alignment will do.
+///
+/// # Errors
+///
+/// [`FormatError::PartialBlock`] if the length is not a whole number of blocks.
+pub fn as_blocks_mut<B: Block>(bytes: &mut [u8]) -> Result<&mut [B], FormatError> {
+    let length = bytes.len();
+    bytemuck::try_cast_slice_mut(bytes)
+        .map_err(|_| FormatError::PartialBlock { dtype: B::DTYPE, bytes: length })
+}
+
+/// Turns `bytes`, a whole number of blocks of type `dtype`, into `f32` values.
+///
+/// Supported is every type for which [`DType::is_computable`] holds.
+///
+/// # Errors
+///
+/// If the type cannot be turned into `f32`, or if `bytes` is not a whole number of blocks that hold exactly
+/// `out.len()` elements. Nothing is written then.
+pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
+    let dequantize_all: fn(&[u8], &mut [f32]) -> Result<(), FormatError> = match dtype {
+        DType::F32 => plain::dequantize_f32,
+        DType::F16 => plain::dequantize_f16,
+        DType::BF16 => plain::dequantize_bf16,
+        DType::Q4_0 => dequantize_blocks::<BlockQ4_0>,
+        DType::Q4_1 => dequantize_blocks::<BlockQ4_1>,
+        DType::Q5_0 => dequantize_blocks::<BlockQ5_0>,
+        DType::Q5_1 => dequantize_blocks::<BlockQ5_1>,
+        DType::Q8_0 => dequantize_blocks::<BlockQ8_0>,
+        DType::Q2_K => dequantize_blocks::<BlockQ2_K>,
+        DType::Q3_K => dequantize_blocks::<BlockQ3_K>,
+        DType::Q4_K => dequantize_blocks::<BlockQ4_K>,
+        DType::Q5_K => dequantize_blocks::<BlockQ5_K>,
+        DType::Q6_K => dequantize_blocks::<BlockQ6_K>,
+        DType::IQ4_NL => dequantize_blocks::<BlockIQ4_NL>,
+        DType::IQ4_XS => dequantize_blocks::<BlockIQ4_XS>,
+        DType::MXFP4 => dequantize_blocks::<BlockMXFP4>,
+        _ => return Err(FormatError::NoDequantize { dtype }),
+    };
+    check_lengths(dtype, bytes.len(), out.len())?;
+    dequantize_all(bytes, out)
+}
+
+/// Turns `values` into blocks of type `dtype`, a whole number of them.
+///
+/// Supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0. Any value is taken, see
+/// [`QuantizeBlock::quantize`]; F16 and BF16 round to the nearest, ties to even.
+///
+/// # Errors
+///
+/// If the type cannot be made from `f32`, or if `out` is not a whole number of blocks that hold exactly
+/// `values.len()` elements. Nothing is written then.
+pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), FormatError> {
+    let quantize_all: fn(&[f32], &mut [u8]) -> Result<(), FormatError> = match dtype {
+        DType::F32 => plain::quantize_f32,
+        DType::F16 => plain::quantize_f16,
+        DType::BF16 => plain::quantize_bf16,
+        DType::Q4_0 => quantize_blocks::<BlockQ4_0>,
+        DType::Q4_1 => quantize_blocks::<BlockQ4_1>,
+        DType::Q5_0 => quantize_blocks::<BlockQ5_0>,
+        DType::Q5_1 => quantize_blocks::<BlockQ5_1>,
+        DType::Q8_0 => quantize_blocks::<BlockQ8_0>,
+        _ => return Err(FormatError::NoQuantize { dtype }),
+    };
+    check_lengths(dtype, out.len(), values.len())?;
+    quantize_all(values, out)
+}
+
+/// Both lengths must be whole numbers of blocks, and the same number.
+fn check_lengths(dtype: DType, bytes: usize, elements: usize) -> Result<(), FormatError> {
+    if !bytes.is_multiple_of(dtype.block_bytes()) {
+        return Err(FormatError::PartialBlock { dtype, bytes });
+    }
+    if dtype.row_bytes(elements) != Some(bytes) {
+        return Err(FormatError::LengthMismatch { dtype, bytes, elements });
+    }
+    Ok(())
+}
+
+/// The values as one array per block. The lengths are checked by the caller; the error is for form only.
+fn mismatch<B: Block>(bytes: usize, elements: usize) -> FormatError {
+    FormatError::LengthMismatch { dtype: B::DTYPE, bytes, elements }
+}
+
+fn dequantize_blocks<B: Block>(bytes: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
+    let elements = out.len();
+    let arrays: &mut [B::Values] =
+        bytemuck::try_cast_slice_mut(out).map_err(|_| mismatch::<B>(bytes.len(), elements))?;
+    for (block, values) in as_blocks::<B>(bytes)?.iter().zip(arrays) {
+        block.dequantize(values);
+    }
+    Ok(())
+}
+
+fn quantize_blocks<B: QuantizeBlock>(values: &[f32], out: &mut [u8]) -> Result<(), FormatError> {
+    let arrays: &[B::Values] =
+        bytemuck::try_cast_slice(values).map_err(|_| mismatch::<B>(out.len(), values.len()))?;
+    for (block, values) in as_blocks_mut::<B>(out)?.iter_mut().zip(arrays) {
+        *block = B::quantize(values);
+    }
+    Ok(())
+}

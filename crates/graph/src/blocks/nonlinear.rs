@@ -1,0 +1,153 @@
+//! The formats whose 4-bit codes choose from a table of unevenly spaced levels: IQ4_NL, IQ4_XS, MXFP4.
+//!
+//! Codes are packed as in the linear formats: in every 16 bytes, byte `i` holds the code of element `i` in its low
+//! half and that of element `i + 16` in its high half.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "codes have 4 bits and the tables 16 entries; groups are below 8"
+)]
+#![allow(non_camel_case_types, reason = "the names are those of the file format")]
+
+use bytemuck::{Pod, Zeroable};
+
+use super::linear::nibble;
+use super::{HalfBytes, block_format};
+
+/// The levels that a code of [`BlockIQ4_NL`] and [`BlockIQ4_XS`] chooses from.
+pub const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// The levels that a code of [`BlockMXFP4`] chooses from: the values of a 4-bit float (1 sign, 2 exponent, 1
+/// fraction bit), doubled so that they are whole. Code 8, minus zero, reads as plain zero.
+pub const MXFP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// 4-bit codes with one scale: `value = scale × level(code)`.
+///
+/// ```text
+/// byte  0       2                   18
+///       | scale | codes 2 × 4 bit … |
+///       |  f16  | 16 bytes          |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockIQ4_NL {
+    /// What a level is multiplied by.
+    pub scale: HalfBytes,
+    /// The codes, packed in halves of bytes.
+    pub codes: [u8; 16],
+}
+block_format!(BlockIQ4_NL, IQ4_NL, 32 elements in 18 bytes);
+
+impl BlockIQ4_NL {
+    /// The level of element `i < 32`.
+    #[inline]
+    pub fn level(&self, i: usize) -> i8 {
+        IQ4_LEVELS[usize::from(nibble(&self.codes, i))]
+    }
+
+    /// Writes the 32 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 32]) {
+        let scale = self.scale.to_f32();
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = scale * f32::from(self.level(i));
+        }
+    }
+}
+
+/// 4-bit codes, 8 groups of 32 elements, each with a 6-bit scale:
+/// `value = scale × (group scale − 32) × level(code)`.
+///
+/// ```text
+/// byte  0       2             4            8                                136
+///       | scale | scales high | scales low | codes: 8 groups of 16 bytes …  |
+///       |  f16  |  8 × 2 bit  |  8 × 4 bit | each 2 × 4 bit per byte        |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockIQ4_XS {
+    /// What all group scales are multiplied by.
+    pub scale: HalfBytes,
+    /// The two high bits of the group scales: group `g` at bit `2g` of the little-endian number.
+    pub scales_high: [u8; 2],
+    /// The four low bits of the group scales: byte `g / 2`, even groups in the low half.
+    pub scales_low: [u8; 4],
+    /// The codes of each group.
+    pub codes: [[u8; 16]; 8],
+}
+block_format!(BlockIQ4_XS, IQ4_XS, 256 elements in 136 bytes);
+
+impl BlockIQ4_XS {
+    /// The scale of group `group < 8`, offset removed: −32 to 31.
+    #[inline]
+    pub fn group_scale(&self, group: usize) -> i8 {
+        let low = self.scales_low[group / 2] >> (4 * (group % 2)) & 0x0f;
+        let high = (u16::from_le_bytes(self.scales_high) >> (2 * group) & 3) as u8;
+        (low | high << 4) as i8 - 32
+    }
+
+    /// The level of element `i < 256`.
+    #[inline]
+    pub fn level(&self, i: usize) -> i8 {
+        IQ4_LEVELS[usize::from(nibble(&self.codes[i / 32], i % 32))]
+    }
+
+    /// Writes the 256 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 256]) {
+        let scale = self.scale.to_f32();
+        for (group, values) in out.chunks_exact_mut(32).enumerate() {
+            let group_scale = scale * f32::from(self.group_scale(group));
+            for (i, value) in values.iter_mut().enumerate() {
+                *value = group_scale * f32::from(self.level(32 * group + i));
+            }
+        }
+    }
+}
+
+/// 4-bit floats with one power of two as scale (the OCP microscaling format): `value = scale × level(code)`.
+///
+/// ```text
+/// byte  0          1                   17
+///       | exponent | codes 2 × 4 bit … |
+///       |    u8    | 16 bytes          |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockMXFP4 {
+    /// The exponent of the scale, 127 standing for 1.
+    pub exponent: u8,
+    /// The codes, packed in halves of bytes.
+    pub codes: [u8; 16],
+}
+block_format!(BlockMXFP4, MXFP4, 32 elements in 17 bytes);
+
+impl BlockMXFP4 {
+    /// What a level is multiplied by: `2^(exponent − 128)`, half of what the exponent says, because the levels
+    /// are doubled.
+    #[inline]
+    pub fn scale(&self) -> f32 {
+        // Exponents 0 and 1 give 2^-128 and 2^-127, which f32 holds as subnormals: a single bit of the fraction.
+        let bits = match self.exponent {
+            0 => 0x0020_0000,
+            1 => 0x0040_0000,
+            exponent => (u32::from(exponent) - 1) << 23,
+        };
+        f32::from_bits(bits)
+    }
+
+    /// The level of element `i < 32`.
+    #[inline]
+    pub fn level(&self, i: usize) -> i8 {
+        MXFP4_LEVELS[usize::from(nibble(&self.codes, i))]
+    }
+
+    /// Writes the 32 values.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 32]) {
+        let scale = self.scale();
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = scale * f32::from(self.level(i));
+        }
+    }
+}
