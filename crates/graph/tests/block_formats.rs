@@ -1,0 +1,209 @@
+//! Block formats read bit for bit as the `gguf` package reads them, and are written with no more error than it makes.
+//!
+//! The fixtures are made by `fixtures/make_block_fixtures.py`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+use quadriga_conformance::Rng;
+use quadriga_graph::DType;
+use quadriga_graph::blocks::{self, Block, BlockQ4_0, FormatError};
+
+const COMPUTABLE: [DType; 16] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+    DType::MXFP4,
+];
+const QUANTIZABLE: [DType; 5] = [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0];
+
+fn fixture(name: &str) -> Vec<u8> {
+    let path = format!("{}/tests/fixtures/{name}.bin", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+fn number(bytes: &[u8], at: usize) -> usize {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
+}
+
+/// The rows that the quantize fixtures were made from, and the length of a row.
+fn rows() -> (Vec<f32>, usize) {
+    let bytes = fixture("quantize_rows");
+    (floats(&bytes[8..]), number(&bytes, 4))
+}
+
+fn quantize(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0xaa; dtype.row_bytes(values.len()).unwrap()];
+    blocks::quantize(dtype, values, &mut bytes).unwrap();
+    bytes
+}
+
+fn dequantize(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let mut values = vec![f32::NAN; bytes.len() / dtype.block_bytes() * dtype.block_len()];
+    blocks::dequantize(dtype, bytes, &mut values).unwrap();
+    values
+}
+
+fn error(values: &[f32], back: &[f32]) -> f64 {
+    let squares = values.iter().zip(back).map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2));
+    (squares.sum::<f64>() / values.len() as f64).sqrt()
+}
+
+#[test]
+fn dequantize_is_bit_exact_with_gguf() {
+    for dtype in COMPUTABLE {
+        let bytes = fixture(&format!("dequantize_{dtype}"));
+        let data = number(&bytes, 0) * dtype.block_bytes();
+        let expected = floats(&bytes[4 + data..]);
+        let values = dequantize(dtype, &bytes[4..4 + data]);
+        assert_eq!(values.len(), expected.len(), "{dtype}");
+        for (i, (value, expected)) in values.iter().zip(&expected).enumerate() {
+            // Which NaN an operation yields differs between processors; that it is one does not.
+            let same = value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan();
+            assert!(same, "{dtype} element {i}: {value} is not {expected}");
+        }
+    }
+}
+
+#[test]
+fn exactly_the_computable_types_dequantize() {
+    for dtype in DType::all() {
+        let bytes = vec![0; dtype.block_bytes()];
+        let mut values = vec![1.0; dtype.block_len()];
+        match blocks::dequantize(dtype, &bytes, &mut values) {
+            Ok(()) => assert!(dtype.is_computable() && COMPUTABLE.contains(&dtype)),
+            Err(error) => {
+                assert_eq!(error, FormatError::NoDequantize { dtype });
+                assert!(!dtype.is_computable(), "{dtype}");
+                assert!(values.iter().all(|v| *v == 1.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn half_and_bfloat_are_rounded_as_gguf_rounds_them() {
+    let (values, _) = rows();
+    for dtype in [DType::F16, DType::BF16] {
+        assert_eq!(quantize(dtype, &values), fixture(&format!("quantize_{dtype}")), "{dtype}");
+    }
+    assert_eq!(dequantize(DType::F32, &quantize(DType::F32, &values)), values);
+}
+
+#[test]
+fn quantize_makes_no_more_error_than_gguf_on_any_row() {
+    let (values, row_length) = rows();
+    for dtype in QUANTIZABLE {
+        let ours = dequantize(dtype, &quantize(dtype, &values));
+        let theirs = dequantize(dtype, &fixture(&format!("quantize_{dtype}")));
+        let rows = values.chunks(row_length).zip(ours.chunks(row_length)).zip(theirs.chunks(row_length));
+        for (i, ((row, ours), theirs)) in rows.enumerate() {
+            let (ours, theirs) = (error(row, ours), error(row, theirs));
+            println!("{dtype} row {i}: error {ours:.4e}, gguf {theirs:.4e}, ratio {:.4}", ours / theirs);
+            assert!(ours <= theirs, "{dtype} row {i}: error {ours:e}, gguf {theirs:e}");
+        }
+    }
+}
+
+#[test]
+fn zeros_and_values_on_the_grid_survive_exactly() {
+    // For each type a lowest and a highest quant, both in use, and whole quants between them.
+    for (dtype, lowest, highest) in [
+        (DType::Q4_0, -8, 7),
+        (DType::Q4_1, 0, 15),
+        (DType::Q5_0, -16, 15),
+        (DType::Q5_1, 0, 31),
+        (DType::Q8_0, -127, 127),
+    ] {
+        assert_eq!(dequantize(dtype, &quantize(dtype, &[0.0; 64])), [0.0; 64], "{dtype}");
+        let quants =
+            [lowest, highest].into_iter().chain((2..32).map(|i| lowest + i * 9 % (highest - lowest)));
+        let values: Vec<f32> = quants.map(|quant| quant as f32 * 0.25).collect();
+        assert_eq!(dequantize(dtype, &quantize(dtype, &values)), values, "{dtype}");
+    }
+}
+
+#[test]
+fn any_input_quantizes_to_finite_numbers() {
+    let special = [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        1e-45,
+        -0.0,
+        65504.0,
+        1e9,
+    ];
+    let seed = 7;
+    println!("seed {seed}");
+    let mut random = Rng::new(seed);
+    for dtype in QUANTIZABLE {
+        for value in special {
+            let back = dequantize(dtype, &quantize(dtype, &[value; 32]));
+            assert!(back.iter().all(|v| v.is_finite()), "{dtype} of {value}: {back:?}");
+        }
+        for _ in 0..500 {
+            let values: [f32; 32] = std::array::from_fn(|_| {
+                if random.chance(0.2) {
+                    *random.pick(&special).unwrap()
+                } else {
+                    f32::from_bits(random.next_u64() as u32)
+                }
+            });
+            let back = dequantize(dtype, &quantize(dtype, &values));
+            assert!(back.iter().all(|v| v.is_finite()), "{dtype} of {values:?}: {back:?}");
+        }
+    }
+}
+
+#[test]
+fn blocks_are_read_from_any_address() {
+    let values: Vec<f32> = (0..96).map(|i| (i as f32 * 0.7).sin()).collect();
+    let packed = quantize(DType::Q4_0, &values);
+    let mut shifted = vec![0; packed.len() + 1];
+    shifted[1..].copy_from_slice(&packed);
+    assert_eq!(dequantize(DType::Q4_0, &shifted[1..]), dequantize(DType::Q4_0, &packed));
+    let blocks = blocks::as_blocks::<BlockQ4_0>(&shifted[1..]).unwrap();
+    assert_eq!(blocks.len(), 3);
+    let mut one = [0.0; 32];
+    Block::dequantize(&blocks[2], &mut one);
+    assert_eq!(one[..], dequantize(DType::Q4_0, &packed)[64..]);
+}
+
+#[test]
+fn wrong_lengths_are_errors_that_say_the_numbers() {
+    let error = blocks::dequantize(DType::Q4_0, &[0; 35], &mut [0.0; 64]).unwrap_err();
+    assert_eq!(error.to_string(), "35 bytes are not a whole number of Q4_0 blocks of 18 bytes");
+    let error = blocks::dequantize(DType::Q4_0, &[0; 36], &mut [0.0; 32]).unwrap_err();
+    assert_eq!(error.to_string(), "36 bytes of Q4_0 hold 64 elements, not 32");
+    let error = blocks::quantize(DType::Q8_0, &[0.0; 33], &mut [0; 34]).unwrap_err();
+    assert_eq!(error.to_string(), "34 bytes of Q8_0 hold 32 elements, not 33");
+    let error = blocks::quantize(DType::IQ4_NL, &[0.0; 32], &mut [0; 18]).unwrap_err();
+    assert_eq!(error, FormatError::NoQuantize { dtype: DType::IQ4_NL });
+    assert!(blocks::as_blocks::<BlockQ4_0>(&[0; 17]).is_err());
+    blocks::dequantize(DType::Q4_K, &[], &mut []).unwrap();
+    blocks::quantize(DType::F16, &[], &mut []).unwrap();
+}
