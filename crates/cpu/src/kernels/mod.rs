@@ -1,0 +1,1 @@
+//! Kernels: the arithmetic, one file per family and purpose.

@@ -1,0 +1,98 @@
+//! The primitives the pool is built from: the standard library's, or loom's when the pool is model-checked.
+
+#[cfg(loom)]
+pub(super) use loom::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    },
+    thread::JoinHandle,
+};
+#[cfg(not(loom))]
+pub(super) use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    },
+    thread::JoinHandle,
+};
+
+use std::sync::PoisonError;
+
+/// Locks, ignoring poison: no code of the pool panics while it holds a lock.
+#[cfg(not(loom))]
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks, ignoring poison: no code of the pool panics while it holds a lock.
+#[cfg(loom)]
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> loom::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A number that threads wait on: they look for a while, then sleep until someone changes it.
+#[derive(Debug)]
+pub(super) struct Signal {
+    value: AtomicU32,
+    sleepers: AtomicU32,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Signal {
+    pub(super) fn new(value: u32) -> Signal {
+        Signal {
+            value: AtomicU32::new(value),
+            sleepers: AtomicU32::new(0),
+            lock: Mutex::new(()),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn get(&self) -> u32 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// Adds to the number (wrapping), wakes whoever sleeps, and returns the number before.
+    ///
+    /// What the caller wrote before is visible to whoever sees the new number.
+    pub(super) fn add(&self, amount: u32) -> u32 {
+        let before = self.value.fetch_add(amount, Ordering::AcqRel);
+        // Either this thread sees the sleeper's count, or the sleeper sees the new value before it sleeps.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            drop(lock(&self.lock));
+            self.changed.notify_all();
+        }
+        before
+    }
+
+    /// Sets the number when nobody waits on it.
+    pub(super) fn set_unwatched(&self, value: u32) {
+        self.value.store(value, Ordering::Release);
+    }
+
+    /// Waits until `done(number)`, looking `spins` times before going to sleep.
+    pub(super) fn wait(&self, spins: u32, done: impl Fn(u32) -> bool) {
+        for turn in 0..spins {
+            if done(self.get()) {
+                return;
+            }
+            // Now and then let another thread run: it may be the one waited for.
+            if turn % 256 == 255 {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        let mut guard = lock(&self.lock);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        while !done(self.get()) {
+            guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        drop(guard);
+    }
+}

@@ -1,0 +1,150 @@
+//! What a job sees of the pool: its number, chunks of work, and the barrier.
+
+use std::cell::Cell;
+
+use super::Stopped;
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Signal};
+
+/// What the threads of one run share.
+#[derive(Debug)]
+pub(super) struct Team {
+    threads: u32,
+    spins: u32,
+    /// Step number in the high half, next chunk of that step in the low half.
+    ticket: AtomicU64,
+    arrived: AtomicU32,
+    passed: Signal,
+    stopped: AtomicBool,
+}
+
+impl Team {
+    pub(super) fn new(threads: usize, spins: u32) -> Team {
+        Team {
+            threads: u32::try_from(threads).unwrap_or(u32::MAX),
+            spins,
+            ticket: AtomicU64::new(0),
+            arrived: AtomicU32::new(0),
+            passed: Signal::new(0),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes ready for the next run; only while no thread is inside a job.
+    pub(super) fn reset(&self) {
+        self.ticket.store(0, Ordering::Relaxed);
+        self.arrived.store(0, Ordering::Relaxed);
+        self.stopped.store(false, Ordering::Relaxed);
+    }
+
+    /// Ends the run early: chunks run out and barriers open for everyone. True for the first to do so.
+    pub(super) fn stop(&self) -> bool {
+        let first = !self.stopped.swap(true, Ordering::AcqRel);
+        self.passed.add(1);
+        first
+    }
+}
+
+/// One thread's part in a run of the pool.
+///
+/// All workers of a run must make the same calls of [`chunks`](Worker::chunks) and [`barrier`](Worker::barrier), in
+/// the same order.
+#[derive(Debug)]
+pub struct Worker<'team> {
+    index: usize,
+    team: &'team Team,
+    step: Cell<u32>,
+}
+
+impl<'team> Worker<'team> {
+    pub(super) fn new(index: usize, team: &'team Team) -> Worker<'team> {
+        Worker { index, team, step: Cell::new(0) }
+    }
+
+    /// This thread's number, `0..threads()`; the caller of `run` is 0.
+    pub const fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How many threads take part in this run.
+    pub const fn threads(&self) -> usize {
+        self.team.threads as usize
+    }
+
+    /// Calls `work(i)` for chunks of `0..count`: over all workers, each chunk exactly once.
+    ///
+    /// Returns when no chunk is left to take; others may still be working on theirs (see
+    /// [`barrier`](Worker::barrier)).
+    pub fn chunks(&self, count: usize, mut work: impl FnMut(usize)) {
+        // Steps are numbered from 1, so that the fresh ticket (step 0) belongs to none.
+        let step = self.step.get().wrapping_add(1);
+        self.step.set(step);
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        while let Some(chunk) = self.take(step, count) {
+            work(chunk as usize);
+        }
+    }
+
+    /// Like [`chunks`](Worker::chunks) for work that can fail; the first error ends this worker's part.
+    ///
+    /// # Errors
+    /// The first error of `work`. Return it from the job, so that the other workers stop too.
+    pub fn try_chunks<E>(&self, count: usize, mut work: impl FnMut(usize) -> Result<(), E>) -> Result<(), E> {
+        let mut result = Ok(());
+        self.chunks(count, |chunk| {
+            if result.is_ok() {
+                result = work(chunk);
+            }
+        });
+        result
+    }
+
+    /// Takes a chunk of a step. A worker leaves a step only when all its chunks are taken, so a ticket of a later
+    /// step says that nothing of this one is left, and a ticket of an earlier one that nobody has begun it.
+    fn take(&self, step: u32, count: u32) -> Option<u32> {
+        let ticket = &self.team.ticket;
+        let mut seen = ticket.load(Ordering::Relaxed);
+        loop {
+            let (seen_step, next) = ((seen >> 32) as u32, seen as u32);
+            let chunk = if seen_step == step {
+                next
+            } else if seen_step < step {
+                0
+            } else {
+                return None;
+            };
+            if chunk >= count || self.team.stopped.load(Ordering::Relaxed) {
+                return None;
+            }
+            let taken = u64::from(step) << 32 | u64::from(chunk + 1);
+            match ticket.compare_exchange_weak(seen, taken, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(chunk),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Waits until every worker of the run is here; what each wrote before is visible to all after.
+    ///
+    /// # Errors
+    /// Another worker failed or panicked: the job should return at once.
+    pub fn barrier(&self) -> Result<(), Stopped> {
+        let team = self.team;
+        if team.threads == 1 {
+            return Ok(());
+        }
+        let passed = team.passed.get();
+        if team.stopped.load(Ordering::Acquire) {
+            return Err(Stopped::ByAnother);
+        }
+        if team.arrived.fetch_add(1, Ordering::AcqRel) + 1 == team.threads {
+            team.arrived.store(0, Ordering::Relaxed);
+            team.passed.add(1);
+        } else {
+            team.passed.wait(team.spins, |now| now != passed);
+        }
+        if team.stopped.load(Ordering::Acquire) {
+            return Err(Stopped::ByAnother);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! What the thread pool promises: every chunk once, barriers that order memory, and no deadlock after a failure.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use quadriga_cpu::pool::{Pool, PoolError, Stopped, Worker};
+
+const COUNTS: [usize; 4] = [1, 2, 3, 8];
+
+fn counters(n: usize) -> Vec<AtomicUsize> {
+    (0..n).map(|_| AtomicUsize::new(0)).collect()
+}
+
+fn every_chunk_once(worker: &Worker<'_>, steps: &[Vec<AtomicUsize>]) -> Result<(), Stopped> {
+    for step in steps {
+        worker.chunks(step.len(), |i| {
+            step[i].fetch_add(1, Ordering::Relaxed);
+        });
+        worker.barrier()?;
+        assert!(step.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+    }
+    Ok(())
+}
+
+#[test]
+fn every_chunk_of_every_step_is_done_once() {
+    for threads in COUNTS {
+        let pool = Pool::new(threads).unwrap();
+        for run in 0..50 {
+            let steps: Vec<_> = (0..20).map(|i| counters((i * 7 + run) % 23)).collect();
+            pool.run(&|worker| every_chunk_once(worker, &steps)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn steps_without_a_barrier_lose_nothing() {
+    for threads in COUNTS {
+        let pool = Pool::new(threads).unwrap();
+        let steps: Vec<_> = (0..200).map(|i| counters(i % 5)).collect();
+        pool.run(&|worker| {
+            for step in &steps {
+                worker.chunks(step.len(), |i| {
+                    step[i].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            Ok::<(), Stopped>(())
+        })
+        .unwrap();
+        assert!(steps.iter().flatten().all(|c| c.load(Ordering::Relaxed) == 1));
+    }
+}
+
+#[test]
+fn the_count_can_change_between_runs() {
+    let pool = Pool::new(1).unwrap();
+    for threads in [3, 1, 8, 2, 2, 8, 1] {
+        pool.set_threads(threads).unwrap();
+        assert_eq!(pool.threads(), threads);
+        let seen = counters(threads);
+        let steps: Vec<_> = (0..10).map(|_| counters(17)).collect();
+        pool.run(&|worker| {
+            assert_eq!(worker.threads(), threads);
+            seen[worker.index()].fetch_add(1, Ordering::Relaxed);
+            every_chunk_once(worker, &steps)
+        })
+        .unwrap();
+        assert!(seen.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+    }
+    assert!(matches!(pool.set_threads(0), Err(PoolError::Count(0))));
+    assert_eq!(pool.threads(), 1);
+}
+
+#[test]
+fn two_sessions_share_one_pool() {
+    for threads in COUNTS {
+        let pool = Pool::new(threads).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..30 {
+                        let steps: Vec<_> = (0..5).map(|_| counters(9)).collect();
+                        pool.run(&|worker| every_chunk_once(worker, &steps)).unwrap();
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_panic_becomes_an_error_and_the_pool_lives_on() {
+    for threads in COUNTS {
+        let pool = Pool::new(threads).unwrap();
+        let result = pool.run(&|worker| {
+            worker.chunks(100, |i| assert!(i != 37, "chunk 37 is bad"));
+            worker.barrier()?;
+            worker.barrier()
+        });
+        assert!(matches!(result, Err(Stopped::Panicked(text)) if text.contains("chunk 37 is bad")));
+        let steps = vec![counters(40)];
+        pool.run(&|worker| every_chunk_once(worker, &steps)).unwrap();
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Failure {
+    Stopped(Stopped),
+    Index(usize),
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Failure {
+        Failure::Stopped(stopped)
+    }
+}
+
+#[test]
+fn the_first_error_is_the_one_returned() {
+    for threads in COUNTS {
+        let pool = Pool::new(threads).unwrap();
+        let result = pool.run(&|worker| {
+            worker.try_chunks(50, |i| if i == 20 { Err(Failure::Index(i)) } else { Ok(()) })?;
+            worker.barrier()?;
+            Ok(())
+        });
+        assert_eq!(result, Err(Failure::Index(20)));
+    }
+}
+
+#[test]
+fn a_run_inside_a_run_uses_one_thread() {
+    let pool = Pool::new(3).unwrap();
+    pool.run(&|_| {
+        pool.run(&|inner| {
+            assert_eq!(inner.threads(), 1);
+            every_chunk_once(inner, &[counters(4)])
+        })
+    })
+    .unwrap();
+}
