@@ -12,7 +12,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{HalfBytes, block_format};
+use super::fit::{as_half, fit_centred, fit_from_minimum, inverse, span};
+use super::{HalfBytes, QuantizeBlock, block_format};
 
 /// 2 bits per element, 16 groups of 16 elements:
 /// `value = scale × group scale × quant − min scale × group minimum`.
@@ -141,6 +142,18 @@ impl GroupScales {
             (scale, minimum)
         }
     }
+
+    /// Packs scale and minimum of each group; only the low 6 bits of each are stored.
+    pub fn pack(groups: &[(u8, u8); 8]) -> Self {
+        let mut bytes = [0; 12];
+        for i in 0..4 {
+            let (near, far) = (groups[i], groups[i + 4]);
+            bytes[i] = near.0 & 0x3f | far.0 >> 4 << 6;
+            bytes[i + 4] = near.1 & 0x3f | far.1 >> 4 << 6;
+            bytes[i + 8] = far.0 & 0x0f | far.1 << 4;
+        }
+        GroupScales(bytes)
+    }
 }
 
 /// 4 bits per element, 8 groups of 32 elements:
@@ -183,6 +196,40 @@ impl BlockQ4_K {
             for (i, value) in values.iter_mut().enumerate() {
                 *value = step * f32::from(self.quant(32 * group + i)) - minimum;
             }
+        }
+    }
+}
+
+impl QuantizeBlock for BlockQ4_K {
+    fn quantize(values: &[f32; 256]) -> Self {
+        let (groups, _) = values.as_chunks::<32>();
+        // The widest group and the lowest one say how far scales and minimums must reach.
+        let (mut largest_scale, mut lowest_minimum) = (0.0f32, 0.0f32);
+        for group in groups {
+            let (lowest, highest) = span(group);
+            largest_scale = largest_scale.max(highest / 15.0 - lowest.min(0.0) / 15.0);
+            lowest_minimum = lowest_minimum.min(lowest);
+        }
+        let (scale, min_scale) = (as_half(largest_scale / 63.0), as_half(-lowest_minimum / 63.0));
+        let (scale_inverse, min_inverse) = (inverse(scale), inverse(min_scale));
+        let whole = |steps: f32| (steps + 0.5).clamp(0.0, 63.0) as u8;
+
+        let mut group_scales = [(0, 0); 8];
+        let mut quants = [0; 128];
+        for (g, group) in groups.iter().enumerate() {
+            let (group_scale, group_minimum, group_quants) = fit_from_minimum(group, 15.0, 0.0, |s, m| {
+                (scale * f32::from(whole(s * scale_inverse)), -min_scale * f32::from(whole(-m * min_inverse)))
+            });
+            group_scales[g] = (whole(group_scale * scale_inverse), whole(-group_minimum * min_inverse));
+            for (i, quant) in group_quants.iter().enumerate() {
+                quants[g / 2 * 32 + i] |= quant << (g % 2 * 4);
+            }
+        }
+        BlockQ4_K {
+            scale: HalfBytes::from_f32_finite(scale),
+            min_scale: HalfBytes::from_f32_finite(min_scale),
+            group_scales: GroupScales::pack(&group_scales),
+            quants,
         }
     }
 }
@@ -276,5 +323,30 @@ impl BlockQ6_K {
                 *value = step * f32::from(self.quant(16 * group + i));
             }
         }
+    }
+}
+
+impl QuantizeBlock for BlockQ6_K {
+    fn quantize(values: &[f32; 256]) -> Self {
+        let (groups, _) = values.as_chunks::<16>();
+        // The group with the largest value says how far the scales must reach.
+        let (lowest, highest) = span(values);
+        let largest = highest.max(-lowest) / 32.0;
+        let scale = as_half(largest / 127.0);
+        let scale_inverse = inverse(scale);
+        let whole = |steps: f32| (steps + 0.5f32.copysign(steps)) as i8;
+
+        let mut block = BlockQ6_K { scale: HalfBytes::from_f32_finite(scale), ..Zeroable::zeroed() };
+        for (g, group) in groups.iter().enumerate() {
+            let (group_scale, group_quants) =
+                fit_centred(group, 32.0, |s| scale * f32::from(whole(s * scale_inverse)));
+            block.group_scales[g] = whole(group_scale * scale_inverse);
+            for (i, quant) in group_quants.iter().enumerate() {
+                let i = 16 * g + i;
+                block.quants[i / 128 * 64 + i % 64] |= (quant & 0x0f) << (i % 128 / 64 * 4);
+                block.high_bits[i / 128 * 32 + i % 32] |= (quant >> 4) << (i % 128 / 32 * 2);
+            }
+        }
+        block
     }
 }

@@ -12,7 +12,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fit::{fit_centred, fit_from_minimum, fit_signed_bytes};
+use super::fit::{as_half, fit_centred, fit_from_minimum, fit_signed_bytes};
 use super::{HalfBytes, QuantizeBlock, block_format};
 
 /// The four bits of element `i` in 16 bytes of which each holds element `i` (low) and `i + 16` (high).
@@ -32,6 +32,11 @@ fn pack_nibbles(quants: &[u8; 32]) -> [u8; 16] {
 fn pack_fifth_bits(quants: &[u8; 32]) -> [u8; 4] {
     let bits = quants.iter().enumerate().fold(0, |bits, (i, quant)| bits | (u32::from(quant >> 4 & 1) << i));
     bits.to_le_bytes()
+}
+
+/// Scale and minimum as they are stored.
+fn as_halves(scale: f32, minimum: f32) -> (f32, f32) {
+    (as_half(scale), as_half(minimum))
 }
 
 /// 4 bits per element around zero: `value = scale × (quant − 8)`.
@@ -70,7 +75,8 @@ impl BlockQ4_0 {
 
 impl QuantizeBlock for BlockQ4_0 {
     fn quantize(values: &[f32; 32]) -> Self {
-        let (scale, quants) = fit_centred(values, 8.0);
+        let (scale, quants) = fit_centred(values, 8.0, as_half);
+        let scale = HalfBytes::from_f32_finite(scale);
         BlockQ4_0 { scale, quants: pack_nibbles(&quants) }
     }
 }
@@ -113,7 +119,8 @@ impl BlockQ4_1 {
 
 impl QuantizeBlock for BlockQ4_1 {
     fn quantize(values: &[f32; 32]) -> Self {
-        let (scale, minimum, quants) = fit_from_minimum(values, 15.0);
+        let (scale, minimum, quants) = fit_from_minimum(values, 15.0, f32::MAX, as_halves);
+        let (scale, minimum) = (HalfBytes::from_f32_finite(scale), HalfBytes::from_f32_finite(minimum));
         BlockQ4_1 { scale, minimum, quants: pack_nibbles(&quants) }
     }
 }
@@ -157,7 +164,8 @@ impl BlockQ5_0 {
 
 impl QuantizeBlock for BlockQ5_0 {
     fn quantize(values: &[f32; 32]) -> Self {
-        let (scale, quants) = fit_centred(values, 16.0);
+        let (scale, quants) = fit_centred(values, 16.0, as_half);
+        let scale = HalfBytes::from_f32_finite(scale);
         BlockQ5_0 { scale, fifth_bits: pack_fifth_bits(&quants), quants: pack_nibbles(&quants) }
     }
 }
@@ -203,7 +211,8 @@ impl BlockQ5_1 {
 
 impl QuantizeBlock for BlockQ5_1 {
     fn quantize(values: &[f32; 32]) -> Self {
-        let (scale, minimum, quants) = fit_from_minimum(values, 31.0);
+        let (scale, minimum, quants) = fit_from_minimum(values, 31.0, f32::MAX, as_halves);
+        let (scale, minimum) = (HalfBytes::from_f32_finite(scale), HalfBytes::from_f32_finite(minimum));
         BlockQ5_1 { scale, minimum, fifth_bits: pack_fifth_bits(&quants), quants: pack_nibbles(&quants) }
     }
 }
@@ -239,6 +248,6 @@ impl BlockQ8_0 {
 impl QuantizeBlock for BlockQ8_0 {
     fn quantize(values: &[f32; 32]) -> Self {
         let (scale, quants) = fit_signed_bytes(values);
-        BlockQ8_0 { scale, quants }
+        BlockQ8_0 { scale: HalfBytes::from_f32_finite(scale), quants }
     }
 }

@@ -138,8 +138,8 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), For
 
 /// Turns `values` into blocks of type `dtype`, a whole number of them.
 ///
-/// Supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0. Any value is taken, see
-/// [`QuantizeBlock::quantize`]; F16 and BF16 round to the nearest, ties to even.
+/// Supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q6_K. Any value is taken,
+/// see [`QuantizeBlock::quantize`]; F16 and BF16 round to the nearest, ties to even.
 ///
 /// # Errors
 ///
@@ -155,6 +155,8 @@ pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Form
         DType::Q5_0 => quantize_blocks::<BlockQ5_0>,
         DType::Q5_1 => quantize_blocks::<BlockQ5_1>,
         DType::Q8_0 => quantize_blocks::<BlockQ8_0>,
+        DType::Q4_K => quantize_blocks::<BlockQ4_K>,
+        DType::Q6_K => quantize_blocks::<BlockQ6_K>,
         _ => return Err(FormatError::NoQuantize { dtype }),
     };
     check_lengths(dtype, out.len(), values.len())?;
@@ -172,7 +174,7 @@ fn check_lengths(dtype: DType, bytes: usize, elements: usize) -> Result<(), Form
     Ok(())
 }
 
-/// The values as one array per block. The lengths are checked by the caller; the error is for form only.
+/// The error of the casts below; `check_lengths` has already ruled it out.
 fn mismatch<B: Block>(bytes: usize, elements: usize) -> FormatError {
     FormatError::LengthMismatch { dtype: B::DTYPE, bytes, elements }
 }
