@@ -223,3 +223,35 @@ fn wrong_lengths_are_errors_that_say_the_numbers() {
     blocks::dequantize(DType::Q4_K, &[], &mut []).unwrap();
     blocks::quantize(DType::F16, &[], &mut []).unwrap();
 }
+
+#[test]
+fn element_and_group_numbers_wrap_around_the_block() {
+    let bytes: Vec<u8> = (0..=255).collect();
+    macro_rules! check {
+        ($($block:ident . $method:ident % $length:literal),*) => {$({
+            let block = blocks::as_blocks::<blocks::$block>(&bytes[..size_of::<blocks::$block>()]).unwrap()[0];
+            for i in 0..$length {
+                let expected = block.$method(i);
+                assert_eq!(block.$method(i + $length), expected);
+                assert_eq!(block.$method(usize::MAX - ($length - 1) + i), expected);
+            }
+        })*};
+    }
+    check!(
+        BlockQ4_0.quant % 32,
+        BlockQ4_1.quant % 32,
+        BlockQ5_0.quant % 32,
+        BlockQ5_1.quant % 32,
+        BlockIQ4_NL.level % 32,
+        BlockMXFP4.level % 32,
+        BlockQ2_K.quant % 256,
+        BlockQ3_K.quant % 256,
+        BlockQ4_K.quant % 256,
+        BlockQ5_K.quant % 256,
+        BlockQ6_K.quant % 256,
+        BlockIQ4_XS.level % 256,
+        BlockQ2_K.group_scale_and_minimum % 16,
+        BlockQ3_K.group_scale % 16,
+        BlockIQ4_XS.group_scale % 8
+    );
+}

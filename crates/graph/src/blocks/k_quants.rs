@@ -6,7 +6,7 @@
 
 #![expect(
     clippy::indexing_slicing,
-    reason = "the index is that of an element, below 256, or of a group, below 8 or 16, and so is every part of it"
+    reason = "indices are taken modulo the length, or are those of the groups of one block"
 )]
 #![allow(non_camel_case_types, reason = "the names are those of the file format")]
 
@@ -38,16 +38,17 @@ pub struct BlockQ2_K {
 block_format!(BlockQ2_K, Q2_K, 256 elements in 84 bytes);
 
 impl BlockQ2_K {
-    /// The stored number of element `i < 256`: 0 to 3.
+    /// The stored number of element `i % 256`: 0 to 3.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
-        self.quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
+        self.quants[i / 128 % 2 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
     }
 
-    /// Scale and minimum of group `group < 16`, each 0 to 15.
+    /// Scale and minimum of group `group % 16`, each 0 to 15.
     #[inline]
     pub fn group_scale_and_minimum(&self, group: usize) -> (u8, u8) {
-        (self.group_scales[group] & 0x0f, self.group_scales[group] >> 4)
+        let packed = self.group_scales[group % 16];
+        (packed & 0x0f, packed >> 4)
     }
 
     /// Writes the 256 values.
@@ -88,19 +89,19 @@ pub struct BlockQ3_K {
 block_format!(BlockQ3_K, Q3_K, 256 elements in 110 bytes);
 
 impl BlockQ3_K {
-    /// The stored number of element `i < 256`, offset removed: −4 to 3.
+    /// The stored number of element `i % 256`, offset removed: −4 to 3.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
-        let low = self.quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        let third = self.third_bits[i % 32] >> (i / 32) & 1;
+        let low = self.quants[i / 128 % 2 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+        let third = self.third_bits[i % 32] >> (i / 32 % 8) & 1;
         (low | third << 2) as i8 - 4
     }
 
-    /// The scale of group `group < 16`, offset removed: −32 to 31.
+    /// The scale of group `group % 16`, offset removed: −32 to 31.
     #[inline]
     pub fn group_scale(&self, group: usize) -> i8 {
-        let low = self.group_scales[group % 8] >> (group / 8 * 4) & 0x0f;
-        let high = self.group_scales[8 + group % 4] >> (group / 4 * 2) & 3;
+        let low = self.group_scales[group % 8] >> (group / 8 % 2 * 4) & 0x0f;
+        let high = self.group_scales[8 + group % 4] >> (group / 4 % 4 * 2) & 3;
         (low | high << 4) as i8 - 32
     }
 
@@ -129,10 +130,10 @@ impl BlockQ3_K {
 pub struct GroupScales(pub [u8; 12]);
 
 impl GroupScales {
-    /// Scale and minimum of group `group < 8`, each 0 to 63.
+    /// Scale and minimum of group `group % 8`, each 0 to 63.
     #[inline]
     pub fn get(&self, group: usize) -> (u8, u8) {
-        let bytes = &self.0;
+        let (bytes, group) = (&self.0, group % 8);
         if group < 4 {
             (bytes[group] & 0x3f, bytes[4 + group] & 0x3f)
         } else {
@@ -179,10 +180,10 @@ pub struct BlockQ4_K {
 block_format!(BlockQ4_K, Q4_K, 256 elements in 144 bytes);
 
 impl BlockQ4_K {
-    /// The stored number of element `i < 256`: 0 to 15.
+    /// The stored number of element `i % 256`: 0 to 15.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
-        self.quants[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 0x0f
+        self.quants[i / 64 % 4 * 32 + i % 32] >> (i % 64 / 32 * 4) & 0x0f
     }
 
     /// Writes the 256 values.
@@ -259,11 +260,11 @@ pub struct BlockQ5_K {
 block_format!(BlockQ5_K, Q5_K, 256 elements in 176 bytes);
 
 impl BlockQ5_K {
-    /// The stored number of element `i < 256`: 0 to 31.
+    /// The stored number of element `i % 256`: 0 to 31.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
-        let low = self.quants[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 0x0f;
-        let fifth = self.fifth_bits[i % 32] >> (i / 32) & 1;
+        let low = self.quants[i / 64 % 4 * 32 + i % 32] >> (i % 64 / 32 * 4) & 0x0f;
+        let fifth = self.fifth_bits[i % 32] >> (i / 32 % 8) & 1;
         low | fifth << 4
     }
 
@@ -305,11 +306,11 @@ pub struct BlockQ6_K {
 block_format!(BlockQ6_K, Q6_K, 256 elements in 210 bytes);
 
 impl BlockQ6_K {
-    /// The stored number of element `i < 256`, offset removed: −32 to 31.
+    /// The stored number of element `i % 256`, offset removed: −32 to 31.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
-        let low = self.quants[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 0x0f;
-        let high = self.high_bits[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+        let low = self.quants[i / 128 % 2 * 64 + i % 64] >> (i % 128 / 64 * 4) & 0x0f;
+        let high = self.high_bits[i / 128 % 2 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
         (low | high << 4) as i8 - 32
     }
 

@@ -4,10 +4,7 @@
 //! Four-bit parts are packed two to a byte: byte `i` holds element `i` in its low half and element `i + 16` in its
 //! high half.
 
-#![expect(
-    clippy::indexing_slicing,
-    reason = "the index is that of an element, below 32; arrays hold 16 or 32"
-)]
+#![expect(clippy::indexing_slicing, reason = "indices are taken modulo the length")]
 #![allow(non_camel_case_types, reason = "the names are those of the file format")]
 
 use bytemuck::{Pod, Zeroable};
@@ -15,10 +12,10 @@ use bytemuck::{Pod, Zeroable};
 use super::fit::{as_half, fit_centred, fit_from_minimum, fit_signed_bytes};
 use super::{HalfBytes, QuantizeBlock, block_format};
 
-/// The four bits of element `i` in 16 bytes of which each holds element `i` (low) and `i + 16` (high).
+/// The four bits of element `i % 32` in 16 bytes of which each holds element `i` (low) and `i + 16` (high).
 #[inline]
 pub(super) fn nibble(packed: &[u8; 16], i: usize) -> u8 {
-    if i < 16 { packed[i] & 0x0f } else { packed[i - 16] >> 4 }
+    packed[i % 16] >> (i / 16 % 2 * 4) & 0x0f
 }
 
 /// Packs the low four bits of 32 numbers the way [`nibble`] reads them.
@@ -57,7 +54,7 @@ pub struct BlockQ4_0 {
 block_format!(BlockQ4_0, Q4_0, 32 elements in 18 bytes);
 
 impl BlockQ4_0 {
-    /// The stored number of element `i < 32`, offset removed: −8 to 7.
+    /// The stored number of element `i % 32`, offset removed: −8 to 7.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
         nibble(&self.quants, i) as i8 - 8
@@ -101,7 +98,7 @@ pub struct BlockQ4_1 {
 block_format!(BlockQ4_1, Q4_1, 32 elements in 20 bytes);
 
 impl BlockQ4_1 {
-    /// The stored number of element `i < 32`: 0 to 15.
+    /// The stored number of element `i % 32`: 0 to 15.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
         nibble(&self.quants, i)
@@ -145,10 +142,10 @@ pub struct BlockQ5_0 {
 block_format!(BlockQ5_0, Q5_0, 32 elements in 22 bytes);
 
 impl BlockQ5_0 {
-    /// The stored number of element `i < 32`, offset removed: −16 to 15.
+    /// The stored number of element `i % 32`, offset removed: −16 to 15.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
-        let fifth = (u32::from_le_bytes(self.fifth_bits) >> i & 1) as u8;
+        let fifth = (u32::from_le_bytes(self.fifth_bits) >> (i % 32) & 1) as u8;
         (nibble(&self.quants, i) | fifth << 4) as i8 - 16
     }
 
@@ -192,10 +189,10 @@ pub struct BlockQ5_1 {
 block_format!(BlockQ5_1, Q5_1, 32 elements in 24 bytes);
 
 impl BlockQ5_1 {
-    /// The stored number of element `i < 32`: 0 to 31.
+    /// The stored number of element `i % 32`: 0 to 31.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
-        let fifth = (u32::from_le_bytes(self.fifth_bits) >> i & 1) as u8;
+        let fifth = (u32::from_le_bytes(self.fifth_bits) >> (i % 32) & 1) as u8;
         nibble(&self.quants, i) | fifth << 4
     }
 

@@ -5,7 +5,7 @@
 
 #![expect(
     clippy::indexing_slicing,
-    reason = "codes have 4 bits and the tables 16 entries; groups are below 8"
+    reason = "codes have 4 bits and the tables 16 entries; other indices are taken modulo the length"
 )]
 #![allow(non_camel_case_types, reason = "the names are those of the file format")]
 
@@ -39,7 +39,7 @@ pub struct BlockIQ4_NL {
 block_format!(BlockIQ4_NL, IQ4_NL, 32 elements in 18 bytes);
 
 impl BlockIQ4_NL {
-    /// The level of element `i < 32`.
+    /// The level of element `i % 32`.
     #[inline]
     pub fn level(&self, i: usize) -> i8 {
         IQ4_LEVELS[usize::from(nibble(&self.codes, i))]
@@ -78,18 +78,18 @@ pub struct BlockIQ4_XS {
 block_format!(BlockIQ4_XS, IQ4_XS, 256 elements in 136 bytes);
 
 impl BlockIQ4_XS {
-    /// The scale of group `group < 8`, offset removed: −32 to 31.
+    /// The scale of group `group % 8`, offset removed: −32 to 31.
     #[inline]
     pub fn group_scale(&self, group: usize) -> i8 {
-        let low = self.scales_low[group / 2] >> (4 * (group % 2)) & 0x0f;
-        let high = (u16::from_le_bytes(self.scales_high) >> (2 * group) & 3) as u8;
+        let low = self.scales_low[group / 2 % 4] >> (4 * (group % 2)) & 0x0f;
+        let high = (u16::from_le_bytes(self.scales_high) >> (group % 8 * 2) & 3) as u8;
         (low | high << 4) as i8 - 32
     }
 
-    /// The level of element `i < 256`.
+    /// The level of element `i % 256`.
     #[inline]
     pub fn level(&self, i: usize) -> i8 {
-        IQ4_LEVELS[usize::from(nibble(&self.codes[i / 32], i % 32))]
+        IQ4_LEVELS[usize::from(nibble(&self.codes[i / 32 % 8], i))]
     }
 
     /// Writes the 256 values.
@@ -136,7 +136,7 @@ impl BlockMXFP4 {
         f32::from_bits(bits)
     }
 
-    /// The level of element `i < 32`.
+    /// The level of element `i % 32`.
     #[inline]
     pub fn level(&self, i: usize) -> i8 {
         MXFP4_LEVELS[usize::from(nibble(&self.codes, i))]
