@@ -1,1 +1,3 @@
 //! Where and when: backends, buffers, memory planning, scheduling and sessions.
+
+pub mod memory;

@@ -1,0 +1,223 @@
+//! An ordered set of pairs of numbers that lives in one flat array.
+//!
+//! A treap: a search tree by key that is at the same time a heap by a scrambled number, which keeps it shallow (expected
+//! logarithmic depth) without any balancing rules. Nodes are reused, so a set that has once been as large as it gets
+//! allocates nothing any more. That is why it is here in place of `BTreeSet`: planning the same graph again must not
+//! touch the heap.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "links are indices of nodes that this file pushed; nodes are never taken out of the array"
+)]
+
+/// What the set holds, compared from left to right.
+pub(crate) type Key = (u64, u64);
+
+/// The link that leads nowhere.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    key: Key,
+    priority: u32,
+    left: u32,
+    right: u32,
+}
+
+/// An ordered set of [`Key`]s.
+#[derive(Clone, Debug)]
+pub(crate) struct OrderedSet {
+    nodes: Vec<Node>,
+    unused: Vec<u32>,
+    root: u32,
+    scramble: u32,
+}
+
+impl Default for OrderedSet {
+    fn default() -> Self {
+        OrderedSet { nodes: Vec::new(), unused: Vec::new(), root: NONE, scramble: 0x9e37_79b9 }
+    }
+}
+
+impl OrderedSet {
+    /// Removes everything, and keeps the memory.
+    pub(crate) fn clear(&mut self) {
+        self.nodes.clear();
+        self.unused.clear();
+        self.root = NONE;
+    }
+
+    /// True when nothing is in the set.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.root == NONE
+    }
+
+    /// The smallest key that is not below `key`.
+    pub(crate) fn at_least(&self, key: Key) -> Option<Key> {
+        let (mut at, mut best) = (self.root, None);
+        while at != NONE {
+            let node = &self.nodes[at as usize];
+            if node.key >= key {
+                best = Some(node.key);
+                at = node.left;
+            } else {
+                at = node.right;
+            }
+        }
+        best
+    }
+
+    /// The largest key below `key`.
+    pub(crate) fn below(&self, key: Key) -> Option<Key> {
+        let (mut at, mut best) = (self.root, None);
+        while at != NONE {
+            let node = &self.nodes[at as usize];
+            if node.key < key {
+                best = Some(node.key);
+                at = node.right;
+            } else {
+                at = node.left;
+            }
+        }
+        best
+    }
+
+    /// Adds a key that is not in the set yet.
+    pub(crate) fn insert(&mut self, key: Key) {
+        // xorshift: any sequence will do whose order has nothing to do with the keys'.
+        self.scramble ^= self.scramble << 13;
+        self.scramble ^= self.scramble >> 17;
+        self.scramble ^= self.scramble << 5;
+        let mut node = Node { key, priority: self.scramble, left: NONE, right: NONE };
+        let (mut parent, mut at) = (NONE, self.root);
+        while at != NONE && self.nodes[at as usize].priority >= node.priority {
+            parent = at;
+            at = self.child(at, key);
+        }
+        (node.left, node.right) = self.split(at, key);
+        let new = match self.unused.pop() {
+            Some(index) => {
+                self.nodes[index as usize] = node;
+                index
+            }
+            None => {
+                self.nodes.push(node);
+                (self.nodes.len() - 1) as u32
+            }
+        };
+        self.relink(parent, key, new);
+    }
+
+    /// Takes a key out; false when it was not there.
+    pub(crate) fn remove(&mut self, key: Key) -> bool {
+        let (mut parent, mut at) = (NONE, self.root);
+        while at != NONE && self.nodes[at as usize].key != key {
+            parent = at;
+            at = self.child(at, key);
+        }
+        if at == NONE {
+            return false;
+        }
+        let Node { left, right, .. } = self.nodes[at as usize];
+        let joined = self.join(left, right);
+        self.relink(parent, key, joined);
+        self.unused.push(at);
+        true
+    }
+
+    /// Calls `visit` with every key in ascending order.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(Key)) {
+        let mut at = self.at_least((0, 0));
+        while let Some(key) = at {
+            visit(key);
+            at = self.at_least((key.0, key.1.saturating_add(1))).filter(|next| *next > key);
+        }
+    }
+
+    /// The child of `at` on the side where `key` belongs.
+    fn child(&self, at: u32, key: Key) -> u32 {
+        let node = &self.nodes[at as usize];
+        if key < node.key { node.left } else { node.right }
+    }
+
+    /// Makes `to` the child of `parent` on the side where `key` belongs; the root when there is no parent.
+    fn relink(&mut self, parent: u32, key: Key, to: u32) {
+        if parent == NONE {
+            self.root = to;
+            return;
+        }
+        let node = &mut self.nodes[parent as usize];
+        if key < node.key { node.left = to } else { node.right = to }
+    }
+
+    /// Splits a tree into the keys below `key` and the others.
+    fn split(&mut self, tree: u32, key: Key) -> (u32, u32) {
+        if tree == NONE {
+            return (NONE, NONE);
+        }
+        let node = self.nodes[tree as usize];
+        if node.key < key {
+            let (low, high) = self.split(node.right, key);
+            self.nodes[tree as usize].right = low;
+            (tree, high)
+        } else {
+            let (low, high) = self.split(node.left, key);
+            self.nodes[tree as usize].left = high;
+            (low, tree)
+        }
+    }
+
+    /// Joins two trees, all keys of the first being below all keys of the second.
+    fn join(&mut self, low: u32, high: u32) -> u32 {
+        if low == NONE {
+            return high;
+        }
+        if high == NONE {
+            return low;
+        }
+        let (below, above) = (self.nodes[low as usize], self.nodes[high as usize]);
+        if below.priority >= above.priority {
+            let joined = self.join(below.right, high);
+            self.nodes[low as usize].right = joined;
+            low
+        } else {
+            let joined = self.join(low, above.left);
+            self.nodes[high as usize].left = joined;
+            high
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::OrderedSet;
+    use quadriga_conformance::Rng;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn behaves_like_the_standard_ordered_set() {
+        for seed in 0..40 {
+            println!("seed {seed}");
+            let mut rng = Rng::new(seed);
+            let (mut ours, mut standard) = (OrderedSet::default(), BTreeSet::new());
+            let span = [4, 40, 1000][rng.below(3)];
+            for _ in 0..2000 {
+                let key = (rng.below(span) as u64, rng.below(3) as u64);
+                if rng.chance(0.5) && !standard.contains(&key) {
+                    standard.insert(key);
+                    ours.insert(key);
+                } else {
+                    assert_eq!(ours.remove(key), standard.remove(&key));
+                }
+                let key = (rng.below(span) as u64, rng.below(3) as u64);
+                assert_eq!(ours.at_least(key), standard.range(key..).next().copied());
+                assert_eq!(ours.below(key), standard.range(..key).next_back().copied());
+                assert_eq!(ours.is_empty(), standard.is_empty());
+            }
+            let mut listed = Vec::new();
+            ours.for_each(|key| listed.push(key));
+            assert!(listed.iter().eq(standard.iter()));
+            assert!(ours.nodes.len() <= 3 * span, "removed nodes are used again");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The judge of packings. It shares no code with what makes them, and is meant to be believed by reading.
+
+use super::problem::{Packing, Problem};
+use std::collections::BTreeMap;
+
+/// What is wrong with a packing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Flaw {
+    /// Not one placement for each item.
+    #[error("{placements} placements for {items} items")]
+    Count {
+        /// Items of the problem.
+        items: usize,
+        /// Placements of the packing.
+        placements: usize,
+    },
+    /// An item lies in a chunk that does not exist.
+    #[error("item {item} is in chunk {chunk}, of {chunks}")]
+    NoSuchChunk {
+        /// The item.
+        item: usize,
+        /// Its chunk.
+        chunk: u32,
+        /// How many chunks there are.
+        chunks: usize,
+    },
+    /// An item's offset is not a multiple of the alignment.
+    #[error("item {item} is at offset {offset}, which is not a multiple of {alignment}")]
+    Misaligned {
+        /// The item.
+        item: usize,
+        /// Its offset.
+        offset: u64,
+        /// The alignment.
+        alignment: u64,
+    },
+    /// An item reaches past the end of its chunk.
+    #[error("item {item} at offset {offset} reaches past the {size} bytes of its chunk")]
+    OutOfBounds {
+        /// The item.
+        item: usize,
+        /// Its offset.
+        offset: u64,
+        /// Bytes of the chunk.
+        size: u64,
+    },
+    /// A chunk is larger than the limit, and than every item in it.
+    #[error("chunk {chunk} has {size} bytes, more than the limit {limit} and than any item in it")]
+    ChunkTooLarge {
+        /// The chunk.
+        chunk: usize,
+        /// Its bytes.
+        size: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// Two items that are alive at the same time share bytes.
+    #[error("items {first} and {second} overlap at time {time}")]
+    Overlap {
+        /// The one.
+        first: usize,
+        /// The other.
+        second: usize,
+        /// When.
+        time: u32,
+    },
+    /// The peak is not the sum of the chunks.
+    #[error("peak {peak}, but the chunks have {sum} bytes")]
+    WrongPeak {
+        /// As stated.
+        peak: u64,
+        /// As it is.
+        sum: u128,
+    },
+}
+
+/// Finds out whether `packing` is a right answer to `problem`.
+///
+/// Goes through time, keeping for each chunk the map of the addresses in use, and looks at every item's two neighbours
+/// when it comes alive.
+pub fn check(problem: &Problem, packing: &Packing) -> Result<(), Flaw> {
+    let items = &problem.items;
+    if items.len() != packing.placements.len() {
+        return Err(Flaw::Count { items: items.len(), placements: packing.placements.len() });
+    }
+    let sum: u128 = packing.chunks.iter().map(|size| u128::from(*size)).sum();
+    if sum != u128::from(packing.peak) {
+        return Err(Flaw::WrongPeak { peak: packing.peak, sum });
+    }
+
+    let mut largest = vec![0; packing.chunks.len()];
+    for (item, (what, place)) in items.iter().zip(&packing.placements).enumerate() {
+        let (Some(size), Some(largest)) =
+            (packing.chunks.get(place.chunk as usize), largest.get_mut(place.chunk as usize))
+        else {
+            return Err(Flaw::NoSuchChunk { item, chunk: place.chunk, chunks: packing.chunks.len() });
+        };
+        if !place.offset.is_multiple_of(problem.alignment) {
+            return Err(Flaw::Misaligned { item, offset: place.offset, alignment: problem.alignment });
+        }
+        if place.offset.checked_add(what.size).is_none_or(|end| end > *size) {
+            return Err(Flaw::OutOfBounds { item, offset: place.offset, size: *size });
+        }
+        *largest = what.size.next_multiple_of(problem.alignment).max(*largest);
+    }
+    if let Some(limit) = problem.max_chunk {
+        for (chunk, (&size, &largest)) in packing.chunks.iter().zip(&largest).enumerate() {
+            if size > limit && size > largest {
+                return Err(Flaw::ChunkTooLarge { chunk, size, limit });
+            }
+        }
+    }
+
+    // Ends before starts at the same moment: what ends at t is no longer alive at t.
+    let mut events = Vec::with_capacity(2 * items.len());
+    for (item, what) in items.iter().enumerate().filter(|(_, what)| what.size > 0) {
+        events.push((what.start, true, item));
+        events.push((what.end, false, item));
+    }
+    events.sort_unstable();
+    let mut alive = BTreeMap::new();
+    for (time, starts, item) in events {
+        let (Some(what), Some(place)) = (items.get(item), packing.placements.get(item)) else { continue };
+        let (from, to) = ((place.chunk, place.offset), (place.chunk, place.offset + what.size));
+        if !starts {
+            alive.remove(&from);
+            continue;
+        }
+        // Of the neighbours below `to`, the last one ends highest: what is alive does not overlap.
+        if let Some((_, &(end, other))) = alive.range(..to).next_back()
+            && end > from
+        {
+            return Err(Flaw::Overlap { first: other, second: item, time });
+        }
+        alive.insert(from, (to, item));
+    }
+    Ok(())
+}

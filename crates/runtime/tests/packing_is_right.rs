@@ -1,0 +1,206 @@
+//! What every packing must be, whatever the effort: right, no lower than the bound, never above the free list's.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use quadriga_conformance::Rng;
+use quadriga_runtime::memory::packing::{
+    Effort, Flaw, Item, Packer, Packing, PackingError, Placement, Problem, check, pack,
+};
+use quadriga_runtime::memory::{FreeList, Region};
+
+fn random_problem(rng: &mut Rng, most: usize) -> Problem {
+    let count = rng.range(0, most);
+    let span = [4, 30, 1000, 4_000_000_000][rng.below(4)];
+    let largest = [4, 100, 1 << 40][rng.below(3)];
+    let items = (0..count).map(|_| {
+        let start = rng.below(span);
+        let end =
+            if rng.chance(0.8) { start + 1 + rng.below(span / 4 + 1) } else { rng.range(start + 1, span) };
+        let size = if rng.chance(0.05) { 0 } else { rng.below(largest) as u64 };
+        Item { size, start: start as u32, end: end.min(u32::MAX as usize) as u32 }
+    });
+    let items: Vec<_> = items.collect();
+    let alignment = [1, 8, 32, 48][rng.below(4)];
+    let max_chunk = rng.chance(0.5).then(|| rng.range(1, 4 * largest) as u64);
+    Problem { items, alignment, max_chunk }
+}
+
+/// The peak of the public free list in time order: what the original would have needed.
+fn free_list_peak(problem: &Problem) -> u64 {
+    let mut events = Vec::new();
+    for (index, item) in problem.items.iter().enumerate() {
+        events.push((item.start, 1, index));
+        events.push((item.end, 0, index));
+    }
+    events.sort_unstable();
+    let mut regions: Vec<Option<Region>> = vec![None; problem.items.len()];
+    let mut list = FreeList::measuring(problem.alignment).unwrap();
+    for (_, starts, index) in events {
+        if starts == 1 {
+            regions[index] = Some(list.allocate(problem.items[index].size, index as u32).unwrap());
+        } else {
+            list.free(regions[index].unwrap()).unwrap();
+        }
+    }
+    list.high_water()
+}
+
+#[test]
+fn packings_of_random_problems_are_right_and_never_worse_than_the_free_list() {
+    let mut packer = Packer::default();
+    for seed in 0..3000 {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let most = if seed % 50 == 0 { 400 } else { 40 };
+        let mut problem = random_problem(&mut rng, most);
+        let mut peak = u64::MAX;
+        for effort in [
+            Effort::Fast,
+            Effort::Search { seed, steps: 3000 },
+            Effort::Exact { capacity: None, steps: 3000 },
+        ] {
+            let packing = packer.pack(&problem, effort).unwrap();
+            assert_eq!(check(&problem, packing), Ok(()));
+            assert!(packing.peak >= packing.lower_bound);
+            assert!(packing.peak <= peak || effort != Effort::Fast);
+            assert!(packing.peak > packing.lower_bound || packing.proved_optimal);
+            if effort == Effort::Fast {
+                peak = packing.peak;
+            }
+            assert!(packing.peak <= peak, "more effort never gives a worse peak");
+            assert_eq!(*packing, pack(&problem, effort).unwrap(), "the same answer from a new packer");
+        }
+        problem.max_chunk = None;
+        if problem.alignment.is_power_of_two() {
+            let packing = packer.pack(&problem, Effort::Fast).unwrap();
+            assert!(packing.peak <= free_list_peak(&problem));
+        }
+    }
+}
+
+#[test]
+fn nothing_and_zero_sizes_can_be_packed() {
+    let empty = pack(&Problem::new(Vec::new()), Effort::Fast).unwrap();
+    assert_eq!((empty.peak, empty.lower_bound, empty.chunks.len(), empty.proved_optimal), (0, 0, 1, true));
+    let problem = Problem { max_chunk: Some(0), ..Problem::new(vec![Item { size: 0, start: 0, end: 1 }; 3]) };
+    let packing = pack(&problem, Effort::Exact { capacity: None, steps: 10 }).unwrap();
+    assert_eq!((packing.peak, packing.placements.len()), (0, 3));
+    assert_eq!(check(&problem, &packing), Ok(()));
+}
+
+#[test]
+fn what_cannot_be_computed_is_refused_with_the_item() {
+    let refuse = |problem: Problem| pack(&problem, Effort::Fast).unwrap_err();
+    let good = Item { size: 8, start: 0, end: 1 };
+    let huge = Item { size: u64::MAX, start: 0, end: 1 };
+    assert_eq!(refuse(Problem { alignment: 0, ..Problem::new(vec![]) }), PackingError::Alignment);
+    assert_eq!(
+        refuse(Problem::new(vec![good, Item { size: 1, start: 7, end: 7 }])),
+        PackingError::EmptyLifetime { item: 1, start: 7, end: 7 }
+    );
+    for alignment in [1, 32] {
+        assert_eq!(
+            refuse(Problem { alignment, ..Problem::new(vec![good, huge]) }),
+            PackingError::TooLarge { item: 1, size: u64::MAX }
+        );
+    }
+    let half = Item { size: 1 << 62, start: 0, end: 1 };
+    assert!(pack(&Problem::new(vec![half, half]), Effort::Fast).is_ok());
+    assert_eq!(
+        refuse(Problem::new(vec![half, half, good])),
+        PackingError::TooLarge { item: 2, size: 8 },
+        "even where the items are not alive together"
+    );
+}
+
+#[test]
+fn chunks_stay_below_the_limit_and_larger_items_get_their_own() {
+    let items = vec![
+        Item { size: 16, start: 0, end: 2 },
+        Item { size: 8, start: 0, end: 2 },
+        Item { size: 24, start: 1, end: 3 },
+    ];
+    let problem = Problem { items, alignment: 8, max_chunk: Some(32) };
+    let packing = pack(&problem, Effort::Fast).unwrap();
+    assert_eq!((packing.peak, packing.chunks.len(), packing.proved_optimal), (48, 2, true));
+
+    let items = vec![Item { size: 24, start: 0, end: 2 }, Item { size: 16, start: 1, end: 3 }];
+    let packing = pack(&Problem { items, alignment: 8, max_chunk: Some(16) }, Effort::Fast).unwrap();
+    assert_eq!((packing.peak, packing.chunks), (40, vec![24, 16]));
+}
+
+/// The checker is only worth something if it sees every kind of flaw.
+#[test]
+fn spoiled_packings_are_rejected() {
+    let items = vec![
+        Item { size: 8, start: 0, end: 4 },
+        Item { size: 16, start: 1, end: 3 },
+        Item { size: 8, start: 3, end: 6 },
+        Item { size: 0, start: 0, end: 9 },
+    ];
+    let problem = Problem { items, alignment: 8, max_chunk: Some(16) };
+    let place = |chunk, offset| Placement { chunk, offset };
+    let right = Packing {
+        placements: vec![place(0, 0), place(1, 0), place(1, 8), place(0, 0)],
+        chunks: vec![8, 16],
+        peak: 24,
+        ..Packing::default()
+    };
+    assert_eq!(check(&problem, &right), Ok(()));
+    let spoil = |change: &dyn Fn(&mut Packing)| {
+        let mut packing = right.clone();
+        change(&mut packing);
+        check(&problem, &packing).unwrap_err()
+    };
+    assert_eq!(spoil(&|p| p.placements.truncate(3)), Flaw::Count { items: 4, placements: 3 });
+    assert_eq!(spoil(&|p| p.peak = 16), Flaw::WrongPeak { peak: 16, sum: 24 });
+    assert_eq!(spoil(&|p| p.placements[2] = place(2, 0)), Flaw::NoSuchChunk { item: 2, chunk: 2, chunks: 2 });
+    assert_eq!(
+        spoil(&|p| p.placements[2] = place(1, 4)),
+        Flaw::Misaligned { item: 2, offset: 4, alignment: 8 }
+    );
+    assert_eq!(
+        spoil(&|p| p.placements[2] = place(1, 16)),
+        Flaw::OutOfBounds { item: 2, offset: 16, size: 16 }
+    );
+    assert_eq!(
+        spoil(&|p| p.placements[2] = place(1, u64::MAX - 7)),
+        Flaw::OutOfBounds { item: 2, offset: u64::MAX - 7, size: 16 }
+    );
+    assert_eq!(spoil(&|p| p.placements[2] = place(0, 0)), Flaw::Overlap { first: 0, second: 2, time: 3 });
+    assert_eq!(
+        spoil(&|p| {
+            p.placements[0] = place(1, 16);
+            p.chunks[1] = 24;
+            p.peak = 32;
+        }),
+        Flaw::ChunkTooLarge { chunk: 1, size: 24, limit: 16 }
+    );
+}
+
+/// Every shift of one item of a tight packing is either seen, or harmless by the plain definition.
+#[test]
+fn the_checker_agrees_with_comparing_all_pairs() {
+    for seed in 0..2000 {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let mut problem = random_problem(&mut rng, 12);
+        problem.alignment = 1;
+        problem.max_chunk = None;
+        let mut packing = pack(&problem, Effort::Fast).unwrap();
+        if problem.items.is_empty() {
+            continue;
+        }
+        let spoiled = rng.below(problem.items.len());
+        packing.placements[spoiled].offset =
+            rng.below((packing.peak - problem.items[spoiled].size + 1) as usize) as u64;
+        let apart = |a: usize, b: usize| {
+            let (first, second) = (problem.items[a], problem.items[b]);
+            let (low, high) = (packing.placements[a].offset, packing.placements[b].offset);
+            let empty = first.size == 0 || second.size == 0;
+            let in_time = first.end <= second.start || second.end <= first.start;
+            empty || in_time || low + first.size <= high || high + second.size <= low
+        };
+        let right = (0..problem.items.len()).all(|a| (0..a).all(|b| apart(a, b)));
+        assert_eq!(check(&problem, &packing).is_ok(), right);
+    }
+}
