@@ -26,7 +26,7 @@ impl Plain {
                 best = Some(index);
             }
         }
-        let best = best.or_else(|| (last.1 >= size).then(|| others.len()))?;
+        let best = best.or_else(|| (last.1 >= size).then_some(others.len()))?;
         let block = &mut self.free[best];
         let offset = block.0;
         *block = (block.0 + size, block.1 - size);
