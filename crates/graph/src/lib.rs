@@ -1,6 +1,49 @@
 //! What is computed: element types, block formats, shapes, operations and the graph builder.
+//!
+//! A [`Graph`] is plain data: tensors with a type, a shape and byte strides, and nodes in execution order. It is
+//! built once with a [`GraphBuilder`], checked while it is built, and never changes afterwards; where and when it
+//! is computed is for `quadriga-runtime` to decide.
+//!
+//! ```
+//! use quadriga_graph::{DType, GraphBuilder, Pairing, Rope, Weight};
+//!
+//! let g = GraphBuilder::new();
+//! let x = g.input("x", DType::F32, [5, 256]);
+//! let positions = g.input("positions", DType::I32, [5]);
+//! let wq = g.weight("q", Weight::new(DType::Q8_0, [256, 256]));
+//! let q = {
+//!     let g = g.scope("attention");
+//!     g.mul_mat(wq, x.rms_norm(1e-5)).reshape([5, 4, 64]).rope(Rope::new(64, Pairing::Adjacent, 1e4), positions, None)
+//! };
+//! g.output("q", q);
+//! let graph = g.finish()?;
+//! assert_eq!(graph.nodes().len(), 4);
+//! println!("{graph}");
+//! # Ok::<(), quadriga_graph::BuildError>(())
+//! ```
+
+#![forbid(unsafe_code)]
 
 pub mod blocks;
+mod builder;
+mod data;
 mod dtype;
+mod error;
+mod fingerprint;
+mod graph;
+mod ops;
+mod print;
+mod shape;
+mod tensor;
+mod value;
 
+pub use builder::{GraphBuilder, Scope, Weight};
+pub use data::Data;
 pub use dtype::DType;
+pub use error::{BuildError, Problem};
+pub use fingerprint::Fingerprint;
+pub use graph::{Graph, Node};
+pub use ops::{Attention, Binary, Declaration, Gate, Op, Order, Pairing, Rope, Unary};
+pub use shape::{MAX_DIMS, Shape, Strides};
+pub use tensor::{Kind, NodeId, Tensor, TensorId};
+pub use value::Value;

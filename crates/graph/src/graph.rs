@@ -1,0 +1,160 @@
+//! A finished graph: immutable, plain data, nodes in execution order.
+
+use std::collections::HashMap;
+use std::ops::Index;
+
+use crate::{Data, Fingerprint, Kind, NodeId, Op, Tensor, TensorId};
+
+/// One operation of a graph, applied to tensors, giving a tensor.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub(crate) op: Op,
+    pub(crate) first_input: u32,
+    pub(crate) input_count: u32,
+    pub(crate) output: TensorId,
+}
+
+impl Node {
+    /// What it computes.
+    pub fn op(&self) -> &Op {
+        &self.op
+    }
+
+    /// The tensor it computes.
+    pub fn output(&self) -> TensorId {
+        self.output
+    }
+}
+
+/// An immutable tensor graph, made by [`GraphBuilder`](crate::GraphBuilder).
+///
+/// Tensors and nodes live in two arrays and are named by small ids. Nodes stand in execution order: each reads
+/// only tensors that stand before it. Indexing with an id of another graph may panic, as indexing a slice does;
+/// [`Graph::get`] and [`Graph::get_node`] answer `None` instead.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) edges: Vec<TensorId>,
+    pub(crate) outputs: Vec<(String, TensorId)>,
+    pub(crate) scopes: Vec<String>,
+    pub(crate) labels: Vec<String>,
+    pub(crate) data: HashMap<TensorId, Data>,
+    pub(crate) leaves: HashMap<String, TensorId>,
+    pub(crate) fingerprint: Fingerprint,
+}
+
+impl Graph {
+    /// All tensors, in the order of their ids.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// All nodes, in execution order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The ids of all tensors.
+    pub fn tensor_ids(&self) -> impl ExactSizeIterator<Item = TensorId> + use<> {
+        (0..self.tensors.len() as u32).map(TensorId)
+    }
+
+    /// The ids of all nodes, in execution order.
+    pub fn node_ids(&self) -> impl ExactSizeIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// The tensor with this id.
+    pub fn get(&self, id: TensorId) -> Option<&Tensor> {
+        self.tensors.get(id.index())
+    }
+
+    /// The node with this id.
+    pub fn get_node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.index())
+    }
+
+    /// The tensors a node reads, in the order its operation names them.
+    pub fn inputs(&self, node: NodeId) -> &[TensorId] {
+        self.get_node(node).map_or(&[], |n| {
+            let first = n.first_input as usize;
+            self.edges.get(first..first + n.input_count as usize).unwrap_or(&[])
+        })
+    }
+
+    /// The tensors that results are read from, with their names.
+    pub fn outputs(&self) -> &[(String, TensorId)] {
+        &self.outputs
+    }
+
+    /// The output with this name.
+    pub fn output(&self, name: &str) -> Option<TensorId> {
+        self.outputs.iter().find(|(n, _)| n == name).map(|(_, id)| *id)
+    }
+
+    /// The input, weight, constant or state with this name.
+    pub fn leaf(&self, name: &str) -> Option<TensorId> {
+        self.leaves.get(name).copied()
+    }
+
+    /// The bytes that were given for a weight or constant.
+    pub fn data(&self, id: TensorId) -> Option<&Data> {
+        self.data.get(&id)
+    }
+
+    /// The tensors of one kind, in the order they were declared.
+    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = TensorId> + '_ {
+        self.tensor_ids().filter(move |id| self.get(*id).is_some_and(|t| t.kind == kind))
+    }
+
+    /// A tensor's name: that of a leaf as it was given; that of a result with its scope, its label or operation,
+    /// and the number of its node.
+    pub fn name(&self, id: TensorId) -> String {
+        let Some(tensor) = self.get(id) else { return format!("tensor {}", id.0) };
+        let label = self.labels.get(tensor.label as usize).map(String::as_str);
+        let Kind::Computed(node) = tensor.kind else { return label.unwrap_or_default().to_owned() };
+        let scope = self.scopes.get(tensor.scope as usize).map_or("", String::as_str);
+        let dot = if scope.is_empty() { "" } else { "." };
+        match (label, self.get_node(node)) {
+            (Some(label), _) => format!("{scope}{dot}{label}"),
+            (None, Some(n)) => format!("{scope}{dot}{}#{}", n.op.name(), node.0),
+            (None, None) => format!("{scope}{dot}#{}", node.0),
+        }
+    }
+
+    /// A node's name: that of its result.
+    pub fn node_name(&self, id: NodeId) -> String {
+        self.get_node(id).map_or_else(|| format!("node {}", id.0), |n| self.name(n.output))
+    }
+
+    /// The path of scopes that a tensor was made in; empty at the top.
+    pub fn scope(&self, id: TensorId) -> &str {
+        self.get(id).and_then(|t| self.scopes.get(t.scope as usize)).map_or("", String::as_str)
+    }
+
+    /// A hash of everything that decides how the graph is planned and computed: operations, parameters, edges,
+    /// views, types, shapes, names of leaves and outputs; not the bytes of weights. Equal graphs have equal
+    /// fingerprints, in every run and on every machine.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+}
+
+impl Index<TensorId> for Graph {
+    type Output = Tensor;
+
+    #[expect(clippy::indexing_slicing, reason = "documented: ids of another graph may panic")]
+    fn index(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+}
+
+impl Index<NodeId> for Graph {
+    type Output = Node;
+
+    #[expect(clippy::indexing_slicing, reason = "documented: ids of another graph may panic")]
+    fn index(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+}

@@ -1,0 +1,119 @@
+//! Rules of softmax, rotary embedding and attention.
+
+use super::{
+    Attention, Outcome, Rope, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take,
+};
+use crate::{DType, MAX_DIMS, Problem, Shape, Tensor};
+
+/// A mask must cover `[b, h, t, n]`: leading dimensions 1 or equal, rows at least `t`, columns `n`.
+fn check_mask(input: usize, mask: &Tensor, [b, h, t, n]: [usize; MAX_DIMS]) -> Result<(), Problem> {
+    need_f32_or_f16(input, mask)?;
+    need_dense(input, mask)?;
+    let [mb, mh, mt, mn] = mask.dims4();
+    if (mb != 1 && mb != b) || (mh != 1 && mh != h) || mt < t || mn != n {
+        return shape_problem(format!("a mask {} does not cover scores {:?}", mask.shape, [b, h, t, n]));
+    }
+    Ok(())
+}
+
+pub(super) fn soft_max(scale: f32, mask: bool, sinks: bool, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let expected = 1 + usize::from(mask) + usize::from(sinks);
+    let (Some(x), true) = (inputs.first(), inputs.len() == expected) else {
+        return Err(Problem::Arity { expected: "1 and those switched on", found: inputs.len() });
+    };
+    need_f32(0, x)?;
+    if !scale.is_finite() {
+        return Err(Problem::Parameter(format!("the scale is {scale}")));
+    }
+    let mut rest = inputs.iter().enumerate().skip(1);
+    if mask && let Some((i, m)) = rest.next() {
+        check_mask(i, m, x.dims4())?;
+    }
+    if sinks && let Some((i, s)) = rest.next() {
+        need_f32(i, s)?;
+        if s.shape.dims() != [x.dims4()[1]] {
+            return shape_problem(format!("sinks {} for {} heads", s.shape, x.dims4()[1]));
+        }
+    }
+    Ok(Outcome::like(x))
+}
+
+pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let (x, positions) = match inputs {
+        [x, positions] if !factors => (x, positions),
+        [x, positions, per_dim] if factors => {
+            need_f32(2, per_dim)?;
+            if per_dim.shape.dims4() != [1, 1, 1, rope.dims / 2] {
+                return shape_problem(format!(
+                    "factors {} for {} turned dimensions",
+                    per_dim.shape, rope.dims
+                ));
+            }
+            (x, positions)
+        }
+        _ => return Err(Problem::Arity { expected: "2, or 3 with factors", found: inputs.len() }),
+    };
+    need_f32_or_f16(0, x)?;
+    need_i32(1, positions)?;
+    let [_, tokens, _, cols] = x.dims4();
+    if positions.shape.dims4() != [1, 1, 1, tokens] {
+        return shape_problem(format!("{} positions for {tokens} tokens", positions.shape));
+    }
+    if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > cols {
+        return Err(Problem::Parameter(format!(
+            "{} turned dimensions of {cols}: an even number is needed",
+            rope.dims
+        )));
+    }
+    let numbers = [rope.base, rope.scale, rope.ext_factor, rope.attn_factor, rope.beta_fast, rope.beta_slow];
+    if numbers.iter().any(|n| !n.is_finite()) || rope.base <= 0.0 || rope.scale <= 0.0 {
+        return Err(Problem::Parameter(format!("rotary parameters out of range: {rope:?}")));
+    }
+    if rope.ext_factor != 0.0
+        && (rope.original_context == 0 || rope.base == 1.0 || rope.beta_fast <= 0.0 || rope.beta_slow <= 0.0)
+    {
+        return Err(Problem::Parameter("YaRN needs the original context length and positive betas".into()));
+    }
+    Ok(Outcome::like(x))
+}
+
+pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let Attention { scale, soft_cap, mask, spans } = parameters;
+    let expected = 3 + usize::from(*mask) + usize::from(*spans);
+    if inputs.len() != expected {
+        return Err(Problem::Arity { expected: "3 and those switched on", found: inputs.len() });
+    }
+    let (given, rest) = inputs.split_at(3);
+    let [q, k, v] = take(given, "3")?;
+    need_f32(0, q)?;
+    for (i, t) in [(1, k), (2, v)] {
+        need(i, t, "F16, F32 or Q8_0", |t| matches!(t, DType::F16 | DType::F32 | DType::Q8_0))?;
+    }
+    for (i, t) in [q, k, v].into_iter().enumerate() {
+        need_dense(i, t)?;
+    }
+    if !scale.is_finite() || soft_cap.is_some_and(|c| !c.is_finite() || c <= 0.0) {
+        return Err(Problem::Parameter(format!("scale {scale}, soft cap {soft_cap:?}")));
+    }
+    let [b, h, t, d] = q.dims4();
+    let [kb, g, n, kd] = k.dims4();
+    let [vb, vg, vn, e] = v.dims4();
+    if kb != b || vb != b || kd != d || vg != g || vn != n || g == 0 || h % g != 0 {
+        return shape_problem(format!(
+            "queries {}, keys {} and values {} do not go together",
+            q.shape, k.shape, v.shape
+        ));
+    }
+    let mut rest = rest.iter().enumerate();
+    if *mask && let Some((i, m)) = rest.next() {
+        check_mask(3 + i, m, [b, h, t, n])?;
+    }
+    if *spans && let Some((i, s)) = rest.next() {
+        need_i32(3 + i, s)?;
+        need_dense(3 + i, s)?;
+        if s.shape.dims4() != [1, 1, t, 2] {
+            return shape_problem(format!("spans {} for {t} queries", s.shape));
+        }
+    }
+    Ok(Outcome::fresh(DType::F32, Shape::from([b, t, h, e])))
+}

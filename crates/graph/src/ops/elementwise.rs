@@ -1,0 +1,89 @@
+//! Rules of the operations that work element by element, or row by row, and keep the shape.
+
+use super::{Outcome, need, need_f32, need_f32_or_f16, shape_problem, take};
+use crate::{Problem, Shape, Tensor};
+
+pub(super) fn binary(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [a, b] = take(inputs, "2")?;
+    need_f32_or_f16(0, a)?;
+    need_f32_or_f16(1, b)?;
+    if !b.shape.repeats_into(&a.shape) {
+        return shape_problem(format!("{} cannot be repeated to {}", b.shape, a.shape));
+    }
+    Ok(Outcome::like(a))
+}
+
+pub(super) fn add1(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [a, b] = take(inputs, "2")?;
+    need_f32_or_f16(0, a)?;
+    need_f32(1, b)?;
+    if b.elements() != 1 {
+        return shape_problem(format!("the second input has {} elements, not one", b.elements()));
+    }
+    Ok(Outcome::like(a))
+}
+
+pub(super) fn map(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32_or_f16(0, x)?;
+    Ok(Outcome::like(x))
+}
+
+pub(super) fn clamp(min: f32, max: f32, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    if min > max || min.is_nan() || max.is_nan() {
+        return Err(Problem::Parameter(format!("the range {min} to {max} is empty")));
+    }
+    map(inputs)
+}
+
+pub(super) fn gated(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    if let [x] = inputs {
+        need_f32_or_f16(0, x)?;
+        let cols = x.shape.cols();
+        if cols % 2 != 0 {
+            return shape_problem(format!("a row of {cols} elements has no two halves"));
+        }
+        let mut dims = x.shape.dims4();
+        dims[3] = cols / 2;
+        return Ok(Outcome::fresh(x.dtype, Shape::from_dims4(dims, x.shape.rank())));
+    }
+    let [gate, up] = take(inputs, "1 or 2")?;
+    need_f32_or_f16(0, gate)?;
+    need(1, up, "the type of input 0", |t| t == gate.dtype)?;
+    if gate.shape.dims4() != up.shape.dims4() {
+        return shape_problem(format!("{} and {} differ", gate.shape, up.shape));
+    }
+    Ok(Outcome::like(gate))
+}
+
+fn check_eps(eps: f32) -> Result<(), Problem> {
+    if eps.is_finite() && eps >= 0.0 {
+        Ok(())
+    } else {
+        Err(Problem::Parameter(format!("epsilon is {eps}; it must be finite and not negative")))
+    }
+}
+
+pub(super) fn row_norm(eps: f32, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    check_eps(eps)?;
+    Ok(Outcome::like(x))
+}
+
+pub(super) fn group_norm(groups: usize, eps: f32, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    check_eps(eps)?;
+    let channels = x.dims4()[1];
+    if groups == 0 || channels % groups != 0 {
+        return Err(Problem::Parameter(format!("{channels} channels cannot be cut into {groups} groups")));
+    }
+    Ok(Outcome::like(x))
+}
+
+pub(super) fn diag_mask(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    Ok(Outcome::like(x))
+}

@@ -1,0 +1,62 @@
+//! Rules of the operations that make one value, or one index list, of each row.
+
+use super::{Outcome, need_f32, take};
+use crate::{DType, Problem, Shape, Tensor};
+
+pub(super) fn sum(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    Ok(Outcome::fresh(DType::F32, Shape::from([1])))
+}
+
+pub(super) fn per_row(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    let mut dims = x.dims4();
+    dims[3] = 1;
+    Ok(Outcome::fresh(DType::F32, Shape::from_dims4(dims, x.shape.rank())))
+}
+
+pub(super) fn argmax(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    row_not_empty(x)?;
+    let [a, b, c, _] = x.dims4();
+    Ok(Outcome::fresh(DType::I32, Shape::from_dims4([1, a, b, c], x.shape.rank().saturating_sub(1))))
+}
+
+pub(super) fn argsort(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    indexable(x)?;
+    Ok(Outcome::fresh(DType::I32, x.shape))
+}
+
+pub(super) fn top_k(k: usize, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x] = take(inputs, "1")?;
+    need_f32(0, x)?;
+    indexable(x)?;
+    if k > x.shape.cols() {
+        return Err(Problem::Parameter(format!("the {k} largest of a row of {}", x.shape.cols())));
+    }
+    let mut dims = x.dims4();
+    dims[3] = k;
+    Ok(Outcome::fresh(DType::I32, Shape::from_dims4(dims, x.shape.rank())))
+}
+
+fn row_not_empty(x: &Tensor) -> Result<(), Problem> {
+    if x.shape.cols() == 0 {
+        return Err(Problem::Shape("an empty row has no largest element".into()));
+    }
+    indexable(x)
+}
+
+fn indexable(x: &Tensor) -> Result<(), Problem> {
+    if i32::try_from(x.shape.cols()).is_err() {
+        return Err(Problem::Shape(format!(
+            "a row of {} elements is past the reach of I32 indices",
+            x.shape.cols()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! Rules of the operations that pick and replace rows by index.
+
+use super::layout::can_write;
+use super::{Outcome, Place, need, need_dense, need_f32_or_f16, need_i32, shape_problem, take};
+use crate::{DType, Problem, Shape, Tensor};
+
+pub(super) fn get_rows(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [x, ids] = take(inputs, "2")?;
+    need(0, x, "a type that can be turned into F32, or I32", |t| t.is_computable() || t == DType::I32)?;
+    need_dense(0, x)?;
+    need_i32(1, ids)?;
+    let [b, h, _, cols] = x.dims4();
+    let [i0, ib, ih, count] = ids.dims4();
+    if i0 != 1 || ib != b || ih != h {
+        return shape_problem(format!("ids {} do not go with rows of {}", ids.shape, x.shape));
+    }
+    let dtype = if x.dtype == DType::I32 { DType::I32 } else { DType::F32 };
+    Ok(Outcome::fresh(dtype, Shape::from_dims4([b, h, count, cols], ids.shape.rank() + 1)))
+}
+
+pub(super) fn set_rows(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    let [target, x, ids] = take(inputs, "3")?;
+    can_write(target, x)?;
+    need_dense(0, target)?;
+    need_f32_or_f16(1, x)?;
+    need_i32(2, ids)?;
+    let [b, h, _, cols] = target.dims4();
+    let [xb, xh, count, xcols] = x.dims4();
+    let [i0, ib, ih, icount] = ids.dims4();
+    let once = |d: usize, full: usize| d == 1 || d == full;
+    if xb != b || xh != h || xcols != cols || icount != count || i0 != 1 || !once(ib, b) || !once(ih, h) {
+        return shape_problem(format!(
+            "rows {} at ids {} do not go into {}",
+            x.shape, ids.shape, target.shape
+        ));
+    }
+    Ok(Outcome { dtype: target.dtype, shape: target.shape, place: Place::Written })
+}

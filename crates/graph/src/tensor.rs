@@ -1,0 +1,149 @@
+//! A tensor of a graph: its type, shape, strides, and the storage that holds it.
+
+use crate::{DType, MAX_DIMS, Shape, Strides};
+
+/// Names a tensor within its graph: a small, copyable index.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct TensorId(pub(crate) u32);
+
+/// Names a node within its graph. Nodes are numbered in execution order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct NodeId(pub(crate) u32);
+
+impl TensorId {
+    /// The position of the tensor in [`Graph::tensors`](crate::Graph::tensors).
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The id of the tensor at this position. It only means something to the graph it was counted in.
+    pub fn from_index(index: usize) -> TensorId {
+        TensorId(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
+
+impl NodeId {
+    /// The position of the node in execution order.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The id of the node at this position. It only means something to the graph it was counted in.
+    pub fn from_index(index: usize) -> NodeId {
+        NodeId(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
+
+/// Where a tensor's value comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// The caller sets it before a run.
+    Input,
+    /// Parameters of a model: set once, never written by a run.
+    Weight,
+    /// Bytes that belong to the graph itself.
+    Constant,
+    /// Outlives a run, zero at first; written only through operations that return the written value.
+    State,
+    /// The result of a node: fresh memory, a view of another tensor, or a tensor written in place.
+    Computed(NodeId),
+}
+
+/// A tensor of a graph.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tensor {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
+    pub(crate) strides: Strides,
+    pub(crate) bytes: usize,
+    pub(crate) kind: Kind,
+    pub(crate) storage: TensorId,
+    pub(crate) offset: usize,
+    pub(crate) version: u32,
+    pub(crate) scope: u32,
+    pub(crate) label: u32,
+}
+
+impl Tensor {
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Its extents.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Its extents padded to four dimensions.
+    pub fn dims4(&self) -> [usize; MAX_DIMS] {
+        self.shape.dims4()
+    }
+
+    /// Byte distances between neighbours, outermost dimension first.
+    pub fn strides(&self) -> [usize; MAX_DIMS] {
+        self.strides.0
+    }
+
+    /// Bytes from its first to one past its last byte.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where its value comes from.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The tensor that owns the memory: itself, unless this is a view or was written in place.
+    pub fn storage(&self) -> TensorId {
+        self.storage
+    }
+
+    /// Bytes from the start of the storage to this tensor's first byte.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The node that computes it, if one does.
+    pub fn node(&self) -> Option<NodeId> {
+        match self.kind {
+            Kind::Computed(node) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.elements()
+    }
+
+    /// Whether its elements lie one after another without gaps, in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        if self.elements() == 0 {
+            return true;
+        }
+        let mut expected = self.dtype.block_bytes();
+        let mut dims = self.dims4();
+        dims[3] /= self.dtype.block_len();
+        for (extent, stride) in dims.iter().zip(self.strides()).rev() {
+            if *extent > 1 && stride != expected {
+                return false;
+            }
+            expected = expected.saturating_mul(*extent);
+        }
+        true
+    }
+
+    /// Whether the elements of each row lie one after another.
+    pub fn has_dense_rows(&self) -> bool {
+        self.shape.cols() <= self.dtype.block_len() || self.strides.0[3] == self.dtype.block_bytes()
+    }
+
+    /// Whether type, shape and strides are the same: the layout that an in-place operation needs.
+    pub fn same_layout(&self, other: &Tensor) -> bool {
+        self.dtype == other.dtype
+            && self.shape.dims4() == other.shape.dims4()
+            && self.strides == other.strides
+    }
+}
