@@ -1,1 +1,3 @@
 //! Runs one tensor graph on several processors at once.
+
+pub mod fetch;

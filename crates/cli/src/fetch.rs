@@ -1,0 +1,33 @@
+//! The default model, with a progress bar.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quadriga_llm::default_model::{self, Progress};
+
+/// The path of the default model. Fetches it on first use, showing progress on standard error when that is a terminal
+/// and `quiet` is not set. `cache` replaces the usual cache folder; setting `cancelled` stops the fetch and cleans up.
+pub fn default_model(
+    cache: Option<&Path>,
+    quiet: bool,
+    cancelled: &AtomicBool,
+) -> quadriga_llm::Result<PathBuf> {
+    let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let style = ProgressStyle::with_template("{msg:11} [{wide_bar}] {bytes}/{total_bytes} {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let result = default_model::fetch(cache, &mut |step| {
+        let (message, bytes, total) = match step {
+            Progress::Waiting => ("waiting", 0, 0),
+            Progress::Downloading { bytes, total } => ("downloading", bytes, total),
+            Progress::Unpacking { bytes, total } => ("checking", bytes, total),
+        };
+        bar.set_message(message);
+        bar.set_length(total);
+        bar.set_position(bytes);
+        if cancelled.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    result
+}

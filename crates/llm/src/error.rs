@@ -1,0 +1,106 @@
+//! What can go wrong, in words for the person at the terminal.
+
+use std::path::PathBuf;
+
+/// The result of a function of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that this crate reports as wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model file breaks its format, or lacks a value that is needed.
+    #[error(transparent)]
+    File(#[from] quadriga_gguf::Error),
+
+    /// The file has no vocabulary, or says that it has none.
+    #[error("the file has no vocabulary: it can be benchmarked, but not used with text")]
+    NoVocabulary,
+
+    /// The file's tokenizer is of a kind that is not known here.
+    #[error("unknown tokenizer model '{model}' (known: {known}); the file cannot be used with text")]
+    UnknownTokenizer {
+        /// The name in the file.
+        model: String,
+        /// The names that would work.
+        known: String,
+    },
+
+    /// The file's vocabulary wants to be split by rules that are not known here.
+    #[error("unknown pre-tokenizer '{name}'; known are: {known}")]
+    UnknownPreTokenizer {
+        /// The name in the file.
+        name: String,
+        /// The names that would work.
+        known: String,
+    },
+
+    /// The vocabulary contradicts itself.
+    #[error("the vocabulary is unusable: {reason}")]
+    Vocabulary {
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// The chat template cannot be parsed or rendered.
+    #[error("the model's chat template failed: {reason}; use --raw to send the prompt as it is")]
+    Template {
+        /// What the template engine says.
+        reason: String,
+    },
+
+    /// A sampling parameter is outside its range.
+    #[error("{name} = {value} is out of range: it must be {wanted}")]
+    SamplingOption {
+        /// The parameter.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it may be.
+        wanted: &'static str,
+    },
+
+    /// The model computed something that is not a distribution over tokens.
+    #[error("the model's output is unusable: {reason}; the file may be damaged or unsupported")]
+    Logits {
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A token number beyond the vocabulary.
+    #[error("token {token} does not exist: the vocabulary has {count} tokens")]
+    Token {
+        /// The number.
+        token: u32,
+        /// The size of the vocabulary.
+        count: usize,
+    },
+
+    /// The default model could not be brought to this machine.
+    #[error("cannot fetch the default model: {reason}\n{remedy}")]
+    Fetch {
+        /// What went wrong.
+        reason: String,
+        /// What to do by hand.
+        remedy: String,
+    },
+
+    /// The caller asked to stop while the default model was being fetched.
+    #[error("fetching the default model was cancelled; the next run starts it again")]
+    FetchCancelled,
+
+    /// There is no folder to keep the default model in.
+    #[error(
+        "no cache folder: set QUADRIGA_CACHE (or HOME) to a folder that can be written, or give a model with -m"
+    )]
+    NoCacheFolder,
+
+    /// A file or folder could not be used.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+}

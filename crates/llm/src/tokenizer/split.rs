@@ -1,0 +1,295 @@
+//! Pre-tokenizers: the rules, named by the vocabulary, that cut text into words before any merging.
+//!
+//! Each rule is one or more stages; a stage cuts every piece that the stage before left, into matches and what lies
+//! between them. The published rules end in `\s+(?!\S)|\s+`: a run of white space gives its last character to the word
+//! after it. That is the only look-ahead among them, so it is done here by hand, and the rest is left to regular
+//! expressions that run in linear time whatever the text.
+
+use regex::Regex;
+
+use crate::{Error, Result};
+
+/// How a run of white space at the end of a match is treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spaces {
+    /// As the expression says.
+    Plain,
+    /// The last character is left to the word that follows, if there is one.
+    LeaveLast,
+    /// The same, except that a run that ends a line stays whole.
+    LeaveLastUnlessLineEnd,
+}
+
+#[derive(Clone, Debug)]
+struct Stage {
+    expression: Regex,
+    spaces: Spaces,
+}
+
+/// The rules of one pre-tokenizer, and the habits that come with its name.
+#[derive(Clone, Debug)]
+pub(super) struct Splitter {
+    stages: Vec<Stage>,
+    /// A word that is a token is that token, whatever the merges say.
+    pub(super) ignore_merges: bool,
+    /// Whether text starts with the beginning-of-text token when the file does not say.
+    pub(super) add_bos: bool,
+}
+
+/// The words that GPT-2 cuts; later rules differ in digits, punctuation and line ends.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
+/// English contractions in either case.
+const CONTRACTIONS: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
+/// Han, and the other scripts that DeepSeek's first vocabularies keep in one piece.
+const DEEPSEEK_EAST_ASIAN: &str = "[一-龥ࠀ-一가-\u{d7ff}]+";
+/// A word for the vocabularies that keep punctuation marks as separators.
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+/// Letters of scripts with case, as DeepSeek's first vocabulary lists them.
+const DEEPSEEK_LETTERS: &str = concat!(
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ",
+    "\u{1fbe}",
+    r"ῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ",
+    "\u{2126}",
+    r"ℨ",
+    "\u{212a}",
+    r"-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+);
+
+/// Every family of rules, with the names that vocabularies give it.
+const FAMILIES: &[(Family, &[&str])] = &[
+    (Family::Default, &["default"]),
+    (
+        Family::Gpt2,
+        &[
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "gigachat",
+            "jina-v2-es",
+            "jina-v2-de",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "jina-v1-en",
+            "jina-v2-code",
+            "roberta-bpe",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+        ],
+    ),
+    (
+        Family::SingleDigits,
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+    ),
+    (
+        Family::Llama3 { whole_words: true, bos: true },
+        &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
+    ),
+    (Family::Llama3 { whole_words: false, bos: false }, &["dbrx", "smaug-bpe", "chatglm-bpe"]),
+    (Family::Llama3 { whole_words: true, bos: false }, &["glm4", "glm5"]),
+    (
+        Family::Qwen2,
+        &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "f2llmv2",
+            "megrez",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ],
+    ),
+    (Family::Qwen35, &["qwen35"]),
+    (Family::Tekken, &["tekken"]),
+    (Family::Gpt4o, &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"]),
+    (Family::Falcon, &["falcon"]),
+    (Family::DeepseekLlm, &["deepseek-llm"]),
+    (Family::DeepseekCoder, &["deepseek-coder"]),
+    (Family::DeepseekV3, &["deepseek-v3", "hunyuan-dense", "joyai-llm"]),
+    (Family::Bloom { single_digits: false }, &["bloom", "poro-chat", "gpt3-finnish"]),
+    (Family::Bloom { single_digits: true }, &["viking"]),
+    (Family::Bailing, &["bailingmoe", "bailingmoe2", "llada-moe"]),
+    (Family::SeedCoder, &["seed-coder"]),
+];
+
+#[derive(Clone, Copy)]
+enum Family {
+    Default,
+    Gpt2,
+    SingleDigits,
+    Llama3 { whole_words: bool, bos: bool },
+    Qwen2,
+    Qwen35,
+    Tekken,
+    Gpt4o,
+    Falcon,
+    DeepseekLlm,
+    DeepseekCoder,
+    DeepseekV3,
+    Bloom { single_digits: bool },
+    Bailing,
+    SeedCoder,
+}
+
+impl Family {
+    /// The stages, in order.
+    fn stages(self) -> Vec<(String, Spaces)> {
+        use Spaces::{LeaveLast, LeaveLastUnlessLineEnd, Plain};
+        let plain = |expression: &str| (expression.to_owned(), Plain);
+        let gpt2 = || (GPT2.to_owned(), LeaveLast);
+        // The shape that most vocabularies since GPT-4 share: what a word is, and how digits are grouped.
+        let modern = |word: &str, digits: &str, after_marks: &str| {
+            let marks = format!(r" ?[^\s\p{{L}}\p{{N}}]+{after_marks}");
+            (format!(r"{word}|{digits}|{marks}|\s*[\r\n]+|\s+"), LeaveLastUnlessLineEnd)
+        };
+        let words = format!(r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+");
+        // Words whose capitals come first, optionally with a contraction that belongs to them.
+        let cased = |ending: &str| {
+            let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
+            let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
+            let start = r"[^\r\n\p{L}\p{N}]?";
+            format!("{start}{upper}*{lower}+{ending}|{start}{upper}+{lower}*{ending}")
+        };
+        match self {
+            Family::Default => {
+                vec![plain(r"[\p{P}$+<=>^~|]+"), gpt2(), plain(r"\p{N}+"), plain("[0-9][0-9][0-9]")]
+            }
+            Family::Gpt2 => vec![gpt2()],
+            Family::SingleDigits => vec![plain(r"\p{N}"), gpt2()],
+            Family::Llama3 { .. } => vec![modern(&words, r"\p{N}{1,3}", r"[\r\n]*")],
+            Family::Qwen2 => vec![modern(&words, r"\p{N}", r"[\r\n]*")],
+            Family::Qwen35 => vec![(
+                format!(
+                    r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+"
+                ),
+                LeaveLastUnlessLineEnd,
+            )],
+            Family::Tekken => vec![modern(&cased(""), r"\p{N}", r"[\r\n/]*")],
+            Family::Gpt4o => vec![modern(&cased(&format!("(?:{CONTRACTIONS})?")), r"\p{N}{1,3}", r"[\r\n/]*")],
+            Family::Falcon => vec![plain(r"[\p{P}$+<=>^~|`]+"), gpt2(), plain("[0-9][0-9][0-9]")],
+            Family::DeepseekLlm => vec![
+                plain(r"[\r\n]"),
+                plain(DEEPSEEK_LETTERS),
+                plain(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+                plain(r"\s+$"),
+                plain(DEEPSEEK_EAST_ASIAN),
+                plain(r"\p{N}+"),
+            ],
+            Family::DeepseekCoder => vec![
+                plain(r"[\r\n]"),
+                plain(r"\s?\p{L}+"),
+                plain(r"\s?\p{P}+"),
+                plain(DEEPSEEK_EAST_ASIAN),
+                plain(r"\p{N}"),
+            ],
+            Family::DeepseekV3 => vec![
+                plain(r"\p{N}{1,3}"),
+                plain("[一-龥\u{3040}-ゟ゠-ヿ]+"),
+                (
+                    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"##
+                        .to_owned(),
+                    LeaveLastUnlessLineEnd,
+                ),
+            ],
+            Family::Bloom { single_digits: false } => vec![plain(BLOOM)],
+            Family::Bloom { single_digits: true } => vec![plain(BLOOM), plain(r"\p{N}")],
+            Family::Bailing => vec![(
+                r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+"
+                    .to_owned(),
+                LeaveLastUnlessLineEnd,
+            )],
+            Family::SeedCoder => vec![modern(&words, r"\p{N}", "")],
+        }
+    }
+}
+
+impl Splitter {
+    /// The rules with this name; `None` is a file that names none, for which the oldest rules stand.
+    pub(super) fn named(name: Option<&str>) -> Result<Splitter> {
+        let name = name.unwrap_or("default");
+        let family = FAMILIES.iter().find(|(_, names)| names.contains(&name)).map(|(family, _)| *family);
+        let Some(family) = family else {
+            return Err(Error::UnknownPreTokenizer { name: name.to_owned(), known: known().join(", ") });
+        };
+        let stages = family.stages().into_iter().map(|(expression, spaces)| {
+            let expression = Regex::new(&expression)
+                .map_err(|error| Error::Vocabulary { reason: format!("the rules of '{name}': {error}") })?;
+            Ok(Stage { expression, spaces })
+        });
+        Ok(Splitter {
+            stages: stages.collect::<Result<_>>()?,
+            ignore_merges: matches!(family, Family::Llama3 { whole_words: true, .. } | Family::Tekken),
+            add_bos: matches!(family, Family::Llama3 { bos: true, .. } | Family::Tekken),
+        })
+    }
+
+    /// Calls `word` for every word of the text, in order; together they are the text.
+    pub(super) fn split<'t>(&self, text: &'t str, word: &mut impl FnMut(&'t str)) {
+        split_by(&self.stages, text, word);
+    }
+}
+
+/// Every name that [`Splitter::named`] knows.
+pub(super) fn known() -> Vec<&'static str> {
+    FAMILIES.iter().flat_map(|(_, names)| names.iter().copied()).collect()
+}
+
+fn split_by<'t>(stages: &[Stage], text: &'t str, word: &mut impl FnMut(&'t str)) {
+    let Some((stage, later)) = stages.split_first() else {
+        if !text.is_empty() {
+            word(text);
+        }
+        return;
+    };
+    let mut rest = text;
+    // A search starts anew after a shortened match, so that the character left over can begin the next word.
+    while let Some(found) = stage.expression.find(rest) {
+        let (before, from) = rest.split_at(found.start());
+        let (matched, after) = from.split_at(found.len());
+        let keep = matched.len() - left_over(stage.spaces, matched, after);
+        if keep == 0 {
+            break; // No expression above matches the empty text; this only makes the loop's end plain.
+        }
+        split_by(later, before, word);
+        let (matched, after) = from.split_at(keep);
+        split_by(later, matched, word);
+        rest = after;
+    }
+    split_by(later, rest, word);
+}
+
+/// How many bytes at the end of a run of white space belong to what follows it.
+fn left_over(spaces: Spaces, matched: &str, after: &str) -> usize {
+    let mut characters = matched.chars();
+    let (Some(last), Some(_), false) = (characters.next_back(), characters.next_back(), after.is_empty())
+    else {
+        return 0;
+    };
+    let stays = match spaces {
+        Spaces::Plain => true,
+        Spaces::LeaveLast => false,
+        Spaces::LeaveLastUnlessLineEnd => matches!(last, '\r' | '\n'),
+    };
+    // A run is looked at from its end: words that are not white space are told apart at once.
+    let is_run = last.is_whitespace() && matched.chars().all(char::is_whitespace);
+    // When the expression stopped before the end of the run, the rest of it is not a word that could take the space.
+    let run_goes_on = after.chars().next().is_some_and(char::is_whitespace);
+    if stays || !is_run || run_goes_on { 0 } else { last.len_utf8() }
+}
