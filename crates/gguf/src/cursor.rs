@@ -80,7 +80,7 @@ impl<'a> Cursor<'a> {
     pub(crate) fn string(&mut self, field: Arguments<'_>) -> Result<&'a str, Fault> {
         let start = self.at;
         let len = self.u64(field)?;
-        let bytes = self.take(len, field)?;
+        let bytes = self.take(len, field).map_err(|fault| Fault { offset: start as u64, ..fault })?;
         str::from_utf8(bytes).map_err(|_| Fault::new(field, start, Problem::NotUtf8))
     }
 

@@ -165,6 +165,8 @@ pub enum Problem {
     LongName { len: u64, limit: u64 },
     #[error("the name appears twice; first at byte {first}")]
     Duplicate { first: u64 },
+    #[error("the name is already in use")]
+    Twice,
     #[error("should be {wanted}, but is {found}")]
     Kind { wanted: &'static str, found: String },
     #[error("alignment {found} is not a power of two between {least} and {most}")]

@@ -24,10 +24,18 @@ use crate::{
 #[derive(Debug)]
 pub struct File {
     parts: Vec<Part>,
-    /// Part and place in it of each tensor, in the order of the files.
-    tensors: Vec<(usize, usize)>,
+    /// In the order of the files.
+    tensors: Vec<Placed>,
     /// The order of `tensors` by name.
     tensors_by_name: Vec<usize>,
+}
+
+/// A tensor: its part, its place among the tensors of that part, and its bytes.
+#[derive(Debug)]
+struct Placed {
+    part: usize,
+    index: usize,
+    data: Data,
 }
 
 #[derive(Debug)]
@@ -121,7 +129,12 @@ impl File {
         check_split(&parts)?;
         let mut tensors = Vec::new();
         for (index, part) in parts.iter().enumerate() {
-            tensors.extend((0..part.records.tensors.len()).map(|tensor| (index, tensor)));
+            let slices = part.records.tensors.iter().map(|tensor| {
+                // Parsing has made sure that every range is inside the file.
+                part.data.slice(tensor.data.start, tensor.data.len())
+            });
+            let placed = slices.flatten().enumerate();
+            tensors.extend(placed.map(|(place, data)| Placed { part: index, index: place, data }));
         }
         let mut file = File { parts, tensors_by_name: (0..tensors.len()).collect(), tensors };
         let mut order = std::mem::take(&mut file.tensors_by_name);
@@ -146,9 +159,9 @@ impl File {
     }
 
     fn record(&self, index: usize) -> Option<(&Part, &TensorRecord)> {
-        let (part, tensor) = self.tensors.get(index)?;
-        let part = self.parts.get(*part)?;
-        Some((part, part.records.tensors.get(*tensor)?))
+        let placed = self.tensors.get(index)?;
+        let part = self.parts.get(placed.part)?;
+        Some((part, part.records.tensors.get(placed.index)?))
     }
 
     fn tensor_name(&self, index: usize) -> Option<&[u8]> {
@@ -156,8 +169,10 @@ impl File {
     }
 
     fn tensor_at(&self, index: usize) -> Option<Tensor<'_>> {
-        let part_index = self.tensors.get(index)?.0;
-        self.record(index).map(|(part, record)| Tensor::new(part_index, &part.data, record))
+        let placed = self.tensors.get(index)?;
+        let (part, record) = self.record(index)?;
+        let name = parse::text_at(part.data.bytes(), &record.name);
+        Some(Tensor::new(name, placed.part, record, &placed.data))
     }
 
     /// The version of the format, 2 or 3.

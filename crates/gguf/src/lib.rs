@@ -3,6 +3,35 @@
 //! [`File::open`] maps a file (or all parts of a split one), checks every field of it once, and hands out metadata
 //! and tensors without copying them. A file that breaks the format is an [`Error`] that names the field, its offset
 //! and what is wrong; it is never a panic, and never costs more memory than the file itself warrants.
+//!
+//! [`Writer`] streams tensors into a new file, which appears under its name only when it is whole.
+//!
+//! ```
+//! use quadriga_gguf::{File, Writer};
+//! use quadriga_graph::DType;
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("tiny.gguf");
+//! let mut writer = Writer::new();
+//! writer.set("general.architecture", "llama")?;
+//! writer.set("llama.block_count", 1u32)?;
+//! writer.set("tokenizer.ggml.tokens", ["<s>", "hello"])?;
+//! // Two rows of three: outermost dimension first.
+//! writer.tensor("blk.0.attn_norm.weight", DType::F32, &[2, 3], |out| {
+//!     (0..6).try_for_each(|index| out.write_all(&(index as f32).to_ne_bytes()))
+//! })?;
+//! writer.write(&path)?;
+//!
+//! let file = File::open(&path)?;
+//! assert_eq!(file.get::<usize>("llama.block_count")?, 1);
+//! assert_eq!(file.get::<Vec<&str>>("tokenizer.ggml.tokens")?, ["<s>", "hello"]);
+//! assert_eq!(file.find::<&str>("general.name")?, None);
+//! let tensor = file.tensor("blk.0.attn_norm.weight")?;
+//! assert_eq!((tensor.dtype(), tensor.byte_len()), (DType::F32, 24));
+//! assert_eq!(tensor.shape(), [2, 3]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
 mod cursor;
 mod data;
 mod error;
@@ -10,14 +39,21 @@ mod file;
 mod from_value;
 mod known;
 mod map;
+mod owned;
 mod parse;
 mod split;
+mod summary;
+mod temporary;
 mod tensor;
 mod value;
+mod writer;
 
 pub use data::Data;
 pub use error::{Error, Fault, Problem, Result};
 pub use file::File;
 pub use from_value::FromValue;
+pub use owned::OwnedValue;
+pub use summary::{Summary, TokenizerSummary, TypeTotal};
 pub use tensor::Tensor;
 pub use value::{Array, Value, ValueType, Values};
+pub use writer::Writer;

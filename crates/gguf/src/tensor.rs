@@ -4,27 +4,25 @@ use std::fmt;
 
 use quadriga_graph::DType;
 
-use crate::{
-    data::Data,
-    parse::{self, TensorRecord},
-};
+use crate::{data::Data, parse::TensorRecord};
 
 /// A tensor in a [`File`](crate::File): its name, type and shape, and its bytes where they lie in the file map.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
+    name: &'a str,
     part: usize,
-    file: &'a Data,
     record: &'a TensorRecord,
+    data: &'a Data,
 }
 
 impl<'a> Tensor<'a> {
-    pub(crate) fn new(part: usize, file: &'a Data, record: &'a TensorRecord) -> Self {
-        Tensor { part, file, record }
+    pub(crate) fn new(name: &'a str, part: usize, record: &'a TensorRecord, data: &'a Data) -> Self {
+        Tensor { name, part, record, data }
     }
 
     /// The name.
     pub fn name(&self) -> &'a str {
-        parse::text_at(self.file.bytes(), &self.record.name)
+        self.name
     }
 
     /// The type of the elements.
@@ -44,7 +42,7 @@ impl<'a> Tensor<'a> {
 
     /// The bytes, contiguous and row-major.
     pub fn bytes(&self) -> &'a [u8] {
-        parse::at(self.file.bytes(), &self.record.data)
+        self.data.bytes()
     }
 
     /// How many bytes there are.
@@ -53,8 +51,8 @@ impl<'a> Tensor<'a> {
     }
 
     /// The bytes as a handle that keeps the file map alive on its own.
-    pub fn data(&self) -> Option<Data> {
-        self.file.slice(self.record.data.start, self.record.data.len())
+    pub fn data(&self) -> Data {
+        self.data.clone()
     }
 
     /// Where the bytes start, counted from the start of their file.

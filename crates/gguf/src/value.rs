@@ -229,6 +229,11 @@ impl<'a> Array<'a> {
         self.len == 0
     }
 
+    /// The elements as the file holds them.
+    pub(crate) fn encoded(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The elements in order; nothing is copied.
     pub fn iter(&self) -> Values<'a> {
         Values { element: self.element, left: self.len, cursor: Cursor::new(self.bytes) }

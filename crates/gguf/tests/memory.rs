@@ -1,0 +1,80 @@
+//! Hostile counts and lengths never cost more memory than the file warrants.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod support;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use quadriga_gguf::File;
+use support::{Raw, small_file};
+
+/// The system's allocator, with the bytes in use and the most ever in use counted.
+struct Counting;
+
+static USED: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        PEAK.fetch_max(USED.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        USED.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`, and the memory came from the same allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The most bytes allocated at one time while `bytes` were read, beyond `bytes` themselves.
+fn peak_of(bytes: Vec<u8>) -> usize {
+    PEAK.store(USED.load(Relaxed), Relaxed);
+    let before = USED.load(Relaxed);
+    drop(File::from_bytes(bytes));
+    PEAK.load(Relaxed) - before
+}
+
+// One test only: another one beside it would allocate too.
+#[test]
+fn reading_takes_memory_in_proportion_to_the_file() {
+    let large = [1u64 << 20, 1 << 32, 1 << 40, 1 << 60, u64::MAX];
+    let body = || Raw::default().put(&[0; 4096]).bytes;
+    for count in large {
+        let hostile = [
+            Raw::default().put(b"GGUF").u32(3).u64(count).u64(0).put(&body()),
+            Raw::default().put(b"GGUF").u32(3).u64(0).u64(count).put(&body()),
+            Raw::file(0, 1).u64(count).put(&body()),
+            Raw::file(0, 1).key("s", 8).u64(count).put(&body()),
+            Raw::file(0, 1).key("a", 9).u32(0).u64(count).put(&body()),
+            Raw::file(0, 1).key("a", 9).u32(8).u64(count).put(&body()),
+            Raw::file(0, 1).key("a", 9).u32(9).u64(count).put(&body()),
+            Raw::file(1, 0).u64(count).put(&body()),
+            Raw::file(1, 0).tensor("t", &[count], 0, 0).data(32, 4096),
+            Raw::file(1, 0).tensor("t", &[32], 0, count).data(32, 4096),
+        ];
+        for (index, raw) in hostile.into_iter().enumerate() {
+            let peak = peak_of(raw.bytes);
+            assert!(peak < 16 << 10, "file {index} with count {count:#x} took {peak} bytes");
+        }
+    }
+    let peak = peak_of(small_file());
+    assert!(peak < 16 << 10, "a small file took {peak} bytes");
+
+    // A vocabulary costs nothing beyond the bytes it has in the file.
+    let tokens = (0..150_000)
+        .fold(Raw::file(0, 1).key("tokenizer.ggml.tokens", 9).u32(8).u64(150_000), |raw, id| {
+            raw.text(format!("token {id}"))
+        });
+    let len = tokens.bytes.len();
+    let peak = peak_of(tokens.bytes);
+    assert!(peak < 16 << 10, "a vocabulary of {len} bytes took {peak} bytes");
+}

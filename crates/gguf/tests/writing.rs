@@ -1,0 +1,173 @@
+//! What a user gets from the writer: whole files or none, streamed, and read back the same.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod support;
+
+use std::{fs, io, path::Path};
+
+use quadriga_conformance::Rng;
+use quadriga_gguf::{Error, File, OwnedValue, Problem, Value, ValueType, Writer};
+use quadriga_graph::DType;
+use support::{small_file, walk};
+
+fn names_in(folder: &Path) -> Vec<String> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    walk::rewrite(&File::from_bytes(small_file()).unwrap());
+    let seed = 0x7772_6974;
+    println!("seed {seed:#x}");
+    let mut rng = Rng::new(seed);
+    for _ in 0..200 {
+        let alignment = 8u32 << rng.below(6);
+        let mut tensors = Vec::new();
+        for index in 0..rng.below(8) {
+            let dtype = *rng.pick(&DType::all().collect::<Vec<_>>()).unwrap();
+            let mut dims: Vec<usize> = (0..rng.range(1, 4)).map(|_| rng.range(1, 4)).collect();
+            *dims.last_mut().unwrap() *= dtype.block_len();
+            let rows: usize = dims.iter().rev().skip(1).product();
+            let len = rows * dtype.row_bytes(*dims.last().unwrap()).unwrap();
+            let bytes: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+            tensors.push((format!("tensor.{index}"), dtype, dims, bytes));
+        }
+        let mut writer = Writer::new();
+        writer.set("general.alignment", alignment).unwrap();
+        for (name, dtype, dims, bytes) in &tensors {
+            writer
+                .tensor(name, *dtype, dims, |out| bytes.chunks(7).try_for_each(|piece| out.write_all(piece)))
+                .unwrap();
+        }
+        let mut written = Vec::new();
+        writer.write_to(&mut written).unwrap();
+        let file = File::from_bytes(written).unwrap();
+        assert_eq!((file.alignment(), file.tensor_count()), (alignment, tensors.len()));
+        for (name, dtype, dims, bytes) in &tensors {
+            let tensor = file.tensor(name).unwrap();
+            assert_eq!((tensor.dtype(), tensor.shape()), (*dtype, dims.as_slice()));
+            assert_eq!(tensor.bytes(), bytes);
+        }
+        walk::walk(&file);
+        walk::rewrite(&file);
+    }
+}
+
+#[test]
+fn a_file_appears_under_its_name_only_when_it_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, b"before").unwrap();
+    let mut writer = Writer::new();
+    let seen = path.clone();
+    writer
+        .tensor("t", DType::I8, &[4], move |out| {
+            assert_eq!(fs::read(&seen)?, b"before");
+            out.write_all(b"data")
+        })
+        .unwrap();
+    writer.write(&path).unwrap();
+    assert_eq!(File::open(&path).unwrap().tensor("t").unwrap().bytes(), b"data");
+    assert_eq!(names_in(folder.path()), ["model.gguf"]);
+}
+
+#[test]
+fn a_source_that_fails_leaves_nothing_behind() {
+    type Source = fn(&mut dyn io::Write) -> io::Result<()>;
+    let sources: [(Source, &str); 4] = [
+        (|_| Err(io::Error::other("no more")), "could not be produced or written: no more"),
+        (|out| out.write_all(b"abc"), "should be 4 bytes, but its source gave 3"),
+        (|out| out.write_all(b"abcde"), "should be 4 bytes, but its source gave 5"),
+        (
+            |out| {
+                // Even a source that ignores the refusal cannot make a file of the wrong length.
+                let _ = out.write_all(b"abcdefgh");
+                Ok(())
+            },
+            "should be 4 bytes",
+        ),
+    ];
+    for (source, message) in sources {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        fs::write(&path, b"before").unwrap();
+        let mut writer = Writer::new();
+        writer.tensor("t", DType::I8, &[4], source).unwrap();
+        let error = writer.write(&path).unwrap_err().to_string();
+        assert!(error.contains(message) && error.contains("\"t\""), "{error}");
+        assert_eq!(names_in(folder.path()), ["model.gguf"]);
+        assert_eq!(fs::read(&path).unwrap(), b"before");
+    }
+}
+
+#[test]
+fn a_source_that_panics_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut writer = Writer::new();
+    writer.tensor("t", DType::I8, &[4], |_| panic!("the source's own fault")).unwrap();
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| writer.write(&path)));
+    assert!(result.is_err());
+    assert!(names_in(folder.path()).is_empty());
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_an_error_with_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Writer::new().write(folder.path().join("absent/model.gguf")).unwrap_err();
+    assert!(matches!(error, Error::Io { action: "create", .. }), "{error}");
+    assert!(matches!(Writer::new().write("/"), Err(Error::NotAFile { .. })));
+    // A folder under the target's name cannot be replaced.
+    fs::create_dir(folder.path().join("taken.gguf")).unwrap();
+    let error = Writer::new().write(folder.path().join("taken.gguf")).unwrap_err();
+    assert!(matches!(error, Error::Io { action: "rename", .. }), "{error}");
+    assert_eq!(names_in(folder.path()), ["taken.gguf"]);
+}
+
+#[test]
+fn mistakes_are_found_when_they_are_made() {
+    fn problem<T>(result: Result<T, Error>) -> Problem {
+        match result {
+            Err(Error::Unwritable { problem, .. }) => problem,
+            Err(error) => panic!("{error}"),
+            Ok(_) => panic!("no mistake was found"),
+        }
+    }
+    let mut writer = Writer::new();
+    assert_eq!(problem(writer.set("", 1u8)), Problem::EmptyName);
+    writer.set("a", 1u8).unwrap();
+    assert_eq!(problem(writer.set("a", 2u8)), Problem::Twice);
+    assert!(matches!(problem(writer.set("general.name", 1u8)), Problem::Kind { .. }));
+    assert!(matches!(problem(writer.set("general.alignment", 31u32)), Problem::Alignment { found: 31, .. }));
+    let mut tensor = |name: &str, dtype, dims: &[usize]| problem(writer.tensor_bytes(name, dtype, dims, &[]));
+    assert_eq!(tensor("", DType::F32, &[1]), Problem::EmptyName);
+    assert!(matches!(tensor("t", DType::F32, &[]), Problem::DimensionCount { found: 0, .. }));
+    assert!(matches!(tensor("t", DType::F32, &[1; 5]), Problem::DimensionCount { found: 5, .. }));
+    assert_eq!(tensor("t", DType::F32, &[2, 0]), Problem::Dimension { found: 0 });
+    assert!(matches!(tensor("t", DType::Q4_0, &[33]), Problem::PartialBlock { len: 33, .. }));
+    assert_eq!(tensor("t", DType::F32, &[usize::MAX, 2]), Problem::TooLarge);
+    writer.tensor_bytes("t", DType::I8, &[1], &[1]).unwrap();
+    assert_eq!(problem(writer.tensor_bytes("t", DType::I8, &[1], &[1])), Problem::Twice);
+
+    // Only the architecture, which may come last, gives this key its meaning.
+    let mut writer = Writer::new();
+    writer.set("llama.block_count", "two").unwrap().set("general.architecture", "llama").unwrap();
+    assert!(matches!(problem(writer.write_to(&mut Vec::new())), Problem::Kind { .. }));
+}
+
+#[test]
+fn arrays_of_arrays_can_be_written_as_deep_as_they_are_read() {
+    let mut value = OwnedValue::from([1u8, 2]);
+    for _ in 0..3 {
+        value = OwnedValue::array(ValueType::Array, &[value.clone(), value]).unwrap();
+    }
+    assert!(matches!(OwnedValue::array(ValueType::Array, &[value.clone()]), Err(Problem::TooDeep { .. })));
+    assert!(matches!(OwnedValue::array(ValueType::U8, &[1u16.into()]), Err(Problem::Kind { .. })));
+    let mut writer = Writer::new();
+    writer.set("deep", value.clone()).unwrap();
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).unwrap();
+    let file = File::from_bytes(bytes).unwrap();
+    assert_eq!(file.value("deep"), Some(value.value()));
+    assert!(matches!(file.value("deep"), Some(Value::Array(array)) if array.len() == 2));
+}
