@@ -5,8 +5,9 @@ use std::{
     sync::Arc,
 };
 
+use quadriga_graph::Data;
+
 use crate::{
-    data::Data,
     error::{Error, Fault, Problem, Result},
     from_value::FromValue,
     known,

@@ -17,7 +17,7 @@
 //! writer.set("llama.block_count", 1u32)?;
 //! writer.set("tokenizer.ggml.tokens", ["<s>", "hello"])?;
 //! // Two rows of three: outermost dimension first.
-//! writer.tensor("blk.0.attn_norm.weight", DType::F32, &[2, 3], |out| {
+//! writer.tensor("blk.0.attn_norm.weight", DType::F32, [2, 3], |out| {
 //!     (0..6).try_for_each(|index| out.write_all(&(index as f32).to_ne_bytes()))
 //! })?;
 //! writer.write(&path)?;
@@ -28,12 +28,14 @@
 //! assert_eq!(file.find::<&str>("general.name")?, None);
 //! let tensor = file.tensor("blk.0.attn_norm.weight")?;
 //! assert_eq!((tensor.dtype(), tensor.byte_len()), (DType::F32, 24));
-//! assert_eq!(tensor.shape(), [2, 3]);
+//! assert_eq!(tensor.shape().dims(), [2, 3]);
+//! // A tensor is a weight of a graph as it stands; its bytes stay in the file map.
+//! let graph = quadriga_graph::GraphBuilder::new();
+//! graph.weight("norm", tensor);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod cursor;
-mod data;
 mod error;
 mod file;
 mod from_value;
@@ -48,7 +50,6 @@ mod tensor;
 mod value;
 mod writer;
 
-pub use data::Data;
 pub use error::{Error, Fault, Problem, Result};
 pub use file::File;
 pub use from_value::FromValue;

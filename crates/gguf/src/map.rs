@@ -2,10 +2,9 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use crate::{
-    data::Data,
-    error::{Error, Result},
-};
+use quadriga_graph::Data;
+
+use crate::error::{Error, Result};
 
 /// Maps a regular file for reading.
 pub(crate) fn map(path: &Path) -> Result<Data> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use quadriga_graph::DType;
+use quadriga_graph::{DType, MAX_DIMS, Shape};
 
 use crate::{
     cursor::Cursor,
@@ -10,9 +10,6 @@ use crate::{
     known,
     value::{self, Value, ValueType},
 };
-
-/// The most dimensions a tensor may have.
-pub(crate) const MAX_DIMENSIONS: usize = 4;
 
 /// The fewest bytes a key with its value can take: length, one letter, type, one byte.
 const LEAST_ENTRY: u64 = 8 + 1 + 4 + 1;
@@ -43,8 +40,7 @@ pub(crate) struct Entry {
 pub(crate) struct TensorRecord {
     pub(crate) name: Range<usize>,
     pub(crate) dtype: DType,
-    /// Outermost first.
-    pub(crate) dims: Vec<usize>,
+    pub(crate) shape: Shape,
     pub(crate) data: Range<usize>,
 }
 
@@ -142,49 +138,47 @@ fn parse_tensor(cursor: &mut Cursor<'_>, index: u64) -> Result<(TensorRecord, (u
     let field = format_args!("dimension count of tensor {name:?}");
     let start = cursor.at();
     let count = cursor.u32(field)?;
-    if count == 0 || count as usize > MAX_DIMENSIONS {
-        let problem = Problem::DimensionCount { found: count.into(), most: MAX_DIMENSIONS as u64 };
+    if count == 0 || count as usize > MAX_DIMS {
+        let problem = Problem::DimensionCount { found: count.into(), most: MAX_DIMS as u64 };
         return Err(Fault::new(field, start, problem));
     }
     let dims_start = cursor.at();
-    let mut dims = Vec::new();
-    for index in 0..count {
+    let mut dims = [1; MAX_DIMS];
+    // The file lists the innermost dimension first, a shape has it last.
+    for (dim, index) in dims.iter_mut().rev().zip(0..count) {
         let field = format_args!("dimension {index} of tensor {name:?}");
         let start = cursor.at();
         let found = cursor.u64(field)?;
         if found == 0 || found > i64::MAX as u64 {
             return Err(Fault::new(field, start, Problem::Dimension { found: found as i64 }));
         }
-        let len = usize::try_from(found).map_err(|_| Fault::new(field, start, Problem::TooLarge))?;
-        dims.push(len);
+        *dim = usize::try_from(found).map_err(|_| Fault::new(field, start, Problem::TooLarge))?;
     }
-    dims.reverse();
+    let shape = dims.get(MAX_DIMS - count as usize..).and_then(Shape::new).unwrap_or(dims.into());
 
     let field = format_args!("type of tensor {name:?}");
     let start = cursor.at();
     let found = cursor.u32(field)?;
     let dtype =
         DType::from_id(found).ok_or_else(|| Fault::new(field, start, Problem::TensorType { found }))?;
-    let len = byte_len(dtype, &dims)
+    let len = byte_len(dtype, &shape)
         .map_err(|problem| Fault::new(format_args!("dimensions of tensor {name:?}"), dims_start, problem))?;
 
     let start = cursor.at();
     let offset = cursor.u64(format_args!("data offset of tensor {name:?}"))?;
-    Ok((TensorRecord { name: name_range, dtype, dims, data: 0..len }, (start, offset)))
+    Ok((TensorRecord { name: name_range, dtype, shape, data: 0..len }, (start, offset)))
 }
 
 /// The bytes of a contiguous tensor: whole blocks, and no product that wraps.
-pub(crate) fn byte_len(dtype: DType, dims: &[usize]) -> Result<usize, Problem> {
-    let elements = dims.iter().try_fold(1usize, |product, dim| product.checked_mul(*dim));
-    if elements.is_none_or(|elements| i64::try_from(elements).is_err()) {
+pub(crate) fn byte_len(dtype: DType, shape: &Shape) -> Result<usize, Problem> {
+    if shape.checked_elements().is_none_or(|elements| i64::try_from(elements).is_err()) {
         return Err(Problem::TooLarge);
     }
-    let len = dims.last().copied().unwrap_or(1);
-    if len % dtype.block_len() != 0 {
-        return Err(Problem::PartialBlock { len: len as u64, block: dtype.block_len() as u64, dtype });
+    let (len, block) = (shape.cols(), dtype.block_len());
+    if !len.is_multiple_of(block) {
+        return Err(Problem::PartialBlock { len: len as u64, block: block as u64, dtype });
     }
-    let outer = dims.iter().rev().skip(1).product::<usize>();
-    dtype.row_bytes(len).and_then(|row| row.checked_mul(outer)).ok_or(Problem::TooLarge)
+    dtype.row_bytes(len).and_then(|row| row.checked_mul(shape.rows())).ok_or(Problem::TooLarge)
 }
 
 /// Turns offsets in the data section into ranges of the file, and checks that they are aligned, inside and apart.

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use quadriga_graph::DType;
+use quadriga_graph::{DType, Data, Shape, Weight};
 
-use crate::{data::Data, parse::TensorRecord};
+use crate::parse::TensorRecord;
 
 /// A tensor in a [`File`](crate::File): its name, type and shape, and its bytes where they lie in the file map.
+///
+/// It can be given to [`GraphBuilder::weight`](quadriga_graph::GraphBuilder::weight) as it is.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     name: &'a str,
@@ -31,13 +33,13 @@ impl<'a> Tensor<'a> {
     }
 
     /// The dimensions, outermost first: the other way round than in the file.
-    pub fn shape(&self) -> &'a [usize] {
-        &self.record.dims
+    pub fn shape(&self) -> Shape {
+        self.record.shape
     }
 
     /// How many elements there are.
     pub fn element_count(&self) -> u64 {
-        self.shape().iter().map(|dim| *dim as u64).product()
+        self.record.shape.elements() as u64
     }
 
     /// The bytes, contiguous and row-major.
@@ -63,6 +65,12 @@ impl<'a> Tensor<'a> {
     /// Which file of a split model the tensor is in, counted from 0.
     pub fn part(&self) -> usize {
         self.part
+    }
+}
+
+impl From<Tensor<'_>> for Weight {
+    fn from(tensor: Tensor<'_>) -> Weight {
+        Weight { dtype: tensor.dtype(), shape: tensor.shape(), data: Some(tensor.data()) }
     }
 }
 

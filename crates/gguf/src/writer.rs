@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use quadriga_graph::DType;
+use quadriga_graph::{DType, MAX_DIMS, Shape};
 
 use crate::{
     cursor::check_name,
@@ -14,7 +14,7 @@ use crate::{
     from_value::FromValue,
     known,
     owned::{OwnedValue, push_string},
-    parse::{MAX_DIMENSIONS, byte_len},
+    parse::byte_len,
     temporary::Temporary,
     value::Value,
 };
@@ -37,7 +37,7 @@ pub struct Writer<'a> {
 struct Tensor<'a> {
     name: String,
     dtype: DType,
-    dims: Vec<usize>,
+    shape: Shape,
     bytes: usize,
     source: Source<'a>,
 }
@@ -71,15 +71,16 @@ impl<'a> Writer<'a> {
         &mut self,
         name: &str,
         dtype: DType,
-        dims: &[usize],
+        shape: impl Into<Shape>,
         source: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
     ) -> Result<&mut Self> {
+        let shape = shape.into();
         let bytes = check_name(name)
-            .and_then(|()| check_dims(dtype, dims))
+            .and_then(|()| check_shape(dtype, &shape))
             .and_then(|bytes| unused(&mut self.names, name).map(|()| bytes))
             .map_err(|problem| unwritable("tensor", name, problem))?;
-        let (name, dims, source) = (name.to_owned(), dims.to_owned(), Box::new(source));
-        self.tensors.push(Tensor { name, dtype, dims, bytes, source });
+        let (name, source) = (name.to_owned(), Box::new(source));
+        self.tensors.push(Tensor { name, dtype, shape, bytes, source });
         Ok(self)
     }
 
@@ -88,10 +89,10 @@ impl<'a> Writer<'a> {
         &mut self,
         name: &str,
         dtype: DType,
-        dims: &[usize],
+        shape: impl Into<Shape>,
         bytes: &'a [u8],
     ) -> Result<&mut Self> {
-        self.tensor(name, dtype, dims, move |out| out.write_all(bytes))
+        self.tensor(name, dtype, shape, move |out| out.write_all(bytes))
     }
 
     /// Writes the file: to a temporary name beside `path`, synced, then renamed.
@@ -167,8 +168,8 @@ impl<'a> Writer<'a> {
         let mut offset = 0u64;
         for tensor in &self.tensors {
             push_string(&mut out, &tensor.name);
-            out.extend_from_slice(&(tensor.dims.len() as u32).to_ne_bytes());
-            for dim in tensor.dims.iter().rev() {
+            out.extend_from_slice(&(tensor.shape.rank() as u32).to_ne_bytes());
+            for dim in tensor.shape.dims().iter().rev() {
                 out.extend_from_slice(&(*dim as u64).to_ne_bytes());
             }
             out.extend_from_slice(&tensor.dtype.id().to_ne_bytes());
@@ -193,14 +194,14 @@ fn unused(names: &mut HashSet<String>, name: &str) -> Result<(), Problem> {
     }
 }
 
-fn check_dims(dtype: DType, dims: &[usize]) -> Result<usize, Problem> {
-    if dims.is_empty() || dims.len() > MAX_DIMENSIONS {
-        return Err(Problem::DimensionCount { found: dims.len() as u64, most: MAX_DIMENSIONS as u64 });
+fn check_shape(dtype: DType, shape: &Shape) -> Result<usize, Problem> {
+    if shape.rank() == 0 {
+        return Err(Problem::DimensionCount { found: 0, most: MAX_DIMS as u64 });
     }
-    if dims.contains(&0) {
+    if shape.dims().contains(&0) {
         return Err(Problem::Dimension { found: 0 });
     }
-    byte_len(dtype, dims)
+    byte_len(dtype, shape)
 }
 
 /// Passes on the bytes of one tensor, and not one more.

@@ -25,7 +25,7 @@ fn part(number: u16) -> Vec<u8> {
     written(|writer| {
         writer.set("split.no", number).unwrap().set("split.count", 2u16).unwrap();
         writer.set("split.tensors.count", 2i32).unwrap();
-        writer.tensor_bytes(&format!("t{number}"), DType::I8, &[8], &[7; 8]).unwrap();
+        writer.tensor_bytes(&format!("t{number}"), DType::I8, [8], &[7; 8]).unwrap();
     })
 }
 
@@ -45,7 +45,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
                 for dtype in DType::all() {
                     let bytes = vec![0; dtype.block_bytes()];
                     writer
-                        .tensor(dtype.name(), dtype, &[1, 1, dtype.block_len()], move |out| {
+                        .tensor(dtype.name(), dtype, [1, 1, dtype.block_len()], move |out| {
                             out.write_all(&bytes)
                         })
                         .unwrap();
@@ -65,7 +65,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
                 writer.set("tokenizer.ggml.merges", ["a b"]).unwrap();
                 writer.set("tokenizer.ggml.bos_token_id", 1u32).unwrap();
                 writer.set("tokenizer.ggml.add_bos_token", true).unwrap();
-                writer.tensor_bytes("token_embd.weight", DType::Q8_0, &[1, 32], &[1; 34]).unwrap();
+                writer.tensor_bytes("token_embd.weight", DType::Q8_0, [1, 32], &[1; 34]).unwrap();
             }),
         ),
         (

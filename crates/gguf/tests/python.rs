@@ -10,7 +10,7 @@ use std::{
 };
 
 use quadriga_gguf::{Error, File, Problem, Value, Writer};
-use quadriga_graph::DType;
+use quadriga_graph::{DType, Shape};
 use support::walk;
 
 /// A python with the package installed; made on first use.
@@ -69,7 +69,7 @@ fn python_reads_what_we_write() {
     writer.set("array.bool", [true, false]).unwrap().set("tokenizer.ggml.tokens", tokens()).unwrap();
     for (name, dtype, dims) in TENSORS {
         let bytes = content(name, dtype, dims);
-        writer.tensor(name, dtype, dims, move |out| out.write_all(&bytes)).unwrap();
+        writer.tensor(name, dtype, Shape::new(dims).unwrap(), move |out| out.write_all(&bytes)).unwrap();
     }
     writer.write(&path).unwrap();
     run("check", &path);
@@ -101,7 +101,7 @@ fn check(file: &File) {
     assert_eq!(file.tensor_count(), TENSORS.len());
     for (name, dtype, dims) in TENSORS {
         let tensor = file.tensor(name).unwrap();
-        assert_eq!((tensor.dtype(), tensor.shape()), (dtype, dims), "{name}");
+        assert_eq!((tensor.dtype(), tensor.shape().dims()), (dtype, dims), "{name}");
         assert_eq!(tensor.bytes(), content(name, dtype, dims), "{name}");
     }
     walk::walk(file);

@@ -6,7 +6,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use quadriga_gguf::{Array, Error, File, Problem, Summary, Value, ValueType, Writer};
-use quadriga_graph::DType;
+use quadriga_graph::{DType, Weight};
 use support::{Raw, small_file, walk};
 
 #[test]
@@ -66,7 +66,7 @@ fn tensors_have_their_dimensions_outermost_first_and_their_bytes_in_place() {
     let file = File::from_bytes(bytes.clone()).unwrap();
     let tensor = file.tensor("b.weight").unwrap();
     assert_eq!((tensor.dtype(), tensor.byte_len()), (DType::F16, 96));
-    assert_eq!(tensor.shape(), [1, 3, 16]);
+    assert_eq!(tensor.shape().dims(), [1, 3, 16]);
     assert_eq!(tensor.element_count(), 48);
     assert_eq!(tensor.bytes(), &bytes[bytes.len() - 96..]);
     assert_eq!(tensor.offset(), bytes.len() - 96);
@@ -80,6 +80,15 @@ fn tensor_data_outlives_the_file_handle() {
     drop(file);
     let other = std::thread::spawn(move || data.bytes().to_vec()).join().unwrap();
     assert_eq!(other, (0..32).collect::<Vec<u8>>());
+}
+
+#[test]
+fn a_tensor_is_a_weight_of_a_graph_without_a_copy() {
+    let file = File::from_bytes(small_file()).unwrap();
+    let tensor = file.tensor("b.weight").unwrap();
+    let weight = Weight::from(tensor);
+    assert_eq!((weight.dtype, weight.shape), (DType::F16, [1, 3, 16].into()));
+    assert!(weight.data.unwrap().same(&tensor.data()));
 }
 
 #[test]
@@ -117,7 +126,7 @@ fn write_part(path: &Path, keys: &[(&str, i32)], tensor: &str) {
     for (key, value) in keys {
         writer.set(key, *value).unwrap();
     }
-    writer.tensor_bytes(tensor, DType::I8, &[4], tensor.as_bytes()).unwrap();
+    writer.tensor_bytes(tensor, DType::I8, [4], tensor.as_bytes()).unwrap();
     writer.write(path).unwrap();
 }
 
@@ -213,8 +222,8 @@ fn a_summary_tells_what_is_in_the_file() {
     writer.set("llama.attention.head_count_kv", [2u32, 4]).unwrap();
     writer.set("tokenizer.ggml.model", "gpt2").unwrap().set("tokenizer.ggml.tokens", ["a", "b"]).unwrap();
     writer.set("tokenizer.ggml.eos_token_id", 1u32).unwrap();
-    writer.tensor_bytes("a", DType::F32, &[2, 32], &[0; 256]).unwrap();
-    writer.tensor_bytes("b", DType::Q8_0, &[3, 32], &[0; 102]).unwrap();
+    writer.tensor_bytes("a", DType::F32, [2, 32], &[0; 256]).unwrap();
+    writer.tensor_bytes("b", DType::Q8_0, [3, 32], &[0; 102]).unwrap();
     writer.write_to(&mut bytes).unwrap();
     let summary = Summary::of(&File::from_bytes(bytes).unwrap());
     assert_eq!(summary.architecture.as_deref(), Some("llama"));

@@ -1,0 +1,119 @@
+//! `quadriga inspect`: what is in a model file.
+
+use std::{
+    io::{self, BufWriter, Write},
+    path::Path,
+};
+
+use quadriga_gguf::{Error, File, Summary, Tensor, Value};
+use serde_json::{Map, json};
+
+/// Why a file could not be inspected.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InspectError {
+    /// The file cannot be read, or is not a model file.
+    #[error(transparent)]
+    File(#[from] Error),
+    /// Nothing more can be printed.
+    #[error("cannot print: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Prints what is in a model file: a summary, the table of its tensors if asked for, or everything as JSON.
+pub(crate) fn inspect(path: &Path, tensors: bool, json: bool) -> Result<(), InspectError> {
+    let file = File::open(path)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = if json { print_json(&file, &mut out) } else { print_text(&file, tensors, &mut out) };
+    match printed.and_then(|()| out.flush()) {
+        // Whoever was reading has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn print_text(file: &File, tensors: bool, out: &mut impl Write) -> io::Result<()> {
+    write!(out, "{}", Summary::of(file))?;
+    if !tensors {
+        return Ok(());
+    }
+    let name = |tensor: &Tensor<'_>| tensor.name().chars().count();
+    let width = file.tensors().map(|tensor| name(&tensor)).max().unwrap_or(0).clamp(4, 60);
+    writeln!(out, "\n{:width$}  {:8} {:>24} {:>14} {:>14}", "name", "type", "shape", "bytes", "offset")?;
+    for tensor in file.tensors() {
+        let (name, dtype, shape) = (tensor.name(), tensor.dtype(), tensor.shape().to_string());
+        let (bytes, offset) = (tensor.byte_len(), tensor.offset());
+        writeln!(out, "{name:width$}  {dtype:8} {shape:>24} {bytes:>14} {offset:>14}")?;
+    }
+    Ok(())
+}
+
+fn print_json(file: &File, out: &mut impl Write) -> io::Result<()> {
+    let summary = Summary::of(file);
+    let types: Map<_, _> = summary
+        .types
+        .iter()
+        .map(|total| {
+            let numbers =
+                json!({ "tensors": total.tensors, "parameters": total.parameters, "bytes": total.bytes });
+            (total.dtype.to_string(), numbers)
+        })
+        .collect();
+    let tensors: Vec<_> = file
+        .tensors()
+        .map(|tensor| {
+            json!({
+                "name": tensor.name(),
+                "type": tensor.dtype().name(),
+                "shape": tensor.shape().dims(),
+                "bytes": tensor.byte_len(),
+                "offset": tensor.offset(),
+                "part": tensor.part(),
+            })
+        })
+        .collect();
+    let metadata: Map<_, _> = file.metadata().map(|(key, value)| (key.to_owned(), to_json(value))).collect();
+    let everything = json!({
+        "version": summary.version,
+        "alignment": file.alignment(),
+        "parts": file.paths().map(|path| path.to_string_lossy()).collect::<Vec<_>>(),
+        "file_bytes": summary.file_bytes,
+        "architecture": summary.architecture,
+        "name": summary.name,
+        "quantization": summary.file_type,
+        "parameters": summary.parameters,
+        "tensor_bytes": summary.tensor_bytes,
+        "types": types,
+        "tokenizer": summary.tokenizer.map(|tokenizer| json!({
+            "model": tokenizer.model,
+            "pre": tokenizer.pre,
+            "tokens": tokenizer.tokens,
+            "merges": tokenizer.merges,
+            "special": tokenizer.special.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+            "chat_template": tokenizer.chat_template,
+        })),
+        "metadata": metadata,
+        "tensors": tensors,
+    });
+    serde_json::to_writer_pretty(&mut *out, &everything)?;
+    writeln!(out)
+}
+
+/// A metadata value as JSON; what JSON has no number for is null.
+fn to_json(value: Value<'_>) -> serde_json::Value {
+    match value {
+        Value::U8(value) => value.into(),
+        Value::I8(value) => value.into(),
+        Value::U16(value) => value.into(),
+        Value::I16(value) => value.into(),
+        Value::U32(value) => value.into(),
+        Value::I32(value) => value.into(),
+        // By way of its shortest decimal: 0.1, not 0.10000000149011612.
+        Value::F32(value) => value.to_string().parse::<f64>().map_or(serde_json::Value::Null, Into::into),
+        Value::Bool(value) => value.into(),
+        Value::String(value) => value.into(),
+        Value::Array(array) => array.iter().map(to_json).collect(),
+        Value::U64(value) => value.into(),
+        Value::I64(value) => value.into(),
+        Value::F64(value) => value.into(),
+    }
+}
