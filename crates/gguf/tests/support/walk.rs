@@ -12,7 +12,8 @@ pub(crate) fn walk(file: &File) {
         let _ = (file.find::<Vec<f32>>(key), file.find::<Vec<i32>>(key));
         let _ = format!("{value} {value:?}");
     }
-    assert!(file.value("no such key").is_none());
+    // Names of no length are refused, so these can be in no file, whatever a fuzzer thinks of.
+    assert!(file.value("").is_none());
     let mut ends = Vec::new();
     for tensor in file.tensors() {
         let found = file.tensor(tensor.name()).expect("a listed tensor is found by its name");
@@ -27,7 +28,7 @@ pub(crate) fn walk(file: &File) {
     assert_eq!(ends.len(), file.tensor_count());
     ends.sort_unstable();
     assert!(ends.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1));
-    assert!(file.find_tensor("no such tensor").is_none());
+    assert!(file.find_tensor("").is_none());
     let _ = Summary::of(file).to_string();
     assert!(file.version() == 2 || file.version() == 3);
 }
