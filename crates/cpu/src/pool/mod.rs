@@ -31,7 +31,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sync::{Arc, JoinHandle, Mutex, Signal, lock};
+use sync::{Arc, INSIDE_A_JOB, JoinHandle, Mutex, Signal, lock};
 use worker::Team;
 pub use worker::Worker;
 
@@ -99,10 +99,6 @@ pub struct Pool {
     threads: Mutex<Threads>,
 }
 
-thread_local! {
-    static INSIDE_A_JOB: Cell<bool> = const { Cell::new(false) };
-}
-
 impl Pool {
     /// A pool of this many threads, the caller of [`run`](Pool::run) included.
     ///
@@ -138,7 +134,7 @@ impl Pool {
         &self,
         job: &(dyn Fn(&Worker<'_>) -> Result<(), E> + Sync),
     ) -> Result<(), E> {
-        if INSIDE_A_JOB.get() {
+        if INSIDE_A_JOB.with(Cell::get) {
             return run_with(None, job);
         }
         let threads = lock(&self.threads);
@@ -153,9 +149,9 @@ fn run_with<E: From<Stopped> + Send>(
 ) -> Result<(), E> {
     let failure: Mutex<Option<E>> = Mutex::new(None);
     let guarded = |worker: &Worker<'_>, team: &Team| {
-        let outer = INSIDE_A_JOB.replace(true);
+        let outer = INSIDE_A_JOB.with(|inside| inside.replace(true));
         let result = catch_unwind(AssertUnwindSafe(|| job(worker)));
-        INSIDE_A_JOB.set(outer);
+        INSIDE_A_JOB.with(|inside| inside.set(outer));
         let error = match result {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,

@@ -17,7 +17,20 @@ pub(super) use std::{
     thread::JoinHandle,
 };
 
+use std::cell::Cell;
 use std::sync::PoisonError;
+
+#[cfg(not(loom))]
+thread_local! {
+    /// Whether this thread is running a job of some pool.
+    pub(super) static INSIDE_A_JOB: Cell<bool> = const { Cell::new(false) };
+}
+
+#[cfg(loom)]
+loom::thread_local! {
+    /// Whether this thread is running a job of some pool.
+    pub(super) static INSIDE_A_JOB: Cell<bool> = Cell::new(false);
+}
 
 /// Locks, ignoring poison: no code of the pool panics while it holds a lock.
 #[cfg(not(loom))]

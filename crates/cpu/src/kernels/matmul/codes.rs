@@ -203,10 +203,10 @@ impl Codes {
             }
             Scales::Six => {
                 half(scales, 0, self.scale);
-                for i in 0..8 {
+                for (i, s) in s.iter().enumerate().take(8) {
                     let at = 32 + 12 * i;
-                    scales[at + row % 8] |= (s[i] & 15) << (4 * (row / 8));
-                    scales[at + 8 + row % 4] |= (s[i] >> 4) << (2 * (row / 4));
+                    scales[at + row % 8] |= (s & 15) << (4 * (row / 8));
+                    scales[at + 8 + row % 4] |= (s >> 4) << (2 * (row / 4));
                 }
             }
         }
@@ -258,10 +258,10 @@ impl Codes {
                 }
             }
             Scales::Six => {
-                for i in 0..8 {
+                for (i, s) in s.iter_mut().enumerate().take(8) {
                     let at = 32 + 12 * i;
                     let low = (scales[at + row % 8] >> (4 * (row / 8))) & 15;
-                    s[i] = low | ((scales[at + 8 + row % 4] >> (2 * (row / 4))) & 3) << 4;
+                    *s = low | ((scales[at + 8 + row % 4] >> (2 * (row / 4))) & 3) << 4;
                 }
             }
         }
@@ -280,7 +280,9 @@ impl Codes {
             *value = match format.scales {
                 Scales::Half => d * signed,
                 Scales::HalfMinimum => d * signed + m,
-                Scales::Exponent => b::e8m0_half(self.scale as u8) * signed,
+                Scales::Exponent => {
+                    b::BlockMXFP4 { exponent: self.scale as u8, codes: [0; 16] }.scale() * signed
+                }
                 Scales::SixPair => d * f32::from(s[i / 32]) * signed - m * f32::from(t[i / 32]),
                 Scales::SixTwice => d * (f32::from(s[i / 16]) - 32.0) * signed,
                 Scales::ByteTwice => d * f32::from(s[i / 16] as i8) * signed,

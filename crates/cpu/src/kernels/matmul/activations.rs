@@ -1,0 +1,235 @@
+//! Activations in the form a kernel wants: made once per product, in parallel, in a work buffer.
+
+use quadriga_graph::DType;
+
+use super::format::{BLOCK, GROUP};
+use super::pack::check;
+use super::view::Input;
+use super::{Form, scalar};
+use crate::isa::Isa;
+use crate::kernels::KernelError;
+use crate::pool::Worker;
+
+/// Columns of weights that one thread unpacks at a time for many-row products.
+pub(super) const PANEL_COLUMNS: usize = 3072;
+
+/// Scratch bytes of one thread: two groups of [`PANEL_COLUMNS`] in bf16 or one and a half in bytes with their scales.
+pub(super) const SCRATCH: usize = 2 * GROUP * PANEL_COLUMNS * 2 + 4096;
+
+const ALIGN: usize = 64;
+
+/// Activations prepared for products with weights of one kind, and scratch memory for the threads.
+///
+/// ```text
+/// Panels(r)  rows in panels of r (the last one shorter): column 0 of the panel's rows, column 1, …     f32
+/// Int8       row after row of i8, then for every row and block of 32: scale, scale × sum (f32);
+///            for every row and half block: scale × sum (f32)
+/// Tiles      16 rows × 32 columns of bf16 = one AMX tile of 1024 bytes, row-major inside;
+///            tiles of 16 rows side by side over the columns, then the next 16 rows; filled up with zeros
+/// ```
+#[derive(Debug)]
+pub struct Activations<'w> {
+    form: Form,
+    isa: Isa,
+    rows: usize,
+    columns: usize,
+    threads: usize,
+    base: *mut u8,
+    lifetime: std::marker::PhantomData<&'w mut [u8]>,
+}
+
+// SAFETY: the work buffer is borrowed for 'w; threads write disjoint parts of it (rows by chunk, scratch by worker).
+unsafe impl Send for Activations<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Activations<'_> {}
+
+/// One row of int8 activations.
+#[derive(Clone, Copy)]
+pub(super) struct Int8Row {
+    pub(super) quants: *mut i8,
+    pub(super) scales: *mut f32,
+    pub(super) sums: *mut f32,
+    pub(super) half_sums: *mut f32,
+}
+
+fn round_up(bytes: usize) -> Option<usize> {
+    bytes.checked_next_multiple_of(ALIGN)
+}
+
+/// Bytes of the prepared activations alone.
+fn form_bytes(form: Form, rows: usize, columns: usize) -> Option<usize> {
+    let elements = rows.checked_mul(columns)?;
+    match form {
+        Form::Panels(_) => round_up(elements.checked_mul(4)?),
+        Form::Int8 => round_up(elements)?.checked_add(round_up((elements / BLOCK).checked_mul(16)?)?),
+        Form::Tiles => rows
+            .checked_next_multiple_of(GROUP)?
+            .checked_mul(columns.checked_next_multiple_of(BLOCK)?)?
+            .checked_mul(2),
+    }
+}
+
+impl<'w> Activations<'w> {
+    /// Bytes of work memory for a product of `rows` activations of `columns` elements with weights of a type.
+    ///
+    /// # Errors
+    /// There is no kernel for the type, or the sizes overflow.
+    pub fn work_bytes(
+        isa: Isa,
+        dtype: DType,
+        rows: usize,
+        columns: usize,
+        threads: usize,
+    ) -> Result<usize, KernelError> {
+        let form = Form::choose(isa, dtype, rows)?;
+        form_bytes(form, rows, columns)
+            .and_then(|bytes| bytes.checked_add(threads.checked_mul(SCRATCH)?)?.checked_add(ALIGN))
+            .ok_or(KernelError::TooLarge { rows, columns })
+    }
+
+    /// Lays activations out in a work buffer, for a run of at most `threads` threads. They are still to be filled by
+    /// [`prepare`](Activations::prepare).
+    ///
+    /// # Errors
+    /// The buffer is shorter than [`work_bytes`](Activations::work_bytes).
+    pub fn new(
+        isa: Isa,
+        dtype: DType,
+        rows: usize,
+        columns: usize,
+        threads: usize,
+        work: &'w mut [u8],
+    ) -> Result<Activations<'w>, KernelError> {
+        check("work memory", work.len(), Activations::work_bytes(isa, dtype, rows, columns, threads)?)?;
+        // SAFETY: the buffer is long enough, and borrowed for 'w.
+        unsafe { Activations::from_raw(isa, dtype, rows, columns, threads, work.as_mut_ptr()) }
+    }
+
+    /// As [`new`](Activations::new), in memory at an address.
+    ///
+    /// # Errors
+    /// There is no kernel for the type.
+    ///
+    /// # Safety
+    /// For `'w`, [`work_bytes`](Activations::work_bytes) bytes at the address must be writable, initialised, and used
+    /// through this object alone.
+    pub unsafe fn from_raw(
+        isa: Isa,
+        dtype: DType,
+        rows: usize,
+        columns: usize,
+        threads: usize,
+        work: *mut u8,
+    ) -> Result<Activations<'w>, KernelError> {
+        let form = Form::choose(isa, dtype, rows)?;
+        if form == Form::Int8 && !columns.is_multiple_of(BLOCK) {
+            return Err(KernelError::Blocks { dtype, columns });
+        }
+        let base = work.wrapping_add(work.align_offset(ALIGN));
+        Ok(Activations { form, isa, rows, columns, threads, base, lifetime: std::marker::PhantomData })
+    }
+
+    /// The form, which tells what weights these activations can be multiplied with.
+    pub const fn form(&self) -> Form {
+        self.form
+    }
+
+    /// The instruction set they were made for.
+    pub const fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Rows of activations.
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    pub const fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Fills the activations from a matrix; every thread of the run calls this, and a barrier must follow.
+    ///
+    /// # Errors
+    /// The shapes differ.
+    pub fn prepare(&self, worker: &Worker<'_>, input: &Input<'_>) -> Result<(), KernelError> {
+        let differ = |what, left, right| {
+            if left == right { Ok(()) } else { Err(KernelError::Differ { what, left, right }) }
+        };
+        differ("rows of input and activations", input.rows(), self.rows)?;
+        differ("columns of input and activations", input.columns(), self.columns)?;
+        let step = match self.form {
+            Form::Panels(rows) => rows,
+            Form::Int8 => {
+                if self.rows > 64 {
+                    8
+                } else {
+                    1
+                }
+            }
+            Form::Tiles => GROUP,
+        };
+        worker.chunks(self.rows.div_ceil(step), |chunk| {
+            let rows = chunk * step..((chunk + 1) * step).min(self.rows);
+            match self.form {
+                Form::Panels(_) => scalar::prepare_panel(self, input, rows),
+                #[cfg(target_arch = "x86_64")]
+                Form::Int8 => {
+                    for row in rows {
+                        match (self.isa.avx512(), self.isa.avx2()) {
+                            (Some(token), _) => super::avx512_prepare::int8_row(token, self, input, row),
+                            (None, Some(token)) => super::avx2_prepare::int8_row(token, self, input, row),
+                            (None, None) => scalar::prepare_int8(self, input, row),
+                        }
+                    }
+                }
+                #[cfg(target_arch = "x86_64")]
+                Form::Tiles => {
+                    if let Some(token) = self.isa.avx512() {
+                        super::avx512_prepare::tile_rows(token, self, input, rows);
+                    }
+                }
+                #[cfg(not(target_arch = "x86_64"))]
+                Form::Int8 | Form::Tiles => rows.for_each(|row| scalar::prepare_int8(self, input, row)),
+            }
+        });
+        Ok(())
+    }
+
+    /// The panel that starts at row `first`, and its rows.
+    pub(super) fn panel(&self, first: usize) -> (*mut f32, usize) {
+        let Form::Panels(step) = self.form else { return (std::ptr::null_mut(), 0) };
+        (self.base.cast::<f32>().wrapping_add(first * self.columns), step.min(self.rows - first))
+    }
+
+    /// The int8 form of a row.
+    pub(super) fn int8(&self, row: usize) -> Int8Row {
+        let elements = self.rows * self.columns;
+        let blocks = elements / BLOCK;
+        let at = row * (self.columns / BLOCK);
+        let floats = self.base.wrapping_add(elements.next_multiple_of(ALIGN)).cast::<f32>();
+        Int8Row {
+            quants: self.base.wrapping_add(row * self.columns).cast(),
+            scales: floats.wrapping_add(at),
+            sums: floats.wrapping_add(blocks + at),
+            half_sums: floats.wrapping_add(2 * blocks + 2 * at),
+        }
+    }
+
+    /// The first tile of the sixteen rows that start at `16 × strip`.
+    pub(super) fn tiles(&self, strip: usize) -> *mut u8 {
+        self.base.wrapping_add(strip * self.columns.div_ceil(BLOCK) * 1024)
+    }
+
+    /// The scratch memory of a worker: [`SCRATCH`] bytes, aligned to 64.
+    ///
+    /// # Errors
+    /// There are more workers than the activations were laid out for.
+    pub(super) fn scratch(&self, worker: &Worker<'_>) -> Result<*mut u8, KernelError> {
+        check("threads the work memory was laid out for", self.threads, worker.index() + 1)?;
+        let bytes = form_bytes(self.form, self.rows, self.columns)
+            .ok_or(KernelError::TooLarge { rows: self.rows, columns: self.columns })?;
+        Ok(self.base.wrapping_add(bytes + worker.index() * SCRATCH))
+    }
+}

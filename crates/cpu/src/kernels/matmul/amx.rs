@@ -1,0 +1,361 @@
+//! Products of bf16 activations with weights unpacked to bf16: AMX tiles.
+//!
+//! ```text
+//! C (16 rows × 16 weight rows, f32) += A (16 rows × 32 columns, bf16) · B (32 columns × 16 weight rows, bf16)
+//!
+//! tmm0 tmm1   two strips of 16 rows × two groups of 16 weight rows
+//! tmm2 tmm3
+//! tmm4 tmm5   A of the two strips
+//! tmm6 tmm7   B of the two groups: byte row p holds columns 2p and 2p + 1 of the sixteen weight rows
+//! ```
+//!
+//! The two groups are unpacked into a panel in scratch memory (36 KiB for 576 columns), which stays in the first two
+//! levels of cache while all strips of rows pass by. BF16 weights are stored as tiles and need no panel.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use quadriga_graph::DType;
+
+use super::Task;
+use super::activations::{PANEL_COLUMNS, SCRATCH};
+use super::avx512_unpack::{self as unpack, Packed, with_packed};
+use super::format::{BLOCK, GROUP};
+use crate::isa::Amx;
+
+const TILE: usize = 1024;
+/// Tiles of one group that are unpacked at a time.
+const PANEL_TILES: usize = PANEL_COLUMNS / BLOCK;
+
+const _: () = assert!(2 * PANEL_TILES * TILE <= SCRATCH);
+
+/// The memory that `ldtilecfg` reads: palette 1, eight tiles of 16 rows × 64 bytes.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIGURATION: Configuration = Configuration {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// Rows of activations × groups of weight rows.
+pub(super) fn product(_token: Amx, task: &Task<'_>) {
+    // SAFETY: the token proves the instructions and the permission to use tiles; the task was checked by `multiply`.
+    unsafe {
+        asm!("ldtilecfg [{0}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly));
+        match task.layout.dtype() {
+            DType::BF16 => tiles_in_place(task),
+            DType::F16 => {
+                unpacked(task, |group, first, count, out| half_panel(task, group, first, count, out))
+            }
+            dtype => with_packed!(dtype, quantized(task)),
+        }
+        asm!("tilerelease", options(nostack, nomem));
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+unsafe fn quantized<P: Packed>(task: &Task<'_>) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        unpacked(task, |group, first, count, out| quantized_panel::<P>(task, group, first, count, out));
+    }
+}
+
+/// Goes through the groups by twos, unpacking them with `unpack(group, first tile, tiles, destination)`.
+unsafe fn unpacked(task: &Task<'_>, unpack: impl Fn(usize, usize, usize, *mut u8)) {
+    let tiles = task.layout.columns().div_ceil(BLOCK);
+    for group in task.groups.clone().step_by(2) {
+        let pair = group + 1 < task.groups.end;
+        for first in (0..tiles).step_by(PANEL_TILES) {
+            let count = PANEL_TILES.min(tiles - first);
+            let panel = [task.scratch, task.scratch.wrapping_add(count * TILE)];
+            unpack(group, first, count, panel[0]);
+            if pair {
+                unpack(group + 1, first, count, panel[1]);
+            }
+            // SAFETY: the panels hold `count` tiles each.
+            unsafe { strips(task, group, pair, panel.map(<*mut u8>::cast_const), first, count) };
+        }
+    }
+}
+
+/// BF16 weights are tiles already.
+unsafe fn tiles_in_place(task: &Task<'_>) {
+    let tiles = task.layout.columns().div_ceil(BLOCK);
+    for group in task.groups.clone().step_by(2) {
+        let pair = group + 1 < task.groups.end;
+        let next = if pair { group + 1 } else { group };
+        let panel = [task.group(group).as_ptr(), task.group(next).as_ptr()];
+        // SAFETY: a group holds all its tiles.
+        unsafe { strips(task, group, pair, panel, 0, tiles) };
+    }
+}
+
+/// All strips of rows × one or two groups × `count` tiles.
+unsafe fn strips(
+    task: &Task<'_>,
+    group: usize,
+    pair: bool,
+    panel: [*const u8; 2],
+    first: usize,
+    count: usize,
+) {
+    let total = task.rows.div_ceil(GROUP);
+    let first_strip = task.first_row / GROUP;
+    for strip in (0..total).step_by(2) {
+        let two = strip + 1 < total;
+        let a = task.activations.tiles(first_strip + strip).wrapping_add(first * TILE).cast_const();
+        let next = task.activations.tiles(first_strip + strip + usize::from(two));
+        let next = next.wrapping_add(first * TILE).cast_const();
+        // SAFETY: strips and panels hold `count` tiles from here on.
+        unsafe {
+            match (two, pair) {
+                (true, true) => tile_2x2([a, next], panel, count),
+                (true, false) => tile_2x1([a, next], panel[0], count),
+                (false, true) => tile_1x2(a, panel, count),
+                (false, false) => tile_1x1(a, panel[0], count),
+            }
+            store::<0>(task, strip, group, first > 0);
+            if pair {
+                store::<1>(task, strip, group + 1, first > 0);
+            }
+            if two {
+                store::<2>(task, strip + 1, group, first > 0);
+                if pair {
+                    store::<3>(task, strip + 1, group + 1, first > 0);
+                }
+            }
+        }
+    }
+}
+
+macro_rules! tile_loop {
+    ([$($zero:literal),*], [$($line:literal),*], $($name:ident = $value:expr),* ; $count:expr) => {
+        asm!(
+            $($zero,)*
+            "2:",
+            $($line,)*
+            "dec {count}",
+            "jnz 2b",
+            $($name = inout(reg) $value => _,)*
+            count = inout(reg) $count => _,
+            stride = in(reg) 64_usize,
+            options(nostack, readonly)
+        )
+    };
+}
+
+/// # Safety
+/// Tiles are configured; each pointer has `count > 0` tiles.
+unsafe fn tile_2x2(a: [*const u8; 2], b: [*const u8; 2], count: usize) {
+    // SAFETY: promised by the caller. No other code of the process keeps state in tile registers.
+    unsafe {
+        tile_loop!(
+            ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+            [
+                "tileloadd tmm6, [{b0} + {stride}*1]",
+                "tileloadd tmm4, [{a0} + {stride}*1]",
+                "tileloadd tmm7, [{b1} + {stride}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{a1} + {stride}*1]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {a0}, 1024",
+                "add {b0}, 1024",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "add {a1}, 1024",
+                "add {b1}, 1024",
+                "tdpbf16ps tmm3, tmm5, tmm7"
+            ],
+            a0 = a[0], a1 = a[1], b0 = b[0], b1 = b[1]; count
+        );
+    }
+}
+
+/// # Safety
+/// As [`tile_2x2`].
+unsafe fn tile_2x1(a: [*const u8; 2], b: *const u8, count: usize) {
+    // SAFETY: as in `tile_2x2`.
+    unsafe {
+        tile_loop!(
+            ["tilezero tmm0", "tilezero tmm2"],
+            [
+                "tileloadd tmm6, [{b0} + {stride}*1]",
+                "tileloadd tmm4, [{a0} + {stride}*1]",
+                "tileloadd tmm5, [{a1} + {stride}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "add {a0}, 1024",
+                "add {a1}, 1024",
+                "add {b0}, 1024"
+            ],
+            a0 = a[0], a1 = a[1], b0 = b; count
+        );
+    }
+}
+
+/// # Safety
+/// As [`tile_2x2`].
+unsafe fn tile_1x2(a: *const u8, b: [*const u8; 2], count: usize) {
+    // SAFETY: as in `tile_2x2`.
+    unsafe {
+        tile_loop!(
+            ["tilezero tmm0", "tilezero tmm1"],
+            [
+                "tileloadd tmm4, [{a0} + {stride}*1]",
+                "tileloadd tmm6, [{b0} + {stride}*1]",
+                "tileloadd tmm7, [{b1} + {stride}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {a0}, 1024",
+                "add {b0}, 1024",
+                "add {b1}, 1024"
+            ],
+            a0 = a, b0 = b[0], b1 = b[1]; count
+        );
+    }
+}
+
+/// # Safety
+/// As [`tile_2x2`].
+unsafe fn tile_1x1(a: *const u8, b: *const u8, count: usize) {
+    // SAFETY: as in `tile_2x2`.
+    unsafe {
+        tile_loop!(
+            ["tilezero tmm0"],
+            [
+                "tileloadd tmm4, [{a0} + {stride}*1]",
+                "tileloadd tmm6, [{b0} + {stride}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "add {a0}, 1024",
+                "add {b0}, 1024"
+            ],
+            a0 = a, b0 = b; count
+        );
+    }
+}
+
+/// # Safety
+/// Tiles are configured; sixteen rows of 64 bytes, `stride` apart, are writable at the address.
+unsafe fn tile_store<const TILE_REGISTER: usize>(out: *mut f32, stride: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        match TILE_REGISTER {
+            0 => asm!("tilestored [{0} + {1}*1], tmm0", in(reg) out, in(reg) stride, options(nostack)),
+            1 => asm!("tilestored [{0} + {1}*1], tmm1", in(reg) out, in(reg) stride, options(nostack)),
+            2 => asm!("tilestored [{0} + {1}*1], tmm2", in(reg) out, in(reg) stride, options(nostack)),
+            _ => asm!("tilestored [{0} + {1}*1], tmm3", in(reg) out, in(reg) stride, options(nostack)),
+        }
+    }
+}
+
+/// Writes one tile of sums: straight to the output where it is whole, else row by row.
+unsafe fn store<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group: usize, add: bool) {
+    let (row, column) = (strip * GROUP, group * GROUP);
+    let rows = GROUP.min(task.rows - row);
+    let columns = GROUP.min(task.layout.rows() - column);
+    if let (GROUP, GROUP, false, Some(stride), Some(out)) =
+        (rows, columns, add, task.output.plain_stride(), task.output.row(row))
+    {
+        // SAFETY: sixteen whole rows of the output are there, a stride apart.
+        unsafe { tile_store::<TILE_REGISTER>(out.add(column), stride * 4) };
+        return;
+    }
+    let mut sums = [[0.0_f32; GROUP]; GROUP];
+    // SAFETY: the array is a whole tile.
+    unsafe { tile_store::<TILE_REGISTER>(sums.as_mut_ptr().cast(), 64) };
+    for (lane, sums) in sums.iter().take(rows).enumerate() {
+        let Some(out) = task.output.row(row + lane) else { continue };
+        for (i, sum) in sums.iter().take(columns).enumerate() {
+            // SAFETY: the column is below the rows of the weights.
+            unsafe {
+                let place = out.add(column + i);
+                *place = if add { *place + sum } else { *sum };
+            }
+        }
+    }
+}
+
+/// The lane order that turns sixteen even and sixteen odd columns into pairs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pair_order() -> __m512i {
+    let low: [i16; 32] = std::array::from_fn(|i| (i / 2 + 16 * (i % 2)) as i16);
+    // SAFETY: an array of 64 bytes.
+    unsafe { _mm512_loadu_si512(low.as_ptr().cast()) }
+}
+
+/// Unpacks `count` blocks of a group, from block `first`, to bf16 tiles.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+unsafe fn quantized_panel<P: Packed>(
+    task: &Task<'_>,
+    group: usize,
+    first: usize,
+    count: usize,
+    out: *mut u8,
+) {
+    let packed = task.group(group).as_ptr();
+    let order = pair_order();
+    let byte = _mm512_set1_epi32(255);
+    for i in 0..count {
+        let (cell, block) = ((first + i) / P::BLOCKS, (first + i) % P::BLOCKS);
+        // SAFETY: the cell is inside the group; the panel has room for `count` tiles.
+        unsafe {
+            let cell = packed.add(cell * P::BYTES);
+            let (quants, affine) = (P::quants(cell, block), P::scales(cell, block));
+            let tile = out.add(i * TILE).cast::<__m512i>();
+            for (v, q) in quants.into_iter().enumerate() {
+                let half = v / 4;
+                let (d, m) = if half == 0 { (affine.d[0], affine.m[0]) } else { (affine.d[1], affine.m[1]) };
+                let value = |q: __m512i| _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), d, m);
+                let c0 = value(_mm512_and_si512(q, byte));
+                let c1 = value(_mm512_and_si512(_mm512_srli_epi32::<8>(q), byte));
+                let c2 = value(_mm512_and_si512(_mm512_srli_epi32::<16>(q), byte));
+                let c3 = value(_mm512_srli_epi32::<24>(q));
+                let pair = |even, odd| {
+                    let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(odd, even));
+                    _mm512_permutexvar_epi16(order, both)
+                };
+                _mm512_storeu_si512(tile.add(2 * v), pair(c0, c1));
+                _mm512_storeu_si512(tile.add(2 * v + 1), pair(c2, c3));
+            }
+        }
+    }
+}
+
+/// Turns f16 columns of a group, `count` times 32 from tile `first`, into bf16 tiles; zeros past the last column.
+unsafe fn half_panel(task: &Task<'_>, group: usize, first: usize, count: usize, out: *mut u8) {
+    // SAFETY: promised by the caller.
+    unsafe { half_panel_inner(task, group, first, count, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+unsafe fn half_panel_inner(task: &Task<'_>, group: usize, first: usize, count: usize, out: *mut u8) {
+    let packed = task.group(group).as_ptr();
+    let order = pair_order();
+    let columns = task.layout.columns();
+    for pair in 0..count * BLOCK / 2 {
+        let column = first * BLOCK + 2 * pair;
+        // SAFETY: columns below the last are inside the group; the panel has room for `count` tiles.
+        unsafe {
+            let load = |column: usize| {
+                if column < columns {
+                    _mm512_cvtph_ps(_mm256_loadu_si256(packed.add(column * 2 * GROUP).cast()))
+                } else {
+                    _mm512_setzero_ps()
+                }
+            };
+            let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(load(column + 1), load(column)));
+            _mm512_storeu_si512(out.add(pair * 64).cast(), _mm512_permutexvar_epi16(order, both));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Products of int8 activations with quantized weights: AVX2.
+//!
+//! `maddubs` multiplies unsigned by signed bytes and adds pairs in 16 bits. As many of these as cannot overflow are
+//! added before they are widened to 32 bits: eight for 4-bit quants, one for signed bytes.
+
+use std::arch::x86_64::*;
+
+use quadriga_graph::DType;
+
+use super::Task;
+use super::activations::{Int8Row, PANEL_COLUMNS};
+use super::avx2_unpack::{self as unpack, Packed};
+use super::avx512_unpack::with_packed;
+use super::format::{BLOCK, GROUP};
+use crate::isa::Avx2;
+
+/// Bytes ahead of the current cell that are asked for early.
+const AHEAD: usize = 2048;
+
+const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
+
+/// Eight rows of a block as many-row products read it.
+#[repr(C, align(32))]
+struct PanelBlock {
+    quants: [__m256i; 8],
+    d: [__m256; 2],
+    m: [__m256; 2],
+}
+
+const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= super::activations::SCRATCH);
+
+/// Rows of activations × groups of weight rows.
+pub(super) fn product(_token: Avx2, task: &Task<'_>) {
+    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+    unsafe {
+        if task.rows == 1 {
+            with_packed!(task.layout.dtype(), one_row(task));
+        } else {
+            with_packed!(task.layout.dtype(), many_rows(task));
+        }
+    }
+}
+
+/// Writes eight results of a row, or as many as there are weight rows.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256, add: bool) {
+    let count = 8.min(task.layout.rows().saturating_sub(first));
+    let Some(out) = task.output.row(row) else { return };
+    let mut lanes = [0.0_f32; 8];
+    // SAFETY: an array of eight; columns past the end of the row are left out.
+    unsafe {
+        _mm256_storeu_ps(lanes.as_mut_ptr(), sums);
+        for (i, lane) in lanes.iter().take(count).enumerate() {
+            let place = out.add(first + i);
+            *place = if add { *place + lane } else { *lane };
+        }
+    }
+}
+
+/// Adds a block's part to eight sums.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_block<P: Packed>(
+    sum: __m256,
+    quants: &[__m256i; 8],
+    affine: &unpack::Affine,
+    x: &Int8Row,
+    block: usize,
+) -> __m256 {
+    let ones = _mm256_set1_epi16(1);
+    let mut sum = sum;
+    let mut halves = [_mm256_setzero_si256(); 2];
+    // SAFETY: the row of activations has this block.
+    unsafe {
+        let at = x.quants.add(block * BLOCK).cast::<i32>();
+        let mut run = _mm256_setzero_si256();
+        for (v, q) in quants.iter().enumerate() {
+            let four = _mm256_set1_epi32(at.add(v).read_unaligned());
+            let pairs = if P::SIGNED {
+                _mm256_maddubs_epi16(_mm256_abs_epi8(*q), _mm256_sign_epi8(four, *q))
+            } else {
+                _mm256_maddubs_epi16(*q, four)
+            };
+            run = if v % P::RUN == 0 { pairs } else { _mm256_add_epi16(run, pairs) };
+            // Widen at the end of a run, and where the half block ends if it has a scale of its own.
+            let end = (v + 1) % P::RUN == 0 || (P::HALVES && v == 3);
+            if end {
+                let wide = _mm256_madd_epi16(run, ones);
+                let half = usize::from(P::HALVES && v >= 4);
+                if half == 0 {
+                    halves[0] = _mm256_add_epi32(halves[0], wide);
+                } else {
+                    halves[1] = _mm256_add_epi32(halves[1], wide);
+                }
+                run = _mm256_setzero_si256();
+            }
+        }
+        let scale = _mm256_set1_ps(*x.scales.add(block));
+        let dot = |half: __m256i| _mm256_mul_ps(_mm256_cvtepi32_ps(half), scale);
+        sum = _mm256_fmadd_ps(dot(halves[0]), affine.d[0], sum);
+        if P::HALVES {
+            sum = _mm256_fmadd_ps(dot(halves[1]), affine.d[1], sum);
+        }
+        if P::MINIMUM && P::HALVES {
+            sum = _mm256_fmadd_ps(affine.m[0], _mm256_set1_ps(*x.half_sums.add(2 * block)), sum);
+            sum = _mm256_fmadd_ps(affine.m[1], _mm256_set1_ps(*x.half_sums.add(2 * block + 1)), sum);
+        } else if P::MINIMUM {
+            sum = _mm256_fmadd_ps(affine.m[0], _mm256_set1_ps(*x.sums.add(block)), sum);
+        }
+    }
+    sum
+}
+
+/// One row: the packed weights are read once, front to back.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn one_row<P: Packed>(task: &Task<'_>) {
+    let x = task.activations.int8(task.first_row);
+    let cells = task.layout.columns() / (P::BLOCKS * BLOCK);
+    for group in task.groups.clone() {
+        let mut cell = task.group(group).as_ptr();
+        let mut sums = [_mm256_setzero_ps(); 2];
+        for index in 0..cells {
+            for line in 0..P::BYTES.div_ceil(64) {
+                _mm_prefetch::<_MM_HINT_T0>(cell.wrapping_add(AHEAD + 64 * line).cast());
+            }
+            for block in 0..P::BLOCKS {
+                for (half, sum) in sums.iter_mut().enumerate() {
+                    // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
+                    unsafe {
+                        let quants = P::quants(cell, block, half);
+                        let affine = P::scales(cell, block, half);
+                        *sum = add_block::<P>(*sum, &quants, &affine, &x, index * P::BLOCKS + block);
+                    }
+                }
+            }
+            cell = cell.wrapping_add(P::BYTES);
+        }
+        for (half, sum) in sums.into_iter().enumerate() {
+            // SAFETY: the group is one of the layout's.
+            unsafe { store(task, group * GROUP + 8 * half, 0, sum, false) };
+        }
+    }
+}
+
+/// Many rows: eight weight rows are unpacked once, and used for all rows, four at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
+    let panel = task.scratch.cast::<PanelBlock>();
+    let blocks = task.layout.columns() / BLOCK;
+    for (group, half) in task.groups.clone().flat_map(|group| [(group, 0), (group, 1)]) {
+        let packed = task.group(group).as_ptr();
+        let column = group * GROUP + 8 * half;
+        for first in (0..blocks).step_by(PANEL_BLOCKS) {
+            let count = PANEL_BLOCKS.min(blocks - first);
+            for i in 0..count {
+                let (cell, block) = ((first + i) / P::BLOCKS, (first + i) % P::BLOCKS);
+                // SAFETY: the scratch memory holds PANEL_BLOCKS blocks; the cell is inside the group.
+                unsafe {
+                    let cell = packed.add(cell * P::BYTES);
+                    let affine = P::scales(cell, block, half);
+                    let quants = P::quants(cell, block, half);
+                    panel.add(i).write(PanelBlock { quants, d: affine.d, m: affine.m });
+                }
+            }
+            let mut row = 0;
+            // SAFETY: rows below `task.rows` exist in activations and output.
+            unsafe {
+                while row + 4 <= task.rows {
+                    panel_rows::<4, P>(task, panel, column, row, first, count);
+                    row += 4;
+                }
+                match task.rows - row {
+                    0 => {}
+                    1 => panel_rows::<1, P>(task, panel, column, row, first, count),
+                    2 => panel_rows::<2, P>(task, panel, column, row, first, count),
+                    _ => panel_rows::<3, P>(task, panel, column, row, first, count),
+                }
+            }
+        }
+    }
+}
+
+/// `ROWS` rows × the blocks of a panel.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn panel_rows<const ROWS: usize, P: Packed>(
+    task: &Task<'_>,
+    panel: *const PanelBlock,
+    column: usize,
+    row: usize,
+    first: usize,
+    count: usize,
+) {
+    let x: [Int8Row; ROWS] = std::array::from_fn(|r| task.activations.int8(task.first_row + row + r));
+    let mut sums = [_mm256_setzero_ps(); ROWS];
+    for i in 0..count {
+        // SAFETY: the panel holds `count` blocks.
+        let block = unsafe { &*panel.add(i) };
+        let affine = unpack::Affine { d: block.d, m: block.m };
+        for (sum, x) in sums.iter_mut().zip(&x) {
+            // SAFETY: the rows have block `first + i`.
+            *sum = unsafe { add_block::<P>(*sum, &block.quants, &affine, x, first + i) };
+        }
+    }
+    for (r, sum) in sums.into_iter().enumerate() {
+        // SAFETY: the columns are those of a group of the layout.
+        unsafe { store(task, column, row + r, sum, first > 0) };
+    }
+}

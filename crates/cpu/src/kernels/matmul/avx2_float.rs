@@ -1,0 +1,214 @@
+//! Products of f32 activations with F32, F16 and BF16 weights, in f32 arithmetic: AVX2.
+//!
+//! A group of sixteen weight rows is two vectors wide. Many rows: panels of up to six rows × one group, twelve sums
+//! in registers. F16 and BF16 are widened as they are loaded.
+
+use std::arch::x86_64::*;
+
+use quadriga_graph::DType;
+
+use super::Task;
+use super::activations::SCRATCH;
+use super::format::GROUP;
+use crate::isa::Avx2;
+
+/// Columns widened at a time.
+const PANEL: usize = SCRATCH / (GROUP * 4) / 32 * 32;
+
+/// Rows of activations × groups of weight rows.
+pub(super) fn product(_token: Avx2, task: &Task<'_>) {
+    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+    unsafe {
+        match task.layout.dtype() {
+            DType::F16 => rows::<Halves>(task),
+            DType::BF16 => rows::<Brains>(task),
+            _ => rows::<Singles>(task),
+        }
+    }
+}
+
+/// A plain type of weights.
+trait Plain {
+    const IN_PLACE: bool;
+    /// Loads one column of a group.
+    ///
+    /// # Safety
+    /// The column must be in the group, and the CPU must have AVX2 and F16C.
+    unsafe fn column(group: *const u8, column: usize) -> [__m256; 2];
+}
+
+struct Singles;
+struct Halves;
+struct Brains;
+
+impl Plain for Singles {
+    const IN_PLACE: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn column(group: *const u8, column: usize) -> [__m256; 2] {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let at = group.add(column * 64).cast::<f32>();
+            [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))]
+        }
+    }
+}
+
+impl Plain for Halves {
+    const IN_PLACE: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn column(group: *const u8, column: usize) -> [__m256; 2] {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let at = group.add(column * 32).cast::<__m128i>();
+            [_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at.add(1)))]
+        }
+    }
+}
+
+impl Plain for Brains {
+    const IN_PLACE: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn column(group: *const u8, column: usize) -> [__m256; 2] {
+        // SAFETY: promised by the caller; columns are stored in pairs.
+        let [a, b] = unsafe {
+            let at = group.add(column / 2 * 64).cast::<__m256i>();
+            [_mm256_loadu_si256(at), _mm256_loadu_si256(at.add(1))]
+        };
+        if column.is_multiple_of(2) {
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b))]
+        } else {
+            let mask = _mm256_set1_epi32(!0xffff);
+            [_mm256_castsi256_ps(_mm256_and_si256(a, mask)), _mm256_castsi256_ps(_mm256_and_si256(b, mask))]
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows<W: Plain>(task: &Task<'_>) {
+    let columns = task.layout.columns();
+    for group in task.groups.clone() {
+        let packed = task.group(group).as_ptr();
+        if task.rows == 1 {
+            // SAFETY: promised by the caller.
+            unsafe { one_row::<W>(task, group, packed) };
+            continue;
+        }
+        let step = if W::IN_PLACE { columns.max(1) } else { PANEL };
+        for first in (0..columns).step_by(step) {
+            let count = step.min(columns - first);
+            let mut wide = packed.cast::<f32>();
+            if !W::IN_PLACE {
+                let scratch = task.scratch.cast::<f32>();
+                for column in 0..count {
+                    // SAFETY: the column is inside the group; the scratch memory holds PANEL columns.
+                    unsafe {
+                        let [a, b] = W::column(packed, first + column);
+                        _mm256_storeu_ps(scratch.add(column * GROUP), a);
+                        _mm256_storeu_ps(scratch.add(column * GROUP + 8), b);
+                    }
+                }
+                wide = scratch.cast_const();
+            }
+            for row in (0..task.rows).step_by(6) {
+                // SAFETY: the panel has `count` columns.
+                unsafe {
+                    match task.activations.panel(task.first_row + row).1 {
+                        1 => panel::<1>(task, group, row, wide, first, count),
+                        2 => panel::<2>(task, group, row, wide, first, count),
+                        3 => panel::<3>(task, group, row, wide, first, count),
+                        4 => panel::<4>(task, group, row, wide, first, count),
+                        5 => panel::<5>(task, group, row, wide, first, count),
+                        _ => panel::<6>(task, group, row, wide, first, count),
+                    }
+                }
+            }
+        }
+        if columns == 0 {
+            for row in 0..task.rows {
+                // SAFETY: the group is one of the layout's.
+                unsafe { store(task, group, row, [_mm256_setzero_ps(); 2], false) };
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn one_row<W: Plain>(task: &Task<'_>, group: usize, packed: *const u8) {
+    let columns = task.layout.columns();
+    let (x, _) = task.activations.panel(task.first_row);
+    let mut sums = [[_mm256_setzero_ps(); 2]; 4];
+    // SAFETY: columns below the last are inside the group and the row.
+    unsafe {
+        let mut column = 0;
+        while column + 4 <= columns {
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let [a, b] = W::column(packed, column + i);
+                let x = _mm256_set1_ps(*x.add(column + i));
+                sums[0] = _mm256_fmadd_ps(a, x, sums[0]);
+                sums[1] = _mm256_fmadd_ps(b, x, sums[1]);
+            }
+            column += 4;
+        }
+        for (i, sums) in sums.iter_mut().enumerate().take(columns - column) {
+            let [a, b] = W::column(packed, column + i);
+            let x = _mm256_set1_ps(*x.add(column + i));
+            sums[0] = _mm256_fmadd_ps(a, x, sums[0]);
+            sums[1] = _mm256_fmadd_ps(b, x, sums[1]);
+        }
+        let [a, b, c, d] = sums;
+        let low = _mm256_add_ps(_mm256_add_ps(a[0], b[0]), _mm256_add_ps(c[0], d[0]));
+        let high = _mm256_add_ps(_mm256_add_ps(a[1], b[1]), _mm256_add_ps(c[1], d[1]));
+        store(task, group, 0, [low, high], false);
+    }
+}
+
+/// `ROWS` rows × one group × `count` columns.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn panel<const ROWS: usize>(
+    task: &Task<'_>,
+    group: usize,
+    row: usize,
+    w: *const f32,
+    first: usize,
+    count: usize,
+) {
+    let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
+    // SAFETY: the panel of activations holds ROWS values for each column, the group sixteen.
+    unsafe {
+        let x = task.activations.panel(task.first_row + row).0.add(first * ROWS).cast_const();
+        for column in 0..count {
+            let low = _mm256_loadu_ps(w.add(column * GROUP));
+            let high = _mm256_loadu_ps(w.add(column * GROUP + 8));
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = _mm256_set1_ps(*x.add(column * ROWS + r));
+                sums[0] = _mm256_fmadd_ps(low, x, sums[0]);
+                sums[1] = _mm256_fmadd_ps(high, x, sums[1]);
+            }
+        }
+        for (r, sums) in sums.into_iter().enumerate().take(task.rows - row) {
+            store(task, group, row + r, sums, first > 0);
+        }
+    }
+}
+
+/// Writes sixteen results of a row, or as many as there are weight rows.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: [__m256; 2], add: bool) {
+    let first = group * GROUP;
+    let count = GROUP.min(task.layout.rows() - first);
+    let Some(out) = task.output.row(row) else { return };
+    let mut lanes = [0.0_f32; GROUP];
+    // SAFETY: an array of sixteen; columns past the end of the row are left out.
+    unsafe {
+        _mm256_storeu_ps(lanes.as_mut_ptr(), sums[0]);
+        _mm256_storeu_ps(lanes.as_mut_ptr().add(8), sums[1]);
+        for (i, lane) in lanes.iter().take(count).enumerate() {
+            let place = out.add(first + i);
+            *place = if add { *place + lane } else { *lane };
+        }
+    }
+}

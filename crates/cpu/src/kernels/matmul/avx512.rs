@@ -1,0 +1,220 @@
+//! Products of int8 activations with quantized weights: AVX-512 with VNNI.
+
+use std::arch::x86_64::*;
+
+use quadriga_graph::DType;
+
+use super::Task;
+use super::activations::{Int8Row, PANEL_COLUMNS};
+use super::avx512_unpack::{self as unpack, Packed, with_packed};
+use super::format::{BLOCK, GROUP};
+use crate::isa::Avx512;
+
+/// Bytes ahead of the current cell that are asked for early: the hardware does not look past the end of a page.
+const AHEAD: usize = 2048;
+
+/// Blocks unpacked at a time for many rows.
+const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
+
+/// A block as many-row products read it: quants as bytes, `d` and `m` for each half.
+#[repr(C, align(64))]
+struct PanelBlock {
+    quants: [__m512i; 8],
+    d: [__m512; 2],
+    m: [__m512; 2],
+}
+
+const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= super::activations::SCRATCH);
+
+/// Rows of activations × groups of weight rows.
+pub(super) fn product(_token: Avx512, task: &Task<'_>) {
+    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+    unsafe {
+        if task.rows == 1 {
+            with_packed!(task.layout.dtype(), one_row(task));
+        } else {
+            with_packed!(task.layout.dtype(), many_rows(task));
+        }
+    }
+}
+
+/// Writes sixteen results of a row, or as many as there are weight rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512, add: bool) {
+    let first = group * GROUP;
+    let count = GROUP.min(task.layout.rows() - first);
+    let mask = ((1_u32 << count) - 1) as __mmask16;
+    if let Some(out) = task.output.row(row) {
+        // SAFETY: the mask leaves out columns past the end of the row.
+        unsafe {
+            let out = out.add(first);
+            let sums = if add { _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, out)) } else { sums };
+            _mm512_mask_storeu_ps(out, mask, sums);
+        }
+    }
+}
+
+/// The sum of products of two halves of a block, as integers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
+    let [mut low, mut high] = [_mm512_setzero_si512(); 2];
+    let [a, b, c, d, e, f, g, h] = *quants;
+    // SAFETY: a block of activations is 32 bytes.
+    let four = |i: usize| _mm512_set1_epi32(unsafe { x.cast::<i32>().add(i).read_unaligned() });
+    low = _mm512_dpbusd_epi32(low, a, four(0));
+    high = _mm512_dpbusd_epi32(high, e, four(4));
+    low = _mm512_dpbusd_epi32(low, b, four(1));
+    high = _mm512_dpbusd_epi32(high, f, four(5));
+    low = _mm512_dpbusd_epi32(low, c, four(2));
+    high = _mm512_dpbusd_epi32(high, g, four(6));
+    low = _mm512_dpbusd_epi32(low, d, four(3));
+    high = _mm512_dpbusd_epi32(high, h, four(7));
+    [low, high]
+}
+
+/// Adds a block's part to sixteen sums.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn add_block<const HALVES: bool>(
+    sums: [__m512; 2],
+    quants: &[__m512i; 8],
+    affine: &unpack::Affine,
+    x: &Int8Row,
+    block: usize,
+) -> [__m512; 2] {
+    let [mut main, mut rest] = sums;
+    // SAFETY: the row has this block.
+    unsafe {
+        let [low, high] = dots(quants, x.quants.add(block * BLOCK));
+        let scale = _mm512_set1_ps(*x.scales.add(block));
+        if HALVES {
+            let low = _mm512_mul_ps(_mm512_cvtepi32_ps(low), scale);
+            let high = _mm512_mul_ps(_mm512_cvtepi32_ps(high), scale);
+            main = _mm512_fmadd_ps(low, affine.d[0], main);
+            main = _mm512_fmadd_ps(high, affine.d[1], main);
+            rest = _mm512_fmadd_ps(affine.m[0], _mm512_set1_ps(*x.half_sums.add(2 * block)), rest);
+            rest = _mm512_fmadd_ps(affine.m[1], _mm512_set1_ps(*x.half_sums.add(2 * block + 1)), rest);
+        } else {
+            let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
+            main = _mm512_fmadd_ps(_mm512_mul_ps(dot, scale), affine.d[0], main);
+            rest = _mm512_fmadd_ps(affine.m[0], _mm512_set1_ps(*x.sums.add(block)), rest);
+        }
+    }
+    [main, rest]
+}
+
+/// One row: the packed weights are read once, front to back.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn one_row<P: Packed>(task: &Task<'_>) {
+    let x = task.activations.int8(task.first_row);
+    let cells = task.layout.columns() / (P::BLOCKS * BLOCK);
+    for group in task.groups.clone() {
+        let mut cell = task.group(group).as_ptr();
+        let mut sums = [_mm512_setzero_ps(); 2];
+        for index in 0..cells {
+            for line in 0..P::BYTES.div_ceil(64) {
+                _mm_prefetch::<_MM_HINT_T0>(cell.wrapping_add(AHEAD + 64 * line).cast());
+            }
+            for block in 0..P::BLOCKS {
+                // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
+                unsafe {
+                    let (quants, affine) = (P::quants(cell, block), P::scales(cell, block));
+                    sums = if P::HALVES {
+                        add_block::<true>(sums, &quants, &affine, &x, index * P::BLOCKS + block)
+                    } else {
+                        add_block::<false>(sums, &quants, &affine, &x, index * P::BLOCKS + block)
+                    };
+                }
+            }
+            cell = cell.wrapping_add(P::BYTES);
+        }
+        // SAFETY: the group is one of the layout's.
+        unsafe { store(task, group, 0, _mm512_add_ps(sums[0], sums[1]), false) };
+    }
+}
+
+/// Many rows: a group is unpacked once, and used for all rows, eight at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
+    let panel = task.scratch.cast::<PanelBlock>();
+    let blocks = task.layout.columns() / BLOCK;
+    for group in task.groups.clone() {
+        let packed = task.group(group).as_ptr();
+        for first in (0..blocks).step_by(PANEL_BLOCKS) {
+            let count = PANEL_BLOCKS.min(blocks - first);
+            for i in 0..count {
+                let (cell, block) = ((first + i) / P::BLOCKS, (first + i) % P::BLOCKS);
+                // SAFETY: the scratch memory holds PANEL_BLOCKS blocks; the cell is inside the group.
+                unsafe {
+                    let cell = packed.add(cell * P::BYTES);
+                    let affine = P::scales(cell, block);
+                    panel.add(i).write(PanelBlock {
+                        quants: P::quants(cell, block),
+                        d: affine.d,
+                        m: affine.m,
+                    });
+                }
+            }
+            let mut row = 0;
+            // SAFETY: rows below `task.rows` exist in activations and output.
+            unsafe {
+                while row + 8 <= task.rows {
+                    panel_rows::<8, P>(task, panel, group, row, first, count);
+                    row += 8;
+                }
+                match task.rows - row {
+                    0 => {}
+                    1 => panel_rows::<1, P>(task, panel, group, row, first, count),
+                    2 => panel_rows::<2, P>(task, panel, group, row, first, count),
+                    3 => panel_rows::<3, P>(task, panel, group, row, first, count),
+                    4 => panel_rows::<4, P>(task, panel, group, row, first, count),
+                    5 => panel_rows::<5, P>(task, panel, group, row, first, count),
+                    6 => panel_rows::<6, P>(task, panel, group, row, first, count),
+                    _ => panel_rows::<7, P>(task, panel, group, row, first, count),
+                }
+            }
+        }
+    }
+}
+
+/// `ROWS` rows × the blocks of a panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+unsafe fn panel_rows<const ROWS: usize, P: Packed>(
+    task: &Task<'_>,
+    panel: *const PanelBlock,
+    group: usize,
+    row: usize,
+    first: usize,
+    count: usize,
+) {
+    let x: [Int8Row; ROWS] = std::array::from_fn(|r| task.activations.int8(task.first_row + row + r));
+    let mut sums = [_mm512_setzero_ps(); ROWS];
+    for i in 0..count {
+        // SAFETY: the panel holds `count` blocks.
+        let block = unsafe { &*panel.add(i) };
+        let affine = unpack::Affine { d: block.d, m: block.m };
+        for (sum, x) in sums.iter_mut().zip(&x) {
+            // SAFETY: the rows have block `first + i`.
+            unsafe {
+                let both = [*sum, _mm512_setzero_ps()];
+                *sum = if P::HALVES {
+                    let [a, b] = add_block::<true>(both, &block.quants, &affine, x, first + i);
+                    _mm512_add_ps(a, b)
+                } else {
+                    // One chain of sums is enough here: other rows hide its latency.
+                    let [low, high] = dots(&block.quants, x.quants.add((first + i) * BLOCK));
+                    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
+                    let scaled = _mm512_mul_ps(dot, _mm512_set1_ps(*x.scales.add(first + i)));
+                    let sum = _mm512_fmadd_ps(scaled, affine.d[0], *sum);
+                    _mm512_fmadd_ps(affine.m[0], _mm512_set1_ps(*x.sums.add(first + i)), sum)
+                };
+            }
+        }
+    }
+    for (r, sum) in sums.into_iter().enumerate() {
+        // SAFETY: the group is one of the layout's.
+        unsafe { store(task, group, row + r, sum, first > 0) };
+    }
+}

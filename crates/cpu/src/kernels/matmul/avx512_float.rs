@@ -1,0 +1,244 @@
+//! Products of f32 activations with F32, F16 and BF16 weights, in f32 arithmetic: AVX-512.
+//!
+//! One row: each column of a group is one vector of weights times one activation. Many rows: panels of up to twelve
+//! rows × two groups, 24 sums in registers; f16 and bf16 groups are widened once into scratch memory.
+
+use std::arch::x86_64::*;
+
+use quadriga_graph::DType;
+
+use super::Task;
+use super::activations::SCRATCH;
+use super::format::GROUP;
+use crate::isa::Avx512;
+
+/// Columns widened at a time.
+const PANEL: usize = SCRATCH / (2 * GROUP * 4) / 32 * 32;
+
+/// Rows of activations × groups of weight rows.
+pub(super) fn product(_token: Avx512, task: &Task<'_>) {
+    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+    unsafe {
+        match (task.layout.dtype(), task.rows) {
+            (DType::F16, 1) => one_row::<Halves>(task),
+            (DType::BF16, 1) => one_row::<Brains>(task),
+            (_, 1) => one_row::<Singles>(task),
+            (DType::F16, _) => many_rows::<Halves>(task),
+            (DType::BF16, _) => many_rows::<Brains>(task),
+            _ => many_rows::<Singles>(task),
+        }
+    }
+}
+
+/// A plain type of weights.
+trait Plain {
+    /// Whether packed groups can be used without widening.
+    const IN_PLACE: bool;
+    /// Bytes of two columns of a group.
+    const PAIR: usize;
+    /// Loads columns 2p and 2p + 1 of a group; the second only if `both`.
+    ///
+    /// # Safety
+    /// The columns must be in the group, and the CPU must have AVX-512.
+    unsafe fn pair(group: *const u8, pair: usize, both: bool) -> [__m512; 2];
+}
+
+struct Singles;
+struct Halves;
+struct Brains;
+
+impl Plain for Singles {
+    const IN_PLACE: bool = true;
+    const PAIR: usize = 128;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+    unsafe fn pair(group: *const u8, pair: usize, both: bool) -> [__m512; 2] {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let at = group.add(pair * 128).cast::<f32>();
+            [_mm512_loadu_ps(at), if both { _mm512_loadu_ps(at.add(16)) } else { _mm512_setzero_ps() }]
+        }
+    }
+}
+
+impl Plain for Halves {
+    const IN_PLACE: bool = false;
+    const PAIR: usize = 64;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+    unsafe fn pair(group: *const u8, pair: usize, both: bool) -> [__m512; 2] {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let at = group.add(pair * 64).cast::<__m256i>();
+            let second =
+                if both { _mm512_cvtph_ps(_mm256_loadu_si256(at.add(1))) } else { _mm512_setzero_ps() };
+            [_mm512_cvtph_ps(_mm256_loadu_si256(at)), second]
+        }
+    }
+}
+
+impl Plain for Brains {
+    const IN_PLACE: bool = false;
+    const PAIR: usize = 64;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+    unsafe fn pair(group: *const u8, pair: usize, _both: bool) -> [__m512; 2] {
+        // SAFETY: promised by the caller; columns are stored in pairs, filled up with zeros.
+        let both = unsafe { _mm512_loadu_si512(group.add(pair * 64).cast()) };
+        let odd = _mm512_and_si512(both, _mm512_set1_epi32(!0xffff));
+        [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(odd)]
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512, add: bool) {
+    let first = group * GROUP;
+    let count = GROUP.min(task.layout.rows().saturating_sub(first));
+    let mask = ((1_u32 << count) - 1) as __mmask16;
+    if let Some(out) = task.output.row(row) {
+        // SAFETY: the mask leaves out columns past the end of the row.
+        unsafe {
+            let out = out.add(first.min(task.layout.rows()));
+            let sums = if add { _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, out)) } else { sums };
+            _mm512_mask_storeu_ps(out, mask, sums);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn one_row<W: Plain>(task: &Task<'_>) {
+    let columns = task.layout.columns();
+    let (x, _) = task.activations.panel(task.first_row);
+    for group in task.groups.clone() {
+        let packed = task.group(group).as_ptr();
+        let mut sums = [_mm512_setzero_ps(); 4];
+        // SAFETY: pairs below columns / 2 are inside the group and the row; a last odd column is taken alone.
+        unsafe {
+            for two in 0..columns / 4 {
+                _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2048).cast());
+                _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2112).cast());
+                if W::PAIR > 64 {
+                    _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2176).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2240).cast());
+                }
+                let x = x.add(4 * two);
+                let [a, b] = W::pair(packed, 2 * two, true);
+                let [c, d] = W::pair(packed, 2 * two + 1, true);
+                sums[0] = _mm512_fmadd_ps(a, _mm512_set1_ps(*x), sums[0]);
+                sums[1] = _mm512_fmadd_ps(b, _mm512_set1_ps(*x.add(1)), sums[1]);
+                sums[2] = _mm512_fmadd_ps(c, _mm512_set1_ps(*x.add(2)), sums[2]);
+                sums[3] = _mm512_fmadd_ps(d, _mm512_set1_ps(*x.add(3)), sums[3]);
+            }
+            for column in (columns / 4 * 4..columns).step_by(2) {
+                let both = column + 1 < columns;
+                let [a, b] = W::pair(packed, column / 2, both);
+                sums[0] = _mm512_fmadd_ps(a, _mm512_set1_ps(*x.add(column)), sums[0]);
+                if both {
+                    sums[1] = _mm512_fmadd_ps(b, _mm512_set1_ps(*x.add(column + 1)), sums[1]);
+                }
+            }
+            let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+            store(task, group, 0, sum, false);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
+    let columns = task.layout.columns();
+    if W::IN_PLACE {
+        // Panels of rows outside: one panel stays in the first-level cache while the groups pass by.
+        for row in (0..task.rows).step_by(12) {
+            for group in task.groups.clone().step_by(2) {
+                let packed = [group, group + 1].map(|g| task.group(g).as_ptr().cast::<f32>());
+                // SAFETY: F32 groups hold all columns; the second is used only if it is one of the task's.
+                unsafe { panel(task, group, row, packed, 0, columns) };
+            }
+        }
+        return;
+    }
+    for group in task.groups.clone().step_by(2) {
+        for first in (0..columns).step_by(PANEL) {
+            let count = PANEL.min(columns - first);
+            let wide = task.scratch.cast::<f32>();
+            let wide = [wide, wide.wrapping_add(PANEL * GROUP)];
+            for (g, wide) in (group..(group + 2).min(task.groups.end)).zip(wide) {
+                let packed = task.group(g).as_ptr();
+                for column in (0..count).step_by(2) {
+                    let both = column + 1 < count;
+                    // SAFETY: the column is inside the group; the scratch memory holds PANEL columns of two groups.
+                    unsafe {
+                        let [a, b] = W::pair(packed, (first + column) / 2, both);
+                        _mm512_storeu_ps(wide.add(column * GROUP), a);
+                        if both {
+                            _mm512_storeu_ps(wide.add((column + 1) * GROUP), b);
+                        }
+                    }
+                }
+            }
+            for row in (0..task.rows).step_by(12) {
+                // SAFETY: the panels hold `count` columns.
+                unsafe { panel(task, group, row, wide.map(<*mut f32>::cast_const), first, count) };
+            }
+        }
+    }
+}
+
+/// One panel of rows × one or two groups.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn panel(task: &Task<'_>, group: usize, row: usize, w: [*const f32; 2], first: usize, count: usize) {
+    macro_rules! sized {
+        ($($rows:literal)*) => {
+            // SAFETY: promised by the caller; the panel has this many rows.
+            unsafe {
+                match (task.activations.panel(task.first_row + row).1, group + 1 < task.groups.end) {
+                    $(($rows, true) => panel_of::<$rows, 2>(task, group, row, w, first, count),
+                      ($rows, false) => panel_of::<$rows, 1>(task, group, row, w, first, count),)*
+                    _ => {}
+                }
+            }
+        };
+    }
+    sized!(1 2 3 4 5 6 7 8 9 10 11 12);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn panel_of<const ROWS: usize, const GROUPS: usize>(
+    task: &Task<'_>,
+    group: usize,
+    row: usize,
+    w: [*const f32; 2],
+    first: usize,
+    count: usize,
+) {
+    let mut sums = [[_mm512_setzero_ps(); GROUPS]; ROWS];
+    // SAFETY: the panel holds ROWS values for each column, the groups one vector.
+    unsafe {
+        let mut x = task.activations.panel(task.first_row + row).0.add(first * ROWS).cast_const();
+        let [mut w0, mut w1] = w;
+        for _ in 0..count {
+            let mut weights = [_mm512_setzero_ps(); GROUPS];
+            weights[0] = _mm512_loadu_ps(w0);
+            w0 = w0.add(GROUP);
+            if GROUPS == 2 {
+                if let Some(second) = weights.last_mut() {
+                    *second = _mm512_loadu_ps(w1);
+                }
+                w1 = w1.add(GROUP);
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = _mm512_set1_ps(*x.add(r));
+                for (sum, weights) in sums.iter_mut().zip(&weights) {
+                    *sum = _mm512_fmadd_ps(*weights, x, *sum);
+                }
+            }
+            x = x.add(ROWS);
+        }
+        for (r, sums) in sums.into_iter().enumerate().take(task.rows - row) {
+            for (g, sum) in sums.into_iter().enumerate() {
+                store(task, group + g, row + r, sum, first > 0);
+            }
+        }
+    }
+}

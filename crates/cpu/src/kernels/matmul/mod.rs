@@ -1,0 +1,232 @@
+//! Matrix products: weights `W [n, k]` of any type × activations `X [m, k]` → `Y [m, n]`, `Y = X Wᵀ`.
+//!
+//! Weights are packed once ([`Layout`]); one packed layout serves one row and many rows, and every instruction set.
+//! Activations are brought into the form that the kernel wants ([`Activations`]) once per product:
+//!
+//! - **Int8**: one scale for 32 elements, for quantized weights. Weights are affine in their stored integers,
+//!   `w = d q + m`, so a block adds `d · dₓ · Σ q xq + m · dₓ Σ xq`: an integer dot product, one conversion, and two
+//!   multiply-adds. One-row products read the packed weights straight through, at the speed of memory. Many-row
+//!   products unpack a group's quants once into a panel of bytes and use it for all rows.
+//! - **Tiles**: bf16 in the layout of AMX tiles, for many rows. A scale every 32 columns would end every int8 tile
+//!   product (16 cycles) with a store, conversion and scaling of 256 sums (40 cycles and more): 200 multiply-adds a
+//!   cycle. Weights unpacked to bf16 into a panel in the second-level cache need no scaling: 512 a cycle, and the
+//!   unpacking (about 80 cycles for 16 × 32 weights) is paid once for all rows. The rounding to bf16 is also an order
+//!   of magnitude below that of int8 activations.
+//! - **Panels**: f32, for plain weights, and for everything on a CPU without vectors.
+//!
+//! Results depend neither on the number of threads nor on how rows of weights are shared out.
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_float;
+#[cfg(target_arch = "x86_64")]
+mod avx2_prepare;
+#[cfg(target_arch = "x86_64")]
+mod avx2_unpack;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_float;
+#[cfg(target_arch = "x86_64")]
+mod avx512_prepare;
+#[cfg(target_arch = "x86_64")]
+mod avx512_unpack;
+mod codes;
+pub mod format;
+mod pack;
+mod scalar;
+mod view;
+
+use std::ops::Range;
+
+use quadriga_graph::DType;
+
+pub use activations::Activations;
+pub use pack::Layout;
+pub use view::{Element, Input, NO_ROW, Output};
+
+use crate::isa::Isa;
+use crate::kernels::KernelError;
+use crate::pool::Worker;
+
+/// From how many rows on AMX tiles beat vector kernels: below, most of a tile and of the unpacking is wasted.
+const TILE_ROWS: usize = 12;
+
+/// Bytes of weights that a thread takes at a time, when there are enough for every thread.
+const CHUNK_BYTES: usize = 128 << 10;
+
+/// The form of activations that a product works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// f32, in panels of this many rows.
+    Panels(usize),
+    /// int8 with a scale for 32 elements.
+    Int8,
+    /// bf16 in AMX tiles.
+    Tiles,
+}
+
+impl Form {
+    /// The form for products of `rows` activations with weights of a type. Products of the same activations with
+    /// weights of the same form can share one preparation.
+    ///
+    /// # Errors
+    /// There is no kernel for the type.
+    pub fn choose(isa: Isa, dtype: DType, rows: usize) -> Result<Form, KernelError> {
+        if !dtype.is_computable() {
+            return Err(KernelError::Type { dtype });
+        }
+        Ok(match isa {
+            Isa::Amx(_) if rows >= TILE_ROWS && dtype != DType::F32 => Form::Tiles,
+            Isa::Scalar => Form::Panels(1),
+            _ if dtype.is_quantized() => Form::Int8,
+            Isa::Avx2(_) => Form::Panels(6),
+            Isa::Avx512(_) | Isa::Amx(_) => Form::Panels(12),
+        })
+    }
+}
+
+/// One product of prepared activations with packed weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// How the weights are packed.
+    pub layout: &'a Layout,
+    /// The packed weights.
+    pub packed: &'a [u8],
+    /// Where the results go: `[rows, layout.rows()]`.
+    pub output: &'a Output<'a>,
+    /// The first row of the activations to use; a multiple of 16 (of 12 and 6 for plain weights) unless 0.
+    pub first_row: usize,
+}
+
+/// Part of a product: some groups of weight rows, all rows of activations.
+struct Task<'a> {
+    layout: &'a Layout,
+    packed: &'a [u8],
+    activations: &'a Activations<'a>,
+    output: &'a Output<'a>,
+    first_row: usize,
+    rows: usize,
+    groups: Range<usize>,
+    /// [`activations::SCRATCH`] bytes for this thread alone, aligned to 64.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only vector kernels unpack"))]
+    scratch: *mut u8,
+}
+
+impl Task<'_> {
+    /// The packed bytes of a group; empty if there is no such group.
+    fn group(&self, group: usize) -> &[u8] {
+        let bytes = self.layout.group_bytes();
+        self.packed.get(group * bytes..(group + 1) * bytes).unwrap_or(&[])
+    }
+
+    /// Writes zeros: the product over no columns.
+    fn clear(&self) {
+        let columns =
+            self.groups.start * format::GROUP..(self.groups.end * format::GROUP).min(self.layout.rows());
+        for out in (0..self.rows).filter_map(|row| self.output.row(row)) {
+            for column in columns.clone() {
+                // SAFETY: the rows of the weights are the columns of the output.
+                unsafe { *out.add(column) = 0.0 };
+            }
+        }
+    }
+}
+
+/// Computes products that share prepared activations. Every thread of the run calls this with the same arguments,
+/// after a barrier that follows [`Activations::prepare`]; another barrier must follow before the results are read.
+///
+/// # Errors
+/// Shapes do not match, or memory is too short: nothing is written then.
+pub fn multiply(
+    worker: &Worker<'_>,
+    activations: &Activations<'_>,
+    products: &[Product<'_>],
+) -> Result<(), KernelError> {
+    for product in products {
+        verify(activations, product)?;
+    }
+    let scratch = activations.scratch(worker)?;
+    let chunk_groups = |product: &Product<'_>| {
+        let groups = product.layout.groups();
+        let by_bytes = CHUNK_BYTES / product.layout.group_bytes().max(1);
+        let by_threads = groups / (worker.threads() * 4);
+        // Kernels for many rows take groups by twos.
+        by_bytes.min(by_threads).max(2).next_multiple_of(2)
+    };
+    let chunks = |product: &Product<'_>| product.layout.groups().div_ceil(chunk_groups(product));
+    worker.chunks(products.iter().map(chunks).sum(), |mut chunk| {
+        for product in products {
+            let count = chunks(product);
+            if chunk >= count {
+                chunk -= count;
+                continue;
+            }
+            let step = chunk_groups(product);
+            let groups = chunk * step..((chunk + 1) * step).min(product.layout.groups());
+            let rows = product.output.rows();
+            let Product { layout, packed, output, first_row } = *product;
+            let task = Task { layout, packed, activations, output, first_row, rows, groups, scratch };
+            if layout.columns() == 0 {
+                task.clear();
+            } else {
+                run(&task);
+            }
+            return;
+        }
+    });
+    Ok(())
+}
+
+fn verify(activations: &Activations<'_>, product: &Product<'_>) -> Result<(), KernelError> {
+    let Product { layout, packed, output, first_row } = product;
+    let differ = |what, left, right| {
+        if left == right { Ok(()) } else { Err(KernelError::Differ { what, left, right }) }
+    };
+    differ("columns of weights and activations", layout.columns(), activations.columns())?;
+    differ("rows of weights and columns of the output", layout.rows(), output.columns())?;
+    pack::check("packed weights", packed.len(), layout.bytes())?;
+    pack::check("rows of activations", activations.rows(), first_row.saturating_add(output.rows()))?;
+    let step = match activations.form() {
+        Form::Panels(rows) => rows,
+        Form::Int8 => 1,
+        Form::Tiles => format::GROUP,
+    };
+    differ("first row, rounded to the step of the form, and first row", first_row / step * step, *first_row)?;
+    let fits = match activations.form() {
+        Form::Panels(1) => true,
+        Form::Panels(_) => !layout.is_quantized(),
+        Form::Int8 => layout.is_quantized(),
+        Form::Tiles => layout.dtype() != DType::F32,
+    };
+    if fits { Ok(()) } else { Err(KernelError::Type { dtype: layout.dtype() }) }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn run(task: &Task<'_>) {
+    let isa = task.activations.isa();
+    match task.activations.form() {
+        Form::Tiles => {
+            if let Some(token) = isa.amx() {
+                amx::product(token, task);
+            }
+        }
+        Form::Int8 => match (isa.avx512(), isa.avx2()) {
+            (Some(token), _) => avx512::product(token, task),
+            (None, Some(token)) => avx2::product(token, task),
+            (None, None) => {}
+        },
+        Form::Panels(12) if let Some(token) = isa.avx512() => avx512_float::product(token, task),
+        Form::Panels(6) if let Some(token) = isa.avx2() => avx2_float::product(token, task),
+        Form::Panels(_) => scalar::product(task),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn run(task: &Task<'_>) {
+    scalar::product(task);
+}

@@ -1,0 +1,94 @@
+//! Products in plain Rust: f32 arithmetic on dequantized weights, on any CPU.
+
+use std::ops::Range;
+
+use super::Task;
+use super::activations::Activations;
+use super::format::{BLOCK, GROUP};
+use super::view::Input;
+
+/// Columns dequantized at a time: a multiple of every cell's columns.
+const STEP: usize = 256;
+
+/// Transposes the rows of one panel: column after column.
+pub(super) fn prepare_panel(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
+    let (panel, count) = activations.panel(rows.start);
+    let mut values = [0.0_f32; STEP];
+    for (i, row) in rows.enumerate() {
+        for first in (0..activations.columns()).step_by(STEP) {
+            let length = STEP.min(activations.columns() - first);
+            input.read(row, first, &mut values);
+            for (k, value) in values.iter().take(length).enumerate() {
+                // SAFETY: the panel holds `count` values for each column, i < count, and only this chunk writes it.
+                unsafe { *panel.add((first + k) * count + i) = *value };
+            }
+        }
+    }
+}
+
+/// Quantizes one row to int8 by blocks of 32.
+pub(super) fn prepare_int8(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    let out = activations.int8(row);
+    let mut values = [0.0_f32; BLOCK];
+    for block in 0..activations.columns() / BLOCK {
+        input.read(row, block * BLOCK, &mut values);
+        let largest = values.iter().fold(0.0_f32, |a, v| a.max(v.abs()));
+        let scale = largest / 127.0;
+        let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        let mut halves = [0.0_f32; 2];
+        for (i, value) in values.iter().enumerate() {
+            let quant = (value * inverse).round_ties_even() as i8;
+            if let Some(half) = halves.get_mut(i / 16) {
+                *half += f32::from(quant);
+            }
+            // SAFETY: the row has a place for each of its columns.
+            unsafe { *out.quants.add(block * BLOCK + i) = quant };
+        }
+        // SAFETY: the row has one scale and sum for each block, and two half sums.
+        unsafe {
+            *out.scales.add(block) = scale;
+            *out.sums.add(block) = scale * (halves[0] + halves[1]);
+            *out.half_sums.add(2 * block) = scale * halves[0];
+            *out.half_sums.add(2 * block + 1) = scale * halves[1];
+        }
+    }
+}
+
+/// Rows of activations × groups of weight rows.
+#[expect(clippy::indexing_slicing, reason = "all indices are below the fixed array lengths")]
+pub(super) fn product(task: &Task<'_>) {
+    let columns = task.layout.columns();
+    let mut weights = [[0.0_f32; STEP]; GROUP];
+    for group in task.groups.clone() {
+        let first_column = group * GROUP;
+        let count = GROUP.min(task.layout.rows() - first_column);
+        let packed = task.group(group);
+        for first in (0..columns).step_by(STEP) {
+            let length = STEP.min(columns - first);
+            for (lane, values) in weights.iter_mut().enumerate().take(count) {
+                task.layout.read_lane(packed, lane, first, &mut values[..length]);
+            }
+            for row in 0..task.rows {
+                let Some(out) = task.output.row(row) else { continue };
+                let (x, _) = task.activations.panel(task.first_row + row);
+                // SAFETY: panels of one row are rows; `first + length <= columns`.
+                let x = unsafe { std::slice::from_raw_parts(x.add(first), length) };
+                for (lane, values) in weights.iter().enumerate().take(count) {
+                    // Eight partial sums keep the rounding error small and let the compiler use vectors.
+                    let mut sums = [0.0_f32; 8];
+                    for (w, x) in values[..length].chunks(8).zip(x.chunks(8)) {
+                        for (sum, (w, x)) in sums.iter_mut().zip(w.iter().zip(x)) {
+                            *sum += w * x;
+                        }
+                    }
+                    let sum: f32 = sums.iter().sum();
+                    // SAFETY: the lane is below the rows of the weights, which are the columns of the output.
+                    unsafe {
+                        let place = out.add(first_column + lane);
+                        *place = if first == 0 { sum } else { *place + sum };
+                    }
+                }
+            }
+        }
+    }
+}

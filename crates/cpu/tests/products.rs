@@ -1,0 +1,322 @@
+//! Products of every weight type on every instruction set, judged by plain f64 arithmetic.
+#![cfg(not(loom))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::undocumented_unsafe_blocks,
+    reason = "tests"
+)]
+
+use half::f16;
+use quadriga_conformance::Rng;
+use quadriga_cpu::isa::Isa;
+use quadriga_cpu::kernels::KernelError;
+use quadriga_cpu::kernels::matmul::{
+    Activations, Element, Form, Input, Layout, NO_ROW, Output, Product, multiply,
+};
+use quadriga_cpu::pool::Pool;
+use quadriga_graph::{DType, blocks};
+
+const TYPES: [DType; 16] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+    DType::MXFP4,
+];
+
+/// Where a block keeps its f16 scales.
+fn half_offsets(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q2_K => &[80, 82],
+        DType::Q3_K => &[108],
+        DType::Q6_K => &[208],
+        _ => &[],
+    }
+}
+
+/// Blocks with every bit pattern in quants and sub-scales, and scales of a size found in models.
+fn random_weights(rng: &mut Rng, dtype: DType, rows: usize, columns: usize) -> Vec<u8> {
+    let mut bytes = vec![0; rows * dtype.row_bytes(columns).unwrap()];
+    match dtype {
+        DType::F32 => bytes
+            .chunks_exact_mut(4)
+            .for_each(|b| b.copy_from_slice(&(rng.uniform(-1.0, 1.0) as f32).to_le_bytes())),
+        DType::F16 => bytes
+            .chunks_exact_mut(2)
+            .for_each(|b| b.copy_from_slice(&f16::from_f64(rng.uniform(-1.0, 1.0)).to_le_bytes())),
+        DType::BF16 => bytes
+            .chunks_exact_mut(2)
+            .for_each(|b| b.copy_from_slice(&half::bf16::from_f64(rng.uniform(-1.0, 1.0)).to_le_bytes())),
+        _ => {
+            for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                block.iter_mut().for_each(|b| *b = rng.next_u64() as u8);
+                for &at in half_offsets(dtype) {
+                    let value = f16::from_f64(rng.uniform(-0.01, 0.01));
+                    block[at..at + 2].copy_from_slice(&value.to_le_bytes());
+                }
+                if dtype == DType::MXFP4 {
+                    block[0] = 120 + rng.below(4) as u8;
+                }
+            }
+        }
+    }
+    bytes
+}
+
+fn values(dtype: DType, bytes: &[u8], count: usize) -> Vec<f32> {
+    let mut out = vec![0.0; count];
+    blocks::dequantize(dtype, bytes, &mut out).unwrap();
+    out
+}
+
+fn random_rows(rng: &mut Rng, count: usize) -> Vec<f32> {
+    (0..count).map(|_| (rng.uniform(-1.0, 1.0) + rng.uniform(-1.0, 1.0)) as f32).collect()
+}
+
+/// Plain f64 products, `[m, n]`, each with the sum of the squares of its terms.
+fn exact(w: &[f32], x: &[f32], n: usize, k: usize) -> Vec<(f64, f64)> {
+    let dot = |w: &[f32], x: &[f32]| {
+        let terms = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+        terms.fold((0.0, 0.0), |(sum, squares), term| (sum + term, squares + term * term))
+    };
+    x.chunks_exact(k).flat_map(|x| (0..n).map(move |i| dot(&w[i * k..(i + 1) * k], x))).collect()
+}
+
+/// The mean squared error over the mean square; a sum that happens to cancel counts as much as its terms.
+fn normalised_error(got: &[f32], want: &[(f64, f64)]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let error: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - w.0).powi(2)).sum();
+    error / want.iter().map(|(sum, squares)| (sum * sum).max(*squares)).sum::<f64>().max(1e-30)
+}
+
+const GUARD: f32 = 12345.0;
+
+/// A product with everything at odd offsets, guard values around the output rows, on `pool`.
+fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], x: &[f32], m: usize) -> Vec<f32> {
+    let (n, k) = (layout.rows(), layout.columns());
+    let mut shifted_weights = vec![0_u8; packed.len() + 1];
+    shifted_weights[1..].copy_from_slice(packed);
+    let stride = k + 3;
+    let mut shifted_x = vec![0xff_u8; (m * stride) * 4 + 1];
+    for (row, x) in x.chunks_exact(k).enumerate() {
+        for (i, value) in x.iter().enumerate() {
+            let at = 1 + (row * stride + i) * 4;
+            shifted_x[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    let input = unsafe { Input::from_raw(shifted_x.as_ptr().add(1), Element::F32, m, k, stride * 4) };
+    let out_stride = n + 5;
+    let mut out = vec![GUARD; (m + 2) * out_stride];
+    let output = Output::new(&mut out[out_stride..], m, n, out_stride).unwrap();
+    let threads = pool.threads();
+    let bytes = Activations::work_bytes(isa, layout.dtype(), m, k, threads).unwrap();
+    let mut work = vec![0xa5_u8; bytes];
+    let activations = Activations::new(isa, layout.dtype(), m, k, threads, &mut work).unwrap();
+    pool.run(&|worker| {
+        activations.prepare(worker, &input)?;
+        worker.barrier()?;
+        let product = Product { layout, packed: &shifted_weights[1..], output: &output, first_row: 0 };
+        multiply(worker, &activations, &[product])
+    })
+    .unwrap();
+    let mut result = Vec::with_capacity(m * n);
+    for (row, values) in out.chunks_exact(out_stride).enumerate() {
+        let inside = (1..=m).contains(&row);
+        let written = if inside { n } else { 0 };
+        result.extend_from_slice(&values[..written]);
+        assert!(values[written..].iter().all(|v| *v == GUARD), "guard of row {row} overwritten");
+    }
+    result
+}
+
+#[test]
+fn packed_rows_read_back_exactly() {
+    let mut rng = Rng::new(7);
+    for dtype in TYPES {
+        let k = if dtype.is_quantized() { 512 } else { 45 };
+        for n in [1, 16, 35] {
+            let file = random_weights(&mut rng, dtype, n, k);
+            let want = values(dtype, &file, n * k);
+            let layout = Layout::new(dtype, n, k).unwrap();
+            let mut packed = vec![0xee; layout.bytes()];
+            layout.pack(&file, &mut packed).unwrap();
+            let mut row = vec![0.0; k];
+            for i in 0..n {
+                layout.read_row(&packed, i, &mut row).unwrap();
+                assert_eq!(row, want[i * k..(i + 1) * k], "{dtype} row {i} of {n}");
+            }
+            assert_eq!(layout.read_row(&packed, n, &mut row), Err(KernelError::Row { row: n, rows: n }));
+        }
+    }
+}
+
+#[test]
+fn products_of_every_type_on_every_instruction_set() {
+    let seed = 42;
+    let mut rng = Rng::new(seed);
+    let pools: Vec<Pool> = [1, 2, 3, 8].map(|t| Pool::new(t).unwrap()).into();
+    for dtype in TYPES {
+        let widths: &[usize] = match dtype.block_len() {
+            1 => &[1, 2, 7, 33, 100, 576],
+            32 => &[32, 96, 576],
+            _ => &[256, 768],
+        };
+        for &k in widths {
+            for (n, m) in [(1, 1), (7, 3), (16, 1), (33, 2), (50, 5), (64, 8), (48, 17), (100, 33), (35, 70)]
+            {
+                let file = random_weights(&mut rng, dtype, n, k);
+                let w = values(dtype, &file, n * k);
+                let x = random_rows(&mut rng, m * k);
+                let want = exact(&w, &x, n, k);
+                let layout = Layout::new(dtype, n, k).unwrap();
+                let mut packed = vec![0; layout.bytes()];
+                layout.pack(&file, &mut packed).unwrap();
+                for isa in Isa::available() {
+                    let got = product(&pools[0], isa, &layout, &packed, &x, m);
+                    let error = normalised_error(&got, &want);
+                    // Rounding to int8 or bf16 averages out over many columns; one column has the error of one number.
+                    let limit = match Form::choose(isa, dtype, m).unwrap() {
+                        Form::Panels(_) => 1e-12,
+                        _ if k < 32 => 5e-5,
+                        Form::Int8 => 2e-4,
+                        Form::Tiles => 2e-5,
+                    };
+                    assert!(error < limit, "{dtype} {isa} n {n} k {k} m {m} seed {seed}: error {error:e}");
+                    for pool in &pools[1..] {
+                        let again = product(pool, isa, &layout, &packed, &x, m);
+                        let same = got.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(
+                            same,
+                            "{dtype} {isa} n {n} k {k} m {m}: depends on {} threads",
+                            pool.threads()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn long_rows_are_summed_in_pieces() {
+    let mut rng = Rng::new(9);
+    let pool = Pool::new(2).unwrap();
+    let (n, k, m) = (40, 7168, 18);
+    for dtype in [DType::Q4_0, DType::Q6_K, DType::F16, DType::F32, DType::BF16] {
+        let file = random_weights(&mut rng, dtype, n, k);
+        let x = random_rows(&mut rng, m * k);
+        let want = exact(&values(dtype, &file, n * k), &x, n, k);
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let mut packed = vec![0; layout.bytes()];
+        layout.pack(&file, &mut packed).unwrap();
+        for isa in Isa::available() {
+            let error = normalised_error(&product(&pool, isa, &layout, &packed, &x, m), &want);
+            assert!(error < 1e-4, "{dtype} {isa}: error {error:e}");
+        }
+    }
+}
+
+#[test]
+fn experts_gather_and_scatter_rows() {
+    let mut rng = Rng::new(11);
+    let pool = Pool::new(3).unwrap();
+    let (n, k, tokens) = (40, 256, 20);
+    let x: Vec<f16> = random_rows(&mut rng, tokens * k).into_iter().map(f16::from_f32).collect();
+    let wide: Vec<f32> = x.iter().map(|v| v.to_f32()).collect();
+    for dtype in [DType::Q4_K, DType::F16, DType::F32] {
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let experts: Vec<Vec<u8>> = (0..2).map(|_| random_weights(&mut rng, dtype, n, k)).collect();
+        let packed: Vec<Vec<u8>> = experts
+            .iter()
+            .map(|file| {
+                let mut packed = vec![0; layout.bytes()];
+                layout.pack(file, &mut packed).unwrap();
+                packed
+            })
+            .collect();
+        // Expert 0 has the even tokens, expert 1 the odd ones; each list is filled up to a multiple of 48.
+        let list = |e: usize| (0..tokens as u32).filter(move |t| *t as usize % 2 == e).collect::<Vec<_>>();
+        let mut gather = Vec::new();
+        for e in 0..2 {
+            gather.extend(list(e));
+            gather.resize(48 * (e + 1), NO_ROW);
+        }
+        for isa in Isa::available() {
+            let input = Input::f16(&x, tokens, k, k).unwrap().gather(&gather).unwrap();
+            let mut out = vec![0.0; tokens * n];
+            let pointer = out.as_mut_ptr();
+            let lists = [list(0), list(1)];
+            let outputs = [0, 1]
+                .map(|e| unsafe { Output::from_raw(pointer, tokens, n, n).scatter(&lists[e]).unwrap() });
+            let bytes = Activations::work_bytes(isa, dtype, gather.len(), k, 3).unwrap();
+            let mut work = vec![0; bytes];
+            let activations = Activations::new(isa, dtype, gather.len(), k, 3, &mut work).unwrap();
+            pool.run(&|worker| {
+                activations.prepare(worker, &input)?;
+                worker.barrier()?;
+                let products = [0, 1].map(|e| Product {
+                    layout: &layout,
+                    packed: &packed[e],
+                    output: &outputs[e],
+                    first_row: 48 * e,
+                });
+                multiply(worker, &activations, &products)
+            })
+            .unwrap();
+            for e in 0..2 {
+                let w = values(dtype, &experts[e], n * k);
+                for &t in &lists[e] {
+                    let t = t as usize;
+                    let want = exact(&w, &wide[t * k..(t + 1) * k], n, k);
+                    let error = normalised_error(&out[t * n..(t + 1) * n], &want);
+                    assert!(error < 2e-4, "{dtype} {isa} token {t}: {error:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mistakes_are_errors() {
+    assert!(matches!(Layout::new(DType::I32, 4, 4), Err(KernelError::Type { .. })));
+    assert!(matches!(Layout::new(DType::Q4_K, 4, 300), Err(KernelError::Blocks { .. })));
+    assert!(matches!(Layout::new(DType::F32, usize::MAX, 4), Err(KernelError::TooLarge { .. })));
+    let layout = Layout::new(DType::F32, 4, 8).unwrap();
+    assert!(matches!(layout.pack(&[0; 100], &mut [0; 512]), Err(KernelError::Short { .. })));
+    let x = [0.0; 16];
+    assert!(Input::f32(&x, 2, 9, 9).is_err());
+    assert!(Input::f32(&x, 2, 8, 8).unwrap().gather(&[2]).is_err());
+    let mut y = [0.0; 8];
+    assert!(Output::new(&mut y, 2, 4, 3).is_err());
+    assert!(Output::new(&mut y, 2, 4, 4).unwrap().scatter(&[0, 5]).is_err());
+    let pool = Pool::new(1).unwrap();
+    let mut work = vec![0; Activations::work_bytes(Isa::Scalar, DType::F32, 2, 9, 1).unwrap()];
+    let activations = Activations::new(Isa::Scalar, DType::F32, 2, 9, 1, &mut work).unwrap();
+    let mut y = [0.0; 8];
+    let output = Output::new(&mut y, 2, 4, 4).unwrap();
+    let packed = vec![0; layout.bytes()];
+    let result = pool.run(&|worker| {
+        multiply(
+            worker,
+            &activations,
+            &[Product { layout: &layout, packed: &packed, output: &output, first_row: 0 }],
+        )
+    });
+    assert!(matches!(result, Err(KernelError::Differ { .. })));
+}
