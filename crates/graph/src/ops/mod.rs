@@ -272,7 +272,8 @@ pub enum Op {
         eps: f32,
     },
     /// Softmax of `scale · x + mask` along rows. Inputs: `x [b, h, t, n]`, mask `[b|1, h|1, ≥t, n]`, sinks `[h]` (a
-    /// further score per head that takes its share of the probability and yields nothing).
+    /// further score per head that takes its share of the probability and yields nothing). A row whose scores are
+    /// all `−∞` yields zeros.
     SoftMax {
         /// Scores are multiplied by this.
         scale: f32,
@@ -298,8 +299,9 @@ pub enum Op {
         /// Columns visible to row 0 beyond the first.
         past: usize,
     },
-    /// `w [b', h', n, k]` of any type × `x [b, h, m, k]` → `[b, h, m, n]`: each row of `x` times each row of `w`; `w`
-    /// is repeated over the leading dimensions.
+    /// `w [b', h', n, k]` of any type × `x [b, h, m, k]` → `[b, h, m, n]`: each row of `x` times each row of `w`.
+    /// `b` and `h` are multiples of `b'` and `h'`; neighbours share: head `i` of `x` meets head `i / (h / h')` of `w`,
+    /// as grouped queries meet their keys.
     MulMat,
     /// Products with chosen experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t, u, n]`.
     MulMatId,

@@ -1,0 +1,258 @@
+//! The oracle: a plain evaluator of any graph in f64, the judge of every backend.
+//!
+//! It is written to be obviously right, not fast. Tensors lie in memory just as the graph says (views and writes share
+//! their storage, each type is rounded to when it is stored), with one exception: F32 tensors that the graph
+//! computes are kept as f64, so that the judge is more exact than those it judges. [`compute_node`] works on plain
+//! bytes instead, and rounds F32 results.
+
+mod error;
+mod memory;
+mod ops;
+
+use quadriga_graph::{DType, Data, Graph, Kind, NodeId, Tensor, TensorId};
+
+pub use error::{Fault, OracleError};
+use memory::{Layout, Memory, MemoryMut, View, ViewMut, zeros};
+
+/// The memory of a tensor that owns storage.
+#[derive(Clone, Debug, Default)]
+enum Storage {
+    /// Nobody has given it a value yet.
+    #[default]
+    Unset,
+    /// Bytes that belong to the graph.
+    Shared(Data),
+    /// Bytes as the type says.
+    Bytes(Vec<u8>),
+    /// F32 values kept as f64.
+    Exact(Vec<f64>),
+}
+
+impl Storage {
+    /// Zeros for a tensor that the graph computes or keeps.
+    fn computed(tensor: &Tensor) -> Result<Storage, Fault> {
+        Layout::of(tensor)?;
+        if tensor.dtype() == DType::F32 {
+            Ok(Storage::Exact(zeros(tensor.elements())?))
+        } else {
+            Ok(Storage::Bytes(zeros(tensor.bytes())?))
+        }
+    }
+
+    /// The memory from byte `offset` on; `None` where there is no value.
+    fn memory(&self, offset: usize) -> Option<Memory<'_>> {
+        match self {
+            Storage::Unset => None,
+            Storage::Shared(data) => Some(Memory::Stored(data.bytes().get(offset..).unwrap_or(&[]))),
+            Storage::Bytes(bytes) => Some(Memory::Stored(bytes.get(offset..).unwrap_or(&[]))),
+            Storage::Exact(values) => Some(Memory::Exact(values.get(offset / 4..).unwrap_or(&[]))),
+        }
+    }
+
+    fn memory_mut(&mut self, offset: usize) -> Option<MemoryMut<'_>> {
+        match self {
+            Storage::Unset | Storage::Shared(_) => None,
+            Storage::Bytes(bytes) => Some(MemoryMut::Stored(bytes.get_mut(offset..).unwrap_or_default())),
+            Storage::Exact(values) => {
+                Some(MemoryMut::Exact(values.get_mut(offset / 4..).unwrap_or_default()))
+            }
+        }
+    }
+}
+
+/// Evaluates a graph, any number of times; states keep their values from run to run.
+///
+/// ```
+/// use quadriga_conformance::Oracle;
+/// use quadriga_graph::{DType, GraphBuilder};
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [3]);
+/// g.output("y", x.sqr().sum());
+/// let graph = g.finish()?;
+///
+/// let mut oracle = Oracle::new(&graph)?;
+/// oracle.set_f32("x", &[1.0, 2.0, 3.0])?;
+/// oracle.run()?;
+/// assert_eq!(oracle.read("y")?, [14.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Oracle<'g> {
+    graph: &'g Graph,
+    /// One place per tensor; only those that own storage are used.
+    storages: Vec<Storage>,
+}
+
+impl<'g> Oracle<'g> {
+    /// Makes ready to evaluate `graph`: states are zero, weights and constants have the bytes the graph knows.
+    pub fn new(graph: &'g Graph) -> Result<Oracle<'g>, OracleError> {
+        let mut oracle = Oracle { graph, storages: vec![Storage::Unset; graph.tensors().len()] };
+        for (id, slot) in graph.tensor_ids().zip(&mut oracle.storages) {
+            let Some(tensor) = graph.get(id) else { continue };
+            if let Some(data) = graph.data(id) {
+                *slot = Storage::Shared(data.clone());
+            } else if tensor.kind() == Kind::State {
+                *slot = Storage::computed(tensor)
+                    .map_err(|fault| OracleError::Tensor { name: graph.name(id), fault })?;
+            }
+        }
+        Ok(oracle)
+    }
+
+    /// Gives an input, weight or state its value: the bytes of a contiguous tensor of its type.
+    pub fn set(&mut self, name: &str, bytes: &[u8]) -> Result<(), OracleError> {
+        let id = self.graph.leaf(name).ok_or_else(|| OracleError::NoSuchName(name.to_owned()))?;
+        let tensor = self.graph.get(id).ok_or(OracleError::NoSuchId(id.index()))?;
+        if tensor.kind() == Kind::Constant {
+            return Err(OracleError::Constant(name.to_owned()));
+        }
+        if bytes.len() != tensor.bytes() {
+            let (expected, found) = (tensor.bytes(), bytes.len());
+            return Err(OracleError::Length { name: name.to_owned(), expected, found });
+        }
+        let failed = |fault| OracleError::Tensor { name: name.to_owned(), fault };
+        let mut storage = Storage::Bytes(bytes.to_vec());
+        if tensor.kind() == Kind::State {
+            storage = Storage::computed(tensor).map_err(failed)?;
+            let layout = Layout::of(tensor).map_err(failed)?;
+            if let Some(memory) = storage.memory_mut(0) {
+                ViewMut { layout, memory }.set_all_bytes(bytes).map_err(failed)?;
+            }
+        }
+        if let Some(slot) = self.storages.get_mut(id.index()) {
+            *slot = storage;
+        }
+        Ok(())
+    }
+
+    /// [`Oracle::set`] with F32 values.
+    pub fn set_f32(&mut self, name: &str, values: &[f32]) -> Result<(), OracleError> {
+        self.set(name, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    /// [`Oracle::set`] with I32 values.
+    pub fn set_i32(&mut self, name: &str, values: &[i32]) -> Result<(), OracleError> {
+        self.set(name, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    /// Computes every node, in the graph's order.
+    pub fn run(&mut self) -> Result<(), OracleError> {
+        self.graph.node_ids().try_for_each(|node| self.run_node(node))
+    }
+
+    /// Computes one node; those it depends on must have been computed.
+    pub fn run_node(&mut self, id: NodeId) -> Result<(), OracleError> {
+        let node = self.graph.get_node(id).ok_or(OracleError::NoSuchId(id.index()))?;
+        let output = self.graph.get(node.output()).ok_or(OracleError::NoSuchId(node.output().index()))?;
+        if node.op().is_view() {
+            return Ok(());
+        }
+        let failed = |fault| OracleError::Node { node: self.graph.node_name(id), fault };
+        let slot = output.storage().index();
+        // What a write does not read from its own storage it may write where it lies.
+        let mut inputs = self.graph.inputs(id);
+        let mut storage = if node.op().is_write() {
+            inputs = inputs.get(1..).unwrap_or(&[]);
+            let shared =
+                inputs.iter().any(|i| self.graph.get(*i).is_some_and(|t| t.storage() == output.storage()));
+            let place = self.storages.get_mut(slot).ok_or(OracleError::NoSuchId(slot))?;
+            if shared { place.clone() } else { std::mem::take(place) }
+        } else {
+            Storage::computed(output).map_err(failed)?
+        };
+        let result = self.evaluate(id, inputs, output, &mut storage);
+        if let Some(place) = self.storages.get_mut(slot) {
+            *place = storage;
+        }
+        result
+    }
+
+    fn evaluate(
+        &self,
+        id: NodeId,
+        inputs: &[TensorId],
+        output: &Tensor,
+        storage: &mut Storage,
+    ) -> Result<(), OracleError> {
+        let failed = |fault| OracleError::Node { node: self.graph.node_name(id), fault };
+        let node = self.graph.get_node(id).ok_or(OracleError::NoSuchId(id.index()))?;
+        let views = inputs.iter().map(|i| self.view(*i)).collect::<Result<Vec<_>, _>>()?;
+        let layout = Layout::of(output).map_err(failed)?;
+        let memory = storage
+            .memory_mut(output.offset())
+            .ok_or_else(|| OracleError::Unset(self.graph.name(output.storage())))?;
+        ops::evaluate(node.op(), &views, &mut ViewMut { layout, memory }).map_err(failed)
+    }
+
+    /// The values of an output, or else of a leaf, in row-major order.
+    pub fn read(&self, name: &str) -> Result<Vec<f64>, OracleError> {
+        let id = self.graph.output(name).or_else(|| self.graph.leaf(name));
+        self.values(id.ok_or_else(|| OracleError::NoSuchName(name.to_owned()))?)
+    }
+
+    /// The values of any tensor in row-major order, as its memory stands now.
+    pub fn values(&self, id: TensorId) -> Result<Vec<f64>, OracleError> {
+        self.view(id)?.all().map_err(|fault| OracleError::Tensor { name: self.graph.name(id), fault })
+    }
+
+    /// The bytes of any tensor in its own type and row-major order, as its memory stands now.
+    pub fn bytes(&self, id: TensorId) -> Result<Vec<u8>, OracleError> {
+        self.view(id)?.all_bytes().map_err(|fault| OracleError::Tensor { name: self.graph.name(id), fault })
+    }
+
+    fn view(&self, id: TensorId) -> Result<View<'_>, OracleError> {
+        let tensor = self.graph.get(id).ok_or(OracleError::NoSuchId(id.index()))?;
+        let name = || self.graph.name(id);
+        let layout = Layout::of(tensor).map_err(|fault| OracleError::Tensor { name: name(), fault })?;
+        let storage = self.storages.get(tensor.storage().index()).ok_or(OracleError::NoSuchId(id.index()))?;
+        let memory = storage
+            .memory(tensor.offset())
+            .ok_or_else(|| OracleError::Unset(self.graph.name(tensor.storage())))?;
+        Ok(View { layout, memory })
+    }
+}
+
+/// Computes one node on memory that the caller holds.
+///
+/// Each slice is the byte range of its tensor, from the first to the last byte ([`Tensor::bytes`]); it may be longer.
+/// `inputs` are all inputs of the node in their order. The result is rounded to its type and written to `output`,
+/// which for an operation that writes must hold the target's present bytes (its input 0 is then not looked at). Views
+/// compute nothing.
+///
+/// ```
+/// use quadriga_conformance::compute_node;
+/// use quadriga_graph::{DType, GraphBuilder};
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [1]);
+/// g.output("y", x.neg());
+/// let graph = g.finish()?;
+/// let mut y = [0; 4];
+/// compute_node(&graph, graph.node_ids().next().unwrap(), &[&2f32.to_le_bytes()], &mut y)?;
+/// assert_eq!(f32::from_le_bytes(y), -2.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn compute_node(
+    graph: &Graph,
+    id: NodeId,
+    inputs: &[&[u8]],
+    output: &mut [u8],
+) -> Result<(), OracleError> {
+    let node = graph.get_node(id).ok_or(OracleError::NoSuchId(id.index()))?;
+    let failed = |fault| OracleError::Node { node: graph.node_name(id), fault };
+    let ids = graph.inputs(id);
+    if inputs.len() != ids.len() {
+        return Err(failed(Fault::Arity(inputs.len())));
+    }
+    let first = usize::from(node.op().is_write());
+    let mut views = Vec::new();
+    for (id, bytes) in ids.iter().zip(inputs).skip(first) {
+        let tensor = graph.get(*id).ok_or(OracleError::NoSuchId(id.index()))?;
+        let layout = Layout::of(tensor).map_err(failed)?;
+        views.push(View { layout, memory: Memory::Stored(bytes) });
+    }
+    let tensor = graph.get(node.output()).ok_or(OracleError::NoSuchId(node.output().index()))?;
+    let layout = Layout::of(tensor).map_err(failed)?;
+    ops::evaluate(node.op(), &views, &mut ViewMut { layout, memory: MemoryMut::Stored(output) })
+        .map_err(failed)
+}

@@ -1,0 +1,344 @@
+//! Each operation of the oracle against results worked out by hand.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+use quadriga_conformance::{Fault, Oracle, OracleError};
+use quadriga_graph::{
+    Binary, DType, Gate, GraphBuilder, Op, Order, Pairing, Rope, Unary, Value, Weight, blocks,
+};
+
+/// The result of an operation on F32 inputs `a`, `b`, … with the given shapes and values.
+fn eval(
+    inputs: &[(&[usize], &[f32])],
+    build: impl for<'g> FnOnce(&'g GraphBuilder, &[Value<'g>]) -> Value<'g>,
+) -> Vec<f64> {
+    let g = GraphBuilder::new();
+    let names: Vec<String> = (0..inputs.len()).map(|i| format!("in{i}")).collect();
+    let values: Vec<Value<'_>> = names
+        .iter()
+        .zip(inputs)
+        .map(|(n, (shape, _))| g.input(n, DType::F32, quadriga_graph::Shape::new(shape).unwrap()))
+        .collect();
+    let y = build(&g, &values);
+    g.output("y", y);
+    drop(values);
+    let graph = g.finish().unwrap();
+    let mut oracle = Oracle::new(&graph).unwrap();
+    for (name, (_, data)) in names.iter().zip(inputs) {
+        oracle.set_f32(name, data).unwrap();
+    }
+    oracle.run().unwrap();
+    oracle.read("y").unwrap()
+}
+
+fn ints<'g>(g: &'g GraphBuilder, name: &str, values: &[i32]) -> Value<'g> {
+    g.constant(name, DType::I32, [values.len()], values)
+}
+
+#[track_caller]
+fn close(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (f, e) in found.iter().zip(expected) {
+        assert!((f - e).abs() <= 1e-9 * e.abs().max(1.0) || f == e, "{found:?} is not {expected:?}");
+    }
+}
+
+#[test]
+fn binary_functions_repeat_the_second_tensor() {
+    let a: (&[usize], &[f32]) = (&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let b: (&[usize], &[f32]) = (&[2], &[10.0, 20.0]);
+    let apply = |kind| eval(&[a, b], |g, v| g.apply(Op::Binary(kind), v));
+    close(&apply(Binary::Add), &[11.0, 22.0, 13.0, 24.0]);
+    close(&apply(Binary::Sub), &[-9.0, -18.0, -7.0, -16.0]);
+    close(&apply(Binary::Mul), &[10.0, 40.0, 30.0, 80.0]);
+    close(&apply(Binary::Div), &[0.1, 0.1, 0.3, 0.2]);
+    let one: (&[usize], &[f32]) = (&[1], &[0.5]);
+    close(&eval(&[a, one], |_, v| v[0].add1(v[1])), &[1.5, 2.5, 3.5, 4.5]);
+    // Tiled, not stretched: rows 0, 1, 0, 1.
+    let tall: (&[usize], &[f32]) = (&[4, 1], &[0.0, 0.0, 0.0, 0.0]);
+    let two: (&[usize], &[f32]) = (&[2, 1], &[1.0, 2.0]);
+    close(&eval(&[tall, two], |_, v| v[0].add(v[1])), &[1.0, 2.0, 1.0, 2.0]);
+}
+
+#[test]
+fn functions_of_one_number() {
+    use Unary::*;
+    let at = |kind, x: f32| eval(&[(&[1], &[x])], |_, v| v[0].unary(kind))[0];
+    let cases: &[(Unary, f32, f64)] = &[
+        (Sqr, -3.0, 9.0),
+        (Sqrt, 2.25, 1.5),
+        (Log, 1.0, 0.0),
+        (Exp, 1.0, std::f64::consts::E),
+        (Sin, 0.5, 0.479_425_538_604_203),
+        (Cos, 0.5, 0.877_582_561_890_372_8),
+        (Abs, -2.0, 2.0),
+        (Neg, 2.0, -2.0),
+        (Sign, -7.0, -1.0),
+        (Sign, 0.0, 0.0),
+        (Step, 0.0, 0.0),
+        (Step, 0.1, 1.0),
+        (Relu, -1.0, 0.0),
+        (Relu, 1.5, 1.5),
+        (Gelu, 1.0, 0.841_191_990_608_302_9),
+        (GeluErf, 1.0, 0.841_344_746_068_542_9),
+        (GeluErf, -2.0, -0.045_500_263_896_358_42),
+        (GeluErf, 20.0, 20.0),
+        (GeluQuick, 1.0, 0.845_795_765_932_821_2),
+        (Silu, 1.0, 0.731_058_578_630_004_9),
+        (Sigmoid, 0.0, 0.5),
+        (Tanh, 1.0, 0.761_594_155_955_764_9),
+        (Elu, 2.0, 2.0),
+        (Elu, -1.0, -0.632_120_558_828_557_7),
+        (HardSwish, 1.0, 4.0 / 6.0),
+        (HardSwish, -4.0, 0.0),
+        (HardSigmoid, 0.0, 0.5),
+        (HardSigmoid, 9.0, 1.0),
+        (Softplus, 0.0, std::f64::consts::LN_2),
+        (Softplus, 100.0, 100.0),
+    ];
+    for (kind, x, expected) in cases {
+        let found = at(*kind, *x);
+        assert!((found - expected).abs() < 1e-12, "{kind:?}({x}) = {found}, not {expected}");
+    }
+    for kind in Unary::ALL {
+        assert!(cases.iter().any(|c| c.0 == kind), "{kind:?} has no case");
+    }
+}
+
+#[test]
+fn scale_clamp_and_diagonals() {
+    let x: (&[usize], &[f32]) = (&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    close(&eval(&[x], |_, v| v[0].scale_bias(2.0, 1.0)), &[3.0, 5.0, 7.0, 9.0, 11.0, 13.0]);
+    close(&eval(&[x], |_, v| v[0].clamp(2.0, 5.0)), &[2.0, 2.0, 3.0, 4.0, 5.0, 5.0]);
+    close(&eval(&[x], |_, v| v[0].diag_mask_zero(0)), &[1.0, 0.0, 0.0, 4.0, 5.0, 0.0]);
+    let inf = f64::NEG_INFINITY;
+    close(&eval(&[x], |_, v| v[0].diag_mask_inf(1)), &[1.0, 2.0, inf, 4.0, 5.0, 6.0]);
+}
+
+#[test]
+fn gated_units_of_two_tensors_or_two_halves() {
+    let gate: (&[usize], &[f32]) = (&[2], &[1.0, -1.0]);
+    let up: (&[usize], &[f32]) = (&[2], &[2.0, 3.0]);
+    close(&eval(&[gate, up], |_, v| v[0].gated(Gate::Reglu, v[1])), &[2.0, 0.0]);
+    let silu = [0.731_058_578_630_004_9, -0.268_941_421_369_995_1];
+    close(&eval(&[gate, up], |_, v| v[0].swiglu(v[1])), &[2.0 * silu[0], 3.0 * silu[1]]);
+    let swapped = Op::Gated { gate: Gate::Reglu, swapped: true };
+    close(&eval(&[gate, up], |g, v| g.apply(swapped, v)), &[2.0, -3.0]);
+    let both: (&[usize], &[f32]) = (&[1, 4], &[1.0, -1.0, 2.0, 3.0]);
+    close(&eval(&[both], |_, v| v[0].gated_halves(Gate::Reglu, false)), &[2.0, 0.0]);
+    close(&eval(&[both], |_, v| v[0].gated_halves(Gate::Reglu, true)), &[2.0, -3.0]);
+    close(&eval(&[both], |_, v| v[0].gated_halves(Gate::Geglu, false))[..1], &[1.682_383_981_216_605_8]);
+}
+
+#[test]
+fn norms() {
+    let x: (&[usize], &[f32]) = (&[1, 2], &[3.0, 5.0]);
+    close(&eval(&[x], |_, v| v[0].norm(0.0)), &[-1.0, 1.0]);
+    close(&eval(&[x], |_, v| v[0].norm(3.0)), &[-0.5, 0.5]);
+    let y: (&[usize], &[f32]) = (&[1, 2], &[1.0, 7.0]);
+    close(&eval(&[y], |_, v| v[0].rms_norm(0.0)), &[0.2, 1.4]);
+    let z: (&[usize], &[f32]) = (&[1, 2], &[3.0, -4.0]);
+    close(&eval(&[z], |_, v| v[0].l2_norm(0.0)), &[0.6, -0.8]);
+    close(&eval(&[z], |_, v| v[0].l2_norm(10.0)), &[0.3, -0.4]);
+    // Two groups of one channel of 1 × 2, each brought to mean 0 and variance 1.
+    let image: (&[usize], &[f32]) = (&[1, 2, 1, 2], &[3.0, 5.0, 10.0, 30.0]);
+    close(&eval(&[image], |_, v| v[0].group_norm(2, 0.0)), &[-1.0, 1.0, -1.0, 1.0]);
+}
+
+#[test]
+fn soft_max_with_mask_and_sinks() {
+    let third: (&[usize], &[f32]) = (&[1, 3], &[7.0, 7.0, 7.0]);
+    close(&eval(&[third], |_, v| v[0].soft_max(1.0, None, None)), &[1.0 / 3.0; 3]);
+    let mask: (&[usize], &[f32]) = (&[1, 3], &[0.0, f32::NEG_INFINITY, 0.0]);
+    close(&eval(&[third, mask], |_, v| v[0].soft_max(1.0, Some(v[1]), None)), &[0.5, 0.0, 0.5]);
+    let sinks: (&[usize], &[f32]) = (&[1], &[7.0]);
+    close(&eval(&[third, sinks], |_, v| v[0].soft_max(1.0, None, Some(v[1]))), &[0.25; 3]);
+    let nothing: (&[usize], &[f32]) = (&[1, 3], &[f32::NEG_INFINITY; 3]);
+    close(&eval(&[third, nothing], |_, v| v[0].soft_max(1.0, Some(v[1]), None)), &[0.0; 3]);
+    let scaled: (&[usize], &[f32]) = (&[1, 2], &[0.0, 2.0]);
+    let e = std::f64::consts::E;
+    let expected = [1.0 / (1.0 + e), e / (1.0 + e)];
+    close(&eval(&[scaled], |_, v| v[0].soft_max(0.5, None, None)), &expected);
+}
+
+#[test]
+fn rope_turns_pairs() {
+    let x: (&[usize], &[f32]) = (&[2, 1, 6], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let turn = |pairing| {
+        eval(&[x], |g, v| v[0].rope(Rope::new(4, pairing, 100.0), ints(g, "positions", &[0, 1]), None))
+    };
+    let (s, c) = (1f64.sin(), 1f64.cos());
+    let (s1, c1) = (0.1f64.sin(), 0.1f64.cos());
+    let still = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let adjacent = [c - 2.0 * s, s + 2.0 * c, 3.0 * c1 - 4.0 * s1, 3.0 * s1 + 4.0 * c1, 5.0, 6.0];
+    close(&turn(Pairing::Adjacent), &[still, adjacent].concat());
+    let half = [c - 3.0 * s, 2.0 * c1 - 4.0 * s1, s + 3.0 * c, 2.0 * s1 + 4.0 * c1, 5.0, 6.0];
+    close(&turn(Pairing::Half), &[still, half].concat());
+    // A factor of 2 halves the angle of its pair.
+    let factors: (&[usize], &[f32]) = (&[2], &[2.0, 1.0]);
+    let turned = eval(&[x, factors], |g, v| {
+        v[0].rope(Rope::new(4, Pairing::Adjacent, 100.0), ints(g, "positions", &[0, 1]), Some(v[1]))
+    });
+    let (s, c) = (0.5f64.sin(), 0.5f64.cos());
+    close(&turned[6..8], &[c - 2.0 * s, s + 2.0 * c]);
+}
+
+#[test]
+fn matrix_products() {
+    let w: (&[usize], &[f32]) = (&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let x: (&[usize], &[f32]) = (&[1, 3], &[1.0, 0.0, -1.0]);
+    close(&eval(&[w, x], |_, v| v[0].mul_mat(v[1])), &[-2.0, -2.0]);
+    // Four heads of x, two of w: heads 0 and 1 use the first, 2 and 3 the second.
+    let w: (&[usize], &[f32]) = (&[2, 1, 1], &[10.0, 100.0]);
+    let x: (&[usize], &[f32]) = (&[4, 1, 1], &[1.0, 2.0, 3.0, 4.0]);
+    close(&eval(&[w, x], |_, v| v[0].mul_mat(v[1])), &[10.0, 20.0, 300.0, 400.0]);
+    let experts: (&[usize], &[f32]) = (&[2, 1, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let rows: (&[usize], &[f32]) = (&[1, 1, 2], &[1.0, 10.0]);
+    let chosen = eval(&[experts, rows], |g, v| {
+        v[0].mul_mat_id(v[1], g.constant("ids", DType::I32, [1, 2], &[1, 0][..]))
+    });
+    close(&chosen, &[43.0, 21.0]);
+    let a: (&[usize], &[f32]) = (&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let b: (&[usize], &[f32]) = (&[2, 1], &[10.0, 1.0]);
+    close(&eval(&[a, b], |_, v| v[0].out_prod(v[1])), &[13.0, 24.0]);
+}
+
+#[test]
+fn rows_by_index() {
+    let x: (&[usize], &[f32]) = (&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    close(&eval(&[x], |g, v| v[0].get_rows(ints(g, "ids", &[2, 0]))), &[5.0, 6.0, 1.0, 2.0]);
+    let rows: (&[usize], &[f32]) = (&[1, 2], &[8.0, 9.0]);
+    let set = eval(&[x, rows], |g, v| v[0].cont().set_rows(v[1], ints(g, "ids", &[1])));
+    close(&set, &[1.0, 2.0, 8.0, 9.0, 5.0, 6.0]);
+}
+
+#[test]
+fn moving_elements() {
+    let x: (&[usize], &[f32]) = (&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    close(&eval(&[x], |_, v| v[0].transpose().cont()), &[1.0, 3.0, 2.0, 4.0]);
+    close(&eval(&[x], |_, v| v[0].slice(1, 1, 1).cont()), &[2.0, 4.0]);
+    let y: (&[usize], &[f32]) = (&[1, 2], &[5.0, 6.0]);
+    close(&eval(&[x, y], |_, v| v[0].concat(0, &[v[1]])), &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let z: (&[usize], &[f32]) = (&[2, 1], &[5.0, 6.0]);
+    close(&eval(&[x, z], |_, v| v[0].concat(1, &[v[1]])), &[1.0, 2.0, 5.0, 3.0, 4.0, 6.0]);
+    close(&eval(&[y], |_, v| v[0].repeat([2, 4])), &[5.0, 6.0, 5.0, 6.0, 5.0, 6.0, 5.0, 6.0]);
+    close(&eval(&[y], |_, v| v[0].pad([1, 1])), &[5.0, 6.0, 0.0, 0.0, 0.0, 0.0]);
+    let around = Op::Pad { before: [0, 0, 1, 1], after: [0; 4] };
+    close(&eval(&[y], |g, v| g.apply(around, v)), &[0.0, 0.0, 0.0, 0.0, 5.0, 6.0]);
+    let copied = eval(&[x, y], |_, v| {
+        let target = v[0].cont();
+        v[1].copy_into(target.slice(0, 1, 1)).cont()
+    });
+    close(&copied, &[5.0, 6.0]);
+}
+
+#[test]
+fn reductions() {
+    let x: (&[usize], &[f32]) = (&[2, 3], &[1.0, 3.0, 2.0, 6.0, 4.0, 6.0]);
+    close(&eval(&[x], |_, v| v[0].sum()), &[22.0]);
+    close(&eval(&[x], |_, v| v[0].sum_rows()), &[6.0, 16.0]);
+    close(&eval(&[x], |_, v| v[0].mean()), &[2.0, 16.0 / 3.0]);
+    close(&eval(&[x], |_, v| v[0].argmax()), &[1.0, 0.0]);
+    close(&eval(&[x], |_, v| v[0].argsort(Order::Ascending)), &[0.0, 2.0, 1.0, 1.0, 0.0, 2.0]);
+    close(&eval(&[x], |_, v| v[0].argsort(Order::Descending)), &[1.0, 2.0, 0.0, 0.0, 2.0, 1.0]);
+    close(&eval(&[x], |_, v| v[0].top_k(2)), &[1.0, 2.0, 0.0, 2.0]);
+}
+
+#[test]
+fn attention_over_spans_masks_and_groups() {
+    // Two heads share one key head; both keys score the same, so values are averaged over what is seen.
+    let q: (&[usize], &[f32]) = (&[1, 2, 2, 1], &[0.0, 0.0, 0.0, 0.0]);
+    let k: (&[usize], &[f32]) = (&[1, 1, 2, 1], &[1.0, 2.0]);
+    let v: (&[usize], &[f32]) = (&[1, 1, 2, 1], &[10.0, 20.0]);
+    let all = eval(&[q, k, v], |_, t| t[0].attention(t[1], t[2], None, None, 1.0, None));
+    close(&all, &[15.0; 4]);
+    let causal = eval(&[q, k, v], |g, t| {
+        let spans = g.constant("spans", DType::I32, [2, 2], &[0, 1, 2, 2][..]);
+        t[0].attention(t[1], t[2], None, Some(spans), 1.0, None)
+    });
+    close(&causal, &[10.0, 10.0, 0.0, 0.0]);
+    let mask: (&[usize], &[f32]) =
+        (&[1, 2, 2, 2], &[0.0, 0.0, f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0, 0.0, 0.0]);
+    let masked = eval(&[q, k, v, mask], |_, t| t[0].attention(t[1], t[2], Some(t[3]), None, 1.0, None));
+    close(&masked, &[15.0, 20.0, 20.0, 15.0]);
+    // Scores 2 and 4, scaled to 1 and 2, capped at tanh(1) and tanh(2).
+    let q: (&[usize], &[f32]) = (&[1, 1, 1, 1], &[2.0]);
+    let capped = eval(&[q, k, v], |_, t| t[0].attention(t[1], t[2], None, None, 0.5, Some(1.0)));
+    let (a, b) = (1f64.tanh().exp(), 2f64.tanh().exp());
+    close(&capped, &[(10.0 * a + 20.0 * b) / (a + b)]);
+}
+
+#[test]
+fn states_persist_and_round_to_their_type() {
+    let g = GraphBuilder::new();
+    let cache = g.state("cache", DType::F16, [2, 1]);
+    let rows = g.input("rows", DType::F32, [1, 1]);
+    let ids = g.input("ids", DType::I32, [1]);
+    g.output("cache", cache.set_rows(rows, ids));
+    let graph = g.finish().unwrap();
+    let mut oracle = Oracle::new(&graph).unwrap();
+    for (id, value) in [(1, 0.1f32), (0, 2.0)] {
+        oracle.set_f32("rows", &[value]).unwrap();
+        oracle.set_i32("ids", &[id]).unwrap();
+        oracle.run().unwrap();
+    }
+    assert_eq!(oracle.read("cache").unwrap(), [2.0, 0.099_975_585_937_5]);
+    assert_eq!(oracle.bytes(graph.output("cache").unwrap()).unwrap(), [0, 0x40, 0x66, 0x2e]);
+}
+
+#[test]
+fn quantized_rows_are_those_of_the_block_formats() {
+    let row: Vec<f32> = (0..32).map(|i| i as f32 - 7.5).collect();
+    let mut stored = vec![0; 34];
+    blocks::quantize(DType::Q8_0, &row, &mut stored).unwrap();
+    let mut expected = vec![0.0; 32];
+    blocks::dequantize(DType::Q8_0, &stored, &mut expected).unwrap();
+    let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 32]);
+    let w = g.weight("w", Weight::with_data(DType::Q8_0, [1, 32], stored.clone()));
+    g.output("cast", x.cast(DType::Q8_0));
+    g.output("rows", w.get_rows(ints(&g, "ids", &[0])));
+    g.output("dot", w.mul_mat(x));
+    let graph = g.finish().unwrap();
+    let mut oracle = Oracle::new(&graph).unwrap();
+    oracle.set_f32("x", &row).unwrap();
+    oracle.run().unwrap();
+    assert_eq!(oracle.bytes(graph.output("cast").unwrap()).unwrap(), stored);
+    assert_eq!(oracle.read("rows").unwrap(), expected);
+    let dot: f64 = expected.iter().zip(&row).map(|(w, x)| w * f64::from(*x)).sum();
+    close(&oracle.read("dot").unwrap(), &[dot]);
+}
+
+#[test]
+fn ids_out_of_range_are_errors_that_name_node_and_index() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [3, 2]);
+    let ids = g.input("ids", DType::I32, [2]);
+    g.output("y", x.get_rows(ids).named("lookup"));
+    let graph = g.finish().unwrap();
+    let mut oracle = Oracle::new(&graph).unwrap();
+    assert_eq!(oracle.run().unwrap_err(), OracleError::Unset("x".into()));
+    oracle.set_f32("x", &[0.0; 6]).unwrap();
+    for bad in [3, -1] {
+        oracle.set_i32("ids", &[0, bad]).unwrap();
+        let fault = Fault::Id { id: bad.into(), at: [0, 0, 0, 1], count: 3 };
+        assert_eq!(oracle.run().unwrap_err(), OracleError::Node { node: "lookup".into(), fault });
+    }
+    assert!(matches!(oracle.set_f32("x", &[0.0]), Err(OracleError::Length { expected: 24, found: 4, .. })));
+    assert_eq!(oracle.read("nothing"), Err(OracleError::NoSuchName("nothing".into())));
+    oracle.set_i32("ids", &[0, 2]).unwrap();
+    oracle.run().unwrap();
+}
+
+#[test]
+fn tensors_without_elements_are_evaluated() {
+    let empty: (&[usize], &[f32]) = (&[0, 4], &[]);
+    let w: (&[usize], &[f32]) = (&[2, 4], &[0.0; 8]);
+    assert!(eval(&[w, empty], |_, v| v[0].mul_mat(v[1])).is_empty());
+    assert!(eval(&[empty], |_, v| v[0].rms_norm(1e-5).silu()).is_empty());
+    close(&eval(&[empty], |_, v| v[0].sum()), &[0.0]);
+    let no_depth: (&[usize], &[f32]) = (&[2, 0], &[]);
+    close(&eval(&[no_depth, no_depth], |_, v| v[0].mul_mat(v[1])), &[0.0; 4]);
+    close(&eval(&[no_depth], |_, v| v[0].sum_rows()), &[0.0; 2]);
+}
