@@ -1,0 +1,128 @@
+//! Tiny vocabularies give exactly what the reference implementations give, text by text.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use quadriga_conformance::Rng;
+use quadriga_llm::tokenizer::{TokenType, Tokenizer, Vocabulary};
+use serde_json::Value;
+
+fn strings(value: &Value) -> Vec<String> {
+    value.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+fn tokens(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
+}
+
+fn byte_level(pre: &str, data: &Value) -> Vocabulary {
+    Vocabulary {
+        model: "gpt2".into(),
+        pre: Some(pre.into()),
+        tokens: strings(&data["tokens"]),
+        merges: strings(&data["merges"]),
+        ..Vocabulary::default()
+    }
+}
+
+#[test]
+fn every_pre_tokenizer_cuts_as_its_published_rule_does() {
+    let data: Value = serde_json::from_str(include_str!("data/byte_level.json")).unwrap();
+    let texts = strings(&data["texts"]);
+    for (pre, cases) in data["cases"].as_object().unwrap() {
+        let tokenizer = Tokenizer::new(byte_level(pre, &data)).unwrap();
+        for (text, case) in texts.iter().zip(cases.as_array().unwrap()) {
+            assert_eq!(tokenizer.encode(text, true), tokens(case), "{pre}: {text:?}");
+            assert_eq!(&tokenizer.decode(&tokens(case)).unwrap(), text, "{pre}");
+        }
+    }
+}
+
+#[test]
+fn every_known_pre_tokenizer_keeps_every_byte_of_random_text() {
+    let data: Value = serde_json::from_str(include_str!("data/byte_level.json")).unwrap();
+    let unknown = Tokenizer::new(byte_level("no such rule", &data)).unwrap_err().to_string();
+    assert!(unknown.contains("'no such rule'") && unknown.contains("llama-bpe"), "{unknown}");
+    let known = unknown.split_once("known are: ").unwrap().1;
+    let letters: Vec<char> = strings(&data["texts"]).concat().chars().collect();
+    let seed = 11;
+    let mut random = Rng::new(seed);
+    assert!(known.split(", ").count() > 50);
+    for pre in known.split(", ") {
+        let tokenizer = Tokenizer::new(byte_level(pre, &data)).unwrap();
+        for _ in 0..20 {
+            let text: String = (0..random.below(80)).map(|_| *random.pick(&letters).unwrap()).collect();
+            let tokens = tokenizer.encode(&text, true);
+            assert_eq!(tokenizer.decode(&tokens).unwrap(), text, "{pre}, seed {seed}");
+        }
+    }
+}
+
+fn scored(model: &str, data: &Value) -> Vocabulary {
+    let types = data["types"].as_array().unwrap();
+    Vocabulary {
+        model: model.into(),
+        tokens: strings(&data["tokens"]),
+        scores: data["scores"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|score| score.as_f64().unwrap() as f32)
+            .collect(),
+        types: types.iter().map(|id| TokenType::from_id(id.as_i64().unwrap())).collect(),
+        bos: Some(1),
+        eos: Some(2),
+        unknown: Some(0),
+        ..Vocabulary::default()
+    }
+}
+
+#[test]
+fn sentence_piece_by_scores_with_bytes_for_the_rest() {
+    let data: Value = serde_json::from_str(include_str!("data/sentence_piece.json")).unwrap();
+    let tokenizer = Tokenizer::new(scored("llama", &data)).unwrap();
+    let cases = data["cases"].as_array().unwrap();
+    for ((text, case), decoded) in strings(&data["texts"]).iter().zip(cases).zip(strings(&data["decoded"])) {
+        assert_eq!(tokenizer.encode(text, true), tokens(case), "{text:?}");
+        assert_eq!(tokenizer.decode(&tokens(case)).unwrap(), decoded, "{text:?}");
+    }
+    let prompt = tokenizer.encode_prompt("<s>the", true);
+    assert_eq!(
+        prompt.iter().filter(|&&token| token == 1).count(),
+        1,
+        "one beginning token, not two: {prompt:?}"
+    );
+    assert!(!tokenizer.encode("<s>the</s>", false).iter().any(|&token| token == 1 || token == 2));
+}
+
+#[test]
+fn unigram_finds_the_best_sum_after_replacing() {
+    let data: Value = serde_json::from_str(include_str!("data/unigram.json")).unwrap();
+    let mut vocabulary = scored("t5", &data);
+    vocabulary.add_space_prefix = Some(true);
+    vocabulary.remove_extra_spaces = true;
+    vocabulary.replacements = base64(data["replacements"].as_str().unwrap());
+    let tokenizer = Tokenizer::new(vocabulary).unwrap();
+    for (text, case) in strings(&data["texts"]).iter().zip(data["cases"].as_array().unwrap()) {
+        assert_eq!(tokenizer.encode(text, true), tokens(case), "{text:?}");
+    }
+}
+
+fn base64(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => byte - b'A',
+        b'a'..=b'z' => byte - b'a' + 26,
+        b'0'..=b'9' => byte - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let mut bytes = Vec::new();
+    let (mut bits, mut held) = (0u32, 0);
+    for letter in text.bytes().filter(|&byte| byte != b'=') {
+        bits = bits << 6 | u32::from(digit(letter));
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held) as u8);
+        }
+    }
+    bytes
+}
