@@ -36,11 +36,12 @@ fn print_text(file: &File, tensors: bool, out: &mut impl Write) -> io::Result<()
     if !tensors {
         return Ok(());
     }
-    let name = |tensor: &Tensor<'_>| tensor.name().chars().count();
-    let width = file.tensors().map(|tensor| name(&tensor)).max().unwrap_or(0).clamp(4, 60);
+    // Escaped: a name goes to a terminal, and may not command it.
+    let name = |tensor: &Tensor<'_>| tensor.name().escape_debug().to_string();
+    let width = file.tensors().map(|tensor| name(&tensor).chars().count()).max().unwrap_or(0).clamp(4, 60);
     writeln!(out, "\n{:width$}  {:8} {:>24} {:>14} {:>14}", "name", "type", "shape", "bytes", "offset")?;
     for tensor in file.tensors() {
-        let (name, dtype, shape) = (tensor.name(), tensor.dtype(), tensor.shape().to_string());
+        let (name, dtype, shape) = (name(&tensor), tensor.dtype(), tensor.shape().to_string());
         let (bytes, offset) = (tensor.byte_len(), tensor.offset());
         writeln!(out, "{name:width$}  {dtype:8} {shape:>24} {bytes:>14} {offset:>14}")?;
     }

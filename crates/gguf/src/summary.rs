@@ -1,6 +1,9 @@
 //! What a model file holds, in a page.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write},
+};
 
 use quadriga_graph::DType;
 
@@ -270,7 +273,15 @@ impl fmt::Display for Summary {
 }
 
 fn line(f: &mut fmt::Formatter<'_>, label: &str, text: impl fmt::Display) -> fmt::Result {
-    writeln!(f, "{label:<16} {text}")
+    write!(f, "{label:<16} ")?;
+    // A file's text goes to people's terminals: it may not move the cursor there, or worse.
+    for letter in text.to_string().chars() {
+        match letter.is_control() {
+            true => write!(f, "{}", letter.escape_default())?,
+            false => f.write_char(letter)?,
+        }
+    }
+    writeln!(f)
 }
 
 impl fmt::Display for TokenizerSummary {

@@ -1,7 +1,7 @@
 //! Writing model files: tensor data is streamed, and a file appears under its name only when it is whole.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     io::{self, BufWriter, Write},
     path::Path,
 };
@@ -30,7 +30,8 @@ type Source<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
 pub struct Writer<'a> {
     metadata: Vec<(String, OwnedValue)>,
     tensors: Vec<Tensor<'a>>,
-    keys: HashSet<String>,
+    /// Where each key is in `metadata`.
+    keys: HashMap<String, usize>,
     names: HashSet<String>,
 }
 
@@ -57,8 +58,9 @@ impl<'a> Writer<'a> {
         let value = value.into();
         check_name(key)
             .and_then(|()| known::check(key, &value.value(), self.architecture()))
-            .and_then(|()| unused(&mut self.keys, key))
+            .and_then(|()| if self.keys.contains_key(key) { Err(Problem::Twice) } else { Ok(()) })
             .map_err(|problem| unwritable("key", key, problem))?;
+        self.keys.insert(key.to_owned(), self.metadata.len());
         self.metadata.push((key.to_owned(), value));
         Ok(self)
     }
@@ -77,8 +79,9 @@ impl<'a> Writer<'a> {
         let shape = shape.into();
         let bytes = check_name(name)
             .and_then(|()| check_shape(dtype, &shape))
-            .and_then(|bytes| unused(&mut self.names, name).map(|()| bytes))
+            .and_then(|bytes| if self.names.contains(name) { Err(Problem::Twice) } else { Ok(bytes) })
             .map_err(|problem| unwritable("tensor", name, problem))?;
+        self.names.insert(name.to_owned());
         let (name, source) = (name.to_owned(), Box::new(source));
         self.tensors.push(Tensor { name, dtype, shape, bytes, source });
         Ok(self)
@@ -139,7 +142,7 @@ impl<'a> Writer<'a> {
     }
 
     fn value(&self, key: &str) -> Option<Value<'_>> {
-        self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value.value())
+        self.metadata.get(*self.keys.get(key)?).map(|(_, value)| value.value())
     }
 
     fn architecture(&self) -> Option<&str> {
@@ -185,13 +188,6 @@ impl<'a> Writer<'a> {
 
 fn unwritable(what: &str, name: &str, problem: Problem) -> Error {
     Error::Unwritable { field: format!("{what} {name:?}"), problem }
-}
-
-fn unused(names: &mut HashSet<String>, name: &str) -> Result<(), Problem> {
-    match names.insert(name.to_owned()) {
-        true => Ok(()),
-        false => Err(Problem::Twice),
-    }
 }
 
 fn check_shape(dtype: DType, shape: &Shape) -> Result<usize, Problem> {

@@ -1,14 +1,19 @@
-//! Hostile counts and lengths never cost more memory than the file warrants.
+//! Memory in use: hostile counts and lengths never cost more than the file warrants, and writing is streamed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    io,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
-use quadriga_gguf::File;
+use quadriga_gguf::{File, Writer};
+use quadriga_graph::DType;
 use support::{Raw, small_file};
 
 /// The system's allocator, with the bytes in use and the most ever in use counted.
@@ -35,17 +40,41 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes allocated at one time while `bytes` were read, beyond `bytes` themselves.
-fn peak_of(bytes: Vec<u8>) -> usize {
+/// One test at a time: another one beside it would allocate too.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The most bytes that `work` had allocated at one time, beyond what was in use before.
+fn peak_of(work: impl FnOnce()) -> usize {
     PEAK.store(USED.load(Relaxed), Relaxed);
     let before = USED.load(Relaxed);
-    drop(File::from_bytes(bytes));
+    work();
     PEAK.load(Relaxed) - before
 }
 
-// One test only: another one beside it would allocate too.
+/// The most bytes allocated at one time while `bytes` were read, beyond `bytes` themselves.
+fn peak_of_reading(bytes: Vec<u8>) -> usize {
+    peak_of(|| drop(File::from_bytes(bytes)))
+}
+
+#[test]
+fn writing_a_large_tensor_takes_little_memory() {
+    let _alone = ALONE.lock();
+    let peak = peak_of(|| {
+        let mut writer = Writer::new();
+        writer
+            .tensor("large", DType::F32, [1 << 12, 1 << 16], |out| {
+                let row = [0; 1 << 18];
+                (0..1 << 12).try_for_each(|_| out.write_all(&row))
+            })
+            .unwrap();
+        writer.write_to(&mut io::sink()).unwrap();
+    });
+    assert!(peak < 16 << 10, "writing 1 GiB took {peak} bytes");
+}
+
 #[test]
 fn reading_takes_memory_in_proportion_to_the_file() {
+    let _alone = ALONE.lock();
     let large = [1u64 << 20, 1 << 32, 1 << 40, 1 << 60, u64::MAX];
     let body = || Raw::default().put(&[0; 4096]).bytes;
     for count in large {
@@ -62,11 +91,11 @@ fn reading_takes_memory_in_proportion_to_the_file() {
             Raw::file(1, 0).tensor("t", &[32], 0, count).data(32, 4096),
         ];
         for (index, raw) in hostile.into_iter().enumerate() {
-            let peak = peak_of(raw.bytes);
+            let peak = peak_of_reading(raw.bytes);
             assert!(peak < 16 << 10, "file {index} with count {count:#x} took {peak} bytes");
         }
     }
-    let peak = peak_of(small_file());
+    let peak = peak_of_reading(small_file());
     assert!(peak < 16 << 10, "a small file took {peak} bytes");
 
     // A vocabulary costs nothing beyond the bytes it has in the file.
@@ -75,6 +104,6 @@ fn reading_takes_memory_in_proportion_to_the_file() {
             raw.text(format!("token {id}"))
         });
     let len = tokens.bytes.len();
-    let peak = peak_of(tokens.bytes);
+    let peak = peak_of_reading(tokens.bytes);
     assert!(peak < 16 << 10, "a vocabulary of {len} bytes took {peak} bytes");
 }

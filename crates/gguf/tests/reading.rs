@@ -217,7 +217,7 @@ fn a_joined_model_that_still_says_it_was_split_is_one_file() {
 fn a_summary_tells_what_is_in_the_file() {
     let mut bytes = Vec::new();
     let mut writer = Writer::new();
-    writer.set("general.architecture", "llama").unwrap().set("general.name", "Tiny").unwrap();
+    writer.set("general.architecture", "llama").unwrap().set("general.name", "Tiny\u{1b}[2J").unwrap();
     writer.set("general.file_type", 15u32).unwrap().set("llama.block_count", 2u32).unwrap();
     writer.set("llama.attention.head_count_kv", [2u32, 4]).unwrap();
     writer.set("tokenizer.ggml.model", "gpt2").unwrap().set("tokenizer.ggml.tokens", ["a", "b"]).unwrap();
@@ -234,7 +234,7 @@ fn a_summary_tells_what_is_in_the_file() {
     let text = summary.to_string();
     for part in [
         "llama",
-        "Tiny",
+        "Tiny\\u{1b}[2J",
         "blocks           2",
         "2 to 4, by block",
         "gpt2, 2 tokens, 0 merges, end 1",
