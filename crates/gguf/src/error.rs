@@ -91,11 +91,11 @@ pub enum Error {
         /// Bytes given; when too many were offered, the count at which writing stopped.
         found: u64,
     },
-    /// A tensor's data source failed.
-    #[error("the data of tensor {name:?} could not be produced or written: {source}")]
-    Source {
-        /// The tensor.
-        name: String,
+    /// A tensor's data source failed, or the stream that was written to.
+    #[error("{what} could not be produced or written: {source}")]
+    Stream {
+        /// The metadata, or the data of a tensor.
+        what: String,
         /// What the source, or the system, said.
         source: io::Error,
     },

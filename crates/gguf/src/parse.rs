@@ -64,7 +64,7 @@ impl Records {
     }
 }
 
-/// Reads and checks a whole file.
+/// Reads and checks a whole file, except that no two tensors have one name: that concerns all parts of a model.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Records, Fault> {
     let mut cursor = Cursor::new(bytes);
     let version = parse_version(&mut cursor)?;
@@ -81,7 +81,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Records, Fault> {
     for index in 0..entry_count {
         entries.push(parse_entry(&mut cursor, index)?);
     }
-    let entries_by_key = order_by_name(bytes, entries.iter().map(|entry: &Entry| &entry.key), "key")?;
+    let entries_by_key = order_by_key(bytes, &entries)?;
     let mut records = Records {
         version,
         alignment: known::DEFAULT_ALIGNMENT,
@@ -102,7 +102,6 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Records, Fault> {
         records.tensors.push(tensor);
         offsets.push(offset);
     }
-    order_by_name(bytes, records.tensors.iter().map(|tensor| &tensor.name), "tensor")?;
     place_data(bytes, cursor.at(), &mut records, &offsets)?;
     Ok(records)
 }
@@ -221,23 +220,18 @@ fn place_data(
     Ok(())
 }
 
-/// The order of names; two equal ones are an error that tells where both are.
-fn order_by_name<'a>(
-    bytes: &[u8],
-    names: impl Iterator<Item = &'a Range<usize>>,
-    what: &str,
-) -> Result<Vec<usize>, Fault> {
-    let names: Vec<_> = names.collect();
-    let name_at = |index: &usize| names.get(*index).map(|range| at(bytes, range)).unwrap_or_default();
-    let mut order: Vec<usize> = (0..names.len()).collect();
-    order.sort_by_key(name_at);
+/// The order of the entries by key; two equal keys are an error that tells where both are.
+fn order_by_key(bytes: &[u8], entries: &[Entry]) -> Result<Vec<usize>, Fault> {
+    let key_of = |index: &usize| entries.get(*index).map(|entry| at(bytes, &entry.key));
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    order.sort_by_key(key_of);
     for (first, second) in order.iter().zip(order.iter().skip(1)) {
-        if name_at(first) == name_at(second)
-            && let (Some(first), Some(second)) = (names.get(*first), names.get(*second))
+        if key_of(first) == key_of(second)
+            && let (Some(first), Some(second)) = (entries.get(*first), entries.get(*second))
         {
-            let problem = Problem::Duplicate { first: first.start as u64 };
-            let name = text_at(bytes, second);
-            return Err(Fault::new(format_args!("{what} {name:?}"), second.start, problem));
+            let problem = Problem::Duplicate { first: first.key.start as u64 };
+            let key = text_at(bytes, &second.key);
+            return Err(Fault::new(format_args!("key {key:?}"), second.key.start, problem));
         }
     }
     Ok(order)

@@ -106,7 +106,6 @@ impl<'a> Writer<'a> {
         let temporary = Temporary::create(path.as_ref())?;
         let mut out = BufWriter::with_capacity(1 << 20, temporary.file());
         self.write_to(&mut out)?;
-        out.flush().map_err(|source| temporary.failed("write", source))?;
         drop(out);
         temporary.publish()
     }
@@ -115,16 +114,15 @@ impl<'a> Writer<'a> {
     pub fn write_to(self, out: &mut dyn Write) -> Result<()> {
         let alignment = self.alignment() as u64;
         let header = self.header(alignment)?;
-        let stream = |name: &str, result: io::Result<()>| {
-            result.map_err(|source| Error::Source { name: name.to_owned(), source })
-        };
+        let failed = |what: String| move |source| Error::Stream { what, source };
         let padding = |len: u64| vec![0; (len.next_multiple_of(alignment) - len) as usize];
-        stream("metadata", out.write_all(&header))?;
+        out.write_all(&header).map_err(failed("the metadata".to_owned()))?;
         if !self.tensors.is_empty() {
-            stream("metadata", out.write_all(&padding(header.len() as u64)))?;
+            out.write_all(&padding(header.len() as u64)).map_err(failed("the metadata".to_owned()))?;
         }
         for tensor in self.tensors {
             let name = tensor.name;
+            let what = format!("the data of tensor {name:?}");
             let wanted = tensor.bytes as u64;
             let mut metered = Metered { out, left: wanted, exceeded: false };
             let result = (tensor.source)(&mut metered);
@@ -132,13 +130,13 @@ impl<'a> Writer<'a> {
             if metered.exceeded {
                 return Err(Error::DataLength { name, wanted, found: found.saturating_add(1) });
             }
-            stream(&name, result)?;
+            result.map_err(failed(what.clone()))?;
             if found != wanted {
                 return Err(Error::DataLength { name, wanted, found });
             }
-            stream(&name, out.write_all(&padding(wanted)))?;
+            out.write_all(&padding(wanted)).map_err(failed(what))?;
         }
-        stream("the last tensor", out.flush())
+        out.flush().map_err(failed("the file".to_owned()))
     }
 
     fn value(&self, key: &str) -> Option<Value<'_>> {
