@@ -1,0 +1,215 @@
+//! From a request to a plan: the three questions, one after the other.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "arrays are sized by the graph's tensors and the request's backends; what indexes them is validated first"
+)]
+
+use quadriga_graph::Kind;
+
+use super::MemoryError;
+use super::lifetimes::{Lifetime, Uses};
+use super::packing::{Item, Packer, Problem};
+use super::plan::{BackendPlan, MemoryPlan, Spot};
+use super::request::Request;
+
+/// Plans memory, and keeps its working memory for the next plan: planning again what has about the same size allocates
+/// nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Planner {
+    uses: Uses,
+    packer: Packer,
+    /// For each backend the packing problem, and for each item of it the tensor whose storage it is. Extras follow.
+    problems: Vec<(Problem, Vec<u32>)>,
+}
+
+impl Planner {
+    /// Plans the memory of a graph.
+    pub fn plan(&mut self, request: &Request<'_>) -> Result<MemoryPlan, MemoryError> {
+        let mut plan = MemoryPlan::default();
+        self.plan_into(request, &mut plan)?;
+        Ok(plan)
+    }
+
+    /// As [`Planner::plan`], into a plan whose memory is used again. After an error that plan is empty.
+    pub fn plan_into(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
+        plan.clear();
+        let done = self.answer(request, plan);
+        if done.is_err() {
+            plan.clear();
+        }
+        #[cfg(debug_assertions)]
+        if done.is_ok()
+            && let Err(flaw) = super::check(request, plan)
+        {
+            debug_assert!(false, "memory plan: {flaw}");
+        }
+        done
+    }
+
+    fn answer(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
+        validate(request)?;
+        self.uses.collect(request)?;
+        plan.sharing.analyse(request, &mut self.uses);
+        plan.graph = request.graph.fingerprint();
+        plan.horizon = self.uses.horizon;
+        plan.extras.extend_from_slice(request.extras);
+        plan.backends.resize(request.memories.len(), BackendPlan::default());
+        for (backend, memory) in plan.backends.iter_mut().zip(request.memories) {
+            let (name, chunks) = (std::mem::take(&mut backend.name), std::mem::take(&mut backend.chunks));
+            *backend = BackendPlan { name, chunks, ..BackendPlan::default() };
+            memory.name.clone_into(&mut backend.name);
+        }
+        self.gather(request, plan);
+        self.place(request, plan)?;
+        plan.key = request.key();
+        Ok(())
+    }
+
+    /// Fills in lifetimes, sizes and figures, and states each backend's packing problem.
+    fn gather(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) {
+        let Planner { uses, problems, .. } = self;
+        let tensors = request.graph.tensors();
+        problems.resize_with(request.memories.len(), || (Problem::new(Vec::new()), Vec::new()));
+        for ((problem, owners), memory) in problems.iter_mut().zip(request.memories) {
+            let alignment = memory.facts.alignment as u64;
+            problem.items.clear();
+            problem.alignment = alignment;
+            problem.max_chunk = memory.facts.max_buffer.map(|max| max as u64 / alignment * alignment);
+            owners.clear();
+        }
+
+        plan.bytes.resize(tensors.len(), 0);
+        for (index, tensor) in tensors.iter().enumerate() {
+            if uses.storage[index] as usize != index || uses.end[index] == 0 {
+                continue;
+            }
+            let root = plan.sharing.roots[index].index();
+            let memory = &request.memories[usize::from(request.backend(index))];
+            plan.bytes[root] = plan.bytes[root].max(memory.storage_bytes(tensor));
+        }
+        plan.lifetimes.reserve(tensors.len());
+        for (index, tensor) in tensors.iter().enumerate() {
+            let life = uses.lifetime(request, &plan.sharing, index);
+            plan.lifetimes.push(life);
+            let bytes = plan.bytes[index];
+            if life.is_empty() {
+                plan.bytes[index] = 0;
+            }
+            let backend = usize::from(request.backend(index));
+            let figures = &mut plan.backends[backend];
+            let figure = match tensor.kind() {
+                Kind::Weight => &mut figures.weights,
+                Kind::Constant => &mut figures.constants,
+                Kind::State => &mut figures.state,
+                Kind::Input if !life.is_empty() => &mut figures.inputs,
+                Kind::Computed(_) if !life.is_empty() => &mut figures.results,
+                _ => continue,
+            };
+            *figure = figure.saturating_add(bytes);
+            if !life.is_empty() {
+                let (problem, owners) = &mut problems[backend];
+                problem.items.push(Item { size: bytes, start: life.start, end: life.end });
+                owners.push(index as u32);
+            }
+        }
+        for extra in request.extras {
+            let Lifetime { start, end } = extra.lifetime;
+            let end = end.min(uses.horizon);
+            let backend = usize::from(extra.backend);
+            problems[backend].0.items.push(Item { size: extra.bytes, start, end });
+            let figure = &mut plan.backends[backend].extras;
+            *figure = figure.saturating_add(extra.bytes);
+        }
+    }
+
+    /// Packs each backend's storages and writes down where everything is.
+    fn place(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
+        let tensors = request.graph.tensors();
+        plan.spots.resize(tensors.len(), Spot::Unused);
+        plan.extra_spots.resize(request.extras.len(), Spot::Unused);
+        for (number, (problem, owners)) in self.problems.iter().enumerate() {
+            if problem.items.is_empty() {
+                continue;
+            }
+            let packing = self.packer.pack(problem, request.effort)?;
+            let spot = |item: usize| {
+                let place = packing.placements[item];
+                Spot::Arena { backend: number as u16, chunk: place.chunk, offset: place.offset }
+            };
+            for (item, owner) in owners.iter().enumerate() {
+                plan.spots[*owner as usize] = spot(item);
+            }
+            let extras = request.extras.iter().enumerate();
+            let mine = extras.filter(|(_, extra)| usize::from(extra.backend) == number);
+            for (item, (extra, _)) in (owners.len()..).zip(mine) {
+                plan.extra_spots[extra] = spot(item);
+            }
+            let backend = &mut plan.backends[number];
+            backend.chunks.extend_from_slice(&packing.chunks);
+            backend.lower_bound = packing.lower_bound;
+            backend.strategy = packing.strategy;
+            backend.proved_optimal = packing.proved_optimal;
+            // Tensors without a byte still need a buffer to point into.
+            if packing.peak == 0 {
+                backend.chunks.clear();
+                backend.chunks.push(problem.alignment);
+            }
+        }
+        // A root stands before all that share its storage, so it has its spot when they ask for it.
+        for (index, tensor) in tensors.iter().enumerate() {
+            let root = plan.sharing.roots[index].index();
+            plan.spots[index] = if plan.sharing.placed[root] {
+                Spot::Placed { backend: request.backend(root) }
+            } else {
+                match plan.spots[root] {
+                    Spot::Arena { backend, chunk, offset } => {
+                        Spot::Arena { backend, chunk, offset: offset + tensor.offset() as u64 }
+                    }
+                    other => other,
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+/// Refuses lists of the wrong length, numbers of backends and tensors that do not exist, and impossible alignments.
+fn validate(request: &Request<'_>) -> Result<(), MemoryError> {
+    let graph = request.graph;
+    let length = |what, expected: usize, found: usize| {
+        if found == 0 || found == expected {
+            Ok(())
+        } else {
+            Err(MemoryError::Length { what, expected, found })
+        }
+    };
+    length("backends of tensors", graph.tensors().len(), request.backends.len())?;
+    length("steps of nodes", graph.nodes().len(), request.steps.len())?;
+    let count = request.memories.len();
+    for memory in request.memories {
+        if !memory.facts.alignment.is_power_of_two() {
+            let (backend, alignment) = (memory.name.to_owned(), memory.facts.alignment);
+            return Err(MemoryError::Alignment { backend, alignment });
+        }
+    }
+    if count == 0 && !graph.tensors().is_empty() {
+        return Err(MemoryError::Length { what: "memories", expected: 1, found: 0 });
+    }
+    let known = |backend: u16| usize::from(backend) < count;
+    if let Some(index) = request.backends.iter().position(|backend| !known(*backend)) {
+        let what = graph.name(quadriga_graph::TensorId::from_index(index));
+        return Err(MemoryError::UnknownBackend { what, backend: request.backends[index], count });
+    }
+    if let Some(index) = request.extras.iter().position(|extra| !known(extra.backend)) {
+        let backend = request.extras[index].backend;
+        return Err(MemoryError::UnknownBackend { what: format!("extra {index}"), backend, count });
+    }
+    let named = request.holds.iter().map(|hold| hold.tensor).chain(request.placed.iter().copied());
+    for index in named.map(|tensor| tensor.index()) {
+        if index >= graph.tensors().len() {
+            return Err(MemoryError::UnknownTensor { index, count: graph.tensors().len() });
+        }
+    }
+    Ok(())
+}

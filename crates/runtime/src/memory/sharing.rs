@@ -1,0 +1,137 @@
+//! Which tensors share one storage.
+//!
+//! Every tensor of a graph lies in the storage of some tensor: its own, or, for views and for results that are written
+//! into another tensor, that one's. On top of this an operation that may run in place takes over a whole storage, and a
+//! chain of such operations ends up in the storage of its first tensor, the *root*. That is allowed where
+//!
+//! - the operation declares it for that input, and the input has the result's type, shape and strides;
+//! - the input is all of its storage, be it directly or through views (a part of a larger storage would keep all of it
+//!   alive);
+//! - nothing else uses the storage in the node's step or later: no other reader, no view that is still read, no hold;
+//! - the storage is no output and was not placed beforehand (weights, constants and state never are the planner's), and
+//!   is no input, unless inputs may be released;
+//! - the node runs on the storage's backend. Sharing follows the assignment of backends and never changes it.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "arrays are sized by the graph's tensors, whose ids index them; ids from the caller are checked first"
+)]
+
+use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use std::fmt::{self, Write};
+
+use super::lifetimes::Uses;
+use super::request::{Inputs, Request};
+
+/// For each tensor the root of its storage. Offsets are the tensors' own: an in-place result starts where its root does.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Sharing {
+    /// For each tensor the tensor whose storage it lies in.
+    pub roots: Vec<TensorId>,
+    /// For each tensor whether it owns a storage that the planner leaves alone.
+    pub placed: Vec<bool>,
+}
+
+impl Sharing {
+    /// The tensor whose storage a tensor lies in.
+    pub fn root(&self, tensor: TensorId) -> Option<TensorId> {
+        self.roots.get(tensor.index()).copied()
+    }
+
+    /// How many results took over the storage of an input.
+    pub fn in_place_count(&self, graph: &Graph) -> usize {
+        let taken = |(tensor, root): &(TensorId, &TensorId)| {
+            graph.get(*tensor).is_some_and(|t| t.storage() == *tensor) && **root != *tensor
+        };
+        graph.tensor_ids().zip(&self.roots).filter(taken).count()
+    }
+
+    /// A table of all storages that more than one tensor lies in: each root, and who lies there.
+    pub fn table(&self, graph: &Graph) -> String {
+        let mut members: Vec<Vec<TensorId>> = vec![Vec::new(); self.roots.len()];
+        for (tensor, root) in graph.tensor_ids().zip(&self.roots) {
+            if tensor != *root
+                && let Some(list) = members.get_mut(root.index())
+            {
+                list.push(tensor);
+            }
+        }
+        let mut text = String::new();
+        for (root, list) in graph.tensor_ids().zip(&members).filter(|(_, list)| !list.is_empty()) {
+            let _ = write!(text, "{}:", graph.name(root));
+            for tensor in list {
+                let owns = graph.get(*tensor).is_some_and(|t| t.storage() == *tensor);
+                let how = if owns { "in place" } else { "view" };
+                let _ = write!(text, " {} ({how})", graph.name(*tensor));
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    pub(crate) fn is_root(&self, tensor: usize) -> bool {
+        self.roots[tensor].index() == tensor
+    }
+
+    pub(crate) fn is_placed(&self, tensor: usize) -> bool {
+        self.placed[tensor]
+    }
+
+    /// Fills in who shares with whom, and lengthens the uses of each root to those of its last tenant.
+    pub(crate) fn analyse(&mut self, request: &Request<'_>, uses: &mut Uses) {
+        let graph = request.graph;
+        let tensors = graph.tensors();
+        self.roots.clear();
+        self.roots.extend(tensors.iter().map(|tensor| tensor.storage()));
+        self.placed.clear();
+        self.placed.extend(
+            tensors.iter().map(|tensor| matches!(tensor.kind(), Kind::Weight | Kind::Constant | Kind::State)),
+        );
+        for tensor in request.placed {
+            self.placed[uses.storage[tensor.index()] as usize] = true;
+        }
+
+        for (index, node) in graph.nodes().iter().enumerate() {
+            let result = node.output().index();
+            if uses.storage[result] as usize != result || self.placed[result] {
+                continue;
+            }
+            let choices = node.op().declaration().in_place;
+            if choices.is_empty() {
+                continue;
+            }
+            let inputs = graph.inputs(NodeId::from_index(index));
+            let end = request.step(index) + 1;
+            for input in choices.iter().filter_map(|choice| inputs.get(*choice)) {
+                let root = self.roots[uses.storage[input.index()] as usize].index();
+                if uses.end[root] != end || uses.tied[root] || self.placed[root] {
+                    continue;
+                }
+                let (taken, made, owner) = (&tensors[input.index()], &tensors[result], &tensors[root]);
+                let is_input = owner.kind() == Kind::Input;
+                if taken.offset() == 0
+                    && taken.bytes() == owner.bytes()
+                    && taken.same_layout(made)
+                    && request.backend(root) == request.backend(result)
+                    && !(is_input && request.inputs == Inputs::Keep)
+                {
+                    self.roots[result] = TensorId::from_index(root);
+                    uses.end[root] = uses.end[result];
+                    uses.tied[root] = uses.tied[result];
+                    break;
+                }
+            }
+        }
+        // Views and written results follow the storage they lie in.
+        for (tensor, storage) in uses.storage.iter().enumerate() {
+            self.roots[tensor] = self.roots[*storage as usize];
+        }
+    }
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let roots = self.roots.iter().enumerate().filter(|(index, root)| root.index() == *index).count();
+        write!(f, "{} tensors in {roots} storages", self.roots.len())
+    }
+}
