@@ -4,7 +4,9 @@
 //! a [`Worker`](crate::pool::Worker): every thread of a run calls the same kernel with the same views, and the kernel
 //! shares the work out among them. Results never depend on the number of threads.
 
+pub mod attention;
 mod error;
 pub mod matmul;
+pub mod vec;
 
 pub use error::KernelError;

@@ -1,0 +1,285 @@
+//! Attention in one pass: `softmax(scale · q kᵀ + mask) v` with a running softmax.
+//!
+//! The query heads that share a key head are computed together, so that keys and values are read once for all of
+//! them. Cells outside every query's span, and tiles of cells that the mask hides from all queries of a block, are
+//! not read: the cost is that of the visible part.
+//!
+//! Work is shared out by key heads and blocks of queries. When these are few (one query after a long context), the
+//! cells are also split, every [`SPLIT`] cells, and the parts merged afterwards by their maxima and sums. The split
+//! depends on the shape alone, so results do not depend on the number of threads.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod unit;
+
+use std::marker::PhantomData;
+
+use quadriga_graph::DType;
+
+use crate::isa::Isa;
+use crate::kernels::KernelError;
+use crate::pool::Worker;
+
+/// Cells of one part, when the cells are split.
+pub const SPLIT: usize = 128;
+
+/// Below this many units of work, the cells are split.
+const FEW_UNITS: usize = 64;
+
+/// Rows (queries × heads) that a unit of work aims at.
+const UNIT_ROWS: usize = 32;
+
+/// Sizes and parameters of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Queries.
+    pub tokens: usize,
+    /// Keys and values.
+    pub cells: usize,
+    /// Elements of a query and of a key, of one head.
+    pub key_width: usize,
+    /// Elements of a value, of one head.
+    pub value_width: usize,
+    /// Scores are multiplied by this.
+    pub scale: f32,
+    /// Scores are replaced by `cap · tanh(score / cap)`, before the mask.
+    pub soft_cap: Option<f32>,
+    /// The type of keys: F32, F16, BF16 or Q8_0.
+    pub key_type: DType,
+    /// The type of values: F32, F16, BF16 or Q8_0.
+    pub value_type: DType,
+}
+
+/// Rows at an address: row (i, head) starts at `pointer + i × stride + head × head_stride`, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// The first byte.
+    pub pointer: *const u8,
+    /// Bytes from one token or cell to the next.
+    pub stride: usize,
+    /// Bytes from one head to the next.
+    pub head_stride: usize,
+}
+
+/// Numbers that are added to the scores: row (token, head), one number per cell.
+#[derive(Clone, Copy, Debug)]
+pub struct Mask {
+    /// Where the rows are; a head stride of 0 gives all heads the same mask.
+    pub rows: Rows,
+    /// F32 or F16.
+    pub dtype: DType,
+}
+
+/// The memory an attention works on. Rows are contiguous, at any alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory<'a> {
+    /// `f32` queries.
+    pub queries: Rows,
+    /// Keys.
+    pub keys: Rows,
+    /// Values.
+    pub values: Rows,
+    /// What is added to the scores.
+    pub mask: Option<Mask>,
+    /// For each query the first cell it sees and one past the last; without spans, all see all cells.
+    pub spans: Option<&'a [[i32; 2]]>,
+    /// `f32` results: row (token, head) of `value_width` elements.
+    pub output: Rows,
+}
+
+/// An attention, ready to run.
+#[derive(Debug)]
+pub struct Attention<'a> {
+    isa: Isa,
+    shape: Shape,
+    memory: Memory<'a>,
+    plan: Plan,
+    work: *mut u8,
+    threads: usize,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: the maker promised the memory for 'a; threads write disjoint parts of output and work memory.
+unsafe impl Send for Attention<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Attention<'_> {}
+
+/// How the work is cut up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plan {
+    /// Query heads of a key head.
+    group: usize,
+    /// Queries of a unit.
+    block: usize,
+    /// Blocks of queries.
+    blocks: usize,
+    /// Parts of the cells.
+    splits: usize,
+    /// Elements of a padded key row and value row.
+    key_pad: usize,
+    value_pad: usize,
+    /// Whether AMX tiles are used.
+    tiles: bool,
+}
+
+const ALIGN: usize = 64;
+
+impl Plan {
+    fn new(isa: Isa, shape: &Shape) -> Result<Plan, KernelError> {
+        for dtype in [shape.key_type, shape.value_type] {
+            if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0) {
+                return Err(KernelError::Type { dtype });
+            }
+        }
+        for (dtype, columns) in [(shape.key_type, shape.key_width), (shape.value_type, shape.value_width)] {
+            if !columns.is_multiple_of(dtype.block_len()) {
+                return Err(KernelError::Blocks { dtype, columns });
+            }
+        }
+        if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
+            let (left, right) = (shape.heads, shape.kv_heads);
+            return Err(KernelError::Differ { what: "query heads as a multiple of key heads", left, right });
+        }
+        let group = shape.heads / shape.kv_heads;
+        #[cfg(target_arch = "x86_64")]
+        let tiles = isa.amx().is_some() && amx::suits(shape);
+        #[cfg(not(target_arch = "x86_64"))]
+        let tiles = {
+            let _ = isa;
+            false
+        };
+        let block = (UNIT_ROWS / group.max(1)).clamp(1, shape.tokens.max(1));
+        let blocks = shape.tokens.div_ceil(block);
+        let few = !tiles && shape.kv_heads.saturating_mul(blocks) < FEW_UNITS;
+        let splits = if few { shape.cells.div_ceil(SPLIT).max(1) } else { 1 };
+        let (key_pad, value_pad) = (shape.key_width.div_ceil(16) * 16, shape.value_width.div_ceil(16) * 16);
+        Ok(Plan { group, block, blocks, splits, key_pad, value_pad, tiles })
+    }
+
+    /// Bytes of scratch memory for one thread, of parts that are merged later, and of keys and values as tiles.
+    fn bytes(&self, shape: &Shape) -> Option<[usize; 3]> {
+        let aligned = |bytes: usize| bytes.checked_next_multiple_of(ALIGN);
+        let scratch = unit::scratch_floats(self)?.checked_mul(4)?;
+        let rows = shape.tokens.checked_mul(shape.heads)?;
+        let parts = if self.splits == 1 {
+            0
+        } else {
+            rows.checked_mul(self.splits)?.checked_mul(self.value_pad.checked_add(2)?)?.checked_mul(4)?
+        };
+        #[cfg(target_arch = "x86_64")]
+        if self.tiles {
+            let [scratch, tiles] = amx::bytes(shape)?;
+            return Some([aligned(scratch)?, 0, aligned(tiles)?]);
+        }
+        Some([aligned(scratch)?, aligned(parts)?, 0])
+    }
+
+    fn total(&self, shape: &Shape, threads: usize) -> Result<usize, KernelError> {
+        self.bytes(shape)
+            .and_then(|[scratch, parts, tiles]| {
+                scratch.checked_mul(threads)?.checked_add(parts)?.checked_add(tiles)?.checked_add(ALIGN)
+            })
+            .ok_or(KernelError::TooLarge { rows: shape.tokens, columns: shape.cells })
+    }
+}
+
+impl<'a> Attention<'a> {
+    /// Bytes of work memory for runs of up to `threads` threads.
+    ///
+    /// # Errors
+    /// Types or sizes that there is no kernel for.
+    pub fn work_bytes(isa: Isa, shape: &Shape, threads: usize) -> Result<usize, KernelError> {
+        Plan::new(isa, shape)?.total(shape, threads)
+    }
+
+    /// An attention on this memory.
+    ///
+    /// # Errors
+    /// Types or sizes that there is no kernel for, or fewer spans than queries.
+    ///
+    /// # Safety
+    /// For `'a`: all rows must be readable, the output's writable, and [`work_bytes`](Attention::work_bytes) bytes at
+    /// `work` initialised and writable; output and work memory must be used through this object alone. Output rows
+    /// must not overlap.
+    pub unsafe fn new(
+        isa: Isa,
+        shape: Shape,
+        memory: Memory<'a>,
+        threads: usize,
+        work: *mut u8,
+    ) -> Result<Attention<'a>, KernelError> {
+        let plan = Plan::new(isa, &shape)?;
+        plan.total(&shape, threads)?;
+        if let Some(spans) = memory.spans
+            && spans.len() < shape.tokens
+        {
+            return Err(KernelError::Short { what: "spans", has: spans.len(), needs: shape.tokens });
+        }
+        if let Some(mask) = memory.mask
+            && !matches!(mask.dtype, DType::F32 | DType::F16)
+        {
+            return Err(KernelError::Type { dtype: mask.dtype });
+        }
+        let work = work.wrapping_add(work.align_offset(ALIGN));
+        Ok(Attention { isa, shape, memory, plan, work, threads, lifetime: PhantomData })
+    }
+
+    /// Computes; every thread of the run calls this. It has barriers inside; one more must follow before the results
+    /// are read.
+    ///
+    /// # Errors
+    /// There are more threads than the work memory was made for, or another thread failed.
+    pub fn run(&self, worker: &Worker<'_>) -> Result<(), KernelError> {
+        if worker.threads() > self.threads {
+            let (has, needs) = (self.threads, worker.threads());
+            return Err(KernelError::Short { what: "threads the work memory was made for", has, needs });
+        }
+        let Shape { kv_heads, tokens, cells, .. } = self.shape;
+        let [scratch_bytes, parts_bytes, _] =
+            self.plan.bytes(&self.shape).ok_or(KernelError::TooLarge { rows: tokens, columns: cells })?;
+        let parts = self.work.cast::<f32>();
+        let scratch = self.work.wrapping_add(parts_bytes + worker.index() * scratch_bytes);
+        #[cfg(target_arch = "x86_64")]
+        if let (true, Some(token)) = (self.plan.tiles, self.isa.amx()) {
+            let tiles = self.work.wrapping_add(self.threads * scratch_bytes);
+            return amx::run(token, self, worker, scratch, tiles);
+        }
+        let Plan { blocks, splits, .. } = self.plan;
+        worker.chunks(kv_heads * blocks * splits, |unit| {
+            // Late queries see the most cells under a causal span: they go first.
+            let block = blocks - 1 - unit / (kv_heads * splits);
+            let (kv_head, split) = (unit / splits % kv_heads, unit % splits);
+            unit::run(self, kv_head, block, split, scratch.cast(), parts);
+        });
+        if splits > 1 {
+            worker.barrier()?;
+            worker.chunks(tokens, |token| {
+                (0..self.shape.heads).for_each(|head| unit::merge(self, token, head, parts));
+            });
+        }
+        Ok(())
+    }
+
+    /// The cells that a query sees.
+    fn span(&self, token: usize) -> (usize, usize) {
+        let cells = self.shape.cells;
+        match self.memory.spans.and_then(|spans| spans.get(token)) {
+            Some([begin, end]) => {
+                let limit = |v: &i32| usize::try_from(*v).unwrap_or(0).min(cells);
+                (limit(begin), limit(end))
+            }
+            None => (0, cells),
+        }
+    }
+}
+
+impl Rows {
+    /// The address of a row.
+    fn row(&self, index: usize, head: usize) -> *const u8 {
+        self.pointer.wrapping_add(index * self.stride + head * self.head_stride)
+    }
+}

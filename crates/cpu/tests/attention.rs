@@ -1,0 +1,295 @@
+//! Attention on every instruction set, judged by plain f64 arithmetic.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use half::{bf16, f16};
+use quadriga_conformance::Rng;
+use quadriga_cpu::isa::Isa;
+use quadriga_cpu::kernels::attention::{Attention, Mask, Memory, Rows, Shape};
+use quadriga_cpu::pool::Pool;
+use quadriga_graph::{DType, blocks};
+
+/// Rows of one type, with their exact values: `[count, heads, width]`, rows of a cell one odd gap apart.
+struct Cache {
+    bytes: Vec<u8>,
+    values: Vec<f64>,
+    stride: usize,
+    head_stride: usize,
+}
+
+fn cache(rng: &mut Rng, dtype: DType, count: usize, heads: usize, width: usize) -> Cache {
+    let head_stride = dtype.row_bytes(width).unwrap();
+    let stride = heads * head_stride + 7;
+    let mut bytes = vec![0xff; count * stride + 1];
+    let mut values = Vec::new();
+    for cell in 0..count {
+        for head in 0..heads {
+            let row: Vec<f32> = (0..width).map(|_| rng.uniform(-1.0, 1.0) as f32).collect();
+            let encoded: Vec<u8> = match dtype {
+                DType::F32 => row.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                DType::F16 => row.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+                DType::BF16 => row.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+                _ => {
+                    let mut encoded = vec![0; head_stride];
+                    blocks::quantize(dtype, &row, &mut encoded).unwrap();
+                    encoded
+                }
+            };
+            let mut back = vec![0.0; width];
+            blocks::dequantize(dtype, &encoded, &mut back).unwrap();
+            let at = 1 + cell * stride + head * head_stride;
+            bytes[at..at + head_stride].copy_from_slice(&encoded);
+            values.extend(back.iter().map(|v| f64::from(*v)));
+        }
+    }
+    Cache { bytes, values, stride, head_stride }
+}
+
+impl Cache {
+    fn rows(&self) -> Rows {
+        Rows { pointer: self.bytes[1..].as_ptr(), stride: self.stride, head_stride: self.head_stride }
+    }
+}
+
+struct Case {
+    shape: Shape,
+    q: Cache,
+    k: Cache,
+    v: Cache,
+    mask: Option<(DType, Vec<f32>)>,
+    spans: Option<Vec<[i32; 2]>>,
+}
+
+fn exact(case: &Case) -> Vec<f64> {
+    let Shape { heads, kv_heads, tokens, cells, key_width: dk, value_width: dv, .. } = case.shape;
+    let mut out = vec![0.0; tokens * heads * dv];
+    for t in 0..tokens {
+        let [begin, end] = case.spans.as_ref().map_or([0, cells as i32], |s| s[t]);
+        for h in 0..heads {
+            let g = h / (heads / kv_heads);
+            let scores: Vec<f64> = (0..cells)
+                .map(|c| {
+                    let q = &case.q.values[(t * heads + h) * dk..][..dk];
+                    let k = &case.k.values[(c * kv_heads + g) * dk..][..dk];
+                    let mut s =
+                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(case.shape.scale);
+                    if let Some(cap) = case.shape.soft_cap {
+                        s = f64::from(cap) * (s / f64::from(cap)).tanh();
+                    }
+                    if let Some((_, mask)) = &case.mask {
+                        s += f64::from(mask[t * cells + c]);
+                    }
+                    if (begin..end).contains(&(c as i32)) { s } else { f64::NEG_INFINITY }
+                })
+                .collect();
+            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if most == f64::NEG_INFINITY {
+                continue;
+            }
+            let p: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+            let total: f64 = p.iter().sum();
+            for (c, p) in p.iter().enumerate() {
+                for i in 0..dv {
+                    out[(t * heads + h) * dv + i] += p / total * case.v.values[(c * kv_heads + g) * dv + i];
+                }
+            }
+        }
+    }
+    out
+}
+
+fn computed(case: &Case, isa: Isa, pool: &Pool) -> Vec<f32> {
+    let Shape { heads, tokens, value_width: dv, .. } = case.shape;
+    let gap = 3;
+    let mut out = vec![777.0_f32; tokens * heads * (dv + gap)];
+    let mut work = vec![0xa5_u8; Attention::work_bytes(isa, &case.shape, pool.threads()).unwrap()];
+    let mask_bytes: Option<(DType, Vec<u8>)> = case.mask.as_ref().map(|(dtype, values)| {
+        let bytes = match dtype {
+            DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        };
+        (*dtype, bytes)
+    });
+    let memory = Memory {
+        queries: case.q.rows(),
+        keys: case.k.rows(),
+        values: case.v.rows(),
+        mask: mask_bytes.as_ref().map(|(dtype, bytes)| Mask {
+            rows: Rows {
+                pointer: bytes.as_ptr(),
+                stride: case.shape.cells * dtype.block_bytes(),
+                head_stride: 0,
+            },
+            dtype: *dtype,
+        }),
+        spans: case.spans.as_deref(),
+        output: Rows {
+            pointer: out.as_mut_ptr().cast(),
+            stride: heads * (dv + gap) * 4,
+            head_stride: (dv + gap) * 4,
+        },
+    };
+    // SAFETY: all rows are those of the case; the work memory has the length asked for.
+    let attention =
+        unsafe { Attention::new(isa, case.shape, memory, pool.threads(), work.as_mut_ptr()) }.unwrap();
+    pool.run(&|worker| attention.run(worker)).unwrap();
+    let mut result = Vec::new();
+    for row in out.chunks_exact(dv + gap) {
+        result.extend_from_slice(&row[..dv]);
+        assert!(row[dv..].iter().all(|v| *v == 777.0), "written past the end of a row");
+    }
+    result
+}
+
+fn check(name: &str, case: &Case, pools: &[Pool]) {
+    let want = exact(case);
+    for isa in Isa::available() {
+        let got = computed(case, isa, &pools[0]);
+        let error: f64 = got.iter().zip(&want).map(|(g, w)| (f64::from(*g) - w).powi(2)).sum();
+        let error = error / want.iter().map(|w| w * w).sum::<f64>().max(1e-30);
+        let limit = if matches!(isa, Isa::Amx(_)) { 5e-5 } else { 1e-10 };
+        assert!(error < limit, "{name} {isa} {:?}: error {error:e}", case.shape);
+        for pool in &pools[1..] {
+            let again = computed(case, isa, pool);
+            let same = got.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{name} {isa}: depends on {} threads", pool.threads());
+        }
+    }
+}
+
+fn shape(heads: usize, kv_heads: usize, tokens: usize, cells: usize, width: usize, dtype: DType) -> Shape {
+    Shape {
+        heads,
+        kv_heads,
+        tokens,
+        cells,
+        key_width: width,
+        value_width: width,
+        scale: 3.0 / (width as f32).sqrt(),
+        soft_cap: None,
+        key_type: dtype,
+        value_type: dtype,
+    }
+}
+
+fn case(rng: &mut Rng, shape: Shape) -> Case {
+    Case {
+        shape,
+        q: cache(rng, DType::F32, shape.tokens, shape.heads, shape.key_width),
+        k: cache(rng, shape.key_type, shape.cells, shape.kv_heads, shape.key_width),
+        v: cache(rng, shape.value_type, shape.cells, shape.kv_heads, shape.value_width),
+        mask: None,
+        spans: None,
+    }
+}
+
+fn pools() -> Vec<Pool> {
+    [1, 2, 3, 8].map(|threads| Pool::new(threads).unwrap()).into()
+}
+
+#[test]
+fn every_cache_type_one_and_many_queries() {
+    let mut rng = Rng::new(21);
+    let pools = pools();
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        for (heads, kv_heads, tokens, cells) in
+            [(1, 1, 1, 1), (9, 3, 1, 70), (4, 4, 3, 33), (6, 2, 20, 150), (3, 1, 70, 129), (8, 2, 1, 700)]
+        {
+            check("plain", &case(&mut rng, shape(heads, kv_heads, tokens, cells, 64, dtype)), &pools);
+        }
+    }
+}
+
+#[test]
+fn odd_widths() {
+    let mut rng = Rng::new(22);
+    let pools = pools();
+    for (dk, dv) in [(1, 5), (20, 33), (80, 80), (96, 128), (128, 64)] {
+        for tokens in [1, 37] {
+            let mut s = shape(4, 2, tokens, 90, dk, DType::F16);
+            s.value_width = dv;
+            check("widths", &case(&mut rng, s), &pools);
+        }
+    }
+}
+
+#[test]
+fn causal_and_sliding_spans() {
+    let mut rng = Rng::new(23);
+    let pools = pools();
+    for (tokens, cells, window) in
+        [(40, 40, 1000), (33, 200, 1000), (50, 300, 40), (1, 600, 100), (130, 200, 64)]
+    {
+        let mut case = case(&mut rng, shape(6, 2, tokens, cells, 64, DType::F16));
+        let past = cells - tokens;
+        case.spans = Some(
+            (0..tokens).map(|t| [((past + t + 1) as i32 - window).max(0), (past + t + 1) as i32]).collect(),
+        );
+        check("spans", &case, &pools);
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_yields_zeros_and_bad_spans_are_limited() {
+    let mut rng = Rng::new(24);
+    for tokens in [3, 40] {
+        let mut case = case(&mut rng, shape(4, 2, tokens, 50, 64, DType::F16));
+        let mut spans = vec![[0, 50]; tokens];
+        spans[0] = [5, 5];
+        spans[1] = [-7, 1000];
+        case.spans = Some(spans);
+        let pool = Pool::new(2).unwrap();
+        for isa in Isa::available() {
+            let got = computed(&case, isa, &pool);
+            assert!(got[..4 * 64].iter().all(|v| *v == 0.0), "{isa}");
+            assert!(got.iter().all(|v| v.is_finite()), "{isa}");
+        }
+        if let Some(spans) = &mut case.spans {
+            spans[1] = [0, 50];
+        }
+        check("empty", &case, &pools());
+    }
+}
+
+#[test]
+fn masks_soft_cap_and_both_with_spans() {
+    let mut rng = Rng::new(25);
+    let pools = pools();
+    for dtype in [DType::F32, DType::F16] {
+        for (tokens, cells) in [(1, 300), (35, 140)] {
+            let mut case = case(&mut rng, shape(6, 3, tokens, cells, 64, DType::F16));
+            let mask = (0..tokens * cells)
+                .map(|i| {
+                    let cell = i % cells;
+                    if (32..96).contains(&cell) || rng.chance(0.3) {
+                        f32::NEG_INFINITY
+                    } else {
+                        f16::from_f64(rng.uniform(-1.0, 1.0)).to_f32()
+                    }
+                })
+                .collect();
+            case.mask = Some((dtype, mask));
+            check("mask", &case, &pools);
+            case.shape.soft_cap = Some(2.0);
+            check("mask and cap", &case, &pools);
+            case.spans = Some((0..tokens).map(|t| [3, (cells - t) as i32]).collect());
+            check("mask, cap and spans", &case, &pools);
+        }
+    }
+}
+
+#[test]
+fn shapes_without_a_kernel_are_errors() {
+    let good = shape(4, 2, 1, 8, 64, DType::F16);
+    assert!(Attention::work_bytes(Isa::Scalar, &good, 2).is_ok());
+    let bad = [
+        Shape { kv_heads: 3, ..good },
+        Shape { kv_heads: 0, ..good },
+        Shape { key_type: DType::Q4_0, ..good },
+        Shape { key_type: DType::Q8_0, key_width: 40, ..good },
+        Shape { tokens: usize::MAX / 2, cells: usize::MAX / 2, ..good },
+    ];
+    for shape in bad {
+        assert!(Attention::work_bytes(Isa::Scalar, &shape, 2).is_err(), "{shape:?}");
+    }
+}

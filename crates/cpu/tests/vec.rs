@@ -1,0 +1,193 @@
+//! Vector helpers on every instruction set, judged by f64.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use half::{bf16, f16};
+use quadriga_conformance::Rng;
+use quadriga_cpu::isa::Isa;
+use quadriga_cpu::kernels::vec::{self, Map, Zip};
+use quadriga_graph::{DType, blocks};
+
+fn row(rng: &mut Rng, count: usize, reach: f64) -> Vec<f32> {
+    (0..count).map(|_| rng.uniform(-reach, reach) as f32).collect()
+}
+
+const LENGTHS: [usize; 9] = [0, 1, 3, 7, 8, 16, 31, 64, 577];
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+#[test]
+fn functions_keep_their_error_bounds() {
+    let mut rng = Rng::new(3);
+    let p = |n: i32| 2.0_f64.powi(n);
+    // Function, exact value, relative bound, absolute bound for each unit of max(1, |x|).
+    type Case = (Map, fn(f64) -> f64, f64, f64);
+    let cases: [Case; 8] = [
+        (Map::Exp, f64::exp, p(-22), 0.0),
+        (Map::Sigmoid, sigmoid, p(-21), 0.0),
+        (Map::Silu, |x| x * sigmoid(x), p(-20), 0.0),
+        (Map::Tanh, f64::tanh, p(-20), 0.0),
+        (Map::Gelu, gelu, 0.0, p(-20)),
+        (Map::GeluQuick, |x| x * sigmoid(1.702 * x), 0.0, p(-20)),
+        (Map::Relu, |x| x.max(0.0), 0.0, 0.0),
+        (Map::Square, |x| x * x, p(-23), 0.0),
+    ];
+    for isa in Isa::available() {
+        for (function, exact, relative, absolute) in cases {
+            for reach in [1e-3, 1.0, 10.0, 80.0] {
+                let x = row(&mut rng, 4099, reach);
+                let mut y = vec![0.0; x.len()];
+                vec::map(isa, function, &x, &mut y);
+                for (x, y) in x.iter().zip(&y) {
+                    let want = exact(f64::from(*x));
+                    let bound = relative * want.abs() + absolute * f64::from(x.abs()).max(1.0) + 1e-37;
+                    let error = (f64::from(*y) - want).abs();
+                    assert!(error <= bound, "{isa} {function:?}({x}) = {y}, not {want}: error {error:e}");
+                }
+                let mut z = x.clone();
+                vec::map_in_place(isa, function, &mut z);
+                assert_eq!(y, z);
+            }
+        }
+    }
+}
+
+#[test]
+fn exponentials_at_the_ends() {
+    for isa in Isa::available() {
+        let x = [f32::NEG_INFINITY, -1e30, -90.0, 0.0, 88.0, 89.5, f32::INFINITY, f32::NAN];
+        let mut y = [7.0; 8];
+        vec::map(isa, Map::Exp, &x, &mut y);
+        assert_eq!(&y[..4], [0.0, 0.0, 0.0, 1.0], "{isa}");
+        assert!((y[4] / 88.0_f32.exp() - 1.0).abs() < 1e-6, "{isa} {}", y[4]);
+        assert_eq!(&y[5..7], [f32::INFINITY; 2], "{isa}");
+        assert!(y[7].is_nan(), "{isa}");
+    }
+}
+
+#[test]
+fn tails_are_exact_and_nothing_else_is_written() {
+    let mut rng = Rng::new(5);
+    for isa in Isa::available() {
+        for n in LENGTHS {
+            let (a, b) = (row(&mut rng, n, 2.0), row(&mut rng, n, 2.0));
+            let mut out = vec![99.0; n + 3];
+            vec::zip(isa, Zip::Mul, &a, &b, &mut out[1..=n]);
+            assert!(out[1..=n].iter().zip(a.iter().zip(&b)).all(|(o, (a, b))| *o == a * b));
+            assert!(out[0] == 99.0 && out[n + 1] == 99.0 && out[n + 2] == 99.0);
+            vec::map(isa, Map::Silu, &a, &mut out[1..=n]);
+            assert!(out[0] == 99.0 && out[n + 1] == 99.0);
+            let want: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+            assert!((f64::from(vec::dot(isa, &a, &b)) - want).abs() < 1e-4);
+            let total: f64 = a.iter().map(|a| f64::from(*a)).sum();
+            assert!((f64::from(vec::sum(isa, &a)) - total).abs() < 1e-4);
+            assert_eq!(vec::largest(isa, &a), a.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            let mut y = b.clone();
+            vec::axpy(isa, 0.5, &a, &mut y);
+            assert!(y.iter().zip(a.iter().zip(&b)).all(|(y, (a, b))| (y - (b + 0.5 * a)).abs() < 1e-6));
+        }
+    }
+}
+
+#[test]
+fn norms_and_softmax() {
+    let mut rng = Rng::new(6);
+    for isa in Isa::available() {
+        for n in LENGTHS.into_iter().filter(|n| *n > 0) {
+            let (x, w, a) = (row(&mut rng, n, 3.0), row(&mut rng, n, 1.0), row(&mut rng, n, 3.0));
+            let norm = |v: &[f64]| {
+                let mean = v.iter().map(|v| v * v).sum::<f64>() / n as f64;
+                v.iter().map(|v| v / (mean + 1e-5).sqrt()).collect::<Vec<_>>()
+            };
+            let wide: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+            let mut out = vec![0.0; n];
+            vec::rms_norm(isa, &x, Some(&w), 1e-5, &mut out);
+            for (i, want) in norm(&wide).into_iter().enumerate() {
+                assert!((f64::from(out[i]) - want * f64::from(w[i])).abs() < 1e-5, "{isa} {n}");
+            }
+            let both: Vec<f64> = x.iter().zip(&a).map(|(x, a)| f64::from(x + a)).collect();
+            let mut sum = a.clone();
+            // SAFETY: all rows have n elements; the sum is written over its first term.
+            unsafe {
+                let pointer = sum.as_mut_ptr();
+                vec::rms_norm_add(
+                    isa,
+                    pointer,
+                    x.as_ptr(),
+                    pointer,
+                    std::ptr::null(),
+                    1e-5,
+                    out.as_mut_ptr(),
+                    n,
+                );
+            }
+            for (i, want) in norm(&both).into_iter().enumerate() {
+                assert!((f64::from(out[i]) - want).abs() < 1e-5, "{isa} {n}");
+                assert_eq!(sum[i], x[i] + a[i]);
+            }
+            let mut soft = x.clone();
+            vec::softmax(isa, &mut soft);
+            let total: f64 = wide.iter().map(|v| v.exp()).sum();
+            for (i, v) in wide.iter().enumerate() {
+                assert!((f64::from(soft[i]) - v.exp() / total).abs() < 1e-6, "{isa} {n}");
+            }
+        }
+        let mut masked = [f32::NEG_INFINITY; 5];
+        vec::softmax(isa, &mut masked);
+        assert_eq!(masked, [0.0; 5]);
+    }
+}
+
+#[test]
+fn rotary_pairs_turn() {
+    let mut rng = Rng::new(8);
+    for isa in Isa::available() {
+        for pairs in [1, 4, 16, 19, 32] {
+            let (cos, sin) = (row(&mut rng, pairs, 1.0), row(&mut rng, pairs, 1.0));
+            let x = row(&mut rng, 2 * pairs + 3, 2.0);
+            for adjacent in [true, false] {
+                let mut y = x.clone();
+                vec::rope(isa, &mut y, &cos, &sin, adjacent);
+                for p in 0..pairs {
+                    let (i, j) = if adjacent { (2 * p, 2 * p + 1) } else { (p, p + pairs) };
+                    assert!((y[i] - (x[i] * cos[p] - x[j] * sin[p])).abs() < 1e-6);
+                    assert!((y[j] - (x[i] * sin[p] + x[j] * cos[p])).abs() < 1e-6);
+                }
+                assert_eq!(y[2 * pairs..], x[2 * pairs..]);
+            }
+        }
+    }
+}
+
+#[test]
+fn conversions_are_exact() {
+    let mut rng = Rng::new(10);
+    for isa in Isa::available() {
+        for n in LENGTHS {
+            let x = row(&mut rng, n, 100.0);
+            let mut halves = vec![f16::ZERO; n];
+            vec::f32_to_f16(isa, &x, &mut halves);
+            assert!(halves.iter().zip(&x).all(|(h, x)| *h == f16::from_f32(*x)));
+            let mut back = vec![0.0; n];
+            vec::f16_to_f32(isa, &halves, &mut back);
+            assert!(back.iter().zip(&halves).all(|(b, h)| *b == h.to_f32()));
+            let brains: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+            vec::bf16_to_f32(isa, &brains, &mut back);
+            assert!(back.iter().zip(&brains).all(|(b, h)| *b == h.to_f32()));
+        }
+        let x = row(&mut rng, 96, 4.0);
+        let mut bytes = vec![0; DType::Q8_0.row_bytes(96).unwrap()];
+        blocks::quantize(DType::Q8_0, &x, &mut bytes).unwrap();
+        let (mut got, mut want) = (vec![0.0; 96], vec![0.0; 96]);
+        blocks::dequantize(DType::Q8_0, &bytes, &mut want).unwrap();
+        // SAFETY: the bytes are those of 96 elements.
+        assert!(unsafe { vec::load_row(isa, DType::Q8_0, bytes.as_ptr(), &mut got) });
+        assert_eq!(got, want);
+    }
+}
