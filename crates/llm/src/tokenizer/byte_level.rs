@@ -18,7 +18,7 @@ pub(super) struct ByteLevel {
     token_count: u32,
     /// What each byte is called.
     alphabet: Box<[u32; 256]>,
-    /// The token that is exactly these bytes.
+    /// The token that is exactly these bytes; filled only for rules that look at whole words first.
     words: FxHashMap<Box<[u8]>, u32>,
     /// What two neighbouring symbols become: rank and symbol.
     merges: FxHashMap<(u32, u32), (u32, u32)>,
@@ -29,13 +29,14 @@ impl ByteLevel {
         let splitter = Splitter::named(vocabulary.pre.as_deref())?;
         let token_count = vocabulary.tokens.len() as u32;
         let mut symbols = Symbols { numbers: FxHashMap::default(), next: token_count };
+        symbols.numbers.reserve(vocabulary.tokens.len());
         for (token, text) in (0u32..).zip(&vocabulary.tokens) {
             let ordinary = !matches!(vocabulary.token_type(token), TokenType::Control | TokenType::Unknown);
             if let (true, Some(bytes)) = (ordinary && !text.is_empty(), letters.decode(text)) {
                 symbols.numbers.insert(bytes.into(), token);
             }
         }
-        let words = symbols.numbers.clone();
+        let words = if splitter.ignore_merges { symbols.numbers.clone() } else { FxHashMap::default() };
         let mut alphabet = Box::new([0; 256]);
         for (byte, slot) in (0..=u8::MAX).zip(alphabet.iter_mut()) {
             *slot = symbols.number(&[byte]);

@@ -57,9 +57,10 @@ impl Merger {
 
     /// Merges until no pair has a rank. `pair` says what two neighbours become and how soon (smaller is sooner).
     pub(super) fn merge(&mut self, pair: impl Fn(&Piece, &Piece) -> Option<(u32, u32)>) {
-        for left in 0..self.pieces.len().saturating_sub(1) {
-            self.consider(left, &pair);
-        }
+        // Made into a heap all at once, which takes linear time.
+        let mut first = std::mem::take(&mut self.heap).into_vec();
+        first.extend((0..self.pieces.len()).filter_map(|left| self.candidate(left, &pair)));
+        self.heap = BinaryHeap::from(first);
         while let Some(Reverse(candidate)) = self.heap.pop() {
             let Some((right_index, right)) = self.after(candidate.left) else { continue };
             let Some(left) = self.pieces.get_mut(candidate.left) else { continue };
@@ -77,8 +78,9 @@ impl Merger {
             if let Some(next) = self.pieces.get_mut(right.next) {
                 next.previous = candidate.left;
             }
-            self.consider(previous, &pair);
-            self.consider(candidate.left, &pair);
+            let before = self.candidate(previous, &pair);
+            let after = self.candidate(candidate.left, &pair);
+            self.heap.extend(before.into_iter().chain(after));
         }
     }
 
@@ -92,11 +94,14 @@ impl Merger {
         self.pieces.get(next).map(|piece| (next, *piece))
     }
 
-    fn consider(&mut self, left: usize, pair: &impl Fn(&Piece, &Piece) -> Option<(u32, u32)>) {
-        let Some((_, right)) = self.after(left) else { return };
-        let Some(piece) = self.pieces.get(left) else { return };
-        if let Some((rank, merged)) = pair(piece, &right) {
-            self.heap.push(Reverse(Candidate { rank, left, middle: piece.end, end: right.end, merged }));
-        }
+    fn candidate(
+        &self,
+        left: usize,
+        pair: &impl Fn(&Piece, &Piece) -> Option<(u32, u32)>,
+    ) -> Option<Reverse<Candidate>> {
+        let (_, right) = self.after(left)?;
+        let piece = self.pieces.get(left)?;
+        let (rank, merged) = pair(piece, &right)?;
+        Some(Reverse(Candidate { rank, left, middle: piece.end, end: right.end, merged }))
     }
 }
