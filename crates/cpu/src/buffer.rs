@@ -1,0 +1,227 @@
+//! Buffers: host memory of the backend's own, or bytes that live elsewhere, guarded against races.
+
+use std::any::Any;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use quadriga_graph::Data;
+use quadriga_runtime::{BackendError, Buffer, Region, Usage, check_range};
+
+use crate::NAME;
+use crate::memory::Block;
+
+/// What stands behind a buffer.
+enum Memory {
+    /// Its own block.
+    Owned(Block),
+    /// Bytes of someone else, which are only read. The handle keeps them alive, and the address was asked once, so
+    /// that it stays the same whatever the owner answers later.
+    Mapped { pointer: *const u8, _data: Data },
+}
+
+/// Who uses a buffer now: any number of readers, or one writer.
+#[derive(Default)]
+struct Users {
+    readers: usize,
+    writing: bool,
+    waiting_writers: usize,
+}
+
+/// A buffer of this backend.
+///
+/// Every use takes the buffer for reading (shared) or writing (alone), so that no two threads can race through it:
+/// weights that several sessions read never make them wait for each other.
+pub(crate) struct HostBuffer {
+    memory: Memory,
+    bytes: usize,
+    usage: Usage,
+    users: Mutex<Users>,
+    changed: Condvar,
+}
+
+// SAFETY: the pointer of a mapped buffer is to bytes that `Data`, which is Send and Sync, keeps alive and nobody writes.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above; memory of its own is only touched by those who hold it (see `Users`).
+unsafe impl Sync for HostBuffer {}
+
+impl HostBuffer {
+    pub(crate) fn new(bytes: usize, usage: Usage) -> Result<HostBuffer, BackendError> {
+        Ok(HostBuffer::over(Memory::Owned(Block::zeroed(bytes)?), bytes, usage))
+    }
+
+    pub(crate) fn map(data: &Data) -> HostBuffer {
+        let data = data.clone();
+        let bytes = data.bytes();
+        let (pointer, bytes) = (bytes.as_ptr(), bytes.len());
+        HostBuffer::over(Memory::Mapped { pointer, _data: data }, bytes, Usage::Weights)
+    }
+
+    fn over(memory: Memory, bytes: usize, usage: Usage) -> HostBuffer {
+        HostBuffer { memory, bytes, usage, users: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The buffer behind a region, if this backend made it.
+    pub(crate) fn of(region: &Region) -> Option<&HostBuffer> {
+        region.buffer.as_any().downcast_ref()
+    }
+
+    /// Whether nothing may be written to it.
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self.memory, Memory::Mapped { .. })
+    }
+
+    /// Its first byte. Reading needs [`begin`](HostBuffer::begin), writing also that it is not read-only.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        match &self.memory {
+            Memory::Owned(block) => block.pointer(),
+            Memory::Mapped { pointer, .. } => pointer.cast_mut(),
+        }
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the buffer, for reading with others or for writing alone; waits for its turn.
+    pub(crate) fn begin(&self, write: bool) {
+        let mut users = self.users();
+        users.waiting_writers += usize::from(write);
+        while users.writing || (write && users.readers > 0) || (!write && users.waiting_writers > 0) {
+            users = self.changed.wait(users).unwrap_or_else(PoisonError::into_inner);
+        }
+        if write {
+            users.waiting_writers -= 1;
+            users.writing = true;
+        } else {
+            users.readers += 1;
+        }
+    }
+
+    /// Gives back what [`begin`](HostBuffer::begin) took.
+    pub(crate) fn end(&self, write: bool) {
+        let mut users = self.users();
+        if write {
+            users.writing = false;
+        } else {
+            users.readers = users.readers.saturating_sub(1);
+        }
+        drop(users);
+        self.changed.notify_all();
+    }
+
+    fn check_writable(&self) -> Result<(), BackendError> {
+        if self.is_read_only() {
+            return Err(BackendError::Failed {
+                backend: NAME.into(),
+                what: "writing a buffer",
+                reason: "it is a read-only map of bytes that live elsewhere".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Lets `fill` write bytes of the buffer while nobody else uses it.
+    pub(crate) fn with_bytes_mut<T>(
+        &self,
+        offset: usize,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> T,
+    ) -> Result<T, BackendError> {
+        check_range(self, offset, len)?;
+        self.check_writable()?;
+        let _held = Held::new(self, true);
+        // SAFETY: the range is inside the block, which is initialised, and nobody else uses the buffer meanwhile.
+        Ok(fill(unsafe { std::slice::from_raw_parts_mut(self.pointer().add(offset), len) }))
+    }
+}
+
+/// A buffer that is taken as long as this lives.
+struct Held<'a>(&'a HostBuffer, bool);
+
+impl<'a> Held<'a> {
+    fn new(buffer: &'a HostBuffer, write: bool) -> Held<'a> {
+        buffer.begin(write);
+        Held(buffer, write)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.end(self.1);
+    }
+}
+
+impl Buffer for HostBuffer {
+    fn backend(&self) -> &str {
+        NAME
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
+        check_range(self, offset, into.len())?;
+        let _held = Held::new(self, false);
+        // SAFETY: the range is inside the memory, which is initialised, and nobody writes meanwhile.
+        into.copy_from_slice(unsafe {
+            std::slice::from_raw_parts(self.pointer().cast_const().add(offset), into.len())
+        });
+        Ok(())
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError> {
+        self.with_bytes_mut(offset, from.len(), |bytes| bytes.copy_from_slice(from))
+    }
+
+    fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
+        self.with_bytes_mut(offset, len, |bytes| bytes.fill(0))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Copies between two regions of this backend's buffers; they may be the same or overlap.
+pub(crate) fn copy(from: &Region, to: &Region) -> Result<bool, BackendError> {
+    let (Some(source), Some(target)) = (HostBuffer::of(from), HostBuffer::of(to)) else {
+        return Ok(false);
+    };
+    if from.bytes != to.bytes {
+        return Err(BackendError::SizeMismatch { backend: NAME.into(), from: from.bytes, to: to.bytes });
+    }
+    check_range(source, from.offset, from.bytes)?;
+    check_range(target, to.offset, to.bytes)?;
+    target.check_writable()?;
+    if std::ptr::eq(source, target) {
+        let _held = Held::new(target, true);
+        // SAFETY: both ranges are inside the buffer, which this thread holds alone; `copy` takes any overlap.
+        unsafe {
+            let base = target.pointer();
+            std::ptr::copy(base.add(from.offset), base.add(to.offset), from.bytes);
+        }
+        return Ok(true);
+    }
+    // Always in the order of addresses, as programs do, so that two threads cannot wait for each other.
+    let first_is_source = std::ptr::from_ref(source) < std::ptr::from_ref(target);
+    let _first = if first_is_source { Held::new(source, false) } else { Held::new(target, true) };
+    let _second = if first_is_source { Held::new(target, true) } else { Held::new(source, false) };
+    // SAFETY: both ranges are inside their buffers, which are held; different buffers do not overlap, except maps of
+    // the same bytes, and those are never written.
+    unsafe {
+        std::ptr::copy(
+            source.pointer().cast_const().add(from.offset),
+            target.pointer().add(to.offset),
+            from.bytes,
+        );
+    }
+    Ok(true)
+}

@@ -1,0 +1,177 @@
+//! From the nodes of a split to a list of steps: addresses resolved and checked, kernels picked, steps joined.
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use quadriga_graph::{Graph, NodeId, TensorId};
+use quadriga_runtime::{BackendError, Layout, SplitSource, check_range};
+
+use crate::NAME;
+use crate::backend::Shared;
+use crate::buffer::HostBuffer;
+use crate::fuse::{Item, join};
+use crate::memory::ALIGNMENT;
+use crate::ops::{self, Operand, RopeTables};
+use crate::program::{CpuProgram, Use};
+use crate::view::View;
+
+/// Compiles a split.
+pub(crate) fn compile(
+    shared: &Shared,
+    split: &SplitSource<'_>,
+    fuse: bool,
+) -> Result<CpuProgram, BackendError> {
+    let mut compiler = Compiler { split, uses: HashMap::new(), tables: RopeTables::default() };
+    let mut items: Vec<Item> = Vec::new();
+    let mut names = Vec::new();
+    for &id in split.nodes {
+        let first = items.len();
+        compiler.node(shared, id, &mut items)?;
+        if items.len() > first {
+            for item in items.iter_mut().skip(first) {
+                item.set_name(names.len());
+            }
+            names.push(split.graph.node_name(id));
+        }
+    }
+    let own_bytes = compiler.tables.bytes();
+    let mut uses: Vec<Use> = compiler.uses.into_values().collect();
+    uses.sort_unstable_by_key(|used| Arc::as_ptr(&used.buffer).cast::<u8>().addr());
+    let (steps, work_bytes) = join(items, fuse);
+    let mut program = CpuProgram { steps, uses, names, work_bytes, own_bytes };
+    program.reserve(shared)?;
+    Ok(program)
+}
+
+struct Compiler<'a> {
+    split: &'a SplitSource<'a>,
+    /// The buffers met so far, by address.
+    uses: HashMap<usize, Use>,
+    tables: RopeTables,
+}
+
+impl<'a> Compiler<'a> {
+    fn graph(&self) -> &'a Graph {
+        self.split.graph
+    }
+
+    fn unsupported(&self, node: NodeId, reason: impl Into<String>) -> BackendError {
+        let node = self.graph().node_name(node);
+        BackendError::Unsupported { backend: NAME.into(), node, reason: reason.into() }
+    }
+
+    /// The steps of one node; none for views and empty results.
+    fn node(&mut self, shared: &Shared, id: NodeId, items: &mut Vec<Item>) -> Result<(), BackendError> {
+        let Some(node) = self.graph().get_node(id) else {
+            return Err(self.unsupported(id, "there is no such node"));
+        };
+        let op = node.op().clone();
+        let result = node.output();
+        if op.is_view() || self.graph().get(result).is_none_or(|tensor| tensor.elements() == 0) {
+            return Ok(());
+        }
+        let output = self.operand(id, result, true)?;
+        if output.layout != Layout::Plain {
+            return Err(self.unsupported(id, "a result cannot be packed"));
+        }
+        let ids = self.graph().inputs(id).to_vec();
+        let mut inputs = Vec::with_capacity(ids.len());
+        for (i, input) in ids.iter().enumerate() {
+            let operand = self.operand(id, *input, false)?;
+            self.check_overlap(id, i, &operand, &output.view)?;
+            inputs.push(operand);
+        }
+        let context = ops::Context { isa: shared.isa, input_ids: &ids };
+        ops::prepare(&op, &inputs, &output.view, &context, &mut self.tables, items)
+            .map_err(|reason| self.unsupported(id, reason))
+    }
+
+    /// A result may lie exactly where an input lies, if the operation can work in place; it must not overlap an
+    /// input in any other way.
+    fn check_overlap(
+        &self,
+        node: NodeId,
+        index: usize,
+        input: &Operand,
+        output: &View,
+    ) -> Result<(), BackendError> {
+        let (a, b) = (input.view.range(), output.range());
+        if a.start >= b.end || b.start >= a.end {
+            return Ok(());
+        }
+        let Some(op) = self.graph().get_node(node).map(|node| node.op()) else { return Ok(()) };
+        let same = a.start == b.start
+            && input.view.dtype == output.dtype
+            && input.view.dims == output.dims
+            && input.view.strides == output.strides;
+        let allowed = same && ((op.is_write() && index == 0) || op.declaration().in_place.contains(&index));
+        if allowed {
+            return Ok(());
+        }
+        Err(self.unsupported(node, format!("its result overlaps input {index} in memory")))
+    }
+
+    /// A tensor of a node in memory, checked.
+    fn operand(&mut self, node: NodeId, id: TensorId, write: bool) -> Result<Operand, BackendError> {
+        let Some(tensor) = self.graph().get(id) else {
+            return Err(self.unsupported(node, "there is no such tensor"));
+        };
+        let placed = (self.split.place)(id);
+        if tensor.bytes() == 0 {
+            let base = NonNull::<u64>::dangling().as_ptr().cast();
+            // SAFETY: an empty tensor reaches no bytes.
+            return Ok(Operand { view: unsafe { View::new(tensor, base) }, layout: Layout::Plain, packed: None });
+        }
+        let Some(place) = placed else {
+            let name = self.graph().name(id);
+            return Err(self.unsupported(node, format!("{name} has no memory here")));
+        };
+        let region = &place.region;
+        let Some(buffer) = HostBuffer::of(region) else {
+            return Err(BackendError::Foreign { backend: NAME.into(), what: "buffer" });
+        };
+        check_range(buffer, region.offset, region.bytes)?;
+        if write && buffer.is_read_only() {
+            return Err(self.unsupported(node, "its result would be written to read-only memory"));
+        }
+        let needs = match place.layout {
+            Layout::Plain => tensor.bytes(),
+            Layout::Packed(number) => match crate::weights::packed(tensor, number) {
+                Some(layout) => layout.bytes,
+                None => return Err(self.unsupported(node, "a weight is packed in an unknown way")),
+            },
+        };
+        if region.bytes < needs {
+            return Err(BackendError::OutOfBounds {
+                backend: NAME.into(),
+                offset: region.offset,
+                bytes: needs,
+                size: region.bytes,
+            });
+        }
+        let base = buffer.pointer().wrapping_add(region.offset);
+        let align = match tensor.dtype() {
+            dtype if dtype.is_quantized() => 1,
+            dtype => dtype.block_bytes().min(ALIGNMENT),
+        };
+        let aligned = base.addr().is_multiple_of(align) && tensor.strides().iter().all(|s| s % align == 0);
+        if place.layout == Layout::Plain && !aligned {
+            let name = self.graph().name(id);
+            return Err(self.unsupported(node, format!("{name} does not lie at a multiple of {align} bytes")));
+        }
+        let used = self
+            .uses
+            .entry(Arc::as_ptr(&region.buffer).cast::<u8>().addr())
+            .or_insert_with(|| Use { buffer: Arc::clone(&region.buffer), write: false });
+        used.write |= write;
+        let packed = match place.layout {
+            Layout::Plain => None,
+            Layout::Packed(_) => Some((base.cast_const(), needs)),
+        };
+        // SAFETY: the region holds the tensor, plain elements are aligned, the program keeps the buffer alive and
+        // takes it (for writing, where a node writes) while it runs; packed bytes are only read through `packed`.
+        let view = unsafe { View::new(tensor, base) };
+        Ok(Operand { view, layout: place.layout, packed })
+    }
+}

@@ -1,0 +1,167 @@
+//! The host's memory: how much there is, and zeroed blocks of it.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+use quadriga_runtime::BackendError;
+
+use crate::NAME;
+
+/// Every block starts at a multiple of this.
+pub const ALIGNMENT: usize = 64;
+
+/// From this size on, memory comes straight from the system: zeroed without being touched, in large pages if possible.
+#[cfg(unix)]
+const MAP_FROM: usize = 1 << 20;
+
+/// All and free bytes of memory that this process may use, as far as the system tells.
+pub(crate) fn host_bytes() -> (Option<u64>, Option<u64>) {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let (total, free) = (field("MemTotal:"), field("MemAvailable:"));
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let limit = number("/sys/fs/cgroup/memory.max")
+        .or_else(|| number("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+        .filter(|limit| total.is_none_or(|total| *limit < total));
+    let used = number("/sys/fs/cgroup/memory.current")
+        .or_else(|| number("/sys/fs/cgroup/memory/memory.usage_in_bytes"));
+    let Some(limit) = limit else { return (total, free) };
+    let left = limit.saturating_sub(used.unwrap_or(0));
+    (Some(limit), Some(free.map_or(left, |free| free.min(left))))
+}
+
+/// A zeroed block of memory, freed when dropped.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pointer: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the block owns its memory; whoever shares it sees to the order of reads and writes.
+unsafe impl Send for Block {}
+// SAFETY: as above: a shared block only gives out its address.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// A block of no bytes.
+    pub(crate) const fn empty() -> Block {
+        #[repr(align(64))]
+        struct Aligned;
+        // The address is never dereferenced; it is aligned like that of any block.
+        Block { pointer: NonNull::<Aligned>::dangling().cast(), bytes: 0 }
+    }
+
+    /// A block of zeros at a multiple of [`ALIGNMENT`].
+    ///
+    /// # Errors
+    /// The system has no such memory, or less than that is free.
+    pub(crate) fn zeroed(bytes: usize) -> Result<Block, BackendError> {
+        if bytes == 0 {
+            return Ok(Block::empty());
+        }
+        let missing = |free| BackendError::OutOfMemory { backend: NAME.into(), wanted: bytes as u64, free };
+        // The system lends more than it has and ends a process that uses it: large blocks are checked before.
+        if bytes >= 64 << 20 {
+            let free = host_bytes().1;
+            if free.is_some_and(|free| bytes as u64 > free) {
+                return Err(missing(free));
+            }
+        }
+        match allocate(bytes) {
+            Some(pointer) => Ok(Block { pointer, bytes }),
+            None => Err(missing(host_bytes().1)),
+        }
+    }
+
+    /// Its first byte.
+    pub(crate) const fn pointer(&self) -> *mut u8 {
+        self.pointer.as_ptr()
+    }
+
+    /// Its size.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: the pointer came from `allocate` with the same size, and is released once.
+            unsafe { release(self.pointer, self.bytes) };
+        }
+    }
+}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes, ALIGNMENT).ok()
+}
+
+fn allocate(bytes: usize) -> Option<NonNull<u8>> {
+    let layout = layout(bytes)?;
+    #[cfg(unix)]
+    if bytes >= MAP_FROM {
+        // SAFETY: a new anonymous mapping touches no memory of ours; pages are aligned far beyond ALIGNMENT.
+        let pointer = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if pointer == libc::MAP_FAILED {
+            return None;
+        }
+        #[cfg(target_os = "linux")]
+        // SAFETY: advice on the mapping just made; it changes no contents, and a refusal changes nothing.
+        unsafe {
+            libc::madvise(pointer, bytes, libc::MADV_HUGEPAGE);
+        }
+        return NonNull::new(pointer.cast());
+    }
+    // SAFETY: the size is not 0: `Block::zeroed` answers that itself.
+    NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
+}
+
+/// # Safety
+/// The pointer came from `allocate` with the same size, and is not used again.
+unsafe fn release(pointer: NonNull<u8>, bytes: usize) {
+    #[cfg(unix)]
+    if bytes >= MAP_FROM {
+        // SAFETY: the mapping was made with this size, and nothing uses it any more.
+        unsafe { libc::munmap(pointer.as_ptr().cast(), bytes) };
+        return;
+    }
+    if let Some(layout) = layout(bytes) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(pointer.as_ptr(), layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_zero_aligned_and_refused_when_too_large() {
+        for bytes in [1, 63, 4096, (1 << 20) - 1, 1 << 20, (1 << 21) + 5] {
+            let block = Block::zeroed(bytes).unwrap();
+            assert_eq!(block.pointer() as usize % ALIGNMENT, 0);
+            assert_eq!(block.bytes(), bytes);
+            // SAFETY: the block has these bytes, all zero.
+            let all = unsafe { std::slice::from_raw_parts(block.pointer(), bytes) };
+            assert!(all.iter().all(|b| *b == 0));
+        }
+        assert_eq!(Block::zeroed(0).unwrap().bytes(), 0);
+        for bytes in [1 << 45, usize::MAX / 2, usize::MAX] {
+            let error = Block::zeroed(bytes).unwrap_err();
+            assert!(matches!(error, BackendError::OutOfMemory { wanted, .. } if wanted == bytes as u64));
+        }
+    }
+}

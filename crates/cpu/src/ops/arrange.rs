@@ -1,0 +1,137 @@
+//! Operations that move elements, or blank some out.
+
+use std::ops::Range;
+
+use crate::step::{Access, Kernel, Part, Work};
+use crate::view::{SEGMENT, View, segments};
+
+struct DiagMaskKernel {
+    past: usize,
+    value: f32,
+    x: View,
+    out: View,
+}
+
+pub(super) fn diag_mask(past: usize, value: f32, x: &View, out: &View) -> Part {
+    let units = out.rows();
+    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    Part::new(DiagMaskKernel { past, value, x: *x, out: *out }, units, out.elements(), accesses)
+}
+
+impl Kernel for DiagMaskKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        let mut values = [0.0; SEGMENT];
+        for row in units {
+            let place = self.x.place(row);
+            let visible = place[2].saturating_add(self.past).saturating_add(1);
+            for columns in segments(self.x.cols()) {
+                let Some(values) = values.get_mut(..columns.len()) else { continue };
+                self.x.load_at(place, columns.start, values);
+                for value in values.iter_mut().skip(visible.saturating_sub(columns.start)) {
+                    *value = self.value;
+                }
+                self.out.store_at(place, columns.start, values);
+            }
+        }
+        Ok(())
+    }
+}
+
+struct ConcatKernel {
+    axis: usize,
+    /// Each input with where it starts along the joined dimension.
+    inputs: Vec<(usize, View)>,
+    out: View,
+}
+
+pub(super) fn concat(axis: usize, inputs: &[View], out: &View) -> Part {
+    let mut start = 0;
+    let placed = inputs
+        .iter()
+        .map(|view| {
+            let at = start;
+            start += view.dims.get(axis).copied().unwrap_or(0);
+            (at, *view)
+        })
+        .collect();
+    let mut accesses: Vec<Access> = inputs.iter().map(Access::reads).collect();
+    accesses.push(Access::writes_own(out, out.rows()));
+    Part::new(ConcatKernel { axis, inputs: placed, out: *out }, out.rows(), out.elements(), accesses)
+}
+
+impl Kernel for ConcatKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        for row in units {
+            let place = self.out.place(row);
+            for (start, view) in &self.inputs {
+                if self.axis == 3 {
+                    self.out.copy_from(place, *start, view, place, 0, view.cols());
+                    continue;
+                }
+                let mut from = place;
+                let (Some(index), Some(extent)) = (from.get_mut(self.axis), view.dims.get(self.axis)) else {
+                    continue;
+                };
+                if (*start..start + extent).contains(index) {
+                    *index -= start;
+                    self.out.copy_from(place, 0, view, from, 0, view.cols());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct RepeatKernel {
+    x: View,
+    out: View,
+}
+
+pub(super) fn repeat(x: &View, out: &View) -> Part {
+    let accesses = vec![Access::reads(x), Access::writes_own(out, out.rows())];
+    Part::new(RepeatKernel { x: *x, out: *out }, out.rows(), out.elements(), accesses)
+}
+
+impl Kernel for RepeatKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        let [d0, d1, d2, cols] = self.x.dims.map(|d| d.max(1));
+        for row in units {
+            let place = self.out.place(row);
+            let from = [place[0] % d0, place[1] % d1, place[2] % d2];
+            for first in (0..self.out.cols()).step_by(cols) {
+                self.out.copy_from(place, first, &self.x, from, 0, cols);
+            }
+        }
+        Ok(())
+    }
+}
+
+struct PadKernel {
+    before: [usize; 4],
+    x: View,
+    out: View,
+}
+
+pub(super) fn pad(before: [usize; 4], x: &View, out: &View) -> Part {
+    let accesses = vec![Access::reads(x), Access::writes_own(out, out.rows())];
+    Part::new(PadKernel { before, x: *x, out: *out }, out.rows(), out.elements(), accesses)
+}
+
+impl Kernel for PadKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        let zeros = [0.0; SEGMENT];
+        let [b0, b1, b2, before] = self.before;
+        let [d0, d1, d2, cols] = self.x.dims;
+        for row in units {
+            let place = self.out.place(row);
+            for columns in segments(self.out.cols()) {
+                self.out.store_at(place, columns.start, zeros.get(..columns.len()).unwrap_or_default());
+            }
+            let [i0, i1, i2] = [place[0].wrapping_sub(b0), place[1].wrapping_sub(b1), place[2].wrapping_sub(b2)];
+            if i0 < d0 && i1 < d1 && i2 < d2 {
+                self.out.copy_from(place, before, &self.x, [i0, i1, i2], 0, cols);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! Copies in another type, shape or order.
+
+use std::ops::Range;
+
+use crate::step::{Access, Kernel, Part, Work};
+use crate::view::{SEGMENT, View};
+
+/// Elements of a unit: whole blocks of every type.
+const UNIT: usize = 4 * SEGMENT;
+
+struct CopyKernel {
+    x: View,
+    out: View,
+    serial: bool,
+}
+
+/// The elements of `x`, in row-major order, written to `out` in its type. Where one of them is a block type, their
+/// rows have the same length.
+pub(super) fn copy(x: &View, out: &View) -> Part {
+    let serial = out.overlaps_itself();
+    let elements = out.elements();
+    if x.dims == out.dims && !serial {
+        let units = out.rows();
+        let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+        let by_rows = RowsKernel { x: *x, out: *out };
+        return Part::new(by_rows, units, elements, accesses);
+    }
+    let units = if serial { 1 } else { elements.div_ceil(UNIT) };
+    let accesses = vec![Access::reads(x), Access::writes(out)];
+    Part::new(CopyKernel { x: *x, out: *out, serial }, units, elements, accesses)
+}
+
+/// Copies a run of elements inside one row of each.
+fn run(x: &View, from: [usize; 3], x_first: usize, out: &View, to: [usize; 3], first: usize, len: usize) {
+    if x.dtype == out.dtype {
+        out.copy_from(to, first, x, from, x_first, len);
+        return;
+    }
+    let mut values = [0.0; SEGMENT];
+    for start in (0..len).step_by(SEGMENT) {
+        let Some(values) = values.get_mut(..SEGMENT.min(len - start)) else { continue };
+        x.load_at(from, x_first + start, values);
+        out.store_at(to, first + start, values);
+    }
+}
+
+struct RowsKernel {
+    x: View,
+    out: View,
+}
+
+impl Kernel for RowsKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        for row in units {
+            let place = self.x.place(row);
+            run(&self.x, place, 0, &self.out, place, 0, self.x.cols());
+        }
+        Ok(())
+    }
+}
+
+impl Kernel for CopyKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        let elements = self.out.elements();
+        let (mut at, end) =
+            if self.serial { (0, elements) } else { (units.start * UNIT, (units.end * UNIT).min(elements)) };
+        let (x_cols, cols) = (self.x.cols().max(1), self.out.cols().max(1));
+        while at < end {
+            let (x_column, column) = (at % x_cols, at % cols);
+            let len = (x_cols - x_column).min(cols - column).min(end - at);
+            let (from, to) = (self.x.place(at / x_cols), self.out.place(at / cols));
+            run(&self.x, from, x_column, &self.out, to, column, len);
+            at += len;
+        }
+        Ok(())
+    }
+}

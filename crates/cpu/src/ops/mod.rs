@@ -1,0 +1,142 @@
+//! The operations: for each node, the kernels that compute it.
+
+mod arrange;
+mod attention;
+mod copy;
+mod elementwise;
+mod functions;
+mod norm;
+mod product;
+mod reduce;
+mod rope;
+mod rows;
+mod rows_of_experts;
+mod scratch;
+mod softmax;
+
+use quadriga_graph::{Op, TensorId};
+use quadriga_runtime::Layout;
+
+use crate::fuse::Item;
+use crate::isa::Isa;
+use crate::view::View;
+
+pub(crate) use rope::RopeTables;
+
+/// An input of a node in memory.
+pub(crate) struct Operand {
+    /// The tensor; for a packed weight only type, shape and the address of the first byte mean something.
+    pub(crate) view: View,
+    /// Its arrangement.
+    pub(crate) layout: Layout,
+    /// The bytes of a packed weight: address and length.
+    pub(crate) packed: Option<(*const u8, usize)>,
+}
+
+/// What kernels are picked by.
+pub(crate) struct Context<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) input_ids: &'a [TensorId],
+}
+
+/// Whether this backend knows the operation.
+pub(crate) fn is_known(op: &Op) -> bool {
+    use Op::*;
+    matches!(
+        op,
+        Binary(_)
+            | Add1
+            | Scale { .. }
+            | Clamp { .. }
+            | Unary(_)
+            | Gated { .. }
+            | Norm { .. }
+            | RmsNorm { .. }
+            | GroupNorm { .. }
+            | L2Norm { .. }
+            | SoftMax { .. }
+            | Rope { .. }
+            | DiagMaskInf { .. }
+            | DiagMaskZero { .. }
+            | MulMat
+            | MulMatId
+            | OutProd
+            | GetRows
+            | SetRows
+            | Cast { .. }
+            | CopyInto
+            | Concat { .. }
+            | Repeat { .. }
+            | Pad { .. }
+            | Sum
+            | SumRows
+            | Mean
+            | ArgMax
+            | ArgSort { .. }
+            | TopK { .. }
+            | Attention(_)
+            | Reshape { .. }
+            | View { .. }
+            | Permute { .. }
+            | Transpose
+    )
+}
+
+/// Adds the kernels of a node to `items`. The graph's rules have checked types and shapes.
+pub(crate) fn prepare(
+    op: &Op,
+    inputs: &[Operand],
+    out: &View,
+    context: &Context<'_>,
+    tables: &mut RopeTables,
+    items: &mut Vec<Item>,
+) -> Result<(), String> {
+    let views: Vec<View> = inputs.iter().map(|operand| operand.view).collect();
+    let may_be_packed = matches!(op, Op::MulMat | Op::MulMatId | Op::GetRows);
+    if inputs.iter().enumerate().any(|(i, x)| x.layout != Layout::Plain && !(may_be_packed && i == 0)) {
+        return Err("it cannot read a packed weight".into());
+    }
+    let part = match (op, views.as_slice()) {
+        (Op::Binary(binary), [a, b]) => elementwise::binary(*binary, a, b, out),
+        (Op::Add1, [a, b]) => elementwise::binary(quadriga_graph::Binary::Add, a, b, out),
+        (Op::Scale { scale, bias }, [x]) => elementwise::scale(*scale, *bias, x, out),
+        (Op::Clamp { min, max }, [x]) => elementwise::clamp(*min, *max, x, out),
+        (Op::Unary(unary), [x]) => elementwise::unary(*unary, x, out, context.isa),
+        (Op::Gated { gate, swapped }, [_] | [_, _]) => {
+            elementwise::gated(*gate, *swapped, &views, out, context.isa)
+        }
+        (Op::Norm { eps }, [x]) => norm::norm(norm::Kind::Norm, *eps, x, out, context.isa),
+        (Op::RmsNorm { eps }, [x]) => norm::norm(norm::Kind::Rms, *eps, x, out, context.isa),
+        (Op::L2Norm { eps }, [x]) => norm::norm(norm::Kind::L2, *eps, x, out, context.isa),
+        (Op::GroupNorm { groups, eps }, [x]) => norm::group_norm(*groups, *eps, x, out),
+        (Op::SoftMax { scale, mask, sinks }, [x, rest @ ..]) => {
+            softmax::soft_max(*scale, *mask, *sinks, x, rest, out, context.isa)?
+        }
+        (Op::Rope { rope, .. }, [x, positions, factors @ ..]) => {
+            rope::rope(rope, x, positions, factors.first(), out, context, tables, items)?
+        }
+        (Op::DiagMaskInf { past }, [x]) => arrange::diag_mask(*past, f32::NEG_INFINITY, x, out),
+        (Op::DiagMaskZero { past }, [x]) => arrange::diag_mask(*past, 0.0, x, out),
+        (Op::MulMat, [_, x]) => return product::mul_mat(inputs.first(), x, out, context, items),
+        (Op::MulMatId, [_, x, ids]) => return product::mul_mat_id(inputs.first(), x, ids, out, context, items),
+        (Op::OutProd, [a, b]) => product::out_prod(a, b, out),
+        (Op::GetRows, [_, ids]) => rows::get_rows(inputs.first(), ids, out)?,
+        (Op::SetRows, [_, x, ids]) => rows::set_rows(x, ids, out),
+        (Op::Cast { .. }, [x]) | (Op::CopyInto, [_, x]) => copy::copy(x, out),
+        (Op::Concat { axis4 }, all) => arrange::concat(*axis4, all, out),
+        (Op::Repeat { .. }, [x]) => arrange::repeat(x, out),
+        (Op::Pad { before, .. }, [x]) => arrange::pad(*before, x, out),
+        (Op::Sum, [x]) => reduce::sum(x, out),
+        (Op::SumRows, [x]) => reduce::sum_rows(false, x, out),
+        (Op::Mean, [x]) => reduce::sum_rows(true, x, out),
+        (Op::ArgMax, [x]) => reduce::argmax(x, out),
+        (Op::ArgSort { order }, [x]) => reduce::argsort(*order, x, out),
+        (Op::TopK { k }, [x]) => reduce::top_k(*k, x, out),
+        (Op::Attention(parameters), [q, k, v, rest @ ..]) => {
+            return attention::attention(parameters, [q, k, v], rest, out, context, items);
+        }
+        _ => return Err(format!("there is no kernel for {} of {} inputs", op.name(), views.len())),
+    };
+    items.push(Item::Part(part));
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Sums, means and orders of rows.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use quadriga_graph::Order;
+
+use super::norm::sum_of;
+use super::scratch::with_floats;
+use crate::step::{Access, Kernel, Part, Work};
+use crate::view::{SEGMENT, View, segments};
+
+fn row_sum(x: &View, row: usize) -> f64 {
+    let mut values = [0.0; SEGMENT];
+    let mut sum = 0.0;
+    for columns in segments(x.cols()) {
+        let Some(values) = values.get_mut(..columns.len()) else { continue };
+        x.load(row, columns.start, values);
+        sum += sum_of(values, |v| v);
+    }
+    sum
+}
+
+struct SumKernel {
+    x: View,
+    out: View,
+}
+
+/// One unit: a sum in a fixed order, whatever the number of threads.
+pub(super) fn sum(x: &View, out: &View) -> Part {
+    let accesses = vec![Access::reads(x), Access::writes(out)];
+    Part::new(SumKernel { x: *x, out: *out }, 1, x.elements(), accesses)
+}
+
+impl Kernel for SumKernel {
+    fn run(&self, _units: Range<usize>, _work: Work) -> Result<(), String> {
+        let rows = if self.x.cols() == 0 { 0 } else { self.x.rows() };
+        let sum: f64 = (0..rows).map(|row| row_sum(&self.x, row)).sum();
+        self.out.store(0, 0, &[sum as f32]);
+        Ok(())
+    }
+}
+
+struct SumRowsKernel {
+    mean: bool,
+    x: View,
+    out: View,
+}
+
+pub(super) fn sum_rows(mean: bool, x: &View, out: &View) -> Part {
+    let units = out.rows();
+    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    Part::new(SumRowsKernel { mean, x: *x, out: *out }, units, x.elements(), accesses)
+}
+
+impl Kernel for SumRowsKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        for row in units {
+            let sum = row_sum(&self.x, row);
+            let value = if self.mean { sum / self.x.cols() as f64 } else { sum };
+            self.out.store(row, 0, &[value as f32]);
+        }
+        Ok(())
+    }
+}
+
+struct ArgMaxKernel {
+    x: View,
+    out: View,
+}
+
+pub(super) fn argmax(x: &View, out: &View) -> Part {
+    let units = x.rows();
+    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    Part::new(ArgMaxKernel { x: *x, out: *out }, units, x.elements(), accesses)
+}
+
+impl Kernel for ArgMaxKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        let mut values = [0.0; SEGMENT];
+        let cols = self.out.cols().max(1);
+        for row in units {
+            let (mut best, mut largest) = (0, f32::NEG_INFINITY);
+            for columns in segments(self.x.cols()) {
+                let Some(values) = values.get_mut(..columns.len()) else { continue };
+                self.x.load(row, columns.start, values);
+                for (i, value) in values.iter().enumerate() {
+                    if *value > largest {
+                        (best, largest) = (columns.start + i, *value);
+                    }
+                }
+            }
+            self.out.store_indices(row / cols, row % cols, &[best as i32]);
+        }
+        Ok(())
+    }
+}
+
+/// Smaller first; a NaN counts as larger than any number.
+fn ascending(a: f32, b: f32) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
+struct SortKernel {
+    order: Order,
+    x: View,
+    out: View,
+}
+
+pub(super) fn argsort(order: Order, x: &View, out: &View) -> Part {
+    let units = out.rows();
+    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    Part::new(SortKernel { order, x: *x, out: *out }, units, 16 * x.elements(), accesses)
+}
+
+/// The `k` largest are the first of the descending order.
+pub(super) fn top_k(_k: usize, x: &View, out: &View) -> Part {
+    let units = x.rows();
+    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    Part::new(SortKernel { order: Order::Descending, x: *x, out: *out }, units, 4 * x.elements(), accesses)
+}
+
+impl Kernel for SortKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        let (cols, wanted) = (self.x.cols(), self.out.cols());
+        let mut indices: Vec<i32> = Vec::with_capacity(cols);
+        with_floats(cols, |values| {
+            for row in units {
+                for columns in segments(cols) {
+                    if let Some(values) = values.get_mut(columns.clone()) {
+                        self.x.load(row, columns.start, values);
+                    }
+                }
+                indices.clear();
+                indices.extend(0..cols as i32);
+                let value = |i: i32| values.get(i as usize).copied().unwrap_or(f32::NAN);
+                let compare = |a: &i32, b: &i32| {
+                    let by_value = ascending(value(*a), value(*b));
+                    let by_value = if self.order == Order::Ascending { by_value } else { by_value.reverse() };
+                    by_value.then(a.cmp(b))
+                };
+                if (1..cols).contains(&wanted) {
+                    indices.select_nth_unstable_by(wanted - 1, compare);
+                    indices.truncate(wanted);
+                }
+                indices.sort_unstable_by(compare);
+                self.out.store_indices(row, 0, indices.get(..wanted).unwrap_or_default());
+            }
+        });
+        Ok(())
+    }
+}

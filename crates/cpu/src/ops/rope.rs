@@ -1,0 +1,181 @@
+//! Rotary position embedding. The sines and cosines of a run's positions are computed once and shared by every
+//! operation that turns by the same positions in the same way.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use quadriga_graph::{Pairing, Rope, TensorId};
+use quadriga_runtime::BackendError;
+
+use super::scratch::with_floats;
+use super::Context;
+use crate::fuse::Item;
+use crate::memory::Block;
+use crate::step::{Access, Kernel, Part, Work};
+use crate::view::View;
+
+/// What makes two tables equal.
+#[derive(Clone, Copy, PartialEq)]
+struct Key {
+    positions: TensorId,
+    factors: Option<TensorId>,
+    rope: Rope,
+}
+
+/// Cosine and sine (each times the magnitude) for every token and pair: `[tokens][2][pairs]`.
+struct Table {
+    block: Block,
+    pairs: usize,
+}
+
+impl Table {
+    fn row_bytes(&self) -> usize {
+        self.pairs * 2 * size_of::<f32>()
+    }
+
+    fn row_pointer(&self, token: usize) -> Option<*mut f32> {
+        ((token + 1) * self.row_bytes() <= self.block.bytes())
+            .then(|| self.block.pointer().wrapping_add(token * self.row_bytes()).cast())
+    }
+}
+
+/// The tables of one program.
+#[derive(Default)]
+pub(crate) struct RopeTables {
+    made: Vec<(Key, Arc<Table>)>,
+}
+
+impl RopeTables {
+    /// Bytes that the tables take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.made.iter().map(|(_, table)| table.block.bytes()).sum()
+    }
+}
+
+struct TableKernel {
+    rope: Rope,
+    /// Angle per position of each pair, without factors, and the magnitude.
+    rates: Vec<f64>,
+    magnitude: f64,
+    positions: View,
+    factors: Option<View>,
+    table: Arc<Table>,
+}
+
+impl Kernel for TableKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        for token in units {
+            let position = f64::from(self.positions.index([0, 0, 0], token));
+            let Some(row) = self.table.row_pointer(token) else { continue };
+            for (pair, rate) in self.rates.iter().enumerate() {
+                let mut factor = [1.0];
+                if let Some(factors) = &self.factors {
+                    factors.load_at([0, 0, 0], pair, &mut factor);
+                }
+                let (sin, cos) = (position * rate / f64::from(factor[0])).sin_cos();
+                // SAFETY: the row has room for all pairs twice, and only this unit writes it.
+                unsafe {
+                    *row.add(pair) = (cos * self.magnitude) as f32;
+                    *row.add(self.rates.len() + pair) = (sin * self.magnitude) as f32;
+                }
+            }
+        }
+        debug_assert_eq!(self.rates.len(), self.rope.dims / 2);
+        Ok(())
+    }
+}
+
+struct RopeKernel {
+    dims: usize,
+    pairing: Pairing,
+    table: Arc<Table>,
+    x: View,
+    out: View,
+}
+
+#[expect(clippy::too_many_arguments, reason = "the operation has these inputs")]
+pub(super) fn rope(
+    rope: &Rope,
+    x: &View,
+    positions: &View,
+    factors: Option<&View>,
+    out: &View,
+    context: &Context<'_>,
+    tables: &mut RopeTables,
+    items: &mut Vec<Item>,
+) -> Result<Part, String> {
+    let [Some(id), factors_id] = [1, 2].map(|i| context.input_ids.get(i).copied()) else {
+        return Err("an input is missing".into());
+    };
+    let key = Key { positions: id, factors: factors_id, rope: *rope };
+    let tokens = x.dims[1];
+    let pairs = rope.dims / 2;
+    let table = match tables.made.iter().find(|(k, _)| *k == key) {
+        Some((_, table)) => Arc::clone(table),
+        None => {
+            let bytes = tokens.checked_mul(pairs * 8).ok_or("the table of angles is too large")?;
+            let block = Block::zeroed(bytes).map_err(|error: BackendError| error.to_string())?;
+            let table = Arc::new(Table { block, pairs });
+            tables.made.push((key, Arc::clone(&table)));
+            // Angles are proportional to the position and to 1 / factor.
+            let rates = (0..pairs).map(|pair| rope.angle(1, pair, 1.0).0).collect();
+            let magnitude = rope.angle(1, 0, 1.0).1;
+            let kernel = TableKernel {
+                rope: *rope,
+                rates,
+                magnitude,
+                positions: *positions,
+                factors: factors.copied(),
+                table: Arc::clone(&table),
+            };
+            let mut accesses = vec![Access::reads(positions), table_access(&table, true)];
+            accesses.extend(factors.map(Access::reads));
+            items.push(Item::Part(Part::new(kernel, tokens, tokens * pairs * 16, accesses)));
+            table
+        }
+    };
+    let units = out.rows();
+    let accesses =
+        vec![Access::reads_own(x, units), Access::writes_own(out, units), table_access(&table, false)];
+    let kernel = RopeKernel { dims: rope.dims, pairing: rope.pairing, table, x: *x, out: *out };
+    Ok(Part::new(kernel, units, 2 * out.elements(), accesses))
+}
+
+fn table_access(table: &Table, write: bool) -> Access {
+    let start = table.block.pointer().addr();
+    Access::range(start..start + table.block.bytes(), write)
+}
+
+impl Kernel for RopeKernel {
+    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+        let cols = self.x.cols();
+        let pairs = self.dims / 2;
+        with_floats(cols, |values| {
+            for row in units {
+                let place = self.x.place(row);
+                let Some(angles) = self.table.row_pointer(place[1]) else { continue };
+                // SAFETY: a row of the table is 2 · pairs floats; it was written in an earlier step or part.
+                let angles = unsafe { std::slice::from_raw_parts(angles.cast_const(), 2 * pairs) };
+                let (cos, sin) = angles.split_at(pairs);
+                self.x.load_at(place, 0, values);
+                match self.pairing {
+                    Pairing::Adjacent => {
+                        let (groups, _) = values.as_chunks_mut::<2>();
+                        for ((pair, cos), sin) in groups.iter_mut().zip(cos).zip(sin) {
+                            let [a, b] = *pair;
+                            *pair = [a * cos - b * sin, a * sin + b * cos];
+                        }
+                    }
+                    Pairing::Half => {
+                        let Some((first, second)) = values.split_at_mut_checked(pairs) else { continue };
+                        for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                            (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+                        }
+                    }
+                }
+                self.out.store_at(place, 0, values);
+            }
+        });
+        Ok(())
+    }
+}

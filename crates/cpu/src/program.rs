@@ -1,0 +1,114 @@
+//! A compiled split and how it runs: one wake of the pool, a barrier between steps.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use quadriga_runtime::{BackendError, Buffer, Program};
+
+use crate::NAME;
+use crate::backend::Shared;
+use crate::buffer::HostBuffer;
+use crate::pool::Stopped;
+use crate::step::{Failure, Step, Work};
+
+/// A buffer that a program uses.
+pub(crate) struct Use {
+    pub(crate) buffer: Arc<dyn Buffer>,
+    pub(crate) write: bool,
+}
+
+impl Use {
+    fn host(&self) -> Option<&HostBuffer> {
+        self.buffer.as_any().downcast_ref()
+    }
+}
+
+/// Prepared steps, and the buffers they use.
+pub(crate) struct CpuProgram {
+    pub(crate) steps: Vec<Step>,
+    /// In the order of addresses, each once: the order in which they are taken.
+    pub(crate) uses: Vec<Use>,
+    /// Names of the nodes, for messages.
+    pub(crate) names: Vec<String>,
+    /// Work memory for a number of threads.
+    pub(crate) work_bytes: Box<dyn Fn(usize) -> Result<usize, BackendError> + Send>,
+    /// Memory of the program's own that steps point to.
+    pub(crate) own_bytes: usize,
+}
+
+/// The buffers of a program, held.
+struct Held<'a>(&'a [Use]);
+
+impl<'a> Held<'a> {
+    fn new(uses: &'a [Use]) -> Held<'a> {
+        for used in uses {
+            if let Some(buffer) = used.host() {
+                buffer.begin(used.write);
+            }
+        }
+        Held(uses)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for used in self.0 {
+            if let Some(buffer) = used.host() {
+                buffer.end(used.write);
+            }
+        }
+    }
+}
+
+impl CpuProgram {
+    /// Makes the work memory large enough now, so that a run does not have to.
+    pub(crate) fn reserve(&mut self, shared: &Shared) -> Result<(), BackendError> {
+        let mut memory = shared.work();
+        Shared::grow(&mut memory, (self.work_bytes)(shared.pool.threads())?)
+    }
+
+    /// Runs all steps.
+    pub(crate) fn run(&mut self, shared: &Shared) -> Result<(), BackendError> {
+        let _held = Held::new(&self.uses);
+        // Held to the end: no other program uses the work memory, and the number of threads stays.
+        let mut memory = shared.work();
+        let threads = shared.pool.threads();
+        Shared::grow(&mut memory, (self.work_bytes)(threads)?)?;
+        let work = Work { pointer: memory.pointer(), bytes: memory.bytes(), threads };
+        let steps = &self.steps;
+        let result = shared.pool.run::<Failure>(&|worker| {
+            for (i, step) in steps.iter().enumerate() {
+                if i > 0 {
+                    worker.barrier()?;
+                }
+                step.run(worker, work)?;
+            }
+            Ok(())
+        });
+        result.map_err(|failure| match failure {
+            Failure::Part { name, reason } => BackendError::Node {
+                backend: NAME.into(),
+                node: self.names.get(name).cloned().unwrap_or_default(),
+                reason,
+            },
+            Failure::Stopped(stopped) => BackendError::Failed {
+                backend: NAME.into(),
+                what: "a run",
+                reason: match stopped {
+                    Stopped::Panicked(text) => text,
+                    other => other.to_string(),
+                },
+            },
+        })
+    }
+}
+
+impl Program for CpuProgram {
+    fn scratch_bytes(&self) -> usize {
+        self.own_bytes
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}

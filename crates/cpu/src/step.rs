@@ -1,0 +1,192 @@
+//! What a compiled split consists of: kernels over units of work, and the memory they touch.
+
+use std::ops::Range;
+
+use crate::pool::{Stopped, Worker};
+use crate::view::View;
+
+/// Why a step did not finish.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Another thread failed.
+    Stopped(Stopped),
+    /// The part with this number met data it cannot work with.
+    Part {
+        /// Index of the part's name in the program.
+        name: usize,
+        /// What was wrong.
+        reason: String,
+    },
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Failure {
+        Failure::Stopped(stopped)
+    }
+}
+
+/// Work memory of a run, shared by all steps one after another.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) pointer: *mut u8,
+    pub(crate) bytes: usize,
+    pub(crate) threads: usize,
+}
+
+// SAFETY: an address and numbers; steps agree on who writes where.
+unsafe impl Send for Work {}
+// SAFETY: as above.
+unsafe impl Sync for Work {}
+
+/// An operation cut into units that can be computed in any order and by any thread, with the same result.
+pub(crate) trait Kernel: Send + Sync {
+    /// Computes these units.
+    fn run(&self, units: Range<usize>, work: Work) -> Result<(), String>;
+}
+
+/// An operation that all threads compute together, with barriers of its own inside.
+pub(crate) trait Team: Send + Sync {
+    /// This thread's share; every thread of the run calls it.
+    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError>;
+}
+
+/// Why a team did not finish.
+pub(crate) enum TeamError {
+    /// Another thread failed.
+    Stopped(Stopped),
+    /// Data it cannot work with.
+    Data(String),
+}
+
+impl From<Stopped> for TeamError {
+    fn from(stopped: Stopped) -> TeamError {
+        TeamError::Stopped(stopped)
+    }
+}
+
+/// A range of addresses that an operation reads or writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    range: Range<usize>,
+    /// With `Some(stride)`, unit `u` touches only the `stride` bytes that start at `u · stride` of the range.
+    unit: Option<usize>,
+    write: bool,
+}
+
+impl Access {
+    fn new(view: &View, units: Option<usize>, write: bool) -> Access {
+        let range = view.range();
+        let local = |units: usize| {
+            (units > 0 && view.is_contiguous() && range.len().is_multiple_of(units)).then(|| range.len() / units)
+        };
+        let unit = units.and_then(local);
+        Access { range, unit, write }
+    }
+
+    /// Any part of the tensor is read by any unit.
+    pub(crate) fn reads(view: &View) -> Access {
+        Access::new(view, None, false)
+    }
+
+    /// Any part of the tensor is written by any unit.
+    pub(crate) fn writes(view: &View) -> Access {
+        Access::new(view, None, true)
+    }
+
+    /// Each of `units` units reads its own share of the tensor, cut in row-major order.
+    pub(crate) fn reads_own(view: &View, units: usize) -> Access {
+        Access::new(view, Some(units), false)
+    }
+
+    /// Each of `units` units writes its own share of the tensor, cut in row-major order.
+    pub(crate) fn writes_own(view: &View, units: usize) -> Access {
+        Access::new(view, Some(units), true)
+    }
+
+    /// Any part of a range of addresses is read, or written, by any unit.
+    pub(crate) fn range(range: Range<usize>, write: bool) -> Access {
+        Access { range, unit: None, write }
+    }
+
+    /// Whether the order of the two matters: one writes what the other touches.
+    pub(crate) fn conflicts(&self, other: &Access) -> bool {
+        (self.write || other.write)
+            && self.range.start < other.range.end
+            && other.range.start < self.range.end
+    }
+
+    /// Whether the order matters between different units: a conflict that is not just each unit with itself.
+    pub(crate) fn conflicts_across_units(&self, other: &Access) -> bool {
+        self.conflicts(other)
+            && !(self.unit.is_some() && self.unit == other.unit && self.range.start == other.range.start)
+    }
+}
+
+/// A kernel with what is known of it.
+pub(crate) struct Part {
+    pub(crate) kernel: Box<dyn Kernel>,
+    pub(crate) units: usize,
+    /// About how many elements are computed in all.
+    pub(crate) cost: usize,
+    /// Threads take a whole number of this many units.
+    pub(crate) grain: usize,
+    pub(crate) accesses: Vec<Access>,
+    /// Index of the node's name in the program.
+    pub(crate) name: usize,
+}
+
+impl Part {
+    /// A kernel of `units` units that computes about `cost` elements.
+    pub(crate) fn new(kernel: impl Kernel + 'static, units: usize, cost: usize, accesses: Vec<Access>) -> Part {
+        Part { kernel: Box::new(kernel), units, cost, grain: 1, accesses, name: 0 }
+    }
+}
+
+/// Elements that are not worth sharing among threads.
+pub(crate) const TINY: usize = 4096;
+
+/// One step of a program; a barrier follows each.
+pub(crate) enum Step {
+    /// Parts one after another, on one thread.
+    Single(Vec<Part>),
+    /// Parts with equal units: each thread takes some units through all parts.
+    Shared(Vec<Part>),
+    /// All threads together.
+    Team {
+        /// The work.
+        team: Box<dyn Team>,
+        /// Index of the node's name in the program.
+        name: usize,
+    },
+}
+
+impl Step {
+    /// This thread's share of the step.
+    pub(crate) fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), Failure> {
+        match self {
+            Step::Single(parts) => worker.try_chunks(1, |_| {
+                parts.iter().try_for_each(|part| run_part(part, 0..part.units, work))
+            }),
+            Step::Shared(parts) => {
+                let units = parts.first().map_or(0, |part| part.units);
+                let cost: usize = parts.iter().map(|part| part.cost).sum();
+                let grain = parts.iter().map(|part| part.grain).max().unwrap_or(1);
+                let by_cost = units.saturating_mul(TINY) / cost.max(1);
+                let by_threads = units / (worker.threads() * 4);
+                let size = by_cost.max(by_threads).max(1).next_multiple_of(grain);
+                worker.try_chunks(units.div_ceil(size), |chunk| {
+                    let range = chunk * size..((chunk + 1) * size).min(units);
+                    parts.iter().try_for_each(|part| run_part(part, range.clone(), work))
+                })
+            }
+            Step::Team { team, name } => team.run(worker, work).map_err(|error| match error {
+                TeamError::Stopped(stopped) => Failure::Stopped(stopped),
+                TeamError::Data(reason) => Failure::Part { name: *name, reason },
+            }),
+        }
+    }
+}
+
+fn run_part(part: &Part, units: Range<usize>, work: Work) -> Result<(), Failure> {
+    part.kernel.run(units, work).map_err(|reason| Failure::Part { name: part.name, reason })
+}

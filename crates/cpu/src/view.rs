@@ -1,0 +1,304 @@
+//! A tensor in memory, as kernels see it: rows read and written as `f32`, whatever their type and strides.
+
+use std::ops::Range;
+
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use quadriga_graph::{DType, MAX_DIMS, Tensor, blocks};
+
+/// Elements that kernels handle at a time: a multiple of every block length, small enough for the stack.
+pub(crate) const SEGMENT: usize = 512;
+
+/// The row lengths of segments that cover `cols` columns.
+pub(crate) fn segments(cols: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..cols).step_by(SEGMENT).map(move |first| first..(first + SEGMENT).min(cols))
+}
+
+/// A tensor in memory.
+///
+/// What must hold, and [`compile`](crate::compile) has checked: all bytes that type, shape and strides reach are
+/// inside a buffer that lives as long as the program, plain elements are aligned, and whoever calls the methods below
+/// holds the buffer ([`HostBuffer::begin`](crate::buffer::HostBuffer)), for writing if it writes. Elements that one
+/// thread writes are not touched by another before the next barrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    base: *mut u8,
+    pub(crate) dtype: DType,
+    pub(crate) dims: [usize; MAX_DIMS],
+    pub(crate) strides: [usize; MAX_DIMS],
+    bytes: usize,
+    contiguous: bool,
+}
+
+// SAFETY: a view is an address and numbers; the rules for using it are the type's invariant.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// A tensor at an address.
+    ///
+    /// # Safety
+    /// The type's invariant must hold wherever the view is used.
+    pub(crate) unsafe fn new(tensor: &Tensor, base: *mut u8) -> View {
+        View {
+            base,
+            dtype: tensor.dtype(),
+            dims: tensor.dims4(),
+            strides: tensor.strides(),
+            bytes: tensor.bytes(),
+            contiguous: tensor.is_contiguous(),
+        }
+    }
+
+    /// The addresses it covers.
+    pub(crate) fn range(&self) -> Range<usize> {
+        let start = self.base.addr();
+        start..start + self.bytes
+    }
+
+    /// The length of a row.
+    pub(crate) fn cols(&self) -> usize {
+        self.dims[3]
+    }
+
+    /// The number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.dims[0] * self.dims[1] * self.dims[2]
+    }
+
+    /// The number of elements.
+    pub(crate) fn elements(&self) -> usize {
+        self.rows() * self.dims[3]
+    }
+
+    /// Whether elements lie one after another in row-major order.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.contiguous
+    }
+
+    /// Whether the elements of a row lie one after another.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.cols() <= self.dtype.block_len() || self.strides[3] == self.dtype.block_bytes()
+    }
+
+    /// Whether two different elements can lie at the same place.
+    pub(crate) fn overlaps_itself(&self) -> bool {
+        let unit = self.dtype.block_bytes();
+        let mut axes = [(0, 0); MAX_DIMS];
+        for ((axis, extent), stride) in axes.iter_mut().zip(self.dims).zip(self.strides) {
+            *axis = (stride, extent);
+        }
+        axes[3].1 /= self.dtype.block_len();
+        axes.sort_unstable();
+        let mut reach = unit;
+        for (stride, extent) in axes {
+            if extent <= 1 {
+                continue;
+            }
+            if stride < reach {
+                return true;
+            }
+            reach = stride.saturating_mul(extent - 1).saturating_add(reach);
+        }
+        false
+    }
+
+    /// The place of a row, counted in row-major order over the outer dimensions.
+    pub(crate) fn place(&self, row: usize) -> [usize; 3] {
+        let [_, d1, d2, _] = self.dims;
+        let (outer, i2) = (row / d2.max(1), row % d2.max(1));
+        [outer / d1.max(1), outer % d1.max(1), i2]
+    }
+
+    /// The address of element `first` of a row, if `len` elements from there are inside the row.
+    fn at(&self, [i0, i1, i2]: [usize; 3], first: usize, len: usize) -> Option<*mut u8> {
+        let [d0, d1, d2, cols] = self.dims;
+        if i0 >= d0 || i1 >= d1 || i2 >= d2 || first.checked_add(len)? > cols {
+            debug_assert!(false, "row {i0},{i1},{i2} columns {first}+{len} of {:?}", self.dims);
+            return None;
+        }
+        let [s0, s1, s2, s3] = self.strides;
+        let inner = if self.is_dense() { self.dtype.block_bytes() } else { s3 };
+        Some(self.base.wrapping_add(i0 * s0 + i1 * s1 + i2 * s2 + first / self.dtype.block_len() * inner))
+    }
+
+    /// Bytes from one element to the next.
+    fn step(&self) -> usize {
+        if self.is_dense() { self.dtype.block_bytes() } else { self.strides[3] }
+    }
+
+    /// Reads elements of row `row` (in row-major order) from `first` on, as `f32`. For block types, `first` and the
+    /// length are whole numbers of blocks.
+    pub(crate) fn load(&self, row: usize, first: usize, out: &mut [f32]) {
+        self.load_at(self.place(row), first, out);
+    }
+
+    /// As [`load`](View::load), for a row given by its place.
+    pub(crate) fn load_at(&self, place: [usize; 3], first: usize, out: &mut [f32]) {
+        let Some(at) = self.at(place, first, out.len()) else { return };
+        let len = out.len();
+        if !self.is_dense() {
+            for (i, value) in out.iter_mut().enumerate() {
+                let element = at.wrapping_add(i * self.strides[3]);
+                // SAFETY: first + i is a column of the row, so the element is inside the tensor.
+                *value = unsafe { read_element(self.dtype, element) };
+            }
+            return;
+        }
+        // SAFETY: `len` elements from here on are inside the row, dense and (see the invariant) aligned; `out` is
+        // memory of the caller's own.
+        unsafe {
+            match self.dtype {
+                DType::F32 => std::ptr::copy_nonoverlapping(at.cast::<f32>(), out.as_mut_ptr(), len),
+                DType::F16 => std::slice::from_raw_parts(at.cast::<f16>(), len).convert_to_f32_slice(out),
+                dtype => {
+                    let bytes = dtype.row_bytes(len).unwrap_or(0);
+                    // The lengths fit: `len` is a whole number of blocks of a computable type.
+                    let _ = blocks::dequantize(dtype, std::slice::from_raw_parts(at, bytes), out);
+                }
+            }
+        }
+    }
+
+    /// Writes values to elements of row `row` (in row-major order) from `first` on.
+    pub(crate) fn store(&self, row: usize, first: usize, values: &[f32]) {
+        self.store_at(self.place(row), first, values);
+    }
+
+    /// As [`store`](View::store), for a row given by its place.
+    pub(crate) fn store_at(&self, place: [usize; 3], first: usize, values: &[f32]) {
+        let Some(at) = self.at(place, first, values.len()) else { return };
+        let len = values.len();
+        if !self.is_dense() {
+            for (i, value) in values.iter().enumerate() {
+                let element = at.wrapping_add(i * self.strides[3]);
+                // SAFETY: first + i is a column of the row, so the element is inside the tensor.
+                unsafe { write_element(self.dtype, element, *value) };
+            }
+            return;
+        }
+        // SAFETY: as in `load_at`; nobody else touches these elements meanwhile (see the invariant).
+        unsafe {
+            match self.dtype {
+                DType::F32 => std::ptr::copy_nonoverlapping(values.as_ptr(), at.cast::<f32>(), len),
+                DType::F16 => std::slice::from_raw_parts_mut(at.cast::<u16>(), len)
+                    .reinterpret_cast_mut::<f16>()
+                    .convert_from_f32_slice(values),
+                dtype => {
+                    let bytes = dtype.row_bytes(len).unwrap_or(0);
+                    // The lengths fit: `len` is a whole number of blocks of a writable type.
+                    let _ = blocks::quantize(dtype, values, std::slice::from_raw_parts_mut(at, bytes));
+                }
+            }
+        }
+    }
+
+    /// Reads one i32.
+    pub(crate) fn index(&self, place: [usize; 3], column: usize) -> i32 {
+        match self.at(place, column, 1) {
+            // SAFETY: the element is inside the tensor, whose type has four bytes.
+            Some(at) if self.dtype == DType::I32 => unsafe { at.cast::<i32>().read_unaligned() },
+            _ => 0,
+        }
+    }
+
+    /// Writes i32 values from `first` on.
+    pub(crate) fn store_indices(&self, row: usize, first: usize, values: &[i32]) {
+        let Some(at) = self.at(self.place(row), first, values.len()) else { return };
+        if self.dtype != DType::I32 {
+            return;
+        }
+        for (i, value) in values.iter().enumerate() {
+            // SAFETY: the element is inside the tensor, whose type has four bytes.
+            unsafe { at.wrapping_add(i * self.step()).cast::<i32>().write_unaligned(*value) };
+        }
+    }
+
+    /// Copies elements of the same type from another tensor, bit for bit; for block types whole blocks.
+    pub(crate) fn copy_from(
+        &self,
+        place: [usize; 3],
+        first: usize,
+        from: &View,
+        from_place: [usize; 3],
+        from_first: usize,
+        len: usize,
+    ) {
+        let (Some(to), Some(at)) = (self.at(place, first, len), from.at(from_place, from_first, len)) else {
+            return;
+        };
+        if self.dtype != from.dtype {
+            return;
+        }
+        let unit = self.dtype.block_bytes();
+        let count = len / self.dtype.block_len();
+        let (to_step, at_step) = (self.step(), from.step());
+        // SAFETY: both ranges are inside their tensors; the graph's rules keep source and target apart, and `copy`
+        // takes any overlap.
+        unsafe {
+            if to_step == unit && at_step == unit {
+                std::ptr::copy(at.cast_const(), to, count * unit);
+                return;
+            }
+            for i in 0..count {
+                std::ptr::copy(at.wrapping_add(i * at_step).cast_const(), to.wrapping_add(i * to_step), unit);
+            }
+        }
+    }
+
+    /// A dense row of `f32` as a slice; `None` for other types and strided rows.
+    ///
+    /// # Safety
+    /// Nothing writes to the row while the slice is used.
+    pub(crate) unsafe fn row_f32(&self, place: [usize; 3]) -> Option<&[f32]> {
+        if self.dtype != DType::F32 || !self.is_dense() {
+            return None;
+        }
+        let at = self.at(place, 0, self.cols())?;
+        // SAFETY: the row is inside the tensor, aligned, and not written (promised by the caller).
+        Some(unsafe { std::slice::from_raw_parts(at.cast::<f32>(), self.cols()) })
+    }
+
+    /// The address of a row's first element; valid for the row as the invariant says. `None` if there is no such row.
+    pub(crate) fn row_pointer(&self, place: [usize; 3]) -> Option<*mut u8> {
+        self.at(place, 0, 0)
+    }
+
+    /// All bytes of a tensor that nobody writes.
+    ///
+    /// # Safety
+    /// Nothing writes to the tensor while the slice is used.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the invariant covers all bytes; no writes (promised by the caller).
+        unsafe { std::slice::from_raw_parts(self.base, self.bytes) }
+    }
+}
+
+/// # Safety
+/// The element is readable.
+unsafe fn read_element(dtype: DType, at: *const u8) -> f32 {
+    // SAFETY: promised by the caller.
+    unsafe {
+        match dtype {
+            DType::F32 => at.cast::<f32>().read_unaligned(),
+            DType::F16 => at.cast::<f16>().read_unaligned().to_f32(),
+            DType::BF16 => at.cast::<half::bf16>().read_unaligned().to_f32(),
+            _ => 0.0,
+        }
+    }
+}
+
+/// # Safety
+/// The element is writable.
+unsafe fn write_element(dtype: DType, at: *mut u8, value: f32) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        match dtype {
+            DType::F32 => at.cast::<f32>().write_unaligned(value),
+            DType::F16 => at.cast::<f16>().write_unaligned(f16::from_f32(value)),
+            DType::BF16 => at.cast::<half::bf16>().write_unaligned(half::bf16::from_f32(value)),
+            _ => {}
+        }
+    }
+}
