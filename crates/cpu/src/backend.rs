@@ -105,8 +105,10 @@ impl Builder {
             Some(isa) => isa,
             None => Isa::from_environment()?,
         };
-        let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let fuse = self.fuse.unwrap_or_else(|| std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0"));
+        let threads =
+            self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let fuse =
+            self.fuse.unwrap_or_else(|| std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0"));
         let shared = Shared { pool: Pool::new(threads)?, isa, work: Mutex::new(Block::empty()) };
         Ok(Backend { shared: Arc::new(shared), fuse, plain_weights: self.plain_weights })
     }
@@ -191,7 +193,11 @@ impl quadriga_runtime::Backend for Backend {
 
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
         // Elements must be aligned; anything else is copied to memory of the backend's own.
-        data.bytes().as_ptr().addr().is_multiple_of(size_of::<u64>()).then(|| Arc::new(HostBuffer::map(data)) as _)
+        data.bytes()
+            .as_ptr()
+            .addr()
+            .is_multiple_of(size_of::<u64>())
+            .then(|| Arc::new(HostBuffer::map(data)) as _)
     }
 
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {

@@ -121,7 +121,8 @@ impl<'a> Compiler<'a> {
         if tensor.bytes() == 0 {
             let base = NonNull::<u64>::dangling().as_ptr().cast();
             // SAFETY: an empty tensor reaches no bytes.
-            return Ok(Operand { view: unsafe { View::new(tensor, base) }, layout: Layout::Plain, packed: None });
+            let view = unsafe { View::new(tensor, base) };
+            return Ok(Operand { view, layout: Layout::Plain, packed: None });
         }
         let Some(place) = placed else {
             let name = self.graph().name(id);

@@ -77,7 +77,8 @@ impl Access {
     fn new(view: &View, units: Option<usize>, write: bool) -> Access {
         let range = view.range();
         let local = |units: usize| {
-            (units > 0 && view.is_contiguous() && range.len().is_multiple_of(units)).then(|| range.len() / units)
+            (units > 0 && view.is_contiguous() && range.len().is_multiple_of(units))
+                .then(|| range.len() / units)
         };
         let unit = units.and_then(local);
         Access { range, unit, write }
@@ -137,7 +138,12 @@ pub(crate) struct Part {
 
 impl Part {
     /// A kernel of `units` units that computes about `cost` elements.
-    pub(crate) fn new(kernel: impl Kernel + 'static, units: usize, cost: usize, accesses: Vec<Access>) -> Part {
+    pub(crate) fn new(
+        kernel: impl Kernel + 'static,
+        units: usize,
+        cost: usize,
+        accesses: Vec<Access>,
+    ) -> Part {
         Part { kernel: Box::new(kernel), units, cost, grain: 1, accesses, name: 0 }
     }
 }
@@ -164,9 +170,8 @@ impl Step {
     /// This thread's share of the step.
     pub(crate) fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), Failure> {
         match self {
-            Step::Single(parts) => worker.try_chunks(1, |_| {
-                parts.iter().try_for_each(|part| run_part(part, 0..part.units, work))
-            }),
+            Step::Single(parts) => worker
+                .try_chunks(1, |_| parts.iter().try_for_each(|part| run_part(part, 0..part.units, work))),
             Step::Shared(parts) => {
                 let units = parts.first().map_or(0, |part| part.units);
                 let cost: usize = parts.iter().map(|part| part.cost).sum();

@@ -127,7 +127,8 @@ impl Kernel for PadKernel {
             for columns in segments(self.out.cols()) {
                 self.out.store_at(place, columns.start, zeros.get(..columns.len()).unwrap_or_default());
             }
-            let [i0, i1, i2] = [place[0].wrapping_sub(b0), place[1].wrapping_sub(b1), place[2].wrapping_sub(b2)];
+            let [i0, i1, i2] =
+                [place[0].wrapping_sub(b0), place[1].wrapping_sub(b1), place[2].wrapping_sub(b2)];
             if i0 < d0 && i1 < d1 && i2 < d2 {
                 self.out.copy_from(place, before, &self.x, [i0, i1, i2], 0, cols);
             }

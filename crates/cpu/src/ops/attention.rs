@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use quadriga_graph::Attention;
 
-use super::scratch::with_floats;
 use super::Context;
+use super::scratch::with_floats;
 use crate::fuse::Item;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::View;

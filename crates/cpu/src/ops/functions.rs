@@ -13,11 +13,21 @@ pub(super) fn unary(unary: Unary) -> fn(f32) -> f32 {
         Unary::Cos => f32::cos,
         Unary::Abs => f32::abs,
         Unary::Neg => |x| -x,
-        Unary::Sign => |x| if x > 0.0 { 1.0 } else if x < 0.0 { -1.0 } else { 0.0 },
+        Unary::Sign => |x| {
+            if x > 0.0 {
+                1.0
+            } else if x < 0.0 {
+                -1.0
+            } else {
+                0.0
+            }
+        },
         Unary::Step => |x| if x > 0.0 { 1.0 } else { 0.0 },
         Unary::Relu => |x| x.max(0.0),
         Unary::Gelu => gelu,
-        Unary::GeluErf => |x| (0.5 * f64::from(x) * (1.0 + erf(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2))) as f32,
+        Unary::GeluErf => {
+            |x| (0.5 * f64::from(x) * (1.0 + erf(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2))) as f32
+        }
         Unary::GeluQuick => |x| x * sigmoid(1.702 * x),
         Unary::Silu => silu,
         Unary::Sigmoid => sigmoid,
@@ -88,9 +98,14 @@ mod tests {
 
     #[test]
     fn the_error_function_matches_known_values() {
-        let known =
-            [(0.0, 0.0), (0.5, 0.520_499_877_813_046_5), (1.0, 0.842_700_792_949_714_9), (2.4, 0.999_311_486_103_354_9),
-             (2.6, 0.999_763_965_583_470_7), (3.5, 0.999_999_256_901_627_7)];
+        let known = [
+            (0.0, 0.0),
+            (0.5, 0.520_499_877_813_046_5),
+            (1.0, 0.842_700_792_949_714_9),
+            (2.4, 0.999_311_486_103_354_9),
+            (2.6, 0.999_763_965_583_470_7),
+            (3.5, 0.999_999_256_901_627_7),
+        ];
         for (x, y) in known {
             assert!((erf(x) - y).abs() < 1e-14, "{x}: {} {y}", erf(x));
             assert!((erf(-x) + y).abs() < 1e-14);

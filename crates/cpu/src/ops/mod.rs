@@ -118,7 +118,9 @@ pub(crate) fn prepare(
         (Op::DiagMaskInf { past }, [x]) => arrange::diag_mask(*past, f32::NEG_INFINITY, x, out),
         (Op::DiagMaskZero { past }, [x]) => arrange::diag_mask(*past, 0.0, x, out),
         (Op::MulMat, [_, x]) => return product::mul_mat(inputs.first(), x, out, context, items),
-        (Op::MulMatId, [_, x, ids]) => return product::mul_mat_id(inputs.first(), x, ids, out, context, items),
+        (Op::MulMatId, [_, x, ids]) => {
+            return product::mul_mat_id(inputs.first(), x, ids, out, context, items);
+        }
         (Op::OutProd, [a, b]) => product::out_prod(a, b, out),
         (Op::GetRows, [_, ids]) => rows::get_rows(inputs.first(), ids, out)?,
         (Op::SetRows, [_, x, ids]) => rows::set_rows(x, ids, out),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use quadriga_graph::{Pairing, Rope, TensorId};
 use quadriga_runtime::BackendError;
 
-use super::scratch::with_floats;
 use super::Context;
+use super::scratch::with_floats;
 use crate::fuse::Item;
 use crate::memory::Block;
 use crate::step::{Access, Kernel, Part, Work};
