@@ -1,7 +1,16 @@
 //! The exact oracle, and one suite of operation cases that every backend must pass.
 //!
 //! [`Oracle`] evaluates any graph in f64, slowly and obviously; [`compute_node`] does the same for one node on
-//! plain bytes.
+//! plain bytes. [`Suite`] lists the cases, a [`Target`] computes them, and [`run_cases`] judges what it says:
+//!
+//! ```
+//! use quadriga_conformance::{RoundingOracle, Suite, run_cases};
+//!
+//! let suite = Suite::new();
+//! let sample = suite.sample(50, 1);
+//! let report = run_cases(sample.into_iter().filter_map(|i| suite.case(i)), &mut RoundingOracle);
+//! assert!(report.is_clean(), "{report}");
+//! ```
 //!
 //! ```
 //! use quadriga_conformance::Oracle;
@@ -21,8 +30,14 @@
 
 #![forbid(unsafe_code)]
 
+mod cases;
+mod judge;
 mod oracle;
 mod rng;
+mod runner;
 
+pub use cases::{BrokenCase, Case, Suite};
+pub use judge::{Tolerance, Wrong, judge};
 pub use oracle::{Fault, Oracle, OracleError, compute_node};
 pub use rng::Rng;
+pub use runner::{Line, Outputs, Report, RoundingOracle, Target, TargetError, Verdict, check, run_cases};

@@ -180,11 +180,7 @@ impl ViewMut<'_> {
     pub(crate) fn set_all_bytes(&mut self, blocks: &[u8]) -> Result<(), Fault> {
         let dtype = self.layout.dtype;
         if let MemoryMut::Exact(_) = self.memory {
-            let mut values = Vec::new();
-            for block in blocks.chunks(dtype.block_bytes()) {
-                decode(dtype, block, &mut values)?;
-            }
-            return self.set_all(&values);
+            return self.set_all(&decode_all(dtype, blocks)?);
         }
         let MemoryMut::Stored(bytes) = &mut self.memory else { return Ok(()) };
         let offsets = self.layout.rows().flat_map(|row| self.layout.block_offsets(row));
@@ -206,6 +202,13 @@ pub(crate) fn with_capacity<T>(count: usize) -> Result<Vec<T>, Fault> {
 pub(crate) fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, Fault> {
     let mut values = with_capacity(count)?;
     values.resize(count, T::default());
+    Ok(values)
+}
+
+/// All values of bytes that hold a whole number of blocks.
+pub(crate) fn decode_all(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>, Fault> {
+    let mut values = Vec::new();
+    bytes.chunks(dtype.block_bytes()).try_for_each(|block| decode(dtype, block, &mut values))?;
     Ok(values)
 }
 

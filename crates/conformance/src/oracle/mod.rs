@@ -12,6 +12,7 @@ mod ops;
 use quadriga_graph::{DType, Data, Graph, Kind, NodeId, Tensor, TensorId};
 
 pub use error::{Fault, OracleError};
+pub(crate) use memory::decode_all;
 use memory::{Layout, Memory, MemoryMut, View, ViewMut, zeros};
 
 /// The memory of a tensor that owns storage.

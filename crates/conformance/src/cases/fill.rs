@@ -1,0 +1,79 @@
+//! Random values for the tensors of a case, in any type.
+
+use half::f16;
+use quadriga_graph::{DType, blocks};
+
+use crate::Rng;
+
+/// Which values a tensor is filled with.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Fill {
+    /// Evenly spread in `low..high`.
+    Range(f32, f32),
+    /// Multiples of a half in −3..=3, so that zeros and equals occur.
+    Steps,
+    /// All different, in random order.
+    Distinct,
+    /// 0, or `−∞` with this probability.
+    Mask(f64),
+}
+
+/// The usual values.
+pub(crate) const UNIT: Fill = Fill::Range(-1.0, 1.0);
+
+pub(crate) fn values(fill: Fill, count: usize, rng: &mut Rng) -> Vec<f32> {
+    match fill {
+        Fill::Range(low, high) => (0..count).map(|_| rng.uniform(low.into(), high.into()) as f32).collect(),
+        Fill::Steps => (0..count).map(|_| rng.below(13) as f32 * 0.5 - 3.0).collect(),
+        Fill::Distinct => {
+            shuffled(count, rng).into_iter().map(|i| i as f32 * 0.25 - count as f32 / 8.0).collect()
+        }
+        Fill::Mask(chance) => {
+            (0..count).map(|_| if rng.chance(chance) { f32::NEG_INFINITY } else { 0.0 }).collect()
+        }
+    }
+}
+
+/// The numbers below `count` in random order.
+pub(crate) fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
+    let mut numbers: Vec<usize> = (0..count).collect();
+    for i in (1..count).rev() {
+        numbers.swap(i, rng.range(0, i));
+    }
+    numbers
+}
+
+/// Bytes of `count` elements, a whole number of blocks, of any type that can be computed with, or I32.
+pub(crate) fn bytes(dtype: DType, fill: Fill, count: usize, rng: &mut Rng) -> Vec<u8> {
+    if dtype == DType::I32 {
+        return (0..count).flat_map(|_| (rng.below(2001) as i32 - 1000).to_le_bytes()).collect();
+    }
+    let mut out = vec![0; dtype.row_bytes(count).unwrap_or(0)];
+    if blocks::quantize(dtype, &values(fill, count, rng), &mut out).is_err() {
+        random_blocks(dtype, &mut out, rng);
+    }
+    out
+}
+
+/// Random codes under scales that keep the values near −1..1, for types that cannot be made from values.
+fn random_blocks(dtype: DType, out: &mut [u8], rng: &mut Rng) {
+    // Where the f16 scales of a block stand, and their usual size.
+    let scales: &[(usize, f64)] = match dtype {
+        DType::Q2_K => &[(80, 1.0 / 24.0), (82, 1.0 / 24.0)],
+        DType::Q3_K => &[(108, 1.0 / 96.0)],
+        DType::Q5_K => &[(0, 1.0 / 1000.0), (2, 1.0 / 63.0)],
+        DType::IQ4_NL => &[(0, 1.0 / 127.0)],
+        DType::IQ4_XS => &[(0, 1.0 / 4000.0)],
+        _ => &[],
+    };
+    for block in out.chunks_mut(dtype.block_bytes()) {
+        block.iter_mut().for_each(|b| *b = rng.next_u64() as u8);
+        for (at, size) in scales {
+            let scale = f16::from_f64(size * rng.uniform(0.5, 1.5)).to_le_bytes();
+            block.iter_mut().skip(*at).zip(scale).for_each(|(to, from)| *to = from);
+        }
+        if let (DType::MXFP4, Some(exponent)) = (dtype, block.first_mut()) {
+            *exponent = 123 + rng.below(3) as u8;
+        }
+    }
+}

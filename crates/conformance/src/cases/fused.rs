@@ -1,0 +1,177 @@
+//! Small graphs of several operations, as backends fuse them or compute them in place.
+
+use quadriga_graph::{DType, Gate, Pairing, Rope, Unary};
+
+use super::fill::UNIT;
+use super::sketch::Lay;
+use super::{List, WEIGHT_TYPES, WIDTHS};
+use crate::Tolerance;
+
+fn tolerance(dtype: DType) -> Tolerance {
+    if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED }
+}
+
+pub(super) fn list(list: &mut List) {
+    norms(list);
+    chains(list);
+    for dtype in WEIGHT_TYPES {
+        products(list, dtype);
+    }
+    caches(list);
+    blocks(list);
+}
+
+/// A norm and its weight; a residual sum that is also needed on its own, and its norm.
+fn norms(list: &mut List) {
+    for width in WIDTHS {
+        for rows in [1, 5] {
+            let dims = [1, 1, rows, width];
+            list.push("norm_mul", format!("rms {dims:?}"), Tolerance::DEFAULT, move |s| {
+                let x = s.input(DType::F32, dims, UNIT);
+                s.out(x.rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, width])));
+            });
+            list.push("norm_mul", format!("mean {dims:?} and bias"), Tolerance::DEFAULT, move |s| {
+                let x = s.input(DType::F32, dims, UNIT);
+                let row = [1, 1, 1, width];
+                s.out(x.norm(1e-5).mul(s.weight(DType::F32, row)).add(s.weight(DType::F32, row)));
+            });
+            for kept in [false, true] {
+                let mark = if kept { ", sum kept" } else { "" };
+                list.push("add_norm", format!("{dims:?}{mark}"), Tolerance::DEFAULT, move |s| {
+                    let sum = s.input(DType::F32, dims, UNIT).add(s.input(DType::F32, dims, UNIT));
+                    s.out(sum.rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, width])));
+                    if kept {
+                        s.out(sum);
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Chains whose results can take over the memory of their inputs, and some that must not.
+fn chains(list: &mut List) {
+    for width in WIDTHS {
+        let dims = [1, 2, 3, width];
+        let lay = Lay::any(list.turn());
+        list.push("in_place", format!("long chain {dims:?}{lay}"), Tolerance::DEFAULT, move |s| {
+            let x = s.laid(DType::F32, dims, lay, UNIT);
+            let y = x.scale(2.0).silu().add(x).sqr().scale_bias(0.5, 1.0).sqrt().neg();
+            s.out(y.clamp(-3.0, 3.0).soft_max(1.0, None, None));
+        });
+        list.push("in_place", format!("read again {dims:?}"), Tolerance::DEFAULT, move |s| {
+            let x = s.input(DType::F32, dims, UNIT).scale(3.0);
+            let y = x.tanh();
+            let z = y.mul(y).add(x);
+            s.out(z.sub(y.abs()));
+            s.out(x.add(x));
+        });
+        list.push("in_place", format!("broadcast {dims:?}"), Tolerance::DEFAULT, move |s| {
+            let x = s.input(DType::F32, dims, UNIT).scale(3.0);
+            let row = s.input(DType::F32, [1, 1, 1, width], UNIT).exp();
+            s.out(x.mul(row).add(row).div(row));
+        });
+        list.push("in_place", format!("through views {dims:?}"), Tolerance::DEFAULT, move |s| {
+            let x = s.input(DType::F32, dims, UNIT).scale(3.0).reshape([6, width]);
+            let (top, bottom) = (x.slice(0, 0, 3), x.slice(0, 3, 3));
+            s.out(top.silu().mul(bottom).add(top));
+            s.out(bottom.relu());
+        });
+    }
+}
+
+/// Products with what follows them.
+fn products(list: &mut List, dtype: DType) {
+    let block = dtype.block_len();
+    for k in [block.max(32), if block == 1 { 66 } else { 2 * block }] {
+        for n in [16, 33, 64] {
+            for m in [1, 4, 17] {
+                let (w, x) = ([1, 1, n, k], [1, 1, m, k]);
+                let size = format!("{dtype} {w:?} × {x:?}");
+                list.push("gate_up", size.clone(), tolerance(dtype), move |s| {
+                    let x = s.input(DType::F32, x, UNIT);
+                    let gate = s.weight(dtype, w).mul_mat(x);
+                    s.out(gate.gated(Gate::Swiglu, s.weight(dtype, w).mul_mat(x)));
+                });
+                for unary in [Unary::Gelu, Unary::Silu, Unary::Relu] {
+                    list.push("product_bias", format!("{size} {unary:?}"), tolerance(dtype), move |s| {
+                        let y = s.weight(dtype, w).mul_mat(s.input(DType::F32, x, UNIT));
+                        s.out(y.add(s.weight(DType::F32, [1, 1, 1, n])).unary(unary));
+                    });
+                }
+                list.push("norm_product", size.clone(), tolerance(dtype), move |s| {
+                    let x =
+                        s.input(DType::F32, x, UNIT).rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, k]));
+                    s.out(s.weight(dtype, w).mul_mat(x));
+                    s.out(s.weight(dtype, w).mul_mat(x));
+                });
+                list.push("product_add", size, tolerance(dtype), move |s| {
+                    let y = s.weight(dtype, w).mul_mat(s.input(DType::F32, x, UNIT));
+                    s.out(y.add(s.input(DType::F32, [1, 1, m, n], UNIT)));
+                });
+            }
+        }
+    }
+}
+
+/// Keys turned and written to the cache, as one step of a model does.
+fn caches(list: &mut List) {
+    for dtype in [DType::F32, DType::F16, DType::Q8_0] {
+        for pairing in [Pairing::Adjacent, Pairing::Half] {
+            for (tokens, heads, depth) in [(1, 1, 32), (1, 3, 64), (5, 2, 64), (17, 3, 96)] {
+                // Turning rounds differently than the oracle does, so nothing here is exact.
+                let tolerance = match dtype {
+                    DType::F32 => Tolerance::DEFAULT,
+                    DType::F16 => Tolerance::HALF,
+                    _ => Tolerance::written(dtype),
+                };
+                let details = format!("{dtype} {pairing:?} [{tokens}, {heads}, {depth}]");
+                list.push("rope_set_rows", details, tolerance, move |s| {
+                    let x =
+                        s.input(DType::F32, [1, tokens, heads, depth], UNIT).reshape([tokens, heads, depth]);
+                    let turned = x.rope(Rope::new(depth, pairing, 1e4), s.positions(tokens, 1000), None);
+                    let rows = turned.reshape([tokens, heads * depth]);
+                    let cache = s.state(dtype, [1, 1, 40, heads * depth]);
+                    s.out(cache.set_rows(rows, s.distinct_ids([1, 1, 1, tokens], 40)));
+                });
+            }
+        }
+    }
+}
+
+/// A whole attention block: products, rope, cache, attention over a view of the cache, output product, residual.
+fn blocks(list: &mut List) {
+    for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K] {
+        for cache_type in [DType::F32, DType::F16, DType::Q8_0] {
+            for (tokens, heads, groups) in [(1, 4, 2), (3, 4, 4), (9, 4, 1)] {
+                let exact = dtype == DType::F32 && cache_type == DType::F32;
+                let tolerance = if exact { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+                let details = format!("{dtype}, cache {cache_type}, {tokens} tokens, heads {heads}/{groups}");
+                list.push("attention_block", details, tolerance, move |s| {
+                    let (width, depth, length) = (heads * 64, 64, 32);
+                    let x = s.input(DType::F32, [1, 1, tokens, width], UNIT);
+                    let h = x.rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, width]));
+                    let positions = s.positions(tokens, 100);
+                    let rope = Rope::new(depth, Pairing::Adjacent, 1e4);
+                    let split = |heads: usize| {
+                        let w = s.weight(dtype, [1, 1, heads * depth, width]);
+                        // Random weights of many rows would make scores that no model has.
+                        w.mul_mat(h).scale(0.2).reshape([tokens, heads, depth])
+                    };
+                    let q = split(heads).rope(rope, positions, None).permute([1, 0, 2]);
+                    let k = split(groups).rope(rope, positions, None).reshape([tokens, groups * depth]);
+                    let v = split(groups).reshape([tokens, groups * depth]);
+                    let ids = s.distinct_ids([1, 1, 1, tokens], length);
+                    let write = |rows| {
+                        let cache = s.state(cache_type, [1, 1, length, groups * depth]).set_rows(rows, ids);
+                        cache.reshape([length, groups, depth]).permute([1, 0, 2])
+                    };
+                    let seen =
+                        q.attention(write(k), write(v), None, Some(s.spans(tokens, length)), 0.125, None);
+                    let y = s.weight(dtype, [1, 1, width, width]).mul_mat(seen.reshape([tokens, width]));
+                    s.out(y.scale(0.2).add(x));
+                });
+            }
+        }
+    }
+}
