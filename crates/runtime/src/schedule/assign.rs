@@ -1,0 +1,305 @@
+//! Assignment: which backend computes each node.
+//!
+//! Everything that writes one storage must run where the storage lives, so the unknowns are not nodes but storages:
+//! the *home* of a computed or state storage is the backend of all nodes that write it. Leaves that are only read
+//! (weights, constants, inputs) have a home only if the caller gave them one; it attracts the nodes that read them.
+//!
+//! In order: pins and placements; storages beside placed leaves; storages that follow their sources, going forward;
+//! storages that follow their consumers, going backward; what is left goes to the most preferred backend that
+//! computes it. No step lets the order of a node's sources decide: bytes do, then the order of the backends.
+#![expect(clippy::indexing_slicing, reason = "arrays are sized for all tensors and backends; ids are the graph's own")]
+
+use std::sync::Arc;
+
+use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::NO_BACKEND;
+use crate::{Backend, RuntimeError};
+
+/// Why a storage, and with it every node that writes it, has the home it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Reason {
+    /// The caller pinned it, or placed it by name.
+    Pinned,
+    /// A placed leaf that it is computed from lives there; of several the most bytes decide.
+    HoldsSource {
+        /// The largest such leaf (index of the tensor).
+        tensor: usize,
+    },
+    /// A result that it is computed from lives there; of several the most bytes decide.
+    FollowsSource {
+        /// The largest such result (index of the tensor).
+        tensor: usize,
+    },
+    /// It is first read there.
+    FollowsConsumer {
+        /// The reading node.
+        node: usize,
+    },
+    /// Nothing draws it anywhere: the most preferred backend that computes it.
+    Preferred,
+    /// A leaf without a home of its own: it is wherever it is read.
+    WhereRead,
+}
+
+/// The homes of all storages.
+pub(crate) struct Homes {
+    /// For each tensor that owns its storage, its backend; [`NO_BACKEND`] for leaves that live wherever they are read.
+    pub(crate) home: Vec<u16>,
+    /// Why.
+    pub(crate) reason: Vec<Reason>,
+    /// A more attractive backend that refused to compute it.
+    pub(crate) refused: FxHashMap<TensorId, u16>,
+}
+
+/// What the caller fixed beforehand: homes of storages, by tensor.
+pub(crate) type Fixed = FxHashMap<TensorId, u16>;
+
+pub(crate) fn assign(
+    graph: &Graph,
+    backends: &[Arc<dyn Backend>],
+    fixed: &Fixed,
+) -> Result<Homes, RuntimeError> {
+    let count = graph.tensors().len();
+    let mut writers: FxHashMap<TensorId, Vec<NodeId>> = FxHashMap::default();
+    for node in graph.node_ids() {
+        if graph[node].op().is_write() {
+            writers.entry(graph[graph[node].output()].storage()).or_default().push(node);
+        }
+    }
+    let mut assigner = Assigner {
+        graph,
+        backends,
+        writers,
+        homes: Homes {
+            home: vec![NO_BACKEND; count],
+            reason: vec![Reason::WhereRead; count],
+            refused: FxHashMap::default(),
+        },
+        bytes: vec![0; backends.len()],
+        largest: vec![(0, 0); backends.len()],
+    };
+    assigner.fix(fixed)?;
+    assigner.beside_leaves();
+    assigner.follow_sources();
+    assigner.follow_consumers();
+    assigner.the_rest()?;
+    Ok(assigner.homes)
+}
+
+struct Assigner<'a> {
+    graph: &'a Graph,
+    backends: &'a [Arc<dyn Backend>],
+    /// The nodes that write into an existing storage, by storage.
+    writers: FxHashMap<TensorId, Vec<NodeId>>,
+    homes: Homes,
+    /// Scratch: bytes that draw a node to each backend, and the largest tensor of them.
+    bytes: Vec<u64>,
+    largest: Vec<(usize, usize)>,
+}
+
+impl Assigner<'_> {
+    fn fix(&mut self, fixed: &Fixed) -> Result<(), RuntimeError> {
+        for (tensor, backend) in fixed {
+            let storage = self.graph[*tensor].storage();
+            let old = self.homes.home[storage.index()];
+            if old != NO_BACKEND && old != *backend {
+                let name = |b: u16| self.backends[usize::from(b)].name().to_owned();
+                let (first, second) = (old.min(*backend), old.max(*backend));
+                return Err(RuntimeError::PinConflict {
+                    tensor: self.graph.name(storage),
+                    first: name(first),
+                    second: name(second),
+                });
+            }
+            self.set(storage, *backend, Reason::Pinned);
+        }
+        for tensor in fixed.keys() {
+            let storage = self.graph[*tensor].storage();
+            let backend = self.homes.home[storage.index()];
+            if let Some(refusal) = self.refusal(storage, backend) {
+                return Err(self.unsupported(storage, vec![refusal]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Storages that read leaves which the caller has placed.
+    fn beside_leaves(&mut self) {
+        if self.homes.home.iter().all(|home| *home == NO_BACKEND) {
+            return;
+        }
+        for node in self.graph.node_ids() {
+            self.draw(node, |kind| !matches!(kind, Kind::Computed(_)), |tensor| Reason::HoldsSource { tensor });
+        }
+    }
+
+    /// Going forward: storages that read results with a home.
+    fn follow_sources(&mut self) {
+        if self.homes.home.iter().all(|home| *home == NO_BACKEND) {
+            return;
+        }
+        for node in self.graph.node_ids() {
+            self.draw(node, |_| true, |tensor| Reason::FollowsSource { tensor });
+        }
+    }
+
+    /// Gives a node's storage the home of those of its sources that count, by bytes; the next best where a backend
+    /// refuses.
+    fn draw(&mut self, node: NodeId, counts: impl Fn(Kind) -> bool, reason: impl Fn(usize) -> Reason) {
+        let graph = self.graph;
+        let storage = graph[graph[node].output()].storage();
+        if self.homes.home[storage.index()] != NO_BACKEND || graph[node].op().is_view() {
+            return;
+        }
+        let mut drawn = false;
+        for input in graph.inputs(node) {
+            let source = graph[*input].storage();
+            let home = usize::from(self.homes.home[source.index()]);
+            if home < self.backends.len() && counts(graph[source].kind()) {
+                let bytes = graph[*input].bytes();
+                self.bytes[home] += bytes as u64 + 1;
+                let largest = &mut self.largest[home];
+                if bytes >= largest.0 {
+                    *largest = (bytes, input.index());
+                }
+                drawn = true;
+            }
+        }
+        if !drawn {
+            return;
+        }
+        let mut first = None;
+        while let Some((home, bytes)) =
+            self.bytes.iter().copied().enumerate().max_by_key(|(home, bytes)| (*bytes, usize::MAX - home))
+            && bytes > 0
+        {
+            self.bytes[home] = 0;
+            let (_, tensor) = std::mem::take(&mut self.largest[home]);
+            if self.homes.home[storage.index()] == NO_BACKEND {
+                if self.refusal(storage, home as u16).is_none() {
+                    self.set(storage, home as u16, reason(tensor));
+                } else {
+                    first.get_or_insert(home as u16);
+                }
+            }
+        }
+        if let Some(refused) = first {
+            self.homes.refused.entry(storage).or_insert(refused);
+        }
+    }
+
+    /// Going backward: storages whose readers have a home. The earliest reader decides.
+    fn follow_consumers(&mut self) {
+        let graph = self.graph;
+        let mut reader: Vec<(u16, u32)> = vec![(NO_BACKEND, 0); graph.tensors().len()];
+        for index in (0..graph.nodes().len()).rev() {
+            let node = NodeId::from_index(index);
+            if graph[node].op().is_view() {
+                continue;
+            }
+            let storage = graph[graph[node].output()].storage();
+            if self.homes.home[storage.index()] == NO_BACKEND {
+                let (home, consumer) = reader[storage.index()];
+                if home == NO_BACKEND {
+                    continue;
+                }
+                if self.refusal(storage, home).is_some() {
+                    self.homes.refused.entry(storage).or_insert(home);
+                    continue;
+                }
+                self.set(storage, home, Reason::FollowsConsumer { node: consumer as usize });
+            }
+            let home = self.homes.home[storage.index()];
+            for input in graph.inputs(node) {
+                reader[graph[*input].storage().index()] = (home, index as u32);
+            }
+        }
+        // A state that is only read has no node of its own above.
+        for state in graph.of_kind(Kind::State) {
+            let (home, consumer) = reader[state.index()];
+            if home != NO_BACKEND && self.homes.home[state.index()] == NO_BACKEND && self.refusal(state, home).is_none()
+            {
+                self.set(state, home, Reason::FollowsConsumer { node: consumer as usize });
+            }
+        }
+    }
+
+    fn the_rest(&mut self) -> Result<(), RuntimeError> {
+        let graph = self.graph;
+        for node in graph.node_ids() {
+            if !graph[node].op().is_view() {
+                self.prefer(graph[graph[node].output()].storage())?;
+            }
+        }
+        for id in graph.of_kind(Kind::State) {
+            self.prefer(id)?;
+        }
+        Ok(())
+    }
+
+    fn prefer(&mut self, storage: TensorId) -> Result<(), RuntimeError> {
+        if self.homes.home[storage.index()] != NO_BACKEND {
+            return Ok(());
+        }
+        let mut refusals = Vec::new();
+        for home in 0..self.backends.len() {
+            match self.refusal(storage, home as u16) {
+                None => {
+                    self.set(storage, home as u16, Reason::Preferred);
+                    if home > 0 {
+                        self.homes.refused.entry(storage).or_insert(0);
+                    }
+                    return Ok(());
+                }
+                Some(refusal) => refusals.push(refusal),
+            }
+        }
+        Err(self.unsupported(storage, refusals))
+    }
+
+    fn set(&mut self, storage: TensorId, home: u16, reason: Reason) {
+        self.homes.home[storage.index()] = home;
+        self.homes.reason[storage.index()] = reason;
+    }
+
+    /// The first node of a storage that a backend does not compute, the backend, and what it says.
+    fn refusal(&self, storage: TensorId, backend: u16) -> Option<(NodeId, u16, String)> {
+        let ask = |node: NodeId| {
+            let refusal = self.backends[usize::from(backend)].supports(self.graph, node).err()?;
+            Some((node, backend, refusal.to_string()))
+        };
+        let made = self.graph[storage].node().and_then(ask);
+        made.or_else(|| self.writers.get(&storage)?.iter().find_map(|node| ask(*node)))
+    }
+
+    fn unsupported(&self, storage: TensorId, refusals: Vec<(NodeId, u16, String)>) -> RuntimeError {
+        let graph = self.graph;
+        let node = refusals.first().map(|(node, ..)| *node).or(graph[storage].node());
+        let Some(node) = node else { return RuntimeError::NoBackends };
+        let typed = |id: TensorId| format!("{} {}", graph[id].dtype(), graph[id].shape());
+        let inputs: Vec<String> = graph.inputs(node).iter().map(|id| typed(*id)).collect();
+        RuntimeError::NoBackendSupports {
+            node: graph.node_name(node),
+            operation: format!(
+                "{} of {} to {}",
+                graph[node].op().name(),
+                inputs.join(", "),
+                typed(graph[node].output())
+            ),
+            refusals: refusals
+                .into_iter()
+                .map(|(at, backend, why)| {
+                    let backend = self.backends[usize::from(backend)].name().to_owned();
+                    if at == node {
+                        (backend, why)
+                    } else {
+                        (backend, format!("{}: {why}", graph.node_name(at)))
+                    }
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Judges a schedule by its own rules, with nothing that made it: every node runs once, where its storage lives, after
+//! what it reads, and everything it reads is on its backend.
+#![expect(clippy::indexing_slicing, reason = "a schedule's arrays are sized by its graph")]
+
+use quadriga_graph::{Kind, TensorId};
+
+use super::plan::Plan;
+use super::Step;
+
+/// The first rule that a plan breaks, in words.
+pub(crate) fn check(plan: &Plan) -> Result<(), String> {
+    let (graph, splits) = (plan.graph(), plan.splits());
+    let mut ran = vec![false; graph.nodes().len()];
+    let mut copied = vec![false; splits.copies.len()];
+    let mut made = vec![false; graph.tensors().len()];
+    for id in graph.tensor_ids() {
+        made[id.index()] = graph[id].node().is_none();
+    }
+    for step in plan.order() {
+        match *step {
+            Step::Copy(index) => {
+                let copy = &splits.copies[index];
+                if !made[copy.storage] {
+                    return Err(format!("copy {index} goes before its source {}", copy.storage));
+                }
+                if copied[index] || copy.from == copy.to {
+                    return Err(format!("copy {index} is made twice, or to where it is"));
+                }
+                copied[index] = true;
+            }
+            Step::Split(index) => {
+                let split = &splits.splits[index];
+                if split.node_count == 0 {
+                    return Err(format!("split {index} is empty"));
+                }
+                for node in splits.nodes_of(index) {
+                    let output = graph[*node].output();
+                    if plan.backend_of(*node) != split.backend || ran[node.index()] {
+                        return Err(format!("{} runs twice or elsewhere", graph.node_name(*node)));
+                    }
+                    for input in graph.inputs(*node) {
+                        let place = reachable(plan, *input, split.backend, &copied);
+                        if !place || !made[graph[*input].storage().index()] {
+                            let (node, input) = (graph.node_name(*node), graph.name(*input));
+                            return Err(format!("{node} in split {index} reads {input}, which is not there"));
+                        }
+                    }
+                    ran[node.index()] = true;
+                    made[graph[output].storage().index()] = true;
+                }
+            }
+        }
+    }
+    match graph.node_ids().find(|node| !graph[*node].op().is_view() && !ran[node.index()]) {
+        Some(node) => Err(format!("{} never runs", graph.node_name(node))),
+        None => Ok(()),
+    }
+}
+
+/// Whether a backend can read a tensor at this moment.
+fn reachable(plan: &Plan, tensor: TensorId, backend: usize, copied: &[bool]) -> bool {
+    let graph = plan.graph();
+    let storage = graph[tensor].storage();
+    match graph[storage].kind() {
+        Kind::Weight | Kind::Constant | Kind::Input => {
+            plan.splits().leaves.iter().any(|leaf| leaf.tensor == storage.index() && leaf.backend == backend)
+        }
+        Kind::Computed(_) | Kind::State => {
+            plan.home(storage) == Some(backend)
+                || plan.copy_for(tensor, backend).is_some_and(|copy| copied[copy])
+        }
+    }
+}

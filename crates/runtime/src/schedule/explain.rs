@@ -1,0 +1,174 @@
+//! A plan in words: splits, copies, bytes, and the reason for every decision; also as JSON and as a picture.
+
+use std::fmt;
+
+use quadriga_graph::{NodeId, TensorId};
+use serde::Serialize;
+
+use super::order::Step;
+use super::plan::{BackendBytes, Plan};
+use super::{Copy, Decision, Reason, Split};
+
+/// Everything that a plan decided, as data.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// The graph's fingerprint.
+    pub graph: String,
+    /// Bytes per backend.
+    pub backends: Vec<BackendBytes>,
+    /// The splits.
+    pub splits: Vec<Split>,
+    /// The copies.
+    pub copies: Vec<Copy>,
+    /// What a run does, in order.
+    pub order: Vec<Step>,
+    /// For each node its name and place; views are left out.
+    pub nodes: Vec<NodeLine>,
+}
+
+/// A node of an [`Explanation`].
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeLine {
+    /// Its number.
+    pub node: usize,
+    /// Its name.
+    pub name: String,
+    /// Its operation.
+    pub operation: &'static str,
+    /// The split it is in.
+    pub split: usize,
+    /// Where it runs, and why.
+    #[serde(flatten)]
+    pub decision: Decision,
+}
+
+impl Plan {
+    /// Everything that was decided, as data.
+    pub fn explain(&self) -> Explanation {
+        let (graph, splits) = (self.graph(), self.splits());
+        let line = |node: NodeId| {
+            let split = *splits.split_of_node.get(node.index())?;
+            Some(NodeLine {
+                node: node.index(),
+                name: graph.node_name(node),
+                operation: graph.get_node(node)?.op().name(),
+                split: (split != u32::MAX).then_some(split as usize)?,
+                decision: self.decision(node)?,
+            })
+        };
+        Explanation {
+            graph: graph.fingerprint().to_string(),
+            backends: self.bytes(),
+            splits: splits.splits.clone(),
+            copies: splits.copies.clone(),
+            order: self.order().to_vec(),
+            nodes: graph.node_ids().filter_map(line).collect(),
+        }
+    }
+
+    /// The explanation as JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(&self.explain()).unwrap_or_default()
+    }
+
+    /// The reason for a node's place, in words.
+    pub fn reason(&self, node: NodeId) -> String {
+        let Some(decision) = self.decision(node) else { return "a view of a leaf".to_owned() };
+        let name = |index: usize| self.graph().name(TensorId::from_index(index));
+        let why = match decision.reason {
+            Reason::Pinned => "placed by the caller".to_owned(),
+            Reason::HoldsSource { tensor } => format!("{} lives there", name(tensor)),
+            Reason::FollowsSource { tensor } => format!("follows {}", name(tensor)),
+            Reason::FollowsConsumer { node } => {
+                format!("first read by {}", self.graph().node_name(NodeId::from_index(node)))
+            }
+            Reason::Preferred => "most preferred".to_owned(),
+            Reason::WhereRead => "wherever it is read".to_owned(),
+        };
+        match decision.refused_by.and_then(|backend| self.backends().get(backend)) {
+            Some(backend) => format!("{why}; {} does not compute it", backend.name()),
+            None => why,
+        }
+    }
+
+    /// The splits and copies in the dot language: a box for each split, an arrow for each copy.
+    pub fn to_dot(&self) -> String {
+        let splits = self.splits();
+        let mut dot = String::from("digraph plan {\n  node [shape=box, fontname=\"sans-serif\"];\n");
+        for (number, split) in splits.splits.iter().enumerate() {
+            let backend = self.backends().get(split.backend).map_or("", |b| b.name());
+            let nodes = splits.nodes_of(number);
+            let name = |node: Option<&NodeId>| node.map_or_else(String::new, |n| self.graph().node_name(*n));
+            let label = format!(
+                "split {number} on {backend}\\n{} nodes: {} … {}",
+                nodes.len(),
+                name(nodes.first()),
+                name(nodes.last())
+            );
+            let label = label.replace('"', "\\\"");
+            dot.push_str(&format!("  s{number} [label=\"{label}\", colorscheme=set312, style=filled, fillcolor={}];\n", split.backend % 12 + 1));
+        }
+        for (number, copy) in splits.copies.iter().enumerate() {
+            let label = format!("{}\\n{} bytes", self.copy_name(number), copy.bytes).replace('"', "\\\"");
+            let from = match copy.source {
+                Some(source) => format!("s{source}"),
+                None => {
+                    let name = self.graph().name(TensorId::from_index(copy.storage)).replace('"', "\\\"");
+                    dot.push_str(&format!("  c{number} [label=\"{name}\", shape=ellipse];\n"));
+                    format!("c{number}")
+                }
+            };
+            dot.push_str(&format!("  {from} -> s{} [label=\"{label}\"];\n", copy.reader));
+        }
+        for lane in &splits.lanes {
+            for (before, after) in lane.iter().zip(lane.iter().skip(1)) {
+                dot.push_str(&format!("  s{before} -> s{after} [style=dotted, arrowhead=none];\n"));
+            }
+        }
+        dot.push_str("}\n");
+        dot
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (graph, splits) = (self.graph(), self.splits());
+        writeln!(
+            f,
+            "{} nodes in {} splits with {} copies",
+            splits.nodes.len(),
+            splits.splits.len(),
+            splits.copies.len()
+        )?;
+        for bytes in self.bytes() {
+            writeln!(
+                f,
+                "{}: weights {}, mapped {}, state {}, compute {}",
+                bytes.backend, bytes.weights, bytes.mapped, bytes.state, bytes.compute
+            )?;
+        }
+        for (number, split) in splits.splits.iter().enumerate() {
+            let backend = self.backends().get(split.backend).map_or("", |b| b.name());
+            write!(f, "split {number} on {backend}: {} nodes", split.node_count)?;
+            for copy in &split.inputs {
+                let bytes = splits.copies.get(*copy).map_or(0, |copy| copy.bytes);
+                write!(f, "; reads {} ({bytes} bytes)", self.copy_name(*copy))?;
+            }
+            writeln!(f)?;
+            if f.alternate() {
+                for node in splits.nodes_of(number) {
+                    let operation = graph.get_node(*node).map_or("", |n| n.op().name());
+                    let (name, reason) = (graph.node_name(*node), self.reason(*node));
+                    writeln!(f, "  {:>6} {operation:<12} {name:<32} {reason}", node.index())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Plan of {} splits for graph {}", self.splits().splits.len(), self.graph().fingerprint())
+    }
+}

@@ -1,0 +1,71 @@
+//! The order in which copies and splits are handed to the devices.
+//!
+//! Splits are numbered so that each waits only for earlier ones, so handing them out by number would be right. But a
+//! split of a synchronous backend keeps the host busy until it is done: whatever other devices could start before is
+//! handed out first. Copies go out as soon as their source was handed out.
+#![expect(clippy::indexing_slicing, reason = "steps and splits are numbered by the same plan")]
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use serde::Serialize;
+
+use super::split::Splits;
+
+/// One thing that the session does in a run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub enum Step {
+    /// Hands out a copy, by its number.
+    Copy(usize),
+    /// Runs a split, by its number.
+    Split(usize),
+}
+
+/// Orders all copies and splits. `synchronous` says of each backend whether it keeps the host waiting.
+pub(crate) fn order(splits: &Splits, synchronous: &[bool]) -> Vec<Step> {
+    let (copies, count) = (splits.copies.len(), splits.splits.len());
+    // Steps are numbered: copies first, then splits.
+    let mut waits = vec![0u32; copies + count];
+    let mut edges: Vec<(u32, u32)> = Vec::new();
+    let mut edge = |from: usize, to: usize| {
+        edges.push((from as u32, to as u32));
+        waits[to] += 1;
+    };
+    for (index, copy) in splits.copies.iter().enumerate() {
+        for before in copy.source.iter().chain(&copy.after) {
+            edge(copies + before, index);
+        }
+    }
+    for (index, split) in splits.splits.iter().enumerate() {
+        for copy in split.inputs.iter().chain(&split.after_copies) {
+            edge(*copy, copies + index);
+        }
+    }
+    for lane in &splits.lanes {
+        for pair in lane.windows(2) {
+            edge(copies + pair[0] as usize, copies + pair[1] as usize);
+        }
+    }
+    edges.sort_unstable();
+    let key = |step: usize| match step.checked_sub(copies) {
+        None => (false, splits.copies[step].reader, false, step),
+        Some(split) => (synchronous[splits.splits[split].backend], split, true, step),
+    };
+    let mut ready: BinaryHeap<_> =
+        (0..waits.len()).filter(|step| waits[*step] == 0).map(|step| Reverse(key(step))).collect();
+    let mut out = Vec::with_capacity(waits.len());
+    while let Some(Reverse((.., step))) = ready.pop() {
+        out.push(if step < copies { Step::Copy(step) } else { Step::Split(step - copies) });
+        let first = edges.partition_point(|(from, _)| (*from as usize) < step);
+        for (from, to) in &edges[first..] {
+            if *from as usize != step {
+                break;
+            }
+            waits[*to as usize] -= 1;
+            if waits[*to as usize] == 0 {
+                ready.push(Reverse(key(*to as usize)));
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,150 @@
+//! Space: asks the memory planner for the bytes of results, inputs and copies.
+//!
+//! Steps of the memory planner are node numbers. A backend's nodes run in the graph's order, and each backend has
+//! memory of its own, so that is the right clock for all that its lane does. What other lanes do is added:
+//!
+//! - A result that is copied elsewhere is held until the end of the first split of its own lane that knows the copy to
+//!   be done, because it waited for something that came after; or to the end of the run.
+//! - A copy has its place from the start of the split *before* the one that reads it, so that it can travel while that
+//!   split computes. It starts once the split before that one is done ([`Copy::after`](super::Copy)): whatever had the
+//!   place until then is gone, copies out of it included, because these are held to the *end* of a split.
+//! - An input has its place for the whole run; two, on a backend that works while the host prepares the next run.
+#![expect(clippy::indexing_slicing, reason = "splits, lanes and copies are numbered by the same plan")]
+
+use std::sync::Arc;
+
+use quadriga_graph::{Graph, Kind, TensorId};
+use rustc_hash::FxHashMap;
+
+use super::assign::Homes;
+use super::split::Splits;
+use super::NO_BACKEND;
+use crate::memory::packing::Effort;
+use crate::memory::{Extra, Hold, Lifetime, Memory, MemoryPlan, Planner, Request, Spot};
+use crate::{Backend, RuntimeError};
+
+/// A place in a backend's arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Slot {
+    pub(crate) backend: u16,
+    pub(crate) chunk: u32,
+    pub(crate) offset: u64,
+}
+
+/// The bytes of everything that lives for a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Space {
+    pub(crate) memory: MemoryPlan,
+    /// For each leaf use that is an input, by its number: the first of its extras.
+    pub(crate) inputs: FxHashMap<(u32, u16), u32>,
+    /// The number of the first copy among the extras.
+    pub(crate) first_copy: usize,
+    /// For each backend how many places an input has.
+    pub(crate) banks: Vec<u8>,
+}
+
+fn slot(spot: Spot) -> Option<Slot> {
+    match spot {
+        Spot::Arena { backend, chunk, offset } => Some(Slot { backend, chunk, offset }),
+        Spot::Unused | Spot::Placed { .. } => None,
+    }
+}
+
+impl Space {
+    pub(crate) fn plan(
+        graph: &Graph,
+        backends: &[Arc<dyn Backend>],
+        homes: &Homes,
+        splits: &Splits,
+        asynchronous: &[bool],
+        effort: Effort,
+        planner: &mut Planner,
+    ) -> Result<Space, RuntimeError> {
+        let memories: Vec<Memory<'_>> = backends.iter().map(|b| Memory::of(&**b)).collect();
+        let mut space = Space {
+            banks: asynchronous.iter().map(|asynchronous| if *asynchronous { 2 } else { 1 }).collect(),
+            ..Space::default()
+        };
+        let mut extras = Vec::new();
+        let mut placed = Vec::new();
+        for leaf in &splits.leaves {
+            let id = TensorId::from_index(leaf.tensor);
+            if graph[id].kind() != Kind::Input {
+                continue;
+            }
+            placed.push(id);
+            let backend = leaf.backend as u16;
+            space.inputs.insert((leaf.tensor as u32, backend), extras.len() as u32);
+            for _ in 0..space.banks[leaf.backend] {
+                let bytes = memories[leaf.backend].storage_bytes(&graph[id]);
+                extras.push(Extra { backend, bytes, lifetime: Lifetime::WHOLE });
+            }
+        }
+        space.first_copy = extras.len();
+        for copy in &splits.copies {
+            let bytes = memories[copy.to].storage_bytes(&graph[TensorId::from_index(copy.tensor)]);
+            let lifetime = Lifetime { start: start_of(splits, copy.reader), end: copy.last_node as u32 + 1 };
+            extras.push(Extra { backend: copy.to as u16, bytes, lifetime });
+        }
+        let holds: Vec<Hold> = splits
+            .remote_reads
+            .iter()
+            .map(|(tensor, copy)| Hold { tensor: *tensor, until: release(graph, splits, *copy as usize) })
+            .collect();
+        // A result's node runs at the home of its storage; a leaf without a home takes no part.
+        let of_tensor: Vec<u16> = graph
+            .tensors()
+            .iter()
+            .map(|t| homes.home[t.storage().index()])
+            .map(|home| if home == NO_BACKEND { 0 } else { home })
+            .collect();
+        let request = Request {
+            backends: &of_tensor,
+            holds: &holds,
+            extras: &extras,
+            placed: &placed,
+            effort,
+            ..Request::new(graph, &memories)
+        };
+        space.memory = planner.plan(&request)?;
+        Ok(space)
+    }
+
+    /// Where a computed tensor is on its home.
+    pub(crate) fn result(&self, tensor: TensorId) -> Option<Slot> {
+        slot(self.memory.spot(tensor))
+    }
+
+    /// Where an input is on a backend.
+    pub(crate) fn input(&self, tensor: TensorId, backend: u16, bank: usize) -> Option<Slot> {
+        let first = *self.inputs.get(&(tensor.index() as u32, backend))? as usize;
+        let bank = bank % usize::from(*self.banks.get(usize::from(backend))?).max(1);
+        slot(self.memory.extra_spot(first + bank))
+    }
+
+    /// Where a copy is on the backend that reads it.
+    pub(crate) fn copy(&self, copy: usize) -> Option<Slot> {
+        slot(self.memory.extra_spot(self.first_copy + copy))
+    }
+}
+
+/// The first node of the split before `split` in its lane, or of the run.
+fn start_of(splits: &Splits, split: usize) -> u32 {
+    let lane = &splits.lanes[splits.splits[split].backend];
+    let place = lane.partition_point(|s| (*s as usize) < split);
+    match place.checked_sub(1) {
+        Some(before) if before > 0 => splits.nodes_of(lane[before] as usize)[0].index() as u32,
+        _ => 0,
+    }
+}
+
+/// The last step at which the source of a copy is still needed.
+fn release(graph: &Graph, splits: &Splits, copy: usize) -> u32 {
+    let copy = &splits.copies[copy];
+    let lane = &splits.lanes[copy.from];
+    let knows = lane.partition_point(|s| splits.done_before(*s as usize)[copy.to] <= copy.reader as u32);
+    match lane.get(knows).and_then(|split| splits.nodes_of(*split as usize).last()) {
+        Some(last) => last.index() as u32,
+        None => graph.nodes().len() as u32,
+    }
+}

@@ -1,0 +1,340 @@
+//! Splitting: each backend's nodes are cut into runs that start when what they wait for is there.
+//!
+//! A backend works through its *lane*: its nodes in the graph's order, cut into splits. A node joins the last split of
+//! its lane, unless it must wait for something that this split did not wait for, or somebody already waits for this
+//! split. So consecutive nodes of one backend form one split, and so do interleaved independent branches. Views
+//! compute nothing and are in no split.
+//!
+//! A tensor that lives elsewhere is copied: once per version of its bytes and lane, however many nodes read it.
+#![expect(clippy::indexing_slicing, reason = "arrays are sized for the graph's tensors, nodes and the backends")]
+
+use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::Serialize;
+
+use super::NO_BACKEND;
+use super::assign::Homes;
+
+/// Nodes that one backend runs in one go.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Split {
+    /// The backend's number.
+    pub backend: usize,
+    /// Its nodes are `first_node..first_node + node_count` of [`Splits::nodes`].
+    pub first_node: usize,
+    /// How many nodes it has.
+    pub node_count: usize,
+    /// The copies that it is the first to read.
+    pub inputs: Vec<usize>,
+    /// Copies made from storages that it writes: they must be done before it starts.
+    pub after_copies: Vec<usize>,
+}
+
+/// Bytes brought from one backend to another, once a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Copy {
+    /// The tensor that is read on the other side, by index; the first of those that share the copy.
+    pub tensor: usize,
+    /// The tensor that owns the storage, by index.
+    pub storage: usize,
+    /// The first byte within the storage.
+    pub offset: usize,
+    /// How many bytes.
+    pub bytes: usize,
+    /// Where they come from.
+    pub from: usize,
+    /// Where they go.
+    pub to: usize,
+    /// The split that makes them; `None` if they are there before the run, as a state is.
+    pub source: Option<usize>,
+    /// The first split that reads them.
+    pub reader: usize,
+    /// The split of the reading lane that must be done before the copy may start, because other tensors used its
+    /// place before; `None`: all that the lane did in earlier runs.
+    pub after: Option<usize>,
+    /// The last node that reads it.
+    pub last_node: usize,
+}
+
+/// A weight, constant or input, and a backend that reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LeafUse {
+    /// The tensor, by index.
+    pub tensor: usize,
+    /// The backend.
+    pub backend: usize,
+    /// Whether some of it is read through views.
+    pub viewed: bool,
+}
+
+/// The graph, cut.
+#[derive(Clone, Debug, Default)]
+pub struct Splits {
+    /// All splits; each waits only for earlier ones.
+    pub splits: Vec<Split>,
+    /// The nodes of all splits, one after the other.
+    pub nodes: Vec<NodeId>,
+    /// All copies.
+    pub copies: Vec<Copy>,
+    /// What leaves are read where.
+    pub leaves: Vec<LeafUse>,
+    /// For each backend its splits, in order.
+    pub lanes: Vec<Vec<u32>>,
+    /// For each node its split; `u32::MAX` for views.
+    pub split_of_node: Vec<u32>,
+    /// For each split and backend: one past the highest split of that backend known to be done when it starts.
+    pub(crate) done: Vec<u32>,
+    /// For each lane and each remote tensor it reads: the copy.
+    pub(crate) copy_of: FxHashMap<(u32, u16), u32>,
+    /// Tensors read through a copy, with it.
+    pub(crate) remote_reads: Vec<(TensorId, u32)>,
+}
+
+impl Splits {
+    /// The nodes of a split.
+    pub fn nodes_of(&self, split: usize) -> &[NodeId] {
+        self.splits.get(split).map_or(&[], |s| {
+            self.nodes.get(s.first_node..s.first_node + s.node_count).unwrap_or(&[])
+        })
+    }
+
+    /// What is known to be done, per backend, when a split starts.
+    pub(crate) fn done_before(&self, split: usize) -> &[u32] {
+        let lanes = self.lanes.len();
+        self.done.get(split * lanes..(split + 1) * lanes).unwrap_or(&[])
+    }
+}
+
+/// A copy of the current version of a storage's bytes.
+#[derive(Clone, Copy)]
+struct Current {
+    to: u16,
+    copy: u32,
+}
+
+struct Splitter<'a> {
+    graph: &'a Graph,
+    homes: &'a Homes,
+    out: Splits,
+    /// For each storage one past the split that wrote it last.
+    written_by: Vec<u32>,
+    /// Splits that somebody waits for take no more nodes.
+    closed: Vec<bool>,
+    /// For each storage with copies of its current version: those.
+    current: FxHashMap<TensorId, Vec<Current>>,
+    leaf_seen: FxHashMap<(u32, u16), u32>,
+    viewed: FxHashSet<u32>,
+}
+
+pub(crate) fn split(graph: &Graph, homes: &Homes, backends: usize) -> Splits {
+    let mut splitter = Splitter {
+        graph,
+        homes,
+        out: Splits {
+            lanes: vec![Vec::new(); backends],
+            split_of_node: vec![u32::MAX; graph.nodes().len()],
+            ..Splits::default()
+        },
+        written_by: vec![0; graph.tensors().len()],
+        closed: Vec::new(),
+        current: FxHashMap::default(),
+        leaf_seen: FxHashMap::default(),
+        viewed: FxHashSet::default(),
+    };
+    for node in graph.node_ids() {
+        if !graph[node].op().is_view() {
+            splitter.node(node);
+        }
+    }
+    splitter.leaf_outputs();
+    splitter.finish()
+}
+
+impl Splitter<'_> {
+    fn node(&mut self, node: NodeId) {
+        let graph = self.graph;
+        let storage = graph[graph[node].output()].storage();
+        let lane = self.homes.home[storage.index()];
+        let writes = graph[node].op().is_write();
+
+        // Copies made from what this node is about to overwrite.
+        let outstanding = if writes { self.current.remove(&storage).unwrap_or_default() } else { Vec::new() };
+        let joins = self.open_split(lane).filter(|open| {
+            outstanding.is_empty()
+                && graph.inputs(node).iter().all(|input| self.is_known(*input, lane, *open))
+        });
+        let split = joins.unwrap_or_else(|| self.start(node, lane));
+        for waited in outstanding {
+            self.out.splits[split].after_copies.push(waited.copy as usize);
+        }
+        for input in graph.inputs(node) {
+            self.read(*input, lane, split, node);
+        }
+        self.out.split_of_node[node.index()] = split as u32;
+        self.out.splits[split].node_count += 1;
+        self.written_by[storage.index()] = split as u32 + 1;
+    }
+
+    /// The last split of a lane, if it still takes nodes.
+    fn open_split(&self, lane: u16) -> Option<usize> {
+        let last = *self.out.lanes[usize::from(lane)].last()? as usize;
+        (!self.closed[last]).then_some(last)
+    }
+
+    /// Whether a tensor is elsewhere.
+    fn remote(&self, tensor: TensorId, lane: u16) -> Option<u16> {
+        let storage = self.graph[tensor].storage();
+        let home = self.homes.home[storage.index()];
+        let moves = matches!(self.graph[storage].kind(), Kind::Computed(_) | Kind::State);
+        (moves && home != lane).then_some(home)
+    }
+
+    /// Whether an open split needs to wait for nothing new to read a tensor.
+    fn is_known(&self, tensor: TensorId, lane: u16, open: usize) -> bool {
+        let Some(home) = self.remote(tensor, lane) else { return true };
+        let made = self.written_by[self.graph[tensor].storage().index()];
+        self.find_copy(tensor, lane).is_some() || made <= self.out.done_before(open)[usize::from(home)]
+    }
+
+    fn find_copy(&self, tensor: TensorId, lane: u16) -> Option<u32> {
+        let t = &self.graph[tensor];
+        let copies = self.current.get(&t.storage())?;
+        copies.iter().find_map(|current| {
+            let copy = &self.out.copies[current.copy as usize];
+            let inside = copy.offset <= t.offset() && t.offset() + t.bytes() <= copy.offset + copy.bytes;
+            (current.to == lane && inside).then_some(current.copy)
+        })
+    }
+
+    /// A new split for a node: it waits for the splits that made what the node reads.
+    fn start(&mut self, node: NodeId, lane: u16) -> usize {
+        let (split, lanes) = (self.out.splits.len(), self.out.lanes.len());
+        let before = match self.out.lanes[usize::from(lane)].last() {
+            Some(last) => self.out.done_before(*last as usize).to_vec(),
+            None => vec![0; lanes],
+        };
+        self.out.done.extend(before);
+        if let Some(last) = self.out.lanes[usize::from(lane)].last() {
+            self.out.done[split * lanes + usize::from(lane)] = last + 1;
+        }
+        for input in self.graph.inputs(node) {
+            if let Some(home) = self.remote(*input, lane) {
+                let made = self.written_by[self.graph[*input].storage().index()];
+                if made > self.out.done[split * lanes + usize::from(home)] {
+                    self.out.done[split * lanes + usize::from(home)] = made;
+                    for other in 0..lanes {
+                        let theirs = self.out.done[(made as usize - 1) * lanes + other];
+                        let ours = &mut self.out.done[split * lanes + other];
+                        *ours = theirs.max(*ours);
+                    }
+                }
+            }
+        }
+        self.out.splits.push(Split {
+            backend: usize::from(lane),
+            first_node: 0,
+            node_count: 0,
+            inputs: Vec::new(),
+            after_copies: Vec::new(),
+        });
+        self.out.lanes[usize::from(lane)].push(split as u32);
+        self.closed.push(false);
+        split
+    }
+
+    fn read(&mut self, tensor: TensorId, lane: u16, split: usize, node: NodeId) {
+        let storage = self.graph[tensor].storage();
+        match self.graph[storage].kind() {
+            Kind::Weight | Kind::Constant | Kind::Input => self.leaf(storage, tensor != storage, lane),
+            Kind::Computed(_) | Kind::State => {
+                let Some(home) = self.remote(tensor, lane) else { return };
+                let copy = match self.find_copy(tensor, lane) {
+                    Some(copy) => copy,
+                    None => self.copy(tensor, home, lane, split),
+                };
+                let last = &mut self.out.copies[copy as usize].last_node;
+                *last = node.index();
+                if self.out.copy_of.insert((tensor.index() as u32, lane), copy) != Some(copy) {
+                    self.out.remote_reads.push((tensor, copy));
+                }
+            }
+        }
+    }
+
+    fn copy(&mut self, tensor: TensorId, home: u16, lane: u16, split: usize) -> u32 {
+        let t = &self.graph[tensor];
+        let copy = self.out.copies.len();
+        let source = self.written_by[t.storage().index()].checked_sub(1).map(|s| s as usize);
+        if let Some(source) = source {
+            self.closed[source] = true;
+        }
+        let place = &self.out.lanes[usize::from(lane)];
+        let after = place.len().checked_sub(3).map(|before| place[before] as usize);
+        self.out.copies.push(Copy {
+            tensor: tensor.index(),
+            storage: t.storage().index(),
+            offset: t.offset(),
+            bytes: t.bytes(),
+            from: usize::from(home),
+            to: usize::from(lane),
+            source,
+            reader: split,
+            after,
+            last_node: 0,
+        });
+        self.current.entry(t.storage()).or_default().push(Current { to: lane, copy: copy as u32 });
+        self.out.splits[split].inputs.push(copy);
+        copy as u32
+    }
+
+    fn leaf(&mut self, storage: TensorId, viewed: bool, lane: u16) {
+        if viewed {
+            self.viewed.insert(storage.index() as u32);
+        }
+        let next = self.out.leaves.len() as u32;
+        self.leaf_seen.entry((storage.index() as u32, lane)).or_insert_with(|| {
+            self.out.leaves.push(LeafUse {
+                tensor: storage.index(),
+                backend: usize::from(lane),
+                viewed: false,
+            });
+            next
+        });
+    }
+
+    /// A leaf that is an output itself must be somewhere even if no node reads it.
+    fn leaf_outputs(&mut self) {
+        for (_, output) in self.graph.outputs() {
+            let storage = self.graph[*output].storage();
+            if matches!(self.graph[storage].kind(), Kind::Computed(_) | Kind::State) {
+                continue;
+            }
+            if !self.out.leaves.iter().any(|leaf| leaf.tensor == storage.index()) {
+                let home = self.homes.home[storage.index()];
+                self.leaf(storage, false, if home == NO_BACKEND { 0 } else { home });
+            }
+            self.viewed.insert(storage.index() as u32);
+        }
+    }
+
+    /// Lays the nodes of each split side by side.
+    fn finish(mut self) -> Splits {
+        let mut first = 0;
+        for split in &mut self.out.splits {
+            split.first_node = first;
+            first += split.node_count;
+            split.node_count = 0;
+        }
+        self.out.nodes = vec![NodeId::from_index(0); first];
+        for (index, split) in self.out.split_of_node.iter().enumerate() {
+            if let Some(split) = self.out.splits.get_mut(*split as usize) {
+                self.out.nodes[split.first_node + split.node_count] = NodeId::from_index(index);
+                split.node_count += 1;
+            }
+        }
+        for leaf in &mut self.out.leaves {
+            leaf.viewed = self.viewed.contains(&(leaf.tensor as u32));
+        }
+        self.out
+    }
+}

@@ -1,0 +1,231 @@
+//! From a plan to something that runs: every tensor gets its place, every split its program.
+
+use std::sync::Arc;
+
+use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+
+use super::arena::Arenas;
+use super::state::States;
+use super::weights::Weights;
+use crate::schedule::Plan;
+use crate::{Backend, BackendError, Buffer, Event, Place, Program, Region, RuntimeError, SplitSource};
+
+/// A plan of a session, ready to run.
+pub(crate) struct Compiled {
+    /// The arenas' generation that the places belong to.
+    pub(crate) generation: u64,
+    /// For each split its program, per bank of inputs; one program where the split reads no inputs in banks.
+    pub(crate) programs: Vec<Vec<Box<dyn Program>>>,
+    /// For each split of an asynchronous backend the event that it is done.
+    pub(crate) done: Vec<Option<Arc<dyn Event>>>,
+    /// For each copy what it moves.
+    pub(crate) copies: Vec<Moving>,
+    /// For each backend the copies out of it that are not known to be done when its lane ends.
+    pub(crate) loose_ends: Vec<Vec<usize>>,
+}
+
+/// A copy between two backends.
+pub(crate) struct Moving {
+    pub(crate) from: Region,
+    pub(crate) to: Region,
+    /// How it is done; found out when it is first done.
+    pub(crate) route: Route,
+    /// Recorded when it is done; none before the first run, and where both sides are synchronous.
+    pub(crate) done: Option<Arc<dyn Event>>,
+}
+
+/// How bytes get from one backend to another.
+pub(crate) enum Route {
+    /// Not known yet.
+    Unknown,
+    /// The reading backend fetches them.
+    Pull,
+    /// The backend that has them sends them.
+    Push,
+    /// Through host memory that both can reach.
+    Bounce {
+        /// The host memory.
+        staging: Region,
+        /// Recorded when the bytes are there.
+        filled: Option<Arc<dyn Event>>,
+    },
+    /// Through memory of the session, the host waiting.
+    Host(Vec<u8>),
+}
+
+/// What places are made of.
+pub(crate) struct Site<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) arenas: &'a Arenas,
+    pub(crate) states: &'a States,
+    pub(crate) weights: &'a Weights,
+}
+
+impl Site<'_> {
+    /// Where a tensor is for nodes of a backend.
+    pub(crate) fn place(&self, tensor: TensorId, backend: usize, bank: usize) -> Option<Place> {
+        let graph = self.plan.graph();
+        let t = graph.get(tensor)?;
+        let storage = t.storage();
+        let short = u16::try_from(backend).ok()?;
+        let plain = |region: Region| Place { region, layout: crate::Layout::Plain };
+        let part = |region: &Region| region.part(t.offset(), t.bytes()).ok().map(plain);
+        match graph.get(storage)?.kind() {
+            Kind::Weight | Kind::Constant => {
+                let place = &self.weights.get(&(storage.index() as u32, short))?.place;
+                if tensor == storage { Some(place.clone()) } else { part(&place.region) }
+            }
+            Kind::Input => {
+                let slot = self.plan.space().input(storage, short, bank)?;
+                part(&self.arenas.region(slot, graph.get(storage)?.bytes())?)
+            }
+            Kind::State if self.plan.home(storage) == Some(backend) => {
+                part(&self.states.get(&graph.name(storage))?.region)
+            }
+            Kind::Computed(_) if self.plan.home(storage) == Some(backend) => {
+                let slot = self.plan.space().result(tensor)?;
+                self.arenas.region(slot, t.bytes()).map(plain)
+            }
+            Kind::State | Kind::Computed(_) => {
+                let number = self.plan.copy_for(tensor, backend)?;
+                let copy = self.plan.splits().copies.get(number)?;
+                let whole = self.arenas.region(self.plan.space().copy(number)?, copy.bytes)?;
+                whole.part(t.offset().checked_sub(copy.offset)?, t.bytes()).ok().map(plain)
+            }
+        }
+    }
+
+    /// Where a copy's bytes are at their source.
+    fn source(&self, copy: usize) -> Option<Region> {
+        let copy = self.plan.splits().copies.get(copy)?;
+        self.place(TensorId::from_index(copy.tensor), copy.from, 0).map(|place| place.region)
+    }
+
+    fn target(&self, copy: usize) -> Option<Region> {
+        let bytes = self.plan.splits().copies.get(copy)?.bytes;
+        self.arenas.region(self.plan.space().copy(copy)?, bytes)
+    }
+
+    /// Compiles some nodes of one backend.
+    pub(crate) fn program(
+        &self,
+        backend: usize,
+        nodes: &[NodeId],
+        bank: usize,
+        kept: &dyn Fn(TensorId) -> bool,
+    ) -> Result<Box<dyn Program>, RuntimeError> {
+        let Some(device) = self.plan.backends().get(backend) else { return Err(RuntimeError::ForeignPlan) };
+        let split = SplitSource {
+            graph: self.plan.graph(),
+            nodes,
+            place: &|tensor| self.place(tensor, backend, bank),
+            kept,
+        };
+        device.compile(&split).map_err(|error| RuntimeError::device(device.name(), error))
+    }
+}
+
+impl Compiled {
+    pub(crate) fn new(site: &Site<'_>) -> Result<Compiled, RuntimeError> {
+        let (plan, splits) = (site.plan, site.plan.splits());
+        let kept = kept(plan);
+        let kept = |tensor: TensorId| {
+            plan.graph().get(tensor).is_none_or(|t| kept.get(t.storage().index()).is_none_or(|k| *k))
+        };
+        let mut programs = Vec::with_capacity(splits.splits.len());
+        let mut done = Vec::with_capacity(splits.splits.len());
+        for (number, split) in splits.splits.iter().enumerate() {
+            let nodes = splits.nodes_of(number);
+            let first = || nodes.first().map_or_else(String::new, |node| plan.graph().node_name(*node));
+            let banks = if reads_banks(plan, split.backend, nodes) { 2 } else { 1 };
+            let made: Result<Vec<_>, _> =
+                (0..banks).map(|bank| site.program(split.backend, nodes, bank, &kept)).collect();
+            programs.push(made.map_err(|error| error.in_split(number, first))?);
+            let event = event_of(plan, split.backend, false);
+            done.push(event.map_err(|error| error.in_split(number, first))?);
+        }
+        let mut copies = Vec::with_capacity(splits.copies.len());
+        for number in 0..splits.copies.len() {
+            let (Some(from), Some(to)) = (site.source(number), site.target(number)) else {
+                return Err(RuntimeError::BadPlan(format!("{} has no place", plan.copy_name(number))));
+            };
+            copies.push(Moving { from, to, route: Route::Unknown, done: None });
+        }
+        let mut loose_ends = vec![Vec::new(); plan.backends().len()];
+        for (number, copy) in splits.copies.iter().enumerate() {
+            let known = splits.lanes.get(copy.from).and_then(|lane| lane.last()).is_some_and(|last| {
+                splits.done_before(*last as usize).get(copy.to).is_some_and(|done| *done as usize > copy.reader)
+            });
+            if !known && let Some(ends) = loose_ends.get_mut(copy.from) {
+                ends.push(number);
+            }
+        }
+        Ok(Compiled { generation: site.arenas.generation, programs, done, copies, loose_ends })
+    }
+}
+
+/// An event of a backend, if it is asynchronous.
+pub(crate) fn event_of(
+    plan: &Plan,
+    backend: usize,
+    timing: bool,
+) -> Result<Option<Arc<dyn Event>>, RuntimeError> {
+    let asynchronous = plan.scheduler().asynchronous().get(backend).copied().unwrap_or(false);
+    match plan.backends().get(backend).filter(|_| asynchronous) {
+        Some(device) => {
+            device.event(timing).map(Some).map_err(|error| RuntimeError::device(device.name(), error))
+        }
+        None => Ok(None),
+    }
+}
+
+/// Host memory for a copy that neither side can make alone.
+pub(crate) fn staging(backend: &Arc<dyn Backend>, bytes: usize) -> Result<Region, BackendError> {
+    let buffer: Arc<dyn Buffer> = backend.staging(bytes)?;
+    Region::new(buffer, 0, bytes)
+}
+
+/// Whether nodes read inputs that have two places on their backend.
+fn reads_banks(plan: &Plan, backend: usize, nodes: &[NodeId]) -> bool {
+    let graph = plan.graph();
+    let is_input = |id: &TensorId| {
+        let storage = graph.get(*id).and_then(|t| graph.get(t.storage()));
+        storage.is_some_and(|s| s.kind() == Kind::Input)
+    };
+    plan.space().banks.get(backend).is_some_and(|banks| *banks > 1)
+        && nodes.iter().any(|node| graph.inputs(*node).iter().any(is_input))
+}
+
+/// For each storage whether it is read after the split that makes it.
+fn kept(plan: &Plan) -> Vec<bool> {
+    let (graph, of_node): (&Graph, _) = (plan.graph(), &plan.splits().split_of_node);
+    let made_in = |storage: TensorId| {
+        let node = graph.get(storage).and_then(|t| t.node());
+        node.and_then(|node| of_node.get(node.index()).copied()).unwrap_or(u32::MAX)
+    };
+    let mut kept = vec![false; graph.tensors().len()];
+    let mut keep = |storage: TensorId, split: u32| {
+        if made_in(storage) != split
+            && let Some(kept) = kept.get_mut(storage.index())
+        {
+            *kept = true;
+        }
+    };
+    for (node, split) in graph.node_ids().zip(of_node) {
+        let output = graph.get_node(node).map(|n| n.output());
+        if *split == u32::MAX {
+            continue;
+        }
+        for id in graph.inputs(node).iter().copied().chain(output) {
+            if let Some(t) = graph.get(id) {
+                keep(t.storage(), *split);
+            }
+        }
+    }
+    for (_, output) in graph.outputs() {
+        if let Some(t) = graph.get(*output) {
+            keep(t.storage(), u32::MAX - 1);
+        }
+    }
+    kept
+}

@@ -1,0 +1,265 @@
+//! One run: hands out copies and splits in the plan's order, with the waits that make it right.
+//!
+//! Within a lane everything happens in order. Between lanes: a split waits for its copies, a copy for the split that
+//! makes its source and for the split after which its place is free, a write for the copies of what it overwrites. At
+//! the start of a run each lane waits for copies that the run before may still be making from its memory.
+#![expect(clippy::indexing_slicing, reason = "a compiled plan has an entry for each of the plan's splits and copies")]
+
+use std::sync::Arc;
+
+use quadriga_graph::TensorId;
+
+use super::compile::{Compiled, Moving, Route, event_of, staging};
+use super::lane::Lane;
+use crate::schedule::{Plan, Step};
+use crate::{BackendError, Event, Program, Region, RuntimeError};
+
+/// What a run works on.
+pub(crate) struct Run<'s> {
+    pub(crate) plan: &'s Plan,
+    pub(crate) compiled: &'s mut Compiled,
+    pub(crate) lanes: &'s mut [Lane],
+    /// Which place of the inputs this run reads.
+    pub(crate) bank: usize,
+    /// Whether new inputs are on their way.
+    pub(crate) fresh_inputs: bool,
+}
+
+impl Run<'_> {
+    /// Hands everything out. What fails on a device while it works shows when it is waited for.
+    pub(crate) fn issue(&mut self) -> Result<(), RuntimeError> {
+        self.begin()?;
+        let plan = self.plan;
+        for step in plan.order() {
+            match *step {
+                Step::Copy(copy) => self.copy(copy)?,
+                Step::Split(split) => self.split(split)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts all lanes.
+    pub(crate) fn begin(&mut self) -> Result<(), RuntimeError> {
+        for lane in 0..self.lanes.len() {
+            self.start_lane(lane).map_err(|error| self.failed(lane, error))?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, lane: usize, error: BackendError) -> RuntimeError {
+        RuntimeError::device(self.lanes[lane].backend.name(), error)
+    }
+
+    fn start_lane(&mut self, number: usize) -> Result<(), BackendError> {
+        let lane = &mut self.lanes[number];
+        for copy in &self.compiled.loose_ends[number] {
+            if let Some(done) = &self.compiled.copies[*copy].done {
+                lane.compute.wait(&**done)?;
+            }
+        }
+        if let Some(traffic) = &mut lane.traffic {
+            if self.fresh_inputs {
+                traffic.incoming.record(&*traffic.inputs)?;
+            }
+            lane.compute.record(&*traffic.start)?;
+            if self.fresh_inputs {
+                lane.compute.wait(&*traffic.inputs)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn split(&mut self, number: usize) -> Result<(), RuntimeError> {
+        self.wait_for_copies(number)?;
+        let backend = self.plan.splits().splits[number].backend;
+        let programs = &mut self.compiled.programs[number];
+        let bank = self.bank % programs.len().max(1);
+        let ran = self.lanes[backend].compute.run(&mut *programs[bank]);
+        ran.map_err(|error| self.in_split(backend, number, error))?;
+        self.finish_split(number)
+    }
+
+    /// Lets a split's lane wait for what the split reads, and for copies of what it overwrites.
+    pub(crate) fn wait_for_copies(&mut self, number: usize) -> Result<(), RuntimeError> {
+        let split = &self.plan.splits().splits[number];
+        for copy in split.inputs.iter().chain(&split.after_copies) {
+            if let Some(done) = &self.compiled.copies[*copy].done {
+                let waited = self.lanes[split.backend].compute.wait(&**done);
+                waited.map_err(|error| self.in_split(split.backend, number, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the end of a split.
+    pub(crate) fn finish_split(&mut self, number: usize) -> Result<(), RuntimeError> {
+        let backend = self.plan.splits().splits[number].backend;
+        match &self.compiled.done[number] {
+            Some(event) => {
+                let recorded = self.lanes[backend].compute.record(&**event);
+                recorded.map_err(|error| self.in_split(backend, number, error))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the program of a single node of a split, and reads its result.
+    pub(crate) fn single(
+        &mut self,
+        number: usize,
+        program: &mut dyn Program,
+        result: &Region,
+        bytes: &mut [u8],
+    ) -> Result<(), RuntimeError> {
+        let backend = self.plan.splits().splits[number].backend;
+        let queue = &mut self.lanes[backend].compute;
+        let done = queue.run(program).and_then(|()| queue.read(result, bytes));
+        done.map_err(|error| self.failed(backend, error))
+    }
+
+    pub(crate) fn copy(&mut self, number: usize) -> Result<(), RuntimeError> {
+        let plan = self.plan;
+        let copy = &plan.splits().copies[number];
+        let source = match copy.source {
+            Some(split) => self.compiled.done[split].clone(),
+            None => self.lanes[copy.from].start(),
+        };
+        let free = match copy.after {
+            Some(split) => self.compiled.done[split].clone(),
+            None => self.lanes[copy.to].start(),
+        };
+        let waits = [source, free];
+        let moving = &mut self.compiled.copies[number];
+        let lanes = &mut *self.lanes;
+        let mut at = copy.to;
+        let done = (|| match &mut moving.route {
+            Route::Unknown => {
+                at = find_route(plan, number, moving, lanes, &waits)?;
+                Ok(())
+            }
+            Route::Pull => make(lanes[copy.to].incoming(), moving, &waits).map(|_| ()),
+            Route::Push => {
+                at = copy.from;
+                make(lanes[copy.from].outgoing(), moving, &waits).map(|_| ())
+            }
+            Route::Bounce { .. } => bounce(lanes, copy.from, copy.to, moving, &waits).map(|_| ()),
+            Route::Host(_) => through_host(lanes, copy.from, copy.to, moving, &waits),
+        })();
+        let backend = self.lanes[at].backend.name();
+        let name = || plan.graph().name(TensorId::from_index(copy.tensor));
+        done.map_err(|error| RuntimeError::device(backend, error).at(name).in_split(copy.reader, name))
+    }
+
+    fn in_split(&self, backend: usize, number: usize, error: BackendError) -> RuntimeError {
+        let splits = self.plan.splits();
+        let first = || splits.nodes_of(number).first().map_or_else(String::new, |n| self.plan.graph().node_name(*n));
+        self.failed(backend, error).in_split(number, first)
+    }
+}
+
+type Waits = [Option<Arc<dyn Event>>; 2];
+
+/// Copies on one queue; `false` if it cannot reach both sides.
+fn make(queue: &mut dyn crate::Queue, moving: &Moving, waits: &Waits) -> Result<bool, BackendError> {
+    for event in waits.iter().flatten() {
+        queue.wait(&**event)?;
+    }
+    let made = queue.copy(&moving.from, &moving.to)?;
+    if made && let Some(done) = &moving.done {
+        queue.record(&**done)?;
+    }
+    Ok(made)
+}
+
+/// Makes a copy for the first time: the reader pulls, else the owner pushes, else it goes through host memory. Returns
+/// the lane that made it.
+fn find_route(
+    plan: &Plan,
+    number: usize,
+    moving: &mut Moving,
+    lanes: &mut [Lane],
+    waits: &Waits,
+) -> Result<usize, BackendError> {
+    let copy = &plan.splits().copies[number];
+    let event = |backend: usize| match event_of(plan, backend, false) {
+        Ok(event) => Ok(event),
+        Err(RuntimeError::Device { error, .. }) => Err(error),
+        Err(_) => Ok(None),
+    };
+    moving.done = event(copy.to)?;
+    if make(lanes[copy.to].incoming(), moving, waits)? {
+        moving.route = Route::Pull;
+        return Ok(copy.to);
+    }
+    moving.done = event(copy.from)?;
+    if make(lanes[copy.from].outgoing(), moving, waits)? {
+        moving.route = Route::Push;
+        return Ok(copy.from);
+    }
+    moving.done = event(copy.to)?;
+    let staging = staging(&lanes[copy.from].backend, copy.bytes)?;
+    moving.route = Route::Bounce { staging, filled: event(copy.from)? };
+    if !bounce(lanes, copy.from, copy.to, moving, waits)? {
+        moving.route = Route::Host(vec![0; copy.bytes]);
+        moving.done = None;
+        through_host(lanes, copy.from, copy.to, moving, waits)?;
+    }
+    Ok(copy.to)
+}
+
+/// Through host memory that both queues can reach; `false` if one of them cannot.
+fn bounce(
+    lanes: &mut [Lane],
+    from: usize,
+    to: usize,
+    moving: &Moving,
+    waits: &Waits,
+) -> Result<bool, BackendError> {
+    let Route::Bounce { staging, filled } = &moving.route else { return Ok(false) };
+    let [source, free] = waits;
+    let sending = lanes[from].outgoing();
+    for event in source.iter().chain(&moving.done) {
+        sending.wait(&**event)?;
+    }
+    if !sending.copy(&moving.from, staging)? {
+        return Ok(false);
+    }
+    if let Some(filled) = filled {
+        sending.record(&**filled)?;
+    }
+    let receiving = lanes[to].incoming();
+    for event in free.iter().chain(filled) {
+        receiving.wait(&**event)?;
+    }
+    if !receiving.copy(staging, &moving.to)? {
+        return Ok(false);
+    }
+    if let Some(done) = &moving.done {
+        receiving.record(&**done)?;
+    }
+    Ok(true)
+}
+
+/// Read and written by the host, which waits.
+fn through_host(
+    lanes: &mut [Lane],
+    from: usize,
+    to: usize,
+    moving: &mut Moving,
+    waits: &Waits,
+) -> Result<(), BackendError> {
+    let Route::Host(bytes) = &mut moving.route else { return Ok(()) };
+    let [source, free] = waits;
+    let sending = lanes[from].outgoing();
+    if let Some(event) = source {
+        sending.wait(&**event)?;
+    }
+    sending.read(&moving.from, bytes)?;
+    let receiving = lanes[to].incoming();
+    if let Some(event) = free {
+        receiving.wait(&**event)?;
+    }
+    receiving.write(&moving.to, bytes)?;
+    receiving.synchronize()
+}
