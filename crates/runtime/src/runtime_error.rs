@@ -4,7 +4,7 @@ use quadriga_graph::DType;
 use thiserror::Error;
 
 use crate::BackendError;
-use crate::memory::packing::PackingError;
+use crate::memory::MemoryError;
 
 /// A failure of planning or running. What worked before still works, unless [a device is lost](RuntimeError::is_lost).
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -34,7 +34,9 @@ pub enum RuntimeError {
         count: usize,
     },
     /// Two pins ask for different things of one storage: everything that writes a storage runs where it lives.
-    #[error("{tensor} is pinned to {first} and to {second}; all that writes one storage must run on one backend")]
+    #[error(
+        "{tensor} is pinned to {first} and to {second}; all that writes one storage must run on one backend"
+    )]
     PinConflict {
         /// The storage.
         tensor: String,
@@ -54,35 +56,11 @@ pub enum RuntimeError {
         refusals: Vec<(String, String)>,
     },
     /// The bytes wanted on a backend are beyond its budget.
-    #[error(
-        "{backend}: {wanted} bytes are wanted ({weights} of weights, {state} of state, {compute} to compute), the \
-         budget is {budget}: {over} too many; {fitting} of its {weight_count} weights ({fitting_bytes} bytes) would fit"
-    )]
-    OverBudget {
-        /// The backend.
-        backend: String,
-        /// Bytes of everything.
-        wanted: u64,
-        /// Bytes of weights and constants.
-        weights: u64,
-        /// Bytes of state.
-        state: u64,
-        /// Bytes of the arena.
-        compute: u64,
-        /// Bytes allowed.
-        budget: u64,
-        /// Bytes beyond the budget.
-        over: u64,
-        /// Weights placed there.
-        weight_count: usize,
-        /// How many of them, in the order of their first use, fit beside state and arena.
-        fitting: usize,
-        /// Their bytes.
-        fitting_bytes: u64,
-    },
-    /// Sizes or lifetimes that cannot be packed.
-    #[error(transparent)]
-    Packing(#[from] PackingError),
+    #[error("{0}")]
+    OverBudget(Box<OverBudget>),
+    /// Memory could not be planned.
+    #[error("{0}")]
+    Memory(Box<MemoryError>),
     /// A plan that breaks its own rules: a mistake in the scheduler.
     #[error("the plan is wrong: {0}")]
     BadPlan(String),
@@ -172,14 +150,48 @@ pub enum RuntimeError {
         /// The node, the first of the split, or the tensor concerned.
         node: Option<String>,
         /// What the backend said.
-        error: BackendError,
+        error: Box<BackendError>,
     },
+}
+
+/// How far a plan is beyond a backend's budget, and what would fit.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{backend}: {wanted} bytes are wanted ({weights} of weights, {state} of state, {compute} to compute), the budget \
+     is {budget}: {} too many; {fitting} of its {weight_count} weights ({fitting_bytes} bytes) would fit",
+    .wanted - .budget
+)]
+pub struct OverBudget {
+    /// The backend.
+    pub backend: String,
+    /// Bytes of everything.
+    pub wanted: u64,
+    /// Bytes of weights and constants.
+    pub weights: u64,
+    /// Bytes of state.
+    pub state: u64,
+    /// Bytes of the arena.
+    pub compute: u64,
+    /// Bytes allowed.
+    pub budget: u64,
+    /// Weights that would be loaded there.
+    pub weight_count: usize,
+    /// How many of them, in the order of their first use, fit beside state and arena.
+    pub fitting: usize,
+    /// Their bytes.
+    pub fitting_bytes: u64,
+}
+
+impl From<MemoryError> for RuntimeError {
+    fn from(error: MemoryError) -> RuntimeError {
+        RuntimeError::Memory(Box::new(error))
+    }
 }
 
 impl RuntimeError {
     /// Whether a device is gone. Then every later call that needs it fails the same way.
     pub fn is_lost(&self) -> bool {
-        matches!(self, RuntimeError::Device { error: BackendError::Lost { .. }, .. })
+        matches!(self, RuntimeError::Device { error, .. } if matches!(**error, BackendError::Lost { .. }))
     }
 
     /// Says where a backend failed.
@@ -188,7 +200,7 @@ impl RuntimeError {
             BackendError::Node { node, .. } | BackendError::Unsupported { node, .. } => Some(node.clone()),
             _ => None,
         };
-        RuntimeError::Device { backend: backend.to_owned(), split: None, node, error }
+        RuntimeError::Device { backend: backend.to_owned(), split: None, node, error: Box::new(error) }
     }
 
     /// Adds the split, and the node unless a closer one is known.

@@ -7,7 +7,10 @@
 //! In order: pins and placements; storages beside placed leaves; storages that follow their sources, going forward;
 //! storages that follow their consumers, going backward; what is left goes to the most preferred backend that
 //! computes it. No step lets the order of a node's sources decide: bytes do, then the order of the backends.
-#![expect(clippy::indexing_slicing, reason = "arrays are sized for all tensors and backends; ids are the graph's own")]
+#![expect(
+    clippy::indexing_slicing,
+    reason = "arrays are sized for all tensors and backends; ids are the graph's own"
+)]
 
 use std::sync::Arc;
 
@@ -132,7 +135,11 @@ impl Assigner<'_> {
             return;
         }
         for node in self.graph.node_ids() {
-            self.draw(node, |kind| !matches!(kind, Kind::Computed(_)), |tensor| Reason::HoldsSource { tensor });
+            self.draw(
+                node,
+                |kind| !matches!(kind, Kind::Computed(_)),
+                |tensor| Reason::HoldsSource { tensor },
+            );
         }
     }
 
@@ -220,7 +227,9 @@ impl Assigner<'_> {
         // A state that is only read has no node of its own above.
         for state in graph.of_kind(Kind::State) {
             let (home, consumer) = reader[state.index()];
-            if home != NO_BACKEND && self.homes.home[state.index()] == NO_BACKEND && self.refusal(state, home).is_none()
+            if home != NO_BACKEND
+                && self.homes.home[state.index()] == NO_BACKEND
+                && self.refusal(state, home).is_none()
             {
                 self.set(state, home, Reason::FollowsConsumer { node: consumer as usize });
             }

@@ -4,8 +4,8 @@
 
 use quadriga_graph::{Kind, TensorId};
 
-use super::plan::Plan;
 use super::Step;
+use super::plan::Plan;
 
 /// The first rule that a plan breaks, in words.
 pub(crate) fn check(plan: &Plan) -> Result<(), String> {

@@ -106,7 +106,10 @@ impl Plan {
                 name(nodes.last())
             );
             let label = label.replace('"', "\\\"");
-            dot.push_str(&format!("  s{number} [label=\"{label}\", colorscheme=set312, style=filled, fillcolor={}];\n", split.backend % 12 + 1));
+            dot.push_str(&format!(
+                "  s{number} [label=\"{label}\", colorscheme=set312, style=filled, fillcolor={}];\n",
+                split.backend % 12 + 1
+            ));
         }
         for (number, copy) in splits.copies.iter().enumerate() {
             let label = format!("{}\\n{} bytes", self.copy_name(number), copy.bytes).replace('"', "\\\"");

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use quadriga_graph::{Graph, Kind, NodeId, Op, TensorId};
 use serde::Serialize;
 
+use super::NO_BACKEND;
 use super::assign::{Homes, Reason};
 use super::order::Step;
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::split::Splits;
-use super::NO_BACKEND;
 use crate::memory::MemoryPlan;
 use crate::{Backend, Layout, RuntimeError, Session, WeightLayout};
 
@@ -212,7 +212,8 @@ impl Plan {
             if !matches!(kind, Some(Kind::Weight | Kind::Constant)) {
                 continue;
             }
-            let (layout, maps) = self.weight_layout(id, leaf.backend, leaf.viewed, &uses.of_tensor(graph, id));
+            let (layout, maps) =
+                self.weight_layout(id, leaf.backend, leaf.viewed, &uses.of_tensor(graph, id));
             if let Some(bytes) = all.get_mut(leaf.backend) {
                 *(if maps { &mut bytes.mapped } else { &mut bytes.weights }) += layout.bytes as u64;
             }

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use quadriga_graph::{Graph, Kind, NodeId, TensorId};
 
 use super::assign::{Fixed, assign};
+use super::check::check;
 use super::order::order;
 use super::plan::Plan;
 use super::space::Space;
 use super::split::split;
-use super::check::check;
 use crate::memory::Planner;
 use crate::memory::packing::Effort;
 use crate::session::WeightStore;
-use crate::{Backend, RuntimeError};
+use crate::{Backend, OverBudget, RuntimeError};
 
 /// A rule that says of leaves, by name, which backend they live on.
 type Rule = Arc<dyn Fn(&str) -> Option<usize> + Send + Sync>;
@@ -235,18 +235,17 @@ impl Scheduler {
             let Some(bytes) = bytes.get(*backend).filter(|bytes| bytes.total() > *budget) else { continue };
             let (weight_count, fitting, fitting_bytes) =
                 plan.fitting_weights(*backend, budget.saturating_sub(bytes.state + bytes.compute));
-            return Err(RuntimeError::OverBudget {
+            return Err(RuntimeError::OverBudget(Box::new(OverBudget {
                 backend: bytes.backend.clone(),
                 wanted: bytes.total(),
                 weights: bytes.weights,
                 state: bytes.state,
                 compute: bytes.compute,
                 budget: *budget,
-                over: bytes.total() - budget,
                 weight_count,
                 fitting,
                 fitting_bytes,
-            });
+            })));
         }
         Ok(())
     }

@@ -16,9 +16,9 @@ use std::sync::Arc;
 use quadriga_graph::{Graph, Kind, TensorId};
 use rustc_hash::FxHashMap;
 
+use super::NO_BACKEND;
 use super::assign::Homes;
 use super::split::Splits;
-use super::NO_BACKEND;
 use crate::memory::packing::Effort;
 use crate::memory::{Extra, Hold, Lifetime, Memory, MemoryPlan, Planner, Request, Spot};
 use crate::{Backend, RuntimeError};

@@ -6,7 +6,10 @@
 //! compute nothing and are in no split.
 //!
 //! A tensor that lives elsewhere is copied: once per version of its bytes and lane, however many nodes read it.
-#![expect(clippy::indexing_slicing, reason = "arrays are sized for the graph's tensors, nodes and the backends")]
+#![expect(
+    clippy::indexing_slicing,
+    reason = "arrays are sized for the graph's tensors, nodes and the backends"
+)]
 
 use quadriga_graph::{Graph, Kind, NodeId, TensorId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -93,9 +96,9 @@ pub struct Splits {
 impl Splits {
     /// The nodes of a split.
     pub fn nodes_of(&self, split: usize) -> &[NodeId] {
-        self.splits.get(split).map_or(&[], |s| {
-            self.nodes.get(s.first_node..s.first_node + s.node_count).unwrap_or(&[])
-        })
+        self.splits
+            .get(split)
+            .map_or(&[], |s| self.nodes.get(s.first_node..s.first_node + s.node_count).unwrap_or(&[]))
     }
 
     /// What is known to be done, per backend, when a split starts.

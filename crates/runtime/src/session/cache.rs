@@ -9,8 +9,8 @@ use super::inputs::Inputs;
 use super::outputs::{OutputPlace, outputs};
 use super::weights::{Weights, missing};
 use super::{Progress, Session};
-use crate::schedule::{IntoGraph, Plan};
 use crate::RuntimeError;
+use crate::schedule::{IntoGraph, Plan};
 
 /// The caller's name for a graph: a few numbers, such as tokens in the batch and the bucket of the cache's length.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -103,9 +103,8 @@ impl Session {
         if let Some(entry) = self.known(&graph) {
             return Ok(entry);
         }
-        let plan = self
-            .scheduler
-            .plan_fixed(graph, |state| self.states.get(state).map(|state| state.backend))?;
+        let plan =
+            self.scheduler.plan_fixed(graph, |state| self.states.get(state).map(|state| state.backend))?;
         self.enter_plan(plan, progress)
     }
 
@@ -121,11 +120,7 @@ impl Session {
         })
     }
 
-    fn enter_plan(
-        &mut self,
-        plan: Plan,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<usize, RuntimeError> {
+    fn enter_plan(&mut self, plan: Plan, progress: &mut dyn FnMut(Progress)) -> Result<usize, RuntimeError> {
         let weights = self.store.load(&plan, progress)?;
         self.states.add(&plan)?;
         let index = self.entries.len();
@@ -208,7 +203,8 @@ impl Session {
         self.wait()?;
         let found = self.entries.iter().find_map(|entry| {
             let graph = entry.plan.graph();
-            let id = graph.leaf(name).filter(|id| graph.get(*id).is_some_and(|t| t.kind() == Kind::Weight))?;
+            let id =
+                graph.leaf(name).filter(|id| graph.get(*id).is_some_and(|t| t.kind() == Kind::Weight))?;
             Some((Arc::clone(graph), id))
         });
         let Some((graph, id)) = found else {

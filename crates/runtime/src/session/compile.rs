@@ -154,7 +154,10 @@ impl Compiled {
         let mut loose_ends = vec![Vec::new(); plan.backends().len()];
         for (number, copy) in splits.copies.iter().enumerate() {
             let known = splits.lanes.get(copy.from).and_then(|lane| lane.last()).is_some_and(|last| {
-                splits.done_before(*last as usize).get(copy.to).is_some_and(|done| *done as usize > copy.reader)
+                splits
+                    .done_before(*last as usize)
+                    .get(copy.to)
+                    .is_some_and(|done| *done as usize > copy.reader)
             });
             if !known && let Some(ends) = loose_ends.get_mut(copy.from) {
                 ends.push(number);

@@ -3,7 +3,10 @@
 //! Within a lane everything happens in order. Between lanes: a split waits for its copies, a copy for the split that
 //! makes its source and for the split after which its place is free, a write for the copies of what it overwrites. At
 //! the start of a run each lane waits for copies that the run before may still be making from its memory.
-#![expect(clippy::indexing_slicing, reason = "a compiled plan has an entry for each of the plan's splits and copies")]
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a compiled plan has an entry for each of the plan's splits and copies"
+)]
 
 use std::sync::Arc;
 
@@ -153,7 +156,8 @@ impl Run<'_> {
 
     fn in_split(&self, backend: usize, number: usize, error: BackendError) -> RuntimeError {
         let splits = self.plan.splits();
-        let first = || splits.nodes_of(number).first().map_or_else(String::new, |n| self.plan.graph().node_name(*n));
+        let first =
+            || splits.nodes_of(number).first().map_or_else(String::new, |n| self.plan.graph().node_name(*n));
         self.failed(backend, error).in_split(number, first)
     }
 }
@@ -184,7 +188,7 @@ fn find_route(
     let copy = &plan.splits().copies[number];
     let event = |backend: usize| match event_of(plan, backend, false) {
         Ok(event) => Ok(event),
-        Err(RuntimeError::Device { error, .. }) => Err(error),
+        Err(RuntimeError::Device { error, .. }) => Err(*error),
         Err(_) => Ok(None),
     };
     moving.done = event(copy.to)?;

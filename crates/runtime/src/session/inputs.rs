@@ -6,8 +6,8 @@
 
 use quadriga_graph::{Kind, TensorId};
 
-use super::{Session, Values};
 use super::compile::Compiled;
+use super::{Session, Values};
 use crate::schedule::Plan;
 use crate::{Region, RuntimeError};
 

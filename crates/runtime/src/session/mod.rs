@@ -142,7 +142,8 @@ impl Session {
         };
         let splits = entry.plan.splits();
         let lane = self.lanes.iter().position(|lane| lane.backend.name() == name).unwrap_or(usize::MAX);
-        let failed = |event: &Option<Arc<dyn crate::Event>>| event.as_ref().is_some_and(|e| e.is_done().is_err());
+        let failed =
+            |event: &Option<Arc<dyn crate::Event>>| event.as_ref().is_some_and(|e| e.is_done().is_err());
         let name_of = |split: usize| {
             let first = splits.nodes_of(split).first();
             first.map_or_else(String::new, |node| entry.plan.graph().node_name(*node))

@@ -2,9 +2,9 @@
 
 use quadriga_graph::{NodeId, TensorId};
 
+use super::Session;
 use super::compile::Site;
 use super::execute::Run;
-use super::Session;
 use crate::schedule::{Plan, Step};
 use crate::{Program, RuntimeError};
 

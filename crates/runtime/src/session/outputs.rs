@@ -2,8 +2,8 @@
 
 use quadriga_graph::{Kind, TensorId};
 
-use super::{Element, Session};
 use super::compile::Site;
+use super::{Element, Session};
 use crate::{Region, RuntimeError};
 
 /// Where a result is: its backend, and the region for each bank of inputs.
@@ -23,7 +23,8 @@ pub(crate) fn outputs(site: &Site<'_>) -> Result<Vec<OutputPlace>, RuntimeError>
         let Some(t) = graph.get(*id) else { continue };
         let storage = t.storage();
         let leaf = || site.plan.splits().leaves.iter().find(|leaf| leaf.tensor == storage.index());
-        let is_leaf = matches!(graph.get(storage).map(|s| s.kind()), Some(Kind::Weight | Kind::Constant | Kind::Input));
+        let is_leaf =
+            matches!(graph.get(storage).map(|s| s.kind()), Some(Kind::Weight | Kind::Constant | Kind::Input));
         let home = if is_leaf { leaf().map(|leaf| leaf.backend) } else { site.plan.home(storage) };
         let place = |bank| home.and_then(|home| site.place(*id, home, bank)).map(|place| place.region);
         let (Some(backend), Some(first), Some(second)) = (home, place(0), place(1)) else {
@@ -110,9 +111,9 @@ impl Session {
         }
         let Some(lane) = self.lanes.get_mut(place.backend) else { return Err(RuntimeError::ForeignPlan) };
         let read = lane.compute.read(region, into);
-        let name = place.name.clone();
-        read.map_err(|error| {
-            let error = RuntimeError::device(lane.backend.name(), error).at(|| name);
+        let failed =
+            read.map_err(|error| RuntimeError::device(lane.backend.name(), error).at(|| place.name.clone()));
+        failed.map_err(|error| {
             let error = self.blame(error);
             self.recover();
             error

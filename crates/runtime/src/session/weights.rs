@@ -76,7 +76,8 @@ impl WeightStore {
         let mut wanted = Vec::new();
         for leaf in &plan.splits().leaves {
             let id = TensorId::from_index(leaf.tensor);
-            let Some(tensor) = graph.get(id).filter(|t| matches!(t.kind(), Kind::Weight | Kind::Constant)) else {
+            let Some(tensor) = graph.get(id).filter(|t| matches!(t.kind(), Kind::Weight | Kind::Constant))
+            else {
                 continue;
             };
             let key = (leaf.tensor as u32, leaf.backend as u16);
@@ -121,7 +122,16 @@ impl WeightStore {
                 found.insert(key, keep(&mut all, &name, leaf.backend, same));
                 continue;
             }
-            wanted.push(Wanted { name, id, tensor, backend: leaf.backend, layout, uses: union, viewed, maps });
+            wanted.push(Wanted {
+                name,
+                id,
+                tensor,
+                backend: leaf.backend,
+                layout,
+                uses: union,
+                viewed,
+                maps,
+            });
         }
         self.bring(plan, wanted, &mut all, &mut found, progress)?;
         Ok(found)
