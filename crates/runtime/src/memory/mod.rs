@@ -38,8 +38,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod arena;
 mod check;
 mod error;
+mod family;
 mod fingerprint;
 mod free_blocks;
 mod free_list;
@@ -51,8 +53,10 @@ mod planner;
 mod request;
 pub mod sharing;
 
+pub use arena::{Arena, Binding};
 pub use check::{Flaw, check};
 pub use error::MemoryError;
+pub use family::Family;
 pub use fingerprint::PlanKey;
 pub use free_list::{FreeList, FreeListError, Live, Region};
 pub use lifetimes::{Lifetime, barrier_steps};

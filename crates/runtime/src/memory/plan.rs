@@ -38,7 +38,8 @@ pub struct BackendPlan {
     pub name: String,
     /// Bytes of each chunk of the arena.
     pub chunks: Vec<u64>,
-    /// The most bytes of the arena that are in use in one step: no plan with this sharing can do with less.
+    /// The most bytes of the arena that are in use in one step, all but the last rounded up to the alignment: no plan
+    /// with this sharing can do with less.
     pub lower_bound: u64,
     /// What found the packing.
     pub strategy: Strategy,
@@ -126,6 +127,19 @@ impl MemoryPlan {
             },
         );
         tensors.chain(extras)
+    }
+
+    /// The largest of all that lies in a chunk.
+    pub fn largest_in(&self, backend: usize, chunk: usize) -> Option<Tenant> {
+        let in_chunk = |tenant: &Tenant| {
+            let spot = match tenant {
+                Tenant::Tensor(tensor) => self.spot(*tensor),
+                Tenant::Extra(extra) => self.extra_spot(*extra),
+            };
+            matches!(spot, Spot::Arena { chunk: home, .. } if home as usize == chunk)
+        };
+        let here = self.tenants(backend).filter(|(tenant, ..)| in_chunk(tenant));
+        here.max_by_key(|(_, _, bytes, _)| *bytes).map(|(tenant, ..)| tenant)
     }
 
     /// The first step in which most bytes of a backend's arena are in use.

@@ -146,8 +146,13 @@ impl Planner {
                 plan.extra_spots[extra] = spot(item);
             }
             let backend = &mut plan.backends[number];
-            backend.chunks.extend_from_slice(&packing.chunks);
-            backend.lower_bound = packing.lower_bound;
+            // A chunk ends with the last byte in use, which the packing has rounded up to the alignment.
+            backend.chunks.resize(packing.chunks.len(), 0);
+            for (item, place) in problem.items.iter().zip(&packing.placements) {
+                let size = &mut backend.chunks[place.chunk as usize];
+                *size = (*size).max(place.offset + item.size);
+            }
+            backend.lower_bound = packing.lower_bound.min(backend.arena_bytes());
             backend.strategy = packing.strategy;
             backend.proved_optimal = packing.proved_optimal;
             // Tensors without a byte still need a buffer to point into.

@@ -1,0 +1,84 @@
+//! How long planning takes: transformer graphs of five sizes, planned with warm working memory, and looked up again.
+//!
+//! `cargo bench -p quadriga-runtime --bench planning [-- ROUNDS]`
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a benchmark"
+)]
+
+#[path = "../tests/common/transformer.rs"]
+mod transformer;
+
+use quadriga_runtime::memory::{Family, Memory, MemoryPlan, Planner, Request};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call is handed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The median time of some rounds in seconds, and the heap allocations of the last.
+fn median(rounds: usize, mut work: impl FnMut()) -> (f64, usize) {
+    let mut times = Vec::new();
+    let mut allocations = 0;
+    for _ in 0..rounds {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let start = Instant::now();
+        work();
+        times.push(start.elapsed().as_secs_f64());
+        allocations = ALLOCATIONS.load(Ordering::Relaxed) - before - usize::from(times.len() == 1);
+    }
+    times.sort_by(f64::total_cmp);
+    (times[times.len() / 2], allocations)
+}
+
+fn main() {
+    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(7);
+    println!(
+        "| nodes | plan | ns a node | heap allocations | same graph again, ns a node | heap allocations | peak ÷ bound |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for nodes in [1_000, 10_000, 100_000, 300_000, 1_000_000] {
+        let graph = transformer::of_nodes(nodes);
+        let count = graph.nodes().len() as f64;
+        let memories = [Memory::measuring("a", 64, None)];
+        let backends = vec![0; graph.tensors().len()];
+        let request = Request { backends: &backends, ..Request::new(&graph, &memories) };
+        let (mut planner, mut plan) = (Planner::default(), MemoryPlan::default());
+        planner.plan_into(&request, &mut plan).unwrap();
+        let (fresh, allocations) = median(rounds, || planner.plan_into(&request, &mut plan).unwrap());
+        let mut family = Family::new([]);
+        family.plan(&request).unwrap();
+        let (again, again_allocations) = median(rounds, || {
+            family.plan(&request).unwrap();
+        });
+        println!(
+            "| {} | {:.2} ms | {:.0} | {allocations} | {:.2} | {again_allocations} | {:.4} |",
+            graph.nodes().len(),
+            fresh * 1e3,
+            fresh * 1e9 / count,
+            again * 1e9 / count,
+            plan.arena_bytes(0) as f64 / plan.backends[0].lower_bound as f64,
+        );
+    }
+}
