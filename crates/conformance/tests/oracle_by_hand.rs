@@ -1,7 +1,7 @@
 //! Each operation of the oracle against results worked out by hand.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::unreachable, reason = "tests")]
 
-use quadriga_conformance::{Fault, Oracle, OracleError};
+use quadriga_conformance::{Fault, Oracle, OracleError, compute_node};
 use quadriga_graph::{
     Binary, DType, Gate, GraphBuilder, Op, Order, Pairing, Rope, Unary, Value, Weight, blocks,
 };
@@ -341,4 +341,46 @@ fn tensors_without_elements_are_evaluated() {
     let no_depth: (&[usize], &[f32]) = (&[2, 0], &[]);
     close(&eval(&[no_depth, no_depth], |_, v| v[0].mul_mat(v[1])), &[0.0; 4]);
     close(&eval(&[no_depth], |_, v| v[0].sum_rows()), &[0.0; 2]);
+}
+
+#[test]
+fn one_node_is_computed_on_the_callers_bytes() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [2, 2]);
+    let turned = x.transpose().scale(3.0);
+    let ids = g.input("ids", DType::I32, [1]);
+    let written = turned.set_rows(x.slice(0, 1, 1), ids);
+    g.output("y", written);
+    let graph = g.finish().unwrap();
+    let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let nodes: Vec<_> = graph.node_ids().filter(|n| !graph[*n].op().is_view()).collect();
+
+    let input = floats(&[1.0, 2.0, 3.0, 4.0]);
+    let mut y = vec![0; 16];
+    compute_node(&graph, nodes[0], &[&input], &mut y).unwrap();
+    assert_eq!(y, floats(&[3.0, 9.0, 6.0, 12.0]));
+    compute_node(&graph, nodes[1], &[&[], &input[8..], &1i32.to_le_bytes()], &mut y).unwrap();
+    assert_eq!(y, floats(&[3.0, 9.0, 3.0, 4.0]));
+
+    // What is missing or too short is an error.
+    let fault = |result: Result<(), OracleError>| match result {
+        Err(OracleError::Node { fault, .. }) => fault,
+        other => unreachable!("{other:?}"),
+    };
+    assert_eq!(fault(compute_node(&graph, nodes[0], &[], &mut y)), Fault::Arity(0));
+    assert_eq!(fault(compute_node(&graph, nodes[0], &[&input[1..]], &mut y)), Fault::Memory);
+    assert_eq!(fault(compute_node(&graph, nodes[0], &[&input], &mut y[1..])), Fault::Memory);
+    let far = compute_node(&graph, nodes[1], &[&[], &input[8..], &2i32.to_le_bytes()], &mut y);
+    assert_eq!(fault(far), Fault::Id { id: 2, at: [0; 4], count: 2 });
+}
+
+#[test]
+fn an_endless_view_is_refused() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1]);
+    g.output("y", x.view([1 << 40, 1], [0, 0, 0, 4], 0).sum());
+    let graph = g.finish().unwrap();
+    let mut oracle = Oracle::new(&graph).unwrap();
+    oracle.set_f32("x", &[1.0]).unwrap();
+    assert!(oracle.run().unwrap_err().to_string().contains("too many"));
 }

@@ -3,7 +3,8 @@
 
 use std::collections::HashSet;
 
-use quadriga_conformance::{RoundingOracle, Suite, run_cases};
+use quadriga_conformance::{Case, Outputs, RoundingOracle, Suite, Target, TargetError, Tolerance, run_cases};
+use quadriga_graph::{DType, blocks};
 
 #[test]
 fn there_are_at_least_21000_cases_with_names_of_their_own() {
@@ -58,6 +59,55 @@ fn a_sample_passes_on_the_oracle_with_rounding() {
 fn every_case_passes_on_the_oracle_with_rounding() {
     let suite = Suite::new();
     let report = run_cases(suite.iter(), &mut RoundingOracle);
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+}
+
+/// A backend that rounds activations to 8 bits (or to BF16 where rows are not whole blocks) before each product,
+/// and is exact otherwise.
+struct EightBitActivations;
+
+impl Target for EightBitActivations {
+    fn name(&self) -> String {
+        "the oracle, with activations in 8 bits".into()
+    }
+
+    fn run(&mut self, case: &Case) -> Result<Outputs, TargetError> {
+        let mut rounded = Case {
+            name: case.name.clone(),
+            operation: case.operation,
+            graph: case.graph.clone(),
+            inputs: case.inputs.clone(),
+            tolerance: case.tolerance,
+        };
+        for (name, bytes) in &mut rounded.inputs {
+            let tensor = &case.graph[case.graph.leaf(name).unwrap()];
+            let dtype = tensor.dtype();
+            if !matches!(dtype, DType::F32 | DType::F16) || tensor.elements() == 0 {
+                continue;
+            }
+            let small = if tensor.shape().cols().is_multiple_of(32) { DType::Q8_0 } else { DType::BF16 };
+            let mut values = vec![0.0; tensor.elements()];
+            let mut blocks = vec![0; small.row_bytes(values.len()).unwrap()];
+            blocks::dequantize(dtype, bytes, &mut values).unwrap();
+            blocks::quantize(small, &values, &mut blocks).unwrap();
+            blocks::dequantize(small, &blocks, &mut values).unwrap();
+            blocks::quantize(dtype, &values, bytes).unwrap();
+        }
+        RoundingOracle.run(&rounded)
+    }
+}
+
+#[test]
+fn products_with_small_types_allow_for_activations_in_8_bits() {
+    let suite = Suite::new();
+    let products = ["mul_mat", "mul_mat_id", "gate_up", "product_bias", "norm_product", "product_add"];
+    let chosen =
+        suite.sample(6000, 5).into_iter().filter(|i| products.contains(&suite.operation(*i).unwrap()));
+    let cases = chosen
+        .filter_map(|i| suite.case(i))
+        .filter(|case| case.as_ref().is_ok_and(|case| case.tolerance == Tolerance::QUANTIZED));
+    let report = run_cases(cases, &mut EightBitActivations);
     println!("{report}");
     assert!(report.is_clean(), "{report}");
 }
