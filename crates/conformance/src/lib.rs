@@ -1,7 +1,8 @@
 //! The exact oracle, and one suite of operation cases that every backend must pass.
 //!
 //! [`Oracle`] evaluates any graph in f64, slowly and obviously; [`compute_node`] does the same for one node on
-//! plain bytes. [`Suite`] lists the cases, a [`Target`] computes them, and [`run_cases`] judges what it says:
+//! plain bytes. [`Suite`] lists the cases, a [`Target`] computes them ([`BackendTarget`] on one backend, in guarded
+//! memory), and [`run_cases`] judges what it says:
 //!
 //! ```
 //! use quadriga_conformance::{RoundingOracle, Suite, run_cases};
@@ -30,12 +31,14 @@
 
 #![forbid(unsafe_code)]
 
+mod backend_target;
 mod cases;
 mod judge;
 mod oracle;
 mod rng;
 mod runner;
 
+pub use backend_target::BackendTarget;
 pub use cases::{BrokenCase, Case, Suite};
 pub use judge::{Tolerance, Wrong, judge};
 pub use oracle::{Fault, Oracle, OracleError, compute_node};

@@ -392,6 +392,12 @@ impl Inner {
                 if !matches!(owner, Some(Kind::State | Kind::Computed(_))) {
                     return Err(Problem::ReadOnly { input: 0 });
                 }
+                let lost = self.graph.outputs.iter().find(|(_, id)| {
+                    self.graph.get(*id).is_some_and(|output| output.storage == target.storage)
+                });
+                if let Some((name, _)) = lost {
+                    return Err(Problem::OutputLost(name.clone()));
+                }
                 tensor.strides = target.strides;
                 tensor.bytes = target.bytes;
                 tensor.storage = target.storage;

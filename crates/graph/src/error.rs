@@ -73,6 +73,9 @@ pub enum Problem {
         /// Which input, counted from 0.
         input: usize,
     },
+    /// The target of a write shares its memory with a tensor that was made an output before.
+    #[error("this would overwrite the output \"{0}\"; output a copy of it, made with cont()")]
+    OutputLost(String),
     /// Two things that are looked up by name have the same one.
     #[error("the name \"{0}\" is taken")]
     Duplicate(String),

@@ -203,3 +203,16 @@ fn every_operation_has_a_name_and_a_meaning_of_its_own() {
         assert!(names.insert(d.name) && !d.meaning.is_empty());
     }
 }
+
+#[test]
+fn an_output_cannot_be_overwritten_later() {
+    let error = problem(|g| {
+        let cache = g.state("cache", DType::F32, [4, 2]);
+        let rows = g.input("rows", DType::F32, [1, 2]);
+        let ids = g.input("ids", DType::I32, [1]);
+        let first = cache.set_rows(rows, ids);
+        g.output("first", first.slice(0, 1, 1));
+        g.output("second", first.set_rows(rows, ids));
+    });
+    assert_eq!(error.problem, Problem::OutputLost("first".into()));
+}

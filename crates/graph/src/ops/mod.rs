@@ -310,7 +310,7 @@ pub enum Op {
     /// Rows of `x [b, h, r, n]` picked by ids `[b, h, t]` (i32) → `[b, h, t, n]`, as f32 (i32 stays i32).
     GetRows,
     /// `target [b, h, r, n]` with rows ids `[b|1, h|1, t]` replaced by those of `x [b, h, t, n]`. Inputs: target, x, ids.
-    /// The result is the target's memory.
+    /// The result is the target's memory. The ids of one head must differ: of equal ones, any may stay.
     SetRows,
     /// A contiguous copy in the given type.
     Cast {

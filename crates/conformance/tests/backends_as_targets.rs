@@ -1,0 +1,16 @@
+//! Any backend is a target as it is: here the CPU's, on a small sample. (Its own tests run far more.)
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use quadriga_conformance::{BackendTarget, Suite, run_cases};
+
+#[test]
+fn the_cpu_backend_passes_a_sample_with_and_without_fusing() {
+    let backend = quadriga_cpu::Backend::builder().threads(2).build().unwrap();
+    let suite = Suite::new();
+    for mut target in [BackendTarget::new(&backend), BackendTarget::unfused(&backend)] {
+        let sample = suite.sample(500, 11).into_iter().filter_map(|i| suite.case(i));
+        let report = run_cases(sample, &mut target);
+        println!("{report}");
+        assert!(report.is_clean(), "{report}");
+    }
+}
