@@ -1,5 +1,5 @@
 //! The suite itself: large enough, every case builds, evaluates, and allows for rounding.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::collections::HashSet;
 
