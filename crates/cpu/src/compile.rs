@@ -12,9 +12,10 @@ use crate::backend::Shared;
 use crate::buffer::HostBuffer;
 use crate::fuse::{Item, join};
 use crate::memory::ALIGNMENT;
-use crate::ops::{self, Operand, RopeTables};
+use crate::ops::{self, Operand, Packed, RopeTables};
 use crate::program::{CpuProgram, Use};
 use crate::view::View;
+use crate::weights::Matrices;
 
 /// Compiles a split.
 pub(crate) fn compile(
@@ -72,7 +73,7 @@ impl<'a> Compiler<'a> {
             return Ok(());
         }
         let output = self.operand(id, result, true)?;
-        if output.layout != Layout::Plain {
+        if output.packed.is_some() {
             return Err(self.unsupported(id, "a result cannot be packed"));
         }
         let ids = self.graph().inputs(id).to_vec();
@@ -122,7 +123,7 @@ impl<'a> Compiler<'a> {
             let base = NonNull::<u64>::dangling().as_ptr().cast();
             // SAFETY: an empty tensor reaches no bytes.
             let view = unsafe { View::new(tensor, base) };
-            return Ok(Operand { view, layout: Layout::Plain, packed: None });
+            return Ok(Operand { view, packed: None });
         }
         let Some(place) = placed else {
             let name = self.graph().name(id);
@@ -136,13 +137,14 @@ impl<'a> Compiler<'a> {
         if write && buffer.is_read_only() {
             return Err(self.unsupported(node, "its result would be written to read-only memory"));
         }
-        let needs = match place.layout {
-            Layout::Plain => tensor.bytes(),
-            Layout::Packed(number) => match crate::weights::packed(tensor, number) {
-                Some(layout) => layout.bytes,
+        let matrices = match place.layout {
+            Layout::Plain => None,
+            Layout::Packed(number) => match Matrices::numbered(tensor, number) {
+                Some(matrices) => Some(matrices),
                 None => return Err(self.unsupported(node, "a weight is packed in an unknown way")),
             },
         };
+        let needs = matrices.map_or(tensor.bytes(), |matrices| matrices.bytes);
         if region.bytes < needs {
             return Err(BackendError::OutOfBounds {
                 backend: NAME.into(),
@@ -157,7 +159,7 @@ impl<'a> Compiler<'a> {
             dtype => dtype.block_bytes().min(ALIGNMENT),
         };
         let aligned = base.addr().is_multiple_of(align) && tensor.strides().iter().all(|s| s % align == 0);
-        if place.layout == Layout::Plain && !aligned {
+        if matrices.is_none() && !aligned {
             let name = self.graph().name(id);
             return Err(self.unsupported(node, format!("{name} does not lie at a multiple of {align} bytes")));
         }
@@ -166,13 +168,12 @@ impl<'a> Compiler<'a> {
             .entry(Arc::as_ptr(&region.buffer).cast::<u8>().addr())
             .or_insert_with(|| Use { buffer: Arc::clone(&region.buffer), write: false });
         used.write |= write;
-        let packed = match place.layout {
-            Layout::Plain => None,
-            Layout::Packed(_) => Some((base.cast_const(), needs)),
-        };
+        // SAFETY: the region holds the packed matrices, in a buffer that the program keeps alive and takes; a packed
+        // weight is never written, since results cannot be packed.
+        let packed = matrices.map(|matrices| unsafe { Packed::new(base, &matrices) });
         // SAFETY: the region holds the tensor, plain elements are aligned, the program keeps the buffer alive and
-        // takes it (for writing, where a node writes) while it runs; packed bytes are only read through `packed`.
+        // takes it (for writing, where a node writes) while it runs. A packed weight is only read through `packed`.
         let view = unsafe { View::new(tensor, base) };
-        Ok(Operand { view, layout: place.layout, packed })
+        Ok(Operand { view, packed })
     }
 }

@@ -1,23 +1,38 @@
 //! Joining neighbouring operations into steps, so that fewer barriers are needed and rows stay in the cache.
 //!
-//! Two kinds of joining, both of which leave the arithmetic as it is, so that results are the same bit for bit:
+//! Three kinds of joining, all of which leave the arithmetic as it is, so that results are the same bit for bit:
 //!
 //! - Operations too small to share out follow each other on one thread. That is always right: one thread keeps
 //!   the order.
 //! - Operations with equally many units, each of which touches only its own share of what the others write (its
-//!   rows), run unit by unit: a thread takes some rows through all of them.
+//!   rows), run unit by unit: a thread takes some rows through all of them, from the residual sum through the norm
+//!   to the activations of the next product.
+//! - Products of the same activations (queries, keys and values; gate and up) prepare them once and run as one step,
+//!   where moving the later product forward changes nothing: nobody between them touches what it writes.
 
-use quadriga_runtime::BackendError;
-
-use crate::step::{Part, Step, TINY};
+use crate::kernels::KernelError;
+use crate::ops::{MOST, Multiplication, Product};
+use crate::step::{Access, Part, Step, TINY, Team};
 
 /// Work memory for a number of threads.
-pub(crate) type WorkBytes = Box<dyn Fn(usize) -> Result<usize, BackendError> + Send>;
+pub(crate) type WorkBytes = Box<dyn Fn(usize) -> Result<usize, KernelError> + Send>;
+
+/// An operation that all threads compute together.
+pub(crate) struct TeamItem {
+    pub(crate) team: Box<dyn Team>,
+    pub(crate) accesses: Vec<Access>,
+    pub(crate) work_bytes: WorkBytes,
+    pub(crate) name: usize,
+}
 
 /// An operation to be made a step of, or part of one.
 pub(crate) enum Item {
     /// Units of work.
     Part(Part),
+    /// A product with packed weights.
+    Product(Product),
+    /// All threads together.
+    Team(TeamItem),
 }
 
 impl Item {
@@ -25,49 +40,114 @@ impl Item {
     pub(crate) fn set_name(&mut self, name: usize) {
         match self {
             Item::Part(part) => part.name = name,
+            Item::Product(product) => product.set_name(name),
+            Item::Team(item) => item.name = name,
         }
     }
 }
 
-/// Joins operations into steps, or makes each a step of its own.
-pub(crate) fn join(items: Vec<Item>, fuse: bool) -> (Vec<Step>, WorkBytes) {
-    let mut steps: Vec<Step> = Vec::new();
-    for item in items {
-        let Item::Part(part) = item;
-        let refused = if fuse { append(steps.last_mut(), part) } else { Some(part) };
-        if let Some(part) = refused {
-            steps.push(if is_tiny(&part) { Step::Single(vec![part]) } else { Step::Shared(vec![part]) });
+/// A step that may still be added to.
+enum Growing {
+    Single(Vec<Part>),
+    Shared(Vec<Part>),
+    Products(Vec<Product>),
+    Team(TeamItem),
+}
+
+impl Growing {
+    /// Whether the order of this step and an operation with these accesses matters.
+    fn conflicts(&self, accesses: &[Access]) -> bool {
+        let any = |own: &[Access]| own.iter().any(|a| accesses.iter().any(|b| a.conflicts(b)));
+        match self {
+            Growing::Single(parts) | Growing::Shared(parts) => parts.iter().any(|part| any(&part.accesses)),
+            Growing::Products(products) => products.iter().any(|product| any(product.accesses())),
+            Growing::Team(item) => any(&item.accesses),
         }
     }
-    (steps, Box::new(|_| Ok(0)))
+}
+
+/// Joins operations into steps, or makes each a step of its own; also tells the work memory they need.
+pub(crate) fn join(items: Vec<Item>, fuse: bool) -> (Vec<Step>, WorkBytes) {
+    let mut steps: Vec<Growing> = Vec::new();
+    for item in items {
+        match item {
+            Item::Part(part) => add_part(&mut steps, part, fuse),
+            Item::Product(product) => {
+                if let Some(product) = join_product(&mut steps, product, fuse) {
+                    add_part(&mut steps, product.preparation(), fuse);
+                    steps.push(Growing::Products(vec![product]));
+                }
+            }
+            Item::Team(item) => steps.push(Growing::Team(item)),
+        }
+    }
+    let mut needs: Vec<WorkBytes> = Vec::new();
+    let steps = steps.into_iter().map(|step| finish(step, &mut needs)).collect();
+    let largest = move |threads| needs.iter().try_fold(0, |most, need| Ok(need(threads)?.max(most)));
+    (steps, Box::new(largest))
+}
+
+fn finish(step: Growing, needs: &mut Vec<WorkBytes>) -> Step {
+    match step {
+        Growing::Single(parts) => Step::Single(parts),
+        Growing::Shared(parts) => Step::Shared(parts),
+        Growing::Products(products) => {
+            let name = products.first().map_or(0, Product::name);
+            for product in &products {
+                let need = product.work_need();
+                needs.push(Box::new(move |threads| need.bytes(threads)));
+            }
+            Step::Team { team: Box::new(Multiplication(products)), name }
+        }
+        Growing::Team(TeamItem { team, work_bytes, name, .. }) => {
+            needs.push(work_bytes);
+            Step::Team { team, name }
+        }
+    }
 }
 
 fn is_tiny(part: &Part) -> bool {
     part.units <= 1 || part.cost <= TINY
 }
 
-/// Adds a part to the last step if that is right and pays; else gives it back.
-fn append(last: Option<&mut Step>, part: Part) -> Option<Part> {
-    match last {
-        Some(Step::Single(parts)) if is_tiny(&part) => {
-            parts.push(part);
-            None
-        }
-        Some(Step::Shared(parts)) if !is_tiny(&part) && goes_with(parts, &part) => {
-            parts.push(part);
-            None
-        }
-        _ => Some(part),
+/// Adds a part to the last step if that is right and pays; else makes a step of it.
+fn add_part(steps: &mut Vec<Growing>, part: Part, fuse: bool) {
+    match steps.last_mut() {
+        Some(Growing::Single(parts)) if fuse && is_tiny(&part) => parts.push(part),
+        Some(Growing::Shared(parts)) if fuse && goes_with(parts, &part) => parts.push(part),
+        _ if is_tiny(&part) => steps.push(Growing::Single(vec![part])),
+        _ => steps.push(Growing::Shared(vec![part])),
     }
 }
 
 /// Whether a part can run unit by unit with others: equally many units, and no unit touches what another writes.
 fn goes_with(parts: &[Part], part: &Part) -> bool {
     parts.iter().all(|other| {
-        other.units == part.units
-            && other
-                .accesses
-                .iter()
-                .all(|theirs| part.accesses.iter().all(|ours| !theirs.conflicts_across_units(ours)))
+        let apart = |theirs: &Access| part.accesses.iter().all(|ours| !theirs.conflicts_across_units(ours));
+        other.units == part.units && other.accesses.iter().all(apart)
     })
+}
+
+/// Adds a product to an earlier step of products on the same activations, if it may be moved there; else gives it
+/// back.
+fn join_product(steps: &mut [Growing], product: Product, fuse: bool) -> Option<Product> {
+    if !fuse {
+        return Some(product);
+    }
+    for step in steps.iter_mut().rev() {
+        let conflicts = step.conflicts(product.accesses());
+        match step {
+            Growing::Products(products)
+                if !conflicts
+                    && products.len() < MOST
+                    && products.first().is_some_and(|first| first.shares_activations(&product)) =>
+            {
+                products.push(product);
+                return None;
+            }
+            _ if conflicts => return Some(product),
+            _ => {}
+        }
+    }
+    Some(product)
 }

@@ -19,8 +19,6 @@
 //! run in one wake of the threads with a barrier between steps. Neighbouring operations that are too small to share
 //! out, or that only look at each other's rows, become one step.
 
-#![allow(dead_code, reason = "products are about to use it")]
-
 mod backend;
 mod buffer;
 mod compile;

@@ -8,6 +8,7 @@ use quadriga_runtime::{BackendError, Buffer, Program};
 use crate::NAME;
 use crate::backend::Shared;
 use crate::buffer::HostBuffer;
+use crate::fuse::WorkBytes;
 use crate::pool::Stopped;
 use crate::step::{Failure, Step, Work};
 
@@ -31,7 +32,7 @@ pub(crate) struct CpuProgram {
     /// Names of the nodes, for messages.
     pub(crate) names: Vec<String>,
     /// Work memory for a number of threads.
-    pub(crate) work_bytes: Box<dyn Fn(usize) -> Result<usize, BackendError> + Send>,
+    pub(crate) work_bytes: WorkBytes,
     /// Memory of the program's own that steps point to.
     pub(crate) own_bytes: usize,
 }
@@ -61,10 +62,18 @@ impl Drop for Held<'_> {
 }
 
 impl CpuProgram {
+    fn needs(&self, threads: usize) -> Result<usize, BackendError> {
+        (self.work_bytes)(threads).map_err(|error| BackendError::Failed {
+            backend: NAME.into(),
+            what: "laying out work memory",
+            reason: error.to_string(),
+        })
+    }
+
     /// Makes the work memory large enough now, so that a run does not have to.
     pub(crate) fn reserve(&mut self, shared: &Shared) -> Result<(), BackendError> {
         let mut memory = shared.work();
-        Shared::grow(&mut memory, (self.work_bytes)(shared.pool.threads())?)
+        Shared::grow(&mut memory, self.needs(shared.pool.threads())?)
     }
 
     /// Runs all steps.
@@ -73,7 +82,7 @@ impl CpuProgram {
         // Held to the end: no other program uses the work memory, and the number of threads stays.
         let mut memory = shared.work();
         let threads = shared.pool.threads();
-        Shared::grow(&mut memory, (self.work_bytes)(threads)?)?;
+        Shared::grow(&mut memory, self.needs(threads)?)?;
         let work = Work { pointer: memory.pointer(), bytes: memory.bytes(), threads };
         let steps = &self.steps;
         let result = shared.pool.run::<Failure>(&|worker| {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::kernels::KernelError;
 use crate::pool::{Stopped, Worker};
 use crate::view::View;
 
@@ -56,6 +57,15 @@ pub(crate) enum TeamError {
     Stopped(Stopped),
     /// Data it cannot work with.
     Data(String),
+}
+
+impl From<KernelError> for TeamError {
+    fn from(error: KernelError) -> TeamError {
+        match error {
+            KernelError::Stopped(stopped) => TeamError::Stopped(stopped),
+            other => TeamError::Data(other.to_string()),
+        }
+    }
 }
 
 impl From<Stopped> for TeamError {

@@ -264,15 +264,6 @@ impl View {
     pub(crate) fn row_pointer(&self, place: [usize; 3]) -> Option<*mut u8> {
         self.at(place, 0, 0)
     }
-
-    /// All bytes of a tensor that nobody writes.
-    ///
-    /// # Safety
-    /// Nothing writes to the tensor while the slice is used.
-    pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the invariant covers all bytes; no writes (promised by the caller).
-        unsafe { std::slice::from_raw_parts(self.base, self.bytes) }
-    }
 }
 
 /// # Safety

@@ -3,20 +3,64 @@
 use quadriga_graph::{Op, Tensor};
 use quadriga_runtime::{BackendError, Layout, Region, WeightLayout};
 
+use crate::NAME;
 use crate::backend::Shared;
+use crate::buffer::HostBuffer;
+use crate::kernels::{KernelError, matmul};
+
+/// The number of the one packed layout: every matrix of the weight packed as [`matmul::Layout`] says, in order.
+const PACKED: u32 = 1;
 
 /// The file's own bytes, used in place where they can be mapped.
 pub(crate) fn plain(weight: &Tensor) -> WeightLayout {
     WeightLayout { layout: Layout::Plain, bytes: weight.bytes(), mappable: true }
 }
 
-/// The layout for a weight with these uses.
+/// The layout for a weight with these uses: packed if it is multiplied with, and otherwise only has rows picked.
 pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
-    let _ = uses;
-    plain(weight)
+    let is_product = |op: &Op| matches!(op, Op::MulMat | Op::MulMatId);
+    let packable = uses.iter().any(|(op, input)| is_product(op) && *input == 0)
+        && uses.iter().all(|(op, input)| (is_product(op) || matches!(op, Op::GetRows)) && *input == 0);
+    match Matrices::of(weight) {
+        Some(matrices) if packable => {
+            WeightLayout { layout: Layout::Packed(PACKED), bytes: matrices.bytes, mappable: false }
+        }
+        _ => plain(weight),
+    }
 }
 
-/// Puts a weight's bytes into place.
+/// The matrices of a packed weight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrices {
+    /// How each is packed.
+    pub(crate) layout: matmul::Layout,
+    /// How many there are.
+    pub(crate) count: usize,
+    /// Bytes of all of them.
+    pub(crate) bytes: usize,
+}
+
+impl Matrices {
+    /// `None` for weights that cannot be packed: empty, strided, or of a type without products.
+    fn of(weight: &Tensor) -> Option<Matrices> {
+        let [d0, d1, rows, columns] = weight.dims4();
+        let layout = matmul::Layout::new(weight.dtype(), rows, columns).ok()?;
+        let count = d0.checked_mul(d1)?;
+        let bytes = layout.bytes().checked_mul(count)?;
+        (bytes > 0 && weight.bytes() > 0 && weight.is_contiguous()).then_some(Matrices {
+            layout,
+            count,
+            bytes,
+        })
+    }
+
+    /// The packed layout with this number.
+    pub(crate) fn numbered(weight: &Tensor, number: u32) -> Option<Matrices> {
+        if number == PACKED { Matrices::of(weight) } else { None }
+    }
+}
+
+/// Puts a weight's bytes into place; packing is shared among the threads of the pool.
 pub(crate) fn load(
     shared: &Shared,
     weight: &Tensor,
@@ -24,12 +68,64 @@ pub(crate) fn load(
     data: &[u8],
     to: &Region,
 ) -> Result<(), BackendError> {
-    let _ = (shared, weight, layout);
-    to.buffer.write(to.offset, data)
+    let Layout::Packed(number) = layout else { return to.buffer.write(to.offset, data) };
+    let failed =
+        |reason: String| BackendError::Failed { backend: NAME.into(), what: "packing a weight", reason };
+    let Some(matrices) = Matrices::numbered(weight, number) else {
+        return Err(failed("it cannot be packed in this way".into()));
+    };
+    if data.len() != weight.bytes() || to.bytes < matrices.bytes {
+        let (from, to) = if data.len() != weight.bytes() {
+            (data.len(), weight.bytes())
+        } else {
+            (matrices.bytes, to.bytes)
+        };
+        return Err(BackendError::SizeMismatch { backend: NAME.into(), from, to });
+    }
+    let Some(buffer) = HostBuffer::of(to) else {
+        return Err(BackendError::Foreign { backend: NAME.into(), what: "buffer" });
+    };
+    let packed =
+        buffer.with_bytes_mut(to.offset, matrices.bytes, |out| pack(shared, &matrices, data, out))?;
+    packed.map_err(|error| failed(error.to_string()))
 }
 
-/// The packed layout with this number.
-pub(crate) fn packed(weight: &Tensor, number: u32) -> Option<WeightLayout> {
-    let _ = (weight, number);
-    None
+/// An address that threads write disjoint parts of.
+#[derive(Clone, Copy)]
+struct Target(*mut u8);
+
+// SAFETY: each group of rows is written by one thread alone.
+unsafe impl Send for Target {}
+// SAFETY: as above.
+unsafe impl Sync for Target {}
+
+fn pack(shared: &Shared, matrices: &Matrices, data: &[u8], out: &mut [u8]) -> Result<(), KernelError> {
+    let layout = matrices.layout;
+    let (groups, group_bytes) = (layout.groups(), layout.group_bytes());
+    let file_bytes = data.len() / matrices.count.max(1);
+    // Enough bytes a turn that taking turns costs nothing.
+    let turn = ((64 << 10) / group_bytes.max(1)).max(1);
+    let target = Target(out.as_mut_ptr());
+    let total = out.len();
+    shared.pool.run::<KernelError>(&|worker| {
+        let target = &target;
+        worker.try_chunks((matrices.count * groups).div_ceil(turn), |chunk| {
+            for index in chunk * turn..((chunk + 1) * turn).min(matrices.count * groups) {
+                let (matrix, group) = (index / groups, index % groups);
+                let file = data.get(matrix * file_bytes..(matrix + 1) * file_bytes).unwrap_or_default();
+                let start = matrix * layout.bytes() + group * group_bytes;
+                if start + group_bytes > total {
+                    return Err(KernelError::Short {
+                        what: "packed weights",
+                        has: total,
+                        needs: start + group_bytes,
+                    });
+                }
+                // SAFETY: the group lies inside `out`, which this function has borrowed, and no other thread has it.
+                let part = unsafe { std::slice::from_raw_parts_mut(target.0.add(start), group_bytes) };
+                layout.pack_group(group, file, part)?;
+            }
+            Ok(())
+        })
+    })
 }

@@ -122,7 +122,8 @@ fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining()
                 let backend = Backend::builder().isa(isa).threads(threads).fuse(fuse).build().unwrap();
                 let scores = run(&graph, &backend, true, &runs);
                 let nmse = error(&scores, &right);
-                let limit = if dtype == DType::F32 { 1e-6 } else { 1e-3 };
+                // Activations are rounded to 8 bits for quantized weights, once per product: fourteen times in a row.
+                let limit = if dtype == DType::F32 { 1e-6 } else { 1e-2 };
                 assert!(nmse < limit, "{isa} {threads} threads, fuse {fuse}, {dtype}: {nmse:e}");
                 let bits: Vec<u32> = scores.iter().map(|v| v.to_bits()).collect();
                 let same = first.get_or_insert_with(|| bits.clone()) == &bits;

@@ -4,33 +4,75 @@ mod arrange;
 mod attention;
 mod copy;
 mod elementwise;
+mod experts;
 mod functions;
 mod norm;
+mod packed;
 mod product;
 mod reduce;
 mod rope;
 mod rows;
-mod rows_of_experts;
 mod scratch;
 mod softmax;
 
 use quadriga_graph::{Op, TensorId};
-use quadriga_runtime::Layout;
 
 use crate::fuse::Item;
 use crate::isa::Isa;
+use crate::kernels::matmul;
 use crate::view::View;
+use crate::weights::Matrices;
 
+pub(crate) use packed::{MOST, Multiplication, Product};
 pub(crate) use rope::RopeTables;
 
 /// An input of a node in memory.
 pub(crate) struct Operand {
     /// The tensor; for a packed weight only type, shape and the address of the first byte mean something.
     pub(crate) view: View,
-    /// Its arrangement.
-    pub(crate) layout: Layout,
-    /// The bytes of a packed weight: address and length.
-    pub(crate) packed: Option<(*const u8, usize)>,
+    /// The packed matrices of a packed weight.
+    pub(crate) packed: Option<Packed>,
+}
+
+/// Packed matrices in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed {
+    pointer: *const u8,
+    /// How each matrix is packed.
+    pub(crate) layout: matmul::Layout,
+    count: usize,
+}
+
+// SAFETY: an address and numbers; `Packed::bytes` says when it may be used.
+unsafe impl Send for Packed {}
+// SAFETY: as above.
+unsafe impl Sync for Packed {}
+
+impl Packed {
+    /// Packed matrices at an address.
+    ///
+    /// # Safety
+    /// Their bytes are readable wherever this is used, and not written.
+    pub(crate) unsafe fn new(pointer: *const u8, matrices: &Matrices) -> Packed {
+        Packed { pointer, layout: matrices.layout, count: matrices.count }
+    }
+
+    /// One of the matrices.
+    fn matrix(&self, index: usize) -> Result<Packed, String> {
+        if index >= self.count {
+            return Err(format!("there is no matrix {index} of {}", self.count));
+        }
+        Ok(Packed { pointer: self.pointer.wrapping_add(index * self.layout.bytes()), count: 1, ..*self })
+    }
+
+    /// The bytes of the first matrix.
+    ///
+    /// # Safety
+    /// The program holds the buffer.
+    unsafe fn bytes<'a>(&self) -> &'a [u8] {
+        // SAFETY: promised by the makers of this object and of the call.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.layout.bytes()) }
+    }
 }
 
 /// What kernels are picked by.
@@ -93,7 +135,7 @@ pub(crate) fn prepare(
 ) -> Result<(), String> {
     let views: Vec<View> = inputs.iter().map(|operand| operand.view).collect();
     let may_be_packed = matches!(op, Op::MulMat | Op::MulMatId | Op::GetRows);
-    if inputs.iter().enumerate().any(|(i, x)| x.layout != Layout::Plain && !(may_be_packed && i == 0)) {
+    if inputs.iter().enumerate().any(|(i, x)| x.packed.is_some() && !(may_be_packed && i == 0)) {
         return Err("it cannot read a packed weight".into());
     }
     let part = match (op, views.as_slice()) {

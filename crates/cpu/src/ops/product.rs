@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::rows_of_experts;
+use super::experts::{self, expert};
+use super::packed;
 use super::scratch::with_floats;
 use super::{Context, Operand};
 use crate::fuse::Item;
@@ -37,10 +38,13 @@ pub(super) fn mul_mat(
     w: Option<&Operand>,
     x: &View,
     out: &View,
-    _context: &Context<'_>,
+    context: &Context<'_>,
     items: &mut Vec<Item>,
 ) -> Result<(), String> {
     let w = w.ok_or("an input is missing")?;
+    if let Some(packed) = w.packed {
+        return packed::mul_mat(w, packed, x, out, context, items);
+    }
     let [b, h, m, n] = out.dims;
     let units = b * h * n.div_ceil(UNIT);
     let accesses = vec![Access::reads(&w.view), Access::reads(x), Access::writes(out)];
@@ -106,10 +110,13 @@ pub(super) fn mul_mat_id(
     x: &View,
     ids: &View,
     out: &View,
-    _context: &Context<'_>,
+    context: &Context<'_>,
     items: &mut Vec<Item>,
 ) -> Result<(), String> {
     let w = w.ok_or("an input is missing")?;
+    if let Some(packed) = w.packed {
+        return experts::mul_mat_id(packed, x, ids, out, context, items);
+    }
     let [_, t, u, n] = out.dims;
     let accesses = vec![Access::reads(&w.view), Access::reads(x), Access::reads(ids), Access::writes(out)];
     let cost = (t * u * n).saturating_mul(x.cols().max(1));
@@ -128,7 +135,7 @@ impl Kernel for ExpertsKernel {
             for unit in units {
                 let (block, row) = (unit % blocks, unit / blocks);
                 let (u, t) = (row % used, row / used);
-                let expert = rows_of_experts::expert(&self.ids, t, u, self.w.dims[1])?;
+                let expert = expert(&self.ids, t, u, self.w.dims[1])?;
                 load_row(&self.x, [0, t, u % self.x.dims[2].max(1)], activations);
                 for row in block * UNIT..((block + 1) * UNIT).min(n) {
                     load_row(&self.w, [0, expert, row], weights);

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
-use super::Operand;
+use super::scratch::with_floats;
+use super::{Operand, Packed};
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
 struct GetRowsKernel {
     x: View,
+    packed: Option<Packed>,
     ids: View,
     out: View,
 }
@@ -15,7 +17,7 @@ struct GetRowsKernel {
 pub(super) fn get_rows(x: Option<&Operand>, ids: &View, out: &View) -> Result<Part, String> {
     let x = x.ok_or("an input is missing")?;
     let accesses = vec![Access::reads(&x.view), Access::reads(ids), Access::writes_own(out, out.rows())];
-    let kernel = GetRowsKernel { x: x.view, ids: *ids, out: *out };
+    let kernel = GetRowsKernel { x: x.view, packed: x.packed, ids: *ids, out: *out };
     Ok(Part::new(kernel, out.rows(), out.elements(), accesses))
 }
 
@@ -34,6 +36,17 @@ impl Kernel for GetRowsKernel {
             let [b, h, t] = self.out.place(unit);
             let row = row_index(self.ids.index([0, b, h], t), self.x.dims[2])?;
             let (to, from) = ([b, h, t], [b, h, row]);
+            if let Some(packed) = &self.packed {
+                let matrix = packed.matrix(b * self.x.dims[1] + h)?;
+                with_floats(self.x.cols(), |values| {
+                    // SAFETY: the program holds the buffer of the weights, which nobody writes.
+                    let bytes = unsafe { matrix.bytes() };
+                    matrix.layout.read_row(bytes, row, values).map_err(|error| error.to_string())?;
+                    self.out.store_at(to, 0, values);
+                    Ok::<(), String>(())
+                })?;
+                continue;
+            }
             if self.x.dtype == self.out.dtype {
                 self.out.copy_from(to, 0, &self.x, from, 0, self.x.cols());
                 continue;

@@ -1,5 +1,7 @@
 //! Activations in the form a kernel wants: made once per product, in parallel, in a work buffer.
 
+use std::ops::Range;
+
 use quadriga_graph::DType;
 
 use super::format::{BLOCK, GROUP};
@@ -159,31 +161,27 @@ impl<'w> Activations<'w> {
         };
         differ("rows of input and activations", input.rows(), self.rows)?;
         differ("columns of input and activations", input.columns(), self.columns)?;
-        let step = match self.form {
-            Form::Panels(rows) => rows,
-            Form::Int8 => {
-                if self.rows > 64 {
-                    8
-                } else {
-                    1
-                }
-            }
-            Form::Tiles => GROUP,
-        };
+        let step = if self.form == Form::Int8 && self.rows > 64 { 8 } else { self.form.step() };
         worker.chunks(self.rows.div_ceil(step), |chunk| {
-            let rows = chunk * step..((chunk + 1) * step).min(self.rows);
+            self.prepare_rows(chunk * step..((chunk + 1) * step).min(self.rows), input);
+        });
+        Ok(())
+    }
+
+    /// Fills some rows from a matrix of the same shape, on this thread; the first is a multiple of the form's
+    /// [`step`](Form::step), and so is the end unless it is the last row. Different threads must take different rows.
+    pub(crate) fn prepare_rows(&self, rows: Range<usize>, input: &Input<'_>) {
+        let step = self.form.step();
+        for first in rows.clone().step_by(step) {
+            let rows = first..(first + step).min(rows.end);
             match self.form {
                 Form::Panels(_) => scalar::prepare_panel(self, input, rows),
                 #[cfg(target_arch = "x86_64")]
-                Form::Int8 => {
-                    for row in rows {
-                        match (self.isa.avx512(), self.isa.avx2()) {
-                            (Some(token), _) => super::avx512_prepare::int8_row(token, self, input, row),
-                            (None, Some(token)) => super::avx2_prepare::int8_row(token, self, input, row),
-                            (None, None) => scalar::prepare_int8(self, input, row),
-                        }
-                    }
-                }
+                Form::Int8 => match (self.isa.avx512(), self.isa.avx2()) {
+                    (Some(token), _) => super::avx512_prepare::int8_row(token, self, input, first),
+                    (None, Some(token)) => super::avx2_prepare::int8_row(token, self, input, first),
+                    (None, None) => scalar::prepare_int8(self, input, first),
+                },
                 #[cfg(target_arch = "x86_64")]
                 Form::Tiles => {
                     if let Some(token) = self.isa.avx512() {
@@ -193,8 +191,7 @@ impl<'w> Activations<'w> {
                 #[cfg(not(target_arch = "x86_64"))]
                 Form::Int8 | Form::Tiles => rows.for_each(|row| scalar::prepare_int8(self, input, row)),
             }
-        });
-        Ok(())
+        }
     }
 
     /// The panel that starts at row `first`, and its rows.

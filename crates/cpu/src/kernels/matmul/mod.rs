@@ -90,6 +90,17 @@ impl Form {
     }
 }
 
+impl Form {
+    /// Rows that are prepared together: a product may start at any multiple of it.
+    pub const fn step(self) -> usize {
+        match self {
+            Form::Panels(rows) => rows,
+            Form::Int8 => 1,
+            Form::Tiles => format::GROUP,
+        }
+    }
+}
+
 /// One product of prepared activations with packed weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
@@ -191,11 +202,7 @@ fn verify(activations: &Activations<'_>, product: &Product<'_>) -> Result<(), Ke
     differ("rows of weights and columns of the output", layout.rows(), output.columns())?;
     pack::check("packed weights", packed.len(), layout.bytes())?;
     pack::check("rows of activations", activations.rows(), first_row.saturating_add(output.rows()))?;
-    let step = match activations.form() {
-        Form::Panels(rows) => rows,
-        Form::Int8 => 1,
-        Form::Tiles => format::GROUP,
-    };
+    let step = activations.form().step();
     differ("first row, rounded to the step of the form, and first row", first_row / step * step, *first_row)?;
     let fits = match activations.form() {
         Form::Panels(1) => true,

@@ -1,0 +1,251 @@
+//! Products with chosen experts: rows are sorted by expert, so that each expert multiplies its rows at once.
+
+use quadriga_graph::DType;
+
+use super::packed::{Matrix, WorkNeed};
+use super::{Context, Packed};
+use crate::fuse::{Item, TeamItem};
+use crate::isa::Isa;
+use crate::kernels::matmul::{self, Activations, Form, NO_ROW, Output};
+use crate::memory::Block;
+use crate::pool::Worker;
+use crate::step::{Access, Team, TeamError, Work};
+use crate::view::View;
+
+/// The expert of token `t`, choice `u`, checked.
+pub(super) fn expert(ids: &View, t: usize, u: usize, experts: usize) -> Result<usize, String> {
+    let id = ids.index([0, 0, t], u);
+    usize::try_from(id)
+        .ok()
+        .filter(|expert| *expert < experts)
+        .ok_or_else(|| format!("expert {id} of token {t} is outside 0..{experts}"))
+}
+
+/// Rows sorted by expert, each expert's rows filled up to whole steps of the activations' form.
+///
+/// ```text
+/// ends    [experts]   one past the last place of each expert
+/// gather  [places]    which row of the activations goes to each place, or none
+/// scatter [places]    which row of the result comes from each place, or none
+/// ```
+struct Lists {
+    block: Block,
+    experts: usize,
+    places: usize,
+}
+
+impl Lists {
+    fn part(&self, first: usize, len: usize) -> *mut u32 {
+        debug_assert!((first + len) * size_of::<u32>() <= self.block.bytes());
+        self.block.pointer().cast::<u32>().wrapping_add(first)
+    }
+
+    /// # Safety
+    /// Only one thread has the lists.
+    #[expect(clippy::mut_from_ref, reason = "the memory is shared among threads, with barriers between uses")]
+    unsafe fn for_writing(&self) -> (&mut [u32], &mut [u32], &mut [u32]) {
+        // SAFETY: three parts of the block that do not overlap; nobody else has them (promised by the caller).
+        unsafe {
+            (
+                std::slice::from_raw_parts_mut(self.part(0, self.experts), self.experts),
+                std::slice::from_raw_parts_mut(self.part(self.experts, self.places), self.places),
+                std::slice::from_raw_parts_mut(
+                    self.part(self.experts + self.places, self.places),
+                    self.places,
+                ),
+            )
+        }
+    }
+
+    /// # Safety
+    /// No thread writes the lists.
+    unsafe fn for_reading(&self) -> (&[u32], &[u32], &[u32]) {
+        // SAFETY: as in `for_writing`, for reading.
+        unsafe {
+            (
+                std::slice::from_raw_parts(self.part(0, self.experts), self.experts),
+                std::slice::from_raw_parts(self.part(self.experts, self.places), self.places),
+                std::slice::from_raw_parts(self.part(self.experts + self.places, self.places), self.places),
+            )
+        }
+    }
+}
+
+/// Where the row of activations of a token and choice lies. The distances between tokens and between choices may be
+/// anything: rows are counted in steps of their common divisor.
+#[derive(Clone, Copy)]
+struct RowsOfTokens {
+    step: usize,
+    token: usize,
+    choice: usize,
+}
+
+impl RowsOfTokens {
+    fn new(x: &View) -> RowsOfTokens {
+        let [_, tokens, choices, _] = x.dims;
+        let [_, s1, s2, _] = x.strides;
+        let (s1, s2) = (if tokens > 1 { s1 } else { 0 }, if choices > 1 { s2 } else { 0 });
+        let (mut step, mut rest) = (s1, s2);
+        while rest > 0 {
+            (step, rest) = (rest, step % rest);
+        }
+        let step = step.max(1);
+        RowsOfTokens { step, token: s1 / step, choice: s2 / step }
+    }
+
+    fn row(self, t: usize, u: usize) -> u32 {
+        (t * self.token + u * self.choice) as u32
+    }
+
+    /// All rows as a matrix; `None` if there are too many to be counted.
+    fn matrix(self, x: &View) -> Option<Matrix> {
+        let [_, tokens, choices, _] = x.dims;
+        let last = (tokens - 1) * self.token + (choices - 1) * self.choice;
+        (last < NO_ROW as usize).then_some(())?;
+        Matrix::new(x, [0; 3], last + 1, self.step, x.cols())
+    }
+}
+
+struct Experts {
+    packed: Packed,
+    x: Matrix,
+    x_rows: RowsOfTokens,
+    ids: View,
+    out: *mut f32,
+    tokens: usize,
+    used: usize,
+    isa: Isa,
+    step: usize,
+    lists: Lists,
+}
+
+// SAFETY: addresses and numbers; the invariant of `View` says when they may be used.
+unsafe impl Send for Experts {}
+// SAFETY: as above; the lists are written by one thread, with a barrier before others read them.
+unsafe impl Sync for Experts {}
+
+pub(super) fn mul_mat_id(
+    packed: Packed,
+    x: &View,
+    ids: &View,
+    out: &View,
+    context: &Context<'_>,
+    items: &mut Vec<Item>,
+) -> Result<(), String> {
+    let [_, tokens, used, _] = out.dims;
+    let missing = "its activations cannot be read as a matrix";
+    let rows_of_x = RowsOfTokens::new(x);
+    let x_matrix = rows_of_x.matrix(x).ok_or(missing)?;
+    let target = out.row_pointer([0; 3]).ok_or(missing)?;
+    let dtype = packed.layout.dtype();
+    let rows = tokens * used;
+    let experts = packed.count;
+    // The form depends on the number of rows, which filling up may raise: choose again with that.
+    let form = |rows| Form::choose(context.isa, dtype, rows).map_err(|error| error.to_string());
+    let filled = |step: usize| rows + experts.min(rows) * (step - 1);
+    let step = form(filled(form(rows)?.step()))?.step();
+    let places = filled(step);
+    let bytes = experts
+        .checked_add(places.checked_mul(2).ok_or("too many rows")?)
+        .and_then(|count| count.checked_mul(size_of::<u32>()))
+        .ok_or("too many rows")?;
+    let lists = Lists { block: Block::zeroed(bytes).map_err(|error| error.to_string())?, experts, places };
+    let need = WorkNeed { isa: context.isa, dtype, rows: places, columns: x.cols() };
+    let team = Experts {
+        packed,
+        x: x_matrix,
+        x_rows: rows_of_x,
+        ids: *ids,
+        out: target.cast(),
+        tokens,
+        used,
+        isa: context.isa,
+        step,
+        lists,
+    };
+    items.push(Item::Team(TeamItem {
+        team: Box::new(team),
+        accesses: vec![Access::reads(x), Access::reads(ids), Access::writes(out)],
+        work_bytes: Box::new(move |threads| need.bytes(threads)),
+        name: 0,
+    }));
+    Ok(())
+}
+
+impl Experts {
+    fn dtype(&self) -> DType {
+        self.packed.layout.dtype()
+    }
+
+    /// Sorts the rows by expert; on one thread.
+    fn sort(&self) -> Result<(), String> {
+        // SAFETY: one thread calls this, while the others wait at the barrier that follows.
+        let (ends, gather, scatter) = unsafe { self.lists.for_writing() };
+        ends.fill(0);
+        gather.fill(NO_ROW);
+        scatter.fill(NO_ROW);
+        let pairs = || (0..self.tokens).flat_map(|t| (0..self.used).map(move |u| (t, u)));
+        for (t, u) in pairs() {
+            if let Some(count) = ends.get_mut(expert(&self.ids, t, u, self.lists.experts)?) {
+                *count += 1;
+            }
+        }
+        // Counts become starts; placing rows moves each start to its end.
+        let mut start = 0;
+        for end in ends.iter_mut() {
+            let count = *end;
+            *end = start;
+            start += count.next_multiple_of(self.step as u32);
+        }
+        for (t, u) in pairs() {
+            let Some(end) = ends.get_mut(expert(&self.ids, t, u, self.lists.experts)?) else { continue };
+            let place = *end as usize;
+            *end += 1;
+            if let (Some(from), Some(to)) = (gather.get_mut(place), scatter.get_mut(place)) {
+                *from = self.x_rows.row(t, u);
+                *to = (t * self.used + u) as u32;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Team for Experts {
+    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
+        worker.try_chunks(1, |_| self.sort()).map_err(TeamError::Data)?;
+        worker.barrier()?;
+        // SAFETY: the lists were written before the barrier.
+        let (ends, gather, scatter) = unsafe { self.lists.for_reading() };
+        let (dtype, places, columns) = (self.dtype(), self.lists.places, self.x.columns);
+        let needs = Activations::work_bytes(self.isa, dtype, places, columns, work.threads)?;
+        if work.bytes < needs {
+            return Err(TeamError::Data(format!("{} bytes of work memory, {needs} needed", work.bytes)));
+        }
+        // SAFETY: the work memory is long enough, and used for these activations alone during this step.
+        let activations =
+            unsafe { Activations::from_raw(self.isa, dtype, places, columns, work.threads, work.pointer)? };
+        // SAFETY: the program holds the buffer of the activations, which nobody writes in this step.
+        activations.prepare(worker, &unsafe { self.x.input() }.gather(gather)?)?;
+        worker.barrier()?;
+        let rows = self.packed.layout.rows();
+        let mut first = 0;
+        for (expert, &end) in ends.iter().enumerate() {
+            let end = end as usize;
+            let Some(scatter) = scatter.get(first..end).filter(|scatter| !scatter.is_empty()) else {
+                continue;
+            };
+            let matrix = self.packed.matrix(expert).map_err(TeamError::Data)?;
+            // SAFETY: the result is a contiguous tensor of these rows in a buffer that the program holds for
+            // writing; each of its rows is in the list of one expert.
+            let output = unsafe { Output::from_raw(self.out, self.tokens * self.used, rows, rows) };
+            let output = output.scatter(scatter)?;
+            // SAFETY: the program holds the buffer of the weights, which nobody writes.
+            let bytes = unsafe { matrix.bytes() };
+            let product =
+                matmul::Product { layout: &matrix.layout, packed: bytes, output: &output, first_row: first };
+            matmul::multiply(worker, &activations, &[product])?;
+            first = end.next_multiple_of(self.step);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Products with packed weights: the activations are prepared in one step and multiplied in the next, together with
+//! every other product of the same activations.
+
+use std::ops::Range;
+
+use quadriga_graph::DType;
+
+use super::{Context, Operand, Packed};
+use crate::fuse::Item;
+use crate::isa::Isa;
+use crate::kernels::KernelError;
+use crate::kernels::matmul::{self, Activations, Element, Form, Input, Output};
+use crate::pool::Worker;
+use crate::step::{Access, Kernel, Part, Team, TeamError, Work};
+use crate::view::View;
+
+/// The most products that share one step.
+pub(crate) const MOST: usize = 8;
+
+/// Rows of activations in memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Matrix {
+    pub(super) pointer: *const u8,
+    pub(super) element: Element,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) row_bytes: usize,
+}
+
+impl Matrix {
+    /// All rows of a tensor, if they are equally far apart.
+    pub(super) fn of(view: &View) -> Option<Matrix> {
+        let [d0, d1, d2, columns] = view.dims;
+        let [s0, s1, s2, _] = view.strides;
+        // The distance between rows is that of the innermost dimension that has more than one.
+        let (mut rows, mut row_bytes) = (1, s2);
+        for (extent, stride) in [(d2, s2), (d1, s1), (d0, s0)] {
+            if extent == 1 {
+                continue;
+            }
+            if rows == 1 {
+                row_bytes = stride;
+            } else if stride != rows * row_bytes {
+                return None;
+            }
+            rows *= extent;
+        }
+        Matrix::new(view, [0; 3], rows, row_bytes, columns)
+    }
+
+    /// The rows of one matrix of a tensor.
+    fn at(view: &View, i0: usize, i1: usize) -> Option<Matrix> {
+        Matrix::new(view, [i0, i1, 0], view.dims[2], view.strides[2], view.cols())
+    }
+
+    /// Rows of a tensor, equally far apart, from a place on.
+    pub(super) fn new(
+        view: &View,
+        place: [usize; 3],
+        rows: usize,
+        row_bytes: usize,
+        columns: usize,
+    ) -> Option<Matrix> {
+        let element = match view.dtype {
+            DType::F32 => Element::F32,
+            DType::F16 => Element::F16,
+            _ => return None,
+        };
+        Some(Matrix { pointer: view.row_pointer(place)?, element, rows, columns, row_bytes })
+    }
+
+    /// # Safety
+    /// The invariant of the [`View`] that the matrix is of holds, and nobody writes to it.
+    pub(super) unsafe fn input<'a>(&self) -> Input<'a> {
+        // SAFETY: promised by the caller.
+        unsafe { Input::from_raw(self.pointer, self.element, self.rows, self.columns, self.row_bytes) }
+    }
+}
+
+/// Work memory of a product.
+#[derive(Clone, Copy)]
+pub(crate) struct WorkNeed {
+    pub(super) isa: Isa,
+    pub(super) dtype: DType,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+impl WorkNeed {
+    /// Bytes for a number of threads.
+    pub(crate) fn bytes(&self, threads: usize) -> Result<usize, KernelError> {
+        Activations::work_bytes(self.isa, self.dtype, self.rows, self.columns, threads)
+    }
+}
+
+/// A product of activations with one packed matrix.
+pub(crate) struct Product {
+    x: Matrix,
+    x_view: View,
+    packed: Packed,
+    out: *mut f32,
+    isa: Isa,
+    form: Form,
+    accesses: Vec<Access>,
+    name: usize,
+}
+
+// SAFETY: addresses and numbers; the invariant of `View` says when they may be used.
+unsafe impl Send for Product {}
+// SAFETY: as above.
+unsafe impl Sync for Product {}
+
+/// Adds the products of a `mul_mat` with packed weights.
+pub(super) fn mul_mat(
+    w: &Operand,
+    packed: Packed,
+    x: &View,
+    out: &View,
+    context: &Context<'_>,
+    items: &mut Vec<Item>,
+) -> Result<(), String> {
+    let mut add = |matrix: Option<Matrix>, packed: Packed, place: [usize; 3]| {
+        let (Some(matrix), Some(target)) = (matrix, out.row_pointer(place)) else {
+            return Err("its activations cannot be read as a matrix".to_owned());
+        };
+        let form = Form::choose(context.isa, w.view.dtype, matrix.rows).map_err(|error| error.to_string())?;
+        items.push(Item::Product(Product {
+            x: matrix,
+            x_view: *x,
+            packed,
+            out: target.cast(),
+            isa: context.isa,
+            form,
+            accesses: vec![Access::reads(x), Access::writes(out)],
+            name: 0,
+        }));
+        Ok(())
+    };
+    let [wb, wh, ..] = w.view.dims;
+    let [b, h, ..] = x.dims;
+    if let (1, 1, Some(matrix)) = (wb, wh, Matrix::of(x)) {
+        return add(Some(matrix), packed, [0; 3]);
+    }
+    for i0 in 0..b {
+        for i1 in 0..h {
+            let (w0, w1) = (i0 / (b / wb.max(1)).max(1), i1 / (h / wh.max(1)).max(1));
+            add(Matrix::at(x, i0, i1), packed.matrix(w0 * wh + w1)?, [i0, i1, 0])?;
+        }
+    }
+    Ok(())
+}
+
+impl Product {
+    pub(crate) fn set_name(&mut self, name: usize) {
+        self.name = name;
+    }
+
+    pub(crate) fn name(&self) -> usize {
+        self.name
+    }
+
+    pub(crate) fn accesses(&self) -> &[Access] {
+        &self.accesses
+    }
+
+    /// Whether two products can use the same prepared activations.
+    pub(crate) fn shares_activations(&self, other: &Product) -> bool {
+        self.x == other.x && self.form == other.form
+    }
+
+    /// Work memory that it needs.
+    pub(crate) fn work_need(&self) -> WorkNeed {
+        let dtype = self.packed.layout.dtype();
+        WorkNeed { isa: self.isa, dtype, rows: self.x.rows, columns: self.x.columns }
+    }
+
+    fn activations(&self, work: Work) -> Result<Activations<'static>, KernelError> {
+        let needs = self.work_need().bytes(work.threads)?;
+        if work.bytes < needs {
+            return Err(KernelError::Short { what: "work memory", has: work.bytes, needs });
+        }
+        // SAFETY: the work memory is long enough, zeroed when made, and used for these activations alone from the
+        // step that prepares them to the one that multiplies them, which are neighbours.
+        unsafe {
+            Activations::from_raw(
+                self.isa,
+                self.packed.layout.dtype(),
+                self.x.rows,
+                self.x.columns,
+                work.threads,
+                work.pointer,
+            )
+        }
+    }
+
+    /// The part that prepares the activations.
+    pub(crate) fn preparation(&self) -> Part {
+        let units = self.x.rows;
+        let mut accesses = vec![Access::reads_own(&self.x_view, units)];
+        if self.x_view.rows() != units {
+            accesses = vec![Access::reads(&self.x_view)];
+        }
+        let kernel = Preparation(Product { accesses: Vec::new(), ..*self });
+        let mut part = Part::new(kernel, units, units * self.x.columns, accesses);
+        part.grain = self.form.step();
+        part.name = self.name;
+        part
+    }
+}
+
+struct Preparation(Product);
+
+impl Kernel for Preparation {
+    fn run(&self, units: Range<usize>, work: Work) -> Result<(), String> {
+        let activations = self.0.activations(work).map_err(|error| error.to_string())?;
+        // SAFETY: the program holds the buffer, and no part that runs at the same time writes these rows.
+        activations.prepare_rows(units, &unsafe { self.0.x.input() });
+        Ok(())
+    }
+}
+
+/// Products of the same activations, at most [`MOST`].
+pub(crate) struct Multiplication(pub(crate) Vec<Product>);
+
+impl Team for Multiplication {
+    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
+        let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else { return Ok(()) };
+        let activations = first.activations(work)?;
+        let outputs: [Output<'_>; MOST] = std::array::from_fn(|i| {
+            let product = self.0.get(i).unwrap_or(last);
+            let columns = product.packed.layout.rows();
+            // SAFETY: the result is a contiguous tensor of these rows and columns in a buffer that the program
+            // holds for writing, and no other product or step writes it before the next barrier.
+            unsafe { Output::from_raw(product.out, product.x.rows, columns, columns) }
+        });
+        let products: [matmul::Product<'_>; MOST] = std::array::from_fn(|i| {
+            let product = self.0.get(i).unwrap_or(last);
+            matmul::Product {
+                layout: &product.packed.layout,
+                // SAFETY: the program holds the buffer of the weights, which nobody writes.
+                packed: unsafe { product.packed.bytes() },
+                output: outputs.get(i).unwrap_or(&outputs[0]),
+                first_row: 0,
+            }
+        });
+        matmul::multiply(worker, &activations, products.get(..self.0.len()).unwrap_or(&products))?;
+        Ok(())
+    }
+}
