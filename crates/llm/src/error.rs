@@ -13,6 +13,97 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] quadriga_gguf::Error),
 
+    /// The model is of a family that is not known here.
+    #[error("the architecture \"{name}\" is not supported (known: {known})")]
+    UnsupportedArchitecture {
+        /// The name in the file.
+        name: String,
+        /// The names that would work.
+        known: String,
+    },
+
+    /// A value in the file's metadata makes no sense.
+    #[error("key \"{key}\" is {value}; it must be {wanted}")]
+    Hyperparameter {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        wanted: String,
+    },
+
+    /// A tensor has another shape than the metadata says.
+    #[error("tensor \"{name}\" has shape {found:?}; the model's metadata asks for {wanted:?}")]
+    TensorShape {
+        /// The tensor.
+        name: String,
+        /// Its extents, outermost first.
+        found: Vec<usize>,
+        /// What they should be.
+        wanted: Vec<usize>,
+    },
+
+    /// A tensor is of a type that cannot be computed with.
+    #[error(
+        "tensor \"{name}\" is of type {dtype}, which cannot be computed with; use a file in another quantization"
+    )]
+    TensorType {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: quadriga_graph::DType,
+    },
+
+    /// The model's graph could not be built.
+    #[error("the model's graph cannot be built: {0}")]
+    Graph(#[from] Box<quadriga_graph::BuildError>),
+
+    /// Planning or running failed.
+    #[error(transparent)]
+    Runtime(#[from] quadriga_runtime::RuntimeError),
+
+    /// The CPU backend cannot be made as asked.
+    #[error(transparent)]
+    Cpu(#[from] quadriga_cpu::Error),
+
+    /// More tokens than the context holds.
+    #[error(
+        "{wanted} tokens do not fit the context of {context} ({used} are used); give a larger one with -c, or a shorter prompt"
+    )]
+    ContextFull {
+        /// Tokens to be added.
+        wanted: usize,
+        /// Tokens there already.
+        used: usize,
+        /// The most there can be.
+        context: usize,
+    },
+
+    /// There is nothing to go on from.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+
+    /// A sequence number beyond those that were asked for.
+    #[error("there is no sequence {sequence}: {count} were asked for")]
+    Sequence {
+        /// The number.
+        sequence: usize,
+        /// How many there are.
+        count: usize,
+    },
+
+    /// An option is outside its range.
+    #[error("{name} is {value}; it must be {wanted}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        wanted: &'static str,
+    },
+
     /// The file has no vocabulary, or says that it has none.
     #[error("the file has no vocabulary: it can be benchmarked, but not used with text")]
     NoVocabulary,
@@ -103,4 +194,10 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
+}
+
+impl From<quadriga_graph::BuildError> for Error {
+    fn from(error: quadriga_graph::BuildError) -> Error {
+        Error::Graph(Box::new(error))
+    }
 }

@@ -1,29 +1,41 @@
 //! Language models as graphs: tokenizer, chat template, cache, sampling and generation.
 //!
-//! The text side stands on its own: a [`Tokenizer`](tokenizer::Tokenizer) and a
-//! [`ChatTemplate`](template::ChatTemplate) come from the model file, a [`Sampler`](sampling::Sampler) picks tokens,
-//! a [`Detokenizer`](tokenizer::Detokenizer) and a [`StopMatcher`](stop::StopMatcher) turn them into text as they come.
-//!
 //! ```no_run
-//! use quadriga_llm::template::{ChatTemplate, Message};
-//! use quadriga_llm::tokenizer::Tokenizer;
+//! use quadriga_llm::{Generator, GeneratorOptions, Model};
 //!
-//! let file = quadriga_gguf::File::open("model.gguf")?;
-//! let tokenizer = Tokenizer::from_file(&file)?;
-//! let question = "Why is the sky blue?";
-//! let prompt = match ChatTemplate::from_file(&file, &tokenizer)? {
-//!     Some(template) => template.render(&[Message::new("user", question)], true)?,
-//!     None => question.to_owned(),
-//! };
-//! let tokens = tokenizer.encode_prompt(&prompt, true);
+//! let model = Model::open("model.gguf")?;
+//! let mut generator = Generator::new(model, GeneratorOptions::default())?;
+//! for piece in generator.answer("Why is the sky blue?")? {
+//!     print!("{}", piece?.text);
+//! }
 //! # Ok::<(), quadriga_llm::Error>(())
 //! ```
+//!
+//! Layer by layer: a [`Model`] is a file with its numbers checked; an [`Engine`] runs its graphs over a cache for one
+//! or several sequences and gives logits; a [`Generator`] turns prompts into text. The text side stands on its own: a
+//! [`Tokenizer`](tokenizer::Tokenizer) and a [`ChatTemplate`](template::ChatTemplate) come from the model file, a
+//! [`Sampler`](sampling::Sampler) picks tokens, a [`Detokenizer`](tokenizer::Detokenizer) and a
+//! [`StopMatcher`](stop::StopMatcher) turn them into text as they come.
+
+#![forbid(unsafe_code)]
 
 pub mod default_model;
+mod engine;
 mod error;
+pub mod evaluate;
+mod generator;
+mod hyperparameters;
+mod model;
+pub mod models;
+mod offload;
 pub mod sampling;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
 
+pub use engine::{Engine, EngineOptions, Entry};
 pub use error::{Error, Result};
+pub use generator::{Answer, Finish, Generator, GeneratorOptions, Piece};
+pub use hyperparameters::{Architecture, Hyperparameters};
+pub use model::Model;
+pub use offload::offload;

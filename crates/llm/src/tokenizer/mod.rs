@@ -35,6 +35,7 @@ mod unigram;
 mod vocabulary;
 
 pub use stream::Detokenizer;
+pub(crate) use stream::Pending;
 pub use vocabulary::{TokenType, Vocabulary};
 
 use byte_level::ByteLevel;

@@ -31,10 +31,10 @@ impl<'t> Detokenizer<'t> {
 
 /// Bytes of a character that is not complete.
 #[derive(Clone, Debug, Default)]
-struct Pending(Vec<u8>);
+pub(crate) struct Pending(Vec<u8>);
 
 impl Pending {
-    fn push(&mut self, bytes: &[u8]) -> String {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
         self.0.extend_from_slice(bytes);
         let mut text = String::new();
         let mut kept = 0;
@@ -55,7 +55,7 @@ impl Pending {
         text
     }
 
-    fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.0).into_owned();
         self.0.clear();
         text

@@ -1,0 +1,318 @@
+//! Runs a model's graphs over its cache, for one or several sequences at once.
+
+use quadriga_graph::DType;
+use quadriga_runtime::{Key, Plan, Progress, Scheduler, Session};
+
+use crate::models::GraphShape;
+use crate::{Error, Model, Result};
+
+/// How much an engine has room for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineOptions {
+    /// The most tokens of one sequence; 0 means what the model was trained with, at most 4096.
+    pub context: usize,
+    /// How many sequences there are.
+    pub sequences: usize,
+    /// The most tokens that are computed at once: longer prompts go in several batches.
+    pub batch: usize,
+    /// The type of the cache: F16, F32 or Q8_0.
+    pub cache: DType,
+    /// Whether the last layer's results are kept, for [`Engine::hidden`].
+    pub hidden: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions { context: 0, sequences: 1, batch: 512, cache: DType::F16, hidden: false }
+    }
+}
+
+/// The context that a file's own is cut to, unless more is asked for: a cache takes memory for all of it.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// The least number of cells that a graph looks at.
+const LEAST_WINDOW: usize = 512;
+
+/// One token to be computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The sequence that it is appended to.
+    pub sequence: usize,
+    /// The token.
+    pub token: u32,
+    /// Whether the logits after it are wanted.
+    pub wanted: bool,
+}
+
+/// A model with its cache, ready to compute.
+pub struct Engine {
+    model: Model,
+    session: Session,
+    options: EngineOptions,
+    /// Tokens in the cache, of each sequence.
+    lengths: Vec<usize>,
+    logits: Vec<f32>,
+    hidden: Vec<f32>,
+    inputs: Inputs,
+}
+
+/// What a batch hands to the session; kept to be filled again.
+#[derive(Default)]
+struct Inputs {
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
+    slots: Vec<i32>,
+    spans: Vec<i32>,
+    rows: Vec<i32>,
+}
+
+impl EngineOptions {
+    /// These options with what they leave open filled in from the model, or what is wrong with them.
+    pub fn resolve(mut self, model: &Model) -> Result<EngineOptions> {
+        let wrong =
+            |name, value: usize, wanted| Err(Error::Option { name, value: value.to_string(), wanted });
+        let trained = model.hyperparameters().context;
+        if self.context == 0 {
+            self.context = trained.min(DEFAULT_CONTEXT);
+        }
+        if self.batch == 0 {
+            return wrong("the batch size", 0, "at least 1");
+        }
+        if self.sequences == 0 {
+            return wrong("the number of sequences", 0, "at least 1");
+        }
+        if self.context.checked_mul(self.sequences).is_none_or(|cells| i32::try_from(cells).is_err()) {
+            return wrong("the context", self.context, "such that all sequences' cells can be numbered");
+        }
+        let wide = [model.hyperparameters().key_width(), model.hyperparameters().value_width()];
+        match self.cache {
+            DType::F16 | DType::F32 => {}
+            DType::Q8_0 if wide.iter().all(|w| w.is_multiple_of(32)) => {}
+            other => {
+                return Err(Error::Option {
+                    name: "the cache type",
+                    value: other.to_string(),
+                    wanted: "f16, f32, or q8_0 where heads are multiples of 32",
+                });
+            }
+        }
+        self.batch = self.batch.min(self.context * self.sequences);
+        Ok(self)
+    }
+
+    /// The shape of the graph for a batch; the options must be resolved.
+    pub fn shape(&self, tokens: usize, rows: usize, window: usize) -> GraphShape {
+        let cells = self.context * self.sequences;
+        let window = window.max(LEAST_WINDOW).next_power_of_two().min(cells);
+        GraphShape { tokens, rows, window, cells, cache: self.cache, hidden: self.hidden }
+    }
+}
+
+impl Engine {
+    /// Plans the model for the scheduler's backends, loads the weights there and makes the cache.
+    pub fn new(
+        model: Model,
+        scheduler: &Scheduler,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Engine> {
+        let options = options.resolve(&model)?;
+        let session = Session::new(scheduler)?;
+        let lengths = vec![0; options.sequences];
+        let mut engine = Engine {
+            model,
+            session,
+            options,
+            lengths,
+            logits: Vec::new(),
+            hidden: Vec::new(),
+            inputs: Inputs::default(),
+        };
+        // The graph of one token uses every weight; larger batches find them loaded.
+        engine.prepare(engine.options.shape(1, 1, 1), progress)?;
+        Ok(engine)
+    }
+
+    /// What planning the largest batch over a full cache gives, before anything is loaded.
+    pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
+        let options = options.resolve(model)?;
+        let shape = options.shape(options.batch, 1, options.context * options.sequences);
+        Ok(scheduler.plan(model.graph(shape)?)?)
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The options, with everything filled in.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// The session that runs the graphs.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    /// Tokens in a sequence's cache.
+    pub fn len(&self, sequence: usize) -> usize {
+        self.lengths.get(sequence).copied().unwrap_or(0)
+    }
+
+    /// Whether no sequence has any tokens.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.iter().all(|len| *len == 0)
+    }
+
+    /// Forgets a sequence's tokens from `len` on.
+    pub fn truncate(&mut self, sequence: usize, len: usize) {
+        if let Some(length) = self.lengths.get_mut(sequence) {
+            *length = (*length).min(len);
+        }
+    }
+
+    /// Appends tokens to sequences and computes them, in batches. Afterwards [`Engine::logits`] has a row for each
+    /// entry that was wanted, in their order.
+    ///
+    /// On an error the sequences are as they were before the call.
+    pub fn extend(&mut self, entries: &[Entry]) -> Result<()> {
+        let before = self.lengths.clone();
+        let result = self.try_extend(entries);
+        if result.is_err() {
+            self.lengths = before;
+        }
+        result
+    }
+
+    /// Appends tokens to sequence 0 and computes them; the logits after the last one are wanted.
+    pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
+        let last = tokens.len().saturating_sub(1);
+        let entries: Vec<Entry> = tokens
+            .iter()
+            .enumerate()
+            .map(|(i, token)| Entry { sequence: 0, token: *token, wanted: i == last })
+            .collect();
+        self.extend(&entries)
+    }
+
+    /// Logits over the vocabulary: row `row` of those that were wanted.
+    pub fn logits(&self, row: usize) -> &[f32] {
+        row_of(&self.logits, self.model.hyperparameters().vocabulary, row)
+    }
+
+    /// The last layer's result: row `row` of those that were wanted. Empty unless the options ask for it.
+    pub fn hidden(&self, row: usize) -> &[f32] {
+        row_of(&self.hidden, self.model.hyperparameters().width, row)
+    }
+
+    fn try_extend(&mut self, entries: &[Entry]) -> Result<()> {
+        self.check(entries)?;
+        let wanted = entries.iter().filter(|e| e.wanted).count();
+        let vocabulary = self.model.hyperparameters().vocabulary;
+        let width = if self.options.hidden { self.model.hyperparameters().width } else { 0 };
+        self.logits.resize(wanted * vocabulary, 0.0);
+        self.hidden.resize(wanted * width, 0.0);
+        let mut done = 0;
+        for batch in entries.chunks(self.options.batch) {
+            let rows = self.run(batch)?;
+            if let Some(into) = self.logits.get_mut(done * vocabulary..(done + rows) * vocabulary)
+                && rows > 0
+            {
+                self.session.read_into("logits", into)?;
+            }
+            if let Some(into) = self.hidden.get_mut(done * width..(done + rows) * width)
+                && rows > 0
+                && width > 0
+            {
+                self.session.read_into("hidden", into)?;
+            }
+            done += rows;
+        }
+        Ok(())
+    }
+
+    /// An error unless every token exists and fits its sequence.
+    fn check(&self, entries: &[Entry]) -> Result<()> {
+        let vocabulary = self.model.hyperparameters().vocabulary;
+        let mut added = vec![0usize; self.lengths.len()];
+        for entry in entries {
+            if entry.token as usize >= vocabulary {
+                return Err(Error::Token { token: entry.token, count: vocabulary });
+            }
+            let count = self.lengths.len();
+            let slot =
+                added.get_mut(entry.sequence).ok_or(Error::Sequence { sequence: entry.sequence, count })?;
+            *slot += 1;
+        }
+        for (wanted, used) in added.iter().zip(&self.lengths) {
+            if wanted + used > self.options.context {
+                return Err(Error::ContextFull {
+                    wanted: *wanted,
+                    used: *used,
+                    context: self.options.context,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        let key = Key([shape.tokens as u64, shape.rows as u64, shape.window as u64, 0]);
+        let model = &self.model;
+        Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
+    }
+
+    /// Computes one batch and returns how many rows of results it has.
+    fn run(&mut self, batch: &[Entry]) -> Result<usize> {
+        let (context, window) = (self.options.context, self.model.hyperparameters().sliding_window);
+        let inputs = &mut self.inputs;
+        for list in [
+            &mut inputs.tokens,
+            &mut inputs.positions,
+            &mut inputs.slots,
+            &mut inputs.spans,
+            &mut inputs.rows,
+        ] {
+            list.clear();
+        }
+        let mut furthest = 0;
+        for (row, entry) in batch.iter().enumerate() {
+            let Some(length) = self.lengths.get_mut(entry.sequence) else { continue };
+            let position = *length;
+            *length += 1;
+            let first = entry.sequence * context;
+            let visible = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            furthest = furthest.max(first + position + 1);
+            inputs.tokens.push(entry.token as i32);
+            inputs.positions.push(position as i32);
+            inputs.slots.push((first + position) as i32);
+            inputs.spans.extend([(first + visible) as i32, (first + position + 1) as i32]);
+            if entry.wanted {
+                inputs.rows.push(row as i32);
+            }
+        }
+        let rows = inputs.rows.len();
+        self.prepare(self.options.shape(batch.len(), rows, furthest), &mut |_| {})?;
+        let inputs = &self.inputs;
+        for (name, values) in
+            [("tokens", &inputs.tokens), ("positions", &inputs.positions), ("slots", &inputs.slots)]
+        {
+            self.session.set(name, values.as_slice())?;
+        }
+        // Nothing reads the spans of a model with one layer and no results.
+        if rows > 0 || self.model.hyperparameters().layers > 1 {
+            self.session.set("spans", inputs.spans.as_slice())?;
+        }
+        if rows > 0 && rows < batch.len() {
+            self.session.set("rows", inputs.rows.as_slice())?;
+        }
+        self.session.start()?;
+        self.session.wait()?;
+        Ok(rows)
+    }
+}
+
+fn row_of(all: &[f32], width: usize, row: usize) -> &[f32] {
+    all.get(row.saturating_mul(width)..(row + 1).saturating_mul(width)).unwrap_or(&[])
+}

@@ -1,0 +1,208 @@
+//! What the architectures share: embedding, norms, attention over the cache, feed-forward, logits.
+
+use quadriga_gguf::File;
+use quadriga_graph::{DType, GraphBuilder, Value};
+
+use super::GraphShape;
+use crate::hyperparameters::Hyperparameters;
+use crate::{Error, Result};
+
+/// A model under construction: the builder, the file and the inputs that every block reads.
+pub(super) struct Parts<'g> {
+    g: &'g GraphBuilder,
+    source: Weights<'g>,
+    hyper: &'g Hyperparameters,
+    shape: GraphShape,
+    positions: Value<'g>,
+    slots: Value<'g>,
+    spans: Value<'g>,
+    /// Absent when every token's result is wanted, in order, or none.
+    rows: Option<Value<'g>>,
+    frequency_factors: Option<Value<'g>>,
+    embedding: Value<'g>,
+}
+
+/// One block of a model.
+pub(super) struct Block<'p, 'g> {
+    parts: &'p Parts<'g>,
+    index: usize,
+}
+
+impl<'g> Parts<'g> {
+    pub(super) fn new(
+        g: &'g GraphBuilder,
+        file: &'g File,
+        hyper: &'g Hyperparameters,
+        shape: GraphShape,
+    ) -> Result<Parts<'g>> {
+        let n = shape.tokens;
+        let source = Weights { g, file };
+        Ok(Parts {
+            g,
+            hyper,
+            shape,
+            positions: g.input("positions", DType::I32, [n]),
+            slots: g.input("slots", DType::I32, [n]),
+            spans: g.input("spans", DType::I32, [n, 2]),
+            rows: (shape.rows > 0 && shape.rows < n).then(|| g.input("rows", DType::I32, [shape.rows])),
+            frequency_factors: source.find("rope_freqs.weight", &[hyper.rope.dims / 2])?,
+            embedding: source.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
+            source,
+        })
+    }
+    /// The embedded tokens `[n, width]`.
+    pub(super) fn embed(&self) -> Value<'g> {
+        let tokens = self.g.input("tokens", DType::I32, [self.shape.tokens]);
+        self.embedding.get_rows(tokens)
+    }
+
+    pub(super) fn blocks(&self) -> impl Iterator<Item = Block<'_, 'g>> {
+        (0..self.hyper.layers).map(|index| Block { parts: self, index })
+    }
+
+    /// A root-mean-square norm with its weight.
+    fn norm(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
+        let weight = self.source.get(name, &[x.shape().cols()])?;
+        Ok(x.rms_norm(self.hyper.norm_epsilon).mul(weight))
+    }
+
+    /// `x · wᵀ + bias`, the bias where the file has one.
+    fn linear(&self, name: &str, out: usize, x: Value<'g>) -> Result<Value<'g>> {
+        let weight = self.source.get(&format!("{name}.weight"), &[out, x.shape().cols()])?;
+        let y = weight.mul_mat(x);
+        Ok(match self.source.find(&format!("{name}.bias"), &[out])? {
+            Some(bias) => y.add(bias),
+            None => y,
+        })
+    }
+
+    /// The outputs: logits over the vocabulary, by the embedding itself where the file has no matrix for them.
+    pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
+        let hidden = self.norm("output_norm.weight", x)?;
+        if self.shape.hidden {
+            self.g.output("hidden", hidden.named("hidden"));
+        }
+        let dims = [self.hyper.vocabulary, self.hyper.width];
+        let head = self.source.find("output.weight", &dims)?.unwrap_or(self.embedding);
+        self.g.output("logits", head.mul_mat(hidden).named("logits"));
+        Ok(())
+    }
+}
+
+/// The file's tensors as weights of the graph, each checked before it is declared.
+struct Weights<'g> {
+    g: &'g GraphBuilder,
+    file: &'g File,
+}
+
+impl<'g> Weights<'g> {
+    /// The weight of this name, if the file has it.
+    fn find(&self, name: &str, dims: &[usize]) -> Result<Option<Value<'g>>> {
+        if self.file.find_tensor(name).is_none() {
+            return Ok(None);
+        }
+        self.get(name, dims).map(Some)
+    }
+
+    fn get(&self, name: &str, dims: &[usize]) -> Result<Value<'g>> {
+        let tensor = self.file.tensor(name)?;
+        if tensor.shape().dims() != dims {
+            return Err(Error::TensorShape {
+                name: name.to_owned(),
+                found: tensor.shape().dims().to_vec(),
+                wanted: dims.to_vec(),
+            });
+        }
+        if !tensor.dtype().is_computable() {
+            return Err(Error::TensorType { name: name.to_owned(), dtype: tensor.dtype() });
+        }
+        Ok(self.g.weight(name, tensor))
+    }
+}
+
+impl<'g> Block<'_, 'g> {
+    fn name(&self, part: &str) -> String {
+        format!("blk.{}.{part}", self.index)
+    }
+
+    pub(super) fn norm(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
+        let _scope = self.parts.g.scope(&self.name(part));
+        self.parts.norm(&self.name(&format!("{part}.weight")), x)
+    }
+
+    /// A norm over each head of `[n, heads, d]`.
+    pub(super) fn head_norm(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
+        self.norm(part, x)
+    }
+
+    fn linear(&self, part: &str, out: usize, x: Value<'g>) -> Result<Value<'g>> {
+        let _scope = self.parts.g.scope(&self.name(part));
+        self.parts.linear(&self.name(part), out, x)
+    }
+
+    /// Queries `[n, heads, d]`, keys `[n, kv_heads, d]` and values `[n, kv_heads · e]`.
+    pub(super) fn query_key_value(&self, x: Value<'g>) -> Result<(Value<'g>, Value<'g>, Value<'g>)> {
+        let h = self.parts.hyper;
+        let n = self.parts.shape.tokens;
+        let query = self.linear("attn_q", h.heads * h.key_length, x)?;
+        let key = self.linear("attn_k", h.key_width(), x)?;
+        let value = self.linear("attn_v", h.value_width(), x)?;
+        Ok((query.reshape([n, h.heads, h.key_length]), key.reshape([n, h.kv_heads, h.key_length]), value))
+    }
+
+    /// Heads turned by their position.
+    pub(super) fn rope(&self, x: Value<'g>) -> Result<Value<'g>> {
+        let _scope = self.parts.g.scope(&self.name("rope"));
+        Ok(x.rope(self.parts.hyper.rope, self.parts.positions, self.parts.frequency_factors))
+    }
+
+    /// Puts keys and values into the cache, attends over it and projects the result. Returns it with the part of
+    /// `residual` that it is to be added to: in the last block, only the rows whose results are wanted; `None` where
+    /// none are.
+    pub(super) fn attention(
+        &self,
+        query: Value<'g>,
+        key: Value<'g>,
+        value: Value<'g>,
+        residual: Value<'g>,
+    ) -> Result<Option<(Value<'g>, Value<'g>)>> {
+        let (g, h, shape) = (self.parts.g, self.parts.hyper, self.parts.shape);
+        let (n, d, e) = (shape.tokens, h.key_length, h.value_length);
+        let attended = {
+            let _scope = g.scope(&self.name("attn"));
+            let key_cache = g.state(&self.name("cache_k"), shape.cache, [shape.cells, h.key_width()]);
+            let value_cache = g.state(&self.name("cache_v"), shape.cache, [shape.cells, h.value_width()]);
+            let keys = key_cache.set_rows(key.reshape([n, h.key_width()]), self.parts.slots);
+            let values = value_cache.set_rows(value, self.parts.slots);
+            if self.is_last() && shape.rows == 0 {
+                return Ok(None);
+            }
+            let keys =
+                keys.slice(0, 0, shape.window).reshape([shape.window, h.kv_heads, d]).permute([1, 0, 2]);
+            let values =
+                values.slice(0, 0, shape.window).reshape([shape.window, h.kv_heads, e]).permute([1, 0, 2]);
+            let scale = 1.0 / (d as f32).sqrt();
+            query
+                .permute([1, 0, 2])
+                .attention(keys, values, None, Some(self.parts.spans), scale, None)
+                .reshape([n, h.heads * e])
+        };
+        let (attended, residual) = match self.parts.rows {
+            Some(rows) if self.is_last() => (attended.get_rows(rows), residual.get_rows(rows)),
+            _ => (attended, residual),
+        };
+        Ok(Some((self.linear("attn_output", h.width, attended)?, residual)))
+    }
+
+    /// `down(silu(gate(x)) · up(x))`.
+    pub(super) fn gated_feed_forward(&self, x: Value<'g>) -> Result<Value<'g>> {
+        let h = self.parts.hyper;
+        let gate = self.linear("ffn_gate", h.feed_forward, x)?;
+        let up = self.linear("ffn_up", h.feed_forward, x)?;
+        self.linear("ffn_down", h.width, gate.swiglu(up))
+    }
+
+    fn is_last(&self) -> bool {
+        self.index + 1 == self.parts.hyper.layers
+    }
+}

@@ -1,0 +1,66 @@
+//! Which layers live on which device: a rule over the names of weights and cache.
+
+use crate::Hyperparameters;
+
+/// A placement rule for `Scheduler::place`, where backend 0 is the accelerator and backend 1 the host: the last
+/// `on_device` of the model's layers go to the device, the logits counting as one more layer after the blocks. With
+/// all of them there, the embedding goes too.
+pub fn offload(
+    hyper: &Hyperparameters,
+    on_device: usize,
+) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
+    let layers = hyper.layers;
+    let all = on_device > layers;
+    let first_on_device = (layers + 1).saturating_sub(on_device);
+    move |name: &str| {
+        let device =
+            match name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok()) {
+                Some(block) => block >= first_on_device,
+                None if name.starts_with("output") => on_device > 0,
+                None if name.starts_with("token_embd") || name == "rope_freqs.weight" => all,
+                // Inputs follow their readers.
+                None => return None,
+            };
+        Some(usize::from(!device))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::{Pairing, Rope};
+
+    use super::*;
+    use crate::Architecture;
+
+    fn hyper(layers: usize) -> Hyperparameters {
+        Hyperparameters {
+            architecture: Architecture::Llama,
+            layers,
+            width: 8,
+            feed_forward: 8,
+            heads: 1,
+            kv_heads: 1,
+            key_length: 8,
+            value_length: 8,
+            norm_epsilon: 1e-5,
+            context: 8,
+            sliding_window: None,
+            rope: Rope::new(8, Pairing::Adjacent, 1e4),
+            vocabulary: 8,
+        }
+    }
+
+    #[test]
+    fn the_last_layers_go_to_the_device() {
+        let rule = offload(&hyper(4), 3);
+        assert_eq!(rule("blk.1.attn_q.weight"), Some(1));
+        assert_eq!(rule("blk.2.attn_q.weight"), Some(0));
+        assert_eq!(rule("blk.3.cache_k"), Some(0));
+        assert_eq!(rule("output.weight"), Some(0));
+        assert_eq!(rule("token_embd.weight"), Some(1));
+        assert_eq!(rule("tokens"), None);
+        assert_eq!(offload(&hyper(4), 0)("output_norm.weight"), Some(1));
+        assert_eq!(offload(&hyper(4), 5)("token_embd.weight"), Some(0));
+        assert_eq!(offload(&hyper(4), 5)("blk.0.attn_q.weight"), Some(0));
+    }
+}
