@@ -1,12 +1,49 @@
-//! Who shares a storage, and who may not.
+//! Who shares a storage and for how long, rule by rule.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
-use quadriga_runtime::memory::{Inputs, Memory, MemoryPlan, Planner, Request};
+use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, TensorId, Value, Weight};
+use quadriga_runtime::memory::{
+    Extra, FreeList, Hold, Inputs, Lifetime, Memory, MemoryError, MemoryPlan, Planner, Request, Spot,
+    barrier_steps, check,
+};
+
+const MEMORIES: fn() -> [Memory<'static>; 2] =
+    || [Memory::measuring("a", 4, None), Memory::measuring("b", 4, None)];
+
+fn plan_of(request: &Request<'_>) -> MemoryPlan {
+    let plan = Planner::default().plan(request).unwrap();
+    check(request, &plan).unwrap();
+    plan
+}
 
 fn plan(graph: &Graph, inputs: Inputs) -> MemoryPlan {
-    let memories = [Memory::measuring("a", 4, None)];
-    Planner::default().plan(&Request { inputs, ..Request::new(graph, &memories) }).unwrap()
+    plan_of(&Request { inputs, ..Request::new(graph, &MEMORIES()) })
+}
+
+/// A fresh result of 16 elements that is computed from an input.
+fn fresh<'g>(g: &'g GraphBuilder, name: &str) -> Value<'g> {
+    g.input(name, DType::F32, [16]).cast(DType::F32)
+}
+
+fn same(plan: &MemoryPlan, a: TensorId, b: TensorId) -> bool {
+    plan.sharing.root(a) == plan.sharing.root(b)
+}
+
+#[test]
+fn g1_memory_is_released_at_the_last_use() {
+    let g = GraphBuilder::new();
+    let a = fresh(&g, "a");
+    let b = a.pad([1]);
+    let c = a.slice(0, 0, 4).pad([1]);
+    let d = c.concat(0, &[b]);
+    g.output("d", d);
+    let ids = [a, b, c, d].map(Value::id);
+    let graph = g.finish().unwrap();
+    let plan = plan(&graph, Inputs::Keep);
+    let lives = ids.map(|id| plan.lifetimes[id.index()]);
+    // Nodes: cast, pad, slice, pad, concat. The view's reader is what keeps `a`.
+    let expected = [(0, 4), (1, 5), (3, 5), (4, 5)].map(|(start, end)| Lifetime { start, end });
+    assert_eq!(lives, expected);
 }
 
 #[test]
@@ -21,5 +58,261 @@ fn g2_g3_views_and_chains_share_one_storage() {
     let plan = plan(&graph, Inputs::Keep);
     assert_eq!(plan.arena_bytes(0), 128);
     assert_eq!(plan.sharing.in_place_count(&graph), 2);
-    println!("{}{plan}{}", plan.sharing.table(&graph), plan.forecast(&graph));
+    assert!(plan.sharing.table(&graph).contains("in place"));
+}
+
+#[test]
+fn g3_every_in_place_operation_takes_over_its_source() {
+    type Make = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
+    let operations: [(&str, Make); 13] = [
+        ("scale", |_, x| x.scale(2.0)),
+        ("diag_mask_inf", |_, x| x.diag_mask_inf(0)),
+        ("diag_mask_zero", |_, x| x.diag_mask_zero(0)),
+        ("add", |g, x| x.add(g.input("y", DType::F32, [4, 4]))),
+        ("add1", |g, x| x.add1(g.input("y", DType::F32, [1]))),
+        ("sub", |g, x| x.sub(g.input("y", DType::F32, [4, 4]))),
+        ("mul", |g, x| x.mul(g.input("y", DType::F32, [4, 4]))),
+        ("div", |g, x| x.div(g.input("y", DType::F32, [4, 4]))),
+        ("second input", |g, x| g.input("y", DType::F32, [4, 4]).sub(x)),
+        ("sqr, sqrt, log, unary", |_, x| x.sqr().sqrt().log().silu()),
+        ("rms_norm", |_, x| x.rms_norm(1e-5)),
+        ("soft_max", |_, x| x.soft_max(1.0, None, None)),
+        ("swiglu", |g, x| g.input("y", DType::F32, [4, 4]).swiglu(x)),
+    ];
+    for (name, make) in operations {
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [4, 4]).cast(DType::F32);
+        let y = make(&g, x);
+        g.output("y", y);
+        let (x, y) = (x.id(), y.id());
+        let graph = g.finish().unwrap();
+        let plan = plan(&graph, Inputs::Keep);
+        assert!(same(&plan, x, y), "{name}");
+    }
+}
+
+#[test]
+fn g3_nothing_is_taken_over_that_somebody_still_needs() {
+    type Make = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
+    let cases: [(&str, Make); 7] = [
+        ("another reader later", |g, x| {
+            let y = x.scale(2.0);
+            g.output("later", x.pad([1]));
+            y
+        }),
+        ("a view that is read later", |g, x| {
+            let view = x.slice(0, 0, 4);
+            let y = x.scale(2.0);
+            g.output("later", view.pad([1]));
+            y
+        }),
+        ("an output", |g, x| {
+            g.output("x", x);
+            x.scale(2.0)
+        }),
+        ("an output through a view", |g, x| {
+            g.output("x", x.slice(0, 0, 4));
+            x.scale(2.0)
+        }),
+        ("both inputs", |_, x| x.add(x)),
+        ("an operation that needs both", |_, x| x.pad([0])),
+        ("a part of a larger storage", |_, x| x.slice(0, 0, 4).scale(2.0)),
+    ];
+    for (name, make) in cases {
+        let g = GraphBuilder::new();
+        let x = fresh(&g, "x");
+        let y = make(&g, x);
+        g.output("y", y);
+        let (x, y) = (x.id(), y.id());
+        let graph = g.finish().unwrap();
+        assert!(!same(&plan(&graph, Inputs::Release), x, y), "{name}");
+    }
+}
+
+#[test]
+fn an_in_place_result_may_be_an_output() {
+    let g = GraphBuilder::new();
+    let x = fresh(&g, "x");
+    let y = x.scale(2.0);
+    g.output("y", y);
+    let (x, y) = (x.id(), y.id());
+    let graph = g.finish().unwrap();
+    assert!(same(&plan(&graph, Inputs::Keep), x, y));
+}
+
+#[test]
+fn inputs_are_kept_unless_the_caller_releases_them() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [16]);
+    g.input("nobody reads this", DType::F32, [1000]);
+    g.output("y", x.scale(2.0));
+    let graph = g.finish().unwrap();
+    assert_eq!(plan(&graph, Inputs::Keep).arena_bytes(0), 128);
+    assert_eq!(plan(&graph, Inputs::Release).arena_bytes(0), 64);
+    let unused = graph.leaf("nobody reads this").unwrap();
+    assert_eq!(plan(&graph, Inputs::Keep).spot(unused), Spot::Unused);
+}
+
+#[test]
+fn a_result_that_nobody_reads_is_released_at_once() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [16]);
+    let dead = x.pad([16]);
+    let dead_id = dead.id();
+    let y = x.pad([16]);
+    g.output("y", y);
+    let y = y.id();
+    let graph = g.finish().unwrap();
+    let plan = plan(&graph, Inputs::Keep);
+    assert_eq!(plan.lifetimes[dead_id.index()], Lifetime { start: 0, end: 1 });
+    assert_eq!(plan.spot(dead_id), plan.spot(y));
+}
+
+#[test]
+fn g4_sharing_never_moves_a_node_to_another_backend() {
+    let g = GraphBuilder::new();
+    let x = fresh(&g, "x");
+    let y = x.scale(2.0);
+    g.output("y", y);
+    let (x, y) = (x.id(), y.id());
+    let graph = g.finish().unwrap();
+    let backends: Vec<u16> = graph.tensor_ids().map(|id| u16::from(id == y)).collect();
+    let plan = plan_of(&Request { backends: &backends, ..Request::new(&graph, &MEMORIES()) });
+    assert!(!same(&plan, x, y));
+    assert!(matches!(plan.spot(y), Spot::Arena { backend: 1, .. }));
+}
+
+#[test]
+fn g5_x10_what_is_placed_beforehand_is_left_alone_and_its_views_are_resolved() {
+    let g = GraphBuilder::new();
+    let w = g.weight("w", Weight::new(DType::F32, [4, 16]));
+    let state = g.state("state", DType::F32, [4, 16]);
+    let input = g.input("placed", DType::F32, [1, 16]);
+    // The graph starts with views of tensors that nothing computes.
+    let row = w.slice(0, 1, 1);
+    let part = state.slice(0, 2, 1);
+    let written = input.copy_into(part);
+    let kept = fresh(&g, "x").reshape([1, 16]);
+    let y = row.add(written);
+    let z = input.scale(2.0);
+    g.output("y", y.add(z).add(kept));
+    let [row, part, written, input] = [row, part, written, input].map(Value::id);
+    let graph = g.finish().unwrap();
+    let placed = [input];
+    let plan =
+        plan_of(&Request { placed: &placed, inputs: Inputs::Release, ..Request::new(&graph, &MEMORIES()) });
+    for id in [row, part, written, input] {
+        assert_eq!(plan.spot(id), Spot::Placed { backend: 0 });
+    }
+    assert_eq!((plan.backends[0].weights, plan.backends[0].state), (256, 256));
+}
+
+#[test]
+fn g6_with_barriers_memory_is_released_only_at_a_barrier() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [16]);
+    let parts: Vec<_> = (0..4).map(|_| x.pad([16])).collect();
+    let sums: Vec<_> = parts.iter().map(|part| part.sum()).collect();
+    let all = sums[0].concat(0, &sums[1..]);
+    g.output("all", all);
+    let graph = g.finish().unwrap();
+    let nodes: Vec<NodeId> = graph.node_ids().collect();
+    // One part after the other: each pad's memory is used for the next.
+    let groups: Vec<Vec<NodeId>> =
+        (0..4).flat_map(|i| [vec![nodes[i]], vec![nodes[4 + i]]]).chain([vec![nodes[8]]]).collect();
+    let groups: Vec<&[NodeId]> = groups.iter().map(Vec::as_slice).collect();
+    let steps = barrier_steps(&graph, &groups).unwrap();
+    let one_by_one = plan_of(&Request { steps: &steps, ..Request::new(&graph, &MEMORIES()) });
+    assert_eq!(one_by_one.arena_bytes(0), 64 + 128 + 4 * 4);
+    // All parts at the same time: nothing is used again before the barrier.
+    let steps = barrier_steps(&graph, &[&nodes[..4], &nodes[4..8], &nodes[8..]]).unwrap();
+    let together = plan_of(&Request { steps: &steps, ..Request::new(&graph, &MEMORIES()) });
+    assert_eq!(together.arena_bytes(0), 64 + 4 * 128 + 4 * 4);
+    // An order that contradicts the graph is refused.
+    let steps = barrier_steps(&graph, &[&nodes[4..8], &nodes[..4], &nodes[8..]]).unwrap();
+    let memories = MEMORIES();
+    let error = Planner::default().plan(&Request { steps: &steps, ..Request::new(&graph, &memories) });
+    assert!(matches!(error, Err(MemoryError::Order { .. })));
+}
+
+#[test]
+fn what_another_lane_still_reads_is_held() {
+    let g = GraphBuilder::new();
+    let x = fresh(&g, "x");
+    let y = x.scale(2.0);
+    let z = y.pad([1]);
+    g.output("z", z);
+    let (x, y) = (x.id(), y.id());
+    let graph = g.finish().unwrap();
+    let memories = MEMORIES();
+    let base = Request::new(&graph, &memories);
+    assert!(same(&plan_of(&base), x, y));
+    for until in [1, 2, 7] {
+        let holds = [Hold { tensor: x, until }];
+        let plan = plan_of(&Request { holds: &holds, ..base });
+        assert!(!same(&plan, x, y), "held until {until}");
+        assert_eq!(plan.lifetimes[x.index()].end, until + 1);
+    }
+    // A reader on another backend reads a copy: the hold says how long the original is needed.
+    let backends: Vec<u16> = graph.tensor_ids().map(|id| u16::from(id.index() > x.index())).collect();
+    let holds = [Hold { tensor: x, until: 0 }];
+    let extras = [Extra { backend: 1, bytes: 64, lifetime: Lifetime { start: 0, end: 2 } }];
+    let request = Request { backends: &backends, holds: &holds, extras: &extras, ..base };
+    let plan = plan_of(&request);
+    assert_eq!(plan.lifetimes[x.index()], Lifetime { start: 0, end: 1 });
+    assert_eq!(plan.backends[1].extras, 64);
+    assert!(matches!(plan.extra_spot(0), Spot::Arena { backend: 1, .. }));
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let g = GraphBuilder::new();
+    let state = g.state("s", DType::F32, [4]);
+    let x = g.input("x", DType::F32, [4]);
+    let written = x.copy_into(state);
+    g.output("y", written.pad([1]));
+    let (x, written) = (x.id(), written.id());
+    let graph = g.finish().unwrap();
+    let memories = MEMORIES();
+    let base = Request::new(&graph, &memories);
+    let refused = |request: Request<'_>| Planner::default().plan(&request).unwrap_err();
+    assert!(matches!(refused(Request { backends: &[0], ..base }), MemoryError::Length { .. }));
+    assert!(matches!(refused(Request { steps: &[0], ..base }), MemoryError::Length { .. }));
+    assert!(matches!(refused(Request { memories: &[], ..base }), MemoryError::Length { .. }));
+    assert!(matches!(
+        refused(Request { backends: &[0, 2, 0, 0], ..base }),
+        MemoryError::UnknownBackend { .. }
+    ));
+    assert!(matches!(refused(Request { steps: &[0, u32::MAX], ..base }), MemoryError::Step { .. }));
+    let far = [Hold { tensor: x, until: u32::MAX }];
+    assert!(matches!(refused(Request { holds: &far, ..base }), MemoryError::Step { .. }));
+    let stranger = [TensorId::from_index(99)];
+    assert!(matches!(refused(Request { placed: &stranger, ..base }), MemoryError::UnknownTensor { .. }));
+    let never = [Extra { backend: 0, bytes: 1, lifetime: Lifetime { start: 3, end: 3 } }];
+    assert!(matches!(refused(Request { extras: &never, ..base }), MemoryError::Step { .. }));
+    let huge = [Extra { backend: 0, bytes: u64::MAX, lifetime: Lifetime::WHOLE }];
+    assert!(matches!(refused(Request { extras: &huge, ..base }), MemoryError::Packing(_)));
+    let odd = [Memory::measuring("odd", 24, None)];
+    assert!(matches!(refused(Request { memories: &odd, ..base }), MemoryError::Alignment { .. }));
+    let mut backends = vec![0; 4];
+    backends[written.index()] = 1;
+    assert!(matches!(refused(Request { backends: &backends, ..base }), MemoryError::ForeignWrite { .. }));
+}
+
+#[test]
+fn a6_a7_a_list_starts_anew_and_is_built_over_any_memory() {
+    // Over memory at an odd address, over a buffer of a size, and over no memory at all.
+    for mut list in [
+        FreeList::new(24, 1000, 16).unwrap(),
+        FreeList::new(0, 1000, 16).unwrap(),
+        FreeList::measuring(16).unwrap(),
+    ] {
+        let first = list.allocate(100, 0).unwrap();
+        list.allocate(100, 1).unwrap();
+        let blocks = list.free_blocks().len();
+        assert!(list.high_water() >= 200 && blocks == 1);
+        list.reset();
+        assert_eq!((list.high_water(), list.used(), list.free_blocks().len()), (0, 0, 1));
+        assert_eq!(list.allocate(100, 2).unwrap(), first);
+    }
 }

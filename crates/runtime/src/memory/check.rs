@@ -356,7 +356,9 @@ impl Judge<'_> {
                 continue;
             }
             let given = tensor.kind() == Kind::Input;
-            let first = if given { 0 } else { uses.iter().map(|u| u.step).min().unwrap_or(0) };
+            // A hold that ends before there is something to hold means nothing.
+            let by_nodes = uses.iter().filter(|u| u.by.is_some()).map(|u| u.step);
+            let first = if given { 0 } else { by_nodes.min().unwrap_or(0) };
             let last = uses.iter().map(|u| u.step + 1).max().unwrap_or(0);
             let kept = self.is_output(id) || (given && self.request.inputs == Inputs::Keep);
             let end = if kept { self.end } else { last };

@@ -1,0 +1,301 @@
+//! Over random graphs: what a node reads is what was written, whatever shares its memory; plans are never larger than the
+//! free list's; and the judge agrees with comparing all pairs.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+#[path = "common/random.rs"]
+mod random;
+
+use quadriga_conformance::Rng;
+use quadriga_graph::{Graph, Kind, TensorId};
+use quadriga_runtime::memory::{Flaw, FreeList, Inputs, Lifetime, MemoryPlan, Planner, Request, Spot, check};
+use std::collections::HashMap;
+
+/// Bytes by place: the chunks of each backend, or the own memory of what was placed beforehand.
+#[derive(Default)]
+struct Bytes {
+    chunks: HashMap<(u16, u32), Vec<u8>>,
+    own: HashMap<TensorId, Vec<u8>>,
+}
+
+impl Bytes {
+    fn at(&mut self, graph: &Graph, plan: Option<&MemoryPlan>, id: TensorId) -> &mut [u8] {
+        let tensor = &graph[id];
+        let bytes = tensor.bytes();
+        if let Some(plan) = plan
+            && let Spot::Arena { backend, chunk, offset } = plan.spot(id)
+        {
+            let size = plan.backends[usize::from(backend)].chunks[chunk as usize] as usize;
+            let chunk = self.chunks.entry((backend, chunk)).or_insert_with(|| vec![0; size]);
+            return &mut chunk[offset as usize..offset as usize + bytes];
+        }
+        let size = graph[tensor.storage()].bytes();
+        let own = self.own.entry(tensor.storage()).or_insert_with(|| vec![0; size]);
+        &mut own[tensor.offset()..tensor.offset() + bytes]
+    }
+}
+
+/// Runs the graph twice, on planned memory and with memory of its own for every storage; writing random bytes for each
+/// result, and comparing what every node reads.
+fn run(request: &Request<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
+    let graph = request.graph;
+    let (mut planned, mut plain) = (Bytes::default(), Bytes::default());
+    let write = |planned: &mut Bytes, plain: &mut Bytes, id: TensorId, rng: &mut Rng| {
+        let value: Vec<u8> = (0..graph[id].bytes()).map(|_| rng.next_u64() as u8).collect();
+        plain.at(graph, None, id).copy_from_slice(&value);
+        if plan.spot(id) != Spot::Unused {
+            planned.at(graph, Some(plan), id).copy_from_slice(&value);
+        }
+    };
+    let same = |planned: &mut Bytes, plain: &mut Bytes, id: TensorId, what: &str| {
+        let (is, should) = (planned.at(graph, Some(plan), id), plain.at(graph, None, id));
+        assert!(is == should, "seed {seed}: {} was overwritten before {what}\n{graph}", graph.name(id));
+    };
+    for id in graph.tensor_ids().filter(|id| !matches!(graph[*id].kind(), Kind::Computed(_))) {
+        write(&mut planned, &mut plain, id, rng);
+    }
+    for (id, node) in graph.node_ids().zip(graph.nodes()).filter(|(_, node)| !node.op().is_view()) {
+        let home = |tensor: TensorId| request.backends[graph[tensor].storage().index()];
+        for input in graph.inputs(id) {
+            let by_copy = home(*input) != request.backends[node.output().index()]
+                && request.holds.iter().any(|hold| hold.tensor == *input);
+            if !by_copy {
+                same(&mut planned, &mut plain, *input, &graph.node_name(id));
+            }
+        }
+        write(&mut planned, &mut plain, node.output(), rng);
+    }
+    for (name, output) in graph.outputs() {
+        same(&mut planned, &mut plain, *output, name);
+    }
+    let kept = graph.of_kind(Kind::Input).filter(|id| plan.spot(*id) != Spot::Unused);
+    if request.inputs == Inputs::Keep {
+        kept.for_each(|input| same(&mut planned, &mut plain, input, "the next run"));
+    }
+}
+
+/// What the free list needs on one backend, going through time.
+fn free_list_peak(plan: &MemoryPlan, backend: u16, alignment: u64) -> u64 {
+    let mut items: Vec<(Lifetime, u64)> = Vec::new();
+    let here = |spot: &Spot| matches!(spot, Spot::Arena { backend: home, .. } if *home == backend);
+    for ((spot, life), bytes) in plan.spots.iter().zip(&plan.lifetimes).zip(&plan.bytes) {
+        if here(spot) && !life.is_empty() {
+            items.push((*life, *bytes));
+        }
+    }
+    for (extra, _) in plan.extras.iter().zip(&plan.extra_spots).filter(|(_, spot)| here(spot)) {
+        let end = extra.lifetime.end.min(plan.horizon);
+        items.push((Lifetime { start: extra.lifetime.start, end }, extra.bytes));
+    }
+    items.sort_by_key(|(life, _)| life.start);
+    let mut list = FreeList::measuring(alignment).unwrap();
+    let mut live = Vec::new();
+    for (life, bytes) in items {
+        live.retain(|(end, region)| {
+            let stays = *end > life.start;
+            if !stays {
+                list.free(*region).unwrap();
+            }
+            stays
+        });
+        live.push((life.end, list.allocate(bytes, 0).unwrap()));
+    }
+    list.high_water()
+}
+
+fn judge_many(first_seed: u64, graphs: u64) {
+    println!("seeds {first_seed}..{}", first_seed + graphs);
+    let (mut planner, mut plan) = (Planner::default(), MemoryPlan::default());
+    let (mut shared, mut several) = (0, 0);
+    for seed in first_seed..first_seed + graphs {
+        let mut rng = Rng::new(seed);
+        let graph = random::graph(&mut rng);
+        // The same graph under four requests: other backends, steps, holds and limits.
+        for _ in 0..4 {
+            let lists = random::lists(&mut rng, &graph);
+            let memories = lists.memories();
+            let request = lists.request(&graph, &memories);
+            planner.plan_into(&request, &mut plan).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            check(&request, &plan).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{graph}{lists:?}"));
+            run(&request, &plan, &mut rng, seed);
+            for (number, backend) in plan.backends.iter().enumerate() {
+                assert!(backend.arena_bytes() >= backend.lower_bound, "seed {seed}");
+                several += usize::from(backend.chunks.len() > 1);
+                let (alignment, max) = lists.memories[number];
+                if max.is_none() {
+                    let free_list = free_list_peak(&plan, number as u16, alignment as u64);
+                    let least = if backend.chunks.is_empty() { 0 } else { alignment as u64 };
+                    assert!(backend.arena_bytes() <= free_list.max(least), "seed {seed}");
+                }
+            }
+            shared += plan.sharing.in_place_count(&graph);
+        }
+    }
+    assert!(shared as u64 > graphs && several as u64 > graphs / 10, "{shared} in place, {several} in chunks");
+}
+
+// 100,000 plans in all, in parts that run side by side.
+#[test]
+fn plans_of_random_graphs_keep_what_is_read_1() {
+    judge_many(1_000_000, 6_500);
+}
+
+#[test]
+fn plans_of_random_graphs_keep_what_is_read_2() {
+    judge_many(2_000_000, 6_500);
+}
+
+#[test]
+fn plans_of_random_graphs_keep_what_is_read_3() {
+    judge_many(3_000_000, 6_500);
+}
+
+#[test]
+fn plans_of_random_graphs_keep_what_is_read_4() {
+    judge_many(4_000_000, 6_500);
+}
+
+/// Whether two storages of the plan that live at the same time have a byte in common, looking at all pairs.
+fn any_pair_overlaps(plan: &MemoryPlan) -> bool {
+    let tenants: Vec<_> = (0..plan.spots.len())
+        .filter(|i| !plan.lifetimes[*i].is_empty())
+        .map(|i| (plan.spots[i], plan.lifetimes[i], plan.bytes[i]))
+        .collect();
+    let bytes = |spot: Spot, size: u64| match spot {
+        Spot::Arena { backend, chunk, offset } => Some((backend, chunk, offset, offset + size)),
+        _ => None,
+    };
+    tenants.iter().enumerate().any(|(i, (a, life_a, size_a))| {
+        tenants[..i].iter().any(|(b, life_b, size_b)| {
+            let (Some(a), Some(b)) = (bytes(*a, *size_a), bytes(*b, *size_b)) else { return false };
+            life_a.meets(*life_b) && (a.0, a.1) == (b.0, b.1) && a.2.max(b.2) < a.3.min(b.3)
+        })
+    })
+}
+
+/// Moves the storage of a root, and all that lies in it.
+fn move_storage(graph: &Graph, plan: &mut MemoryPlan, root: TensorId, to: (u32, u64)) {
+    for id in graph.tensor_ids().filter(|id| plan.sharing.root(*id) == Some(root)).collect::<Vec<_>>() {
+        if let Spot::Arena { chunk, offset, .. } = &mut plan.spots[id.index()] {
+            (*chunk, *offset) = (to.0, to.1 + graph[id].offset() as u64);
+        }
+    }
+}
+
+#[test]
+fn the_judge_agrees_with_comparing_all_pairs() {
+    let (mut right, mut wrong) = (0, 0);
+    for seed in 0..3000 {
+        let mut rng = Rng::new(seed);
+        let graph = random::graph(&mut rng);
+        let mut lists = random::lists(&mut rng, &graph);
+        lists.extras.clear();
+        lists.memories.iter_mut().for_each(|(_, max)| *max = None);
+        let memories = lists.memories();
+        let request = lists.request(&graph, &memories);
+        let mut plan = Planner::default().plan(&request).unwrap();
+        let roots: Vec<_> = graph.tensor_ids().filter(|id| !plan.lifetimes[id.index()].is_empty()).collect();
+        let (Some(from), Some(to)) = (rng.pick(&roots).copied(), rng.pick(&roots).copied()) else { continue };
+        let Spot::Arena { backend: home, .. } = plan.spot(from) else { continue };
+        let Spot::Arena { backend, chunk, offset } = plan.spot(to) else { continue };
+        let chunks = &plan.backends[usize::from(home)].chunks;
+        if home != backend || offset + plan.bytes[from.index()] > chunks[chunk as usize] {
+            continue;
+        }
+        move_storage(&graph, &mut plan, from, (chunk, offset));
+        let verdict = check(&request, &plan);
+        assert_eq!(verdict.is_err(), any_pair_overlaps(&plan), "seed {seed}: {verdict:?}");
+        assert!(verdict.is_ok() || matches!(verdict, Err(Flaw::Overlap { .. })), "seed {seed}: {verdict:?}");
+        if verdict.is_ok() { right += 1 } else { wrong += 1 }
+    }
+    assert!(right > 100 && wrong > 100, "{right} right, {wrong} wrong");
+}
+
+#[test]
+fn spoiled_plans_are_rejected() {
+    type Spoil = fn(&mut MemoryPlan, &mut Rng, TensorId) -> Option<()>;
+    let kinds: [(&str, Spoil); 12] = [
+        ("another graph", |plan, _, _| {
+            plan.graph.0 ^= 1;
+            Some(())
+        }),
+        ("a list cut short", |plan, _, _| plan.spots.pop().map(|_| ())),
+        ("lifetimes cut short", |plan, _, _| plan.lifetimes.pop().map(|_| ())),
+        ("no memory", |plan, _, id| match plan.spot(id) {
+            Spot::Unused => None,
+            _ => {
+                plan.spots[id.index()] = Spot::Unused;
+                Some(())
+            }
+        }),
+        ("left to others", |plan, _, id| match plan.spot(id) {
+            Spot::Arena { backend, .. } => {
+                plan.spots[id.index()] = Spot::Placed { backend };
+                Some(())
+            }
+            _ => None,
+        }),
+        ("not aligned, or not where its source is", |plan, _, id| match &mut plan.spots[id.index()] {
+            Spot::Arena { offset, .. } => {
+                *offset += 1;
+                Some(())
+            }
+            _ => None,
+        }),
+        ("another backend", |plan, _, id| match &mut plan.spots[id.index()] {
+            Spot::Arena { backend, .. } | Spot::Placed { backend } => {
+                *backend += 1;
+                Some(())
+            }
+            Spot::Unused => None,
+        }),
+        ("a chunk that does not exist", |plan, _, id| match &mut plan.spots[id.index()] {
+            Spot::Arena { chunk, .. } => {
+                *chunk += 1000;
+                Some(())
+            }
+            _ => None,
+        }),
+        ("a chunk too small", |plan, rng, _| {
+            let all: Vec<_> = plan.backends.iter_mut().flat_map(|b| b.chunks.iter_mut()).collect();
+            let picked = rng.below(all.len().max(1));
+            let chunk = all.into_iter().nth(picked)?;
+            // Empty chunks are there for tensors without a byte.
+            *chunk = chunk.checked_sub(1).filter(|_| *chunk > 32)?;
+            Some(())
+        }),
+        ("released too early", |plan, _, id| {
+            let life = &mut plan.lifetimes[id.index()];
+            life.end = life.end.checked_sub(1).filter(|_| !life.is_empty())?;
+            Some(())
+        }),
+        ("needed too late", |plan, _, id| {
+            let life = &mut plan.lifetimes[id.index()];
+            (!life.is_empty()).then(|| life.start += 1)
+        }),
+        ("a root that is not", |plan, rng, id| {
+            let other = TensorId::from_index(rng.below(plan.spots.len()));
+            if plan.sharing.root(id) == Some(other) || plan.spots[id.index()] == plan.spots[other.index()] {
+                return None;
+            }
+            plan.sharing.roots[id.index()] = other;
+            Some(())
+        }),
+    ];
+    for (kind, spoil) in kinds {
+        let mut rejected = 0;
+        for seed in 0..400 {
+            let mut rng = Rng::new(seed);
+            let graph = random::graph(&mut rng);
+            let lists = random::lists(&mut rng, &graph);
+            let memories = lists.memories();
+            let request = lists.request(&graph, &memories);
+            let mut plan = Planner::default().plan(&request).unwrap();
+            let id = TensorId::from_index(rng.below(graph.tensors().len()));
+            if spoil(&mut plan, &mut rng, id).is_some() {
+                assert!(check(&request, &plan).is_err(), "{kind}, seed {seed}\n{graph}{lists:?}");
+                rejected += 1;
+            }
+        }
+        assert!(rejected > 50, "{kind}: only {rejected} tried");
+    }
+}
