@@ -55,12 +55,12 @@ fn b2_b3_places_are_aligned_inside_their_buffer_and_padded_as_the_backend_asks()
     let mut storages = Vec::new();
     for (id, tensor) in graph.tensor_ids().zip(graph.tensors()).filter(|(_, t)| t.node().is_some()) {
         let region = binding.region(id).unwrap();
-        assert!(region.offset % 32 == 0 || tensor.storage() != id);
+        assert!(region.offset.is_multiple_of(32) || tensor.storage() != id);
         let padded = if tensor.storage() == id { heap.storage_bytes(tensor) } else { tensor.bytes() };
         assert!(region.offset + padded <= region.buffer.bytes());
         storages.push(binding.plan().bytes[id.index()]);
     }
-    assert!(storages.iter().all(|bytes| bytes % 48 == 0));
+    assert!(storages.iter().all(|bytes| bytes.is_multiple_of(48)));
     // Without padding a storage takes the tensor's own bytes.
     assert_eq!(Memory::measuring("m", 4, None).storage_bytes(&graph.tensors()[0]), 20);
 }
