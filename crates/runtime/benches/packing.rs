@@ -23,12 +23,71 @@ fn read(path: &Path) -> Problem {
     Problem::new(items.collect())
 }
 
+/// The lifetimes of a transformer's prefill: so many layers, each with the storages of a real one.
+fn transformer(layers: u32) -> Problem {
+    let layer: [(u32, u32, u64); 12] = [
+        (0, 20, 8192), // the residual stream
+        (1, 8, 8192),
+        (3, 6, 8192),
+        (5, 13, 8192),
+        (6, 11, 2048),
+        (7, 10, 2048),
+        (12, 15, 8192),
+        (14, 16, 8192),
+        (15, 27, 8192),
+        (17, 21, 8192),
+        (20, 24, 22016),
+        (22, 25, 22016),
+    ];
+    let period = 26;
+    let last = layers * period + 4;
+    let mut items = vec![Item { size: 4, start: 0, end: last }, Item { size: 2, start: 0, end: last - 9 }];
+    for index in 0..layers {
+        let begin = index * period;
+        items.extend(layer.iter().map(|&(start, end, size)| Item {
+            size: size << 10,
+            start: begin + start,
+            end: (begin + end).min(last),
+        }));
+    }
+    items.push(Item { size: 8192 << 10, start: last - 4, end: last });
+    items.push(Item { size: 32000 << 2, start: last - 2, end: last });
+    Problem { alignment: 32, ..Problem::new(items) }
+}
+
+/// How planning time grows with the graph: a first packing and a second one with the same packer.
+fn scale() {
+    println!("| items | peak / lower bound | strategy | first ms | again ms | again ns/item |");
+    println!("|---|---|---|---|---|---|");
+    for layers in [100, 833, 8_333, 27_777, 83_333] {
+        let problem = transformer(layers);
+        let mut packer = Packer::default();
+        let mut times = [0.0; 2];
+        for time in &mut times {
+            let began = Instant::now();
+            packer.pack(&problem, Effort::Fast).expect("a problem that can be packed");
+            *time = began.elapsed().as_secs_f64() * 1e3;
+        }
+        let packing = packer.pack(&problem, Effort::Fast).expect("a problem that can be packed");
+        println!(
+            "| {} | {:.4} | {} | {:.2} | {:.2} | {:.0} |",
+            problem.items.len(),
+            packing.ratio(),
+            packing.strategy,
+            times[0],
+            times[1],
+            times[1] * 1e6 / problem.items.len() as f64
+        );
+    }
+}
+
 fn main() {
     let (mut folders, mut only, mut matching) = (Vec::new(), None, String::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--bench" => {}
+            "--scale" => return scale(),
             "--only" => only = arguments.next(),
             "--match" => matching = arguments.next().unwrap_or_default(),
             _ => folders.push(argument),
@@ -53,7 +112,7 @@ fn main() {
             let efforts = [
                 ("fast", Effort::Fast),
                 ("search", Effort::Search { seed: 1, steps: 50_000_000 }),
-                ("exact", Effort::Exact { capacity, steps: 400_000_000 }),
+                ("exact", Effort::Exact { capacity, steps: 200_000 }),
             ];
             for (effort, how) in
                 efforts.into_iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name))

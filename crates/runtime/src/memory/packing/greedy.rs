@@ -1,45 +1,49 @@
 //! Greedy packing: take the items in some order, put each in the lowest place that is free during its life.
 //!
 //! All the wit is in the order. Large items first is good when a few large items decide the peak; long-lived first
-//! keeps the floor flat; size × duration is a middle way; and items that live where memory is tightest should not find
-//! that others came before them.
+//! keeps the floor flat; products of the two are a middle way. Best on large graphs is to begin at the moment of the
+//! peak: what is alive then is piled up without any gap, longest-lived at the bottom, and all others find their places
+//! around that pile.
+//!
+//! An order that misses the lower bound may be one step from the best: [`Greedy::repair`] moves the item that did not
+//! fit to the front and tries again, a few times.
 #![expect(clippy::indexing_slicing, reason = "orders are permutations of the timeline's items")]
 
 use super::conflicts::Conflicts;
 use super::problem::Strategy;
-use super::timeline::Timeline;
+use super::timeline::{Span, Timeline};
 
 /// The offset of an item that has not been placed.
 pub(crate) const UNPLACED: u64 = u64::MAX;
 
 /// The orders that are tried, the most promising first.
-pub(crate) const ORDERS: [Strategy; 4] =
-    [Strategy::BySize, Strategy::ByArea, Strategy::ByPressure, Strategy::ByDuration];
+pub(crate) const ORDERS: [Strategy; 5] = [
+    Strategy::FromPeak,
+    Strategy::BySize,
+    Strategy::BySizeAndDuration,
+    Strategy::ByArea,
+    Strategy::ByDuration,
+];
 
 /// Puts the items in the order that a strategy asks for: largest key first, equal keys in order of time.
-pub(crate) fn sort(
-    timeline: &Timeline,
-    strategy: Strategy,
-    keys: &mut Vec<(u128, u32)>,
-    order: &mut Vec<u32>,
-) {
+pub(crate) fn sort(timeline: &Timeline, strategy: Strategy, keys: &mut Vec<(u128, u32)>, order: &mut Vec<u32>) {
+    let peak = timeline.peak_section();
     keys.clear();
-    keys.extend(timeline.items.iter().enumerate().map(|(index, item)| {
-        let (size, duration) = (u128::from(item.size), u128::from(item.duration()));
-        let key = match strategy {
-            Strategy::ByArea => size * duration,
-            Strategy::ByDuration => duration << 64 | size,
-            Strategy::ByPressure => {
-                let live = &timeline.live[item.start as usize..item.end as usize];
-                u128::from(live.iter().copied().max().unwrap_or(0)) << 64 | size
-            }
-            _ => size << 32 | duration,
-        };
-        (!key, index as u32)
-    }));
+    keys.extend(timeline.items.iter().enumerate().map(|(index, item)| (!key(item, strategy, peak), index as u32)));
     keys.sort_unstable();
     order.clear();
     order.extend(keys.iter().map(|(_, index)| index));
+}
+
+fn key(item: &Span, strategy: Strategy, peak: u32) -> u128 {
+    let (size, duration) = (u128::from(item.size), u128::from(item.duration()));
+    match strategy {
+        Strategy::FromPeak if item.start <= peak && peak < item.end => 1 << 127 | duration << 64 | size,
+        Strategy::BySizeAndDuration => size * (duration << 40).isqrt(),
+        Strategy::ByArea => size * duration,
+        Strategy::ByDuration => duration << 64 | size,
+        _ => size << 32 | duration,
+    }
 }
 
 /// Places items at the lowest offset, in the order given.
@@ -50,29 +54,54 @@ pub(crate) struct Greedy {
 }
 
 impl Greedy {
-    /// Fills `offsets`; returns the peak, or gives up as soon as it would be `bound` or more.
+    /// Fills `offsets` and returns the peak; or, as soon as an item would reach beyond `limit`, its index in `order`.
     pub(crate) fn place(
         &mut self,
         timeline: &Timeline,
         conflicts: &Conflicts,
         order: &[u32],
-        bound: u64,
+        limit: u64,
         offsets: &mut Vec<u64>,
-    ) -> Option<u64> {
+    ) -> Result<u64, usize> {
         offsets.clear();
         offsets.resize(timeline.items.len(), UNPLACED);
         let mut peak = 0;
-        for &item in order {
+        for (index, &item) in order.iter().enumerate() {
             let item = item as usize;
             let size = timeline.items[item].size;
             let offset = self.lowest(timeline, conflicts, item, offsets);
             peak = peak.max(offset + size);
-            if peak >= bound {
-                return None;
+            if peak > limit {
+                return Err(index);
             }
             offsets[item] = offset;
         }
-        Some(peak)
+        Ok(peak)
+    }
+
+    /// Tries to stay below `limit` by moving the item that did not fit to the front of the order, again and again, until
+    /// `steps` items have been placed.
+    pub(crate) fn repair(
+        &mut self,
+        timeline: &Timeline,
+        conflicts: &Conflicts,
+        order: &mut [u32],
+        limit: u64,
+        steps: usize,
+        offsets: &mut Vec<u64>,
+    ) -> Option<u64> {
+        let mut left = steps;
+        loop {
+            match self.place(timeline, conflicts, order, limit, offsets) {
+                Ok(peak) => return Some(peak),
+                // It was the first to be placed: it does not fit at all.
+                Err(0) => return None,
+                Err(index) => {
+                    order[..=index].rotate_right(1);
+                    left = left.checked_sub(index + 1)?;
+                }
+            }
+        }
     }
 
     /// The lowest offset at which `item` overlaps nothing that is placed.

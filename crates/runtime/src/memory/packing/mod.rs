@@ -27,6 +27,7 @@
 mod check;
 mod chunks;
 mod conflicts;
+mod exact;
 mod greedy;
 mod packer;
 mod problem;

@@ -2,13 +2,17 @@
 
 use super::chunks::Chunks;
 use super::conflicts::Conflicts;
+use super::exact::{Exact, Verdict};
 use super::greedy::{Greedy, ORDERS, sort};
 use super::problem::{Effort, Packing, PackingError, Placement, Problem, Strategy};
 use super::time_order::TimeOrder;
 use super::timeline::Timeline;
 
 /// Conflicts are listed one by one up to this many; beyond, orders are placed without lists.
-const CONFLICT_LIMIT: usize = 1 << 25;
+const CONFLICT_LIMIT: usize = 1 << 26;
+
+/// How many items are placed again, at most, to repair an order that misses the lower bound.
+const REPAIR_STEPS: usize = 2_000;
 
 /// Packs a problem.
 pub fn pack(problem: &Problem, effort: Effort) -> Result<Packing, PackingError> {
@@ -29,6 +33,7 @@ pub struct Packer {
     order: Vec<u32>,
     trial: Vec<u64>,
     offsets: Vec<u64>,
+    exact: Exact,
     chunks: Chunks,
     chunk_trial: Chunks,
     best: Packing,
@@ -39,12 +44,20 @@ impl Packer {
     pub fn pack(&mut self, problem: &Problem, effort: Effort) -> Result<&Packing, PackingError> {
         self.timeline.build(problem)?;
         self.best.lower_bound = self.timeline.lower_bound;
-        self.best.strategy = Strategy::TimeOrder;
         self.best.steps = 0;
         self.best.proved_optimal = false;
-        self.best.peak = self.time_order.place(&self.timeline, &mut self.offsets);
         self.fast();
-        let _ = effort;
+        if let Effort::Exact { capacity, steps } = effort {
+            let capacity = capacity.unwrap_or(self.timeline.lower_bound);
+            let verdict = self.exact.solve(&self.timeline, capacity, steps, &mut self.trial);
+            if verdict == Verdict::Fits {
+                self.best.peak = capacity;
+                self.best.strategy = Strategy::Exact;
+                std::mem::swap(&mut self.offsets, &mut self.trial);
+            }
+            self.best.steps = self.exact.spent;
+            eprintln!("{verdict:?} steps {} hits {}", self.exact.spent, self.exact.hits);
+        }
         match problem.max_chunk {
             Some(limit) if limit < self.best.peak => self.fill_chunks(problem, limit),
             _ => self.write_down(problem),
@@ -57,26 +70,30 @@ impl Packer {
         Ok(&self.best)
     }
 
+    /// The free list in time order, then greedy orders; stops at the lower bound.
     fn fast(&mut self) {
-        if self.at_lower_bound() || !self.conflicts.build(&self.timeline, CONFLICT_LIMIT) {
+        let Packer { timeline, conflicts, greedy, order, trial, offsets, best, .. } = self;
+        best.strategy = Strategy::TimeOrder;
+        best.peak = self.time_order.place(timeline, offsets);
+        if best.peak <= timeline.lower_bound || !conflicts.build(timeline, CONFLICT_LIMIT) {
             return;
         }
         for strategy in ORDERS {
-            sort(&self.timeline, strategy, &mut self.keys, &mut self.order);
-            let peak = self.greedy.place(
-                &self.timeline,
-                &self.conflicts,
-                &self.order,
-                self.best.peak,
-                &mut self.trial,
-            );
-            if let Some(peak) = peak {
-                self.best.peak = peak;
-                self.best.strategy = strategy;
-                std::mem::swap(&mut self.offsets, &mut self.trial);
-                if self.at_lower_bound() {
+            sort(timeline, strategy, &mut self.keys, order);
+            if let Ok(peak) = greedy.place(timeline, conflicts, order, best.peak - 1, trial) {
+                best.peak = peak;
+                best.strategy = strategy;
+                std::mem::swap(offsets, trial);
+                if peak <= timeline.lower_bound {
                     return;
                 }
+            }
+            let limit = timeline.lower_bound;
+            if let Some(peak) = greedy.repair(timeline, conflicts, order, limit, REPAIR_STEPS, trial) {
+                best.peak = peak;
+                best.strategy = Strategy::Repair;
+                std::mem::swap(offsets, trial);
+                return;
             }
         }
     }

@@ -75,12 +75,16 @@ pub enum Strategy {
     TimeOrder,
     /// Lowest place first, items in order of their size.
     BySize,
+    /// Lowest place first; what is alive at the peak comes first, longest-lived first, then the others by size.
+    FromPeak,
+    /// Lowest place first, items in order of size × √duration.
+    BySizeAndDuration,
     /// Lowest place first, items in order of size × duration.
     ByArea,
     /// Lowest place first, items in order of their duration.
     ByDuration,
-    /// Lowest place first, items in order of the bytes alive beside them.
-    ByPressure,
+    /// A greedy order in which items that did not fit were moved to the front.
+    Repair,
     /// A seeded search among many orders.
     Search,
     /// Branch and bound.
@@ -92,9 +96,11 @@ impl fmt::Display for Strategy {
         f.write_str(match self {
             Strategy::TimeOrder => "free list in time order",
             Strategy::BySize => "greedy by size",
+            Strategy::FromPeak => "greedy from the peak",
+            Strategy::BySizeAndDuration => "greedy by size and duration",
             Strategy::ByArea => "greedy by area",
             Strategy::ByDuration => "greedy by duration",
-            Strategy::ByPressure => "greedy by pressure",
+            Strategy::Repair => "greedy with repairs",
             Strategy::Search => "search",
             Strategy::Exact => "exact",
         })

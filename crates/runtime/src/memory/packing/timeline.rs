@@ -52,6 +52,11 @@ impl Timeline {
         self.live.len()
     }
 
+    /// The first section in which most bytes are alive.
+    pub(crate) fn peak_section(&self) -> u32 {
+        self.live.iter().position(|live| *live == self.lower_bound).unwrap_or(0) as u32
+    }
+
     /// Reads a problem. Takes linear time where moments are about as many as items, as they are in a graph.
     pub(crate) fn build(&mut self, problem: &Problem) -> Result<(), PackingError> {
         let last = validate(problem)?;
