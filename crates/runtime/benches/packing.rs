@@ -112,7 +112,7 @@ fn main() {
             let efforts = [
                 ("fast", Effort::Fast),
                 ("search", Effort::Search { seed: 1, steps: 50_000_000 }),
-                ("exact", Effort::Exact { capacity, steps: 200_000 }),
+                ("exact", Effort::Exact { capacity, steps: 400_000_000 }),
             ];
             for (effort, how) in
                 efforts.into_iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name))

@@ -1,13 +1,11 @@
-//! Packing into several buffers, where one cannot be large enough.
+//! Several buffers, where one cannot be large enough: the free lists of all of them, in order of time.
 //!
-//! Each item goes where the chunks that are already there grow least: into a hole if there is one, on top of the chunk
-//! that has most room below its top if there is none, and into a new chunk only when no other can take it. A chunk may
-//! grow up to the limit; one that was opened for an item beyond the limit never grows, but others may use its bytes
-//! while that item is not alive.
+//! Each item goes where the chunks that are already there grow least: into the hole that fits best if there is one, on
+//! top of a chunk if there is none, and into a new chunk only when no other can take it. A chunk may grow up to the
+//! limit; one that was opened for an item beyond the limit never grows, but others may use its bytes while that item is
+//! not alive. This is the baseline; see [`walls`](super::walls) for what does better.
 #![expect(clippy::indexing_slicing, reason = "orders are permutations of the timeline's items")]
 
-use super::conflicts::Conflicts;
-use super::greedy::UNPLACED;
 use super::problem::Placement;
 use super::timeline::Timeline;
 use crate::memory::free_blocks::{Block, FreeBlocks};
@@ -28,7 +26,6 @@ pub(crate) struct Chunks {
     pub(crate) placements: Vec<Placement>,
     chunks: Vec<Chunk>,
     free: Vec<FreeBlocks>,
-    taken: Vec<(u32, u64, u64)>,
     ending: Vec<Vec<u32>>,
 }
 
@@ -72,69 +69,10 @@ impl Chunks {
         self.sizes().sum()
     }
 
-    /// The items in the order given, each in its lowest place. Returns the bytes of all chunks, or nothing when they
-    /// would be `bound` or more.
-    pub(crate) fn place(
-        &mut self,
-        timeline: &Timeline,
-        conflicts: &Conflicts,
-        order: &[u32],
-        limit: u64,
-        bound: u64,
-    ) -> Option<u64> {
-        self.start(timeline);
-        let mut total = 0;
-        for &item in order {
-            let item = item as usize;
-            let size = timeline.items[item].size;
-            let (growth, chunk, offset) = match self.best(timeline, conflicts, item) {
-                Some(choice) => choice,
-                None => (size, self.open(limit, size), 0),
-            };
-            total += growth;
-            if total >= bound {
-                return None;
-            }
-            self.put(item, chunk, offset, size);
-        }
-        Some(total)
-    }
-
-    /// The place in the existing chunks where `item` makes them grow least, as (growth, chunk, offset).
-    fn best(&mut self, timeline: &Timeline, conflicts: &Conflicts, item: usize) -> Option<(u64, usize, u64)> {
-        self.taken.clear();
-        let earlier = conflicts.earlier(item).iter().map(|&other| other as usize);
-        for other in earlier.chain(conflicts.later(item)) {
-            let Placement { chunk, offset } = self.placements[other];
-            if offset != UNPLACED {
-                self.taken.push((chunk, offset, offset + timeline.items[other].size));
-            }
-        }
-        self.taken.sort_unstable();
-        let size = timeline.items[item].size;
-        let mut taken = self.taken.iter().peekable();
-        let mut best: Option<(u64, usize, u64)> = None;
-        for (index, chunk) in self.chunks.iter().enumerate() {
-            let mut floor = 0;
-            while let Some(&(_, offset, end)) = taken.next_if(|next| next.0 as usize == index) {
-                if offset >= floor + size {
-                    break;
-                }
-                floor = floor.max(end);
-            }
-            while taken.next_if(|next| next.0 as usize == index).is_some() {}
-            let growth = (floor + size).saturating_sub(chunk.size);
-            if floor + size <= chunk.limit && best.is_none_or(|(least, ..)| growth < least) {
-                best = Some((growth, index, floor));
-            }
-        }
-        best
-    }
-
     fn start(&mut self, timeline: &Timeline) {
         self.chunks.clear();
         self.placements.clear();
-        self.placements.resize(timeline.items.len(), Placement { chunk: 0, offset: UNPLACED });
+        self.placements.resize(timeline.items.len(), Placement::default());
     }
 
     fn open(&mut self, limit: u64, size: u64) -> usize {

@@ -19,8 +19,9 @@ pub(crate) struct Conflicts {
     earlier: Vec<u32>,
     /// For each item the end of the range of later items that it conflicts with.
     later_end: Vec<u32>,
-    /// Scratch: the items alive now, and for each item its place among them.
+    /// Scratch: the items alive now.
     alive: Vec<u32>,
+    listed: bool,
 }
 
 impl Conflicts {
@@ -36,7 +37,8 @@ impl Conflicts {
             self.later_end.push(end);
             pairs += end as usize - index - 1;
         }
-        if pairs > limit.min(u32::MAX as usize) {
+        self.listed = pairs <= limit.min(u32::MAX as usize);
+        if !self.listed {
             return false;
         }
         self.alive.clear();
@@ -53,6 +55,16 @@ impl Conflicts {
         }
         self.begin.push(self.earlier.len() as u32);
         true
+    }
+
+    /// Whether the conflicts of the present timeline have been listed.
+    pub(crate) fn listed(&self) -> bool {
+        self.listed
+    }
+
+    /// Forgets the timeline.
+    pub(crate) fn clear(&mut self) {
+        self.listed = false;
     }
 
     /// The items that started before `item` (or with it, but are listed before) and are alive when it starts.

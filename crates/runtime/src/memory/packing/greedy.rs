@@ -12,6 +12,7 @@
 use super::conflicts::Conflicts;
 use super::problem::Strategy;
 use super::timeline::{Span, Timeline};
+use super::walls::Walls;
 
 /// The offset of an item that has not been placed.
 pub(crate) const UNPLACED: u64 = u64::MAX;
@@ -26,10 +27,17 @@ pub(crate) const ORDERS: [Strategy; 5] = [
 ];
 
 /// Puts the items in the order that a strategy asks for: largest key first, equal keys in order of time.
-pub(crate) fn sort(timeline: &Timeline, strategy: Strategy, keys: &mut Vec<(u128, u32)>, order: &mut Vec<u32>) {
+pub(crate) fn sort(
+    timeline: &Timeline,
+    strategy: Strategy,
+    keys: &mut Vec<(u128, u32)>,
+    order: &mut Vec<u32>,
+) {
     let peak = timeline.peak_section();
     keys.clear();
-    keys.extend(timeline.items.iter().enumerate().map(|(index, item)| (!key(item, strategy, peak), index as u32)));
+    keys.extend(
+        timeline.items.iter().enumerate().map(|(index, item)| (!key(item, strategy, peak), index as u32)),
+    );
     keys.sort_unstable();
     order.clear();
     order.extend(keys.iter().map(|(_, index)| index));
@@ -51,6 +59,8 @@ fn key(item: &Span, strategy: Strategy, peak: u32) -> u128 {
 pub(crate) struct Greedy {
     /// The placed items that conflict with the one at hand, as (offset, end).
     taken: Vec<(u64, u64)>,
+    /// How many items have been looked at since this was last set to 0.
+    pub(crate) steps: u64,
 }
 
 impl Greedy {
@@ -59,6 +69,7 @@ impl Greedy {
         &mut self,
         timeline: &Timeline,
         conflicts: &Conflicts,
+        walls: &Walls,
         order: &[u32],
         limit: u64,
         offsets: &mut Vec<u64>,
@@ -66,10 +77,17 @@ impl Greedy {
         offsets.clear();
         offsets.resize(timeline.items.len(), UNPLACED);
         let mut peak = 0;
+        for (item, offset) in walls.large() {
+            peak = peak.max(offset + timeline.items[item].size);
+            offsets[item] = offset;
+        }
         for (index, &item) in order.iter().enumerate() {
             let item = item as usize;
+            if offsets[item] != UNPLACED {
+                continue;
+            }
             let size = timeline.items[item].size;
-            let offset = self.lowest(timeline, conflicts, item, offsets);
+            let offset = self.lowest(timeline, conflicts, walls, item, offsets);
             peak = peak.max(offset + size);
             if peak > limit {
                 return Err(index);
@@ -79,33 +97,39 @@ impl Greedy {
         Ok(peak)
     }
 
-    /// Tries to stay below `limit` by moving the item that did not fit to the front of the order, again and again, until
-    /// `steps` items have been placed.
+    /// Tries to stay below `limit` by moving the item that did not fit to the front of the order, again and again, for
+    /// `steps` steps; a step is a look at one item.
     pub(crate) fn repair(
         &mut self,
         timeline: &Timeline,
         conflicts: &Conflicts,
+        walls: &Walls,
         order: &mut [u32],
         limit: u64,
-        steps: usize,
+        steps: u64,
         offsets: &mut Vec<u64>,
     ) -> Option<u64> {
-        let mut left = steps;
-        loop {
-            match self.place(timeline, conflicts, order, limit, offsets) {
+        let last = self.steps.saturating_add(steps);
+        while self.steps < last {
+            match self.place(timeline, conflicts, walls, order, limit, offsets) {
                 Ok(peak) => return Some(peak),
                 // It was the first to be placed: it does not fit at all.
                 Err(0) => return None,
-                Err(index) => {
-                    order[..=index].rotate_right(1);
-                    left = left.checked_sub(index + 1)?;
-                }
+                Err(index) => order[..=index].rotate_right(1),
             }
         }
+        None
     }
 
     /// The lowest offset at which `item` overlaps nothing that is placed.
-    fn lowest(&mut self, timeline: &Timeline, conflicts: &Conflicts, item: usize, offsets: &[u64]) -> u64 {
+    fn lowest(
+        &mut self,
+        timeline: &Timeline,
+        conflicts: &Conflicts,
+        walls: &Walls,
+        item: usize,
+        offsets: &[u64],
+    ) -> u64 {
         self.taken.clear();
         let earlier = conflicts.earlier(item).iter().map(|&other| other as usize);
         for other in earlier.chain(conflicts.later(item)) {
@@ -114,13 +138,17 @@ impl Greedy {
                 self.taken.push((offset, offset + timeline.items[other].size));
             }
         }
+        self.steps += self.taken.len() as u64 + 1;
         self.taken.sort_unstable();
-        let (size, mut floor) = (timeline.items[item].size, 0);
+        let size = timeline.items[item].size;
+        let mut floor = walls.fit(0, size);
         for &(offset, end) in &self.taken {
             if offset >= floor + size {
                 break;
             }
-            floor = floor.max(end);
+            if end > floor {
+                floor = walls.fit(end, size);
+            }
         }
         floor
     }

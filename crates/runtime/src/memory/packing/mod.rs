@@ -28,11 +28,14 @@ mod check;
 mod chunks;
 mod conflicts;
 mod exact;
+mod fast;
 mod greedy;
 mod packer;
 mod problem;
+mod search;
 mod time_order;
 mod timeline;
+mod walls;
 
 pub use check::{Flaw, check};
 pub use packer::{Packer, pack};

@@ -2,17 +2,18 @@
 
 use super::chunks::Chunks;
 use super::conflicts::Conflicts;
-use super::exact::{Exact, Verdict};
-use super::greedy::{Greedy, ORDERS, sort};
+use super::exact::Exact;
+use super::greedy::Greedy;
 use super::problem::{Effort, Packing, PackingError, Placement, Problem, Strategy};
 use super::time_order::TimeOrder;
 use super::timeline::Timeline;
+use super::walls::Walls;
 
 /// Conflicts are listed one by one up to this many; beyond, orders are placed without lists.
-const CONFLICT_LIMIT: usize = 1 << 26;
+pub(super) const CONFLICT_LIMIT: usize = 1 << 26;
 
-/// How many items are placed again, at most, to repair an order that misses the lower bound.
-const REPAIR_STEPS: usize = 2_000;
+/// How many steps even the least effort takes to fill chunks, which greedy orders are not good at.
+const FAST_CHUNK_STEPS: u64 = 100_000;
 
 /// Packs a problem.
 pub fn pack(problem: &Problem, effort: Effort) -> Result<Packing, PackingError> {
@@ -25,18 +26,19 @@ pub fn pack(problem: &Problem, effort: Effort) -> Result<Packing, PackingError> 
 /// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Packer {
-    timeline: Timeline,
-    conflicts: Conflicts,
-    time_order: TimeOrder,
-    greedy: Greedy,
-    keys: Vec<(u128, u32)>,
-    order: Vec<u32>,
-    trial: Vec<u64>,
-    offsets: Vec<u64>,
-    exact: Exact,
+    pub(super) timeline: Timeline,
+    pub(super) conflicts: Conflicts,
+    pub(super) time_order: TimeOrder,
+    pub(super) greedy: Greedy,
+    pub(super) keys: Vec<(u128, u32)>,
+    pub(super) order: Vec<u32>,
+    pub(super) trial: Vec<u64>,
+    pub(super) offsets: Vec<u64>,
+    pub(super) exact: Exact,
     chunks: Chunks,
-    chunk_trial: Chunks,
-    best: Packing,
+    pub(super) walls: Walls,
+    best_walls: Walls,
+    pub(super) best: Packing,
 }
 
 impl Packer {
@@ -44,25 +46,22 @@ impl Packer {
     pub fn pack(&mut self, problem: &Problem, effort: Effort) -> Result<&Packing, PackingError> {
         self.timeline.build(problem)?;
         self.best.lower_bound = self.timeline.lower_bound;
+        self.best.proved_bound = self.timeline.lower_bound;
         self.best.steps = 0;
-        self.best.proved_optimal = false;
+        self.best.placements.clear();
+        self.best.placements.resize(problem.items.len(), Placement::default());
         self.fast();
-        if let Effort::Exact { capacity, steps } = effort {
-            let capacity = capacity.unwrap_or(self.timeline.lower_bound);
-            let verdict = self.exact.solve(&self.timeline, capacity, steps, &mut self.trial);
-            if verdict == Verdict::Fits {
-                self.best.peak = capacity;
-                self.best.strategy = Strategy::Exact;
-                std::mem::swap(&mut self.offsets, &mut self.trial);
-            }
-            self.best.steps = self.exact.spent;
-            eprintln!("{verdict:?} steps {} hits {}", self.exact.spent, self.exact.hits);
-        }
         match problem.max_chunk {
-            Some(limit) if limit < self.best.peak => self.fill_chunks(problem, limit),
-            _ => self.write_down(problem),
+            Some(limit) if limit < self.timeline.lower_bound => self.pack_chunks(problem, limit, effort),
+            limit => {
+                self.pack_whole(effort);
+                match limit {
+                    Some(limit) if limit < self.best.peak => self.pack_chunks(problem, limit, effort),
+                    _ => self.write_offsets(),
+                }
+            }
         }
-        self.best.proved_optimal |= self.at_lower_bound();
+        self.best.proved_optimal = self.best.peak <= self.best.proved_bound;
         #[cfg(debug_assertions)]
         if let Err(flaw) = super::check(problem, &self.best) {
             debug_assert!(false, "packing by {}: {flaw}", self.best.strategy);
@@ -70,79 +69,105 @@ impl Packer {
         Ok(&self.best)
     }
 
-    /// The free list in time order, then greedy orders; stops at the lower bound.
-    fn fast(&mut self) {
-        let Packer { timeline, conflicts, greedy, order, trial, offsets, best, .. } = self;
-        best.strategy = Strategy::TimeOrder;
-        best.peak = self.time_order.place(timeline, offsets);
-        if best.peak <= timeline.lower_bound || !conflicts.build(timeline, CONFLICT_LIMIT) {
-            return;
-        }
-        for strategy in ORDERS {
-            sort(timeline, strategy, &mut self.keys, order);
-            if let Ok(peak) = greedy.place(timeline, conflicts, order, best.peak - 1, trial) {
-                best.peak = peak;
-                best.strategy = strategy;
-                std::mem::swap(offsets, trial);
-                if peak <= timeline.lower_bound {
-                    return;
+    /// Improves on the first packing into one chunk.
+    fn pack_whole(&mut self, effort: Effort) {
+        match effort {
+            Effort::Fast => {}
+            Effort::Search { seed, steps } => self.search(steps, seed),
+            Effort::Exact { capacity: None, steps } => self.search(steps, 0),
+            Effort::Exact { capacity: Some(capacity), steps } => {
+                if self.best.peak > capacity && self.exact.read(&self.timeline, &self.walls) {
+                    self.attempt(capacity, steps, 0);
                 }
             }
-            let limit = timeline.lower_bound;
-            if let Some(peak) = greedy.repair(timeline, conflicts, order, limit, REPAIR_STEPS, trial) {
-                best.peak = peak;
-                best.strategy = Strategy::Repair;
-                std::mem::swap(offsets, trial);
-                return;
-            }
         }
-    }
-
-    fn at_lower_bound(&self) -> bool {
-        self.best.peak <= self.timeline.lower_bound
     }
 
     /// Packs into chunks of at most `limit` bytes, when one chunk would not do.
-    fn fill_chunks(&mut self, problem: &Problem, limit: u64) {
-        let Packer { timeline, conflicts, chunks, chunk_trial: trial, best, .. } = self;
-        best.strategy = Strategy::TimeOrder;
-        best.peak = chunks.place_in_time_order(timeline, limit);
-        if best.peak > timeline.lower_bound && conflicts.build(timeline, CONFLICT_LIMIT) {
-            for strategy in ORDERS {
-                sort(timeline, strategy, &mut self.keys, &mut self.order);
-                if let Some(peak) = trial.place(timeline, conflicts, &self.order, limit, best.peak) {
-                    best.peak = peak;
-                    best.strategy = strategy;
-                    std::mem::swap(chunks, trial);
-                    if peak <= timeline.lower_bound {
-                        break;
-                    }
+    fn pack_chunks(&mut self, problem: &Problem, limit: u64, effort: Effort) {
+        self.best.proved_bound = self.timeline.lower_bound;
+        let baseline = self.chunks.place_in_time_order(&self.timeline, limit);
+        self.best.peak = baseline;
+        self.best.strategy = Strategy::TimeOrder;
+        self.walls.even(&self.timeline, limit, problem.alignment);
+        self.fill_chunks(effort);
+        // Chunks of any size are as good: large ones, ones of the largest item's size, and some between.
+        let largest = self.timeline.largest.min(limit);
+        for size in [limit, largest, largest.saturating_mul(2), largest.saturating_add(limit) / 2] {
+            if self.best.peak > self.timeline.lower_bound && size <= limit {
+                self.walls.fitted(&self.timeline, limit, problem.alignment, size);
+                self.fill_chunks(effort);
+            }
+        }
+        if self.best.peak < baseline {
+            std::mem::swap(&mut self.walls, &mut self.best_walls);
+            self.write_offsets();
+        } else {
+            self.best.chunks.clear();
+            self.best.chunks.extend(self.chunks.sizes());
+            for (&origin, placement) in self.timeline.origin.iter().zip(&self.chunks.placements) {
+                if let Some(place) = self.best.placements.get_mut(origin as usize) {
+                    *place = *placement;
                 }
             }
         }
-        self.start_writing(problem);
-        self.best.chunks.extend(self.chunks.sizes());
-        for (&origin, placement) in self.timeline.origin.iter().zip(&self.chunks.placements) {
-            if let Some(place) = self.best.placements.get_mut(origin as usize) {
-                *place = *placement;
-            }
+    }
+
+    /// Fills the chunks between the present walls.
+    fn fill_chunks(&mut self, effort: Effort) {
+        self.try_orders();
+        self.search(FAST_CHUNK_STEPS, 0);
+        match effort {
+            Effort::Fast => {}
+            Effort::Search { seed, steps } => self.search(steps / 5, seed),
+            Effort::Exact { steps, .. } => self.search(steps / 5, 0),
         }
+    }
+
+    /// Makes the offsets just tried the best, if they are. `peak` is the highest byte they use.
+    pub(super) fn keep(&mut self, peak: u64, strategy: Strategy) {
+        let bytes = if self.walls.any() { self.bytes_in_chunks() } else { peak };
+        if bytes < self.best.peak {
+            self.best.peak = bytes;
+            self.best.strategy = strategy;
+            if self.walls.any() {
+                self.best_walls.clone_from(&self.walls);
+            }
+            std::mem::swap(&mut self.offsets, &mut self.trial);
+        }
+    }
+
+    /// Bytes of all chunks, by the offsets just tried: a chunk ends where its highest item does.
+    fn bytes_in_chunks(&mut self) -> u64 {
+        self.best.chunks.clear();
+        for (item, &offset) in self.timeline.items.iter().zip(&self.trial) {
+            grow(&mut self.best.chunks, self.walls.place(offset), item.size);
+        }
+        self.best.chunks.iter().sum()
     }
 
     /// Writes down the best offsets in the problem's order.
-    fn write_down(&mut self, problem: &Problem) {
-        self.start_writing(problem);
-        self.best.chunks.push(self.best.peak);
-        for (&origin, &offset) in self.timeline.origin.iter().zip(&self.offsets) {
-            if let Some(placement) = self.best.placements.get_mut(origin as usize) {
-                placement.offset = offset;
+    fn write_offsets(&mut self) {
+        let Packer { timeline, walls, offsets, best, .. } = self;
+        best.chunks.clear();
+        best.chunks.push(0);
+        for ((&origin, item), &offset) in timeline.origin.iter().zip(&timeline.items).zip(&*offsets) {
+            let place = walls.place(offset);
+            grow(&mut best.chunks, place, item.size);
+            if let Some(placement) = best.placements.get_mut(origin as usize) {
+                *placement = place;
             }
         }
     }
+}
 
-    fn start_writing(&mut self, problem: &Problem) {
-        self.best.chunks.clear();
-        self.best.placements.clear();
-        self.best.placements.resize(problem.items.len(), Placement::default());
+/// Makes a chunk large enough for an item.
+fn grow(chunks: &mut Vec<u64>, place: Placement, size: u64) {
+    let chunk = place.chunk as usize;
+    if chunk >= chunks.len() {
+        chunks.resize(chunk + 1, 0);
+    }
+    if let Some(bytes) = chunks.get_mut(chunk) {
+        *bytes = (place.offset + size).max(*bytes);
     }
 }

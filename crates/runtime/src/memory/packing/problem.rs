@@ -52,9 +52,11 @@ pub struct Packing {
     pub peak: u64,
     /// No packing can have a lower peak: the most bytes that are alive at one time.
     pub lower_bound: u64,
+    /// No packing can have a lower peak, as far as is known: the lower bound, or more after an exhaustive search.
+    pub proved_bound: u64,
     /// What found it.
     pub strategy: Strategy,
-    /// True when no packing has a lower peak, be it because of the lower bound or after an exhaustive search.
+    /// True when the peak is the proved bound: there is no better packing.
     pub proved_optimal: bool,
     /// Steps of search spent.
     pub steps: u64,
@@ -85,10 +87,8 @@ pub enum Strategy {
     ByDuration,
     /// A greedy order in which items that did not fit were moved to the front.
     Repair,
-    /// A seeded search among many orders.
-    Search,
     /// Branch and bound.
-    Exact,
+    BranchAndBound,
 }
 
 impl fmt::Display for Strategy {
@@ -101,8 +101,7 @@ impl fmt::Display for Strategy {
             Strategy::ByArea => "greedy by area",
             Strategy::ByDuration => "greedy by duration",
             Strategy::Repair => "greedy with repairs",
-            Strategy::Search => "search",
-            Strategy::Exact => "exact",
+            Strategy::BranchAndBound => "branch and bound",
         })
     }
 }
@@ -112,18 +111,19 @@ impl fmt::Display for Strategy {
 pub enum Effort {
     /// The free list in time order and a few greedy orders; the best wins. Stops at the lower bound.
     Fast,
-    /// As `Fast`, then a search that always finds the same for the same seed and number of steps.
+    /// As `Fast`, then branch and bound at capacities between the lower bound and the best peak, for a limited time.
+    /// The same seed and number of steps always find the same.
     Search {
-        /// Decides which part of the space is searched.
+        /// Decides what is tried first.
         seed: u64,
-        /// The most steps to take; a step is the placing of one item.
+        /// The most steps to take; a step is a look at one item, some 50 ns.
         steps: u64,
     },
-    /// As `Fast`, then branch and bound, which proves its answer optimal unless the steps run out.
+    /// As `Search`, but until the answer is proved optimal, or the steps run out.
     Exact {
         /// Stop as soon as the peak is at most this; `None`: find the lowest peak there is.
         capacity: Option<u64>,
-        /// The most steps to take; a step is the placing of one item.
+        /// The most steps to take; a step is a look at one item, some 50 ns.
         steps: u64,
     },
 }
@@ -144,8 +144,8 @@ pub enum PackingError {
         /// Its end.
         end: u32,
     },
-    /// All sizes together, rounded up to the alignment, are beyond 2^63 bytes.
-    #[error("item {item} of {size} bytes brings the sum of all sizes beyond 2^63")]
+    /// All sizes together, rounded up to the alignment, are beyond 2^61 bytes.
+    #[error("item {item} of {size} bytes brings the sum of all sizes beyond 2^61")]
     TooLarge {
         /// Index of the item.
         item: usize,

@@ -159,7 +159,7 @@ fn validate(problem: &Problem) -> Result<u32, PackingError> {
         last = last.max(item.end);
         sum = (item.size.checked_next_multiple_of(problem.alignment))
             .and_then(|size| sum.checked_add(size))
-            .filter(|sum| *sum <= 1 << 63)
+            .filter(|sum| *sum <= 1 << 61)
             .ok_or(PackingError::TooLarge { item: index, size: item.size })?;
     }
     Ok(last)
