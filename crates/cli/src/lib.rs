@@ -1,3 +1,4 @@
 //! Runs one tensor graph on several processors at once.
 
 pub mod fetch;
+pub mod plan_instance;

@@ -99,7 +99,7 @@ fn small_problems_are_packed_as_well_as_trying_everything_does() {
         println!("seed {seed}");
         let problem = small_problem(&mut Rng::new(seed));
         let best = optimum(&problem.items);
-        let packing = packer.pack(&problem, Effort::Exact { capacity: None, steps: 1_000_000 }).unwrap();
+        let packing = packer.pack(&problem, Effort::Exact { capacity: None, steps: 20_000 }).unwrap();
         assert_eq!((packing.peak, packing.proved_optimal), (best, true));
         let packing = packer.pack(&problem, Effort::Search { seed, steps: 100_000 }).unwrap();
         assert_eq!(packing.peak, best);
@@ -110,15 +110,15 @@ fn small_problems_are_packed_as_well_as_trying_everything_does() {
 fn where_the_lower_bound_cannot_be_reached_that_is_proved() {
     let mut packer = Packer::default();
     let mut hard = 0;
-    for seed in 0..12_000 {
+    for seed in 0..20_000 {
         let problem = tight_problem(&mut Rng::new(seed));
-        let packing = packer.pack(&problem, Effort::Exact { capacity: None, steps: 1_000_000 }).unwrap();
+        let packing = packer.pack(&problem, Effort::Exact { capacity: None, steps: 20_000 }).unwrap();
         assert!(packing.proved_optimal, "seed {seed}");
-        if packing.peak > packing.lower_bound && problem.items.len() <= 11 {
+        if packing.peak > packing.lower_bound && problem.items.len() <= 10 {
             println!("seed {seed}");
             let peak = packing.peak;
             assert_eq!(peak, optimum(&problem.items));
-            let below = Effort::Exact { capacity: Some(peak - 1), steps: 1_000_000 };
+            let below = Effort::Exact { capacity: Some(peak - 1), steps: 20_000 };
             let packing = packer.pack(&problem, below).unwrap();
             assert_eq!(
                 (packing.peak >= peak, packing.proved_bound),
@@ -128,7 +128,7 @@ fn where_the_lower_bound_cannot_be_reached_that_is_proved() {
             hard += 1;
         }
     }
-    assert!(hard >= 3, "some of the problems are hard: {hard}");
+    assert!(hard >= 1, "some of the problems are hard: {hard}");
 }
 
 /// Tilings: rectangles cut into rectangles. The lower bound is the optimum, and hard to find by greed.

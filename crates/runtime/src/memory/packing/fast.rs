@@ -1,7 +1,7 @@
 //! The quick strategies: the free list in time order, then greedy orders, each repaired a little; stops at the lower
 //! bound.
 
-use super::greedy::{ORDERS, sort};
+use super::greedy::{Ground, ORDERS, sort};
 use super::packer::{CONFLICT_LIMIT, Packer};
 use super::problem::Strategy;
 
@@ -33,14 +33,16 @@ impl Packer {
             let Packer { timeline, conflicts, walls, greedy, order, trial, .. } = self;
             // With walls the bytes used can be less than the highest offset says: only the end tells.
             let limit = if walls.any() { u64::MAX } else { self.best.peak - 1 };
-            if let Ok(peak) = greedy.place(timeline, conflicts, walls, order, limit, trial) {
+            if let Ok(peak) = greedy.place(Ground { timeline, conflicts, walls }, order, limit, trial) {
                 self.keep(peak, strategy);
                 if self.best.peak <= goal {
                     return;
                 }
             }
             let Packer { timeline, conflicts, walls, greedy, order, trial, .. } = self;
-            if let Some(peak) = greedy.repair(timeline, conflicts, walls, order, goal, REPAIR_STEPS, trial) {
+            if let Some(peak) =
+                greedy.repair(Ground { timeline, conflicts, walls }, order, goal, REPAIR_STEPS, trial)
+            {
                 self.keep(peak, Strategy::Repair);
                 return;
             }

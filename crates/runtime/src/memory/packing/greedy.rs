@@ -54,6 +54,15 @@ fn key(item: &Span, strategy: Strategy, peak: u32) -> u128 {
     }
 }
 
+/// What items are placed on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ground<'a> {
+    pub(crate) timeline: &'a Timeline,
+    /// Listed for this timeline.
+    pub(crate) conflicts: &'a Conflicts,
+    pub(crate) walls: &'a Walls,
+}
+
 /// Places items at the lowest offset, in the order given.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Greedy {
@@ -67,13 +76,12 @@ impl Greedy {
     /// Fills `offsets` and returns the peak; or, as soon as an item would reach beyond `limit`, its index in `order`.
     pub(crate) fn place(
         &mut self,
-        timeline: &Timeline,
-        conflicts: &Conflicts,
-        walls: &Walls,
+        ground: Ground<'_>,
         order: &[u32],
         limit: u64,
         offsets: &mut Vec<u64>,
     ) -> Result<u64, usize> {
+        let Ground { timeline, walls, .. } = ground;
         offsets.clear();
         offsets.resize(timeline.items.len(), UNPLACED);
         let mut peak = 0;
@@ -87,7 +95,7 @@ impl Greedy {
                 continue;
             }
             let size = timeline.items[item].size;
-            let offset = self.lowest(timeline, conflicts, walls, item, offsets);
+            let offset = self.lowest(ground, item, offsets);
             peak = peak.max(offset + size);
             if peak > limit {
                 return Err(index);
@@ -101,9 +109,7 @@ impl Greedy {
     /// `steps` steps; a step is a look at one item.
     pub(crate) fn repair(
         &mut self,
-        timeline: &Timeline,
-        conflicts: &Conflicts,
-        walls: &Walls,
+        ground: Ground<'_>,
         order: &mut [u32],
         limit: u64,
         steps: u64,
@@ -111,7 +117,7 @@ impl Greedy {
     ) -> Option<u64> {
         let last = self.steps.saturating_add(steps);
         while self.steps < last {
-            match self.place(timeline, conflicts, walls, order, limit, offsets) {
+            match self.place(ground, order, limit, offsets) {
                 Ok(peak) => return Some(peak),
                 // It was the first to be placed: it does not fit at all.
                 Err(0) => return None,
@@ -122,14 +128,8 @@ impl Greedy {
     }
 
     /// The lowest offset at which `item` overlaps nothing that is placed.
-    fn lowest(
-        &mut self,
-        timeline: &Timeline,
-        conflicts: &Conflicts,
-        walls: &Walls,
-        item: usize,
-        offsets: &[u64],
-    ) -> u64 {
+    fn lowest(&mut self, ground: Ground<'_>, item: usize, offsets: &[u64]) -> u64 {
+        let Ground { timeline, conflicts, walls } = ground;
         self.taken.clear();
         let earlier = conflicts.earlier(item).iter().map(|&other| other as usize);
         for other in earlier.chain(conflicts.later(item)) {

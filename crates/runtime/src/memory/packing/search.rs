@@ -5,7 +5,7 @@
 //! the middle between what may be possible and what is known to be, and so on until the steps are spent.
 
 use super::exact::Verdict;
-use super::greedy::{ORDERS, sort};
+use super::greedy::{Ground, ORDERS, sort};
 use super::packer::Packer;
 use super::problem::Strategy;
 
@@ -80,9 +80,7 @@ impl Packer {
             sort(&self.timeline, strategy, &mut self.keys, &mut self.order);
             let Packer { timeline, conflicts, walls, greedy, order, trial, .. } = self;
             found = greedy.repair(
-                timeline,
-                conflicts,
-                walls,
+                Ground { timeline, conflicts, walls },
                 order,
                 capacity,
                 steps / ORDERS.len() as u64,
