@@ -252,14 +252,14 @@ impl<'a> Attention<'a> {
         worker.chunks(kv_heads * blocks * splits, |unit| {
             // Late queries see the most cells under a causal span: they go first.
             let block = blocks - 1 - unit / (kv_heads * splits);
-            let (kv_head, split) = (unit / splits % kv_heads, unit % splits);
+            // The heads of a cell lie side by side: taking them in turn makes neighbouring reads meet in the cache.
+            let (kv_head, split) = (unit % kv_heads, unit / kv_heads % splits);
             unit::run(self, kv_head, block, split, scratch.cast(), parts);
         });
         if splits > 1 {
             worker.barrier()?;
-            worker.chunks(tokens, |token| {
-                (0..self.shape.heads).for_each(|head| unit::merge(self, token, head, parts));
-            });
+            let heads = self.shape.heads;
+            worker.chunks(tokens * heads, |row| unit::merge(self, row / heads, row % heads, parts));
         }
         Ok(())
     }

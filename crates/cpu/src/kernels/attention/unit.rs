@@ -14,7 +14,7 @@ use quadriga_graph::DType;
 
 use super::{Attention, Plan, Rows, SPLIT};
 use crate::kernels::vec::simd::{Simd, dispatch};
-use crate::kernels::vec::{exp, q8_0, tanh};
+use crate::kernels::vec::{self, exp, q8_0, tanh};
 
 /// Cells taken at a time.
 const TILE: usize = 32;
@@ -126,9 +126,11 @@ pub(super) fn merge(attention: &Attention<'_>, token: usize, head: usize, parts:
             let own = *part.add(pad);
             let factor = if own == f32::NEG_INFINITY { 0.0 } else { (own - largest).exp() };
             total += factor * *part.add(pad + 1);
-            for i in 0..pad {
-                let scaled = if factor == 0.0 { 0.0 } else { factor * *part.add(i) };
-                *first.add(i) = if split == 0 { scaled } else { *first.add(i) + scaled };
+            if split == 0 {
+                vec::scale(attention.isa, std::slice::from_raw_parts_mut(first, pad), factor);
+            } else if factor > 0.0 {
+                let sums = std::slice::from_raw_parts_mut(first, pad);
+                vec::axpy(attention.isa, factor, std::slice::from_raw_parts(part, pad), sums);
             }
         }
         write(attention, token, head, first, if total > 0.0 { 1.0 / total } else { 0.0 });
@@ -210,7 +212,7 @@ unsafe fn visible(attention: &Attention<'_>, place: &Place, cell: usize, count: 
 }
 
 #[inline(always)]
-unsafe fn masked(dtype: DType, row: *const u8, cell: usize) -> f32 {
+pub(super) unsafe fn masked(dtype: DType, row: *const u8, cell: usize) -> f32 {
     // SAFETY: promised by the caller.
     unsafe {
         if dtype == DType::F32 {
@@ -295,10 +297,16 @@ unsafe fn widen<S: Simd>(
     to: *mut f32,
 ) {
     let whole = width - width % S::N;
+    let row_bytes = width / dtype.block_len() * dtype.block_bytes();
     for i in 0..count {
         // SAFETY: promised by the caller.
         unsafe {
             let (row, out) = (from.row(cell + i, head), to.add(i * pad));
+            // Heads of a cell are read at different times, in steps that hardware does not foresee.
+            let ahead = from.row(cell + i + TILE, head);
+            for line in (0..row_bytes).step_by(64) {
+                S::prefetch(ahead.wrapping_add(line));
+            }
             match dtype {
                 DType::F32 => {
                     for j in (0..whole).step_by(S::N) {

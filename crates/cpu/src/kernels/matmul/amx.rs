@@ -48,10 +48,10 @@ static CONFIGURATION: Configuration = Configuration {
 };
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(_token: Amx, task: &Task<'_>) {
+pub(super) fn product(token: Amx, task: &Task<'_>) {
     // SAFETY: the token proves the instructions and the permission to use tiles; the task was checked by `multiply`.
     unsafe {
-        asm!("ldtilecfg [{0}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly));
+        configure(token);
         match task.layout.dtype() {
             DType::BF16 => tiles_in_place(task),
             DType::F16 => {
@@ -59,8 +59,20 @@ pub(super) fn product(_token: Amx, task: &Task<'_>) {
             }
             dtype => with_packed!(dtype, quantized(task)),
         }
-        asm!("tilerelease", options(nostack, nomem));
+        release(token);
     }
+}
+
+/// Sets this thread's tile registers up: eight tiles of 16 rows × 64 bytes.
+pub(crate) fn configure(_token: Amx) {
+    // SAFETY: the token proves that the instruction exists and that the process may use it.
+    unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
+}
+
+/// Gives the tile registers back, so that the system need not save them.
+pub(crate) fn release(_token: Amx) {
+    // SAFETY: the token proves that the instruction exists.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
@@ -155,13 +167,27 @@ macro_rules! tile_loop {
     };
 }
 
+/// Two strips of A × two groups of B, into tmm0 to tmm3.
+///
 /// # Safety
 /// Tiles are configured; each pointer has `count > 0` tiles.
-unsafe fn tile_2x2(a: [*const u8; 2], b: [*const u8; 2], count: usize) {
+pub(crate) unsafe fn tile_2x2(a: [*const u8; 2], b: [*const u8; 2], count: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+        tile_2x2_more(a, b, count);
+    }
+}
+
+/// As [`tile_2x2`], added to what tmm0 to tmm3 hold.
+///
+/// # Safety
+/// As [`tile_2x2`].
+pub(crate) unsafe fn tile_2x2_more(a: [*const u8; 2], b: [*const u8; 2], count: usize) {
     // SAFETY: promised by the caller. No other code of the process keeps state in tile registers.
     unsafe {
         tile_loop!(
-            ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+            [],
             [
                 "tileloadd tmm6, [{b0} + {stride}*1]",
                 "tileloadd tmm4, [{a0} + {stride}*1]",
@@ -258,6 +284,38 @@ unsafe fn tile_store<const TILE_REGISTER: usize>(out: *mut f32, stride: usize) {
     }
 }
 
+/// Loads tmm0 to tmm3 from 32 rows of 32 numbers, `stride` numbers apart.
+///
+/// # Safety
+/// Tiles are configured; the rows are readable.
+pub(crate) unsafe fn load_2x2(from: *const f32, stride: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        asm!(
+            "tileloadd tmm0, [{a} + {stride}*1]",
+            "tileloadd tmm1, [{a} + {stride}*1 + 64]",
+            "tileloadd tmm2, [{b} + {stride}*1]",
+            "tileloadd tmm3, [{b} + {stride}*1 + 64]",
+            a = in(reg) from, b = in(reg) from.add(16 * stride), stride = in(reg) stride * 4,
+            options(nostack, readonly)
+        );
+    }
+}
+
+/// Stores tmm0 to tmm3 as 32 rows of 32 numbers, `stride` numbers apart.
+///
+/// # Safety
+/// Tiles are configured; the rows are writable.
+pub(crate) unsafe fn store_2x2(to: *mut f32, stride: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        tile_store::<0>(to, stride * 4);
+        tile_store::<1>(to.add(16), stride * 4);
+        tile_store::<2>(to.add(16 * stride), stride * 4);
+        tile_store::<3>(to.add(16 * stride + 16), stride * 4);
+    }
+}
+
 /// Writes one tile of sums: straight to the output where it is whole, else row by row.
 unsafe fn store<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group: usize, add: bool) {
     let (row, column) = (strip * GROUP, group * GROUP);
@@ -288,7 +346,7 @@ unsafe fn store<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group
 /// The lane order that turns sixteen even and sixteen odd columns into pairs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pair_order() -> __m512i {
+pub(crate) fn pair_order() -> __m512i {
     let low: [i16; 32] = std::array::from_fn(|i| (i / 2 + 16 * (i % 2)) as i16);
     // SAFETY: an array of 64 bytes.
     unsafe { _mm512_loadu_si512(low.as_ptr().cast()) }

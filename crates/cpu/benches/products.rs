@@ -1,0 +1,243 @@
+//! How fast the kernels are: products and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
+//!
+//! `cargo bench -p quadriga-cpu --bench products -- [one-row|many-rows|f32|attention|pack] [threads] [isa]`
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use quadriga_cpu::isa::Isa;
+use quadriga_cpu::kernels::attention::{Attention, Memory, Rows, Shape};
+use quadriga_cpu::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
+use quadriga_cpu::kernels::{KernelError, vec};
+use quadriga_cpu::pool::Pool;
+use quadriga_graph::DType;
+
+/// With one thread, its own CPU time is measured: it does not count what other programs take.
+static ONE_THREAD: AtomicBool = AtomicBool::new(false);
+
+fn thread_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes the time that it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Seconds of the fastest of some runs, after one to warm up: what the code can do when nothing else runs.
+fn best(runs: usize, mut body: impl FnMut()) -> f64 {
+    body();
+    let mut times: Vec<f64> = (0..runs)
+        .map(|_| {
+            let (start, busy) = (Instant::now(), thread_seconds());
+            body();
+            if ONE_THREAD.load(Ordering::Relaxed) {
+                thread_seconds() - busy
+            } else {
+                start.elapsed().as_secs_f64()
+            }
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[0]
+}
+
+/// Reads memory front to back on all threads, as plainly as vectors can.
+fn read(pool: &Pool, isa: Isa, floats: &[f32]) {
+    let pieces: Vec<&[f32]> = floats.chunks(1 << 18).collect();
+    let total = std::sync::Mutex::new(0.0);
+    pool.run(&|worker| {
+        let mut sum = 0.0;
+        worker.chunks(pieces.len(), |i| sum += vec::sum(isa, pieces[i]));
+        *total.lock().unwrap() += sum;
+        Ok::<(), KernelError>(())
+    })
+    .unwrap();
+}
+
+/// A product of `m` rows; returns seconds.
+fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], m: usize, runs: usize) -> f64 {
+    let (n, k) = (layout.rows(), layout.columns());
+    let x: Vec<f32> = (0..m * k).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
+    let mut y = vec![0.0; m * n];
+    let input = Input::f32(&x, m, k, k).unwrap();
+    let output = Output::new(&mut y, m, n, n).unwrap();
+    let threads = pool.threads();
+    let mut work = vec![0; Activations::work_bytes(isa, layout.dtype(), m, k, threads).unwrap()];
+    let activations = Activations::new(isa, layout.dtype(), m, k, threads, &mut work).unwrap();
+    best(runs, || {
+        pool.run(&|worker| {
+            activations.prepare(worker, &input)?;
+            worker.barrier()?;
+            multiply(worker, &activations, &[Product { layout, packed, output: &output, first_row: 0 }])
+        })
+        .unwrap();
+    })
+}
+
+const TYPES: [DType; 15] = [
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+    DType::MXFP4,
+    DType::F16,
+    DType::BF16,
+];
+
+fn one_row(pool: &Pool, isa: Isa) {
+    let bytes = 600 << 20;
+    let memory = vec![0x11_u8; bytes];
+    let floats: Vec<f32> = vec![1.0; bytes / 4];
+    println!("one row, weights of {} MiB (larger than the last-level cache), {isa}:", bytes >> 20);
+    for dtype in TYPES {
+        let plain = best(5, || read(pool, isa, &floats));
+        let plain = bytes as f64 / plain / 1e9;
+        let k = 4096;
+        let n = bytes / dtype.row_bytes(k).unwrap() / 16 * 16;
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let seconds = product(pool, isa, &layout, &memory[..layout.bytes()], 1, 5);
+        let speed = layout.bytes() as f64 / seconds / 1e9;
+        println!(
+            "  {dtype:<7} {speed:6.2} GB/s = {:5.1} % of a plain read ({plain:.2})",
+            speed / plain * 100.0
+        );
+    }
+}
+
+fn many_rows(pool: &Pool, isa: Isa) {
+    for m in [512, 64, 16, 8, 4, 2, 1] {
+        println!("{m} rows, {isa}:");
+        for (dtype, n, k) in [
+            (DType::Q4_1, 576, 576),
+            (DType::Q4_1, 3072, 576),
+            (DType::Q4_1, 576, 1536),
+            (DType::Q8_0, 49152, 576),
+            (DType::Q4_K, 4096, 4096),
+            (DType::F16, 2048, 2048),
+        ] {
+            let layout = Layout::new(dtype, n, k).unwrap();
+            let packed = vec![0x11_u8; layout.bytes()];
+            let seconds = product(pool, isa, &layout, &packed, m, 15);
+            let work = 2.0 * (n * k * m) as f64;
+            let (gflops, speed) = (work / seconds / 1e9, layout.bytes() as f64 / seconds / 1e9);
+            println!(
+                "  {dtype:<5} {n:>5} × {k:<4} {:9.1} µs {gflops:8.1} GFLOP/s {speed:6.2} GB/s",
+                seconds * 1e6
+            );
+        }
+    }
+}
+
+fn f32_cube(pool: &Pool, isa: Isa) {
+    let size = 1024;
+    let layout = Layout::new(DType::F32, size, size).unwrap();
+    let packed = vec![0x11_u8; layout.bytes()];
+    let seconds = product(pool, isa, &layout, &packed, size, 7);
+    println!("f32 {size}³, {isa}: {:.1} GFLOP/s", 2.0 * (size as f64).powi(3) / seconds / 1e9);
+}
+
+fn attention(pool: &Pool, isa: Isa) {
+    for (tokens, cells) in [(1, 512), (1, 4096), (512, 512)] {
+        let shape = Shape {
+            heads: 9,
+            kv_heads: 3,
+            tokens,
+            cells,
+            key_width: 64,
+            value_width: 64,
+            scale: 0.125,
+            soft_cap: None,
+            key_type: DType::F16,
+            value_type: DType::F16,
+        };
+        // Thirty layers, so that decoding reads as much memory as the model does.
+        let layers = 30;
+        let row = 3 * 64 * 2;
+        let cache = vec![0x11_u8; 2 * layers * cells * row];
+        let q = vec![0.1_f32; tokens * 9 * 64];
+        let mut out = vec![0.0_f32; tokens * 9 * 64];
+        let spans: Vec<[i32; 2]> = (0..tokens).map(|t| [0, (cells - tokens + t + 1) as i32]).collect();
+        let mut work = vec![0; Attention::work_bytes(isa, &shape, pool.threads()).unwrap()];
+        let floats = 9 * 64 * 4;
+        let seconds = best(5, || {
+            for layer in 0..layers {
+                let rows = |i: usize| Rows {
+                    pointer: cache[(2 * layer + i) * cells * row..].as_ptr(),
+                    stride: row,
+                    head_stride: 128,
+                };
+                let memory = Memory {
+                    queries: Rows { pointer: q.as_ptr().cast(), stride: floats, head_stride: 256 },
+                    keys: rows(0),
+                    values: rows(1),
+                    mask: None,
+                    spans: Some(&spans),
+                    output: Rows { pointer: out.as_mut_ptr().cast(), stride: floats, head_stride: 256 },
+                };
+                // SAFETY: the rows are inside the vectors above; the work memory has the length asked for.
+                let attention =
+                    unsafe { Attention::new(isa, shape, memory, pool.threads(), work.as_mut_ptr()) }.unwrap();
+                pool.run(&|worker| attention.run(worker)).unwrap();
+            }
+        });
+        let pairs: f64 = spans.iter().map(|s| f64::from(s[1])).sum();
+        let (speed, work) = (cache.len() as f64 / seconds / 1e9, 30.0 * 9.0 * pairs * 64.0 * 4.0);
+        println!(
+            "attention, {tokens:>3} tokens over {cells:>4} cells, 30 layers, {isa}: {:9.1} µs {speed:6.2} GB/s {:7.1} GFLOP/s",
+            seconds * 1e6,
+            work / seconds / 1e9
+        );
+    }
+}
+
+fn pack(pool: &Pool) {
+    for (dtype, n, k) in [(DType::Q4_1, 49152, 576), (DType::Q8_0, 49152, 576), (DType::Q4_K, 8192, 4096)] {
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let file = vec![0x11_u8; dtype.row_bytes(k).unwrap() * n];
+        let mut packed = vec![0; layout.bytes()];
+        let groups: Vec<_> =
+            packed.chunks_exact_mut(layout.group_bytes()).map(std::sync::Mutex::new).collect();
+        let seconds = best(5, || {
+            pool.run(&|worker| {
+                worker
+                    .try_chunks(groups.len(), |i| layout.pack_group(i, &file, &mut groups[i].lock().unwrap()))
+            })
+            .unwrap();
+        });
+        println!("pack {dtype:<5} {:6.2} GB/s", file.len() as f64 / seconds / 1e9);
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let what = arguments.first().map_or("all", String::as_str);
+    let threads = arguments.get(1).and_then(|t| t.parse().ok()).unwrap_or(2);
+    let isa = arguments.get(2).map_or(Isa::detect(), |name| Isa::named(name).unwrap());
+    let pool = Pool::new(threads).unwrap();
+    ONE_THREAD.store(threads == 1, Ordering::Relaxed);
+    println!("{threads} threads, {isa}");
+    let wants = |name: &str| what == "all" || what == name;
+    if wants("f32") {
+        f32_cube(&Pool::new(1).unwrap(), isa);
+    }
+    if wants("many-rows") {
+        many_rows(&pool, isa);
+    }
+    if wants("attention") {
+        attention(&pool, isa);
+    }
+    if wants("pack") {
+        pack(&pool);
+    }
+    if wants("one-row") {
+        one_row(&pool, isa);
+    }
+}
