@@ -86,6 +86,22 @@ pub enum BackendError {
     },
 }
 
+impl BackendError {
+    /// The name of the backend that failed.
+    pub fn backend(&self) -> &str {
+        match self {
+            BackendError::OutOfMemory { backend, .. }
+            | BackendError::OutOfBounds { backend, .. }
+            | BackendError::SizeMismatch { backend, .. }
+            | BackendError::Foreign { backend, .. }
+            | BackendError::Unsupported { backend, .. }
+            | BackendError::Node { backend, .. }
+            | BackendError::Failed { backend, .. }
+            | BackendError::Lost { backend, .. } => backend,
+        }
+    }
+}
+
 fn free_text(free: &Option<u64>) -> String {
     free.map_or_else(String::new, |free| format!(", {free} are free"))
 }

@@ -195,12 +195,17 @@ impl RuntimeError {
     }
 
     /// Says where a backend failed.
-    pub(crate) fn device(backend: &str, error: BackendError) -> RuntimeError {
+    pub(crate) fn device(error: BackendError) -> RuntimeError {
         let node = match &error {
             BackendError::Node { node, .. } | BackendError::Unsupported { node, .. } => Some(node.clone()),
             _ => None,
         };
-        RuntimeError::Device { backend: backend.to_owned(), split: None, node, error: Box::new(error) }
+        RuntimeError::Device {
+            backend: error.backend().to_owned(),
+            split: None,
+            node,
+            error: Box::new(error),
+        }
     }
 
     /// Adds the split, and the node unless a closer one is known.

@@ -57,6 +57,9 @@ pub(crate) struct Homes {
     pub(crate) refused: FxHashMap<TensorId, u16>,
 }
 
+/// How often homes spread forward and backward; what is then left is far from anything placed.
+const ROUNDS: usize = 4;
+
 /// What the caller fixed beforehand: homes of storages, by tensor.
 pub(crate) type Fixed = FxHashMap<TensorId, u16>;
 
@@ -86,8 +89,13 @@ pub(crate) fn assign(
     };
     assigner.fix(fixed)?;
     assigner.beside_leaves();
-    assigner.follow_sources();
-    assigner.follow_consumers();
+    // Each round reaches what hangs on the other end of what the round before reached.
+    for _ in 0..ROUNDS {
+        assigner.follow_sources();
+        if assigner.follow_consumers() == 0 {
+            break;
+        }
+    }
     assigner.the_rest()?;
     Ok(assigner.homes)
 }
@@ -199,8 +207,10 @@ impl Assigner<'_> {
     }
 
     /// Going backward: storages whose readers have a home. The earliest reader decides.
-    fn follow_consumers(&mut self) {
+    /// Returns how many were given a home.
+    fn follow_consumers(&mut self) -> usize {
         let graph = self.graph;
+        let mut found = 0;
         let mut reader: Vec<(u16, u32)> = vec![(NO_BACKEND, 0); graph.tensors().len()];
         for index in (0..graph.nodes().len()).rev() {
             let node = NodeId::from_index(index);
@@ -218,6 +228,7 @@ impl Assigner<'_> {
                     continue;
                 }
                 self.set(storage, home, Reason::FollowsConsumer { node: consumer as usize });
+                found += 1;
             }
             let home = self.homes.home[storage.index()];
             for input in graph.inputs(node) {
@@ -234,6 +245,7 @@ impl Assigner<'_> {
                 self.set(state, home, Reason::FollowsConsumer { node: consumer as usize });
             }
         }
+        found
     }
 
     fn the_rest(&mut self) -> Result<(), RuntimeError> {

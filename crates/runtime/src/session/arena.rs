@@ -75,5 +75,5 @@ impl Arenas {
 fn allocate(backend: &dyn Backend, bytes: u64) -> Result<Arc<dyn Buffer>, RuntimeError> {
     let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
     let buffer = backend.allocate(wanted, Usage::Compute);
-    buffer.map_err(|error| RuntimeError::device(backend.name(), error).at(|| "the arena".to_owned()))
+    buffer.map_err(|error| RuntimeError::device(error).at(|| "the arena".to_owned()))
 }

@@ -45,13 +45,9 @@ impl Run<'_> {
     /// Starts all lanes.
     pub(crate) fn begin(&mut self) -> Result<(), RuntimeError> {
         for lane in 0..self.lanes.len() {
-            self.start_lane(lane).map_err(|error| self.failed(lane, error))?;
+            self.start_lane(lane).map_err(RuntimeError::device)?;
         }
         Ok(())
-    }
-
-    fn failed(&self, lane: usize, error: BackendError) -> RuntimeError {
-        RuntimeError::device(self.lanes[lane].backend.name(), error)
     }
 
     fn start_lane(&mut self, number: usize) -> Result<(), BackendError> {
@@ -79,7 +75,7 @@ impl Run<'_> {
         let programs = &mut self.compiled.programs[number];
         let bank = self.bank % programs.len().max(1);
         let ran = self.lanes[backend].compute.run(&mut *programs[bank]);
-        ran.map_err(|error| self.in_split(backend, number, error))?;
+        ran.map_err(|error| self.in_split(number, error))?;
         self.finish_split(number)
     }
 
@@ -89,7 +85,7 @@ impl Run<'_> {
         for copy in split.inputs.iter().chain(&split.after_copies) {
             if let Some(done) = &self.compiled.copies[*copy].done {
                 let waited = self.lanes[split.backend].compute.wait(&**done);
-                waited.map_err(|error| self.in_split(split.backend, number, error))?;
+                waited.map_err(|error| self.in_split(number, error))?;
             }
         }
         Ok(())
@@ -101,7 +97,7 @@ impl Run<'_> {
         match &self.compiled.done[number] {
             Some(event) => {
                 let recorded = self.lanes[backend].compute.record(&**event);
-                recorded.map_err(|error| self.in_split(backend, number, error))
+                recorded.map_err(|error| self.in_split(number, error))
             }
             None => Ok(()),
         }
@@ -118,7 +114,7 @@ impl Run<'_> {
         let backend = self.plan.splits().splits[number].backend;
         let queue = &mut self.lanes[backend].compute;
         let done = queue.run(program).and_then(|()| queue.read(result, bytes));
-        done.map_err(|error| self.failed(backend, error))
+        done.map_err(RuntimeError::device)
     }
 
     pub(crate) fn copy(&mut self, number: usize) -> Result<(), RuntimeError> {
@@ -135,30 +131,22 @@ impl Run<'_> {
         let waits = [source, free];
         let moving = &mut self.compiled.copies[number];
         let lanes = &mut *self.lanes;
-        let mut at = copy.to;
-        let done = (|| match &mut moving.route {
-            Route::Unknown => {
-                at = find_route(plan, number, moving, lanes, &waits)?;
-                Ok(())
-            }
+        let done = match &mut moving.route {
+            Route::Unknown => find_route(plan, number, moving, lanes, &waits),
             Route::Pull => make(lanes[copy.to].incoming(), moving, &waits).map(|_| ()),
-            Route::Push => {
-                at = copy.from;
-                make(lanes[copy.from].outgoing(), moving, &waits).map(|_| ())
-            }
+            Route::Push => make(lanes[copy.from].outgoing(), moving, &waits).map(|_| ()),
             Route::Bounce { .. } => bounce(lanes, copy.from, copy.to, moving, &waits).map(|_| ()),
             Route::Host(_) => through_host(lanes, copy.from, copy.to, moving, &waits),
-        })();
-        let backend = self.lanes[at].backend.name();
+        };
         let name = || plan.graph().name(TensorId::from_index(copy.tensor));
-        done.map_err(|error| RuntimeError::device(backend, error).at(name).in_split(copy.reader, name))
+        done.map_err(|error| RuntimeError::device(error).at(name).in_split(copy.reader, name))
     }
 
-    fn in_split(&self, backend: usize, number: usize, error: BackendError) -> RuntimeError {
+    fn in_split(&self, number: usize, error: BackendError) -> RuntimeError {
         let splits = self.plan.splits();
         let first =
             || splits.nodes_of(number).first().map_or_else(String::new, |n| self.plan.graph().node_name(*n));
-        self.failed(backend, error).in_split(number, first)
+        RuntimeError::device(error).in_split(number, first)
     }
 }
 
@@ -176,15 +164,14 @@ fn make(queue: &mut dyn crate::Queue, moving: &Moving, waits: &Waits) -> Result<
     Ok(made)
 }
 
-/// Makes a copy for the first time: the reader pulls, else the owner pushes, else it goes through host memory. Returns
-/// the lane that made it.
+/// Makes a copy for the first time: the reader pulls, else the owner pushes, else it goes through host memory.
 fn find_route(
     plan: &Plan,
     number: usize,
     moving: &mut Moving,
     lanes: &mut [Lane],
     waits: &Waits,
-) -> Result<usize, BackendError> {
+) -> Result<(), BackendError> {
     let copy = &plan.splits().copies[number];
     let event = |backend: usize| match event_of(plan, backend, false) {
         Ok(event) => Ok(event),
@@ -194,12 +181,12 @@ fn find_route(
     moving.done = event(copy.to)?;
     if make(lanes[copy.to].incoming(), moving, waits)? {
         moving.route = Route::Pull;
-        return Ok(copy.to);
+        return Ok(());
     }
     moving.done = event(copy.from)?;
     if make(lanes[copy.from].outgoing(), moving, waits)? {
         moving.route = Route::Push;
-        return Ok(copy.from);
+        return Ok(());
     }
     moving.done = event(copy.to)?;
     let staging = staging(&lanes[copy.from].backend, copy.bytes)?;
@@ -209,7 +196,7 @@ fn find_route(
         moving.done = None;
         through_host(lanes, copy.from, copy.to, moving, waits)?;
     }
-    Ok(copy.to)
+    Ok(())
 }
 
 /// Through host memory that both queues can reach; `false` if one of them cannot.

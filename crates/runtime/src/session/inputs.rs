@@ -115,9 +115,7 @@ impl Session {
                 Some(event) => queue.wait(&*event).and_then(|()| queue.write(place, bytes)),
                 None => queue.write(place, bytes),
             };
-            written.map_err(|error| {
-                RuntimeError::device(lane.backend.name(), error).at(|| input.name.clone())
-            })?;
+            written.map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
         }
         input.set = true;
         Ok(())
@@ -141,9 +139,9 @@ impl Session {
                     continue;
                 };
                 if let (Some(from), Some(to)) = (places.get(old), places.get(new)) {
-                    lane.incoming().copy(from, to).map_err(|error| {
-                        RuntimeError::device(lane.backend.name(), error).at(|| input.name.clone())
-                    })?;
+                    lane.incoming()
+                        .copy(from, to)
+                        .map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
                 }
             }
         }

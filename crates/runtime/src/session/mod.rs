@@ -63,7 +63,7 @@ impl Session {
         let mut lanes = Vec::new();
         for (backend, asynchronous) in scheduler.backends().iter().zip(scheduler.asynchronous()) {
             let lane = Lane::new(backend, *asynchronous);
-            lanes.push(lane.map_err(|error| RuntimeError::device(backend.name(), error))?);
+            lanes.push(lane.map_err(|error| RuntimeError::device(error))?);
         }
         if lanes.is_empty() {
             return Err(RuntimeError::NoBackends);
@@ -123,7 +123,7 @@ impl Session {
         let mut first = Ok(());
         for lane in &mut self.lanes {
             let done = lane.synchronize();
-            first = first.and(done.map_err(|error| RuntimeError::device(lane.backend.name(), error)));
+            first = first.and(done.map_err(|error| RuntimeError::device(error)));
         }
         let first = first.map_err(|error| self.blame(error));
         if first.is_err() {
@@ -186,7 +186,7 @@ impl Session {
     /// Sets every state to zero.
     pub fn clear_state(&mut self) -> Result<(), RuntimeError> {
         self.wait()?;
-        self.states.clear(self.scheduler.backends())
+        self.states.clear()
     }
 
     /// The buffers of a backend's arena, for tools that look inside.

@@ -111,8 +111,7 @@ impl Session {
         }
         let Some(lane) = self.lanes.get_mut(place.backend) else { return Err(RuntimeError::ForeignPlan) };
         let read = lane.compute.read(region, into);
-        let failed =
-            read.map_err(|error| RuntimeError::device(lane.backend.name(), error).at(|| place.name.clone()));
+        let failed = read.map_err(|error| RuntimeError::device(error).at(|| place.name.clone()));
         failed.map_err(|error| {
             let error = self.blame(error);
             self.recover();

@@ -34,7 +34,7 @@ impl States {
                 old.check(&name, tensor.dtype(), tensor.shape(), home, plan.backends())?;
                 continue;
             }
-            let failed = |error| RuntimeError::device(backend.name(), error).at(|| name.clone());
+            let failed = |error| RuntimeError::device(error).at(|| name.clone());
             let bytes = backend.storage_bytes(tensor);
             let buffer = backend.allocate(bytes.max(1), Usage::State).map_err(failed)?;
             let region = Region::new(buffer, 0, tensor.bytes()).map_err(failed)?;
@@ -52,11 +52,10 @@ impl States {
     }
 
     /// Sets all states to zero.
-    pub(crate) fn clear(&self, backends: &[Arc<dyn Backend>]) -> Result<(), RuntimeError> {
+    pub(crate) fn clear(&self) -> Result<(), RuntimeError> {
         for (name, state) in &self.all {
-            let backend = backends.get(state.backend).map_or("", |b| b.name());
             let cleared = state.region.buffer.clear(state.region.offset, state.region.bytes);
-            cleared.map_err(|error| RuntimeError::device(backend, error).at(|| name.clone()))?;
+            cleared.map_err(|error| RuntimeError::device(error).at(|| name.clone()))?;
         }
         Ok(())
     }

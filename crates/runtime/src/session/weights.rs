@@ -149,7 +149,7 @@ impl WeightStore {
         let regions = reserve(plan, &wanted)?;
         for (want, region) in wanted.into_iter().zip(regions) {
             let Some(backend) = plan.backends().get(want.backend) else { continue };
-            let failed = |error| RuntimeError::device(backend.name(), error).at(|| want.name.clone());
+            let failed = |error| RuntimeError::device(error).at(|| want.name.clone());
             let data = plan.graph().data(want.id);
             let layout = want.layout.layout;
             let region = match region {
@@ -196,7 +196,7 @@ impl WeightStore {
                 let Place { region, layout } = &loaded.place;
                 backend
                     .load_weight(tensor, *layout, data, region)
-                    .map_err(|error| RuntimeError::device(backend.name(), error).at(|| name.to_owned()))?;
+                    .map_err(|error| RuntimeError::device(error).at(|| name.to_owned()))?;
                 loaded.ready.store(true, Ordering::Release);
             }
         }
@@ -234,9 +234,8 @@ fn reserve(plan: &Plan, wanted: &[Wanted<'_>]) -> Result<Vec<Reserved>, RuntimeE
     let mut out: Vec<Option<Reserved>> = wanted.iter().map(|_| None).collect();
     for (number, backend) in plan.backends().iter().enumerate() {
         let facts = backend.memory();
-        let failed = |want: &Wanted<'_>, error: BackendError| {
-            RuntimeError::device(backend.name(), error).at(|| want.name.clone())
-        };
+        let failed =
+            |want: &Wanted<'_>, error: BackendError| RuntimeError::device(error).at(|| want.name.clone());
         // What goes into the buffer that is being filled, with offsets; and its size.
         let mut batch: Vec<(usize, usize)> = Vec::new();
         let mut size = 0usize;
@@ -275,7 +274,7 @@ fn fill(
     out: &mut [Option<Reserved>],
 ) -> Result<(), RuntimeError> {
     let Some(first) = batch.first().and_then(|(index, _)| wanted.get(*index)) else { return Ok(()) };
-    let failed = |error| RuntimeError::device(backend.name(), error).at(|| first.name.clone());
+    let failed = |error| RuntimeError::device(error).at(|| first.name.clone());
     let buffer = backend.allocate(size, Usage::Weights).map_err(failed)?;
     for (index, offset) in batch {
         if let (Some(slot), Some(want)) = (out.get_mut(*index), wanted.get(*index)) {

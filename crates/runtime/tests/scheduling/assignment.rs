@@ -1,0 +1,184 @@
+//! S1–S3, S6, K6: where nodes go, and why.
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, Op, TensorId, Weight};
+use quadriga_runtime::{Backend, Reason, RuntimeError, Scheduler};
+use quadriga_sim::Sim;
+
+use crate::common::{chain, chain_input, device, host};
+
+fn two() -> [Arc<dyn Backend>; 2] {
+    [device("a"), device("b")]
+}
+
+fn node(graph: &Graph, name: &str) -> NodeId {
+    graph.node_ids().find(|n| graph.node_name(*n) == name).unwrap()
+}
+
+#[test]
+fn x3_a_graph_with_nothing_placed_runs_on_the_most_preferred_backend() {
+    let graph = chain(3);
+    let plan = Scheduler::new(two()).plan(&graph).unwrap();
+    assert!(graph.node_ids().all(|n| plan.backend_of(n) == 0));
+    assert_eq!(plan.decision(NodeId::from_index(0)).unwrap().reason, Reason::Preferred);
+    assert_eq!(plan.splits().splits.len(), 1);
+    plan.session().unwrap().run(&[("x", &chain_input())]).unwrap();
+}
+
+#[test]
+fn s2_nodes_go_where_their_weights_live_and_the_others_follow() {
+    let graph = chain(4);
+    let plan = Scheduler::new(two()).place(|name| (name == "w.2").then_some(1)).plan(&graph).unwrap();
+    let homes: Vec<usize> = graph.node_ids().map(|n| plan.backend_of(n)).collect();
+    // Products 0 and 1 come before anything placed: they follow their consumer.
+    assert_eq!(homes, [1, 1, 1, 1, 1, 1, 1, 1]);
+    let placed = plan.decision(NodeId::from_index(4)).unwrap();
+    assert_eq!(placed.reason, Reason::HoldsSource { tensor: graph.leaf("w.2").unwrap().index() });
+    assert!(matches!(plan.decision(NodeId::from_index(5)).unwrap().reason, Reason::FollowsSource { .. }));
+    assert!(matches!(plan.decision(NodeId::from_index(3)).unwrap().reason, Reason::FollowsConsumer { .. }));
+}
+
+#[test]
+fn s2_a_result_lives_where_its_state_lives() {
+    let g = GraphBuilder::new();
+    let cache = g.state("cache", DType::F32, [8, 4]);
+    let rows = g.input("rows", DType::F32, [1, 4]).silu();
+    let ids = g.input("ids", DType::I32, [1]);
+    g.output("cache", cache.set_rows(rows, ids));
+    let graph = g.finish().unwrap();
+    let plan = Scheduler::new(two()).place(|name| (name == "cache").then_some(1)).plan(&graph).unwrap();
+    let write = graph.node_ids().find(|n| *graph[*n].op() == Op::SetRows).unwrap();
+    assert_eq!(plan.backend_of(write), 1);
+    assert_eq!(plan.decision(write).unwrap().reason, Reason::Pinned);
+}
+
+#[test]
+fn x16_the_order_of_sources_does_not_decide_but_their_bytes_do() {
+    for swapped in [false, true] {
+        let g = GraphBuilder::new();
+        let small = g.weight("small", Weight::new(DType::F32, [1, 8]));
+        let large = g.weight("large", Weight::new(DType::F32, [64, 8]));
+        let (first, second) = if swapped { (large, small) } else { (small, large) };
+        let y = first.concat(0, &[second]);
+        g.output("y", y);
+        let graph = g.finish().unwrap();
+        let plan = Scheduler::new(two()).place(|n| Some((n == "large").into())).plan(&graph).unwrap();
+        assert_eq!(plan.backend_of(NodeId::from_index(0)), 1, "larger sources weigh more");
+
+        let g = GraphBuilder::new();
+        let a = g.weight("a", Weight::new(DType::F32, [4, 8]));
+        let b = g.weight("b", Weight::new(DType::F32, [4, 8]));
+        g.output("y", if swapped { b.add(a) } else { a.add(b) });
+        let graph = g.finish().unwrap();
+        let plan = Scheduler::new(two()).place(|n| Some((n == "b").into())).plan(&graph).unwrap();
+        assert_eq!(plan.backend_of(NodeId::from_index(0)), 0, "equal sources: the preferred backend");
+    }
+}
+
+#[test]
+fn x1_s6_pins_hold_however_often_a_graph_is_planned() {
+    let graph = chain(3);
+    let pinned = node(&graph, "blk.1.mul_mat#2");
+    let scheduler = Scheduler::new(two()).pin_node(pinned, 1);
+    for _ in 0..3 {
+        let plan = scheduler.plan(&graph).unwrap();
+        assert_eq!(plan.backend_of(pinned), 1);
+        assert_eq!(plan.decision(pinned).unwrap().reason, Reason::Pinned);
+        plan.session().unwrap().run(&[("x", &chain_input())]).unwrap();
+    }
+    // A tensor can be pinned too.
+    let plan = Scheduler::new(two()).pin_tensor(graph[pinned].output(), 1).plan(&graph).unwrap();
+    assert_eq!(plan.backend_of(pinned), 1);
+}
+
+#[test]
+fn x2_unknown_backends_nodes_and_tensors_are_errors() {
+    let graph = chain(2);
+    let error = Scheduler::new(two()).place(|_| Some(9)).plan(&graph).unwrap_err();
+    assert!(matches!(error, RuntimeError::UnknownBackend { index: 9, count: 2, .. }), "{error}");
+    let error = Scheduler::new(two()).pin_node(NodeId::from_index(0), 70_000).plan(&graph).unwrap_err();
+    assert!(matches!(error, RuntimeError::UnknownBackend { index: 70_000, .. }), "{error}");
+    let error = Scheduler::new(two()).pin_node(NodeId::from_index(99), 0).plan(&graph).unwrap_err();
+    assert!(matches!(error, RuntimeError::UnknownPin { what: "node", index: 99, .. }), "{error}");
+    let error = Scheduler::new(two()).pin_tensor(TensorId::from_index(99), 0).plan(&graph).unwrap_err();
+    assert!(matches!(error, RuntimeError::UnknownPin { what: "tensor", .. }), "{error}");
+    let error = Scheduler::new(two()).budget(2, 1).plan(&graph).unwrap_err();
+    assert!(matches!(error, RuntimeError::UnknownBackend { .. }), "{error}");
+    let error = Scheduler::new(Vec::<Arc<dyn Backend>>::new()).plan(&graph).unwrap_err();
+    assert_eq!(error, RuntimeError::NoBackends);
+}
+
+#[test]
+fn two_writers_of_one_storage_cannot_be_pinned_apart() {
+    let g = GraphBuilder::new();
+    let ids = g.input("ids", DType::I32, [1]);
+    let rows = g.input("rows", DType::F32, [1, 4]);
+    let first = g.state("s", DType::F32, [4, 4]).set_rows(rows, ids);
+    let second = first.set_rows(rows, ids);
+    g.output("s", second);
+    let graph = g.finish().unwrap();
+    let nodes: Vec<NodeId> = graph.node_ids().collect();
+    let error = Scheduler::new(two()).pin_node(nodes[0], 0).pin_node(nodes[1], 1).plan(&graph).unwrap_err();
+    assert!(matches!(error, RuntimeError::PinConflict { .. }), "{error}");
+}
+
+fn refusing(name: &str, operation: &'static str) -> Arc<dyn Backend> {
+    let refuse = move |graph: &Graph, node: NodeId| {
+        (graph[node].op().name() == operation).then(|| format!("{operation} is beyond me"))
+    };
+    Sim::new(name).refuse(refuse).build()
+}
+
+#[test]
+fn x13_k6_backends_are_asked_and_the_next_best_takes_what_one_refuses() {
+    let graph = chain(2);
+    let plan = Scheduler::new([refusing("a", "tanh"), host("cpu")]).plan(&graph).unwrap();
+    let homes: Vec<usize> = graph.node_ids().map(|n| plan.backend_of(n)).collect();
+    assert_eq!(homes, [0, 1, 0, 1]);
+    assert_eq!(plan.decision(NodeId::from_index(1)).unwrap().refused_by, Some(0));
+    assert!(plan.reason(NodeId::from_index(1)).contains("a does not compute it"));
+
+    // A pin to a backend that refuses, and a node that all refuse, are errors that say everything.
+    let tanh = NodeId::from_index(1);
+    let error =
+        Scheduler::new([refusing("a", "tanh"), host("cpu")]).pin_node(tanh, 0).plan(&graph).unwrap_err();
+    assert!(error.to_string().contains("a: tanh is beyond me"), "{error}");
+    let error = Scheduler::new([refusing("a", "tanh"), refusing("b", "tanh")]).plan(&graph).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("blk.0.tanh#1") && text.contains("a: tanh") && text.contains("b: tanh"), "{text}");
+    assert!(text.contains("tanh of F32 [4, 8] to F32 [4, 8]"), "{text}");
+}
+
+#[test]
+fn s9_every_decision_is_explained_in_words_as_json_and_as_a_picture() {
+    let graph = chain(4);
+    let plan = Scheduler::new(two()).place(|name| Some((name > "w.1").into())).plan(&graph).unwrap();
+    let brief = plan.to_string();
+    assert!(brief.contains("split 0 on a: 4 nodes"), "{brief}");
+    assert!(brief.contains("split 1 on b: 4 nodes; reads b#blk.1.tanh#3 (128 bytes)"), "{brief}");
+    let whole = format!("{plan:#}");
+    assert!(whole.contains("w.2 lives there") && whole.contains("follows blk.0.mul_mat#0"), "{whole}");
+    assert_eq!(whole.lines().count(), brief.lines().count() + 8);
+    let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
+    assert_eq!(json["splits"].as_array().unwrap().len(), 2);
+    assert_eq!(json["nodes"][4]["reason"]["HoldsSource"]["tensor"], graph.leaf("w.2").unwrap().index());
+    let dot = plan.to_dot();
+    assert!(dot.contains("s0 -> s1") && dot.starts_with("digraph"), "{dot}");
+}
+
+#[test]
+fn a_budget_says_what_would_fit() {
+    let graph = chain(10);
+    let plan = Scheduler::new(two()).plan(&graph).unwrap();
+    let bytes = &plan.bytes()[0];
+    assert_eq!(bytes.weights, 10 * 256);
+    Scheduler::new(two()).budget(0, bytes.total()).plan(&graph).unwrap();
+    let error = Scheduler::new(two()).budget(0, bytes.total() - 700).plan(&graph).unwrap_err();
+    let RuntimeError::OverBudget(over) = &error else { panic!("{error}") };
+    assert_eq!((over.wanted, over.weight_count, over.fitting), (bytes.total(), 10, 7));
+    assert!(
+        error.to_string().contains("700 too many; 7 of its 10 weights (1792 bytes) would fit"),
+        "{error}"
+    );
+}

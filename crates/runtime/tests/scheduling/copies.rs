@@ -1,0 +1,114 @@
+//! S5, K3: what is copied, how often, and on which way.
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Graph, GraphBuilder, TensorId};
+use quadriga_runtime::{Backend, Plan, Scheduler};
+use quadriga_sim::{Sim, What};
+
+use crate::common::{device, host};
+
+/// One tensor made on backend 0, and read by many nodes on backend 1.
+fn fan_out(readers: usize) -> (Graph, Vec<TensorId>) {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [16]).tanh();
+    let mut sum = x.reshape([4, 4]).scale(0.5).reshape([16]);
+    let mut there = vec![sum.id()];
+    for _ in 0..readers {
+        sum = sum.add(x);
+        there.push(sum.id());
+    }
+    g.output("y", sum);
+    (g.finish().unwrap(), there)
+}
+
+fn pinned(backends: [Arc<dyn Backend>; 2], graph: &Graph, there: &[TensorId]) -> Plan {
+    let mut scheduler =
+        Scheduler::new(backends).pin_tensor(graph[graph.node_ids().next().unwrap()].output(), 0);
+    for id in there {
+        scheduler = scheduler.pin_tensor(*id, 1);
+    }
+    scheduler.plan(graph).unwrap()
+}
+
+#[test]
+fn x4_a_tensor_read_by_a_thousand_nodes_is_copied_once_whatever_view_they_read() {
+    let (graph, there) = fan_out(1000);
+    let plan = pinned([device("a"), device("b")], &graph, &there);
+    assert_eq!(plan.splits().copies.len(), 1);
+    assert_eq!(plan.splits().splits.len(), 2);
+    assert_eq!(plan.copy_name(0), "b#reshape#1");
+}
+
+fn transfers(backends: [Arc<Sim>; 2]) -> (Vec<f32>, [u64; 2]) {
+    let (graph, there) = fan_out(3);
+    let dyns: [Arc<dyn Backend>; 2] = [Arc::clone(&backends[0]) as _, Arc::clone(&backends[1]) as _];
+    let plan = pinned(dyns, &graph, &there);
+    let mut session = plan.session().unwrap();
+    let values: Vec<f32> = (0..16).map(|i| i as f32 / 7.0).collect();
+    session.run(&[("x", &values)]).unwrap();
+    session.run(&[("x", &values)]).unwrap();
+    let before = [0, 1].map(|i| backends[i].counts().of(What::Transfer));
+    session.run(&[]).unwrap();
+    let after = [0, 1].map(|i| backends[i].counts().of(What::Transfer) - before[i]);
+    (session.read("y").unwrap(), after)
+}
+
+#[test]
+fn k3_the_destination_pulls_else_the_source_pushes_else_it_goes_through_the_host() {
+    let (expected, pull) = transfers([Sim::new("a").device(), Sim::new("b").device()]);
+    assert_eq!(pull, [0, 1], "the reader fetches");
+    // Host memory cannot fetch from a device, so the device sends.
+    let (found, push) = transfers([Sim::new("a").device(), Sim::new("b").host().isolated().device()]);
+    assert_eq!((found, push), (expected.clone(), [1, 0]), "the owner sends");
+    // Neither reaches the other, both reach host memory.
+    let lonely = |name| Sim::new(name).without_peers().device();
+    let (found, bounce) = transfers([lonely("a"), lonely("b")]);
+    assert_eq!((found, bounce), (expected.clone(), [1, 1]), "through staging memory");
+    // Nobody reaches anything: the host reads and writes.
+    let alone = |name| Sim::new(name).isolated().device();
+    let (found, carried) = transfers([alone("a"), alone("b")]);
+    assert_eq!((found, carried), (expected, [1, 1]), "carried by the host");
+}
+
+#[test]
+fn k3_nothing_is_copied_to_where_it_is() {
+    let (graph, _) = fan_out(5);
+    let plan = Scheduler::new([device("a"), device("b")]).plan(&graph).unwrap();
+    assert!(plan.splits().copies.is_empty());
+}
+
+#[test]
+fn a_state_read_elsewhere_is_copied_anew_after_each_write() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 4]);
+    let ids = g.input("ids", DType::I32, [1]);
+    let state = g.state("s", DType::F32, [2, 4]);
+    let before = state.scale(1.0);
+    let written = state.set_rows(x, ids);
+    let after = written.scale(1.0);
+    g.output("before", before);
+    g.output("after", after);
+    let there = [before.id(), after.id()];
+    let graph = g.finish().unwrap();
+    for backends in [[device("a"), device("b")], [host("cpu"), device("b")], [device("a"), host("cpu")]] {
+        let plan = Scheduler::new(backends)
+            .place(|name| (name == "s").then_some(0))
+            .pin_tensor(there[0], 1)
+            .pin_tensor(there[1], 1)
+            .plan(&graph)
+            .unwrap();
+        assert_eq!(plan.splits().copies.len(), 2);
+        // The write waits for the copy of what it overwrites.
+        assert!(plan.splits().splits.iter().any(|split| split.after_copies == [0]));
+        let mut session = plan.session().unwrap();
+        let mut last = [0.0; 8];
+        for round in 1..20 {
+            let row = [round as f32; 4];
+            session.run(&[("x", &row), ("ids", &[round % 2])]).unwrap();
+            assert_eq!(session.read::<f32>("before").unwrap(), last);
+            last[(round as usize % 2) * 4..][..4].copy_from_slice(&row);
+            assert_eq!(session.read::<f32>("after").unwrap(), last);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Failure: everything that a device does fails in turn.
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
+use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session};
+use quadriga_sim::{Sim, What};
+
+use crate::common::numbers;
+
+/// Twenty-six blocks that alternate between two devices, with a weight and a state in each.
+fn graph() -> Graph {
+    let mut rng = quadriga_conformance::Rng::new(3);
+    let g = GraphBuilder::new();
+    let mut x = g.input("x", DType::F32, [2, 8]);
+    let ids = g.input("ids", DType::I32, [2]);
+    for block in 0..26 {
+        let _scope = g.scope(&format!("blk.{block}"));
+        let w = g.weight(&format!("w.{block}"), Weight::with_data(DType::F32, [8, 8], numbers(&mut rng, 64)));
+        let s = g.state(&format!("s.{block}"), DType::F32, [4, 8]);
+        let y = g.mul_mat(w, x).tanh();
+        x = s.set_rows(y, ids).slice(0, 0, 2).add(y);
+    }
+    g.output("y", x);
+    g.finish().unwrap()
+}
+
+fn devices(kind: usize) -> [Arc<Sim>; 2] {
+    match kind {
+        0 => [Sim::new("a").device(), Sim::new("b").device()],
+        1 => [Sim::new("a").without_peers().device(), Sim::new("b").without_peers().device()],
+        2 => [Sim::new("a").device(), Sim::new("b").synchronous().host().device()],
+        _ => [Sim::new("a").isolated().device(), Sim::new("b").isolated().device()],
+    }
+}
+
+fn scheduler(devices: &[Arc<Sim>; 2]) -> Scheduler {
+    let backends = devices.clone().map(|sim| sim as Arc<dyn Backend>);
+    Scheduler::new(backends).place(|name| {
+        let (_, block) = name.split_once('.')?;
+        Some(block.parse::<usize>().ok()? % 2)
+    })
+}
+
+const X: [f32; 16] = [0.5; 16];
+
+fn run(session: &mut Session) -> Result<Vec<f32>, RuntimeError> {
+    session.run(&[("x", &X), ("ids", &[0, 1])])?;
+    session.read("y")
+}
+
+/// An error must name the backend, and what happened in or for a split must name the split and a node.
+fn judge(error: &RuntimeError, name: &str, what: What) {
+    let RuntimeError::Device { backend, split, node, error: inner } = error else {
+        panic!("{what:?} on {name}: {error}");
+    };
+    assert_eq!(backend, name, "{error}");
+    assert!(!matches!(**inner, BackendError::Foreign { .. } | BackendError::OutOfBounds { .. }), "{error}");
+    assert!(node.as_ref().is_some_and(|node| !node.is_empty()), "{what:?}: {error}");
+    if matches!(what, What::Compile | What::Run) {
+        assert!(split.is_some(), "{what:?}: {error}");
+    }
+}
+
+#[test]
+fn x19_every_allocation_transfer_compile_and_run_may_fail_in_turn() {
+    let graph = Arc::new(graph());
+    let expected = {
+        let devices = devices(0);
+        let plan = scheduler(&devices).plan(&graph).unwrap();
+        assert!(plan.splits().splits.len() >= 10);
+        run(&mut plan.session().unwrap()).unwrap()
+    };
+    let mut injected = 0;
+    for kind in 0..4 {
+        let devices = devices(kind);
+        let scheduler = scheduler(&devices);
+        let plan = scheduler.plan(&graph).unwrap();
+        for (device, name) in [(0, "a"), (1, "b")] {
+            for what in What::ALL {
+                // While the session is made.
+                for after in 0.. {
+                    devices[device].fail(what, after);
+                    let made = plan.session();
+                    devices[device].mend();
+                    match made {
+                        Err(error) => judge(&error, name, what),
+                        Ok(mut session) => {
+                            assert_eq!(run(&mut session).unwrap(), expected);
+                            break;
+                        }
+                    }
+                    assert_eq!(devices.each_ref().map(|d| d.used_bytes()), [0, 0], "after {what:?} {after}");
+                    injected += 1;
+                }
+                // While it runs, the first time and later. Afterwards it runs again.
+                for warm in [false, true] {
+                    for after in 0.. {
+                        let mut session = plan.session().unwrap();
+                        if warm {
+                            assert_eq!(run(&mut session).unwrap(), expected);
+                        }
+                        devices[device].fail(what, after);
+                        let ran = run(&mut session);
+                        devices[device].mend();
+                        match ran {
+                            Err(error) => judge(&error, name, what),
+                            Ok(found) => {
+                                assert_eq!(found, expected);
+                                break;
+                            }
+                        }
+                        let again = run(&mut session);
+                        let case = format!("{what:?} {after} on {name}, kind {kind}, warm {warm}");
+                        assert_eq!(again, Ok(expected.clone()), "{case}");
+                        injected += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(injected >= 1000, "only {injected} faults");
+}
+
+#[test]
+fn a_lost_device_is_said_to_be_lost_until_it_is_found_again() {
+    let graph = Arc::new(graph());
+    for kind in 0..3 {
+        let devices = devices(kind);
+        let plan = scheduler(&devices).plan(&graph).unwrap();
+        let mut session = plan.session().unwrap();
+        let expected = run(&mut session).unwrap();
+        for what in [What::Transfer, What::Run] {
+            for after in 0..5 {
+                devices[0].lose(what, after);
+                for _ in 0..2 {
+                    let error = run(&mut session).unwrap_err();
+                    assert!(error.is_lost(), "{error}");
+                }
+                devices[0].mend();
+                assert_eq!(run(&mut session).unwrap(), expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn x19_a_plan_that_does_not_fit_the_device_is_an_error_with_numbers_and_leaves_the_session_whole() {
+    let build = |rows: usize| {
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [rows, 64]);
+        g.output("y", x.tanh().add(x));
+        g.finish()
+    };
+    let a = Sim::new("a").capacity(20_000).device();
+    let mut session = Session::new(&Scheduler::new([a.clone() as Arc<dyn Backend>])).unwrap();
+    session.prepare(8, || build(8)).unwrap();
+    session.run(&[("x", &[1.0f32; 512])]).unwrap();
+    let good: Vec<f32> = session.read("y").unwrap();
+    let error = session.prepare(100, || build(100)).unwrap_err();
+    let RuntimeError::Device { error: inner, .. } = &error else { panic!("{error}") };
+    assert!(matches!(**inner, BackendError::OutOfMemory { free: Some(20_000), .. }), "{error}");
+    session.prepare(8, || build(8)).unwrap();
+    session.run(&[("x", &[1.0f32; 512])]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), good);
+    // One that only fits without the old arena beside it is given its place.
+    session.prepare(24, || build(24)).unwrap();
+    session.run(&[("x", &[1.0f32; 24 * 64])]).unwrap();
+}

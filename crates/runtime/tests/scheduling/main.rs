@@ -1,0 +1,13 @@
+//! What a person who runs a graph on several devices gets.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod assignment;
+mod common;
+mod copies;
+mod faults;
+mod identical;
+mod large;
+mod overlap;
+mod running;
+mod splitting;
+mod traits;

@@ -1,0 +1,106 @@
+//! K1–K5 on the simulated device: what every backend promises.
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, GraphBuilder, TensorId};
+use quadriga_runtime::{
+    Backend, BackendError, Layout, Place, Region, SplitSource, Usage, check_range, compute_once,
+};
+use quadriga_sim::Sim;
+
+use crate::common::host;
+
+fn region(backend: &dyn Backend, bytes: usize) -> Region {
+    Region::new(backend.allocate(bytes, Usage::Compute).unwrap(), 0, bytes).unwrap()
+}
+
+#[test]
+fn k1_backends_have_a_name_an_alignment_and_memory_that_is_given_back() {
+    let sim = Sim::new("sim:7").alignment(100).capacity(1000).max_buffer(600).device();
+    assert_eq!((sim.name(), sim.memory().alignment), ("sim:7", 128));
+    let buffer = sim.allocate(600, Usage::Weights).unwrap();
+    assert_eq!((sim.used_bytes(), sim.device().free_bytes), (600, Some(400)));
+    assert_eq!((buffer.backend(), buffer.bytes(), buffer.usage()), ("sim:7", 600, Usage::Weights));
+    assert!(matches!(sim.allocate(601, Usage::Weights), Err(BackendError::OutOfMemory { .. })));
+    assert!(matches!(
+        sim.allocate(401, Usage::State),
+        Err(BackendError::OutOfMemory { wanted: 401, free: Some(400), .. })
+    ));
+    drop(buffer);
+    assert_eq!(sim.used_bytes(), 0);
+}
+
+#[test]
+fn k2_transfers_have_offsets_and_lengths_and_stay_inside() {
+    let sim = Sim::new("a").build();
+    let mut queue = sim.queue().unwrap();
+    let whole = region(&*sim, 64);
+    queue.write(&whole, &[1; 64]).unwrap();
+    queue.write(&whole.part(8, 4).unwrap(), &[9, 8, 7, 6]).unwrap();
+    let mut bytes = [0; 6];
+    queue.read(&whole.part(7, 6).unwrap(), &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 9, 8, 7, 6, 1]);
+    queue.synchronize().unwrap();
+    assert!(whole.part(60, 5).is_err() && whole.part(usize::MAX, 2).is_err());
+    assert!(check_range(&*whole.buffer, 64, 1).is_err());
+    assert!(queue.write(&whole, &[0; 63]).is_err());
+    let wild = Region { buffer: Arc::clone(&whole.buffer), offset: 60, bytes: 8 };
+    assert!(matches!(queue.write(&wild, &[0; 8]), Err(BackendError::OutOfBounds { .. })));
+    assert!(matches!(whole.buffer.read(60, &mut [0; 8]), Err(BackendError::OutOfBounds { .. })));
+    let other = Sim::new("b").build();
+    assert!(matches!(queue.write(&region(&*other, 8), &[0; 8]), Err(BackendError::Foreign { .. })));
+    assert!(matches!(
+        queue.copy(&whole, &region(&*other, 8)),
+        Err(BackendError::SizeMismatch { from: 64, to: 8, .. })
+    ));
+}
+
+#[test]
+fn events_order_queues_of_different_devices() {
+    let (a, b) = (Sim::new("a").build(), Sim::new("b").build());
+    let (from, to) = (region(&*a, 8), region(&*b, 8));
+    let (mut first, mut second) = (a.queue().unwrap(), b.queue().unwrap());
+    let written = a.event(true).unwrap();
+    assert!(written.is_done().unwrap(), "an event counts as passed before it is recorded");
+    written.wait().unwrap();
+    for round in 0..100 {
+        first.write(&from, &[round; 8]).unwrap();
+        first.record(&*written).unwrap();
+        second.wait(&*written).unwrap();
+        assert!(second.copy(&from, &to).unwrap());
+        let mut bytes = [0; 8];
+        second.read(&to, &mut bytes).unwrap();
+        assert_eq!(bytes, [round; 8]);
+    }
+    assert!(first.record(&*b.event(false).unwrap()).is_err(), "events are recorded by their own device");
+}
+
+#[test]
+fn k4_k5_nodes_are_compiled_once_and_run_often_or_just_computed() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [2]);
+    g.output("y", x.sqr().scale(2.0));
+    let graph = g.finish().unwrap();
+    for backend in [host("cpu"), Sim::new("a").build()] {
+        let places: Vec<Region> = graph.tensors().iter().map(|t| region(&*backend, t.bytes())).collect();
+        let place = |id: TensorId| Some(Place { region: places[id.index()].clone(), layout: Layout::Plain });
+        let nodes: Vec<_> = graph.node_ids().collect();
+        let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true };
+        let result = places.last().unwrap();
+        let mut queue = backend.queue().unwrap();
+        let mut program = backend.compile(&split).unwrap();
+        for value in [1.0f32, 2.0, 3.0] {
+            queue.write(&places[0], &[value.to_le_bytes(), value.to_le_bytes()].concat()).unwrap();
+            queue.run(&mut *program).unwrap();
+            let mut bytes = [0; 8];
+            queue.read(result, &mut bytes).unwrap();
+            assert_eq!(bytes[4..], (2.0 * value * value).to_le_bytes());
+        }
+        queue.write(&places[0], &[5f32.to_le_bytes(), 5f32.to_le_bytes()].concat()).unwrap();
+        queue.synchronize().unwrap();
+        compute_once(&*backend, &split).unwrap();
+        let mut bytes = [0; 8];
+        result.buffer.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes[..4], 50f32.to_le_bytes());
+    }
+}

@@ -1,0 +1,86 @@
+//! A decode loop in its steady state allocates nothing and asks no backend anything.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(unsafe_code, reason = "a global allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use quadriga_graph::{BuildError, DType, Graph, GraphBuilder, Weight};
+use quadriga_runtime::{Backend, Scheduler, Session};
+use quadriga_sim::{Sim, What};
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts what this thread allocates; devices work on threads of their own.
+struct Counting;
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn build(bucket: usize) -> Result<Graph, BuildError> {
+    let g = GraphBuilder::new();
+    let mut x = g.input("x", DType::F32, [1, 16]);
+    let ids = g.input("ids", DType::I32, [1]);
+    for block in 0..10 {
+        let w = g.weight(&format!("w.{block}"), Weight::with_data(DType::F32, [16, 16], vec![0u8; 1024]));
+        let cache = g.state(&format!("cache.{block}"), DType::F32, [64, 16]);
+        let y = g.mul_mat(w, x);
+        x = cache.set_rows(y, ids).slice(0, 0, bucket).cont().slice(0, 0, 1).add(y);
+    }
+    g.output("y", x);
+    g.finish()
+}
+
+#[test]
+fn the_steady_state_of_a_decode_loop_allocates_nothing_and_asks_nothing() {
+    let sims = [
+        Sim::new("a").device(),
+        Sim::new("b").without_peers().device(),
+        Sim::new("cpu").synchronous().host().without_computing().device(),
+    ];
+    let backends = sims.clone().map(|sim| sim as Arc<dyn Backend>);
+    let scheduler = Scheduler::new(backends).place(|name| {
+        let (_, block) = name.split_once('.')?;
+        Some(block.parse::<usize>().ok()? % 3)
+    });
+    let mut session = Session::new(&scheduler).unwrap();
+    let mut out = [0f32; 16];
+    let mut token = |position: i32, out: &mut [f32]| {
+        let bucket = if position % 64 < 32 { 32 } else { 64 };
+        session.prepare((1, bucket), || build(bucket)).unwrap();
+        session.set("x", &[position as f32; 16]).unwrap();
+        session.set("ids", &[position % 64]).unwrap();
+        session.start().unwrap();
+        session.read_into("y", out).unwrap();
+    };
+    for position in 0..130 {
+        token(position, &mut out);
+    }
+    let asked =
+        sims.each_ref().map(|sim| (sim.counts().of(What::Allocation), sim.counts().of(What::Compile)));
+    let before = COUNT.with(Cell::get);
+    for position in 130..330 {
+        token(position, &mut out);
+    }
+    assert_eq!(COUNT.with(Cell::get) - before, 0);
+    let after =
+        sims.each_ref().map(|sim| (sim.counts().of(What::Allocation), sim.counts().of(What::Compile)));
+    assert_eq!(asked, after);
+}

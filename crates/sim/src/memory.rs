@@ -1,0 +1,118 @@
+//! Memory that the host reaches only through the device.
+
+use std::any::Any;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use quadriga_runtime::{BackendError, Buffer, Usage, check_range};
+
+use crate::device::Shared;
+use crate::faults::What;
+
+/// What fresh memory holds: whoever reads it before writing gets nonsense.
+const FRESH: u8 = 0xa5;
+
+/// A buffer of a simulated device.
+pub(crate) struct SimBuffer {
+    device: Arc<Shared>,
+    bytes: Mutex<Vec<u8>>,
+    size: usize,
+    usage: Usage,
+    host: bool,
+}
+
+impl SimBuffer {
+    pub(crate) fn new(
+        device: &Arc<Shared>,
+        size: usize,
+        usage: Usage,
+        host: bool,
+    ) -> Result<SimBuffer, BackendError> {
+        let name = &device.settings.name;
+        device.faults.check(name, What::Allocation)?;
+        let free = device.free();
+        let refused =
+            BackendError::OutOfMemory { backend: name.clone(), wanted: size as u64, free: Some(free) };
+        let too_large = device.settings.max_buffer.is_some_and(|max| size > max);
+        if size as u64 > free || too_large {
+            return Err(refused);
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(size).map_err(|_| refused)?;
+        bytes.resize(size, FRESH);
+        device.used.fetch_add(size as u64, Ordering::Relaxed);
+        Ok(SimBuffer { device: Arc::clone(device), bytes: Mutex::new(bytes), size, usage, host })
+    }
+
+    pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    /// Copies bytes out, without counting it as a transfer of its own.
+    pub(crate) fn get(&self, offset: usize, into: &mut [u8]) {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(from) = bytes.get(offset..offset + into.len()) {
+            into.copy_from_slice(from);
+        }
+    }
+
+    /// Copies bytes in, without counting it as a transfer of its own.
+    pub(crate) fn put(&self, offset: usize, from: &[u8]) {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(into) = bytes.get_mut(offset..offset + from.len()) {
+            into.copy_from_slice(from);
+        }
+    }
+}
+
+impl Drop for SimBuffer {
+    fn drop(&mut self) {
+        self.device.used.fetch_sub(self.size as u64, Ordering::Relaxed);
+    }
+}
+
+impl Buffer for SimBuffer {
+    fn backend(&self) -> &str {
+        &self.device.settings.name
+    }
+
+    fn bytes(&self) -> usize {
+        self.size
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn is_host(&self) -> bool {
+        self.host
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
+        check_range(self, offset, into.len())?;
+        self.device.faults.check(self.backend(), What::Transfer)?;
+        self.get(offset, into);
+        Ok(())
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError> {
+        check_range(self, offset, from.len())?;
+        self.device.faults.check(self.backend(), What::Transfer)?;
+        self.put(offset, from);
+        Ok(())
+    }
+
+    fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
+        check_range(self, offset, len)?;
+        self.device.faults.check(self.backend(), What::Transfer)?;
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(range) = bytes.get_mut(offset..offset + len) {
+            range.fill(0);
+        }
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
