@@ -121,7 +121,7 @@ impl Site<'_> {
             place: &|tensor| self.place(tensor, backend, bank),
             kept,
         };
-        device.compile(&split).map_err(|error| RuntimeError::device(error))
+        device.compile(&split).map_err(RuntimeError::device)
     }
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn event_of(
 ) -> Result<Option<Arc<dyn Event>>, RuntimeError> {
     let asynchronous = plan.scheduler().asynchronous().get(backend).copied().unwrap_or(false);
     match plan.backends().get(backend).filter(|_| asynchronous) {
-        Some(device) => device.event(timing).map(Some).map_err(|error| RuntimeError::device(error)),
+        Some(device) => device.event(timing).map(Some).map_err(RuntimeError::device),
         None => Ok(None),
     }
 }

@@ -63,7 +63,7 @@ impl Session {
         let mut lanes = Vec::new();
         for (backend, asynchronous) in scheduler.backends().iter().zip(scheduler.asynchronous()) {
             let lane = Lane::new(backend, *asynchronous);
-            lanes.push(lane.map_err(|error| RuntimeError::device(error))?);
+            lanes.push(lane.map_err(RuntimeError::device)?);
         }
         if lanes.is_empty() {
             return Err(RuntimeError::NoBackends);
@@ -123,7 +123,7 @@ impl Session {
         let mut first = Ok(());
         for lane in &mut self.lanes {
             let done = lane.synchronize();
-            first = first.and(done.map_err(|error| RuntimeError::device(error)));
+            first = first.and(done.map_err(RuntimeError::device));
         }
         let first = first.map_err(|error| self.blame(error));
         if first.is_err() {
