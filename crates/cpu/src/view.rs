@@ -260,6 +260,15 @@ impl View {
         Some(unsafe { std::slice::from_raw_parts(at.cast::<f32>(), self.cols()) })
     }
 
+    /// The address of `len` dense `f32` elements of a row; `None` for other types, strided rows and past the row.
+    /// They may be used as the invariant says.
+    pub(crate) fn floats_at(&self, place: [usize; 3], first: usize, len: usize) -> Option<*mut f32> {
+        if self.dtype != DType::F32 || !self.is_dense() {
+            return None;
+        }
+        Some(self.at(place, first, len)?.cast())
+    }
+
     /// The address of a row's first element; valid for the row as the invariant says. `None` if there is no such row.
     pub(crate) fn row_pointer(&self, place: [usize; 3]) -> Option<*mut u8> {
         self.at(place, 0, 0)

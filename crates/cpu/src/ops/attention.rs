@@ -6,8 +6,11 @@ use quadriga_graph::Attention;
 
 use super::Context;
 use super::scratch::with_floats;
-use crate::fuse::Item;
-use crate::step::{Access, Kernel, Part, Work};
+use crate::fuse::{Item, TeamItem};
+use crate::isa::Isa;
+use crate::kernels::attention::{self as fast, Mask, Memory, Rows, Shape};
+use crate::pool::Worker;
+use crate::step::{Access, Kernel, Part, Team, TeamError, Work};
 use crate::view::View;
 
 struct AttentionKernel {
@@ -26,7 +29,7 @@ pub(super) fn attention(
     [q, k, v]: [&View; 3],
     rest: &[View],
     out: &View,
-    _context: &Context<'_>,
+    context: &Context<'_>,
     items: &mut Vec<Item>,
 ) -> Result<(), String> {
     let mut rest = rest.iter().copied();
@@ -38,6 +41,30 @@ pub(super) fn attention(
     let [b, h, t, d] = q.dims;
     let mut accesses = vec![Access::reads(q), Access::reads(k), Access::reads(v), Access::writes(out)];
     accesses.extend(mask.iter().chain(&spans).map(Access::reads));
+    let shape = Shape {
+        heads: h,
+        kv_heads: k.dims[1],
+        tokens: t,
+        cells: k.dims[2],
+        key_width: d,
+        value_width: v.cols(),
+        scale: parameters.scale,
+        soft_cap: parameters.soft_cap,
+        key_type: k.dtype,
+        value_type: v.dtype,
+    };
+    let isa = context.isa;
+    let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
+    if spans_fit && shape.cells > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
+        let team = FastAttention { isa, shape, q: *q, k: *k, v: *v, mask, spans, out: *out };
+        items.push(Item::Team(TeamItem {
+            team: Box::new(team),
+            accesses,
+            work_bytes: Box::new(move |threads| fast::Attention::work_bytes(isa, &shape, threads)),
+            name: 0,
+        }));
+        return Ok(());
+    }
     let cost = (b * h * t).saturating_mul(k.dims[2]).saturating_mul(d + v.cols());
     let Attention { scale, soft_cap, .. } = *parameters;
     let kernel = AttentionKernel { scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
@@ -52,6 +79,84 @@ pub(super) fn span(spans: Option<&View>, t: usize, keys: usize) -> Result<Range<
     match (usize::try_from(first), usize::try_from(end)) {
         (Ok(first), Ok(end)) if end <= keys => Ok(first.min(end)..end),
         _ => Err(format!("span {first}..{end} of query {t} is outside 0..{keys}")),
+    }
+}
+
+/// Attention by the kernels, one batch after another.
+struct FastAttention {
+    isa: Isa,
+    shape: Shape,
+    q: View,
+    k: View,
+    v: View,
+    mask: Option<View>,
+    spans: Option<View>,
+    out: View,
+}
+
+/// Rows of one batch: token or cell by head.
+fn rows(view: &View, batch: usize, token_axis: usize, head_axis: usize) -> Result<Rows, TeamError> {
+    let stride = |axis: usize| match (view.dims.get(axis), view.strides.get(axis)) {
+        (Some(extent), Some(stride)) if *extent > 1 => *stride,
+        _ => 0,
+    };
+    let pointer = view
+        .row_pointer([batch, 0, 0])
+        .ok_or_else(|| TeamError::Data(format!("there is no batch {batch}")))?;
+    Ok(Rows { pointer, stride: stride(token_axis), head_stride: stride(head_axis) })
+}
+
+impl Team for FastAttention {
+    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
+        let tokens = self.shape.tokens;
+        // The kernel keeps to the keys there are, whatever the spans say; that they are right is checked here.
+        worker
+            .try_chunks(1, |_| {
+                (0..tokens).try_for_each(|t| span(self.spans.as_ref(), t, self.shape.cells).map(drop))
+            })
+            .map_err(TeamError::Data)?;
+        let spans = match &self.spans {
+            None => None,
+            Some(spans) => {
+                let pointer =
+                    spans.row_pointer([0, 0, 0]).ok_or_else(|| TeamError::Data("no spans".into()))?;
+                // SAFETY: a contiguous tensor of `tokens` pairs of i32, aligned, which this node does not write.
+                Some(unsafe { std::slice::from_raw_parts(pointer.cast::<[i32; 2]>(), tokens) })
+            }
+        };
+        let needs = fast::Attention::work_bytes(self.isa, &self.shape, work.threads)?;
+        if work.bytes < needs {
+            return Err(TeamError::Data(format!("{} bytes of work memory, {needs} needed", work.bytes)));
+        }
+        for batch in 0..self.q.dims[0] {
+            if batch > 0 {
+                worker.barrier()?;
+            }
+            let mask = match &self.mask {
+                None => None,
+                Some(mask) => {
+                    let mut rows = rows(mask, batch % mask.dims[0].max(1), 2, 1)?;
+                    if mask.dims[1] == 1 {
+                        rows.head_stride = 0;
+                    }
+                    Some(Mask { rows, dtype: mask.dtype })
+                }
+            };
+            let memory = Memory {
+                queries: rows(&self.q, batch, 2, 1)?,
+                keys: rows(&self.k, batch, 2, 1)?,
+                values: rows(&self.v, batch, 2, 1)?,
+                mask,
+                spans,
+                output: rows(&self.out, batch, 1, 2)?,
+            };
+            // SAFETY: the tensors have these shapes and strides, in buffers that the program holds; the result is
+            // contiguous and overlaps no input; the work memory is long enough and this step's alone.
+            let attention =
+                unsafe { fast::Attention::new(self.isa, self.shape, memory, work.threads, work.pointer)? };
+            attention.run(worker)?;
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use quadriga_graph::{Binary, Gate, Unary};
 
 use super::functions;
 use crate::isa::Isa;
+use crate::kernels::vec::{self, Map, Zip};
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -25,13 +26,21 @@ impl Cut {
         Cut { pieces, cols: out.cols() }
     }
 
+    /// Row and columns of each of some units.
+    fn runs(self, units: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        units.map(move |unit| {
+            if self.pieces == 1 {
+                return (unit, 0..self.cols);
+            }
+            let first = unit % self.pieces * PIECE;
+            (unit / self.pieces, first..(first + PIECE).min(self.cols))
+        })
+    }
+
     /// Row and columns of each segment of some units.
     fn segments(self, units: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        units.flat_map(move |unit| {
-            let (row, piece) = (unit / self.pieces, unit % self.pieces);
-            let first = if self.pieces == 1 { 0 } else { piece * PIECE };
-            let end = if self.pieces == 1 { self.cols } else { (first + PIECE).min(self.cols) };
-            segments(end - first).map(move |s| (row, first + s.start..first + s.end))
+        self.runs(units).flat_map(|(row, columns)| {
+            segments(columns.len()).map(move |s| (row, columns.start + s.start..columns.start + s.end))
         })
     }
 
@@ -49,55 +58,79 @@ impl Cut {
     }
 }
 
-/// A function of segments: the first is changed in place, by the second.
-type Pair = fn(&mut [f32], &[f32]);
-
-struct BinaryKernel {
-    apply: Pair,
+struct ZipKernel {
+    function: Zip,
+    isa: Isa,
     a: View,
     b: View,
     out: View,
     cut: Cut,
 }
 
-pub(super) fn binary(binary: Binary, a: &View, b: &View, out: &View) -> Part {
-    fn pairs(a: &mut [f32], b: &[f32], apply: impl Fn(f32, f32) -> f32) {
-        for (a, b) in a.iter_mut().zip(b) {
-            *a = apply(*a, *b);
-        }
-    }
-    let apply: Pair = match binary {
-        Binary::Add => |a, b| pairs(a, b, |a, b| a + b),
-        Binary::Sub => |a, b| pairs(a, b, |a, b| a - b),
-        Binary::Mul => |a, b| pairs(a, b, |a, b| a * b),
-        Binary::Div => |a, b| pairs(a, b, |a, b| a / b),
+pub(super) fn binary(binary: Binary, a: &View, b: &View, out: &View, isa: Isa) -> Part {
+    let function = match binary {
+        Binary::Add => Zip::Add,
+        Binary::Sub => Zip::Sub,
+        Binary::Mul => Zip::Mul,
+        Binary::Div => Zip::Div,
     };
     let cut = Cut::new(out);
-    cut.part(BinaryKernel { apply, a: *a, b: *b, out: *out, cut }, &[a, b], out, 1)
+    cut.part(ZipKernel { function, isa, a: *a, b: *b, out: *out, cut }, &[a, b], out, 1)
 }
 
-impl Kernel for BinaryKernel {
+impl ZipKernel {
+    /// Works on the tensors where they lie, if they are dense rows of `f32`.
+    fn direct(&self, place: [usize; 3], columns: &Range<usize>) -> bool {
+        if self.b.cols() != self.out.cols() {
+            return false;
+        }
+        let (first, count) = (columns.start, columns.len());
+        let (Some(a), Some(b), Some(out)) = (
+            self.a.floats_at(place, first, count),
+            self.b.floats_at(repeated(&self.b, place), first, count),
+            self.out.floats_at(place, first, count),
+        ) else {
+            return false;
+        };
+        // SAFETY: all three have `count` elements there; compiling has checked that the result lies exactly where an
+        // input lies, or apart from it.
+        unsafe { vec::zip_raw(self.isa, self.function, a, b, out, count) };
+        true
+    }
+}
+
+impl Kernel for ZipKernel {
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
         let (mut first, mut second) = ([0.0; SEGMENT], [0.0; SEGMENT]);
-        for (row, columns) in self.cut.segments(units) {
-            let (Some(x), Some(y)) = (first.get_mut(..columns.len()), second.get_mut(..columns.len())) else {
-                continue;
-            };
+        for (row, columns) in self.cut.runs(units) {
             let place = self.a.place(row);
-            self.a.load_at(place, columns.start, x);
-            load_repeated(&self.b, place, columns.start, y);
-            (self.apply)(x, y);
-            self.out.store_at(place, columns.start, x);
+            if self.direct(place, &columns) {
+                continue;
+            }
+            for part in segments(columns.len()) {
+                let (start, len) = (columns.start + part.start, part.len());
+                let (Some(x), Some(y)) = (first.get_mut(..len), second.get_mut(..len)) else { continue };
+                self.a.load_at(place, start, x);
+                load_repeated(&self.b, place, start, y);
+                // SAFETY: both have `len` elements.
+                unsafe { vec::zip_raw(self.isa, self.function, x.as_ptr(), y.as_ptr(), x.as_mut_ptr(), len) };
+                self.out.store_at(place, start, x);
+            }
         }
         Ok(())
     }
 }
 
+/// The place of a row in a tensor that is repeated along every dimension.
+fn repeated(from: &View, [i0, i1, i2]: [usize; 3]) -> [usize; 3] {
+    let [d0, d1, d2, _] = from.dims.map(|d| d.max(1));
+    [i0 % d0, i1 % d1, i2 % d2]
+}
+
 /// Loads from a tensor that is repeated along every dimension.
 fn load_repeated(from: &View, place: [usize; 3], first: usize, out: &mut [f32]) {
-    let [d0, d1, d2, cols] = from.dims;
-    let [i0, i1, i2] = place;
-    let place = [i0 % d0.max(1), i1 % d1.max(1), i2 % d2.max(1)];
+    let cols = from.cols();
+    let place = repeated(from, place);
     if cols == 1 {
         let mut one = [0.0];
         from.load_at(place, 0, &mut one);
@@ -116,16 +149,16 @@ fn load_repeated(from: &View, place: [usize; 3], first: usize, out: &mut [f32]) 
 }
 
 /// A function of a segment.
-type Map = Box<dyn Fn(&mut [f32]) + Send + Sync>;
+type Change = Box<dyn Fn(&mut [f32]) + Send + Sync>;
 
 struct MapKernel {
-    apply: Map,
+    apply: Change,
     x: View,
     out: View,
     cut: Cut,
 }
 
-fn map(apply: Map, x: &View, out: &View, weight: usize) -> Part {
+fn map(apply: Change, x: &View, out: &View, weight: usize) -> Part {
     let cut = Cut::new(out);
     cut.part(MapKernel { apply, x: *x, out: *out, cut }, &[x], out, weight)
 }
@@ -151,13 +184,28 @@ pub(super) fn clamp(min: f32, max: f32, x: &View, out: &View) -> Part {
     map(Box::new(move |x| x.iter_mut().for_each(|x| *x = x.max(min).min(max))), x, out, 1)
 }
 
-pub(super) fn unary(unary: Unary, x: &View, out: &View, _isa: Isa) -> Part {
+pub(super) fn unary(unary: Unary, x: &View, out: &View, isa: Isa) -> Part {
+    let fast = match unary {
+        Unary::Exp => Some(Map::Exp),
+        Unary::Sigmoid => Some(Map::Sigmoid),
+        Unary::Silu => Some(Map::Silu),
+        Unary::Tanh => Some(Map::Tanh),
+        Unary::Gelu => Some(Map::Gelu),
+        Unary::GeluQuick => Some(Map::GeluQuick),
+        Unary::Relu => Some(Map::Relu),
+        Unary::Sqr => Some(Map::Square),
+        _ => None,
+    };
+    if let Some(function) = fast {
+        return map(Box::new(move |x| vec::map_in_place(isa, function, x)), x, out, 2);
+    }
     let function = functions::unary(unary);
-    map(Box::new(move |x| x.iter_mut().for_each(|x| *x = function(*x))), x, out, 4)
+    map(Box::new(move |x| x.iter_mut().for_each(|x| *x = function(*x))), x, out, 8)
 }
 
 struct GatedKernel {
-    activation: fn(f32) -> f32,
+    function: Zip,
+    isa: Isa,
     gate: View,
     gate_column: usize,
     up: View,
@@ -166,7 +214,7 @@ struct GatedKernel {
     cut: Cut,
 }
 
-pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, _isa: Isa) -> Part {
+pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, isa: Isa) -> Part {
     let half = out.cols();
     let [(gate_view, gate_column), (up, up_column)] = match (inputs, swapped) {
         ([a, b], false) => [(*a, 0), (*b, 0)],
@@ -175,9 +223,13 @@ pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, _isa
         ([x, ..], true) => [(*x, half), (*x, 0)],
         ([], _) => [(*out, 0), (*out, 0)],
     };
-    let activation = functions::gate(gate);
+    let function = match gate {
+        Gate::Swiglu => Zip::Swiglu,
+        Gate::Geglu => Zip::Geglu,
+        Gate::Reglu => Zip::Reglu,
+    };
     let cut = Cut::new(out);
-    let kernel = GatedKernel { activation, gate: gate_view, gate_column, up, up_column, out: *out, cut };
+    let kernel = GatedKernel { function, isa, gate: gate_view, gate_column, up, up_column, out: *out, cut };
     let mut part = cut.part(kernel, &[&gate_view, &up], out, 4);
     if inputs.len() == 1 && cut.pieces == 1 {
         // A row of the result needs the row of the one input, which is twice as long.
@@ -186,19 +238,41 @@ pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, _isa
     part
 }
 
+impl GatedKernel {
+    /// Works on the tensors where they lie, if they are dense rows of `f32`.
+    fn direct(&self, place: [usize; 3], columns: &Range<usize>) -> bool {
+        let (first, count) = (columns.start, columns.len());
+        let (Some(gate), Some(up), Some(out)) = (
+            self.gate.floats_at(place, self.gate_column + first, count),
+            self.up.floats_at(place, self.up_column + first, count),
+            self.out.floats_at(place, first, count),
+        ) else {
+            return false;
+        };
+        // SAFETY: all three have `count` elements there; compiling has checked that the result lies exactly where an
+        // input of the same shape lies, or apart from it.
+        unsafe { vec::zip_raw(self.isa, self.function, gate, up, out, count) };
+        true
+    }
+}
+
 impl Kernel for GatedKernel {
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
         let (mut first, mut second) = ([0.0; SEGMENT], [0.0; SEGMENT]);
-        for (row, columns) in self.cut.segments(units) {
-            let (Some(g), Some(u)) = (first.get_mut(..columns.len()), second.get_mut(..columns.len())) else {
+        for (row, columns) in self.cut.runs(units) {
+            let place = self.out.place(row);
+            if self.direct(place, &columns) {
                 continue;
-            };
-            self.gate.load(row, self.gate_column + columns.start, g);
-            self.up.load(row, self.up_column + columns.start, u);
-            for (g, u) in g.iter_mut().zip(u) {
-                *g = (self.activation)(*g) * *u;
             }
-            self.out.store(row, columns.start, g);
+            for part in segments(columns.len()) {
+                let (start, len) = (columns.start + part.start, part.len());
+                let (Some(g), Some(u)) = (first.get_mut(..len), second.get_mut(..len)) else { continue };
+                self.gate.load_at(place, self.gate_column + start, g);
+                self.up.load_at(place, self.up_column + start, u);
+                // SAFETY: both have `len` elements.
+                unsafe { vec::zip_raw(self.isa, self.function, g.as_ptr(), u.as_ptr(), g.as_mut_ptr(), len) };
+                self.out.store_at(place, start, g);
+            }
         }
         Ok(())
     }

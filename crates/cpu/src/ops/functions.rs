@@ -1,6 +1,6 @@
 //! The elementwise functions.
 
-use quadriga_graph::{Gate, Unary};
+use quadriga_graph::Unary;
 
 /// A function of one number.
 pub(super) fn unary(unary: Unary) -> fn(f32) -> f32 {
@@ -36,15 +36,6 @@ pub(super) fn unary(unary: Unary) -> fn(f32) -> f32 {
         Unary::HardSwish => |x| x * hard_sigmoid(x),
         Unary::HardSigmoid => hard_sigmoid,
         Unary::Softplus => |x| x.max(0.0) + (-x.abs()).exp().ln_1p(),
-    }
-}
-
-/// The activation of a gated unit.
-pub(super) fn gate(gate: Gate) -> fn(f32) -> f32 {
-    match gate {
-        Gate::Swiglu => silu,
-        Gate::Geglu => gelu,
-        Gate::Reglu => |x| x.max(0.0),
     }
 }
 

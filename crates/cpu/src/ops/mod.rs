@@ -139,8 +139,8 @@ pub(crate) fn prepare(
         return Err("it cannot read a packed weight".into());
     }
     let part = match (op, views.as_slice()) {
-        (Op::Binary(binary), [a, b]) => elementwise::binary(*binary, a, b, out),
-        (Op::Add1, [a, b]) => elementwise::binary(quadriga_graph::Binary::Add, a, b, out),
+        (Op::Binary(binary), [a, b]) => elementwise::binary(*binary, a, b, out, context.isa),
+        (Op::Add1, [a, b]) => elementwise::binary(quadriga_graph::Binary::Add, a, b, out, context.isa),
         (Op::Scale { scale, bias }, [x]) => elementwise::scale(*scale, *bias, x, out),
         (Op::Clamp { min, max }, [x]) => elementwise::clamp(*min, *max, x, out),
         (Op::Unary(unary), [x]) => elementwise::unary(*unary, x, out, context.isa),

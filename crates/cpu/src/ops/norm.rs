@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::isa::Isa;
+use crate::kernels::vec;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -15,16 +16,17 @@ pub(super) enum Kind {
 }
 
 struct NormKernel {
+    isa: Isa,
     kind: Kind,
     eps: f32,
     x: View,
     out: View,
 }
 
-pub(super) fn norm(kind: Kind, eps: f32, x: &View, out: &View, _isa: Isa) -> Part {
+pub(super) fn norm(kind: Kind, eps: f32, x: &View, out: &View, isa: Isa) -> Part {
     let units = out.rows();
     let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
-    Part::new(NormKernel { kind, eps, x: *x, out: *out }, units, 2 * out.elements(), accesses)
+    Part::new(NormKernel { isa, kind, eps, x: *x, out: *out }, units, 2 * out.elements(), accesses)
 }
 
 /// The sum of a function over a segment, by sixteen partial sums.
@@ -71,11 +73,30 @@ fn apply(x: &View, out: &View, rows: impl Iterator<Item = usize>, mean: f32, fac
     }
 }
 
+impl NormKernel {
+    /// The root-mean-square norm on the tensors where they lie, if they are dense rows of `f32`.
+    fn direct(&self, row: usize) -> bool {
+        let (place, cols) = (self.x.place(row), self.x.cols());
+        let (Some(x), Some(out)) = (self.x.floats_at(place, 0, cols), self.out.floats_at(place, 0, cols))
+        else {
+            return false;
+        };
+        let null = std::ptr::null_mut();
+        // SAFETY: both have `cols` elements there; compiling has checked that the result lies exactly where the input
+        // lies, or apart from it.
+        unsafe { vec::rms_norm_add(self.isa, null, x, null, null, self.eps, out, cols) };
+        true
+    }
+}
+
 impl Kernel for NormKernel {
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
         let count = self.x.cols().max(1) as f64;
         let eps = f64::from(self.eps);
         for row in units {
+            if self.kind == Kind::Rms && self.direct(row) {
+                continue;
+            }
             let rows = row..row + 1;
             let (mean, factor) = match self.kind {
                 Kind::Rms => (0.0, 1.0 / (sum_rows(&self.x, rows.clone(), |v| v * v) / count + eps).sqrt()),

@@ -10,6 +10,8 @@ use quadriga_runtime::BackendError;
 use super::Context;
 use super::scratch::with_floats;
 use crate::fuse::Item;
+use crate::isa::Isa;
+use crate::kernels::vec;
 use crate::memory::Block;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::View;
@@ -86,6 +88,7 @@ impl Kernel for TableKernel {
 }
 
 struct RopeKernel {
+    isa: Isa,
     dims: usize,
     pairing: Pairing,
     table: Arc<Table>,
@@ -134,10 +137,12 @@ pub(super) fn rope(
             table
         }
     };
-    let units = out.rows();
+    // A unit is a token with all its heads, so that queries and keys have equally many.
+    let units = out.dims[0] * out.dims[1];
     let accesses =
         vec![Access::reads_own(x, units), Access::writes_own(out, units), table_access(&table, false)];
-    let kernel = RopeKernel { dims: rope.dims, pairing: rope.pairing, table, x: *x, out: *out };
+    let kernel =
+        RopeKernel { isa: context.isa, dims: rope.dims, pairing: rope.pairing, table, x: *x, out: *out };
     Ok(Part::new(kernel, units, 2 * out.elements(), accesses))
 }
 
@@ -146,34 +151,27 @@ fn table_access(table: &Table, write: bool) -> Access {
     Access::range(start..start + table.block.bytes(), write)
 }
 
+impl RopeKernel {
+    fn row(&self, place: [usize; 3], values: &mut [f32]) {
+        let pairs = self.dims / 2;
+        let Some(angles) = self.table.row_pointer(place[1]) else { return };
+        // SAFETY: a row of the table is 2 · pairs floats; it was written in an earlier step or part.
+        let angles = unsafe { std::slice::from_raw_parts(angles.cast_const(), 2 * pairs) };
+        let (cos, sin) = angles.split_at(pairs);
+        self.x.load_at(place, 0, values);
+        vec::rope(self.isa, values, cos, sin, self.pairing == Pairing::Adjacent);
+        self.out.store_at(place, 0, values);
+    }
+}
+
 impl Kernel for RopeKernel {
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
-        let cols = self.x.cols();
-        let pairs = self.dims / 2;
+        let [_, tokens, heads, cols] = self.x.dims;
         with_floats(cols, |values| {
-            for row in units {
-                let place = self.x.place(row);
-                let Some(angles) = self.table.row_pointer(place[1]) else { continue };
-                // SAFETY: a row of the table is 2 · pairs floats; it was written in an earlier step or part.
-                let angles = unsafe { std::slice::from_raw_parts(angles.cast_const(), 2 * pairs) };
-                let (cos, sin) = angles.split_at(pairs);
-                self.x.load_at(place, 0, values);
-                match self.pairing {
-                    Pairing::Adjacent => {
-                        let (groups, _) = values.as_chunks_mut::<2>();
-                        for ((pair, cos), sin) in groups.iter_mut().zip(cos).zip(sin) {
-                            let [a, b] = *pair;
-                            *pair = [a * cos - b * sin, a * sin + b * cos];
-                        }
-                    }
-                    Pairing::Half => {
-                        let Some((first, second)) = values.split_at_mut_checked(pairs) else { continue };
-                        for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-                            (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
-                        }
-                    }
+            for unit in units {
+                for head in 0..heads {
+                    self.row([unit / tokens, unit % tokens, head], values);
                 }
-                self.out.store_at(place, 0, values);
             }
         });
         Ok(())

@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use crate::isa::Isa;
+use crate::kernels::vec::{self, Map};
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
 struct SoftMaxKernel {
+    isa: Isa,
     scale: f32,
     mask: Option<View>,
     sinks: Option<View>,
@@ -21,7 +23,7 @@ pub(super) fn soft_max(
     x: &View,
     rest: &[View],
     out: &View,
-    _isa: Isa,
+    isa: Isa,
 ) -> Result<Part, String> {
     let mut rest = rest.iter().copied();
     let mut take = |wanted: bool| if wanted { rest.next() } else { None };
@@ -32,7 +34,7 @@ pub(super) fn soft_max(
     let units = out.rows();
     let mut accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
     accesses.extend(mask_view.iter().chain(&sinks_view).map(Access::reads));
-    let kernel = SoftMaxKernel { scale, mask: mask_view, sinks: sinks_view, x: *x, out: *out };
+    let kernel = SoftMaxKernel { isa, scale, mask: mask_view, sinks: sinks_view, x: *x, out: *out };
     Ok(Part::new(kernel, units, 6 * out.elements(), accesses))
 }
 
@@ -71,7 +73,7 @@ impl Kernel for SoftMaxKernel {
             for columns in segments(cols) {
                 let Some(values) = values.get_mut(..columns.len()) else { continue };
                 self.scores(place, columns.start, values);
-                largest = values.iter().fold(largest, |a, b| a.max(*b));
+                largest = largest.max(vec::largest(self.isa, values));
             }
             // A row with no score above −∞ has no probabilities to share out: zeros.
             let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
@@ -79,9 +81,8 @@ impl Kernel for SoftMaxKernel {
             for columns in segments(cols) {
                 let Some(values) = values.get_mut(..columns.len()) else { continue };
                 self.scores(place, columns.start, values);
-                for value in values.iter_mut() {
-                    *value = (*value - base).exp();
-                }
+                values.iter_mut().for_each(|value| *value -= base);
+                vec::map_in_place(self.isa, Map::Exp, values);
                 sum += super::norm::sum_of(values, |v| v);
                 self.out.store_at(place, columns.start, values);
             }
@@ -89,9 +90,7 @@ impl Kernel for SoftMaxKernel {
             for columns in segments(cols) {
                 let Some(values) = values.get_mut(..columns.len()) else { continue };
                 self.out.load_at(place, columns.start, values);
-                for value in values.iter_mut() {
-                    *value *= factor;
-                }
+                vec::scale(self.isa, values, factor);
                 self.out.store_at(place, columns.start, values);
             }
         }
