@@ -14,6 +14,7 @@ use crate::compile::compile;
 use crate::isa::{Isa, IsaError};
 use crate::memory::{ALIGNMENT, Block, host_bytes};
 use crate::pool::{Pool, PoolError};
+use crate::profile::{Ledger, Profile};
 use crate::queue::{CpuEvent, CpuQueue};
 use crate::weights;
 
@@ -36,6 +37,8 @@ pub enum Error {
 pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) isa: Isa,
+    /// Where times are written down, if they are taken.
+    pub(crate) ledger: Option<Ledger>,
     work: Mutex<Block>,
 }
 
@@ -64,6 +67,7 @@ pub struct Builder {
     isa: Option<Isa>,
     fuse: Option<bool>,
     plain_weights: bool,
+    profile: bool,
 }
 
 impl Builder {
@@ -96,6 +100,13 @@ impl Builder {
         self
     }
 
+    /// Takes the time of every step, for [`Backend::take_profile`]. Costs a little.
+    #[must_use]
+    pub fn profile(mut self, profile: bool) -> Builder {
+        self.profile = profile;
+        self
+    }
+
     /// The backend.
     ///
     /// # Errors
@@ -109,7 +120,8 @@ impl Builder {
             self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let fuse =
             self.fuse.unwrap_or_else(|| std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0"));
-        let shared = Shared { pool: Pool::new(threads)?, isa, work: Mutex::new(Block::empty()) };
+        let ledger = self.profile.then(Ledger::default);
+        let shared = Shared { pool: Pool::new(threads)?, isa, ledger, work: Mutex::new(Block::empty()) };
         Ok(Backend { shared: Arc::new(shared), fuse, plain_weights: self.plain_weights })
     }
 }
@@ -154,6 +166,12 @@ impl Backend {
     /// The kernels in use.
     pub fn isa(&self) -> Isa {
         self.shared.isa
+    }
+
+    /// Where the time of all runs since the last call went; empty unless the backend was made with
+    /// [`Builder::profile`].
+    pub fn take_profile(&self) -> Profile {
+        self.shared.ledger.as_ref().map(Ledger::take).unwrap_or_default()
     }
 
     /// Bytes of the work memory that all programs share. It only grows.

@@ -14,6 +14,7 @@ use crate::fuse::{Item, join};
 use crate::memory::ALIGNMENT;
 use crate::ops::{self, Operand, Packed, RopeTables};
 use crate::program::{CpuProgram, Use};
+use crate::step::Step;
 use crate::view::View;
 use crate::weights::Matrices;
 
@@ -30,8 +31,9 @@ pub(crate) fn compile(
         let first = items.len();
         compiler.node(shared, id, &mut items)?;
         if items.len() > first {
+            let label = split.graph.get_node(id).map_or("", |node| node.op().name());
             for item in items.iter_mut().skip(first) {
-                item.set_name(names.len());
+                item.set_name(names.len(), label);
             }
             names.push(split.graph.node_name(id));
         }
@@ -40,7 +42,8 @@ pub(crate) fn compile(
     let mut uses: Vec<Use> = compiler.uses.into_values().collect();
     uses.sort_unstable_by_key(|used| Arc::as_ptr(&used.buffer).cast::<u8>().addr());
     let (steps, work_bytes) = join(items, fuse);
-    let mut program = CpuProgram { steps, uses, names, work_bytes, own_bytes };
+    let labels = if shared.ledger.is_some() { steps.iter().map(Step::label).collect() } else { Vec::new() };
+    let mut program = CpuProgram { steps, uses, names, labels, work_bytes, own_bytes };
     program.reserve(shared)?;
     Ok(program)
 }

@@ -23,6 +23,8 @@ pub(crate) struct TeamItem {
     pub(crate) accesses: Vec<Access>,
     pub(crate) work_bytes: WorkBytes,
     pub(crate) name: usize,
+    /// What it does, in a word.
+    pub(crate) label: &'static str,
 }
 
 /// An operation to be made a step of, or part of one.
@@ -36,12 +38,12 @@ pub(crate) enum Item {
 }
 
 impl Item {
-    /// Sets the index of the node's name.
-    pub(crate) fn set_name(&mut self, name: usize) {
+    /// Sets the index of the node's name, and what the operation is called.
+    pub(crate) fn set_name(&mut self, name: usize, label: &'static str) {
         match self {
-            Item::Part(part) => part.name = name,
+            Item::Part(part) => (part.name, part.label) = (name, label),
             Item::Product(product) => product.set_name(name),
-            Item::Team(item) => item.name = name,
+            Item::Team(item) => (item.name, item.label) = (name, label),
         }
     }
 }
@@ -97,11 +99,12 @@ fn finish(step: Growing, needs: &mut Vec<WorkBytes>) -> Step {
                 let need = product.work_need();
                 needs.push(Box::new(move |threads| need.bytes(threads)));
             }
-            Step::Team { team: Box::new(Multiplication(products)), name }
+            let label = format!("mul_mat × {}", products.len());
+            Step::Team { team: Box::new(Multiplication(products)), name, label }
         }
-        Growing::Team(TeamItem { team, work_bytes, name, .. }) => {
+        Growing::Team(TeamItem { team, work_bytes, name, label, .. }) => {
             needs.push(work_bytes);
-            Step::Team { team, name }
+            Step::Team { team, name, label: label.to_owned() }
         }
     }
 }

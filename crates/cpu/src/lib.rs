@@ -28,6 +28,7 @@ pub mod kernels;
 mod memory;
 mod ops;
 pub mod pool;
+mod profile;
 mod program;
 mod queue;
 mod step;
@@ -36,6 +37,7 @@ mod weights;
 
 pub use backend::{Backend, Builder, Error, FUSE_VARIABLE};
 pub use memory::ALIGNMENT;
+pub use profile::{Profile, Spent};
 
 /// The name of the backend.
 pub const NAME: &str = "cpu";

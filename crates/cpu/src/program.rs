@@ -10,6 +10,7 @@ use crate::backend::Shared;
 use crate::buffer::HostBuffer;
 use crate::fuse::WorkBytes;
 use crate::pool::Stopped;
+use crate::profile::Clock;
 use crate::step::{Failure, Step, Work};
 
 /// A buffer that a program uses.
@@ -31,6 +32,8 @@ pub(crate) struct CpuProgram {
     pub(crate) uses: Vec<Use>,
     /// Names of the nodes, for messages.
     pub(crate) names: Vec<String>,
+    /// What each step does, if times are taken.
+    pub(crate) labels: Vec<String>,
     /// Work memory for a number of threads.
     pub(crate) work_bytes: WorkBytes,
     /// Memory of the program's own that steps point to.
@@ -84,13 +87,21 @@ impl CpuProgram {
         let threads = shared.pool.threads();
         Shared::grow(&mut memory, self.needs(threads)?)?;
         let work = Work { pointer: memory.pointer(), bytes: memory.bytes(), threads };
-        let steps = &self.steps;
+        let (steps, labels) = (&self.steps, &self.labels);
         let result = shared.pool.run::<Failure>(&|worker| {
+            let ledger = shared.ledger.as_ref().filter(|_| worker.index() == 0);
+            let mut clock = ledger.map(|ledger| Clock::new(ledger, labels));
             for (i, step) in steps.iter().enumerate() {
                 if i > 0 {
                     worker.barrier()?;
                 }
+                if let Some(clock) = &mut clock {
+                    clock.begin(i);
+                }
                 step.run(worker, work)?;
+            }
+            if shared.ledger.is_some() {
+                worker.barrier()?;
             }
             Ok(())
         });

@@ -144,6 +144,8 @@ pub(crate) struct Part {
     pub(crate) accesses: Vec<Access>,
     /// Index of the node's name in the program.
     pub(crate) name: usize,
+    /// What it does, in a word.
+    pub(crate) label: &'static str,
 }
 
 impl Part {
@@ -154,7 +156,7 @@ impl Part {
         cost: usize,
         accesses: Vec<Access>,
     ) -> Part {
-        Part { kernel: Box::new(kernel), units, cost, grain: 1, accesses, name: 0 }
+        Part { kernel: Box::new(kernel), units, cost, grain: 1, accesses, name: 0, label: "" }
     }
 }
 
@@ -173,10 +175,22 @@ pub(crate) enum Step {
         team: Box<dyn Team>,
         /// Index of the node's name in the program.
         name: usize,
+        /// What it does.
+        label: String,
     },
 }
 
 impl Step {
+    /// What the step does: its operations, joined by plus signs.
+    pub(crate) fn label(&self) -> String {
+        match self {
+            Step::Single(parts) | Step::Shared(parts) => {
+                parts.iter().map(|part| part.label).collect::<Vec<_>>().join(" + ")
+            }
+            Step::Team { label, .. } => label.clone(),
+        }
+    }
+
     /// This thread's share of the step.
     pub(crate) fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), Failure> {
         match self {
@@ -194,7 +208,7 @@ impl Step {
                     parts.iter().try_for_each(|part| run_part(part, range.clone(), work))
                 })
             }
-            Step::Team { team, name } => team.run(worker, work).map_err(|error| match error {
+            Step::Team { team, name, .. } => team.run(worker, work).map_err(|error| match error {
                 TeamError::Stopped(stopped) => Failure::Stopped(stopped),
                 TeamError::Data(reason) => Failure::Part { name: *name, reason },
             }),

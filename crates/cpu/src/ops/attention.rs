@@ -62,6 +62,7 @@ pub(super) fn attention(
             accesses,
             work_bytes: Box::new(move |threads| fast::Attention::work_bytes(isa, &shape, threads)),
             name: 0,
+            label: "",
         }));
         return Ok(());
     }

@@ -168,6 +168,7 @@ pub(super) fn mul_mat_id(
         accesses: vec![Access::reads(x), Access::reads(ids), Access::writes(out)],
         work_bytes: Box::new(move |threads| need.bytes(threads)),
         name: 0,
+        label: "",
     }));
     Ok(())
 }

@@ -204,6 +204,7 @@ impl Product {
         let mut part = Part::new(kernel, units, units * self.x.columns, accesses);
         part.grain = self.form.step();
         part.name = self.name;
+        part.label = "prepare";
         part
     }
 }

@@ -1,0 +1,103 @@
+//! Where the time of runs goes, by kind of step.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time spent in one kind of step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// How many steps were run.
+    pub steps: u64,
+    /// The time they took, from barrier to barrier.
+    pub time: Duration,
+}
+
+/// Time spent, by the operations that a step consists of. Prints as a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile(pub BTreeMap<String, Spent>);
+
+impl Profile {
+    /// All time together.
+    pub fn total(&self) -> Duration {
+        self.0.values().map(|spent| spent.time).sum()
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total = self.total().as_secs_f64();
+        let mut lines: Vec<_> = self.0.iter().collect();
+        lines.sort_by_key(|(_, spent)| std::cmp::Reverse(spent.time));
+        writeln!(f, "{:>9} {:>6} {:>8} {:>9}  step", "ms", "%", "steps", "µs/step")?;
+        for (label, Spent { steps, time }) in lines {
+            let seconds = time.as_secs_f64();
+            let each = seconds * 1e6 / (*steps).max(1) as f64;
+            writeln!(
+                f,
+                "{:9.3} {:6.1} {steps:8} {each:9.2}  {label}",
+                seconds * 1e3,
+                100.0 * seconds / total
+            )?;
+        }
+        writeln!(f, "{:9.3}  in all", total * 1e3)
+    }
+}
+
+/// What the programs of a backend have spent.
+#[derive(Default)]
+pub(crate) struct Ledger(Mutex<Profile>);
+
+impl Ledger {
+    /// What was written down so far.
+    pub(crate) fn take(&self) -> Profile {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn add(&self, label: &str, time: Duration) {
+        let mut profile = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !profile.0.contains_key(label) {
+            profile.0.insert(label.to_owned(), Spent::default());
+        }
+        if let Some(spent) = profile.0.get_mut(label) {
+            spent.steps += 1;
+            spent.time += time;
+        }
+    }
+}
+
+/// Writes down the steps of one run: told at every barrier which step comes next.
+pub(crate) struct Clock<'a> {
+    ledger: &'a Ledger,
+    labels: &'a [String],
+    running: Option<(usize, Instant)>,
+}
+
+impl<'a> Clock<'a> {
+    pub(crate) fn new(ledger: &'a Ledger, labels: &'a [String]) -> Clock<'a> {
+        Clock { ledger, labels, running: None }
+    }
+
+    /// The step before is over, and this one begins.
+    pub(crate) fn begin(&mut self, step: usize) {
+        let now = Instant::now();
+        self.end(now);
+        // Taken again, so that the bookkeeping counts for no step.
+        self.running = Some((step, Instant::now()));
+    }
+
+    fn end(&mut self, now: Instant) {
+        if let Some((step, since)) = self.running.take()
+            && let Some(label) = self.labels.get(step)
+        {
+            self.ledger.add(label, now.saturating_duration_since(since));
+        }
+    }
+}
+
+impl Drop for Clock<'_> {
+    fn drop(&mut self) {
+        self.end(Instant::now());
+    }
+}
