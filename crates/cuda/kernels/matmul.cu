@@ -1,0 +1,235 @@
+// Matrix products of few rows, straight from the block formats; and the plain version of every product.
+//
+// Packed weights (made once, on upload; see pack.cu) are two arrays, so that every load is whole and aligned:
+//
+//   quants   rows × blocks × 16 bytes   byte j: element j in the low half, element j + 16 in the high half   (4 bits)
+//            rows × blocks × 32 bytes   element j in byte j                                                   (8 bits)
+//   scales   rows × blocks × 2 halves   value = scale · quant + shift                                         (4 bits)
+//            rows × blocks × 1 half     value = scale · quant                                                 (8 bits)
+//
+// Activations are quantized to 8 bits with a scale for each 32 elements, and the sum of each 32 is kept beside it:
+//
+//   Σ (scale·q + shift) · (xs·x)  =  scale·xs · Σ q·x  +  shift · (xs · Σ x)
+
+__device__ __forceinline__ int dot4(int a, int b, int c) {
+    int r;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
+// A thread quarter-warp per block of 32: eight lanes take four elements each.
+extern "C" __global__ void k_quantize(Tensor x, u64 quants, u64 scales, i64 blocks) {
+    i64 n = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 8;
+    i64 rows = x.d[0] * x.d[1] * x.d[2];
+    if (n >= rows * blocks) return;
+    int lane = threadIdx.x % 8;
+    i64 b = n % blocks, r = n / blocks;
+    i64 i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
+    float v[4];
+    float most = 0.0f;
+    for (int i = 0; i < 4; i++) {
+        v[i] = element(x, i0, i1, i2, b * 32 + lane * 4 + i);
+        most = fmaxf(most, fabsf(v[i]));
+    }
+    u32 group = 0xffu << (threadIdx.x % 32 / 8 * 8);
+    for (int o = 4; o > 0; o >>= 1) most = fmaxf(most, __shfl_xor_sync(group, most, o));
+    float scale = most / 127.0f, inverse = scale > 0.0f ? 127.0f / most : 0.0f;
+    int sum = 0;
+    u32 word = 0;
+    for (int i = 0; i < 4; i++) {
+        int q = __float2int_rn(v[i] * inverse);
+        sum += q;
+        word |= (u32)(q & 255) << (8 * i);
+    }
+    for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(group, sum, o);
+    ((u32 *)quants)[n * 8 + lane] = word;
+    if (lane == 0) {
+        float2 s;
+        s.x = scale;
+        s.y = scale * sum;
+        ((float2 *)scales)[n] = s;
+    }
+}
+
+// Up to three weight matrices that are multiplied with the same rows in one launch.
+struct Segment {
+    u64 quants, scales;    // packed weights
+    u64 out;               // f32, `stride` elements from row to row
+    u64 add;               // f32 to be added, laid out as `out`; 0: none
+    u32 rows;              // rows of this matrix
+    u32 first;             // the first block of the grid that works on it
+    i64 stride;
+};
+struct Segments { Segment s[3]; u32 count; u32 blocks; };
+
+#define WARPS 4       // warps in a block of threads
+#define ROWS 2        // rows a warp works on at once
+
+template <int M, bool EIGHT>
+__device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 xs, u32 used) {
+    int which = 0;
+    if (all.count > 1 && blockIdx.x >= all.s[1].first) which = 1;
+    if (all.count > 2 && blockIdx.x >= all.s[2].first) which = 2;
+    const Segment &s = all.s[which];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, blocks = all.blocks;
+    u32 row = (blockIdx.x - s.first) * (WARPS * ROWS) + warp * ROWS;
+    if (row >= s.rows) return;
+    float acc[ROWS][M];
+    for (int r = 0; r < ROWS; r++) for (int m = 0; m < M; m++) acc[r][m] = 0.0f;
+    for (int b = lane; b < blocks; b += WARP) {
+        float2 d[ROWS];
+        int q[ROWS][8];
+        for (int r = 0; r < ROWS; r++) {
+            i64 at = (i64)min(row + r, s.rows - 1) * blocks + b;
+            if (EIGHT) {
+                int4 lo = __ldcs((const int4 *)s.quants + 2 * at), hi = __ldcs((const int4 *)s.quants + 2 * at + 1);
+                q[r][0] = lo.x; q[r][1] = lo.y; q[r][2] = lo.z; q[r][3] = lo.w;
+                q[r][4] = hi.x; q[r][5] = hi.y; q[r][6] = hi.z; q[r][7] = hi.w;
+                d[r].x = half_to_float(__ldcs((const u16 *)s.scales + at));
+                d[r].y = 0.0f;
+            } else {
+                int4 w = __ldcs((const int4 *)s.quants + at);
+                u32 both = __ldcs((const u32 *)s.scales + at);
+                int words[4] = {w.x, w.y, w.z, w.w};
+                for (int i = 0; i < 4; i++) {
+                    q[r][i] = words[i] & 0x0f0f0f0f;
+                    q[r][4 + i] = (words[i] >> 4) & 0x0f0f0f0f;
+                }
+                d[r].x = half_to_float((u16)both);
+                d[r].y = half_to_float((u16)(both >> 16));
+            }
+        }
+        for (int m = 0; m < M; m++) {
+            i64 at = (i64)(m < used ? m : 0) * blocks + b;
+            int4 lo = ((const int4 *)xq)[2 * at], hi = ((const int4 *)xq)[2 * at + 1];
+            float2 e = ((const float2 *)xs)[at];
+            for (int r = 0; r < ROWS; r++) {
+                int sum = dot4(q[r][0], lo.x, 0);
+                sum = dot4(q[r][1], lo.y, sum);
+                sum = dot4(q[r][2], lo.z, sum);
+                sum = dot4(q[r][3], lo.w, sum);
+                sum = dot4(q[r][4], hi.x, sum);
+                sum = dot4(q[r][5], hi.y, sum);
+                sum = dot4(q[r][6], hi.z, sum);
+                sum = dot4(q[r][7], hi.w, sum);
+                acc[r][m] += d[r].x * e.x * sum;
+                if (!EIGHT) acc[r][m] += d[r].y * e.y;
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int m = 0; m < M; m++) {
+            float v = warp_sum(acc[r][m]);
+            if (lane == 0 && m < used && row + r < s.rows) {
+                i64 at = m * s.stride + row + r;
+                if (s.add) v += ((const float *)s.add)[at];
+                ((float *)s.out)[at] = v;
+            }
+        }
+}
+
+#define PACKED(name, m, eight)                                                                       \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP) name(Segments all, u64 xq, u64 xs, u32 used) { \
+        packed_product<m, eight>(all, xq, xs, used);                                                                \
+    }
+PACKED(k_packed4_1, 1, false)
+PACKED(k_packed4_2, 2, false)
+PACKED(k_packed4_4, 4, false)
+PACKED(k_packed4_8, 8, false)
+PACKED(k_packed8_1, 1, true)
+PACKED(k_packed8_2, 2, true)
+PACKED(k_packed8_4, 4, true)
+PACKED(k_packed8_8, 8, true)
+
+// f16, bf16 and f32 weights times few rows: a warp per row of weights, eight elements a load.
+template <int M>
+__device__ __forceinline__ void float_product(Tensor w, Tensor x, Tensor out, u64 add, u32 used) {
+    i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    int lane = threadIdx.x % WARP;
+    if (row >= w.d[2]) return;
+    float acc[M];
+    for (int m = 0; m < M; m++) acc[m] = 0.0f;
+    const u8 *weights = row_at(w, 0, 0, row);
+    i64 k = w.d[3];
+    if (w.type != F32) {
+        for (i64 c = lane * 8; c < k; c += WARP * 8) {
+            int4 load = __ldcs((const int4 *)(weights + 2 * c));
+            u32 words[4] = {(u32)load.x, (u32)load.y, (u32)load.z, (u32)load.w};
+            float v[8];
+            for (int i = 0; i < 4; i++) {
+                v[2 * i] = w.type == F16 ? half_to_float((u16)words[i]) : bf16_to_float((u16)words[i]);
+                v[2 * i + 1] = w.type == F16 ? half_to_float((u16)(words[i] >> 16)) : bf16_to_float((u16)(words[i] >> 16));
+            }
+            for (int m = 0; m < M; m++) {
+                const float4 *p = (const float4 *)(x.address + (m < used ? m : 0) * 4 * k + 4 * c);
+                float4 a = p[0], b = p[1];
+                acc[m] += v[0] * a.x + v[1] * a.y + v[2] * a.z + v[3] * a.w + v[4] * b.x + v[5] * b.y + v[6] * b.z + v[7] * b.w;
+            }
+        }
+    } else {
+        for (i64 c = lane * 4; c < k; c += WARP * 4) {
+            float4 v = __ldcs((const float4 *)(weights + 4 * c));
+            for (int m = 0; m < M; m++) {
+                float4 a = *(const float4 *)(x.address + (m < used ? m : 0) * 4 * k + 4 * c);
+                acc[m] += v.x * a.x + v.y * a.y + v.z * a.z + v.w * a.w;
+            }
+        }
+    }
+    for (int m = 0; m < M; m++) {
+        float v = warp_sum(acc[m]);
+        if (lane == 0 && m < used) {
+            i64 at = m * out.d[3] + row;
+            if (add) v += ((const float *)add)[at];
+            ((float *)out.address)[at] = v;
+        }
+    }
+}
+
+#define FLOATS(name, m) \
+    extern "C" __global__ void name(Tensor w, Tensor x, Tensor out, u64 add, u32 used) { \
+        float_product<m>(w, x, out, add, used); \
+    }
+FLOATS(k_float_1, 1)
+FLOATS(k_float_2, 2)
+FLOATS(k_float_4, 4)
+FLOATS(k_float_8, 8)
+
+// The plain version: any types, any strides of whole rows; a warp per result.
+extern "C" __global__ void k_mul_mat(Tensor w, Tensor x, Tensor out) {
+    i64 n = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (n >= count(out)) return;
+    Position i = position(out, n);
+    i64 w0 = i.i0 / (x.d[0] / w.d[0]), w1 = i.i1 / (x.d[1] / w.d[1]);
+    const u8 *row = row_at(w, w0, w1, i.i3);
+    float sum = 0.0f;
+    for (i64 c = threadIdx.x % WARP; c < w.d[3]; c += WARP)
+        sum += row_element(w.type, row, c) * element(x, i.i0, i.i1, i.i2, c);
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) put(out, i.i0, i.i1, i.i2, i.i3, sum);
+}
+
+extern "C" __global__ void k_mul_mat_id(Tensor w, Tensor x, Tensor ids, Tensor out, u64 faults, u32 fault) {
+    i64 n = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (n >= count(out)) return;
+    Position i = position(out, n);
+    int expert = *(const int *)(ids.address + i.i1 * ids.s[2] + i.i2 * ids.s[3]);
+    if (expert < 0 || expert >= w.d[1]) {
+        if (threadIdx.x % WARP == 0) report(faults, fault);
+        return;
+    }
+    const u8 *row = row_at(w, 0, expert, i.i3);
+    float sum = 0.0f;
+    for (i64 c = threadIdx.x % WARP; c < w.d[3]; c += WARP)
+        sum += row_element(w.type, row, c) * element(x, 0, i.i1, i.i2 % x.d[2], c);
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) put(out, 0, i.i1, i.i2, i.i3, sum);
+}
+
+extern "C" __global__ void k_out_prod(Tensor a, Tensor b, Tensor out) {
+    FOR_EACH(n, count(out)) {
+        Position i = position(out, n);
+        float sum = 0.0f;
+        for (i64 k = 0; k < a.d[2]; k++) sum += any_element(a, i.i0, i.i1, k, i.i3) * element(b, i.i0, i.i1, k, i.i2);
+        put(out, i.i0, i.i1, i.i2, i.i3, sum);
+    }
+}

@@ -1,0 +1,106 @@
+// Copies, casts, and rows picked or replaced by index.
+
+// Quantizes 32 values to a Q8_0 block.
+__device__ void quantize_q8_0(const float *v, u8 *block) {
+    float most = 0.0f;
+    for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(v[i]));
+    u16 scale = float_to_half(most / 127.0f);
+    float stored = half_to_float(scale), inverse = stored > 0.0f ? 1.0f / stored : 0.0f;
+    block[0] = scale & 255;
+    block[1] = scale >> 8;
+    for (int i = 0; i < 32; i++) {
+        float q = roundf(v[i] * inverse);
+        ((i8 *)block)[2 + i] = (i8)fminf(127.0f, fmaxf(-127.0f, q));
+    }
+}
+
+// `out` in row-major order takes the elements of `x` in row-major order; shapes may differ.
+extern "C" __global__ void k_copy(Tensor x, Tensor out) {
+    FOR_EACH(n, count(out)) {
+        Position to = position(out, n), from = position(x, n);
+        if (x.type == I32 && out.type == I32) {
+            *(int *)(row_at(out, to.i0, to.i1, to.i2) + to.i3 * out.s[3]) =
+                *(const int *)(row_at(x, from.i0, from.i1, from.i2) + from.i3 * x.s[3]);
+        } else {
+            put(out, to.i0, to.i1, to.i2, to.i3, any_element(x, from.i0, from.i1, from.i2, from.i3));
+        }
+    }
+}
+
+// The same into Q8_0, a thread per block; rows of both sides have the same length.
+extern "C" __global__ void k_copy_q8_0(Tensor x, Tensor out) {
+    i64 blocks = out.d[3] / 32;
+    FOR_EACH(n, out.d[0] * out.d[1] * out.d[2] * blocks) {
+        i64 b = n % blocks, r = n / blocks;
+        i64 t2 = r % out.d[2], t1 = r / out.d[2] % out.d[1], t0 = r / out.d[2] / out.d[1];
+        i64 f2 = r % x.d[2], f1 = r / x.d[2] % x.d[1], f0 = r / x.d[2] / x.d[1];
+        float v[32];
+        for (int i = 0; i < 32; i++) v[i] = any_element(x, f0, f1, f2, b * 32 + i);
+        quantize_q8_0(v, row_at(out, t0, t1, t2) + b * 34);
+    }
+}
+
+// Bytes of whole blocks moved between tensors of one quantized type.
+extern "C" __global__ void k_copy_blocks(Tensor x, Tensor out, int block_len, int block_bytes) {
+    i64 per_row = out.d[3] / block_len * block_bytes;
+    FOR_EACH(n, out.d[0] * out.d[1] * out.d[2] * per_row) {
+        i64 b = n % per_row, r = n / per_row;
+        i64 t2 = r % out.d[2], t1 = r / out.d[2] % out.d[1], t0 = r / out.d[2] / out.d[1];
+        i64 f2 = r % x.d[2], f1 = r / x.d[2] % x.d[1], f0 = r / x.d[2] / x.d[1];
+        row_at(out, t0, t1, t2)[b] = row_at(x, f0, f1, f2)[b];
+    }
+}
+
+extern "C" __global__ void k_get_rows(Tensor x, Tensor ids, Tensor out, u64 faults, u32 fault) {
+    i64 r = blockIdx.x, t = r % out.d[2], i1 = r / out.d[2] % out.d[1], i0 = r / out.d[2] / out.d[1];
+    i64 id = *(const int *)(ids.address + i0 * ids.s[1] + i1 * ids.s[2] + t * ids.s[3]);
+    if (id < 0 || id >= x.d[2]) {
+        if (threadIdx.x == 0) report(faults, fault);
+        return;
+    }
+    for (i64 c = threadIdx.x; c < out.d[3]; c += blockDim.x) {
+        if (x.type == I32)
+            ((int *)row_at(out, i0, i1, t))[c] = ((const int *)row_at(x, i0, i1, id))[c];
+        else
+            ((float *)row_at(out, i0, i1, t))[c] = row_element(x.type, row_at(x, i0, i1, id), c);
+    }
+}
+
+// Rows of `x` written over rows of `target`; Q8_0 targets take a thread per block.
+extern "C" __global__ void k_set_rows(Tensor target, Tensor x, Tensor ids, u64 faults, u32 fault) {
+    i64 r = blockIdx.x, t = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
+    i64 id = *(const int *)(ids.address + i0 % ids.d[1] * ids.s[1] + i1 % ids.d[2] * ids.s[2] + t * ids.s[3]);
+    if (id < 0 || id >= target.d[2]) {
+        if (threadIdx.x == 0) report(faults, fault);
+        return;
+    }
+    if (target.type == Q8_0) {
+        for (i64 b = threadIdx.x; b < x.d[3] / 32; b += blockDim.x) {
+            float v[32];
+            for (int i = 0; i < 32; i++) v[i] = element(x, i0, i1, t, b * 32 + i);
+            quantize_q8_0(v, row_at(target, i0, i1, id) + b * 34);
+        }
+    } else {
+        for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) put(target, i0, i1, id, c, element(x, i0, i1, t, c));
+    }
+}
+
+extern "C" __global__ void k_repeat(Tensor x, Tensor out) {
+    FOR_EACH(n, count(out)) {
+        Position i = position(out, n);
+        i64 a = i.i0 % x.d[0], b = i.i1 % x.d[1], c = i.i2 % x.d[2], d = i.i3 % x.d[3];
+        if (x.type == I32)
+            *(int *)(row_at(out, i.i0, i.i1, i.i2) + i.i3 * out.s[3]) = *(const int *)(row_at(x, a, b, c) + d * x.s[3]);
+        else
+            put(out, i.i0, i.i1, i.i2, i.i3, element(x, a, b, c, d));
+    }
+}
+
+extern "C" __global__ void k_pad(Tensor x, Tensor out, i64 b0, i64 b1, i64 b2, i64 b3) {
+    FOR_EACH(n, count(out)) {
+        Position i = position(out, n);
+        i64 a = i.i0 - b0, b = i.i1 - b1, c = i.i2 - b2, d = i.i3 - b3;
+        bool inside = a >= 0 && a < x.d[0] && b >= 0 && b < x.d[1] && c >= 0 && c < x.d[2] && d >= 0 && d < x.d[3];
+        put(out, i.i0, i.i1, i.i2, i.i3, inside ? element(x, a, b, c, d) : 0.0f);
+    }
+}

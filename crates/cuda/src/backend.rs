@@ -1,0 +1,169 @@
+//! The backend: a device's memory, its queues, and the compiling of splits.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys;
+use quadriga_graph::{DType, Graph, NodeId, Op, Tensor};
+use quadriga_runtime::{
+    Backend, BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal,
+    Region, SplitSource, Usage, WeightLayout,
+};
+
+use crate::CudaError;
+use crate::blas::Blas;
+use crate::buffer::{DeviceBuffer, PinnedBuffer};
+use crate::context::{self, Context};
+use crate::event::CudaEvent;
+use crate::faults::Faults;
+use crate::kernels::Kernels;
+use crate::lower::{self, packing};
+use crate::queue::CudaQueue;
+
+/// What the parts of one backend share.
+pub(crate) struct Shared {
+    pub(crate) kernels: Kernels,
+    pub(crate) blas: Option<Blas>,
+    pub(crate) faults: Arc<Faults>,
+    scratch: Mutex<Scratch>,
+    pub(crate) context: Arc<Context>,
+}
+
+/// Scratch memory that programs share, and the event of its last use.
+struct Scratch {
+    buffer: Option<Arc<DeviceBuffer>>,
+    last_use: CudaEvent,
+}
+
+/// The right to use scratch memory next.
+pub(crate) struct ScratchTurn<'a>(MutexGuard<'a, Scratch>);
+
+impl ScratchTurn<'_> {
+    pub(crate) fn event(&self) -> sys::CUevent {
+        self.0.last_use.handle()
+    }
+}
+
+impl Shared {
+    pub(crate) fn scratch_turn(&self) -> ScratchTurn<'_> {
+        ScratchTurn(self.scratch.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Scratch memory of at least this size: what is there, or more. Programs keep what they were given alive.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Arc<DeviceBuffer>, BackendError> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(buffer) = &scratch.buffer
+            && buffer.bytes() >= bytes
+        {
+            return Ok(Arc::clone(buffer));
+        }
+        let buffer = Arc::new(DeviceBuffer::new(&self.context, bytes, Usage::Compute)?);
+        scratch.buffer = Some(Arc::clone(&buffer));
+        Ok(buffer)
+    }
+}
+
+/// An NVIDIA GPU.
+pub struct CudaBackend {
+    shared: Arc<Shared>,
+}
+
+/// How many CUDA devices this machine has, or why it has none that can be used.
+pub fn device_count() -> Result<u32, CudaError> {
+    context::count()
+}
+
+impl CudaBackend {
+    /// The device of this number, as the driver counts.
+    pub fn new(ordinal: u32) -> Result<CudaBackend, CudaError> {
+        let context = Arc::new(Context::open(ordinal)?);
+        let (major, minor) = context.compute_capability;
+        if major < 7 {
+            return Err(CudaError::OldDevice { name: context.description.clone(), major, minor });
+        }
+        let faults = Arc::new(Faults::new(&context)?);
+        let shared = Shared {
+            kernels: Kernels::new(&context)?,
+            blas: Blas::new(&context)?,
+            scratch: Mutex::new(Scratch {
+                buffer: None,
+                last_use: CudaEvent::new(&context, &faults, false)?,
+            }),
+            faults,
+            context,
+        };
+        Ok(CudaBackend { shared: Arc::new(shared) })
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &str {
+        &self.shared.context.name
+    }
+
+    fn device(&self) -> Device {
+        let context = &self.shared.context;
+        let (major, minor) = context.compute_capability;
+        Device {
+            description: format!(
+                "{}, compute capability {major}.{minor}, {} multiprocessors",
+                context.description, context.multiprocessors
+            ),
+            kind: DeviceKind::Gpu,
+            asynchronous: true,
+            total_bytes: Some(context.total_bytes),
+            free_bytes: context.free_bytes(),
+        }
+    }
+
+    fn memory(&self) -> MemoryFacts {
+        MemoryFacts { alignment: 256, max_buffer: None, host: false }
+    }
+
+    fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
+        Ok(Arc::new(DeviceBuffer::new(&self.shared.context, bytes, usage)?))
+    }
+
+    fn staging(&self, bytes: usize) -> Result<Arc<dyn Buffer>, BackendError> {
+        Ok(Arc::new(PinnedBuffer::new(&self.shared.context, bytes)?))
+    }
+
+    fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
+        let plain =
+            WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: false };
+        packing::layout(weight, uses).unwrap_or(plain)
+    }
+
+    fn load_weight(
+        &self,
+        weight: &Tensor,
+        layout: Layout,
+        data: &[u8],
+        to: &Region,
+    ) -> Result<(), BackendError> {
+        match layout {
+            Layout::Plain => to.buffer.write(to.offset, data),
+            Layout::Packed(_) => packing::load(&self.shared, weight, data, to),
+        }
+    }
+
+    fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
+        lower::supports(graph, node)
+    }
+
+    fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {
+        Ok(Box::new(lower::lower(&self.shared, split)?))
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>, BackendError> {
+        Ok(Box::new(CudaQueue::new(&self.shared)?))
+    }
+
+    fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError> {
+        Ok(Arc::new(CudaEvent::new(&self.shared.context, &self.shared.faults, timing)?))
+    }
+}
+
+/// Whether a type is stored element by element.
+pub(crate) fn is_plain(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32)
+}

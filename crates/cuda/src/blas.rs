@@ -1,0 +1,126 @@
+//! cuBLAS, for products of many rows on tensor cores.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::cublas::sys as cublas;
+use cudarc::driver::sys;
+use quadriga_runtime::{BackendError, Usage};
+
+use crate::buffer::DeviceBuffer;
+use crate::context::Context;
+
+/// Enough for every algorithm on Hopper; less makes cuBLAS pick others.
+const WORKSPACE: usize = 32 << 20;
+
+/// Element types of a product's operands; the result is f32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Operand {
+    Bf16,
+    F16,
+    F32,
+}
+
+/// `out [m, n] = x [m, k] · (w [n, k])ᵀ`, all row-major, rows `*_stride` elements apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) w: u64,
+    pub(crate) w_stride: usize,
+    pub(crate) x: u64,
+    pub(crate) x_stride: usize,
+    pub(crate) out: u64,
+    pub(crate) out_stride: usize,
+    pub(crate) operand: Operand,
+}
+
+pub(crate) struct Blas {
+    context: Arc<Context>,
+    handle: Mutex<Handle>,
+    workspace: DeviceBuffer,
+}
+
+struct Handle(cublas::cublasHandle_t);
+
+// SAFETY: the handle is used by one thread at a time, under the mutex.
+unsafe impl Send for Handle {}
+
+impl Blas {
+    /// `None` where cuBLAS is not installed.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Option<Blas>, BackendError> {
+        // SAFETY: looks for the library and calls nothing in it.
+        if !unsafe { cublas::is_culib_present() } {
+            return Ok(None);
+        }
+        context.bind()?;
+        let workspace = DeviceBuffer::new(context, WORKSPACE, Usage::Compute)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        check(context, "cublasCreate", unsafe { cublas::cublasCreate_v2(&mut handle) })?;
+        Ok(Some(Blas { context: Arc::clone(context), handle: Mutex::new(Handle(handle)), workspace }))
+    }
+
+    pub(crate) fn issue(&self, product: &Product, stream: sys::CUstream) -> Result<(), BackendError> {
+        use cublas::{cublasComputeType_t as Compute, cublasOperation_t as Op, cudaDataType_t as Type};
+        let (kind, compute) = match product.operand {
+            Operand::Bf16 => (Type::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F),
+            Operand::F16 => (Type::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F),
+            // Exact f32 products, not the tensor cores' shorter ones.
+            Operand::F32 => (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F_PEDANTIC),
+        };
+        let (one, zero) = (1.0f32, 0.0f32);
+        let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the handle and the workspace are live; the addresses and extents describe tensors that the program
+        // keeps alive; row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`, which the arguments say.
+        unsafe {
+            let set = cublas::cublasSetStream_v2(handle.0, stream.cast());
+            check(&self.context, "cublasSetStream", set)?;
+            let space =
+                cublas::cublasSetWorkspace_v2(handle.0, self.workspace.address() as *mut _, WORKSPACE);
+            check(&self.context, "cublasSetWorkspace", space)?;
+            let code = cublas::cublasGemmEx(
+                handle.0,
+                Op::CUBLAS_OP_T,
+                Op::CUBLAS_OP_N,
+                size(product.n),
+                size(product.m),
+                size(product.k),
+                (&raw const one).cast(),
+                product.w as *const _,
+                kind,
+                size(product.w_stride),
+                product.x as *const _,
+                kind,
+                size(product.x_stride),
+                (&raw const zero).cast(),
+                product.out as *mut _,
+                Type::CUDA_R_32F,
+                size(product.out_stride),
+                compute,
+                cublas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            );
+            check(&self.context, "cublasGemmEx", code)
+        }
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            let handle = self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: created by `new`, destroyed only here.
+            let _ = unsafe { cublas::cublasDestroy_v2(handle.0) };
+        }
+    }
+}
+
+fn check(context: &Context, what: &'static str, code: cublas::cublasStatus_t) -> Result<(), BackendError> {
+    match code {
+        cublas::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        code => {
+            Err(BackendError::Failed { backend: context.name.clone(), what, reason: format!("{code:?}") })
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Device memory, and pinned host memory for transfers.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use quadriga_runtime::{BackendError, Buffer, Usage, check_range};
+
+use crate::context::Context;
+
+/// Memory on the device.
+pub(crate) struct DeviceBuffer {
+    context: Arc<Context>,
+    address: sys::CUdeviceptr,
+    bytes: usize,
+    usage: Usage,
+}
+
+/// Turns the driver's "out of memory" into one that says how much was wanted.
+fn wanted<T>(result: Result<T, BackendError>, bytes: usize) -> Result<T, BackendError> {
+    result.map_err(|error| match error {
+        BackendError::OutOfMemory { backend, free, .. } => {
+            BackendError::OutOfMemory { backend, wanted: bytes as u64, free }
+        }
+        other => other,
+    })
+}
+
+impl DeviceBuffer {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        bytes: usize,
+        usage: Usage,
+    ) -> Result<DeviceBuffer, BackendError> {
+        context.bind()?;
+        let mut address = 0;
+        // The driver refuses zero bytes; a byte keeps every buffer's address its own.
+        // SAFETY: writes the address it is given.
+        let code = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
+        wanted(context.check("cuMemAlloc", code), bytes)?;
+        Ok(DeviceBuffer { context: Arc::clone(context), address, bytes, usage })
+    }
+
+    pub(crate) fn address(&self) -> sys::CUdeviceptr {
+        self.address
+    }
+
+    pub(crate) fn is_of(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated by `new` and freed only here; the driver waits for work that uses it.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+impl Buffer for DeviceBuffer {
+    fn backend(&self) -> &str {
+        &self.context.name
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn is_host(&self) -> bool {
+        false
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
+        check_range(self, offset, into.len())?;
+        self.context.bind()?;
+        let from = self.address + offset as u64;
+        // SAFETY: the range lies in this buffer, and the host slice has the same length.
+        let code = unsafe { sys::cuMemcpyDtoH_v2(into.as_mut_ptr().cast::<c_void>(), from, into.len()) };
+        self.context.check("cuMemcpyDtoH", code)
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError> {
+        check_range(self, offset, from.len())?;
+        self.context.bind()?;
+        let to = self.address + offset as u64;
+        // SAFETY: the range lies in this buffer, and the host slice has the same length.
+        let code = unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast::<c_void>(), from.len()) };
+        self.context.check("cuMemcpyHtoD", code)
+    }
+
+    fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
+        check_range(self, offset, len)?;
+        self.context.bind()?;
+        // SAFETY: the range lies in this buffer. The null stream orders it before later work of blocking streams;
+        // the queues' streams do not block, so it is waited for.
+        let code = unsafe { sys::cuMemsetD8_v2(self.address + offset as u64, 0, len) };
+        self.context.check("cuMemsetD8", code)?;
+        // SAFETY: the null stream always exists.
+        self.context.check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Page-locked host memory, which the device's copy engines reach at full speed.
+pub(crate) struct PinnedBuffer {
+    context: Arc<Context>,
+    address: *mut u8,
+    bytes: usize,
+    lock: std::sync::RwLock<()>,
+}
+
+// SAFETY: the memory belongs to this value alone; the host touches it under the lock, and the device only through
+// queues, whose users order the two with events as `Buffer` asks.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<PinnedBuffer, BackendError> {
+        context.bind()?;
+        let mut address = std::ptr::null_mut();
+        // SAFETY: writes the address it is given; portable memory is pinned for every context.
+        let code = unsafe { sys::cuMemHostAlloc(&mut address, bytes.max(1), sys::CU_MEMHOSTALLOC_PORTABLE) };
+        wanted(context.check("cuMemHostAlloc", code), bytes)?;
+        // SAFETY: the memory was just allocated with at least this size.
+        unsafe { address.cast::<u8>().write_bytes(0, bytes.max(1)) };
+        Ok(PinnedBuffer {
+            context: Arc::clone(context),
+            address: address.cast(),
+            bytes,
+            lock: Default::default(),
+        })
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.address
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated by `new` and freed only here.
+            let _ = unsafe { sys::cuMemFreeHost(self.address.cast()) };
+        }
+    }
+}
+
+impl Buffer for PinnedBuffer {
+    fn backend(&self) -> &str {
+        &self.context.name
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::Staging
+    }
+
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
+        check_range(self, offset, into.len())?;
+        let _guard = self.lock.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: the range lies in this buffer; a host slice cannot overlap memory that only this type hands out.
+        unsafe { std::ptr::copy_nonoverlapping(self.address.add(offset), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError> {
+        check_range(self, offset, from.len())?;
+        let _guard = self.lock.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: as in `read`, and the lock keeps other host access away.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.address.add(offset), from.len()) };
+        Ok(())
+    }
+
+    fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
+        check_range(self, offset, len)?;
+        let _guard = self.lock.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: as in `write`.
+        unsafe { self.address.add(offset).write_bytes(0, len) };
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

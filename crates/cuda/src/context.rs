@@ -1,0 +1,188 @@
+//! One device: its driver context, its facts, and what its error codes mean.
+
+use std::ffi::CStr;
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::sys::{self, CUresult};
+use quadriga_runtime::BackendError;
+
+use crate::CudaError;
+
+/// A device with its primary context retained.
+pub(crate) struct Context {
+    pub(crate) name: String,
+    pub(crate) description: String,
+    pub(crate) compute_capability: (i32, i32),
+    pub(crate) multiprocessors: u32,
+    pub(crate) driver_version: i32,
+    pub(crate) total_bytes: u64,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    lost: AtomicBool,
+}
+
+// SAFETY: a driver context may be used from any thread once it is made current there, which `bind` does first.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver serialises what needs it.
+unsafe impl Sync for Context {}
+
+/// How many devices the driver knows, or why there is none.
+pub(crate) fn count() -> Result<u32, CudaError> {
+    // SAFETY: looks for the library and calls nothing in it.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    // The wrapper panics where the library lacks a symbol: a driver too old to be used.
+    let counted = catch_unwind(|| {
+        let mut count = 0;
+        // SAFETY: cuInit takes no pointer; cuDeviceGetCount writes the one it is given.
+        unsafe {
+            let started = sys::cuInit(0);
+            if started != CUresult::CUDA_SUCCESS {
+                return Err(started);
+            }
+            match sys::cuDeviceGetCount(&mut count) {
+                CUresult::CUDA_SUCCESS => Ok(count),
+                code => Err(code),
+            }
+        }
+    });
+    match counted {
+        Ok(Ok(count)) => Ok(count.try_into().unwrap_or(0)),
+        Ok(Err(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
+        Ok(Err(code)) => Err(CudaError::Driver { reason: text(code) }),
+        Err(_) => Err(CudaError::OldDriver),
+    }
+}
+
+/// The driver's words for a code.
+fn text(code: CUresult) -> String {
+    let mut name = std::ptr::null();
+    let mut words = std::ptr::null();
+    // SAFETY: both calls write a pointer to a static string, or leave null.
+    unsafe {
+        let _ = sys::cuGetErrorName(code, &mut name);
+        let _ = sys::cuGetErrorString(code, &mut words);
+        let read = |p: *const std::ffi::c_char| {
+            if p.is_null() { String::new() } else { CStr::from_ptr(p).to_string_lossy().into_owned() }
+        };
+        format!("{} ({})", read(words), read(name))
+    }
+}
+
+impl Context {
+    pub(crate) fn open(ordinal: u32) -> Result<Context, CudaError> {
+        let count = count()?;
+        if ordinal >= count {
+            return Err(CudaError::NoDevice { ordinal, count });
+        }
+        let fail = |code: CUresult| CudaError::Driver { reason: text(code) };
+        let mut device = 0;
+        let mut context = std::ptr::null_mut();
+        let mut name = [0 as std::ffi::c_char; 256];
+        let mut total = 0usize;
+        let mut driver_version = 0;
+        // SAFETY: every pointer is to a local of the type that the call writes; the name's length is given.
+        unsafe {
+            for code in [
+                sys::cuDeviceGet(&mut device, ordinal as i32),
+                sys::cuDeviceGetName(name.as_mut_ptr(), 255, device),
+                sys::cuDeviceTotalMem_v2(&mut total, device),
+                sys::cuDriverGetVersion(&mut driver_version),
+                sys::cuDevicePrimaryCtxRetain(&mut context, device),
+            ] {
+                if code != CUresult::CUDA_SUCCESS {
+                    return Err(fail(code));
+                }
+            }
+        }
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: writes one integer.
+            match unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) } {
+                CUresult::CUDA_SUCCESS => Ok(value),
+                code => Err(fail(code)),
+            }
+        };
+        use sys::CUdevice_attribute as A;
+        let description = name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
+        Ok(Context {
+            name: format!("cuda:{ordinal}"),
+            description,
+            compute_capability: (
+                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.try_into().unwrap_or(1),
+            driver_version,
+            total_bytes: total as u64,
+            device,
+            context,
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    /// Makes the context current on this thread; every call to the driver comes after this.
+    pub(crate) fn bind(&self) -> Result<(), BackendError> {
+        if self.lost.load(Ordering::Acquire) {
+            return Err(BackendError::Lost {
+                backend: self.name.clone(),
+                reason: "an earlier error ended its context; start the program again".into(),
+            });
+        }
+        // SAFETY: the context was retained by `open` and is released only when this is dropped.
+        self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Turns a code into an error that says what it means for the user.
+    pub(crate) fn check(&self, what: &'static str, code: CUresult) -> Result<(), BackendError> {
+        use CUresult::*;
+        let backend = || self.name.clone();
+        match code {
+            CUDA_SUCCESS => Ok(()),
+            CUDA_ERROR_OUT_OF_MEMORY => {
+                Err(BackendError::OutOfMemory { backend: backend(), wanted: 0, free: self.free_bytes() })
+            }
+            CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_SYSTEM_NOT_READY
+            | CUDA_ERROR_UNKNOWN => {
+                self.lost.store(true, Ordering::Release);
+                Err(BackendError::Lost { backend: backend(), reason: format!("{what}: {}", text(code)) })
+            }
+            _ => Err(BackendError::Failed { backend: backend(), what, reason: text(code) }),
+        }
+    }
+
+    /// Bytes free on the device now.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: the context is current on this thread or made so; both pointers are to locals.
+        unsafe {
+            if sys::cuCtxSetCurrent(self.context) != CUresult::CUDA_SUCCESS {
+                return None;
+            }
+            (sys::cuMemGetInfo_v2(&mut free, &mut total) == CUresult::CUDA_SUCCESS).then_some(free as u64)
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `open`; everything made in the context holds an `Arc` of this.
+        unsafe {
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Events: points in a stream's work.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult};
+use quadriga_runtime::{BackendError, Event};
+
+use crate::context::Context;
+use crate::faults::Faults;
+
+pub(crate) struct CudaEvent {
+    context: Arc<Context>,
+    faults: Arc<Faults>,
+    event: sys::CUevent,
+    timing: bool,
+}
+
+// SAFETY: a driver event may be used from any thread with its context current.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl CudaEvent {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        faults: &Arc<Faults>,
+        timing: bool,
+    ) -> Result<CudaEvent, BackendError> {
+        context.bind()?;
+        let flags = if timing { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
+        let mut event = std::ptr::null_mut();
+        // SAFETY: writes the handle it is given.
+        context.check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(CudaEvent { context: Arc::clone(context), faults: Arc::clone(faults), event, timing })
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUevent {
+        self.event
+    }
+
+    pub(crate) fn is_of(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: created by `new`, destroyed only here; the driver lets pending work finish with it.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.event) };
+        }
+    }
+}
+
+impl Event for CudaEvent {
+    fn is_done(&self) -> Result<bool, BackendError> {
+        self.context.bind()?;
+        // SAFETY: the handle is live.
+        match unsafe { sys::cuEventQuery(self.event) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => {
+                self.context.check("cuEventQuery", code)?;
+                self.faults.take(&self.context.name)?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn wait(&self) -> Result<(), BackendError> {
+        self.context.bind()?;
+        // SAFETY: the handle is live.
+        self.context.check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.event) })?;
+        self.faults.take(&self.context.name)
+    }
+
+    fn seconds_since(&self, earlier: &dyn Event) -> Option<f64> {
+        let earlier = earlier.as_any().downcast_ref::<CudaEvent>()?;
+        if !self.timing || !earlier.timing || !earlier.is_of(&self.context) {
+            return None;
+        }
+        self.context.bind().ok()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both handles are live and of this context; writes one float.
+        let code = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.event, self.event) };
+        (code == CUresult::CUDA_SUCCESS).then_some(f64::from(milliseconds) / 1e3)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

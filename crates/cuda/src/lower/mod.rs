@@ -1,0 +1,187 @@
+//! From nodes to launches: what each operation becomes on the device.
+
+mod attention;
+mod matrix;
+pub(crate) mod packing;
+mod simple;
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use quadriga_graph::{Graph, NodeId, Op, Tensor, TensorId};
+use quadriga_runtime::{BackendError, Buffer, Layout, Place, Refusal, SplitSource};
+
+use crate::backend::Shared;
+use crate::buffer::DeviceBuffer;
+use crate::kernels::{File, Function};
+use crate::launch::{Described, Launch};
+use crate::program::{CudaProgram, Step};
+
+/// Whether there is a kernel for a node.
+pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
+    simple::supports(graph, node)
+}
+
+/// Lowers nodes to a program.
+pub(crate) fn lower(shared: &Arc<Shared>, split: &SplitSource<'_>) -> Result<CudaProgram, BackendError> {
+    // The first pass only counts scratch memory; addresses are right in the second.
+    let mut counting = Lowering::new(shared, split, 0);
+    counting.nodes()?;
+    let scratch = match counting.scratch_needed {
+        0 => None,
+        bytes => Some(shared.scratch(bytes)?),
+    };
+    let mut lowering = Lowering::new(shared, split, scratch.as_ref().map_or(0, |s| s.address()));
+    lowering.nodes()?;
+    CudaProgram::new(Arc::clone(shared), &lowering.steps, scratch, lowering.buffers)
+}
+
+pub(crate) struct Lowering<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) split: &'a SplitSource<'a>,
+    pub(crate) graph: &'a Graph,
+    steps: Vec<Step>,
+    buffers: Vec<Arc<dyn Buffer>>,
+    scratch_base: u64,
+    scratch_needed: usize,
+    /// Nodes that an earlier one took along.
+    fused: Vec<NodeId>,
+    /// The rows whose quantized form is at the start of scratch memory.
+    quantized: Option<TensorId>,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(shared: &'a Arc<Shared>, split: &'a SplitSource<'a>, scratch_base: u64) -> Lowering<'a> {
+        Lowering {
+            shared,
+            split,
+            graph: split.graph,
+            steps: Vec::new(),
+            buffers: Vec::new(),
+            scratch_base,
+            scratch_needed: 0,
+            fused: Vec::new(),
+            quantized: None,
+        }
+    }
+
+    fn nodes(&mut self) -> Result<(), BackendError> {
+        for (at, node) in self.split.nodes.iter().enumerate() {
+            let op = self.graph[*node].op();
+            if op.is_view() || self.fused.contains(node) {
+                continue;
+            }
+            let empty = self.graph[self.graph[*node].output()].elements() == 0;
+            let writes_nothing = op.is_write()
+                && self.graph.inputs(*node).get(1).is_some_and(|x| self.graph[*x].elements() == 0);
+            if empty || writes_nothing {
+                continue;
+            }
+            match op {
+                Op::MulMat => self.mul_mat(at, *node)?,
+                Op::MulMatId => self.mul_mat_id(*node)?,
+                Op::Attention(parameters) => self.attention(*node, parameters)?,
+                _ => self.simple(at, *node)?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn push(&mut self, launch: Launch) {
+        self.steps.push(Step::Launch(launch));
+    }
+
+    pub(crate) fn function(&self, file: File, name: &CStr) -> Result<Function, BackendError> {
+        self.shared.kernels.function(file, name)
+    }
+
+    /// The addresses of some scratch arrays, one after another; they last until the node is done.
+    pub(crate) fn scratch<const N: usize>(&mut self, bytes: [usize; N]) -> [u64; N] {
+        let mut at = 0usize;
+        let addresses = bytes.map(|b| {
+            let address = self.scratch_base + at as u64;
+            at += b.next_multiple_of(256);
+            address
+        });
+        self.scratch_needed = self.scratch_needed.max(at);
+        self.quantized = None;
+        addresses
+    }
+
+    pub(crate) fn failed(&self, node: NodeId, reason: impl Into<String>) -> BackendError {
+        BackendError::Unsupported {
+            backend: self.shared.context.name.clone(),
+            node: self.graph.node_name(node),
+            reason: reason.into(),
+        }
+    }
+
+    /// Where a tensor lies; the program keeps its buffer.
+    pub(crate) fn place(&mut self, node: NodeId, id: TensorId) -> Result<(Place, u64), BackendError> {
+        let place = (self.split.place)(id).ok_or_else(|| self.failed(node, "a tensor has no place"))?;
+        let Some(buffer) = place.region.buffer.as_any().downcast_ref::<DeviceBuffer>() else {
+            return Err(BackendError::Foreign { backend: self.shared.context.name.clone(), what: "buffer" });
+        };
+        let address = buffer.address() + place.region.offset as u64;
+        if !self.buffers.iter().any(|b| Arc::ptr_eq(b, &place.region.buffer)) {
+            self.buffers.push(Arc::clone(&place.region.buffer));
+        }
+        Ok((place, address))
+    }
+
+    /// A plain tensor, as kernels see it.
+    pub(crate) fn described(&mut self, node: NodeId, id: TensorId) -> Result<Described, BackendError> {
+        let (place, address) = self.place(node, id)?;
+        if place.layout != Layout::Plain {
+            return Err(self.failed(node, "a packed weight is used in a way that needs it plain"));
+        }
+        Ok(Described::new(&self.graph[id], address))
+    }
+
+    /// Inputs and output of a node.
+    pub(crate) fn operands(&mut self, node: NodeId) -> Result<(Vec<Described>, Described), BackendError> {
+        let graph = self.graph;
+        let inputs =
+            graph.inputs(node).iter().map(|id| self.described(node, *id)).collect::<Result<Vec<_>, _>>()?;
+        let output = self.described(node, graph[node].output())?;
+        Ok((inputs, output))
+    }
+
+    /// The next node after position `at` that computes something, if it is the only reader of `value`, which is not
+    /// needed afterwards.
+    pub(crate) fn only_reader(&self, at: usize, value: TensorId) -> Option<NodeId> {
+        let next = self
+            .split
+            .nodes
+            .iter()
+            .skip(at + 1)
+            .find(|n| !self.graph[**n].op().is_view() && !self.fused.contains(n))?;
+        let reads = |n: &NodeId| {
+            self.graph.inputs(*n).iter().filter(|id| self.graph[**id].storage() == value).count()
+        };
+        let all: usize = self.split.nodes.iter().skip(at + 1).map(reads).sum();
+        (reads(next) == 1
+            && all == 1
+            && self.graph.inputs(*next).contains(&value)
+            && !(self.split.kept)(value))
+        .then_some(*next)
+    }
+
+    pub(crate) fn fuse(&mut self, node: NodeId) {
+        self.fused.push(node);
+    }
+
+    pub(crate) fn fault(&self, node: NodeId, reason: &'static str) -> (u64, u32) {
+        let faults = &self.shared.faults;
+        (faults.address(), faults.number(&self.graph.node_name(node), reason))
+    }
+
+    pub(crate) fn tensor(&self, id: TensorId) -> &'a Tensor {
+        &self.graph[id]
+    }
+}
+
+/// Whether two ranges of bytes share any.
+pub(crate) fn overlap(a: u64, a_bytes: usize, b: u64, b_bytes: usize) -> bool {
+    a < b + b_bytes as u64 && b < a + a_bytes as u64
+}

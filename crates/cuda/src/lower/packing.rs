@@ -1,0 +1,87 @@
+//! Weights in the layout that the one-row products want; see `kernels/matmul.cu` for the picture.
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Op, Tensor};
+use quadriga_runtime::{BackendError, Buffer, Layout, Region, Usage, WeightLayout};
+
+use crate::backend::Shared;
+use crate::buffer::DeviceBuffer;
+use crate::kernels::File;
+use crate::launch::{Described, Launch};
+use crate::program::Stream;
+
+/// Sizes of a packed weight's two arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packed {
+    /// Eight bits an element rather than four.
+    pub(crate) eight: bool,
+    /// Blocks of 32 in a row.
+    pub(crate) blocks: usize,
+    /// Bytes from the start to the scales.
+    pub(crate) scales_at: usize,
+    /// Bytes of both.
+    pub(crate) bytes: usize,
+}
+
+impl Packed {
+    pub(crate) fn of(weight: &Tensor) -> Option<Packed> {
+        let eight = match weight.dtype() {
+            DType::Q4_0 | DType::Q4_1 | DType::Q4_K => false,
+            DType::Q8_0 => true,
+            _ => return None,
+        };
+        let cols = weight.shape().cols();
+        if !cols.is_multiple_of(32) || weight.shape().rank() > 2 || weight.elements() == 0 {
+            return None;
+        }
+        let blocks = cols / 32;
+        let total = weight.shape().rows().checked_mul(blocks)?;
+        let (quant_bytes, scale_bytes) = if eight { (32, 2) } else { (16, 4) };
+        let scales_at = total.checked_mul(quant_bytes)?.next_multiple_of(256);
+        Some(Packed {
+            eight,
+            blocks,
+            scales_at,
+            bytes: scales_at.checked_add(total.checked_mul(scale_bytes)?)?,
+        })
+    }
+}
+
+/// The packed layout, for a weight that products and row look-ups alone use.
+pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> Option<WeightLayout> {
+    let fits = |(op, input): &(&Op, usize)| *input == 0 && matches!(op, Op::MulMat | Op::GetRows);
+    let multiplied = uses.iter().any(|(op, _)| matches!(op, Op::MulMat));
+    if !multiplied || !uses.iter().all(fits) {
+        return None;
+    }
+    let packed = Packed::of(weight)?;
+    Some(WeightLayout { layout: Layout::Packed(0), bytes: packed.bytes, mappable: false })
+}
+
+/// Uploads a weight as the file has it, and packs it on the device.
+pub(crate) fn load(
+    shared: &Arc<Shared>,
+    weight: &Tensor,
+    data: &[u8],
+    to: &Region,
+) -> Result<(), BackendError> {
+    let foreign = || BackendError::Foreign { backend: shared.context.name.clone(), what: "buffer" };
+    let target = to.buffer.as_any().downcast_ref::<DeviceBuffer>().ok_or_else(foreign)?;
+    let packed = Packed::of(weight).filter(|p| p.bytes <= to.bytes).ok_or_else(foreign)?;
+    let raw = DeviceBuffer::new(&shared.context, data.len(), Usage::Weights)?;
+    raw.write(0, data)?;
+    let address = target.address() + to.offset as u64;
+    let name = if packed.eight { c"k_pack8" } else { c"k_pack4" };
+    let total = (weight.shape().rows() * packed.blocks) as u64;
+    let launch = Launch::over(shared.kernels.function(File::Pack, name)?, total)
+        .arg(Described::new(weight, raw.address()))
+        .arg(address)
+        .arg(address + packed.scales_at as u64)
+        .arg(packed.blocks as i64);
+    let stream = Stream::new(shared)?;
+    launch.issue(&shared.context, stream.handle)?;
+    // SAFETY: the stream is live; the raw bytes may go once it has passed.
+    let code = unsafe { cudarc::driver::sys::cuStreamSynchronize(stream.handle) };
+    shared.context.check("cuStreamSynchronize", code)
+}

@@ -1,0 +1,247 @@
+//! A queue: a stream, and a ring of pinned memory that host bytes pass through.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use quadriga_runtime::{BackendError, Buffer, Event, Program, Queue, Region, check_range};
+
+use crate::backend::Shared;
+use crate::buffer::{DeviceBuffer, PinnedBuffer};
+use crate::event::CudaEvent;
+use crate::program::{CudaProgram, Stream};
+
+/// Bytes of the ring: larger transfers go in pieces of half of it.
+const RING: usize = 8 << 20;
+
+pub(crate) struct CudaQueue {
+    shared: Arc<Shared>,
+    stream: Stream,
+    /// Two halves, each with the event of its last use.
+    ring: [(PinnedBuffer, CudaEvent); 2],
+    turn: usize,
+}
+
+/// One side of a copy.
+enum Side<'a> {
+    Device(u64),
+    Pinned(*mut u8),
+    Host(&'a dyn Buffer),
+}
+
+impl CudaQueue {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Result<CudaQueue, BackendError> {
+        let half = || -> Result<_, BackendError> {
+            Ok((
+                PinnedBuffer::new(&shared.context, RING / 2)?,
+                CudaEvent::new(&shared.context, &shared.faults, false)?,
+            ))
+        };
+        Ok(CudaQueue {
+            shared: Arc::clone(shared),
+            stream: Stream::new(shared)?,
+            ring: [half()?, half()?],
+            turn: 0,
+        })
+    }
+
+    fn side<'a>(&self, region: &'a Region) -> Option<Side<'a>> {
+        let any = region.buffer.as_any();
+        if let Some(device) = any.downcast_ref::<DeviceBuffer>() {
+            return device
+                .is_of(&self.shared.context)
+                .then(|| Side::Device(device.address() + region.offset as u64));
+        }
+        if let Some(pinned) = any.downcast_ref::<PinnedBuffer>() {
+            // SAFETY: the region was checked to lie inside the buffer.
+            return Some(Side::Pinned(unsafe { pinned.address().add(region.offset) }));
+        }
+        region.buffer.is_host().then_some(Side::Host(&*region.buffer))
+    }
+
+    fn to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), BackendError> {
+        // SAFETY: the target was checked to be inside a buffer; the source is pinned memory that stays until the
+        // stream has passed: the ring's halves wait for their events, staging buffers are held by the session.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast::<c_void>(), bytes, self.stream.handle) };
+        self.shared.context.check("cuMemcpyHtoDAsync", code)
+    }
+
+    fn to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Result<(), BackendError> {
+        // SAFETY: as in `to_device`, the other way round.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast::<c_void>(), from, bytes, self.stream.handle) };
+        self.shared.context.check("cuMemcpyDtoHAsync", code)
+    }
+
+    /// The next half of the ring, free of earlier use.
+    fn next_half(&mut self) -> Result<usize, BackendError> {
+        self.turn ^= 1;
+        if let Some((_, event)) = self.ring.get(self.turn) {
+            event.wait()?;
+        }
+        Ok(self.turn)
+    }
+
+    fn mark(&mut self, half: usize) -> Result<(), BackendError> {
+        let Some((_, event)) = self.ring.get(half) else { return Ok(()) };
+        // SAFETY: event and stream are live.
+        let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
+        self.shared.context.check("cuEventRecord", code)
+    }
+
+    /// Sends host bytes through the ring, piece by piece; `fill` puts the bytes at an offset into a piece.
+    fn send(
+        &mut self,
+        to: u64,
+        bytes: usize,
+        mut fill: impl FnMut(usize, &PinnedBuffer, usize) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let mut done = 0;
+        while done < bytes {
+            let piece = (bytes - done).min(RING / 2);
+            let half = self.next_half()?;
+            if let Some((buffer, _)) = self.ring.get(half) {
+                fill(done, buffer, piece)?;
+                self.to_device(to + done as u64, buffer.address(), piece)?;
+            }
+            self.mark(half)?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Fetches device bytes through the ring; `drain` takes a piece for an offset. Waits for each piece.
+    fn fetch(
+        &mut self,
+        from: u64,
+        bytes: usize,
+        mut drain: impl FnMut(usize, &PinnedBuffer, usize) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let mut done = 0;
+        while done < bytes {
+            let piece = (bytes - done).min(RING / 2);
+            let half = self.next_half()?;
+            if let Some((buffer, _)) = self.ring.get(half) {
+                self.to_host(buffer.address(), from + done as u64, piece)?;
+            }
+            self.mark(half)?;
+            if let Some((buffer, event)) = self.ring.get(half) {
+                event.wait()?;
+                drain(done, buffer, piece)?;
+            }
+            done += piece;
+        }
+        Ok(())
+    }
+
+    fn foreign(&self, what: &'static str) -> BackendError {
+        BackendError::Foreign { backend: self.shared.context.name.clone(), what }
+    }
+}
+
+impl Queue for CudaQueue {
+    fn write(&mut self, to: &Region, bytes: &[u8]) -> Result<(), BackendError> {
+        check_range(&*to.buffer, to.offset, bytes.len())?;
+        self.shared.context.bind()?;
+        match self.side(to) {
+            Some(Side::Device(address)) => self.send(address, bytes.len(), |at, buffer, len| {
+                buffer.write(0, bytes.get(at..at + len).unwrap_or_default())
+            }),
+            Some(_) => to.buffer.write(to.offset, bytes),
+            None => Err(self.foreign("buffer")),
+        }
+    }
+
+    fn read(&mut self, from: &Region, into: &mut [u8]) -> Result<(), BackendError> {
+        check_range(&*from.buffer, from.offset, into.len())?;
+        self.shared.context.bind()?;
+        match self.side(from) {
+            Some(Side::Device(address)) => self.fetch(address, into.len(), |at, buffer, len| {
+                buffer.read(0, into.get_mut(at..at + len).unwrap_or_default())
+            }),
+            Some(_) => {
+                self.synchronize()?;
+                from.buffer.read(from.offset, into)
+            }
+            None => Err(self.foreign("buffer")),
+        }
+    }
+
+    fn copy(&mut self, from: &Region, to: &Region) -> Result<bool, BackendError> {
+        if from.bytes != to.bytes {
+            return Err(BackendError::SizeMismatch {
+                backend: self.shared.context.name.clone(),
+                from: from.bytes,
+                to: to.bytes,
+            });
+        }
+        check_range(&*from.buffer, from.offset, from.bytes)?;
+        check_range(&*to.buffer, to.offset, to.bytes)?;
+        self.shared.context.bind()?;
+        let (Some(source), Some(target)) = (self.side(from), self.side(to)) else { return Ok(false) };
+        let bytes = from.bytes;
+        if bytes == 0 {
+            return Ok(true);
+        }
+        match (source, target) {
+            (Side::Device(source), Side::Device(target)) => {
+                // SAFETY: both ranges were checked to lie inside their buffers.
+                let code = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream.handle) };
+                self.shared.context.check("cuMemcpyDtoDAsync", code)?;
+            }
+            (Side::Pinned(source), Side::Device(target)) => self.to_device(target, source, bytes)?,
+            (Side::Device(source), Side::Pinned(target)) => self.to_host(target, source, bytes)?,
+            (Side::Host(source), Side::Device(target)) => self.send(target, bytes, |at, buffer, len| {
+                // SAFETY: the half holds at least `len` bytes and its last use is over; nobody else has it.
+                let piece = unsafe { std::slice::from_raw_parts_mut(buffer.address(), len) };
+                source.read(from.offset + at, piece)
+            })?,
+            (Side::Device(source), Side::Host(target)) => self.fetch(source, bytes, |at, buffer, len| {
+                // SAFETY: the half holds at least `len` bytes and the copy into it is over.
+                let piece = unsafe { std::slice::from_raw_parts(buffer.address(), len) };
+                target.write(to.offset + at, piece)
+            })?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
+        self.shared.context.bind()?;
+        match program.as_any().downcast_mut::<CudaProgram>() {
+            Some(program) if program.is_of(&self.shared) => program.launch(self.stream.handle),
+            _ => Err(self.foreign("program")),
+        }
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<(), BackendError> {
+        self.shared.context.bind()?;
+        match event.as_any().downcast_ref::<CudaEvent>() {
+            Some(event) if event.is_of(&self.shared.context) => {
+                // SAFETY: event and stream are live.
+                let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
+                self.shared.context.check("cuEventRecord", code)
+            }
+            _ => Err(self.foreign("event")),
+        }
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<(), BackendError> {
+        self.shared.context.bind()?;
+        match event.as_any().downcast_ref::<CudaEvent>() {
+            Some(event) => {
+                // SAFETY: event and stream are live; events of another context of this driver may be waited for.
+                let code = unsafe { sys::cuStreamWaitEvent(self.stream.handle, event.handle(), 0) };
+                self.shared.context.check("cuStreamWaitEvent", code)
+            }
+            None => event.wait(),
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<(), BackendError> {
+        self.shared.context.bind()?;
+        // SAFETY: the stream is live.
+        let code = unsafe { sys::cuStreamSynchronize(self.stream.handle) };
+        self.shared.context.check("cuStreamSynchronize", code)?;
+        self.shared.faults.take(&self.shared.context.name)
+    }
+}
