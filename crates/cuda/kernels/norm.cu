@@ -56,6 +56,10 @@ extern "C" __global__ void k_soft_max(Tensor x, Tensor mask, Tensor sinks, Tenso
         highest = fmaxf(highest, v);
     }
     highest = block_max(highest, shared);
+    if (highest == -INF) {   // nothing is visible
+        for (i64 c = threadIdx.x; c < cols; c += blockDim.x) put(out, i0, i1, i2, c, 0.0f);
+        return;
+    }
     float sum = 0.0f;
     for (i64 c = threadIdx.x; c < cols; c += blockDim.x) {
         float v = element(x, i0, i1, i2, c) * scale;

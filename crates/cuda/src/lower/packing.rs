@@ -51,8 +51,12 @@ impl Packed {
 /// The packed layout, for a weight that products and row look-ups alone use.
 pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> Option<WeightLayout> {
     let fits = |(op, input): &(&Op, usize)| *input == 0 && matches!(op, Op::MulMat | Op::GetRows);
-    let multiplied = uses.iter().any(|(op, _)| matches!(op, Op::MulMat));
-    if !multiplied || !uses.iter().all(fits) {
+    let used = |is: fn(&Op) -> bool| uses.iter().any(|(op, _)| is(op));
+    if !used(|op| matches!(op, Op::MulMat)) || !uses.iter().all(fits) {
+        return None;
+    }
+    // Packing rounds a Q4_K group's scale to f16, which a product does not notice but a row look-up must not do.
+    if weight.dtype() == DType::Q4_K && used(|op| matches!(op, Op::GetRows)) {
         return None;
     }
     let packed = Packed::of(weight)?;
