@@ -1,34 +1,36 @@
 //! `quadriga inspect`: what is in a model file.
 
-use std::{
-    io::{self, BufWriter, Write},
-    path::Path,
-};
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
 
-use quadriga_gguf::{Error, File, Summary, Tensor, Value};
+use quadriga_gguf::{File, Summary, Tensor, Value};
 use serde_json::{Map, json};
 
-/// Why a file could not be inspected.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum InspectError {
-    /// The file cannot be read, or is not a model file.
-    #[error(transparent)]
-    File(#[from] Error),
-    /// Nothing more can be printed.
-    #[error("cannot print: {0}")]
-    Output(#[from] io::Error),
+use crate::failure::Outcome;
+
+/// What to look at.
+#[derive(clap::Args)]
+pub(crate) struct Inspect {
+    /// The GGUF file; of a split model, any of its parts
+    file: PathBuf,
+    /// Also list every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Print everything as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Prints what is in a model file: a summary, the table of its tensors if asked for, or everything as JSON.
-pub(crate) fn inspect(path: &Path, tensors: bool, json: bool) -> Result<(), InspectError> {
-    let file = File::open(path)?;
+pub(crate) fn inspect(arguments: &Inspect) -> Outcome {
+    let file = File::open(&arguments.file)?;
     let mut out = BufWriter::new(io::stdout().lock());
-    let printed = if json { print_json(&file, &mut out) } else { print_text(&file, tensors, &mut out) };
-    match printed.and_then(|()| out.flush()) {
-        // Whoever was reading has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+    if arguments.json {
+        print_json(&file, &mut out)?;
+    } else {
+        print_text(&file, arguments.tensors, &mut out)?;
     }
+    Ok(out.flush()?)
 }
 
 fn print_text(file: &File, tensors: bool, out: &mut impl Write) -> io::Result<()> {

@@ -1,0 +1,166 @@
+//! `quadriga bench`: tokens a second, for prompts and for generation.
+
+use std::io::{self, Write};
+use std::time::Instant;
+
+use quadriga_llm::Engine;
+use serde_json::{Value, json};
+
+use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
+use crate::size;
+
+/// What to measure.
+#[derive(clap::Args)]
+pub(crate) struct Bench {
+    /// Tokens of the prompt; 0: do not measure prompts
+    #[arg(short = 'p', long = "n-prompt", value_name = "N", default_value_t = 512)]
+    prompt: usize,
+    /// Tokens to generate, one by one; 0: do not measure generation
+    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 128)]
+    generate: usize,
+    /// Tokens that are in the cache already
+    #[arg(short = 'd', long = "n-depth", value_name = "N", default_value_t = 0)]
+    depth: usize,
+    /// Rounds, after one that is not counted
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The tokens a second of all rounds.
+struct Samples {
+    tokens: usize,
+    speeds: Vec<f64>,
+}
+
+impl Samples {
+    fn new(tokens: usize) -> Samples {
+        Samples { tokens, speeds: Vec::new() }
+    }
+
+    fn median(&self) -> f64 {
+        let mut sorted = self.speeds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        let upper = sorted.get(middle).copied().unwrap_or(0.0);
+        if sorted.len() % 2 == 1 {
+            return upper;
+        }
+        let lower = middle.checked_sub(1).and_then(|at| sorted.get(at)).copied().unwrap_or(0.0);
+        (lower + upper) / 2.0
+    }
+
+    /// From the slowest to the fastest, relative to the median.
+    fn spread(&self) -> f64 {
+        let most = self.speeds.iter().copied().fold(0.0, f64::max);
+        let least = self.speeds.iter().copied().fold(f64::INFINITY, f64::min);
+        (most - least) / self.median().max(1e-9)
+    }
+
+    fn json(&self) -> Value {
+        if self.tokens == 0 {
+            return Value::Null;
+        }
+        json!({ "n": self.tokens, "tok_s": self.median(), "spread": self.spread(), "samples": self.speeds })
+    }
+}
+
+/// Measures and prints.
+pub(crate) fn bench(arguments: &Bench) -> Outcome {
+    let Bench { prompt, generate, depth, rounds, model, .. } = arguments;
+    if *rounds == 0 || (*prompt == 0 && *generate == 0) {
+        return Err(Failure::Usage(
+            "there is nothing to measure: -r and one of -p and -n must be above 0".into(),
+        ));
+    }
+    let mut options = model.engine();
+    let needed = depth.saturating_add(*prompt.max(generate));
+    if options.context == 0 {
+        options.context = needed;
+    } else if options.context < needed {
+        return Err(Failure::Usage(format!(
+            "a context of {} has no room for {needed} tokens",
+            options.context
+        )));
+    }
+    let prepared = model.prepare(&options)?;
+    let (mut engine, load_seconds) = prepared.engine(options)?;
+    let (mut prompts, mut generations) = (Samples::new(*prompt), Samples::new(*generate));
+    let some = tokens(&engine, needed);
+    if *depth > 0 {
+        engine.feed(some.get(..*depth).unwrap_or_default())?;
+    }
+    for round in 0..=*rounds {
+        let mut measure = |samples: &mut Samples, together: bool| -> Outcome {
+            if samples.tokens == 0 {
+                return Ok(());
+            }
+            engine.truncate(0, *depth);
+            let fed = some.get(..samples.tokens).unwrap_or_default();
+            let started = Instant::now();
+            if together {
+                engine.feed(fed)?;
+            } else {
+                fed.iter().try_for_each(|token| engine.feed(&[*token]))?;
+            }
+            // The first round brings everything into its place.
+            if round > 0 {
+                samples.speeds.push(samples.tokens as f64 / started.elapsed().as_secs_f64().max(1e-9));
+            }
+            Ok(())
+        };
+        measure(&mut prompts, true)?;
+        measure(&mut generations, false)?;
+    }
+    let file = prepared.model.file();
+    let name = file.find::<&str>("general.name").ok().flatten().unwrap_or("model").to_owned();
+    let bytes: u64 = file.tensors().map(|tensor| tensor.byte_len() as u64).sum();
+    let cpu = &prepared.backends.cpu;
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        let object = json!({
+            "pp": prompts.json(),
+            "tg": generations.json(),
+            "depth": depth,
+            "rounds": rounds,
+            "threads": cpu.threads(),
+            "isa": cpu.isa().name(),
+            "model": name,
+            "model_bytes": bytes,
+            "backends": prepared.backends.names(),
+            "memory": prepared.forecast.bytes(),
+            "load_seconds": load_seconds,
+        });
+        writeln!(out, "{object}")?;
+        return Ok(());
+    }
+    writeln!(out, "model    {} ({})", name.escape_debug(), size::text(bytes))?;
+    writeln!(
+        out,
+        "devices  {} ({} threads, {})",
+        prepared.backends.names().join(", "),
+        cpu.threads(),
+        cpu.isa()
+    )?;
+    writeln!(out, "load     {load_seconds:.2} s\n")?;
+    writeln!(out, "{:12} {:>10} {:>8}", "test", "tok/s", "spread")?;
+    let after = if *depth > 0 { format!(" @ {depth}") } else { String::new() };
+    for (test, samples) in [("pp", &prompts), ("tg", &generations)] {
+        if samples.tokens > 0 {
+            let (speed, spread) = (samples.median(), samples.spread() * 100.0);
+            writeln!(out, "{:12} {speed:>10.2} {spread:>6.1} %", format!("{test}{}{after}", samples.tokens))?;
+        }
+    }
+    Ok(())
+}
+
+/// Tokens that are neither all alike nor special, the same for every engine that is compared.
+fn tokens(engine: &Engine, count: usize) -> Vec<u32> {
+    let vocabulary = engine.model().hyperparameters().vocabulary.clamp(1, 40_000);
+    (0..count).map(|k| ((k * 37 + 11) % vocabulary) as u32).collect()
+}

@@ -1,0 +1,55 @@
+//! `quadriga eval`: results of cases, to be compared with exact ones.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use quadriga_llm::evaluate::{Case, evaluate};
+
+use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
+
+/// What to evaluate.
+#[derive(clap::Args)]
+pub(crate) struct Eval {
+    /// A file with one case (a JSON object) a line; - is standard input
+    cases: PathBuf,
+    #[command(flatten)]
+    model: ModelOptions,
+}
+
+/// Prints one JSON object a line.
+pub(crate) fn eval(arguments: &Eval) -> Outcome {
+    let cases = read(&arguments.cases)?;
+    let options = arguments.model.engine();
+    let prepared = arguments.model.prepare(&options)?;
+    let (mut engine, _) = prepared.engine(options)?;
+    let mut out = io::stdout().lock();
+    for case in cases {
+        let outcome = evaluate(&mut engine, &case)
+            .map_err(|error| Failure::Message(format!("case \"{}\": {error}", case.name)))?;
+        serde_json::to_writer(&mut out, &outcome)?;
+        writeln!(out)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Outcome<Vec<Case>> {
+    let input: Box<dyn BufRead> = if path.as_os_str() == "-" {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(BufReader::new(File::open(path).map_err(|error| Failure::file("open", path, &error))?))
+    };
+    let mut cases = Vec::new();
+    for (number, line) in (1..).zip(input.lines()) {
+        let line = line.map_err(|error| Failure::file("read", path, &error))?;
+        if !line.trim().is_empty() {
+            let case = serde_json::from_str(&line).map_err(|error| {
+                Failure::Message(format!("{}, line {number}: not a case: {error}", path.display()))
+            })?;
+            cases.push(case);
+        }
+    }
+    Ok(cases)
+}

@@ -1,0 +1,11 @@
+//! One file for each command.
+
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod check;
+pub(crate) mod devices;
+pub(crate) mod eval;
+pub(crate) mod inspect;
+pub(crate) mod plan;
+pub(crate) mod run;
+pub(crate) mod synth;

@@ -1,0 +1,87 @@
+//! `quadriga plan`: where a model would go and what it would take, before anything is loaded.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use quadriga::plan_instance::{self, EffortName, PlanInstance};
+
+use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
+use crate::size;
+
+/// What to plan, and how to show it.
+#[derive(clap::Args)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Also say for each node where it runs, and why
+    #[arg(long)]
+    nodes: bool,
+    /// Print everything as JSON
+    #[arg(long, conflicts_with = "nodes")]
+    json: bool,
+    /// Print splits and copies in the dot language
+    #[arg(long, conflicts_with_all = ["nodes", "json"])]
+    dot: bool,
+    /// Instead of a model, pack the storages in a file: `id,lower,upper,size` a line
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["nodes", "dot", "model"])]
+    instance: Option<PathBuf>,
+    /// How hard to try with --instance: fast, search or exact
+    #[arg(long, value_name = "EFFORT", default_value = "fast", requires = "instance")]
+    effort: EffortName,
+    /// Say whether an --instance fits into so many bytes
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, requires = "instance")]
+    capacity: Option<u64>,
+}
+
+/// Prints the forecast for the largest batch over a full cache.
+pub(crate) fn plan(arguments: &Plan) -> Outcome {
+    if let Some(instance) = &arguments.instance {
+        return pack(arguments, instance);
+    }
+    let options = arguments.model.engine();
+    let prepared = arguments.model.prepare(&options)?;
+    let options = options.resolve(&prepared.model)?;
+    let plan = &prepared.forecast;
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", plan.to_json())?;
+        return Ok(());
+    }
+    if arguments.dot {
+        write!(out, "{}", plan.to_dot())?;
+        return Ok(());
+    }
+    writeln!(out, "context {}, batch {}, cache {}\n", options.context, options.batch, options.cache)?;
+    let columns = ["device", "weights", "file map", "cache", "compute", "in all", "free"];
+    let [first, rest @ ..] = columns;
+    write!(out, "{first:10}")?;
+    rest.iter().try_for_each(|column| write!(out, " {column:>11}"))?;
+    writeln!(out)?;
+    for (bytes, backend) in plan.bytes().iter().zip(plan.backends()) {
+        write!(out, "{:10}", bytes.backend)?;
+        for part in [bytes.weights, bytes.mapped, bytes.state, bytes.compute, bytes.total()] {
+            write!(out, " {:>11}", size::text(part))?;
+        }
+        writeln!(out, " {:>11}", backend.device().free_bytes.map_or("unknown".to_owned(), size::text))?;
+    }
+    writeln!(out)?;
+    if arguments.nodes {
+        write!(out, "{plan:#}")?
+    } else {
+        write!(out, "{plan}")?
+    }
+    Ok(())
+}
+
+/// Packs storages that a file lists.
+fn pack(arguments: &Plan, instance: &Path) -> Outcome {
+    let asked = PlanInstance {
+        instance: instance.to_owned(),
+        capacity: arguments.capacity,
+        effort: arguments.effort,
+        json: arguments.json,
+    };
+    let text = plan_instance::run(&asked).map_err(|error| Failure::Message(error.to_string()))?;
+    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+}

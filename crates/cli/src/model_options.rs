@@ -1,0 +1,172 @@
+//! The options that all commands with a model share, and the way from them to a model that is ready.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quadriga_graph::DType;
+use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
+use quadriga_runtime::{Plan, Progress, Scheduler};
+
+use crate::backends::Backends;
+use crate::failure::Outcome;
+use crate::placement::{self, Layers};
+use crate::{interrupt, size};
+
+/// Which model, and how it is run.
+#[derive(clap::Args)]
+pub(crate) struct ModelOptions {
+    /// The GGUF file [the default model]
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Tokens of context; 0: the model's own, at most 4096
+    #[arg(short = 'c', long = "ctx-size", value_name = "N", default_value_t = 0)]
+    pub(crate) context: usize,
+    /// Threads of the CPU [one for each core]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// The most tokens that are computed at once
+    #[arg(short, long = "batch-size", value_name = "N", default_value_t = 512)]
+    batch: usize,
+    /// Layers on the accelerator, also -ngl: a number, all, or auto for what fits
+    #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
+    gpu_layers: Layers,
+    /// Devices, separated by commas: cpu, sim, cuda:0 … [the first GPU]; the CPU always takes the rest
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    device: Vec<String>,
+    /// The most memory to use on each accelerator, such as 6G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    vram_budget: Option<u64>,
+    /// The type of the cache: f16, f32 or q8_0
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
+    cache_type: DType,
+    /// Where the default model is kept [QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
+    /// No progress, no summary
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+fn cache_type(name: &str) -> Result<DType, String> {
+    let found =
+        [DType::F16, DType::F32, DType::Q8_0].into_iter().find(|t| t.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| "the types are f16, f32 and q8_0".to_owned())
+}
+
+/// A model that is open and planned; its weights are not loaded yet.
+pub(crate) struct Prepared {
+    pub(crate) model: Model,
+    pub(crate) backends: Backends,
+    pub(crate) scheduler: Scheduler,
+    /// What the largest batch over a full cache takes.
+    pub(crate) forecast: Plan,
+    quiet: bool,
+    /// The time that opening and planning took.
+    opening: Duration,
+}
+
+impl ModelOptions {
+    /// The model's path; the default model is fetched if it must be.
+    fn path(&self) -> Outcome<PathBuf> {
+        match &self.model {
+            Some(path) => Ok(path.clone()),
+            None => {
+                let gentle = interrupt::gently();
+                Ok(quadriga::fetch::default_model(self.cache_dir.as_deref(), self.quiet, gentle.flag())?)
+            }
+        }
+    }
+
+    /// The room that the options ask for.
+    pub(crate) fn engine(&self) -> EngineOptions {
+        EngineOptions {
+            context: self.context,
+            batch: self.batch,
+            cache: self.cache_type,
+            ..EngineOptions::default()
+        }
+    }
+
+    /// Opens and plans the model.
+    pub(crate) fn prepare(&self, options: &EngineOptions) -> Outcome<Prepared> {
+        let path = self.path()?;
+        let started = Instant::now();
+        let model = Model::open(&path).map_err(|error| name_file(error, &path))?;
+        let backends = Backends::open(&self.device, self.threads)?;
+        if backends.accelerators() == 0
+            && matches!(self.gpu_layers, Layers::All | Layers::Count(1..))
+            && !self.quiet
+        {
+            eprintln!(
+                "quadriga: there is no accelerator: all layers are on the CPU (see `quadriga devices`)"
+            );
+        }
+        let (scheduler, forecast) =
+            placement::place(&model, &backends, options, self.gpu_layers, self.vram_budget)?;
+        placement::warn(&forecast, &backends.all);
+        let opening = started.elapsed();
+        Ok(Prepared { model, backends, scheduler, forecast, quiet: self.quiet, opening })
+    }
+}
+
+/// Errors about a file's contents do not all say which file.
+fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> crate::failure::Failure {
+    let text = error.to_string();
+    let name = path.display().to_string();
+    crate::failure::Failure::Message(if text.contains(&name) { text } else { format!("{name}: {text}") })
+}
+
+impl Prepared {
+    /// Loads the model for the engine alone. Also the seconds that it took from the start.
+    pub(crate) fn engine(&self, options: EngineOptions) -> Outcome<(Engine, f64)> {
+        self.load(|progress| Engine::new(self.model.clone(), &self.scheduler, options, progress))
+    }
+
+    /// Loads the model for text. Also the seconds that it took from the start.
+    pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
+        self.load(|progress| Generator::on(self.model.clone(), &self.scheduler, options, progress))
+    }
+
+    fn load<T>(
+        &self,
+        load: impl FnOnce(&mut dyn FnMut(Progress)) -> quadriga_llm::Result<T>,
+    ) -> Outcome<(T, f64)> {
+        let started = Instant::now();
+        // Drawn only where standard error is a terminal.
+        let bar = if self.quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        let style = ProgressStyle::with_template("loading [{wide_bar}] {bytes}/{total_bytes}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let loaded = load(&mut |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+        });
+        bar.finish_and_clear();
+        Ok((loaded?, (self.opening + started.elapsed()).as_secs_f64()))
+    }
+
+    /// What the model takes of each device, in words.
+    pub(crate) fn memory(&self) -> String {
+        let parts: Vec<String> = self
+            .forecast
+            .bytes()
+            .iter()
+            .filter(|bytes| bytes.total() + bytes.mapped > 0)
+            .map(|bytes| {
+                let mapped = match bytes.mapped {
+                    0 => String::new(),
+                    mapped => format!(" and {} in the file map", size::text(mapped)),
+                };
+                format!(
+                    "{} {} (weights {}{mapped}, cache {}, compute {})",
+                    bytes.backend,
+                    size::text(bytes.total()),
+                    size::text(bytes.weights),
+                    size::text(bytes.state),
+                    size::text(bytes.compute)
+                )
+            })
+            .collect();
+        parts.join("; ")
+    }
+}
