@@ -180,6 +180,13 @@ impl Backend {
     }
 }
 
+/// What the maker calls the processor, as far as the system tells.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
 impl quadriga_runtime::Backend for Backend {
     fn name(&self) -> &str {
         NAME
@@ -189,7 +196,7 @@ impl quadriga_runtime::Backend for Backend {
         let (total_bytes, free_bytes) = host_bytes();
         let threads = self.threads();
         Device {
-            description: format!("{threads} threads, {}", self.shared.isa),
+            description: format!("{}, {threads} threads, {}", processor(), self.shared.isa),
             kind: DeviceKind::Cpu,
             asynchronous: false,
             total_bytes,

@@ -236,7 +236,8 @@ fn encode(dtype: DType, values: &[f64], block: &mut [u8]) -> Result<(), Fault> {
     match (dtype, values) {
         (DType::F32, &[v]) => block.copy_from_slice(&(v as f32).to_le_bytes()),
         (DType::F16, &[v]) => block.copy_from_slice(&f16::from_f64(v).to_le_bytes()),
-        (DType::BF16, &[v]) => block.copy_from_slice(&bf16::from_f64(v).to_le_bytes()),
+        // By way of f32: `bf16::from_f64` drops low bits before it rounds, and takes values near a tie for ties.
+        (DType::BF16, &[v]) => block.copy_from_slice(&bf16::from_f32(v as f32).to_le_bytes()),
         (DType::I32, &[v]) => block.copy_from_slice(&(v as i32).to_le_bytes()),
         _ if dtype.is_quantized() => {
             let rounded: Vec<f32> = values.iter().map(|v| *v as f32).collect();

@@ -9,11 +9,13 @@ use super::scratch::with_floats;
 use crate::fuse::{Item, TeamItem};
 use crate::isa::Isa;
 use crate::kernels::attention::{self as fast, Mask, Memory, Rows, Shape};
+use crate::kernels::vec;
 use crate::pool::Worker;
 use crate::step::{Access, Kernel, Part, Team, TeamError, Work};
 use crate::view::View;
 
 struct AttentionKernel {
+    isa: Isa,
     scale: f32,
     soft_cap: Option<f32>,
     q: View,
@@ -68,7 +70,7 @@ pub(super) fn attention(
     }
     let cost = (b * h * t).saturating_mul(k.dims[2]).saturating_mul(d + v.cols());
     let Attention { scale, soft_cap, .. } = *parameters;
-    let kernel = AttentionKernel { scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
+    let kernel = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
     items.push(Item::Part(Part::new(kernel, b * h * t, cost, accesses)));
     Ok(())
 }
@@ -179,7 +181,7 @@ impl Kernel for AttentionKernel {
                 for key in span(self.spans.as_ref(), i, keys)? {
                     let Some(k) = row.get_mut(..d) else { continue };
                     self.k.load_at([batch, group, key], 0, k);
-                    let mut score = self.scale * super::product::dot(query, k);
+                    let mut score = self.scale * vec::dot(self.isa, query, k);
                     if let Some(cap) = self.soft_cap {
                         score = cap * (score / cap).tanh();
                     }

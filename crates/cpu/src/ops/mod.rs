@@ -163,7 +163,7 @@ pub(crate) fn prepare(
         (Op::MulMatId, [_, x, ids]) => {
             return product::mul_mat_id(inputs.first(), x, ids, out, context, items);
         }
-        (Op::OutProd, [a, b]) => product::out_prod(a, b, out),
+        (Op::OutProd, [a, b]) => product::out_prod(a, b, out, context.isa),
         (Op::GetRows, [_, ids]) => rows::get_rows(inputs.first(), ids, out)?,
         (Op::SetRows, [_, x, ids]) => rows::set_rows(x, ids, out),
         (Op::Cast { .. }, [x]) | (Op::CopyInto, [_, x]) => copy::copy(x, out),

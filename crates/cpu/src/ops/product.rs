@@ -7,28 +7,16 @@ use super::packed;
 use super::scratch::with_floats;
 use super::{Context, Operand};
 use crate::fuse::Item;
+use crate::isa::Isa;
+use crate::kernels::vec;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{View, segments};
-
-/// The sum of products, by sixteen partial sums.
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0_f32; 16];
-    let ((a_groups, a_rest), (b_groups, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
-    for (a, b) in a_groups.iter().zip(b_groups) {
-        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += a * b;
-        }
-    }
-    for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *lane += a * b;
-    }
-    lanes.iter().sum()
-}
 
 /// Rows of weights that one unit multiplies.
 const UNIT: usize = 16;
 
 struct ProductKernel {
+    isa: Isa,
     w: View,
     x: View,
     out: View,
@@ -49,7 +37,7 @@ pub(super) fn mul_mat(
     let units = b * h * n.div_ceil(UNIT);
     let accesses = vec![Access::reads(&w.view), Access::reads(x), Access::writes(out)];
     let cost = (b * h * m * n).saturating_mul(x.cols().max(1));
-    let kernel = ProductKernel { w: w.view, x: *x, out: *out };
+    let kernel = ProductKernel { isa: context.isa, w: w.view, x: *x, out: *out };
     items.push(Item::Part(Part::new(kernel, units, cost, accesses)));
     Ok(())
 }
@@ -74,10 +62,10 @@ impl Kernel for ProductKernel {
                     for i in 0..m {
                         // SAFETY: a product never works in place: its input is not written while it runs.
                         let sum = match unsafe { self.x.row_f32([i0, i1, i]) } {
-                            Some(x) => dot(weights, x),
+                            Some(x) => vec::dot(self.isa, weights, x),
                             None => {
                                 load_row(&self.x, [i0, i1, i], activations);
-                                dot(weights, activations)
+                                vec::dot(self.isa, weights, activations)
                             }
                         };
                         self.out.store_at([i0, i1, i], row, &[sum]);
@@ -99,6 +87,7 @@ fn load_row(from: &View, place: [usize; 3], out: &mut [f32]) {
 }
 
 struct ExpertsKernel {
+    isa: Isa,
     w: View,
     x: View,
     ids: View,
@@ -120,7 +109,7 @@ pub(super) fn mul_mat_id(
     let [_, t, u, n] = out.dims;
     let accesses = vec![Access::reads(&w.view), Access::reads(x), Access::reads(ids), Access::writes(out)];
     let cost = (t * u * n).saturating_mul(x.cols().max(1));
-    let kernel = ExpertsKernel { w: w.view, x: *x, ids: *ids, out: *out };
+    let kernel = ExpertsKernel { isa: context.isa, w: w.view, x: *x, ids: *ids, out: *out };
     items.push(Item::Part(Part::new(kernel, t * u * n.div_ceil(UNIT), cost, accesses)));
     Ok(())
 }
@@ -139,7 +128,7 @@ impl Kernel for ExpertsKernel {
                 load_row(&self.x, [0, t, u % self.x.dims[2].max(1)], activations);
                 for row in block * UNIT..((block + 1) * UNIT).min(n) {
                     load_row(&self.w, [0, expert, row], weights);
-                    self.out.store_at([0, t, u], row, &[dot(weights, activations)]);
+                    self.out.store_at([0, t, u], row, &[vec::dot(self.isa, weights, activations)]);
                 }
             }
             Ok(())
@@ -148,16 +137,17 @@ impl Kernel for ExpertsKernel {
 }
 
 struct OuterKernel {
+    isa: Isa,
     a: View,
     b: View,
     out: View,
 }
 
 /// Sums of outer products: a row of the result is the sum of the rows of `a`, each times an element of `b`.
-pub(super) fn out_prod(a: &View, b: &View, out: &View) -> Part {
+pub(super) fn out_prod(a: &View, b: &View, out: &View, isa: Isa) -> Part {
     let accesses = vec![Access::reads(a), Access::reads(b), Access::writes_own(out, out.rows())];
     let cost = out.elements().saturating_mul(a.dims[2].max(1));
-    Part::new(OuterKernel { a: *a, b: *b, out: *out }, out.rows(), cost, accesses)
+    Part::new(OuterKernel { isa, a: *a, b: *b, out: *out }, out.rows(), cost, accesses)
 }
 
 impl Kernel for OuterKernel {
@@ -172,9 +162,7 @@ impl Kernel for OuterKernel {
                     let mut factor = [0.0];
                     self.b.load_at([i0, i1, k], q, &mut factor);
                     load_row(&self.a, [i0, i1, k], values);
-                    for (sum, value) in sums.iter_mut().zip(values.iter()) {
-                        *sum += factor[0] * value;
-                    }
+                    vec::axpy(self.isa, factor[0], values, sums);
                 }
                 self.out.store_at([i0, i1, q], 0, sums);
             }
