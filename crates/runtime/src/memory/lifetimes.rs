@@ -78,7 +78,22 @@ pub(crate) const LAST_STEP: u32 = u32::MAX - 3;
 /// The end of what is kept to the end of the run, whenever that is.
 pub(crate) const KEPT: u32 = u32::MAX;
 
-/// The uses of each storage of the graph, before anything is taken over in place. Indexed by the tensor that owns it.
+/// The origin of an input.
+pub(crate) const INPUT: u32 = u32::MAX;
+/// The origin of a weight, constant or state.
+pub(crate) const FIXED: u32 = u32::MAX - 1;
+
+/// A result whose operation may work in the memory of an input.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) result: u32,
+    pub(crate) input: u32,
+    /// One past the step of the node.
+    pub(crate) end: u32,
+}
+
+/// What the questions need to know of a graph, in flat arrays that are read once from its tensors and nodes; and the
+/// uses of each storage of the graph, before anything is taken over in place. Indexed by the tensor that owns it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     /// One past the last step that uses it; 0 if none does; [`KEPT`] for outputs.
@@ -87,6 +102,12 @@ pub(crate) struct Uses {
     pub(crate) tied: Vec<bool>,
     /// For each tensor the storage it lies in.
     pub(crate) storage: Vec<u32>,
+    /// For each tensor the node that computes it, or [`INPUT`], or [`FIXED`].
+    pub(crate) origin: Vec<u32>,
+    /// For each tensor its bytes.
+    pub(crate) bytes: Vec<u64>,
+    /// The results that could take over the storage of an input, as far as their operations are concerned.
+    pub(crate) candidates: Vec<Candidate>,
     /// For each tensor whether it has a hold; empty where there are none.
     held: Vec<bool>,
     /// One past the last step of all.
@@ -113,7 +134,18 @@ impl Uses {
         self.tied.clear();
         self.tied.resize(tensors.len(), false);
         self.storage.clear();
-        self.storage.extend(tensors.iter().map(|tensor| tensor.storage().index() as u32));
+        self.origin.clear();
+        self.bytes.clear();
+        self.candidates.clear();
+        for tensor in tensors {
+            self.storage.push(tensor.storage().index() as u32);
+            self.bytes.push(tensor.bytes() as u64);
+            self.origin.push(match tensor.kind() {
+                Kind::Computed(node) => node.index() as u32,
+                Kind::Input => INPUT,
+                Kind::Weight | Kind::Constant | Kind::State => FIXED,
+            });
+        }
         self.horizon = 1;
         self.collect_holds(request)?;
 
@@ -144,6 +176,12 @@ impl Uses {
                 });
             }
             self.at(home, step);
+            if home == output {
+                let choices = node.op().declaration().in_place;
+                self.candidates.extend(choices.iter().filter_map(|choice| inputs.get(*choice)).map(
+                    |input| Candidate { result: output as u32, input: input.index() as u32, end: step + 1 },
+                ));
+            }
             for input in inputs {
                 let storage = self.storage[input.index()] as usize;
                 let by_copy =
@@ -193,9 +231,9 @@ impl Uses {
         if end == 0 || !sharing.is_root(owner) || sharing.is_placed(owner) {
             return Lifetime::NEVER;
         }
-        let (start, kept) = match request.graph.tensors()[owner].kind() {
-            Kind::Computed(node) => (request.step(node.index()), end == KEPT),
-            _ => (0, end == KEPT || request.inputs == Inputs::Keep),
+        let (start, kept) = match self.origin[owner] {
+            INPUT => (0, end == KEPT || request.inputs == Inputs::Keep),
+            node => (request.step(node as usize), end == KEPT),
         };
         Lifetime { start, end: if kept { self.horizon } else { end } }
     }

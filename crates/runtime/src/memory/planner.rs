@@ -8,7 +8,7 @@
 use quadriga_graph::Kind;
 
 use super::MemoryError;
-use super::lifetimes::{Lifetime, Uses};
+use super::lifetimes::{FIXED, INPUT, Lifetime, Uses};
 use super::packing::{Item, Packer, Problem};
 use super::plan::{BackendPlan, MemoryPlan, Spot};
 use super::request::Request;
@@ -79,39 +79,42 @@ impl Planner {
             owners.clear();
         }
 
+        // A storage is as large as the largest of those that follow each other in it.
         plan.bytes.resize(tensors.len(), 0);
         for (index, tensor) in tensors.iter().enumerate() {
-            if uses.storage[index] as usize != index || uses.end[index] == 0 {
-                continue;
+            if uses.storage[index] as usize == index && uses.end[index] > 0 {
+                let memory = &request.memories[usize::from(request.backend(index))];
+                let bytes = if memory.pads() { memory.storage_bytes(tensor) } else { uses.bytes[index] };
+                let root = plan.sharing.roots[index].index();
+                plan.bytes[root] = plan.bytes[root].max(bytes);
             }
-            let root = plan.sharing.roots[index].index();
-            let memory = &request.memories[usize::from(request.backend(index))];
-            plan.bytes[root] = plan.bytes[root].max(memory.storage_bytes(tensor));
         }
         plan.lifetimes.reserve(tensors.len());
         for (index, tensor) in tensors.iter().enumerate() {
             let life = uses.lifetime(request, &plan.sharing, index);
             plan.lifetimes.push(life);
-            let bytes = plan.bytes[index];
-            if life.is_empty() {
-                plan.bytes[index] = 0;
-            }
             let backend = usize::from(request.backend(index));
             let figures = &mut plan.backends[backend];
-            let figure = match tensor.kind() {
-                Kind::Weight => &mut figures.weights,
-                Kind::Constant => &mut figures.constants,
-                Kind::State => &mut figures.state,
-                Kind::Input if !life.is_empty() => &mut figures.inputs,
-                Kind::Computed(_) if !life.is_empty() => &mut figures.results,
-                _ => continue,
-            };
-            *figure = figure.saturating_add(bytes);
-            if !life.is_empty() {
-                let (problem, owners) = &mut problems[backend];
-                problem.items.push(Item { size: bytes, start: life.start, end: life.end });
-                owners.push(index as u32);
+            if life.is_empty() {
+                // Not the planner's, or in another one's storage.
+                let bytes = std::mem::take(&mut plan.bytes[index]);
+                let figure = match uses.origin[index] {
+                    FIXED => match tensor.kind() {
+                        Kind::Weight => &mut figures.weights,
+                        Kind::Constant => &mut figures.constants,
+                        _ => &mut figures.state,
+                    },
+                    _ => continue,
+                };
+                *figure = figure.saturating_add(bytes);
+                continue;
             }
+            let bytes = plan.bytes[index];
+            let figure = if uses.origin[index] == INPUT { &mut figures.inputs } else { &mut figures.results };
+            *figure = figure.saturating_add(bytes);
+            let (problem, owners) = &mut problems[backend];
+            problem.items.push(Item { size: bytes, start: life.start, end: life.end });
+            owners.push(index as u32);
         }
         for extra in request.extras {
             let Lifetime { start, end } = extra.lifetime;
@@ -164,16 +167,17 @@ impl Planner {
         // A root stands before all that share its storage, so it has its spot when they ask for it.
         for (index, tensor) in tensors.iter().enumerate() {
             let root = plan.sharing.roots[index].index();
-            plan.spots[index] = if plan.sharing.placed[root] {
-                Spot::Placed { backend: request.backend(root) }
-            } else {
-                match plan.spots[root] {
-                    Spot::Arena { backend, chunk, offset } => {
-                        Spot::Arena { backend, chunk, offset: offset + tensor.offset() as u64 }
-                    }
-                    other => other,
+            if plan.sharing.placed[root] {
+                plan.spots[index] = Spot::Placed { backend: request.backend(root) };
+            } else if root != index {
+                let mut spot = plan.spots[root];
+                if let Spot::Arena { offset, .. } = &mut spot
+                    && self.uses.storage[index] as usize != index
+                {
+                    *offset += tensor.offset() as u64;
                 }
-            };
+                plan.spots[index] = spot;
+            }
         }
         Ok(())
     }

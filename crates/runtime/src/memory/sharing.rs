@@ -17,10 +17,10 @@
     reason = "arrays are sized by the graph's tensors, whose ids index them; ids from the caller are checked first"
 )]
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, TensorId};
 use std::fmt::{self, Write};
 
-use super::lifetimes::Uses;
+use super::lifetimes::{Candidate, FIXED, INPUT, Uses};
 use super::request::{Inputs, Request};
 
 /// For each tensor the root of its storage. Offsets are the tensors' own: an in-place result starts where its root does.
@@ -79,47 +79,35 @@ impl Sharing {
 
     /// Fills in who shares with whom, and lengthens the uses of each root to those of its last tenant.
     pub(crate) fn analyse(&mut self, request: &Request<'_>, uses: &mut Uses) {
-        let graph = request.graph;
-        let tensors = graph.tensors();
+        let tensors = request.graph.tensors();
         self.roots.clear();
-        self.roots.extend(tensors.iter().map(|tensor| tensor.storage()));
+        self.roots.extend(uses.storage.iter().map(|storage| TensorId::from_index(*storage as usize)));
         self.placed.clear();
-        self.placed.extend(
-            tensors.iter().map(|tensor| matches!(tensor.kind(), Kind::Weight | Kind::Constant | Kind::State)),
-        );
+        self.placed.extend(uses.origin.iter().map(|origin| *origin == FIXED));
         for tensor in request.placed {
             self.placed[uses.storage[tensor.index()] as usize] = true;
         }
 
-        for (index, node) in graph.nodes().iter().enumerate() {
-            let result = node.output().index();
-            if uses.storage[result] as usize != result || self.placed[result] {
+        for index in 0..uses.candidates.len() {
+            let Candidate { result, input, end } = uses.candidates[index];
+            let (result, input) = (result as usize, input as usize);
+            let root = self.roots[uses.storage[input] as usize].index();
+            if uses.end[root] != end
+                || uses.tied[root]
+                || self.placed[root]
+                || self.placed[result]
+                || !self.is_root(result)
+                || uses.bytes[input] != uses.bytes[root]
+                || request.backend(root) != request.backend(result)
+                || (uses.origin[root] == INPUT && request.inputs == Inputs::Keep)
+            {
                 continue;
             }
-            let choices = node.op().declaration().in_place;
-            if choices.is_empty() {
-                continue;
-            }
-            let inputs = graph.inputs(NodeId::from_index(index));
-            let end = request.step(index) + 1;
-            for input in choices.iter().filter_map(|choice| inputs.get(*choice)) {
-                let root = self.roots[uses.storage[input.index()] as usize].index();
-                if uses.end[root] != end || uses.tied[root] || self.placed[root] {
-                    continue;
-                }
-                let (taken, made, owner) = (&tensors[input.index()], &tensors[result], &tensors[root]);
-                let is_input = owner.kind() == Kind::Input;
-                if taken.offset() == 0
-                    && taken.bytes() == owner.bytes()
-                    && taken.same_layout(made)
-                    && request.backend(root) == request.backend(result)
-                    && !(is_input && request.inputs == Inputs::Keep)
-                {
-                    self.roots[result] = TensorId::from_index(root);
-                    uses.end[root] = uses.end[result];
-                    uses.tied[root] = uses.tied[result];
-                    break;
-                }
+            let (taken, made) = (&tensors[input], &tensors[result]);
+            if taken.offset() == 0 && taken.same_layout(made) {
+                self.roots[result] = TensorId::from_index(root);
+                uses.end[root] = uses.end[result];
+                uses.tied[root] = uses.tied[result];
             }
         }
         // Views and written results follow the storage they lie in.
