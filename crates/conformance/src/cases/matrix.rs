@@ -92,7 +92,8 @@ fn experts(list: &mut List, dtype: DType) {
                             "{dtype} [{experts}, {n}, {k}] × {x_type} [{tokens}, {u}, {k}], {used} experts each"
                         );
                         list.push("mul_mat_id", details, tolerance(dtype, x_type), move |s| {
-                            let w = s.weight(dtype, [1, experts, n, k]).reshape([experts, n, k]);
+                            // Not looked at through a view, so that a backend may pack it.
+                            let w = s.weight(dtype, [1, experts, n, k]);
                             let x = s.input(x_type, [1, tokens, u, k], UNIT).reshape([tokens, u, k]);
                             s.out(w.mul_mat_id(x, s.distinct_ids([1, 1, tokens, used], experts)));
                         });

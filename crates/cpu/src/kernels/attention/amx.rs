@@ -29,9 +29,14 @@ const CHUNK: usize = 64;
 /// Queries of a unit.
 const BLOCK: usize = 32;
 
-/// Whether tiles are worth it.
+/// Whether tiles are worth it. They round to bf16, which is too coarse for keys and values in f32.
 pub(super) fn suits(shape: &Shape) -> bool {
-    shape.tokens >= 16 && shape.cells > 0 && shape.key_width > 0
+    let rounded = |dtype| dtype != DType::F32;
+    shape.tokens >= 16
+        && shape.cells > 0
+        && shape.key_width > 0
+        && rounded(shape.key_type)
+        && rounded(shape.value_type)
 }
 
 /// Sizes in tiles and bytes.
