@@ -69,22 +69,22 @@ fn pass(isa: &str, cases: usize) {
 
 #[test]
 fn a_sample_is_right_in_plain_rust() {
-    pass("scalar", 2000);
+    pass("scalar", 6000);
 }
 
 #[test]
 fn a_sample_is_right_with_avx2() {
-    pass("avx2", 2000);
+    pass("avx2", 6000);
 }
 
 #[test]
 fn a_sample_is_right_with_avx512() {
-    pass("avx512", 2000);
+    pass("avx512", 6000);
 }
 
 #[test]
 fn a_sample_is_right_with_amx() {
-    pass("amx", 2000);
+    pass("amx", 6000);
 }
 
 #[test]

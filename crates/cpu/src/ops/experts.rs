@@ -231,7 +231,8 @@ impl Team for Experts {
         let rows = self.packed.layout.rows();
         let mut first = 0;
         for (expert, &end) in ends.iter().enumerate() {
-            let end = end as usize;
+            // Whole steps, of which the filling goes nowhere: a panel is only read as a whole.
+            let end = (end as usize).next_multiple_of(self.step);
             let Some(scatter) = scatter.get(first..end).filter(|scatter| !scatter.is_empty()) else {
                 continue;
             };
@@ -245,7 +246,7 @@ impl Team for Experts {
             let product =
                 matmul::Product { layout: &matrix.layout, packed: bytes, output: &output, first_row: first };
             matmul::multiply(worker, &activations, &[product])?;
-            first = end.next_multiple_of(self.step);
+            first = end;
         }
         Ok(())
     }
