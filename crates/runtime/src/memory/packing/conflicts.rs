@@ -62,11 +62,6 @@ impl Conflicts {
         self.listed
     }
 
-    /// Forgets the timeline.
-    pub(crate) fn clear(&mut self) {
-        self.listed = false;
-    }
-
     /// The items that started before `item` (or with it, but are listed before) and are alive when it starts.
     pub(crate) fn earlier(&self, item: usize) -> &[u32] {
         &self.earlier[self.begin[item] as usize..self.begin[item + 1] as usize]

@@ -26,31 +26,33 @@ pub(crate) const ORDERS: [Strategy; 5] = [
     Strategy::ByDuration,
 ];
 
-/// Puts the items in the order that a strategy asks for: largest key first, equal keys in order of time.
-pub(crate) fn sort(
-    timeline: &Timeline,
-    strategy: Strategy,
-    keys: &mut Vec<(u128, u32)>,
-    order: &mut Vec<u32>,
-) {
+/// What an item is sorted by, the smallest first: two numbers that a strategy finds, and the item's index.
+pub(crate) type Key = (u64, u32, u32);
+
+/// Puts the items in the order that a strategy asks for; equal ones in order of time.
+pub(crate) fn sort(timeline: &Timeline, strategy: Strategy, keys: &mut Vec<Key>, order: &mut Vec<u32>) {
     let peak = timeline.peak_section();
     keys.clear();
-    keys.extend(
-        timeline.items.iter().enumerate().map(|(index, item)| (!key(item, strategy, peak), index as u32)),
-    );
+    keys.extend(timeline.items.iter().enumerate().map(|(index, item)| {
+        let (first, second) = key(item, strategy, peak);
+        (!first, !second, index as u32)
+    }));
     keys.sort_unstable();
     order.clear();
-    order.extend(keys.iter().map(|(_, index)| index));
+    order.extend(keys.iter().map(|(_, _, index)| index));
 }
 
-fn key(item: &Span, strategy: Strategy, peak: u32) -> u128 {
-    let (size, duration) = (u128::from(item.size), u128::from(item.duration()));
+/// Two numbers that are larger for items that come earlier.
+fn key(item: &Span, strategy: Strategy, peak: u32) -> (u64, u32) {
+    // The bits of positive floating-point numbers are in the numbers' order.
+    let product = |duration: f64| (item.size as f64 * duration).to_bits();
+    let duration = item.duration();
     match strategy {
-        Strategy::FromPeak if item.start <= peak && peak < item.end => 1 << 127 | duration << 64 | size,
-        Strategy::BySizeAndDuration => size * (duration << 40).isqrt(),
-        Strategy::ByArea => size * duration,
-        Strategy::ByDuration => duration << 64 | size,
-        _ => size << 32 | duration,
+        Strategy::FromPeak if item.start <= peak && peak < item.end => (1 << 63 | u64::from(duration), 0),
+        Strategy::BySizeAndDuration => (product(f64::from(duration).sqrt()), duration),
+        Strategy::ByArea => (product(f64::from(duration)), duration),
+        Strategy::ByDuration => (u64::from(duration), (item.size >> 30) as u32),
+        _ => (item.size, duration),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::chunks::Chunks;
 use super::conflicts::Conflicts;
 use super::exact::Exact;
-use super::greedy::Greedy;
+use super::greedy::{Greedy, Key};
 use super::problem::{Effort, Packing, PackingError, Placement, Problem, Strategy};
 use super::time_order::TimeOrder;
 use super::timeline::Timeline;
@@ -30,7 +30,7 @@ pub struct Packer {
     pub(super) conflicts: Conflicts,
     pub(super) time_order: TimeOrder,
     pub(super) greedy: Greedy,
-    pub(super) keys: Vec<(u128, u32)>,
+    pub(super) keys: Vec<Key>,
     pub(super) order: Vec<u32>,
     pub(super) trial: Vec<u64>,
     pub(super) offsets: Vec<u64>,
@@ -86,6 +86,9 @@ impl Packer {
     /// Packs into chunks of at most `limit` bytes, when one chunk would not do.
     fn pack_chunks(&mut self, problem: &Problem, limit: u64, effort: Effort) {
         self.best.proved_bound = self.timeline.lower_bound;
+        if !self.conflicts.listed() {
+            self.conflicts.build(&self.timeline, CONFLICT_LIMIT);
+        }
         let baseline = self.chunks.place_in_time_order(&self.timeline, limit);
         self.best.peak = baseline;
         self.best.strategy = Strategy::TimeOrder;
@@ -115,7 +118,7 @@ impl Packer {
 
     /// Fills the chunks between the present walls.
     fn fill_chunks(&mut self, effort: Effort) {
-        self.try_orders();
+        self.try_orders(&[]);
         self.search(FAST_CHUNK_STEPS, 0);
         match effort {
             Effort::Fast => {}
