@@ -48,15 +48,18 @@ fn seconds(since: Instant) -> f64 {
 
 /// The median time of some rounds in seconds, and the heap allocations of the last.
 fn median(rounds: usize, mut work: impl FnMut()) -> (f64, usize) {
+    // The system counts computed time in ticks of some milliseconds: a round repeats the work for longer than that.
+    let clock = Instant::now();
+    work();
+    let repeats = (0.04 / clock.elapsed().as_secs_f64().max(1e-7)).ceil().max(1.0) as usize;
     let mut times = Vec::with_capacity(rounds);
     let mut allocations = 0;
-    let clock = Instant::now();
     for _ in 0..rounds {
         let start = seconds(clock);
         let before = ALLOCATIONS.load(Ordering::Relaxed);
-        work();
+        (0..repeats).for_each(|_| work());
         allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        times.push(seconds(clock) - start);
+        times.push((seconds(clock) - start) / repeats as f64);
     }
     times.sort_by(f64::total_cmp);
     (times[times.len() / 2], allocations)
