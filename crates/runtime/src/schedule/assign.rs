@@ -6,7 +6,8 @@
 //!
 //! In order: pins and placements; storages beside placed leaves; storages that follow their sources, going forward;
 //! storages that follow their consumers, going backward; what is left goes to the most preferred backend that
-//! computes it. No step lets the order of a node's sources decide: bytes do, then the order of the backends.
+//! computes it. No step lets the order of a node's sources decide: bytes do, then which was computed last (so that a
+//! residual stream moves on with the layers, instead of going back to where it began), then the order of the backends.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"
@@ -84,8 +85,7 @@ pub(crate) fn assign(
             reason: vec![Reason::WhereRead; count],
             refused: FxHashMap::default(),
         },
-        bytes: vec![0; backends.len()],
-        largest: vec![(0, 0); backends.len()],
+        pulls: vec![Pull::default(); backends.len()],
     };
     assigner.fix(fixed)?;
     assigner.beside_leaves();
@@ -106,9 +106,19 @@ struct Assigner<'a> {
     /// The nodes that write into an existing storage, by storage.
     writers: FxHashMap<TensorId, Vec<NodeId>>,
     homes: Homes,
-    /// Scratch: bytes that draw a node to each backend, and the largest tensor of them.
-    bytes: Vec<u64>,
-    largest: Vec<(usize, usize)>,
+    /// Scratch: what draws a node to each backend.
+    pulls: Vec<Pull>,
+}
+
+/// What draws a node to a backend: the sources that live there.
+#[derive(Clone, Copy, Default)]
+struct Pull {
+    /// Their bytes, and one for each of them.
+    bytes: u64,
+    /// One past the last node that made one of them.
+    latest: usize,
+    /// Bytes and number of the largest.
+    largest: (usize, usize),
 }
 
 impl Assigner<'_> {
@@ -175,11 +185,10 @@ impl Assigner<'_> {
             let home = usize::from(self.homes.home[source.index()]);
             if home < self.backends.len() && counts(graph[source].kind()) {
                 let bytes = graph[*input].bytes();
-                self.bytes[home] += bytes as u64 + 1;
-                let largest = &mut self.largest[home];
-                if bytes >= largest.0 {
-                    *largest = (bytes, input.index());
-                }
+                let pull = &mut self.pulls[home];
+                pull.bytes += bytes as u64 + 1;
+                pull.latest = pull.latest.max(graph[source].node().map_or(0, |node| node.index() + 1));
+                pull.largest = pull.largest.max((bytes, input.index()));
                 drawn = true;
             }
         }
@@ -187,15 +196,14 @@ impl Assigner<'_> {
             return;
         }
         let mut first = None;
-        while let Some((home, bytes)) =
-            self.bytes.iter().copied().enumerate().max_by_key(|(home, bytes)| (*bytes, usize::MAX - home))
-            && bytes > 0
+        let strength = |(home, pull): &(usize, Pull)| (pull.bytes, pull.latest, usize::MAX - home);
+        while let Some((home, pull)) = self.pulls.iter().copied().enumerate().max_by_key(strength)
+            && pull.bytes > 0
         {
-            self.bytes[home] = 0;
-            let (_, tensor) = std::mem::take(&mut self.largest[home]);
+            self.pulls[home] = Pull::default();
             if self.homes.home[storage.index()] == NO_BACKEND {
                 if self.refusal(storage, home as u16).is_none() {
-                    self.set(storage, home as u16, reason(tensor));
+                    self.set(storage, home as u16, reason(pull.largest.1));
                 } else {
                     first.get_or_insert(home as u16);
                 }

@@ -8,14 +8,14 @@
     reason = "a compiled plan has an entry for each of the plan's splits and copies"
 )]
 
-use std::sync::Arc;
-
 use quadriga_graph::TensorId;
 
-use super::compile::{Compiled, Moving, Route, event_of, staging};
+use super::compile::Compiled;
+use super::journey::{Journey, Side, timed};
 use super::lane::Lane;
+use super::timing::Timing;
 use crate::schedule::{Plan, Step};
-use crate::{BackendError, Event, Program, Region, RuntimeError};
+use crate::{BackendError, Program, Region, RuntimeError};
 
 /// What a run works on.
 pub(crate) struct Run<'s> {
@@ -26,6 +26,8 @@ pub(crate) struct Run<'s> {
     pub(crate) bank: usize,
     /// Whether new inputs are on their way.
     pub(crate) fresh_inputs: bool,
+    /// The clock, if somebody wants to know.
+    pub(crate) timing: Option<Timing>,
 }
 
 impl Run<'_> {
@@ -74,7 +76,14 @@ impl Run<'_> {
         let backend = self.plan.splits().splits[number].backend;
         let programs = &mut self.compiled.programs[number];
         let bank = self.bank % programs.len().max(1);
-        let ran = self.lanes[backend].compute.run(&mut *programs[bank]);
+        let lane = &mut self.lanes[backend];
+        let ran = match &mut self.timing {
+            None => lane.compute.run(&mut *programs[bank]),
+            Some(timing) => timed(lane, Side::Compute, timing, (Step::Split(number), backend), |queue| {
+                queue.run(&mut *programs[bank]).map(|()| true)
+            })
+            .map(|_| ()),
+        };
         ran.map_err(|error| self.in_split(number, error))?;
         self.finish_split(number)
     }
@@ -128,16 +137,16 @@ impl Run<'_> {
             Some(split) => self.compiled.done[split].clone(),
             None => self.lanes[copy.to].start(),
         };
-        let waits = [source, free];
-        let moving = &mut self.compiled.copies[number];
-        let lanes = &mut *self.lanes;
-        let done = match &mut moving.route {
-            Route::Unknown => find_route(plan, number, moving, lanes, &waits),
-            Route::Pull => make(lanes[copy.to].incoming(), moving, &waits).map(|_| ()),
-            Route::Push => make(lanes[copy.from].outgoing(), moving, &waits).map(|_| ()),
-            Route::Bounce { .. } => bounce(lanes, copy.from, copy.to, moving, &waits).map(|_| ()),
-            Route::Host(_) => through_host(lanes, copy.from, copy.to, moving, &waits),
+        let mut journey = Journey {
+            copy: number,
+            from: copy.from,
+            to: copy.to,
+            waits: [source, free],
+            moving: &mut self.compiled.copies[number],
+            lanes: &mut *self.lanes,
+            timing: &mut self.timing,
         };
+        let done = journey.make(plan);
         let name = || plan.graph().name(TensorId::from_index(copy.tensor));
         done.map_err(|error| RuntimeError::device(error).at(name).in_split(copy.reader, name))
     }
@@ -148,109 +157,4 @@ impl Run<'_> {
             || splits.nodes_of(number).first().map_or_else(String::new, |n| self.plan.graph().node_name(*n));
         RuntimeError::device(error).in_split(number, first)
     }
-}
-
-type Waits = [Option<Arc<dyn Event>>; 2];
-
-/// Copies on one queue; `false` if it cannot reach both sides.
-fn make(queue: &mut dyn crate::Queue, moving: &Moving, waits: &Waits) -> Result<bool, BackendError> {
-    for event in waits.iter().flatten() {
-        queue.wait(&**event)?;
-    }
-    let made = queue.copy(&moving.from, &moving.to)?;
-    if made && let Some(done) = &moving.done {
-        queue.record(&**done)?;
-    }
-    Ok(made)
-}
-
-/// Makes a copy for the first time: the reader pulls, else the owner pushes, else it goes through host memory.
-fn find_route(
-    plan: &Plan,
-    number: usize,
-    moving: &mut Moving,
-    lanes: &mut [Lane],
-    waits: &Waits,
-) -> Result<(), BackendError> {
-    let copy = &plan.splits().copies[number];
-    let event = |backend: usize| match event_of(plan, backend, false) {
-        Ok(event) => Ok(event),
-        Err(RuntimeError::Device { error, .. }) => Err(*error),
-        Err(_) => Ok(None),
-    };
-    moving.done = event(copy.to)?;
-    if make(lanes[copy.to].incoming(), moving, waits)? {
-        moving.route = Route::Pull;
-        return Ok(());
-    }
-    moving.done = event(copy.from)?;
-    if make(lanes[copy.from].outgoing(), moving, waits)? {
-        moving.route = Route::Push;
-        return Ok(());
-    }
-    moving.done = event(copy.to)?;
-    let staging = staging(&lanes[copy.from].backend, copy.bytes)?;
-    moving.route = Route::Bounce { staging, filled: event(copy.from)? };
-    if !bounce(lanes, copy.from, copy.to, moving, waits)? {
-        moving.route = Route::Host(vec![0; copy.bytes]);
-        moving.done = None;
-        through_host(lanes, copy.from, copy.to, moving, waits)?;
-    }
-    Ok(())
-}
-
-/// Through host memory that both queues can reach; `false` if one of them cannot.
-fn bounce(
-    lanes: &mut [Lane],
-    from: usize,
-    to: usize,
-    moving: &Moving,
-    waits: &Waits,
-) -> Result<bool, BackendError> {
-    let Route::Bounce { staging, filled } = &moving.route else { return Ok(false) };
-    let [source, free] = waits;
-    let sending = lanes[from].outgoing();
-    for event in source.iter().chain(&moving.done) {
-        sending.wait(&**event)?;
-    }
-    if !sending.copy(&moving.from, staging)? {
-        return Ok(false);
-    }
-    if let Some(filled) = filled {
-        sending.record(&**filled)?;
-    }
-    let receiving = lanes[to].incoming();
-    for event in free.iter().chain(filled) {
-        receiving.wait(&**event)?;
-    }
-    if !receiving.copy(staging, &moving.to)? {
-        return Ok(false);
-    }
-    if let Some(done) = &moving.done {
-        receiving.record(&**done)?;
-    }
-    Ok(true)
-}
-
-/// Read and written by the host, which waits.
-fn through_host(
-    lanes: &mut [Lane],
-    from: usize,
-    to: usize,
-    moving: &mut Moving,
-    waits: &Waits,
-) -> Result<(), BackendError> {
-    let Route::Host(bytes) = &mut moving.route else { return Ok(()) };
-    let [source, free] = waits;
-    let sending = lanes[from].outgoing();
-    if let Some(event) = source {
-        sending.wait(&**event)?;
-    }
-    sending.read(&moving.from, bytes)?;
-    let receiving = lanes[to].incoming();
-    if let Some(event) = free {
-        receiving.wait(&**event)?;
-    }
-    receiving.write(&moving.to, bytes)?;
-    receiving.synchronize()
 }

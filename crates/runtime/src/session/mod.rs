@@ -10,10 +10,12 @@ mod compile;
 mod element;
 mod execute;
 mod inputs;
+mod journey;
 mod lane;
 mod observe;
 mod outputs;
 mod state;
+mod timing;
 mod weights;
 
 use std::sync::Arc;
@@ -115,7 +117,7 @@ impl Session {
         self.in_flight = Some(current);
         entry.has_run = true;
         let (plan, bank) = (&entry.plan, entry.inputs.bank);
-        Run { plan, compiled, lanes: &mut self.lanes, bank, fresh_inputs }.issue()
+        Run { plan, compiled, lanes: &mut self.lanes, bank, fresh_inputs, timing: None }.issue()
     }
 
     /// Waits until everything that was started is done.

@@ -52,7 +52,7 @@ impl Session {
         }
         let Some(programs) = &mut entry.singles else { return Err(RuntimeError::NoPlan) };
         let bank = entry.inputs.bank;
-        let mut run = Run { plan, compiled, lanes: &mut self.lanes, bank, fresh_inputs };
+        let mut run = Run { plan, compiled, lanes: &mut self.lanes, bank, fresh_inputs, timing: None };
         run.begin()?;
         let mut bytes = Vec::new();
         for step in plan.order() {

@@ -77,6 +77,23 @@ fn x16_the_order_of_sources_does_not_decide_but_their_bytes_do() {
 }
 
 #[test]
+fn s3_a_residual_stream_moves_on_with_the_layers() {
+    let g = GraphBuilder::new();
+    let mut x = g.input("x", DType::F32, [4, 8]);
+    for layer in 0..9 {
+        let w = g.weight(&format!("w.{layer}"), Weight::new(DType::F32, [8, 8]));
+        let y = g.mul_mat(w, x.rms_norm(1e-5)).silu();
+        x = if layer % 2 == 0 { x.add(y) } else { y.add(x) };
+    }
+    g.output("y", x);
+    let graph = g.finish().unwrap();
+    let thirds = |name: &str| Some(name.strip_prefix("w.")?.parse::<usize>().ok()? / 3);
+    let plan = Scheduler::new([device("a"), device("b"), device("c")]).place(thirds).plan(&graph).unwrap();
+    assert_eq!(plan.splits().splits.len(), 3, "{plan:#}");
+    assert_eq!(plan.splits().copies.len(), 4, "the stream and its norm, at two borders");
+}
+
+#[test]
 fn x1_s6_pins_hold_however_often_a_graph_is_planned() {
     let graph = chain(3);
     let pinned = node(&graph, "blk.1.mul_mat#2");

@@ -293,6 +293,29 @@ fn every_node_can_be_watched() {
 }
 
 #[test]
+fn s8_a_run_can_be_timed_by_split_copy_and_backend() {
+    let devices = ["a", "b"].map(|name| Sim::new(name).node_seconds(2.0).copy_seconds(3.0, 0.0).build());
+    let [a, b] = devices;
+    let plan = Scheduler::new([a, b, host("cpu")])
+        .place(|name| Some(name.strip_prefix("w.")?.parse::<usize>().ok()? / 2))
+        .plan(chain(6))
+        .unwrap();
+    let mut session = plan.session().unwrap();
+    let trace = session.run_traced(&[("x", &chain_input())]).unwrap();
+    let splits: Vec<(usize, usize, f64)> =
+        trace.splits.iter().map(|s| (s.backend, s.nodes, s.seconds)).collect();
+    assert_eq!(splits[..2], [(0, 4, 8.0), (1, 4, 8.0)]);
+    assert_eq!((splits[2].0, splits[2].1), (2, 4));
+    assert_eq!((trace.copies[0].backend, trace.copies[0].bytes, trace.copies[0].seconds), (1, 128, 3.0));
+    assert_eq!(
+        (trace.backends[0].compute, trace.backends[1].compute, trace.backends[1].copy),
+        (8.0, 8.0, 3.0)
+    );
+    assert!(trace.splits[1].start >= 11.0 && trace.seconds > 0.0);
+    assert!(serde_json::to_string(&trace).unwrap().contains("\"backend\":\"cpu\""));
+}
+
+#[test]
 fn a_session_dropped_with_work_under_way_waits_for_it() {
     let a = Sim::new("a").device();
     let plan = Scheduler::new([a.clone() as _]).plan(chain(20)).unwrap();
