@@ -7,7 +7,7 @@
 //! In order: pins and placements; storages beside placed leaves; storages that follow their sources, going forward;
 //! storages that follow their consumers, going backward; what is left goes to the most preferred backend that
 //! computes it. No step lets the order of a node's sources decide: bytes do, then which was computed last (so that a
-//! residual stream moves on with the layers, instead of going back to where it began), then the order of the backends.
+//! residual stream moves on with the layers, instead of going back to where it began), then the order of the backends. At last [`settle`] looks at the borders.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"
@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::NO_BACKEND;
+use super::settle::settle;
 use crate::{Backend, RuntimeError};
 
 /// Why a storage, and with it every node that writes it, has the home it has.
@@ -42,6 +43,11 @@ pub enum Reason {
         /// The reading node.
         node: usize,
     },
+    /// All that reads it is there, and copying its sources takes less than copying it.
+    SavesCopy {
+        /// The first reader.
+        node: usize,
+    },
     /// Nothing draws it anywhere: the most preferred backend that computes it.
     Preferred,
     /// A leaf without a home of its own: it is wherever it is read.
@@ -49,6 +55,7 @@ pub enum Reason {
 }
 
 /// The homes of all storages.
+#[derive(Default)]
 pub(crate) struct Homes {
     /// For each tensor that owns its storage, its backend; [`NO_BACKEND`] for leaves that live wherever they are read.
     pub(crate) home: Vec<u16>,
@@ -97,6 +104,9 @@ pub(crate) fn assign(
         }
     }
     assigner.the_rest()?;
+    if backends.len() > 1 {
+        assigner.settle();
+    }
     Ok(assigner.homes)
 }
 
@@ -254,6 +264,13 @@ impl Assigner<'_> {
             }
         }
         found
+    }
+
+    fn settle(&mut self) {
+        let mut homes = std::mem::take(&mut self.homes);
+        let written = |storage| self.writers.contains_key(&storage);
+        settle(self.graph, &mut homes, written, |storage, backend| self.refusal(storage, backend).is_none());
+        self.homes = homes;
     }
 
     fn the_rest(&mut self) -> Result<(), RuntimeError> {

@@ -82,6 +82,9 @@ impl Plan {
             Reason::FollowsConsumer { node } => {
                 format!("first read by {}", self.graph().node_name(NodeId::from_index(node)))
             }
+            Reason::SavesCopy { node } => {
+                format!("moved to {}: less to copy", self.graph().node_name(NodeId::from_index(node)))
+            }
             Reason::Preferred => "most preferred".to_owned(),
             Reason::WhereRead => "wherever it is read".to_owned(),
         };

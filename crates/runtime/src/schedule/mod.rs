@@ -10,6 +10,7 @@ mod explain;
 mod order;
 mod plan;
 mod scheduler;
+mod settle;
 mod space;
 mod split;
 
