@@ -34,7 +34,7 @@ impl Failure {
             Failure::ClosedOutput => return ExitCode::SUCCESS,
         };
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        eprintln!("quadriga: {}", lines.join(" · "));
+        note!("quadriga: {}", lines.join(" · "));
         ExitCode::from(code)
     }
 }

@@ -16,7 +16,7 @@ pub(crate) fn install() {
     // Without the handler Ctrl-C still ends the process, only less tidily.
     let _ = ctrlc::set_handler(|| {
         if !GENTLE.load(Ordering::SeqCst) || PENDING.swap(true, Ordering::SeqCst) {
-            eprintln!();
+            note!();
             std::process::exit(i32::from(EXIT_CODE));
         }
     });

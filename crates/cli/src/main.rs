@@ -1,5 +1,13 @@
 //! The `quadriga` command.
 
+/// Prints a line on standard error. Unlike `eprintln!` it does not mind if nobody reads it.
+macro_rules! note {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod answer;
 mod backends;
 mod commands;

@@ -9,7 +9,7 @@ use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{Plan, Progress, Scheduler};
 
 use crate::backends::Backends;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::placement::{self, Layers};
 use crate::{interrupt, size};
 
@@ -73,7 +73,13 @@ impl ModelOptions {
             Some(path) => Ok(path.clone()),
             None => {
                 let gentle = interrupt::gently();
-                Ok(quadriga::fetch::default_model(self.cache_dir.as_deref(), self.quiet, gentle.flag())?)
+                let fetched =
+                    quadriga::fetch::default_model(self.cache_dir.as_deref(), self.quiet, gentle.flag());
+                match fetched {
+                    // A terminal sends Ctrl-C to pip as well, which may be the first to fail.
+                    Err(_) if gentle.is_interrupted() => Err(Failure::Interrupted),
+                    fetched => Ok(fetched?),
+                }
             }
         }
     }
@@ -98,9 +104,7 @@ impl ModelOptions {
             && matches!(self.gpu_layers, Layers::All | Layers::Count(1..))
             && !self.quiet
         {
-            eprintln!(
-                "quadriga: there is no accelerator: all layers are on the CPU (see `quadriga devices`)"
-            );
+            note!("quadriga: there is no accelerator: all layers are on the CPU (see `quadriga devices`)");
         }
         let (scheduler, forecast) =
             placement::place(&model, &backends, options, self.gpu_layers, self.vram_budget)?;
@@ -111,10 +115,10 @@ impl ModelOptions {
 }
 
 /// Errors about a file's contents do not all say which file.
-fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> crate::failure::Failure {
+fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> Failure {
     let text = error.to_string();
     let name = path.display().to_string();
-    crate::failure::Failure::Message(if text.contains(&name) { text } else { format!("{name}: {text}") })
+    Failure::Message(if text.contains(&name) { text } else { format!("{name}: {text}") })
 }
 
 impl Prepared {

@@ -124,7 +124,7 @@ fn fits(plan: &Plan, backends: &Backends, budget: Option<u64>) -> bool {
 pub(crate) fn warn(plan: &Plan, backends: &[Arc<dyn Backend>]) {
     for (bytes, backend) in plan.bytes().iter().zip(backends) {
         if let Some(free) = backend.device().free_bytes.filter(|free| bytes.total() > *free) {
-            eprintln!(
+            note!(
                 "quadriga: {} will need {}, but only {} are free; a smaller context (-c) or batch (-b) takes less",
                 backend.name(),
                 crate::size::text(bytes.total()),

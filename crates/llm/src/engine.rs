@@ -84,7 +84,8 @@ impl EngineOptions {
         if self.context.checked_mul(self.sequences).is_none_or(|cells| i32::try_from(cells).is_err()) {
             return wrong("the context", self.context, "such that all sequences' cells can be numbered");
         }
-        let wide = [model.hyperparameters().key_width(), model.hyperparameters().value_width()];
+        // A head's row of the cache is whole blocks.
+        let wide = [model.hyperparameters().key_length, model.hyperparameters().value_length];
         match self.cache {
             DType::F16 | DType::F32 => {}
             DType::Q8_0 if wide.iter().all(|w| w.is_multiple_of(32)) => {}

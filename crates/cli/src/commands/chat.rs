@@ -34,22 +34,22 @@ pub(crate) fn chat(arguments: &Chat) -> Outcome {
     let mut lines = Lines::new()?;
     if !arguments.model.quiet {
         let name = prepared.model.file().find::<&str>("general.name").ok().flatten().unwrap_or("the model");
-        eprintln!("{} · loaded in {load_seconds:.2} s · /help for commands", name.escape_debug());
+        note!("{} · loaded in {load_seconds:.2} s · /help for commands", name.escape_debug());
     }
     let mut conversation =
         Conversation { generator, prepared, messages: Vec::new(), totals: Totals::default() };
     while let Some(line) = lines.next()? {
         match line.trim() {
             "" => {}
-            "/help" => eprintln!("{HELP}"),
+            "/help" => note!("{HELP}"),
             "/reset" => {
                 conversation.messages.clear();
-                eprintln!("The conversation is forgotten.");
+                note!("The conversation is forgotten.");
             }
             "/stats" => conversation.print_stats(),
             "/exit" | "/quit" => break,
             command if command.starts_with('/') => {
-                eprintln!("There is no command {command}; /help lists them.")
+                note!("There is no command {command}; /help lists them.")
             }
             said => conversation.answer(said)?,
         }
@@ -88,14 +88,14 @@ impl Conversation {
             Ok(answered) => {
                 writeln!(out)?;
                 if answered.finish == Some(Finish::Context) {
-                    eprintln!("(the context is full; /reset starts anew)");
+                    note!("(the context is full; /reset starts anew)");
                 }
                 self.totals.add(&answered);
                 self.messages.push(Message::new("assistant", answered.text));
                 Ok(())
             }
             Err(Failure::Message(text)) => {
-                eprintln!("quadriga: {text} (/reset forgets the conversation so far)");
+                note!("quadriga: {text} (/reset forgets the conversation so far)");
                 self.messages.pop();
                 Ok(())
             }
@@ -107,7 +107,7 @@ impl Conversation {
         let Totals { answers, prompt, answer } = &self.totals;
         let speed = |(tokens, seconds): &(usize, f64)| *tokens as f64 / seconds.max(1e-9);
         if *answers > 0 {
-            eprintln!(
+            note!(
                 "{answers} answers · prompt {} tokens, {:.1} tok/s · answers {} tokens, {:.1} tok/s",
                 prompt.0,
                 speed(prompt),
@@ -115,7 +115,7 @@ impl Conversation {
                 speed(answer)
             );
         }
-        eprintln!("memory: {}", self.prepared.memory());
+        note!("memory: {}", self.prepared.memory());
     }
 }
 

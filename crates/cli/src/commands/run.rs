@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     }
     if !arguments.model.quiet {
         let ((prompt, prompt_speed), (tokens, speed)) = (answered.prompt, answered.answer);
-        eprintln!(
+        note!(
             "\nload {load_seconds:.2} s · prompt {prompt} tokens, {prompt_speed:.1} tok/s · answer {tokens} tokens, \
              {speed:.1} tok/s · seed {seed}\nmemory: {}",
             prepared.memory()
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     match answered.finish {
         None => Err(Failure::Interrupted),
         Some(Finish::Context) => {
-            eprintln!("quadriga: the context of {context} tokens is full; give a larger one with -c");
+            note!("quadriga: the context of {context} tokens is full; give a larger one with -c");
             Ok(())
         }
         Some(_) => Ok(()),

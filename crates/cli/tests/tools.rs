@@ -1,0 +1,151 @@
+//! `bench`, `plan`, `devices`, `check` and `eval` on small models.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{Stage, end, end_with_input, quadriga};
+use serde_json::Value;
+
+#[test]
+fn bench_gives_medians_as_a_table_and_as_json() {
+    let stage = Stage::new(&["--no-vocab"]);
+    let flags = ["-p", "40", "-n", "6", "-r", "3", "-d", "10", "-t", "1"];
+    let table = end(&mut stage.command("bench", &flags)).well().out;
+    assert!(table.contains("pp40 @ 10") && table.contains("tg6 @ 10"), "{table}");
+    let json = end(stage.command("bench", &flags).arg("--json")).well().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    for (test, n) in [("pp", 40), ("tg", 6)] {
+        assert_eq!(json[test]["n"], n);
+        assert_eq!(json[test]["samples"].as_array().unwrap().len(), 3);
+        assert!(json[test]["tok_s"].as_f64().unwrap() > 0.0 && json[test]["spread"].is_number(), "{json}");
+    }
+    assert_eq!((&json["threads"], &json["depth"]), (&1.into(), &10.into()));
+    assert!(json["load_seconds"].is_number() && json["isa"].is_string() && json["backends"][0] == "cpu");
+    let nothing = end(&mut stage.command("bench", &["-p", "0", "-n", "0"]));
+    nothing.failed(2, &["nothing to measure"]);
+}
+
+#[test]
+fn plan_says_what_a_model_takes() {
+    let stage = Stage::new(&[]);
+    let text = end(&mut stage.command("plan", &["-c", "256", "-b", "32"])).well().out;
+    assert!(
+        text.contains("context 256, batch 32") && text.contains("cpu") && text.contains("split 0"),
+        "{text}"
+    );
+    let nodes = end(&mut stage.command("plan", &["--nodes"])).well().out;
+    assert!(nodes.contains("blk.1."), "{nodes}");
+    let json = end(&mut stage.command("plan", &["--json"])).well().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    // Two layers of keys and values, 4096 cells of 64 halves.
+    assert_eq!(json["backends"][0]["state"], 2 * 2 * 4096 * 64 * 2);
+    let dot = end(&mut stage.command("plan", &["--dot"])).well().out;
+    assert!(dot.starts_with("digraph"), "{dot}");
+}
+
+#[test]
+fn plan_packs_the_storages_of_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("small.csv");
+    std::fs::write(&file, "id,lower,upper,size\n0,0,2,4\n1,1,3,8\n2,2,4,4\n").unwrap();
+    let flags = ["--effort", "exact", "--capacity", "11", "--json"];
+    let json = end(quadriga(["plan", "--instance"]).arg(&file).args(flags)).well().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["peak"], &json["fits"]), (&12.into(), &false.into()));
+    end(&mut quadriga(["plan", "--instance", "no/such"])).failed(1, &["cannot read no/such"]);
+}
+
+#[test]
+fn the_type_of_the_cache_decides_its_size() {
+    let stage = Stage::new(&["--heads", "2"]);
+    let state = |cache: &str| {
+        let json = end(&mut stage.command("plan", &["--json", "--cache-type", cache])).well().out;
+        serde_json::from_str::<Value>(&json).unwrap()["backends"][0]["state"].as_u64().unwrap()
+    };
+    assert_eq!(state("f32"), 2 * state("f16"));
+    assert_eq!(state("q8_0") * 32, state("f16") * 17);
+    let narrow = Stage::new(&["--heads", "4"]);
+    end(&mut narrow.command("plan", &["--cache-type", "q8_0"])).failed(1, &["q8_0", "multiples of 32"]);
+}
+
+#[test]
+fn devices_lists_the_cpu() {
+    let text = end(&mut quadriga(["devices"])).well().out;
+    assert!(text.starts_with("cpu ") && text.contains("free"), "{text}");
+    let json: Value = serde_json::from_str(&end(&mut quadriga(["devices", "--json"])).well().out).unwrap();
+    assert_eq!(json["devices"][0]["name"], "cpu");
+    assert!(json["devices"][0]["isa"].is_string() && json["devices"][0]["total_bytes"].is_number());
+}
+
+#[test]
+fn check_runs_the_suite_on_a_device() {
+    let report = end(&mut quadriga(["check", "--device", "sim", "--sample", "60"])).well().out;
+    assert!(
+        report.starts_with("sim:0") && report.contains("mul_mat") && report.contains("total"),
+        "{report}"
+    );
+    let one = end(&mut quadriga(["check", "--guarded", "--sample", "200", "soft_max"])).well().out;
+    assert!(one.starts_with("cpu") && !one.contains("mul_mat"), "{one}");
+    end(&mut quadriga(["check", "--device", "abacus"])).failed(2, &["no device \"abacus\""]);
+    end(&mut quadriga(["check", "no such case"])).failed(2, &["no case"]);
+}
+
+#[test]
+fn a_model_can_be_cut_across_devices_at_any_layer() {
+    let stage = Stage::new(&["--layers", "3", "--type", "f32"]);
+    let case = r#"{"name": "l", "kind": "nll", "text": "hello there", "ctx": 5}"#;
+    let nll = |flags: &[&str]| {
+        let ended = end_with_input(stage.command("eval", flags).arg("-"), case.as_bytes()).well();
+        serde_json::from_str::<Value>(&ended.out).unwrap()["nll"].as_f64().unwrap()
+    };
+    let alone = nll(&["--device", "cpu"]);
+    for layers in ["0", "1", "2", "3", "4", "all", "auto"] {
+        let cut = nll(&["--device", "sim", "-ngl", layers]);
+        assert!((cut - alone).abs() < 1e-3 * alone, "-ngl {layers}: {cut} instead of {alone}");
+    }
+    let two = nll(&["--device", "sim:0,sim:1", "-ngl", "3"]);
+    assert!((two - alone).abs() < 1e-3 * alone, "{two} instead of {alone}");
+    let twice = end(stage.command("eval", &["--device", "sim,sim:0"]).arg("-"));
+    twice.failed(2, &["sim:0", "twice"]);
+}
+
+#[test]
+fn layers_fit_a_budget_or_the_error_says_what_would() {
+    let stage = Stage::new(&["--layers", "4"]);
+    let on_device = |flags: &[&str]| {
+        let json = end(stage.command("plan", &["--device", "sim", "--json"]).args(flags)).well().out;
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let bytes = |part: &str| json["backends"][0][part].as_u64().unwrap();
+        bytes("weights") + bytes("state") + bytes("compute")
+    };
+    let whole = on_device(&[]);
+    let budget = (whole * 2 / 3).to_string();
+    let some = on_device(&["--vram-budget", &budget]);
+    assert!(some > 0 && some <= whole * 2 / 3, "{some} of {whole}");
+    let too_many = ["--device", "sim", "-ngl", "all", "--vram-budget", &budget];
+    end(&mut stage.command("plan", &too_many)).failed(1, &["sim:0", "budget", "would fit"]);
+}
+
+#[test]
+fn eval_answers_cases_line_by_line() {
+    let stage = Stage::new(&[]);
+    let cases = concat!(
+        r#"{"name": "t", "kind": "tokenize", "text": "hi", "special": false, "tokens": [1]}"#,
+        "\n\n",
+        r#"{"name": "g", "kind": "greedy", "text": "hi", "special": false, "n": 3}"#,
+        "\n",
+        r#"{"name": "x", "kind": "next", "text": "hi"}"#,
+        "\n",
+        r#"{"name": "l", "kind": "nll", "text": "hello there", "ctx": 5}"#,
+    );
+    let ended = end_with_input(stage.command("eval", &[]).arg("-"), cases.as_bytes()).well();
+    let rows: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["t", "g", "x", "l"]);
+    assert_eq!(rows[0]["tokens"].as_array().unwrap().len(), 2);
+    assert_eq!(rows[1]["greedy"].as_array().unwrap().len(), rows[1]["top5"].as_array().unwrap().len());
+    assert_eq!(rows[2]["top5"][0].as_array().unwrap().len(), 2);
+    assert_eq!(rows[3]["count"], 8);
+    let wrong = end_with_input(stage.command("eval", &[]).arg("-"), b"{\"name\": 3}\n");
+    wrong.failed(1, &["line 1", "not a case"]);
+}
