@@ -296,14 +296,13 @@ impl Engine {
         let rows = inputs.rows.len();
         self.prepare(self.options.shape(batch.len(), rows, furthest), &mut |_| {})?;
         let inputs = &self.inputs;
-        for (name, values) in
-            [("tokens", &inputs.tokens), ("positions", &inputs.positions), ("slots", &inputs.slots)]
-        {
+        for (name, values) in [
+            ("tokens", &inputs.tokens),
+            ("positions", &inputs.positions),
+            ("slots", &inputs.slots),
+            ("spans", &inputs.spans),
+        ] {
             self.session.set(name, values.as_slice())?;
-        }
-        // Nothing reads the spans of a model with one layer and no results.
-        if rows > 0 || self.model.hyperparameters().layers > 1 {
-            self.session.set("spans", inputs.spans.as_slice())?;
         }
         if rows > 0 && rows < batch.len() {
             self.session.set("rows", inputs.rows.as_slice())?;
@@ -315,5 +314,6 @@ impl Engine {
 }
 
 fn row_of(all: &[f32], width: usize, row: usize) -> &[f32] {
-    all.get(row.saturating_mul(width)..(row + 1).saturating_mul(width)).unwrap_or(&[])
+    let start = row.saturating_mul(width);
+    all.get(start..start.saturating_add(width)).unwrap_or(&[])
 }

@@ -41,6 +41,15 @@ impl Model {
             Err(Error::NoVocabulary) => None,
             Err(error) => return Err(error),
         };
+        // Every token of the vocabulary must have its row in the embedding; more rows do no harm.
+        if let Some(tokens) = tokenizer.as_ref().map(Tokenizer::token_count).filter(|n| *n > hyper.vocabulary)
+        {
+            return Err(Error::TensorShape {
+                name: "token_embd.weight".to_owned(),
+                found: vec![hyper.vocabulary, hyper.width],
+                wanted: vec![tokens, hyper.width],
+            });
+        }
         let template = match &tokenizer {
             Some(tokenizer) => ChatTemplate::from_file(&file, tokenizer)?,
             None => None,

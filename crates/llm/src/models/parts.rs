@@ -45,7 +45,7 @@ impl<'g> Parts<'g> {
             slots: g.input("slots", DType::I32, [n]),
             spans: g.input("spans", DType::I32, [n, 2]),
             rows: (shape.rows > 0 && shape.rows < n).then(|| g.input("rows", DType::I32, [shape.rows])),
-            frequency_factors: source.find("rope_freqs.weight", &[hyper.rope.dims / 2])?,
+            frequency_factors: source.find_vector("rope_freqs.weight", hyper.rope.dims / 2)?,
             embedding: source.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
             source,
         })
@@ -62,7 +62,7 @@ impl<'g> Parts<'g> {
 
     /// A root-mean-square norm with its weight.
     fn norm(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
-        let weight = self.source.get(name, &[x.shape().cols()])?;
+        let weight = self.source.vector(name, x.shape().cols())?;
         Ok(x.rms_norm(self.hyper.norm_epsilon).mul(weight))
     }
 
@@ -70,7 +70,7 @@ impl<'g> Parts<'g> {
     fn linear(&self, name: &str, out: usize, x: Value<'g>) -> Result<Value<'g>> {
         let weight = self.source.get(&format!("{name}.weight"), &[out, x.shape().cols()])?;
         let y = weight.mul_mat(x);
-        Ok(match self.source.find(&format!("{name}.bias"), &[out])? {
+        Ok(match self.source.find_vector(&format!("{name}.bias"), out)? {
             Some(bias) => y.add(bias),
             None => y,
         })
@@ -102,6 +102,20 @@ impl<'g> Weights<'g> {
             return Ok(None);
         }
         self.get(name, dims).map(Some)
+    }
+
+    /// A weight that is used element by element, which F32 alone can be everywhere.
+    fn vector(&self, name: &str, len: usize) -> Result<Value<'g>> {
+        let dtype = self.file.tensor(name)?.dtype();
+        if dtype != DType::F32 {
+            return Err(Error::TensorType { name: name.to_owned(), dtype });
+        }
+        self.get(name, &[len])
+    }
+
+    /// The vector of this name, if the file has it.
+    fn find_vector(&self, name: &str, len: usize) -> Result<Option<Value<'g>>> {
+        self.file.find_tensor(name).map(|_| self.vector(name, len)).transpose()
     }
 
     fn get(&self, name: &str, dims: &[usize]) -> Result<Value<'g>> {

@@ -1,0 +1,374 @@
+//! Small random models, written as files are, and what tests of engines need.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
+
+pub mod judge;
+pub mod reference;
+
+use std::sync::Arc;
+
+use quadriga_conformance::Rng;
+use quadriga_gguf::{File, OwnedValue, Writer};
+use quadriga_graph::{DType, blocks};
+use quadriga_llm::{Engine, EngineOptions, Entry, Model};
+use quadriga_runtime::{Backend, Scheduler};
+
+/// How positions are stretched.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Scaling {
+    No,
+    Linear(f32),
+    Yarn { factor: f32, original: u32 },
+}
+
+/// Everything that decides a random model.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    pub architecture: &'static str,
+    pub layers: usize,
+    pub width: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub key_length: usize,
+    pub value_length: usize,
+    pub feed_forward: usize,
+    pub vocabulary: usize,
+    /// The type of the matrices; norms and biases are F32.
+    pub dtype: DType,
+    /// Whether the embedding is the output matrix, too.
+    pub tied: bool,
+    /// Biases on queries, keys and values.
+    pub biases: bool,
+    pub output_bias: bool,
+    pub rope_base: f32,
+    pub rope_dims: usize,
+    pub scaling: Scaling,
+    /// Whether there is a tensor that divides each frequency.
+    pub rope_factors: bool,
+    pub window: Option<u32>,
+    pub context: u32,
+    /// Whether there is a vocabulary; of 100 tokens then.
+    pub text: bool,
+    pub seed: u64,
+}
+
+impl Recipe {
+    pub fn new(architecture: &'static str) -> Recipe {
+        Recipe {
+            architecture,
+            layers: 2,
+            width: 64,
+            heads: 4,
+            kv_heads: 2,
+            key_length: 16,
+            value_length: 16,
+            feed_forward: 96,
+            vocabulary: 100,
+            dtype: DType::F32,
+            tied: false,
+            biases: architecture == "qwen2",
+            output_bias: false,
+            rope_base: 10_000.0,
+            rope_dims: 16,
+            scaling: Scaling::No,
+            rope_factors: false,
+            window: None,
+            context: 128,
+            text: false,
+            seed: 1,
+        }
+    }
+
+    /// The same model wide enough for every block format.
+    pub fn wide(architecture: &'static str, dtype: DType) -> Recipe {
+        Recipe {
+            width: 256,
+            key_length: 64,
+            value_length: 64,
+            rope_dims: 64,
+            feed_forward: 512,
+            dtype,
+            ..Recipe::new(architecture)
+        }
+    }
+
+    pub fn parts(&self) -> Parts {
+        let mut parts = Parts { keys: Vec::new(), tensors: Vec::new(), rng: Rng::new(self.seed) };
+        parts.set("general.architecture", self.architecture);
+        let mut number = |key: &str, value: usize| {
+            parts.set(&format!("{}.{key}", self.architecture), value as u32);
+        };
+        number("block_count", self.layers);
+        number("context_length", self.context as usize);
+        number("embedding_length", self.width);
+        number("feed_forward_length", self.feed_forward);
+        number("attention.head_count", self.heads);
+        number("attention.head_count_kv", self.kv_heads);
+        number("attention.key_length", self.key_length);
+        number("attention.value_length", self.value_length);
+        number("rope.dimension_count", self.rope_dims);
+        if let Some(window) = self.window {
+            number("attention.sliding_window", window as usize);
+        }
+        parts.set(&format!("{}.attention.layer_norm_rms_epsilon", self.architecture), 1e-5f32);
+        parts.set(&format!("{}.rope.freq_base", self.architecture), self.rope_base);
+        match self.scaling {
+            Scaling::No => {}
+            Scaling::Linear(factor) => {
+                parts.set(&format!("{}.rope.scaling.type", self.architecture), "linear");
+                parts.set(&format!("{}.rope.scaling.factor", self.architecture), factor);
+            }
+            Scaling::Yarn { factor, original } => {
+                parts.set(&format!("{}.rope.scaling.type", self.architecture), "yarn");
+                parts.set(&format!("{}.rope.scaling.factor", self.architecture), factor);
+                parts.set(&format!("{}.rope.scaling.original_context_length", self.architecture), original);
+            }
+        }
+        if self.text {
+            parts.add_vocabulary();
+        }
+        self.add_tensors(&mut parts);
+        if self.text {
+            // Special tokens are not what such a model says.
+            for (_, dtype, dims, bytes) in
+                parts.tensors.iter_mut().filter(|(name, ..)| name == "output.weight")
+            {
+                for token in [95, 96, 99] {
+                    let row = dtype.row_bytes(dims[1]).unwrap();
+                    bytes[token * row..][..row].fill(0);
+                }
+            }
+        }
+        parts
+    }
+
+    fn add_tensors(&self, parts: &mut Parts) {
+        let (query, keys, values) = (
+            self.heads * self.key_length,
+            self.kv_heads * self.key_length,
+            self.kv_heads * self.value_length,
+        );
+        parts.matrix("token_embd.weight", self.dtype, [self.vocabulary, self.width], 1.0);
+        parts.vector("output_norm.weight", self.width, 1.0, 0.5);
+        if !self.tied {
+            parts.matrix("output.weight", self.dtype, [self.vocabulary, self.width], 1.0);
+        }
+        if self.rope_factors {
+            parts.vector("rope_freqs.weight", self.rope_dims / 2, 4.0, 3.0);
+        }
+        for layer in 0..self.layers {
+            let name = |part: &str| format!("blk.{layer}.{part}");
+            // Queries and keys are large, so that attention looks at some cells much more than at others.
+            for (part, shape, size, bias) in [
+                ("attn_q", [query, self.width], 2.0, self.biases),
+                ("attn_k", [keys, self.width], 2.0, self.biases),
+                ("attn_v", [values, self.width], 1.0, self.biases),
+                ("attn_output", [self.width, self.heads * self.value_length], 1.0, self.output_bias),
+                ("ffn_gate", [self.feed_forward, self.width], 1.0, false),
+                ("ffn_up", [self.feed_forward, self.width], 1.0, false),
+                ("ffn_down", [self.width, self.feed_forward], 1.0, false),
+            ] {
+                parts.matrix(&name(&format!("{part}.weight")), self.dtype, shape, size);
+                if bias {
+                    parts.vector(&name(&format!("{part}.bias")), shape[0], 0.0, 0.5);
+                }
+            }
+            parts.vector(&name("attn_norm.weight"), self.width, 1.0, 0.5);
+            parts.vector(&name("ffn_norm.weight"), self.width, 1.0, 0.5);
+            if self.architecture == "qwen3" {
+                parts.vector(&name("attn_q_norm.weight"), self.key_length, 1.5, 0.5);
+                parts.vector(&name("attn_k_norm.weight"), self.key_length, 1.5, 0.5);
+            }
+        }
+    }
+
+    pub fn file(&self) -> File {
+        File::from_bytes(self.parts().bytes()).unwrap()
+    }
+
+    pub fn model(&self) -> Model {
+        Model::from_file(self.file()).unwrap()
+    }
+
+    /// Random tokens of the vocabulary.
+    pub fn tokens(&self, count: usize) -> Vec<u32> {
+        let mut rng = Rng::new(self.seed ^ 0x70_6b65);
+        (0..count).map(|_| rng.below(self.vocabulary) as u32).collect()
+    }
+}
+
+/// A file that is not written yet, so that a test can spoil it.
+pub struct Parts {
+    pub keys: Vec<(String, OwnedValue)>,
+    pub tensors: Vec<(String, DType, Vec<usize>, Vec<u8>)>,
+    rng: Rng,
+}
+
+impl Parts {
+    /// Sets a key, in place of what it was.
+    pub fn set(&mut self, key: &str, value: impl Into<OwnedValue>) -> &mut Parts {
+        self.keys.retain(|(name, _)| name != key);
+        self.keys.push((key.to_owned(), value.into()));
+        self
+    }
+
+    /// Takes a key or tensor away.
+    pub fn remove(&mut self, name: &str) -> &mut Parts {
+        let before = self.keys.len() + self.tensors.len();
+        self.keys.retain(|(key, _)| key != name);
+        self.tensors.retain(|(tensor, ..)| tensor != name);
+        assert_eq!(self.keys.len() + self.tensors.len() + 1, before, "{name} is not there");
+        self
+    }
+
+    /// A matrix whose product with a vector is about `size` times as large as it.
+    pub fn matrix(&mut self, name: &str, dtype: DType, [rows, cols]: [usize; 2], size: f64) {
+        let spread = size / (cols as f64).sqrt();
+        let mut bytes = vec![0; dtype.row_bytes(cols).unwrap() * rows];
+        let limit = spread * 3f64.sqrt();
+        let values: Vec<f32> = (0..rows * cols).map(|_| self.rng.uniform(-limit, limit) as f32).collect();
+        if blocks::quantize(dtype, &values, &mut bytes).is_err() {
+            random_blocks(dtype, &mut bytes, rows * cols, spread, &mut self.rng);
+        }
+        self.tensors.push((name.to_owned(), dtype, vec![rows, cols], bytes));
+    }
+
+    /// F32 values within `spread` of `middle`.
+    pub fn vector(&mut self, name: &str, len: usize, middle: f64, spread: f64) {
+        let bytes = (0..len)
+            .flat_map(|_| (self.rng.uniform(middle - spread, middle + spread) as f32).to_le_bytes())
+            .collect();
+        self.tensors.push((name.to_owned(), DType::F32, vec![len], bytes));
+    }
+
+    /// The printable letters of ASCII (a space is written `Ġ`), two longer tokens, and three special ones: 100 tokens.
+    fn add_vocabulary(&mut self) {
+        let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
+        tokens.extend(["Ġ", "<|start|>", "<|end|>", "the", "Ġthe", "<|x|>"].map(String::from));
+        assert_eq!(tokens.len(), 100);
+        let types: Vec<i32> =
+            tokens.iter().map(|token| if token.starts_with("<|") { 3 } else { 1 }).collect();
+        let texts: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        let end = texts.iter().position(|token| *token == "<|end|>").unwrap() as u32;
+        self.set("tokenizer.ggml.model", "gpt2");
+        self.set("tokenizer.ggml.pre", "gpt-2");
+        self.set("tokenizer.ggml.tokens", texts);
+        self.set("tokenizer.ggml.token_type", types);
+        self.set("tokenizer.ggml.merges", vec!["t h", "th e", "Ġ the"]);
+        self.set("tokenizer.ggml.eos_token_id", end);
+        self.set(
+            "tokenizer.chat_template",
+            "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
+             {% if add_generation_prompt %}<|start|>{% endif %}",
+        );
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        for (key, value) in &self.keys {
+            writer.set(key, value.clone()).unwrap();
+        }
+        for (name, dtype, dims, bytes) in &self.tensors {
+            match dims[..] {
+                [a] => writer.tensor_bytes(name, *dtype, [a], bytes).unwrap(),
+                [a, b] => writer.tensor_bytes(name, *dtype, [a, b], bytes).unwrap(),
+                [a, b, c] => writer.tensor_bytes(name, *dtype, [a, b, c], bytes).unwrap(),
+                _ => panic!("{name} has {} dimensions", dims.len()),
+            };
+        }
+        let mut out = Vec::new();
+        writer.write_to(&mut out).unwrap();
+        out
+    }
+
+    /// The model, or what is wrong with it.
+    pub fn model(&self) -> Result<Model, quadriga_llm::Error> {
+        Model::from_file(File::from_bytes(self.bytes())?)
+    }
+}
+
+/// Random codes for types that cannot be made from values, under scales that give them the wanted spread.
+fn random_blocks(dtype: DType, bytes: &mut [u8], count: usize, spread: f64, rng: &mut Rng) {
+    // Where the f16 scales of a block stand, and their ratio that puts zero in the middle.
+    let scales: &[(usize, f64)] = match dtype {
+        DType::Q2_K => &[(80, 1.0), (82, 1.5)],
+        DType::Q3_K => &[(108, 1.0)],
+        DType::Q5_K => &[(0, 1.0), (2, 15.5)],
+        DType::IQ4_NL | DType::IQ4_XS => &[(0, 1.0)],
+        DType::MXFP4 => &[],
+        other => panic!("no random blocks of {other}"),
+    };
+    bytes.iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
+    let mut set = |bytes: &mut [u8], unit: f64| {
+        for block in bytes.chunks_mut(dtype.block_bytes()) {
+            for (at, ratio) in scales {
+                blocks::quantize(DType::F16, &[(unit * ratio) as f32], &mut block[*at..*at + 2]).unwrap();
+            }
+            if dtype == DType::MXFP4 {
+                block[0] = (127.0 + unit.log2().round()) as u8;
+            }
+        }
+    };
+    set(bytes, 1.0);
+    let mut values = vec![0f32; count];
+    blocks::dequantize(dtype, bytes, &mut values).unwrap();
+    let square: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / count as f64;
+    set(bytes, spread / square.sqrt());
+}
+
+/// A CPU with this many threads and the best instruction set.
+pub fn cpu(threads: usize) -> Arc<dyn Backend> {
+    Arc::new(quadriga_cpu::Backend::builder().threads(threads).build().unwrap())
+}
+
+/// An engine on one thread.
+pub fn engine(model: Model, options: EngineOptions) -> Engine {
+    engine_on(cpu(1), model, options)
+}
+
+pub fn engine_on(backend: Arc<dyn Backend>, model: Model, options: EngineOptions) -> Engine {
+    Engine::new(model, &Scheduler::new([backend]), options, &mut |_| {}).unwrap()
+}
+
+/// Entries of one sequence, all wanted.
+pub fn all_wanted(sequence: usize, tokens: &[u32]) -> Vec<Entry> {
+    tokens.iter().map(|token| Entry { sequence, token: *token, wanted: true }).collect()
+}
+
+/// Every row of logits after feeding tokens to sequence 0.
+pub fn logits_of(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    engine.extend(&all_wanted(0, tokens)).unwrap();
+    (0..tokens.len()).map(|row| engine.logits(row).to_vec()).collect()
+}
+
+/// The largest difference of two sets of rows, in standard deviations of the second.
+pub fn distance<A, B>(found: &[Vec<A>], wanted: &[Vec<B>]) -> f64
+where
+    A: Copy + Into<f64>,
+    B: Copy + Into<f64>,
+{
+    distances(found, wanted).0
+}
+
+/// The largest and the root mean square difference, in standard deviations of the second.
+pub fn distances<A, B>(found: &[Vec<A>], wanted: &[Vec<B>]) -> (f64, f64)
+where
+    A: Copy + Into<f64>,
+    B: Copy + Into<f64>,
+{
+    assert_eq!(found.len(), wanted.len());
+    let (mut worst, mut error, mut sum, mut square, mut count) = (0f64, 0f64, 0f64, 0f64, 0f64);
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert_eq!(found.len(), wanted.len());
+        for (a, b) in found.iter().zip(wanted) {
+            let (a, b): (f64, f64) = ((*a).into(), (*b).into());
+            assert!(a.is_finite(), "{a} in place of {b}");
+            worst = worst.max((a - b).abs());
+            error += (a - b).powi(2);
+            sum += b;
+            square += b * b;
+            count += 1.0;
+        }
+    }
+    let deviation = (square / count - (sum / count).powi(2)).sqrt();
+    (worst / deviation, (error / count).sqrt() / deviation)
+}

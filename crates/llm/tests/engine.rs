@@ -1,0 +1,309 @@
+//! What an engine promises: batches, sequences, the cache, its limits and its errors.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{Recipe, all_wanted, cpu, distance, engine, logits_of};
+use quadriga_conformance::Rng;
+use quadriga_graph::DType;
+use quadriga_llm::{Engine, EngineOptions, Entry, Error, Model};
+use quadriga_runtime::Scheduler;
+
+/// Rounding differs with the size of a batch, nothing else: in standard deviations of the logits.
+const SAME: f64 = 1e-4;
+
+fn f32_options() -> EngineOptions {
+    EngineOptions { cache: DType::F32, ..EngineOptions::default() }
+}
+
+/// Llama with a sliding window, so that batches meet its edge, and Qwen 3.
+fn recipes() -> [Recipe; 2] {
+    [
+        Recipe { window: Some(9), layers: 3, ..Recipe::new("llama") },
+        Recipe { key_length: 32, rope_dims: 32, ..Recipe::new("qwen3") },
+    ]
+}
+
+#[test]
+fn batches_of_any_size_give_the_same_logits() {
+    for recipe in recipes() {
+        let tokens = recipe.tokens(37);
+        let wanted = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
+        for batch in [1, 2, 3, 8, 16, 36, 37, 64] {
+            let mut engine = engine(recipe.model(), EngineOptions { batch, ..f32_options() });
+            let found = distance(&logits_of(&mut engine, &tokens), &wanted);
+            assert!(found < SAME, "batches of {batch}: off by {found:.2e}");
+            assert_eq!(engine.len(0), 37);
+        }
+        let mut pieces = engine(recipe.model(), f32_options());
+        let mut rows = Vec::new();
+        let mut rest = &tokens[..];
+        for size in [5, 1, 1, 13, 2, 15] {
+            rows.extend(logits_of(&mut pieces, &rest[..size]));
+            rest = &rest[size..];
+        }
+        assert!(rest.is_empty());
+        assert!(distance(&rows, &wanted) < SAME, "in calls of several sizes");
+    }
+}
+
+#[test]
+fn sequences_in_one_batch_do_not_see_each_other() {
+    for recipe in recipes() {
+        let seed = 3;
+        let mut rng = Rng::new(seed);
+        let tokens: Vec<Vec<u32>> = [12, 1, 30]
+            .iter()
+            .zip(1..)
+            .map(|(n, seed)| Recipe { seed, ..recipe.clone() }.tokens(*n))
+            .collect();
+        let alone: Vec<Vec<Vec<f32>>> =
+            tokens.iter().map(|t| logits_of(&mut engine(recipe.model(), f32_options()), t)).collect();
+        let options = EngineOptions { sequences: 3, context: 40, batch: 7, ..f32_options() };
+        let mut together = engine(recipe.model(), options);
+        // Shuffled like cards: any sequence may be next.
+        let mut next = [0; 3];
+        let (mut entries, mut wanted) = (Vec::new(), Vec::new());
+        while let Some(sequence) = {
+            let open: Vec<usize> = (0..3).filter(|s| next[*s] < tokens[*s].len()).collect();
+            rng.pick(&open).copied()
+        } {
+            entries.push(Entry { sequence, token: tokens[sequence][next[sequence]], wanted: true });
+            wanted.push(alone[sequence][next[sequence]].clone());
+            next[sequence] += 1;
+        }
+        together.extend(&entries).unwrap();
+        let rows: Vec<Vec<f32>> = (0..entries.len()).map(|row| together.logits(row).to_vec()).collect();
+        let found = distance(&rows, &wanted);
+        assert!(found < SAME, "seed {seed}: off by {found:.2e}");
+        assert_eq!([together.len(0), together.len(1), together.len(2)], [12, 1, 30]);
+    }
+}
+
+#[test]
+fn only_the_rows_asked_for_come_back_in_order() {
+    let recipe = &recipes()[0];
+    let tokens = recipe.tokens(20);
+    let all = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
+    for batch in [1, 6, 20] {
+        let mut engine = engine(recipe.model(), EngineOptions { batch, ..f32_options() });
+        let picked = [0, 1, 7, 13, 18];
+        let entries: Vec<Entry> = (0..20)
+            .map(|row| Entry { sequence: 0, token: tokens[row], wanted: picked.contains(&row) })
+            .collect();
+        engine.extend(&entries).unwrap();
+        let rows: Vec<Vec<f32>> = (0..5).map(|row| engine.logits(row).to_vec()).collect();
+        let wanted: Vec<Vec<f32>> = picked.iter().map(|row| all[*row].clone()).collect();
+        assert!(distance(&rows, &wanted) < SAME, "batches of {batch}");
+        assert!(engine.logits(5).is_empty(), "there is no sixth row");
+        assert!(engine.logits(usize::MAX).is_empty());
+        assert!(engine.hidden(0).is_empty(), "hidden values were not asked for");
+    }
+}
+
+#[test]
+fn tokens_can_be_computed_for_the_cache_alone() {
+    // One layer is the special case: then nothing of the graph but the cache is left.
+    for layers in [1, 2] {
+        let recipe = Recipe { layers, ..Recipe::new("llama") };
+        let tokens = recipe.tokens(15);
+        let all = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
+        let mut engine = engine(recipe.model(), f32_options());
+        let silent: Vec<Entry> =
+            tokens[..14].iter().map(|token| Entry { sequence: 0, token: *token, wanted: false }).collect();
+        engine.extend(&silent).unwrap();
+        assert!(engine.logits(0).is_empty());
+        assert_eq!(engine.len(0), 14);
+        engine.feed(&tokens[14..]).unwrap();
+        assert!(distance(&[engine.logits(0).to_vec()], &all[14..]) < SAME, "{layers} layers");
+        engine.extend(&[]).unwrap();
+        assert_eq!(engine.len(0), 15);
+        assert!(engine.logits(0).is_empty(), "nothing was asked for");
+    }
+}
+
+#[test]
+fn a_sequence_can_be_cut_and_go_on_otherwise() {
+    for recipe in recipes() {
+        let tokens = recipe.tokens(30);
+        let mut other = tokens[..11].to_vec();
+        other.extend(tokens[11..].iter().rev());
+        let wanted = logits_of(&mut engine(recipe.model(), f32_options()), &other);
+        let mut engine = engine(recipe.model(), EngineOptions { sequences: 2, ..f32_options() });
+        logits_of(&mut engine, &tokens);
+        engine.truncate(0, 99);
+        assert_eq!(engine.len(0), 30, "cutting does not lengthen");
+        engine.truncate(0, 11);
+        engine.truncate(7, 0);
+        assert_eq!(engine.len(0), 11);
+        let rows = logits_of(&mut engine, &other[11..]);
+        assert!(distance(&rows, &wanted[11..]) < SAME);
+        engine.truncate(0, 0);
+        assert!(engine.is_empty());
+        assert!(distance(&logits_of(&mut engine, &other), &wanted) < SAME, "from the start");
+    }
+}
+
+#[test]
+fn every_type_of_cache_gives_nearly_the_same() {
+    let recipe = Recipe { key_length: 32, rope_dims: 32, value_length: 32, ..Recipe::new("qwen2") };
+    let tokens = recipe.tokens(40);
+    let wanted = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
+    for (cache, room) in [(DType::F16, 0.02), (DType::Q8_0, 0.1)] {
+        let mut engine =
+            engine(recipe.model(), EngineOptions { cache, batch: 16, ..EngineOptions::default() });
+        let found = distance(&logits_of(&mut engine, &tokens), &wanted);
+        assert!(found < room, "{cache}: off by {found:.2e}");
+        assert!(found > 0.0, "{cache}: the cache is not of this type");
+    }
+}
+
+#[test]
+fn hidden_values_come_with_the_logits() {
+    let recipe = &recipes()[1];
+    let tokens = recipe.tokens(9);
+    let mut engine = engine(recipe.model(), EngineOptions { hidden: true, batch: 4, ..f32_options() });
+    let rows = logits_of(&mut engine, &tokens);
+    let hidden: Vec<Vec<f32>> = (0..9).map(|row| engine.hidden(row).to_vec()).collect();
+    let (wanted, _) = common::reference::Reference::new(recipe).run(&tokens);
+    assert!(distance(&hidden, &wanted) < SAME);
+    assert_eq!(rows.len(), 9);
+    assert!(engine.hidden(9).is_empty());
+}
+
+#[test]
+fn a_context_that_is_full_says_so_and_stays_as_it_is() {
+    let recipe = &recipes()[0];
+    let tokens = recipe.tokens(20);
+    let wanted = logits_of(&mut engine(recipe.model(), f32_options()), &tokens[..12]);
+    let options = EngineOptions { context: 12, sequences: 2, batch: 5, ..f32_options() };
+    let mut engine = engine(recipe.model(), options);
+    let error = engine.extend(&all_wanted(0, &tokens[..13])).unwrap_err();
+    assert!(matches!(error, Error::ContextFull { wanted: 13, used: 0, context: 12 }), "{error}");
+    assert!(engine.is_empty());
+    logits_of(&mut engine, &tokens[..10]);
+    let error = engine.extend(&all_wanted(0, &tokens[10..13])).unwrap_err();
+    assert!(matches!(error, Error::ContextFull { wanted: 3, used: 10, context: 12 }), "{error}");
+    assert_eq!(engine.len(0), 10);
+    // The other sequence's room is its own, and a batch that does not fit changes neither.
+    let mut both = all_wanted(1, &tokens[..4]);
+    both.extend(all_wanted(0, &tokens[10..13]));
+    engine.extend(&both).unwrap_err();
+    assert_eq!([engine.len(0), engine.len(1)], [10, 0]);
+    let rest = logits_of(&mut engine, &tokens[10..12]);
+    assert!(distance(&rest, &wanted[10..]) < SAME, "to the last cell");
+    assert_eq!(engine.len(0), 12);
+}
+
+#[test]
+fn tokens_and_sequences_that_do_not_exist_are_errors() {
+    let recipe = &recipes()[0];
+    let mut engine = engine(recipe.model(), EngineOptions { sequences: 2, ..f32_options() });
+    engine.feed(&[1, 2, 3]).unwrap();
+    let logits = engine.logits(0).to_vec();
+    let error = engine.feed(&[4, 100]).unwrap_err();
+    assert!(matches!(error, Error::Token { token: 100, count: 100 }), "{error}");
+    let error = engine.extend(&all_wanted(2, &[4])).unwrap_err();
+    assert!(matches!(error, Error::Sequence { sequence: 2, count: 2 }), "{error}");
+    engine.extend(&all_wanted(usize::MAX, &[4])).unwrap_err();
+    assert_eq!(engine.len(0), 3);
+    assert_eq!(engine.len(usize::MAX), 0);
+    assert_eq!(engine.logits(0), logits, "an error found before computing leaves the last results");
+    engine.feed(&[4]).unwrap();
+}
+
+#[test]
+fn options_out_of_range_are_errors() {
+    let try_with = |options: EngineOptions| {
+        Engine::new(Recipe::new("llama").model(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).err()
+    };
+    let defaults = EngineOptions::default;
+    for (options, word) in [
+        (EngineOptions { batch: 0, ..defaults() }, "batch"),
+        (EngineOptions { sequences: 0, ..defaults() }, "sequences"),
+        (EngineOptions { context: usize::MAX, ..defaults() }, "context"),
+        (EngineOptions { context: 1 << 20, sequences: 1 << 20, ..defaults() }, "context"),
+        (EngineOptions { cache: DType::Q4_0, ..defaults() }, "cache"),
+        (EngineOptions { cache: DType::I32, ..defaults() }, "cache"),
+    ] {
+        let error = try_with(options.clone()).unwrap_or_else(|| panic!("{options:?} was taken"));
+        assert!(matches!(error, Error::Option { .. }) && error.to_string().contains(word), "{error}");
+    }
+    // 12 elements per head and two heads make 24, which is no whole number of q8_0 blocks.
+    let odd = Recipe { key_length: 12, rope_dims: 12, value_length: 12, ..Recipe::new("llama") };
+    let options = EngineOptions { cache: DType::Q8_0, ..defaults() };
+    let error = Engine::new(odd.model(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).err().unwrap();
+    assert!(error.to_string().contains("multiples of 32"), "{error}");
+}
+
+#[test]
+fn the_context_is_the_models_own_unless_asked_otherwise() {
+    let model = |context| Recipe { context, ..Recipe::new("llama") }.model();
+    let resolved = |model: &Model, context| {
+        EngineOptions { context, ..EngineOptions::default() }.resolve(model).unwrap()
+    };
+    assert_eq!(resolved(&model(128), 0).context, 128);
+    assert_eq!(resolved(&model(128), 0).batch, 128, "no batch is larger than the cache");
+    assert_eq!(resolved(&model(1 << 20), 0).context, 4096);
+    assert_eq!(resolved(&model(1 << 20), 10_000).context, 10_000);
+    assert_eq!(resolved(&model(128), 300).context, 300, "who asks for more than the model knows gets it");
+}
+
+#[test]
+fn a_forecast_loads_nothing_and_names_the_bytes() {
+    let model = Recipe::new("llama").model();
+    let plan = Engine::forecast(&model, &Scheduler::new([cpu(1)]), EngineOptions::default()).unwrap();
+    let bytes = plan.bytes();
+    assert_eq!(bytes.len(), 1);
+    let weights: usize = model.file().tensors().map(|tensor| tensor.byte_len()).sum();
+    assert!(bytes[0].total() as usize > weights, "{} of {weights}", bytes[0].total());
+}
+
+/// Random calls on several sequences: after each, every sequence is as if it had been computed alone, at once.
+#[test]
+fn any_order_of_calls_leaves_every_sequence_right() {
+    let recipe = &recipes()[0];
+    for seed in 0..6 {
+        let mut rng = Rng::new(seed);
+        let options = EngineOptions { context: 24, sequences: 3, batch: rng.range(1, 9), ..f32_options() };
+        let mut engine = engine(recipe.model(), options);
+        let mut alone = common::engine(recipe.model(), f32_options());
+        let mut texts: [Vec<u32>; 3] = Default::default();
+        for call in 0..25 {
+            let sequence = rng.below(3);
+            if rng.chance(0.3) {
+                let len = rng.below(25);
+                engine.truncate(sequence, len);
+                texts[sequence].truncate(len);
+                continue;
+            }
+            let entries: Vec<Entry> = (0..rng.range(1, 10))
+                .map(|_| Entry {
+                    sequence: rng.below(3),
+                    token: rng.below(recipe.vocabulary) as u32,
+                    wanted: rng.chance(0.4),
+                })
+                .collect();
+            let mut longer = texts.clone();
+            entries.iter().for_each(|entry| longer[entry.sequence].push(entry.token));
+            let fits = longer.iter().all(|text| text.len() <= 24);
+            assert_eq!(engine.extend(&entries).is_ok(), fits, "seed {seed}, call {call}");
+            if fits {
+                let mut row = 0;
+                let mut at = texts.clone().map(|text| text.len());
+                for entry in &entries {
+                    at[entry.sequence] += 1;
+                    if entry.wanted {
+                        alone.truncate(0, 0);
+                        alone.feed(&longer[entry.sequence][..at[entry.sequence]]).unwrap();
+                        let found = distance(&[engine.logits(row).to_vec()], &[alone.logits(0).to_vec()]);
+                        assert!(found < SAME, "seed {seed}, call {call}: off by {found:.2e}");
+                        row += 1;
+                    }
+                }
+                texts = longer;
+            }
+            assert_eq!([0, 1, 2].map(|s| engine.len(s)), texts.clone().map(|text| text.len()));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What a generator promises: answers that end where they should and do not depend on what was asked before.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::{Recipe, cpu};
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::template::Message;
+use quadriga_llm::{EngineOptions, Error, Finish, Generator, GeneratorOptions, Model};
+use quadriga_runtime::Scheduler;
+
+fn recipe() -> Recipe {
+    Recipe { text: true, seed: 5, context: 200, ..Recipe::new("llama") }
+}
+
+fn greedy() -> SamplingOptions {
+    SamplingOptions { temperature: 0.0, ..SamplingOptions::default() }
+}
+
+fn options(most: usize) -> GeneratorOptions {
+    GeneratorOptions { sampling: greedy(), most_tokens: Some(most), ..GeneratorOptions::default() }
+}
+
+fn generator_of(model: Model, options: GeneratorOptions) -> Generator {
+    Generator::on(model, &Scheduler::new([cpu(1)]), options, &mut |_| {}).unwrap()
+}
+
+fn generator(options: GeneratorOptions) -> Generator {
+    generator_of(recipe().model(), options)
+}
+
+fn answer(generator: &mut Generator, prompt: &str) -> (Vec<u32>, String, Finish) {
+    let mut answer = generator.answer(prompt).unwrap();
+    let (mut tokens, mut text) = (Vec::new(), String::new());
+    for piece in answer.by_ref() {
+        let piece = piece.unwrap();
+        tokens.push(piece.token);
+        text.push_str(&piece.text);
+    }
+    assert!(answer.next().is_none(), "an answer that has ended stays ended");
+    let finish = answer.finish().unwrap();
+    (tokens, text, finish)
+}
+
+#[test]
+fn greedy_answers_are_the_same_every_time() {
+    let mut first = generator(options(30));
+    let wanted = answer(&mut first, "the cat");
+    assert_eq!(answer(&mut first, "the cat"), wanted, "asked again");
+    assert_eq!(answer(&mut generator(options(30)), "the cat"), wanted, "asked elsewhere");
+    assert_ne!(answer(&mut first, "the dog").0, wanted.0);
+    assert_eq!(generator(options(30)).answer("the cat").unwrap().text().unwrap(), wanted.1);
+}
+
+#[test]
+fn a_seed_decides_an_answer_and_another_seed_gives_another() {
+    let with = |seed| {
+        let sampling =
+            SamplingOptions { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..greedy() };
+        generator(GeneratorOptions { sampling, ..options(30) })
+    };
+    let wanted = answer(&mut with(7), "the");
+    let mut again = with(7);
+    assert_eq!(answer(&mut again, "the"), wanted);
+    assert_eq!(answer(&mut again, "the"), wanted, "the seed counts for every answer");
+    assert_ne!(answer(&mut with(8), "the").0, wanted.0);
+}
+
+#[test]
+fn answers_end_after_the_tokens_asked_for() {
+    for most in [0, 1, 2, 9] {
+        let (tokens, _, finish) = answer(&mut generator(options(most)), "the cat");
+        assert_eq!((tokens.len(), finish), (most, Finish::Length));
+    }
+}
+
+#[test]
+fn answers_end_where_the_model_ends_them() {
+    // All logits are 0, so greedy takes token 0: a letter first, then the end.
+    let mut parts = recipe().parts();
+    for (_, _, _, bytes) in parts.tensors.iter_mut().filter(|(name, ..)| name == "output.weight") {
+        bytes.fill(0);
+    }
+    let mut generator = generator_of(parts.model().unwrap(), options(5));
+    let (tokens, text, finish) = answer(&mut generator, "the");
+    assert_eq!((tokens, text.as_str(), finish), (vec![0; 5], "!!!!!", Finish::Length));
+    parts.set("tokenizer.ggml.eos_token_id", 0u32);
+    let mut generator = generator_of(parts.model().unwrap(), options(5));
+    let (tokens, text, finish) = answer(&mut generator, "the");
+    assert_eq!((tokens, text.as_str(), finish), (vec![0], "", Finish::End));
+}
+
+#[test]
+fn a_stop_text_ends_an_answer_and_is_not_part_of_it() {
+    let (tokens, text, _) = answer(&mut generator(options(40)), "the cat");
+    for (start, len) in [(0, 1), (3, 1), (4, 3), (9, 2)] {
+        let stop: String = text.chars().skip(start).take(len).collect();
+        let mut stopped =
+            generator(GeneratorOptions { stops: vec!["never said".into(), stop.clone()], ..options(40) });
+        let (fewer, shorter, finish) = answer(&mut stopped, "the cat");
+        assert_eq!(finish, Finish::Stop, "{stop:?} in {text:?}");
+        assert_eq!(shorter, text.split(&stop).next().unwrap());
+        assert_eq!(fewer, tokens[..fewer.len()]);
+    }
+    // A stop that only begins is text after all when the answer ends.
+    let last = text.chars().next_back().unwrap();
+    let mut open = generator(GeneratorOptions { stops: vec![format!("{last}~~~~")], ..options(40) });
+    assert_eq!(answer(&mut open, "the cat"), (tokens, text, Finish::Length));
+}
+
+#[test]
+fn a_full_context_ends_an_answer() {
+    let engine = EngineOptions { context: 24, ..EngineOptions::default() };
+    let mut generator = generator(GeneratorOptions { engine, most_tokens: None, raw: true, ..options(0) });
+    let (tokens, _, finish) = answer(&mut generator, "0123456789");
+    assert_eq!(finish, Finish::Context);
+    assert_eq!(tokens.len(), 24 - 10 + 1, "the last token need not fit: nothing follows it");
+    // A prompt may leave room for one token, and not more.
+    let (tokens, _, finish) = answer(&mut generator, &"0".repeat(23));
+    assert_eq!((tokens.len(), finish), (2, Finish::Context));
+    let error = generator.answer(&"0".repeat(24)).err().unwrap();
+    assert!(matches!(error, Error::ContextFull { context: 24, .. }), "{error}");
+    assert_eq!(answer(&mut generator, "0123456789").0.len(), 15, "and it goes on as before");
+}
+
+#[test]
+fn a_flag_stops_an_answer_between_tokens_and_not_the_next_one() {
+    let mut generator = generator(options(30));
+    let wanted = answer(&mut generator, "the cat");
+    let flag = generator.cancel_flag();
+    let mut stopped = generator.answer("the cat").unwrap();
+    let mut tokens = Vec::new();
+    while let Some(piece) = stopped.next() {
+        tokens.push(piece.unwrap().token);
+        if tokens.len() == 4 {
+            flag.store(true, Ordering::Release);
+        }
+    }
+    assert_eq!(stopped.finish(), Some(Finish::Cancelled));
+    assert_eq!(tokens, wanted.0[..4]);
+    assert_eq!(answer(&mut generator, "the cat"), wanted, "the next answer is whole");
+    // An answer that is dropped half way leaves nothing behind either.
+    assert_eq!(generator.answer("the dog").unwrap().take(3).count(), 3);
+    assert_eq!(answer(&mut generator, "the cat"), wanted);
+}
+
+#[test]
+fn what_the_cache_holds_is_not_computed_again_and_changes_nothing() {
+    let long = "a long story of the cat and the dog and the bird and the fish";
+    let mut generator = generator(GeneratorOptions { raw: true, ..options(8) });
+    let first = generator.answer(long).unwrap();
+    let (computed, _) = first.prompt_speed();
+    let said = first.text().unwrap();
+    for (prompt, most) in [
+        (long.to_owned(), 1),
+        (format!("{long}{said} and more"), 10),
+        (format!("{long} and more"), 9),
+        (long[..30].to_owned(), 3),
+        (long.replace("bird", "cow"), 40),
+        ("else".to_owned(), 4),
+    ] {
+        let answer = generator.answer(&prompt).unwrap();
+        let (again, _) = answer.prompt_speed();
+        assert!(again <= most && again < computed, "{again} tokens computed for {prompt:?}");
+        let text = answer.text().unwrap();
+        let mut fresh = self::generator(GeneratorOptions { raw: true, ..options(8) });
+        assert_eq!(text, fresh.answer(&prompt).unwrap().text().unwrap(), "{prompt:?}");
+    }
+}
+
+#[test]
+fn a_conversation_goes_through_the_template_and_raw_text_does_not() {
+    let system = Some("be the cat".to_owned());
+    let chat = generator(GeneratorOptions { system: system.clone(), ..options(1) });
+    let tokenizer = chat.model().tokenizer().unwrap();
+    let messages = [Message::new("user", "the end")];
+    let wanted = "<|start|>system be the cat<|end|><|start|>user the end<|end|><|start|>";
+    assert_eq!(chat.tokenize(&messages).unwrap(), tokenizer.encode(wanted, true));
+    let raw = generator(GeneratorOptions { raw: true, system, ..options(1) });
+    assert_eq!(raw.tokenize(&messages).unwrap(), tokenizer.encode("the end", true));
+    let mut parts = recipe().parts();
+    parts.remove("tokenizer.chat_template");
+    let plain = generator_of(parts.model().unwrap(), options(1));
+    assert_eq!(plain.tokenize(&messages).unwrap(), tokenizer.encode("the end", true));
+}
+
+#[test]
+fn an_empty_prompt_is_an_error_where_nothing_is_added_to_it() {
+    let mut raw = generator(GeneratorOptions { raw: true, ..options(3) });
+    assert!(matches!(raw.answer("").err().unwrap(), Error::EmptyPrompt));
+    // Not one character that the vocabulary knows.
+    assert!(matches!(raw.answer("\u{1}\u{2}").err().unwrap(), Error::EmptyPrompt));
+    assert!(matches!(raw.continue_tokens(&[]).err().unwrap(), Error::EmptyPrompt));
+    assert_eq!(answer(&mut raw, "the").0.len(), 3, "it can be asked again");
+    assert_eq!(answer(&mut generator(options(3)), "").0.len(), 3, "a template gives something to go on from");
+}
+
+#[test]
+fn tokens_that_do_not_exist_are_an_error_and_nothing_is_lost() {
+    let mut generator = generator(GeneratorOptions { raw: true, ..options(6) });
+    let wanted = answer(&mut generator, "the cat");
+    let error = generator.continue_tokens(&[1, 2, 100]).err().unwrap();
+    assert!(matches!(error, Error::Token { token: 100, count: 100 }), "{error}");
+    assert_eq!(answer(&mut generator, "the cat"), wanted);
+}
+
+#[test]
+fn a_model_without_vocabulary_says_so() {
+    let mut generator = generator_of(Recipe { text: false, ..recipe() }.model(), options(3));
+    assert!(matches!(generator.answer("the").err().unwrap(), Error::NoVocabulary));
+}
+
+#[test]
+fn sampling_options_out_of_range_are_errors_at_once() {
+    let sampling = SamplingOptions { temperature: -1.0, ..SamplingOptions::default() };
+    let options = GeneratorOptions { sampling, ..GeneratorOptions::default() };
+    let error = Generator::new(recipe().model(), options).err().unwrap();
+    assert!(matches!(error, Error::SamplingOption { .. }), "{error}");
+}
+
+#[test]
+fn numbers_that_overflow_are_an_error_and_not_a_token() {
+    let mut parts = recipe().parts();
+    for (name, _, _, bytes) in &mut parts.tensors {
+        if name == "output_norm.weight" {
+            bytes.chunks_mut(4).for_each(|value| value.copy_from_slice(&f32::INFINITY.to_le_bytes()));
+        }
+    }
+    let mut generator = generator_of(parts.model().unwrap(), options(5));
+    let mut answer = generator.answer("the").unwrap();
+    let error = answer.next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Logits { .. }), "{error}");
+    assert!(answer.next().is_none());
+}

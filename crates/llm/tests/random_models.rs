@@ -1,0 +1,173 @@
+//! Random small models of every architecture and weight type compute what they should: the engine agrees with the
+//! oracle on the same graph, and with transformers written out in f64 that know nothing of graphs.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::reference::Reference;
+use common::{Recipe, Scaling, distance, distances, engine, engine_on, logits_of};
+use quadriga_conformance::{Oracle, Rng};
+use quadriga_cpu::isa::Isa;
+use quadriga_graph::DType;
+use quadriga_llm::models::GraphShape;
+use quadriga_llm::{EngineOptions, Model};
+
+const EXACT_CACHE: EngineOptions =
+    EngineOptions { context: 0, sequences: 1, batch: 512, cache: DType::F32, hidden: true };
+
+/// Every row of logits, by the oracle on the graph of one batch.
+fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
+    let n = tokens.len();
+    let cache = DType::F32;
+    let graph = model
+        .graph(GraphShape { tokens: n, rows: n, window: n + 3, cells: n + 9, cache, hidden: false })
+        .unwrap();
+    let window = model.hyperparameters().sliding_window.unwrap_or(usize::MAX);
+    let numbers: Vec<i32> = (0..n as i32).collect();
+    let spans: Vec<i32> =
+        (0..n).flat_map(|t| [(t + 1).saturating_sub(window) as i32, t as i32 + 1]).collect();
+    let mut oracle = Oracle::new(&graph).unwrap();
+    oracle.set_i32("tokens", &tokens.iter().map(|t| *t as i32).collect::<Vec<_>>()).unwrap();
+    oracle.set_i32("positions", &numbers).unwrap();
+    oracle.set_i32("slots", &numbers).unwrap();
+    oracle.set_i32("spans", &spans).unwrap();
+    oracle.run().unwrap();
+    let all = oracle.read("logits").unwrap();
+    all.chunks(model.hyperparameters().vocabulary).map(<[f64]>::to_vec).collect()
+}
+
+/// Models that each differ from the plain one in something that a graph could get wrong.
+fn variations() -> Vec<(&'static str, Recipe)> {
+    let mut all = Vec::new();
+    for architecture in ["llama", "qwen2", "qwen3"] {
+        let plain = Recipe::new(architecture);
+        all.extend([
+            ("plain", plain.clone()),
+            ("tied", Recipe { tied: true, ..plain.clone() }),
+            ("one layer", Recipe { layers: 1, ..plain.clone() }),
+            ("three layers, a key head each", Recipe { layers: 3, kv_heads: 4, ..plain.clone() }),
+            ("one key head", Recipe { kv_heads: 1, ..plain.clone() }),
+            ("five heads", Recipe { width: 80, heads: 5, kv_heads: 1, ..plain.clone() }),
+            ("long keys", Recipe { key_length: 32, rope_dims: 32, ..plain.clone() }),
+            (
+                "long keys, short values",
+                Recipe { key_length: 48, rope_dims: 48, value_length: 8, ..plain.clone() },
+            ),
+            ("half a head is turned", Recipe { rope_dims: 8, ..plain.clone() }),
+            ("another base", Recipe { rope_base: 1_000_000.0, ..plain.clone() }),
+            ("linear scaling", Recipe { scaling: Scaling::Linear(4.0), ..plain.clone() }),
+            (
+                "yarn",
+                Recipe {
+                    scaling: Scaling::Yarn { factor: 4.0, original: 4096 },
+                    key_length: 64,
+                    rope_dims: 64,
+                    ..plain.clone()
+                },
+            ),
+            ("frequency factors", Recipe { rope_factors: true, ..plain.clone() }),
+            ("sliding window", Recipe { window: Some(5), ..plain.clone() }),
+            ("biases everywhere", Recipe { biases: true, output_bias: true, ..plain.clone() }),
+            ("no biases", Recipe { biases: false, ..plain }),
+        ]);
+    }
+    all
+}
+
+#[test]
+fn every_architecture_agrees_with_its_description_written_out() {
+    for (number, (name, recipe)) in variations().into_iter().enumerate() {
+        let recipe = Recipe { seed: 100 + number as u64, ..recipe };
+        let context = format!("{} {name} (seed {})", recipe.architecture, recipe.seed);
+        let tokens = recipe.tokens(21);
+        let (hidden, wanted) = Reference::new(&recipe).run(&tokens);
+        let by_oracle = distance(&oracle(&recipe.model(), &tokens), &wanted);
+        assert!(by_oracle < 1e-6, "{context}: the graph is off by {by_oracle:.2e}");
+        let mut engine = engine(recipe.model(), EXACT_CACHE);
+        let found = distance(&logits_of(&mut engine, &tokens), &wanted);
+        assert!(found < 1e-4, "{context}: logits are off by {found:.2e}");
+        let rows: Vec<Vec<f32>> = (0..tokens.len()).map(|row| engine.hidden(row).to_vec()).collect();
+        let found = distance(&rows, &hidden);
+        assert!(found < 1e-4, "{context}: hidden values are off by {found:.2e}");
+    }
+}
+
+/// Random mixes of everything at once.
+#[test]
+fn random_shapes_agree_with_their_description_written_out() {
+    for seed in 0..24 {
+        let mut rng = Rng::new(seed);
+        let architecture = *rng.pick(&["llama", "qwen2", "qwen3"]).unwrap();
+        let kv_heads = rng.range(1, 4);
+        let key_length = 8 * rng.range(1, 8);
+        let recipe = Recipe {
+            layers: rng.range(1, 3),
+            width: 8 * rng.range(8, 24),
+            heads: kv_heads * rng.range(1, 4),
+            kv_heads,
+            key_length,
+            value_length: 8 * rng.range(1, 8),
+            feed_forward: 8 * rng.range(4, 40),
+            vocabulary: rng.range(20, 300),
+            tied: rng.chance(0.5),
+            biases: rng.chance(0.5),
+            output_bias: rng.chance(0.3),
+            rope_dims: 2 * rng.range(1, key_length / 2),
+            scaling: *rng
+                .pick(&[Scaling::No, Scaling::Linear(2.0), Scaling::Yarn { factor: 8.0, original: 512 }])
+                .unwrap(),
+            rope_factors: rng.chance(0.3),
+            window: rng.chance(0.3).then_some(7),
+            seed,
+            ..Recipe::new(architecture)
+        };
+        let tokens = recipe.tokens(rng.range(1, 40));
+        let (_, wanted) = Reference::new(&recipe).run(&tokens);
+        let by_oracle = distance(&oracle(&recipe.model(), &tokens), &wanted);
+        assert!(by_oracle < 1e-6, "{recipe:?}: the graph is off by {by_oracle:.2e}");
+        let found = distance(&logits_of(&mut engine(recipe.model(), EXACT_CACHE), &tokens), &wanted);
+        assert!(found < 1e-4, "{recipe:?}: off by {found:.2e}");
+    }
+}
+
+/// How far the logits may be from exact ones, root mean square in standard deviations: activations are rounded to 8 bits before they
+/// meet quantized weights, and to bf16 before they meet bf16 weights on some instruction sets.
+fn room(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 | DType::BF16 => 0.05,
+        _ => 0.1,
+    }
+}
+
+#[test]
+fn every_weight_type_agrees_with_the_oracle_on_every_instruction_set() {
+    let backends: Vec<(Isa, Arc<quadriga_cpu::Backend>)> = Isa::available()
+        .into_iter()
+        .map(|isa| (isa, Arc::new(quadriga_cpu::Backend::builder().isa(isa).threads(2).build().unwrap())))
+        .collect();
+    for dtype in DType::all().filter(|dtype| dtype.is_computable()) {
+        for (number, architecture) in ["llama", "qwen2", "qwen3"].into_iter().enumerate() {
+            let seed = 500 + dtype.id() as u64 * 10 + number as u64;
+            let recipe = Recipe { tied: number == 1, seed, ..Recipe::wide(architecture, dtype) };
+            let tokens = recipe.tokens(19);
+            let wanted = oracle(&recipe.model(), &tokens);
+            for (isa, backend) in &backends {
+                let mut engine = engine_on(Arc::clone(backend) as _, recipe.model(), EXACT_CACHE);
+                // A prompt at once, then single tokens: matrix and vector kernels.
+                let mut rows = logits_of(&mut engine, &tokens[..15]);
+                for token in &tokens[15..] {
+                    rows.extend(logits_of(&mut engine, &[*token]));
+                }
+                let (_, found) = distances(&rows, &wanted);
+                println!("{dtype} {architecture} {isa}: {found:.2e}");
+                assert!(
+                    found < room(dtype),
+                    "{dtype} {architecture} on {isa} (seed {seed}): off by {found:.2e}"
+                );
+            }
+        }
+    }
+}
