@@ -1,4 +1,4 @@
-//! The default model computes what float64 computes from the same weights, within what llama.cpp is allowed.
+//! The default model computes what float64 computes from the same weights, as nearly as the best of its kind.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -6,12 +6,14 @@ mod common;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::judge::{Verdict, cases};
+use common::judge::{Exact, Verdict, cases};
 use common::{cpu, engine_on};
 use quadriga_cpu::isa::Isa;
-use quadriga_llm::evaluate::{Kind, evaluate};
-use quadriga_llm::{Engine, EngineOptions, Entry, Model};
+use quadriga_llm::evaluate::{Kind, Outcome, ResultFields, evaluate};
+use quadriga_llm::sampling::top_log_probabilities;
+use quadriga_llm::{Engine, EngineOptions, Entry, Model, offload};
 use quadriga_runtime::Scheduler;
+use quadriga_sim::Sim;
 
 const EXACT: &str = include_str!("data/smollm2.exact.jsonl");
 
@@ -24,23 +26,123 @@ fn options() -> EngineOptions {
     EngineOptions { context: 2048, ..EngineOptions::default() }
 }
 
-/// Every case, or every few.
-fn judge(engine: &mut Engine, one_of: usize) -> Verdict {
+fn judge(engine: &mut Engine, cases: &[Exact]) -> Verdict {
     let mut verdict = Verdict::default();
-    for exact in cases(EXACT).iter().step_by(one_of) {
+    for exact in cases {
         verdict.add(exact, &evaluate(engine, &exact.case).unwrap());
     }
     verdict
 }
 
+/// Greedy cases that are short: enough to notice a kernel that is wrong.
+fn short_cases() -> Vec<Exact> {
+    cases(EXACT).into_iter().filter(|exact| ["capital", "math"].contains(&exact.case.name.as_str())).collect()
+}
+
 #[test]
 fn every_case_holds_on_the_best_instruction_set() {
-    let mut engine = engine_on(cpu(2), model(), options());
-    let verdict = judge(&mut engine, 1);
+    let verdict = judge(&mut engine_on(cpu(2), model(), options()), &cases(EXACT));
     println!(
         "mean drift {:.4} nats, mean likelihood error {:.4} %",
         verdict.mean_drift(),
         verdict.mean_likelihood_error() * 100.0
     );
     verdict.assert_holds("the best instruction set", true);
+}
+
+#[test]
+fn short_cases_hold_on_every_instruction_set_with_one_and_two_threads() {
+    for isa in Isa::available() {
+        for threads in [1, 2] {
+            let backend = quadriga_cpu::Backend::builder().isa(isa).threads(threads).build().unwrap();
+            let verdict = judge(&mut engine_on(Arc::new(backend), model(), options()), &short_cases());
+            verdict.assert_holds(&format!("{isa} with {threads} threads"), false);
+        }
+    }
+}
+
+/// Every case, without the long text, on every instruction set: `cargo test -- --ignored`, a few minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn all_cases_hold_on_every_instruction_set_with_one_and_two_threads() {
+    for isa in Isa::available() {
+        for threads in [1, 2] {
+            let backend = quadriga_cpu::Backend::builder().isa(isa).threads(threads).build().unwrap();
+            let verdict = judge(&mut engine_on(Arc::new(backend), model(), options()), &cases(EXACT));
+            println!(
+                "{isa}, {threads} threads: mean drift {:.4} nats, mean likelihood error {:.4} %",
+                verdict.mean_drift(),
+                verdict.mean_likelihood_error() * 100.0
+            );
+            verdict.assert_holds(&format!("{isa} with {threads} threads"), true);
+        }
+    }
+}
+
+/// All greedy cases at once, each in its own sequence, one token of each in every batch.
+#[test]
+fn cases_hold_when_they_are_computed_together() {
+    let cases: Vec<Exact> =
+        cases(EXACT).into_iter().filter(|exact| exact.case.kind == Kind::Greedy).collect();
+    let model = model();
+    let tokenizer = model.tokenizer().unwrap();
+    let prompts: Vec<Vec<u32>> =
+        cases.iter().map(|exact| tokenizer.encode(&exact.case.text, exact.case.special)).collect();
+    let options = EngineOptions { context: 128, sequences: cases.len(), batch: 50, ..options() };
+    let mut engine = engine_on(cpu(2), model.clone(), options);
+    let mut entries: Vec<Entry> = Vec::new();
+    for (sequence, prompt) in prompts.iter().enumerate() {
+        let last = prompt.len() - 1;
+        entries.extend(prompt.iter().enumerate().map(|(at, token)| Entry {
+            sequence,
+            token: *token,
+            wanted: at == last,
+        }));
+    }
+    let mut steps: Vec<Vec<Vec<(u32, f64)>>> = vec![Vec::new(); cases.len()];
+    while !entries.is_empty() {
+        engine.extend(&entries).unwrap();
+        let wanted = entries.iter().filter(|entry| entry.wanted).map(|entry| entry.sequence);
+        let mut next = Vec::new();
+        for (row, sequence) in wanted.enumerate() {
+            let top5 = top_log_probabilities(engine.logits(row), 5).unwrap();
+            let token = top5[0].0;
+            steps[sequence].push(top5);
+            if !tokenizer.is_end(token) && steps[sequence].len() < cases[sequence].case.n {
+                next.push(Entry { sequence, token, wanted: true });
+            }
+        }
+        entries = next;
+    }
+    let mut verdict = Verdict::default();
+    for ((exact, tokens), top5) in cases.iter().zip(prompts).zip(steps) {
+        let greedy = top5.iter().map(|step| step[0].0).collect();
+        let (name, kind) = (exact.case.name.clone(), exact.case.kind);
+        verdict.add(exact, &Outcome { name, kind, result: ResultFields::Greedy { tokens, greedy, top5 } });
+    }
+    verdict.assert_holds("together", false);
+}
+
+#[test]
+fn a_case_holds_when_the_model_is_cut_across_a_simulated_device_and_the_cpu() {
+    let model = model();
+    // The simulated device is exact and slow: one block of it, first, in the middle and last.
+    for block in [0, 14, 29] {
+        let name = format!("blk.{block}.");
+        let sim = Sim::new("sim:0").build();
+        let scheduler = Scheduler::new([sim, cpu(2)])
+            .place(move |weight| weight.contains('.').then(|| usize::from(!weight.starts_with(&name))));
+        let mut engine = Engine::new(model.clone(), &scheduler, options(), &mut |_| {}).unwrap();
+        judge(&mut engine, &short_cases()[..1]).assert_holds(&format!("block {block} on the device"), false);
+    }
+}
+
+#[test]
+fn a_case_holds_when_the_model_is_cut_between_two_processors_at_any_layer() {
+    let model = model();
+    for on_device in [1, 2, 15, 30, 31] {
+        let scheduler = Scheduler::new([cpu(1), cpu(1)]).place(offload(model.hyperparameters(), on_device));
+        let mut engine = Engine::new(model.clone(), &scheduler, options(), &mut |_| {}).unwrap();
+        judge(&mut engine, &short_cases()[..1]).assert_holds(&format!("{on_device} layers"), false);
+    }
 }

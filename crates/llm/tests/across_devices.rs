@@ -1,0 +1,112 @@
+//! A model that is cut across devices computes what one device computes, wherever it is cut, and a device that fails
+//! leaves the sequences as they were.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Recipe, cpu, distance, engine, logits_of};
+use quadriga_graph::DType;
+use quadriga_llm::{Engine, EngineOptions, Model, offload};
+use quadriga_runtime::{Backend, Scheduler};
+use quadriga_sim::{Sim, What};
+
+fn options() -> EngineOptions {
+    EngineOptions { cache: DType::F32, batch: 8, ..EngineOptions::default() }
+}
+
+/// An engine with the last layers on the first of two devices.
+fn cut(model: Model, devices: [Arc<dyn Backend>; 2], on_device: usize) -> Engine {
+    let scheduler = Scheduler::new(devices).place(offload(model.hyperparameters(), on_device));
+    Engine::new(model, &scheduler, options(), &mut |_| {}).unwrap()
+}
+
+fn recipes() -> [Recipe; 3] {
+    [
+        Recipe { layers: 3, rope_factors: true, ..Recipe::new("llama") },
+        Recipe { layers: 2, tied: true, window: Some(6), ..Recipe::new("qwen2") },
+        Recipe { layers: 2, key_length: 32, rope_dims: 32, ..Recipe::new("qwen3") },
+    ]
+}
+
+/// A prompt in two batches, then tokens one by one.
+fn run(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut rows = logits_of(engine, &tokens[..13]);
+    for token in &tokens[13..] {
+        rows.extend(logits_of(engine, &[*token]));
+    }
+    rows
+}
+
+#[test]
+fn cut_at_any_layer_between_a_simulated_device_and_the_cpu() {
+    for recipe in recipes() {
+        let tokens = recipe.tokens(17);
+        let wanted = run(&mut engine(recipe.model(), options()), &tokens);
+        for on_device in 0..=recipe.layers + 2 {
+            for sim in
+                [Sim::new("sim:0"), Sim::new("sim:0").isolated().alignment(256).padding(128).packs_weights()]
+            {
+                let sim = sim.device();
+                let mut engine = cut(recipe.model(), [Arc::clone(&sim) as _, cpu(1)], on_device);
+                let found = distance(&run(&mut engine, &tokens), &wanted);
+                let context = format!("{}, {on_device} layers on the device", recipe.architecture);
+                assert!(found < 1e-4, "{context}: off by {found:.2e}");
+                assert_eq!(sim.counts().of(What::Run) > 0, on_device > 0, "{context}");
+                let shares: Vec<u64> =
+                    engine.session().plan().unwrap().bytes().iter().map(|bytes| bytes.total()).collect();
+                assert_eq!(shares[0] > 0, on_device > 0, "{context}: {shares:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn cut_at_any_layer_between_two_equal_processors_not_one_bit_differs() {
+    for recipe in recipes() {
+        let tokens = recipe.tokens(17);
+        let wanted = run(&mut engine(recipe.model(), options()), &tokens);
+        for on_device in 0..=recipe.layers + 1 {
+            let mut engine = cut(recipe.model(), [cpu(1), cpu(1)], on_device);
+            assert_eq!(run(&mut engine, &tokens), wanted, "{} cut at {on_device}", recipe.architecture);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_fails_once_leaves_the_sequences_as_they_were() {
+    let recipe = &recipes()[0];
+    let tokens = recipe.tokens(17);
+    let wanted = run(&mut engine(recipe.model(), options()), &tokens);
+    for what in [What::Run, What::Transfer, What::Compile, What::Allocation] {
+        for after in 0..6 {
+            let sim = Sim::new("sim:0").device();
+            let mut engine = cut(recipe.model(), [Arc::clone(&sim) as _, cpu(1)], 3);
+            logits_of(&mut engine, &tokens[..5]);
+            sim.fail(what, after);
+            // Two batches: the second may fail when the first is done already.
+            let result = engine.extend(&common::all_wanted(0, &tokens[5..16]));
+            sim.mend();
+            let context = format!("{what:?} {after}: {:?}", result.as_ref().err().map(ToString::to_string));
+            if result.is_err() {
+                assert_eq!(engine.len(0), 5, "{context}");
+                engine
+                    .extend(&common::all_wanted(0, &tokens[5..16]))
+                    .unwrap_or_else(|e| panic!("{context}: {e}"));
+            }
+            let rows: Vec<Vec<f32>> = (0..11).map(|row| engine.logits(row).to_vec()).collect();
+            let found = distance(&rows, &wanted[5..16]);
+            assert!(found < 1e-4, "{context}: off by {found:.2e} afterwards");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_too_small_says_so() {
+    let model = recipes()[0].model();
+    let sim = Sim::new("sim:0").capacity(10_000).build();
+    let scheduler = Scheduler::new([sim, cpu(1)]).place(offload(model.hyperparameters(), 4));
+    let error = Engine::new(model, &scheduler, options(), &mut |_| {}).err().unwrap();
+    assert!(error.to_string().contains("sim:0"), "{error}");
+}
