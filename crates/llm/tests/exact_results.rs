@@ -34,9 +34,9 @@ fn judge(engine: &mut Engine, cases: &[Exact]) -> Verdict {
     verdict
 }
 
-/// Greedy cases that are short: enough to notice a kernel that is wrong.
+/// A greedy case that is short: enough to notice a kernel that is wrong.
 fn short_cases() -> Vec<Exact> {
-    cases(EXACT).into_iter().filter(|exact| ["capital", "math"].contains(&exact.case.name.as_str())).collect()
+    cases(EXACT).into_iter().filter(|exact| exact.case.name == "math").collect()
 }
 
 #[test]
@@ -126,23 +126,23 @@ fn cases_hold_when_they_are_computed_together() {
 #[test]
 fn a_case_holds_when_the_model_is_cut_across_a_simulated_device_and_the_cpu() {
     let model = model();
-    // The simulated device is exact and slow: one block of it, first, in the middle and last.
-    for block in [0, 14, 29] {
+    // The simulated device is exact and slow: one block of it, the first or the last.
+    for block in [0, 29] {
         let name = format!("blk.{block}.");
         let sim = Sim::new("sim:0").build();
         let scheduler = Scheduler::new([sim, cpu(2)])
             .place(move |weight| weight.contains('.').then(|| usize::from(!weight.starts_with(&name))));
         let mut engine = Engine::new(model.clone(), &scheduler, options(), &mut |_| {}).unwrap();
-        judge(&mut engine, &short_cases()[..1]).assert_holds(&format!("block {block} on the device"), false);
+        judge(&mut engine, &short_cases()).assert_holds(&format!("block {block} on the device"), false);
     }
 }
 
 #[test]
-fn a_case_holds_when_the_model_is_cut_between_two_processors_at_any_layer() {
+fn a_case_holds_when_the_model_is_cut_between_two_processors() {
     let model = model();
-    for on_device in [1, 2, 15, 30, 31] {
+    for on_device in [1, 16, 31] {
         let scheduler = Scheduler::new([cpu(1), cpu(1)]).place(offload(model.hyperparameters(), on_device));
         let mut engine = Engine::new(model.clone(), &scheduler, options(), &mut |_| {}).unwrap();
-        judge(&mut engine, &short_cases()[..1]).assert_holds(&format!("{on_device} layers"), false);
+        judge(&mut engine, &short_cases()).assert_holds(&format!("{on_device} layers"), false);
     }
 }

@@ -298,7 +298,7 @@ fn random_blocks(dtype: DType, bytes: &mut [u8], count: usize, spread: f64, rng:
         other => panic!("no random blocks of {other}"),
     };
     bytes.iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
-    let mut set = |bytes: &mut [u8], unit: f64| {
+    let set = |bytes: &mut [u8], unit: f64| {
         for block in bytes.chunks_mut(dtype.block_bytes()) {
             for (at, ratio) in scales {
                 blocks::quantize(DType::F16, &[(unit * ratio) as f32], &mut block[*at..*at + 2]).unwrap();

@@ -70,19 +70,19 @@ impl Reference {
             .map(|t| {
                 let first = r.window.map_or(0, |window| (t + 1).saturating_sub(window as usize));
                 let mut all = Vec::new();
-                for head in 0..r.heads {
+                for (head, query) in queries[t].iter().enumerate() {
                     let of = head / group;
                     let scores: Row = (first..=t)
-                        .map(|s| dot(&queries[t][head], &keys[s][of]) / (r.key_length as f64).sqrt())
+                        .map(|s| dot(query, &keys[s][of]) / (r.key_length as f64).sqrt())
                         .collect();
                     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let parts: Row = scores.iter().map(|score| (score - most).exp()).collect();
                     let sum: f64 = parts.iter().sum();
-                    for e in 0..r.value_length {
-                        all.push(
-                            parts.iter().zip(first..).map(|(p, s)| p / sum * values[s][of][e]).sum::<f64>(),
-                        );
+                    let mut mixed = vec![0.0; r.value_length];
+                    for (part, s) in parts.iter().zip(first..) {
+                        mixed.iter_mut().zip(&values[s][of]).for_each(|(to, v)| *to += part / sum * v);
                     }
+                    all.extend(mixed);
                 }
                 self.linear(&format!("blk.{layer}.attn_output"), &all)
             })
