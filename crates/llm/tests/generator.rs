@@ -132,7 +132,7 @@ fn a_flag_stops_an_answer_between_tokens_and_not_the_next_one() {
     let flag = generator.cancel_flag();
     let mut stopped = generator.answer("the cat").unwrap();
     let mut tokens = Vec::new();
-    while let Some(piece) = stopped.next() {
+    for piece in stopped.by_ref() {
         tokens.push(piece.unwrap().token);
         if tokens.len() == 4 {
             flag.store(true, Ordering::Release);
