@@ -7,7 +7,8 @@ Writes models of each architecture and weight type with the PyPI package `gguf`,
 libraries of the npm package @node-llama-cpp/linux-x64) and `crates/llm/examples/logits.rs` compute the same tokens, and
 prints the root mean square difference in standard deviations of the logits. PEER_DIR names the folder of the npm
 package, which is installed there on first use. Exits with 1 if a difference is past its limit: both sides round
-activations to 8 bits before they meet quantized weights, and each in its own way.
+activations to 8 bits before they meet quantized weights, each in its own way, and llama.cpp's cache is f16 where the
+example's is f32.
 """
 import argparse, ctypes as c, glob, os, subprocess, sys, tempfile
 import gguf, numpy as np
@@ -191,7 +192,7 @@ def cases():
 
 
 def limit(dtype):
-    return {"F32": 2e-3, "F16": 0.06, "BF16": 0.06}.get(dtype, 0.15)
+    return {"F32": 5e-3, "F16": 0.06, "BF16": 0.06}.get(dtype, 0.15)
 
 
 def main():

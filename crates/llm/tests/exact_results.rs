@@ -61,7 +61,8 @@ fn short_cases_hold_on_every_instruction_set_with_one_and_two_threads() {
     }
 }
 
-/// Every case, without the long text, on every instruction set: `cargo test -- --ignored`, a few minutes.
+/// Every case on every instruction set: `cargo test -- --ignored`, many minutes for the scalar one. On AVX-512 the case
+/// `capital` drifts by 0.145 nats and on AVX2 by 0.236, past the limit of 0.12 for one case; the means hold on AVX-512.
 #[test]
 #[ignore = "takes minutes"]
 fn all_cases_hold_on_every_instruction_set_with_one_and_two_threads() {
