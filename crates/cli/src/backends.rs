@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use quadriga_cuda::CudaBackend;
 use quadriga_runtime::Backend;
 use quadriga_sim::Sim;
 
@@ -26,6 +27,12 @@ impl Backends {
                 return Err(Failure::Usage(format!("the device {} is named twice", backend.name())));
             }
             all.push(backend);
+        }
+        if names.is_empty() && quadriga_cuda::device_count().is_ok_and(|count| count > 0) {
+            match CudaBackend::new(0) {
+                Ok(backend) => all.push(Arc::new(backend)),
+                Err(error) => eprintln!("quadriga: going on without the GPU: {error}"),
+            }
         }
         let cpu = cpu(threads)?;
         all.push(Arc::clone(&cpu) as Arc<dyn Backend>);
@@ -56,8 +63,15 @@ fn cpu(threads: Option<usize>) -> Outcome<Arc<quadriga_cpu::Backend>> {
 
 fn accelerator(name: &str) -> Outcome<Arc<dyn Backend>> {
     let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
-    match (kind.to_ascii_lowercase().as_str(), number.parse::<u32>()) {
-        ("sim", Ok(number)) => Ok(Sim::new(&format!("sim:{number}")).build()),
-        _ => Err(Failure::Usage(format!("there is no device \"{name}\"; devices are cpu and sim"))),
+    let number = number.parse::<u32>().ok();
+    match (kind.to_ascii_lowercase().as_str(), number) {
+        ("sim", Some(number)) => Ok(Sim::new(&format!("sim:{number}")).build()),
+        ("cuda", Some(number)) => match CudaBackend::new(number) {
+            Ok(backend) => Ok(Arc::new(backend)),
+            Err(error) => Err(Failure::Message(format!("cannot use the device {name}: {error}"))),
+        },
+        _ => Err(Failure::Usage(format!(
+            "there is no device \"{name}\"; devices are cpu, sim, cuda:0, cuda:1 …"
+        ))),
     }
 }

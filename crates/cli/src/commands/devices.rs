@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use quadriga_cuda::CudaBackend;
 use quadriga_runtime::{Backend, DeviceKind};
 use serde_json::json;
 
@@ -21,8 +22,21 @@ pub(crate) struct Devices {
 pub(crate) fn devices(arguments: &Devices) -> Outcome {
     let cpu = Arc::new(quadriga_cpu::Backend::new()?);
     let isa = cpu.isa();
-    let found: Vec<Arc<dyn Backend>> = vec![cpu, quadriga_sim::Sim::new("sim:0").build()];
-    let absent: Vec<(String, String)> = Vec::new();
+    let mut found: Vec<Arc<dyn Backend>> = vec![cpu];
+    let mut absent = Vec::new();
+    match quadriga_cuda::device_count() {
+        Ok(0) => absent.push(("cuda".to_owned(), "the driver knows no device".to_owned())),
+        Ok(count) => {
+            for number in 0..count {
+                match CudaBackend::new(number) {
+                    Ok(backend) => found.push(Arc::new(backend)),
+                    Err(error) => absent.push((format!("cuda:{number}"), error.to_string())),
+                }
+            }
+        }
+        Err(error) => absent.push(("cuda".to_owned(), error.to_string())),
+    }
+    found.push(quadriga_sim::Sim::new("sim:0").build());
     let mut out = io::stdout().lock();
     if arguments.json {
         let devices: Vec<_> = found
