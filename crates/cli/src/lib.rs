@@ -67,3 +67,7 @@ pub use quadriga_sim as sim;
 
 pub mod fetch;
 pub mod plan_instance;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

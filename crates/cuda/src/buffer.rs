@@ -49,6 +49,12 @@ impl DeviceBuffer {
     pub(crate) fn is_of(&self, context: &Arc<Context>) -> bool {
         Arc::ptr_eq(&self.context, context)
     }
+
+    /// Waits for the null stream, which blocking copies go through: the queues' streams do not wait for it.
+    fn settle(&self) -> Result<(), BackendError> {
+        // SAFETY: the null stream always exists.
+        self.context.check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
+    }
 }
 
 impl Drop for DeviceBuffer {
@@ -92,18 +98,18 @@ impl Buffer for DeviceBuffer {
         let to = self.address + offset as u64;
         // SAFETY: the range lies in this buffer, and the host slice has the same length.
         let code = unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast::<c_void>(), from.len()) };
-        self.context.check("cuMemcpyHtoD", code)
+        self.context.check("cuMemcpyHtoD", code)?;
+        // From pageable memory the call returns once the bytes are taken, not when they are there.
+        self.settle()
     }
 
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
         check_range(self, offset, len)?;
         self.context.bind()?;
-        // SAFETY: the range lies in this buffer. The null stream orders it before later work of blocking streams;
-        // the queues' streams do not block, so it is waited for.
+        // SAFETY: the range lies in this buffer.
         let code = unsafe { sys::cuMemsetD8_v2(self.address + offset as u64, 0, len) };
         self.context.check("cuMemsetD8", code)?;
-        // SAFETY: the null stream always exists.
-        self.context.check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
+        self.settle()
     }
 
     fn as_any(&self) -> &dyn Any {
