@@ -76,6 +76,7 @@ __device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 
     if (row >= s.rows) return;
     float acc[ROWS][M];
     for (int r = 0; r < ROWS; r++) for (int m = 0; m < M; m++) acc[r][m] = 0.0f;
+#pragma unroll(M == 1 ? 4 : 1)
     for (int b = lane; b < blocks; b += WARP) {
         float2 d[ROWS];
         int q[ROWS][8];

@@ -25,6 +25,34 @@ extern "C" __global__ void k_row_norm(Tensor x, Tensor weight, Tensor out, int m
     }
 }
 
+// The root-mean-square norm of contiguous f32 rows of whole float4s, with its weight: everything is read once. A thread
+// keeps at most four float4s, so rows have at most 16 × blockDim elements.
+extern "C" __global__ void k_rms_rows(u64 x, u64 weight, u64 out, int quads, float eps) {
+    __shared__ float shared[32];
+    const float4 *from = (const float4 *)x + (i64)blockIdx.x * quads;
+    const float4 *scales = (const float4 *)weight;
+    float4 v[4];
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int c = threadIdx.x + i * blockDim.x;
+        if (c < quads) {
+            v[i] = from[c];
+            squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+        }
+    }
+    float scale = 1.0f / sqrtf(block_sum(squares, shared) / (4 * quads) + eps);
+    float4 *to = (float4 *)out + (i64)blockIdx.x * quads;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int c = threadIdx.x + i * blockDim.x;
+        if (c < quads) {
+            float4 w = scales[c];
+            to[c] = make_float4(v[i].x * scale * w.x, v[i].y * scale * w.y, v[i].z * scale * w.z, v[i].w * scale * w.w);
+        }
+    }
+}
+
 extern "C" __global__ void k_group_norm(Tensor x, Tensor out, int groups, float eps) {
     __shared__ float shared[32];
     i64 b = blockIdx.x / groups, group = blockIdx.x % groups, channels = x.d[1] / groups;

@@ -85,6 +85,23 @@ extern "C" __global__ void k_set_rows(Tensor target, Tensor x, Tensor ids, u64 f
     }
 }
 
+// Contiguous f32 rows over f16 rows, four elements a thread.
+extern "C" __global__ void k_set_rows_f16(u64 target, i64 stride, i64 rows, u64 x, u64 ids, int quads, u64 faults,
+                                          u32 fault) {
+    i64 t = blockIdx.y, id = ((const int *)ids)[t];
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (id < 0 || id >= rows) {
+        if (c == 0) report(faults, fault);
+        return;
+    }
+    if (c >= quads) return;
+    float4 v = ((const float4 *)x)[t * quads + c];
+    uint2 halves;
+    halves.x = (u32)float_to_half(v.x) | (u32)float_to_half(v.y) << 16;
+    halves.y = (u32)float_to_half(v.z) | (u32)float_to_half(v.w) << 16;
+    ((uint2 *)(target + id * stride))[c] = halves;
+}
+
 extern "C" __global__ void k_repeat(Tensor x, Tensor out) {
     FOR_EACH(n, count(out)) {
         Position i = position(out, n);

@@ -1,6 +1,6 @@
 //! Attention: pieces of the keys side by side, then a merge.
 
-use quadriga_graph::{Attention, NodeId};
+use quadriga_graph::{Attention, DType, NodeId};
 use quadriga_runtime::BackendError;
 
 use super::Lowering;
@@ -50,7 +50,8 @@ impl Lowering<'_> {
             piece,
             pieces,
         };
-        let function = self.function(File::Attention, c"k_attention")?;
+        let name = half_rows(&k, &v).unwrap_or(c"k_attention");
+        let function = self.function(File::Attention, name)?;
         self.push(
             Launch::new(function, [grid(pieces), grid(h), grid(b * t)], WARPS * 32)
                 .shared(shared)
@@ -68,4 +69,19 @@ impl Lowering<'_> {
         self.push(Launch::new(merge, [grid(h), grid(b * t), 1], 128).arg(partial).arg(out).arg(pieces));
         Ok(())
     }
+}
+
+/// The kernel for f16 keys and values whose rows can be loaded whole, where there is one for their length.
+fn half_rows(k: &Described, v: &Described) -> Option<&'static std::ffi::CStr> {
+    let name = match k.dims[3] {
+        64 => c"k_attention_64",
+        128 => c"k_attention_128",
+        256 => c"k_attention_256",
+        _ => return None,
+    };
+    let aligned = |t: &Described| {
+        t.address.is_multiple_of(16) && t.strides.iter().take(3).all(|stride| stride % 16 == 0)
+    };
+    let half = |t: &Described| t.dtype == DType::F16.id() && t.dims[3] == k.dims[3] && aligned(t);
+    (half(k) && half(v)).then_some(name)
 }

@@ -191,6 +191,27 @@ impl Lowering<'_> {
             Op::SetRows => {
                 let (faults, fault) = self.fault(node, "a row index is out of range");
                 let ids = inputs.get(2).copied().unwrap_or_default();
+                let flat = x.dims[0] == 1 && x.dims[1] == 1 && ids.strides[3] == 4 && second.rows() < 65_536;
+                let halves = x.dtype == DType::F16.id()
+                    && x.strides[3] == 2
+                    && x.address.is_multiple_of(8)
+                    && x.strides[2] % 8 == 0;
+                if flat && halves && is_dense_f32(&second) {
+                    let quads = second.dims[3] as u32 / 4;
+                    let function = self.function(File::Rows, c"k_set_rows_f16")?;
+                    self.push(
+                        Launch::new(function, [quads.div_ceil(128), second.rows() as u32, 1], 128)
+                            .arg(x.address)
+                            .arg(x.strides[2])
+                            .arg(x.dims[2])
+                            .arg(second.address)
+                            .arg(ids.address)
+                            .arg(quads as i32)
+                            .arg(faults)
+                            .arg(fault),
+                    );
+                    return Ok(());
+                }
                 let launch = self.rows(c"k_set_rows", second.rows(), second.dims[3])?;
                 launch.arg(x).arg(second).arg(ids).arg(faults).arg(fault)
             }
@@ -272,6 +293,18 @@ impl Lowering<'_> {
                 self.fuse(next);
             }
         }
+        if mode == 1
+            && weight.address != 0
+            && weight.dims == [1, 1, 1, x.dims[3]]
+            && let Some(quads) = [x, out, weight].iter().all(is_dense_f32).then_some(x.dims[3] as u32 / 4)
+            && quads <= 4096
+        {
+            let function = self.function(File::Norm, c"k_rms_rows")?;
+            let threads = quads.div_ceil(4).next_multiple_of(32).clamp(128, 1024);
+            let launch = Launch::new(function, [x.rows() as u32, 1, 1], threads);
+            self.push(launch.arg(x.address).arg(weight.address).arg(out.address).arg(quads as i32).arg(eps));
+            return Ok(());
+        }
         let function = self.function(File::Norm, c"k_row_norm")?;
         let threads = (x.dims[3] as u32).div_ceil(32).clamp(1, 32) * 32;
         let launch = Launch::new(function, [x.rows() as u32, 1, 1], threads);
@@ -334,6 +367,16 @@ impl Lowering<'_> {
         );
         Ok(())
     }
+}
+
+/// Whether a tensor is contiguous f32 in rows of whole, aligned float4s.
+fn is_dense_f32(t: &Described) -> bool {
+    let [_, d1, d2, d3] = t.dims;
+    t.dtype == DType::F32.id()
+        && t.address.is_multiple_of(16)
+        && d3 % 4 == 0
+        && t.strides[3] == 4
+        && (t.rows() == 1 || t.strides == [d1 * d2 * d3 * 4, d2 * d3 * 4, d3 * 4, 4])
 }
 
 /// The two halves of each row.
