@@ -131,7 +131,9 @@ fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining()
             }
             let backend = Backend::builder().isa(isa).threads(2).build().unwrap();
             let nmse = error(&run(&graph, &backend, false, &runs), &right);
-            assert!(nmse < 1e-5, "{isa}, plain weights, {dtype}: {nmse:e}");
+            // Attention over an f16 or q8_0 cache may round scores to bf16 tiles; over f32 it may not.
+            let limit = if cache == DType::F32 { 1e-5 } else { 1e-3 };
+            assert!(nmse < limit, "{isa}, plain weights, {dtype}: {nmse:e}");
         }
     }
 }
