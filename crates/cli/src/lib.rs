@@ -21,9 +21,9 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.gguf");
+//! # let ones: Vec<u8> = [1f32; 64 * 32].iter().flat_map(|one| one.to_ne_bytes()).collect();
 //! # let mut writer = gguf::Writer::new();
 //! # writer.set("general.architecture", "llama")?;
-//! # let ones: Vec<u8> = [1f32; 64 * 32].iter().flat_map(|one| one.to_ne_bytes()).collect();
 //! # writer.tensor_bytes("blk.0.ffn_up.weight", DType::F32, [64, 32], &ones)?;
 //! # writer.write(&path)?;
 //! let file = gguf::File::open(&path)?;
