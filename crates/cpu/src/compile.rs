@@ -26,7 +26,7 @@ pub(crate) fn compile(
 ) -> Result<CpuProgram, BackendError> {
     let mut compiler = Compiler { split, uses: HashMap::new(), tables: RopeTables::default() };
     let mut items: Vec<Item> = Vec::new();
-    let mut names = Vec::new();
+    let (mut names, mut nodes) = (Vec::new(), Vec::new());
     for &id in split.nodes {
         let first = items.len();
         compiler.node(shared, id, &mut items)?;
@@ -36,6 +36,7 @@ pub(crate) fn compile(
                 item.set_name(names.len(), label);
             }
             names.push(split.graph.node_name(id));
+            nodes.push(id);
         }
     }
     let own_bytes = compiler.tables.bytes();
@@ -43,7 +44,8 @@ pub(crate) fn compile(
     uses.sort_unstable_by_key(|used| Arc::as_ptr(&used.buffer).cast::<u8>().addr());
     let (steps, work_bytes) = join(items, fuse);
     let labels = if shared.ledger.is_some() { steps.iter().map(Step::label).collect() } else { Vec::new() };
-    let mut program = CpuProgram { steps, uses, names, labels, work_bytes, own_bytes };
+    let mut program =
+        CpuProgram { steps, uses, names, nodes, labels, work_bytes, own_bytes, marks: Vec::new() };
     program.reserve(shared)?;
     Ok(program)
 }

@@ -94,17 +94,17 @@ fn finish(step: Growing, needs: &mut Vec<WorkBytes>) -> Step {
         Growing::Single(parts) => Step::Single(parts),
         Growing::Shared(parts) => Step::Shared(parts),
         Growing::Products(products) => {
-            let name = products.first().map_or(0, Product::name);
+            let names = products.iter().map(Product::name).collect();
             for product in &products {
                 let need = product.work_need();
                 needs.push(Box::new(move |threads| need.bytes(threads)));
             }
             let label = format!("mul_mat × {}", products.len());
-            Step::Team { team: Box::new(Multiplication(products)), name, label }
+            Step::Team { team: Box::new(Multiplication(products)), names, label }
         }
         Growing::Team(TeamItem { team, work_bytes, name, label, .. }) => {
             needs.push(work_bytes);
-            Step::Team { team, name, label: label.to_owned() }
+            Step::Team { team, names: vec![name], label: label.to_owned() }
         }
     }
 }

@@ -1,9 +1,11 @@
 //! A compiled split and how it runs: one wake of the pool, a barrier between steps.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-use quadriga_runtime::{BackendError, Buffer, Program};
+use quadriga_graph::NodeId;
+use quadriga_runtime::{BackendError, Buffer, Program, StepTime};
 
 use crate::NAME;
 use crate::backend::Shared;
@@ -32,12 +34,16 @@ pub(crate) struct CpuProgram {
     pub(crate) uses: Vec<Use>,
     /// Names of the nodes, for messages.
     pub(crate) names: Vec<String>,
+    /// The nodes themselves, each where its name is.
+    pub(crate) nodes: Vec<NodeId>,
     /// What each step does, if times are taken.
     pub(crate) labels: Vec<String>,
     /// Work memory for a number of threads.
     pub(crate) work_bytes: WorkBytes,
     /// Memory of the program's own that steps point to.
     pub(crate) own_bytes: usize,
+    /// Of the latest run that was timed: when each step began, and when the last one ended.
+    pub(crate) marks: Vec<Instant>,
 }
 
 /// The buffers of a program, held.
@@ -79,8 +85,21 @@ impl CpuProgram {
         Shared::grow(&mut memory, self.needs(shared.pool.threads())?)
     }
 
-    /// Runs all steps.
-    pub(crate) fn run(&mut self, shared: &Shared) -> Result<(), BackendError> {
+    /// Runs all steps, and takes their times if asked to.
+    pub(crate) fn run(&mut self, shared: &Shared, timed: bool) -> Result<(), BackendError> {
+        // The first thread writes; the lock is never waited for.
+        let mut marks = std::mem::take(&mut self.marks);
+        marks.clear();
+        let marks = timed.then(|| Mutex::new(marks));
+        let ran = self.run_steps(shared, marks.as_ref());
+        if let Some(marks) = marks {
+            self.marks = marks.into_inner().unwrap_or_else(PoisonError::into_inner);
+            self.marks.push(Instant::now());
+        }
+        ran
+    }
+
+    fn run_steps(&self, shared: &Shared, marks: Option<&Mutex<Vec<Instant>>>) -> Result<(), BackendError> {
         let _held = Held::new(&self.uses);
         // Held to the end: no other program uses the work memory, and the number of threads stays.
         let mut memory = shared.work();
@@ -97,6 +116,9 @@ impl CpuProgram {
                 }
                 if let Some(clock) = &mut clock {
                     clock.begin(i);
+                }
+                if let Some(marks) = marks.filter(|_| worker.index() == 0) {
+                    marks.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
                 }
                 step.run(worker, work)?;
             }
@@ -126,6 +148,27 @@ impl CpuProgram {
 impl Program for CpuProgram {
     fn scratch_bytes(&self) -> usize {
         self.own_bytes
+    }
+
+    fn step_times(&self) -> Vec<StepTime> {
+        let Some(first) = self.marks.first() else { return Vec::new() };
+        // A product's activations may be prepared in an earlier step: the node belongs to the step that ends it.
+        let mut last = vec![0; self.nodes.len()];
+        for (number, step) in self.steps.iter().enumerate() {
+            for name in step.names() {
+                last.iter_mut().skip(name).take(1).for_each(|last| *last = number);
+            }
+        }
+        let spans = self.marks.iter().zip(self.marks.iter().skip(1));
+        let time = |((number, step), (begin, end)): ((usize, &Step), (&Instant, &Instant))| {
+            let ended = step.names().into_iter().filter(|name| last.get(*name) == Some(&number));
+            StepTime {
+                nodes: ended.filter_map(|name| self.nodes.get(name).copied()).collect(),
+                start: begin.saturating_duration_since(*first).as_secs_f64(),
+                seconds: end.saturating_duration_since(*begin).as_secs_f64(),
+            }
+        };
+        self.steps.iter().enumerate().zip(spans).map(time).collect()
     }
 
     fn as_any(&mut self) -> &mut dyn Any {

@@ -44,7 +44,12 @@ impl Queue for CpuQueue {
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
         let program = program.as_any().downcast_mut::<CpuProgram>().ok_or_else(|| foreign("program"))?;
-        program.run(&self.shared)
+        program.run(&self.shared, false)
+    }
+
+    fn run_timed(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
+        let program = program.as_any().downcast_mut::<CpuProgram>().ok_or_else(|| foreign("program"))?;
+        program.run(&self.shared, true)
     }
 
     fn record(&mut self, event: &dyn Event) -> Result<(), BackendError> {

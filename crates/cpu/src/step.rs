@@ -173,8 +173,8 @@ pub(crate) enum Step {
     Team {
         /// The work.
         team: Box<dyn Team>,
-        /// Index of the node's name in the program.
-        name: usize,
+        /// Indices of the nodes' names in the program.
+        names: Vec<usize>,
         /// What it does.
         label: String,
     },
@@ -189,6 +189,17 @@ impl Step {
             }
             Step::Team { label, .. } => label.clone(),
         }
+    }
+
+    /// Indices of the names of the nodes that the step computes, each once.
+    pub(crate) fn names(&self) -> Vec<usize> {
+        let mut names: Vec<usize> = match self {
+            Step::Single(parts) | Step::Shared(parts) => parts.iter().map(|part| part.name).collect(),
+            Step::Team { names, .. } => names.clone(),
+        };
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 
     /// This thread's share of the step.
@@ -208,9 +219,11 @@ impl Step {
                     parts.iter().try_for_each(|part| run_part(part, range.clone(), work))
                 })
             }
-            Step::Team { team, name, .. } => team.run(worker, work).map_err(|error| match error {
+            Step::Team { team, names, .. } => team.run(worker, work).map_err(|error| match error {
                 TeamError::Stopped(stopped) => Failure::Stopped(stopped),
-                TeamError::Data(reason) => Failure::Part { name: *name, reason },
+                TeamError::Data(reason) => {
+                    Failure::Part { name: names.first().copied().unwrap_or_default(), reason }
+                }
             }),
         }
     }

@@ -198,8 +198,25 @@ pub trait Program: Send {
         0
     }
 
+    /// The times of the steps of the latest run that was [timed](Queue::run_timed) and is done, in order. Nothing, where
+    /// the backend takes no such times.
+    fn step_times(&self) -> Vec<StepTime> {
+        Vec::new()
+    }
+
     /// The concrete type, for the backend that made it.
     fn as_any(&mut self) -> &mut dyn Any;
+}
+
+/// How long one step of a program took.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepTime {
+    /// The nodes that it computed, as one; a node of several steps is named in the last. None, where it only prepares.
+    pub nodes: Vec<NodeId>,
+    /// Seconds from the start of the program.
+    pub start: f64,
+    /// How long it took.
+    pub seconds: f64,
 }
 
 /// A point in a queue's work that other queues, and the host, can wait for. Before it was first recorded it counts
@@ -232,6 +249,11 @@ pub trait Queue: Send {
 
     /// Runs a program that this backend compiled.
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError>;
+
+    /// As [`Queue::run`], and takes the time of each step for [`Program::step_times`]. A backend that cannot just runs.
+    fn run_timed(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
+        self.run(program)
+    }
 
     /// Marks this point of the queue; `event` was made by the same backend.
     fn record(&mut self, event: &dyn Event) -> Result<(), BackendError>;

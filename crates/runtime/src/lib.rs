@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod cost;
 mod error;
 pub mod memory;
 mod runtime_error;
@@ -45,13 +46,14 @@ mod trace;
 
 pub use backend::{
     Backend, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Place, Program, Queue, Refusal, Region,
-    SplitSource, Usage, WeightLayout, check_range, compute_once,
+    SplitSource, StepTime, Usage, WeightLayout, check_range, compute_once,
 };
+pub use cost::Cost;
 pub use error::BackendError;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
-    BackendBytes, Copy, Decision, Explanation, IntoGraph, LeafUse, NodeLine, Plan, Reason, Scheduler, Split,
-    Splits, Step,
+    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoGraph, LeafUse, NodeLine,
+    PLAN_SCHEMA, Plan, Reason, Scheduler, Split, SplitLine, Splits, Step, StorageLine, StorageUse,
 };
 pub use session::{Element, Key, Observed, Progress, Session, Values, WeightStore};
-pub use trace::{BackendTime, CopyTime, SplitTime, Trace};
+pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

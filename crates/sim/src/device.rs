@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use quadriga_graph::{Data, Fingerprint, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) used: AtomicU64,
     /// The latest moment that any queue has reached, as bits of an `f64` that is never negative.
     latest: AtomicU64,
+    /// When the device was made.
+    pub(crate) made: Instant,
     /// Graphs of living programs, each kept once.
     graphs: Mutex<HashMap<Fingerprint, Weak<Graph>>>,
 }
@@ -69,6 +72,7 @@ impl Sim {
                 faults: Faults::default(),
                 used: AtomicU64::new(0),
                 latest: AtomicU64::new(0),
+                made: Instant::now(),
                 graphs: Mutex::default(),
             }),
         }

@@ -1,14 +1,16 @@
 //! A compiled split: for each node where its inputs and its result are.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use quadriga_conformance::compute_node;
 use quadriga_graph::{Graph, NodeId};
-use quadriga_runtime::{BackendError, Layout, Place, Program, Region, SplitSource};
+use quadriga_runtime::{BackendError, Layout, Place, Program, Region, SplitSource, StepTime};
 
 use crate::device::Shared;
 use crate::memory::SimBuffer;
+use crate::settings::Clock;
 
 /// The arrangement of packed weights: every bit turned over. Whoever takes it for plain gets nonsense.
 pub(crate) const PACKED: Layout = Layout::Packed(7);
@@ -24,6 +26,8 @@ pub(crate) struct Steps {
     device: Arc<Shared>,
     graph: Arc<Graph>,
     steps: Vec<Step>,
+    /// Of the latest run that was timed, by the host's clock: when each step began, and when the last one ended.
+    marks: Mutex<Vec<Instant>>,
 }
 
 /// A compiled split.
@@ -32,6 +36,10 @@ pub(crate) struct SimProgram {
 }
 
 impl Program for SimProgram {
+    fn step_times(&self) -> Vec<StepTime> {
+        self.steps.times()
+    }
+
     fn as_any(&mut self) -> &mut dyn Any {
         self
     }
@@ -66,7 +74,8 @@ impl SimProgram {
             let inputs: Result<Vec<Place>, _> = graph.inputs(*node).iter().map(|id| place(*id)).collect();
             steps.push(Step { node: *node, inputs: inputs?, output: place(n.output())?.region });
         }
-        Ok(SimProgram { steps: Arc::new(Steps { device: Arc::clone(device), graph, steps }) })
+        let (device, marks) = (Arc::clone(device), Mutex::default());
+        Ok(SimProgram { steps: Arc::new(Steps { device, graph, steps, marks }) })
     }
 }
 
@@ -82,12 +91,32 @@ impl Steps {
         self.steps.len() as f64 * self.device.settings.node_seconds
     }
 
+    /// The times of the steps, by the device's clock.
+    fn times(&self) -> Vec<StepTime> {
+        let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(first) = marks.first() else { return Vec::new() };
+        let each = self.device.settings.node_seconds;
+        let spans = marks.iter().zip(marks.iter().skip(1)).enumerate();
+        let time = |(step, (number, (begin, end))): (&Step, (usize, (&Instant, &Instant)))| {
+            let (start, seconds) = match self.device.settings.clock {
+                Clock::Virtual | Clock::Real => (number as f64 * each, each),
+                Clock::Host => ((*begin - *first).as_secs_f64(), (*end - *begin).as_secs_f64()),
+            };
+            StepTime { nodes: vec![step.node], start, seconds }
+        };
+        self.steps.iter().zip(spans).map(time).collect()
+    }
+
     /// Computes all nodes.
-    pub(crate) fn run(&self, scratch: &mut Scratch) -> Result<(), BackendError> {
+    pub(crate) fn run(&self, scratch: &mut Scratch, timed: bool) -> Result<(), BackendError> {
+        let mut marks = Vec::new();
         if !self.device.settings.computes {
             return Ok(());
         }
         for step in &self.steps {
+            if timed {
+                marks.push(Instant::now());
+            }
             while scratch.inputs.len() < step.inputs.len() {
                 scratch.inputs.push(Vec::new());
             }
@@ -108,6 +137,10 @@ impl Steps {
                 }
             })?;
             put(&step.output, &scratch.output)?;
+        }
+        if timed {
+            marks.push(Instant::now());
+            *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = marks;
         }
         Ok(())
     }

@@ -18,7 +18,8 @@ enum Command {
     Write(Region, Vec<u8>),
     Read(Region),
     Copy(Region, Region),
-    Run(Arc<Steps>),
+    /// What to run, and whether to take the times of its steps.
+    Run(Arc<Steps>, bool),
     Record(Arc<EventShared>, u64),
     Wait(Arc<EventShared>, u64),
     Stop,
@@ -59,6 +60,14 @@ struct Worker {
 }
 
 impl Worker {
+    /// What the queue's clock says.
+    fn now(&self) -> f64 {
+        match self.device.settings.clock {
+            Clock::Virtual | Clock::Real => self.seconds,
+            Clock::Host => self.device.made.elapsed().as_secs_f64(),
+        }
+    }
+
     fn take_time(&mut self, seconds: f64) {
         self.seconds += seconds;
         if self.device.settings.clock == Clock::Real && seconds > 0.0 {
@@ -91,10 +100,10 @@ impl Worker {
                 get(from, &mut self.bytes)?;
                 put(to, &self.bytes)
             }
-            Command::Run(steps) => {
+            Command::Run(steps, timed) => {
                 self.device.faults.check(&self.device.settings.name, What::Run)?;
                 self.take_time(steps.seconds());
-                steps.run(&mut self.scratch)
+                steps.run(&mut self.scratch, *timed)
             }
             Command::Wait(event, recording) => {
                 self.seconds = self.seconds.max(event.wait_for(*recording)?);
@@ -119,7 +128,7 @@ impl Worker {
             let result = match (&command, &failed) {
                 (Command::Stop, _) => return,
                 (Command::Record(event, recording), _) => {
-                    event.pass(*recording, self.seconds, failed.clone());
+                    event.pass(*recording, self.now(), failed.clone());
                     Ok(())
                 }
                 // After a failure the rest is skipped until somebody has seen it.
@@ -203,12 +212,22 @@ impl SimQueue {
             }
             Kind::Inline(worker) => match command {
                 Command::Record(event, recording) => {
-                    event.pass(recording, worker.seconds, None);
+                    event.pass(recording, worker.now(), None);
                     Ok(())
                 }
                 command => worker.work(&command, &mut Vec::new()),
             },
         }
+    }
+
+    fn give_program(&mut self, program: &mut dyn Program, timed: bool) -> Result<(), BackendError> {
+        let Some(program) = program.as_any().downcast_ref::<SimProgram>() else {
+            return Err(BackendError::Foreign {
+                backend: self.device.settings.name.clone(),
+                what: "program",
+            });
+        };
+        self.give(Command::Run(Arc::clone(&program.steps), timed))
     }
 
     /// Waits until all is done, and hands over the first failure.
@@ -291,13 +310,11 @@ impl Queue for SimQueue {
     }
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
-        let Some(program) = program.as_any().downcast_ref::<SimProgram>() else {
-            return Err(BackendError::Foreign {
-                backend: self.device.settings.name.clone(),
-                what: "program",
-            });
-        };
-        self.give(Command::Run(Arc::clone(&program.steps)))
+        self.give_program(program, false)
+    }
+
+    fn run_timed(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
+        self.give_program(program, true)
     }
 
     fn record(&mut self, event: &dyn Event) -> Result<(), BackendError> {

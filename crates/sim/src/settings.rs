@@ -16,6 +16,8 @@ pub enum Clock {
     Virtual,
     /// The device really takes its time.
     Real,
+    /// The host's: the time that the work really takes, however long it would have taken.
+    Host,
 }
 
 /// Says why a node is refused, if it is.

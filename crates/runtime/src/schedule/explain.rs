@@ -1,81 +1,28 @@
-//! A plan in words: splits, copies, bytes, and the reason for every decision; also as JSON and as a picture.
+//! A plan in words: splits, copies, bytes, and the reason for every decision; also in the dot language.
 
 use std::fmt;
 
 use quadriga_graph::{NodeId, TensorId};
-use serde::Serialize;
 
-use super::order::Step;
-use super::plan::{BackendBytes, Plan};
-use super::{Copy, Decision, Reason, Split};
-
-/// Everything that a plan decided, as data.
-#[derive(Clone, Debug, Serialize)]
-pub struct Explanation {
-    /// The graph's fingerprint.
-    pub graph: String,
-    /// Bytes per backend.
-    pub backends: Vec<BackendBytes>,
-    /// The splits.
-    pub splits: Vec<Split>,
-    /// The copies.
-    pub copies: Vec<Copy>,
-    /// What a run does, in order.
-    pub order: Vec<Step>,
-    /// For each node its name and place; views are left out.
-    pub nodes: Vec<NodeLine>,
-}
-
-/// A node of an [`Explanation`].
-#[derive(Clone, Debug, Serialize)]
-pub struct NodeLine {
-    /// Its number.
-    pub node: usize,
-    /// Its name.
-    pub name: String,
-    /// Its operation.
-    pub operation: &'static str,
-    /// The split it is in.
-    pub split: usize,
-    /// Where it runs, and why.
-    #[serde(flatten)]
-    pub decision: Decision,
-}
+use super::Reason;
+use super::plan::Plan;
 
 impl Plan {
-    /// Everything that was decided, as data.
-    pub fn explain(&self) -> Explanation {
-        let (graph, splits) = (self.graph(), self.splits());
-        let line = |node: NodeId| {
-            let split = *splits.split_of_node.get(node.index())?;
-            Some(NodeLine {
-                node: node.index(),
-                name: graph.node_name(node),
-                operation: graph.get_node(node)?.op().name(),
-                split: (split != u32::MAX).then_some(split as usize)?,
-                decision: self.decision(node)?,
-            })
-        };
-        Explanation {
-            graph: graph.fingerprint().to_string(),
-            backends: self.bytes(),
-            splits: splits.splits.clone(),
-            copies: splits.copies.clone(),
-            order: self.order().to_vec(),
-            nodes: graph.node_ids().filter_map(line).collect(),
+    /// The reason for a node's place, in words.
+    pub fn reason(&self, node: NodeId) -> String {
+        let output = self.graph().get_node(node).map(|n| n.output());
+        let storage = output.and_then(|output| self.graph().get(output)).map(|t| t.storage());
+        match storage.filter(|_| self.decision(node).is_some()) {
+            Some(storage) => self.reason_of(storage),
+            None => "a view of a leaf".to_owned(),
         }
     }
 
-    /// The explanation as JSON.
-    pub fn to_json(&self) -> String {
-        serde_json::to_string(&self.explain()).unwrap_or_default()
-    }
-
-    /// The reason for a node's place, in words.
-    pub fn reason(&self, node: NodeId) -> String {
-        let Some(decision) = self.decision(node) else { return "a view of a leaf".to_owned() };
+    /// The reason for a storage's place, in words.
+    pub(crate) fn reason_of(&self, storage: TensorId) -> String {
+        let Some((reason, refused_by)) = self.reason_for(storage) else { return String::new() };
         let name = |index: usize| self.graph().name(TensorId::from_index(index));
-        let why = match decision.reason {
+        let why = match reason {
             Reason::Pinned => "placed by the caller".to_owned(),
             Reason::HoldsSource { tensor } => format!("{} lives there", name(tensor)),
             Reason::FollowsSource { tensor } => format!("follows {}", name(tensor)),
@@ -88,7 +35,7 @@ impl Plan {
             Reason::Preferred => "most preferred".to_owned(),
             Reason::WhereRead => "wherever it is read".to_owned(),
         };
-        match decision.refused_by.and_then(|backend| self.backends().get(backend)) {
+        match refused_by.and_then(|backend| self.backends().get(backend)) {
             Some(backend) => format!("{why}; {} does not compute it", backend.name()),
             None => why,
         }

@@ -7,6 +7,7 @@
 mod assign;
 mod check;
 mod explain;
+mod explanation;
 mod order;
 mod plan;
 mod scheduler;
@@ -15,7 +16,9 @@ mod space;
 mod split;
 
 pub use assign::Reason;
-pub use explain::{Explanation, NodeLine};
+pub use explanation::{
+    BackendLine, CopyLine, Explanation, NodeLine, PLAN_SCHEMA, SplitLine, StorageLine, StorageUse,
+};
 pub use order::Step;
 pub use plan::{BackendBytes, Decision, Plan};
 pub use scheduler::{IntoGraph, Scheduler};

@@ -126,11 +126,14 @@ impl Plan {
     pub fn decision(&self, node: NodeId) -> Option<Decision> {
         let output = self.inner.graph.get_node(node)?.output();
         let storage = self.inner.graph.get(output)?.storage();
-        Some(Decision {
-            backend: self.home(storage)?,
-            reason: *self.inner.homes.reason.get(storage.index())?,
-            refused_by: self.inner.homes.refused.get(&storage).map(|b| usize::from(*b)),
-        })
+        let (reason, refused_by) = self.reason_for(storage)?;
+        Some(Decision { backend: self.home(storage)?, reason, refused_by })
+    }
+
+    /// Why a storage is where it is, and which backend refused it.
+    pub(crate) fn reason_for(&self, storage: TensorId) -> Option<(Reason, Option<usize>)> {
+        let refused_by = self.inner.homes.refused.get(&storage).map(|b| usize::from(*b));
+        Some((*self.inner.homes.reason.get(storage.index())?, refused_by))
     }
 
     /// The copy through which a backend reads a tensor that lives elsewhere.

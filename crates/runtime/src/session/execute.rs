@@ -11,10 +11,11 @@
 use quadriga_graph::TensorId;
 
 use super::compile::Compiled;
-use super::journey::{Journey, Side, timed};
+use super::journey::{Journey, timed};
 use super::lane::Lane;
 use super::timing::Timing;
 use crate::schedule::{Plan, Step};
+use crate::trace::{Detail, Stream};
 use crate::{BackendError, Program, Region, RuntimeError};
 
 /// What a run works on.
@@ -79,10 +80,18 @@ impl Run<'_> {
         let lane = &mut self.lanes[backend];
         let ran = match &mut self.timing {
             None => lane.compute.run(&mut *programs[bank]),
-            Some(timing) => timed(lane, Side::Compute, timing, (Step::Split(number), backend), |queue| {
-                queue.run(&mut *programs[bank]).map(|()| true)
-            })
-            .map(|_| ()),
+            Some(timing) => {
+                let detail = timing.detail;
+                timed(lane, Stream::Compute, timing, (Step::Split(number), backend), |queue| {
+                    let program = &mut *programs[bank];
+                    match detail {
+                        Detail::Splits => queue.run(program),
+                        Detail::Operations => queue.run_timed(program),
+                    }
+                    .map(|()| true)
+                })
+                .map(|_| ())
+            }
         };
         ran.map_err(|error| self.in_split(number, error))?;
         self.finish_split(number)

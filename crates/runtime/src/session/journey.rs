@@ -4,11 +4,13 @@
 //! the host carries them. Which of these it is, is found out when a copy is first made, and kept.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::compile::{Moving, Route, event_of, staging};
 use super::lane::Lane;
-use super::timing::{Timing, mark};
+use super::timing::{Mark, Timing, mark};
 use crate::schedule::{Plan, Step};
+use crate::trace::Stream;
 use crate::{BackendError, Event, Queue, Region, RuntimeError};
 
 /// A copy of a run.
@@ -23,38 +25,28 @@ pub(crate) struct Journey<'r> {
     pub(crate) timing: &'r mut Option<Timing>,
 }
 
-/// Which of a lane's queues does something.
-#[derive(Clone, Copy)]
-pub(crate) enum Side {
-    Compute,
-    Incoming,
-    Outgoing,
-}
-
-impl Side {
-    fn queue(self, lane: &mut Lane) -> &mut dyn Queue {
-        match self {
-            Side::Compute => &mut *lane.compute,
-            Side::Incoming => lane.incoming(),
-            Side::Outgoing => lane.outgoing(),
-        }
+fn queue_of(lane: &mut Lane, stream: Stream) -> &mut dyn Queue {
+    match stream {
+        Stream::Compute => &mut *lane.compute,
+        Stream::Incoming => lane.incoming(),
+        Stream::Outgoing => lane.outgoing(),
     }
 }
 
 /// Does something on a queue between two marks. What was not done (`false`) is not written down.
 pub(crate) fn timed(
     lane: &mut Lane,
-    side: Side,
+    stream: Stream,
     timing: &mut Timing,
-    (step, number): (Step, usize),
+    what: (Step, usize),
     work: impl FnOnce(&mut dyn Queue) -> Result<bool, BackendError>,
 ) -> Result<bool, BackendError> {
     let (backend, asynchronous) = (Arc::clone(&lane.backend), lane.traffic.is_some());
-    let queue = side.queue(lane);
+    let queue = queue_of(lane, stream);
     let begin = mark(&backend, asynchronous, queue)?;
     let done = work(queue)?;
     if done {
-        timing.add(step, number, begin, mark(&backend, asynchronous, queue)?);
+        timing.add(what, stream, begin, mark(&backend, asynchronous, queue)?);
     }
     Ok(done)
 }
@@ -63,8 +55,8 @@ impl Journey<'_> {
     pub(crate) fn make(&mut self, plan: &Plan) -> Result<(), BackendError> {
         match self.moving.route {
             Route::Unknown => self.find(plan),
-            Route::Pull => self.leg(self.to, Side::Incoming).map(|_| ()),
-            Route::Push => self.leg(self.from, Side::Outgoing).map(|_| ()),
+            Route::Pull => self.leg(self.to, Stream::Incoming).map(|_| ()),
+            Route::Push => self.leg(self.from, Stream::Outgoing).map(|_| ()),
             Route::Bounce { .. } => self.bounce().map(|_| ()),
             Route::Host(_) => self.carry(),
         }
@@ -78,12 +70,12 @@ impl Journey<'_> {
             Err(_) => Ok(None),
         };
         self.moving.done = event(self.to)?;
-        if self.leg(self.to, Side::Incoming)? {
+        if self.leg(self.to, Stream::Incoming)? {
             self.moving.route = Route::Pull;
             return Ok(());
         }
         self.moving.done = event(self.from)?;
-        if self.leg(self.from, Side::Outgoing)? {
+        if self.leg(self.from, Stream::Outgoing)? {
             self.moving.route = Route::Push;
             return Ok(());
         }
@@ -102,33 +94,33 @@ impl Journey<'_> {
     }
 
     /// All of the way on one queue; `false` if it cannot reach both sides.
-    fn leg(&mut self, lane: usize, side: Side) -> Result<bool, BackendError> {
+    fn leg(&mut self, lane: usize, stream: Stream) -> Result<bool, BackendError> {
         let [source, free] = self.waits.clone();
         let (from, to, done) = (self.moving.from.clone(), self.moving.to.clone(), self.moving.done.clone());
-        self.transfer(lane, side, [source, free], (&from, &to), done)
+        self.transfer(lane, stream, [source, free], (&from, &to), done)
     }
 
     /// Waits, copies and records on one queue; `false` if it cannot reach both sides.
     fn transfer(
         &mut self,
         number: usize,
-        side: Side,
+        stream: Stream,
         waits: [Option<Arc<dyn Event>>; 2],
         (from, to): (&Region, &Region),
         done: Option<Arc<dyn Event>>,
     ) -> Result<bool, BackendError> {
         let Some(lane) = self.lanes.get_mut(number) else { return Ok(false) };
         for event in waits.iter().flatten() {
-            side.queue(lane).wait(&**event)?;
+            queue_of(lane, stream).wait(&**event)?;
         }
         let made = match self.timing {
-            None => side.queue(lane).copy(from, to)?,
+            None => queue_of(lane, stream).copy(from, to)?,
             Some(timing) => {
-                timed(lane, side, timing, (Step::Copy(self.copy), number), |queue| queue.copy(from, to))?
+                timed(lane, stream, timing, (Step::Copy(self.copy), number), |queue| queue.copy(from, to))?
             }
         };
         if made && let Some(done) = &done {
-            side.queue(lane).record(&**done)?;
+            queue_of(lane, stream).record(&**done)?;
         }
         Ok(made)
     }
@@ -142,18 +134,19 @@ impl Journey<'_> {
         // The copy of the run before must have left the host memory.
         let sent = self.transfer(
             self.from,
-            Side::Outgoing,
+            Stream::Outgoing,
             [source, done.clone()],
             (&from, &staging),
             filled.clone(),
         )?;
-        Ok(sent && self.transfer(self.to, Side::Incoming, [free, filled], (&staging, &to), done)?)
+        Ok(sent && self.transfer(self.to, Stream::Incoming, [free, filled], (&staging, &to), done)?)
     }
 
     /// Read and written by the host, which waits.
     fn carry(&mut self) -> Result<(), BackendError> {
         let Route::Host(bytes) = &mut self.moving.route else { return Ok(()) };
         let [source, free] = &self.waits;
+        let begin = Mark::Host(Instant::now());
         if let Some(lane) = self.lanes.get_mut(self.from) {
             let sending = lane.outgoing();
             if let Some(event) = source {
@@ -168,6 +161,10 @@ impl Journey<'_> {
             }
             receiving.write(&self.moving.to, bytes)?;
             receiving.synchronize()?;
+        }
+        if let Some(timing) = self.timing {
+            let what = (Step::Copy(self.copy), self.to);
+            timing.add(what, Stream::Incoming, begin, Mark::Host(Instant::now()));
         }
         Ok(())
     }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Session;
+use super::compile::Compiled;
 use super::execute::Run;
 use super::lane::Lane;
 use crate::schedule::{Plan, Step};
-use crate::trace::{BackendTime, CopyTime, SplitTime, Trace};
+use crate::trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace, operation};
 use crate::{Backend, BackendError, Event, Queue, RuntimeError, Values};
 
 /// A moment.
@@ -18,18 +19,28 @@ pub(crate) enum Mark {
     Host(Instant),
 }
 
+/// Something that was done.
+struct Span {
+    step: Step,
+    lane: usize,
+    stream: Stream,
+    begin: Mark,
+    end: Mark,
+}
+
 /// The marks of a run.
 pub(crate) struct Timing {
+    pub(crate) detail: Detail,
     origin: Instant,
     /// For each asynchronous lane its first mark.
     first: Vec<Option<Arc<dyn Event>>>,
-    /// What was done, on which lane, from when to when.
-    spans: Vec<(Step, usize, Mark, Mark)>,
+    /// What was done.
+    spans: Vec<Span>,
 }
 
 impl Timing {
     /// Starts the clocks of all lanes.
-    pub(crate) fn new(lanes: &mut [Lane]) -> Result<Timing, BackendError> {
+    pub(crate) fn new(lanes: &mut [Lane], detail: Detail) -> Result<Timing, BackendError> {
         let mut first = Vec::with_capacity(lanes.len());
         for lane in lanes {
             first.push(match &lane.traffic {
@@ -41,11 +52,11 @@ impl Timing {
                 None => None,
             });
         }
-        Ok(Timing { origin: Instant::now(), first, spans: Vec::new() })
+        Ok(Timing { detail, origin: Instant::now(), first, spans: Vec::new() })
     }
 
-    pub(crate) fn add(&mut self, step: Step, lane: usize, begin: Mark, end: Mark) {
-        self.spans.push((step, lane, begin, end));
+    pub(crate) fn add(&mut self, (step, lane): (Step, usize), stream: Stream, begin: Mark, end: Mark) {
+        self.spans.push(Span { step, lane, stream, begin, end });
     }
 
     /// Start and length of a span, in seconds.
@@ -63,31 +74,55 @@ impl Timing {
         }
     }
 
-    fn trace(&self, plan: &Plan, seconds: f64) -> Trace {
+    fn trace(&self, plan: &Plan, compiled: &Compiled, bank: usize, seconds: f64) -> Trace {
         let of = |backend: &Arc<dyn Backend>| BackendTime {
             backend: backend.name().to_owned(),
             ..BackendTime::default()
         };
         let mut trace =
             Trace { seconds, backends: plan.backends().iter().map(of).collect(), ..Trace::default() };
-        for (step, lane, begin, end) in &self.spans {
+        for Span { step, lane, stream, begin, end } in &self.spans {
             let (start, seconds) = self.measure(*lane, begin, end);
-            let total = trace.backends.get_mut(*lane);
+            let backend = *lane;
+            let total = trace.backends.get_mut(backend);
             match *step {
                 Step::Split(split) => {
                     let nodes = plan.splits().nodes_of(split).len();
-                    trace.splits.push(SplitTime { split, backend: *lane, nodes, start, seconds });
+                    trace.splits.push(SplitTime { split, backend, nodes, start, seconds });
                     total.into_iter().for_each(|total| total.compute += seconds);
+                    if self.detail == Detail::Operations {
+                        trace.operations.extend(operations(plan, compiled, (split, backend, bank), start));
+                    }
                 }
                 Step::Copy(copy) => {
                     let bytes = plan.splits().copies.get(copy).map_or(0, |copy| copy.bytes);
-                    trace.copies.push(CopyTime { copy, backend: *lane, bytes, start, seconds });
+                    trace.copies.push(CopyTime { copy, backend, stream: *stream, bytes, start, seconds });
                     total.into_iter().for_each(|total| total.copy += seconds);
                 }
             }
         }
         trace
     }
+}
+
+/// What the steps of a split took that began at `start`.
+fn operations(
+    plan: &Plan,
+    compiled: &Compiled,
+    (split, backend, bank): (usize, usize, usize),
+    start: f64,
+) -> impl Iterator<Item = OperationTime> {
+    let programs = compiled.programs.get(split);
+    let program = programs.and_then(|programs| programs.get(bank % programs.len().max(1)));
+    let steps = program.map(|program| program.step_times()).unwrap_or_default();
+    steps.into_iter().map(move |step| OperationTime {
+        split,
+        backend,
+        nodes: step.nodes.iter().map(|node| node.index()).collect(),
+        operation: operation(plan.graph(), &step.nodes),
+        start: start + step.start,
+        seconds: step.seconds,
+    })
 }
 
 /// A mark in a queue of a backend.
@@ -110,10 +145,15 @@ impl Session {
         for (name, values) in inputs {
             self.set(name, *values)?;
         }
+        self.trace(Detail::Splits)
+    }
+
+    /// Runs the current plan with the inputs that are set, waits for the end, and says how long everything took.
+    pub fn trace(&mut self, detail: Detail) -> Result<Trace, RuntimeError> {
         let current = self.ready()?;
         self.check_weights(current)?;
         self.wait()?;
-        let begun = self.begin_traced(current);
+        let begun = self.begin_traced(current, detail);
         let timing = match begun {
             Ok(timing) => timing,
             Err(error) => {
@@ -123,15 +163,16 @@ impl Session {
         };
         self.wait()?;
         let seconds = timing.origin.elapsed().as_secs_f64();
-        match self.entries.get(current) {
-            Some(entry) => Ok(timing.trace(&entry.plan, seconds)),
+        let entry = self.entries.get(current);
+        match entry.and_then(|entry| Some((entry, entry.compiled.as_ref()?))) {
+            Some((entry, compiled)) => Ok(timing.trace(&entry.plan, compiled, entry.inputs.bank, seconds)),
             None => Err(RuntimeError::NoPlan),
         }
     }
 
-    fn begin_traced(&mut self, current: usize) -> Result<Timing, RuntimeError> {
+    fn begin_traced(&mut self, current: usize, detail: Detail) -> Result<Timing, RuntimeError> {
         let fresh_inputs = self.turn_inputs(current)?;
-        let timing = Timing::new(&mut self.lanes).map_err(RuntimeError::device)?;
+        let timing = Timing::new(&mut self.lanes, detail).map_err(RuntimeError::device)?;
         let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
         let Some(compiled) = &mut entry.compiled else { return Err(RuntimeError::NoPlan) };
         self.in_flight = Some(current);

@@ -4,6 +4,7 @@
 mod assignment;
 mod common;
 mod copies;
+mod explanation;
 mod faults;
 mod identical;
 mod large;

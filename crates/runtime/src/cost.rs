@@ -1,0 +1,92 @@
+//! What a node has to do, counted from types and shapes alone.
+
+use quadriga_graph::{DType, Graph, NodeId, Op, Tensor};
+use serde::Serialize;
+
+/// The work of a node: a measure to compare with what a machine can do, not a promise.
+///
+/// Products and attention count a multiplication and an addition for each pair of elements that meet; norms, softmax,
+/// gates and rotations four operations an element; everything else one. Bytes are those of the tensors' own types, each
+/// read or written once: of a look-up only the rows that are picked, of a cache only the rows that are written.
+/// Attention counts all keys that it can look at, whatever spans or masks will hide.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Cost {
+    /// Arithmetic operations.
+    pub operations: u64,
+    /// Bytes read and written.
+    pub traffic: u64,
+}
+
+impl Cost {
+    /// The work of a node; nothing for views.
+    pub fn of(graph: &Graph, node: NodeId) -> Cost {
+        let found = graph.get_node(node).and_then(|n| Some((n.op(), graph.get(n.output())?)));
+        let Some((op, output)) = found.filter(|(op, _)| !op.is_view()) else { return Cost::default() };
+        let inputs: Vec<&Tensor> = graph.inputs(node).iter().filter_map(|id| graph.get(*id)).collect();
+        Cost { operations: operations(op, &inputs, output), traffic: traffic(op, &inputs, output) }
+    }
+
+    /// Both, one after the other.
+    pub fn and(self, other: Cost) -> Cost {
+        Cost {
+            operations: self.operations.saturating_add(other.operations),
+            traffic: self.traffic.saturating_add(other.traffic),
+        }
+    }
+}
+
+fn elements(tensor: &Tensor) -> u64 {
+    tensor.elements() as u64
+}
+
+/// Bytes of so many elements of a type.
+fn bytes_of(dtype: DType, elements: u64) -> u64 {
+    elements / (dtype.block_len() as u64).max(1) * dtype.block_bytes() as u64
+}
+
+fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
+    let cols = |input: usize| inputs.get(input).map_or(0, |tensor| tensor.shape().cols() as u64);
+    let rows = |input: usize| inputs.get(input).map_or(0, |tensor| tensor.dims4()[2] as u64);
+    match op {
+        Op::MulMat | Op::MulMatId => elements(output).saturating_mul(2 * cols(1)),
+        Op::OutProd => elements(output).saturating_mul(2 * rows(0)),
+        Op::Attention(_) => {
+            // Queries by keys, then weights by values.
+            let queries = inputs.first().map_or(0, |query| elements(query) / cols(0).max(1));
+            queries.saturating_mul(2 * rows(1)).saturating_mul(cols(1) + cols(2))
+        }
+        Op::Norm { .. }
+        | Op::RmsNorm { .. }
+        | Op::GroupNorm { .. }
+        | Op::L2Norm { .. }
+        | Op::SoftMax { .. }
+        | Op::Gated { .. }
+        | Op::Rope { .. } => 4 * elements(output),
+        Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax | Op::ArgSort { .. } | Op::TopK { .. } => {
+            inputs.first().map_or(0, |input| elements(input))
+        }
+        Op::GetRows | Op::SetRows | Op::Concat { .. } | Op::Repeat { .. } | Op::Pad { .. } => 0,
+        _ => elements(output),
+    }
+}
+
+fn traffic(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
+    let bytes = |tensor: &Tensor| bytes_of(tensor.dtype(), elements(tensor));
+    let all: u64 = inputs.iter().map(|input| bytes(input)).sum();
+    let [first, rest @ ..] = inputs else { return bytes(output) };
+    let others: u64 = rest.iter().map(|input| bytes(input)).sum();
+    match op {
+        Op::GetRows => bytes_of(first.dtype(), elements(output)) + others + bytes(output),
+        Op::SetRows | Op::CopyInto => {
+            let written = rest.first().map_or(0, |source| bytes_of(first.dtype(), elements(source)));
+            others + written
+        }
+        Op::MulMatId => {
+            // At most as many experts as are asked for.
+            let experts = first.dims4()[1].max(1) as u64;
+            let asked = rest.get(1).map_or(0, |ids| elements(ids)).min(experts);
+            bytes(first) / experts * asked + others + bytes(output)
+        }
+        _ => all + bytes(output),
+    }
+}

@@ -1,0 +1,102 @@
+//! What a plan says about itself: every storage, split and copy, as data that pictures are drawn from.
+
+use quadriga_runtime::{Cost, Detail, PLAN_SCHEMA, Scheduler, StorageUse};
+use quadriga_sim::Sim;
+
+use crate::common::*;
+
+#[test]
+fn storages_add_up_to_what_the_plan_takes() {
+    let devices = [Sim::new("a").build(), host("b")];
+    let plan = Scheduler::new(devices).place(|name| Some((name > "w.2").into())).plan(chain(6)).unwrap();
+    let said = plan.explain();
+    assert_eq!(said.schema, PLAN_SCHEMA);
+    for (number, backend) in said.backends.iter().enumerate() {
+        let mine: Vec<_> = said.storages.iter().filter(|s| s.backend == number).collect();
+        let sum = |usage: StorageUse| -> u64 {
+            mine.iter().filter(|s| s.usage == usage && !s.mapped).map(|s| s.bytes).sum()
+        };
+        assert_eq!(sum(StorageUse::Weight), backend.bytes.weights);
+        assert_eq!(sum(StorageUse::State), backend.bytes.state);
+        assert_eq!(backend.chunks.iter().sum::<u64>(), backend.bytes.compute);
+        assert_eq!(backend.total, backend.bytes.total());
+        // What is in use in a step lies apart, inside its buffer, and its most is the lower bound.
+        let mut most = 0;
+        for step in 0..said.steps {
+            let mut alive: Vec<_> =
+                mine.iter().filter(|s| s.chunk.is_some() && (s.start..s.end).contains(&step)).collect();
+            alive.sort_by_key(|s| (s.chunk, s.offset));
+            for pair in alive.windows(2) {
+                let end = pair[0].offset.unwrap() + pair[0].bytes;
+                assert!(pair[0].chunk != pair[1].chunk || end <= pair[1].offset.unwrap(), "{pair:?}");
+            }
+            for storage in &alive {
+                let size = backend.chunks[storage.chunk.unwrap() as usize];
+                assert!(storage.offset.unwrap() + storage.bytes <= size, "{storage:?}");
+            }
+            most = most.max(alive.iter().map(|s| s.bytes).sum());
+        }
+        assert_eq!(most, backend.lower_bound, "{}", backend.bytes.backend);
+    }
+}
+
+#[test]
+fn nodes_splits_and_copies_name_their_places() {
+    let plan = Scheduler::new([device("a"), device("b")])
+        .place(|name| Some((name > "w.1").into()))
+        .plan(chain(4))
+        .unwrap();
+    let said = plan.explain();
+    for node in &said.nodes {
+        let storage = &said.storages[node.storage.unwrap()];
+        assert_eq!(storage.backend, node.decision.backend, "{node:?}");
+        assert!((storage.start..storage.end).contains(&(node.node as u32)), "{node:?} {storage:?}");
+        assert!(!node.why.is_empty() && !storage.why.is_empty());
+    }
+    let work = |split: usize| {
+        let nodes = said.nodes.iter().filter(|node| node.split == split);
+        nodes.map(|node| node.cost).fold(Cost::default(), Cost::and)
+    };
+    for (number, split) in said.splits.iter().enumerate() {
+        assert_eq!(split.cost, work(number));
+        assert!(split.cost.operations > 0 && split.first <= split.last);
+    }
+    let [copy] = said.copies.as_slice() else { panic!("{:?}", said.copies) };
+    let place = &said.storages[copy.place];
+    assert_eq!((place.usage, place.backend, place.name.as_str()), (StorageUse::Copy, 1, copy.name.as_str()));
+    assert!(place.why.contains("split 1 reads it"), "{}", place.why);
+    // The JSON has the same things under the same names.
+    let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
+    assert_eq!(json["schema"], PLAN_SCHEMA);
+    assert_eq!(json["storages"][copy.place]["usage"], "copy");
+    assert_eq!(json["backends"][1]["lower_bound"], said.backends[1].lower_bound);
+    assert_eq!(json["splits"][0]["operations"], said.splits[0].cost.operations);
+}
+
+#[test]
+fn a_run_can_be_timed_by_operation() {
+    let sim = Sim::new("a").node_seconds(2.0).build();
+    let cpu: std::sync::Arc<dyn quadriga_runtime::Backend> =
+        std::sync::Arc::new(quadriga_cpu::Backend::new().unwrap());
+    let plan = Scheduler::new([sim, cpu]).place(|name| Some((name > "w.1").into())).plan(chain(4)).unwrap();
+    let mut session = plan.session().unwrap();
+    session.set("x", &chain_input()).unwrap();
+    assert!(session.trace(Detail::Splits).unwrap().operations.is_empty());
+    session.set("x", &chain_input()).unwrap();
+    let trace = session.trace(Detail::Operations).unwrap();
+    let simulated: Vec<_> = trace.operations.iter().filter(|o| o.backend == 0).collect();
+    assert_eq!(simulated.len(), 4);
+    assert_eq!((simulated[1].start - trace.splits[0].start, simulated[1].seconds), (2.0, 2.0));
+    assert_eq!((simulated[0].operation.as_str(), simulated[1].operation.as_str()), ("mul_mat", "tanh"));
+    // Steps of the CPU may compute several nodes; together they compute every node once, inside their split.
+    let split = trace.splits.iter().find(|split| split.backend == 1).unwrap();
+    let mut nodes: Vec<usize> = Vec::new();
+    for operation in trace.operations.iter().filter(|o| o.backend == 1) {
+        assert!(operation.start >= split.start - 1e-9);
+        assert!(operation.start + operation.seconds <= split.start + split.seconds + 1e-9);
+        nodes.extend(&operation.nodes);
+    }
+    nodes.sort_unstable();
+    let all: Vec<usize> = plan.splits().nodes_of(split.split).iter().map(|node| node.index()).collect();
+    assert_eq!(nodes, all);
+}
