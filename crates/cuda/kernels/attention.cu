@@ -1,7 +1,5 @@
-// Attention in one pass over the visible keys, cut into pieces that are merged at the end.
-//
-// A warp takes 32 keys at a time: the lanes share the elements of a query, so that a key's row is one whole load; the
-// 32 scores then lie one in each lane, and the running maximum is brought up to date once for all of them.
+// Attention in one pass over the visible keys. The keys are cut into pieces, one to a block of threads; the block that
+// is done last with a query and head merges them.
 
 struct Attention {
     float scale, soft_cap;   // soft cap 0: none
@@ -9,213 +7,259 @@ struct Attention {
     i64 pieces;
 };
 
-#define MAX_PER_LANE 16      // rows of at most 512 elements
+struct Work {
+    Tensor q, k, v, mask, spans, out;
+    u64 partial;             // for each query, head and piece: `e` weighted values, the maximum, the sum
+    u64 counters;            // for each query and head: pieces that are done; 0 between launches
+    Attention a;
+    u64 faults;
+    u32 fault;
+};
 
-// Partial results: for each query, head and piece, `e` floats of weighted values, then the maximum and the sum.
-extern "C" __global__ void k_attention(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor spans, u64 partial,
-                                       Attention a, u64 faults, u32 fault) {
-    i64 piece = blockIdx.x, h = blockIdx.y, bt = blockIdx.z, t = bt % q.d[2], b = bt / q.d[2];
-    i64 g = h / (q.d[1] / k.d[1]), d = q.d[3], e = v.d[3], n = k.d[2];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    i64 begin = 0, end = n;
-    if (spans.address) {
-        const int *span = (const int *)(spans.address + t * spans.s[2]);
+// What a block works on.
+struct Piece {
+    i64 b, h, t, g;          // batch, head, query, head of the keys
+    i64 begin, end;          // keys
+    i64 number, count;       // among the pieces that see any keys
+};
+
+// `false` for a piece without any visible keys, unless it is the one that says so in the result.
+__device__ __forceinline__ bool find_piece(const Work &w, Piece *p) {
+    i64 bt = blockIdx.z;
+    p->t = bt % w.q.d[2];
+    p->b = bt / w.q.d[2];
+    p->h = blockIdx.y;
+    p->g = p->h / (w.q.d[1] / w.k.d[1]);
+    i64 begin = 0, end = w.k.d[2];
+    if (w.spans.address) {
+        const int *span = (const int *)(w.spans.address + p->t * w.spans.s[2]);
         begin = span[0];
         end = span[1];
-        if (begin < 0 || end > n || begin > end) {
-            if (threadIdx.x == 0) report(faults, fault);
+        if (begin < 0 || end > w.k.d[2] || begin > end) {
+            if (threadIdx.x == 0) report(w.faults, w.fault);
             begin = end = 0;
         }
     }
-    begin = max(begin, piece * a.piece);
-    end = min(end, (piece + 1) * a.piece);
+    i64 first = begin / w.a.piece, last = end > begin ? (end - 1) / w.a.piece : first;
+    p->number = (i64)blockIdx.x - first;
+    p->count = last - first + 1;
+    p->begin = max(begin, (i64)blockIdx.x * w.a.piece);
+    p->end = min(end, ((i64)blockIdx.x + 1) * w.a.piece);
+    return p->number >= 0 && p->number < p->count;
+}
+
+// Brings together what the warps of a block found, in order, and then the blocks: `tops` and `sums` have a number for
+// each warp, `values` a row of `e`.
+__device__ __forceinline__ void finish(const Work &w, const Piece &p, const float *tops, const float *sums,
+                                       const float *values) {
+    __shared__ bool is_last;
+    int warps = blockDim.x / WARP, e = (int)w.v.d[3];
+    i64 line = (i64)blockIdx.z * w.q.d[1] + p.h;
+    float *mine = (float *)w.partial + (line * w.a.pieces + p.number) * (e + 2);
+    __syncthreads();
+    float top = -INF, sum = 0.0f;
+    for (int i = 0; i < warps; i++) top = fmaxf(top, tops[i]);
+    for (int i = 0; i < warps; i++) if (tops[i] > -INF) sum += sums[i] * expf(tops[i] - top);
+    for (int c = threadIdx.x; c < e; c += blockDim.x) {
+        float total = 0.0f;
+        for (int i = 0; i < warps; i++) if (tops[i] > -INF) total += values[i * e + c] * expf(tops[i] - top);
+        if (p.count == 1) put(w.out, p.b, p.t, p.h, c, sum > 0.0f ? total / sum : 0.0f);
+        else mine[c] = total;
+    }
+    if (p.count == 1) return;
+    if (threadIdx.x == 0) {
+        mine[e] = top;
+        mine[e + 1] = sum;
+    }
+    __threadfence();
+    __syncthreads();
+    u32 *counter = (u32 *)w.counters + line;
+    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1) == (u32)p.count - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const float *all = (const float *)w.partial + line * w.a.pieces * (e + 2);
+    top = -INF;
+    sum = 0.0f;
+    for (i64 i = 0; i < p.count; i++) top = fmaxf(top, __ldcg(all + i * (e + 2) + e));
+    for (i64 i = 0; i < p.count; i++) {
+        float m = __ldcg(all + i * (e + 2) + e);
+        if (m > -INF) sum += __ldcg(all + i * (e + 2) + e + 1) * expf(m - top);
+    }
+    for (int c = threadIdx.x; c < e; c += blockDim.x) {
+        float total = 0.0f;
+        for (i64 i = 0; i < p.count; i++) {
+            float m = __ldcg(all + i * (e + 2) + e);
+            if (m > -INF) total += __ldcg(all + i * (e + 2) + c) * expf(m - top);
+        }
+        put(w.out, p.b, p.t, p.h, c, sum > 0.0f ? total / sum : 0.0f);
+    }
+    if (threadIdx.x == 0) *counter = 0;
+}
+
+__device__ __forceinline__ float adjusted(const Work &w, const Piece &p, float score, i64 key) {
+    if (w.a.soft_cap > 0.0f) score = w.a.soft_cap * tanhf(score / w.a.soft_cap);
+    if (w.mask.address) score += element(w.mask, p.b % w.mask.d[0], p.h % w.mask.d[1], p.t, key);
+    return score;
+}
+
+#define MAX_PER_LANE 16      // rows of at most 512 elements
+
+// Any types: a warp takes 32 keys at a time, its lanes share the elements of each row; the 32 scores then lie one in
+// each lane, and the running maximum is brought up to date once for all of them.
+extern "C" __global__ void k_attention(const __grid_constant__ Work w) {
+    extern __shared__ float shared[];
+    after_kernel_before();
+    Piece p;
+    if (!find_piece(w, &p)) return;
+    i64 d = w.q.d[3], e = w.v.d[3];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     float query[MAX_PER_LANE], acc[MAX_PER_LANE];
     for (int i = 0; i < MAX_PER_LANE; i++) {
         i64 c = lane + i * WARP;
-        query[i] = c < d ? element(q, b, h, t, c) * a.scale : 0.0f;
+        query[i] = c < d ? element(w.q, p.b, p.h, p.t, c) * w.a.scale : 0.0f;
         acc[i] = 0.0f;
     }
     float highest = -INF, sum = 0.0f;
-    for (i64 first = begin + warp * WARP; first < end; first += warps * WARP) {
-        int tile = (int)min((i64)WARP, end - first);
+    for (i64 first = p.begin + warp * WARP; first < p.end; first += warps * WARP) {
+        int tile = (int)min((i64)WARP, p.end - first);
         float score = -INF;
         for (int j = 0; j < tile; j++) {
-            const u8 *row = row_at(k, b, g, first + j);
+            const u8 *row = row_at(w.k, p.b, p.g, first + j);
             float part = 0.0f;
             for (int i = 0; i < MAX_PER_LANE; i++) {
                 i64 c = lane + i * WARP;
-                if (c < d) part += query[i] * row_element(k.type, row, c);
+                if (c < d) part += query[i] * row_element(w.k.type, row, c);
             }
             part = warp_sum(part);
             if (lane == j) score = part;
         }
-        if (lane < tile) {
-            if (a.soft_cap > 0.0f) score = a.soft_cap * tanhf(score / a.soft_cap);
-            if (mask.address) score += element(mask, b % mask.d[0], h % mask.d[1], t, first + lane);
-        }
+        if (lane < tile) score = adjusted(w, p, score, first + lane);
         float top = fmaxf(highest, warp_max(score));
         if (top == -INF) continue;
-        float fade = expf(highest - top), p = expf(score - top);
-        sum = sum * fade + warp_sum(p);
+        float fade = expf(highest - top), weight = expf(score - top);
+        sum = sum * fade + warp_sum(weight);
         highest = top;
         for (int i = 0; i < MAX_PER_LANE; i++) acc[i] *= fade;
         for (int j = 0; j < tile; j++) {
-            float weight = __shfl_sync(FULL, p, j);
-            if (weight == 0.0f) continue;
-            const u8 *row = row_at(v, b, g, first + j);
+            float one = __shfl_sync(FULL, weight, j);
+            if (one == 0.0f) continue;
+            const u8 *row = row_at(w.v, p.b, p.g, first + j);
             for (int i = 0; i < MAX_PER_LANE; i++) {
                 i64 c = lane + i * WARP;
-                if (c < e) acc[i] += weight * row_element(v.type, row, c);
+                if (c < e) acc[i] += one * row_element(w.v.type, row, c);
             }
         }
     }
-    // The warps of the block bring their parts together, in order.
-    extern __shared__ float shared[];
     float *tops = shared, *sums = shared + warps, *values = shared + 2 * warps;
-    if (lane == 0) { tops[warp] = highest; sums[warp] = sum; }
+    if (lane == 0) {
+        tops[warp] = highest;
+        sums[warp] = sum;
+    }
     for (int i = 0; i < MAX_PER_LANE; i++) {
         i64 c = lane + i * WARP;
         if (c < e) values[warp * e + c] = acc[i];
     }
-    __syncthreads();
-    float top = -INF;
-    for (int w = 0; w < warps; w++) top = fmaxf(top, tops[w]);
-    float *out = (float *)partial + ((bt * q.d[1] + h) * a.pieces + piece) * (e + 2);
-    for (i64 c = threadIdx.x; c < e; c += blockDim.x) {
-        float total = 0.0f;
-        for (int w = 0; w < warps; w++) if (tops[w] > -INF) total += values[w * e + c] * expf(tops[w] - top);
-        out[c] = total;
-    }
-    if (threadIdx.x == 0) {
-        float total = 0.0f;
-        for (int w = 0; w < warps; w++) if (tops[w] > -INF) total += sums[w] * expf(tops[w] - top);
-        out[e] = top;
-        out[e + 1] = total;
-    }
+    finish(w, p, tops, sums, values);
 }
 
-// The same for f16 keys and values of 32 × N elements: each lane has N neighbours of every row, and eight rows are under
-// way at once.
-template <int N> struct Word;
-template <> struct Word<2> { typedef u32 type; };
-template <> struct Word<4> { typedef uint2 type; };
-template <> struct Word<8> { typedef uint4 type; };
-
-template <int N>
-__device__ __forceinline__ void half_rows(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor spans, u64 partial,
-                                          Attention a, u64 faults, u32 fault) {
-    const int AT_ONCE = 8;
-    typedef typename Word<N>::type Load;
-    i64 piece = blockIdx.x, h = blockIdx.y, bt = blockIdx.z, t = bt % q.d[2], b = bt / q.d[2];
-    i64 g = h / (q.d[1] / k.d[1]), n = k.d[2];
+// f16 keys and values of 64 · N elements, f32 queries: eight lanes share a row, so that a warp takes four keys at once and
+// AT_ONCE times as many are under way, values along with keys. Each eight lanes keep a maximum of their own.
+template <int N, int AT_ONCE> __device__ __forceinline__ void half_rows(const Work &w, float *shared) {
+    after_kernel_before();
+    Piece p;
+    if (!find_piece(w, &p)) return;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    i64 begin = 0, end = n;
-    if (spans.address) {
-        const int *span = (const int *)(spans.address + t * spans.s[2]);
-        begin = span[0];
-        end = span[1];
-        if (begin < 0 || end > n || begin > end) {
-            if (threadIdx.x == 0) report(faults, fault);
-            begin = end = 0;
-        }
-    }
-    begin = max(begin, piece * a.piece);
-    end = min(end, (piece + 1) * a.piece);
-    float query[N], acc[N];
+    int group = threadIdx.x / 8, groups = blockDim.x / 8, part = threadIdx.x % 8;
+    float query[8 * N], acc[8 * N];
+    const float4 *from = (const float4 *)row_at(w.q, p.b, p.h, p.t);
+#pragma unroll
     for (int i = 0; i < N; i++) {
-        query[i] = element(q, b, h, t, lane * N + i) * a.scale;
-        acc[i] = 0.0f;
+        float4 a = from[2 * (8 * i + part)], b = from[2 * (8 * i + part) + 1];
+        float eight[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        for (int j = 0; j < 8; j++) {
+            query[8 * i + j] = eight[j] * w.a.scale;
+            acc[8 * i + j] = 0.0f;
+        }
     }
-    const u8 *keys = row_at(k, b, g, 0) + lane * N * 2, *values = row_at(v, b, g, 0) + lane * N * 2;
+    const u8 *keys = row_at(w.k, p.b, p.g, 0) + part * 16, *values = row_at(w.v, p.b, p.g, 0) + part * 16;
     float highest = -INF, sum = 0.0f;
-    for (i64 first = begin + warp * WARP; first < end; first += warps * WARP) {
-        int tile = (int)min((i64)WARP, end - first);
-        float score = -INF;
-        for (int j = 0; j < tile; j += AT_ONCE) {
-            Load rows[AT_ONCE];
+    for (i64 base = p.begin; base < p.end; base += groups * AT_ONCE) {
+        uint4 key[AT_ONCE][N], value[AT_ONCE][N];
 #pragma unroll
-            for (int r = 0; r < AT_ONCE; r++) rows[r] = *(const Load *)(keys + (first + min(j + r, tile - 1)) * k.s[2]);
+        for (int u = 0; u < AT_ONCE; u++) {
+            i64 at = min(base + group + u * groups, p.end - 1);
 #pragma unroll
-            for (int r = 0; r < AT_ONCE; r++) {
-                const u16 *halves = (const u16 *)&rows[r];
-                float part = 0.0f;
-                for (int i = 0; i < N; i++) part += query[i] * half_to_float(halves[i]);
-                part = warp_sum(part);
-                if (lane == j + r && j + r < tile) score = part;
+            for (int i = 0; i < N; i++) key[u][i] = *(const uint4 *)(keys + at * w.k.s[2] + i * 128);
+        }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            i64 at = min(base + group + u * groups, p.end - 1);
+#pragma unroll
+            for (int i = 0; i < N; i++) value[u][i] = *(const uint4 *)(values + at * w.v.s[2] + i * 128);
+        }
+        float score[AT_ONCE], top = highest;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const u16 *halves = (const u16 *)&key[u][i];
+                for (int j = 0; j < 8; j++) sum += query[8 * i + j] * half_to_float(halves[j]);
             }
+            for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
+            i64 at = base + group + u * groups;
+            score[u] = at < p.end ? adjusted(w, p, sum, at) : -INF;
+            top = fmaxf(top, score[u]);
         }
-        if (lane < tile) {
-            if (a.soft_cap > 0.0f) score = a.soft_cap * tanhf(score / a.soft_cap);
-            if (mask.address) score += element(mask, b % mask.d[0], h % mask.d[1], t, first + lane);
-        }
-        float top = fmaxf(highest, warp_max(score));
         if (top == -INF) continue;
-        float fade = expf(highest - top), p = lane < tile ? expf(score - top) : 0.0f;
-        sum = sum * fade + warp_sum(p);
+        float fade = expf(highest - top);
+        sum *= fade;
         highest = top;
-        for (int i = 0; i < N; i++) acc[i] *= fade;
-        for (int j = 0; j < tile; j += AT_ONCE) {
-            Load rows[AT_ONCE];
+        for (int i = 0; i < 8 * N; i++) acc[i] *= fade;
 #pragma unroll
-            for (int r = 0; r < AT_ONCE; r++) rows[r] = *(const Load *)(values + (first + min(j + r, tile - 1)) * v.s[2]);
+        for (int u = 0; u < AT_ONCE; u++) {
+            float weight = expf(score[u] - top);
+            if (weight == 0.0f) continue;   // what is out of sight may be anything, NaN too
+            sum += weight;
 #pragma unroll
-            for (int r = 0; r < AT_ONCE; r++) {
-                // Lanes past the tile hold a weight of 0.
-                float weight = __shfl_sync(FULL, p, j + r);
-                const u16 *halves = (const u16 *)&rows[r];
-                if (weight != 0.0f)
-                    for (int i = 0; i < N; i++) acc[i] += weight * half_to_float(halves[i]);
+            for (int i = 0; i < N; i++) {
+                const u16 *halves = (const u16 *)&value[u][i];
+                for (int j = 0; j < 8; j++) acc[8 * i + j] += weight * half_to_float(halves[j]);
             }
         }
     }
-    extern __shared__ float shared[];
-    const int e = 32 * N;
-    float *tops = shared, *sums = shared + warps, *parts = shared + 2 * warps;
-    if (lane == 0) { tops[warp] = highest; sums[warp] = sum; }
-    for (int i = 0; i < N; i++) parts[warp * e + lane * N + i] = acc[i];
-    __syncthreads();
-    float top = -INF;
-    for (int w = 0; w < warps; w++) top = fmaxf(top, tops[w]);
-    float *out = (float *)partial + ((bt * q.d[1] + h) * a.pieces + piece) * (e + 2);
-    for (int c = threadIdx.x; c < e; c += blockDim.x) {
-        float total = 0.0f;
-        for (int w = 0; w < warps; w++) if (tops[w] > -INF) total += parts[w * e + c] * expf(tops[w] - top);
-        out[c] = total;
+    // The four groups of a warp, then the warps.
+    float top = fmaxf(highest, __shfl_xor_sync(FULL, highest, 8));
+    top = fmaxf(top, __shfl_xor_sync(FULL, top, 16));
+    float fade = highest > -INF ? expf(highest - top) : 0.0f;
+    sum *= fade;
+    sum += __shfl_xor_sync(FULL, sum, 8);
+    sum += __shfl_xor_sync(FULL, sum, 16);
+    float *tops = shared, *sums = shared + warps, *lines = shared + 2 * warps + warp * 64 * N;
+    for (int i = 0; i < 8 * N; i++) {
+        float v = acc[i] * fade;
+        v += __shfl_xor_sync(FULL, v, 8);
+        v += __shfl_xor_sync(FULL, v, 16);
+        if (lane < 8) lines[64 * (i / 8) + 8 * part + i % 8] = v;
     }
-    if (threadIdx.x == 0) {
-        float total = 0.0f;
-        for (int w = 0; w < warps; w++) if (tops[w] > -INF) total += sums[w] * expf(tops[w] - top);
-        out[e] = top;
-        out[e + 1] = total;
+    if (lane == 0) {
+        tops[warp] = top;
+        sums[warp] = sum;
     }
+    finish(w, p, tops, sums, shared + 2 * warps);
 }
 
-#define HALF_ROWS(name, n)                                                                                            \
-    extern "C" __global__ void name(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor spans, u64 partial, Attention a, \
-                                    u64 faults, u32 fault) {                                                           \
-        half_rows<n>(q, k, v, mask, spans, partial, a, faults, fault);                                                 \
+#define HALF_ROWS(name, n, at_once, threads, blocks)                                                             \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Work w) { \
+        extern __shared__ float shared[];                                                                        \
+        half_rows<n, at_once>(w, shared);                                                                        \
     }
-HALF_ROWS(k_attention_64, 2)
-HALF_ROWS(k_attention_128, 4)
-HALF_ROWS(k_attention_256, 8)
-
-// Merges the pieces of each query and head into `out [b, t, h, e]`.
-extern "C" __global__ void k_attention_merge(u64 partial, Tensor out, i64 pieces) {
-    i64 h = blockIdx.x, bt = blockIdx.y, t = bt % out.d[1], b = bt / out.d[1], e = out.d[3];
-    const float *from = (const float *)partial + (bt * out.d[2] + h) * pieces * (e + 2);
-    float top = -INF;
-    for (i64 p = 0; p < pieces; p++) top = fmaxf(top, from[p * (e + 2) + e]);
-    float sum = 0.0f;
-    for (i64 p = 0; p < pieces; p++) {
-        float m = from[p * (e + 2) + e];
-        if (m > -INF) sum += from[p * (e + 2) + e + 1] * expf(m - top);
-    }
-    for (i64 c = threadIdx.x; c < e; c += blockDim.x) {
-        float total = 0.0f;
-        for (i64 p = 0; p < pieces; p++) {
-            float m = from[p * (e + 2) + e];
-            if (m > -INF) total += from[p * (e + 2) + c] * expf(m - top);
-        }
-        put(out, b, t, h, c, sum > 0.0f ? total / sum : 0.0f);
-    }
-}
+// Few queries: all loads of a piece at once.
+HALF_ROWS(k_attention_64, 1, 4, 256, 1)
+HALF_ROWS(k_attention_128, 2, 4, 256, 1)
+HALF_ROWS(k_attention_256, 4, 2, 256, 1)
+// Many: blocks enough to keep each other busy.
+HALF_ROWS(k_attention_64_many, 1, 2, 128, 6)
+HALF_ROWS(k_attention_128_many, 2, 2, 128, 4)
+HALF_ROWS(k_attention_256_many, 4, 1, 128, 3)

@@ -16,6 +16,14 @@ typedef long long i64;
 enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,
        Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, I32 = 26, BF16 = 30, MXFP4 = 39 };
 
+// Layouts that matrices have on the device: packed (see matmul.cu), or f16 as in the file.
+enum { FOUR, SHIFTED, EIGHT, HALF };
+
+// How many of a row's scales lie from one row to the next, so that each row's start at whole 16 bytes.
+__device__ __forceinline__ i64 scale_stride(int form, i64 blocks) {
+    return form == SHIFTED ? (blocks + 3) / 4 * 4 : (blocks + 7) / 8 * 8;
+}
+
 // A tensor as the host describes it: address, type, extents and byte strides, outermost dimension first.
 struct Tensor {
     u64 address;
@@ -76,7 +84,7 @@ __device__ __forceinline__ int q3_k_scale(const u8 *scales, int g) {
 }
 
 // Element `i` of a row that starts at `row`.
-__device__ float row_element(u32 type, const u8 *row, i64 i) {
+__device__ __forceinline__ float row_element(u32 type, const u8 *row, i64 i) {
     switch (type) {
     case F32: return ((const float *)row)[i];
     case F16: return half_to_float(((const u16 *)row)[i]);
@@ -211,6 +219,15 @@ __device__ __forceinline__ Position position(const Tensor &t, i64 n) {
     p.i1 = n % t.d[1];
     p.i0 = n / t.d[1];
     return p;
+}
+
+// Lets the next kernel start, which will wait for this one where it must; then waits for the kernel before. What a
+// kernel does ahead of this must not depend on the one before. Launches without the attribute pass through.
+__device__ __forceinline__ void after_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 #define FOR_EACH(n, total) \

@@ -2,10 +2,14 @@
 //
 // Packed weights (made once, on upload; see pack.cu) are two arrays, so that every load is whole and aligned:
 //
-//   quants   rows × blocks × 16 bytes   byte j: element j in the low half, element j + 16 in the high half   (4 bits)
-//            rows × blocks × 32 bytes   element j in byte j                                                   (8 bits)
-//   scales   rows × blocks × 2 halves   value = scale · quant + shift                                         (4 bits)
-//            rows × blocks × 1 half     value = scale · quant                                                 (8 bits)
+//   FOUR      quants   rows × blocks × 16 bytes   byte j: element j in the low half, element j + 16 in the high half
+//             scales   rows × padded × 1 half     value = scale · (quant − 8)
+//   SHIFTED   quants   as above
+//             scales   rows × padded × 2 halves   value = scale · quant + shift
+//   EIGHT     quants   rows × blocks × 32 bytes   element j in byte j
+//             scales   rows × padded × 1 half     value = scale · quant
+//
+// `padded` is the number of blocks in a row, rounded up so that a row's scales are whole 16 bytes.
 //
 // Activations are quantized to 8 bits with a scale for each 32 elements, and the sum of each 32 is kept beside it:
 //
@@ -65,13 +69,14 @@ struct Segments { Segment s[3]; u32 count; u32 blocks; };
 #define WARPS 4       // warps in a block of threads
 #define ROWS 2        // rows a warp works on at once
 
-template <int M, bool EIGHT>
+template <int M, int FORM>
 __device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 xs, u32 used) {
     int which = 0;
     if (all.count > 1 && blockIdx.x >= all.s[1].first) which = 1;
     if (all.count > 2 && blockIdx.x >= all.s[2].first) which = 2;
     const Segment &s = all.s[which];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, blocks = all.blocks;
+    i64 stride = scale_stride(FORM, blocks);
     u32 row = (blockIdx.x - s.first) * (WARPS * ROWS) + warp * ROWS;
     if (row >= s.rows) return;
     float acc[ROWS][M];
@@ -81,23 +86,26 @@ __device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 
         float2 d[ROWS];
         int q[ROWS][8];
         for (int r = 0; r < ROWS; r++) {
-            i64 at = (i64)min(row + r, s.rows - 1) * blocks + b;
-            if (EIGHT) {
+            i64 line = min(row + r, s.rows - 1), at = line * blocks + b, scale_at = line * stride + b;
+            if (FORM == EIGHT) {
                 int4 lo = __ldcs((const int4 *)s.quants + 2 * at), hi = __ldcs((const int4 *)s.quants + 2 * at + 1);
                 q[r][0] = lo.x; q[r][1] = lo.y; q[r][2] = lo.z; q[r][3] = lo.w;
                 q[r][4] = hi.x; q[r][5] = hi.y; q[r][6] = hi.z; q[r][7] = hi.w;
-                d[r].x = half_to_float(__ldcs((const u16 *)s.scales + at));
-                d[r].y = 0.0f;
             } else {
                 int4 w = __ldcs((const int4 *)s.quants + at);
-                u32 both = __ldcs((const u32 *)s.scales + at);
                 int words[4] = {w.x, w.y, w.z, w.w};
                 for (int i = 0; i < 4; i++) {
                     q[r][i] = words[i] & 0x0f0f0f0f;
                     q[r][4 + i] = (words[i] >> 4) & 0x0f0f0f0f;
                 }
+            }
+            if (FORM == SHIFTED) {
+                u32 both = __ldcs((const u32 *)s.scales + scale_at);
                 d[r].x = half_to_float((u16)both);
                 d[r].y = half_to_float((u16)(both >> 16));
+            } else {
+                d[r].x = half_to_float(__ldcs((const u16 *)s.scales + scale_at));
+                d[r].y = FORM == FOUR ? -8.0f * d[r].x : 0.0f;
             }
         }
         for (int m = 0; m < M; m++) {
@@ -114,7 +122,7 @@ __device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 
                 sum = dot4(q[r][6], hi.z, sum);
                 sum = dot4(q[r][7], hi.w, sum);
                 acc[r][m] += d[r].x * e.x * sum;
-                if (!EIGHT) acc[r][m] += d[r].y * e.y;
+                if (FORM != EIGHT) acc[r][m] += d[r].y * e.y;
             }
         }
     }
@@ -129,18 +137,22 @@ __device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 
         }
 }
 
-#define PACKED(name, m, eight)                                                                       \
+#define PACKED(name, m, form)                                                                                       \
     extern "C" __global__ void __launch_bounds__(WARPS * WARP) name(Segments all, u64 xq, u64 xs, u32 used) { \
-        packed_product<m, eight>(all, xq, xs, used);                                                                \
+        packed_product<m, form>(all, xq, xs, used);                                                                 \
     }
-PACKED(k_packed4_1, 1, false)
-PACKED(k_packed4_2, 2, false)
-PACKED(k_packed4_4, 4, false)
-PACKED(k_packed4_8, 8, false)
-PACKED(k_packed8_1, 1, true)
-PACKED(k_packed8_2, 2, true)
-PACKED(k_packed8_4, 4, true)
-PACKED(k_packed8_8, 8, true)
+PACKED(k_four_1, 1, FOUR)
+PACKED(k_four_2, 2, FOUR)
+PACKED(k_four_4, 4, FOUR)
+PACKED(k_four_8, 8, FOUR)
+PACKED(k_shifted_1, 1, SHIFTED)
+PACKED(k_shifted_2, 2, SHIFTED)
+PACKED(k_shifted_4, 4, SHIFTED)
+PACKED(k_shifted_8, 8, SHIFTED)
+PACKED(k_eight_1, 1, EIGHT)
+PACKED(k_eight_2, 2, EIGHT)
+PACKED(k_eight_4, 4, EIGHT)
+PACKED(k_eight_8, 8, EIGHT)
 
 // f16, bf16 and f32 weights times few rows: a warp per row of weights, eight elements a load.
 template <int M>

@@ -1,51 +1,50 @@
 // Weights into the packed layout of matmul.cu, and out of it again.
 
-// What one block of 32 becomes: 4-bit quants with scale and shift. Q4_0, Q4_1 and Q4_K only.
-extern "C" __global__ void k_pack4(Tensor w, u64 quants, u64 scales, i64 blocks) {
-    FOR_EACH(n, w.d[0] * w.d[1] * w.d[2] * blocks) {
-        i64 b = n % blocks, r = n / blocks;
-        const u8 *row = (const u8 *)w.address + r * w.s[2];
-        u8 *q = (u8 *)quants + n * 16;
-        u16 scale, shift;
-        if (w.type == Q4_K) {
-            const u8 *from = row + b / 8 * 144;
-            int g = b % 8, s, m;
-            k_scale_min(from + 4, g, &s, &m);
-            scale = float_to_half(read_half(from) * s);
-            shift = float_to_half(-read_half(from + 2) * m);
-            for (int j = 0; j < 16; j++) {
-                int lo = from[16 + 32 * (g / 2) + j], hi = from[16 + 32 * (g / 2) + j + 16];
-                q[j] = g % 2 ? (lo >> 4) | (hi & 0xf0) : (lo & 15) | (hi & 15) << 4;
+// Blocks of 32 into one of the packed layouts. Q4_0 becomes FOUR, Q4_1 and Q4_K become SHIFTED, Q8_0 becomes EIGHT.
+extern "C" __global__ void k_pack(Tensor w, u64 quants, u64 scales, i64 blocks, int form) {
+    i64 stride = scale_stride(form, blocks), rows = w.d[0] * w.d[1] * w.d[2];
+    FOR_EACH(n, rows * stride) {
+        i64 b = n % stride, r = n / stride;
+        u16 scale = 0, shift = 0;
+        if (b < blocks) {
+            const u8 *row = (const u8 *)w.address + r * w.s[2];
+            u8 *q = (u8 *)quants + (r * blocks + b) * (form == EIGHT ? 32 : 16);
+            if (w.type == Q4_K) {
+                const u8 *from = row + b / 8 * 144;
+                int g = b % 8, s, m;
+                k_scale_min(from + 4, g, &s, &m);
+                scale = float_to_half(read_half(from) * s);
+                shift = float_to_half(-read_half(from + 2) * m);
+                for (int j = 0; j < 16; j++) {
+                    int lo = from[16 + 32 * (g / 2) + j], hi = from[16 + 32 * (g / 2) + j + 16];
+                    q[j] = g % 2 ? (lo >> 4) | (hi & 0xf0) : (lo & 15) | (hi & 15) << 4;
+                }
+            } else {
+                int head = w.type == Q4_1 ? 4 : 2, body = form == EIGHT ? 32 : 16;
+                const u8 *from = row + b * (head + body);
+                scale = read16(from);
+                if (form == SHIFTED) shift = read16(from + 2);
+                for (int j = 0; j < body; j++) q[j] = from[head + j];
             }
-        } else {
-            bool shifted = w.type == Q4_1;
-            const u8 *from = row + b * (shifted ? 20 : 18);
-            scale = read16(from);
-            shift = shifted ? read16(from + 2) : float_to_half(-8.0f * read_half(from));
-            for (int j = 0; j < 16; j++) q[j] = from[(shifted ? 4 : 2) + j];
         }
-        ((u32 *)scales)[n] = (u32)scale | (u32)shift << 16;
+        // What pads a row is 0.
+        if (form == SHIFTED) ((u32 *)scales)[n] = (u32)scale | (u32)shift << 16;
+        else ((u16 *)scales)[n] = scale;
     }
 }
 
-// Q8_0.
-extern "C" __global__ void k_pack8(Tensor w, u64 quants, u64 scales, i64 blocks) {
-    FOR_EACH(n, w.d[0] * w.d[1] * w.d[2] * blocks) {
-        const u8 *from = (const u8 *)w.address + n / blocks * w.s[2] + n % blocks * 34;
-        ((u16 *)scales)[n] = read16(from);
-        for (int j = 0; j < 32; j++) ((u8 *)quants)[n * 32 + j] = from[2 + j];
-    }
-}
-
-__device__ __forceinline__ float packed_element(u64 quants, u64 scales, int eight, i64 block, int j) {
-    if (eight) return ((const i8 *)quants)[block * 32 + j] * half_to_float(((const u16 *)scales)[block]);
-    u32 both = ((const u32 *)scales)[block];
-    int q = ((const u8 *)quants)[block * 16 + j % 16];
-    return (j < 16 ? q & 15 : q >> 4) * half_to_float((u16)both) + half_to_float((u16)(both >> 16));
+__device__ __forceinline__ float packed_element(u64 quants, u64 scales, int form, i64 row, i64 blocks, i64 b, int j) {
+    i64 at = row * blocks + b, scale_at = row * scale_stride(form, blocks) + b;
+    if (form == EIGHT) return ((const i8 *)quants)[at * 32 + j] * half_to_float(((const u16 *)scales)[scale_at]);
+    int q = ((const u8 *)quants)[at * 16 + j % 16];
+    q = j < 16 ? q & 15 : q >> 4;
+    if (form == FOUR) return (q - 8) * half_to_float(((const u16 *)scales)[scale_at]);
+    u32 both = ((const u32 *)scales)[scale_at];
+    return q * half_to_float((u16)both) + half_to_float((u16)(both >> 16));
 }
 
 // Rows of a packed matrix, picked by index, as f32.
-extern "C" __global__ void k_get_rows_packed(Tensor x, u64 quants, u64 scales, int eight, Tensor ids, Tensor out,
+extern "C" __global__ void k_get_rows_packed(Tensor x, u64 quants, u64 scales, int form, Tensor ids, Tensor out,
                                              u64 faults, u32 fault) {
     i64 t = blockIdx.x;
     i64 id = *(const int *)(ids.address + t * ids.s[3]);
@@ -55,23 +54,53 @@ extern "C" __global__ void k_get_rows_packed(Tensor x, u64 quants, u64 scales, i
     }
     i64 blocks = x.d[3] / 32;
     for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x)
-        ((float *)row_at(out, 0, 0, t))[c] = packed_element(quants, scales, eight, id * blocks + c / 32, c % 32);
+        ((float *)row_at(out, 0, 0, t))[c] = packed_element(quants, scales, form, id, blocks, c / 32, c % 32);
 }
 
-// `rows` rows of a packed matrix as bf16: eight elements a thread.
-extern "C" __global__ void k_unpack_bf16(u64 quants, u64 scales, int eight, i64 first, i64 blocks_total, u64 out) {
-    FOR_EACH(n, blocks_total * 4) {
-        i64 block = first + n / 4;
+// Rows of a packed matrix as bf16: eight elements a thread.
+extern "C" __global__ void k_unpack_bf16(u64 quants, u64 scales, int form, i64 first_row, i64 rows, i64 blocks,
+                                         u64 out) {
+    FOR_EACH(n, rows * blocks * 4) {
+        u32 block = (u32)(n / 4), b = block % (u32)blocks;   // scratch memory keeps them far below 2³²
+        i64 row = first_row + block / (u32)blocks;
         int part = n % 4;
         u32 words[4];
         for (int i = 0; i < 4; i++) {
-            u16 a = float_to_bf16(packed_element(quants, scales, eight, block, part * 8 + 2 * i));
-            u16 b = float_to_bf16(packed_element(quants, scales, eight, block, part * 8 + 2 * i + 1));
-            words[i] = (u32)a | (u32)b << 16;
+            int j = part * 8 + 2 * i;
+            u16 one = float_to_bf16(packed_element(quants, scales, form, row, blocks, b, j));
+            u16 two = float_to_bf16(packed_element(quants, scales, form, row, blocks, b, j + 1));
+            words[i] = (u32)one | (u32)two << 16;
         }
         ((int4 *)out)[n] = make_int4(words[0], words[1], words[2], words[3]);
     }
 }
+
+// Rows of a matrix in a block format, as the file has it, as bf16: eight elements a thread.
+template <int TYPE> __device__ __forceinline__ void blocks_to_bf16(Tensor w, i64 first_row, i64 rows, u64 out) {
+    u32 eighths = (u32)(w.d[3] / 8);
+    FOR_EACH(n, rows * eighths) {
+        const u8 *row = (const u8 *)w.address + (first_row + (u32)n / eighths) * w.s[2];
+        u32 c = (u32)n % eighths * 8;
+        u32 words[4];
+        for (int i = 0; i < 4; i++)
+            words[i] = (u32)float_to_bf16(row_element(TYPE, row, c + 2 * i)) |
+                       (u32)float_to_bf16(row_element(TYPE, row, c + 2 * i + 1)) << 16;
+        ((int4 *)out)[n] = make_int4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+#define BLOCKS_TO_BF16(name, type) \
+    extern "C" __global__ void name(Tensor w, i64 first_row, i64 rows, u64 out) { \
+        blocks_to_bf16<type>(w, first_row, rows, out); \
+    }
+BLOCKS_TO_BF16(k_bf16_from_q4_0, Q4_0)
+BLOCKS_TO_BF16(k_bf16_from_q4_1, Q4_1)
+BLOCKS_TO_BF16(k_bf16_from_q5_0, Q5_0)
+BLOCKS_TO_BF16(k_bf16_from_q5_1, Q5_1)
+BLOCKS_TO_BF16(k_bf16_from_q8_0, Q8_0)
+BLOCKS_TO_BF16(k_bf16_from_q4_k, Q4_K)
+BLOCKS_TO_BF16(k_bf16_from_q5_k, Q5_K)
+BLOCKS_TO_BF16(k_bf16_from_q6_k, Q6_K)
 
 // Rows of any tensor as contiguous bf16 (mode 0) or f32 (mode 1).
 extern "C" __global__ void k_to_dense(Tensor x, i64 first_row, i64 rows, u64 out, int mode) {

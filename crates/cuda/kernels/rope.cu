@@ -1,4 +1,4 @@
-// Rotary position embedding: a thread per pair of elements.
+// Rotary position embedding: a thread per pair of elements; alone, or with the writing of keys and values to the cache.
 
 struct Rope {
     int dims, half_split;
@@ -6,35 +6,115 @@ struct Rope {
     float low, high;   // YaRN's correction range
 };
 
-extern "C" __global__ void k_rope(Tensor x, Tensor positions, Tensor factors, Tensor out, Rope rope) {
-    i64 pairs = x.d[3] - rope.dims / 2, rows = x.d[0] * x.d[1] * x.d[2];
-    FOR_EACH(n, rows * pairs) {
-        i64 pair = n % pairs, r = n / pairs;
-        i64 i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
-        if (pair >= rope.dims / 2) {   // beyond the turned part: one element each
-            i64 c = pair + rope.dims / 2;
-            put(out, i0, i1, i2, c, element(x, i0, i1, i2, c));
-            continue;
-        }
-        int at = *(const int *)(positions.address + i1 * positions.s[3]);
-        double factor = factors.address ? (double)*(const float *)(factors.address + pair * factors.s[3]) : 1.0;
-        double turned = at * exp2(-2.0 * pair / rope.dims * log2((double)rope.base)) / factor;
-        double theta = rope.scale * turned;
-        float magnitude = rope.attn_factor;
-        if (rope.ext_factor != 0.0f) {
-            double ramp = (pair - rope.low) / fmax(0.001, (double)rope.high - rope.low);
-            double mix = (1.0 - fmin(1.0, fmax(0.0, ramp))) * rope.ext_factor;
-            theta = theta * (1.0 - mix) + turned * mix;
-            magnitude *= 1.0f + 0.1f * logf(1.0f / rope.scale);
-        }
-        theta -= rint(theta * 0.15915494309189533577) * 6.283185307179586477;
-        float s, c;
-        sincosf((float)theta, &s, &c);
-        s *= magnitude;
-        c *= magnitude;
-        i64 a = rope.half_split ? pair : 2 * pair, b = rope.half_split ? pair + rope.dims / 2 : 2 * pair + 1;
-        float p = element(x, i0, i1, i2, a), q = element(x, i0, i1, i2, b);
-        put(out, i0, i1, i2, a, p * c - q * s);
-        put(out, i0, i1, i2, b, p * s + q * c);
+// How far pair number `pair` of a head turns per position, before the position is known.
+struct Turn { double step, mix; float magnitude; };
+
+__device__ __forceinline__ Turn turn_of(const Rope &rope, const Tensor &factors, i64 pair) {
+    Turn turn;
+    double factor = factors.address ? (double)*(const float *)(factors.address + pair * factors.s[3]) : 1.0;
+    turn.step = exp2(-2.0 * pair / rope.dims * log2((double)rope.base)) / factor;
+    turn.magnitude = rope.attn_factor;
+    turn.mix = 0.0;
+    if (rope.ext_factor != 0.0f) {
+        double ramp = (pair - rope.low) / fmax(0.001, (double)rope.high - rope.low);
+        turn.mix = (1.0 - fmin(1.0, fmax(0.0, ramp))) * rope.ext_factor;
+        turn.magnitude *= 1.0f + 0.1f * logf(1.0f / rope.scale);
     }
+    return turn;
+}
+
+__device__ __forceinline__ void angle(const Turn &turn, float scale, int at, float *s, float *c) {
+    double turned = at * turn.step, theta = scale * turned;
+    theta = theta * (1.0 - turn.mix) + turned * turn.mix;
+    theta -= rint(theta * 0.15915494309189533577) * 6.283185307179586477;
+    sincosf((float)theta, s, c);
+    *s *= turn.magnitude;
+    *c *= turn.magnitude;
+}
+
+// One of the pairs of a tensor of heads, or an element beyond the turned part.
+struct Pair { i64 i0, i1, i2, a, b; bool turned; i64 number; };
+
+__device__ __forceinline__ Pair pair_of(const Tensor &x, const Rope &rope, i64 n) {
+    Pair p;
+    u32 pairs = (u32)(x.d[3] - rope.dims / 2), r = (u32)(n / pairs);
+    p.number = n % pairs;
+    p.i2 = r % (u32)x.d[2];
+    r /= (u32)x.d[2];
+    p.i1 = r % (u32)x.d[1];
+    p.i0 = r / (u32)x.d[1];
+    p.turned = p.number < rope.dims / 2;
+    p.a = p.turned ? (rope.half_split ? p.number : 2 * p.number) : p.number + rope.dims / 2;
+    p.b = p.turned ? (rope.half_split ? p.number + rope.dims / 2 : 2 * p.number + 1) : p.a;
+    return p;
+}
+
+__device__ __forceinline__ float2 turned(const Tensor &x, const Pair &p, float s, float c) {
+    float a = element(x, p.i0, p.i1, p.i2, p.a), b = element(x, p.i0, p.i1, p.i2, p.b);
+    return p.turned ? make_float2(a * c - b * s, a * s + b * c) : make_float2(a, a);
+}
+
+extern "C" __global__ void k_rope(Tensor x, Tensor positions, Tensor factors, Tensor out, Rope rope) {
+    after_kernel_before();
+    FOR_EACH(n, x.d[0] * x.d[1] * x.d[2] * (x.d[3] - rope.dims / 2)) {
+        Pair p = pair_of(x, rope, n);
+        float s = 0.0f, c = 1.0f;
+        int at = *(const int *)(positions.address + p.i1 * positions.s[3]);
+        if (p.turned) angle(turn_of(rope, factors, p.number), rope.scale, at, &s, &c);
+        float2 v = turned(x, p, s, c);
+        put(out, p.i0, p.i1, p.i2, p.a, v.x);
+        if (p.turned) put(out, p.i0, p.i1, p.i2, p.b, v.y);
+    }
+}
+
+// Queries turned; keys turned into rows of a cache; values into rows of another. Thread by thread: pairs of queries,
+// pairs of keys, values.
+struct RopeCache {
+    Tensor q, out, k, v;             // queries and keys [1, tokens, heads, d]; values [1, 1, tokens, width]
+    Tensor keys, values;             // caches [1, 1, rows, width]
+    Tensor positions, ids, factors;
+    Rope rope;
+    u64 faults;
+    u32 fault_keys, fault_values;
+};
+
+extern "C" __global__ void k_rope_cache(const __grid_constant__ RopeCache w) {
+    i64 queries = w.q.d[1] * w.q.d[2] * (w.q.d[3] - w.rope.dims / 2);
+    i64 keys = w.k.d[1] * w.k.d[2] * (w.k.d[3] - w.rope.dims / 2), values = w.v.d[2] * w.v.d[3];
+    i64 n = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    bool is_query = n < queries, is_key = !is_query && n < queries + keys;
+    const Tensor &x = is_query ? w.q : w.k;
+    Pair p;
+    Turn turn;
+    if (is_query || is_key) {
+        p = pair_of(x, w.rope, is_query ? n : n - queries);
+        if (p.turned) turn = turn_of(w.rope, w.factors, p.number);
+    }
+    after_kernel_before();
+    if (n >= queries + keys + values) return;
+    if (!is_query && !is_key) {
+        n -= queries + keys;
+        i64 t = n / w.v.d[3], c = n % w.v.d[3], id = *(const int *)(w.ids.address + t * w.ids.s[3]);
+        if (id < 0 || id >= w.values.d[2]) {
+            if (c == 0) report(w.faults, w.fault_values);
+            return;
+        }
+        put(w.values, 0, 0, id, c, element(w.v, 0, 0, t, c));
+        return;
+    }
+    float s = 0.0f, c = 1.0f;
+    if (p.turned) angle(turn, w.rope.scale, *(const int *)(w.positions.address + p.i1 * w.positions.s[3]), &s, &c);
+    float2 v = turned(x, p, s, c);
+    if (is_query) {
+        put(w.out, 0, p.i1, p.i2, p.a, v.x);
+        if (p.turned) put(w.out, 0, p.i1, p.i2, p.b, v.y);
+        return;
+    }
+    i64 id = *(const int *)(w.ids.address + p.i1 * w.ids.s[3]), head = p.i2 * w.k.d[3];
+    if (id < 0 || id >= w.keys.d[2]) {
+        if (p.i2 == 0 && p.number == 0) report(w.faults, w.fault_keys);
+        return;
+    }
+    put(w.keys, 0, 0, id, head + p.a, v.x);
+    if (p.turned) put(w.keys, 0, 0, id, head + p.b, v.y);
 }

@@ -19,8 +19,18 @@ use crate::kernels::Kernels;
 use crate::lower::{self, packing};
 use crate::queue::CudaQueue;
 
+/// How many counters attention has: queries times heads whose keys are cut into pieces.
+pub(crate) const COUNTERS: usize = 4096;
+
+/// Set to 0, it turns fused kernels off: each operation becomes a launch of its own.
+const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
+
 /// What the parts of one backend share.
 pub(crate) struct Shared {
+    /// Whether operations are fused, and kernels start early.
+    pub(crate) fuses: bool,
+    /// Zero between launches; used by one program at a time, as scratch memory is.
+    pub(crate) counters: DeviceBuffer,
     pub(crate) kernels: Kernels,
     pub(crate) blas: Option<Blas>,
     pub(crate) faults: Arc<Faults>,
@@ -81,7 +91,11 @@ impl CudaBackend {
             return Err(CudaError::OldDevice { name: context.description.clone(), major, minor });
         }
         let faults = Arc::new(Faults::new(&context)?);
+        let counters = DeviceBuffer::new(&context, COUNTERS * 4, Usage::Compute)?;
+        counters.clear(0, COUNTERS * 4)?;
         let shared = Shared {
+            fuses: std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0"),
+            counters,
             kernels: Kernels::new(&context)?,
             blas: Blas::new(&context)?,
             scratch: Mutex::new(Scratch {

@@ -165,6 +165,11 @@ impl Context {
         }
     }
 
+    /// Whether the device has Hopper's copy engine for shared memory, and kernels that start early.
+    pub(crate) fn has_bulk_copies(&self) -> bool {
+        self.compute_capability.0 >= 9
+    }
+
     /// Bytes free on the device now.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         let (mut free, mut total) = (0usize, 0usize);

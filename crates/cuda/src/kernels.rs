@@ -16,7 +16,7 @@ use crate::CudaError;
 use crate::context::Context;
 
 /// The kernel files, in the order of [`File`].
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 9] = [
     ("elementwise.cu", include_str!("../kernels/elementwise.cu")),
     ("norm.cu", include_str!("../kernels/norm.cu")),
     ("rope.cu", include_str!("../kernels/rope.cu")),
@@ -25,6 +25,7 @@ const SOURCES: [(&str, &str); 8] = [
     ("matmul.cu", include_str!("../kernels/matmul.cu")),
     ("pack.cu", include_str!("../kernels/pack.cu")),
     ("attention.cu", include_str!("../kernels/attention.cu")),
+    ("stream.cu", include_str!("../kernels/stream.cu")),
 ];
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
@@ -40,6 +41,7 @@ pub(crate) enum File {
     Matmul,
     Pack,
     Attention,
+    Stream,
 }
 
 /// A function on the device. It lives as long as the [`Kernels`] it came from.
@@ -88,6 +90,22 @@ impl Kernels {
         let code = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
         self.context.check("cuModuleGetFunction", code)?;
         Ok(Function(function))
+    }
+
+    /// As [`function`](Kernels::function), for a kernel that asks for more shared memory than all may have.
+    pub(crate) fn large_function(
+        &self,
+        file: File,
+        name: &CStr,
+        bytes: u32,
+    ) -> Result<Function, BackendError> {
+        let function = self.function(file, name)?;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        // SAFETY: the function is loaded; no pointer is passed.
+        let code = unsafe { sys::cuFuncSetAttribute(function.0, attribute, bytes) };
+        self.context.check("cuFuncSetAttribute", code)?;
+        Ok(function)
     }
 
     fn failed(&self, reason: String) -> BackendError {

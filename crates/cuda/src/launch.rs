@@ -66,6 +66,8 @@ pub(crate) struct Launch {
     grid: [u32; 3],
     block: u32,
     shared: u32,
+    /// Whether the kernel itself waits for the one before, and may start ahead of its end.
+    early: bool,
     /// Argument bytes, each argument starting at a multiple of eight.
     bytes: Vec<u64>,
     starts: Vec<usize>,
@@ -73,7 +75,7 @@ pub(crate) struct Launch {
 
 impl Launch {
     pub(crate) fn new(function: Function, grid: [u32; 3], block: u32) -> Launch {
-        Launch { function, grid, block, shared: 0, bytes: Vec::new(), starts: Vec::new() }
+        Launch { function, grid, block, shared: 0, early: false, bytes: Vec::new(), starts: Vec::new() }
     }
 
     /// As many blocks of 256 threads as cover `threads`, within what a grid holds; kernels loop over the rest.
@@ -83,6 +85,12 @@ impl Launch {
 
     pub(crate) fn shared(mut self, bytes: u32) -> Launch {
         self.shared = bytes;
+        self
+    }
+
+    /// For kernels that call `after_kernel_before`: they may start while the kernel before is still running.
+    pub(crate) fn early(mut self) -> Launch {
+        self.early = true;
         self
     }
 
@@ -99,7 +107,14 @@ impl Launch {
         self
     }
 
-    pub(crate) fn issue(&self, context: &Context, stream: sys::CUstream) -> Result<(), BackendError> {
+    /// Puts the launch into a stream. `behind_launch`: what came before it there is a launch too, and there is a
+    /// device that can start this one early.
+    pub(crate) fn issue(
+        &self,
+        context: &Context,
+        stream: sys::CUstream,
+        behind_launch: bool,
+    ) -> Result<(), BackendError> {
         if self.grid.contains(&0) {
             return Ok(());
         }
@@ -109,24 +124,35 @@ impl Launch {
             .filter_map(|start| self.bytes.get(*start..))
             .map(|bytes| bytes.as_ptr().cast_mut().cast())
             .collect();
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
         let [x, y, z] = self.grid;
+        let configuration = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: self.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.early && behind_launch),
+        };
         // SAFETY: the function is loaded; the arguments were written with the types that the kernel declares and are
-        // copied by the driver before it returns; what they point to is kept alive by the program.
+        // copied by the driver before it returns, as are configuration and attribute; what they point to is kept
+        // alive by the program.
         let code = unsafe {
-            sys::cuLaunchKernel(
+            sys::cuLaunchKernelEx(
+                &raw const configuration,
                 self.function.0,
-                x,
-                y,
-                z,
-                self.block,
-                1,
-                1,
-                self.shared,
-                stream,
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         };
-        context.check("cuLaunchKernel", code)
+        context.check("cuLaunchKernelEx", code)
     }
 }

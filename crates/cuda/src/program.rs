@@ -18,9 +18,18 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    fn issue(&self, shared: &Shared, stream: sys::CUstream) -> Result<(), BackendError> {
+    /// Puts the step into a stream, behind another one.
+    fn issue(
+        &self,
+        shared: &Shared,
+        stream: sys::CUstream,
+        before: Option<&Step>,
+    ) -> Result<(), BackendError> {
         match self {
-            Step::Launch(launch) => launch.issue(&shared.context, stream),
+            Step::Launch(launch) => {
+                let early = shared.fuses && matches!(before, Some(Step::Launch(_)));
+                launch.issue(&shared.context, stream, early && shared.context.has_bulk_copies())
+            }
             Step::Product(product) => match &shared.blas {
                 Some(blas) => blas.issue(product, stream),
                 None => Err(BackendError::Failed {
@@ -62,7 +71,12 @@ impl CudaProgram {
         unsafe {
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             context.check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(stream.handle, mode))?;
-            let issued = steps.iter().try_for_each(|step| step.issue(&shared, stream.handle));
+            let mut before = None;
+            let issued = steps.iter().try_for_each(|step| {
+                let issued = step.issue(&shared, stream.handle, before);
+                before = Some(step);
+                issued
+            });
             let ended =
                 context.check("cuStreamEndCapture", sys::cuStreamEndCapture(stream.handle, &mut graph));
             let made = issued.and(ended).and_then(|()| {

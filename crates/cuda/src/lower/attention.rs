@@ -1,27 +1,39 @@
-//! Attention: pieces of the keys side by side, then a merge.
+//! Attention: pieces of the keys side by side, the last of which merges them.
+
+use std::ffi::CStr;
 
 use quadriga_graph::{Attention, DType, NodeId};
 use quadriga_runtime::BackendError;
 
 use super::Lowering;
+use crate::backend::COUNTERS;
 use crate::kernels::File;
 use crate::launch::{Argument, Described, Launch};
 
-const WARPS: u32 = 4;
-/// Fewest keys in a piece: as many as the warps of a block take at once.
-const LEAST_PIECE: i64 = 128;
+/// Fewest keys in a piece: as many as the threads of a block take at once.
+const LEAST_PIECE: u64 = 128;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Parameters {
+struct Work {
+    q: Described,
+    k: Described,
+    v: Described,
+    mask: Described,
+    spans: Described,
+    out: Described,
+    partial: u64,
+    counters: u64,
     scale: f32,
     soft_cap: f32,
     piece: i64,
     pieces: i64,
+    faults: u64,
+    fault: u32,
 }
 
-// SAFETY: `struct Attention` of attention.cu has the same fields in the same order.
-unsafe impl Argument for Parameters {}
+// SAFETY: `struct Work` of attention.cu has the same fields in the same order.
+unsafe impl Argument for Work {}
 
 impl Lowering<'_> {
     pub(super) fn attention(&mut self, node: NodeId, parameters: &Attention) -> Result<(), BackendError> {
@@ -36,52 +48,64 @@ impl Lowering<'_> {
         let [b, h, t, _] = q.dims;
         let [_, _, keys, e] = v.dims;
         // Enough blocks to fill the device twice; a piece's result costs memory, so not many more.
-        let wanted =
-            (2 * i64::from(self.shared.context.multiprocessors)).div_euclid((b * h * t).max(1)).max(1);
-        let piece = (keys.max(1) as u64).div_ceil(wanted as u64).next_multiple_of(LEAST_PIECE as u64) as i64;
-        let pieces = (keys as u64).div_ceil(piece as u64).max(1) as i64;
-        let [partial] = self.scratch([(b * h * t * pieces * (e + 2)) as usize * 4]);
+        let blocks = 2 * u64::from(self.shared.context.multiprocessors);
+        let queries = (b * h * t) as u64;
+        let most = if queries > COUNTERS as u64 { 1 } else { (blocks / queries.max(1)).max(1) };
+        let piece = (keys.max(1) as u64).div_ceil(most).next_multiple_of(LEAST_PIECE);
+        let pieces = (keys as u64).div_ceil(piece).max(1);
+        let partial = if pieces > 1 {
+            self.scratch([(queries * pieces) as usize * (e as usize + 2) * 4])[0]
+        } else {
+            0
+        };
+        let many = queries > blocks;
+        let warps: u32 = if many { 4 } else { 8 };
         let (faults, fault) = self.fault(node, "a span of visible keys is out of range");
         let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
-        let shared = (2 * WARPS + WARPS * grid(e)) * 4;
-        let all = Parameters {
+        let work = Work {
+            q,
+            k,
+            v,
+            mask,
+            spans,
+            out,
+            partial,
+            counters: self.shared.counters.address(),
             scale: parameters.scale,
             soft_cap: parameters.soft_cap.unwrap_or(0.0),
-            piece,
-            pieces,
+            piece: piece as i64,
+            pieces: pieces as i64,
+            faults,
+            fault,
         };
-        let name = half_rows(&k, &v).unwrap_or(c"k_attention");
-        let function = self.function(File::Attention, name)?;
-        self.push(
-            Launch::new(function, [grid(pieces), grid(h), grid(b * t)], WARPS * 32)
-                .shared(shared)
-                .arg(q)
-                .arg(k)
-                .arg(v)
-                .arg(mask)
-                .arg(spans)
-                .arg(partial)
-                .arg(all)
-                .arg(faults)
-                .arg(fault),
-        );
-        let merge = self.function(File::Attention, c"k_attention_merge")?;
-        self.push(Launch::new(merge, [grid(h), grid(b * t), 1], 128).arg(partial).arg(out).arg(pieces));
+        let function =
+            self.function(File::Attention, half_rows(&q, &k, &v, many).unwrap_or(c"k_attention"))?;
+        let shared = (2 * warps + warps * grid(e)) * 4;
+        let launch = Launch::new(function, [pieces as u32, grid(h), grid(b * t)], warps * 32);
+        self.push(launch.shared(shared).early().arg(work));
         Ok(())
     }
 }
 
 /// The kernel for f16 keys and values whose rows can be loaded whole, where there is one for their length.
-fn half_rows(k: &Described, v: &Described) -> Option<&'static std::ffi::CStr> {
-    let name = match k.dims[3] {
-        64 => c"k_attention_64",
-        128 => c"k_attention_128",
-        256 => c"k_attention_256",
+fn half_rows(q: &Described, k: &Described, v: &Described, many: bool) -> Option<&'static CStr> {
+    let name = match (k.dims[3], many) {
+        (64, false) => c"k_attention_64",
+        (128, false) => c"k_attention_128",
+        (256, false) => c"k_attention_256",
+        (64, true) => c"k_attention_64_many",
+        (128, true) => c"k_attention_128_many",
+        (256, true) => c"k_attention_256_many",
         _ => return None,
     };
     let aligned = |t: &Described| {
         t.address.is_multiple_of(16) && t.strides.iter().take(3).all(|stride| stride % 16 == 0)
     };
-    let half = |t: &Described| t.dtype == DType::F16.id() && t.dims[3] == k.dims[3] && aligned(t);
-    (half(k) && half(v)).then_some(name)
+    let dense = |t: &Described, dtype: DType| {
+        t.dtype == dtype.id()
+            && t.dims[3] == k.dims[3]
+            && t.strides[3] == dtype.block_bytes() as i64
+            && aligned(t)
+    };
+    (dense(q, DType::F32) && dense(k, DType::F16) && dense(v, DType::F16)).then_some(name)
 }

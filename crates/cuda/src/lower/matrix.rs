@@ -8,7 +8,7 @@
 use quadriga_graph::{Binary, DType, NodeId, Op, TensorId};
 use quadriga_runtime::{BackendError, Layout};
 
-use super::packing::Packed;
+use super::packing::{Form, Packed};
 use super::{Lowering, overlap};
 use crate::blas::{Operand, Product};
 use crate::kernels::File;
@@ -49,8 +49,11 @@ impl Lowering<'_> {
         let [weight, x] = *self.graph.inputs(node) else {
             return Err(self.failed(node, "two inputs are needed"));
         };
-        let (place, address) = self.place(node, weight)?;
         let rows = self.tensor(x).shape().rows();
+        if rows == 1 && self.stream(at, x, None)? {
+            return Ok(());
+        }
+        let (place, address) = self.place(node, weight)?;
         let packed = match place.layout {
             Layout::Packed(_) => Packed::of(self.tensor(weight)),
             Layout::Plain => None,
@@ -98,7 +101,7 @@ impl Lowering<'_> {
                 && self.graph.inputs(*later).get(1) == Some(&x)
                 && self.graph.inputs(*later).first().is_some_and(|w| {
                     (self.split.place)(*w).is_some_and(|p| p.layout != Layout::Plain)
-                        && Packed::of(self.tensor(*w)).is_some_and(|p| p.eight == packed.eight)
+                        && Packed::of(self.tensor(*w)).is_some_and(|p| p.form == packed.form)
                 });
             if !same || group.len() == segments.all.len() {
                 break;
@@ -134,15 +137,19 @@ impl Lowering<'_> {
             segments.count += 1;
             self.fuse(*member);
         }
-        let name = match (packed.eight, few) {
-            (false, 1) => c"k_packed4_1",
-            (false, 2) => c"k_packed4_2",
-            (false, 4) => c"k_packed4_4",
-            (false, _) => c"k_packed4_8",
-            (true, 1) => c"k_packed8_1",
-            (true, 2) => c"k_packed8_2",
-            (true, 4) => c"k_packed8_4",
-            (true, _) => c"k_packed8_8",
+        let name = match (packed.form, few) {
+            (Form::Four, 1) => c"k_four_1",
+            (Form::Four, 2) => c"k_four_2",
+            (Form::Four, 4) => c"k_four_4",
+            (Form::Four, _) => c"k_four_8",
+            (Form::Shifted, 1) => c"k_shifted_1",
+            (Form::Shifted, 2) => c"k_shifted_2",
+            (Form::Shifted, 4) => c"k_shifted_4",
+            (Form::Shifted, _) => c"k_shifted_8",
+            (_, 1) => c"k_eight_1",
+            (_, 2) => c"k_eight_2",
+            (_, 4) => c"k_eight_4",
+            _ => c"k_eight_8",
         };
         let function = self.function(File::Matmul, name)?;
         self.push(
@@ -190,9 +197,10 @@ impl Lowering<'_> {
             Launch::over(function, blocks * 4)
                 .arg(quants)
                 .arg(scales)
-                .arg(i32::from(packed.eight))
-                .arg((first * packed.blocks) as i64)
-                .arg(blocks as i64)
+                .arg(packed.form as i32)
+                .arg(first as i64)
+                .arg(rows as i64)
+                .arg(packed.blocks as i64)
                 .arg(to)
         })
     }
@@ -260,6 +268,16 @@ impl Lowering<'_> {
                 return self.half_product(node, w, rows);
             }
             let operand = if wt.dtype() == DType::F32 { Operand::F32 } else { Operand::Bf16 };
+            if let Some(name) = from_blocks(wt.dtype()) {
+                let function = self.function(File::Pack, name)?;
+                return self.dense(node, weight, x, operand, |first, count, to| {
+                    Launch::over(function, (count * k / 8) as u64)
+                        .arg(w)
+                        .arg(first as i64)
+                        .arg(count as i64)
+                        .arg(to)
+                });
+            }
             let function = self.function(File::Pack, c"k_to_dense")?;
             let mode = i32::from(operand == Operand::F32);
             return self.dense(node, weight, x, operand, |first, count, to| {
@@ -353,4 +371,19 @@ impl Lowering<'_> {
         self.push(launch.arg(w).arg(x).arg(ids).arg(out).arg(faults).arg(fault));
         Ok(())
     }
+}
+
+/// The kernel that turns blocks of a format, as the file has them, into bf16, where there is one for it.
+fn from_blocks(dtype: DType) -> Option<&'static std::ffi::CStr> {
+    Some(match dtype {
+        DType::Q4_0 => c"k_bf16_from_q4_0",
+        DType::Q4_1 => c"k_bf16_from_q4_1",
+        DType::Q5_0 => c"k_bf16_from_q5_0",
+        DType::Q5_1 => c"k_bf16_from_q5_1",
+        DType::Q8_0 => c"k_bf16_from_q8_0",
+        DType::Q4_K => c"k_bf16_from_q4_k",
+        DType::Q5_K => c"k_bf16_from_q5_k",
+        DType::Q6_K => c"k_bf16_from_q6_k",
+        _ => return None,
+    })
 }

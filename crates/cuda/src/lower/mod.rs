@@ -3,8 +3,11 @@
 mod attention;
 mod matrix;
 pub(crate) mod packing;
+mod rope;
 mod simple;
+mod stream;
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::sync::Arc;
 
@@ -44,14 +47,22 @@ pub(crate) struct Lowering<'a> {
     buffers: Vec<Arc<dyn Buffer>>,
     scratch_base: u64,
     scratch_needed: usize,
+    /// For each storage the positions of the nodes that read it; one that reads it twice stands there twice.
+    readers_of: HashMap<TensorId, Vec<usize>>,
     /// Nodes that an earlier one took along.
-    fused: Vec<NodeId>,
+    fused: HashSet<NodeId>,
     /// The rows whose quantized form is at the start of scratch memory.
     quantized: Option<TensorId>,
 }
 
 impl<'a> Lowering<'a> {
     fn new(shared: &'a Arc<Shared>, split: &'a SplitSource<'a>, scratch_base: u64) -> Lowering<'a> {
+        let mut readers_of: HashMap<TensorId, Vec<usize>> = HashMap::new();
+        for (at, node) in split.nodes.iter().enumerate() {
+            for id in split.graph.inputs(*node).iter().filter(|_| !split.graph[*node].op().is_view()) {
+                readers_of.entry(split.graph[*id].storage()).or_default().push(at);
+            }
+        }
         Lowering {
             shared,
             split,
@@ -60,7 +71,8 @@ impl<'a> Lowering<'a> {
             buffers: Vec::new(),
             scratch_base,
             scratch_needed: 0,
-            fused: Vec::new(),
+            readers_of,
+            fused: HashSet::new(),
             quantized: None,
         }
     }
@@ -68,7 +80,7 @@ impl<'a> Lowering<'a> {
     fn nodes(&mut self) -> Result<(), BackendError> {
         for (at, node) in self.split.nodes.iter().enumerate() {
             let op = self.graph[*node].op();
-            if op.is_view() || self.fused.contains(node) {
+            if op.is_view() || self.is_fused(*node) {
                 continue;
             }
             let empty = self.graph[self.graph[*node].output()].elements() == 0;
@@ -147,28 +159,36 @@ impl<'a> Lowering<'a> {
         Ok((inputs, output))
     }
 
+    /// The nodes after a position that compute something and were not taken along.
+    pub(crate) fn later(&self, at: usize) -> impl Iterator<Item = NodeId> + '_ {
+        let nodes = self.split.nodes.iter().skip(at + 1).copied();
+        nodes.filter(|n| !self.graph[*n].op().is_view() && !self.is_fused(*n))
+    }
+
+    /// The first of them.
+    pub(crate) fn next(&self, at: usize) -> Option<NodeId> {
+        self.later(at).next()
+    }
+
+    /// The positions of the nodes that read a storage.
+    pub(crate) fn readers(&self, storage: TensorId) -> &[usize] {
+        self.readers_of.get(&storage).map_or(&[], Vec::as_slice)
+    }
+
     /// The next node after position `at` that computes something, if it is the only reader of `value`, which is not
     /// needed afterwards.
     pub(crate) fn only_reader(&self, at: usize, value: TensorId) -> Option<NodeId> {
-        let next = self
-            .split
-            .nodes
-            .iter()
-            .skip(at + 1)
-            .find(|n| !self.graph[**n].op().is_view() && !self.fused.contains(n))?;
-        let reads = |n: &NodeId| {
-            self.graph.inputs(*n).iter().filter(|id| self.graph[**id].storage() == value).count()
-        };
-        let all: usize = self.split.nodes.iter().skip(at + 1).map(reads).sum();
-        (reads(next) == 1
-            && all == 1
-            && self.graph.inputs(*next).contains(&value)
-            && !(self.split.kept)(value))
-        .then_some(*next)
+        let next = self.next(at)?;
+        let alone = self.readers(value).iter().filter(|reader| **reader > at).count() == 1;
+        (alone && self.graph.inputs(next).contains(&value) && !(self.split.kept)(value)).then_some(next)
+    }
+
+    pub(crate) fn is_fused(&self, node: NodeId) -> bool {
+        self.fused.contains(&node)
     }
 
     pub(crate) fn fuse(&mut self, node: NodeId) {
-        self.fused.push(node);
+        self.fused.insert(node);
     }
 
     pub(crate) fn fault(&self, node: NodeId, reason: &'static str) -> (u64, u32) {

@@ -11,11 +11,23 @@ use crate::kernels::File;
 use crate::launch::{Described, Launch};
 use crate::program::Stream;
 
+/// Layouts of matrices on the device; the numbers are those of `common.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Four bits an element, a scale for each 32.
+    Four,
+    /// Four bits an element, a scale and a shift for each 32.
+    Shifted,
+    /// Eight bits an element, a scale for each 32.
+    Eight,
+    /// f16, as in the file: never packed.
+    Half,
+}
+
 /// Sizes of a packed weight's two arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
-    /// Eight bits an element rather than four.
-    pub(crate) eight: bool,
+    pub(crate) form: Form,
     /// Blocks of 32 in a row.
     pub(crate) blocks: usize,
     /// Bytes from the start to the scales.
@@ -26,25 +38,26 @@ pub(crate) struct Packed {
 
 impl Packed {
     pub(crate) fn of(weight: &Tensor) -> Option<Packed> {
-        let eight = match weight.dtype() {
-            DType::Q4_0 | DType::Q4_1 | DType::Q4_K => false,
-            DType::Q8_0 => true,
+        let (form, quant_bytes, scale_bytes) = match weight.dtype() {
+            DType::Q4_0 => (Form::Four, 16, 2),
+            DType::Q4_1 | DType::Q4_K => (Form::Shifted, 16, 4),
+            DType::Q8_0 => (Form::Eight, 32, 2),
             _ => return None,
         };
         let cols = weight.shape().cols();
         if !cols.is_multiple_of(32) || weight.shape().rank() > 2 || weight.elements() == 0 {
             return None;
         }
-        let blocks = cols / 32;
-        let total = weight.shape().rows().checked_mul(blocks)?;
-        let (quant_bytes, scale_bytes) = if eight { (32, 2) } else { (16, 4) };
-        let scales_at = total.checked_mul(quant_bytes)?.next_multiple_of(256);
-        Some(Packed {
-            eight,
-            blocks,
-            scales_at,
-            bytes: scales_at.checked_add(total.checked_mul(scale_bytes)?)?,
-        })
+        let (rows, blocks) = (weight.shape().rows(), cols / 32);
+        let scales_at = rows.checked_mul(blocks)?.checked_mul(quant_bytes)?.next_multiple_of(256);
+        // Each row's scales start at whole 16 bytes.
+        let scales = rows.checked_mul((blocks * scale_bytes).next_multiple_of(16))?;
+        Some(Packed { form, blocks, scales_at, bytes: scales_at.checked_add(scales)? })
+    }
+
+    /// How many scales there are from one row to the next.
+    pub(crate) fn scale_stride(&self) -> usize {
+        self.blocks.next_multiple_of(if self.form == Form::Shifted { 4 } else { 8 })
     }
 }
 
@@ -76,15 +89,15 @@ pub(crate) fn load(
     let raw = DeviceBuffer::new(&shared.context, data.len(), Usage::Weights)?;
     raw.write(0, data)?;
     let address = target.address() + to.offset as u64;
-    let name = if packed.eight { c"k_pack8" } else { c"k_pack4" };
-    let total = (weight.shape().rows() * packed.blocks) as u64;
-    let launch = Launch::over(shared.kernels.function(File::Pack, name)?, total)
+    let total = (weight.shape().rows() * packed.scale_stride()) as u64;
+    let launch = Launch::over(shared.kernels.function(File::Pack, c"k_pack")?, total)
         .arg(Described::new(weight, raw.address()))
         .arg(address)
         .arg(address + packed.scales_at as u64)
-        .arg(packed.blocks as i64);
+        .arg(packed.blocks as i64)
+        .arg(packed.form as i32);
     let stream = Stream::new(shared)?;
-    launch.issue(&shared.context, stream.handle)?;
+    launch.issue(&shared.context, stream.handle, false)?;
     // SAFETY: the stream is live; the raw bytes may go once it has passed.
     let code = unsafe { cudarc::driver::sys::cuStreamSynchronize(stream.handle) };
     shared.context.check("cuStreamSynchronize", code)

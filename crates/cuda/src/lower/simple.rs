@@ -1,13 +1,14 @@
 //! The operations that become one launch each, and which nodes there are kernels for.
 
-use quadriga_graph::{Binary, DType, Gate, Graph, NodeId, Op, Order, Pairing, Rope, Unary};
+use quadriga_graph::{Binary, DType, Gate, Graph, NodeId, Op, Order, TensorId, Unary};
 use quadriga_runtime::{BackendError, Layout, Refusal};
 
 use super::packing::Packed;
+use super::stream::Norm;
 use super::{Lowering, overlap};
 use crate::backend::is_plain;
 use crate::kernels::File;
-use crate::launch::{Argument, Described, Launch};
+use crate::launch::{Described, Launch};
 
 /// The longest row that is sorted in a block's shared memory.
 const MOST_SORTED: usize = 4096;
@@ -47,38 +48,6 @@ pub(super) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
             Ok(())
         }
         _ => Ok(()),
-    }
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RopeParameters {
-    dims: i32,
-    half_split: i32,
-    base: f32,
-    scale: f32,
-    ext_factor: f32,
-    attn_factor: f32,
-    low: f32,
-    high: f32,
-}
-
-// SAFETY: `struct Rope` of rope.cu has the same fields in the same order.
-unsafe impl Argument for RopeParameters {}
-
-impl RopeParameters {
-    fn new(rope: &Rope) -> RopeParameters {
-        let (low, high) = if rope.ext_factor == 0.0 { (0.0, 0.0) } else { rope.yarn_range() };
-        RopeParameters {
-            dims: rope.dims as i32,
-            half_split: i32::from(rope.pairing == Pairing::Half),
-            base: rope.base,
-            scale: rope.scale,
-            ext_factor: rope.ext_factor,
-            attn_factor: rope.attn_factor,
-            low: low as f32,
-            high: high as f32,
-        }
     }
 }
 
@@ -169,16 +138,7 @@ impl Lowering<'_> {
                 let launch = Launch::new(function, [x.rows() as u32, 1, 1], row_threads(x.dims[3]));
                 launch.arg(x).arg(mask).arg(sinks).arg(out).arg(*scale)
             }
-            Op::Rope { rope, .. } => {
-                let factors = inputs.get(2).copied().unwrap_or_default();
-                let threads = x.rows() * (x.dims[3] as u64 - rope.dims as u64 / 2);
-                Launch::over(self.function(File::Rope, c"k_rope")?, threads)
-                    .arg(x)
-                    .arg(second)
-                    .arg(factors)
-                    .arg(out)
-                    .arg(RopeParameters::new(rope))
-            }
+            Op::Rope { rope, .. } => return self.rope(at, node, rope),
             Op::OutProd => Launch::over(self.function(File::Matmul, c"k_out_prod")?, elements)
                 .arg(x)
                 .arg(second)
@@ -282,6 +242,9 @@ impl Lowering<'_> {
             && a == result
         {
             let product = self.graph[next].output();
+            if mode == 1 && self.norm_stream(node, next, b, eps)? {
+                return Ok(());
+            }
             let source = self.graph.inputs(node).first().copied().unwrap_or(result);
             let (_, to) = self.place(node, product)?;
             let bytes = self.tensor(source).bytes();
@@ -310,6 +273,35 @@ impl Lowering<'_> {
         let launch = Launch::new(function, [x.rows() as u32, 1, 1], threads);
         self.push(launch.arg(x).arg(weight).arg(out).arg(mode).arg(eps));
         Ok(())
+    }
+
+    /// Tries to make one launch of a root-mean-square norm, the multiplication `times` by its weight, and the products
+    /// that follow, if nothing else reads the result.
+    fn norm_stream(
+        &mut self,
+        node: NodeId,
+        times: NodeId,
+        weight: TensorId,
+        eps: f32,
+    ) -> Result<bool, BackendError> {
+        let product = self.graph[times].output();
+        let Some(x) = self.graph.inputs(node).first().copied() else { return Ok(false) };
+        let at = self.split.nodes.iter().position(|n| *n == times).unwrap_or(usize::MAX);
+        let vector = self.described(node, weight)?;
+        let fits = vector.dims == [1, 1, 1, self.tensor(x).shape().cols() as i64] && is_dense_f32(&vector);
+        let Some(first) = self.later(at).next().filter(|_| fits && !(self.split.kept)(product)) else {
+            return Ok(false);
+        };
+        let starts =
+            self.readers(product).iter().find(|at| self.split.nodes.get(**at) == Some(&first)).copied();
+        let Some(starts) = starts.filter(|_| matches!(self.graph[first].op(), Op::MulMat)) else {
+            return Ok(false);
+        };
+        if !self.stream(starts, product, Some(Norm { x, weight, eps }))? {
+            return Ok(false);
+        }
+        self.fuse(times);
+        Ok(true)
     }
 
     /// Elements in row-major order from one tensor to another, cast on the way.
@@ -345,7 +337,7 @@ impl Lowering<'_> {
     fn packed_rows(
         &mut self,
         node: NodeId,
-        table: quadriga_graph::TensorId,
+        table: TensorId,
         address: u64,
         ids: Described,
     ) -> Result<(), BackendError> {
@@ -359,7 +351,7 @@ impl Lowering<'_> {
                 .arg(Described::new(weight, address))
                 .arg(address)
                 .arg(address + packed.scales_at as u64)
-                .arg(i32::from(packed.eight))
+                .arg(packed.form as i32)
                 .arg(ids)
                 .arg(out)
                 .arg(faults)

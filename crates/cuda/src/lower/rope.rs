@@ -1,0 +1,193 @@
+//! Rotary position embedding, alone or with the writing of keys and values to the cache.
+
+use quadriga_graph::{Kind, NodeId, Op, Pairing, Rope, TensorId};
+use quadriga_runtime::BackendError;
+
+use super::{Lowering, overlap};
+use crate::backend::is_plain;
+use crate::kernels::File;
+use crate::launch::{Argument, Described, Launch};
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Parameters {
+    dims: i32,
+    half_split: i32,
+    base: f32,
+    scale: f32,
+    ext_factor: f32,
+    attn_factor: f32,
+    low: f32,
+    high: f32,
+}
+
+// SAFETY: `struct Rope` of rope.cu has the same fields in the same order.
+unsafe impl Argument for Parameters {}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct RopeCache {
+    q: Described,
+    out: Described,
+    k: Described,
+    v: Described,
+    keys: Described,
+    values: Described,
+    positions: Described,
+    ids: Described,
+    factors: Described,
+    rope: Parameters,
+    faults: u64,
+    fault_keys: u32,
+    fault_values: u32,
+}
+
+// SAFETY: `struct RopeCache` of rope.cu has the same fields in the same order.
+unsafe impl Argument for RopeCache {}
+
+impl Parameters {
+    fn new(rope: &Rope) -> Parameters {
+        let (low, high) = if rope.ext_factor == 0.0 { (0.0, 0.0) } else { rope.yarn_range() };
+        Parameters {
+            dims: rope.dims as i32,
+            half_split: i32::from(rope.pairing == Pairing::Half),
+            base: rope.base,
+            scale: rope.scale,
+            ext_factor: rope.ext_factor,
+            attn_factor: rope.attn_factor,
+            low: low as f32,
+            high: high as f32,
+        }
+    }
+}
+
+/// Nodes that become one launch: queries turned, keys turned and written, values written.
+struct Group {
+    keys: NodeId,
+    write_keys: NodeId,
+    write_values: NodeId,
+}
+
+impl Lowering<'_> {
+    pub(super) fn rope(&mut self, at: usize, node: NodeId, rope: &Rope) -> Result<(), BackendError> {
+        if let Some(group) = self.rope_group(at, node)
+            && self.rope_cache(node, rope, &group)?
+        {
+            return Ok(());
+        }
+        let (inputs, out) = self.operands(node)?;
+        let x = inputs.first().copied().unwrap_or_default();
+        let positions = inputs.get(1).copied().unwrap_or_default();
+        let factors = inputs.get(2).copied().unwrap_or_default();
+        let threads = x.rows() * (x.dims[3] as u64 - rope.dims as u64 / 2);
+        let launch = Launch::over(self.function(File::Rope, c"k_rope")?, threads).early();
+        self.push(launch.arg(x).arg(positions).arg(factors).arg(out).arg(Parameters::new(rope)));
+        Ok(())
+    }
+
+    /// The three nodes that follow queries in an attention layer.
+    fn rope_group(&self, at: usize, node: NodeId) -> Option<Group> {
+        if !self.shared.fuses {
+            return None;
+        }
+        let mut later = self.later(at);
+        let (keys, write_keys, write_values) = (later.next()?, later.next()?, later.next()?);
+        let graph = self.graph;
+        let alike = graph[keys].op() == graph[node].op()
+            && graph.inputs(keys).get(1..) == graph.inputs(node).get(1..);
+        let [_, turned, ids] = *graph.inputs(write_keys) else { return None };
+        let [_, _, other_ids] = *graph.inputs(write_values) else { return None };
+        let writes = [write_keys, write_values].iter().all(|n| matches!(graph[*n].op(), Op::SetRows));
+        let made = graph[keys].output();
+        // What turns is known before the kernel before is done.
+        let early = graph.inputs(node).get(2).is_none_or(|factors| {
+            matches!(graph[graph[*factors].storage()].kind(), Kind::Weight | Kind::Constant)
+        });
+        let fits = alike
+            && writes
+            && early
+            && ids == other_ids
+            && graph[turned].storage() == made
+            && graph[turned].is_contiguous()
+            && self.readers(made).len() == 1
+            && !(self.split.kept)(made);
+        fits.then_some(Group { keys, write_keys, write_values })
+    }
+
+    fn rope_cache(&mut self, node: NodeId, rope: &Rope, group: &Group) -> Result<bool, BackendError> {
+        let graph = self.graph;
+        let input = |node: NodeId, at: usize| graph.inputs(node).get(at).copied();
+        let ids = [
+            input(node, 0),
+            Some(graph[node].output()),
+            input(group.keys, 0),
+            input(group.write_values, 1),
+            input(group.write_keys, 0),
+            input(group.write_values, 0),
+            input(node, 1),
+            input(group.write_keys, 2),
+        ];
+        let mut all = [Described::default(); 8];
+        for (id, slot) in ids.iter().zip(&mut all) {
+            let Some(id) = id else { return Ok(false) };
+            *slot = self.described(node, *id)?;
+        }
+        let factors = match input(node, 2) {
+            Some(id) => self.described(node, id)?,
+            None => Described::default(),
+        };
+        let [q, out, k, v, keys, values, positions, rows] = all;
+        let tokens = q.dims[1];
+        let width = k.dims[2] * k.dims[3];
+        let cache = |t: &Described, width: i64| {
+            t.dims[0] == 1
+                && t.dims[1] == 1
+                && t.dims[3] == width
+                && quadriga_graph::DType::from_id(t.dtype).is_some_and(is_plain)
+        };
+        let fits = q.dims[0] == 1
+            && k.dims[0] == 1
+            && k.dims[1] == tokens
+            && v.dims == [1, 1, tokens, v.dims[3]]
+            && rows.dims == [1, 1, 1, tokens]
+            && cache(&keys, width)
+            && cache(&values, v.dims[3]);
+        let bytes = |at: usize| -> usize {
+            ids.get(at).copied().flatten().map_or(0, |id: TensorId| graph[id].bytes())
+        };
+        // Queries are written while everything else is still read.
+        let in_place = q.address == out.address && q.strides == out.strides;
+        let apart = |t: &Described, at: usize| !overlap(out.address, bytes(1), t.address, bytes(at));
+        if !fits || !(in_place || apart(&q, 0)) || !apart(&k, 2) || !apart(&v, 3) {
+            return Ok(false);
+        }
+        let pairs = |t: &Described| t.rows() * (t.dims[3] as u64 - rope.dims as u64 / 2);
+        let threads = pairs(&q) + pairs(&k) + v.elements();
+        if threads > i32::MAX as u64 {
+            return Ok(false);
+        }
+        let reason = "a row index is out of range";
+        let (faults, fault_keys) = self.fault(group.write_keys, reason);
+        let (_, fault_values) = self.fault(group.write_values, reason);
+        let work = RopeCache {
+            q,
+            out,
+            k,
+            v,
+            keys,
+            values,
+            positions,
+            ids: rows,
+            factors,
+            rope: Parameters::new(rope),
+            faults,
+            fault_keys,
+            fault_values,
+        };
+        let function = self.function(File::Rope, c"k_rope_cache")?;
+        let blocks = threads.div_ceil(128) as u32;
+        self.push(Launch::new(function, [blocks, 1, 1], 128).early().arg(work));
+        [group.keys, group.write_keys, group.write_values].into_iter().for_each(|node| self.fuse(node));
+        Ok(true)
+    }
+}

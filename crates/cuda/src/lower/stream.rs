@@ -1,0 +1,342 @@
+//! Products of one row whose matrices stream through shared memory, with what comes before and after: the norm of the
+//! row, a bias or residual, a gated unit. See `kernels/stream.cu`.
+
+use std::ffi::CStr;
+
+use quadriga_graph::{Binary, DType, Gate, Kind, NodeId, Op, TensorId};
+use quadriga_runtime::{BackendError, Layout};
+
+use super::packing::{Form, Packed};
+use super::{Lowering, overlap};
+use crate::kernels::File;
+use crate::launch::{Argument, Launch};
+
+/// Warps of a block, as in the kernel.
+const WARPS: usize = 8;
+/// The most slots of a warp's ring.
+const MOST_SLOTS: usize = 8;
+/// Shared memory of a block so that two fit a multiprocessor: the next kernel's rings fill while this one runs.
+const SHARED_OF_TWO: usize = 114_000;
+/// Shared memory of a block that is alone.
+const SHARED_OF_ONE: usize = 220_000;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Part {
+    quants: u64,
+    scales: u64,
+    out: u64,
+    add: u64,
+    rows: u32,
+    first: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Job {
+    part: [Part; 3],
+    x: u64,
+    norm: u64,
+    count: u32,
+    gated: u32,
+    units: u32,
+    cols: u32,
+    slots: u32,
+    eps: f32,
+}
+
+// SAFETY: `struct Job` of stream.cu has the same fields in the same order.
+unsafe impl Argument for Job {}
+
+/// A norm that the row passes through before it is multiplied.
+#[derive(Clone, Copy)]
+pub(super) struct Norm {
+    /// What is normed.
+    pub(super) x: TensorId,
+    /// The weight that it is multiplied with.
+    pub(super) weight: TensorId,
+    pub(super) eps: f32,
+}
+
+/// A matrix that can be streamed.
+#[derive(Clone, Copy, PartialEq)]
+struct Matrix {
+    form: Form,
+    quants: u64,
+    scales: u64,
+    rows: usize,
+}
+
+/// One product of a launch.
+struct Member {
+    matrix: Matrix,
+    /// What it computes by itself.
+    product: TensorId,
+    /// What is added to it.
+    add: Option<TensorId>,
+    /// What is written.
+    output: TensorId,
+    /// The nodes that it stands for.
+    nodes: Vec<NodeId>,
+}
+
+impl Lowering<'_> {
+    /// Tries to make one launch of a product at position `at` and what belongs to it. `x` is the row as the graph has it;
+    /// with a norm, all that reads it must come along. `false` if it cannot be: nothing has happened then.
+    pub(super) fn stream(
+        &mut self,
+        at: usize,
+        x: TensorId,
+        norm: Option<Norm>,
+    ) -> Result<bool, BackendError> {
+        if !self.shared.fuses || !self.shared.context.has_bulk_copies() {
+            return Ok(false);
+        }
+        let Some(node) = self.split.nodes.get(at).copied() else { return Ok(false) };
+        let source = norm.map_or(x, |norm| norm.x);
+        let (row, from) = (self.tensor(source), self.place(node, source)?.1);
+        let dense = row.dtype() == DType::F32 && row.is_contiguous() && row.shape().rows() == 1;
+        if !dense || !from.is_multiple_of(16) {
+            return Ok(false);
+        }
+        let cols = row.shape().cols();
+        let mut members = self.members(at, x)?;
+        let Some(form) = members.first().map(|member| member.matrix.form) else { return Ok(false) };
+        let Some((slots, shared)) = ring(form, cols) else { return Ok(false) };
+        let reads = self.readers(x).len();
+        let gated = self.gated(at, &members);
+        if let Some((unit, swapped)) = gated {
+            if swapped {
+                members.swap(0, 1);
+            }
+            for member in &mut members {
+                member.output = self.graph[unit].output();
+                member.add = None;
+            }
+            if let Some(first) = members.first_mut() {
+                first.nodes.push(unit);
+            }
+        }
+        if !self.is_safe(node, source, &members, gated.is_some())? {
+            // One at a time, without what follows.
+            members.truncate(1);
+            if let Some(first) = members.first_mut() {
+                (first.add, first.output) = (None, first.product);
+                first.nodes.truncate(1);
+            }
+            if gated.is_some() || !self.is_safe(node, source, &members, false)? {
+                return Ok(false);
+            }
+        }
+        if norm.is_some() && members.len() < reads {
+            return Ok(false);
+        }
+        let mut job = Job { x: from, cols: cols as u32, slots: slots as u32, ..Job::default() };
+        if let Some(norm) = norm {
+            job.norm = self.place(node, norm.weight)?.1;
+            job.eps = norm.eps;
+        }
+        job.gated = u32::from(gated.is_some());
+        for (member, part) in members.iter().zip(&mut job.part) {
+            *part = Part {
+                quants: member.matrix.quants,
+                scales: member.matrix.scales,
+                out: self.place(node, member.output)?.1,
+                add: match member.add {
+                    Some(add) => self.place(node, add)?.1,
+                    None => 0,
+                },
+                rows: member.matrix.rows as u32,
+                first: job.units,
+            };
+            job.units += member.matrix.rows.div_ceil(2) as u32;
+            job.count += 1;
+        }
+        if gated.is_some() {
+            job.units = job.part[0].rows;
+        }
+        let blocks = self.shared.context.multiprocessors.min(job.units).max(1);
+        let function = self.shared.kernels.large_function(File::Stream, name(form), SHARED_OF_ONE as u32)?;
+        let launch = Launch::new(function, [blocks, 1, 1], WARPS as u32 * 32).shared(shared as u32);
+        self.push(launch.early().arg(job));
+        members.iter().flat_map(|member| &member.nodes).for_each(|node| self.fuse(*node));
+        Ok(true)
+    }
+
+    /// The product at a position and those that follow it directly with the same row, each with its addition.
+    fn members(&mut self, at: usize, x: TensorId) -> Result<Vec<Member>, BackendError> {
+        let mut members: Vec<Member> = Vec::new();
+        let later: Vec<NodeId> = self.split.nodes.iter().skip(at).copied().collect();
+        for node in later {
+            let op = self.graph[node].op();
+            if op.is_view() || self.is_fused(node) {
+                continue;
+            }
+            let output = self.graph[node].output();
+            if let Op::MulMat = op
+                && let [weight, row] = *self.graph.inputs(node)
+                && row == x
+                && members.len() < 3
+                && let Some(matrix) = self.matrix(node, weight)?
+                && members.first().is_none_or(|first| first.matrix.form == matrix.form)
+            {
+                members.push(Member { matrix, product: output, add: None, output, nodes: vec![node] });
+                continue;
+            }
+            // The only other thing that may stand between products is an addition to one of them.
+            let [a, b] = *self.graph.inputs(node) else { break };
+            let ours = |id: TensorId| members.iter().any(|m| m.product == id || m.output == id);
+            let (product, other) = match (ours(a), ours(b)) {
+                (true, false) => (a, b),
+                (false, true) => (b, a),
+                _ => break,
+            };
+            let tensor = &self.graph[product];
+            let fits = matches!(op, Op::Binary(Binary::Add))
+                && tensor.is_contiguous()
+                && tensor.same_layout(&self.graph[other])
+                && self.readers(tensor.storage()).len() == 1
+                && !(self.split.kept)(product);
+            let sum = members.iter_mut().find(|m| m.product == product && m.add.is_none());
+            let Some(sum) = sum.filter(|_| fits) else { break };
+            (sum.add, sum.output) = (Some(other), output);
+            sum.nodes.push(node);
+        }
+        Ok(members)
+    }
+
+    /// The matrix of a product, if it can be streamed. Only weights are there before the kernel before is done.
+    fn matrix(&mut self, node: NodeId, weight: TensorId) -> Result<Option<Matrix>, BackendError> {
+        let tensor = self.tensor(weight);
+        if tensor.kind() != Kind::Weight || tensor.storage() != weight || tensor.shape().rank() > 2 {
+            return Ok(None);
+        }
+        let (place, quants) = self.place(node, weight)?;
+        let (rows, cols) = (tensor.shape().rows(), tensor.shape().cols());
+        if rows > u32::MAX as usize / 4 || cols > u32::MAX as usize / 4 {
+            return Ok(None);
+        }
+        Ok(match place.layout {
+            Layout::Packed(_) => Packed::of(tensor).map(|packed| Matrix {
+                form: packed.form,
+                quants,
+                scales: quants + packed.scales_at as u64,
+                rows,
+            }),
+            Layout::Plain => (tensor.dtype() == DType::F16
+                && tensor.is_contiguous()
+                && cols.is_multiple_of(8)
+                && quants.is_multiple_of(16))
+            .then_some(Matrix { form: Form::Half, quants, scales: 0, rows }),
+        })
+    }
+
+    /// The gated unit of two products, if that is what they are for, and whether the second one is the gate.
+    fn gated(&self, at: usize, members: &[Member]) -> Option<(NodeId, bool)> {
+        let [one, two] = members else { return None };
+        let last = *two.nodes.first()?;
+        let position = self.split.nodes.iter().skip(at).position(|node| *node == last)? + at;
+        let unit = self.next(position)?;
+        let Op::Gated { gate: Gate::Swiglu, swapped } = self.graph[unit].op() else { return None };
+        let [a, b] = *self.graph.inputs(unit) else { return None };
+        let (gate, up) = if *swapped { (b, a) } else { (a, b) };
+        let both = (gate, up) == (one.product, two.product) || (gate, up) == (two.product, one.product);
+        let alone = |m: &Member| {
+            let product = &self.graph[m.product];
+            m.add.is_none() && !(self.split.kept)(m.product) && self.readers(product.storage()).len() == 1
+        };
+        let out = &self.graph[self.graph[unit].output()];
+        let fits = out.dtype() == DType::F32 && out.is_contiguous() && one.matrix.rows == two.matrix.rows;
+        (both && alone(one) && alone(two) && fits).then_some((unit, gate == two.product))
+    }
+
+    /// Whether everything that is read stays as it is until it was read: the row by all, what is added by its own
+    /// thread alone.
+    fn is_safe(
+        &mut self,
+        node: NodeId,
+        row: TensorId,
+        members: &[Member],
+        gated: bool,
+    ) -> Result<bool, BackendError> {
+        let range = |lowering: &mut Self, id: TensorId| -> Result<(u64, usize), BackendError> {
+            Ok((lowering.place(node, id)?.1, lowering.tensor(id).bytes()))
+        };
+        let apart = |a: (u64, usize), b: (u64, usize)| !overlap(a.0, a.1, b.0, b.1);
+        let row = range(self, row)?;
+        let members = if gated { members.get(..1).unwrap_or_default() } else { members };
+        for (index, member) in members.iter().enumerate() {
+            let out = range(self, member.output)?;
+            if !apart(out, row) {
+                return Ok(false);
+            }
+            for (other_index, other) in members.iter().enumerate() {
+                if other_index != index && !apart(out, range(self, other.output)?) {
+                    return Ok(false);
+                }
+                if let Some(add) = other.add {
+                    let add = range(self, add)?;
+                    let in_place = other_index == index && add == out;
+                    if !in_place && !apart(out, add) {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn name(form: Form) -> &'static CStr {
+    match form {
+        Form::Four => c"k_stream_four",
+        Form::Shifted => c"k_stream_shifted",
+        Form::Eight => c"k_stream_eight",
+        Form::Half => c"k_stream_half",
+    }
+}
+
+/// Slots of a ring and bytes of shared memory for rows of so many elements.
+fn ring(form: Form, cols: usize) -> Option<(usize, usize)> {
+    let (chunk, per_element) = match form {
+        Form::Four | Form::Shifted => (4096, 1),
+        Form::Eight => (2048, 1),
+        Form::Half => (1024, 4),
+    };
+    if !cols.is_multiple_of(if form == Form::Half { 8 } else { 32 }) || cols == 0 {
+        return None;
+    }
+    let widest = cols.min(chunk);
+    let slot = 2 * match form {
+        Form::Four => widest / 2 + (widest / 16).next_multiple_of(16),
+        Form::Shifted => widest / 2 + (widest / 8).next_multiple_of(16),
+        Form::Eight => widest + (widest / 16).next_multiple_of(16),
+        Form::Half => 2 * widest,
+    };
+    // Eight-bit elements and two floats for each 32 of them, or floats.
+    let row = if form == Form::Half { cols * per_element } else { cols + cols / 4 };
+    let slots = |limit: usize| limit.checked_sub(row).map_or(0, |rest| rest / (WARPS * slot)).min(MOST_SLOTS);
+    let slots =
+        Some(slots(SHARED_OF_TWO)).filter(|slots| *slots >= 2).unwrap_or_else(|| slots(SHARED_OF_ONE));
+    (slots > 0).then_some((slots, WARPS * slots * slot + row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_leave_room_for_a_second_kernel_where_they_can() {
+        for form in [Form::Four, Form::Shifted, Form::Eight, Form::Half] {
+            for cols in [32, 576, 1536, 4096, 8192, 11008] {
+                let (slots, bytes) = ring(form, cols).unwrap();
+                assert!(
+                    slots >= 2 && bytes <= SHARED_OF_TWO,
+                    "{form:?} {cols}: {slots} slots, {bytes} bytes"
+                );
+            }
+            assert!(ring(form, 10).is_none());
+            assert!(ring(form, 1 << 20).is_none());
+        }
+    }
+}
