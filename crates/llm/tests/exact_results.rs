@@ -34,9 +34,11 @@ fn judge(engine: &mut Engine, cases: &[Exact]) -> Verdict {
     verdict
 }
 
-/// A greedy case that is short: enough to notice a kernel that is wrong.
+/// Greedy cases that are short: enough to notice a kernel that is wrong, and (`capital`, which begins with a near tie)
+/// one that is not exact enough.
 fn short_cases() -> Vec<Exact> {
-    cases(EXACT).into_iter().filter(|exact| exact.case.name == "math").collect()
+    let short = ["math", "capital"];
+    cases(EXACT).into_iter().filter(|exact| short.contains(&exact.case.name.as_str())).collect()
 }
 
 #[test]
@@ -61,8 +63,7 @@ fn short_cases_hold_on_every_instruction_set_with_one_and_two_threads() {
     }
 }
 
-/// Every case on every instruction set: `cargo test -- --ignored`, many minutes for the scalar one. On AVX-512 the case
-/// `capital` drifts by 0.145 nats and on AVX2 by 0.236, past the limit of 0.12 for one case; the means hold on AVX-512.
+/// Every case on every instruction set: `cargo test -- --ignored`, many minutes for the scalar one.
 #[test]
 #[ignore = "takes minutes"]
 fn all_cases_hold_on_every_instruction_set_with_one_and_two_threads() {

@@ -24,8 +24,9 @@ const ALIGN: usize = 64;
 ///
 /// ```text
 /// Panels(r)  rows in panels of r (the last one shorter): column 0 of the panel's rows, column 1, …     f32
-/// Int8       row after row of i8, then for every row and block of 32: scale, scale × sum (f32);
-///            for every row and half block: scale × sum (f32)
+/// Bytes      row after row, for every block of 32 columns: x / 128 rounded, as 32 × i8, then the rest of x, as 32 × i8;
+///            then for every row and block: scale, scale × sum (f32); for every row and half block: scale × sum (f32)
+/// Words      span after span of 128 columns, row after row: 128 × i16; then span after span: a scale for every row (f32)
 /// Tiles      16 rows × 32 columns of bf16 = one AMX tile of 1024 bytes, row-major inside;
 ///            tiles of 16 rows side by side over the columns, then the next 16 rows; filled up with zeros
 /// ```
@@ -45,9 +46,27 @@ unsafe impl Send for Activations<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Activations<'_> {}
 
-/// One row of int8 activations.
+/// The largest quant of [`Form::Bytes`]: 127 × 128, so that both of its bytes are at most 127 in size.
+pub(super) const BYTES_STEPS: f32 = 127.0 * 128.0;
+
+/// Columns of [`Form::Words`] that share a scale.
+pub(super) const SPAN: usize = 128;
+
+/// The largest quants of activations and of weights in [`Form::Words`]: a sum over a span fits 32 bits.
+pub(super) const WORDS_STEPS: f32 = 16383.0;
+pub(super) const WEIGHT_STEPS: f32 = 1023.0;
+
+const _: () = assert!(WORDS_STEPS as u64 * WEIGHT_STEPS as u64 * SPAN as u64 <= i32::MAX as u64);
+
+/// The step between quants of which the largest is `steps`, and its inverse. Numbers too small for an inverse count as
+/// zeros; a NaN or an infinity makes the step one, and with it every sum that it is part of.
+pub(super) fn step(largest: f32, steps: f32) -> (f32, f32) {
+    if largest < 1e-30 { (0.0, 0.0) } else { (largest / steps, steps / largest) }
+}
+
+/// One row of activations as bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Int8Row {
+pub(super) struct BytesRow {
     pub(super) quants: *mut i8,
     pub(super) scales: *mut f32,
     pub(super) sums: *mut f32,
@@ -63,7 +82,10 @@ fn form_bytes(form: Form, rows: usize, columns: usize) -> Option<usize> {
     let elements = rows.checked_mul(columns)?;
     match form {
         Form::Panels(_) => round_up(elements.checked_mul(4)?),
-        Form::Int8 => round_up(elements)?.checked_add(round_up((elements / BLOCK).checked_mul(16)?)?),
+        Form::Bytes => {
+            round_up(elements.checked_mul(2)?)?.checked_add(round_up((elements / BLOCK).checked_mul(16)?)?)
+        }
+        Form::Words => round_up(rows.checked_mul(columns.div_ceil(SPAN))?.checked_mul(2 * SPAN + 4)?),
         Form::Tiles => rows
             .checked_next_multiple_of(GROUP)?
             .checked_mul(columns.checked_next_multiple_of(BLOCK)?)?
@@ -124,7 +146,7 @@ impl<'w> Activations<'w> {
         work: *mut u8,
     ) -> Result<Activations<'w>, KernelError> {
         let form = Form::choose(isa, dtype, rows)?;
-        if form == Form::Int8 && !columns.is_multiple_of(BLOCK) {
+        if matches!(form, Form::Bytes | Form::Words) && !columns.is_multiple_of(BLOCK) {
             return Err(KernelError::Blocks { dtype, columns });
         }
         let base = work.wrapping_add(work.align_offset(ALIGN));
@@ -161,7 +183,7 @@ impl<'w> Activations<'w> {
         };
         differ("rows of input and activations", input.rows(), self.rows)?;
         differ("columns of input and activations", input.columns(), self.columns)?;
-        let step = if self.form == Form::Int8 && self.rows > 64 { 8 } else { self.form.step() };
+        let step = if self.form.step() == 1 && self.rows > 64 { 8 } else { self.form.step() };
         worker.chunks(self.rows.div_ceil(step), |chunk| {
             self.prepare_rows(chunk * step..((chunk + 1) * step).min(self.rows), input);
         });
@@ -177,10 +199,16 @@ impl<'w> Activations<'w> {
             match self.form {
                 Form::Panels(_) => scalar::prepare_panel(self, input, rows),
                 #[cfg(target_arch = "x86_64")]
-                Form::Int8 => match (self.isa.avx512(), self.isa.avx2()) {
-                    (Some(token), _) => super::avx512_prepare::int8_row(token, self, input, first),
-                    (None, Some(token)) => super::avx2_prepare::int8_row(token, self, input, first),
-                    (None, None) => scalar::prepare_int8(self, input, first),
+                Form::Bytes => match (self.isa.avx512(), self.isa.avx2()) {
+                    (Some(token), _) => super::avx512_prepare::bytes_row(token, self, input, first),
+                    (None, Some(token)) => super::avx2_prepare::bytes_row(token, self, input, first),
+                    (None, None) => {}
+                },
+                #[cfg(target_arch = "x86_64")]
+                Form::Words => match (self.isa.avx512(), self.isa.avx2()) {
+                    (Some(token), _) => super::avx512_prepare::words_row(token, self, input, first),
+                    (None, Some(token)) => super::avx2_prepare::words_row(token, self, input, first),
+                    (None, None) => {}
                 },
                 #[cfg(target_arch = "x86_64")]
                 Form::Tiles => {
@@ -188,8 +216,9 @@ impl<'w> Activations<'w> {
                         super::avx512_prepare::tile_rows(token, self, input, rows);
                     }
                 }
+                // `Form::choose` gives these forms only where the instructions exist.
                 #[cfg(not(target_arch = "x86_64"))]
-                Form::Int8 | Form::Tiles => rows.for_each(|row| scalar::prepare_int8(self, input, row)),
+                Form::Bytes | Form::Words | Form::Tiles => {}
             }
         }
     }
@@ -200,18 +229,25 @@ impl<'w> Activations<'w> {
         (self.base.cast::<f32>().wrapping_add(first * self.columns), step.min(self.rows - first))
     }
 
-    /// The int8 form of a row.
-    pub(super) fn int8(&self, row: usize) -> Int8Row {
+    /// The form in bytes of a row.
+    pub(super) fn bytes(&self, row: usize) -> BytesRow {
         let elements = self.rows * self.columns;
         let blocks = elements / BLOCK;
         let at = row * (self.columns / BLOCK);
-        let floats = self.base.wrapping_add(elements.next_multiple_of(ALIGN)).cast::<f32>();
-        Int8Row {
-            quants: self.base.wrapping_add(row * self.columns).cast(),
+        let floats = self.base.wrapping_add((2 * elements).next_multiple_of(ALIGN)).cast::<f32>();
+        BytesRow {
+            quants: self.base.wrapping_add(2 * row * self.columns).cast(),
             scales: floats.wrapping_add(at),
             sums: floats.wrapping_add(blocks + at),
             half_sums: floats.wrapping_add(2 * blocks + 2 * at),
         }
+    }
+
+    /// The words of a row in a span, and its scale there; the next row's follow.
+    pub(super) fn words(&self, row: usize, span: usize) -> (*mut i16, *mut f32) {
+        let at = span * self.rows + row;
+        let scales = self.base.wrapping_add(self.rows * self.columns.div_ceil(SPAN) * 2 * SPAN).cast::<f32>();
+        (self.base.cast::<i16>().wrapping_add(at * SPAN), scales.wrapping_add(at))
     }
 
     /// The first tile of the sixteen rows that start at `16 × strip`.

@@ -1,4 +1,4 @@
-//! Products of int8 activations with quantized weights: AVX2.
+//! Products of activations in two bytes each with quantized weights: AVX2, for few rows.
 //!
 //! `maddubs` multiplies unsigned by signed bytes and adds pairs in 16 bits. As many of these as cannot overflow are
 //! added before they are widened to 32 bits: eight for 4-bit quants, one for signed bytes.
@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use quadriga_graph::DType;
 
 use super::Task;
-use super::activations::{Int8Row, PANEL_COLUMNS};
+use super::activations::{BytesRow, PANEL_COLUMNS};
 use super::avx2_unpack::{self as unpack, Packed};
 use super::avx512_unpack::with_packed;
 use super::format::{BLOCK, GROUP};
@@ -58,6 +58,37 @@ unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256, add: bo
     }
 }
 
+/// The sum of products of the two halves of a block with one byte of each activation; of both in the first, unless
+/// they have scales of their own.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dots<P: Packed>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
+    let ones = _mm256_set1_epi16(1);
+    let [mut low, mut high] = [_mm256_setzero_si256(); 2];
+    let mut run = _mm256_setzero_si256();
+    for (v, q) in quants.iter().enumerate() {
+        // SAFETY: promised by the caller: 32 bytes.
+        let four = _mm256_set1_epi32(unsafe { x.cast::<i32>().add(v).read_unaligned() });
+        let pairs = if P::SIGNED {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(*q), _mm256_sign_epi8(four, *q))
+        } else {
+            _mm256_maddubs_epi16(*q, four)
+        };
+        run = if v % P::RUN == 0 { pairs } else { _mm256_add_epi16(run, pairs) };
+        // Widen at the end of a run, and where the half block ends if it has a scale of its own.
+        if (v + 1) % P::RUN == 0 || (P::HALVES && v == 3) {
+            let wide = _mm256_madd_epi16(run, ones);
+            if P::HALVES && v >= 4 {
+                high = _mm256_add_epi32(high, wide);
+            } else {
+                low = _mm256_add_epi32(low, wide);
+            }
+            run = _mm256_setzero_si256();
+        }
+    }
+    [low, high]
+}
+
 /// Adds a block's part to eight sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -65,42 +96,22 @@ unsafe fn add_block<P: Packed>(
     sum: __m256,
     quants: &[__m256i; 8],
     affine: &unpack::Affine,
-    x: &Int8Row,
+    x: &BytesRow,
     block: usize,
 ) -> __m256 {
-    let ones = _mm256_set1_epi16(1);
     let mut sum = sum;
-    let mut halves = [_mm256_setzero_si256(); 2];
     // SAFETY: the row of activations has this block.
     unsafe {
-        let at = x.quants.add(block * BLOCK).cast::<i32>();
-        let mut run = _mm256_setzero_si256();
-        for (v, q) in quants.iter().enumerate() {
-            let four = _mm256_set1_epi32(at.add(v).read_unaligned());
-            let pairs = if P::SIGNED {
-                _mm256_maddubs_epi16(_mm256_abs_epi8(*q), _mm256_sign_epi8(four, *q))
-            } else {
-                _mm256_maddubs_epi16(*q, four)
-            };
-            run = if v % P::RUN == 0 { pairs } else { _mm256_add_epi16(run, pairs) };
-            // Widen at the end of a run, and where the half block ends if it has a scale of its own.
-            let end = (v + 1) % P::RUN == 0 || (P::HALVES && v == 3);
-            if end {
-                let wide = _mm256_madd_epi16(run, ones);
-                let half = usize::from(P::HALVES && v >= 4);
-                if half == 0 {
-                    halves[0] = _mm256_add_epi32(halves[0], wide);
-                } else {
-                    halves[1] = _mm256_add_epi32(halves[1], wide);
-                }
-                run = _mm256_setzero_si256();
-            }
-        }
+        let at = x.quants.add(2 * block * BLOCK);
+        let (main, rest) = (dots::<P>(quants, at), dots::<P>(quants, at.add(BLOCK)));
         let scale = _mm256_set1_ps(*x.scales.add(block));
-        let dot = |half: __m256i| _mm256_mul_ps(_mm256_cvtepi32_ps(half), scale);
-        sum = _mm256_fmadd_ps(dot(halves[0]), affine.d[0], sum);
+        let dot = |main: __m256i, rest: __m256i| {
+            let both = _mm256_add_epi32(_mm256_slli_epi32::<7>(main), rest);
+            _mm256_mul_ps(_mm256_cvtepi32_ps(both), scale)
+        };
+        sum = _mm256_fmadd_ps(dot(main[0], rest[0]), affine.d[0], sum);
         if P::HALVES {
-            sum = _mm256_fmadd_ps(dot(halves[1]), affine.d[1], sum);
+            sum = _mm256_fmadd_ps(dot(main[1], rest[1]), affine.d[1], sum);
         }
         if P::MINIMUM && P::HALVES {
             sum = _mm256_fmadd_ps(affine.m[0], _mm256_set1_ps(*x.half_sums.add(2 * block)), sum);
@@ -115,7 +126,7 @@ unsafe fn add_block<P: Packed>(
 /// One row: the packed weights are read once, front to back.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn one_row<P: Packed>(task: &Task<'_>) {
-    let x = task.activations.int8(task.first_row);
+    let x = task.activations.bytes(task.first_row);
     let cells = task.layout.columns() / (P::BLOCKS * BLOCK);
     for group in task.groups.clone() {
         let mut cell = task.group(group).as_ptr();
@@ -191,7 +202,7 @@ unsafe fn panel_rows<const ROWS: usize, P: Packed>(
     first: usize,
     count: usize,
 ) {
-    let x: [Int8Row; ROWS] = std::array::from_fn(|r| task.activations.int8(task.first_row + row + r));
+    let x: [BytesRow; ROWS] = std::array::from_fn(|r| task.activations.bytes(task.first_row + row + r));
     let mut sums = [_mm256_setzero_ps(); ROWS];
     for i in 0..count {
         // SAFETY: the panel holds `count` blocks.

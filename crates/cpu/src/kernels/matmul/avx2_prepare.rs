@@ -1,71 +1,127 @@
-//! Bringing activations into int8 blocks: AVX2.
+//! Bringing activations into bytes and words: AVX2.
 
 use std::arch::x86_64::*;
 
-use super::activations::Activations;
+use super::activations::{Activations, BYTES_STEPS, SPAN, WORDS_STEPS, step};
 use super::format::BLOCK;
 use super::view::{Element, Input};
 use crate::isa::Avx2;
 
-/// Quantizes one row to int8 by blocks of 32.
-pub(super) fn int8_row(_token: Avx2, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+/// Eight elements of a row as `f32`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn load(element: Element, row: *const u8, first: usize) -> __m256 {
+    // SAFETY: the caller promises that the elements are inside the row.
+    unsafe {
+        match element {
+            Element::F32 => _mm256_loadu_ps(row.cast::<f32>().add(first)),
+            Element::F16 => _mm256_cvtph_ps(_mm_loadu_si128(row.cast::<i16>().add(first).cast())),
+        }
+    }
+}
+
+/// The largest magnitude among some numbers; NaN if there is one among them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn largest(values: &[__m256]) -> f32 {
+    let sign = _mm256_set1_ps(-0.0);
+    let (mut most, mut strange) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+    for value in values {
+        most = _mm256_max_ps(most, _mm256_andnot_ps(sign, *value));
+        strange = _mm256_or_ps(strange, _mm256_cmp_ps::<_CMP_UNORD_Q>(*value, *value));
+    }
+    let mut lanes = [0.0_f32; 8];
+    // SAFETY: an array of eight.
+    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), most) };
+    if _mm256_movemask_ps(strange) == 0 { lanes.into_iter().fold(0.0, f32::max) } else { f32::NAN }
+}
+
+/// Sixteen 16-bit numbers in order, from two vectors of 32-bit numbers.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn words(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b))
+}
+
+/// The sum of sixteen 16-bit numbers.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sum(words: __m256i) -> i32 {
+    let pairs = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+    let four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+    let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b00_00_11_10>(four));
+    _mm_cvtsi128_si32(two).wrapping_add(_mm_extract_epi32::<1>(two))
+}
+
+/// Quantizes one row to 15 bits in two bytes, by blocks of 32.
+pub(super) fn bytes_row(_token: Avx2, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { int8_row_inner(activations, input, row) }
+    unsafe { bytes_row_inner(activations, input, row) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn int8_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
-    let out = activations.int8(row);
-    let sign = _mm256_set1_ps(-0.0);
+unsafe fn bytes_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    let out = activations.bytes(row);
+    let source = input.row(row);
     for block in 0..activations.columns() / BLOCK {
         let mut values = [_mm256_setzero_ps(); 4];
-        if let Some(source) = input.row(row) {
+        if let Some(source) = source {
             for (i, value) in values.iter_mut().enumerate() {
-                let first = block * BLOCK + 8 * i;
                 // SAFETY: the row has this block.
-                *value = unsafe {
-                    match input.element() {
-                        Element::F32 => _mm256_loadu_ps(source.cast::<f32>().add(first)),
-                        Element::F16 => {
-                            _mm256_cvtph_ps(_mm_loadu_si128(source.cast::<i16>().add(first).cast()))
-                        }
-                    }
-                };
+                *value = unsafe { load(input.element(), source, block * BLOCK + 8 * i) };
             }
         }
-        let [a, b, c, d] = values;
-        let [p, q] = [(a, b), (c, d)]
-            .map(|(a, b)| _mm256_max_ps(_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b)));
-        let mut lanes = [0.0_f32; 8];
-        // SAFETY: an array of eight.
-        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_max_ps(p, q)) };
-        let largest = lanes.into_iter().fold(0.0_f32, f32::max);
-        let scale = largest / 127.0;
-        let inverse = _mm256_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-        let mut sums = [0_i32; 2];
-        for (i, value) in values.into_iter().enumerate() {
-            let quants = _mm256_cvtps_epi32(_mm256_mul_ps(value, inverse));
-            let words =
-                _mm_packs_epi32(_mm256_castsi256_si128(quants), _mm256_extracti128_si256::<1>(quants));
-            // SAFETY: the row has a place for each of its columns.
-            unsafe {
-                _mm_storel_epi64(out.quants.add(block * BLOCK + 8 * i).cast(), _mm_packs_epi16(words, words));
-            }
-            let pairs = _mm_madd_epi16(words, _mm_set1_epi16(1));
-            let pairs = _mm_add_epi32(pairs, _mm_shuffle_epi32::<0b00_00_11_10>(pairs));
-            let sum = _mm_cvtsi128_si32(pairs).wrapping_add(_mm_extract_epi32::<1>(pairs));
-            if i < 2 {
-                sums[0] += sum;
-            } else {
-                sums[1] += sum;
-            }
-        }
-        // SAFETY: the row has one scale and sum for each block, and two half sums.
+        let (scale, inverse) = step(largest(&values), BYTES_STEPS);
+        let [a, b, c, d] = values.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse))));
+        let halves = [words(a, b), words(c, d)];
+        let high = halves.map(|x| _mm256_srai_epi16::<7>(_mm256_adds_epi16(x, _mm256_set1_epi16(64))));
+        let rest = [(halves[0], high[0]), (halves[1], high[1])]
+            .map(|(x, high)| _mm256_sub_epi16(x, _mm256_slli_epi16::<7>(high)));
+        let sums = halves.map(|x| scale * sum(x) as f32);
+        // SAFETY: the row has two bytes for each of its columns, one scale and sum for each block, and two half sums.
         unsafe {
+            for (i, [x, y]) in [high, rest].into_iter().enumerate() {
+                let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(x, y));
+                _mm256_storeu_si256(out.quants.add((2 * block + i) * BLOCK).cast(), bytes);
+            }
             *out.scales.add(block) = scale;
-            *out.sums.add(block) = scale * (sums[0] + sums[1]) as f32;
-            *out.half_sums.add(2 * block) = scale * sums[0] as f32;
-            *out.half_sums.add(2 * block + 1) = scale * sums[1] as f32;
+            *out.sums.add(block) = sums[0] + sums[1];
+            *out.half_sums.add(2 * block) = sums[0];
+            *out.half_sums.add(2 * block + 1) = sums[1];
         }
+    }
+}
+
+/// Quantizes one row to 15 bits, by spans.
+pub(super) fn words_row(_token: Avx2, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
+    unsafe { words_row_inner(activations, input, row) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn words_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    let source = input.row(row);
+    for first in (0..activations.columns()).step_by(SPAN) {
+        let count = SPAN.min(activations.columns() - first);
+        let (place, scale_place) = activations.words(row, first / SPAN);
+        let mut values = [_mm256_setzero_ps(); SPAN / 8];
+        if let Some(source) = source {
+            for (i, value) in values.iter_mut().enumerate().take(count / 8) {
+                // SAFETY: the row has these columns.
+                *value = unsafe { load(input.element(), source, first + 8 * i) };
+            }
+        }
+        let (scale, inverse) = step(largest(&values), WORDS_STEPS);
+        let inverse = _mm256_set1_ps(inverse);
+        for (i, pair) in values.chunks_exact(2).enumerate() {
+            let [a, b] = [pair.first(), pair.last()].map(|value| {
+                let value = value.copied().unwrap_or(_mm256_setzero_ps());
+                _mm256_cvtps_epi32(_mm256_mul_ps(value, inverse))
+            });
+            // SAFETY: every row has room for a whole span.
+            unsafe { _mm256_storeu_si256(place.add(16 * i).cast(), words(a, b)) };
+        }
+        // SAFETY: a scale for each row and span.
+        unsafe { *scale_place = scale };
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Affine {
 /// A way to store quants.
 pub(super) trait Quants {
     const BYTES: usize;
+    /// The least and the largest quant.
+    const RANGE: [f32; 2];
     /// Whether the bytes are signed.
     const SIGNED: bool;
     /// How many products of pairs can be added in 16 bits: pairs are at most 2 × 127 × the largest quant.
@@ -48,6 +50,7 @@ pub(super) struct Cell<Q, S, const BLOCKS: usize>(std::marker::PhantomData<(Q, S
 pub(super) trait Packed {
     const BLOCKS: usize;
     const BYTES: usize;
+    const RANGE: [f32; 2];
     const HALVES: bool;
     const MINIMUM: bool;
     const SIGNED: bool;
@@ -63,6 +66,7 @@ pub(super) trait Packed {
 impl<Q: Quants, S: Scales, const BLOCKS: usize> Packed for Cell<Q, S, BLOCKS> {
     const BLOCKS: usize = BLOCKS;
     const BYTES: usize = BLOCKS * (Q::BYTES + S::EACH) + S::HEAD;
+    const RANGE: [f32; 2] = Q::RANGE;
     const HALVES: bool = S::HALVES;
     const MINIMUM: bool = S::MINIMUM;
     const SIGNED: bool = Q::SIGNED;
@@ -143,6 +147,7 @@ fn or_masked(a: __m256i, b: __m256i, mask: __m256i) -> __m256i {
 }
 
 impl Quants for Byte {
+    const RANGE: [f32; 2] = [-128.0, 127.0];
     const BYTES: usize = 512;
     const SIGNED: bool = true;
     const RUN: usize = 1;
@@ -159,6 +164,7 @@ impl Quants for Byte {
 }
 
 impl Quants for Nibble {
+    const RANGE: [f32; 2] = [0.0, 15.0];
     const BYTES: usize = 256;
     const SIGNED: bool = false;
     const RUN: usize = 8;
@@ -179,6 +185,7 @@ impl Quants for Nibble {
 }
 
 impl Quants for NibbleOne {
+    const RANGE: [f32; 2] = [0.0, 31.0];
     const BYTES: usize = 320;
     const SIGNED: bool = false;
     const RUN: usize = 4;
@@ -195,6 +202,7 @@ impl Quants for NibbleOne {
 }
 
 impl Quants for NibbleTwo {
+    const RANGE: [f32; 2] = [0.0, 63.0];
     const BYTES: usize = 384;
     const SIGNED: bool = false;
     const RUN: usize = 2;
@@ -212,6 +220,7 @@ impl Quants for NibbleTwo {
 }
 
 impl Quants for Two {
+    const RANGE: [f32; 2] = [0.0, 3.0];
     const BYTES: usize = 128;
     const SIGNED: bool = false;
     const RUN: usize = 8;
@@ -230,6 +239,7 @@ impl Quants for Two {
 }
 
 impl Quants for TwoOne {
+    const RANGE: [f32; 2] = [0.0, 7.0];
     const BYTES: usize = 192;
     const SIGNED: bool = false;
     const RUN: usize = 8;
@@ -258,6 +268,7 @@ unsafe fn levels(block: *const u8, table: &[i8; 16], offset: i8) -> [__m256i; 8]
 }
 
 impl Quants for LevelsIq4 {
+    const RANGE: [f32; 2] = [-127.0, 113.0];
     const BYTES: usize = 256;
     const SIGNED: bool = true;
     const RUN: usize = 1;
@@ -270,6 +281,7 @@ impl Quants for LevelsIq4 {
 }
 
 impl Quants for LevelsMx {
+    const RANGE: [f32; 2] = [0.0, 24.0];
     const BYTES: usize = 256;
     const SIGNED: bool = false;
     const RUN: usize = 4;

@@ -1,11 +1,11 @@
-//! Products of int8 activations with quantized weights: AVX-512 with VNNI.
+//! Products of activations in two bytes each with quantized weights: AVX-512 with VNNI, for few rows.
 
 use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
 use super::Task;
-use super::activations::{Int8Row, PANEL_COLUMNS};
+use super::activations::{BytesRow, PANEL_COLUMNS};
 use super::avx512_unpack::{self as unpack, Packed, with_packed};
 use super::format::{BLOCK, GROUP};
 use crate::isa::Avx512;
@@ -55,23 +55,24 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512, add: bo
     }
 }
 
-/// The sum of products of two halves of a block, as integers.
+/// The sum of products of the two halves of a block, as integers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
-    let [mut low, mut high] = [_mm512_setzero_si512(); 2];
     let [a, b, c, d, e, f, g, h] = *quants;
-    // SAFETY: a block of activations is 32 bytes.
+    let zero = _mm512_setzero_si512();
+    // SAFETY: a block of activations is 64 bytes.
     let four = |i: usize| _mm512_set1_epi32(unsafe { x.cast::<i32>().add(i).read_unaligned() });
-    low = _mm512_dpbusd_epi32(low, a, four(0));
-    high = _mm512_dpbusd_epi32(high, e, four(4));
-    low = _mm512_dpbusd_epi32(low, b, four(1));
-    high = _mm512_dpbusd_epi32(high, f, four(5));
-    low = _mm512_dpbusd_epi32(low, c, four(2));
-    high = _mm512_dpbusd_epi32(high, g, four(6));
-    low = _mm512_dpbusd_epi32(low, d, four(3));
-    high = _mm512_dpbusd_epi32(high, h, four(7));
-    [low, high]
+    let dot = |q: [__m512i; 4], first: usize| {
+        let sum = _mm512_dpbusd_epi32(zero, q[0], four(first));
+        let sum = _mm512_dpbusd_epi32(sum, q[1], four(first + 1));
+        let sum = _mm512_dpbusd_epi32(sum, q[2], four(first + 2));
+        _mm512_dpbusd_epi32(sum, q[3], four(first + 3))
+    };
+    let both = |q: [__m512i; 4], first: usize| {
+        _mm512_add_epi32(_mm512_slli_epi32::<7>(dot(q, first)), dot(q, first + 8))
+    };
+    [both([a, b, c, d], 0), both([e, f, g, h], 4)]
 }
 
 /// Adds a block's part to sixteen sums.
@@ -81,13 +82,13 @@ unsafe fn add_block<const HALVES: bool>(
     sums: [__m512; 2],
     quants: &[__m512i; 8],
     affine: &unpack::Affine,
-    x: &Int8Row,
+    x: &BytesRow,
     block: usize,
 ) -> [__m512; 2] {
     let [mut main, mut rest] = sums;
     // SAFETY: the row has this block.
     unsafe {
-        let [low, high] = dots(quants, x.quants.add(block * BLOCK));
+        let [low, high] = dots(quants, x.quants.add(2 * block * BLOCK));
         let scale = _mm512_set1_ps(*x.scales.add(block));
         if HALVES {
             let low = _mm512_mul_ps(_mm512_cvtepi32_ps(low), scale);
@@ -108,7 +109,7 @@ unsafe fn add_block<const HALVES: bool>(
 /// One row: the packed weights are read once, front to back.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 unsafe fn one_row<P: Packed>(task: &Task<'_>) {
-    let x = task.activations.int8(task.first_row);
+    let x = task.activations.bytes(task.first_row);
     let cells = task.layout.columns() / (P::BLOCKS * BLOCK);
     for group in task.groups.clone() {
         let mut cell = task.group(group).as_ptr();
@@ -189,7 +190,7 @@ unsafe fn panel_rows<const ROWS: usize, P: Packed>(
     first: usize,
     count: usize,
 ) {
-    let x: [Int8Row; ROWS] = std::array::from_fn(|r| task.activations.int8(task.first_row + row + r));
+    let x: [BytesRow; ROWS] = std::array::from_fn(|r| task.activations.bytes(task.first_row + row + r));
     let mut sums = [_mm512_setzero_ps(); ROWS];
     for i in 0..count {
         // SAFETY: the panel holds `count` blocks.
@@ -204,7 +205,7 @@ unsafe fn panel_rows<const ROWS: usize, P: Packed>(
                     _mm512_add_ps(a, b)
                 } else {
                     // One chain of sums is enough here: other rows hide its latency.
-                    let [low, high] = dots(&block.quants, x.quants.add((first + i) * BLOCK));
+                    let [low, high] = dots(&block.quants, x.quants.add(2 * (first + i) * BLOCK));
                     let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
                     let scaled = _mm512_mul_ps(dot, _mm512_set1_ps(*x.scales.add(first + i)));
                     let sum = _mm512_fmadd_ps(scaled, affine.d[0], *sum);

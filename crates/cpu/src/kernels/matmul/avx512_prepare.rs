@@ -1,9 +1,9 @@
-//! Bringing activations into int8 blocks and bf16 tiles: AVX-512.
+//! Bringing activations into bytes, words and bf16 tiles: AVX-512.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activations::Activations;
+use super::activations::{Activations, BYTES_STEPS, SPAN, WORDS_STEPS, step};
 use super::format::{BLOCK, GROUP};
 use super::view::{Element, Input};
 use crate::isa::Avx512;
@@ -21,36 +21,83 @@ unsafe fn load(element: Element, row: *const u8, first: usize, mask: __mmask16) 
     }
 }
 
-/// Quantizes one row to int8 by blocks of 32.
-pub(super) fn int8_row(_token: Avx512, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+/// The largest magnitude among some numbers; NaN if there is one among them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn largest(values: &[__m512]) -> f32 {
+    let mut most = _mm512_setzero_ps();
+    let mut strange = 0;
+    for value in values {
+        most = _mm512_max_ps(most, _mm512_abs_ps(*value));
+        strange |= _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(*value, *value);
+    }
+    if strange == 0 { _mm512_reduce_max_ps(most) } else { f32::NAN }
+}
+
+/// Quantizes one row to 15 bits in two bytes, by blocks of 32.
+pub(super) fn bytes_row(_token: Avx512, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { int8_row_inner(activations, input, row) }
+    unsafe { bytes_row_inner(activations, input, row) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn int8_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
-    let out = activations.int8(row);
+unsafe fn bytes_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    let out = activations.bytes(row);
     let source = input.row(row);
     for block in 0..activations.columns() / BLOCK {
         // SAFETY: the row has this block in the input, and places for it in the activations.
         unsafe {
-            let [low, high] = match source {
+            let values = match source {
                 Some(source) => [0, 16].map(|i| load(input.element(), source, block * BLOCK + i, !0)),
                 None => [_mm512_setzero_ps(); 2],
             };
-            let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-            let scale = largest / 127.0;
-            let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-            let [low, high] = [low, high].map(|v| _mm512_cvtps_epi32(_mm512_mul_ps(v, inverse)));
-            let place = out.quants.add(block * BLOCK);
-            _mm_storeu_si128(place.cast(), _mm512_cvtsepi32_epi8(low));
-            _mm_storeu_si128(place.add(16).cast(), _mm512_cvtsepi32_epi8(high));
-            let sums = [low, high].map(|v| scale * _mm512_reduce_add_epi32(v) as f32);
+            let (scale, inverse) = step(largest(&values), BYTES_STEPS);
+            let place = out.quants.add(2 * block * BLOCK);
+            let mut sums = [0.0; 2];
+            for (half, (value, sum)) in values.into_iter().zip(&mut sums).enumerate() {
+                let x = _mm512_cvtps_epi32(_mm512_mul_ps(value, _mm512_set1_ps(inverse)));
+                let high = _mm512_srai_epi32::<7>(_mm512_add_epi32(x, _mm512_set1_epi32(64)));
+                let rest = _mm512_sub_epi32(x, _mm512_slli_epi32::<7>(high));
+                _mm_storeu_si128(place.add(16 * half).cast(), _mm512_cvtsepi32_epi8(high));
+                _mm_storeu_si128(place.add(BLOCK + 16 * half).cast(), _mm512_cvtsepi32_epi8(rest));
+                *sum = scale * _mm512_reduce_add_epi32(x) as f32;
+            }
             *out.scales.add(block) = scale;
-            *out.sums.add(block) = scale * _mm512_reduce_add_epi32(_mm512_add_epi32(low, high)) as f32;
+            *out.sums.add(block) = sums[0] + sums[1];
             *out.half_sums.add(2 * block) = sums[0];
             *out.half_sums.add(2 * block + 1) = sums[1];
         }
+    }
+}
+
+/// Quantizes one row to 15 bits, by spans.
+pub(super) fn words_row(_token: Avx512, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
+    unsafe { words_row_inner(activations, input, row) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn words_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    let source = input.row(row);
+    for first in (0..activations.columns()).step_by(SPAN) {
+        let count = SPAN.min(activations.columns() - first);
+        let (words, place) = activations.words(row, first / SPAN);
+        let mut values = [_mm512_setzero_ps(); SPAN / 16];
+        if let Some(source) = source {
+            for (i, value) in values.iter_mut().enumerate().take(count / 16) {
+                // SAFETY: the row has these columns.
+                *value = unsafe { load(input.element(), source, first + 16 * i, !0) };
+            }
+        }
+        let (scale, inverse) = step(largest(&values), WORDS_STEPS);
+        let inverse = _mm512_set1_ps(inverse);
+        for (i, value) in values.into_iter().enumerate() {
+            let x = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(value, inverse)));
+            // SAFETY: every row has room for a whole span.
+            unsafe { _mm256_storeu_si256(words.add(16 * i).cast(), x) };
+        }
+        // SAFETY: a scale for each row and span.
+        unsafe { *place = scale };
     }
 }
 

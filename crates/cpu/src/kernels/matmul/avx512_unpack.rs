@@ -17,6 +17,8 @@ pub(super) struct Affine {
 /// A way to store quants.
 pub(super) trait Quants {
     const BYTES: usize;
+    /// The least and the largest quant.
+    const RANGE: [f32; 2];
     /// Reads the `BYTES` bytes of a block.
     ///
     /// # Safety
@@ -45,6 +47,7 @@ pub(super) struct Cell<Q, S, const BLOCKS: usize>(std::marker::PhantomData<(Q, S
 pub(super) trait Packed {
     const BLOCKS: usize;
     const BYTES: usize;
+    const RANGE: [f32; 2];
     const HALVES: bool;
     /// # Safety
     /// The cell must be readable, `block < BLOCKS`, and the CPU must have AVX-512.
@@ -57,6 +60,7 @@ pub(super) trait Packed {
 impl<Q: Quants, S: Scales, const BLOCKS: usize> Packed for Cell<Q, S, BLOCKS> {
     const BLOCKS: usize = BLOCKS;
     const BYTES: usize = BLOCKS * (Q::BYTES + S::EACH) + S::HEAD;
+    const RANGE: [f32; 2] = Q::RANGE;
     const HALVES: bool = S::HALVES;
 
     #[inline]
@@ -163,6 +167,7 @@ fn or_masked(a: __m512i, b: __m512i, mask: __m512i) -> __m512i {
 }
 
 impl Quants for Byte {
+    const RANGE: [f32; 2] = [0.0, 255.0];
     const BYTES: usize = 512;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -173,6 +178,7 @@ impl Quants for Byte {
 }
 
 impl Quants for Nibble {
+    const RANGE: [f32; 2] = [0.0, 15.0];
     const BYTES: usize = 256;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -188,6 +194,7 @@ impl Quants for Nibble {
 }
 
 impl Quants for NibbleOne {
+    const RANGE: [f32; 2] = [0.0, 31.0];
     const BYTES: usize = 320;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -203,6 +210,7 @@ impl Quants for NibbleOne {
 }
 
 impl Quants for NibbleTwo {
+    const RANGE: [f32; 2] = [0.0, 63.0];
     const BYTES: usize = 384;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -219,6 +227,7 @@ impl Quants for NibbleTwo {
 }
 
 impl Quants for Two {
+    const RANGE: [f32; 2] = [0.0, 3.0];
     const BYTES: usize = 128;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -234,6 +243,7 @@ impl Quants for Two {
 }
 
 impl Quants for TwoOne {
+    const RANGE: [f32; 2] = [0.0, 7.0];
     const BYTES: usize = 192;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -271,6 +281,7 @@ const fn offset_levels(levels: [i8; 16], offset: i32) -> [i8; 16] {
 }
 
 impl Quants for LevelsIq4 {
+    const RANGE: [f32; 2] = [1.0, 241.0];
     const BYTES: usize = 256;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -281,6 +292,7 @@ impl Quants for LevelsIq4 {
 }
 
 impl Quants for LevelsMx {
+    const RANGE: [f32; 2] = [0.0, 24.0];
     const BYTES: usize = 256;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Task;
 use super::activations::Activations;
-use super::format::{BLOCK, GROUP};
+use super::format::GROUP;
 use super::view::Input;
 
 /// Columns dequantized at a time: a multiple of every cell's columns.
@@ -22,34 +22,6 @@ pub(super) fn prepare_panel(activations: &Activations<'_>, input: &Input<'_>, ro
                 // SAFETY: the panel holds `count` values for each column, i < count, and only this chunk writes it.
                 unsafe { *panel.add((first + k) * count + i) = *value };
             }
-        }
-    }
-}
-
-/// Quantizes one row to int8 by blocks of 32.
-pub(super) fn prepare_int8(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
-    let out = activations.int8(row);
-    let mut values = [0.0_f32; BLOCK];
-    for block in 0..activations.columns() / BLOCK {
-        input.read(row, block * BLOCK, &mut values);
-        let largest = values.iter().fold(0.0_f32, |a, v| a.max(v.abs()));
-        let scale = largest / 127.0;
-        let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-        let mut halves = [0.0_f32; 2];
-        for (i, value) in values.iter().enumerate() {
-            let quant = (value * inverse).round_ties_even() as i8;
-            if let Some(half) = halves.get_mut(i / 16) {
-                *half += f32::from(quant);
-            }
-            // SAFETY: the row has a place for each of its columns.
-            unsafe { *out.quants.add(block * BLOCK + i) = quant };
-        }
-        // SAFETY: the row has one scale and sum for each block, and two half sums.
-        unsafe {
-            *out.scales.add(block) = scale;
-            *out.sums.add(block) = scale * (halves[0] + halves[1]);
-            *out.half_sums.add(2 * block) = scale * halves[0];
-            *out.half_sums.add(2 * block + 1) = scale * halves[1];
         }
     }
 }

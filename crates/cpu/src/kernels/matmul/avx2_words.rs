@@ -1,0 +1,191 @@
+//! Products of 15-bit activations with weights rounded to 11 bits: AVX2, for many rows.
+//!
+//! One group of weights × one span of columns is unpacked at a time, into 4 KiB that stay in the first-level cache
+//! while all rows of activations pass by, four at a time:
+//!
+//! ```text
+//! panel   pair of columns p (p = 0..64), vector h (h = 0..2), lane r (r = 0..8) = row 8 h + r, columns 2 p and 2 p + 1
+//! scales  vector h, lane r = the step between the quants of row 8 h + r
+//! sums    for each row of activations: two vectors
+//! ```
+
+use std::arch::x86_64::*;
+
+use quadriga_graph::DType;
+
+use super::Task;
+use super::activations::{SCRATCH, SPAN, WEIGHT_STEPS};
+use super::avx2_unpack::{self as unpack, Packed};
+use super::avx512_unpack::with_packed;
+use super::format::{BLOCK, GROUP};
+use crate::isa::Avx2;
+
+/// Pairs of columns of a span.
+const PAIRS: usize = SPAN / 2;
+
+/// Rows of activations that share one unpacking of the weights.
+const ROWS: usize = 512;
+
+#[repr(C, align(64))]
+struct Scratch {
+    panel: [[__m256i; 2]; PAIRS],
+    scales: [__m256; 2],
+    sums: [[__m256; 2]; ROWS],
+}
+
+const _: () = assert!(size_of::<Scratch>() <= SCRATCH);
+
+/// Rows of activations × groups of weight rows.
+pub(super) fn product(_token: Avx2, task: &Task<'_>) {
+    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+    unsafe { with_packed!(task.layout.dtype(), groups(task)) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn groups<P: Packed>(task: &Task<'_>) {
+    let columns = task.layout.columns();
+    let scratch = task.scratch.cast::<Scratch>();
+    for group in task.groups.clone() {
+        let packed = task.group(group).as_ptr();
+        for first_row in (0..task.rows).step_by(ROWS) {
+            let rows = ROWS.min(task.rows - first_row);
+            // SAFETY: the scratch memory is aligned, long enough and this thread's alone; the group is one of the
+            // layout's, and the rows are there.
+            unsafe {
+                for first in (0..columns).step_by(SPAN) {
+                    let blocks = SPAN.min(columns - first) / BLOCK;
+                    for half in 0..2 {
+                        unpack_span::<P>(packed, first / BLOCK, blocks, scratch, half);
+                    }
+                    for row in (0..rows).step_by(4) {
+                        let (x, scales) =
+                            task.activations.words(task.first_row + first_row + row, first / SPAN);
+                        let add = first > 0;
+                        match rows - row {
+                            1 => rows_of::<1>(x, scales, scratch, row, blocks, add),
+                            2 => rows_of::<2>(x, scales, scratch, row, blocks, add),
+                            3 => rows_of::<3>(x, scales, scratch, row, blocks, add),
+                            _ => rows_of::<4>(x, scales, scratch, row, blocks, add),
+                        }
+                    }
+                }
+                for row in 0..rows {
+                    let sums = (&raw const (*scratch).sums).cast::<[__m256; 2]>().add(row).read();
+                    store(task, group, first_row + row, sums);
+                }
+            }
+        }
+    }
+}
+
+/// Writes sixteen results of a row, or as many as there are weight rows.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: [__m256; 2]) {
+    let first = group * GROUP;
+    let count = GROUP.min(task.layout.rows() - first);
+    let Some(out) = task.output.row(row) else { return };
+    // SAFETY: columns past the end of the row are left out.
+    unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr().cast::<f32>(), out.add(first), count) };
+}
+
+/// Rounds `blocks` blocks of half a group, from block `first`, to words with one scale for each row.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack_span<P: Packed>(
+    packed: *const u8,
+    first: usize,
+    blocks: usize,
+    scratch: *mut Scratch,
+    half: usize,
+) {
+    let cell = |block: usize| packed.wrapping_add((first + block) / P::BLOCKS * P::BYTES);
+    let within = |block: usize| (first + block) % P::BLOCKS;
+    let sign = _mm256_set1_ps(-0.0);
+    let [least, most] = P::RANGE.map(|q| _mm256_set1_ps(q));
+    let mut largest = _mm256_setzero_ps();
+    for block in 0..blocks {
+        // SAFETY: the block is inside the group.
+        let affine = unsafe { P::scales(cell(block), within(block), half) };
+        for i in 0..1 + usize::from(P::HALVES) {
+            let (d, m) = if i == 0 { (affine.d[0], affine.m[0]) } else { (affine.d[1], affine.m[1]) };
+            for q in [least, most] {
+                largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_fmadd_ps(q, d, m)));
+            }
+        }
+    }
+    let steps = _mm256_set1_ps(WEIGHT_STEPS);
+    let some = _mm256_cmp_ps::<_CMP_NLT_UQ>(largest, _mm256_set1_ps(1e-30));
+    let inverse = _mm256_and_ps(some, _mm256_div_ps(steps, largest));
+    let byte = _mm256_set1_epi32(255);
+    // SAFETY: the panel has room for the blocks, which are inside the group.
+    unsafe {
+        let scales = (&raw mut (*scratch).scales).cast::<__m256>();
+        scales.add(half).write(_mm256_and_ps(some, _mm256_div_ps(largest, steps)));
+        let panel = (&raw mut (*scratch).panel).cast::<__m256i>().add(half);
+        for block in 0..blocks {
+            let quants = P::quants(cell(block), within(block), half);
+            let affine = P::scales(cell(block), within(block), half);
+            let d = affine.d.map(|d| _mm256_mul_ps(d, inverse));
+            let m = affine.m.map(|m| _mm256_mul_ps(m, inverse));
+            for (v, q) in quants.into_iter().enumerate() {
+                let (d, m) = if v < 4 { (d[0], m[0]) } else { (d[1], m[1]) };
+                let word = |q| _mm256_cvtps_epi32(_mm256_fmadd_ps(_mm256_cvtepi32_ps(q), d, m));
+                let lower = |q| {
+                    if P::SIGNED {
+                        _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(q))
+                    } else {
+                        _mm256_and_si256(q, byte)
+                    }
+                };
+                let upper = |q| {
+                    if P::SIGNED { _mm256_srai_epi32::<24>(q) } else { _mm256_srli_epi32::<24>(q) }
+                };
+                let c0 = word(lower(q));
+                let c1 = word(lower(_mm256_srli_epi32::<8>(q)));
+                let c2 = word(lower(_mm256_srli_epi32::<16>(q)));
+                let c3 = word(upper(q));
+                let pair = |a, b| _mm256_blend_epi16::<0b1010_1010>(a, _mm256_slli_epi32::<16>(b));
+                let place = panel.add(2 * (block * BLOCK / 2 + 2 * v));
+                place.write(pair(c0, c1));
+                place.add(2).write(pair(c2, c3));
+            }
+        }
+    }
+}
+
+/// `ROWS` rows of activations × one group × one span.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows_of<const ROWS: usize>(
+    x: *const i16,
+    x_scales: *const f32,
+    scratch: *mut Scratch,
+    row: usize,
+    blocks: usize,
+    add: bool,
+) {
+    let mut dots = [[_mm256_setzero_si256(); 2]; ROWS];
+    // SAFETY: a row of activations is SPAN words; the panel holds as many pairs of columns as the blocks have.
+    unsafe {
+        let x = x.cast::<i32>();
+        let panel = (&raw const (*scratch).panel).cast::<__m256i>();
+        for pair in 0..blocks * BLOCK / 2 {
+            let (low, high) = (panel.add(2 * pair).read(), panel.add(2 * pair + 1).read());
+            for (r, dots) in dots.iter_mut().enumerate() {
+                let x = _mm256_set1_epi32(x.add(r * PAIRS + pair).read());
+                dots[0] = _mm256_add_epi32(dots[0], _mm256_madd_epi16(low, x));
+                dots[1] = _mm256_add_epi32(dots[1], _mm256_madd_epi16(high, x));
+            }
+        }
+        let scales = (&raw const (*scratch).scales).cast::<__m256>();
+        for (r, dots) in dots.into_iter().enumerate() {
+            let x_scale = _mm256_set1_ps(*x_scales.add(r));
+            let sums = (&raw mut (*scratch).sums).cast::<[__m256; 2]>().add(row + r).cast::<__m256>();
+            for (half, dot) in dots.into_iter().enumerate() {
+                let scale = _mm256_mul_ps(scales.add(half).read(), x_scale);
+                let place = sums.add(half);
+                let sum = if add { place.read() } else { _mm256_setzero_ps() };
+                place.write(_mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum));
+            }
+        }
+    }
+}
