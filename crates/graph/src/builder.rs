@@ -354,7 +354,12 @@ impl Inner {
             let node = NodeId(self.graph.nodes.len() as u32);
             self.writes.insert(tensor.storage, (tensor.version, node));
         }
-        self.graph.nodes.push(Node { op, first_input, input_count: ids.len() as u32, output });
+        let fits = |input: &&usize| {
+            let taken = ids.get(**input).and_then(|id| self.graph.get(*id));
+            taken.is_some_and(|taken| tensor.storage == output && taken.same_layout(&tensor))
+        };
+        let takes = op.declaration().in_place.iter().filter(fits).fold(0, |takes, input| takes | 1 << input);
+        self.graph.nodes.push(Node { op, first_input, input_count: ids.len() as u32, output, takes });
         self.graph.tensors.push(tensor);
         Ok(output)
     }

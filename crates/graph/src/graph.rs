@@ -12,6 +12,8 @@ pub struct Node {
     pub(crate) first_input: u32,
     pub(crate) input_count: u32,
     pub(crate) output: TensorId,
+    /// A bit for each of the first inputs whose memory the result may take over.
+    pub(crate) takes: u8,
 }
 
 impl Node {
@@ -23,6 +25,14 @@ impl Node {
     /// The tensor it computes.
     pub fn output(&self) -> TensorId {
         self.output
+    }
+
+    /// The inputs whose memory the result may take over, by their place among the inputs: the operation declares it,
+    /// and type, shape and strides are the result's. Whether somebody else still needs that memory is another question.
+    #[inline]
+    pub fn in_place_inputs(&self) -> impl Iterator<Item = usize> + use<> {
+        let takes = self.takes;
+        (0..u8::BITS as usize).filter(move |input| takes >> input & 1 == 1)
     }
 }
 
@@ -76,6 +86,7 @@ impl Graph {
     }
 
     /// The tensors a node reads, in the order its operation names them.
+    #[inline]
     pub fn inputs(&self, node: NodeId) -> &[TensorId] {
         self.get_node(node).map_or(&[], |n| {
             let first = n.first_input as usize;

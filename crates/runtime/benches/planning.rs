@@ -1,6 +1,6 @@
 //! How long planning takes: transformer graphs of five sizes, planned with warm working memory, and looked up again.
 //!
-//! `cargo bench -p quadriga-runtime --bench planning [-- ROUNDS]`
+//! `cargo bench -p quadriga-runtime --bench planning [-- ROUNDS [NODES…]]`
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -66,12 +66,14 @@ fn median(rounds: usize, mut work: impl FnMut()) -> (f64, usize) {
 }
 
 fn main() {
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(7);
+    let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
+    let rounds = numbers.first().copied().unwrap_or(7);
+    let sizes = numbers.get(1..).filter(|sizes| !sizes.is_empty());
     println!(
         "| nodes | plan | of it packing | ns a node | heap allocations | same graph again, ns a node | heap allocations | peak ÷ bound, found by |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    for nodes in [1_000, 10_000, 100_000, 300_000, 1_000_000] {
+    for &nodes in sizes.unwrap_or(&[1_000, 10_000, 100_000, 300_000, 1_000_000]) {
         let graph = transformer::of_nodes(nodes);
         let count = graph.nodes().len() as f64;
         let memories = [Memory::measuring("a", 64, None)];

@@ -35,6 +35,8 @@ fn needs(graph: &Graph, alignment: usize, max: Option<usize>, most: u64) {
     assert!(plan.backends[0].chunks.iter().all(|chunk| *chunk <= limit));
 }
 
+/// In the order in which ggml runs these nodes, depth first from the result: e, d, f, g. With d before e, the four
+/// tensors a, b, c, d are alive at once, and no allocator needs less than 32 bytes.
 #[test]
 fn too_many_tensors_for_one_buffer() {
     let graph = build(|g| {
@@ -150,6 +152,8 @@ fn a_backend_that_gets_nothing() {
     assert!(plan.backends[1].chunks.is_empty());
 }
 
+/// Each graph alone takes 40 bytes, as in ggml, which throws the first one's buffers away for the second. Chunks that
+/// serve both, one after the other in any order, cannot be less than 24 and 20 bytes: a family's arena has just those.
 #[test]
 fn x18_another_graph_of_equal_total_is_planned_anew() {
     let first = build(|g| {

@@ -74,14 +74,21 @@ pub fn barrier_steps(graph: &Graph, groups: &[&[NodeId]]) -> Result<Vec<u32>, Me
 }
 
 /// The last step that can be counted; above it are the marks below.
-pub(crate) const LAST_STEP: u32 = u32::MAX - 3;
+pub(crate) const LAST_STEP: u32 = u32::MAX - 5;
 /// The end of what is kept to the end of the run, whenever that is.
 pub(crate) const KEPT: u32 = u32::MAX;
 
 /// The origin of an input.
 pub(crate) const INPUT: u32 = u32::MAX;
-/// The origin of a weight, constant or state.
-pub(crate) const FIXED: u32 = u32::MAX - 1;
+/// The origins of weights, constants and state: what the planner leaves alone.
+pub(crate) const WEIGHT: u32 = u32::MAX - 1;
+pub(crate) const CONSTANT: u32 = u32::MAX - 2;
+pub(crate) const STATE: u32 = u32::MAX - 3;
+
+/// Whether an origin is that of a weight, constant or state.
+pub(crate) fn is_fixed(origin: u32) -> bool {
+    (STATE..=WEIGHT).contains(&origin)
+}
 
 /// A result whose operation may work in the memory of an input.
 #[derive(Clone, Copy, Debug)]
@@ -102,10 +109,12 @@ pub(crate) struct Uses {
     pub(crate) tied: Vec<bool>,
     /// For each tensor the storage it lies in.
     pub(crate) storage: Vec<u32>,
-    /// For each tensor the node that computes it, or [`INPUT`], or [`FIXED`].
+    /// For each tensor the node that computes it, or one of the marks above.
     pub(crate) origin: Vec<u32>,
     /// For each tensor its bytes.
     pub(crate) bytes: Vec<u64>,
+    /// For each tensor where in its storage it begins.
+    pub(crate) offset: Vec<u64>,
     /// The results that could take over the storage of an input, as far as their operations are concerned.
     pub(crate) candidates: Vec<Candidate>,
     /// For each tensor whether it has a hold; empty where there are none.
@@ -136,14 +145,18 @@ impl Uses {
         self.storage.clear();
         self.origin.clear();
         self.bytes.clear();
+        self.offset.clear();
         self.candidates.clear();
         for tensor in tensors {
             self.storage.push(tensor.storage().index() as u32);
             self.bytes.push(tensor.bytes() as u64);
+            self.offset.push(tensor.offset() as u64);
             self.origin.push(match tensor.kind() {
                 Kind::Computed(node) => node.index() as u32,
                 Kind::Input => INPUT,
-                Kind::Weight | Kind::Constant | Kind::State => FIXED,
+                Kind::Weight => WEIGHT,
+                Kind::Constant => CONSTANT,
+                Kind::State => STATE,
             });
         }
         self.horizon = 1;
@@ -176,12 +189,9 @@ impl Uses {
                 });
             }
             self.at(home, step);
-            if home == output {
-                let choices = node.op().declaration().in_place;
-                self.candidates.extend(choices.iter().filter_map(|choice| inputs.get(*choice)).map(
-                    |input| Candidate { result: output as u32, input: input.index() as u32, end: step + 1 },
-                ));
-            }
+            self.candidates.extend(node.in_place_inputs().filter_map(|input| inputs.get(input)).map(
+                |input| Candidate { result: output as u32, input: input.index() as u32, end: step + 1 },
+            ));
             for input in inputs {
                 let storage = self.storage[input.index()] as usize;
                 let by_copy =

@@ -5,10 +5,8 @@
     reason = "arrays are sized by the graph's tensors and the request's backends; what indexes them is validated first"
 )]
 
-use quadriga_graph::Kind;
-
 use super::MemoryError;
-use super::lifetimes::{FIXED, INPUT, Lifetime, Uses};
+use super::lifetimes::{CONSTANT, INPUT, Lifetime, STATE, Uses, WEIGHT};
 use super::packing::{Item, Packer, Problem};
 use super::plan::{BackendPlan, MemoryPlan, Spot};
 use super::request::Request;
@@ -90,7 +88,7 @@ impl Planner {
             }
         }
         plan.lifetimes.reserve(tensors.len());
-        for (index, tensor) in tensors.iter().enumerate() {
+        for index in 0..tensors.len() {
             let life = uses.lifetime(request, &plan.sharing, index);
             plan.lifetimes.push(life);
             let backend = usize::from(request.backend(index));
@@ -99,11 +97,9 @@ impl Planner {
                 // Not the planner's, or in another one's storage.
                 let bytes = std::mem::take(&mut plan.bytes[index]);
                 let figure = match uses.origin[index] {
-                    FIXED => match tensor.kind() {
-                        Kind::Weight => &mut figures.weights,
-                        Kind::Constant => &mut figures.constants,
-                        _ => &mut figures.state,
-                    },
+                    WEIGHT => &mut figures.weights,
+                    CONSTANT => &mut figures.constants,
+                    STATE => &mut figures.state,
                     _ => continue,
                 };
                 *figure = figure.saturating_add(bytes);
@@ -128,8 +124,8 @@ impl Planner {
 
     /// Packs each backend's storages and writes down where everything is.
     fn place(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
-        let tensors = request.graph.tensors();
-        plan.spots.resize(tensors.len(), Spot::Unused);
+        let tensors = request.graph.tensors().len();
+        plan.spots.resize(tensors, Spot::Unused);
         plan.extra_spots.resize(request.extras.len(), Spot::Unused);
         for (number, (problem, owners)) in self.problems.iter().enumerate() {
             if problem.items.is_empty() {
@@ -165,7 +161,7 @@ impl Planner {
             }
         }
         // A root stands before all that share its storage, so it has its spot when they ask for it.
-        for (index, tensor) in tensors.iter().enumerate() {
+        for index in 0..tensors {
             let root = plan.sharing.roots[index].index();
             if plan.sharing.placed[root] {
                 plan.spots[index] = Spot::Placed { backend: request.backend(root) };
@@ -174,7 +170,7 @@ impl Planner {
                 if let Spot::Arena { offset, .. } = &mut spot
                     && self.uses.storage[index] as usize != index
                 {
-                    *offset += tensor.offset() as u64;
+                    *offset += self.uses.offset[index];
                 }
                 plan.spots[index] = spot;
             }

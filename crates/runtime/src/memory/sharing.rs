@@ -20,7 +20,7 @@
 use quadriga_graph::{Graph, TensorId};
 use std::fmt::{self, Write};
 
-use super::lifetimes::{Candidate, FIXED, INPUT, Uses};
+use super::lifetimes::{Candidate, INPUT, Uses, is_fixed};
 use super::request::{Inputs, Request};
 
 /// For each tensor the root of its storage. Offsets are the tensors' own: an in-place result starts where its root does.
@@ -79,11 +79,10 @@ impl Sharing {
 
     /// Fills in who shares with whom, and lengthens the uses of each root to those of its last tenant.
     pub(crate) fn analyse(&mut self, request: &Request<'_>, uses: &mut Uses) {
-        let tensors = request.graph.tensors();
         self.roots.clear();
         self.roots.extend(uses.storage.iter().map(|storage| TensorId::from_index(*storage as usize)));
         self.placed.clear();
-        self.placed.extend(uses.origin.iter().map(|origin| *origin == FIXED));
+        self.placed.extend(uses.origin.iter().map(|origin| is_fixed(*origin)));
         for tensor in request.placed {
             self.placed[uses.storage[tensor.index()] as usize] = true;
         }
@@ -98,17 +97,15 @@ impl Sharing {
                 || self.placed[result]
                 || !self.is_root(result)
                 || uses.bytes[input] != uses.bytes[root]
+                || uses.offset[input] != 0
                 || request.backend(root) != request.backend(result)
                 || (uses.origin[root] == INPUT && request.inputs == Inputs::Keep)
             {
                 continue;
             }
-            let (taken, made) = (&tensors[input], &tensors[result]);
-            if taken.offset() == 0 && taken.same_layout(made) {
-                self.roots[result] = TensorId::from_index(root);
-                uses.end[root] = uses.end[result];
-                uses.tied[root] = uses.tied[result];
-            }
+            self.roots[result] = TensorId::from_index(root);
+            uses.end[root] = uses.end[result];
+            uses.tied[root] = uses.tied[result];
         }
         // Views and written results follow the storage they lie in.
         for (tensor, storage) in uses.storage.iter().enumerate() {

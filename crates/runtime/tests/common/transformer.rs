@@ -40,10 +40,10 @@ pub(crate) const SMOL_135M: Sizes = Sizes {
     ..LLAMA_7B
 };
 
-/// Small tensors and as many layers as it takes to have about this many nodes.
+/// Small tensors and as many layers, of 27 nodes each, as it takes to have at least this many nodes.
 pub(crate) fn of_nodes(nodes: usize) -> Graph {
     let sizes = Sizes {
-        layers: (nodes / 30).max(1),
+        layers: nodes.saturating_sub(6).div_ceil(27).max(1),
         width: 256,
         heads: 4,
         kv_heads: 4,

@@ -45,8 +45,8 @@ impl Packer {
 
     /// Places the items in one order; true when that reaches the lower bound.
     fn try_order(&mut self, strategy: Strategy) -> bool {
-        let Packer { timeline, conflicts, walls, greedy, keys, order, trial, best, .. } = self;
-        sort(timeline, strategy, keys, order);
+        let Packer { timeline, conflicts, walls, greedy, keys, sorted, order, trial, best, .. } = self;
+        sort(timeline, strategy, (keys, sorted), order);
         // With walls the bytes used can be less than the highest offset says: only the end tells.
         let limit = if walls.any() { u64::MAX } else { best.peak - 1 };
         if let Ok(peak) = greedy.place(Ground { timeline, conflicts, walls }, order, limit, trial) {

@@ -31,6 +31,7 @@ pub struct Packer {
     pub(super) time_order: TimeOrder,
     pub(super) greedy: Greedy,
     pub(super) keys: Vec<Key>,
+    pub(super) sorted: Vec<Key>,
     pub(super) order: Vec<u32>,
     pub(super) trial: Vec<u64>,
     pub(super) offsets: Vec<u64>,
