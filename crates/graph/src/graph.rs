@@ -119,6 +119,12 @@ impl Graph {
         self.tensor_ids().filter(move |id| self.get(*id).is_some_and(|t| t.kind == kind))
     }
 
+    /// The name that an input, weight, constant or state was given; `None` for results.
+    pub fn leaf_name(&self, id: TensorId) -> Option<&str> {
+        let tensor = self.get(id).filter(|tensor| tensor.node().is_none())?;
+        self.labels.get(tensor.label as usize).map(String::as_str)
+    }
+
     /// A tensor's name: that of a leaf as it was given; that of a result with its scope, its label or operation,
     /// and the number of its node.
     pub fn name(&self, id: TensorId) -> String {

@@ -56,7 +56,8 @@ impl Family {
     /// The plan for a request: the one made before, or a new one. No memory of a backend is touched.
     pub fn plan(&mut self, request: &Request<'_>) -> Result<Arc<MemoryPlan>, MemoryError> {
         self.clock += 1;
-        if let Some((plan, used)) = self.plans.get_mut(&request.key()) {
+        let key = request.key();
+        if let Some((plan, used)) = self.plans.get_mut(&key) {
             *used = self.clock;
             return Ok(Arc::clone(plan));
         }
@@ -66,7 +67,7 @@ impl Family {
         {
             self.plans.remove(&oldest);
         }
-        self.plans.insert(plan.key, (Arc::clone(&plan), self.clock));
+        self.plans.insert(key, (Arc::clone(&plan), self.clock));
         Ok(plan)
     }
 

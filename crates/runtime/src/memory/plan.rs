@@ -3,7 +3,6 @@
 use quadriga_graph::{Fingerprint, Graph, TensorId};
 use std::fmt;
 
-use super::fingerprint::PlanKey;
 use super::lifetimes::Lifetime;
 use super::packing::Strategy;
 use super::request::Extra;
@@ -71,8 +70,6 @@ impl BackendPlan {
 pub struct MemoryPlan {
     /// The graph it is for.
     pub graph: Fingerprint,
-    /// The request it answers.
-    pub key: PlanKey,
     /// Who shares a storage.
     pub sharing: Sharing,
     /// For each tensor that is the root of a planned storage, its lifetime; for others it is empty.
@@ -191,7 +188,6 @@ impl MemoryPlan {
     /// Empties the plan and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.graph = Fingerprint::default();
-        self.key = PlanKey::default();
         self.sharing.roots.clear();
         self.sharing.placed.clear();
         self.lifetimes.clear();

@@ -60,7 +60,6 @@ impl Planner {
         }
         self.gather(request, plan);
         self.place(request, plan)?;
-        plan.key = request.key();
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! the *home* of a computed or state storage is the backend of all nodes that write it. Leaves that are only read
 //! (weights, constants, inputs) have a home only if the caller gave them one; it attracts the nodes that read them.
 //!
-//! In order: pins and placements; storages beside placed leaves; storages that follow their sources, going forward;
+//! In order: pins and placements; storages beside placed leaves, and those that follow their sources, going forward;
 //! storages that follow their consumers, going backward; what is left goes to the most preferred backend that
 //! computes it. No step lets the order of a node's sources decide: bytes do, then which was computed last (so that a
 //! residual stream moves on with the layers, instead of going back to where it began), then the order of the backends. At last [`settle`] looks at the borders.
@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::NO_BACKEND;
+use super::flow::{Flow, Source};
 use super::settle::settle;
 use crate::{Backend, RuntimeError};
 
@@ -68,25 +69,28 @@ pub(crate) struct Homes {
 /// How often homes spread forward and backward; what is then left is far from anything placed.
 const ROUNDS: usize = 4;
 
-/// What the caller fixed beforehand: homes of storages, by tensor.
-pub(crate) type Fixed = FxHashMap<TensorId, u16>;
+/// What the caller fixed beforehand: homes of storages. A storage has at most one.
+pub(crate) type Fixed = Vec<(TensorId, u16)>;
 
 pub(crate) fn assign(
     graph: &Graph,
+    flow: &Flow,
     backends: &[Arc<dyn Backend>],
     fixed: &Fixed,
 ) -> Result<Homes, RuntimeError> {
     let count = graph.tensors().len();
     let mut writers: FxHashMap<TensorId, Vec<NodeId>> = FxHashMap::default();
-    for node in graph.node_ids() {
-        if graph[node].op().is_write() {
-            writers.entry(graph[graph[node].output()].storage()).or_default().push(node);
-        }
+    for maker in flow.makers().iter().filter(|maker| maker.overwrites) {
+        writers.entry(maker.storage).or_default().push(maker.node);
     }
+    let states: Vec<TensorId> = graph.of_kind(Kind::State).collect();
     let mut assigner = Assigner {
         graph,
+        flow,
         backends,
         writers,
+        homeless: flow.makers().iter().filter(|maker| !maker.overwrites).count() + states.len(),
+        states,
         homes: Homes {
             home: vec![NO_BACKEND; count],
             reason: vec![Reason::WhereRead; count],
@@ -95,12 +99,14 @@ pub(crate) fn assign(
         pulls: vec![Pull::default(); backends.len()],
     };
     assigner.fix(fixed)?;
-    assigner.beside_leaves();
-    // Each round reaches what hangs on the other end of what the round before reached.
-    for _ in 0..ROUNDS {
-        assigner.follow_sources();
-        if assigner.follow_consumers() == 0 {
-            break;
+    if !fixed.is_empty() {
+        assigner.beside_leaves();
+        // Each round reaches what hangs on the other end of what the round before reached.
+        for _ in 0..ROUNDS {
+            assigner.follow_sources();
+            if assigner.follow_consumers() == 0 {
+                break;
+            }
         }
     }
     assigner.the_rest()?;
@@ -112,10 +118,14 @@ pub(crate) fn assign(
 
 struct Assigner<'a> {
     graph: &'a Graph,
+    flow: &'a Flow,
     backends: &'a [Arc<dyn Backend>],
     /// The nodes that write into an existing storage, by storage.
     writers: FxHashMap<TensorId, Vec<NodeId>>,
+    states: Vec<TensorId>,
     homes: Homes,
+    /// How many computed storages and states have no home yet.
+    homeless: usize,
     /// Scratch: what draws a node to each backend.
     pulls: Vec<Pull>,
 }
@@ -133,77 +143,80 @@ struct Pull {
 
 impl Assigner<'_> {
     fn fix(&mut self, fixed: &Fixed) -> Result<(), RuntimeError> {
-        for (tensor, backend) in fixed {
-            let storage = self.graph[*tensor].storage();
-            let old = self.homes.home[storage.index()];
-            if old != NO_BACKEND && old != *backend {
-                let name = |b: u16| self.backends[usize::from(b)].name().to_owned();
-                let (first, second) = (old.min(*backend), old.max(*backend));
-                return Err(RuntimeError::PinConflict {
-                    tensor: self.graph.name(storage),
-                    first: name(first),
-                    second: name(second),
-                });
-            }
-            self.set(storage, *backend, Reason::Pinned);
+        for (storage, backend) in fixed {
+            self.set(*storage, *backend, Reason::Pinned);
+            let kind = self.graph[*storage].kind();
+            self.homeless -= usize::from(matches!(kind, Kind::Computed(_) | Kind::State));
         }
-        for tensor in fixed.keys() {
-            let storage = self.graph[*tensor].storage();
-            let backend = self.homes.home[storage.index()];
-            if let Some(refusal) = self.refusal(storage, backend) {
-                return Err(self.unsupported(storage, vec![refusal]));
+        for (storage, backend) in fixed {
+            if let Some(refusal) = self.refusal(*storage, *backend) {
+                return Err(self.unsupported(*storage, vec![refusal]));
             }
         }
         Ok(())
     }
 
-    /// Storages that read leaves which the caller has placed.
+    /// Going forward: storages that read leaves which the caller has placed; where there are none, those that read
+    /// results with a home.
     fn beside_leaves(&mut self) {
-        if self.homes.home.iter().all(|home| *home == NO_BACKEND) {
-            return;
-        }
-        for node in self.graph.node_ids() {
-            self.draw(
-                node,
-                |kind| !matches!(kind, Kind::Computed(_)),
-                |tensor| Reason::HoldsSource { tensor },
-            );
+        let flow = self.flow;
+        for (maker, sources) in flow.iter() {
+            if self.homes.home[maker.storage.index()] == NO_BACKEND {
+                let placed = |source: &Source| !matches!(source.kind, Kind::Computed(_));
+                if !self.draw(maker.storage, sources, placed, |tensor| Reason::HoldsSource { tensor }) {
+                    self.draw(maker.storage, sources, |_| true, |tensor| Reason::FollowsSource { tensor });
+                }
+            }
         }
     }
 
-    /// Going forward: storages that read results with a home.
+    /// Going forward: storages that read anything with a home.
     fn follow_sources(&mut self) {
-        if self.homes.home.iter().all(|home| *home == NO_BACKEND) {
+        let flow = self.flow;
+        if self.homeless == 0 {
             return;
         }
-        for node in self.graph.node_ids() {
-            self.draw(node, |_| true, |tensor| Reason::FollowsSource { tensor });
+        for (maker, sources) in flow.iter() {
+            if self.homes.home[maker.storage.index()] == NO_BACKEND {
+                self.draw(maker.storage, sources, |_| true, |tensor| Reason::FollowsSource { tensor });
+            }
         }
     }
 
-    /// Gives a node's storage the home of those of its sources that count, by bytes; the next best where a backend
-    /// refuses.
-    fn draw(&mut self, node: NodeId, counts: impl Fn(Kind) -> bool, reason: impl Fn(usize) -> Reason) {
-        let graph = self.graph;
-        let storage = graph[graph[node].output()].storage();
-        if self.homes.home[storage.index()] != NO_BACKEND || graph[node].op().is_view() {
-            return;
-        }
-        let mut drawn = false;
-        for input in graph.inputs(node) {
-            let source = graph[*input].storage();
-            let home = usize::from(self.homes.home[source.index()]);
-            if home < self.backends.len() && counts(graph[source].kind()) {
-                let bytes = graph[*input].bytes();
+    /// Gives a storage the home of those of its sources that count, by bytes; the next best where a backend refuses.
+    /// Whether it has one now.
+    fn draw(
+        &mut self,
+        storage: TensorId,
+        sources: &[Source],
+        counts: impl Fn(&Source) -> bool,
+        reason: impl Fn(usize) -> Reason,
+    ) -> bool {
+        // Where the sources are; `usize::MAX` where there are none, or they are in several places.
+        let (mut drawn, mut only) = (false, usize::MAX);
+        for source in sources {
+            let home = usize::from(self.homes.home[source.storage.index()]);
+            if home < self.backends.len() && counts(source) {
+                let bytes = self.graph[source.tensor].bytes();
                 let pull = &mut self.pulls[home];
                 pull.bytes += bytes as u64 + 1;
-                pull.latest = pull.latest.max(graph[source].node().map_or(0, |node| node.index() + 1));
-                pull.largest = pull.largest.max((bytes, input.index()));
+                pull.latest = pull.latest.max(source.made());
+                pull.largest = pull.largest.max((bytes, source.tensor.index()));
+                only = if !drawn || only == home { home } else { usize::MAX };
                 drawn = true;
             }
         }
         if !drawn {
-            return;
+            return false;
+        }
+        if let Some(pull) = self.pulls.get_mut(only) {
+            let pull = std::mem::take(pull);
+            if self.refusal(storage, only as u16).is_none() {
+                self.settle_in(storage, only as u16, reason(pull.largest.1));
+                return true;
+            }
+            self.homes.refused.entry(storage).or_insert(only as u16);
+            return false;
         }
         let mut first = None;
         let strength = |(home, pull): &(usize, Pull)| (pull.bytes, pull.latest, usize::MAX - home);
@@ -213,7 +226,7 @@ impl Assigner<'_> {
             self.pulls[home] = Pull::default();
             if self.homes.home[storage.index()] == NO_BACKEND {
                 if self.refusal(storage, home as u16).is_none() {
-                    self.set(storage, home as u16, reason(pull.largest.1));
+                    self.settle_in(storage, home as u16, reason(pull.largest.1));
                 } else {
                     first.get_or_insert(home as u16);
                 }
@@ -222,20 +235,19 @@ impl Assigner<'_> {
         if let Some(refused) = first {
             self.homes.refused.entry(storage).or_insert(refused);
         }
+        self.homes.home[storage.index()] != NO_BACKEND
     }
 
     /// Going backward: storages whose readers have a home. The earliest reader decides.
     /// Returns how many were given a home.
     fn follow_consumers(&mut self) -> usize {
-        let graph = self.graph;
-        let mut found = 0;
+        let (graph, flow, before) = (self.graph, self.flow, self.homeless);
+        if before == 0 {
+            return 0;
+        }
         let mut reader: Vec<(u16, u32)> = vec![(NO_BACKEND, 0); graph.tensors().len()];
-        for index in (0..graph.nodes().len()).rev() {
-            let node = NodeId::from_index(index);
-            if graph[node].op().is_view() {
-                continue;
-            }
-            let storage = graph[graph[node].output()].storage();
+        for (maker, sources) in flow.iter().rev() {
+            let storage = maker.storage;
             if self.homes.home[storage.index()] == NO_BACKEND {
                 let (home, consumer) = reader[storage.index()];
                 if home == NO_BACKEND {
@@ -245,22 +257,23 @@ impl Assigner<'_> {
                     self.homes.refused.entry(storage).or_insert(home);
                     continue;
                 }
-                self.set(storage, home, Reason::FollowsConsumer { node: consumer as usize });
-                found += 1;
+                self.settle_in(storage, home, Reason::FollowsConsumer { node: consumer as usize });
             }
             let home = self.homes.home[storage.index()];
-            for input in graph.inputs(node) {
-                reader[graph[*input].storage().index()] = (home, index as u32);
+            for source in sources {
+                reader[source.storage.index()] = (home, maker.node.index() as u32);
             }
         }
         // A state that is only read has no node of its own above.
-        for state in graph.of_kind(Kind::State) {
+        let found = before - self.homeless;
+        for index in 0..self.states.len() {
+            let state = self.states[index];
             let (home, consumer) = reader[state.index()];
             if home != NO_BACKEND
                 && self.homes.home[state.index()] == NO_BACKEND
                 && self.refusal(state, home).is_none()
             {
-                self.set(state, home, Reason::FollowsConsumer { node: consumer as usize });
+                self.settle_in(state, home, Reason::FollowsConsumer { node: consumer as usize });
             }
         }
         found
@@ -269,19 +282,21 @@ impl Assigner<'_> {
     fn settle(&mut self) {
         let mut homes = std::mem::take(&mut self.homes);
         let written = |storage| self.writers.contains_key(&storage);
-        settle(self.graph, &mut homes, written, |storage, backend| self.refusal(storage, backend).is_none());
+        settle(self.graph, self.flow, &mut homes, written, |storage, backend| {
+            self.refusal(storage, backend).is_none()
+        });
         self.homes = homes;
     }
 
     fn the_rest(&mut self) -> Result<(), RuntimeError> {
-        let graph = self.graph;
-        for node in graph.node_ids() {
-            if !graph[node].op().is_view() {
-                self.prefer(graph[graph[node].output()].storage())?;
+        let flow = self.flow;
+        if self.homeless > 0 {
+            for maker in flow.makers() {
+                self.prefer(maker.storage)?;
             }
-        }
-        for id in graph.of_kind(Kind::State) {
-            self.prefer(id)?;
+            for index in 0..self.states.len() {
+                self.prefer(self.states[index])?;
+            }
         }
         Ok(())
     }
@@ -294,7 +309,7 @@ impl Assigner<'_> {
         for home in 0..self.backends.len() {
             match self.refusal(storage, home as u16) {
                 None => {
-                    self.set(storage, home as u16, Reason::Preferred);
+                    self.settle_in(storage, home as u16, Reason::Preferred);
                     if home > 0 {
                         self.homes.refused.entry(storage).or_insert(0);
                     }
@@ -304,6 +319,12 @@ impl Assigner<'_> {
             }
         }
         Err(self.unsupported(storage, refusals))
+    }
+
+    /// Gives a storage its first home.
+    fn settle_in(&mut self, storage: TensorId, home: u16, reason: Reason) {
+        self.set(storage, home, reason);
+        self.homeless -= 1;
     }
 
     fn set(&mut self, storage: TensorId, home: u16, reason: Reason) {

@@ -1,6 +1,6 @@
 //! The schedule: where each node of a graph runs, in what pieces, with which copies between devices.
 //!
-//! One direction, each stage plain data: [`assign`] gives every storage a backend, [`split`] cuts each backend's nodes
+//! One direction, each stage plain data: [`flow`] lays out who computes what from what, [`assign`] gives every storage a backend, [`split`] cuts each backend's nodes
 //! into splits and finds the copies, [`order`] says in what order they are handed out, [`space`] asks the memory
 //! planner for their bytes; a [`Plan`] holds the answers and [explains](explain) them.
 
@@ -8,6 +8,7 @@ mod assign;
 mod check;
 mod explain;
 mod explanation;
+mod flow;
 mod order;
 mod plan;
 mod scheduler;

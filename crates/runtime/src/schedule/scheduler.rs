@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use rustc_hash::FxHashMap;
 
 use super::assign::{Fixed, assign};
 use super::check::check;
+use super::flow::Flow;
 use super::order::order;
 use super::plan::Plan;
 use super::space::Space;
@@ -154,8 +156,9 @@ impl Scheduler {
             return Err(RuntimeError::NoBackends);
         }
         let fixed = self.fixed(&graph, state_home)?;
-        let homes = assign(&graph, &self.backends, &fixed)?;
-        let splits = split(&graph, &homes, self.backends.len());
+        let flow = Flow::of(&graph);
+        let homes = assign(&graph, &flow, &self.backends, &fixed)?;
+        let splits = split(&graph, &flow, &homes, self.backends.len());
         let synchronous: Vec<bool> = self.asynchronous.iter().map(|a| !a).collect();
         let order = order(&splits, &synchronous);
         let space = {
@@ -171,34 +174,39 @@ impl Scheduler {
         Ok(plan)
     }
 
-    /// Checks the numbers in pins, placements and budgets, and gathers them.
+    /// Checks the numbers in pins, placements and budgets, and gathers them: pins, and for leaves without one what the
+    /// rule says, or the home that a state has already.
     fn fixed(
         &self,
         graph: &Graph,
         state_home: impl Fn(&str) -> Option<usize>,
     ) -> Result<Fixed, RuntimeError> {
-        let mut fixed = Fixed::default();
-        let count = self.backends.len();
-        let known = |index: usize, what: &dyn Fn() -> String| {
-            let short = u16::try_from(index).ok().filter(|_| index < count);
-            short.ok_or_else(|| RuntimeError::UnknownBackend { what: what(), index, count })
-        };
         for (backend, _) in &self.budgets {
-            known(*backend, &|| "a budget".to_owned())?;
+            self.known(*backend, &|| "a budget".to_owned())?;
         }
-        for id in graph.tensor_ids().filter(|id| graph.get(*id).is_some_and(|t| t.node().is_none())) {
-            let is_state = graph.get(id).is_some_and(|t| t.kind() == Kind::State);
+        let mut fixed = self.pinned(graph)?;
+        let pins: FxHashMap<TensorId, u16> = fixed.iter().copied().collect();
+        for (id, tensor) in graph.tensor_ids().zip(graph.tensors()) {
+            let is_state = tensor.kind() == Kind::State;
             if self.rule.is_none() && !is_state {
                 continue;
             }
-            let name = graph.name(id);
-            let kept = if is_state { state_home(&name) } else { None };
-            if let Some(backend) = kept.or_else(|| self.rule.as_ref().and_then(|rule| rule(&name))) {
-                fixed.insert(id, known(backend, &|| format!("the placement of {name}"))?);
+            let Some(name) = graph.leaf_name(id) else { continue };
+            let kept = if is_state { state_home(name) } else { None };
+            if let Some(backend) = kept.or_else(|| self.rule.as_ref().and_then(|rule| rule(name))) {
+                let backend = self.known(backend, &|| format!("the placement of {name}"))?;
+                if pins.is_empty() || !pins.contains_key(&id) {
+                    fixed.push((id, backend));
+                }
             }
         }
-        // A pin says more than a rule.
-        let mut pinned = Fixed::default();
+        Ok(fixed)
+    }
+
+    /// The storages that are pinned, each once.
+    fn pinned(&self, graph: &Graph) -> Result<Fixed, RuntimeError> {
+        let mut pinned: FxHashMap<TensorId, u16> = FxHashMap::default();
+        let mut fixed = Fixed::new();
         let nodes = self.nodes.iter().map(|(node, backend)| match graph.get_node(*node) {
             Some(n) => Ok((n.output(), *backend)),
             None => Err(unknown("node", node.index(), graph.nodes().len())),
@@ -209,21 +217,26 @@ impl Scheduler {
         });
         for pin in nodes.chain(tensors) {
             let (tensor, backend) = pin?;
-            let backend = known(backend, &|| format!("the pin of {}", graph.name(tensor)))?;
+            let backend = self.known(backend, &|| format!("the pin of {}", graph.name(tensor)))?;
             let storage = graph.get(tensor).map_or(tensor, |t| t.storage());
-            if let Some(old) = pinned.insert(storage, backend)
-                && old != backend
-            {
-                let name = |b: u16| self.backends.get(usize::from(b)).map_or("", |b| b.name()).to_owned();
-                return Err(RuntimeError::PinConflict {
-                    tensor: graph.name(storage),
-                    first: name(old),
-                    second: name(backend),
-                });
+            match pinned.insert(storage, backend) {
+                None => fixed.push((storage, backend)),
+                Some(old) if old != backend => {
+                    let name = |b: u16| self.backends.get(usize::from(b)).map_or("", |b| b.name()).to_owned();
+                    let (tensor, first, second) = (graph.name(storage), name(old), name(backend));
+                    return Err(RuntimeError::PinConflict { tensor, first, second });
+                }
+                Some(_) => {}
             }
         }
-        fixed.extend(pinned);
         Ok(fixed)
+    }
+
+    /// The number of a backend that the caller named for something, if there is such a backend.
+    fn known(&self, index: usize, what: &dyn Fn() -> String) -> Result<u16, RuntimeError> {
+        let count = self.backends.len();
+        let short = u16::try_from(index).ok().filter(|_| index < count);
+        short.ok_or_else(|| RuntimeError::UnknownBackend { what: what(), index, count })
     }
 
     fn check_budgets(&self, plan: &Plan) -> Result<(), RuntimeError> {

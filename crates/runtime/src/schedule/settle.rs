@@ -4,11 +4,12 @@
 //! the stream itself is needed on the other side too. Moved over, it reads the copy that is made anyway.
 #![expect(clippy::indexing_slicing, reason = "arrays are sized for the graph's tensors")]
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, TensorId};
 use rustc_hash::FxHashSet;
 
 use super::NO_BACKEND;
 use super::assign::{Homes, Reason};
+use super::flow::{Flow, Source};
 
 /// Who reads a storage, of the nodes seen so far.
 #[derive(Clone, Copy, PartialEq)]
@@ -21,6 +22,7 @@ enum Readers {
 /// Moves nodes, from the last to the first. `computes` says whether a backend computes a storage.
 pub(crate) fn settle(
     graph: &Graph,
+    flow: &Flow,
     homes: &mut Homes,
     written: impl Fn(TensorId) -> bool,
     computes: impl Fn(TensorId, u16) -> bool,
@@ -30,45 +32,37 @@ pub(crate) fn settle(
     for (_, output) in graph.outputs() {
         readers[graph[*output].storage().index()] = Readers::Several;
     }
-    for index in (0..graph.nodes().len()).rev() {
-        let node = NodeId::from_index(index);
-        if graph[node].op().is_view() {
-            continue;
-        }
-        let output = graph[node].output();
-        let storage = graph[output].storage();
+    for (maker, sources) in flow.iter().rev() {
+        let storage = maker.storage;
         let home = homes.home[storage.index()];
-        let follows = matches!(homes.reason[storage.index()], Reason::FollowsSource { .. });
         if let Readers::Only(there, reader) = readers[storage.index()]
             && there != home
-            && follows
-            && storage == output
+            && matches!(homes.reason[storage.index()], Reason::FollowsSource { .. })
+            && !maker.overwrites
             && !written(storage)
         {
             // What would have to be copied then, beyond what is copied anyway.
-            let brought = |input: &&TensorId| {
-                let source = graph[**input].storage();
-                let moves = matches!(graph[source].kind(), Kind::Computed(_) | Kind::State);
-                moves && homes.home[source.index()] != there && !read_remotely.contains(&(source, there))
+            let brought = |source: &&Source| {
+                source.moves()
+                    && homes.home[source.storage.index()] != there
+                    && !read_remotely.contains(&(source.storage, there))
             };
-            let then: usize =
-                graph.inputs(node).iter().filter(brought).map(|input| graph[*input].bytes()).sum();
-            if then < graph[output].bytes() && computes(storage, there) {
+            let then: usize = sources.iter().filter(brought).map(|source| graph[source.tensor].bytes()).sum();
+            if then < graph[storage].bytes() && computes(storage, there) {
                 homes.home[storage.index()] = there;
                 homes.reason[storage.index()] = Reason::SavesCopy { node: reader as usize };
             }
         }
         let home = homes.home[storage.index()];
-        for input in graph.inputs(node) {
-            let source = graph[*input].storage();
+        for Source { storage: source, .. } in sources {
             let now = &mut readers[source.index()];
             *now = match *now {
-                Readers::Nobody => Readers::Only(home, index as u32),
-                Readers::Only(other, _) if other == home => Readers::Only(home, index as u32),
+                Readers::Nobody => Readers::Only(home, maker.node.index() as u32),
+                Readers::Only(other, _) if other == home => Readers::Only(home, maker.node.index() as u32),
                 _ => Readers::Several,
             };
             if homes.home[source.index()] != home && homes.home[source.index()] != NO_BACKEND {
-                read_remotely.insert((source, home));
+                read_remotely.insert((*source, home));
             }
         }
     }

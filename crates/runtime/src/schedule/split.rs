@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::NO_BACKEND;
 use super::assign::Homes;
+use super::flow::{Flow, Maker, Source};
 
 /// Nodes that one backend runs in one go.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -125,11 +126,13 @@ struct Splitter<'a> {
     closed: Vec<bool>,
     /// For each storage with copies of its current version: those.
     current: FxHashMap<TensorId, Vec<Current>>,
-    leaf_seen: FxHashMap<(u32, u16), u32>,
+    /// For each leaf the backend that read it last, and for those that several read, all of them.
+    leaf_reader: Vec<u16>,
+    shared_leaves: FxHashSet<(u32, u16)>,
     viewed: FxHashSet<u32>,
 }
 
-pub(crate) fn split(graph: &Graph, homes: &Homes, backends: usize) -> Splits {
+pub(crate) fn split(graph: &Graph, flow: &Flow, homes: &Homes, backends: usize) -> Splits {
     let mut splitter = Splitter {
         graph,
         homes,
@@ -141,37 +144,34 @@ pub(crate) fn split(graph: &Graph, homes: &Homes, backends: usize) -> Splits {
         written_by: vec![0; graph.tensors().len()],
         closed: Vec::new(),
         current: FxHashMap::default(),
-        leaf_seen: FxHashMap::default(),
+        leaf_reader: vec![NO_BACKEND; graph.tensors().len()],
+        shared_leaves: FxHashSet::default(),
         viewed: FxHashSet::default(),
     };
-    for node in graph.node_ids() {
-        if !graph[node].op().is_view() {
-            splitter.node(node);
-        }
+    for (maker, sources) in flow.iter() {
+        splitter.node(maker, sources);
     }
     splitter.leaf_outputs();
     splitter.finish()
 }
 
 impl Splitter<'_> {
-    fn node(&mut self, node: NodeId) {
-        let graph = self.graph;
-        let storage = graph[graph[node].output()].storage();
+    fn node(&mut self, maker: Maker, sources: &[Source]) {
+        let Maker { node, storage, overwrites, .. } = maker;
         let lane = self.homes.home[storage.index()];
-        let writes = graph[node].op().is_write();
 
         // Copies made from what this node is about to overwrite.
-        let outstanding = if writes { self.current.remove(&storage).unwrap_or_default() } else { Vec::new() };
+        let outstanding =
+            if overwrites { self.current.remove(&storage).unwrap_or_default() } else { Vec::new() };
         let joins = self.open_split(lane).filter(|open| {
-            outstanding.is_empty()
-                && graph.inputs(node).iter().all(|input| self.is_known(*input, lane, *open))
+            outstanding.is_empty() && sources.iter().all(|source| self.is_known(source, lane, *open))
         });
-        let split = joins.unwrap_or_else(|| self.start(node, lane));
+        let split = joins.unwrap_or_else(|| self.start(sources, lane));
         for waited in outstanding {
             self.out.splits[split].after_copies.push(waited.copy as usize);
         }
-        for input in graph.inputs(node) {
-            self.read(*input, lane, split, node);
+        for source in sources {
+            self.read(source, lane, split, node);
         }
         self.out.split_of_node[node.index()] = split as u32;
         self.out.splits[split].node_count += 1;
@@ -184,19 +184,17 @@ impl Splitter<'_> {
         (!self.closed[last]).then_some(last)
     }
 
-    /// Whether a tensor is elsewhere.
-    fn remote(&self, tensor: TensorId, lane: u16) -> Option<u16> {
-        let storage = self.graph[tensor].storage();
-        let home = self.homes.home[storage.index()];
-        let moves = matches!(self.graph[storage].kind(), Kind::Computed(_) | Kind::State);
-        (moves && home != lane).then_some(home)
+    /// Where a tensor is that is elsewhere.
+    fn remote(&self, source: &Source, lane: u16) -> Option<u16> {
+        let home = self.homes.home[source.storage.index()];
+        (source.moves() && home != lane).then_some(home)
     }
 
     /// Whether an open split needs to wait for nothing new to read a tensor.
-    fn is_known(&self, tensor: TensorId, lane: u16, open: usize) -> bool {
-        let Some(home) = self.remote(tensor, lane) else { return true };
-        let made = self.written_by[self.graph[tensor].storage().index()];
-        self.find_copy(tensor, lane).is_some() || made <= self.out.done_before(open)[usize::from(home)]
+    fn is_known(&self, source: &Source, lane: u16, open: usize) -> bool {
+        let Some(home) = self.remote(source, lane) else { return true };
+        let made = self.written_by[source.storage.index()];
+        self.find_copy(source.tensor, lane).is_some() || made <= self.out.done_before(open)[usize::from(home)]
     }
 
     fn find_copy(&self, tensor: TensorId, lane: u16) -> Option<u32> {
@@ -210,7 +208,7 @@ impl Splitter<'_> {
     }
 
     /// A new split for a node: it waits for the splits that made what the node reads.
-    fn start(&mut self, node: NodeId, lane: u16) -> usize {
+    fn start(&mut self, sources: &[Source], lane: u16) -> usize {
         let (split, lanes) = (self.out.splits.len(), self.out.lanes.len());
         let before = match self.out.lanes[usize::from(lane)].last() {
             Some(last) => self.out.done_before(*last as usize).to_vec(),
@@ -220,9 +218,9 @@ impl Splitter<'_> {
         if let Some(last) = self.out.lanes[usize::from(lane)].last() {
             self.out.done[split * lanes + usize::from(lane)] = last + 1;
         }
-        for input in self.graph.inputs(node) {
-            if let Some(home) = self.remote(*input, lane) {
-                let made = self.written_by[self.graph[*input].storage().index()];
+        for source in sources {
+            if let Some(home) = self.remote(source, lane) {
+                let made = self.written_by[source.storage.index()];
                 if made > self.out.done[split * lanes + usize::from(home)] {
                     self.out.done[split * lanes + usize::from(home)] = made;
                     for other in 0..lanes {
@@ -245,12 +243,12 @@ impl Splitter<'_> {
         split
     }
 
-    fn read(&mut self, tensor: TensorId, lane: u16, split: usize, node: NodeId) {
-        let storage = self.graph[tensor].storage();
-        match self.graph[storage].kind() {
+    fn read(&mut self, source: &Source, lane: u16, split: usize, node: NodeId) {
+        let Source { tensor, storage, kind } = *source;
+        match kind {
             Kind::Weight | Kind::Constant | Kind::Input => self.leaf(storage, tensor != storage, lane),
             Kind::Computed(_) | Kind::State => {
-                let Some(home) = self.remote(tensor, lane) else { return };
+                let Some(home) = self.remote(source, lane) else { return };
                 let copy = match self.find_copy(tensor, lane) {
                     Some(copy) => copy,
                     None => self.copy(tensor, home, lane, split),
@@ -294,15 +292,18 @@ impl Splitter<'_> {
         if viewed {
             self.viewed.insert(storage.index() as u32);
         }
-        let next = self.out.leaves.len() as u32;
-        self.leaf_seen.entry((storage.index() as u32, lane)).or_insert_with(|| {
-            self.out.leaves.push(LeafUse {
-                tensor: storage.index(),
-                backend: usize::from(lane),
-                viewed: false,
-            });
-            next
-        });
+        let (index, last) = (storage.index(), self.leaf_reader[storage.index()]);
+        if last == lane {
+            return;
+        }
+        if last != NO_BACKEND {
+            self.shared_leaves.insert((index as u32, last));
+            if !self.shared_leaves.insert((index as u32, lane)) {
+                return;
+            }
+        }
+        self.leaf_reader[index] = lane;
+        self.out.leaves.push(LeafUse { tensor: index, backend: usize::from(lane), viewed: false });
     }
 
     /// A leaf that is an output itself must be somewhere even if no node reads it.

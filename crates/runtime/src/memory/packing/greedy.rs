@@ -50,7 +50,7 @@ pub(crate) fn sort(
 /// Sorts keys whose indices ascend. Many keys are sorted byte by byte, the last byte first, leaving out the bytes that
 /// all have in common: a model's tensors have few sizes and durations, so few bytes differ.
 fn sort_keys(keys: &mut Vec<Key>, scratch: &mut Vec<Key>) {
-    const FEW: usize = 512;
+    const FEW: usize = 128;
     let Some(&(first, second, _)) = keys.first() else { return };
     if keys.len() < FEW {
         keys.sort_unstable();
