@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_cuda::CudaBackend;
 use quadriga_runtime::Backend;
-use quadriga_sim::Sim;
+use quadriga_sim::{Clock, Sim};
 
 use crate::failure::{Failure, Outcome};
 
@@ -61,11 +61,16 @@ fn cpu(threads: Option<usize>) -> Outcome<Arc<quadriga_cpu::Backend>> {
     Ok(Arc::new(builder.build()?))
 }
 
+/// A simulated device, whose time is the time that it really takes.
+pub(crate) fn simulated(name: &str) -> Arc<dyn Backend> {
+    Sim::new(name).clock(Clock::Host).build()
+}
+
 fn accelerator(name: &str) -> Outcome<Arc<dyn Backend>> {
     let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
     let number = number.parse::<u32>().ok();
     match (kind.to_ascii_lowercase().as_str(), number) {
-        ("sim", Some(number)) => Ok(Sim::new(&format!("sim:{number}")).build()),
+        ("sim", Some(number)) => Ok(simulated(&format!("sim:{number}"))),
         ("cuda", Some(number)) => match CudaBackend::new(number) {
             Ok(backend) => Ok(Arc::new(backend)),
             Err(error) => Err(Failure::Message(format!("cannot use the device {name}: {error}"))),

@@ -9,6 +9,7 @@
 //! | [`cpu`], [`cuda`], [`sim`] | the backends |
 //! | [`gguf`] | model files |
 //! | [`llm`] | language models: tokenizer, cache, sampling, generation |
+//! | [`view`] | plans and runs made visible: pages, pictures, traces, statistics |
 //!
 //! A graph is built once, planned for some backends, and run any number of times:
 //!
@@ -64,6 +65,7 @@ pub use quadriga_graph as graph;
 pub use quadriga_llm as llm;
 pub use quadriga_runtime as runtime;
 pub use quadriga_sim as sim;
+pub use quadriga_view as view;
 
 pub mod fetch;
 pub mod plan_instance;

@@ -13,8 +13,10 @@ mod backends;
 mod commands;
 mod failure;
 mod interrupt;
+mod known_limits;
 mod model_options;
 mod placement;
+mod recording;
 mod size;
 
 use std::ffi::OsString;

@@ -84,6 +84,11 @@ impl ModelOptions {
         }
     }
 
+    /// Where the default model and measured limits are kept, if not in the usual folder.
+    pub(crate) fn cache_dir(&self) -> Option<&std::path::Path> {
+        self.cache_dir.as_deref()
+    }
+
     /// The room that the options ask for.
     pub(crate) fn engine(&self) -> EngineOptions {
         EngineOptions {
@@ -122,6 +127,12 @@ fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> Failure {
 }
 
 impl Prepared {
+    /// What the model is called: its file without the ending.
+    pub(crate) fn title(&self) -> String {
+        let name = self.model.file().paths().next().and_then(|path| path.file_stem());
+        name.map_or_else(|| "the model".to_owned(), |name| name.to_string_lossy().into_owned())
+    }
+
     /// Loads the model for the engine alone. Also the seconds that it took from the start.
     pub(crate) fn engine(&self, options: EngineOptions) -> Outcome<(Engine, f64)> {
         self.load(|progress| Engine::new(self.model.clone(), &self.scheduler, options, progress))

@@ -55,6 +55,7 @@ pub use file::File;
 pub use from_value::FromValue;
 pub use owned::OwnedValue;
 pub use summary::{Summary, TokenizerSummary, TypeTotal};
+pub use temporary::Temporary;
 pub use tensor::Tensor;
 pub use value::{Array, Value, ValueType, Values};
 pub use writer::Writer;

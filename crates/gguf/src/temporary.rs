@@ -15,14 +15,15 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// A new file beside its target; removed again when dropped before [`Temporary::publish`].
 #[derive(Debug)]
-pub(crate) struct Temporary {
+pub struct Temporary {
     file: fs::File,
     path: PathBuf,
     target: PathBuf,
 }
 
 impl Temporary {
-    pub(crate) fn create(target: &Path) -> Result<Temporary> {
+    /// A new, empty file in the target's folder, under a hidden name.
+    pub fn create(target: &Path) -> Result<Temporary> {
         let Some(name) = target.file_name() else {
             return Err(Error::NotAFile { path: target.to_owned() });
         };
@@ -37,7 +38,7 @@ impl Temporary {
     }
 
     /// The file, to write to.
-    pub(crate) fn file(&self) -> &fs::File {
+    pub fn file(&self) -> &fs::File {
         &self.file
     }
 
@@ -46,12 +47,22 @@ impl Temporary {
     }
 
     /// Puts the file under its name: its bytes first, then the name, then the folder's record of the name.
-    pub(crate) fn publish(mut self) -> Result<()> {
+    pub fn publish(mut self) -> Result<()> {
         self.file.sync_all().map_err(|source| self.failed("sync", source))?;
         fs::rename(&self.path, &self.target).map_err(|source| self.failed("rename", source))?;
         // From here on there is nothing left to remove.
         self.path = PathBuf::new();
         sync_folder(&self.target)
+    }
+}
+
+impl io::Write for Temporary {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 

@@ -1,7 +1,9 @@
 //! Runs a model's graphs over its cache, for one or several sequences at once.
 
+use std::time::Instant;
+
 use quadriga_graph::DType;
-use quadriga_runtime::{Key, Plan, Progress, Scheduler, Session};
+use quadriga_runtime::{Detail, Key, Plan, Progress, Scheduler, Session, Trace};
 
 use crate::models::GraphShape;
 use crate::{Error, Model, Result};
@@ -54,6 +56,26 @@ pub struct Engine {
     logits: Vec<f32>,
     hidden: Vec<f32>,
     inputs: Inputs,
+    watcher: Option<(Detail, Watcher)>,
+}
+
+/// Told of every batch that was computed.
+pub type Watcher = Box<dyn FnMut(&Batch<'_>) + Send>;
+
+/// A batch that was computed, and how long everything took.
+pub struct Batch<'a> {
+    /// The plan that ran.
+    pub plan: &'a Plan,
+    /// How long everything in it took.
+    pub trace: &'a Trace,
+    /// When it began.
+    pub started: Instant,
+    /// Its tokens.
+    pub entries: &'a [Entry],
+    /// Tokens in the cache of the first one's sequence before the batch.
+    pub position: usize,
+    /// How much of what attention could look at it saw, 0 to 1: a plan serves many lengths of the cache.
+    pub visible: f64,
 }
 
 /// What a batch hands to the session; kept to be filled again.
@@ -128,6 +150,7 @@ impl Engine {
             logits: Vec::new(),
             hidden: Vec::new(),
             inputs: Inputs::default(),
+            watcher: None,
         };
         // The graph of one token uses every weight; larger batches find them loaded.
         engine.prepare(engine.options.shape(1, 1, 1), progress)?;
@@ -154,6 +177,12 @@ impl Engine {
     /// The session that runs the graphs.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
+    }
+
+    /// Takes the times of every batch from now on, and tells of them; `None` ends it. Watched batches are computed one
+    /// after the other and cost a little more; others cost nothing.
+    pub fn watch(&mut self, watcher: Option<(Detail, Watcher)>) {
+        self.watcher = watcher;
     }
 
     /// Tokens in a sequence's cache.
@@ -277,7 +306,9 @@ impl Engine {
         ] {
             list.clear();
         }
-        let mut furthest = 0;
+        let (mut furthest, mut seen) = (0, 0);
+        let position =
+            batch.first().map_or(0, |entry| self.lengths.get(entry.sequence).copied().unwrap_or(0));
         for (row, entry) in batch.iter().enumerate() {
             let Some(length) = self.lengths.get_mut(entry.sequence) else { continue };
             let position = *length;
@@ -285,6 +316,7 @@ impl Engine {
             let first = entry.sequence * context;
             let visible = window.map_or(0, |window| (position + 1).saturating_sub(window));
             furthest = furthest.max(first + position + 1);
+            seen += position + 1 - visible;
             inputs.tokens.push(entry.token as i32);
             inputs.positions.push(position as i32);
             inputs.slots.push((first + position) as i32);
@@ -294,7 +326,8 @@ impl Engine {
             }
         }
         let rows = inputs.rows.len();
-        self.prepare(self.options.shape(batch.len(), rows, furthest), &mut |_| {})?;
+        let shape = self.options.shape(batch.len(), rows, furthest);
+        self.prepare(shape, &mut |_| {})?;
         let inputs = &self.inputs;
         for (name, values) in [
             ("tokens", &inputs.tokens),
@@ -307,8 +340,20 @@ impl Engine {
         if rows > 0 && rows < batch.len() {
             self.session.set("rows", inputs.rows.as_slice())?;
         }
-        self.session.start()?;
-        self.session.wait()?;
+        match &mut self.watcher {
+            None => {
+                self.session.start()?;
+                self.session.wait()?;
+            }
+            Some((detail, watcher)) => {
+                let started = Instant::now();
+                let trace = self.session.trace(*detail)?;
+                let visible = seen as f64 / (batch.len() * shape.window).max(1) as f64;
+                if let Some(plan) = self.session.plan() {
+                    watcher(&Batch { plan, trace: &trace, started, entries: batch, position, visible });
+                }
+            }
+        }
         Ok(rows)
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
+use crate::recording::{RecordOptions, Recording};
 use crate::size;
 
 /// What to measure.
@@ -27,6 +28,8 @@ pub(crate) struct Bench {
     rounds: usize,
     #[command(flatten)]
     model: ModelOptions,
+    #[command(flatten)]
+    record: RecordOptions,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -90,6 +93,8 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     }
     let prepared = model.prepare(&options)?;
     let (mut engine, load_seconds) = prepared.engine(options)?;
+    let recording = arguments.record.start(model, &prepared)?;
+    engine.watch(recording.as_ref().map(Recording::watcher));
     let (mut prompts, mut generations) = (Samples::new(*prompt), Samples::new(*generate));
     let some = tokens(&engine, needed);
     if *depth > 0 {
@@ -117,6 +122,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
         measure(&mut prompts, true)?;
         measure(&mut generations, false)?;
     }
+    let statistics = recording.map(Recording::finish).transpose()?.flatten();
     let file = prepared.model.file();
     let name = file.find::<&str>("general.name").ok().flatten().unwrap_or("model").to_owned();
     let bytes: u64 = file.tensors().map(|tensor| tensor.byte_len() as u64).sum();
@@ -135,6 +141,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
             "backends": prepared.backends.names(),
             "memory": prepared.forecast.bytes(),
             "load_seconds": load_seconds,
+            "stats": statistics,
         });
         writeln!(out, "{object}")?;
         return Ok(());
@@ -155,6 +162,9 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
             let (speed, spread) = (samples.median(), samples.spread() * 100.0);
             writeln!(out, "{:12} {speed:>10.2} {spread:>6.1} %", format!("{test}{}{after}", samples.tokens))?;
         }
+    }
+    if let Some(statistics) = statistics {
+        note!("\n{statistics}");
     }
     Ok(())
 }

@@ -1,18 +1,26 @@
 //! `quadriga devices`: what there is to run on.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use quadriga_cuda::CudaBackend;
 use quadriga_runtime::{Backend, DeviceKind};
+use quadriga_view::{Limits, words};
 use serde_json::json;
 
-use crate::failure::Outcome;
-use crate::size;
+use crate::failure::{Failure, Outcome};
+use crate::{backends, known_limits, size};
 
 /// How to list them.
 #[derive(clap::Args)]
 pub(crate) struct Devices {
+    /// Measure how fast each device reads and multiplies, and keep it for estimates and --stats
+    #[arg(long)]
+    measure: bool,
+    /// Where measured limits are kept [QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -21,7 +29,7 @@ pub(crate) struct Devices {
 /// Lists the devices that can be used, and says why others cannot.
 pub(crate) fn devices(arguments: &Devices) -> Outcome {
     let cpu = Arc::new(quadriga_cpu::Backend::new()?);
-    let isa = cpu.isa();
+    let (isa, threads) = (cpu.isa(), cpu.threads());
     let mut found: Vec<Arc<dyn Backend>> = vec![cpu];
     let mut absent = Vec::new();
     match quadriga_cuda::device_count() {
@@ -36,7 +44,20 @@ pub(crate) fn devices(arguments: &Devices) -> Outcome {
         }
         Err(error) => absent.push(("cuda".to_owned(), error.to_string())),
     }
-    found.push(quadriga_sim::Sim::new("sim:0").build());
+    found.push(backends::simulated("sim:0"));
+    let cache = arguments.cache_dir.as_deref();
+    if arguments.measure {
+        let mut fresh = Vec::new();
+        for backend in &found {
+            note!("measuring {} …", backend.name());
+            let limits = quadriga_view::measure(backend, threads);
+            fresh.push(limits.map_err(|error| Failure::Message(format!("{}: {error}", backend.name())))?);
+        }
+        let path = known_limits::store(cache, &fresh)?;
+        note!("kept in {}", path.display());
+    }
+    let known = known_limits::load(cache);
+    let limits = |backend: &dyn Backend| Some(Limits::of(backend, &known)).filter(|limits| limits.measured);
     let mut out = io::stdout().lock();
     if arguments.json {
         let devices: Vec<_> = found
@@ -50,6 +71,7 @@ pub(crate) fn devices(arguments: &Devices) -> Outcome {
                     "total_bytes": device.total_bytes.filter(|_| own),
                     "free_bytes": device.free_bytes.filter(|_| own),
                     "isa": (device.kind == DeviceKind::Cpu).then(|| isa.name()),
+                    "limits": limits(&**backend),
                 })
             })
             .collect();
@@ -67,6 +89,14 @@ pub(crate) fn devices(arguments: &Devices) -> Outcome {
             _ => "unknown memory".to_owned(),
         };
         writeln!(out, "{:8} {} · {memory}", backend.name(), device.description)?;
+        if let Some(Limits { read, int8, bf16, f32, .. }) = limits(&**backend) {
+            let [read, int8, bf16, f32] = [read, int8, bf16, f32].map(words::count);
+            writeln!(
+                out,
+                "{:8} reads {read}B/s; products of 8-bit weights {int8}op/s, 16-bit {bf16}op/s, f32 {f32}op/s",
+                ""
+            )?;
+        }
     }
     for (name, reason) in &absent {
         writeln!(out, "{name:8} absent: {reason}")?;

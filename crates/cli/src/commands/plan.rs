@@ -4,10 +4,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga::plan_instance::{self, EffortName, PlanInstance};
+use quadriga_gguf::Temporary;
+use quadriga_llm::EngineOptions;
+use quadriga_view::{Limits, Picture};
 
 use crate::failure::{Failure, Outcome};
-use crate::model_options::ModelOptions;
-use crate::size;
+use crate::model_options::{ModelOptions, Prepared};
+use crate::{known_limits, size};
 
 /// What to plan, and how to show it.
 #[derive(clap::Args)]
@@ -17,14 +20,20 @@ pub(crate) struct Plan {
     /// Also say for each node where it runs, and why
     #[arg(long)]
     nodes: bool,
-    /// Print everything as JSON
-    #[arg(long, conflicts_with = "nodes")]
-    json: bool,
+    /// Write a page that shows the plan in any browser
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
+    /// Write a drawing of the plan
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<PathBuf>,
+    /// Print everything as JSON, or write it to a file
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with = "nodes")]
+    json: Option<PathBuf>,
     /// Print splits and copies in the dot language
     #[arg(long, conflicts_with_all = ["nodes", "json"])]
     dot: bool,
     /// Instead of a model, pack the storages in a file: `id,lower,upper,size` a line
-    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["nodes", "dot", "model"])]
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["nodes", "dot", "model", "html", "svg"])]
     instance: Option<PathBuf>,
     /// How hard to try with --instance: fast, search or exact
     #[arg(long, value_name = "EFFORT", default_value = "fast", requires = "instance")]
@@ -44,9 +53,13 @@ pub(crate) fn plan(arguments: &Plan) -> Outcome {
     let options = options.resolve(&prepared.model)?;
     let plan = &prepared.forecast;
     let mut out = io::stdout().lock();
-    if arguments.json {
+    let json = arguments.json.as_deref();
+    if json == Some(Path::new("-")) {
         writeln!(out, "{}", plan.to_json())?;
         return Ok(());
+    }
+    if json.is_some() || arguments.html.is_some() || arguments.svg.is_some() {
+        return draw(arguments, &prepared, &options, &mut out);
     }
     if arguments.dot {
         write!(out, "{}", plan.to_dot())?;
@@ -74,13 +87,37 @@ pub(crate) fn plan(arguments: &Plan) -> Outcome {
     Ok(())
 }
 
+/// Writes the files that were asked for, and says in words what they show.
+fn draw(arguments: &Plan, prepared: &Prepared, options: &EngineOptions, out: &mut dyn Write) -> Outcome {
+    let plan = &prepared.forecast;
+    let known = known_limits::load(arguments.model.cache_dir());
+    let limits: Vec<Limits> = plan.backends().iter().map(|backend| Limits::of(&**backend, &known)).collect();
+    let EngineOptions { context, batch, cache, .. } = options;
+    let about = format!("{batch} tokens at once, at the end of a context of {context}; cache in {cache}");
+    let picture = Picture::new(prepared.title(), plan.explain()).about(about).limits(&limits);
+    let files: [(&Option<PathBuf>, &dyn Fn() -> String); 3] = [
+        (&arguments.html, &|| picture.html()),
+        (&arguments.svg, &|| picture.svg()),
+        (&arguments.json, &|| plan.to_json()),
+    ];
+    for (path, make) in files {
+        if let Some(path) = path {
+            let mut file = Temporary::create(path)?;
+            file.write_all(make().as_bytes()).map_err(|error| Failure::file("write", path, &error))?;
+            file.publish()?;
+        }
+    }
+    picture.sentences().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
+    Ok(())
+}
+
 /// Packs storages that a file lists.
 fn pack(arguments: &Plan, instance: &Path) -> Outcome {
     let asked = PlanInstance {
         instance: instance.to_owned(),
         capacity: arguments.capacity,
         effort: arguments.effort,
-        json: arguments.json,
+        json: arguments.json.is_some(),
     };
     let text = plan_instance::run(&asked).map_err(|error| Failure::Message(error.to_string()))?;
     Ok(io::stdout().lock().write_all(text.as_bytes())?)

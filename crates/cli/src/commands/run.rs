@@ -10,6 +10,7 @@ use crate::answer::{AnswerOptions, finish_name, stream};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::ModelOptions;
+use crate::recording::{RecordOptions, Recording};
 
 /// What to ask, of which model.
 #[derive(clap::Args)]
@@ -27,6 +28,8 @@ pub(crate) struct Run {
     answer: AnswerOptions,
     #[command(flatten)]
     model: ModelOptions,
+    #[command(flatten)]
+    record: RecordOptions,
     /// Print the answer and its numbers as one JSON object
     #[arg(long)]
     json: bool,
@@ -45,6 +48,8 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     let prepared = arguments.model.prepare(&options.engine)?;
     let context = context.resolve(&prepared.model)?.context;
     let (mut generator, load_seconds) = prepared.generator(options)?;
+    let recording = arguments.record.start(&arguments.model, &prepared)?;
+    generator.engine().watch(recording.as_ref().map(Recording::watcher));
     let answer = generator.answer(&prompt)?;
     let gentle = interrupt::gently();
     let mut stdout = io::stdout().lock();
@@ -54,6 +59,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
         stream(answer, &gentle, &mut stdout)?
     };
     drop(gentle);
+    let statistics = recording.map(Recording::finish).transpose()?.flatten();
     if arguments.json {
         let object = json!({
             "text": answered.text,
@@ -63,6 +69,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
             "load_seconds": load_seconds,
             "seed": seed,
             "backends": prepared.forecast.bytes(),
+            "stats": statistics,
         });
         writeln!(stdout, "{object}")?;
     } else {
@@ -75,6 +82,9 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
              {speed:.1} tok/s · seed {seed}\nmemory: {}",
             prepared.memory()
         );
+    }
+    if let Some(statistics) = statistics.filter(|_| !arguments.json) {
+        note!("\n{statistics}");
     }
     match answered.finish {
         None => Err(Failure::Interrupted),

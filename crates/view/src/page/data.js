@@ -1,0 +1,101 @@
+'use strict';
+// The plan, and numbers as people read them. Texts are put on the page as text only, never as markup.
+
+const plan = JSON.parse(document.getElementById('plan').textContent);
+const N = plan.nodes;
+const S = plan.storages;
+const T = plan.texts;
+const nodeCount = N.node.length;
+const storageCount = S.name.length;
+
+const USAGES = [
+  { key: 'weight', name: 'weights' },
+  { key: 'state', name: 'cache (state)' },
+  { key: 'input', name: 'inputs' },
+  { key: 'compute', name: 'results' },
+  { key: 'copy', name: 'copies from another device' },
+];
+
+function scaled(value, step, units) {
+  let unit = 0;
+  while (value >= step && unit + 1 < units.length) {
+    value /= step;
+    unit += 1;
+  }
+  return [value, units[unit]];
+}
+
+function bytesText(bytes) {
+  if (bytes < 1024) return `${bytes} B`;
+  const [value, unit] = scaled(bytes / 1024, 1024, ['KiB', 'MiB', 'GiB', 'TiB', 'PiB']);
+  return `${value.toFixed(1)} ${unit}`;
+}
+
+function countText(count) {
+  const [value, unit] = scaled(count, 1000, ['', 'k', 'M', 'G', 'T', 'P']);
+  return `${value.toFixed(unit === '' || value >= 100 ? 0 : 1)} ${unit}`.trim();
+}
+
+function secondsText(seconds) {
+  const [value, unit] = seconds >= 1 ? [seconds, 's'] : seconds >= 1e-3 ? [seconds * 1e3, 'ms'] : [seconds * 1e6, 'µs'];
+  return `${value.toFixed(value >= 100 ? 0 : 1)} ${unit}`;
+}
+
+/** An element with text in it. */
+function element(tag, text, parent, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined && text !== null) made.textContent = text;
+  if (className) made.className = className;
+  if (parent) parent.append(made);
+  return made;
+}
+
+/** The nodes whose results lie in each storage: those of storage s are order[first[s]] … order[first[s + 1] - 1]. */
+const tenants = (() => {
+  const first = new Uint32Array(storageCount + 1);
+  for (const s of N.storage) if (s >= 0) first[s + 1] += 1;
+  for (let s = 0; s < storageCount; s += 1) first[s + 1] += first[s];
+  const next = first.slice();
+  const order = new Uint32Array(nodeCount);
+  for (let n = 0; n < nodeCount; n += 1) {
+    const s = N.storage[n];
+    if (s >= 0) order[next[s]++] = n;
+  }
+  return { first, order };
+})();
+
+function tenantsOf(storage) {
+  return Array.from(tenants.order.subarray(tenants.first[storage], tenants.first[storage + 1]));
+}
+
+/** The position in the columns of the node with a number; views have none. */
+const rowOfNode = (() => {
+  const rows = new Int32Array(plan.steps + 1).fill(-1);
+  for (let n = 0; n < nodeCount; n += 1) rows[N.node[n]] = n;
+  return (node) => (node >= 0 && node < rows.length ? rows[node] : -1);
+})();
+
+/** What a step is called: the name of its node, or of the next that computes something. */
+function stepName(step) {
+  for (let node = step; node < plan.steps; node += 1) {
+    const row = rowOfNode(node);
+    if (row >= 0) return T[N.name[row]];
+  }
+  return 'the end';
+}
+
+/** Copies with the same source and reader are one arrow. */
+const arrows = (() => {
+  const groups = new Map();
+  plan.copies.forEach((copy, index) => {
+    const key = `${copy.source}>${copy.reader}`;
+    const group = groups.get(key);
+    if (group) {
+      group.copies.push(index);
+      group.bytes += copy.bytes;
+    } else {
+      groups.set(key, { copies: [index], bytes: copy.bytes, source: copy.source, reader: copy.reader, from: copy.from });
+    }
+  });
+  return Array.from(groups.values());
+})();

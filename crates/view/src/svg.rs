@@ -1,0 +1,303 @@
+//! A drawing for documents: the lanes, and the memory of each backend, in light and dark.
+
+use std::fmt::Write;
+
+use quadriga_runtime::{BackendLine, SplitLine, StorageLine, StorageUse};
+
+use crate::Picture;
+use crate::summary::{labels, sentences, waste};
+use crate::words::{bytes, coordinate, escape, seconds};
+
+const WIDTH: f64 = 900.0;
+/// Where the plots begin and end.
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = WIDTH - 12.0;
+const LANE: f64 = 74.0;
+const BLOCK: f64 = 48.0;
+const LEAST_BLOCK: f64 = 5.0;
+const MAP: f64 = 170.0;
+/// About how many characters fit into a pixel of width.
+const CHARACTERS: f64 = 1.0 / 6.6;
+
+const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b2430}.head{font-weight:600;font-size:14px}.quiet{fill:#55627a}\
+.field{fill:#f4f6fa}.block{fill:#dfe7f5;stroke:#6f87b5}.band{fill:#6f87b5;fill-opacity:.1}.weight{fill:#6f87b5}.state{fill:#2f9187}\
+.input{fill:#cf9410}.compute{fill:#7d9e3a}.copy{fill:#c2543f}.map path{stroke:#fff;stroke-width:.5}\
+.arrow{fill:none;stroke:#c2543f;stroke-width:1.6}.line{stroke:#1b2430;stroke-width:1.2}.least{stroke:#c2543f;stroke-dasharray:6 4}\
+@media(prefers-color-scheme:dark){text{fill:#e6ebf3}.quiet{fill:#9aa8bf}.field{fill:#1a202a}.block{fill:#25314a;stroke:#7f9bd4}\
+.weight{fill:#6f8cc7}.state{fill:#35a99d}.input{fill:#e0ac35}.compute{fill:#8fb548}.copy{fill:#e2745f}.map path{stroke:#12161d}\
+.arrow{stroke:#e2745f}.line{stroke:#e6ebf3}.least{stroke:#e2745f}}";
+
+const USES: [(StorageUse, &str, &str); 5] = [
+    (StorageUse::Weight, "weight", "weights"),
+    (StorageUse::State, "state", "cache (state)"),
+    (StorageUse::Input, "input", "inputs"),
+    (StorageUse::Compute, "compute", "results"),
+    (StorageUse::Copy, "copy", "copies from another device"),
+];
+
+/// A drawing that grows downwards.
+struct Drawing<'p> {
+    picture: &'p Picture,
+    out: String,
+    y: f64,
+}
+
+impl Picture {
+    /// A drawing of the plan: lanes with splits and copies, then the memory of each backend.
+    pub fn svg(&self) -> String {
+        let mut drawing = Drawing { picture: self, out: String::new(), y: 0.0 };
+        drawing.head();
+        drawing.lanes();
+        for (number, backend) in self.plan.backends.iter().enumerate() {
+            drawing.strip(number, backend);
+            for chunk in 0..backend.chunks.len() {
+                drawing.map(number, backend, chunk);
+            }
+        }
+        drawing.legend();
+        drawing.finish()
+    }
+}
+
+fn fitted(text: &str, width: f64) -> String {
+    let most = (width * CHARACTERS).max(0.0) as usize;
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    match most {
+        0..=2 => String::new(),
+        _ => text.chars().take(most - 1).chain(['…']).collect(),
+    }
+}
+
+impl Drawing<'_> {
+    fn x(&self, step: u32) -> f64 {
+        LEFT + f64::from(step) / f64::from(self.picture.plan.steps.max(1)) * (RIGHT - LEFT)
+    }
+
+    /// Where the block of a split begins and ends; one of few nodes is wide enough to be seen.
+    fn block(&self, split: &SplitLine) -> (f64, f64) {
+        let (from, to) = (self.x(split.first as u32), self.x(split.last as u32 + 1));
+        let from = from.min(RIGHT - LEAST_BLOCK);
+        (from, to.max(from + LEAST_BLOCK))
+    }
+
+    /// Adds markup. Writing to a string cannot fail.
+    fn put(&mut self, markup: std::fmt::Arguments<'_>) {
+        let _ = self.out.write_fmt(markup);
+        self.out.push('\n');
+    }
+
+    fn rectangle(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
+        self.put(format_args!(
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>",
+            width.max(0.5),
+            height.max(0.5)
+        ));
+    }
+
+    fn text(&mut self, class: &str, x: f64, y: f64, text: &str) {
+        self.put(format_args!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text)));
+    }
+
+    fn text_right(&mut self, class: &str, x: f64, y: f64, text: &str) {
+        let text = escape(text);
+        self.put(format_args!(
+            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{text}</text>"
+        ));
+    }
+
+    fn head(&mut self) {
+        let picture = self.picture;
+        self.text("head", 8.0, 20.0, &fitted(&format!("Plan of {}", picture.title), WIDTH - 20.0));
+        self.text("quiet", 8.0, 38.0, &fitted(&picture.about, WIDTH - 20.0));
+        self.y = 50.0;
+    }
+
+    fn lanes(&mut self) {
+        let picture = self.picture;
+        let plan = &picture.plan;
+        let (labels, estimates) = (labels(plan), picture.estimates());
+        let top = self.y;
+        let lane = |backend: usize| top + backend as f64 * LANE + 8.0;
+        for (number, backend) in plan.backends.iter().enumerate() {
+            self.rectangle("field", LEFT, lane(number) - 3.0, RIGHT - LEFT, BLOCK + 6.0);
+            self.text("head", 8.0, lane(number) + 28.0, &fitted(&backend.bytes.backend, LEFT - 10.0));
+        }
+        for (number, split) in plan.splits.iter().enumerate() {
+            let y = lane(split.split.backend);
+            let (from, to) = self.block(split);
+            self.rectangle("block", from, y, to - from, BLOCK);
+            let room = to - from - 14.0;
+            let label = labels.get(number).map_or("", String::as_str);
+            let name = format!("split {number}: {label}");
+            self.text("head", from + 7.0, y + 18.0, &fitted(&name, room * 0.85));
+            let time = estimates.get(number).copied().unwrap_or_default();
+            let (nodes, traffic) = (split.split.node_count, bytes(split.cost.traffic));
+            let facts = format!("{nodes} nodes, {traffic} read and written, ≈ {}", seconds(time));
+            self.text("quiet", from + 7.0, y + 36.0, &fitted(&facts, room));
+        }
+        for copy in &plan.copies {
+            let (Some(reader), source) = (
+                plan.splits.get(copy.copy.reader),
+                copy.copy.source.and_then(|source| plan.splits.get(source)),
+            ) else {
+                continue;
+            };
+            let down = copy.copy.from < copy.copy.to;
+            // Near the end of one block, near the start of the other.
+            let x0 = source.map_or(LEFT, |source| self.block(source).1 - 6.0);
+            let (from, to) = self.block(reader);
+            let x1 = (from + 6.0).min((from + to) / 2.0);
+            let y0 = lane(copy.copy.from) + if down { BLOCK } else { 0.0 };
+            let y1 = lane(copy.copy.to) + if down { 0.0 } else { BLOCK };
+            let (middle, way) = ((y0 + y1) / 2.0, if down { 1.0 } else { -1.0 });
+            self.put(format_args!(
+                "<path class=\"arrow\" d=\"M{x0:.1} {y0:.1}C{x0:.1} {middle:.1} {x1:.1} {middle:.1} {x1:.1} {:.1}\"/>",
+                y1 - 5.0 * way
+            ));
+            self.put(format_args!("<path class=\"copy\" d=\"M{x1:.1} {y1:.1}l-4 {:.1}h8z\"/>", -7.0 * way));
+            if plan.copies.len() <= 12 {
+                let text = format!("copy of {}", bytes(copy.copy.bytes as u64));
+                if x1 + 130.0 < RIGHT {
+                    self.text("", x1 + 10.0, middle + 4.0, &text);
+                } else {
+                    self.text_right("", x0 - 10.0, middle + 4.0, &text);
+                }
+            }
+        }
+        self.y = top + plan.backends.len() as f64 * LANE + 4.0;
+    }
+
+    /// Everything a backend holds, to the same scale for all.
+    fn strip(&mut self, number: usize, backend: &BackendLine) {
+        let plan = &self.picture.plan;
+        let whole = plan.backends.iter().map(|b| b.total + b.bytes.mapped).max().unwrap_or(1).max(1);
+        let scale = (RIGHT - LEFT) / whole as f64;
+        let top = self.y + 22.0;
+        self.text("head", 8.0, top + 12.0, &fitted(&backend.bytes.backend, LEFT - 10.0));
+        self.rectangle("field", LEFT, top, RIGHT - LEFT, 16.0);
+        let mut at = LEFT;
+        let b = &backend.bytes;
+        for (class, size) in [("weight", b.weights + b.mapped), ("state", b.state), ("compute", b.compute)] {
+            if size > 0 {
+                self.rectangle(class, at, top, size as f64 * scale, 16.0);
+                at += size as f64 * scale;
+            }
+        }
+        let mut parts = vec![format!("weights {}", bytes(b.weights + b.mapped))];
+        if b.mapped > 0 {
+            parts.push(format!("{} of them in the file map", bytes(b.mapped)));
+        }
+        parts.push(format!("cache {}", bytes(b.state)));
+        parts.push(format!("compute {}", bytes(b.compute)));
+        let splits = plan.splits.iter().filter(|split| split.split.backend == number).count();
+        if splits == 0 {
+            parts.push("computes nothing".to_owned());
+        }
+        self.text("quiet", LEFT, top + 31.0, &parts.join(", "));
+        self.y = top + 38.0;
+    }
+
+    /// A buffer of a backend's arena: address upwards, steps to the right.
+    fn map(&mut self, number: usize, backend: &BackendLine, chunk: usize) {
+        let picture = self.picture;
+        let plan = &picture.plan;
+        let size = backend.chunks.get(chunk).copied().unwrap_or(0).max(1);
+        let top = self.y + 18.0;
+        let y = |address: u64| top + (1.0 - address as f64 / size as f64) * MAP;
+        self.rectangle("field", LEFT, top, RIGHT - LEFT, MAP);
+        for split in plan.splits.iter().filter(|split| split.split.backend == number) {
+            let (from, to) = (self.x(split.first as u32), self.x(split.last as u32 + 1));
+            self.rectangle("band", from, top, to - from, MAP);
+        }
+        self.put(format_args!("<g class=\"map\">"));
+        for (usage, class, _) in USES {
+            let mine =
+                |s: &&StorageLine| s.usage == usage && s.backend == number && s.chunk == Some(chunk as u32);
+            let mut path = String::new();
+            // Of rectangles that would look the same one is drawn.
+            let mut seen = std::collections::HashSet::new();
+            for s in plan.storages.iter().filter(mine) {
+                let offset = s.offset.unwrap_or(0);
+                let (left, right) = (self.x(s.start), self.x(s.end));
+                let (high, low) = (y(offset + s.bytes), y(offset));
+                let cell = [left, right, high, low].map(|value| (value * 2.0).round() as i64);
+                if !seen.insert(cell) {
+                    continue;
+                }
+                path.push('M');
+                coordinate(&mut path, left);
+                path.push(' ');
+                coordinate(&mut path, high);
+                for (letter, length) in [('h', right - left), ('v', low - high), ('h', left - right)] {
+                    path.push(letter);
+                    coordinate(&mut path, if length < 0.0 { length.min(-0.4) } else { length.max(0.4) });
+                }
+                path.push('z');
+            }
+            if !path.is_empty() {
+                self.put(format_args!("<path class=\"{class}\" d=\"{path}\"/>"));
+            }
+        }
+        self.put(format_args!("</g>"));
+        self.lines(backend, chunk, top, &y);
+        self.y = top + MAP + 16.0;
+    }
+
+    fn lines(&mut self, backend: &BackendLine, chunk: usize, top: f64, y: &dyn Fn(u64) -> f64) {
+        let size = backend.chunks.get(chunk).copied().unwrap_or(0);
+        let one = backend.chunks.len() == 1;
+        self.put(format_args!("<path class=\"line\" d=\"M{LEFT:.1} {top:.1}H{RIGHT:.1}\"/>"));
+        let name = &backend.bytes.backend;
+        let quality = match (one, size == backend.lower_bound) {
+            (false, _) => format!("buffer {} of {}", chunk + 1, backend.chunks.len()),
+            (true, true) => "no smaller one would do: waste 0.0 %".to_owned(),
+            (true, false) => format!("waste {:.1} %", waste(backend)),
+        };
+        self.text("", LEFT, top - 6.0, &format!("compute buffer of {name}: {}, {quality}", bytes(size)));
+        self.text_right("quiet", LEFT - 5.0, top + 10.0, &bytes(size));
+        self.text_right("quiet", LEFT - 5.0, top + MAP, "0");
+        if !one {
+            return;
+        }
+        if size > backend.lower_bound {
+            let least = y(backend.lower_bound);
+            self.put(format_args!("<path class=\"line least\" d=\"M{LEFT:.1} {least:.1}H{RIGHT:.1}\"/>"));
+        }
+        let peak = self.x(backend.peak_step);
+        let text = format!("fullest in step {} of {}", backend.peak_step, self.picture.plan.steps);
+        self.put(format_args!("<path class=\"line\" d=\"M{peak:.1} {:.1}v5\"/>", top + MAP));
+        if peak + 170.0 < RIGHT {
+            self.text("quiet", peak + 5.0, top + MAP + 12.0, &text);
+        } else {
+            self.text_right("quiet", peak - 5.0, top + MAP + 12.0, &text);
+        }
+    }
+
+    fn legend(&mut self) {
+        let y = self.y + 14.0;
+        let mut x = LEFT;
+        let picture = self.picture;
+        for (usage, class, name) in USES {
+            if picture.plan.storages.iter().any(|s| s.usage == usage) {
+                self.rectangle(class, x, y - 9.0, 10.0, 10.0);
+                self.text("quiet", x + 14.0, y, name);
+                x += 30.0 + name.chars().count() as f64 * 6.4;
+            }
+        }
+        self.text("quiet", LEFT, y + 18.0, "Time goes to the right, step by step; in the maps addresses go up, and a rectangle is memory from its first write to its last read.");
+        self.y = y + 28.0;
+    }
+
+    fn finish(self) -> String {
+        let Drawing { picture, out, y } = self;
+        let sentences = sentences(&picture.plan, &labels(&picture.plan)).join(" ");
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH:.0} {y:.0}\" role=\"img\">\n<title>{}</title>\n\
+             <desc>{}</desc>\n<style>{STYLE}</style>\n{out}</svg>\n",
+            escape(&format!("Plan of {}", picture.title)),
+            escape(&sentences)
+        )
+    }
+}

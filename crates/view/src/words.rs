@@ -1,0 +1,102 @@
+//! Numbers as people read them.
+
+use std::fmt::Write;
+
+/// Bytes with a binary unit: `96.0 MiB`.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let (value, unit) = scale(bytes as f64 / 1024.0, 1024.0, &UNITS);
+    // Halves go up, as they do on the page.
+    format!("{:.1} {unit}", (value * 10.0).round() / 10.0)
+}
+
+/// A count with a decimal unit: `1.5 G`, `12 k`, `999`.
+pub fn count(count: f64) -> String {
+    let (value, unit) = scale(count, 1000.0, &["", "k", "M", "G", "T", "P"]);
+    let digits = if unit.is_empty() || value >= 100.0 { 0 } else { 1 };
+    format!("{value:.digits$} {unit}").trim_end().to_owned()
+}
+
+/// Seconds with the unit that leaves few digits: `3.2 ms`.
+pub fn seconds(seconds: f64) -> String {
+    let (value, unit) = match seconds.abs() {
+        s if s >= 1.0 => (seconds, "s"),
+        s if s >= 1e-3 => (seconds * 1e3, "ms"),
+        _ => (seconds * 1e6, "µs"),
+    };
+    let digits = if value.abs() >= 100.0 { 0 } else { 1 };
+    format!("{value:.digits$} {unit}")
+}
+
+fn scale<'u>(mut value: f64, step: f64, units: &[&'u str]) -> (f64, &'u str) {
+    let mut units = units.iter();
+    let mut unit = units.next();
+    while value >= step
+        && let Some(next) = units.next()
+    {
+        value /= step;
+        unit = Some(next);
+    }
+    (value, unit.copied().unwrap_or_default())
+}
+
+/// A number with the right form of a word: `1 copy`, `2 copies`.
+pub fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// `a, b and c`.
+pub fn list(parts: &[String]) -> String {
+    match parts {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// Text for HTML and SVG, in elements and in quoted attributes. Characters that no XML may hold become `�`.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\t' | '\n' => out.push(' '),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A number for SVG: one digit after the point, none if it is zero.
+pub(crate) fn coordinate(out: &mut String, value: f64) {
+    let tenths = (value * 10.0).round() as i64;
+    let sign = if tenths < 0 { "-" } else { "" };
+    let (whole, rest) = (tenths.abs() / 10, tenths.abs() % 10);
+    // Writing to a string cannot fail.
+    let _ = if rest == 0 { write!(out, "{sign}{whole}") } else { write!(out, "{sign}{whole}.{rest}") };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_units() {
+        assert_eq!([bytes(0), bytes(1536), bytes(6 << 30)], ["0 B", "1.5 KiB", "6.0 GiB"]);
+        assert_eq!([count(12.0), count(12_345.0), count(2.5e12)], ["12", "12.3 k", "2.5 T"]);
+        assert_eq!([seconds(2.0), seconds(0.0032), seconds(1.5e-7)], ["2.0 s", "3.2 ms", "0.1 µs"]);
+    }
+
+    #[test]
+    fn text_cannot_leave_its_place() {
+        assert_eq!(escape("</text>&\"'\u{1}\n"), "&lt;/text&gt;&amp;&quot;&#39;\u{fffd} ");
+    }
+}
