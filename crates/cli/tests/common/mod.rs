@@ -55,6 +55,15 @@ impl Ended {
     }
 }
 
+impl Ended {
+    /// The command line made no sense; the parser says why in lines of its own.
+    #[track_caller]
+    pub fn failed_usage(self) -> Ended {
+        assert_eq!(self.code, Some(2), "{self:?}");
+        self
+    }
+}
+
 /// Runs the command to its end.
 #[track_caller]
 pub fn end(command: &mut Command) -> Ended {

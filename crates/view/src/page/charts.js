@@ -240,7 +240,8 @@ class Lanes extends Chart {
     context.lineTo(x1 + 4, y1 - 7 * down);
     context.fill();
     if (arrows.length > this.plotWidth / 60) return;
-    const text = arrow.copies.length > 1 ? `${arrow.copies.length} copies, ${bytesText(arrow.bytes)}` : `copy of ${bytesText(arrow.bytes)}`;
+    const many = arrow.copies.length > 1 ? `${arrow.copies.length} copies, ` : 'copy of ';
+    const text = `${this.plotWidth > 420 ? many : ''}${bytesText(arrow.bytes)}`;
     const wide = context.measureText(text).width;
     const right = Math.max(x0, x1) + 10 + wide < this.left + this.plotWidth;
     context.textAlign = right ? 'left' : 'right';
@@ -343,11 +344,10 @@ class MemoryMap extends Chart {
   }
 
   drawRectangles(context) {
-    const { left, plotWidth, top, plotHeight, width, height } = this;
+    const { left, plotWidth, top, plotHeight } = this;
     const right = left + plotWidth;
-    // Rectangles under a pixel: the first in a cell stands for all of its kind there.
-    const cells = new Uint8Array((Math.ceil(width) + 2) * (Math.ceil(height) + 2));
-    const across = Math.ceil(width) + 2;
+    // Thin rectangles that would look the same: the first stands for all.
+    const seen = new Set();
     let painted = 0;
     let merged = 0;
     let style = '';
@@ -364,14 +364,14 @@ class MemoryMap extends Chart {
       const h = Math.max(y2 - y, 1);
       const lit = !view.matches || view.matches[s];
       const usage = S.usage[s];
-      if (w < 2 && h < 2) {
-        const cell = Math.round(Math.max(y, 0)) * across + Math.round(Math.max(x, 0));
-        const bit = lit ? 1 << usage : 32;
-        if (cells[cell] & bit) {
+      if (w < 2 || h < 2) {
+        const looks = ((Math.round(x) * 4096 + Math.round(w)) * 4096 + Math.round(Math.max(y, 0))) * 4096 + Math.round(h);
+        const key = looks * 16 + usage * 2 + (lit ? 1 : 0);
+        if (seen.has(key)) {
           merged += 1;
           continue;
         }
-        cells[cell] |= bit;
+        seen.add(key);
       }
       const next = lit ? palette.usages[usage][s % 3] : palette.faint[usage];
       if (next !== style) {
@@ -459,7 +459,7 @@ class MemoryMap extends Chart {
       const room = context.measureText(text).width + 8;
       const from = Math.min(Math.max(x - room / 2, left), left + plotWidth - room);
       context.fillStyle = palette.paper;
-      context.fillRect(from, this.height - 18, room, 18);
+      context.fillRect(from - 22, this.height - 18, room + 44, 18);
       context.fillStyle = palette.ink;
       context.fillText(text, from + 4, this.height - 9);
     }
@@ -525,10 +525,15 @@ class Strip extends Chart {
     context.fillStyle = palette.field;
     context.fillRect(this.left, 2, this.plotWidth, 22);
     let gap = -10;
+    let last = -1;
     for (const item of this.items) {
       const [x, y, w, h] = this.rectangle(item);
       const usage = item.type === 'buffer' ? 3 : S.usage[item.index];
       const lit = item.type === 'buffer' ? !view.matches : !view.matches || view.matches[item.index];
+      // Of neighbours in one pixel that look the same, one is drawn.
+      const looks = Math.round(x * 2) * 16 + usage * 2 + (lit ? 1 : 0);
+      if (w <= 1 && looks === last) continue;
+      last = looks;
       context.fillStyle = lit ? palette.usages[usage][item.type !== 'buffer' && S.mapped[item.index] ? 2 : 0] : palette.faint[usage];
       // A hair more, so that neighbours under a pixel leave no gaps.
       context.fillRect(x, y, w + 0.3, h);

@@ -1,7 +1,10 @@
 'use strict';
 // The plan, and numbers as people read them. Texts are put on the page as text only, never as markup.
 
-const plan = JSON.parse(document.getElementById('plan').textContent);
+const source = document.getElementById('plan');
+const plan = JSON.parse(source.textContent);
+// The text of a large plan is not kept twice.
+if (plan.nodes.node.length > 20000) source.textContent = '';
 const N = plan.nodes;
 const S = plan.storages;
 const T = plan.texts;
