@@ -80,8 +80,10 @@ pub(crate) fn assign(
 ) -> Result<Homes, RuntimeError> {
     let count = graph.tensors().len();
     let mut writers: FxHashMap<TensorId, Vec<NodeId>> = FxHashMap::default();
+    let mut written = vec![false; count];
     for maker in flow.makers().iter().filter(|maker| maker.overwrites) {
         writers.entry(maker.storage).or_default().push(maker.node);
+        written[maker.storage.index()] = true;
     }
     let states: Vec<TensorId> = graph.of_kind(Kind::State).collect();
     let mut assigner = Assigner {
@@ -89,6 +91,7 @@ pub(crate) fn assign(
         flow,
         backends,
         writers,
+        written,
         homeless: flow.makers().iter().filter(|maker| !maker.overwrites).count() + states.len(),
         states,
         homes: Homes {
@@ -122,6 +125,8 @@ struct Assigner<'a> {
     backends: &'a [Arc<dyn Backend>],
     /// The nodes that write into an existing storage, by storage.
     writers: FxHashMap<TensorId, Vec<NodeId>>,
+    /// For each tensor whether it has such writers.
+    written: Vec<bool>,
     states: Vec<TensorId>,
     homes: Homes,
     /// How many computed storages and states have no home yet.
@@ -148,7 +153,8 @@ impl Assigner<'_> {
             let kind = self.graph[*storage].kind();
             self.homeless -= usize::from(matches!(kind, Kind::Computed(_) | Kind::State));
         }
-        for (storage, backend) in fixed {
+        for (storage, backend) in fixed.iter().filter(|(storage, backend)| !self.computes(*storage, *backend))
+        {
             if let Some(refusal) = self.refusal(*storage, *backend) {
                 return Err(self.unsupported(*storage, vec![refusal]));
             }
@@ -211,7 +217,7 @@ impl Assigner<'_> {
         }
         if let Some(pull) = self.pulls.get_mut(only) {
             let pull = std::mem::take(pull);
-            if self.refusal(storage, only as u16).is_none() {
+            if self.computes(storage, only as u16) {
                 self.settle_in(storage, only as u16, reason(pull.largest.1));
                 return true;
             }
@@ -225,7 +231,7 @@ impl Assigner<'_> {
         {
             self.pulls[home] = Pull::default();
             if self.homes.home[storage.index()] == NO_BACKEND {
-                if self.refusal(storage, home as u16).is_none() {
+                if self.computes(storage, home as u16) {
                     self.settle_in(storage, home as u16, reason(pull.largest.1));
                 } else {
                     first.get_or_insert(home as u16);
@@ -253,7 +259,7 @@ impl Assigner<'_> {
                 if home == NO_BACKEND {
                     continue;
                 }
-                if self.refusal(storage, home).is_some() {
+                if !self.computes(storage, home) {
                     self.homes.refused.entry(storage).or_insert(home);
                     continue;
                 }
@@ -271,7 +277,7 @@ impl Assigner<'_> {
             let (home, consumer) = reader[state.index()];
             if home != NO_BACKEND
                 && self.homes.home[state.index()] == NO_BACKEND
-                && self.refusal(state, home).is_none()
+                && self.computes(state, home)
             {
                 self.settle_in(state, home, Reason::FollowsConsumer { node: consumer as usize });
             }
@@ -281,10 +287,8 @@ impl Assigner<'_> {
 
     fn settle(&mut self) {
         let mut homes = std::mem::take(&mut self.homes);
-        let written = |storage| self.writers.contains_key(&storage);
-        settle(self.graph, self.flow, &mut homes, written, |storage, backend| {
-            self.refusal(storage, backend).is_none()
-        });
+        let written = |storage: TensorId| self.written[storage.index()];
+        settle(self.graph, self.flow, &mut homes, written, |storage, home| self.computes(storage, home));
         self.homes = homes;
     }
 
@@ -330,6 +334,16 @@ impl Assigner<'_> {
     fn set(&mut self, storage: TensorId, home: u16, reason: Reason) {
         self.homes.home[storage.index()] = home;
         self.homes.reason[storage.index()] = reason;
+    }
+
+    /// Whether a backend computes everything that writes a storage.
+    fn computes(&self, storage: TensorId, backend: u16) -> bool {
+        let device = &self.backends[usize::from(backend)];
+        let takes = |node: NodeId| device.supports(self.graph, node).is_ok();
+        match self.graph[storage].kind() {
+            Kind::Computed(node) if !takes(node) => false,
+            _ => !self.written[storage.index()] || self.refusal(storage, backend).is_none(),
+        }
     }
 
     /// The first node of a storage that a backend does not compute, the backend, and what it says.
