@@ -137,3 +137,29 @@ fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining()
         }
     }
 }
+
+#[test]
+fn a_weight_that_a_later_graph_reads_otherwise_is_arranged_anew_for_both() {
+    use quadriga_graph::BuildError;
+    use quadriga_runtime::{Scheduler, Session};
+    // Multiplied, the weight is packed; looked at through a view, it must be plain.
+    let graph = |viewed: bool| -> Result<Graph, BuildError> {
+        let g = GraphBuilder::new();
+        let w = g.weight("w", random_weight(&mut Rng::new(3), DType::Q8_0, [64, 64]));
+        let y = g.mul_mat(w, g.input("x", DType::F32, [4, 64]));
+        g.output("y", if viewed { y.add(w.view([4, 64], w.strides(), 0).cast(DType::F32)) } else { y });
+        g.finish()
+    };
+    let x: Vec<f32> = (0..4 * 64).map(|i| (i % 7) as f32 - 3.0).collect();
+    let backend = Backend::builder().threads(2).build().unwrap();
+    let mut session = Session::new(&Scheduler::new([std::sync::Arc::new(backend) as _])).unwrap();
+    let mut run = |key: u64, viewed| {
+        session.prepare(key, || graph(viewed)).unwrap();
+        session.run(&[("x", &x)]).unwrap();
+        session.read::<f32>("y").unwrap()
+    };
+    let (first, other, again) = (run(0, false), run(1, true), run(0, false));
+    let far = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(far(&first, &again) < 0.05, "{}", far(&first, &again));
+    assert!(far(&first, &other) > 0.05, "the other graph adds something");
+}

@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) faults: Faults,
     pub(crate) used: AtomicU64,
+    /// How many tensors it has been told to have, and not yet to have lost.
+    pub(crate) tenants: AtomicU64,
     /// The latest moment that any queue has reached, as bits of an `f64` that is never negative.
     latest: AtomicU64,
     /// When the device was made.
@@ -71,6 +73,7 @@ impl Sim {
                 settings,
                 faults: Faults::default(),
                 used: AtomicU64::new(0),
+                tenants: AtomicU64::new(0),
                 latest: AtomicU64::new(0),
                 made: Instant::now(),
                 graphs: Mutex::default(),
@@ -101,6 +104,11 @@ impl Sim {
     /// Bytes that are allocated.
     pub fn used_bytes(&self) -> u64 {
         self.shared.used.load(Ordering::Relaxed)
+    }
+
+    /// How many tensors have their place on it, as far as it has been told.
+    pub fn tenants(&self) -> u64 {
+        self.shared.tenants.load(Ordering::Relaxed)
     }
 
     /// The latest moment that any queue of the device has reached, in seconds of its own clock.
@@ -158,6 +166,15 @@ impl Backend for Sim {
             return to.buffer.write(to.offset, &turned);
         }
         to.buffer.write(to.offset, data)
+    }
+
+    fn placed(&self, _: &Tensor, _: &Region) -> Result<(), BackendError> {
+        self.shared.tenants.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn released(&self, _: &Tensor, _: &Region) {
+        self.shared.tenants.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {

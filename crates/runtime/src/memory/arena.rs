@@ -4,11 +4,12 @@ use quadriga_graph::{Graph, TensorId};
 use std::sync::Arc;
 
 use super::plan::{MemoryPlan, Spot, Tenant};
+use super::tenancy::Tenancy;
 use super::{Memory, MemoryError, Planner, Request};
 use crate::{Backend, Buffer, Region, Usage};
 
 /// New chunks with their numbers, not yet in place.
-type Grown = Vec<(usize, Arc<dyn Buffer>)>;
+pub(crate) type Grown = Vec<(usize, Arc<dyn Buffer>)>;
 
 /// The chunks of memory that plans use on one backend. It grows on need and never shrinks on its own.
 #[derive(Clone, Debug)]
@@ -46,7 +47,11 @@ impl Arena {
 
     /// The chunks that are missing or too small, allocated but not yet in place; nothing changes when one is refused.
     /// `purpose` says what a chunk is for, should it be refused.
-    fn prepare(&self, sizes: &[u64], purpose: &dyn Fn(usize) -> String) -> Result<Grown, MemoryError> {
+    pub(crate) fn prepare(
+        &self,
+        sizes: &[u64],
+        purpose: &dyn Fn(usize) -> String,
+    ) -> Result<Grown, MemoryError> {
         let mut grown = Vec::new();
         for (chunk, size) in sizes.iter().enumerate() {
             if self.chunks.get(chunk).is_some_and(|have| have.bytes() as u64 >= *size) {
@@ -65,13 +70,39 @@ impl Arena {
         Ok(grown)
     }
 
-    fn commit(&mut self, grown: Grown) {
+    /// Puts new chunks in place; true if one of them replaces an old one.
+    pub(crate) fn commit(&mut self, grown: Grown) -> bool {
+        let mut replaced = false;
         for (chunk, buffer) in grown {
             match self.chunks.get_mut(chunk) {
-                Some(old) => *old = buffer,
+                Some(old) => {
+                    *old = buffer;
+                    replaced = true;
+                }
                 None => self.chunks.push(buffer),
             }
         }
+        replaced
+    }
+
+    /// Gives all memory back, as far as nobody else holds it.
+    pub fn release(&mut self) {
+        self.chunks.clear();
+    }
+
+    /// The bytes from `offset` on of a chunk.
+    pub(crate) fn region(&self, chunk: u32, offset: u64, bytes: usize) -> Option<Region> {
+        let buffer = self.chunks.get(chunk as usize)?;
+        Region::new(Arc::clone(buffer), usize::try_from(offset).ok()?, bytes).ok()
+    }
+}
+
+/// What a chunk of a plan is for: the largest that lies in it.
+pub(crate) fn purpose(graph: &Graph, plan: &MemoryPlan, backend: usize, chunk: usize) -> String {
+    match plan.largest_in(backend, chunk) {
+        Some(Tenant::Tensor(tensor)) => format!("chunk {chunk} with {}", graph.name(tensor)),
+        Some(Tenant::Extra(extra)) => format!("chunk {chunk} with extra {extra}"),
+        None => format!("chunk {chunk}"),
     }
 }
 
@@ -83,10 +114,9 @@ impl Arena {
 pub struct Binding {
     graph: Arc<Graph>,
     plan: Arc<MemoryPlan>,
-    backends: Vec<Arc<dyn Backend>>,
-    chunks: Vec<Vec<Arc<dyn Buffer>>>,
-    /// How many tensors, counted from the first, the backends have been told of.
-    told: usize,
+    /// As they were when the plan was bound.
+    arenas: Vec<Arena>,
+    _tenants: Vec<Tenancy>,
 }
 
 impl Binding {
@@ -107,12 +137,7 @@ impl Binding {
         }
         let mut grown = Vec::new();
         for (number, (arena, backend)) in arenas.iter().zip(&plan.backends).enumerate() {
-            let purpose = |chunk: usize| match plan.largest_in(number, chunk) {
-                Some(Tenant::Tensor(tensor)) => format!("chunk {chunk} with {}", graph.name(tensor)),
-                Some(Tenant::Extra(extra)) => format!("chunk {chunk} with extra {extra}"),
-                None => format!("chunk {chunk}"),
-            };
-            grown.push(arena.prepare(&backend.chunks, &purpose)?);
+            grown.push(arena.prepare(&backend.chunks, &|chunk| purpose(graph, plan, number, chunk))?);
         }
         for (arena, grown) in arenas.iter_mut().zip(grown) {
             arena.commit(grown);
@@ -120,16 +145,14 @@ impl Binding {
         let mut binding = Binding {
             graph: Arc::clone(graph),
             plan: Arc::clone(plan),
-            backends: arenas.iter().map(|arena| Arc::clone(&arena.backend)).collect(),
-            chunks: arenas.iter().map(|arena| arena.chunks.clone()).collect(),
-            told: 0,
+            arenas: arenas.to_vec(),
+            _tenants: Vec::new(),
         };
-        // On an error the drop of the binding takes back what was told so far.
         for (id, tensor) in graph.tensor_ids().zip(graph.tensors()) {
-            if let Some((backend, region)) = binding.home(id) {
-                backend.placed(tensor, &region)?;
+            if let Some((backend, region)) = binding.at(plan.spot(id), tensor.bytes()) {
+                let tenancy = Tenancy::new(backend, tensor, region)?;
+                binding._tenants.push(tenancy);
             }
-            binding.told = id.index() + 1;
         }
         Ok(binding)
     }
@@ -153,34 +176,19 @@ impl Binding {
 
     /// Where a tensor is; `None` if nobody uses it, or its memory is not the arena's.
     pub fn region(&self, tensor: TensorId) -> Option<Region> {
-        self.home(tensor).map(|(_, region)| region)
+        let bytes = self.graph.get(tensor)?.bytes();
+        self.at(self.plan.spot(tensor), bytes).map(|(_, region)| region)
     }
 
     /// Where an extra is.
     pub fn extra(&self, extra: usize) -> Option<Region> {
-        let bytes = self.plan.extras.get(extra)?.bytes;
-        self.at(self.plan.extra_spot(extra), usize::try_from(bytes).ok()?).map(|(_, region)| region)
+        let bytes = usize::try_from(self.plan.extras.get(extra)?.bytes).ok()?;
+        self.at(self.plan.extra_spot(extra), bytes).map(|(_, region)| region)
     }
 
-    fn home(&self, tensor: TensorId) -> Option<(&dyn Backend, Region)> {
-        self.at(self.plan.spot(tensor), self.graph.get(tensor)?.bytes())
-    }
-
-    fn at(&self, spot: Spot, bytes: usize) -> Option<(&dyn Backend, Region)> {
+    fn at(&self, spot: Spot, bytes: usize) -> Option<(&Arc<dyn Backend>, Region)> {
         let Spot::Arena { backend, chunk, offset } = spot else { return None };
-        let backend = usize::from(backend);
-        let buffer = self.chunks.get(backend)?.get(chunk as usize)?;
-        let region = Region::new(Arc::clone(buffer), usize::try_from(offset).ok()?, bytes).ok()?;
-        Some((&**self.backends.get(backend)?, region))
-    }
-}
-
-impl Drop for Binding {
-    fn drop(&mut self) {
-        for (id, tensor) in self.graph.tensor_ids().zip(self.graph.tensors()).take(self.told) {
-            if let Some((backend, region)) = self.home(id) {
-                backend.released(tensor, &region);
-            }
-        }
+        let arena = self.arenas.get(usize::from(backend))?;
+        Some((&arena.backend, arena.region(chunk, offset, bytes)?))
     }
 }

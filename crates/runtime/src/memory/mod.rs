@@ -52,6 +52,7 @@ mod plan;
 mod planner;
 mod request;
 pub mod sharing;
+mod tenancy;
 
 pub use arena::{Arena, Binding};
 pub use check::{Flaw, check};
@@ -64,3 +65,6 @@ pub use plan::{Alive, BackendForecast, BackendPlan, Forecast, MemoryPlan, Spot, 
 pub use planner::Planner;
 pub use request::{Extra, Hold, Inputs, Memory, Request};
 pub use sharing::Sharing;
+
+pub(crate) use arena::purpose;
+pub(crate) use tenancy::Tenancy;

@@ -12,6 +12,7 @@ use super::scheduler::Scheduler;
 use super::space::Space;
 use super::split::Splits;
 use crate::memory::MemoryPlan;
+use crate::session::lay_out;
 use crate::{Backend, Layout, RuntimeError, Session, WeightLayout};
 
 /// Where a node runs, and why.
@@ -209,6 +210,7 @@ impl Plan {
             })
             .collect();
         let uses = Uses::of(graph);
+        let mut weights: Vec<Vec<usize>> = vec![Vec::new(); all.len()];
         for leaf in &self.inner.splits.leaves {
             let id = TensorId::from_index(leaf.tensor);
             let kind = graph.get(id).map(|t| t.kind());
@@ -217,9 +219,17 @@ impl Plan {
             }
             let (layout, maps) =
                 self.weight_layout(id, leaf.backend, leaf.viewed, &uses.of_tensor(graph, id));
-            if let Some(bytes) = all.get_mut(leaf.backend) {
-                *(if maps { &mut bytes.mapped } else { &mut bytes.weights }) += layout.bytes as u64;
+            if let (Some(bytes), Some(sizes)) = (all.get_mut(leaf.backend), weights.get_mut(leaf.backend)) {
+                if maps {
+                    bytes.mapped += layout.bytes as u64;
+                } else {
+                    sizes.push(layout.bytes);
+                }
             }
+        }
+        for ((bytes, sizes), backend) in all.iter_mut().zip(weights).zip(self.backends()) {
+            let (_, buffers) = lay_out(sizes, backend.memory());
+            bytes.weights = buffers.iter().map(|buffer| *buffer as u64).sum();
         }
         for id in graph.of_kind(Kind::State) {
             if let Some(home) = self.home(id)

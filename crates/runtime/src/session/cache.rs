@@ -121,7 +121,15 @@ impl Session {
     }
 
     fn enter_plan(&mut self, plan: Plan, progress: &mut dyn FnMut(Progress)) -> Result<usize, RuntimeError> {
-        let weights = self.store.load(&plan, progress)?;
+        let (weights, moved) = self.store.load(&plan, progress)?;
+        if moved {
+            self.wait()?;
+            for entry in &mut self.entries {
+                if self.store.refresh(&entry.plan, &mut entry.weights) {
+                    entry.forget_places();
+                }
+            }
+        }
         self.states.add(&plan)?;
         let index = self.entries.len();
         self.by_fingerprint.entry(plan.graph().fingerprint()).or_default().push(index);

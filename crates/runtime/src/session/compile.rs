@@ -7,6 +7,7 @@ use quadriga_graph::{Graph, Kind, NodeId, TensorId};
 use super::arena::Arenas;
 use super::state::States;
 use super::weights::Weights;
+use crate::memory::Tenancy;
 use crate::schedule::Plan;
 use crate::{Backend, BackendError, Buffer, Event, Place, Program, Region, RuntimeError, SplitSource};
 
@@ -22,6 +23,8 @@ pub(crate) struct Compiled {
     pub(crate) copies: Vec<Moving>,
     /// For each backend the copies out of it that are not known to be done when its lane ends.
     pub(crate) loose_ends: Vec<Vec<usize>>,
+    /// The backends know of every tensor in the arenas for as long as it is there.
+    _tenants: Vec<Tenancy>,
 }
 
 /// A copy between two backends.
@@ -72,7 +75,7 @@ impl Site<'_> {
         let part = |region: &Region| region.part(t.offset(), t.bytes()).ok().map(plain);
         match graph.get(storage)?.kind() {
             Kind::Weight | Kind::Constant => {
-                let place = &self.weights.get(&(storage.index() as u32, short))?.place;
+                let place = self.weights.get(&(storage.index() as u32, short))?.place();
                 if tensor == storage { Some(place.clone()) } else { part(&place.region) }
             }
             Kind::Input => {
@@ -80,7 +83,7 @@ impl Site<'_> {
                 part(&self.arenas.region(slot, graph.get(storage)?.bytes())?)
             }
             Kind::State if self.plan.home(storage) == Some(backend) => {
-                part(&self.states.get(&graph.name(storage))?.region)
+                part(self.states.get(&graph.name(storage))?.region())
             }
             Kind::Computed(_) if self.plan.home(storage) == Some(backend) => {
                 let slot = self.plan.space().result(tensor)?;
@@ -106,6 +109,39 @@ impl Site<'_> {
         self.arenas.region(self.plan.space().copy(copy)?, bytes)
     }
 
+    /// Tells the backends of all that the plan has in the arenas: results, inputs and copies.
+    fn tenants(&self) -> Result<Vec<Tenancy>, RuntimeError> {
+        let (plan, graph) = (self.plan, self.plan.graph());
+        let mut all = Vec::new();
+        let mut tell = |id: TensorId, backend: usize, region: Option<Region>| -> Result<(), RuntimeError> {
+            let (Some(tensor), Some(device), Some(region)) =
+                (graph.get(id), plan.backends().get(backend), region)
+            else {
+                return Ok(());
+            };
+            let told = Tenancy::new(device, tensor, region);
+            all.push(told.map_err(|error| RuntimeError::device(error).at(|| graph.name(id)))?);
+            Ok(())
+        };
+        for id in graph.tensor_ids() {
+            if let Some(home) = plan.home(id).filter(|_| graph.get(id).is_some_and(|t| t.node().is_some())) {
+                tell(id, home, self.place(id, home, 0).map(|place| place.region))?;
+            }
+        }
+        for leaf in &plan.splits().leaves {
+            let id = TensorId::from_index(leaf.tensor);
+            if graph.get(id).is_some_and(|t| t.kind() == Kind::Input) {
+                for bank in 0..usize::from(plan.space().banks.get(leaf.backend).copied().unwrap_or(1)) {
+                    tell(id, leaf.backend, self.place(id, leaf.backend, bank).map(|place| place.region))?;
+                }
+            }
+        }
+        for (number, copy) in plan.splits().copies.iter().enumerate() {
+            tell(TensorId::from_index(copy.tensor), copy.to, self.target(number))?;
+        }
+        Ok(all)
+    }
+
     /// Compiles some nodes of one backend.
     pub(crate) fn program(
         &self,
@@ -128,6 +164,7 @@ impl Site<'_> {
 impl Compiled {
     pub(crate) fn new(site: &Site<'_>) -> Result<Compiled, RuntimeError> {
         let (plan, splits) = (site.plan, site.plan.splits());
+        let tenants = site.tenants()?;
         let kept = kept(plan);
         let kept = |tensor: TensorId| {
             plan.graph().get(tensor).is_none_or(|t| kept.get(t.storage().index()).is_none_or(|k| *k))
@@ -163,7 +200,8 @@ impl Compiled {
                 ends.push(number);
             }
         }
-        Ok(Compiled { generation: site.arenas.generation, programs, done, copies, loose_ends })
+        let generation = site.arenas.generation;
+        Ok(Compiled { generation, programs, done, copies, loose_ends, _tenants: tenants })
     }
 }
 

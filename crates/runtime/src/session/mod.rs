@@ -26,6 +26,7 @@ use rustc_hash::FxHashMap;
 pub use cache::Key;
 pub use element::{Element, Values};
 pub use observe::Observed;
+pub(crate) use weights::lay_out;
 pub use weights::{Progress, WeightStore};
 
 use self::arena::Arenas;
@@ -73,7 +74,7 @@ impl Session {
         Ok(Session {
             store: scheduler.weight_store(),
             scheduler: scheduler.without_pins(),
-            arenas: Arenas::new(lanes.len()),
+            arenas: Arenas::new(scheduler.backends()),
             lanes,
             states: States::default(),
             entries: Vec::new(),
@@ -133,6 +134,23 @@ impl Session {
         }
         self.in_flight = None;
         first
+    }
+
+    /// Whether everything that was started is done, so that [`Session::wait`] and reading a result need not wait. A
+    /// failure on a device shows here, too.
+    pub fn is_done(&mut self) -> Result<bool, RuntimeError> {
+        let entry = self.in_flight.and_then(|entry| self.entries.get(entry));
+        let Some(compiled) = entry.and_then(|entry| entry.compiled.as_ref()) else { return Ok(true) };
+        let copies = compiled.copies.iter().map(|copy| &copy.done);
+        for event in compiled.done.iter().chain(copies).flatten() {
+            match event.is_done() {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                // Waiting tells what failed, and puts things in order.
+                Err(_) => return self.wait().map(|()| true),
+            }
+        }
+        Ok(true)
     }
 
     /// Says in which split a device failed: the first of its lane that is not done.

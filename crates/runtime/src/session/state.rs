@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{DType, Kind, Shape};
+use quadriga_graph::{Kind, Tensor};
 use rustc_hash::FxHashMap;
 
+use crate::memory::Tenancy;
 use crate::schedule::Plan;
 use crate::{Backend, Region, RuntimeError, Usage};
 
 /// A state with its memory.
 pub(crate) struct State {
     pub(crate) backend: usize,
-    pub(crate) region: Region,
-    dtype: DType,
-    shape: Shape,
+    tenancy: Tenancy,
 }
 
 /// All states of a session, by name.
@@ -31,17 +30,16 @@ impl States {
             let Some(backend) = plan.backends().get(home) else { continue };
             let name = graph.name(id);
             if let Some(old) = self.all.get(&name) {
-                old.check(&name, tensor.dtype(), tensor.shape(), home, plan.backends())?;
+                old.check(&name, tensor, home, plan.backends())?;
                 continue;
             }
             let failed = |error| RuntimeError::device(error).at(|| name.clone());
             let bytes = backend.storage_bytes(tensor);
             let buffer = backend.allocate(bytes.max(1), Usage::State).map_err(failed)?;
             let region = Region::new(buffer, 0, tensor.bytes()).map_err(failed)?;
-            backend.placed(tensor, &region).map_err(failed)?;
+            let tenancy = Tenancy::new(backend, tensor, region.clone()).map_err(failed)?;
             region.buffer.clear(0, region.bytes).map_err(failed)?;
-            let state = State { backend: home, region, dtype: tensor.dtype(), shape: *tensor.shape() };
-            self.all.insert(name, state);
+            self.all.insert(name, State { backend: home, tenancy });
         }
         Ok(())
     }
@@ -54,7 +52,8 @@ impl States {
     /// Sets all states to zero.
     pub(crate) fn clear(&self) -> Result<(), RuntimeError> {
         for (name, state) in &self.all {
-            let cleared = state.region.buffer.clear(state.region.offset, state.region.bytes);
+            let Region { buffer, offset, bytes } = state.region();
+            let cleared = buffer.clear(*offset, *bytes);
             cleared.map_err(|error| RuntimeError::device(error).at(|| name.clone()))?;
         }
         Ok(())
@@ -63,30 +62,36 @@ impl States {
     /// Bytes of all states on a backend.
     pub(crate) fn bytes(&self, backend: usize) -> u64 {
         let here = self.all.values().filter(|state| state.backend == backend);
-        here.map(|state| state.region.buffer.bytes() as u64).sum()
+        here.map(|state| state.region().buffer.bytes() as u64).sum()
     }
 }
 
 impl State {
+    /// Where it is.
+    pub(crate) fn region(&self) -> &Region {
+        self.tenancy.region()
+    }
+
     fn check(
         &self,
         name: &str,
-        dtype: DType,
-        shape: &Shape,
+        tensor: &Tensor,
         home: usize,
         backends: &[Arc<dyn Backend>],
     ) -> Result<(), RuntimeError> {
-        let describe = |dtype: DType, shape: &Shape, home: usize| {
-            format!("{dtype} {shape} on {}", backends.get(home).map_or("", |b| b.name()))
-        };
-        if self.dtype == dtype && self.shape.dims4() == shape.dims4() && self.backend == home {
+        let before = self.tenancy.tensor();
+        if before.dtype() == tensor.dtype() && before.dims4() == tensor.dims4() && self.backend == home {
             return Ok(());
         }
+        let describe = |tensor: &Tensor, home: usize| {
+            let backend = backends.get(home).map_or("", |b| b.name());
+            format!("{} {} on {backend}", tensor.dtype(), tensor.shape())
+        };
         Err(RuntimeError::Conflict {
             what: "state",
             name: name.to_owned(),
-            before: describe(self.dtype, &self.shape, self.backend),
-            after: describe(dtype, shape, home),
+            before: describe(before, self.backend),
+            after: describe(tensor, home),
         })
     }
 }

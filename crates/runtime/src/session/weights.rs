@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quadriga_graph::{DType, Kind, Op, Shape, Tensor, TensorId};
+use quadriga_graph::{Kind, Op, Tensor, TensorId};
 use rustc_hash::FxHashMap;
 
+use crate::memory::Tenancy;
 use crate::schedule::{Plan, Uses};
-use crate::{Backend, BackendError, Layout, Place, Region, RuntimeError, Usage};
+use crate::{Backend, BackendError, Layout, MemoryFacts, Place, Region, RuntimeError, Usage};
 
 /// How far the loading of weights is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,14 +22,20 @@ pub struct Progress {
 
 /// A weight on one backend.
 pub(crate) struct Loaded {
-    pub(crate) place: Place,
-    dtype: DType,
-    shape: Shape,
+    home: Arc<Home>,
     /// All uses in the graphs seen so far: the layout serves them.
     uses: Vec<(Op, usize)>,
     viewed: bool,
+}
+
+/// The memory of a weight.
+struct Home {
+    tensor: Tensor,
+    place: Place,
     /// Whether its bytes are there.
     ready: AtomicBool,
+    /// None where the bytes are used in a file map.
+    _tenancy: Option<Tenancy>,
 }
 
 /// The weights of all sessions of a scheduler, by name and backend.
@@ -53,27 +60,34 @@ struct Wanted<'p> {
 pub(crate) type Weights = FxHashMap<(u32, u16), Arc<Loaded>>;
 
 impl Loaded {
-    fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Acquire)
+    /// Where it is, and how it is arranged.
+    pub(crate) fn place(&self) -> &Place {
+        &self.home.place
     }
 
-    fn describe(&self) -> String {
-        format!("{} {}", self.dtype, self.shape)
+    fn is_ready(&self) -> bool {
+        self.home.ready.load(Ordering::Acquire)
     }
 }
 
+fn describe(tensor: &Tensor) -> String {
+    format!("{} {}", tensor.dtype(), tensor.shape())
+}
+
 impl WeightStore {
-    /// Brings all weights and constants of a plan to the backends that read them.
+    /// Brings all weights and constants of a plan to the backends that read them. Also says whether a weight that was
+    /// there before had to be arranged anew, so that earlier plans should [be refreshed](WeightStore::refresh).
     pub(crate) fn load(
         &self,
         plan: &Plan,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Weights, RuntimeError> {
+    ) -> Result<(Weights, bool), RuntimeError> {
         let graph = plan.graph();
         let uses = Uses::of(graph);
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = Weights::default();
         let mut wanted = Vec::new();
+        let mut moved = false;
         for leaf in &plan.splits().leaves {
             let id = TensorId::from_index(leaf.tensor);
             let Some(tensor) = graph.get(id).filter(|t| matches!(t.kind(), Kind::Weight | Kind::Constant))
@@ -88,13 +102,10 @@ impl WeightStore {
             let mut union: Vec<(Op, usize)> = old.map_or_else(Vec::new, |old| old.uses.clone());
             let mut viewed = leaf.viewed;
             if let Some(old) = old {
-                if old.dtype != tensor.dtype() || old.shape.dims4() != tensor.dims4() {
-                    return Err(RuntimeError::Conflict {
-                        what: "weight",
-                        name,
-                        before: old.describe(),
-                        after: format!("{} {}", tensor.dtype(), tensor.shape()),
-                    });
+                let before = &old.home.tensor;
+                if before.dtype() != tensor.dtype() || before.dims4() != tensor.dims4() {
+                    let (before, after) = (describe(before), describe(tensor));
+                    return Err(RuntimeError::Conflict { what: "weight", name, before, after });
                 }
                 let known = here.iter().all(|(op, at)| old.uses.iter().any(|(o, a)| o == *op && a == at));
                 if known && (old.viewed || !viewed) {
@@ -110,18 +121,12 @@ impl WeightStore {
             }
             let borrowed: Vec<(&Op, usize)> = union.iter().map(|(op, at)| (op, *at)).collect();
             let (layout, maps) = plan.weight_layout(id, leaf.backend, viewed, &borrowed);
-            if let Some(old) = old.filter(|old| old.place.layout == layout.layout) {
-                let same = Loaded {
-                    place: old.place.clone(),
-                    dtype: old.dtype,
-                    shape: old.shape,
-                    uses: union,
-                    viewed,
-                    ready: AtomicBool::new(old.is_ready()),
-                };
+            if let Some(old) = old.filter(|old| old.place().layout == layout.layout) {
+                let same = Loaded { home: Arc::clone(&old.home), uses: union, viewed };
                 found.insert(key, keep(&mut all, &name, leaf.backend, same));
                 continue;
             }
+            moved |= old.is_some();
             wanted.push(Wanted {
                 name,
                 id,
@@ -134,7 +139,25 @@ impl WeightStore {
             });
         }
         self.bring(plan, wanted, &mut all, &mut found, progress)?;
-        Ok(found)
+        Ok((found, moved))
+    }
+
+    /// Brings an earlier plan's weights up to date with what has been arranged anew; true if some have been.
+    pub(crate) fn refresh(&self, plan: &Plan, weights: &mut Weights) -> bool {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = false;
+        for ((tensor, backend), loaded) in weights {
+            let id = TensorId::from_index(*tensor as usize);
+            let graph = plan.graph();
+            if graph.get(id).is_some_and(|t| t.kind() == Kind::Weight)
+                && let Some(now) = all.get(&(graph.name(id), usize::from(*backend)))
+                && !Arc::ptr_eq(&now.home, &loaded.home)
+            {
+                *loaded = Arc::clone(now);
+                changed = true;
+            }
+        }
+        changed
     }
 
     fn bring(
@@ -152,26 +175,25 @@ impl WeightStore {
             let failed = |error| RuntimeError::device(error).at(|| want.name.clone());
             let data = plan.graph().data(want.id);
             let layout = want.layout.layout;
-            let region = match region {
-                Reserved::Mapped(region) => region,
+            let (region, tenancy) = match region {
+                Reserved::Mapped(region) => (region, None),
                 Reserved::Memory(region) => {
-                    backend.placed(want.tensor, &region).map_err(failed)?;
+                    let tenancy = Tenancy::new(backend, want.tensor, region.clone()).map_err(failed)?;
                     if let Some(data) = data {
                         backend.load_weight(want.tensor, layout, data.bytes(), &region).map_err(failed)?;
                     }
-                    region
+                    (region, Some(tenancy))
                 }
             };
             count.done += want.layout.bytes as u64;
             progress(count);
-            let loaded = Loaded {
+            let home = Home {
+                tensor: want.tensor.clone(),
                 place: Place { region, layout },
-                dtype: want.tensor.dtype(),
-                shape: *want.tensor.shape(),
-                uses: want.uses,
-                viewed: want.viewed,
                 ready: AtomicBool::new(data.is_some()),
+                _tenancy: tenancy,
             };
+            let loaded = Loaded { home: Arc::new(home), uses: want.uses, viewed: want.viewed };
             let loaded = if want.tensor.kind() == Kind::Weight {
                 keep(all, &want.name, want.backend, loaded)
             } else {
@@ -193,11 +215,11 @@ impl WeightStore {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, backend) in backends.iter().enumerate() {
             if let Some(loaded) = all.get(&(name.to_owned(), index)) {
-                let Place { region, layout } = &loaded.place;
+                let Place { region, layout } = loaded.place();
                 backend
                     .load_weight(tensor, *layout, data, region)
                     .map_err(|error| RuntimeError::device(error).at(|| name.to_owned()))?;
-                loaded.ready.store(true, Ordering::Release);
+                loaded.home.ready.store(true, Ordering::Release);
             }
         }
         Ok(())
@@ -229,61 +251,66 @@ enum Reserved {
     Memory(Region),
 }
 
+/// How weights of these sizes are laid out in as few buffers as may be: for each the number of its buffer and its offset
+/// there; and the bytes of each buffer. What is forecast and what is allocated both come from here.
+pub(crate) fn lay_out(
+    sizes: impl IntoIterator<Item = usize>,
+    facts: MemoryFacts,
+) -> (Vec<(usize, usize)>, Vec<usize>) {
+    let (mut places, mut buffers) = (Vec::new(), Vec::<usize>::new());
+    for size in sizes {
+        let fits = |used: &usize| {
+            let start = used.next_multiple_of(facts.alignment.max(1));
+            let end = start.saturating_add(size);
+            facts.max_buffer.is_none_or(|max| end <= max).then_some((start, end))
+        };
+        let number = buffers.len();
+        match buffers.last_mut().and_then(|used| fits(used).map(|(start, end)| (used, start, end))) {
+            Some((used, start, end)) => {
+                *used = end;
+                places.push((number - 1, start));
+            }
+            None => {
+                buffers.push(size);
+                places.push((number, 0));
+            }
+        }
+    }
+    (places, buffers)
+}
+
 /// Memory for all weights: a few large buffers for each backend.
 fn reserve(plan: &Plan, wanted: &[Wanted<'_>]) -> Result<Vec<Reserved>, RuntimeError> {
     let mut out: Vec<Option<Reserved>> = wanted.iter().map(|_| None).collect();
     for (number, backend) in plan.backends().iter().enumerate() {
-        let facts = backend.memory();
         let failed =
             |want: &Wanted<'_>, error: BackendError| RuntimeError::device(error).at(|| want.name.clone());
-        // What goes into the buffer that is being filled, with offsets; and its size.
-        let mut batch: Vec<(usize, usize)> = Vec::new();
-        let mut size = 0usize;
-        let mine = wanted.iter().enumerate().filter(|(_, want)| want.backend == number);
-        for (index, want) in mine {
+        let mut batch: Vec<(&Wanted<'_>, &mut Option<Reserved>)> = Vec::new();
+        for (want, slot) in wanted.iter().zip(&mut out).filter(|(want, _)| want.backend == number) {
             let mapped = plan.graph().data(want.id).filter(|_| want.maps).and_then(|data| backend.map(data));
-            if let Some(buffer) = mapped {
-                let region = Region::new(buffer, 0, want.tensor.bytes()).map_err(|e| failed(want, e))?;
-                if let Some(slot) = out.get_mut(index) {
+            match mapped {
+                Some(buffer) => {
+                    let region = Region::new(buffer, 0, want.tensor.bytes()).map_err(|e| failed(want, e))?;
                     *slot = Some(Reserved::Mapped(region));
                 }
-                continue;
-            }
-            let start = size.next_multiple_of(facts.alignment.max(1));
-            let end = start.saturating_add(want.layout.bytes);
-            if !batch.is_empty() && facts.max_buffer.is_some_and(|max| end > max) {
-                fill(&**backend, wanted, &batch, size, &mut out)?;
-                batch.clear();
-                batch.push((index, 0));
-                size = want.layout.bytes;
-            } else {
-                batch.push((index, start));
-                size = end;
+                None => batch.push((want, slot)),
             }
         }
-        fill(&**backend, wanted, &batch, size, &mut out)?;
-    }
-    Ok(out.into_iter().flatten().collect())
-}
-
-fn fill(
-    backend: &dyn Backend,
-    wanted: &[Wanted<'_>],
-    batch: &[(usize, usize)],
-    size: usize,
-    out: &mut [Option<Reserved>],
-) -> Result<(), RuntimeError> {
-    let Some(first) = batch.first().and_then(|(index, _)| wanted.get(*index)) else { return Ok(()) };
-    let failed = |error| RuntimeError::device(error).at(|| first.name.clone());
-    let buffer = backend.allocate(size, Usage::Weights).map_err(failed)?;
-    for (index, offset) in batch {
-        if let (Some(slot), Some(want)) = (out.get_mut(*index), wanted.get(*index)) {
+        let (places, sizes) = lay_out(batch.iter().map(|(want, _)| want.layout.bytes), backend.memory());
+        let mut buffers = Vec::with_capacity(sizes.len());
+        for ((want, slot), (buffer, offset)) in batch.into_iter().zip(places) {
+            if buffer == buffers.len() {
+                let size = sizes.get(buffer).copied().unwrap_or(0);
+                buffers.push(backend.allocate(size, Usage::Weights).map_err(|e| failed(want, e))?);
+            }
+            let Some(buffer) = buffers.get(buffer) else { continue };
             let bytes = match want.layout.layout {
                 Layout::Plain => want.tensor.bytes(),
                 Layout::Packed(_) => want.layout.bytes,
             };
-            *slot = Some(Reserved::Memory(Region::new(Arc::clone(&buffer), *offset, bytes).map_err(failed)?));
+            let region = Region::new(Arc::clone(buffer), offset, bytes).map_err(|e| failed(want, e))?;
+            *slot = Some(Reserved::Memory(region));
         }
     }
-    Ok(())
+    Ok(out.into_iter().flatten().collect())
 }

@@ -274,6 +274,61 @@ fn s7_what_is_allocated_is_what_was_forecast() {
 }
 
 #[test]
+fn s7_weights_of_odd_sizes_are_forecast_with_the_gaps_between_them() {
+    for max in [None, Some(256)] {
+        let sim = Sim::new("a").alignment(128);
+        let a = max.map_or_else(|| Sim::new("a").alignment(128), |max| sim.max_buffer(max)).device();
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [3]);
+        let weight = |i: usize| g.weight(&format!("w{i}"), Weight::with_data(DType::F32, [3], vec![0; 12]));
+        g.output("y", (0..7).fold(x, |sum, i| sum.add(weight(i))));
+        let plan = Scheduler::new([a.clone() as _]).plan(g.finish().unwrap()).unwrap();
+        let weights = plan.bytes()[0].weights;
+        // Whole buffers: 128 for each but the last, or two to a buffer.
+        assert_eq!(weights, if max.is_some() { 3 * (128 + 12) + 12 } else { 6 * 128 + 12 });
+        let _session = plan.session().unwrap();
+        assert_eq!(a.used_bytes(), plan.bytes()[0].total());
+    }
+}
+
+#[test]
+fn b4_backends_are_told_of_every_tensor_that_a_session_gives_memory_and_takes_it_from() {
+    let devices = ["a", "b"].map(|name| Sim::new(name).device());
+    let scheduler =
+        || Scheduler::new(devices.each_ref().map(|d| d.clone() as _)).place(|n| Some((n > "w.1").into()));
+    let told = || devices.each_ref().map(|d| d.tenants());
+    let plan = scheduler().plan(chain(4)).unwrap();
+    assert_eq!(told(), [0, 0], "planning has no memory to tell of");
+    let mut session = plan.session().unwrap();
+    let once = told();
+    // On each device two weights and four results; on the first the input, twice; on the second a copy.
+    assert_eq!(once, [2 + 4 + 2, 2 + 4 + 1]);
+    session.run(&[("x", &chain_input())]).unwrap();
+    assert_eq!(told(), once);
+    let second = scheduler().plan(chain(4)).unwrap().session().unwrap();
+    assert_eq!(told(), once.map(|count| 2 * count));
+    drop(second);
+    assert_eq!(told(), once);
+    drop(session);
+    assert_eq!(told(), [0, 0]);
+}
+
+#[test]
+fn a_run_can_be_asked_whether_it_is_done() {
+    let a = Sim::new("a").device();
+    let mut session = Scheduler::new([a as _]).plan(chain(8)).unwrap().session().unwrap();
+    assert!(session.is_done().unwrap(), "nothing was started");
+    session.set("x", &chain_input()).unwrap();
+    session.start().unwrap();
+    while !session.is_done().unwrap() {
+        std::hint::spin_loop();
+    }
+    let polled: Vec<f32> = session.read("y").unwrap();
+    session.run(&[("x", &chain_input())]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), polled);
+}
+
+#[test]
 fn every_node_can_be_watched() {
     let graph = chain(4);
     let plan =
