@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::unit::masked;
+use super::tile::masked;
 use super::{Attention, Rows, Shape};
 use crate::isa::{Amx, Isa};
 use crate::kernels::KernelError;
@@ -358,7 +358,7 @@ unsafe fn soften(
         if let Some(mask) = attention.memory.mask {
             let mask_row = mask.rows.row(token, head);
             for i in 0..CHUNK.min(attention.shape.cells - cell) {
-                *scores.add(i) += masked(mask.dtype, mask_row, cell + i);
+                *scores.add(i) += masked(&mask, mask_row, cell + i);
             }
         }
         for i in 0..first.saturating_sub(cell) {

@@ -10,11 +10,15 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod tile;
 mod unit;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use quadriga_graph::DType;
+
+use unit::Unit;
 
 use crate::isa::Isa;
 use crate::kernels::KernelError;
@@ -28,6 +32,9 @@ const FEW_UNITS: usize = 64;
 
 /// Rows (queries × heads) that a unit of work aims at.
 const UNIT_ROWS: usize = 32;
+
+/// Up to this many queries read keys and values where they are; more are worth a widened copy.
+const FEW_TOKENS: usize = 4;
 
 /// Sizes and parameters of an attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,6 +129,10 @@ struct Plan {
     /// Elements of a padded key row and value row.
     key_pad: usize,
     value_pad: usize,
+    /// Key heads that one unit may take.
+    heads_at_once: usize,
+    /// Whether keys and values are read where they are.
+    direct: bool,
     /// Whether AMX tiles are used.
     tiles: bool,
 }
@@ -157,7 +168,11 @@ impl Plan {
         let few = !tiles && shape.kv_heads.saturating_mul(blocks) < FEW_UNITS;
         let splits = if few { shape.cells.div_ceil(SPLIT).max(1) } else { 1 };
         let (key_pad, value_pad) = (shape.key_width.div_ceil(16) * 16, shape.value_width.div_ceil(16) * 16);
-        Ok(Plan { group, block, blocks, splits, key_pad, value_pad, tiles })
+        let even = shape.key_width == key_pad && shape.value_width == value_pad;
+        let brain = shape.key_type == DType::BF16 || shape.value_type == DType::BF16;
+        let direct = even && !brain && shape.tokens <= FEW_TOKENS;
+        let heads_at_once = if direct && splits > 1 { shape.kv_heads } else { 1 };
+        Ok(Plan { group, block, blocks, splits, key_pad, value_pad, heads_at_once, direct, tiles })
     }
 
     /// Bytes of scratch memory for one thread, of parts that are merged later, and of keys and values as tiles.
@@ -248,20 +263,46 @@ impl<'a> Attention<'a> {
             let tiles = self.work.wrapping_add(self.threads * scratch_bytes);
             return amx::run(token, self, worker, scratch, tiles);
         }
-        let Plan { blocks, splits, .. } = self.plan;
-        worker.chunks(kv_heads * blocks * splits, |unit| {
-            // Late queries see the most cells under a causal span: they go first.
-            let block = blocks - 1 - unit / (kv_heads * splits);
-            // The heads of a cell lie side by side: taking them in turn makes neighbouring reads meet in the cache.
-            let (kv_head, split) = (unit % kv_heads, unit / kv_heads % splits);
-            unit::run(self, kv_head, block, split, scratch.cast(), parts);
-        });
-        if splits > 1 {
-            worker.barrier()?;
-            let heads = self.shape.heads;
-            worker.chunks(tokens * heads, |row| unit::merge(self, row / heads, row % heads, parts));
+        let Plan { blocks, splits, heads_at_once, .. } = self.plan;
+        if splits == 1 {
+            worker.chunks(kv_heads * blocks, |unit| {
+                // Late queries see the most cells under a causal span: they go first.
+                let (kv_head, block) = (unit % kv_heads, blocks - 1 - unit / kv_heads);
+                unit::run(
+                    self,
+                    Unit { kv_heads: kv_head..kv_head + 1, block, split: 0 },
+                    scratch.cast(),
+                    parts,
+                );
+            });
+            return Ok(());
         }
+        // The heads of a cell lie side by side: a unit takes all of them where that leaves enough units, so that it
+        // reads memory front to back.
+        let visible = self.visible_splits();
+        let together = if visible.len() * blocks >= 4 * worker.threads() { heads_at_once } else { 1 };
+        let strips = kv_heads.div_ceil(together);
+        worker.chunks(strips * visible.len() * blocks, |unit| {
+            let (strip, rest) = (unit % strips, unit / strips);
+            let (split, block) = (visible.start + rest % visible.len(), rest / visible.len());
+            let kv_heads = strip * together..((strip + 1) * together).min(kv_heads);
+            unit::run(self, Unit { kv_heads, block, split }, scratch.cast(), parts);
+        });
+        worker.barrier()?;
+        let heads = self.shape.heads;
+        worker.chunks(tokens * heads, |row| {
+            unit::merge(self, row / heads, row % heads, visible.clone(), parts);
+        });
         Ok(())
+    }
+
+    /// The parts of the cells that any query sees; at least one.
+    fn visible_splits(&self) -> Range<usize> {
+        let (first, last) = (0..self.shape.tokens).fold((usize::MAX, 0), |(first, last), token| {
+            let (begin, end) = self.span(token);
+            if begin < end { (first.min(begin), last.max(end)) } else { (first, last) }
+        });
+        if first < last { first / SPLIT..last.div_ceil(SPLIT) } else { 0..1 }
     }
 
     /// The cells that a query sees.

@@ -13,6 +13,8 @@ pub(crate) unsafe trait Simd: Copy {
     type V: Copy;
     /// Elements of a vector.
     const N: usize;
+    /// Vector registers.
+    const REGISTERS: usize;
 
     unsafe fn splat(value: f32) -> Self::V;
     unsafe fn load(from: *const f32) -> Self::V;
@@ -40,6 +42,8 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn scale_by_power(a: Self::V, n: Self::V) -> Self::V;
     /// `a` where `x ≥ limit`, else 0.
     unsafe fn keep_if_at_least(a: Self::V, x: Self::V, limit: f32) -> Self::V;
+    /// Whether `a > b` in any element.
+    unsafe fn any_above(a: Self::V, b: Self::V) -> bool;
     unsafe fn sum(a: Self::V) -> f32;
     unsafe fn largest(a: Self::V) -> f32;
     /// Asks for the cache line at an address, which need not be valid.
@@ -56,6 +60,7 @@ pub(crate) struct Plain;
 unsafe impl Simd for Plain {
     type V = f32;
     const N: usize = 1;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> f32 {
@@ -141,6 +146,10 @@ unsafe impl Simd for Plain {
         if x < limit { 0.0 } else { a }
     }
     #[inline(always)]
+    unsafe fn any_above(a: f32, b: f32) -> bool {
+        a > b
+    }
+    #[inline(always)]
     unsafe fn sum(a: f32) -> f32 {
         a
     }
@@ -200,6 +209,7 @@ mod x86 {
     unsafe impl Simd for Lanes8 {
         type V = __m256;
         const N: usize = 8;
+        const REGISTERS: usize = 16;
 
         intrinsics! {
             splat(value: f32) -> __m256 = _mm256_set1_ps(value);
@@ -226,6 +236,8 @@ mod x86 {
                 _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
             keep_if_at_least(a: __m256, x: __m256, limit: f32) -> __m256 =
                 _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(limit)), a);
+            any_above(a: __m256, b: __m256) -> bool =
+                _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0;
         }
 
         #[inline(always)]
@@ -271,6 +283,24 @@ mod x86 {
         }
     }
 
+    /// Sixteen f16 from memory. The intrinsic becomes a load and a conversion between registers, which takes two
+    /// vector operations; from memory it is one.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn widen_f16(from: *const u16) -> __m512 {
+        let out: __m512;
+        // SAFETY: reads 32 bytes, which the caller promised, as the CPU's instruction set.
+        unsafe {
+            std::arch::asm!(
+                "vcvtph2ps {out}, ymmword ptr [{from}]",
+                out = lateout(zmm_reg) out,
+                from = in(reg) from,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        out
+    }
+
     #[inline(always)]
     const fn mask16(count: usize) -> __mmask16 {
         ((1_u32 << count) - 1) as __mmask16
@@ -280,6 +310,7 @@ mod x86 {
     unsafe impl Simd for Lanes16 {
         type V = __m512;
         const N: usize = 16;
+        const REGISTERS: usize = 32;
 
         intrinsics! {
             splat(value: f32) -> __m512 = _mm512_set1_ps(value);
@@ -287,7 +318,7 @@ mod x86 {
             load_part(from: *const f32, count: usize) -> __m512 = _mm512_maskz_loadu_ps(mask16(count), from);
             store(to: *mut f32, v: __m512) -> () = _mm512_storeu_ps(to, v);
             store_part(to: *mut f32, v: __m512, count: usize) -> () = _mm512_mask_storeu_ps(to, mask16(count), v);
-            load_f16(from: *const u16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
+            load_f16(from: *const u16) -> __m512 = widen_f16(from);
             store_f16(to: *mut u16, v: __m512) -> () =
                 _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
             load_bf16(from: *const u16) -> __m512 = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(
@@ -307,6 +338,7 @@ mod x86 {
             scale_by_power(a: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(a, n);
             keep_if_at_least(a: __m512, x: __m512, limit: f32) -> __m512 =
                 _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(limit)), a);
+            any_above(a: __m512, b: __m512) -> bool = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0;
             sum(a: __m512) -> f32 = _mm512_reduce_add_ps(a);
             largest(a: __m512) -> f32 = _mm512_reduce_max_ps(a);
         }

@@ -1,0 +1,363 @@
+//! The arithmetic on one tile of cells: scores of a few rows, the running softmax, and sums of weighted values.
+//!
+//! Rows of keys and values are read where they are, in the type they have, or from tiles widened to f32. A row is a
+//! multiple of sixteen elements. Several rows of queries share each load and conversion:
+//!
+//! ```text
+//! scores   4 cells × ROWS queries    sums in registers, along the row; four at a time are added up across
+//! weights  one row, all its cells    p = exp(score − largest); sums so far shrink when the largest grows
+//! gather   ROWS queries × 4 vectors  sums in registers, over the cells; p is spread over a vector
+//! ```
+
+use quadriga_graph::DType;
+
+use super::{Attention, Mask};
+use crate::kernels::vec::simd::Simd;
+use crate::kernels::vec::{exp, tanh};
+
+/// Cells taken at a time; a multiple of every vector's length.
+pub(super) const TILE: usize = 32;
+
+/// Floats of a row's state: sums of weights, one for each lane of a vector, then the largest score.
+pub(super) const STATE: usize = 32;
+const LARGEST: usize = 16;
+
+/// A type that rows can be read from.
+pub(super) trait Source {
+    /// Elements `column..column + N` of a row, as f32.
+    ///
+    /// # Safety
+    /// The elements must be readable, and the CPU must have the instruction set of `S`; `column` is a multiple of `N`.
+    unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V;
+}
+
+pub(super) struct F32;
+pub(super) struct F16;
+pub(super) struct Q8;
+
+impl Source for F32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
+        // SAFETY: promised by the caller.
+        unsafe { S::load(row.cast::<f32>().add(column)) }
+    }
+}
+
+impl Source for F16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
+        // SAFETY: promised by the caller.
+        unsafe { S::load_f16(row.cast::<u16>().add(column)) }
+    }
+}
+
+impl Source for Q8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
+        // SAFETY: promised by the caller; a vector lies inside one block.
+        unsafe {
+            let block = row.add(column / 32 * 34);
+            let scale = half::f16::from_bits(block.cast::<u16>().read_unaligned()).to_f32();
+            S::mul(S::splat(scale), S::load_i8(block.add(2 + column % 32).cast()))
+        }
+    }
+}
+
+/// Rows of a tile: where the first is, bytes from one to the next, how many there are, and elements of each.
+#[derive(Clone, Copy)]
+pub(super) struct Cells {
+    pub(super) first: *const u8,
+    pub(super) stride: usize,
+    pub(super) count: usize,
+    pub(super) width: usize,
+    /// Bytes of a row that are asked for one tile ahead.
+    pub(super) ahead: usize,
+}
+
+impl Cells {
+    /// Cell `i`; for those past the end, the last.
+    #[inline(always)]
+    fn row(&self, i: usize) -> *const u8 {
+        self.first.wrapping_add(i.min(self.count - 1) * self.stride)
+    }
+
+    /// Asks for the rows of cells `i..i + count` of the next tile: the heads of a cell are read at different times, in
+    /// steps that hardware does not foresee.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(&self, i: usize, count: usize) {
+        for cell in i..i + count {
+            let row = self.first.wrapping_add((cell + TILE) * self.stride);
+            for line in (0..self.ahead).step_by(64) {
+                // SAFETY: any address may be asked for.
+                unsafe { S::prefetch(row.wrapping_add(line)) };
+            }
+        }
+    }
+}
+
+/// Calls `$kernel::<S, …, ROWS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold.
+macro_rules! in_strips {
+    ($rows:expr, $kernel:ident::<$s:ty, $source:ty>($row:ident $(, $argument:expr)*)) => {{
+        let most = if <$s>::REGISTERS >= 32 { 4 } else { 3 };
+        let mut $row = 0;
+        let mut strips = $rows.div_ceil(most);
+        while $row < $rows {
+            let strip = ($rows - $row).div_ceil(strips);
+            match strip {
+                4 => $kernel::<$s, $source, 4>($row $(, $argument)*),
+                3 => $kernel::<$s, $source, 3>($row $(, $argument)*),
+                2 => $kernel::<$s, $source, 2>($row $(, $argument)*),
+                _ => $kernel::<$s, $source, 1>($row $(, $argument)*),
+            }
+            $row += strip;
+            strips -= 1;
+        }
+    }};
+}
+
+/// Scores of `rows` queries (`pad` floats each) with a tile of keys, into rows of [`TILE`] floats.
+///
+/// # Safety
+/// All of it must be there; the CPU must have the instruction set of `S`.
+#[inline(always)]
+pub(super) unsafe fn scores<S: Simd, K: Source>(
+    keys: Cells,
+    queries: *const f32,
+    pad: usize,
+    rows: usize,
+    scores: *mut f32,
+) {
+    #[inline(always)]
+    unsafe fn strip<S: Simd, K: Source, const ROWS: usize>(
+        row: usize,
+        keys: Cells,
+        queries: *const f32,
+        pad: usize,
+        scores: *mut f32,
+    ) {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let queries = queries.add(row * pad);
+            for cell in (0..keys.count).step_by(4) {
+                if row == 0 {
+                    keys.prefetch::<S>(cell, 4);
+                }
+                let [k0, k1, k2, k3] = [0, 1, 2, 3].map(|i| keys.row(cell + i));
+                let mut sums = [[S::splat(0.0); 4]; ROWS];
+                let mut i = 0;
+                while i < keys.width {
+                    let k =
+                        [K::load::<S>(k0, i), K::load::<S>(k1, i), K::load::<S>(k2, i), K::load::<S>(k3, i)];
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let q = S::load(queries.add(r * pad + i));
+                        for (sum, k) in sums.iter_mut().zip(k) {
+                            *sum = S::fma(q, k, *sum);
+                        }
+                    }
+                    i += S::N;
+                }
+                for (r, sums) in sums.into_iter().enumerate() {
+                    let four = S::sum4(sums);
+                    std::ptr::copy_nonoverlapping(four.as_ptr(), scores.add((row + r) * TILE + cell), 4);
+                }
+            }
+        }
+    }
+    // SAFETY: promised by the caller.
+    unsafe { in_strips!(rows, strip::<S, K>(row, keys, queries, pad, scores)) }
+}
+
+/// Adds weighted values of a tile to the sums of `rows` rows (`pad` floats each).
+///
+/// # Safety
+/// All of it must be there; the CPU must have the instruction set of `S`.
+#[inline(always)]
+pub(super) unsafe fn gather<S: Simd, K: Source>(
+    values: Cells,
+    weights: *const f32,
+    rows: usize,
+    sums: *mut f32,
+    pad: usize,
+) {
+    #[inline(always)]
+    unsafe fn strip<S: Simd, K: Source, const ROWS: usize>(
+        row: usize,
+        values: Cells,
+        weights: *const f32,
+        sums: *mut f32,
+        pad: usize,
+    ) {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let (weights, sums) = (weights.add(row * TILE), sums.add(row * pad));
+            let mut column = 0;
+            while column < values.width {
+                let ahead = row == 0 && column == 0;
+                if column + 4 * S::N <= values.width {
+                    columns::<S, K, ROWS, 4>(values, column, ahead, weights, sums, pad);
+                    column += 4 * S::N;
+                } else {
+                    columns::<S, K, ROWS, 1>(values, column, ahead, weights, sums, pad);
+                    column += S::N;
+                }
+            }
+        }
+    }
+    // SAFETY: promised by the caller.
+    unsafe { in_strips!(rows, strip::<S, K>(row, values, weights, sums, pad)) }
+}
+
+#[inline(always)]
+unsafe fn columns<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
+    values: Cells,
+    column: usize,
+    ahead: bool,
+    weights: *const f32,
+    sums: *mut f32,
+    pad: usize,
+) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let place = |r: usize, v: usize| sums.add(r * pad + column + v * S::N);
+        let mut sums = [[S::splat(0.0); VECTORS]; ROWS];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = S::load(place(r, v));
+            }
+        }
+        for cell in 0..values.count {
+            if ahead {
+                values.prefetch::<S>(cell, 1);
+            }
+            let value = values.row(cell);
+            let mut loaded = [S::splat(0.0); VECTORS];
+            for (v, loaded) in loaded.iter_mut().enumerate() {
+                *loaded = K::load::<S>(value, column + v * S::N);
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let weight = S::splat(*weights.add(r * TILE + cell));
+                for (sum, value) in sums.iter_mut().zip(loaded) {
+                    *sum = S::fma(weight, value, *sum);
+                }
+            }
+        }
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                S::store(place(r, v), sum);
+            }
+        }
+    }
+}
+
+/// One row of a tile: its query, and what it has gathered so far.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) token: usize,
+    pub(super) head: usize,
+    /// [`TILE`] scores, which become weights.
+    pub(super) scores: *mut f32,
+    /// [`STATE`] floats.
+    pub(super) state: *mut f32,
+    /// `value_pad` sums.
+    pub(super) sums: *mut f32,
+}
+
+/// A row that has seen nothing.
+///
+/// # Safety
+/// The row's state and sums must be writable.
+#[inline(always)]
+pub(super) unsafe fn clear<S: Simd>(state: *mut f32, sums: *mut f32, pad: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        std::ptr::write_bytes(state, 0, STATE);
+        *state.add(LARGEST) = f32::NEG_INFINITY;
+        std::ptr::write_bytes(sums, 0, pad);
+    }
+}
+
+/// The largest score and the sum of weights of a row.
+///
+/// # Safety
+/// The state must be readable.
+#[inline(always)]
+pub(super) unsafe fn largest_and_total(state: *const f32) -> [f32; 2] {
+    // SAFETY: promised by the caller.
+    unsafe { [*state.add(LARGEST), (0..LARGEST).map(|lane| *state.add(lane)).sum()] }
+}
+
+/// Caps and masks the scores of cells `cell..cell + count`, and turns them into weights relative to the largest so far.
+///
+/// # Safety
+/// The row must be there; the CPU must have the instruction set of `S`.
+#[inline(always)]
+pub(super) unsafe fn weights<S: Simd>(attention: &Attention<'_>, row: Row, cell: usize, count: usize) {
+    let Row { token, head, scores, state, sums } = row;
+    // SAFETY: promised by the caller; a row of scores is a multiple of every vector's length.
+    unsafe {
+        if let Some(cap) = attention.shape.soft_cap {
+            for i in (0..TILE).step_by(S::N) {
+                let v = tanh::<S>(S::mul(S::load(scores.add(i)), S::splat(1.0 / cap)));
+                S::store(scores.add(i), S::mul(v, S::splat(cap)));
+            }
+        }
+        if let Some(mask) = attention.memory.mask {
+            let mask_row = mask.rows.row(token, head);
+            for i in 0..count {
+                *scores.add(i) += masked(&mask, mask_row, cell + i);
+            }
+        }
+        let (first, last) = attention.span(token);
+        if first > cell || last < cell + TILE || count < TILE {
+            for i in 0..first.saturating_sub(cell).min(count) {
+                *scores.add(i) = f32::NEG_INFINITY;
+            }
+            for i in last.saturating_sub(cell).min(count)..TILE {
+                *scores.add(i) = f32::NEG_INFINITY;
+            }
+        }
+        let mut most = S::splat(f32::NEG_INFINITY);
+        for i in (0..TILE).step_by(S::N) {
+            most = S::max(S::load(scores.add(i)), most);
+        }
+        let before = *state.add(LARGEST);
+        let mut largest = before;
+        if S::any_above(most, S::splat(before)) {
+            largest = S::largest(most);
+            *state.add(LARGEST) = largest;
+            // Earlier weights were relative to a smaller largest score.
+            let factor = S::splat(if before == f32::NEG_INFINITY { 0.0 } else { (before - largest).exp() });
+            S::store(state, S::mul(S::load(state), factor));
+            for i in (0..attention.plan.value_pad).step_by(S::N) {
+                S::store(sums.add(i), S::mul(S::load(sums.add(i)), factor));
+            }
+        }
+        if largest == f32::NEG_INFINITY {
+            std::ptr::write_bytes(scores, 0, TILE);
+            return;
+        }
+        let mut total = S::load(state);
+        for i in (0..TILE).step_by(S::N) {
+            let p = exp::<S>(S::sub(S::load(scores.add(i)), S::splat(largest)));
+            S::store(scores.add(i), p);
+            total = S::add(total, p);
+        }
+        S::store(state, total);
+    }
+}
+
+/// What the mask adds to the score of a cell.
+///
+/// # Safety
+/// The row of the mask must have this cell.
+#[inline(always)]
+pub(super) unsafe fn masked(mask: &Mask, row: *const u8, cell: usize) -> f32 {
+    // SAFETY: promised by the caller.
+    unsafe {
+        if mask.dtype == DType::F32 {
+            row.cast::<f32>().add(cell).read_unaligned()
+        } else {
+            half::f16::from_bits(row.cast::<u16>().add(cell).read_unaligned()).to_f32()
+        }
+    }
+}
