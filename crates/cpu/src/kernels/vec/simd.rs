@@ -46,7 +46,7 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn any_above(a: Self::V, b: Self::V) -> bool;
     unsafe fn sum(a: Self::V) -> f32;
     unsafe fn largest(a: Self::V) -> f32;
-    /// Asks for the cache line at an address, which need not be valid.
+    /// Asks for the cache line at an address, which need not be valid, into the second-level cache.
     unsafe fn prefetch(at: *const u8);
     /// The sums of four vectors.
     unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4];
@@ -229,7 +229,7 @@ mod x86 {
             mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
             div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
             fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
-            prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(at.cast());
             max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
             min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
             round(a: __m256) -> __m256 =
@@ -330,7 +330,7 @@ mod x86 {
             mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
             div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
             fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
-            prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(at.cast());
             max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
             min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
             round(a: __m512) -> __m512 =
