@@ -281,6 +281,11 @@ unsafe fn unit(
         let queries = [scratch.queries.cast_const(), scratch.queries.add(strip).cast_const()];
         let mut chunk = begin / CHUNK;
         while chunk * CHUNK < end {
+            let cells = chunk * CHUNK..((chunk + 1) * CHUNK).min(shape.cells);
+            if !(first_token..first_token + tokens).any(|token| attention.sees(token, head, cells.clone())) {
+                chunk += 1;
+                continue;
+            }
             let place = kv_head * sizes.chunks + chunk;
             let k = keys.add(place * sizes.key_chunk);
             for pair in 0..2 {
@@ -288,20 +293,17 @@ unsafe fn unit(
                 tile::tile_2x2(queries, groups, sizes.key_tiles);
                 tile::store_2x2(scratch.scores.add(32 * pair), CHUNK);
             }
-            let mut seen = false;
             for row in 0..BLOCK {
-                seen |= soften(attention, sizes, scratch, head, first_token, tokens, row, chunk * CHUNK);
+                soften(attention, sizes, scratch, head, first_token, tokens, row, chunk * CHUNK);
             }
-            if seen {
-                let v = values.add(place * sizes.value_chunk);
-                let weights = [scratch.weights.cast_const(), scratch.weights.add(2 * TILE).cast_const()];
-                for column in (0..sizes.value_pad / 16).step_by(2) {
-                    let sums = scratch.sums.add(16 * column);
-                    let columns = [v.add(2 * column * TILE), v.add(2 * (column + 1) * TILE)];
-                    tile::load_2x2(sums, sizes.value_pad);
-                    tile::tile_2x2_more(weights, columns, 2);
-                    tile::store_2x2(sums, sizes.value_pad);
-                }
+            let v = values.add(place * sizes.value_chunk);
+            let weights = [scratch.weights.cast_const(), scratch.weights.add(2 * TILE).cast_const()];
+            for column in (0..sizes.value_pad / 16).step_by(2) {
+                let sums = scratch.sums.add(16 * column);
+                let columns = [v.add(2 * column * TILE), v.add(2 * (column + 1) * TILE)];
+                tile::load_2x2(sums, sizes.value_pad);
+                tile::tile_2x2_more(weights, columns, 2);
+                tile::store_2x2(sums, sizes.value_pad);
             }
             chunk += 1;
         }
@@ -319,8 +321,7 @@ unsafe fn unit(
     }
 }
 
-/// Caps and masks a row of 64 scores, turns them into bf16 weights, and keeps the row's state. False if the row sees
-/// none of the cells.
+/// Caps and masks a row of 64 scores, turns them into bf16 weights, and keeps the row's state.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 #[expect(clippy::too_many_arguments, reason = "a kernel: a row's place in unit and chunk")]
@@ -333,7 +334,7 @@ unsafe fn soften(
     tokens: usize,
     row: usize,
     cell: usize,
-) -> bool {
+) {
     type S = Lanes16;
     // SAFETY: as in `unit`.
     unsafe {
@@ -341,7 +342,6 @@ unsafe fn soften(
         let none = || {
             _mm512_storeu_si512(weights.cast(), _mm512_setzero_si512());
             _mm512_storeu_si512(weights.add(TILE).cast(), _mm512_setzero_si512());
-            false
         };
         let token = first_token + row;
         let (first, last) = attention.span(token.min(attention.shape.tokens - 1));
@@ -396,5 +396,4 @@ unsafe fn soften(
             *state.add(1) += total;
         }
     }
-    true
 }

@@ -31,7 +31,7 @@ pub const SPLIT: usize = 128;
 const FEW_UNITS: usize = 64;
 
 /// Rows (queries × heads) that a unit of work aims at.
-const UNIT_ROWS: usize = 32;
+const UNIT_ROWS: usize = 64;
 
 /// Up to this many queries read keys and values where they are; more are worth a widened copy.
 const FEW_TOKENS: usize = 4;
@@ -303,6 +303,16 @@ impl<'a> Attention<'a> {
             if begin < end { (first.min(begin), last.max(end)) } else { (first, last) }
         });
         if first < last { first / SPLIT..last.div_ceil(SPLIT) } else { 0..1 }
+    }
+
+    /// Whether a query sees any of these cells with this head.
+    fn sees(&self, token: usize, head: usize, cells: Range<usize>) -> bool {
+        let (first, last) = self.span(token);
+        let cells = cells.start.max(first)..cells.end.min(last);
+        let Some(mask) = self.memory.mask else { return !cells.is_empty() };
+        let row = mask.rows.row(token, head);
+        // SAFETY: the mask has a number for every cell, as the maker of the attention promised.
+        cells.into_iter().any(|cell| unsafe { tile::masked(&mask, row, cell) } > f32::NEG_INFINITY)
     }
 
     /// The cells that a query sees.

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! scores   4 cells × ROWS queries    sums in registers, along the row; four at a time are added up across
+//!          2 vectors × ROWS queries  of many queries: keys in columns, one element of a query spread over a vector
 //! weights  one row, all its cells    p = exp(score − largest); sums so far shrink when the largest grows
 //! gather   ROWS queries × 4 vectors  sums in registers, over the cells; p is spread over a vector
 //! ```
@@ -165,6 +166,80 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
     }
     // SAFETY: promised by the caller.
     unsafe { in_strips!(rows, strip::<S, K>(row, keys, queries, pad, scores)) }
+}
+
+/// Rows that [`column_scores`] takes at a time; it may read and write as many past the last.
+pub(super) const STRIP: usize = 8;
+
+/// Turns a tile of `pad` elements a row into `pad` columns of [`TILE`].
+///
+/// # Safety
+/// Both must be there; the CPU must have the instruction set of `S`.
+#[inline(always)]
+pub(super) unsafe fn to_columns<S: Simd>(rows: *const f32, pad: usize, columns: *mut f32) {
+    for cell in (0..TILE).step_by(S::N) {
+        for i in (0..pad).step_by(S::N) {
+            // SAFETY: promised by the caller; both lengths are multiples of every vector's.
+            unsafe { S::transpose(rows.add(cell * pad + i), pad, columns.add(i * TILE + cell), TILE) };
+        }
+    }
+}
+
+/// Scores of `rows` queries (`pad` floats each) with a tile of keys in columns, into rows of [`TILE`] floats.
+///
+/// # Safety
+/// All of it must be there, with room for [`STRIP`] rows of queries and scores; the CPU must have the instruction set
+/// of `S`.
+#[inline(always)]
+pub(super) unsafe fn column_scores<S: Simd>(
+    columns: *const f32,
+    queries: *const f32,
+    pad: usize,
+    rows: usize,
+    scores: *mut f32,
+) {
+    #[inline(always)]
+    unsafe fn strip<S: Simd, const ROWS: usize>(
+        columns: *const f32,
+        queries: *const f32,
+        pad: usize,
+        scores: *mut f32,
+    ) {
+        // SAFETY: promised by the caller.
+        unsafe {
+            for cell in (0..TILE).step_by(2 * S::N) {
+                let mut sums = [[S::splat(0.0); 2]; ROWS];
+                for i in 0..pad {
+                    let column = columns.add(i * TILE + cell);
+                    let (low, high) = (S::load(column), S::load(column.add(S::N)));
+                    for (r, [a, b]) in sums.iter_mut().enumerate() {
+                        let q = S::splat(*queries.add(r * pad + i));
+                        (*a, *b) = (S::fma(q, low, *a), S::fma(q, high, *b));
+                    }
+                }
+                for (r, [a, b]) in sums.into_iter().enumerate() {
+                    S::store(scores.add(r * TILE + cell), a);
+                    S::store(scores.add(r * TILE + cell + S::N), b);
+                }
+            }
+        }
+    }
+    let step = if S::REGISTERS >= 32 { STRIP } else { 6 };
+    let mut row = 0;
+    while row < rows {
+        // The last strip repeats rows before it rather than being short.
+        let first = row.min(rows.saturating_sub(step));
+        // SAFETY: promised by the caller.
+        unsafe {
+            let (queries, scores) = (queries.add(first * pad), scores.add(first * TILE));
+            if S::REGISTERS >= 32 {
+                strip::<S, STRIP>(columns, queries, pad, scores);
+            } else {
+                strip::<S, 6>(columns, queries, pad, scores);
+            }
+        }
+        row += step;
+    }
 }
 
 /// Adds weighted values of a tile to the sums of `rows` rows (`pad` floats each).

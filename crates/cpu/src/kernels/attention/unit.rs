@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! scratch memory of a thread, in f32; rows = key heads × queries of the block × query heads of a key head
-//! keys     TILE × key_pad      a tile of keys, widened; not for few queries, which read them where they are
-//! values   TILE × value_pad    a tile of values, likewise
+//! columns  key_pad × TILE      a tile of keys, widened, in columns; not for few queries, which read the cache itself
+//! widened  TILE × pad          a tile of keys or values, likewise
 //! queries  rows × key_pad      scaled, filled up with zeros
 //! sums     rows × value_pad    Σ p v so far
 //! scores   rows × TILE         scores, then p = exp(score − largest)
@@ -14,23 +14,32 @@ use std::ops::Range;
 
 use quadriga_graph::DType;
 
-use super::tile::{self, Cells, F16, F32, Q8, Row, STATE, TILE};
+use super::tile::{self, Cells, F16, F32, Q8, Row, STATE, STRIP, TILE};
 use super::{Attention, Plan, Rows, SPLIT};
 use crate::kernels::vec::simd::{Simd, dispatch};
 use crate::kernels::vec::{self, q8_0};
 
 pub(super) fn scratch_floats(plan: &Plan) -> Option<usize> {
-    let rows = plan.group.checked_mul(plan.block)?.checked_mul(plan.heads_at_once)?;
+    let rows = unit_rows(plan)?;
     let per_row = plan.key_pad.checked_add(plan.value_pad)?.checked_add(STATE + TILE)?;
-    let tile = if plan.direct { 0 } else { plan.key_pad.checked_add(plan.value_pad)?.checked_mul(TILE)? };
+    let tile = if plan.direct {
+        0
+    } else {
+        plan.key_pad.checked_add(plan.key_pad.max(plan.value_pad))?.checked_mul(TILE)?
+    };
     rows.checked_mul(per_row)?.checked_add(tile)
+}
+
+/// Rows that there is scratch memory for.
+fn unit_rows(plan: &Plan) -> Option<usize> {
+    plan.group.checked_mul(plan.block)?.checked_mul(plan.heads_at_once)?.checked_add(STRIP)
 }
 
 /// The parts of the scratch memory.
 #[derive(Clone, Copy)]
 struct Scratch {
-    keys: *mut f32,
-    values: *mut f32,
+    columns: *mut f32,
+    widened: *mut f32,
     queries: *mut f32,
     sums: *mut f32,
     scores: *mut f32,
@@ -83,7 +92,7 @@ pub(super) fn run(attention: &Attention<'_>, unit: Unit, scratch: *mut f32, part
     let cells = if whole { 0..cells } else { split * SPLIT..((split + 1) * SPLIT).min(cells) };
     let tokens = block * plan.block..((block + 1) * plan.block).min(tokens);
     let place = &Place { kv_heads, tokens, cells };
-    let rows = plan.heads_at_once * plan.group * plan.block;
+    let Some(rows) = unit_rows(plan) else { return };
     let mut at = scratch;
     let mut take = |floats: usize| {
         let here = at;
@@ -92,8 +101,8 @@ pub(super) fn run(attention: &Attention<'_>, unit: Unit, scratch: *mut f32, part
     };
     // All lengths are multiples of sixteen, which keeps vectors aligned.
     let scratch = Scratch {
-        keys: take(if plan.direct { 0 } else { TILE * plan.key_pad }),
-        values: take(if plan.direct { 0 } else { TILE * plan.value_pad }),
+        columns: take(if plan.direct { 0 } else { TILE * plan.key_pad }),
+        widened: take(if plan.direct { 0 } else { TILE * plan.key_pad.max(plan.value_pad) }),
         queries: take(rows * plan.key_pad),
         sums: take(rows * plan.value_pad),
         scores: take(rows * TILE),
@@ -192,7 +201,7 @@ unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scrat
         let mut cell = begin;
         while cell < end {
             let count = TILE.min(end - cell);
-            if let Some(tokens) = seeing(attention, place, cell, count) {
+            if let Some(tokens) = seeing(attention, place, &(cell..cell + count)) {
                 one_tile::<S>(attention, place, &tokens, scratch, cell, count);
             }
             cell += count;
@@ -200,44 +209,18 @@ unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scrat
     }
 }
 
-/// From the first to the last query of the block that sees any of these cells.
-#[inline(always)]
-unsafe fn seeing(
-    attention: &Attention<'_>,
-    place: &Place,
-    cell: usize,
-    count: usize,
-) -> Option<Range<usize>> {
-    let sees = |token: &usize| {
-        let (first, last) = attention.span(*token);
-        // SAFETY: the mask has a number for every cell.
-        first < cell + count && last > cell && unsafe { unmasked(attention, place, *token, cell, count) }
-    };
+/// From the first to the last query of the block that sees any of these cells, with any of the unit's heads.
+fn seeing(attention: &Attention<'_>, place: &Place, cells: &Range<usize>) -> Option<Range<usize>> {
+    let group = attention.plan.group;
+    let mut heads = place.kv_heads.start * group..place.kv_heads.end * group;
+    if attention.memory.mask.is_none_or(|mask| mask.rows.head_stride == 0) {
+        // What one head sees, all do.
+        heads.end = heads.end.min(heads.start + 1);
+    }
+    let sees = |token: &usize| heads.clone().any(|head| attention.sees(*token, head, cells.clone()));
     let first = place.tokens.clone().find(sees)?;
     let last = place.tokens.clone().rfind(sees)?;
     Some(first..last + 1)
-}
-
-/// Whether the mask lets a query see any of these cells, with any of the unit's heads.
-#[inline(always)]
-unsafe fn unmasked(
-    attention: &Attention<'_>,
-    place: &Place,
-    token: usize,
-    cell: usize,
-    count: usize,
-) -> bool {
-    let Some(mask) = attention.memory.mask else { return true };
-    let group = attention.plan.group;
-    let mut heads = place.kv_heads.start * group..place.kv_heads.end * group;
-    if mask.rows.head_stride == 0 {
-        heads.end = heads.end.min(heads.start + 1);
-    }
-    heads.into_iter().any(|head| {
-        let row = mask.rows.row(token, head);
-        // SAFETY: the mask has a number for every cell.
-        (cell..cell + count).any(|i| unsafe { tile::masked(&mask, row, i) } > f32::NEG_INFINITY)
-    })
 }
 
 /// One tile of cells for the rows of these queries.
@@ -262,13 +245,6 @@ unsafe fn one_tile<S: Simd>(
         width,
         ahead: width / dtype.block_len() * dtype.block_bytes(),
     };
-    let widened = |tile: *mut f32, pad: usize| Cells {
-        first: tile.cast_const().cast(),
-        stride: pad * 4,
-        count,
-        width: pad,
-        ahead: 0,
-    };
     // SAFETY: as in `body`.
     unsafe {
         for (i, head) in place.kv_heads.clone().enumerate() {
@@ -287,9 +263,9 @@ unsafe fn one_tile<S: Simd>(
                     tile::scores::<S, F32>(keys, queries, plan.key_pad, rows, scores)
                 }
                 dtype => {
-                    widen::<S>(dtype, keys, plan.key_pad, scratch.keys);
-                    let keys = widened(scratch.keys, plan.key_pad);
-                    tile::scores::<S, F32>(keys, queries, plan.key_pad, rows, scores);
+                    widen::<S>(dtype, keys, plan.key_pad, scratch.widened);
+                    tile::to_columns::<S>(scratch.widened, plan.key_pad, scratch.columns);
+                    tile::column_scores::<S>(scratch.columns, queries, plan.key_pad, rows, scores);
                 }
             }
         }
@@ -322,8 +298,14 @@ unsafe fn one_tile<S: Simd>(
                     tile::gather::<S, F32>(values, weights, rows, sums, plan.value_pad)
                 }
                 dtype => {
-                    widen::<S>(dtype, values, plan.value_pad, scratch.values);
-                    let values = widened(scratch.values, plan.value_pad);
+                    widen::<S>(dtype, values, plan.value_pad, scratch.widened);
+                    let values = Cells {
+                        first: scratch.widened.cast_const().cast(),
+                        stride: plan.value_pad * 4,
+                        count,
+                        width: plan.value_pad,
+                        ahead: 0,
+                    };
                     tile::gather::<S, F32>(values, weights, rows, sums, plan.value_pad);
                 }
             }

@@ -50,6 +50,8 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn prefetch(at: *const u8);
     /// The sums of four vectors.
     unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4];
+    /// Turns rows into columns: `N` rows of `N` elements, rows that many elements apart.
+    unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
 /// One element at a time, on any CPU.
@@ -162,6 +164,11 @@ unsafe impl Simd for Plain {
     #[inline(always)]
     unsafe fn sum4(v: [f32; 4]) -> [f32; 4] {
         v
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, _from_row: usize, to: *mut f32, _to_row: usize) {
+        // SAFETY: promised by the caller.
+        unsafe { to.write(from.read()) }
     }
 }
 
@@ -281,6 +288,29 @@ mod x86 {
                 out
             }
         }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+            // SAFETY: promised by the caller; arrays of eight.
+            unsafe {
+                for half in 0..2 {
+                    // Columns 4 half .. 4 half + 4, of rows 0–3 in the low lane and of rows 4–7 in the high one.
+                    let mut rows = [_mm256_setzero_ps(); 4];
+                    for (i, row) in rows.iter_mut().enumerate() {
+                        let low = _mm_loadu_ps(from.add(i * from_row + 4 * half));
+                        let high = _mm_loadu_ps(from.add((i + 4) * from_row + 4 * half));
+                        *row = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high);
+                    }
+                    let [a, b, c, d] = rows;
+                    let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+                    let (ab2, cd2) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+                    let to = to.add(4 * half * to_row);
+                    _mm256_storeu_ps(to, _mm256_shuffle_ps::<0x44>(ab, cd));
+                    _mm256_storeu_ps(to.add(to_row), _mm256_shuffle_ps::<0xee>(ab, cd));
+                    _mm256_storeu_ps(to.add(2 * to_row), _mm256_shuffle_ps::<0x44>(ab2, cd2));
+                    _mm256_storeu_ps(to.add(3 * to_row), _mm256_shuffle_ps::<0xee>(ab2, cd2));
+                }
+            }
+        }
     }
 
     /// Sixteen f16 from memory. The intrinsic becomes a load and a conversion between registers, which takes two
@@ -359,6 +389,44 @@ mod x86 {
                 let mut out = [0.0; 4];
                 _mm_storeu_ps(out.as_mut_ptr(), folded);
                 out
+            }
+        }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+            // SAFETY: promised by the caller.
+            unsafe {
+                // For each four rows, and c in 0..4: lane l holds element 4 l + c of the rows. (No closures: they would
+                // not have the target features.)
+                let mut fours = [[_mm512_setzero_ps(); 4]; 4];
+                for (i, four) in fours.iter_mut().enumerate() {
+                    let first = from.add(4 * i * from_row);
+                    let (a, b) = (_mm512_loadu_ps(first), _mm512_loadu_ps(first.add(from_row)));
+                    let (c, d) =
+                        (_mm512_loadu_ps(first.add(2 * from_row)), _mm512_loadu_ps(first.add(3 * from_row)));
+                    let ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                    let cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+                    let ab2 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+                    let cd2 = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+                    *four = [
+                        _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                        _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)),
+                        _mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)),
+                        _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)),
+                    ];
+                }
+                let [p, q, r, s] = fours;
+                let fours = p.into_iter().zip(q).zip(r.into_iter().zip(s));
+                for (c, ((p, q), (r, s))) in fours.enumerate() {
+                    let (even, odd) =
+                        (_mm512_shuffle_f32x4::<0x88>(p, q), _mm512_shuffle_f32x4::<0xdd>(p, q));
+                    let (even2, odd2) =
+                        (_mm512_shuffle_f32x4::<0x88>(r, s), _mm512_shuffle_f32x4::<0xdd>(r, s));
+                    let to = to.add(c * to_row);
+                    _mm512_storeu_ps(to, _mm512_shuffle_f32x4::<0x88>(even, even2));
+                    _mm512_storeu_ps(to.add(4 * to_row), _mm512_shuffle_f32x4::<0x88>(odd, odd2));
+                    _mm512_storeu_ps(to.add(8 * to_row), _mm512_shuffle_f32x4::<0xdd>(even, even2));
+                    _mm512_storeu_ps(to.add(12 * to_row), _mm512_shuffle_f32x4::<0xdd>(odd, odd2));
+                }
             }
         }
     }
