@@ -197,15 +197,22 @@ fn large_tilings_are_packed_without_a_gap() {
 }
 
 /// Where a chunk can take the largest tensor and a little more, the limit costs next to nothing. At exactly the largest
-/// tensor it can cost more, whatever one does: where the logits are three quarters of all memory, one chunk has their
-/// size, and what is alive at the peak of a layer does not fill it without a gap.
+/// tensor it can cost more, whatever one does. In `llama7b.decode.c4k.fa` the logits are the largest: one chunk has their
+/// 128,000 bytes. The 16,384 bytes of an input that is alive with them must be in another chunk, for all of the run. Of
+/// what else is alive at the peak of a layer, 112,768 bytes at most fit into the first chunk together, which leaves
+/// 44,032 + 16,384 for others: 188,416 bytes are the least, 1.088 of what is alive at the peak. The same holds for
+/// `llama7b.pp512.c4k.fa.out512`.
 #[test]
 fn model_graphs_in_chunks_need_hardly_more() {
     for (name, problem) in instances().iter().filter(|(name, _)| !name.starts_with("tiling")) {
         let largest = problem.items.iter().map(|item| item.size).max().unwrap();
-        for (limit, ratio) in
-            [(largest, 1.2), (largest + largest / 3, 1.02), (2 * largest, 1.02), (3 * largest, 1.02)]
-        {
+        let tight = ["llama7b.decode.c4k.fa", "llama7b.pp512.c4k.fa.out512"].contains(&name.as_str());
+        for (limit, ratio) in [
+            (largest, if tight { 1.089 } else { 1.0 }),
+            (largest + largest / 3, 1.02),
+            (2 * largest, 1.02),
+            (3 * largest, 1.02),
+        ] {
             let problem = Problem { max_chunk: Some(limit), ..problem.clone() };
             let packing = pack(&problem, Effort::Fast).unwrap();
             check(&problem, &packing).unwrap();

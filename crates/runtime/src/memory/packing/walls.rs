@@ -20,8 +20,8 @@ pub(crate) struct Walls {
     chunk: u64,
     /// The items beyond the limit, and the chunk of each.
     large: Vec<(u32, u32)>,
-    /// Scratch: what is alive at the peak.
-    pile: Vec<u64>,
+    /// Scratch: what is alive at the peak, and whether it has no room in the chunk of the largest item.
+    pile: Vec<(u64, bool)>,
 }
 
 impl Walls {
@@ -60,29 +60,33 @@ impl Walls {
     }
 
     /// As [`Walls::even`], but the first chunks are those that what is alive at the peak fills without a gap: each as
-    /// large as what it got, at most `size` bytes, and one of them large enough for the largest item.
+    /// large as what it got, at most `size` bytes, and the first one large enough for the largest item. What is alive
+    /// together with that item, and would not fit beside it, is not put there.
     pub(crate) fn fitted(&mut self, timeline: &Timeline, limit: u64, alignment: u64, size: u64) {
         self.even(timeline, limit, alignment);
         let (peak, chunk) = (timeline.peak_section(), self.chunk);
         let small = || timeline.items.iter().filter(|item| item.size <= chunk);
+        let Some(largest) = small().max_by_key(|item| item.size) else { return };
+        let size = size.min(self.chunk).max(largest.size);
+        let shut_out =
+            |item: &Span| alive_together(item, largest) && item.size + largest.size > size && item != largest;
         self.pile.clear();
-        self.pile.extend(small().filter(|item| item.start <= peak && peak < item.end).map(|item| item.size));
+        let alive = small().filter(|item| item.start <= peak && peak < item.end);
+        self.pile.extend(alive.map(|item| (item.size, shut_out(item))));
         self.pile.sort_unstable_by(|a, b| b.cmp(a));
-        let largest = small().map(|item| item.size).max().unwrap_or(0);
-        let size = size.min(self.chunk).max(largest);
-        let mut roomy = false;
         // One chunk after the other, each time the largest of the rest that still fits.
+        let mut first = true;
         while !self.pile.is_empty() {
             let mut filled = 0;
-            self.pile.retain(|&item| {
-                let fits = filled + item <= size;
+            self.pile.retain(|&(item, shut_out)| {
+                let fits = filled + item <= size && !(first && shut_out);
                 filled += if fits { item } else { 0 };
                 !fits
             });
-            if !roomy && filled < largest {
-                filled = largest;
+            if first {
+                filled = filled.max(largest.size);
+                first = false;
             }
-            roomy = true;
             self.ends.push(self.bottom_bytes() + filled);
         }
     }
