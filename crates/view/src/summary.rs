@@ -129,15 +129,14 @@ fn buffer(plan: &Explanation, number: usize, backend: &BackendLine) -> Option<St
     if alive.len() > NAMED {
         parts.push(format!("{} others {}", count((alive.len() - NAMED) as f64), bytes(rest)));
     }
-    let waste = waste(backend);
-    let quality = if size == backend.lower_bound {
-        "no smaller buffer would do".to_owned()
+    let (most, quality) = if size == backend.lower_bound {
+        ("so much is".to_owned(), "no smaller buffer would do".to_owned())
     } else {
-        format!("{waste:.1} % above the least possible")
+        let most = format!("{} are", bytes(backend.lower_bound));
+        (most, format!("{:.1} % of the buffer are gaps", waste(backend)))
     };
     Some(format!(
-        "The compute buffer of {} is {}: so much is in use at once in step {} ({}); {quality}. Without sharing it would \
-         be {}.",
+        "The compute buffer of {} is {}: {most} in use at once in step {} ({}); {quality}. Without sharing it would be {}.",
         backend.bytes.backend,
         bytes(size),
         backend.peak_step,

@@ -45,7 +45,20 @@ fn scale<'u>(mut value: f64, step: f64, units: &[&'u str]) -> (f64, &'u str) {
 
 /// A number with the right form of a word: `1 copy`, `2 copies`.
 pub fn plural(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
+    format!("{} {}", grouped(count), if count == 1 { one } else { many })
+}
+
+/// A number with commas between thousands.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
 }
 
 /// `a, b and c`.
@@ -93,6 +106,15 @@ mod tests {
         assert_eq!([bytes(0), bytes(1536), bytes(6 << 30)], ["0 B", "1.5 KiB", "6.0 GiB"]);
         assert_eq!([count(12.0), count(12_345.0), count(2.5e12)], ["12", "12.3 k", "2.5 T"]);
         assert_eq!([seconds(2.0), seconds(0.0032), seconds(1.5e-7)], ["2.0 s", "3.2 ms", "0.1 µs"]);
+    }
+
+    #[test]
+    fn counts_have_commas_and_the_right_word() {
+        assert_eq!(
+            [plural(1, "copy", "copies"), plural(100_000, "copy", "copies")],
+            ["1 copy", "100,000 copies"]
+        );
+        assert_eq!(list(&["a", "b", "c"].map(str::to_owned)), "a, b and c");
     }
 
     #[test]

@@ -102,13 +102,18 @@ fn draw(arguments: &Plan, prepared: &Prepared, options: &EngineOptions, out: &mu
     ];
     for (path, make) in files {
         if let Some(path) = path {
-            let mut file = Temporary::create(path)?;
-            file.write_all(make().as_bytes()).map_err(|error| Failure::file("write", path, &error))?;
-            file.publish()?;
+            write(path, &make())?;
         }
     }
     picture.sentences().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
     Ok(())
+}
+
+/// Writes a file that is seen under its name only once it is whole.
+fn write(path: &Path, text: &str) -> Outcome {
+    let mut file = Temporary::create(path)?;
+    file.write_all(text.as_bytes()).map_err(|error| Failure::file("write", path, &error))?;
+    Ok(file.publish()?)
 }
 
 /// Packs storages that a file lists.
@@ -120,5 +125,8 @@ fn pack(arguments: &Plan, instance: &Path) -> Outcome {
         json: arguments.json.is_some(),
     };
     let text = plan_instance::run(&asked).map_err(|error| Failure::Message(error.to_string()))?;
-    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+    match &arguments.json {
+        Some(path) if path != Path::new("-") => write(path, &text),
+        _ => Ok(io::stdout().lock().write_all(text.as_bytes())?),
+    }
 }

@@ -14,7 +14,14 @@ function readPalette() {
     const part = (at) => parseInt(hex.slice(at, at + 2), 16);
     return `rgba(${part(1)}, ${part(3)}, ${part(5)}, ${alpha})`;
   };
-  palette.usages = USAGES.map(({ key }) => [0.95, 0.78, 0.62].map((alpha) => shade(colour(key), alpha)));
+  const tints = [0.95, 0.78, 0.62];
+  palette.usages = USAGES.map(({ key }) => tints.map((alpha) => shade(colour(key), alpha)));
+  // Text that can be read on each tint.
+  const light = (hex) => [1, 3, 5].reduce((sum, at, k) => sum + parseInt(hex.slice(at, at + 2), 16) * [0.3, 0.59, 0.11][k], 0);
+  palette.onUsages = USAGES.map(({ key }) => tints.map((alpha) => {
+    const ground = light(colour(key)) * alpha + light(palette.paper) * (1 - alpha);
+    return ground > 115 ? '#0d1117' : '#ffffff';
+  }));
   palette.faint = USAGES.map(({ key }) => shade(colour(key), 0.12));
   palette.band = shade(palette['lane-line'], 0.09);
 }
@@ -49,7 +56,7 @@ class Chart {
     const holder = element('div', undefined, parent, 'chart');
     this.canvas = element('canvas', undefined, holder, className);
     this.canvas.tabIndex = 0;
-    this.canvas.setAttribute('role', 'img');
+    this.canvas.setAttribute('role', 'application');
     this.canvas.setAttribute('aria-label', `${label}. Arrow keys move, Enter shows details.`);
     this.height = height;
     this.left = 58;
@@ -100,12 +107,13 @@ class Chart {
     context.setLineDash([]);
   }
 
-  drawSteps(context, y) {
+  drawSteps(context, y, taken) {
     context.fillStyle = palette.quiet;
     context.textAlign = 'center';
     for (const step of ticks(view.from, view.to, this.plotWidth / 90, false)) {
       const x = this.x(step);
-      if (x > this.left + this.plotWidth - 12) continue;
+      const covered = taken && x > taken[0] - 26 && x < taken[1] + 26;
+      if (x > this.left + this.plotWidth - 12 || covered) continue;
       context.fillText(step === 0 ? 'step 0' : String(step), Math.max(x, this.left + 16), y);
     }
     context.textAlign = 'left';
@@ -317,7 +325,7 @@ class MemoryMap extends Chart {
     this.drawBands(context);
     this.drawRectangles(context);
     context.restore();
-    this.drawSteps(context, this.height - 9);
+    this.drawSteps(context, this.height - 9, this.peakLabel(context));
     this.drawLines(context);
     this.drawBox(context);
   }
@@ -386,8 +394,8 @@ class MemoryMap extends Chart {
         if (w > 74 && h > 15 && lit && names.length < 200) names.push([s, x, y, w, h]);
       }
     }
-    context.fillStyle = palette.ink;
     for (const [s, x, y, w, h] of names) {
+      context.fillStyle = palette.onUsages[S.usage[s]][s % 3];
       const from = Math.max(x, left);
       const room = Math.min(x + w, right) - from - 10;
       if (room > 50) context.fillText(fitted(context, `${T[S.name[s]]} ${bytesText(S.bytes[s])}`, room), from + 5, y + h / 2);
@@ -401,6 +409,16 @@ class MemoryMap extends Chart {
     }
     this.canvas.dataset.painted = painted;
     this.canvas.dataset.merged = merged;
+  }
+
+  /** Where the label of the fullest step stands, if it is visible. */
+  peakLabel(context) {
+    const backend = plan.backends[this.backend];
+    const x = this.x(backend.peak_step + 0.5);
+    if (backend.chunks.length !== 1 || x < this.left || x > this.left + this.plotWidth) return null;
+    const room = context.measureText(`fullest: step ${backend.peak_step}`).width + 8;
+    const from = Math.min(Math.max(x - room / 2, this.left), this.left + this.plotWidth - room);
+    return [from, from + room, x];
   }
 
   sizeText() {
@@ -435,18 +453,24 @@ class MemoryMap extends Chart {
       context.lineTo(left + plotWidth, y);
       context.stroke();
       context.setLineDash([]);
+      const at = y > this.top + 20 ? y - 9 : this.top - 11;
+      if (align === 'left') {
+        // Over rectangles it needs a ground of its own.
+        context.fillStyle = palette.paper;
+        context.fillRect(left + 1, at - 7, context.measureText(text).width + 7, 14);
+      }
       context.fillStyle = palette.ink;
       context.textAlign = align;
-      const below = y > this.top + 20;
-      context.fillText(text, align === 'right' ? left + plotWidth - 4 : left + 4, below ? y - 8 : this.top - 11);
+      context.fillText(text, align === 'right' ? left + plotWidth - 4 : left + 4, at);
       context.textAlign = 'left';
     };
     const one = backend.chunks.length === 1;
     const least = one && backend.lower_bound < this.size;
     horizontal(this.size, palette.ink, [], this.sizeText(), 'right');
     if (least) horizontal(backend.lower_bound, palette.copy, [6, 4], `least ${bytesText(backend.lower_bound)}`, 'left');
-    const x = this.x(backend.peak_step + 0.5);
-    if (one && x >= left && x <= left + plotWidth) {
+    const label = this.peakLabel(context);
+    if (label) {
+      const [from, , x] = label;
       context.strokeStyle = palette.ink;
       context.setLineDash([2, 3]);
       context.beginPath();
@@ -455,13 +479,7 @@ class MemoryMap extends Chart {
       context.stroke();
       context.setLineDash([]);
       context.fillStyle = palette.ink;
-      const text = `fullest: step ${backend.peak_step}`;
-      const room = context.measureText(text).width + 8;
-      const from = Math.min(Math.max(x - room / 2, left), left + plotWidth - room);
-      context.fillStyle = palette.paper;
-      context.fillRect(from - 22, this.height - 18, room + 44, 18);
-      context.fillStyle = palette.ink;
-      context.fillText(text, from + 4, this.height - 9);
+      context.fillText(`fullest: step ${backend.peak_step}`, from + 4, this.height - 9);
     }
   }
 

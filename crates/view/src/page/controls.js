@@ -1,14 +1,17 @@
 'use strict';
 // Pointer, keyboard, search; and the words around the pictures.
 
-let waiting = false;
-function redraw() {
-  if (waiting) return;
-  waiting = true;
-  requestAnimationFrame(() => {
-    waiting = false;
-    charts.forEach((chart) => chart.draw());
-  });
+const stale = new Set();
+/** Draws charts again with the next frame: all, unless some are named. */
+function redraw(...some) {
+  if (stale.size === 0) {
+    requestAnimationFrame(() => {
+      const now = Array.from(stale);
+      stale.clear();
+      now.forEach((chart) => chart.draw());
+    });
+  }
+  (some.length ? some : charts).forEach((chart) => stale.add(chart));
 }
 
 function zoom(from, to) {
@@ -152,7 +155,7 @@ function onPointer(chart) {
     if (!item) hideDetails(false);
     if (!sameItem(item, view.hovered)) {
       view.hovered = item;
-      redraw();
+      redraw(chart);
     }
   });
   canvas.addEventListener('pointerup', (event) => {
@@ -182,7 +185,7 @@ function onPointer(chart) {
   canvas.addEventListener('pointerleave', () => {
     hideDetails(false);
     view.hovered = null;
-    redraw();
+    redraw(chart);
   });
   canvas.addEventListener('dblclick', zoomAll);
   canvas.addEventListener('keydown', (event) => onKey(event, chart));
