@@ -7,8 +7,8 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use quadriga_graph::Fingerprint;
-use quadriga_runtime::{Backend, CopyTime, Explanation, Plan, Stream, Trace};
+use quadriga_graph::{Fingerprint, NodeId};
+use quadriga_runtime::{Backend, CopyTime, Explanation, OperationTime, Plan, Stream, Trace};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -34,13 +34,18 @@ pub struct ChromeTrace<W: Write> {
     flows: u64,
     /// What was said about plans before: bytes in use per backend and step.
     plans: FxHashMap<Fingerprint, Arc<InUse>>,
+    /// Names of operations and of their nodes, as they are written.
+    names: FxHashMap<(Fingerprint, usize, usize), Arc<(String, String)>>,
     /// When the last slice of each lane ends, in microseconds.
     ends: FxHashMap<usize, f64>,
+    /// What was last said of each backend's memory.
+    counted: FxHashMap<usize, (u64, u64)>,
 }
 
 /// For each backend: what stays, and what of the arena is in use in each step.
 struct InUse {
     backends: Vec<(u64, Vec<u64>)>,
+    /// What its counter is called, quoted.
     names: Vec<String>,
 }
 
@@ -64,9 +69,29 @@ impl InUse {
             (backend.bytes.weights + backend.bytes.state, change.iter().map(sum).collect())
         };
         let backends = plan.backends.iter().enumerate().map(of).collect();
-        InUse { backends, names: plan.backends.iter().map(|b| b.bytes.backend.clone()).collect() }
+        let name = |b: &quadriga_runtime::BackendLine| quoted(&format!("memory of {}", b.bytes.backend));
+        InUse { backends, names: plan.backends.iter().map(name).collect() }
+    }
+
+    fn at(&self, backend: usize, step: usize) -> u64 {
+        self.backends.get(backend).and_then(|(_, steps)| steps.get(step)).copied().unwrap_or(0)
     }
 }
+
+/// A text as JSON has it.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The name of an operation, and the names of its nodes.
+fn names(plan: &Plan, operation: &OperationTime) -> (String, String) {
+    let name = |node: &usize| plan.graph().node_name(NodeId::from_index(*node));
+    let nodes = Value::from(operation.nodes.iter().map(name).collect::<Vec<_>>());
+    (quoted(&operation.operation), format!("\"nodes\":{nodes}"))
+}
+
+/// The splits of a run: lane, start and end.
+type Spans = FxHashMap<usize, (usize, f64, f64)>;
 
 /// The lane of a backend's queue.
 fn lane(backend: usize, stream: Stream) -> usize {
@@ -88,9 +113,16 @@ impl<W: Write> ChromeTrace<W> {
     /// Starts a file and names the lanes.
     pub fn new(mut out: W, backends: &[Arc<dyn Backend>]) -> io::Result<ChromeTrace<W>> {
         write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
-        let plans = FxHashMap::default();
-        let mut trace = ChromeTrace { out, events: 0, flows: 0, plans, ends: FxHashMap::default() };
-        trace.meta("process_name", HOST, json!({ "name": "quadriga" }))?;
+        let mut trace = ChromeTrace {
+            out,
+            events: 0,
+            flows: 0,
+            plans: FxHashMap::default(),
+            names: FxHashMap::default(),
+            ends: FxHashMap::default(),
+            counted: FxHashMap::default(),
+        };
+        trace.meta("process_name", HOST, &json!({ "name": "quadriga" }))?;
         trace.name(HOST, "host")?;
         for (number, backend) in backends.iter().enumerate() {
             let name = backend.name();
@@ -101,23 +133,21 @@ impl<W: Write> ChromeTrace<W> {
         Ok(trace)
     }
 
-    fn meta(&mut self, what: &str, lane: usize, arguments: Value) -> io::Result<()> {
-        self.event(&json!({ "ph": "M", "pid": 1, "tid": lane, "name": what, "args": arguments }))
+    /// Begins an event: all of them have a phase and a process. The caller writes the rest and the closing brace.
+    fn open(&mut self, phase: &str) -> io::Result<&mut W> {
+        let comma = if self.events > 0 { "," } else { "" };
+        self.events += 1;
+        write!(self.out, "{comma}\n{{\"ph\":\"{phase}\",\"pid\":1")?;
+        Ok(&mut self.out)
+    }
+
+    fn meta(&mut self, what: &str, lane: usize, arguments: &Value) -> io::Result<()> {
+        write!(self.open("M")?, ",\"tid\":{lane},\"name\":\"{what}\",\"args\":{arguments}}}")
     }
 
     fn name(&mut self, lane: usize, name: &str) -> io::Result<()> {
-        self.meta("thread_name", lane, json!({ "name": name }))?;
-        self.meta("thread_sort_index", lane, json!({ "sort_index": lane }))
-    }
-
-    fn event(&mut self, event: &Value) -> io::Result<()> {
-        if self.events > 0 {
-            self.out.write_all(b",")?;
-        }
-        self.out.write_all(b"\n")?;
-        self.events += 1;
-        serde_json::to_writer(&mut self.out, event)?;
-        Ok(())
+        self.meta("thread_name", lane, &json!({ "name": name }))?;
+        self.meta("thread_sort_index", lane, &json!({ "sort_index": lane }))
     }
 
     /// A slice. What a lane does, it does one after the other: clocks of device and host agree only to microseconds,
@@ -127,58 +157,60 @@ impl<W: Write> ChromeTrace<W> {
         lane: usize,
         name: &str,
         span: (f64, f64),
-        arguments: Value,
+        arguments: &str,
     ) -> io::Result<(f64, f64)> {
         let before = self.ends.get(&lane).copied().unwrap_or(0.0);
         let end = micros(span.0 + span.1).max(before);
         let start = micros(span.0).max(before);
         self.ends.insert(lane, end);
-        self.complete(lane, name, (start, end), arguments)?;
+        self.complete(lane, &quoted(name), (start, end), arguments)?;
         Ok((start, end))
     }
 
+    /// A slice with a name that is quoted already.
     fn complete(
         &mut self,
         lane: usize,
         name: &str,
         (start, end): (f64, f64),
-        arguments: Value,
+        arguments: &str,
     ) -> io::Result<()> {
         let length = ((end - start) * 1e3).round() / 1e3;
-        self.event(&json!({
-            "ph": "X", "pid": 1, "tid": lane, "name": name, "ts": start, "dur": length, "args": arguments
-        }))
+        let out = self.open("X")?;
+        write!(
+            out,
+            ",\"tid\":{lane},\"name\":{name},\"ts\":{start},\"dur\":{length},\"args\":{{{arguments}}}}}"
+        )
     }
 
-    fn counter(&mut self, backend: &str, at: f64, kept: u64, compute: u64) -> io::Result<()> {
-        self.event(&json!({
-            "ph": "C", "pid": 1, "name": format!("memory of {backend}"), "ts": at,
-            "args": { "weights and state": kept, "compute": compute }
-        }))
+    /// What is in use of a backend's memory from now on; nothing is written while it stays the same.
+    fn counter(&mut self, in_use: &InUse, backend: usize, at: f64, compute: u64) -> io::Result<()> {
+        let Some(((kept, _), name)) = in_use.backends.get(backend).zip(in_use.names.get(backend)) else {
+            return Ok(());
+        };
+        if self.counted.insert(backend, (*kept, compute)) == Some((*kept, compute)) {
+            return Ok(());
+        }
+        let arguments = format!("\"weights and state\":{kept},\"compute\":{compute}");
+        write!(self.open("C")?, ",\"name\":{name},\"ts\":{at},\"args\":{{{arguments}}}}}")
     }
 
     fn flow(&mut self, phase: &str, id: u64, lane: usize, at: f64) -> io::Result<()> {
-        let mut event = json!({
-            "ph": phase, "pid": 1, "tid": lane, "id": id, "name": "copy", "cat": "copy", "ts": at
-        });
-        if phase == "f"
-            && let Some(event) = event.as_object_mut()
-        {
-            event.insert("bp".to_owned(), json!("e"));
-        }
-        self.event(&event)
+        let binding = if phase == "f" { ",\"bp\":\"e\"" } else { "" };
+        let out = self.open(phase)?;
+        write!(out, ",\"tid\":{lane},\"id\":{id},\"name\":\"copy\",\"cat\":\"copy\",\"ts\":{at}{binding}}}")
     }
 
     /// A moment: a token was chosen.
     pub fn token(&mut self, name: &str, at: f64) -> io::Result<()> {
-        self.event(&json!({
-            "ph": "i", "pid": 1, "tid": HOST, "s": "p", "name": name, "cat": "token", "ts": micros(at)
-        }))
+        let (name, at) = (quoted(name), micros(at));
+        let out = self.open("i")?;
+        write!(out, ",\"tid\":{HOST},\"s\":\"p\",\"name\":{name},\"cat\":\"token\",\"ts\":{at}}}")
     }
 
     /// Something that the host did beside runs.
     pub fn host(&mut self, name: &str, start: f64, seconds: f64) -> io::Result<()> {
-        self.slice(HOST, name, (start, seconds), json!({})).map(|_| ())
+        self.slice(HOST, name, (start, seconds), "").map(|_| ())
     }
 
     /// A run with all that happened in it.
@@ -193,82 +225,73 @@ impl<W: Write> ChromeTrace<W> {
                 made
             }
         };
-        self.slice(HOST, name, (start, trace.seconds), json!({ "seconds": trace.seconds }))?;
-        let mut splits: FxHashMap<usize, (usize, f64, f64)> = FxHashMap::default();
+        let seconds = format!("\"seconds\":{}", trace.seconds);
+        self.slice(HOST, name, (start, trace.seconds), &seconds)?;
+        let mut splits = Spans::default();
+        let mut operations = trace.operations.as_slice();
         for split in &trace.splits {
             let lane = lane(split.backend, Stream::Compute);
-            let arguments = json!({ "split": split.split, "nodes": split.nodes });
+            let arguments = format!("\"split\":{},\"nodes\":{}", split.split, split.nodes);
             let span = (start + split.start, split.seconds);
-            let (from, to) = self.slice(lane, &format!("split {}", split.split), span, arguments)?;
+            let (from, to) = self.slice(lane, &format!("split {}", split.split), span, &arguments)?;
             splits.insert(split.split, (lane, from, to));
-            self.memory(&in_use, split.backend, plan.splits().nodes_of(split.split), (from, to))?;
+            // The operations of each split follow each other.
+            let count = operations.iter().take_while(|operation| operation.split == split.split).count();
+            let (mine, others) = operations.split_at(count);
+            operations = others;
+            let nodes = plan.splits().nodes_of(split.split);
+            if mine.is_empty() {
+                // The most that is in use during the split.
+                let most = nodes.iter().map(|node| in_use.at(split.backend, node.index())).max();
+                self.counter(&in_use, split.backend, from, most.unwrap_or(0))?;
+            }
+            let mut least = from;
+            for operation in mine {
+                let begin = start + operation.start;
+                let from = micros(begin).clamp(least, to.max(least));
+                least = micros(begin + operation.seconds).clamp(from, to.max(from));
+                self.operation(plan, operation, (lane, from, least), &in_use)?;
+            }
+            let after = nodes.last().map_or(0, |node| in_use.at(split.backend, node.index() + 1));
+            self.counter(&in_use, split.backend, to, after)?;
         }
-        self.operations(happening, &in_use, &splits)?;
         for copy in &trace.copies {
             self.copy(plan, copy, start, &splits)?;
         }
         Ok(())
     }
 
-    /// The most memory in use during a split, and what is in use after it.
-    fn memory(
-        &mut self,
-        in_use: &InUse,
-        backend: usize,
-        nodes: &[quadriga_graph::NodeId],
-        (from, to): (f64, f64),
-    ) -> io::Result<()> {
-        let Some(((kept, steps), name)) = in_use.backends.get(backend).zip(in_use.names.get(backend)) else {
-            return Ok(());
-        };
-        let at = |step: usize| steps.get(step).copied().unwrap_or(0);
-        let most = nodes.iter().map(|node| at(node.index())).max().unwrap_or(0);
-        self.counter(name, from, *kept, most)?;
-        let after = nodes.last().map_or(0, |node| at(node.index() + 1));
-        self.counter(name, to, *kept, after)
-    }
-
-    /// The operations, inside their splits.
-    fn operations(
-        &mut self,
-        happening: &Happening<'_>,
-        in_use: &InUse,
-        splits: &FxHashMap<usize, (usize, f64, f64)>,
-    ) -> io::Result<()> {
-        let mut before: FxHashMap<usize, f64> = FxHashMap::default();
-        for operation in &happening.trace.operations {
-            let Some((lane, from, to)) = splits.get(&operation.split).copied() else { continue };
-            let least = before.get(&operation.split).copied().unwrap_or(from);
-            let start = micros(happening.start + operation.start).clamp(least, to.max(least));
-            let end =
-                micros(happening.start + operation.start + operation.seconds).clamp(start, to.max(start));
-            before.insert(operation.split, end);
-            let graph = happening.plan.graph();
-            let names: Vec<String> = operation
-                .nodes
-                .iter()
-                .map(|node| graph.node_name(quadriga_graph::NodeId::from_index(*node)))
-                .collect();
-            self.complete(lane, &operation.operation, (start, end), json!({ "nodes": names }))?;
-            let found = in_use.backends.get(operation.backend).zip(in_use.names.get(operation.backend));
-            if let (Some(((kept, steps), name)), Some(node)) = (found, operation.nodes.first()) {
-                self.counter(name, start, *kept, steps.get(*node).copied().unwrap_or(0))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn copy(
+    /// An operation, inside its split.
+    fn operation(
         &mut self,
         plan: &Plan,
-        copy: &CopyTime,
-        start: f64,
-        splits: &FxHashMap<usize, (usize, f64, f64)>,
+        operation: &OperationTime,
+        (lane, from, to): (usize, f64, f64),
+        in_use: &InUse,
     ) -> io::Result<()> {
+        let node = operation.nodes.first().copied();
+        let key = (plan.graph().fingerprint(), node.unwrap_or(usize::MAX), operation.nodes.len());
+        let named = match self.names.get(&key) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let made = Arc::new(names(plan, operation));
+                self.names.insert(key, Arc::clone(&made));
+                made
+            }
+        };
+        let (name, arguments) = &*named;
+        self.complete(lane, name, (from, to), arguments)?;
+        match node {
+            Some(node) => self.counter(in_use, operation.backend, from, in_use.at(operation.backend, node)),
+            None => Ok(()),
+        }
+    }
+
+    fn copy(&mut self, plan: &Plan, copy: &CopyTime, start: f64, splits: &Spans) -> io::Result<()> {
         let lane = lane(copy.backend, copy.stream);
         let name = plan.copy_name(copy.copy);
-        let arguments = json!({ "copy": copy.copy, "bytes": copy.bytes });
-        let (from, to) = self.slice(lane, &name, (start + copy.start, copy.seconds), arguments)?;
+        let arguments = format!("\"copy\":{},\"bytes\":{}", copy.copy, copy.bytes);
+        let (from, to) = self.slice(lane, &name, (start + copy.start, copy.seconds), &arguments)?;
         let Some(planned) = plan.splits().copies.get(copy.copy) else { return Ok(()) };
         self.flows += 1;
         let id = self.flows;

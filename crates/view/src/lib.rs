@@ -3,7 +3,7 @@
 //! A [`Picture`] draws what a scheduler decided: as one page that opens in any browser and needs no network, or as a
 //! drawing for a document. A [`ChromeTrace`] writes what happened in runs as trace events that Perfetto and Chrome open. A
 //! [`Statistics`] adds up where the time went and sets it beside the [`Limits`] of the machine. What they show comes from
-//! plain data of the runtime: [`Explanation`](quadriga_runtime::Explanation) and [`Trace`](quadriga_runtime::Trace).
+//! plain data of the runtime: an [`Explanation`] and a [`Trace`](quadriga_runtime::Trace).
 //!
 //! ```
 //! use quadriga_graph::{DType, GraphBuilder};
