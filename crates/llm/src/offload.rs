@@ -4,7 +4,7 @@ use crate::Hyperparameters;
 
 /// A placement rule for `Scheduler::place`, where backend 0 is the accelerator and backend 1 the host: the last
 /// `on_device` of the model's layers go to the device, the logits counting as one more layer after the blocks. With
-/// all of them there, the embedding goes too.
+/// all of them there, the embedding goes too; with some, it is wherever it is read.
 pub fn offload(
     hyper: &Hyperparameters,
     on_device: usize,
@@ -17,12 +17,18 @@ pub fn offload(
             match name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok()) {
                 Some(block) => block >= first_on_device,
                 None if name.starts_with("output") => on_device > 0,
-                None if name.starts_with("token_embd") || name == "rope_freqs.weight" => all,
-                // Inputs follow their readers.
+                // In models that have no other matrix for the logits, the embedding is read at both ends.
+                None if (all || on_device == 0) && is_shared(name) => all,
+                // What is not placed, such as inputs, is wherever it is read.
                 None => return None,
             };
         Some(usize::from(!device))
     }
+}
+
+/// Whether a weight belongs to no layer.
+fn is_shared(name: &str) -> bool {
+    name.starts_with("token_embd") || name == "rope_freqs.weight"
 }
 
 #[cfg(test)]
@@ -57,7 +63,8 @@ mod tests {
         assert_eq!(rule("blk.2.attn_q.weight"), Some(0));
         assert_eq!(rule("blk.3.cache_k"), Some(0));
         assert_eq!(rule("output.weight"), Some(0));
-        assert_eq!(rule("token_embd.weight"), Some(1));
+        assert_eq!(rule("token_embd.weight"), None);
+        assert_eq!(offload(&hyper(4), 0)("token_embd.weight"), Some(1));
         assert_eq!(rule("tokens"), None);
         assert_eq!(offload(&hyper(4), 0)("output_norm.weight"), Some(1));
         assert_eq!(offload(&hyper(4), 5)("token_embd.weight"), Some(0));
