@@ -1,6 +1,6 @@
 //! How fast the kernels are: products and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
 //!
-//! `cargo bench -p quadriga-cpu --bench products -- [one-row|many-rows|f32|attention|pack] [threads] [isa]`
+//! `cargo bench -p quadriga-cpu --bench products -- [one-row|many-rows|f32|attention|pack] [threads] [isa] [rows]`
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,22 +23,20 @@ fn thread_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds of the fastest of some runs, after one to warm up: what the code can do when nothing else runs.
+/// Seconds of the fastest run, after one to warm up: what the code can do when nothing else runs. At least `runs`, and as
+/// many as fit half a second: on a shared machine only some are undisturbed.
 fn best(runs: usize, mut body: impl FnMut()) -> f64 {
     body();
-    let mut times: Vec<f64> = (0..runs)
-        .map(|_| {
-            let (start, busy) = (Instant::now(), thread_seconds());
-            body();
-            if ONE_THREAD.load(Ordering::Relaxed) {
-                thread_seconds() - busy
-            } else {
-                start.elapsed().as_secs_f64()
-            }
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[0]
+    let begin = Instant::now();
+    let (mut count, mut least) = (0, f64::INFINITY);
+    while count < runs || begin.elapsed().as_secs_f64() < 0.5 {
+        let (start, busy) = (Instant::now(), thread_seconds());
+        body();
+        let one = ONE_THREAD.load(Ordering::Relaxed);
+        least = least.min(if one { thread_seconds() - busy } else { start.elapsed().as_secs_f64() });
+        count += 1;
+    }
+    least
 }
 
 /// Bytes in large pages, as the backend's buffers are.
@@ -124,16 +122,16 @@ fn one_row(pool: &Pool, isa: Isa) {
     }
 }
 
-fn many_rows(pool: &Pool, isa: Isa) {
-    for m in [512, 64, 16, 8, 4, 2, 1] {
+fn many_rows(pool: &Pool, isa: Isa, rows: Option<usize>) {
+    for m in [512, 64, 16, 8, 4, 2, 1].into_iter().filter(|m| rows.is_none_or(|rows| rows == *m)) {
         println!("{m} rows, {isa}:");
         for (dtype, n, k) in [
             (DType::Q4_1, 576, 576),
             (DType::Q4_1, 3072, 576),
             (DType::Q4_1, 576, 1536),
-            (DType::Q8_0, 49152, 576),
-            (DType::Q4_K, 4096, 4096),
-            (DType::F16, 2048, 2048),
+            (DType::Q8_0, 4096, 576),
+            (DType::Q4_K, 1024, 4096),
+            (DType::F16, 1024, 2048),
         ] {
             let layout = Layout::new(dtype, n, k).unwrap();
             let packed = vec![0x11_u8; layout.bytes()];
@@ -245,7 +243,7 @@ fn main() {
         f32_cube(&Pool::new(1).unwrap(), isa);
     }
     if wants("many-rows") {
-        many_rows(&pool, isa);
+        many_rows(&pool, isa, arguments.get(3).and_then(|rows| rows.parse().ok()));
     }
     if wants("attention") {
         attention(&pool, isa);

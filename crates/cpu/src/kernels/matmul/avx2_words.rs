@@ -1,13 +1,15 @@
 //! Products of 15-bit activations with weights rounded to 11 bits: AVX2, for many rows.
 //!
 //! One group of weights × one span of columns is unpacked at a time, into 4 KiB that stay in the first-level cache
-//! while all rows of activations pass by, four at a time:
+//! while all rows of activations pass by, six at a time:
 //!
 //! ```text
 //! panel   pair of columns p (p = 0..64), vector h (h = 0..2), lane r (r = 0..8) = row 8 h + r, columns 2 p and 2 p + 1
 //! scales  vector h, lane r = the step between the quants of row 8 h + r
 //! sums    for each row of activations: two vectors
 //! ```
+//!
+//! A product of pairs and its addition are two instructions, or one where the CPU has AVX-VNNI.
 
 use std::arch::x86_64::*;
 
@@ -37,12 +39,17 @@ const _: () = assert!(size_of::<Scratch>() <= SCRATCH);
 
 /// Rows of activations × groups of weight rows.
 pub(super) fn product(_token: Avx2, task: &Task<'_>) {
+    let rows: SomeRows = if is_x86_feature_detected!("avxvnni") { some_rows_vnni } else { some_rows };
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
-    unsafe { with_packed!(task.layout.dtype(), groups(task)) }
+    unsafe { with_packed!(task.layout.dtype(), groups(task, rows)) }
 }
 
+/// `(activations, their scales, scratch memory, row, rows, blocks, whether to add)`: up to six rows × one group × one
+/// span. The rows are there, and the scratch memory holds the blocks.
+type SomeRows = unsafe fn(*const i16, *const f32, *mut Scratch, usize, usize, usize, bool);
+
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn groups<P: Packed>(task: &Task<'_>) {
+unsafe fn groups<P: Packed>(task: &Task<'_>, some_rows: SomeRows) {
     let columns = task.layout.columns();
     let scratch = task.scratch.cast::<Scratch>();
     for group in task.groups.clone() {
@@ -57,16 +64,10 @@ unsafe fn groups<P: Packed>(task: &Task<'_>) {
                     for half in 0..2 {
                         unpack_span::<P>(packed, first / BLOCK, blocks, scratch, half);
                     }
-                    for row in (0..rows).step_by(4) {
+                    for row in (0..rows).step_by(6) {
                         let (x, scales) =
                             task.activations.words(task.first_row + first_row + row, first / SPAN);
-                        let add = first > 0;
-                        match rows - row {
-                            1 => rows_of::<1>(x, scales, scratch, row, blocks, add),
-                            2 => rows_of::<2>(x, scales, scratch, row, blocks, add),
-                            3 => rows_of::<3>(x, scales, scratch, row, blocks, add),
-                            _ => rows_of::<4>(x, scales, scratch, row, blocks, add),
-                        }
+                        some_rows(x, scales, scratch, row, 6.min(rows - row), blocks, first > 0);
                     }
                 }
                 for row in 0..rows {
@@ -86,7 +87,15 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: [__m256; 2]) {
     let count = GROUP.min(task.layout.rows() - first);
     let Some(out) = task.output.row(row) else { return };
     // SAFETY: columns past the end of the row are left out.
-    unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr().cast::<f32>(), out.add(first), count) };
+    unsafe {
+        let out = out.add(first);
+        if count == GROUP {
+            _mm256_storeu_ps(out, sums[0]);
+            _mm256_storeu_ps(out.add(8), sums[1]);
+        } else {
+            std::ptr::copy_nonoverlapping(sums.as_ptr().cast::<f32>(), out, count);
+        }
+    }
 }
 
 /// Rounds `blocks` blocks of half a group, from block `first`, to words with one scale for each row.
@@ -153,8 +162,58 @@ unsafe fn unpack_span<P: Packed>(
     }
 }
 
-/// `ROWS` rows of activations × one group × one span.
+/// See [`SomeRows`].
 #[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn some_rows(
+    x: *const i16,
+    x_scales: *const f32,
+    scratch: *mut Scratch,
+    row: usize,
+    rows: usize,
+    blocks: usize,
+    add: bool,
+) {
+    let step = |sum, w, x| _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+    // SAFETY: promised by the caller.
+    unsafe {
+        match rows {
+            1 => rows_of::<1>(x, x_scales, scratch, row, blocks, add, step),
+            2 => rows_of::<2>(x, x_scales, scratch, row, blocks, add, step),
+            3 => rows_of::<3>(x, x_scales, scratch, row, blocks, add, step),
+            4 => rows_of::<4>(x, x_scales, scratch, row, blocks, add, step),
+            5 => rows_of::<5>(x, x_scales, scratch, row, blocks, add, step),
+            _ => rows_of::<6>(x, x_scales, scratch, row, blocks, add, step),
+        }
+    }
+}
+
+/// See [`SomeRows`].
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn some_rows_vnni(
+    x: *const i16,
+    x_scales: *const f32,
+    scratch: *mut Scratch,
+    row: usize,
+    rows: usize,
+    blocks: usize,
+    add: bool,
+) {
+    let step = |sum, w, x| _mm256_dpwssd_avx_epi32(sum, w, x);
+    // SAFETY: promised by the caller.
+    unsafe {
+        match rows {
+            1 => rows_of::<1>(x, x_scales, scratch, row, blocks, add, step),
+            2 => rows_of::<2>(x, x_scales, scratch, row, blocks, add, step),
+            3 => rows_of::<3>(x, x_scales, scratch, row, blocks, add, step),
+            4 => rows_of::<4>(x, x_scales, scratch, row, blocks, add, step),
+            5 => rows_of::<5>(x, x_scales, scratch, row, blocks, add, step),
+            _ => rows_of::<6>(x, x_scales, scratch, row, blocks, add, step),
+        }
+    }
+}
+
+/// `ROWS` rows of activations × one group × one span; `step` adds the products of pairs to a sum.
+#[inline(always)]
 unsafe fn rows_of<const ROWS: usize>(
     x: *const i16,
     x_scales: *const f32,
@@ -162,18 +221,19 @@ unsafe fn rows_of<const ROWS: usize>(
     row: usize,
     blocks: usize,
     add: bool,
+    step: impl Fn(__m256i, __m256i, __m256i) -> __m256i,
 ) {
-    let mut dots = [[_mm256_setzero_si256(); 2]; ROWS];
-    // SAFETY: a row of activations is SPAN words; the panel holds as many pairs of columns as the blocks have.
+    // SAFETY: the callers have AVX2 and FMA. A row of activations is SPAN words; the panel holds as many pairs of columns as the blocks have.
     unsafe {
+        let mut dots = [[_mm256_setzero_si256(); 2]; ROWS];
         let x = x.cast::<i32>();
         let panel = (&raw const (*scratch).panel).cast::<__m256i>();
         for pair in 0..blocks * BLOCK / 2 {
             let (low, high) = (panel.add(2 * pair).read(), panel.add(2 * pair + 1).read());
             for (r, dots) in dots.iter_mut().enumerate() {
                 let x = _mm256_set1_epi32(x.add(r * PAIRS + pair).read());
-                dots[0] = _mm256_add_epi32(dots[0], _mm256_madd_epi16(low, x));
-                dots[1] = _mm256_add_epi32(dots[1], _mm256_madd_epi16(high, x));
+                dots[0] = step(dots[0], low, x);
+                dots[1] = step(dots[1], high, x);
             }
         }
         let scales = (&raw const (*scratch).scales).cast::<__m256>();
@@ -187,5 +247,35 @@ unsafe fn rows_of<const ROWS: usize>(
                 place.write(_mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_add_products_agree() {
+        if !is_x86_feature_detected!("avxvnni") || Avx2::detect().is_none() {
+            return;
+        }
+        let words = |seed: usize, range: usize| move |i: usize| ((i * 7919 + seed) % range) as i16;
+        let x: Vec<i16> = (0..6 * SPAN).map(words(5, 32767)).map(|x| x - 16383).collect();
+        let scales = [1.0, 0.5, 2.0, 3.0, 0.25, 7.0];
+        let run = |some_rows: SomeRows| {
+            let mut scratch = Box::new(std::mem::MaybeUninit::<Scratch>::zeroed());
+            let scratch = scratch.as_mut_ptr();
+            // SAFETY: the scratch memory is one of its own, in which zeros are values; the features were detected.
+            unsafe {
+                let panel = (&raw mut (*scratch).panel).cast::<i16>();
+                (0..PAIRS * 2 * 16).for_each(|i| *panel.add(i) = words(3, 2047)(i) - 1023);
+                (&raw mut (*scratch).scales).cast::<f32>().write_bytes(0x3f, 16);
+                for rows in [1, 6, 2, 5, 3, 4] {
+                    some_rows(x.as_ptr(), scales.as_ptr(), scratch, rows, rows, SPAN / BLOCK, rows > 1);
+                }
+                std::slice::from_raw_parts((&raw const (*scratch).sums).cast::<u32>(), 16 * 16).to_vec()
+            }
+        };
+        assert_eq!(run(some_rows), run(some_rows_vnni));
     }
 }

@@ -68,8 +68,12 @@ const TILE_ROWS: usize = 12;
 /// From how many rows on rounding weights to words pays.
 const WORD_ROWS: usize = 16;
 
-/// Bytes of weights that a thread takes at a time, when there are enough for every thread.
+/// Bytes of weights that a thread takes at a time, when there are enough for every thread and few rows.
 const CHUNK_BYTES: usize = 128 << 10;
+
+/// Multiplications that a thread takes at a time, when there are enough for every thread: small, so that all threads end
+/// at nearly the same time, but some tens of microseconds.
+const CHUNK_WORK: usize = 4 << 20;
 
 /// The form of activations that a product works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,8 +185,10 @@ pub fn multiply(
         let groups = product.layout.groups();
         let by_bytes = CHUNK_BYTES / product.layout.group_bytes().max(1);
         let by_threads = groups / (worker.threads() * 4);
+        let group_work = format::GROUP * product.layout.columns() * product.output.rows();
+        let by_work = CHUNK_WORK / group_work.max(1);
         // Kernels for many rows take groups by twos.
-        by_bytes.min(by_threads).max(2).next_multiple_of(2)
+        by_bytes.min(by_threads).min(by_work).max(2).next_multiple_of(2)
     };
     let chunks = |product: &Product<'_>| product.layout.groups().div_ceil(chunk_groups(product));
     worker.chunks(products.iter().map(chunks).sum(), |mut chunk| {
