@@ -25,8 +25,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(1)?;
     let layout = Layout::new(DType::F32, n, n)?;
     let file: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let mut packed = vec![0; layout.bytes()];
-    layout.pack(&file, &mut packed)?;
+    // Aligned as weights are in a model's memory.
+    let mut memory = vec![0; layout.bytes() + 64];
+    let start = memory.as_ptr().align_offset(64);
+    let packed = &mut memory[start..start + layout.bytes()];
+    layout.pack(&file, packed)?;
     let mut work = vec![0; Activations::work_bytes(isa, DType::F32, n, n, 1)?];
 
     let mut best = [f64::INFINITY; 3];
@@ -39,12 +42,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         pool.run(&|worker| {
             activations.prepare(worker, &input)?;
             worker.barrier()?;
-            let product = Product { layout: &layout, packed: &packed, output: &output, first_row: 0 };
+            let product = Product { layout: &layout, packed: &*packed, output: &output, first_row: 0 };
             multiply(worker, &activations, &[product])
         })?;
         let product = start.elapsed().as_secs_f64();
         let start = Instant::now();
-        layout.pack(&file, &mut packed)?;
+        layout.pack(&file, packed)?;
         let packing = start.elapsed().as_secs_f64();
 
         let start = Instant::now();

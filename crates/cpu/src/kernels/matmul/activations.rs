@@ -197,6 +197,10 @@ impl<'w> Activations<'w> {
         for first in rows.clone().step_by(step) {
             let rows = first..(first + step).min(rows.end);
             match self.form {
+                #[cfg(target_arch = "x86_64")]
+                Form::Panels(_) if let Some(token) = self.isa.avx512() => {
+                    super::avx512_prepare::panel_rows(token, self, input, rows);
+                }
                 Form::Panels(_) => scalar::prepare_panel(self, input, rows),
                 #[cfg(target_arch = "x86_64")]
                 Form::Bytes => match (self.isa.avx512(), self.isa.avx2()) {

@@ -1,19 +1,34 @@
 //! Products of f32 activations with F32, F16 and BF16 weights, in f32 arithmetic: AVX-512.
 //!
 //! One row: each column of a group is one vector of weights times one activation. Many rows: panels of up to twelve
-//! rows × two groups, 24 sums in registers; f16 and bf16 groups are widened once into scratch memory.
+//! rows × two groups, 24 sums in registers. [`PANEL`] columns are taken at a time: those of two groups (16 KiB) stay in
+//! the first-level cache while [`ROWS`] rows pass by, and those of the rows in the second-level cache while the groups of
+//! the task do. Sums wait in scratch memory meanwhile: rows of results may lie a power of two apart, where few of them
+//! fit a cache. F16 and BF16 columns are widened into scratch memory first.
 
 use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::Task;
 use super::activations::SCRATCH;
 use super::format::GROUP;
+use super::{PLAIN_GROUPS, Task};
 use crate::isa::Avx512;
 
-/// Columns widened at a time.
-const PANEL: usize = SCRATCH / (2 * GROUP * 4) / 32 * 32;
+/// Columns taken at a time.
+const PANEL: usize = 128;
+
+/// Rows taken at a time: whole panels.
+const ROWS: usize = 252;
+
+#[repr(C, align(64))]
+struct Scratch {
+    wide: [[__m512; PANEL]; 2],
+    /// For each pair of groups of a task and each row: sums of both groups.
+    sums: [[[__m512; 2]; ROWS]; PLAIN_GROUPS / 2],
+}
+
+const _: () = assert!(size_of::<Scratch>() <= SCRATCH && ROWS.is_multiple_of(12));
 
 /// Rows of activations × groups of weight rows.
 pub(super) fn product(_token: Avx512, task: &Task<'_>) {
@@ -92,17 +107,13 @@ impl Plain for Brains {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512, add: bool) {
+unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512) {
     let first = group * GROUP;
     let count = GROUP.min(task.layout.rows().saturating_sub(first));
     let mask = ((1_u32 << count) - 1) as __mmask16;
     if let Some(out) = task.output.row(row) {
         // SAFETY: the mask leaves out columns past the end of the row.
-        unsafe {
-            let out = out.add(first.min(task.layout.rows()));
-            let sums = if add { _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, out)) } else { sums };
-            _mm512_mask_storeu_ps(out, mask, sums);
-        }
+        unsafe { _mm512_mask_storeu_ps(out.add(first.min(task.layout.rows())), mask, sums) };
     }
 }
 
@@ -139,7 +150,7 @@ unsafe fn one_row<W: Plain>(task: &Task<'_>) {
                 }
             }
             let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-            store(task, group, 0, sum, false);
+            store(task, group, 0, sum);
         }
     }
 }
@@ -147,54 +158,86 @@ unsafe fn one_row<W: Plain>(task: &Task<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
     let columns = task.layout.columns();
-    if W::IN_PLACE {
-        // Panels of rows outside: one panel stays in the first-level cache while the groups pass by.
-        for row in (0..task.rows).step_by(12) {
-            for group in task.groups.clone().step_by(2) {
-                let packed = [group, group + 1].map(|g| task.group(g).as_ptr().cast::<f32>());
-                // SAFETY: F32 groups hold all columns; the second is used only if it is one of the task's.
-                unsafe { panel(task, group, row, packed, 0, columns) };
-            }
-        }
-        return;
-    }
-    for group in task.groups.clone().step_by(2) {
-        for first in (0..columns).step_by(PANEL) {
-            let count = PANEL.min(columns - first);
-            let wide = task.scratch.cast::<f32>();
-            let wide = [wide, wide.wrapping_add(PANEL * GROUP)];
-            for (g, wide) in (group..(group + 2).min(task.groups.end)).zip(wide) {
-                let packed = task.group(g).as_ptr();
-                for column in (0..count).step_by(2) {
-                    let both = column + 1 < count;
-                    // SAFETY: the column is inside the group; the scratch memory holds PANEL columns of two groups.
-                    unsafe {
-                        let [a, b] = W::pair(packed, (first + column) / 2, both);
-                        _mm512_storeu_ps(wide.add(column * GROUP), a);
-                        if both {
-                            _mm512_storeu_ps(wide.add((column + 1) * GROUP), b);
+    let scratch = task.scratch.cast::<Scratch>();
+    for first_group in task.groups.clone().step_by(PLAIN_GROUPS) {
+        let groups = first_group..(first_group + PLAIN_GROUPS).min(task.groups.end);
+        for first_row in (0..task.rows).step_by(ROWS) {
+            let rows = first_row..(first_row + ROWS).min(task.rows);
+            // SAFETY: the scratch memory is this thread's alone, and long enough; a group holds all columns, the
+            // activations all rows.
+            unsafe {
+                for first in (0..columns).step_by(PANEL) {
+                    let count = PANEL.min(columns - first);
+                    for (i, group) in groups.clone().step_by(2).enumerate() {
+                        let w = columns_of::<W>(task, scratch, group, first, count);
+                        let sums = (&raw mut (*scratch).sums).cast::<[__m512; 2]>().add(i * ROWS);
+                        for row in rows.clone().step_by(12) {
+                            panel(task, group, row, w, sums.add(row - first_row), first, count);
                         }
                     }
                 }
-            }
-            for row in (0..task.rows).step_by(12) {
-                // SAFETY: the panels hold `count` columns.
-                unsafe { panel(task, group, row, wide.map(<*mut f32>::cast_const), first, count) };
+                let sums = (&raw const (*scratch).sums).cast::<__m512>();
+                for (r, row) in rows.clone().enumerate() {
+                    for (i, group) in groups.clone().enumerate() {
+                        store(task, group, row, sums.add(i / 2 * 2 * ROWS + 2 * r + i % 2).read());
+                    }
+                }
             }
         }
     }
 }
 
+/// Some columns of two groups as `f32`: in place, or widened into scratch memory.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn columns_of<W: Plain>(
+    task: &Task<'_>,
+    scratch: *mut Scratch,
+    group: usize,
+    first: usize,
+    count: usize,
+) -> [*const f32; 2] {
+    if W::IN_PLACE {
+        return [group, group + 1].map(|g| task.group(g).as_ptr().cast::<f32>().wrapping_add(first * GROUP));
+    }
+    let wide = scratch.cast::<f32>();
+    let wide = [wide, wide.wrapping_add(PANEL * GROUP)];
+    for (g, wide) in (group..(group + 2).min(task.groups.end)).zip(wide) {
+        let packed = task.group(g).as_ptr();
+        for column in (0..count).step_by(2) {
+            let both = column + 1 < count;
+            // SAFETY: the column is inside the group; the scratch memory holds PANEL columns of two groups.
+            unsafe {
+                let [a, b] = W::pair(packed, (first + column) / 2, both);
+                _mm512_storeu_ps(wide.add(column * GROUP), a);
+                if both {
+                    _mm512_storeu_ps(wide.add((column + 1) * GROUP), b);
+                }
+            }
+        }
+    }
+    wide.map(<*mut f32>::cast_const)
+}
+
 /// One panel of rows × one or two groups.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn panel(task: &Task<'_>, group: usize, row: usize, w: [*const f32; 2], first: usize, count: usize) {
+unsafe fn panel(
+    task: &Task<'_>,
+    group: usize,
+    row: usize,
+    w: [*const f32; 2],
+    sums: *mut [__m512; 2],
+    first: usize,
+    count: usize,
+) {
+    let (x, rows) = task.activations.panel(task.first_row + row);
+    let x = x.wrapping_add(first * rows).cast_const();
     macro_rules! sized {
         ($($rows:literal)*) => {
             // SAFETY: promised by the caller; the panel has this many rows.
             unsafe {
-                match (task.activations.panel(task.first_row + row).1, group + 1 < task.groups.end) {
-                    $(($rows, true) => panel_of::<$rows, 2>(task, group, row, w, first, count),
-                      ($rows, false) => panel_of::<$rows, 1>(task, group, row, w, first, count),)*
+                match (rows, group + 1 < task.groups.end) {
+                    $(($rows, true) => panel_of::<$rows, 2>(x, w, sums, count, first > 0),
+                      ($rows, false) => panel_of::<$rows, 1>(x, w, sums, count, first > 0),)*
                     _ => {}
                 }
             }
@@ -205,17 +248,15 @@ unsafe fn panel(task: &Task<'_>, group: usize, row: usize, w: [*const f32; 2], f
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn panel_of<const ROWS: usize, const GROUPS: usize>(
-    task: &Task<'_>,
-    group: usize,
-    row: usize,
+    mut x: *const f32,
     w: [*const f32; 2],
-    first: usize,
+    sums: *mut [__m512; 2],
     count: usize,
+    add: bool,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); GROUPS]; ROWS];
-    // SAFETY: the panel holds ROWS values for each column, the groups one vector.
+    let mut own = [[_mm512_setzero_ps(); GROUPS]; ROWS];
+    // SAFETY: the panel holds ROWS values for each column, the groups one vector; there are sums for each row.
     unsafe {
-        let mut x = task.activations.panel(task.first_row + row).0.add(first * ROWS).cast_const();
         let [mut w0, mut w1] = w;
         for _ in 0..count {
             let mut weights = [_mm512_setzero_ps(); GROUPS];
@@ -227,7 +268,7 @@ unsafe fn panel_of<const ROWS: usize, const GROUPS: usize>(
                 }
                 w1 = w1.add(GROUP);
             }
-            for (r, sums) in sums.iter_mut().enumerate() {
+            for (r, sums) in own.iter_mut().enumerate() {
                 let x = _mm512_set1_ps(*x.add(r));
                 for (sum, weights) in sums.iter_mut().zip(&weights) {
                     *sum = _mm512_fmadd_ps(*weights, x, *sum);
@@ -235,9 +276,10 @@ unsafe fn panel_of<const ROWS: usize, const GROUPS: usize>(
             }
             x = x.add(ROWS);
         }
-        for (r, sums) in sums.into_iter().enumerate().take(task.rows - row) {
-            for (g, sum) in sums.into_iter().enumerate() {
-                store(task, group + g, row + r, sum, first > 0);
+        for (r, own) in own.into_iter().enumerate() {
+            for (g, sum) in own.into_iter().enumerate() {
+                let place = sums.add(r).cast::<__m512>().add(g);
+                place.write(if add { _mm512_add_ps(place.read(), sum) } else { sum });
             }
         }
     }

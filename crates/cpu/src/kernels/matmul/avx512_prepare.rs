@@ -101,6 +101,77 @@ unsafe fn words_row_inner(activations: &Activations<'_>, input: &Input<'_>, row:
     }
 }
 
+/// Writes a panel of up to sixteen rows: column after column.
+pub(super) fn panel_rows(
+    _token: Avx512,
+    activations: &Activations<'_>,
+    input: &Input<'_>,
+    rows: Range<usize>,
+) {
+    // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
+    unsafe { panel_rows_inner(activations, input, rows) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn panel_rows_inner(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
+    let (panel, count) = activations.panel(rows.start);
+    let columns = activations.columns();
+    let lanes = ((1_u32 << count) - 1) as __mmask16;
+    for first in (0..columns).step_by(16) {
+        let width = 16.min(columns - first);
+        let mut values = [_mm512_setzero_ps(); 16];
+        for (value, row) in values.iter_mut().zip(rows.clone()) {
+            if let Some(source) = input.row(row) {
+                // SAFETY: the mask leaves out elements past the end of the row.
+                *value = unsafe { load(input.element(), source, first, ((1_u32 << width) - 1) as __mmask16) };
+            }
+        }
+        for (i, column) in transposed(values).into_iter().enumerate().take(width) {
+            // SAFETY: the panel holds `count` values for each column, and the mask leaves out what is beyond.
+            unsafe { _mm512_mask_storeu_ps(panel.add((first + i) * count), lanes, column) };
+        }
+    }
+}
+
+/// The columns of sixteen rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512; 16]) -> [__m512; 16] {
+    /// Makes four vectors of four, in each quarter of which lies a column of the quarter's four columns.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn quarters(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
+        let [ab, cd] = [(a, b), (c, d)].map(|(a, b)| {
+            [_mm512_castps_pd(_mm512_unpacklo_ps(a, b)), _mm512_castps_pd(_mm512_unpackhi_ps(a, b))]
+        });
+        [
+            _mm512_castpd_ps(_mm512_unpacklo_pd(ab[0], cd[0])),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(ab[0], cd[0])),
+            _mm512_castpd_ps(_mm512_unpacklo_pd(ab[1], cd[1])),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(ab[1], cd[1])),
+        ]
+    }
+    let [r0, r1, r2, r3, r4, r5, r6, r7, r8, r9, r10, r11, r12, r13, r14, r15] = rows;
+    let (a, b) = (quarters(r0, r1, r2, r3), quarters(r4, r5, r6, r7));
+    let (c, d) = (quarters(r8, r9, r10, r11), quarters(r12, r13, r14, r15));
+    let mut columns = [_mm512_setzero_ps(); 16];
+    for (i, (((a, b), c), d)) in a.into_iter().zip(b).zip(c).zip(d).enumerate() {
+        // Quarters 0 and 2, and 1 and 3, of each.
+        let (even_ab, even_cd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
+        let (odd_ab, odd_cd) = (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
+        let four = [
+            _mm512_shuffle_f32x4::<0x88>(even_ab, even_cd),
+            _mm512_shuffle_f32x4::<0x88>(odd_ab, odd_cd),
+            _mm512_shuffle_f32x4::<0xdd>(even_ab, even_cd),
+            _mm512_shuffle_f32x4::<0xdd>(odd_ab, odd_cd),
+        ];
+        for (place, column) in columns.iter_mut().skip(i).step_by(4).zip(four) {
+            *place = column;
+        }
+    }
+    columns
+}
+
 /// Writes the bf16 tiles of up to sixteen rows; `rows` starts at a multiple of 16.
 pub(super) fn tile_rows(
     _token: Avx512,

@@ -71,6 +71,9 @@ const WORD_ROWS: usize = 16;
 /// Bytes of weights that a thread takes at a time, when there are enough for every thread and few rows.
 const CHUNK_BYTES: usize = 128 << 10;
 
+/// Groups of plain weights that a thread takes at a time, when there are enough for every thread and many rows.
+const PLAIN_GROUPS: usize = 8;
+
 /// Multiplications that a thread takes at a time, when there are enough for every thread: small, so that all threads end
 /// at nearly the same time, but some tens of microseconds.
 const CHUNK_WORK: usize = 4 << 20;
@@ -182,13 +185,16 @@ pub fn multiply(
     }
     let scratch = activations.scratch(worker)?;
     let chunk_groups = |product: &Product<'_>| {
-        let groups = product.layout.groups();
-        let by_bytes = CHUNK_BYTES / product.layout.group_bytes().max(1);
-        let by_threads = groups / (worker.threads() * 4);
+        let by_threads = product.layout.groups() / (worker.threads() * 4);
         let group_work = format::GROUP * product.layout.columns() * product.output.rows();
-        let by_work = CHUNK_WORK / group_work.max(1);
+        let most = match activations.form() {
+            // All rows pass through the cache once for each chunk.
+            Form::Panels(_) if product.output.rows() > 1 => PLAIN_GROUPS,
+            Form::Panels(_) | Form::Bytes => CHUNK_BYTES / product.layout.group_bytes().max(1),
+            Form::Words | Form::Tiles => CHUNK_WORK / group_work.max(1),
+        };
         // Kernels for many rows take groups by twos.
-        by_bytes.min(by_threads).min(by_work).max(2).next_multiple_of(2)
+        most.min(by_threads).max(2).next_multiple_of(2)
     };
     let chunks = |product: &Product<'_>| product.layout.groups().div_ceil(chunk_groups(product));
     worker.chunks(products.iter().map(chunks).sum(), |mut chunk| {

@@ -11,16 +11,22 @@ use super::view::Input;
 const STEP: usize = 256;
 
 /// Transposes the rows of one panel: column after column.
+#[expect(clippy::indexing_slicing, reason = "panels have at most 16 rows, and pieces at most PIECE columns")]
 pub(super) fn prepare_panel(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
+    /// Columns at a time, of all rows.
+    const PIECE: usize = 64;
     let (panel, count) = activations.panel(rows.start);
-    let mut values = [0.0_f32; STEP];
-    for (i, row) in rows.enumerate() {
-        for first in (0..activations.columns()).step_by(STEP) {
-            let length = STEP.min(activations.columns() - first);
-            input.read(row, first, &mut values);
-            for (k, value) in values.iter().take(length).enumerate() {
-                // SAFETY: the panel holds `count` values for each column, i < count, and only this chunk writes it.
-                unsafe { *panel.add((first + k) * count + i) = *value };
+    let mut values = [[0.0_f32; PIECE]; 16];
+    for first in (0..activations.columns()).step_by(PIECE) {
+        let length = PIECE.min(activations.columns() - first);
+        for (i, row) in rows.clone().enumerate() {
+            input.read(row, first, &mut values[i][..length]);
+        }
+        // SAFETY: the panel holds `count` values for each column, and only this chunk writes it.
+        let piece = unsafe { std::slice::from_raw_parts_mut(panel.add(first * count), length * count) };
+        for (k, column) in piece.chunks_exact_mut(count.max(1)).enumerate() {
+            for (value, row) in column.iter_mut().zip(&values) {
+                *value = row[k];
             }
         }
     }

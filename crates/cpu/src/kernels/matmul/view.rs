@@ -144,15 +144,20 @@ impl<'a> Input<'a> {
         out.fill(0.0);
         let Some(pointer) = self.row(row) else { return };
         let count = self.columns.saturating_sub(first).min(out.len());
-        for (i, value) in out.iter_mut().take(count).enumerate() {
-            let at = pointer.wrapping_add((first + i) * self.element.bytes());
-            // SAFETY: first + i < columns, so the element is inside the row that the view covers.
-            *value = unsafe {
-                match self.element {
-                    Element::F32 => at.cast::<f32>().read_unaligned(),
-                    Element::F16 => at.cast::<f16>().read_unaligned().to_f32(),
+        let Some(out) = out.get_mut(..count) else { return };
+        let pointer = pointer.wrapping_add(first * self.element.bytes());
+        // SAFETY: first + count <= columns, so the elements are inside the row that the view covers.
+        unsafe {
+            match self.element {
+                Element::F32 => {
+                    pointer.copy_to_nonoverlapping(out.as_mut_ptr().cast(), size_of_val(out));
                 }
-            };
+                Element::F16 => {
+                    for (i, value) in out.iter_mut().enumerate() {
+                        *value = pointer.cast::<f16>().add(i).read_unaligned().to_f32();
+                    }
+                }
+            }
         }
     }
 }
