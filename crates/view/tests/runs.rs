@@ -1,0 +1,110 @@
+//! Runs of simulated devices, whose clocks are exact, as trace events and as statistics.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Data, GraphBuilder, Weight};
+use quadriga_runtime::{Backend, Cost, Detail, DeviceKind, Plan, Scheduler, Trace};
+use quadriga_sim::Sim;
+use quadriga_view::{ChromeTrace, Happening, Limits, Statistics};
+use serde_json::Value;
+
+/// Two products on one device, two on another; a node takes 2 s, a copy 3 s.
+fn run() -> (Vec<Arc<dyn Backend>>, Plan, Trace) {
+    let g = GraphBuilder::new();
+    let mut x = g.input("x", DType::F32, [4, 8]);
+    for layer in 0..4 {
+        let _scope = g.scope(&format!("blk.{layer}"));
+        let ones = Data::from([1.0f32; 64].as_slice());
+        x = g.weight(&format!("w.{layer}"), Weight::with_data(DType::F32, [8, 8], ones)).mul_mat(x);
+    }
+    g.output("y", x);
+    let devices: Vec<Arc<dyn Backend>> =
+        ["a", "b"].map(|name| Sim::new(name).node_seconds(2.0).copy_seconds(3.0, 0.0).build()).to_vec();
+    let plan = Scheduler::new(devices.clone())
+        .place(|name| Some(name.strip_prefix("w.")?.parse::<usize>().ok()? / 2))
+        .plan(g.finish().unwrap())
+        .unwrap();
+    let mut session = plan.session().unwrap();
+    session.set("x", [1.0f32; 32].as_slice()).unwrap();
+    let trace = session.trace(Detail::Operations).unwrap();
+    (devices, plan, trace)
+}
+
+#[test]
+fn slices_flows_and_counters_are_where_they_belong() {
+    let (devices, plan, trace) = run();
+    let mut file = ChromeTrace::new(Vec::new(), &devices).unwrap();
+    for start in [10.0, 40.0] {
+        file.run(&Happening { plan: &plan, trace: &trace, start, name: "a \"run\"" }).unwrap();
+    }
+    file.token("\"the\" at 3", 41.0).unwrap();
+    let text = String::from_utf8(file.finish(60.0).unwrap()).unwrap();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let of = |phase: &str| events.iter().filter(|e| e["ph"] == phase).collect::<Vec<_>>();
+    let at = |name: &str| -> Vec<(f64, f64)> {
+        let mine = of("X").into_iter().filter(|e| e["name"] == name);
+        mine.map(|e| (e["ts"].as_f64().unwrap() / 1e6, e["dur"].as_f64().unwrap() / 1e6)).collect()
+    };
+    // The input takes 3 s to arrive.
+    assert_eq!(at("split 0"), [(13.0, 4.0), (43.0, 4.0)]);
+    let copied = &at("b#blk.1.mul_mat#1");
+    assert_eq!(copied, &[(17.0, 3.0), (47.0, 3.0)]);
+    assert_eq!(at("split 1"), [(20.0, 4.0), (50.0, 4.0)]);
+    assert_eq!(at("mul_mat").len(), 8);
+    assert_eq!(at("a \"run\"").len(), 2);
+    let flows: Vec<(&str, f64)> = events
+        .iter()
+        .filter(|e| e["id"] == 1)
+        .map(|e| (e["ph"].as_str().unwrap(), e["ts"].as_f64().unwrap()))
+        .collect();
+    assert_eq!(flows, [("s", 17e6 - 0.001), ("t", 17e6), ("f", 20e6)]);
+    // The peak of a device's arena is what its plan says.
+    let most = of("C").into_iter().filter(|e| e["name"] == "memory of a");
+    let most = most.filter_map(|e| e["args"]["compute"].as_u64()).max();
+    assert_eq!(most, Some(plan.explain().backends[0].lower_bound));
+    assert_eq!(of("i")[0]["name"], "\"the\" at 3");
+    assert_eq!(json["otherData"]["seconds"], 60.0);
+}
+
+#[test]
+fn statistics_add_up_and_are_set_beside_the_limits() {
+    let (devices, plan, trace) = run();
+    let limits: Vec<Limits> = devices
+        .iter()
+        .map(|device| Limits {
+            read: 128.0,
+            f32: 512.0,
+            measured: true,
+            ..Limits::nominal(device.name(), &device.device().description, DeviceKind::Simulated)
+        })
+        .collect();
+    let mut statistics = Statistics::new(&devices, &limits);
+    statistics.add("prompt", &plan, &trace, 1.0);
+    statistics.add("token", &plan, &trace, 1.0);
+    let splits = statistics.splits();
+    let first = &splits["prompt: split 0 on a"];
+    assert_eq!((first.count, first.seconds), (1, 4.0));
+    // Two products of 4 × 8 by 8 × 8.
+    let one = Cost::of(plan.graph(), plan.splits().nodes_of(0)[0]);
+    assert_eq!((one.operations, one.traffic), (2 * 4 * 8 * 8, 4 * (32 + 64 + 32)));
+    assert_eq!((first.operations, first.traffic), (1024.0, 1024.0));
+    assert_eq!((first.least_computing, first.least_moving), (2.0, 8.0));
+    assert_eq!((first.bandwidth(), first.speed()), (256.0, 256.0));
+    let products = &statistics.operations()["mul_mat on b"];
+    assert_eq!((products.count, products.seconds), (4, 8.0));
+    let text = statistics.to_string();
+    for part in ["2 runs", "token: split 1 on b", "2 copies of 128 B on average in 6.0 s", "50 %", "200 %"] {
+        assert!(text.contains(part), "{part:?} is missing: {text}");
+    }
+}
+
+#[test]
+fn limits_of_another_device_do_not_count() {
+    let (devices, ..) = run();
+    let other = Limits { measured: true, ..Limits::nominal("a", "another machine", DeviceKind::Cpu) };
+    assert!(!Limits::of(&*devices[0], std::slice::from_ref(&other)).measured);
+    let same = Limits { device: devices[0].device().description, ..other };
+    assert!(Limits::of(&*devices[0], &[same]).measured);
+}
