@@ -22,37 +22,141 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
+/// Numbers of both signs whose sizes are spread evenly over all magnitudes up to `reach`, every one of a few thousand
+/// steps for each doubling, with the ends.
+fn sweep(reach: f32) -> Vec<f32> {
+    let (first, last) = (1e-30_f32.to_bits(), reach.to_bits());
+    let sizes = (first..last).step_by(4093).chain([last]);
+    let mut all: Vec<f32> = sizes.flat_map(|bits| [f32::from_bits(bits), -f32::from_bits(bits)]).collect();
+    all.push(0.0);
+    all
+}
+
 #[test]
 fn functions_keep_their_error_bounds() {
-    let mut rng = Rng::new(3);
     let p = |n: i32| 2.0_f64.powi(n);
-    // Function, exact value, relative bound, absolute bound for each unit of max(1, |x|).
-    type Case = (Map, fn(f64) -> f64, f64, f64);
+    // Function, exact value, how far it is tried, relative bound, absolute bound for each unit of max(1, |x|).
+    type Case = (Map, fn(f64) -> f64, f32, f64, f64);
     let cases: [Case; 8] = [
-        (Map::Exp, f64::exp, p(-22), 0.0),
-        (Map::Sigmoid, sigmoid, p(-21), 0.0),
-        (Map::Silu, |x| x * sigmoid(x), p(-20), 0.0),
-        (Map::Tanh, f64::tanh, p(-20), 0.0),
-        (Map::Gelu, gelu, 0.0, p(-20)),
-        (Map::GeluQuick, |x| x * sigmoid(1.702 * x), 0.0, p(-20)),
-        (Map::Relu, |x| x.max(0.0), 0.0, 0.0),
-        (Map::Square, |x| x * x, p(-23), 0.0),
+        (Map::Exp, f64::exp, 87.3, p(-22), 0.0),
+        (Map::Sigmoid, sigmoid, 87.0, p(-21), 0.0),
+        (Map::Silu, |x| x * sigmoid(x), 87.0, p(-20), 0.0),
+        (Map::Tanh, f64::tanh, 100.0, p(-20), 0.0),
+        (Map::Gelu, gelu, 100.0, 0.0, p(-20)),
+        (Map::GeluQuick, |x| x * sigmoid(1.702 * x), 100.0, 0.0, p(-20)),
+        (Map::Relu, |x| x.max(0.0), 1e30, 0.0, 0.0),
+        (Map::Square, |x| x * x, 1e18, p(-24), 0.0),
+    ];
+    for isa in Isa::available() {
+        for (function, exact, reach, relative, absolute) in cases {
+            let x = sweep(reach);
+            let mut y = vec![0.0; x.len()];
+            vec::map(isa, function, &x, &mut y);
+            for (x, y) in x.iter().zip(&y) {
+                let want = exact(f64::from(*x));
+                // Results below the least normal number may be anything as small.
+                let bound = relative * want.abs() + absolute * f64::from(x.abs()).max(1.0) + 1.2e-38;
+                let error = (f64::from(*y) - want).abs();
+                assert!(error <= bound, "{isa} {function:?}({x}) = {y}, not {want}: error {error:e}");
+            }
+            let mut z = x.clone();
+            vec::map_in_place(isa, function, &mut z);
+            assert_eq!(y, z);
+        }
+    }
+}
+
+#[test]
+fn gated_functions_keep_the_bounds_of_their_factors() {
+    let mut rng = Rng::new(4);
+    type Case = (Zip, fn(f64) -> f64, f64, f64);
+    let p = |n: i32| 2.0_f64.powi(n);
+    let cases: [Case; 3] = [
+        (Zip::Swiglu, |x| x * sigmoid(x), p(-19), 0.0),
+        (Zip::Geglu, gelu, 0.0, p(-19)),
+        (Zip::Reglu, |x| x.max(0.0), p(-24), 0.0),
     ];
     for isa in Isa::available() {
         for (function, exact, relative, absolute) in cases {
-            for reach in [1e-3, 1.0, 10.0, 80.0] {
-                let x = row(&mut rng, 4099, reach);
-                let mut y = vec![0.0; x.len()];
-                vec::map(isa, function, &x, &mut y);
-                for (x, y) in x.iter().zip(&y) {
-                    let want = exact(f64::from(*x));
-                    let bound = relative * want.abs() + absolute * f64::from(x.abs()).max(1.0) + 1e-37;
+            let a = sweep(80.0);
+            let b = row(&mut rng, a.len(), 3.0);
+            let mut y = vec![0.0; a.len()];
+            vec::zip(isa, function, &a, &b, &mut y);
+            for ((a, b), y) in a.iter().zip(&b).zip(&y) {
+                let (a, b) = (f64::from(*a), f64::from(*b));
+                let want = exact(a) * b;
+                let bound = relative * want.abs() + absolute * a.abs().max(1.0) * b.abs() + 1.2e-38;
+                let error = (f64::from(*y) - want).abs();
+                assert!(error <= bound, "{isa} {function:?}({a}, {b}) = {y}, not {want}: error {error:e}");
+            }
+        }
+    }
+}
+
+/// The bounds that `kernels::vec` states for whole rows, over lengths and sizes of numbers.
+#[test]
+fn rows_keep_their_error_bounds() {
+    let mut rng = Rng::new(7);
+    let unit = 2.0_f64.powi(-24);
+    for isa in Isa::available() {
+        let lanes = match isa {
+            Isa::Scalar => 1.0,
+            Isa::Avx2(_) => 8.0,
+            Isa::Avx512(_) | Isa::Amx(_) => 16.0,
+        };
+        for n in [1, 2, 15, 64, 577, 4096, 20_001] {
+            for reach in [1e-3, 1.0, 30.0, 1e4] {
+                let (x, w) = (row(&mut rng, n, reach), row(&mut rng, n, 2.0));
+                let wide: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+                let mut out = vec![0.0; n];
+                vec::rms_norm(isa, &x, Some(&w), 1e-6, &mut out);
+                let mean = wide.iter().map(|v| v * v).sum::<f64>() / n as f64;
+                let factor = 1.0 / (mean + f64::from(1e-6_f32)).sqrt();
+                let sums = n as f64 / lanes;
+                for ((x, w), y) in wide.iter().zip(&w).zip(&out) {
+                    let want = x * factor * f64::from(*w);
                     let error = (f64::from(*y) - want).abs();
-                    assert!(error <= bound, "{isa} {function:?}({x}) = {y}, not {want}: error {error:e}");
+                    assert!(
+                        error <= (8.0 + sums / 2.0) * unit * want.abs(),
+                        "{isa} norm of {n}: {y}, not {want}"
+                    );
                 }
-                let mut z = x.clone();
-                vec::map_in_place(isa, function, &mut z);
-                assert_eq!(y, z);
+                // Differences of large numbers are rounded before the exponential sees them.
+                let spread = row(&mut rng, n, reach.min(30.0));
+                let most = spread.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let exact: Vec<f64> =
+                    spread.iter().map(|v| (f64::from(*v) - f64::from(most)).exp()).collect();
+                let total: f64 = exact.iter().sum();
+                let mut soft = spread.clone();
+                vec::softmax(isa, &mut soft);
+                for ((x, e), y) in spread.iter().zip(&exact).zip(&soft) {
+                    let (want, distance) = (e / total, f64::from(most) - f64::from(*x));
+                    let bound = (16.0 + sums + distance) * unit * want;
+                    let error = (f64::from(*y) - want).abs();
+                    assert!(error <= bound, "{isa} softmax of {n}: {y}, not {want}");
+                }
+            }
+        }
+        for pairs in [1, 5, 32, 64] {
+            for reach in [1e-3, 1.0, 1e4] {
+                let x = row(&mut rng, 2 * pairs, reach);
+                let angles: Vec<f64> = (0..pairs).map(|_| rng.uniform(-3000.0, 3000.0)).collect();
+                let cos: Vec<f32> = angles.iter().map(|a| a.cos() as f32).collect();
+                let sin: Vec<f32> = angles.iter().map(|a| a.sin() as f32).collect();
+                for adjacent in [true, false] {
+                    let mut y = x.clone();
+                    vec::rope(isa, &mut y, &cos, &sin, adjacent);
+                    for (p, angle) in angles.iter().enumerate() {
+                        let (i, j) = if adjacent { (2 * p, 2 * p + 1) } else { (p, p + pairs) };
+                        let (a, b) = (f64::from(x[i]), f64::from(x[j]));
+                        let bound = 3.0 * unit * a.hypot(b);
+                        let [c, s] = [angle.cos(), angle.sin()];
+                        for (got, want) in [(y[i], a * c - b * s), (y[j], a * s + b * c)] {
+                            let error = (f64::from(got) - want).abs();
+                            assert!(error <= bound, "{isa} rope: {got}, not {want}: {error:e} > {bound:e}");
+                        }
+                    }
+                }
             }
         }
     }

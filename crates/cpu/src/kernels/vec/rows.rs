@@ -130,7 +130,8 @@ pub fn axpy(isa: Isa, factor: f32, x: &[f32], y: &mut [f32]) {
     dispatch!(isa, body(factor: f32, x: *const f32, y: *mut f32, count: usize) -> ())
 }
 
-/// `out = x / √(mean(x²) + eps) · weight` over one row; without weights, they count as 1.
+/// `out = x / √(mean(x²) + eps) · weight` over one row; without weights, they count as 1. Relative error of an element
+/// below (8 + n / 2l) · 2⁻²⁴, with n elements and l lanes.
 ///
 /// The slices must be of one length; shorter ones shorten the row.
 pub fn rms_norm(isa: Isa, x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
@@ -229,7 +230,8 @@ pub unsafe fn rms_norm_add(
     dispatch!(isa, body(a: *const f32, x: *const f32, sum: *mut f32, weight: *const f32, eps: f32, out: *mut f32, count: usize) -> ())
 }
 
-/// `x = eˣ / Σ eˣ` over one row; a row of −∞ becomes zeros.
+/// `x = eˣ / Σ eˣ` over one row; a row of −∞ becomes zeros. Relative error of an element that lies d below the largest:
+/// (16 + n / l + d) · 2⁻²⁴, with n elements and l lanes.
 pub fn softmax(isa: Isa, x: &mut [f32]) {
     #[inline(always)]
     unsafe fn body<S: Simd>(x: *mut f32, count: usize, most: f32) -> f32 {
@@ -268,6 +270,7 @@ pub fn softmax(isa: Isa, x: &mut [f32]) {
 ///
 /// There are as many pairs as `cos` and `sin` have elements (the shorter). With `adjacent` pair `p` is elements `2p`
 /// and `2p + 1`, else `p` and `p + pairs`. Elements past the pairs stay; a row with fewer elements is left alone.
+/// Error below 3 · 2⁻²⁴ times the length of the pair, for exactly rounded `cos` and `sin`.
 pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32], adjacent: bool) {
     #[inline(always)]
     unsafe fn body<S: Simd>(x: *mut f32, cos: *const f32, sin: *const f32, pairs: usize) {
