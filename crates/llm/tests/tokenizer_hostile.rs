@@ -120,7 +120,7 @@ fn merging_agrees_with_the_slow_way_on_random_vocabularies() {
 fn a_megabyte_without_a_word_break_is_no_trouble() {
     let mut one = vocabulary("gpt2", &["a", "aa", "aaaa", "aaaaaaaa", "Ġ", "ĠĠ"]);
     one.merges = ["a a", "aa aa", "aaaa aaaa", "Ġ Ġ"].map(String::from).to_vec();
-    for pre in ["gpt-2", "llama-bpe", "qwen2", "tekken", "deepseek-llm", "default"] {
+    for pre in ["gpt-2", "llama-bpe", "qwen2", "tekken", "deepseek-coder", "default"] {
         one.pre = Some(pre.into());
         let tokenizer = Tokenizer::new(one.clone()).unwrap();
         assert_eq!(tokenizer.encode(&"a".repeat(1 << 20), true).len(), 1 << 17, "{pre}");

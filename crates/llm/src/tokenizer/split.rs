@@ -40,27 +40,15 @@ pub(super) struct Splitter {
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
 /// English contractions in either case.
 const CONTRACTIONS: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
-/// Han, and the other scripts that DeepSeek's first vocabularies keep in one piece.
-const DEEPSEEK_EAST_ASIAN: &str = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+";
-/// A word for the vocabularies that keep punctuation marks as separators.
-const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
-/// Letters of scripts with case, as DeepSeek's first vocabulary lists them.
-const DEEPSEEK_LETTERS: &str = concat!(
-    r"\s?[A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}",
-    r"\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}",
-    r"\x{38E}-\x{3A1}\x{3A3}-\x{3F5}\x{3F7}-\x{481}\x{48A}-\x{52F}\x{531}-\x{556}\x{10A0}-\x{10C5}",
-    r"\x{13A0}-\x{13F5}\x{13F8}-\x{13FD}\x{1C90}-\x{1CBA}\x{1CBD}-\x{1CBF}\x{1D00}-\x{1D2B}",
-    r"\x{1D6B}-\x{1D77}\x{1D79}-\x{1D9A}\x{1E00}-\x{1F15}\x{1F18}-\x{1F1D}\x{1F20}-\x{1F45}",
-    r"\x{1F48}-\x{1F4D}\x{1F50}-\x{1F57}\x{1F59}\x{1F5B}\x{1F5D}\x{1F5F}-\x{1F7D}\x{1F80}-\x{1FB4}",
-    r"\x{1FB6}-\x{1FBC}\x{1FBE}\x{1FC2}-\x{1FC4}\x{1FC6}-\x{1FCC}\x{1FD0}-\x{1FD3}\x{1FD6}-\x{1FDB}",
-    r"\x{1FE0}-\x{1FEC}\x{1FF2}-\x{1FF4}\x{1FF6}-\x{1FFC}\x{2102}\x{2107}\x{210A}-\x{2113}\x{2115}",
-    r"\x{2119}-\x{211D}\x{2124}\x{2126}\x{2128}\x{212A}-\x{212D}\x{212F}-\x{2134}\x{2139}",
-    r"\x{213C}-\x{213F}\x{2145}-\x{2149}\x{214E}\x{2183}\x{2184}\x{2C00}-\x{2C7B}\x{2C7E}-\x{2CE4}",
-    r"\x{2CEB}-\x{2CEE}\x{2CF2}\x{2CF3}\x{A640}-\x{A66D}\x{A680}-\x{A69B}\x{A722}-\x{A76F}",
-    r"\x{A771}-\x{A787}\x{A78B}-\x{A78E}\x{AB70}-\x{ABBF}\x{FB00}-\x{FB06}\x{FB13}-\x{FB17}",
-    r"\x{FF21}-\x{FF3A}\x{FF41}-\x{FF5A}\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}",
-    r"\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}]+",
-);
+/// East Asian text, which DeepSeek's coder keeps in one piece: from U+0800, where the Basic Multilingual Plane's rarer
+/// scripts begin, to U+9FA5, the last ideograph of Unicode 1.1; and from U+AC00, the first Hangul syllable, to U+D7FF,
+/// the end of the Hangul blocks.
+const EAST_ASIAN: &str = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+";
+/// The same for DeepSeek V3: the blocks Hiragana and Katakana, and the ideographs of Unicode 1.1.
+const HAN_AND_KANA: &str = r"[\x{3040}-\x{30FF}\x{4E00}-\x{9FA5}]+";
+/// BLOOM's words: anything but white space, brackets, bars and the marks that end clauses, Latin, Chinese, Hindi, Urdu
+/// and Arabic; a space before belongs to them.
+const BLOOM: &str = r" ?[^\s()|.,!?…。，、।۔،]+";
 
 /// Every family of rules, with the names that vocabularies give it.
 const FAMILIES: &[(Family, &[&str])] = &[
@@ -127,7 +115,6 @@ const FAMILIES: &[(Family, &[&str])] = &[
     (Family::Tekken, &["tekken"]),
     (Family::Gpt4o, &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"]),
     (Family::Falcon, &["falcon"]),
-    (Family::DeepseekLlm, &["deepseek-llm"]),
     (Family::DeepseekCoder, &["deepseek-coder"]),
     (Family::DeepseekV3, &["deepseek-v3", "hunyuan-dense", "joyai-llm"]),
     (Family::Bloom { single_digits: false }, &["bloom", "poro-chat", "gpt3-finnish"]),
@@ -147,7 +134,6 @@ enum Family {
     Tekken,
     Gpt4o,
     Falcon,
-    DeepseekLlm,
     DeepseekCoder,
     DeepseekV3,
     Bloom { single_digits: bool },
@@ -191,26 +177,19 @@ impl Family {
             Family::Tekken => vec![modern(&cased(""), r"\p{N}", r"[\r\n/]*")],
             Family::Gpt4o => vec![modern(&cased(&format!("(?:{CONTRACTIONS})?")), r"\p{N}{1,3}", r"[\r\n/]*")],
             Family::Falcon => vec![plain(r"[\p{P}$+<=>^~|`]+"), gpt2(), plain("[0-9][0-9][0-9]")],
-            Family::DeepseekLlm => vec![
-                plain(r"[\r\n]"),
-                plain(DEEPSEEK_LETTERS),
-                plain(r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"),
-                plain(r"\s+$"),
-                plain(DEEPSEEK_EAST_ASIAN),
-                plain(r"\p{N}+"),
-            ],
             Family::DeepseekCoder => vec![
                 plain(r"[\r\n]"),
                 plain(r"\s?\p{L}+"),
                 plain(r"\s?\p{P}+"),
-                plain(DEEPSEEK_EAST_ASIAN),
+                plain(EAST_ASIAN),
                 plain(r"\p{N}"),
             ],
             Family::DeepseekV3 => vec![
                 plain(r"\p{N}{1,3}"),
-                plain("[一-龥\u{3040}-ゟ゠-ヿ]+"),
+                plain(HAN_AND_KANA),
                 (
-                    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"##
+                    // A mark of ASCII takes the letters of ASCII after it.
+                    r"[[:punct:]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"
                         .to_owned(),
                     LeaveLastUnlessLineEnd,
                 ),
@@ -299,4 +278,66 @@ fn left_over(spaces: Spaces, matched: &str, after: &str) -> usize {
     // When the expression stopped before the end of the run, the rest of it is not a word that could take the space.
     let run_goes_on = after.chars().next().is_some_and(char::is_whitespace);
     if stays || !is_run || run_goes_on { 0 } else { last.len_utf8() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Splitter;
+
+    /// Cut by hand, by the rules that the models publish.
+    #[test]
+    fn words_are_cut_as_the_models_say() {
+        let cases: &[(&str, &str, &[&str])] = &[
+            (
+                "gpt-2",
+                "It's  a test 123!!\n\nx",
+                &["It", "'s", " ", " a", " test", " 123", "!!", "\n", "\n", "x"],
+            ),
+            ("smollm", "a12 b\n", &["a", "1", "2", " b", "\n"]),
+            (
+                "llama-bpe",
+                "It'S 12345 a.b\n\n  x",
+                &["It", "'S", " ", "123", "45", " a", ".b", "\n\n", " ", " x"],
+            ),
+            ("qwen2", "x=12;\n", &["x", "=", "1", "2", ";\n"]),
+            ("tekken", "CamelCase don't", &["Camel", "Case", " don", "'t"]),
+            ("gpt-4o", "CamelCase don't 1234", &["Camel", "Case", " don't", " ", "123", "4"]),
+            ("deepseek-v3", "日本語テスト 12345 a_x", &["日本語テスト", " ", "123", "45", " a", "_x"]),
+            ("deepseek-coder", "한국어 abc, 42\n", &["한국어", " abc", ",", " ", "4", "2", "\n"]),
+            ("bloom", "Hi, you (there)", &["Hi", ",", " you", " (", "there", ")"]),
+            ("viking", "a 12", &["a", " ", "1", "2"]),
+            ("falcon", "a+b 1234", &["a", "+", "b", " ", "123", "4"]),
+        ];
+        for (name, text, words) in cases {
+            let mut got = Vec::new();
+            match Splitter::named(Some(name)) {
+                Ok(splitter) => splitter.split(text, &mut |word| got.push(word)),
+                Err(error) => got.push(Box::leak(error.to_string().into_boxed_str())),
+            }
+            assert_eq!(got, *words, "{name}: {text:?}");
+        }
+    }
+
+    /// The edges of the classes that are written as numbers.
+    #[test]
+    fn ranges_begin_and_end_where_the_scripts_do() {
+        let words = |name: &str, text: &'static str| {
+            let mut got = Vec::new();
+            if let Ok(splitter) = Splitter::named(Some(name)) {
+                splitter.split(text, &mut |word| got.push(word));
+            }
+            got.len()
+        };
+        // Hiragana, katakana and ideographs are one word to V3, Hangul is none of them but still letters.
+        assert_eq!(words("deepseek-v3", "あゟアヿ一龥"), 1);
+        assert_eq!(words("deepseek-v3", "一한"), 2);
+        assert_eq!(words("deepseek-v3", "一\u{9FA6}"), 2);
+        assert_eq!(words("deepseek-coder", "一한"), 1);
+    }
+
+    #[test]
+    fn rules_that_are_not_known_are_named() {
+        let error = Splitter::named(Some("deepseek-llm")).map(drop).map_err(|error| error.to_string());
+        assert!(error.is_err_and(|text| text.contains("'deepseek-llm'") && text.contains("deepseek-coder")));
+    }
 }
