@@ -121,6 +121,7 @@ fn options_out_of_range() {
         (&["--device", "abacus"], 2, &["abacus", "cpu"]),
         (&["-ngl", "some"], 2, &["all or auto"]),
         (&["--cache-type", "q4_0"], 2, &["f16, f32 and q8_0"]),
+        (&["--cache-type", "q8_0"], 1, &["q8_0", "blocks of 32", "--cache-type f16"]),
         (&["--no-such-flag"], 2, &["--no-such-flag"]),
         (&["-c", "99999999999999"], 1, &["context"]),
     ] {

@@ -111,12 +111,13 @@ impl EngineOptions {
         match self.cache {
             DType::F16 | DType::F32 => {}
             DType::Q8_0 if wide.iter().all(|w| w.is_multiple_of(32)) => {}
+            DType::Q8_0 => {
+                let [keys, values] = wide;
+                return Err(Error::CacheBlocks { keys, values });
+            }
             other => {
-                return Err(Error::Option {
-                    name: "the cache type",
-                    value: other.to_string(),
-                    wanted: "f16, f32, or q8_0 where heads are multiples of 32",
-                });
+                let value = other.to_string();
+                return Err(Error::Option { name: "the cache type", value, wanted: "f16, f32 or q8_0" });
             }
         }
         self.batch = self.batch.min(self.context * self.sequences);

@@ -104,6 +104,17 @@ pub enum Error {
         wanted: &'static str,
     },
 
+    /// The cache's type has blocks that the model's heads do not fill.
+    #[error(
+        "a q8_0 cache stores blocks of 32 numbers, which heads of {keys} (keys) and {values} (values) numbers do not fill; use --cache-type f16 or f32"
+    )]
+    CacheBlocks {
+        /// Numbers of a head's key.
+        keys: usize,
+        /// Numbers of a head's value.
+        values: usize,
+    },
+
     /// The file has no vocabulary, or says that it has none.
     #[error("the file has no vocabulary: it can be benchmarked, but not used with text")]
     NoVocabulary,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use quadriga_runtime::{Backend, Progress, Scheduler};
 
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, Entry};
 use crate::sampling::{Sampler, SamplingOptions};
 use crate::stop::StopMatcher;
 use crate::template::Message;
@@ -94,7 +94,8 @@ impl Generator {
         self.engine.model()
     }
 
-    /// A flag that ends the answer after the token under way when set; the next answer clears it.
+    /// A flag that, when set, ends a prompt after the batch under way and an answer after the token under way; the next
+    /// prompt clears it.
     pub fn cancel_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.cancel)
     }
@@ -128,7 +129,8 @@ impl Generator {
         self.continue_tokens(&tokens)
     }
 
-    /// Goes on from tokens. What the cache holds of them already is not computed again.
+    /// Goes on from tokens. What the cache holds of them already is not computed again. If the prompt is cancelled, the
+    /// answer has ended; what was computed of the prompt stays in the cache.
     pub fn continue_tokens(&mut self, tokens: &[u32]) -> Result<Answer<'_>> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -144,12 +146,12 @@ impl Generator {
         self.cached.truncate(kept);
         self.engine.truncate(0, kept);
         let started = Instant::now();
-        self.engine.feed(tokens.get(kept..).unwrap_or_default())?;
+        let whole = self.compute(tokens.get(kept..).unwrap_or_default())?;
         let prompt_time = started.elapsed();
-        self.cached.extend_from_slice(tokens.get(kept..).unwrap_or_default());
         let mut sampler = Sampler::new(self.options.sampling.clone())?;
         tokens.iter().for_each(|token| sampler.accept(*token));
         let most = self.options.most_tokens.unwrap_or(usize::MAX);
+        let prompt_tokens = self.cached.len() - kept;
         let Generator { engine, options, cached, cancel } = self;
         let model = engine.model().clone();
         Ok(Answer {
@@ -162,11 +164,33 @@ impl Generator {
             stops: StopMatcher::new(options.stops.iter().cloned()),
             most,
             count: 0,
-            finish: None,
-            prompt_tokens: tokens.len() - kept,
+            finish: (!whole).then_some(Finish::Cancelled),
+            prompt_tokens,
             prompt_time,
             started: Instant::now(),
         })
+    }
+}
+
+impl Generator {
+    /// Appends a prompt batch by batch; false if it was cancelled between two of them.
+    fn compute(&mut self, tokens: &[u32]) -> Result<bool> {
+        let batch = self.engine.options().batch.max(1);
+        let batches = tokens.len().div_ceil(batch);
+        for (i, tokens) in tokens.chunks(batch).enumerate() {
+            if self.cancel.load(Ordering::Acquire) {
+                return Ok(false);
+            }
+            // Only what follows the last token of all is asked for.
+            let last = if i + 1 == batches { tokens.len() } else { 0 };
+            let entries = tokens.iter().zip(1..);
+            let entries: Vec<Entry> = entries
+                .map(|(token, count)| Entry { sequence: 0, token: *token, wanted: count == last })
+                .collect();
+            self.engine.extend(&entries)?;
+            self.cached.extend_from_slice(tokens);
+        }
+        Ok(true)
     }
 }
 

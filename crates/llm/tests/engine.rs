@@ -234,7 +234,7 @@ fn options_out_of_range_are_errors() {
     let odd = Recipe { key_length: 12, rope_dims: 12, value_length: 12, ..Recipe::new("llama") };
     let options = EngineOptions { cache: DType::Q8_0, ..defaults() };
     let error = Engine::new(odd.model(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).err().unwrap();
-    assert!(error.to_string().contains("multiples of 32"), "{error}");
+    assert!(error.to_string().contains("blocks of 32"), "{error}");
 }
 
 #[test]

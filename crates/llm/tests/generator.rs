@@ -9,7 +9,7 @@ use common::{Recipe, cpu};
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::template::Message;
 use quadriga_llm::{EngineOptions, Error, Finish, Generator, GeneratorOptions, Model};
-use quadriga_runtime::Scheduler;
+use quadriga_runtime::{Detail, Scheduler};
 
 fn recipe() -> Recipe {
     Recipe { text: true, seed: 5, context: 200, ..Recipe::new("llama") }
@@ -233,4 +233,30 @@ fn numbers_that_overflow_are_an_error_and_not_a_token() {
     let error = answer.next().unwrap().unwrap_err();
     assert!(matches!(error, Error::Logits { .. }), "{error}");
     assert!(answer.next().is_none());
+}
+
+#[test]
+fn a_prompt_stops_between_batches_and_its_beginning_is_kept() {
+    let engine = EngineOptions { batch: 8, ..EngineOptions::default() };
+    let mut generator = generator(GeneratorOptions { engine, ..options(5) });
+    let tokens: Vec<u32> = (0..50).map(|i| i % 40).collect();
+    let wanted: Vec<u32> =
+        generator.continue_tokens(&tokens).unwrap().map(|piece| piece.unwrap().token).collect();
+    let flag = generator.cancel_flag();
+    // Told of every batch: asks for the end after the third.
+    let mut batches = 0;
+    generator.engine().watch(Some((
+        Detail::Splits,
+        Box::new(move |_| {
+            batches += 1;
+            flag.store(batches == 3, Ordering::Release);
+        }),
+    )));
+    let mut stopped = generator.continue_tokens(&tokens).unwrap();
+    assert_eq!((stopped.finish(), stopped.next().is_none()), (Some(Finish::Cancelled), true));
+    assert_eq!(stopped.prompt_speed().0, 24);
+    let mut again = generator.continue_tokens(&tokens).unwrap();
+    assert_eq!(again.prompt_speed().0, 26, "what was computed is not computed again");
+    let pieces: Vec<u32> = again.by_ref().map(|piece| piece.unwrap().token).collect();
+    assert_eq!(pieces, wanted);
 }

@@ -24,7 +24,7 @@ const HELP: &str = "\
 /reset  forget the conversation
 /stats  speed and memory
 /exit   end (also Ctrl-D)
-Ctrl-C stops an answer; what it said so far stays in the conversation.";
+Ctrl-C stops an answer, or the reading of a long question; what the answer said so far stays in the conversation.";
 
 /// Talks until the input ends.
 pub(crate) fn chat(arguments: &Chat) -> Outcome {
@@ -78,7 +78,7 @@ impl Conversation {
     /// Answers what was said. What goes wrong with one answer does not end the conversation.
     fn answer(&mut self, said: &str) -> Outcome {
         self.messages.push(Message::new("user", said));
-        let gentle = interrupt::gently();
+        let gentle = interrupt::gently_setting(self.generator.cancel_flag());
         let mut out = io::stdout().lock();
         let answered = match self.generator.chat(&self.messages) {
             Ok(answer) => stream(answer, &gentle, &mut out),
@@ -87,6 +87,11 @@ impl Conversation {
         match answered {
             Ok(answered) => {
                 writeln!(out)?;
+                if answered.finish.is_none() && answered.answer.0 == 0 {
+                    note!("(stopped before the answer began; the question is not part of the conversation)");
+                    self.messages.pop();
+                    return Ok(());
+                }
                 if answered.finish == Some(Finish::Context) {
                     note!("(the context is full; /reset starts anew)");
                 }
@@ -152,14 +157,18 @@ impl Lines {
     fn next(&mut self) -> Outcome<Option<String>> {
         let unreadable = |reason: String| Err(Failure::Message(format!("cannot read the input: {reason}")));
         match self {
-            Lines::Editor(editor) => match editor.readline("> ") {
-                Ok(line) => {
-                    // A line that is not remembered can still be answered.
-                    let _ = editor.add_history_entry(&line);
-                    Ok(Some(line))
+            Lines::Editor(editor) => loop {
+                match editor.readline("> ") {
+                    Ok(line) => {
+                        // A line that is not remembered can still be answered.
+                        let _ = editor.add_history_entry(&line);
+                        return Ok(Some(line));
+                    }
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    // It may have been meant for an answer that has just ended.
+                    Err(ReadlineError::Interrupted) => note!("(Ctrl-D or /exit ends the chat)"),
+                    Err(error) => return unreadable(error.to_string()),
                 }
-                Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
-                Err(error) => unreadable(error.to_string()),
             },
             Lines::Plain => {
                 let mut bytes = Vec::new();
