@@ -9,7 +9,7 @@ const [file, rounds = '5'] = process.argv.slice(2);
   for (let round = 0; round < Number(rounds); round += 1) {
     const browser = await chromium.launch({
       executablePath: process.env.QUADRIGA_BROWSER,
-      args: ['--no-sandbox', '--disable-gpu', '--enable-precise-memory-info'],
+      args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--enable-precise-memory-info'],
     });
     const page = await browser.newPage({ viewport: { width: 1400, height: 1000 } });
     const started = Date.now();

@@ -48,7 +48,7 @@ struct Shared {
 }
 
 impl RecordOptions {
-    /// Starts to record, if anything is to be recorded.
+    /// Prepares to record, if anything is to be recorded: a file that cannot be written is known before a model is loaded.
     pub(crate) fn start(&self, options: &ModelOptions, prepared: &Prepared) -> Outcome<Option<Recording>> {
         if self.trace.is_none() && !self.stats {
             return Ok(None);
@@ -81,9 +81,10 @@ impl RecordOptions {
 }
 
 impl Recording {
-    /// What the engine is to be watched with.
+    /// What the engine is to be watched with. The recording begins now.
     pub(crate) fn watcher(&self) -> (Detail, Watcher) {
         let shared = Arc::clone(&self.shared);
+        lock(&shared).origin = Instant::now();
         (self.detail, Box::new(move |batch| lock(&shared).add(batch)))
     }
 

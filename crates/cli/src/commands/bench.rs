@@ -92,8 +92,8 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
         )));
     }
     let prepared = model.prepare(&options)?;
-    let (mut engine, load_seconds) = prepared.engine(options)?;
     let recording = arguments.record.start(model, &prepared)?;
+    let (mut engine, load_seconds) = prepared.engine(options)?;
     engine.watch(recording.as_ref().map(Recording::watcher));
     let (mut prompts, mut generations) = (Samples::new(*prompt), Samples::new(*generate));
     let some = tokens(&engine, needed);

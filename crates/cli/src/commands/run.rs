@@ -47,8 +47,8 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     let (seed, context) = (options.sampling.seed, options.engine.clone());
     let prepared = arguments.model.prepare(&options.engine)?;
     let context = context.resolve(&prepared.model)?.context;
-    let (mut generator, load_seconds) = prepared.generator(options)?;
     let recording = arguments.record.start(&arguments.model, &prepared)?;
+    let (mut generator, load_seconds) = prepared.generator(options)?;
     generator.engine().watch(recording.as_ref().map(Recording::watcher));
     let answer = generator.answer(&prompt)?;
     let gentle = interrupt::gently();

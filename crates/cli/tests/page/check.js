@@ -14,6 +14,8 @@ const address = (name) => pathToFileURL(path.join(folder, name)).href;
 
 async function open(browser, name, options) {
   const page = await browser.newPage(options);
+  // Machines that run tests are busy.
+  page.setDefaultTimeout(120000);
   const complaints = [];
   page.on('console', (message) => {
     if (message.type() === 'error' || message.type() === 'warning') complaints.push(message.text());
@@ -182,7 +184,7 @@ async function checkLarge(browser) {
 (async () => {
   const browser = await chromium.launch({
     executablePath: process.env.QUADRIGA_BROWSER,
-    args: ['--no-sandbox', '--disable-gpu', '--enable-precise-memory-info'],
+    args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--enable-precise-memory-info'],
   });
   try {
     await checkModel(browser);
