@@ -269,18 +269,24 @@ function writeWords() {
 }
 
 function writeTable() {
+  const columns = [['weights', 'weights'], ['file map', 'mapped'], ['cache', 'state'], ['compute', 'compute'], ['staging', 'staging'],
+    ['in all', 'total'], ['free', 'free']];
+  // Where there is little room, columns without anything in them are left out.
+  const className = (key) => (key === 'total' ? 'total' : plan.backends.every((b) => !b[key]) ? 'nothing' : '');
   const table = document.getElementById('table');
   const head = element('tr', undefined, element('thead', undefined, table));
-  ['device', 'weights', 'file map', 'cache', 'compute', 'staging', 'in all', 'free'].forEach((name) => {
-    element('th', name, head).scope = 'col';
+  element('th', 'device', head).scope = 'col';
+  columns.forEach(([name, key]) => {
+    element('th', name, head, className(key)).scope = 'col';
   });
   const body = element('tbody', undefined, table);
   plan.backends.forEach((b) => {
     const row = element('tr', undefined, body);
     element('td', b.backend, row).title = b.description;
-    [b.weights, b.mapped, b.state, b.compute, b.staging].forEach((bytes) => element('td', bytes ? bytesText(bytes) : '–', row));
-    element('td', bytesText(b.total), row, 'total');
-    element('td', b.free === null ? 'unknown' : bytesText(b.free), row);
+    columns.forEach(([, key]) => {
+      const text = b[key] ? bytesText(b[key]) : key === 'free' && b[key] === null ? 'unknown' : '–';
+      element('td', text, row, className(key));
+    });
   });
 }
 
