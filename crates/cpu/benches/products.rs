@@ -104,11 +104,18 @@ const TYPES: [DType; 15] = [
 
 fn one_row(pool: &Pool, isa: Isa) {
     let bytes = 600 << 20;
-    let memory = vec![0x11_u8; bytes];
-    let floats: Vec<f32> = vec![1.0; bytes / 4];
+    // Aligned, and in large pages if the system has them, as the backend holds weights. The same memory is read plainly.
+    let mut memory = vec![0_u8; bytes + (4 << 20)];
+    let start = memory.as_ptr().align_offset(2 << 20);
+    let memory = &mut memory[start..start + bytes];
+    // SAFETY: advice on memory that is ours.
+    unsafe { libc::madvise(memory.as_mut_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+    memory.fill(0x11);
+    let memory = &*memory;
+    let floats: &[f32] = bytemuck::cast_slice(memory);
     println!("one row, weights of {} MiB (larger than the last-level cache), {isa}:", bytes >> 20);
     for dtype in TYPES {
-        let plain = best(5, || read(pool, isa, &floats));
+        let plain = best(5, || read(pool, isa, floats));
         let plain = bytes as f64 / plain / 1e9;
         let k = 4096;
         let n = bytes / dtype.row_bytes(k).unwrap() / 16 * 16;

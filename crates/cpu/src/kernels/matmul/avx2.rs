@@ -7,15 +7,12 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::Task;
 use super::activations::{BytesRow, PANEL_COLUMNS};
 use super::avx2_unpack::{self as unpack, Packed};
 use super::avx512_unpack::with_packed;
 use super::format::{BLOCK, GROUP};
+use super::{Task, ask_ahead};
 use crate::isa::Avx2;
-
-/// Bytes ahead of the current cell that are asked for early.
-const AHEAD: usize = 2048;
 
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
 
@@ -132,10 +129,8 @@ unsafe fn one_row<P: Packed>(task: &Task<'_>) {
         let mut cell = task.group(group).as_ptr();
         let mut sums = [_mm256_setzero_ps(); 2];
         for index in 0..cells {
-            for line in 0..P::BYTES.div_ceil(64) {
-                _mm_prefetch::<_MM_HINT_T0>(cell.wrapping_add(AHEAD + 64 * line).cast());
-            }
             for block in 0..P::BLOCKS {
+                ask_ahead(cell.wrapping_add(block * P::BYTES / P::BLOCKS), P::BYTES / P::BLOCKS);
                 for (half, sum) in sums.iter_mut().enumerate() {
                     // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
                     unsafe {

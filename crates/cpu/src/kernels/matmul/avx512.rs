@@ -4,14 +4,11 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::Task;
 use super::activations::{BytesRow, PANEL_COLUMNS};
 use super::avx512_unpack::{self as unpack, Packed, with_packed};
 use super::format::{BLOCK, GROUP};
+use super::{Task, ask_ahead};
 use crate::isa::Avx512;
-
-/// Bytes ahead of the current cell that are asked for early: the hardware does not look past the end of a page.
-const AHEAD: usize = 2048;
 
 /// Blocks unpacked at a time for many rows.
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
@@ -115,10 +112,8 @@ unsafe fn one_row<P: Packed>(task: &Task<'_>) {
         let mut cell = task.group(group).as_ptr();
         let mut sums = [_mm512_setzero_ps(); 2];
         for index in 0..cells {
-            for line in 0..P::BYTES.div_ceil(64) {
-                _mm_prefetch::<_MM_HINT_T0>(cell.wrapping_add(AHEAD + 64 * line).cast());
-            }
             for block in 0..P::BLOCKS {
+                ask_ahead(cell.wrapping_add(block * P::BYTES / P::BLOCKS), P::BYTES / P::BLOCKS);
                 // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
                 unsafe {
                     let (quants, affine) = (P::quants(cell, block), P::scales(cell, block));

@@ -1,7 +1,7 @@
 //! Products of f32 activations with F32, F16 and BF16 weights, in f32 arithmetic: AVX-512.
 //!
 //! One row: each column of a group is one vector of weights times one activation. Many rows: panels of up to twelve
-//! rows × two groups, 24 sums in registers. [`PANEL`] columns are taken at a time: those of two groups (16 KiB) stay in
+//! rows × two groups, 24 sums in registers. [`PANEL`] columns are taken at a time: those of two groups (24 KiB) stay in
 //! the first-level cache while [`ROWS`] rows pass by, and those of the rows in the second-level cache while the groups of
 //! the task do. Sums wait in scratch memory meanwhile: rows of results may lie a power of two apart, where few of them
 //! fit a cache. F16 and BF16 columns are widened into scratch memory first.
@@ -12,11 +12,11 @@ use quadriga_graph::DType;
 
 use super::activations::SCRATCH;
 use super::format::GROUP;
-use super::{PLAIN_GROUPS, Task};
+use super::{PLAIN_GROUPS, Task, ask_ahead};
 use crate::isa::Avx512;
 
 /// Columns taken at a time.
-const PANEL: usize = 128;
+const PANEL: usize = 192;
 
 /// Rows taken at a time: whole panels.
 const ROWS: usize = 252;
@@ -127,12 +127,7 @@ unsafe fn one_row<W: Plain>(task: &Task<'_>) {
         // SAFETY: pairs below columns / 2 are inside the group and the row; a last odd column is taken alone.
         unsafe {
             for two in 0..columns / 4 {
-                _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2048).cast());
-                _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2112).cast());
-                if W::PAIR > 64 {
-                    _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2176).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(packed.wrapping_add(2 * two * W::PAIR + 2240).cast());
-                }
+                ask_ahead(packed.wrapping_add(2 * two * W::PAIR), 2 * W::PAIR);
                 let x = x.add(4 * two);
                 let [a, b] = W::pair(packed, 2 * two, true);
                 let [c, d] = W::pair(packed, 2 * two + 1, true);
