@@ -1,9 +1,10 @@
 //! The backend: a device's memory, its queues, and the compiling of splits.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys;
-use quadriga_graph::{DType, Graph, NodeId, Op, Tensor};
+use quadriga_graph::{DType, Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
     Backend, BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal,
     Region, SplitSource, Usage, WeightLayout,
@@ -11,7 +12,7 @@ use quadriga_runtime::{
 
 use crate::CudaError;
 use crate::blas::Blas;
-use crate::buffer::{DeviceBuffer, PinnedBuffer};
+use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
 use crate::context::{self, Context};
 use crate::event::CudaEvent;
 use crate::faults::Faults;
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) blas: Option<Blas>,
     pub(crate) faults: Arc<Faults>,
     scratch: Mutex<Scratch>,
+    /// Host memory that is locked for transfers, by address and length.
+    pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
     pub(crate) context: Arc<Context>,
 }
 
@@ -102,6 +105,7 @@ impl CudaBackend {
                 buffer: None,
                 last_use: CudaEvent::new(&context, &faults, false)?,
             }),
+            pages: Mutex::default(),
             faults,
             context,
         };
@@ -139,6 +143,19 @@ impl Backend for CudaBackend {
 
     fn staging(&self, bytes: usize) -> Result<Arc<dyn Buffer>, BackendError> {
         Ok(Arc::new(PinnedBuffer::new(&self.shared.context, bytes)?))
+    }
+
+    /// Host memory that the device fetches directly; its pages stay locked as long as the buffer is used.
+    fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
+        let key = (data.bytes().as_ptr().addr(), data.len());
+        let mut pages = self.shared.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = pages.get(&key).and_then(Weak::upgrade) {
+            return Some(known);
+        }
+        let buffer = Arc::new(HostPages::new(&self.shared.context, data).ok()?);
+        pages.retain(|_, buffer| buffer.strong_count() > 0);
+        pages.insert(key, Arc::downgrade(&buffer));
+        Some(buffer)
     }
 
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {

@@ -1,10 +1,11 @@
-//! Device memory, and pinned host memory for transfers.
+//! Device memory, and pinned host memory that transfers go through or come from.
 
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
+use quadriga_graph::Data;
 use quadriga_runtime::{BackendError, Buffer, Usage, check_range};
 
 use crate::context::Context;
@@ -201,6 +202,104 @@ impl Buffer for PinnedBuffer {
         // SAFETY: as in `write`.
         unsafe { self.address.add(offset).write_bytes(0, len) };
         Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Bytes of the host, such as a file map, whose whole pages are locked so that the device fetches them directly.
+pub(crate) struct HostPages {
+    context: Arc<Context>,
+    data: Data,
+    /// The locked part, from the start of the bytes; empty where the driver does not lock such memory.
+    locked: std::ops::Range<usize>,
+}
+
+/// The smallest page there is: locking starts and ends at multiples of it.
+const PAGE: usize = 4096;
+
+impl HostPages {
+    /// Locks what pages lie wholly inside the bytes: those at the ends may hold bytes of others, who lock them too.
+    pub(crate) fn new(context: &Arc<Context>, data: &Data) -> Result<HostPages, BackendError> {
+        context.bind()?;
+        let bytes = data.bytes();
+        let start = bytes.as_ptr().addr();
+        let first = start.next_multiple_of(PAGE);
+        let len = (start + bytes.len()).saturating_sub(first) / PAGE * PAGE;
+        let mut locked = first - start..first - start + len;
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        if let Some(pages) = bytes.get(locked.clone()).filter(|pages| !pages.is_empty()) {
+            // SAFETY: the pages are mapped as long as `data` is kept, which is until they are unlocked; the device only
+            // reads them.
+            let code =
+                unsafe { sys::cuMemHostRegister_v2(pages.as_ptr().cast_mut().cast(), pages.len(), flags) };
+            if code != sys::CUresult::CUDA_SUCCESS {
+                locked = 0..0;
+            }
+        } else {
+            locked = 0..0;
+        }
+        Ok(HostPages { context: Arc::clone(context), data: data.clone(), locked })
+    }
+
+    /// The bytes themselves.
+    pub(crate) fn data(&self) -> &[u8] {
+        self.data.bytes()
+    }
+
+    fn read_only(&self) -> BackendError {
+        let reason = "these bytes are only read".into();
+        BackendError::Failed { backend: self.context.name.clone(), what: "writing", reason }
+    }
+
+    /// Which of them are locked.
+    pub(crate) fn locked(&self) -> std::ops::Range<usize> {
+        self.locked.clone()
+    }
+}
+
+impl Drop for HostPages {
+    fn drop(&mut self) {
+        if let Some(pages) = self.data.bytes().get(self.locked.clone()).filter(|pages| !pages.is_empty())
+            && self.context.bind().is_ok()
+        {
+            // SAFETY: locked by `new`, unlocked only here.
+            let _ = unsafe { sys::cuMemHostUnregister(pages.as_ptr().cast_mut().cast()) };
+        }
+    }
+}
+
+impl Buffer for HostPages {
+    fn backend(&self) -> &str {
+        &self.context.name
+    }
+
+    fn bytes(&self) -> usize {
+        self.data.len()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::Weights
+    }
+
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
+        check_range(self, offset, into.len())?;
+        into.copy_from_slice(self.data.bytes().get(offset..offset + into.len()).unwrap_or_default());
+        Ok(())
+    }
+
+    fn write(&self, _: usize, _: &[u8]) -> Result<(), BackendError> {
+        Err(self.read_only())
+    }
+
+    fn clear(&self, _: usize, _: usize) -> Result<(), BackendError> {
+        Err(self.read_only())
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use quadriga_runtime::{BackendError, Buffer, Event, Program, Queue, Region, check_range};
 
 use crate::backend::Shared;
-use crate::buffer::{DeviceBuffer, PinnedBuffer};
+use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
 use crate::event::CudaEvent;
 use crate::program::{CudaProgram, Stream};
 
@@ -19,13 +19,22 @@ pub(crate) struct CudaQueue {
     stream: Stream,
     /// Two halves, each with the event of its last use.
     ring: [(PinnedBuffer, CudaEvent); 2],
+    /// The half in use, and how much of it is taken.
     turn: usize,
+    taken: usize,
+}
+
+/// Room in the ring.
+struct Room {
+    half: usize,
+    at: usize,
 }
 
 /// One side of a copy.
 enum Side<'a> {
     Device(u64),
     Pinned(*mut u8),
+    Pages(&'a HostPages),
     Host(&'a dyn Buffer),
 }
 
@@ -42,6 +51,7 @@ impl CudaQueue {
             stream: Stream::new(shared)?,
             ring: [half()?, half()?],
             turn: 0,
+            taken: 0,
         })
     }
 
@@ -56,12 +66,16 @@ impl CudaQueue {
             // SAFETY: the region was checked to lie inside the buffer.
             return Some(Side::Pinned(unsafe { pinned.address().add(region.offset) }));
         }
+        if let Some(pages) = any.downcast_ref::<HostPages>() {
+            return Some(Side::Pages(pages));
+        }
         region.buffer.is_host().then_some(Side::Host(&*region.buffer))
     }
 
     fn to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), BackendError> {
         // SAFETY: the target was checked to be inside a buffer; the source is pinned memory that stays until the
-        // stream has passed: the ring's halves wait for their events, staging buffers are held by the session.
+        // stream has passed (the ring's halves wait for their events, staging buffers and locked pages are held by the
+        // session), or memory that the driver takes before it returns.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast::<c_void>(), bytes, self.stream.handle) };
         self.shared.context.check("cuMemcpyHtoDAsync", code)
     }
@@ -72,13 +86,19 @@ impl CudaQueue {
         self.shared.context.check("cuMemcpyDtoHAsync", code)
     }
 
-    /// The next half of the ring, free of earlier use.
-    fn next_half(&mut self) -> Result<usize, BackendError> {
-        self.turn ^= 1;
-        if let Some((_, event)) = self.ring.get(self.turn) {
-            event.wait()?;
+    /// Room for at most half the ring. Small pieces lie side by side; the host waits for earlier use only when a half
+    /// is full.
+    fn room(&mut self, bytes: usize) -> Result<Room, BackendError> {
+        if self.taken + bytes > RING / 2 {
+            self.turn ^= 1;
+            self.taken = 0;
+            if let Some((_, event)) = self.ring.get(self.turn) {
+                event.wait()?;
+            }
         }
-        Ok(self.turn)
+        let at = self.taken;
+        self.taken += bytes.next_multiple_of(256);
+        Ok(Room { half: self.turn, at })
     }
 
     fn mark(&mut self, half: usize) -> Result<(), BackendError> {
@@ -93,18 +113,20 @@ impl CudaQueue {
         &mut self,
         to: u64,
         bytes: usize,
-        mut fill: impl FnMut(usize, &PinnedBuffer, usize) -> Result<(), BackendError>,
+        mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let mut done = 0;
         while done < bytes {
-            let piece = (bytes - done).min(RING / 2);
-            let half = self.next_half()?;
-            if let Some((buffer, _)) = self.ring.get(half) {
-                fill(done, buffer, piece)?;
-                self.to_device(to + done as u64, buffer.address(), piece)?;
+            let len = (bytes - done).min(RING / 2);
+            let room = self.room(len)?;
+            if let Some((buffer, _)) = self.ring.get(room.half) {
+                // SAFETY: the room lies inside the half, nobody else has it, and its last use is over.
+                let piece = unsafe { std::slice::from_raw_parts_mut(buffer.address().add(room.at), len) };
+                fill(done, piece)?;
+                self.to_device(to + done as u64, piece.as_ptr(), len)?;
             }
-            self.mark(half)?;
-            done += piece;
+            self.mark(room.half)?;
+            done += len;
         }
         Ok(())
     }
@@ -114,21 +136,44 @@ impl CudaQueue {
         &mut self,
         from: u64,
         bytes: usize,
-        mut drain: impl FnMut(usize, &PinnedBuffer, usize) -> Result<(), BackendError>,
+        mut drain: impl FnMut(usize, &[u8]) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let mut done = 0;
         while done < bytes {
-            let piece = (bytes - done).min(RING / 2);
-            let half = self.next_half()?;
-            if let Some((buffer, _)) = self.ring.get(half) {
-                self.to_host(buffer.address(), from + done as u64, piece)?;
+            let len = (bytes - done).min(RING / 2);
+            let room = self.room(len)?;
+            let Some((buffer, event)) = self.ring.get(room.half) else { return Ok(()) };
+            // SAFETY: the room lies inside the half.
+            let address = unsafe { buffer.address().add(room.at) };
+            self.to_host(address, from + done as u64, len)?;
+            // SAFETY: event and stream are live.
+            let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
+            self.shared.context.check("cuEventRecord", code)?;
+            event.wait()?;
+            // SAFETY: the copy into the room is over, and nobody else has it.
+            drain(done, unsafe { std::slice::from_raw_parts(address, len) })?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Fetches locked host memory; what is not locked of it, at its ends, is taken by the driver at once.
+    fn fetch_pages(
+        &mut self,
+        pages: &HostPages,
+        offset: usize,
+        bytes: usize,
+        to: u64,
+    ) -> Result<(), BackendError> {
+        let locked = pages.locked();
+        let (start, end) = (locked.start.max(offset), locked.end.min(offset + bytes));
+        if start >= end {
+            return self.send(to, bytes, |at, piece| pages.read(offset + at, piece));
+        }
+        for part in [offset..start, start..end, end..offset + bytes] {
+            if let Some(from) = pages.data().get(part.clone()).filter(|from| !from.is_empty()) {
+                self.to_device(to + (part.start - offset) as u64, from.as_ptr(), from.len())?;
             }
-            self.mark(half)?;
-            if let Some((buffer, event)) = self.ring.get(half) {
-                event.wait()?;
-                drain(done, buffer, piece)?;
-            }
-            done += piece;
         }
         Ok(())
     }
@@ -143,8 +188,9 @@ impl Queue for CudaQueue {
         check_range(&*to.buffer, to.offset, bytes.len())?;
         self.shared.context.bind()?;
         match self.side(to) {
-            Some(Side::Device(address)) => self.send(address, bytes.len(), |at, buffer, len| {
-                buffer.write(0, bytes.get(at..at + len).unwrap_or_default())
+            Some(Side::Device(address)) => self.send(address, bytes.len(), |at, piece| {
+                piece.copy_from_slice(bytes.get(at..at + piece.len()).unwrap_or_default());
+                Ok(())
             }),
             Some(_) => to.buffer.write(to.offset, bytes),
             None => Err(self.foreign("buffer")),
@@ -155,8 +201,9 @@ impl Queue for CudaQueue {
         check_range(&*from.buffer, from.offset, into.len())?;
         self.shared.context.bind()?;
         match self.side(from) {
-            Some(Side::Device(address)) => self.fetch(address, into.len(), |at, buffer, len| {
-                buffer.read(0, into.get_mut(at..at + len).unwrap_or_default())
+            Some(Side::Device(address)) => self.fetch(address, into.len(), |at, piece| {
+                into.get_mut(at..at + piece.len()).unwrap_or_default().copy_from_slice(piece);
+                Ok(())
             }),
             Some(_) => {
                 self.synchronize()?;
@@ -190,16 +237,15 @@ impl Queue for CudaQueue {
             }
             (Side::Pinned(source), Side::Device(target)) => self.to_device(target, source, bytes)?,
             (Side::Device(source), Side::Pinned(target)) => self.to_host(target, source, bytes)?,
-            (Side::Host(source), Side::Device(target)) => self.send(target, bytes, |at, buffer, len| {
-                // SAFETY: the half holds at least `len` bytes and its last use is over; nobody else has it.
-                let piece = unsafe { std::slice::from_raw_parts_mut(buffer.address(), len) };
-                source.read(from.offset + at, piece)
-            })?,
-            (Side::Device(source), Side::Host(target)) => self.fetch(source, bytes, |at, buffer, len| {
-                // SAFETY: the half holds at least `len` bytes and the copy into it is over.
-                let piece = unsafe { std::slice::from_raw_parts(buffer.address(), len) };
-                target.write(to.offset + at, piece)
-            })?,
+            (Side::Pages(source), Side::Device(target)) => {
+                self.fetch_pages(source, from.offset, bytes, target)?;
+            }
+            (Side::Host(source), Side::Device(target)) => {
+                self.send(target, bytes, |at, piece| source.read(from.offset + at, piece))?;
+            }
+            (Side::Device(source), Side::Host(target)) => {
+                self.fetch(source, bytes, |at, piece| target.write(to.offset + at, piece))?;
+            }
             _ => return Ok(false),
         }
         Ok(true)

@@ -52,7 +52,7 @@ pub use cost::Cost;
 pub use error::BackendError;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
-    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoGraph, LeafUse, NodeLine,
+    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoGraph, LeafUse, Lending, NodeLine,
     PLAN_SCHEMA, Plan, Reason, Scheduler, Split, SplitLine, Splits, Step, StorageLine, StorageUse,
 };
 pub use session::{Element, Key, Observed, Progress, Session, Values, WeightStore};

@@ -4,7 +4,8 @@
 //! the *home* of a computed or state storage is the backend of all nodes that write it. Leaves that are only read
 //! (weights, constants, inputs) have a home only if the caller gave them one; it attracts the nodes that read them.
 //!
-//! In order: pins and placements; storages beside placed leaves, and those that follow their sources, going forward;
+//! In order: pins and placements; what [`lend`] moves; storages beside placed leaves, and those that follow their sources,
+//! going forward;
 //! storages that follow their consumers, going backward; what is left goes to the most preferred backend that
 //! computes it. No step lets the order of a node's sources decide: bytes do, then which was computed last (so that a
 //! residual stream moves on with the layers, instead of going back to where it began), then the order of the backends. At last [`settle`] looks at the borders.
@@ -16,11 +17,12 @@
 use std::sync::Arc;
 
 use quadriga_graph::{Graph, Kind, NodeId, TensorId};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::NO_BACKEND;
 use super::flow::{Flow, Source};
+use super::lend::{Lending, lend};
 use super::settle::settle;
 use crate::{Backend, RuntimeError};
 
@@ -37,6 +39,11 @@ pub enum Reason {
     /// A result that it is computed from lives there; of several the most bytes decide.
     FollowsSource {
         /// The largest such result (index of the tensor).
+        tensor: usize,
+    },
+    /// It is fetched there for the run: what is done with it outweighs the way.
+    Borrows {
+        /// The largest of what is fetched (index of the tensor).
         tensor: usize,
     },
     /// It is first read there.
@@ -64,6 +71,8 @@ pub(crate) struct Homes {
     pub(crate) reason: Vec<Reason>,
     /// A more attractive backend that refused to compute it.
     pub(crate) refused: FxHashMap<TensorId, u16>,
+    /// Weights that are copied from their home to whoever reads them.
+    pub(crate) lent: FxHashSet<TensorId>,
 }
 
 /// How often homes spread forward and backward; what is then left is far from anything placed.
@@ -77,6 +86,7 @@ pub(crate) fn assign(
     flow: &Flow,
     backends: &[Arc<dyn Backend>],
     fixed: &Fixed,
+    lending: Option<(Lending, u16)>,
 ) -> Result<Homes, RuntimeError> {
     let count = graph.tensors().len();
     let mut writers: FxHashMap<TensorId, Vec<NodeId>> = FxHashMap::default();
@@ -97,12 +107,15 @@ pub(crate) fn assign(
         homes: Homes {
             home: vec![NO_BACKEND; count],
             reason: vec![Reason::WhereRead; count],
-            refused: FxHashMap::default(),
+            ..Homes::default()
         },
         pulls: vec![Pull::default(); backends.len()],
     };
     assigner.fix(fixed)?;
     if !fixed.is_empty() {
+        if let Some(lending) = lending {
+            assigner.lend(lending);
+        }
         assigner.beside_leaves();
         // Each round reaches what hangs on the other end of what the round before reached.
         for _ in 0..ROUNDS {
@@ -202,7 +215,7 @@ impl Assigner<'_> {
         let (mut drawn, mut only) = (false, usize::MAX);
         for source in sources {
             let home = usize::from(self.homes.home[source.storage.index()]);
-            if home < self.backends.len() && counts(source) {
+            if home < self.backends.len() && counts(source) && !self.homes.lent.contains(&source.storage) {
                 let bytes = self.graph[source.tensor].bytes();
                 let pull = &mut self.pulls[home];
                 pull.bytes += bytes as u64 + 1;
@@ -283,6 +296,14 @@ impl Assigner<'_> {
             }
         }
         found
+    }
+
+    fn lend(&mut self, (lending, device): (Lending, u16)) {
+        let mut homes = std::mem::take(&mut self.homes);
+        let computes = |storage| self.refusal(storage, device).is_none();
+        let on_host: Vec<bool> = self.backends.iter().map(|backend| backend.memory().host).collect();
+        self.homeless -= lend(self.graph, self.flow, &on_host, &mut homes, (lending, device), computes);
+        self.homes = homes;
     }
 
     fn settle(&mut self) {

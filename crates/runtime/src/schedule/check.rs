@@ -64,6 +64,7 @@ fn reachable(plan: &Plan, tensor: TensorId, backend: usize, copied: &[bool]) -> 
     match graph[storage].kind() {
         Kind::Weight | Kind::Constant | Kind::Input => {
             plan.splits().leaves.iter().any(|leaf| leaf.tensor == storage.index() && leaf.backend == backend)
+                || plan.copy_for(tensor, backend).is_some_and(|copy| copied[copy])
         }
         Kind::Computed(_) | Kind::State => {
             plan.home(storage) == Some(backend)

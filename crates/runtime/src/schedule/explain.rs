@@ -26,6 +26,7 @@ impl Plan {
             Reason::Pinned => "placed by the caller".to_owned(),
             Reason::HoldsSource { tensor } => format!("{} lives there", name(tensor)),
             Reason::FollowsSource { tensor } => format!("follows {}", name(tensor)),
+            Reason::Borrows { tensor } => format!("{} is fetched there for the run", name(tensor)),
             Reason::FollowsConsumer { node } => {
                 format!("first read by {}", self.graph().node_name(NodeId::from_index(node)))
             }

@@ -9,6 +9,7 @@ mod check;
 mod explain;
 mod explanation;
 mod flow;
+mod lend;
 mod order;
 mod plan;
 mod scheduler;
@@ -20,6 +21,7 @@ pub use assign::Reason;
 pub use explanation::{
     BackendLine, CopyLine, Explanation, NodeLine, PLAN_SCHEMA, SplitLine, StorageLine, StorageUse,
 };
+pub use lend::Lending;
 pub use order::Step;
 pub use plan::{BackendBytes, Decision, Plan};
 pub use scheduler::{IntoGraph, Scheduler};

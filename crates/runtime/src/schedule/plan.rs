@@ -137,6 +137,11 @@ impl Plan {
         Some((*self.inner.homes.reason.get(storage.index())?, refused_by))
     }
 
+    /// Whether weights are brought from their home to a device for the run.
+    pub fn lends(&self) -> bool {
+        !self.inner.homes.lent.is_empty()
+    }
+
     /// The copy through which a backend reads a tensor that lives elsewhere.
     pub fn copy_for(&self, tensor: TensorId, backend: usize) -> Option<usize> {
         let key = (u32::try_from(tensor.index()).ok()?, u16::try_from(backend).ok()?);

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use super::assign::{Fixed, assign};
 use super::check::check;
 use super::flow::Flow;
+use super::lend::Lending;
 use super::order::order;
 use super::plan::Plan;
 use super::space::Space;
@@ -42,6 +43,7 @@ pub struct Scheduler {
     rule: Option<Rule>,
     budgets: Vec<(usize, u64)>,
     effort: Effort,
+    lending: Option<Lending>,
     /// Working memory of the memory planner, used again by the next plan.
     planner: Arc<Mutex<Planner>>,
     /// The weights of the sessions that are alive.
@@ -90,6 +92,7 @@ impl Scheduler {
             rule: None,
             budgets: Vec::new(),
             effort: Effort::Fast,
+            lending: Some(Lending::default()),
             planner: Arc::default(),
             weights: Arc::default(),
         }
@@ -126,6 +129,13 @@ impl Scheduler {
         self
     }
 
+    /// When weights that are placed with the host are lent to a device for a run; `None`: never. A plan that would be
+    /// over a [budget](Scheduler::budget) with weights on loan is made without.
+    pub fn lending(mut self, lending: Option<Lending>) -> Scheduler {
+        self.lending = lending;
+        self
+    }
+
     /// The same scheduler without pins by id.
     pub(crate) fn without_pins(&self) -> Scheduler {
         Scheduler { nodes: Vec::new(), tensors: Vec::new(), ..self.clone() }
@@ -157,20 +167,43 @@ impl Scheduler {
         }
         let fixed = self.fixed(&graph, state_home)?;
         let flow = Flow::of(&graph);
-        let homes = assign(&graph, &flow, &self.backends, &fixed)?;
-        let splits = split(&graph, &flow, &homes, self.backends.len());
+        let lending = self.borrower().and_then(|device| Some((self.lending?, device)));
+        let plan = self.plan_with(&graph, &flow, &fixed, lending)?;
+        match self.check_budgets(&plan) {
+            Err(RuntimeError::OverBudget(_)) if plan.lends() => {
+                let plan = self.plan_with(&graph, &flow, &fixed, None)?;
+                self.check_budgets(&plan).map(|()| plan)
+            }
+            checked => checked.map(|()| plan),
+        }
+    }
+
+    /// The device that weights are lent to: the first that works by itself, in memory of its own.
+    fn borrower(&self) -> Option<u16> {
+        let all = self.backends.iter().zip(self.asynchronous.iter());
+        (0u16..).zip(all).find(|(_, (b, asynchronous))| **asynchronous && !b.memory().host).map(|(i, _)| i)
+    }
+
+    fn plan_with(
+        &self,
+        graph: &Arc<Graph>,
+        flow: &Flow,
+        fixed: &Fixed,
+        lending: Option<(Lending, u16)>,
+    ) -> Result<Plan, RuntimeError> {
+        let homes = assign(graph, flow, &self.backends, fixed, lending)?;
+        let splits = split(graph, flow, &homes, self.backends.len());
         let synchronous: Vec<bool> = self.asynchronous.iter().map(|a| !a).collect();
         let order = order(&splits, &synchronous);
         let space = {
             let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
             let (backends, lanes) = (&self.backends, &self.asynchronous);
-            Space::plan(&graph, backends, &homes, &splits, lanes, self.effort, &mut planner)?
+            Space::plan(graph, backends, &homes, &splits, lanes, self.effort, &mut planner)?
         };
-        let plan = Plan::new(self.clone(), graph, homes, splits, order, space);
+        let plan = Plan::new(self.clone(), Arc::clone(graph), homes, splits, order, space);
         if cfg!(debug_assertions) {
             check(&plan).map_err(RuntimeError::BadPlan)?;
         }
-        self.check_budgets(&plan)?;
         Ok(plan)
     }
 

@@ -5,7 +5,7 @@
 //! split. So consecutive nodes of one backend form one split, and so do interleaved independent branches. Views
 //! compute nothing and are in no split.
 //!
-//! A tensor that lives elsewhere is copied: once per version of its bytes and lane, however many nodes read it.
+//! A tensor that lives elsewhere (a weight that is lent, too) is copied: once per version of its bytes and lane, however many nodes read it.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for the graph's tensors, nodes and the backends"
@@ -187,7 +187,9 @@ impl Splitter<'_> {
     /// Where a tensor is that is elsewhere.
     fn remote(&self, source: &Source, lane: u16) -> Option<u16> {
         let home = self.homes.home[source.storage.index()];
-        (source.moves() && home != lane).then_some(home)
+        let moves =
+            source.moves() || (source.kind == Kind::Weight && self.homes.lent.contains(&source.storage));
+        (moves && home != lane).then_some(home)
     }
 
     /// Whether an open split needs to wait for nothing new to read a tensor.
@@ -246,9 +248,15 @@ impl Splitter<'_> {
     fn read(&mut self, source: &Source, lane: u16, split: usize, node: NodeId) {
         let Source { tensor, storage, kind } = *source;
         match kind {
-            Kind::Weight | Kind::Constant | Kind::Input => self.leaf(storage, tensor != storage, lane),
-            Kind::Computed(_) | Kind::State => {
+            Kind::Weight | Kind::Constant | Kind::Input if self.remote(source, lane).is_none() => {
+                self.leaf(storage, tensor != storage, lane);
+            }
+            kind => {
                 let Some(home) = self.remote(source, lane) else { return };
+                if kind == Kind::Weight {
+                    // A weight that is lent stays at home all the same.
+                    self.leaf(storage, tensor != storage, home);
+                }
                 let copy = match self.find_copy(tensor, lane) {
                     Some(copy) => copy,
                     None => self.copy(tensor, home, lane, split),

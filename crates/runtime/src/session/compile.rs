@@ -74,6 +74,7 @@ impl Site<'_> {
         let plain = |region: Region| Place { region, layout: crate::Layout::Plain };
         let part = |region: &Region| region.part(t.offset(), t.bytes()).ok().map(plain);
         match graph.get(storage)?.kind() {
+            Kind::Weight if self.plan.copy_for(tensor, backend).is_some() => self.copied(tensor, backend),
             Kind::Weight | Kind::Constant => {
                 let place = self.weights.get(&(storage.index() as u32, short))?.place();
                 if tensor == storage { Some(place.clone()) } else { part(&place.region) }
@@ -89,19 +90,47 @@ impl Site<'_> {
                 let slot = self.plan.space().result(tensor)?;
                 self.arenas.region(slot, t.bytes()).map(plain)
             }
-            Kind::State | Kind::Computed(_) => {
-                let number = self.plan.copy_for(tensor, backend)?;
-                let copy = self.plan.splits().copies.get(number)?;
-                let whole = self.arenas.region(self.plan.space().copy(number)?, copy.bytes)?;
-                whole.part(t.offset().checked_sub(copy.offset)?, t.bytes()).ok().map(plain)
-            }
+            Kind::State | Kind::Computed(_) => self.copied(tensor, backend),
         }
     }
 
+    /// Where a backend reads its copy of a tensor that lives elsewhere.
+    fn copied(&self, tensor: TensorId, backend: usize) -> Option<Place> {
+        let t = self.plan.graph().get(tensor)?;
+        let number = self.plan.copy_for(tensor, backend)?;
+        let copy = self.plan.splits().copies.get(number)?;
+        let whole = self.arenas.region(self.plan.space().copy(number)?, copy.bytes)?;
+        let region = whole.part(t.offset().checked_sub(copy.offset)?, t.bytes()).ok()?;
+        Some(Place { region, layout: crate::Layout::Plain })
+    }
+
+    /// The bytes of a weight as its file has them, which at home may be packed: mapped for the backend that fetches
+    /// them, or as host memory, or copied to some.
+    fn lent(&self, tensor: TensorId, from: usize, to: usize) -> Result<Option<Region>, RuntimeError> {
+        let (Some(data), Some(owner), Some(reader)) =
+            (self.plan.graph().data(tensor), self.plan.backends().get(from), self.plan.backends().get(to))
+        else {
+            return Ok(None);
+        };
+        let buffer = match reader.map(data).or_else(|| owner.map(data)) {
+            Some(buffer) => buffer,
+            None => {
+                let buffer = reader.staging(data.len()).map_err(RuntimeError::device)?;
+                buffer.write(0, data.bytes()).map_err(RuntimeError::device)?;
+                buffer
+            }
+        };
+        Region::new(buffer, 0, data.len()).map(Some).map_err(RuntimeError::device)
+    }
+
     /// Where a copy's bytes are at their source.
-    fn source(&self, copy: usize) -> Option<Region> {
-        let copy = self.plan.splits().copies.get(copy)?;
-        self.place(TensorId::from_index(copy.tensor), copy.from, 0).map(|place| place.region)
+    fn source(&self, copy: usize) -> Result<Option<Region>, RuntimeError> {
+        let Some(copy) = self.plan.splits().copies.get(copy) else { return Ok(None) };
+        let tensor = TensorId::from_index(copy.tensor);
+        if self.plan.graph().get(tensor).is_some_and(|t| t.kind() == Kind::Weight) {
+            return self.lent(tensor, copy.from, copy.to);
+        }
+        Ok(self.place(tensor, copy.from, 0).map(|place| place.region))
     }
 
     fn target(&self, copy: usize) -> Option<Region> {
@@ -183,7 +212,7 @@ impl Compiled {
         }
         let mut copies = Vec::with_capacity(splits.copies.len());
         for number in 0..splits.copies.len() {
-            let (Some(from), Some(to)) = (site.source(number), site.target(number)) else {
+            let (Some(from), Some(to)) = (site.source(number)?, site.target(number)) else {
                 return Err(RuntimeError::BadPlan(format!("{} has no place", plan.copy_name(number))));
             };
             copies.push(Moving { from, to, route: Route::Unknown, done: None });

@@ -8,6 +8,7 @@ mod explanation;
 mod faults;
 mod identical;
 mod large;
+mod lending;
 mod overlap;
 mod running;
 mod splitting;
