@@ -68,3 +68,6 @@ extern "C" __global__ void k_diag_mask(Tensor x, Tensor out, i64 past, float val
         put(out, i.i0, i.i1, i.i2, i.i3, i.i3 > past + i.i2 ? value : element(x, i.i0, i.i1, i.i2, i.i3));
     }
 }
+
+// Ends the context: for tests of what a lost device does.
+extern "C" __global__ void k_trap() { asm volatile("trap;"); }

@@ -29,8 +29,6 @@ struct Job {
     float eps;
 };
 
-#define STREAM_WARPS 8
-
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void barrier_init(u32 barrier) {
@@ -69,7 +67,9 @@ __device__ __forceinline__ int dot_signed(int a, int b, int c) {
 }
 
 template <int F> struct Form {
-    static const u32 CHUNK = F == HALF ? 1024 : F == EIGHT ? 2048 : 4096;   // elements of a row that a slot holds
+    static const int WARPS = F == HALF ? 8 : 12;                 // of a block of threads
+    static const int THREADS = WARPS * WARP;
+    static const u32 CHUNK = F == HALF || F == EIGHT ? 1024 : 2048;   // elements of a row that a slot holds
     __device__ static u32 quant_bytes(u32 n) { return F == HALF ? 2 * n : F == EIGHT ? n : n / 2; }
     // Scales of a row, in whole 16 bytes.
     __device__ static u32 scale_bytes(u32 n) {
@@ -133,49 +133,86 @@ struct Row {
     float4 *even, *odd;     // f32 elements 0..4 and 4..8 of each eight, where the matrix is f16
 };
 
-template <int F>
-__device__ __forceinline__ void prepare(const Job &job, const Row &row, float *reduce) {
-    const float4 *x = (const float4 *)job.x, *weights = (const float4 *)job.norm;
-    int quads = job.cols / 4;
+// Quantizes four elements of the row, with those of seven other lanes; or keeps them as they are.
+template <int F> __device__ __forceinline__ void keep(const Row &row, int i, int quads, float4 v) {
+    if (F == HALF) {
+        if (i < quads) (i % 2 ? row.odd : row.even)[i / 2] = v;
+        return;
+    }
+    float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    for (int o = 4; o > 0; o >>= 1) most = fmaxf(most, __shfl_xor_sync(FULL, most, o));
+    float step = most / 127.0f, inverse = step > 0.0f ? 127.0f / most : 0.0f;
+    int a = __float2int_rn(v.x * inverse), b = __float2int_rn(v.y * inverse), c = __float2int_rn(v.z * inverse),
+        d = __float2int_rn(v.w * inverse);
+    int sum = a + b + c + d;
+    for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
+    if (i < quads) {
+        int part = i % 8;
+        ((u32 *)((part < 4 ? row.low : row.high) + i / 8))[part % 4] =
+            (u32)(a & 255) | (u32)(b & 255) << 8 | (u32)(c & 255) << 16 | (u32)d << 24;
+        if (part == 0) row.scales[i / 8] = make_float2(step, step * sum);
+    }
+}
+
+__device__ __forceinline__ float squares_of(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+
+__device__ __forceinline__ float4 normed(float4 v, float scale, float4 w) {
+    return make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
+}
+
+// float4s that a thread loads before it uses the first; of a norm's row and its weights, those that it keeps.
+#define BATCH 8
+#define KEPT 4
+
+// Waits for the kernel before, then brings its row into shared memory. Loops go round with whole warps, since eight
+// lanes work together on a block of 32.
+template <int F> __device__ __forceinline__ void prepare(const Job &job, const Row &row, float *reduce) {
+    const int threads = Form<F>::THREADS;
+    const float4 *x = (const float4 *)job.x, *weights = (const float4 *)job.norm, zero = {0.0f, 0.0f, 0.0f, 0.0f};
+    int quads = job.cols / 4, rounds = (quads + threads - 1) / threads;
+    if (job.norm && rounds <= KEPT) {
+        float4 v[KEPT], w[KEPT];
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            int i = j * threads + threadIdx.x;
+            w[j] = i < quads ? weights[i] : zero;
+        }
+        after_kernel_before();
+        float squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            int i = j * threads + threadIdx.x;
+            v[j] = i < quads ? x[i] : zero;
+        }
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) squares += squares_of(v[j]);
+        float scale = 1.0f / sqrtf(block_sum(squares, reduce) / job.cols + job.eps);
+#pragma unroll
+        for (int j = 0; j < KEPT; j++)
+            if (j < rounds) keep<F>(row, j * threads + threadIdx.x, quads, normed(v[j], scale, w[j]));
+        __syncthreads();
+        return;
+    }
+    after_kernel_before();
     float scale = 1.0f;
     if (job.norm) {
         float squares = 0.0f;
-#pragma unroll 4
-        for (int i = threadIdx.x; i < quads; i += STREAM_WARPS * WARP) {
-            float4 v = x[i];
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        }
+        for (int i = threadIdx.x; i < quads; i += threads) squares += squares_of(x[i]);
         scale = 1.0f / sqrtf(block_sum(squares, reduce) / job.cols + job.eps);
     }
-    // Whole warps go round together, so that all eight lanes of a block of 32 take part.
-    int rounds = (quads + STREAM_WARPS * WARP - 1) / (STREAM_WARPS * WARP);
-#pragma unroll 4
-    for (int round = 0; round < rounds; round++) {
-        int i = round * STREAM_WARPS * WARP + threadIdx.x;
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i < quads) {
-            v = x[i];
-            if (job.norm) {
-                float4 w = weights[i];
-                v = make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
-            }
+    for (int first = 0; first < rounds; first += BATCH) {
+        float4 v[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            int i = (first + j) * threads + threadIdx.x;
+            v[j] = i < quads ? x[i] : zero;
         }
-        if (F == HALF) {
-            if (i < quads) (i % 2 ? row.odd : row.even)[i / 2] = v;
-            continue;
-        }
-        float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-        for (int o = 4; o > 0; o >>= 1) most = fmaxf(most, __shfl_xor_sync(FULL, most, o));
-        float step = most / 127.0f, inverse = step > 0.0f ? 127.0f / most : 0.0f;
-        int a = __float2int_rn(v.x * inverse), b = __float2int_rn(v.y * inverse), c = __float2int_rn(v.z * inverse),
-            d = __float2int_rn(v.w * inverse);
-        int sum = a + b + c + d;
-        for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
-        if (i < quads) {
-            int part = i % 8;
-            ((u32 *)((part < 4 ? row.low : row.high) + i / 8))[part % 4] =
-                (u32)(a & 255) | (u32)(b & 255) << 8 | (u32)(c & 255) << 16 | (u32)d << 24;
-            if (part == 0) row.scales[i / 8] = make_float2(step, step * sum);
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            if (first + j >= rounds) break;
+            int i = (first + j) * threads + threadIdx.x;
+            if (job.norm) v[j] = normed(v[j], scale, i < quads ? weights[i] : zero);
+            keep<F>(row, i, quads, v[j]);
         }
     }
     __syncthreads();
@@ -247,12 +284,12 @@ __device__ __forceinline__ void multiply(const u8 *slot, u32 n, u32 widest, u32 
 template <int F> __device__ __forceinline__ void stream(const Job &job) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ float reduce[32];
-    __shared__ u64 barriers[STREAM_WARPS * 8];
+    __shared__ u64 barriers[Form<F>::WARPS * 8];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u32 widest = min(job.cols, Form<F>::CHUNK);
     u32 slot_bytes = 2 * (Form<F>::quant_bytes(widest) + Form<F>::scale_bytes(widest));
     u8 *ring = memory + warp * job.slots * slot_bytes;
-    u8 *behind = memory + STREAM_WARPS * job.slots * slot_bytes;
+    u8 *behind = memory + Form<F>::WARPS * job.slots * slot_bytes;
     Row row;
     row.low = (int4 *)behind;
     row.high = row.low + job.cols / 32;
@@ -260,7 +297,7 @@ template <int F> __device__ __forceinline__ void stream(const Job &job) {
     row.even = (float4 *)behind;
     row.odd = row.even + job.cols / 8;
 
-    u32 warps = gridDim.x * STREAM_WARPS, number = blockIdx.x * STREAM_WARPS + warp;
+    u32 warps = gridDim.x * Form<F>::WARPS, number = blockIdx.x * Form<F>::WARPS + warp;
     u32 unit = (u32)((u64)number * job.units / warps), end = (u32)((u64)(number + 1) * job.units / warps);
     u32 chunks = (job.cols + Form<F>::CHUNK - 1) / Form<F>::CHUNK, items = (end - unit) * chunks;
     u32 barrier = shared_address(barriers + warp * 8), base = shared_address(ring);
@@ -271,7 +308,6 @@ template <int F> __device__ __forceinline__ void stream(const Job &job) {
             fetch<F>(job, unit + i / chunks, i % chunks, base + i * slot_bytes, barrier + 8 * i);
     }
     __syncwarp();
-    after_kernel_before();
     prepare<F>(job, row, reduce);
 
     u32 slot = 0, parity = 0, item = 0, ahead_unit = unit + job.slots / chunks, ahead_chunk = job.slots % chunks;
@@ -306,7 +342,7 @@ template <int F> __device__ __forceinline__ void stream(const Job &job) {
 }
 
 #define STREAM(name, form) \
-    extern "C" __global__ void __launch_bounds__(STREAM_WARPS * WARP, 2) name(const __grid_constant__ Job job) { \
+    extern "C" __global__ void __launch_bounds__(Form<form>::THREADS, 2) name(const __grid_constant__ Job job) { \
         stream<form>(job); \
     }
 #if __CUDA_ARCH__ >= 900

@@ -16,8 +16,10 @@ use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
 use crate::context::{self, Context};
 use crate::event::CudaEvent;
 use crate::faults::Faults;
-use crate::kernels::Kernels;
+use crate::kernels::{File, Kernels};
+use crate::launch::Launch;
 use crate::lower::{self, packing};
+use crate::program::Stream;
 use crate::queue::CudaQueue;
 
 /// How many counters attention has: queries times heads whose keys are cut into pieces.
@@ -110,6 +112,26 @@ impl CudaBackend {
             context,
         };
         Ok(CudaBackend { shared: Arc::new(shared) })
+    }
+}
+
+impl CudaBackend {
+    /// Runs a kernel that traps, for tests of what happens when a device is lost, and returns the error that this gives.
+    /// Everything in this process that uses the device fails from then on.
+    pub fn lose(&self) -> BackendError {
+        let run = || -> Result<(), BackendError> {
+            let function = self.shared.kernels.function(File::Elementwise, c"k_trap")?;
+            let stream = Stream::new(&self.shared)?;
+            Launch::new(function, [1, 1, 1], 1).issue(&self.shared.context, stream.handle, false)?;
+            // SAFETY: the stream is live.
+            let code = unsafe { sys::cuStreamSynchronize(stream.handle) };
+            self.shared.context.check("cuStreamSynchronize", code)
+        };
+        run().err().unwrap_or_else(|| BackendError::Failed {
+            backend: self.shared.context.name.clone(),
+            what: "losing the device",
+            reason: "the kernel that traps did not".into(),
+        })
     }
 }
 
