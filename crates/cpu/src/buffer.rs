@@ -181,6 +181,10 @@ impl Buffer for HostBuffer {
         self.with_bytes_mut(offset, from.len(), |bytes| bytes.copy_from_slice(from))
     }
 
+    fn host_address(&self) -> Option<*mut u8> {
+        (!self.is_read_only()).then(|| self.pointer())
+    }
+
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
         self.with_bytes_mut(offset, len, |bytes| bytes.fill(0))
     }

@@ -1,5 +1,6 @@
 //! The backend: a device's memory, its queues, and the compiling of splits.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -12,7 +13,7 @@ use quadriga_runtime::{
 
 use crate::CudaError;
 use crate::blas::Blas;
-use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
+use crate::buffer::{DeviceBuffer, HostPages, LockedMemory, PinnedBuffer};
 use crate::context::{self, Context};
 use crate::event::CudaEvent;
 use crate::faults::Faults;
@@ -28,6 +29,9 @@ pub(crate) const COUNTERS: usize = 4096;
 /// Set to 0, it turns fused kernels off: each operation becomes a launch of its own.
 const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
 
+/// Set to 0, it leaves cuBLAS out, as where it is not installed.
+const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
+
 /// What the parts of one backend share.
 pub(crate) struct Shared {
     /// Whether operations are fused, and kernels start early.
@@ -40,6 +44,8 @@ pub(crate) struct Shared {
     scratch: Mutex<Scratch>,
     /// Host memory that is locked for transfers, by address and length.
     pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
+    /// Memory of other backends that is locked for transfers, by address.
+    locked: Mutex<HashMap<usize, Weak<LockedMemory>>>,
     pub(crate) context: Arc<Context>,
 }
 
@@ -59,6 +65,13 @@ impl ScratchTurn<'_> {
 }
 
 impl Shared {
+    /// Where another backend's host memory is, if it is locked.
+    pub(crate) fn locked(&self, buffer: &dyn Buffer) -> Option<*mut u8> {
+        let address = buffer.host_address()?;
+        let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        locked.get(&address.addr()).is_some_and(|lock| lock.strong_count() > 0).then_some(address)
+    }
+
     pub(crate) fn scratch_turn(&self) -> ScratchTurn<'_> {
         ScratchTurn(self.scratch.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -99,15 +112,16 @@ impl CudaBackend {
         let counters = DeviceBuffer::new(&context, COUNTERS * 4, Usage::Compute)?;
         counters.clear(0, COUNTERS * 4)?;
         let shared = Shared {
-            fuses: std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0"),
+            fuses: is_on(FUSE_VARIABLE),
             counters,
             kernels: Kernels::new(&context)?,
-            blas: Blas::new(&context)?,
+            blas: if is_on(BLAS_VARIABLE) { Blas::new(&context)? } else { None },
             scratch: Mutex::new(Scratch {
                 buffer: None,
                 last_use: CudaEvent::new(&context, &faults, false)?,
             }),
             pages: Mutex::default(),
+            locked: Mutex::default(),
             faults,
             context,
         };
@@ -180,6 +194,18 @@ impl Backend for CudaBackend {
         Some(buffer)
     }
 
+    fn lock(&self, buffer: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
+        let address = buffer.host_address()?.addr();
+        let mut locked = self.shared.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = locked.get(&address).and_then(Weak::upgrade) {
+            return Some(Box::new(known));
+        }
+        let lock = Arc::new(LockedMemory::new(&self.shared.context, buffer)?);
+        locked.retain(|_, lock| lock.strong_count() > 0);
+        locked.insert(lock.address(), Arc::downgrade(&lock));
+        Some(Box::new(lock))
+    }
+
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
         let plain =
             WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: false };
@@ -214,6 +240,11 @@ impl Backend for CudaBackend {
     fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError> {
         Ok(Arc::new(CudaEvent::new(&self.shared.context, &self.shared.faults, timing)?))
     }
+}
+
+/// Whether a switch in the environment is left on.
+fn is_on(variable: &str) -> bool {
+    std::env::var(variable).map_or(true, |value| value != "0")
 }
 
 /// Whether a type is stored element by element.

@@ -271,6 +271,45 @@ impl Drop for HostPages {
     }
 }
 
+/// Another backend's host memory, locked so that transfers reach it directly.
+pub(crate) struct LockedMemory {
+    context: Arc<Context>,
+    address: usize,
+    /// Freed only after it is unlocked.
+    _buffer: Arc<dyn Buffer>,
+}
+
+impl LockedMemory {
+    /// `None` where the memory's owner does not say where it is, or the driver does not lock it.
+    pub(crate) fn new(context: &Arc<Context>, buffer: &Arc<dyn Buffer>) -> Option<LockedMemory> {
+        let address = buffer.host_address()?;
+        context.bind().ok()?;
+        // SAFETY: the memory belongs to the buffer, which is kept until the memory is unlocked.
+        let code = unsafe {
+            sys::cuMemHostRegister_v2(address.cast(), buffer.bytes(), sys::CU_MEMHOSTREGISTER_PORTABLE)
+        };
+        let (context, address) = (Arc::clone(context), address.expose_provenance());
+        (code == sys::CUresult::CUDA_SUCCESS).then(|| LockedMemory {
+            context,
+            address,
+            _buffer: Arc::clone(buffer),
+        })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+}
+
+impl Drop for LockedMemory {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: locked by `new`, unlocked only here.
+            let _ = unsafe { sys::cuMemHostUnregister(std::ptr::with_exposed_provenance_mut(self.address)) };
+        }
+    }
+}
+
 impl Buffer for HostPages {
     fn backend(&self) -> &str {
         &self.context.name

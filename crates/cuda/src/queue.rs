@@ -69,6 +69,10 @@ impl CudaQueue {
         if let Some(pages) = any.downcast_ref::<HostPages>() {
             return Some(Side::Pages(pages));
         }
+        if let Some(address) = self.shared.locked(&*region.buffer) {
+            // SAFETY: the region was checked to lie inside the buffer.
+            return Some(Side::Pinned(unsafe { address.add(region.offset) }));
+        }
         region.buffer.is_host().then_some(Side::Host(&*region.buffer))
     }
 

@@ -344,7 +344,10 @@ impl Engine {
         match &mut self.watcher {
             None => {
                 self.session.start()?;
-                self.session.wait()?;
+                // Reading results waits for them.
+                if rows == 0 {
+                    self.session.wait()?;
+                }
             }
             Some((detail, watcher)) => {
                 let started = Instant::now();

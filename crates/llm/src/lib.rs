@@ -25,6 +25,7 @@ mod error;
 pub mod evaluate;
 mod generator;
 mod hyperparameters;
+pub mod judge;
 mod model;
 pub mod models;
 mod offload;

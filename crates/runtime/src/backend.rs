@@ -84,6 +84,12 @@ pub trait Buffer: Any + Send + Sync {
     /// Copies bytes in, and returns when they are there. The caller has seen to it that nothing uses them.
     fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError>;
 
+    /// Where its bytes are, of memory that the host owns and any device may be given access to. Whoever uses the address
+    /// keeps the buffer, and orders its accesses with events as queues do.
+    fn host_address(&self) -> Option<*mut u8> {
+        None
+    }
+
     /// Sets bytes to zero.
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError>;
 
@@ -302,6 +308,13 @@ pub trait Backend: Send + Sync {
     /// `None` if this backend cannot use such memory.
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
         let _ = data;
+        None
+    }
+
+    /// Sees to it that this device reaches another backend's host memory directly in transfers, as long as the result is
+    /// kept: by locking its pages, for instance. `None` where there is nothing to be done.
+    fn lock(&self, buffer: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
+        let _ = buffer;
         None
     }
 

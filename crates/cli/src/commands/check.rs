@@ -8,6 +8,7 @@ use quadriga_conformance::{BackendTarget, Case, Outputs, Suite, Target, TargetEr
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
 
 use crate::backends;
+use crate::commands::faults;
 use crate::failure::{Failure, Outcome};
 
 /// What to check.
@@ -28,6 +29,9 @@ pub(crate) struct Check {
     /// On the backend alone, each tensor in guarded memory, instead of by way of scheduler and session
     #[arg(long)]
     guarded: bool,
+    /// Instead of cases: what happens when the device's memory runs out, and when a CUDA device is lost
+    #[arg(long)]
+    faults: bool,
     /// Threads of the CPU [one for each core]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
@@ -35,6 +39,9 @@ pub(crate) struct Check {
 
 /// Prints a table of operations, and fails if a case does.
 pub(crate) fn check(arguments: &Check) -> Outcome {
+    if arguments.faults {
+        return faults::check(&arguments.device, arguments.threads);
+    }
     let backend = backends::open_one(&arguments.device, arguments.threads)?;
     let suite = Suite::new();
     let mut chosen: Vec<usize> = match arguments.sample {

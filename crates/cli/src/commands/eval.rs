@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use quadriga_llm::evaluate::{Case, evaluate};
+use quadriga_llm::evaluate::evaluate;
+use quadriga_llm::judge::{Exact, Verdict};
 
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
@@ -14,6 +15,9 @@ use crate::model_options::ModelOptions;
 pub(crate) struct Eval {
     /// A file with one case (a JSON object) a line; - is standard input
     cases: PathBuf,
+    /// Judge the results by the exact ones that the file has; fail if they do not hold
+    #[arg(long)]
+    judge: bool,
     #[command(flatten)]
     model: ModelOptions,
 }
@@ -25,17 +29,23 @@ pub(crate) fn eval(arguments: &Eval) -> Outcome {
     let prepared = arguments.model.prepare(&options)?;
     let (mut engine, _) = prepared.engine(options)?;
     let mut out = io::stdout().lock();
-    for case in cases {
-        let outcome = evaluate(&mut engine, &case)
-            .map_err(|error| Failure::Message(format!("case \"{}\": {error}", case.name)))?;
+    let mut verdict = Verdict::default();
+    for exact in &cases {
+        let outcome = evaluate(&mut engine, &exact.case)
+            .map_err(|error| Failure::Message(format!("case \"{}\": {error}", exact.case.name)))?;
+        verdict.add(exact, &outcome);
         serde_json::to_writer(&mut out, &outcome)?;
         writeln!(out)?;
         out.flush()?;
     }
+    if arguments.judge {
+        let line = verdict.holds(cases.len() >= 20).map_err(Failure::Message)?;
+        note!("quadriga: {line}");
+    }
     Ok(())
 }
 
-fn read(path: &Path) -> Outcome<Vec<Case>> {
+fn read(path: &Path) -> Outcome<Vec<Exact>> {
     let input: Box<dyn BufRead> = if path.as_os_str() == "-" {
         Box::new(io::stdin().lock())
     } else {

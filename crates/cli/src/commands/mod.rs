@@ -5,6 +5,7 @@ pub(crate) mod chat;
 pub(crate) mod check;
 pub(crate) mod devices;
 pub(crate) mod eval;
+pub(crate) mod faults;
 pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -137,20 +137,7 @@ impl Lowering<'_> {
             segments.count += 1;
             self.fuse(*member);
         }
-        let name = match (packed.form, few) {
-            (Form::Four, 1) => c"k_four_1",
-            (Form::Four, 2) => c"k_four_2",
-            (Form::Four, 4) => c"k_four_4",
-            (Form::Four, _) => c"k_four_8",
-            (Form::Shifted, 1) => c"k_shifted_1",
-            (Form::Shifted, 2) => c"k_shifted_2",
-            (Form::Shifted, 4) => c"k_shifted_4",
-            (Form::Shifted, _) => c"k_shifted_8",
-            (_, 1) => c"k_eight_1",
-            (_, 2) => c"k_eight_2",
-            (_, 4) => c"k_eight_4",
-            _ => c"k_eight_8",
-        };
+        let name = kernel(packed.form, few);
         let function = self.function(File::Matmul, name)?;
         self.push(
             Launch::new(function, [first, 1, 1], 128).arg(segments).arg(quants).arg(scales).arg(rows as u32),
@@ -188,7 +175,7 @@ impl Lowering<'_> {
         x: TensorId,
     ) -> Result<(), BackendError> {
         if self.shared.blas.is_none() {
-            return Err(self.failed(node, "products of many rows need cuBLAS, which is not installed"));
+            return self.in_eights(node, packed, weight, x);
         }
         let function = self.function(File::Pack, c"k_unpack_bf16")?;
         let (quants, scales) = (address, address + packed.scales_at as u64);
@@ -203,6 +190,43 @@ impl Lowering<'_> {
                 .arg(packed.blocks as i64)
                 .arg(to)
         })
+    }
+
+    /// Products of many rows with packed weights, eight at a time: where there is no cuBLAS.
+    fn in_eights(
+        &mut self,
+        node: NodeId,
+        packed: Packed,
+        weight: TensorId,
+        x: TensorId,
+    ) -> Result<(), BackendError> {
+        let m = self.tensor(x).shape().rows();
+        let (quants, scales) = self.quantize(node, x, packed.blocks, m.next_multiple_of(FEW))?;
+        let address = self.place(node, weight)?.1;
+        let out = self.described(node, self.graph[node].output())?;
+        let n = self.tensor(weight).shape().rows() as u32;
+        let function = self.function(File::Matmul, kernel(packed.form, FEW))?;
+        for first in (0..m).step_by(FEW) {
+            let segment = Segment {
+                quants: address,
+                scales: address + packed.scales_at as u64,
+                out: out.address + (first * n as usize * 4) as u64,
+                add: 0,
+                rows: n,
+                first: 0,
+                stride: i64::from(n),
+            };
+            let mut segments = Segments { count: 1, blocks: packed.blocks as u32, ..Segments::default() };
+            segments.all[0] = segment;
+            self.push(
+                Launch::new(function, [n.div_ceil(ROWS_PER_BLOCK), 1, 1], 128)
+                    .arg(segments)
+                    .arg(quants + (first * packed.blocks * 32) as u64)
+                    .arg(scales + (first * packed.blocks * 8) as u64)
+                    .arg((m - first).min(FEW) as u32),
+            );
+        }
+        Ok(())
     }
 
     /// Converts rows of weights into scratch memory, some at a time, and multiplies.
@@ -386,4 +410,22 @@ fn from_blocks(dtype: DType) -> Option<&'static std::ffi::CStr> {
         DType::Q6_K => c"k_bf16_from_q6_k",
         _ => return None,
     })
+}
+
+/// The kernel for packed weights and up to so many rows: 1, 2, 4 or 8.
+fn kernel(form: Form, few: usize) -> &'static std::ffi::CStr {
+    match (form, few) {
+        (Form::Four, 1) => c"k_four_1",
+        (Form::Four, 2) => c"k_four_2",
+        (Form::Four, 4) => c"k_four_4",
+        (Form::Four, _) => c"k_four_8",
+        (Form::Shifted, 1) => c"k_shifted_1",
+        (Form::Shifted, 2) => c"k_shifted_2",
+        (Form::Shifted, 4) => c"k_shifted_4",
+        (Form::Shifted, _) => c"k_shifted_8",
+        (_, 1) => c"k_eight_1",
+        (_, 2) => c"k_eight_2",
+        (_, 4) => c"k_eight_4",
+        _ => c"k_eight_8",
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Splits are numbered so that each waits only for earlier ones, so handing them out by number would be right. But a
 //! split of a synchronous backend keeps the host busy until it is done: whatever other devices could start before is
-//! handed out first. Copies go out as soon as their source was handed out.
+//! handed out first. So do copies to such a backend, which may keep the host waiting too; others go out as soon as their
+//! source was handed out.
 #![expect(clippy::indexing_slicing, reason = "steps and splits are numbered by the same plan")]
 
 use std::cmp::Reverse;
@@ -48,7 +49,10 @@ pub(crate) fn order(splits: &Splits, synchronous: &[bool]) -> Vec<Step> {
     }
     edges.sort_unstable();
     let key = |step: usize| match step.checked_sub(copies) {
-        None => (false, splits.copies[step].reader, false, step),
+        None => {
+            let copy = &splits.copies[step];
+            (synchronous[copy.to], copy.reader, false, step)
+        }
         Some(split) => (synchronous[splits.splits[split].backend], split, true, step),
     };
     let mut ready: BinaryHeap<_> =

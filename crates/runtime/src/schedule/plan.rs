@@ -142,6 +142,11 @@ impl Plan {
         !self.inner.homes.lent.is_empty()
     }
 
+    /// Whether a tensor, by index, is a weight that is brought from its home to a device for the run.
+    pub(crate) fn is_lent(&self, tensor: usize) -> bool {
+        self.lends() && self.inner.homes.lent.contains(&TensorId::from_index(tensor))
+    }
+
     /// The copy through which a backend reads a tensor that lives elsewhere.
     pub fn copy_for(&self, tensor: TensorId, backend: usize) -> Option<usize> {
         let key = (u32::try_from(tensor.index()).ok()?, u16::try_from(backend).ok()?);

@@ -1,5 +1,6 @@
 //! From a plan to something that runs: every tensor gets its place, every split its program.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use quadriga_graph::{Graph, Kind, NodeId, TensorId};
@@ -21,6 +22,8 @@ pub(crate) struct Compiled {
     pub(crate) done: Vec<Option<Arc<dyn Event>>>,
     /// For each copy what it moves.
     pub(crate) copies: Vec<Moving>,
+    /// What lets devices reach the host's memory directly.
+    _locks: Vec<Box<dyn Any + Send + Sync>>,
     /// For each backend the copies out of it that are not known to be done when its lane ends.
     pub(crate) loose_ends: Vec<Vec<usize>>,
     /// The backends know of every tensor in the arenas for as long as it is there.
@@ -217,6 +220,7 @@ impl Compiled {
             };
             copies.push(Moving { from, to, route: Route::Unknown, done: None });
         }
+        let locks = locks(plan, &copies);
         let mut loose_ends = vec![Vec::new(); plan.backends().len()];
         for (number, copy) in splits.copies.iter().enumerate() {
             let known = splits.lanes.get(copy.from).and_then(|lane| lane.last()).is_some_and(|last| {
@@ -230,8 +234,25 @@ impl Compiled {
             }
         }
         let generation = site.arenas.generation;
-        Ok(Compiled { generation, programs, done, copies, loose_ends, _tenants: tenants })
+        Ok(Compiled { generation, programs, done, copies, _locks: locks, loose_ends, _tenants: tenants })
     }
+}
+
+/// Lets asynchronous devices lock the host memory that they copy to and from.
+fn locks(plan: &Plan, copies: &[Moving]) -> Vec<Box<dyn Any + Send + Sync>> {
+    let mut seen: Vec<(usize, &Arc<dyn Buffer>)> = Vec::new();
+    let mut locks = Vec::new();
+    for (copy, moving) in plan.splits().copies.iter().zip(copies) {
+        for (device, buffer) in [(copy.to, &moving.from.buffer), (copy.from, &moving.to.buffer)] {
+            let works = plan.scheduler().asynchronous().get(device).copied().unwrap_or(false);
+            let known = seen.iter().any(|(d, b)| *d == device && Arc::ptr_eq(b, buffer));
+            if works && buffer.is_host() && !known {
+                seen.push((device, buffer));
+                locks.extend(plan.backends().get(device).and_then(|device| device.lock(buffer)));
+            }
+        }
+    }
+    locks
 }
 
 /// An event of a backend, if it is asynchronous.

@@ -18,6 +18,8 @@ pub(crate) struct Journey<'r> {
     pub(crate) copy: usize,
     pub(crate) from: usize,
     pub(crate) to: usize,
+    /// Whether it is a weight that is lent.
+    pub(crate) lent: bool,
     /// What must be done before: the source made, the target's place free.
     pub(crate) waits: [Option<Arc<dyn Event>>; 2],
     pub(crate) moving: &'r mut Moving,
@@ -25,9 +27,10 @@ pub(crate) struct Journey<'r> {
     pub(crate) timing: &'r mut Option<Timing>,
 }
 
-fn queue_of(lane: &mut Lane, stream: Stream) -> &mut dyn Queue {
+fn queue_of(lane: &mut Lane, stream: Stream, lent: bool) -> &mut dyn Queue {
     match stream {
         Stream::Compute => &mut *lane.compute,
+        Stream::Incoming if lent => lane.lent(),
         Stream::Incoming => lane.incoming(),
         Stream::Outgoing => lane.outgoing(),
     }
@@ -36,13 +39,13 @@ fn queue_of(lane: &mut Lane, stream: Stream) -> &mut dyn Queue {
 /// Does something on a queue between two marks. What was not done (`false`) is not written down.
 pub(crate) fn timed(
     lane: &mut Lane,
-    stream: Stream,
+    (stream, lent): (Stream, bool),
     timing: &mut Timing,
     what: (Step, usize),
     work: impl FnOnce(&mut dyn Queue) -> Result<bool, BackendError>,
 ) -> Result<bool, BackendError> {
     let (backend, asynchronous) = (Arc::clone(&lane.backend), lane.traffic.is_some());
-    let queue = queue_of(lane, stream);
+    let queue = queue_of(lane, stream, lent);
     let begin = mark(&backend, asynchronous, queue)?;
     let done = work(queue)?;
     if done {
@@ -111,16 +114,17 @@ impl Journey<'_> {
     ) -> Result<bool, BackendError> {
         let Some(lane) = self.lanes.get_mut(number) else { return Ok(false) };
         for event in waits.iter().flatten() {
-            queue_of(lane, stream).wait(&**event)?;
+            queue_of(lane, stream, self.lent).wait(&**event)?;
         }
         let made = match self.timing {
-            None => queue_of(lane, stream).copy(from, to)?,
+            None => queue_of(lane, stream, self.lent).copy(from, to)?,
             Some(timing) => {
-                timed(lane, stream, timing, (Step::Copy(self.copy), number), |queue| queue.copy(from, to))?
+                let what = (Step::Copy(self.copy), number);
+                timed(lane, (stream, self.lent), timing, what, |queue| queue.copy(from, to))?
             }
         };
         if made && let Some(done) = &done {
-            queue_of(lane, stream).record(&**done)?;
+            queue_of(lane, stream, self.lent).record(&**done)?;
         }
         Ok(made)
     }

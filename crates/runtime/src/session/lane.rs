@@ -17,6 +17,8 @@ pub(crate) struct Lane {
 pub(crate) struct Traffic {
     /// Brings inputs and copies in.
     pub(crate) incoming: Box<dyn Queue>,
+    /// Brings weights that are lent, so that nothing else has to wait behind them.
+    pub(crate) lent: Box<dyn Queue>,
     /// Pushes copies out.
     pub(crate) outgoing: Box<dyn Queue>,
     /// Recorded in the compute queue at the start of every run: everything of earlier runs is done.
@@ -30,6 +32,7 @@ impl Lane {
         let traffic = if asynchronous {
             Some(Traffic {
                 incoming: backend.queue()?,
+                lent: backend.queue()?,
                 outgoing: backend.queue()?,
                 start: backend.event(false)?,
                 inputs: backend.event(false)?,
@@ -44,6 +47,14 @@ impl Lane {
     pub(crate) fn incoming(&mut self) -> &mut dyn Queue {
         match &mut self.traffic {
             Some(traffic) => &mut *traffic.incoming,
+            None => &mut *self.compute,
+        }
+    }
+
+    /// The queue that brings weights for a run.
+    pub(crate) fn lent(&mut self) -> &mut dyn Queue {
+        match &mut self.traffic {
+            Some(traffic) => &mut *traffic.lent,
             None => &mut *self.compute,
         }
     }
@@ -65,7 +76,7 @@ impl Lane {
     pub(crate) fn synchronize(&mut self) -> Result<(), BackendError> {
         let compute = self.compute.synchronize();
         let Some(traffic) = &mut self.traffic else { return compute };
-        let incoming = traffic.incoming.synchronize();
+        let incoming = traffic.incoming.synchronize().and(traffic.lent.synchronize());
         let outgoing = traffic.outgoing.synchronize();
         incoming.and(compute).and(outgoing)
     }

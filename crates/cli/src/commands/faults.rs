@@ -1,0 +1,136 @@
+//! `quadriga check --faults`: memory that runs out, and a device that is lost, on the real thing.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use quadriga_cuda::CudaBackend;
+use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
+use quadriga_runtime::{Backend, BackendError, Buffer, RuntimeError, Scheduler, Usage};
+
+use crate::backends;
+use crate::failure::{Failure, Outcome};
+
+/// Bytes that are left free while memory is short.
+const LEFT: u64 = 64 << 20;
+/// Bytes that may be missing afterwards: what the driver keeps for itself.
+const KEPT: u64 = 256 << 20;
+
+/// Prints a line for each thing that was tried, and fails at the first that does not go as it should.
+pub(crate) fn check(device: &str, threads: Option<usize>) -> Outcome {
+    let backend = backends::open_one(device, threads)?;
+    memory(&backend)?;
+    drop(backend);
+    if device.to_ascii_lowercase().starts_with("cuda") {
+        let number = device.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
+        let backend = CudaBackend::new(number).map_err(|error| Failure::Message(error.to_string()))?;
+        loss(&Arc::new(backend))?;
+    }
+    Ok(())
+}
+
+fn say(line: String) -> Outcome {
+    Ok(writeln!(io::stdout(), "{line}")?)
+}
+
+fn wrong(what: &str, found: impl std::fmt::Display) -> Failure {
+    Failure::Message(format!("{what}: {found}"))
+}
+
+/// `rows` products with an f32 matrix of so many megabytes.
+fn graph(megabytes: usize, rows: usize) -> Outcome<Graph> {
+    let g = GraphBuilder::new();
+    let n = megabytes << 8;
+    let w = g.weight("w", Weight::with_data(DType::F32, [n, 1024], Data::from(vec![0u8; n * 4096])));
+    g.output("y", g.mul_mat(w, g.input("x", DType::F32, [rows, 1024])));
+    g.finish().map_err(|error| wrong("building a graph", error))
+}
+
+fn runs(backend: &Arc<dyn Backend>, when: &str) -> Outcome {
+    let plan = Scheduler::new([Arc::clone(backend)]).plan(graph(16, 4)?);
+    let ran = plan.and_then(|plan| plan.session()?.run(&[("x", &vec![1.0f32; 4096])]));
+    ran.map_err(|error| wrong(when, error))?;
+    say(format!("ok: a model runs {when}"))?;
+    Ok(())
+}
+
+/// Takes all but [`LEFT`] of what is free.
+fn fill(backend: &Arc<dyn Backend>) -> Vec<Arc<dyn Buffer>> {
+    let mut held = Vec::new();
+    let mut piece = 1u64 << 34;
+    while piece >= 1 << 20 {
+        match backend.device().free_bytes {
+            Some(free) if free >= LEFT + piece => match backend.allocate(piece as usize, Usage::Weights) {
+                Ok(buffer) => held.push(buffer),
+                Err(_) => piece /= 2,
+            },
+            _ => piece /= 2,
+        }
+    }
+    held
+}
+
+/// Expects that making a session fails for lack of memory.
+fn short(backend: &Arc<dyn Backend>, graph: Graph, least: u64, when: &str) -> Outcome {
+    let plan = Scheduler::new([Arc::clone(backend)]).plan(graph).map_err(|error| wrong(when, error))?;
+    match plan.session() {
+        Ok(_) => Err(wrong(when, "there was memory enough")),
+        Err(error) => match &error {
+            RuntimeError::Device { error: device, .. } if matches!(**device, BackendError::OutOfMemory { wanted, .. } if wanted >= least) =>
+            {
+                say(format!("ok: {when}: {error}"))?;
+                Ok(())
+            }
+            other => Err(wrong(when, other)),
+        },
+    }
+}
+
+fn memory(backend: &Arc<dyn Backend>) -> Outcome {
+    runs(backend, "at first")?;
+    let before = backend.device().free_bytes;
+    let over = Scheduler::new([Arc::clone(backend)]).budget(0, 1 << 20).plan(graph(16, 4)?);
+    match over {
+        Err(error @ RuntimeError::OverBudget(_)) => say(format!("ok: in planning: {error}"))?,
+        Err(error) => return Err(wrong("in planning", error)),
+        Ok(_) => return Err(wrong("in planning", "the budget was ignored")),
+    }
+    if before.is_none() || backend.memory().host {
+        say("memory that is the host's is not filled".to_owned())?;
+        return Ok(());
+    }
+    let held = fill(backend);
+    short(backend, graph(512, 4)?, 512 << 20, "at load")?;
+    short(backend, graph(16, 1 << 15)?, 256 << 20, "in the middle")?;
+    drop(held);
+    runs(backend, "after memory ran out")?;
+    let after = backend.device().free_bytes;
+    match (before, after) {
+        (Some(before), Some(after)) if before > after + KEPT => {
+            Err(wrong("memory was not given back", format!("{before} bytes were free, now {after}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn loss(backend: &Arc<CudaBackend>) -> Outcome {
+    let g = GraphBuilder::new();
+    g.output("y", g.input("x", DType::F32, [256]).tanh());
+    let graph = g.finish().map_err(|error| wrong("building a graph", error))?;
+    let failed = |error: RuntimeError| wrong("before the device is lost", error);
+    let all = [Arc::clone(backend) as Arc<dyn Backend>];
+    let mut session = Scheduler::new(all).plan(&graph).and_then(|plan| plan.session()).map_err(failed)?;
+    session.run(&[("x", &vec![0.5f32; 256])]).map_err(failed)?;
+    match backend.lose() {
+        error @ BackendError::Lost { .. } => say(format!("ok: {error}"))?,
+        other => return Err(wrong("a kernel that traps", other)),
+    }
+    match session.run(&[("x", &vec![0.5f32; 256])]) {
+        Err(error) if matches!(&error, RuntimeError::Device { error, .. } if matches!(**error, BackendError::Lost { .. })) =>
+        {
+            say(format!("ok: {error}"))?;
+            Ok(())
+        }
+        Err(other) => Err(wrong("a run on a lost device", other)),
+        Ok(()) => Err(wrong("a run on a lost device", "it went on")),
+    }
+}
