@@ -255,9 +255,9 @@ template <int N, int AT_ONCE> __device__ __forceinline__ void half_rows(const Wo
         extern __shared__ float shared[];                                                                        \
         half_rows<n, at_once>(w, shared);                                                                        \
     }
-// Few queries: all loads of a piece at once.
-HALF_ROWS(k_attention_64, 1, 4, 256, 1)
-HALF_ROWS(k_attention_128, 2, 4, 256, 1)
+// Few queries: all loads of a piece at once, and room left for the product that follows.
+HALF_ROWS(k_attention_64, 1, 4, 256, 2)
+HALF_ROWS(k_attention_128, 2, 4, 256, 2)
 HALF_ROWS(k_attention_256, 4, 2, 256, 1)
 // Many: blocks enough to keep each other busy.
 HALF_ROWS(k_attention_64_many, 1, 2, 128, 6)

@@ -71,3 +71,15 @@ extern "C" __global__ void k_diag_mask(Tensor x, Tensor out, i64 past, float val
 
 // Ends the context: for tests of what a lost device does.
 extern "C" __global__ void k_trap() { asm volatile("trap;"); }
+
+// Up to eight small writes, whose bytes come with the launch: a block for each.
+struct SmallWrites {
+    u64 to[8];
+    u32 len[8], at[8];
+    u8 data[448];
+};
+
+extern "C" __global__ void k_write(const __grid_constant__ SmallWrites w) {
+    u32 i = blockIdx.x;
+    for (u32 c = threadIdx.x; c < w.len[i]; c += blockDim.x) ((u8 *)w.to[i])[c] = w.data[w.at[i] + c];
+}

@@ -67,9 +67,9 @@ __device__ __forceinline__ int dot_signed(int a, int b, int c) {
 }
 
 template <int F> struct Form {
-    static const int WARPS = F == HALF ? 8 : 12;                 // of a block of threads
+    static const int WARPS = 8;   // of a block of threads
     static const int THREADS = WARPS * WARP;
-    static const u32 CHUNK = F == HALF || F == EIGHT ? 1024 : 2048;   // elements of a row that a slot holds
+    static const u32 CHUNK = F == HALF ? 1024 : F == EIGHT ? 2048 : 4096;   // elements of a row that a slot holds
     __device__ static u32 quant_bytes(u32 n) { return F == HALF ? 2 * n : F == EIGHT ? n : n / 2; }
     // Scales of a row, in whole 16 bytes.
     __device__ static u32 scale_bytes(u32 n) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ float4 normed(float4 v, float scale, float4 w) {
 }
 
 // float4s that a thread loads before it uses the first; of a norm's row and its weights, those that it keeps.
-#define BATCH 8
+#define BATCH 12
 #define KEPT 4
 
 // Waits for the kernel before, then brings its row into shared memory. Loops go round with whole warps, since eight

@@ -9,6 +9,8 @@ use quadriga_runtime::{BackendError, Buffer, Event, Program, Queue, Region, chec
 use crate::backend::Shared;
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
 use crate::event::CudaEvent;
+use crate::kernels::File;
+use crate::launch::{Argument, Launch};
 use crate::program::{CudaProgram, Stream};
 
 /// Bytes of the ring: larger transfers go in pieces of half of it.
@@ -22,7 +24,27 @@ pub(crate) struct CudaQueue {
     /// The half in use, and how much of it is taken.
     turn: usize,
     taken: usize,
+    /// Writes that are made before anything else that is given to the queue, except waiting.
+    small: SmallWrites,
+    small_count: usize,
+    small_bytes: usize,
 }
+
+/// Small writes that wait to be made by one launch, with their bytes in its arguments.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SmallWrites {
+    to: [u64; 8],
+    len: [u32; 8],
+    at: [u32; 8],
+    data: [u8; 448],
+}
+
+// SAFETY: `struct SmallWrites` of elementwise.cu has the same fields in the same order.
+unsafe impl Argument for SmallWrites {}
+
+/// The most bytes of a small write.
+const SMALL: usize = 128;
 
 /// Room in the ring.
 struct Room {
@@ -52,6 +74,9 @@ impl CudaQueue {
             ring: [half()?, half()?],
             turn: 0,
             taken: 0,
+            small: SmallWrites { to: [0; 8], len: [0; 8], at: [0; 8], data: [0; 448] },
+            small_count: 0,
+            small_bytes: 0,
         })
     }
 
@@ -90,10 +115,44 @@ impl CudaQueue {
         self.shared.context.check("cuMemcpyDtoHAsync", code)
     }
 
+    /// Keeps a small write for later; `false` if it is too large, or there are too many.
+    fn postpone(&mut self, to: u64, bytes: &[u8]) -> bool {
+        let (start, index) = (self.small_bytes, self.small_count);
+        let small = &mut self.small;
+        let room = small.data.get_mut(start..start + bytes.len()).filter(|_| bytes.len() <= SMALL);
+        let (Some(room), Some(address), Some(len), Some(at)) =
+            (room, small.to.get_mut(index), small.len.get_mut(index), small.at.get_mut(index))
+        else {
+            return false;
+        };
+        room.copy_from_slice(bytes);
+        (*address, *len, *at) = (to, bytes.len() as u32, start as u32);
+        self.small_bytes += bytes.len();
+        self.small_count += 1;
+        true
+    }
+
+    /// Makes the writes that were postponed.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        let count = std::mem::take(&mut self.small_count) as u32;
+        self.small_bytes = 0;
+        if count == 0 {
+            return Ok(());
+        }
+        let function = self.shared.kernels.function(File::Elementwise, c"k_write")?;
+        let launch = Launch::new(function, [count, 1, 1], SMALL as u32).arg(self.small);
+        launch.issue(&self.shared.context, self.stream.handle, false)
+    }
+
     /// Room for at most half the ring. Small pieces lie side by side; the host waits for earlier use only when a half
     /// is full.
     fn room(&mut self, bytes: usize) -> Result<Room, BackendError> {
         if self.taken + bytes > RING / 2 {
+            if let Some((_, event)) = self.ring.get(self.turn) {
+                // SAFETY: event and stream are live.
+                let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
+                self.shared.context.check("cuEventRecord", code)?;
+            }
             self.turn ^= 1;
             self.taken = 0;
             if let Some((_, event)) = self.ring.get(self.turn) {
@@ -103,13 +162,6 @@ impl CudaQueue {
         let at = self.taken;
         self.taken += bytes.next_multiple_of(256);
         Ok(Room { half: self.turn, at })
-    }
-
-    fn mark(&mut self, half: usize) -> Result<(), BackendError> {
-        let Some((_, event)) = self.ring.get(half) else { return Ok(()) };
-        // SAFETY: event and stream are live.
-        let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
-        self.shared.context.check("cuEventRecord", code)
     }
 
     /// Sends host bytes through the ring, piece by piece; `fill` puts the bytes at an offset into a piece.
@@ -129,7 +181,6 @@ impl CudaQueue {
                 fill(done, piece)?;
                 self.to_device(to + done as u64, piece.as_ptr(), len)?;
             }
-            self.mark(room.half)?;
             done += len;
         }
         Ok(())
@@ -146,14 +197,11 @@ impl CudaQueue {
         while done < bytes {
             let len = (bytes - done).min(RING / 2);
             let room = self.room(len)?;
-            let Some((buffer, event)) = self.ring.get(room.half) else { return Ok(()) };
+            let Some((buffer, _)) = self.ring.get(room.half) else { return Ok(()) };
             // SAFETY: the room lies inside the half.
             let address = unsafe { buffer.address().add(room.at) };
             self.to_host(address, from + done as u64, len)?;
-            // SAFETY: event and stream are live.
-            let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
-            self.shared.context.check("cuEventRecord", code)?;
-            event.wait()?;
+            self.settle()?;
             // SAFETY: the copy into the room is over, and nobody else has it.
             drain(done, unsafe { std::slice::from_raw_parts(address, len) })?;
             done += len;
@@ -182,6 +230,14 @@ impl CudaQueue {
         Ok(())
     }
 
+    /// Waits for everything in the stream.
+    fn settle(&self) -> Result<(), BackendError> {
+        // SAFETY: the stream is live.
+        let code = unsafe { sys::cuStreamSynchronize(self.stream.handle) };
+        self.shared.context.check("cuStreamSynchronize", code)?;
+        self.shared.faults.take(&self.shared.context.name)
+    }
+
     fn foreign(&self, what: &'static str) -> BackendError {
         BackendError::Foreign { backend: self.shared.context.name.clone(), what }
     }
@@ -192,10 +248,19 @@ impl Queue for CudaQueue {
         check_range(&*to.buffer, to.offset, bytes.len())?;
         self.shared.context.bind()?;
         match self.side(to) {
-            Some(Side::Device(address)) => self.send(address, bytes.len(), |at, piece| {
-                piece.copy_from_slice(bytes.get(at..at + piece.len()).unwrap_or_default());
-                Ok(())
-            }),
+            Some(Side::Device(address)) => {
+                if self.postpone(address, bytes) {
+                    return Ok(());
+                }
+                self.flush()?;
+                if self.postpone(address, bytes) {
+                    return Ok(());
+                }
+                self.send(address, bytes.len(), |at, piece| {
+                    piece.copy_from_slice(bytes.get(at..at + piece.len()).unwrap_or_default());
+                    Ok(())
+                })
+            }
             Some(_) => to.buffer.write(to.offset, bytes),
             None => Err(self.foreign("buffer")),
         }
@@ -204,6 +269,7 @@ impl Queue for CudaQueue {
     fn read(&mut self, from: &Region, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(&*from.buffer, from.offset, into.len())?;
         self.shared.context.bind()?;
+        self.flush()?;
         match self.side(from) {
             Some(Side::Device(address)) => self.fetch(address, into.len(), |at, piece| {
                 into.get_mut(at..at + piece.len()).unwrap_or_default().copy_from_slice(piece);
@@ -228,6 +294,7 @@ impl Queue for CudaQueue {
         check_range(&*from.buffer, from.offset, from.bytes)?;
         check_range(&*to.buffer, to.offset, to.bytes)?;
         self.shared.context.bind()?;
+        self.flush()?;
         let (Some(source), Some(target)) = (self.side(from), self.side(to)) else { return Ok(false) };
         let bytes = from.bytes;
         if bytes == 0 {
@@ -257,6 +324,7 @@ impl Queue for CudaQueue {
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
         self.shared.context.bind()?;
+        self.flush()?;
         match program.as_any().downcast_mut::<CudaProgram>() {
             Some(program) if program.is_of(&self.shared) => program.launch(self.stream.handle),
             _ => Err(self.foreign("program")),
@@ -265,6 +333,7 @@ impl Queue for CudaQueue {
 
     fn record(&mut self, event: &dyn Event) -> Result<(), BackendError> {
         self.shared.context.bind()?;
+        self.flush()?;
         match event.as_any().downcast_ref::<CudaEvent>() {
             Some(event) if event.is_of(&self.shared.context) => {
                 // SAFETY: event and stream are live.
@@ -289,9 +358,7 @@ impl Queue for CudaQueue {
 
     fn synchronize(&mut self) -> Result<(), BackendError> {
         self.shared.context.bind()?;
-        // SAFETY: the stream is live.
-        let code = unsafe { sys::cuStreamSynchronize(self.stream.handle) };
-        self.shared.context.check("cuStreamSynchronize", code)?;
-        self.shared.faults.take(&self.shared.context.name)
+        self.flush()?;
+        self.settle()
     }
 }

@@ -11,6 +11,8 @@ use super::{Lowering, overlap};
 use crate::kernels::File;
 use crate::launch::{Argument, Launch};
 
+/// Warps of a block, as in the kernel.
+const WARPS: usize = 8;
 /// The most slots of a warp's ring.
 const MOST_SLOTS: usize = 8;
 /// Shared memory of a block so that two fit a multiprocessor: the next kernel's rings fill while this one runs.
@@ -155,7 +157,7 @@ impl Lowering<'_> {
         }
         let blocks = self.shared.context.multiprocessors.min(job.units).max(1);
         let function = self.shared.kernels.large_function(File::Stream, name(form), SHARED_OF_ONE as u32)?;
-        let launch = Launch::new(function, [blocks, 1, 1], warps(form) as u32 * 32).shared(shared as u32);
+        let launch = Launch::new(function, [blocks, 1, 1], WARPS as u32 * 32).shared(shared as u32);
         self.push(launch.early().arg(job));
         members.iter().flat_map(|member| &member.nodes).for_each(|node| self.fuse(*node));
         Ok(true)
@@ -294,14 +296,13 @@ fn name(form: Form) -> &'static CStr {
     }
 }
 
-/// Warps of a block, as in the kernel.
-fn warps(form: Form) -> usize {
-    if form == Form::Half { 8 } else { 12 }
-}
-
 /// Slots of a ring and bytes of shared memory for rows of so many elements.
 fn ring(form: Form, cols: usize) -> Option<(usize, usize)> {
-    let chunk = if matches!(form, Form::Half | Form::Eight) { 1024 } else { 2048 };
+    let chunk = match form {
+        Form::Four | Form::Shifted => 4096,
+        Form::Eight => 2048,
+        Form::Half => 1024,
+    };
     if !cols.is_multiple_of(if form == Form::Half { 8 } else { 32 }) || cols == 0 {
         return None;
     }
@@ -314,11 +315,10 @@ fn ring(form: Form, cols: usize) -> Option<(usize, usize)> {
     };
     // Eight-bit elements and two floats for each 32 of them, or floats.
     let row = if form == Form::Half { cols * 4 } else { cols + cols / 4 };
-    let warps = warps(form);
-    let slots = |limit: usize| limit.checked_sub(row).map_or(0, |rest| rest / (warps * slot)).min(MOST_SLOTS);
+    let slots = |limit: usize| limit.checked_sub(row).map_or(0, |rest| rest / (WARPS * slot)).min(MOST_SLOTS);
     let slots =
         Some(slots(SHARED_OF_TWO)).filter(|slots| *slots >= 2).unwrap_or_else(|| slots(SHARED_OF_ONE));
-    (slots > 0).then_some((slots, warps * slots * slot + row))
+    (slots > 0).then_some((slots, WARPS * slots * slot + row))
 }
 
 #[cfg(test)]
