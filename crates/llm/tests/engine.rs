@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
+
 use common::{Recipe, all_wanted, cpu, distance, distances, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
-use quadriga_llm::{Engine, EngineOptions, Entry, Error, Model};
-use quadriga_runtime::Scheduler;
+use quadriga_llm::{Batch, Engine, EngineOptions, Entry, Error, Model};
+use quadriga_runtime::{Detail, Scheduler};
 
 /// Rounding differs with the size of a batch, nothing else: in standard deviations of the logits.
 const SAME: f64 = 1e-4;
@@ -78,6 +80,28 @@ fn sequences_in_one_batch_do_not_see_each_other() {
         assert!(found < SAME, "seed {seed}: off by {found:.2e}");
         assert_eq!([together.len(0), together.len(1), together.len(2)], [12, 1, 30]);
     }
+}
+
+#[test]
+fn watched_batches_give_the_same_logits_and_tell_what_they_took() {
+    let recipe = Recipe::new("llama");
+    let tokens = recipe.tokens(11);
+    let options = EngineOptions { batch: 8, ..f32_options() };
+    let wanted = logits_of(&mut engine(recipe.model(), options.clone()), &tokens);
+    let mut watched = engine(recipe.model(), options);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&told);
+    let watcher = move |batch: &Batch<'_>| {
+        let nodes: usize = batch.trace.operations.iter().map(|operation| operation.nodes.len()).sum();
+        assert_eq!(nodes, batch.plan.splits().nodes.len());
+        assert!(batch.trace.seconds > 0.0 && batch.visible > 0.0 && batch.visible <= 1.0);
+        list.lock().unwrap().push((batch.entries.len(), batch.position));
+    };
+    watched.watch(Some((Detail::Operations, Box::new(watcher))));
+    assert_eq!(logits_of(&mut watched, &tokens), wanted);
+    watched.watch(None);
+    watched.feed(&tokens[..1]).unwrap();
+    assert_eq!(*told.lock().unwrap(), [(8, 0), (3, 8)]);
 }
 
 #[test]

@@ -89,7 +89,8 @@ async function checkModel(browser) {
   assert.equal(await page.locator('#results button').count(), matching.length);
   const lit = await page.evaluate(() => quadriga.view().matches);
   assert.equal(lit, new Set(matching.map((node) => node.storage)).size);
-  await page.locator('#results button').first().click();
+  await page.keyboard.press('ArrowDown');
+  await page.keyboard.press('Enter');
   await page.waitForSelector('#details.pinned');
   assert.ok((await page.innerText('#details')).includes(matching[0].name));
   assert.ok((await page.innerText('#details')).includes(matching[0].why));

@@ -324,6 +324,20 @@ function start() {
     clearTimeout(later);
     later = setTimeout(() => search(box.value), nodeCount > 20000 ? 150 : 0);
   });
+  box.addEventListener('keydown', (event) => {
+    const first = document.querySelector('#results button');
+    if (event.key === 'Enter' && first) first.click();
+    if (event.key === 'ArrowDown' && first) {
+      first.focus();
+      event.preventDefault();
+    }
+  });
+  document.getElementById('results').addEventListener('keydown', (event) => {
+    const next = { ArrowDown: 'nextElementSibling', ArrowUp: 'previousElementSibling' }[event.key];
+    if (!next) return;
+    (document.activeElement[next] || box).focus();
+    event.preventDefault();
+  });
   document.getElementById('zoom-in').addEventListener('click', () => zoomBy(0.5));
   document.getElementById('zoom-out').addEventListener('click', () => zoomBy(2));
   document.getElementById('zoom-all').addEventListener('click', zoomAll);
