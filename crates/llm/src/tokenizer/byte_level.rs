@@ -42,22 +42,26 @@ impl ByteLevel {
             *slot = symbols.number(&[byte]);
         }
         let mut merges = FxHashMap::default();
+        let mut merged = Vec::new();
         merges.reserve(vocabulary.merges.len());
         for (rank, merge) in (0u32..).zip(&vocabulary.merges) {
             // The first character may itself be a space in files of a careless writer: the separator comes after it.
             let second = merge.chars().next().map_or(0, char::len_utf8);
             let Some(space) = merge.get(second..).and_then(|rest| rest.find(' ')) else { continue };
             let (left, right) = merge.split_at(second + space);
-            let (Some(left), Some(right)) =
-                (letters.decode(left), right.get(1..).and_then(|text| letters.decode(text)))
-            else {
+            // Both in one buffer: the merged symbol is all of it.
+            merged.clear();
+            let known = letters.decode_onto(left, &mut merged);
+            let middle = merged.len();
+            if !known || !right.get(1..).is_some_and(|right| letters.decode_onto(right, &mut merged)) {
                 continue; // A merge of what no text can contain never happens.
-            };
+            }
+            let (left, right) = merged.split_at(middle);
             if left.is_empty() || right.is_empty() {
                 continue;
             }
-            let pair = (symbols.number(&left), symbols.number(&right));
-            let merged = symbols.number(&[left, right].concat());
+            let pair = (symbols.number(left), symbols.number(right));
+            let merged = symbols.number(&merged);
             merges.entry(pair).or_insert((rank, merged));
         }
         Ok(ByteLevel { splitter, token_count, alphabet, words, merges })

@@ -30,7 +30,17 @@ impl Alphabet {
 
     /// The bytes that a token's text stands for, or `None` when it uses a character outside the alphabet.
     pub(super) fn decode(&self, text: &str) -> Option<Vec<u8>> {
-        text.chars().map(|letter| self.0.get(letter as usize).copied().flatten()).collect()
+        let mut bytes = Vec::with_capacity(text.len());
+        self.decode_onto(text, &mut bytes).then_some(bytes)
+    }
+
+    /// Appends the bytes that a text stands for; false when it uses a character outside the alphabet.
+    pub(super) fn decode_onto(&self, text: &str, bytes: &mut Vec<u8>) -> bool {
+        text.chars().all(|letter| {
+            let byte = self.0.get(letter as usize).copied().flatten();
+            bytes.extend(byte);
+            byte.is_some()
+        })
     }
 }
 
