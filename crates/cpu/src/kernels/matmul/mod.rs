@@ -21,6 +21,7 @@
 //!
 //! Results depend neither on the number of threads nor on how rows of weights are shared out.
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every form"))]
 mod activations;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -48,6 +49,7 @@ mod codes;
 pub mod format;
 mod pack;
 mod scalar;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every form"))]
 mod view;
 
 use std::ops::Range;
