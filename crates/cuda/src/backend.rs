@@ -53,12 +53,19 @@ pub(crate) struct Shared {
 struct Scratch {
     buffer: Option<Arc<DeviceBuffer>>,
     last_use: CudaEvent,
+    /// The stream of the last use: work of the same stream need not wait.
+    last_stream: usize,
 }
 
 /// The right to use scratch memory next.
 pub(crate) struct ScratchTurn<'a>(MutexGuard<'a, Scratch>);
 
 impl ScratchTurn<'_> {
+    /// Takes the turn for a stream; whether it has to wait for another one.
+    pub(crate) fn take(&mut self, stream: sys::CUstream) -> bool {
+        std::mem::replace(&mut self.0.last_stream, stream.addr()) != stream.addr()
+    }
+
     pub(crate) fn event(&self) -> sys::CUevent {
         self.0.last_use.handle()
     }
@@ -119,6 +126,7 @@ impl CudaBackend {
             scratch: Mutex::new(Scratch {
                 buffer: None,
                 last_use: CudaEvent::new(&context, &faults, false)?,
+                last_stream: 0,
             }),
             pages: Mutex::default(),
             locked: Mutex::default(),

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{self, CUresult};
 use quadriga_runtime::{BackendError, Event};
@@ -14,6 +15,8 @@ pub(crate) struct CudaEvent {
     faults: Arc<Faults>,
     event: sys::CUevent,
     timing: bool,
+    /// How often it was recorded by queues.
+    recorded: AtomicU64,
 }
 
 // SAFETY: a driver event may be used from any thread with its context current.
@@ -32,11 +35,27 @@ impl CudaEvent {
         let mut event = std::ptr::null_mut();
         // SAFETY: writes the handle it is given.
         context.check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
-        Ok(CudaEvent { context: Arc::clone(context), faults: Arc::clone(faults), event, timing })
+        Ok(CudaEvent {
+            context: Arc::clone(context),
+            faults: Arc::clone(faults),
+            event,
+            timing,
+            recorded: AtomicU64::new(0),
+        })
     }
 
     pub(crate) fn handle(&self) -> sys::CUevent {
         self.event
+    }
+
+    /// Counts a recording.
+    pub(crate) fn count(&self) {
+        self.recorded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Which recording it stands for, among all events that are alive.
+    pub(crate) fn recording(&self) -> (usize, u64) {
+        (self.event.addr(), self.recorded.load(Ordering::Relaxed))
     }
 
     pub(crate) fn is_of(&self, context: &Arc<Context>) -> bool {

@@ -100,10 +100,12 @@ impl CudaProgram {
     /// whatever streams they are on.
     pub(crate) fn launch(&mut self, stream: sys::CUstream) -> Result<(), BackendError> {
         let context = &self.shared.context;
-        let turn = self.uses_scratch.then(|| self.shared.scratch_turn());
+        let mut turn = self.uses_scratch.then(|| self.shared.scratch_turn());
         // SAFETY: stream, event and graph are live; nothing they point to is freed before the program is dropped.
         unsafe {
-            if let Some(turn) = &turn {
+            if let Some(turn) = &mut turn
+                && turn.take(stream)
+            {
                 context.check("cuStreamWaitEvent", sys::cuStreamWaitEvent(stream, turn.event(), 0))?;
             }
             context.check("cuGraphLaunch", sys::cuGraphLaunch(self.executable, stream))?;

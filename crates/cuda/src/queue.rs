@@ -24,6 +24,8 @@ pub(crate) struct CudaQueue {
     /// The half in use, and how much of it is taken.
     turn: usize,
     taken: usize,
+    /// The recording of an event that was waited for last: what comes later is behind it already.
+    waited: Option<(usize, u64)>,
     /// Writes that are made before anything else that is given to the queue, except waiting.
     small: SmallWrites,
     small_count: usize,
@@ -74,6 +76,7 @@ impl CudaQueue {
             ring: [half()?, half()?],
             turn: 0,
             taken: 0,
+            waited: None,
             small: SmallWrites { to: [0; 8], len: [0; 8], at: [0; 8], data: [0; 448] },
             small_count: 0,
             small_bytes: 0,
@@ -336,6 +339,7 @@ impl Queue for CudaQueue {
         self.flush()?;
         match event.as_any().downcast_ref::<CudaEvent>() {
             Some(event) if event.is_of(&self.shared.context) => {
+                event.count();
                 // SAFETY: event and stream are live.
                 let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
                 self.shared.context.check("cuEventRecord", code)
@@ -347,7 +351,9 @@ impl Queue for CudaQueue {
     fn wait(&mut self, event: &dyn Event) -> Result<(), BackendError> {
         self.shared.context.bind()?;
         match event.as_any().downcast_ref::<CudaEvent>() {
+            Some(event) if self.waited == Some(event.recording()) => Ok(()),
             Some(event) => {
+                self.waited = Some(event.recording());
                 // SAFETY: event and stream are live; events of another context of this driver may be waited for.
                 let code = unsafe { sys::cuStreamWaitEvent(self.stream.handle, event.handle(), 0) };
                 self.shared.context.check("cuStreamWaitEvent", code)
