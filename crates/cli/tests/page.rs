@@ -87,7 +87,7 @@ fn the_page_shows_the_plan_in_a_browser() {
     std::fs::create_dir_all(&target).unwrap();
     let model = default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();
     let file = |name: &str| -> PathBuf { target.join(name) };
-    let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "--cache-dir"]);
+    let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "16", "--cache-dir"]);
     plan.arg(&target).arg("-m").arg(&model);
     plan.arg("--html").arg(file("plan.html")).arg("--json").arg(file("plan.json"));
     let said = end(&mut plan).well().out;

@@ -19,7 +19,7 @@ fn the_picture_in_the_readme_is_up_to_date() {
     let drawn = folder.path().join("plan.svg");
     let model = default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();
     // An empty cache folder: estimates come from round figures, the same everywhere.
-    let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "--cache-dir"]);
+    let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "16", "--cache-dir"]);
     // How a CPU packs weights may depend on its instructions; these every CPU has.
     plan.env("QUADRIGA_ISA", "scalar");
     end(plan.arg(folder.path()).arg("-m").arg(model).arg("--svg").arg(&drawn)).well();

@@ -21,6 +21,8 @@ pub enum Stream {
     Compute,
     /// The one that brings copies in.
     Incoming,
+    /// The one that brings weights that are lent for the run.
+    Lent,
     /// The one that sends copies out.
     Outgoing,
 }

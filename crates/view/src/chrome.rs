@@ -96,11 +96,12 @@ type Spans = FxHashMap<usize, (usize, f64, f64)>;
 /// The lane of a backend's queue.
 fn lane(backend: usize, stream: Stream) -> usize {
     HOST + 1
-        + backend * 3
+        + backend * 4
         + match stream {
             Stream::Compute => 0,
             Stream::Incoming => 1,
-            Stream::Outgoing => 2,
+            Stream::Lent => 2,
+            Stream::Outgoing => 3,
         }
 }
 
@@ -128,6 +129,7 @@ impl<W: Write> ChromeTrace<W> {
             let name = backend.name();
             trace.name(lane(number, Stream::Compute), name)?;
             trace.name(lane(number, Stream::Incoming), &format!("{name} copies in"))?;
+            trace.name(lane(number, Stream::Lent), &format!("{name} weights in"))?;
             trace.name(lane(number, Stream::Outgoing), &format!("{name} copies out"))?;
         }
         Ok(trace)

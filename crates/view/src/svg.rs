@@ -1,5 +1,6 @@
 //! A drawing for documents: the lanes, and the memory of each backend, in light and dark.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use quadriga_runtime::{BackendLine, SplitLine, StorageLine, StorageUse};
@@ -137,28 +138,37 @@ impl Drawing<'_> {
             let facts = format!("{nodes} nodes, {traffic} read and written, ≈ {}", seconds(time));
             self.text("quiet", from + 7.0, y + 36.0, &fitted(&facts, room));
         }
-        for copy in &plan.copies {
-            let (Some(reader), source) = (
-                plan.splits.get(copy.copy.reader),
-                copy.copy.source.and_then(|source| plan.splits.get(source)),
-            ) else {
+        // Copies with the same source and reader are one arrow.
+        let mut arrows: BTreeMap<(Option<usize>, usize, usize), (usize, u64)> = BTreeMap::new();
+        for copy in plan.copies.iter().map(|line| &line.copy) {
+            let (count, sum) = arrows.entry((copy.source, copy.reader, copy.from)).or_default();
+            (*count, *sum) = (*count + 1, *sum + copy.bytes as u64);
+        }
+        let few = arrows.len() <= 12;
+        for ((source, reader, from), (count, sum)) in arrows {
+            let (Some(reader), source) =
+                (plan.splits.get(reader), source.and_then(|source| plan.splits.get(source)))
+            else {
                 continue;
             };
-            let down = copy.copy.from < copy.copy.to;
+            let down = from < reader.split.backend;
+            let (y0, y1) = match down {
+                true => (lane(from) + BLOCK, lane(reader.split.backend)),
+                false => (lane(from), lane(reader.split.backend) + BLOCK),
+            };
             // Near the end of one block, near the start of the other.
             let x0 = source.map_or(LEFT, |source| self.block(source).1 - 6.0);
-            let (from, to) = self.block(reader);
-            let x1 = (from + 6.0).min((from + to) / 2.0);
-            let y0 = lane(copy.copy.from) + if down { BLOCK } else { 0.0 };
-            let y1 = lane(copy.copy.to) + if down { 0.0 } else { BLOCK };
+            let (left, right) = self.block(reader);
+            let x1 = (left + 6.0).min((left + right) / 2.0);
             let (middle, way) = ((y0 + y1) / 2.0, if down { 1.0 } else { -1.0 });
             self.put(format_args!(
                 "<path class=\"arrow\" d=\"M{x0:.1} {y0:.1}C{x0:.1} {middle:.1} {x1:.1} {middle:.1} {x1:.1} {:.1}\"/>",
                 y1 - 5.0 * way
             ));
             self.put(format_args!("<path class=\"copy\" d=\"M{x1:.1} {y1:.1}l-4 {:.1}h8z\"/>", -7.0 * way));
-            if plan.copies.len() <= 12 {
-                let text = format!("copy of {}", bytes(copy.copy.bytes as u64));
+            if few {
+                let many = if count == 1 { "copy of ".to_owned() } else { format!("{count} copies, ") };
+                let text = format!("{many}{}", bytes(sum));
                 if x1 + 130.0 < RIGHT {
                     self.text("", x1 + 10.0, middle + 4.0, &text);
                 } else {

@@ -304,8 +304,9 @@ impl Places {
             let end = life.end.min(horizon);
             let made = line(plan, tensor, StorageUse::Copy, copy.to, bytes, Lifetime { end, ..life });
             let from = plan.backends().get(copy.from).map_or("", |b| b.name());
+            let origin = if copy.source.is_some() { "is made" } else { "lives" };
             lines.extend(made.map(|made| StorageLine {
-                why: format!("split {} reads it here; it is made on {from}", copy.reader),
+                why: format!("split {} reads it here; it {origin} on {from}", copy.reader),
                 ..at(made, plan.memory().extra_spot(extra))
             }));
         }

@@ -82,7 +82,7 @@ impl Run<'_> {
             None => lane.compute.run(&mut *programs[bank]),
             Some(timing) => {
                 let detail = timing.detail;
-                timed(lane, (Stream::Compute, false), timing, (Step::Split(number), backend), |queue| {
+                timed(lane, Stream::Compute, timing, (Step::Split(number), backend), |queue| {
                     let program = &mut *programs[bank];
                     match detail {
                         Detail::Splits => queue.run(program),

@@ -27,10 +27,10 @@ pub(crate) struct Journey<'r> {
     pub(crate) timing: &'r mut Option<Timing>,
 }
 
-fn queue_of(lane: &mut Lane, stream: Stream, lent: bool) -> &mut dyn Queue {
+fn queue_of(lane: &mut Lane, stream: Stream) -> &mut dyn Queue {
     match stream {
         Stream::Compute => &mut *lane.compute,
-        Stream::Incoming if lent => lane.lent(),
+        Stream::Lent => lane.lent(),
         Stream::Incoming => lane.incoming(),
         Stream::Outgoing => lane.outgoing(),
     }
@@ -39,13 +39,13 @@ fn queue_of(lane: &mut Lane, stream: Stream, lent: bool) -> &mut dyn Queue {
 /// Does something on a queue between two marks. What was not done (`false`) is not written down.
 pub(crate) fn timed(
     lane: &mut Lane,
-    (stream, lent): (Stream, bool),
+    stream: Stream,
     timing: &mut Timing,
     what: (Step, usize),
     work: impl FnOnce(&mut dyn Queue) -> Result<bool, BackendError>,
 ) -> Result<bool, BackendError> {
     let (backend, asynchronous) = (Arc::clone(&lane.backend), lane.traffic.is_some());
-    let queue = queue_of(lane, stream, lent);
+    let queue = queue_of(lane, stream);
     let begin = mark(&backend, asynchronous, queue)?;
     let done = work(queue)?;
     if done {
@@ -112,19 +112,20 @@ impl Journey<'_> {
         (from, to): (&Region, &Region),
         done: Option<Arc<dyn Event>>,
     ) -> Result<bool, BackendError> {
+        let stream = if self.lent && stream == Stream::Incoming { Stream::Lent } else { stream };
         let Some(lane) = self.lanes.get_mut(number) else { return Ok(false) };
         for event in waits.iter().flatten() {
-            queue_of(lane, stream, self.lent).wait(&**event)?;
+            queue_of(lane, stream).wait(&**event)?;
         }
         let made = match self.timing {
-            None => queue_of(lane, stream, self.lent).copy(from, to)?,
+            None => queue_of(lane, stream).copy(from, to)?,
             Some(timing) => {
                 let what = (Step::Copy(self.copy), number);
-                timed(lane, (stream, self.lent), timing, what, |queue| queue.copy(from, to))?
+                timed(lane, stream, timing, what, |queue| queue.copy(from, to))?
             }
         };
         if made && let Some(done) = &done {
-            queue_of(lane, stream, self.lent).record(&**done)?;
+            queue_of(lane, stream).record(&**done)?;
         }
         Ok(made)
     }

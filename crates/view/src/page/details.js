@@ -65,7 +65,7 @@ function describeArrow(index) {
     title: `copy of ${bytesText(arrow.bytes)} from ${plan.backends[arrow.from].backend} to ${plan.backends[reader.backend].backend}`,
     lines: [
       ['what', names.slice(0, 6).join(', ') + (names.length > 6 ? ` and ${names.length - 6} more` : '')],
-      ['made by', arrow.source === null ? 'earlier runs' : `split ${arrow.source}`],
+      ['made by', arrow.source === null ? 'no split: it is there before the run (weights that are lent, state)' : `split ${arrow.source}`],
       ['read by', `split ${arrow.reader}`],
     ],
   };
