@@ -212,6 +212,11 @@ impl quadriga_runtime::Backend for Backend {
         Ok(Arc::new(HostBuffer::new(bytes, usage)?))
     }
 
+    /// The system gives zeros, and only when they are touched: most of a long cache never is.
+    fn allocate_zeroed(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
+        self.allocate(bytes, usage)
+    }
+
     fn staging(&self, bytes: usize) -> Result<Arc<dyn Buffer>, BackendError> {
         self.allocate(bytes, Usage::Staging)
     }

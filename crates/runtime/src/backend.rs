@@ -301,6 +301,13 @@ pub trait Backend: Send + Sync {
     /// A new buffer. Its bytes are unspecified.
     fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError>;
 
+    /// A new buffer of zeros.
+    fn allocate_zeroed(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
+        let buffer = self.allocate(bytes, usage)?;
+        buffer.clear(0, bytes)?;
+        Ok(buffer)
+    }
+
     /// Host memory for transfers to and from this device; pinned, where that means something.
     fn staging(&self, bytes: usize) -> Result<Arc<dyn Buffer>, BackendError>;
 

@@ -35,10 +35,9 @@ impl States {
             }
             let failed = |error| RuntimeError::device(error).at(|| name.clone());
             let bytes = backend.storage_bytes(tensor);
-            let buffer = backend.allocate(bytes.max(1), Usage::State).map_err(failed)?;
+            let buffer = backend.allocate_zeroed(bytes.max(1), Usage::State).map_err(failed)?;
             let region = Region::new(buffer, 0, tensor.bytes()).map_err(failed)?;
-            let tenancy = Tenancy::new(backend, tensor, region.clone()).map_err(failed)?;
-            region.buffer.clear(0, region.bytes).map_err(failed)?;
+            let tenancy = Tenancy::new(backend, tensor, region).map_err(failed)?;
             self.all.insert(name, State { backend: home, tenancy });
         }
         Ok(())
