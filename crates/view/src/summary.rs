@@ -99,7 +99,12 @@ fn what_is_copied(plan: &Explanation) -> String {
         };
         format!("{} from {} to {}{what}", bytes(sum), name(*from), name(*to))
     };
-    format!("Each run copies {}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
+    let lent: u64 = plan.copies.iter().filter(|c| c.lent).map(|c| c.copy.bytes as u64).sum();
+    let lent = match lent {
+        0 => String::new(),
+        lent => format!("; {} of that are weights that are lent for the run", bytes(lent)),
+    };
+    format!("Each run copies {}{lent}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
 }
 
 /// What is in use in a step of a backend's arena, largest first.

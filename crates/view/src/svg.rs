@@ -157,9 +157,10 @@ impl Drawing<'_> {
                 false => (lane(from), lane(reader.split.backend) + BLOCK),
             };
             // Near the end of one block, near the start of the other.
-            let x0 = source.map_or(LEFT, |source| self.block(source).1 - 6.0);
             let (left, right) = self.block(reader);
-            let x1 = (left + 6.0).min((left + right) / 2.0);
+            let x1 = (left + 6.0).min((left + right) / 2.0) + if source.is_some() { 0.0 } else { 5.0 };
+            // What is there before the run comes straight.
+            let x0 = source.map_or(x1, |source| self.block(source).1 - 6.0);
             let (middle, way) = ((y0 + y1) / 2.0, if down { 1.0 } else { -1.0 });
             self.put(format_args!(
                 "<path class=\"arrow\" d=\"M{x0:.1} {y0:.1}C{x0:.1} {middle:.1} {x1:.1} {middle:.1} {x1:.1} {:.1}\"/>",

@@ -95,6 +95,8 @@ pub struct CopyLine {
     pub name: String,
     /// Its place among the storages.
     pub place: usize,
+    /// Whether it is a weight that is lent for the run.
+    pub lent: bool,
 }
 
 /// A node of an [`Explanation`].
@@ -216,6 +218,7 @@ impl Plan {
             copy: copy.clone(),
             name: graph.name(TensorId::from_index(copy.tensor)),
             place: place_of.first_copy + number,
+            lent: self.is_lent(copy.storage),
         };
         Explanation {
             schema: PLAN_SCHEMA,

@@ -165,10 +165,12 @@ class Lanes extends Chart {
     const down = arrow.from < reader.backend;
     // Near the end of one block, near the start of the other.
     const [from, to] = this.block(reader);
+    // What is there before the run comes straight.
+    const straight = Math.min(from + 6, (from + to) / 2) + 5;
     return {
-      x0: source ? Math.max(this.block(source)[1] - 6, (this.block(source)[0] + this.block(source)[1]) / 2) : this.left,
+      x0: source ? Math.max(this.block(source)[1] - 6, (this.block(source)[0] + this.block(source)[1]) / 2) : straight,
       y0: this.top(arrow.from) + (down ? 60 : 0),
-      x1: Math.min(from + 6, (from + to) / 2),
+      x1: source ? Math.min(from + 6, (from + to) / 2) : straight,
       y1: this.top(reader.backend) + (down ? 0 : 60),
     };
   }
