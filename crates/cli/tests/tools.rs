@@ -65,7 +65,8 @@ fn the_type_of_the_cache_decides_its_size() {
     assert_eq!(state("f32"), 2 * state("f16"));
     assert_eq!(state("q8_0") * 32, state("f16") * 17);
     let narrow = Stage::new(&["--heads", "4"]);
-    end(&mut narrow.command("plan", &["--cache-type", "q8_0"])).failed(1, &["q8_0", "multiples of 32"]);
+    end(&mut narrow.command("plan", &["--cache-type", "q8_0"]))
+        .failed(1, &["q8_0", "blocks of 32", "--cache-type f16"]);
 }
 
 #[test]
