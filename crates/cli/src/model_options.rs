@@ -67,6 +67,22 @@ pub(crate) struct Prepared {
 }
 
 impl ModelOptions {
+    /// A model with all layers on one device; the default model, if no file is given.
+    pub(crate) fn on(device: &str, threads: Option<usize>, model: Option<PathBuf>) -> ModelOptions {
+        ModelOptions {
+            model,
+            context: 0,
+            threads,
+            batch: 512,
+            gpu_layers: if device == "cpu" { Layers::Count(0) } else { Layers::All },
+            device: vec![device.to_owned()],
+            vram_budget: None,
+            cache_type: DType::F16,
+            cache_dir: None,
+            quiet: true,
+        }
+    }
+
     /// The model's path; the default model is fetched if it must be.
     fn path(&self) -> Outcome<PathBuf> {
         match &self.model {

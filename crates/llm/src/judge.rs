@@ -18,6 +18,17 @@ const LIKELIHOOD: f64 = 0.003;
 /// The same, the mean over all cases.
 const MEAN_LIKELIHOOD: f64 = 0.0015;
 
+/// Cases for the default model with exact results, one JSON object a line.
+pub const DEFAULT_MODEL_CASES: &str = include_str!("../tests/data/smollm2.exact.jsonl");
+
+/// Reads cases, one JSON object a line.
+///
+/// # Errors
+/// A line is no case.
+pub fn read_cases(text: &str) -> serde_json::Result<Vec<Exact>> {
+    text.lines().filter(|line| !line.trim().is_empty()).map(serde_json::from_str).collect()
+}
+
 /// A case with its exact results.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Exact {

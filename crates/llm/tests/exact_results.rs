@@ -15,7 +15,7 @@ use quadriga_llm::{Engine, EngineOptions, Entry, Model, offload};
 use quadriga_runtime::Scheduler;
 use quadriga_sim::Sim;
 
-const EXACT: &str = include_str!("data/smollm2.exact.jsonl");
+const EXACT: &str = quadriga_llm::judge::DEFAULT_MODEL_CASES;
 
 fn model() -> Model {
     let path = quadriga_llm::default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -14,7 +14,7 @@ fn tokenizer() -> Tokenizer {
 fn the_default_models_vocabulary_gives_the_reference_tokens_and_the_text_back() {
     let tokenizer = tokenizer();
     let mut compared = 0;
-    for line in include_str!("data/smollm2.exact.jsonl").lines() {
+    for line in quadriga_llm::judge::DEFAULT_MODEL_CASES.lines() {
         let case: Value = serde_json::from_str(line).unwrap();
         let (text, name) = (case["text"].as_str().unwrap(), &case["name"]);
         let special = case["special"].as_bool().unwrap_or(true);

@@ -1,15 +1,19 @@
-//! `quadriga check`: runs the conformance suite on a device, by way of scheduler and session.
+//! `quadriga check`: runs the conformance suite on a device, by way of scheduler and session; then the default model, whose
+//! exact results are known.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_conformance::{BackendTarget, Case, Outputs, Suite, Target, TargetError, run_cases};
+use quadriga_llm::judge;
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
 
 use crate::backends;
-use crate::commands::faults;
+use crate::commands::{eval, faults};
 use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
 
 /// What to check.
 #[derive(clap::Args)]
@@ -35,6 +39,12 @@ pub(crate) struct Check {
     /// Threads of the CPU [one for each core]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
+    /// The default model's file, with whose exact results a check of all cases ends [fetched]
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// No model at the end
+    #[arg(long)]
+    no_model: bool,
 }
 
 /// Prints a table of operations, and fails if a case does.
@@ -69,8 +79,9 @@ pub(crate) fn check(arguments: &Check) -> Outcome {
     bar.finish_and_clear();
     let mut out = io::stdout().lock();
     write!(out, "{report}")?;
+    let whole = arguments.sample.is_none() && arguments.text.is_none() && !arguments.guarded;
     if report.is_clean() {
-        return Ok(());
+        return if whole && !arguments.no_model { exact_results(arguments, &mut out) } else { Ok(()) };
     }
     Err(Failure::Message(format!(
         "{} of {} cases failed on {}",
@@ -78,6 +89,20 @@ pub(crate) fn check(arguments: &Check) -> Outcome {
         chosen.len(),
         backend.name()
     )))
+}
+
+/// The default model's cases with known results, all layers on the device.
+fn exact_results(arguments: &Check, out: &mut dyn Write) -> Outcome {
+    let cases = judge::read_cases(judge::DEFAULT_MODEL_CASES)?;
+    let model = ModelOptions::on(&arguments.device, arguments.threads, arguments.model.clone());
+    let bar = ProgressBar::new(cases.len() as u64);
+    let verdict = eval::compute(&model, &cases, &mut |_| {
+        bar.inc(1);
+        Ok(())
+    })?;
+    bar.finish_and_clear();
+    let line = verdict.holds(true).map_err(Failure::Message)?;
+    Ok(writeln!(out, "exact results of the default model: {line}")?)
 }
 
 /// A backend that is planned for and run as any user's graph is.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use quadriga_llm::evaluate::evaluate;
+use quadriga_llm::evaluate::{Outcome as CaseResult, evaluate};
 use quadriga_llm::judge::{Exact, Verdict};
 
 use crate::failure::{Failure, Outcome};
@@ -25,24 +25,36 @@ pub(crate) struct Eval {
 /// Prints one JSON object a line.
 pub(crate) fn eval(arguments: &Eval) -> Outcome {
     let cases = read(&arguments.cases)?;
-    let options = arguments.model.engine();
-    let prepared = arguments.model.prepare(&options)?;
-    let (mut engine, _) = prepared.engine(options)?;
     let mut out = io::stdout().lock();
-    let mut verdict = Verdict::default();
-    for exact in &cases {
-        let outcome = evaluate(&mut engine, &exact.case)
-            .map_err(|error| Failure::Message(format!("case \"{}\": {error}", exact.case.name)))?;
-        verdict.add(exact, &outcome);
-        serde_json::to_writer(&mut out, &outcome)?;
+    let verdict = compute(&arguments.model, &cases, &mut |result| {
+        serde_json::to_writer(&mut out, result)?;
         writeln!(out)?;
-        out.flush()?;
-    }
+        Ok(out.flush()?)
+    })?;
     if arguments.judge {
         let line = verdict.holds(cases.len() >= 20).map_err(Failure::Message)?;
         note!("quadriga: {line}");
     }
     Ok(())
+}
+
+/// Computes cases with a model, handing out each result, and judges them.
+pub(crate) fn compute(
+    model: &ModelOptions,
+    cases: &[Exact],
+    each: &mut dyn FnMut(&CaseResult) -> Outcome,
+) -> Outcome<Verdict> {
+    let options = model.engine();
+    let prepared = model.prepare(&options)?;
+    let (mut engine, _) = prepared.engine(options)?;
+    let mut verdict = Verdict::default();
+    for exact in cases {
+        let result = evaluate(&mut engine, &exact.case)
+            .map_err(|error| Failure::Message(format!("case \"{}\": {error}", exact.case.name)))?;
+        verdict.add(exact, &result);
+        each(&result)?;
+    }
+    Ok(verdict)
 }
 
 fn read(path: &Path) -> Outcome<Vec<Exact>> {
