@@ -6,9 +6,8 @@ usage: $(scripts/python-env) bench/agree_with_llama_cpp.py [--logits PROGRAM] [-
 Writes models of each architecture and weight type with the PyPI package `gguf`, has llama.cpp (the prebuilt CPU
 libraries of the npm package @node-llama-cpp/linux-x64) and `crates/llm/examples/logits.rs` compute the same tokens, and
 prints the root mean square difference in standard deviations of the logits. PEER_DIR names the folder of the npm
-package, which is installed there on first use. Exits with 1 if a difference is past its limit: both sides round
-activations to 8 bits before they meet quantized weights, each in its own way, and llama.cpp's cache is f16 where the
-example's is f32.
+package, which is installed there on first use. Exits with 1 if a difference is past its limit: llama.cpp rounds
+activations to 8 bits before they meet quantized weights, and its cache is f16 where the example's is f32.
 """
 import argparse, ctypes as c, glob, os, subprocess, sys, tempfile
 import gguf, numpy as np

@@ -163,5 +163,5 @@ fn drift(wanted: &[Vec<Scored>], found: &[Vec<Scored>]) -> Result<Measure, Strin
 }
 
 fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
+    values.iter().fold(0.0, |sum, value| sum + value) / values.len().max(1) as f64
 }
