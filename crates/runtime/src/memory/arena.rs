@@ -116,7 +116,7 @@ pub struct Binding {
     plan: Arc<MemoryPlan>,
     /// As they were when the plan was bound.
     arenas: Vec<Arena>,
-    _tenants: Vec<Tenancy>,
+    tenants: Vec<Tenancy>,
 }
 
 impl Binding {
@@ -146,12 +146,12 @@ impl Binding {
             graph: Arc::clone(graph),
             plan: Arc::clone(plan),
             arenas: arenas.to_vec(),
-            _tenants: Vec::new(),
+            tenants: Vec::new(),
         };
         for (id, tensor) in graph.tensor_ids().zip(graph.tensors()) {
             if let Some((backend, region)) = binding.at(plan.spot(id), tensor.bytes()) {
                 let tenancy = Tenancy::new(backend, tensor, region)?;
-                binding._tenants.push(tenancy);
+                binding.tenants.push(tenancy);
             }
         }
         Ok(binding)

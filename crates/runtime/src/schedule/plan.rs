@@ -187,7 +187,8 @@ impl Plan {
     pub(crate) fn fitting_weights(&self, backend: usize, bytes: u64) -> (usize, usize, u64) {
         let graph = &self.inner.graph;
         let uses = Uses::of(graph);
-        let (mut count, mut fitting, mut sum, mut full) = (0, 0, 0, false);
+        let alignment = self.backends().get(backend).map_or(1, |b| b.memory().alignment.max(1)) as u64;
+        let (mut count, mut fitting, mut sum, mut full) = (0, 0, 0_u64, false);
         for leaf in self.inner.splits.leaves.iter().filter(|leaf| leaf.backend == backend) {
             let id = TensorId::from_index(leaf.tensor);
             if !matches!(graph.get(id).map(|t| t.kind()), Some(Kind::Weight | Kind::Constant)) {
@@ -196,10 +197,11 @@ impl Plan {
             let (layout, maps) = self.weight_layout(id, backend, leaf.viewed, &uses.of_tensor(graph, id));
             if !maps {
                 count += 1;
-                full |= sum + layout.bytes as u64 > bytes;
+                let end = sum.next_multiple_of(alignment) + layout.bytes as u64;
+                full |= end > bytes;
                 if !full {
                     fitting += 1;
-                    sum += layout.bytes as u64;
+                    sum = end;
                 }
             }
         }

@@ -175,16 +175,7 @@ unsafe fn some_rows(
 ) {
     let step = |sum, w, x| _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
     // SAFETY: promised by the caller.
-    unsafe {
-        match rows {
-            1 => rows_of::<1>(x, x_scales, scratch, row, blocks, add, step),
-            2 => rows_of::<2>(x, x_scales, scratch, row, blocks, add, step),
-            3 => rows_of::<3>(x, x_scales, scratch, row, blocks, add, step),
-            4 => rows_of::<4>(x, x_scales, scratch, row, blocks, add, step),
-            5 => rows_of::<5>(x, x_scales, scratch, row, blocks, add, step),
-            _ => rows_of::<6>(x, x_scales, scratch, row, blocks, add, step),
-        }
-    }
+    unsafe { any_rows(x, x_scales, scratch, row, rows, blocks, add, step) }
 }
 
 /// See [`SomeRows`].
@@ -199,6 +190,23 @@ unsafe fn some_rows_vnni(
     add: bool,
 ) {
     let step = |sum, w, x| _mm256_dpwssd_avx_epi32(sum, w, x);
+    // SAFETY: promised by the caller.
+    unsafe { any_rows(x, x_scales, scratch, row, rows, blocks, add, step) }
+}
+
+/// See [`SomeRows`]; `step` adds the products of pairs to a sum.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "those of `SomeRows`, and the step")]
+unsafe fn any_rows(
+    x: *const i16,
+    x_scales: *const f32,
+    scratch: *mut Scratch,
+    row: usize,
+    rows: usize,
+    blocks: usize,
+    add: bool,
+    step: impl Fn(__m256i, __m256i, __m256i) -> __m256i,
+) {
     // SAFETY: promised by the caller.
     unsafe {
         match rows {

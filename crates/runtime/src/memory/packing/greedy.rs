@@ -193,3 +193,25 @@ impl Greedy {
         floor
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quadriga_conformance::Rng;
+
+    #[test]
+    fn keys_are_sorted_byte_by_byte_as_by_comparing() {
+        for seed in 0..200 {
+            println!("seed {seed}");
+            let mut rng = Rng::new(seed);
+            let (count, bits) = (rng.below(2000), rng.below(65) as u32);
+            let number = |rng: &mut Rng| rng.next_u64().checked_shr(bits).unwrap_or(7);
+            let mut keys: Vec<Key> =
+                (0..count).map(|index| (number(&mut rng), number(&mut rng) as u32, index as u32)).collect();
+            let mut compared = keys.clone();
+            compared.sort_unstable();
+            sort_keys(&mut keys, &mut Vec::new());
+            assert_eq!(keys, compared, "seed {seed}");
+        }
+    }
+}
