@@ -99,7 +99,11 @@ fn barriers(threads: usize) {
         }
         least * 1e9
     };
-    println!("{threads} threads: a barrier {:.0} ns, with a step of one chunk {:.0} ns", time(false), time(true));
+    println!(
+        "{threads} threads: a barrier {:.0} ns, with a step of one chunk {:.0} ns",
+        time(false),
+        time(true)
+    );
     let start = Instant::now();
     for _ in 0..10_000 {
         pool.run(&|_| Ok::<(), KernelError>(())).unwrap();
@@ -119,7 +123,9 @@ fn main() {
         let name = format!("product of {rows} rows with {dtype}, separate");
         line(&name, "GFLOP/s", rate(1, units, &work), rate(most, units, &work));
     }
-    for (name, bytes) in [("24 KiB", 24 << 10), ("1 MiB", 1 << 20), ("48 MiB", 48 << 20), ("400 MiB", 400 << 20)] {
+    for (name, bytes) in
+        [("24 KiB", 24 << 10), ("1 MiB", 1 << 20), ("48 MiB", 48 << 20), ("400 MiB", 400 << 20)]
+    {
         let work = |_| read(isa, bytes);
         let name = format!("plain read of {name} a thread, separate");
         line(&name, "GB/s", rate(1, bytes as f64, work), rate(most, bytes as f64, work));

@@ -137,8 +137,7 @@ impl Pool {
         if INSIDE_A_JOB.with(Cell::get) {
             return run_with(None, job);
         }
-        let threads = lock(&self.threads);
-        run_with(if threads.handles.is_empty() { None } else { Some(&threads) }, job)
+        run_with(Some(&lock(&self.threads)), job)
     }
 }
 
@@ -205,6 +204,9 @@ impl Threads {
     fn run(&self, job: &(dyn Fn(&Worker<'_>) + Sync)) {
         let shared = &*self.shared;
         shared.team.reset();
+        if self.handles.is_empty() {
+            return job(&Worker::new(0, &shared.team));
+        }
         shared.unfinished.set_unwatched(self.handles.len() as u32);
         let pointer: *const (dyn Fn(&Worker<'_>) + Sync + '_) = job;
         // SAFETY: only the lifetime changes. The pointer is used by threads of this run alone, and this function

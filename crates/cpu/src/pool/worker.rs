@@ -5,16 +5,21 @@ use std::cell::Cell;
 use super::Stopped;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Signal};
 
+/// A value in cache lines of its own: who writes it does not slow down readers of its neighbours.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// What the threads of one run share.
 #[derive(Debug)]
 pub(super) struct Team {
     threads: u32,
     spins: u32,
-    /// Step number in the high half, next chunk of that step in the low half.
-    ticket: AtomicU64,
-    arrived: AtomicU32,
-    passed: Signal,
     stopped: AtomicBool,
+    /// One for each thread's share of a step: step number in the high half, next chunk of the share in the low half.
+    tickets: Box<[Apart<AtomicU64>]>,
+    arrived: Apart<AtomicU32>,
+    passed: Apart<Signal>,
 }
 
 impl Team {
@@ -22,24 +27,24 @@ impl Team {
         Team {
             threads: u32::try_from(threads).unwrap_or(u32::MAX),
             spins,
-            ticket: AtomicU64::new(0),
-            arrived: AtomicU32::new(0),
-            passed: Signal::new(0),
             stopped: AtomicBool::new(false),
+            tickets: (0..threads).map(|_| Apart(AtomicU64::new(0))).collect(),
+            arrived: Apart(AtomicU32::new(0)),
+            passed: Apart(Signal::new(0)),
         }
     }
 
     /// Makes ready for the next run; only while no thread is inside a job.
     pub(super) fn reset(&self) {
-        self.ticket.store(0, Ordering::Relaxed);
-        self.arrived.store(0, Ordering::Relaxed);
+        self.tickets.iter().for_each(|ticket| ticket.0.store(0, Ordering::Relaxed));
+        self.arrived.0.store(0, Ordering::Relaxed);
         self.stopped.store(false, Ordering::Relaxed);
     }
 
     /// Ends the run early: chunks run out and barriers open for everyone. True for the first to do so.
     pub(super) fn stop(&self) -> bool {
         let first = !self.stopped.swap(true, Ordering::AcqRel);
-        self.passed.add(1);
+        self.passed.0.add(1);
         first
     }
 }
@@ -72,6 +77,9 @@ impl<'team> Worker<'team> {
 
     /// Calls `work(i)` for chunks of `0..count`: over all workers, each chunk exactly once.
     ///
+    /// A worker first takes its share, a row of neighbours, so that it reads memory front to back; then it helps the
+    /// others with theirs. Which worker takes a chunk must therefore not matter.
+    ///
     /// Returns when no chunk is left to take; others may still be working on theirs (see
     /// [`barrier`](Worker::barrier)).
     pub fn chunks(&self, count: usize, mut work: impl FnMut(usize)) {
@@ -79,8 +87,20 @@ impl<'team> Worker<'team> {
         let step = self.step.get().wrapping_add(1);
         self.step.set(step);
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        while let Some(chunk) = self.take(step, count) {
-            work(chunk as usize);
+        let tickets = &self.team.tickets;
+        let (before, from) = tickets.split_at(self.index.min(tickets.len()));
+        let shares = (self.index..).zip(from).chain(before.iter().enumerate());
+        for (share, ticket) in shares {
+            let begin = |share: usize| {
+                let chunks = (u64::from(count) * share as u64).div_ceil(u64::from(self.team.threads));
+                u32::try_from(chunks).unwrap_or(u32::MAX)
+            };
+            let (first, end) = (begin(share), begin(share + 1));
+            while first < end
+                && let Some(chunk) = self.take(&ticket.0, step, end - first)
+            {
+                work((first + chunk) as usize);
+            }
         }
     }
 
@@ -98,10 +118,10 @@ impl<'team> Worker<'team> {
         result
     }
 
-    /// Takes a chunk of a step. A worker leaves a step only when all its chunks are taken, so a ticket of a later
-    /// step says that nothing of this one is left, and a ticket of an earlier one that nobody has begun it.
-    fn take(&self, step: u32, count: u32) -> Option<u32> {
-        let ticket = &self.team.ticket;
+    /// Takes one of `count` chunks of a share. A worker leaves a step only when all chunks of all shares are taken, so a
+    /// ticket of a later step says that nothing of this one is left, and a ticket of an earlier one that nobody has begun
+    /// this share.
+    fn take(&self, ticket: &AtomicU64, step: u32, count: u32) -> Option<u32> {
         let mut seen = ticket.load(Ordering::Relaxed);
         loop {
             let (seen_step, next) = ((seen >> 32) as u32, seen as u32);
@@ -132,15 +152,15 @@ impl<'team> Worker<'team> {
         if team.threads == 1 {
             return Ok(());
         }
-        let passed = team.passed.get();
+        let passed = team.passed.0.get();
         if team.stopped.load(Ordering::Acquire) {
             return Err(Stopped::ByAnother);
         }
-        if team.arrived.fetch_add(1, Ordering::AcqRel) + 1 == team.threads {
-            team.arrived.store(0, Ordering::Relaxed);
-            team.passed.add(1);
+        if team.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == team.threads {
+            team.arrived.0.store(0, Ordering::Relaxed);
+            team.passed.0.add(1);
         } else {
-            team.passed.wait(team.spins, |now| now != passed);
+            team.passed.0.wait(team.spins, |now| now != passed);
         }
         if team.stopped.load(Ordering::Acquire) {
             return Err(Stopped::ByAnother);

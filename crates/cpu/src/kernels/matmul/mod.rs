@@ -46,6 +46,7 @@ mod avx512_unpack;
 #[cfg(target_arch = "x86_64")]
 mod avx512_words;
 mod codes;
+mod cut;
 pub mod format;
 mod pack;
 mod scalar;
@@ -59,6 +60,8 @@ use quadriga_graph::DType;
 pub use activations::Activations;
 pub use pack::Layout;
 pub use view::{Element, Input, NO_ROW, Output};
+
+use cut::{Cut, Piece};
 
 use crate::isa::Isa;
 use crate::kernels::KernelError;
@@ -203,28 +206,25 @@ pub fn multiply(
         verify(activations, product)?;
     }
     let scratch = activations.scratch(worker)?;
-    let chunk_groups = |product: &Product<'_>| {
-        let by_threads = product.layout.groups() / (worker.threads() * 4);
+    let piece = |product: &Product<'_>| {
         let group_work = format::GROUP * product.layout.columns() * product.output.rows();
-        let most = match activations.form() {
+        let (cost, most) = match activations.form() {
             // All rows pass through the cache once for each chunk.
-            Form::Panels(_) if product.output.rows() > 1 => PLAIN_GROUPS,
-            Form::Panels(_) | Form::Bytes => CHUNK_BYTES / product.layout.group_bytes().max(1),
-            Form::Words | Form::Tiles => CHUNK_WORK / group_work.max(1),
+            Form::Panels(_) if product.output.rows() > 1 => (group_work, PLAIN_GROUPS),
+            Form::Panels(_) | Form::Bytes => {
+                let bytes = product.layout.group_bytes().max(1);
+                (bytes, CHUNK_BYTES / bytes)
+            }
+            Form::Words | Form::Tiles => (group_work, CHUNK_WORK / group_work.max(1)),
         };
-        // Kernels for many rows take groups by twos.
-        most.min(by_threads).max(2).next_multiple_of(2)
+        Piece { groups: product.layout.groups(), cost, most }
     };
-    let chunks = |product: &Product<'_>| product.layout.groups().div_ceil(chunk_groups(product));
-    worker.chunks(products.iter().map(chunks).sum(), |mut chunk| {
-        for product in products {
-            let count = chunks(product);
-            if chunk >= count {
-                chunk -= count;
+    let cut = Cut::new(products.iter().map(piece), worker.threads());
+    worker.chunks(cut.chunks(), |chunk| {
+        for (product, groups) in products.iter().zip(cut.ranges(chunk, products.iter().map(piece))) {
+            if groups.is_empty() {
                 continue;
             }
-            let step = chunk_groups(product);
-            let groups = chunk * step..((chunk + 1) * step).min(product.layout.groups());
             let rows = product.output.rows();
             let Product { layout, packed, output, first_row } = *product;
             let task = Task { layout, packed, activations, output, first_row, rows, groups, scratch };
@@ -233,7 +233,6 @@ pub fn multiply(
             } else {
                 run(&task);
             }
-            return;
         }
     });
     Ok(())
