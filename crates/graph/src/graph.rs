@@ -31,8 +31,12 @@ impl Node {
     /// and type, shape and strides are the result's. Whether somebody else still needs that memory is another question.
     #[inline]
     pub fn in_place_inputs(&self) -> impl Iterator<Item = usize> + use<> {
-        let takes = self.takes;
-        (0..u8::BITS as usize).filter(move |input| takes >> input & 1 == 1)
+        let mut takes = self.takes;
+        std::iter::from_fn(move || {
+            let input = takes.trailing_zeros();
+            takes &= takes.wrapping_sub(1);
+            (input < u8::BITS).then_some(input as usize)
+        })
     }
 }
 

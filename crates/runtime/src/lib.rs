@@ -38,6 +38,7 @@
 mod backend;
 mod cost;
 mod error;
+mod flow;
 pub mod memory;
 mod runtime_error;
 mod schedule;

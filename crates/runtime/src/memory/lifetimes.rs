@@ -14,7 +14,7 @@ use std::fmt;
 
 use super::MemoryError;
 use super::request::{Inputs, Request};
-use super::sharing::Sharing;
+use crate::flow::{Flow, Maker};
 
 /// The steps `start..end`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -78,45 +78,28 @@ pub(crate) const LAST_STEP: u32 = u32::MAX - 5;
 /// The end of what is kept to the end of the run, whenever that is.
 pub(crate) const KEPT: u32 = u32::MAX;
 
-/// The origin of an input.
-pub(crate) const INPUT: u32 = u32::MAX;
-/// The origins of weights, constants and state: what the planner leaves alone.
-pub(crate) const WEIGHT: u32 = u32::MAX - 1;
-pub(crate) const CONSTANT: u32 = u32::MAX - 2;
-pub(crate) const STATE: u32 = u32::MAX - 3;
-
-/// Whether an origin is that of a weight, constant or state.
-pub(crate) fn is_fixed(origin: u32) -> bool {
-    (STATE..=WEIGHT).contains(&origin)
-}
-
-/// A result whose operation may work in the memory of an input.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    pub(crate) result: u32,
-    pub(crate) input: u32,
-    /// One past the step of the node.
+/// The last use of a storage.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LastUse {
+    /// One past the last step that uses it; 0 if none does; [`KEPT`] for outputs.
     pub(crate) end: u32,
+    /// Whether more than one thing uses it in that step.
+    pub(crate) tied: bool,
 }
 
-/// What the questions need to know of a graph, in flat arrays that are read once from its tensors and nodes; and the
-/// uses of each storage of the graph, before anything is taken over in place. Indexed by the tensor that owns it.
+impl LastUse {
+    fn at(&mut self, step: u32) {
+        let end = step + 1;
+        self.tied = end == self.end || (end < self.end && self.tied);
+        self.end = self.end.max(end);
+    }
+}
+
+/// The uses of each storage of a graph, before anything is taken over in place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
-    /// One past the last step that uses it; 0 if none does; [`KEPT`] for outputs.
-    pub(crate) end: Vec<u32>,
-    /// Whether more than one thing uses it in its last step.
-    pub(crate) tied: Vec<bool>,
-    /// For each tensor the storage it lies in.
-    pub(crate) storage: Vec<u32>,
-    /// For each tensor the node that computes it, or one of the marks above.
-    pub(crate) origin: Vec<u32>,
-    /// For each tensor its bytes.
-    pub(crate) bytes: Vec<u64>,
-    /// For each tensor where in its storage it begins.
-    pub(crate) offset: Vec<u64>,
-    /// The results that could take over the storage of an input, as far as their operations are concerned.
-    pub(crate) candidates: Vec<Candidate>,
+    /// For each tensor that owns a storage, the last of its uses.
+    pub(crate) last: Vec<LastUse>,
     /// For each tensor whether it has a hold; empty where there are none.
     held: Vec<bool>,
     /// One past the last step of all.
@@ -124,93 +107,62 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
-    fn at(&mut self, storage: usize, step: u32) {
-        let end = &mut self.end[storage];
-        if step + 1 > *end {
-            *end = step + 1;
-            self.tied[storage] = false;
-        } else if step + 1 == *end {
-            self.tied[storage] = true;
-        }
-    }
-
     /// Collects all uses; refuses steps that contradict the graph.
-    pub(crate) fn collect(&mut self, request: &Request<'_>) -> Result<(), MemoryError> {
+    pub(crate) fn collect(&mut self, request: &Request<'_>, flow: &Flow) -> Result<(), MemoryError> {
         let graph = request.graph;
-        let tensors = graph.tensors();
-        self.end.clear();
-        self.end.resize(tensors.len(), 0);
-        self.tied.clear();
-        self.tied.resize(tensors.len(), false);
-        self.storage.clear();
-        self.origin.clear();
-        self.bytes.clear();
-        self.offset.clear();
-        self.candidates.clear();
-        for tensor in tensors {
-            self.storage.push(tensor.storage().index() as u32);
-            self.bytes.push(tensor.bytes() as u64);
-            self.offset.push(tensor.offset() as u64);
-            self.origin.push(match tensor.kind() {
-                Kind::Computed(node) => node.index() as u32,
-                Kind::Input => INPUT,
-                Kind::Weight => WEIGHT,
-                Kind::Constant => CONSTANT,
-                Kind::State => STATE,
-            });
-        }
+        self.last.clear();
+        self.last.resize(flow.storage.len(), LastUse::default());
         self.horizon = 1;
-        self.collect_holds(request)?;
-
-        for (index, node) in graph.nodes().iter().enumerate() {
-            let step = request.step(index);
-            if step > LAST_STEP {
-                return Err(MemoryError::Step { what: graph.node_name(NodeId::from_index(index)), step });
+        self.collect_steps(request)?;
+        self.collect_holds(request, flow)?;
+        for (maker, sources) in flow.iter() {
+            let step = request.step(maker.node.index());
+            let home = maker.storage.index();
+            let backend = request.backend(home);
+            if maker.overwrites {
+                check_home(request, maker, backend)?;
             }
-            self.horizon = self.horizon.max(step + 1);
-            let inputs = graph.inputs(NodeId::from_index(index));
-            if !request.steps.is_empty() {
-                for input in inputs {
-                    check_order(request, index, step, input.index())?;
-                }
-            }
-            if node.op().is_view() {
-                continue;
-            }
-            let output = node.output().index();
-            let home = self.storage[output] as usize;
-            let backend = request.backend(output);
-            if home != output && request.backend(home) != backend {
-                return Err(MemoryError::ForeignWrite {
-                    node: graph.name(node.output()),
-                    backend,
-                    target: graph.name(tensors[home].storage()),
-                    home: request.backend(home),
-                });
-            }
-            self.at(home, step);
-            self.candidates.extend(node.in_place_inputs().filter_map(|input| inputs.get(input)).map(
-                |input| Candidate { result: output as u32, input: input.index() as u32, end: step + 1 },
-            ));
-            for input in inputs {
-                let storage = self.storage[input.index()] as usize;
-                let by_copy =
-                    !self.held.is_empty() && self.held[input.index()] && request.backend(storage) != backend;
+            self.last[home].at(step);
+            for source in sources {
+                let storage = source.storage.index();
+                let by_copy = !self.held.is_empty()
+                    && self.held[source.tensor.index()]
+                    && request.backend(storage) != backend;
                 if !by_copy {
-                    self.at(storage, step);
+                    self.last[storage].at(step);
                 }
             }
         }
         for (_, output) in graph.outputs() {
-            self.end[self.storage[output.index()] as usize] = KEPT;
+            self.last[flow.storage[output.index()].index()].end = KEPT;
         }
         Ok(())
     }
 
-    fn collect_holds(&mut self, request: &Request<'_>) -> Result<(), MemoryError> {
+    /// Checks the steps of all nodes, and finds the last.
+    fn collect_steps(&mut self, request: &Request<'_>) -> Result<(), MemoryError> {
+        let graph = request.graph;
+        if request.steps.is_empty() && graph.nodes().len() <= LAST_STEP as usize {
+            self.horizon = (graph.nodes().len() as u32).max(1);
+            return Ok(());
+        }
+        for node in graph.node_ids() {
+            let step = request.step(node.index());
+            if step > LAST_STEP {
+                return Err(MemoryError::Step { what: graph.node_name(node), step });
+            }
+            self.horizon = self.horizon.max(step + 1);
+            for input in graph.inputs(node) {
+                check_order(request, node.index(), step, input.index())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn collect_holds(&mut self, request: &Request<'_>, flow: &Flow) -> Result<(), MemoryError> {
         self.held.clear();
         if !request.holds.is_empty() {
-            self.held.resize(self.storage.len(), false);
+            self.held.resize(flow.storage.len(), false);
         }
         for hold in request.holds {
             let index = hold.tensor.index();
@@ -218,10 +170,10 @@ impl Uses {
                 return Err(MemoryError::Step { what: request.graph.name(hold.tensor), step: hold.until });
             }
             self.held[index] = true;
-            let storage = self.storage[index] as usize;
-            self.at(storage, hold.until);
+            let last = &mut self.last[flow.storage[index].index()];
+            last.at(hold.until);
             // Whatever else happens in that step is not alone.
-            self.tied[storage] |= self.end[storage] == hold.until + 1;
+            last.tied |= last.end == hold.until + 1;
             self.horizon = self.horizon.max(hold.until + 1);
         }
         for (index, extra) in request.extras.iter().enumerate() {
@@ -235,17 +187,31 @@ impl Uses {
         Ok(())
     }
 
-    /// The life of a storage, given the groups that in-place operations made; empty for what the planner leaves alone.
-    pub(crate) fn lifetime(&self, request: &Request<'_>, sharing: &Sharing, owner: usize) -> Lifetime {
-        let end = self.end[owner];
-        if end == 0 || !sharing.is_root(owner) || sharing.is_placed(owner) {
-            return Lifetime::NEVER;
-        }
-        let (start, kept) = match self.origin[owner] {
-            INPUT => (0, end == KEPT || request.inputs == Inputs::Keep),
-            node => (request.step(node as usize), end == KEPT),
+    /// The life of a storage that the planner places, given what became of it by in-place operations. Empty if nothing
+    /// uses it.
+    pub(crate) fn lifetime(&self, request: &Request<'_>, kind: Kind, owner: usize) -> Lifetime {
+        let end = self.last[owner].end;
+        let (start, kept) = match kind {
+            _ if end == 0 => return Lifetime::NEVER,
+            Kind::Computed(node) => (request.step(node.index()), end == KEPT),
+            _ => (0, end == KEPT || request.inputs == Inputs::Keep),
         };
         Lifetime { start, end: if kept { self.horizon } else { end } }
+    }
+}
+
+/// Refuses a node that writes into a storage of another backend.
+fn check_home(request: &Request<'_>, maker: Maker, home: u16) -> Result<(), MemoryError> {
+    let graph = request.graph;
+    let output = graph[maker.node].output();
+    match request.backend(output.index()) {
+        backend if backend == home => Ok(()),
+        backend => Err(MemoryError::ForeignWrite {
+            node: graph.name(output),
+            backend,
+            target: graph.name(maker.storage),
+            home,
+        }),
     }
 }
 

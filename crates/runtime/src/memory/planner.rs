@@ -5,16 +5,20 @@
     reason = "arrays are sized by the graph's tensors and the request's backends; what indexes them is validated first"
 )]
 
+use quadriga_graph::Kind;
+
 use super::MemoryError;
-use super::lifetimes::{CONSTANT, INPUT, Lifetime, STATE, Uses, WEIGHT};
+use super::lifetimes::{Lifetime, Uses};
 use super::packing::{Item, Packer, Problem};
 use super::plan::{BackendPlan, MemoryPlan, Spot};
 use super::request::Request;
+use crate::flow::Flow;
 
 /// Plans memory, and keeps its working memory for the next plan: planning again what has about the same size allocates
 /// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Planner {
+    flow: Flow,
     uses: Uses,
     packer: Packer,
     /// For each backend the packing problem, and for each item of it the tensor whose storage it is. Extras follow.
@@ -31,8 +35,22 @@ impl Planner {
 
     /// As [`Planner::plan`], into a plan whose memory is used again. After an error that plan is empty.
     pub fn plan_into(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
+        let mut flow = std::mem::take(&mut self.flow);
+        flow.read(request.graph);
+        let done = self.plan_read(request, &flow, plan);
+        self.flow = flow;
+        done
+    }
+
+    /// As [`Planner::plan_into`], for a graph that has been read already.
+    pub(crate) fn plan_read(
+        &mut self,
+        request: &Request<'_>,
+        flow: &Flow,
+        plan: &mut MemoryPlan,
+    ) -> Result<(), MemoryError> {
         plan.clear();
-        let done = self.answer(request, plan);
+        let done = self.answer(request, flow, plan);
         if done.is_err() {
             plan.clear();
         }
@@ -45,10 +63,15 @@ impl Planner {
         done
     }
 
-    fn answer(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
+    fn answer(
+        &mut self,
+        request: &Request<'_>,
+        flow: &Flow,
+        plan: &mut MemoryPlan,
+    ) -> Result<(), MemoryError> {
         validate(request)?;
-        self.uses.collect(request)?;
-        plan.sharing.analyse(request, &mut self.uses);
+        self.uses.collect(request, flow)?;
+        plan.sharing.analyse(request, flow, &mut self.uses);
         plan.graph = request.graph.fingerprint();
         plan.horizon = self.uses.horizon;
         plan.extras.extend_from_slice(request.extras);
@@ -58,54 +81,62 @@ impl Planner {
             *backend = BackendPlan { name, chunks, ..BackendPlan::default() };
             memory.name.clone_into(&mut backend.name);
         }
-        self.gather(request, plan);
-        self.place(request, plan)?;
+        self.state_problems(request);
+        self.gather(request, flow, plan);
+        self.place(request, flow, plan)?;
         Ok(())
     }
 
-    /// Fills in lifetimes, sizes and figures, and states each backend's packing problem.
-    fn gather(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) {
-        let Planner { uses, problems, .. } = self;
-        let tensors = request.graph.tensors();
-        problems.resize_with(request.memories.len(), || (Problem::new(Vec::new()), Vec::new()));
-        for ((problem, owners), memory) in problems.iter_mut().zip(request.memories) {
+    /// For each backend a packing problem without items.
+    fn state_problems(&mut self, request: &Request<'_>) {
+        self.problems.resize_with(request.memories.len(), || (Problem::new(Vec::new()), Vec::new()));
+        for ((problem, owners), memory) in self.problems.iter_mut().zip(request.memories) {
             let alignment = memory.facts.alignment as u64;
             problem.items.clear();
             problem.alignment = alignment;
             problem.max_chunk = memory.facts.max_buffer.map(|max| max as u64 / alignment * alignment);
             owners.clear();
         }
+    }
 
+    /// Fills in lifetimes, sizes and figures, and the items of each backend's packing problem.
+    fn gather(&mut self, request: &Request<'_>, flow: &Flow, plan: &mut MemoryPlan) {
+        let Planner { uses, problems, .. } = self;
         // A storage is as large as the largest of those that follow each other in it.
-        plan.bytes.resize(tensors.len(), 0);
-        for (index, tensor) in tensors.iter().enumerate() {
-            if uses.storage[index] as usize == index && uses.end[index] > 0 {
+        plan.bytes.resize(flow.storage.len(), 0);
+        for (index, (storage, tensor)) in flow.storage.iter().zip(request.graph.tensors()).enumerate() {
+            if storage.index() == index && uses.last[index].end > 0 {
                 let memory = &request.memories[usize::from(request.backend(index))];
-                let bytes = if memory.pads() { memory.storage_bytes(tensor) } else { uses.bytes[index] };
+                let bytes = if memory.pads() { memory.storage_bytes(tensor) } else { flow.bytes[index] };
                 let root = plan.sharing.roots[index].index();
                 plan.bytes[root] = plan.bytes[root].max(bytes);
             }
         }
-        plan.lifetimes.reserve(tensors.len());
-        for index in 0..tensors.len() {
-            let life = uses.lifetime(request, &plan.sharing, index);
-            plan.lifetimes.push(life);
-            let backend = usize::from(request.backend(index));
+        plan.lifetimes.resize(flow.storage.len(), Lifetime::NEVER);
+        for (index, root) in plan.sharing.roots.iter().enumerate() {
+            if root.index() != index {
+                continue;
+            }
+            let (kind, backend) = (flow.kind[index], usize::from(request.backend(index)));
             let figures = &mut plan.backends[backend];
-            if life.is_empty() {
-                // Not the planner's, or in another one's storage.
+            if plan.sharing.placed[index] {
                 let bytes = std::mem::take(&mut plan.bytes[index]);
-                let figure = match uses.origin[index] {
-                    WEIGHT => &mut figures.weights,
-                    CONSTANT => &mut figures.constants,
-                    STATE => &mut figures.state,
-                    _ => continue,
+                let figure = match kind {
+                    Kind::Weight => &mut figures.weights,
+                    Kind::Constant => &mut figures.constants,
+                    Kind::State => &mut figures.state,
+                    Kind::Input | Kind::Computed(_) => continue,
                 };
                 *figure = figure.saturating_add(bytes);
                 continue;
             }
+            let life = uses.lifetime(request, kind, index);
+            if life.is_empty() {
+                continue;
+            }
+            plan.lifetimes[index] = life;
             let bytes = plan.bytes[index];
-            let figure = if uses.origin[index] == INPUT { &mut figures.inputs } else { &mut figures.results };
+            let figure = if kind == Kind::Input { &mut figures.inputs } else { &mut figures.results };
             *figure = figure.saturating_add(bytes);
             let (problem, owners) = &mut problems[backend];
             problem.items.push(Item { size: bytes, start: life.start, end: life.end });
@@ -122,9 +153,13 @@ impl Planner {
     }
 
     /// Packs each backend's storages and writes down where everything is.
-    fn place(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
-        let tensors = request.graph.tensors().len();
-        plan.spots.resize(tensors, Spot::Unused);
+    fn place(
+        &mut self,
+        request: &Request<'_>,
+        flow: &Flow,
+        plan: &mut MemoryPlan,
+    ) -> Result<(), MemoryError> {
+        plan.spots.resize(flow.storage.len(), Spot::Unused);
         plan.extra_spots.resize(request.extras.len(), Spot::Unused);
         for (number, (problem, owners)) in self.problems.iter().enumerate() {
             if problem.items.is_empty() {
@@ -160,16 +195,15 @@ impl Planner {
             }
         }
         // A root stands before all that share its storage, so it has its spot when they ask for it.
-        for index in 0..tensors {
-            let root = plan.sharing.roots[index].index();
-            if plan.sharing.placed[root] {
-                plan.spots[index] = Spot::Placed { backend: request.backend(root) };
-            } else if root != index {
-                let mut spot = plan.spots[root];
+        for (index, root) in plan.sharing.roots.iter().enumerate() {
+            if plan.sharing.placed[root.index()] {
+                plan.spots[index] = Spot::Placed { backend: request.backend(root.index()) };
+            } else if root.index() != index {
+                let mut spot = plan.spots[root.index()];
                 if let Spot::Arena { offset, .. } = &mut spot
-                    && self.uses.storage[index] as usize != index
+                    && flow.storage[index].index() != index
                 {
-                    *offset += self.uses.offset[index];
+                    *offset += request.graph.tensors()[index].offset() as u64;
                 }
                 plan.spots[index] = spot;
             }

@@ -17,11 +17,12 @@
     reason = "arrays are sized by the graph's tensors, whose ids index them; ids from the caller are checked first"
 )]
 
-use quadriga_graph::{Graph, TensorId};
+use quadriga_graph::{Graph, Kind, TensorId};
 use std::fmt::{self, Write};
 
-use super::lifetimes::{Candidate, INPUT, Uses, is_fixed};
+use super::lifetimes::Uses;
 use super::request::{Inputs, Request};
+use crate::flow::{Flow, Takeover};
 
 /// For each tensor the root of its storage. Offsets are the tensors' own: an in-place result starts where its root does.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -69,47 +70,37 @@ impl Sharing {
         text
     }
 
-    pub(crate) fn is_root(&self, tensor: usize) -> bool {
-        self.roots[tensor].index() == tensor
-    }
-
-    pub(crate) fn is_placed(&self, tensor: usize) -> bool {
-        self.placed[tensor]
-    }
-
     /// Fills in who shares with whom, and lengthens the uses of each root to those of its last tenant.
-    pub(crate) fn analyse(&mut self, request: &Request<'_>, uses: &mut Uses) {
+    pub(crate) fn analyse(&mut self, request: &Request<'_>, flow: &Flow, uses: &mut Uses) {
         self.roots.clear();
-        self.roots.extend(uses.storage.iter().map(|storage| TensorId::from_index(*storage as usize)));
+        self.roots.extend_from_slice(&flow.storage);
         self.placed.clear();
-        self.placed.extend(uses.origin.iter().map(|origin| is_fixed(*origin)));
+        self.placed.extend(flow.kind.iter().map(|kind| !matches!(kind, Kind::Computed(_) | Kind::Input)));
         for tensor in request.placed {
-            self.placed[uses.storage[tensor.index()] as usize] = true;
+            self.placed[flow.storage[tensor.index()].index()] = true;
         }
 
-        for index in 0..uses.candidates.len() {
-            let Candidate { result, input, end } = uses.candidates[index];
-            let (result, input) = (result as usize, input as usize);
-            let root = self.roots[uses.storage[input] as usize].index();
-            if uses.end[root] != end
-                || uses.tied[root]
-                || self.placed[root]
-                || self.placed[result]
-                || !self.is_root(result)
-                || uses.bytes[input] != uses.bytes[root]
-                || uses.offset[input] != 0
-                || request.backend(root) != request.backend(result)
-                || (uses.origin[root] == INPUT && request.inputs == Inputs::Keep)
+        for Takeover { node, result, input } in &flow.takeovers {
+            let root = self.roots[flow.storage[input.index()].index()];
+            let last = uses.last[root.index()];
+            if last.end != request.step(node.index()) + 1
+                || last.tied
+                || self.placed[root.index()]
+                || self.placed[result.index()]
+                || self.roots[result.index()] != *result
+                || flow.bytes[input.index()] != flow.bytes[root.index()]
+                || (*input != root && request.graph[*input].offset() != 0)
+                || request.backend(root.index()) != request.backend(result.index())
+                || (flow.kind[root.index()] == Kind::Input && request.inputs == Inputs::Keep)
             {
                 continue;
             }
-            self.roots[result] = TensorId::from_index(root);
-            uses.end[root] = uses.end[result];
-            uses.tied[root] = uses.tied[result];
+            self.roots[result.index()] = root;
+            uses.last[root.index()] = uses.last[result.index()];
         }
         // Views and written results follow the storage they lie in.
-        for (tensor, storage) in uses.storage.iter().enumerate() {
-            self.roots[tensor] = self.roots[*storage as usize];
+        for (tensor, storage) in flow.storage.iter().enumerate() {
+            self.roots[tensor] = self.roots[storage.index()];
         }
     }
 }

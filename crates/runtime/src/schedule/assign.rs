@@ -21,9 +21,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::NO_BACKEND;
-use super::flow::{Flow, Source};
 use super::lend::{Lending, lend};
 use super::settle::settle;
+use crate::flow::{Flow, Source};
 use crate::{Backend, RuntimeError};
 
 /// Why a storage, and with it every node that writes it, has the home it has.
@@ -89,13 +89,14 @@ pub(crate) fn assign(
     lending: Option<(Lending, u16)>,
 ) -> Result<Homes, RuntimeError> {
     let count = graph.tensors().len();
-    let mut writers: FxHashMap<TensorId, Vec<NodeId>> = FxHashMap::default();
+    let mut writers: Vec<(TensorId, NodeId)> = Vec::new();
     let mut written = vec![false; count];
     for maker in flow.makers().iter().filter(|maker| maker.overwrites) {
-        writers.entry(maker.storage).or_default().push(maker.node);
+        writers.push((maker.storage, maker.node));
         written[maker.storage.index()] = true;
     }
-    let states: Vec<TensorId> = graph.of_kind(Kind::State).collect();
+    writers.sort_unstable();
+    let states: Vec<TensorId> = flow.states().collect();
     let mut assigner = Assigner {
         graph,
         flow,
@@ -136,8 +137,8 @@ struct Assigner<'a> {
     graph: &'a Graph,
     flow: &'a Flow,
     backends: &'a [Arc<dyn Backend>],
-    /// The nodes that write into an existing storage, by storage.
-    writers: FxHashMap<TensorId, Vec<NodeId>>,
+    /// The nodes that write into an existing storage, sorted by storage.
+    writers: Vec<(TensorId, NodeId)>,
     /// For each tensor whether it has such writers.
     written: Vec<bool>,
     states: Vec<TensorId>,
@@ -373,8 +374,10 @@ impl Assigner<'_> {
             let refusal = self.backends[usize::from(backend)].supports(self.graph, node).err()?;
             Some((node, backend, refusal.to_string()))
         };
+        let first = self.writers.partition_point(|(written, _)| *written < storage);
+        let writers = self.writers.iter().skip(first).take_while(|(written, _)| *written == storage);
         let made = self.graph[storage].node().and_then(ask);
-        made.or_else(|| self.writers.get(&storage)?.iter().find_map(|node| ask(*node)))
+        made.or_else(|| writers.map(|(_, node)| *node).find_map(ask))
     }
 
     fn unsupported(&self, storage: TensorId, refusals: Vec<(NodeId, u16, String)>) -> RuntimeError {

@@ -15,7 +15,7 @@ use quadriga_graph::{Graph, Kind, NodeId, Op, TensorId};
 
 use super::NO_BACKEND;
 use super::assign::{Homes, Reason};
-use super::flow::Flow;
+use crate::flow::Flow;
 
 /// When the host's weights are lent to a device for a run.
 #[derive(Clone, Copy, PartialEq, Debug)]

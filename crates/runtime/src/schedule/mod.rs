@@ -1,14 +1,14 @@
 //! The schedule: where each node of a graph runs, in what pieces, with which copies between devices.
 //!
-//! One direction, each stage plain data: [`flow`] lays out who computes what from what, [`assign`] gives every storage a backend, [`split`] cuts each backend's nodes
-//! into splits and finds the copies, [`order`] says in what order they are handed out, [`space`] asks the memory
-//! planner for their bytes; a [`Plan`] holds the answers and [explains](explain) them.
+//! One direction, each stage plain data: [`flow`](crate::flow) lays out who computes what from what, [`assign`] gives
+//! every storage a backend, [`split`] cuts each backend's nodes into splits and finds the copies, [`order`] says in what
+//! order they are handed out, [`space`] asks the memory planner for their bytes; a [`Plan`] holds the answers and
+//! [explains](explain) them.
 
 mod assign;
 mod check;
 mod explain;
 mod explanation;
-mod flow;
 mod lend;
 mod order;
 mod plan;

@@ -7,12 +7,12 @@ use rustc_hash::FxHashMap;
 
 use super::assign::{Fixed, assign};
 use super::check::check;
-use super::flow::Flow;
 use super::lend::Lending;
 use super::order::order;
 use super::plan::Plan;
 use super::space::Space;
 use super::split::split;
+use crate::flow::Flow;
 use crate::memory::Planner;
 use crate::memory::packing::Effort;
 use crate::session::WeightStore;
@@ -44,10 +44,17 @@ pub struct Scheduler {
     budgets: Vec<(usize, u64)>,
     effort: Effort,
     lending: Option<Lending>,
-    /// Working memory of the memory planner, used again by the next plan.
-    planner: Arc<Mutex<Planner>>,
+    /// Used again by the next plan.
+    workspace: Arc<Mutex<Workspace>>,
     /// The weights of the sessions that are alive.
     weights: Arc<Mutex<Weak<WeightStore>>>,
+}
+
+/// The working memory of planning.
+#[derive(Default)]
+struct Workspace {
+    flow: Flow,
+    planner: Planner,
 }
 
 /// A graph, given by value, by reference or shared.
@@ -93,7 +100,7 @@ impl Scheduler {
             budgets: Vec::new(),
             effort: Effort::Fast,
             lending: Some(Lending::default()),
-            planner: Arc::default(),
+            workspace: Arc::default(),
             weights: Arc::default(),
         }
     }
@@ -165,13 +172,27 @@ impl Scheduler {
         if self.backends.is_empty() {
             return Err(RuntimeError::NoBackends);
         }
-        let fixed = self.fixed(&graph, state_home)?;
-        let flow = Flow::of(&graph);
+        // Whoever plans at the same time finds a new one here.
+        let lock = || self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workspace = std::mem::take(&mut *lock());
+        workspace.flow.read(&graph);
+        let plan = self.plan_read(&graph, &mut workspace, state_home);
+        *lock() = workspace;
+        plan
+    }
+
+    fn plan_read(
+        &self,
+        graph: &Arc<Graph>,
+        workspace: &mut Workspace,
+        state_home: impl Fn(&str) -> Option<usize>,
+    ) -> Result<Plan, RuntimeError> {
+        let fixed = self.fixed(graph, &workspace.flow, state_home)?;
         let lending = self.borrower().and_then(|device| Some((self.lending?, device)));
-        let plan = self.plan_with(&graph, &flow, &fixed, lending)?;
+        let plan = self.plan_with(graph, workspace, &fixed, lending)?;
         match self.check_budgets(&plan) {
             Err(RuntimeError::OverBudget(_)) if plan.lends() => {
-                let plan = self.plan_with(&graph, &flow, &fixed, None)?;
+                let plan = self.plan_with(graph, workspace, &fixed, None)?;
                 self.check_budgets(&plan).map(|()| plan)
             }
             checked => checked.map(|()| plan),
@@ -187,7 +208,7 @@ impl Scheduler {
     fn plan_with(
         &self,
         graph: &Arc<Graph>,
-        flow: &Flow,
+        Workspace { flow, planner }: &mut Workspace,
         fixed: &Fixed,
         lending: Option<(Lending, u16)>,
     ) -> Result<Plan, RuntimeError> {
@@ -195,11 +216,8 @@ impl Scheduler {
         let splits = split(graph, flow, &homes, self.backends.len());
         let synchronous: Vec<bool> = self.asynchronous.iter().map(|a| !a).collect();
         let order = order(&splits, &synchronous);
-        let space = {
-            let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
-            let (backends, lanes) = (&self.backends, &self.asynchronous);
-            Space::plan(graph, backends, &homes, &splits, lanes, self.effort, &mut planner)?
-        };
+        let (backends, lanes) = (&self.backends, &self.asynchronous);
+        let space = Space::plan((graph, flow), backends, &homes, &splits, lanes, self.effort, planner)?;
         let plan = Plan::new(self.clone(), Arc::clone(graph), homes, splits, order, space);
         if cfg!(debug_assertions) {
             check(&plan).map_err(RuntimeError::BadPlan)?;
@@ -212,6 +230,7 @@ impl Scheduler {
     fn fixed(
         &self,
         graph: &Graph,
+        flow: &Flow,
         state_home: impl Fn(&str) -> Option<usize>,
     ) -> Result<Fixed, RuntimeError> {
         for (backend, _) in &self.budgets {
@@ -219,8 +238,8 @@ impl Scheduler {
         }
         let mut fixed = self.pinned(graph)?;
         let pins: FxHashMap<TensorId, u16> = fixed.iter().copied().collect();
-        for (id, tensor) in graph.tensor_ids().zip(graph.tensors()) {
-            let is_state = tensor.kind() == Kind::State;
+        for &(id, kind) in &flow.leaves {
+            let is_state = kind == Kind::State;
             if self.rule.is_none() && !is_state {
                 continue;
             }

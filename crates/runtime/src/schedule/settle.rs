@@ -9,7 +9,7 @@ use rustc_hash::FxHashSet;
 
 use super::NO_BACKEND;
 use super::assign::{Homes, Reason};
-use super::flow::{Flow, Source};
+use crate::flow::{Flow, Source};
 
 /// Who reads a storage, of the nodes seen so far.
 #[derive(Clone, Copy, PartialEq)]

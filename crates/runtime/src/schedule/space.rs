@@ -19,6 +19,7 @@ use rustc_hash::FxHashMap;
 use super::NO_BACKEND;
 use super::assign::Homes;
 use super::split::Splits;
+use crate::flow::Flow;
 use crate::memory::packing::Effort;
 use crate::memory::{Extra, Hold, Lifetime, Memory, MemoryPlan, Planner, Request, Spot};
 use crate::{Backend, RuntimeError};
@@ -52,7 +53,7 @@ fn slot(spot: Spot) -> Option<Slot> {
 
 impl Space {
     pub(crate) fn plan(
-        graph: &Graph,
+        (graph, flow): (&Graph, &Flow),
         backends: &[Arc<dyn Backend>],
         homes: &Homes,
         splits: &Splits,
@@ -92,10 +93,10 @@ impl Space {
             .map(|(tensor, copy)| Hold { tensor: *tensor, until: release(graph, splits, *copy as usize) })
             .collect();
         // A result's node runs at the home of its storage; a leaf without a home takes no part.
-        let of_tensor: Vec<u16> = graph
-            .tensors()
+        let of_tensor: Vec<u16> = flow
+            .storage
             .iter()
-            .map(|t| homes.home[t.storage().index()])
+            .map(|storage| homes.home[storage.index()])
             .map(|home| if home == NO_BACKEND { 0 } else { home })
             .collect();
         let request = Request {
@@ -106,7 +107,7 @@ impl Space {
             effort,
             ..Request::new(graph, &memories)
         };
-        space.memory = planner.plan(&request)?;
+        planner.plan_read(&request, flow, &mut space.memory)?;
         Ok(space)
     }
 

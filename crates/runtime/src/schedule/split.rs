@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::NO_BACKEND;
 use super::assign::Homes;
-use super::flow::{Flow, Maker, Source};
+use crate::flow::{Flow, Maker, Source};
 
 /// Nodes that one backend runs in one go.
 #[derive(Clone, Debug, PartialEq, Serialize)]

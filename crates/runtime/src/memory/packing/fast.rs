@@ -12,13 +12,15 @@ use super::problem::Strategy;
 const REPAIR_STEPS: u64 = 30_000;
 
 impl Packer {
-    /// Finds the first packing into one chunk.
-    pub(super) fn fast(&mut self) {
+    /// Finds the first packing into one chunk; true when it reaches the lower bound.
+    pub(super) fn begin_at_peak(&mut self) -> bool {
         self.walls.none();
         self.best.peak = u64::MAX;
-        if self.conflicts.build(&self.timeline, CONFLICT_LIMIT) && self.try_order(Strategy::FromPeak) {
-            return;
-        }
+        self.conflicts.build(&self.timeline, CONFLICT_LIMIT) && self.try_order(Strategy::FromPeak)
+    }
+
+    /// Tries the quick strategies that come after that one.
+    pub(super) fn other_orders(&mut self) {
         let peak = self.time_order.place(&self.timeline, &mut self.trial);
         self.keep(peak, Strategy::TimeOrder);
         if self.conflicts.listed() && self.best.peak > self.goal() && !self.repair_order() {
@@ -45,8 +47,8 @@ impl Packer {
 
     /// Places the items in one order; true when that reaches the lower bound.
     fn try_order(&mut self, strategy: Strategy) -> bool {
-        let Packer { timeline, conflicts, walls, greedy, keys, sorted, order, trial, best, .. } = self;
-        sort(timeline, strategy, (keys, sorted), order);
+        let Packer { timeline, conflicts, walls, greedy, sorting, order, trial, best, .. } = self;
+        sort(timeline, strategy, sorting, order);
         // With walls the bytes used can be less than the highest offset says: only the end tells.
         let limit = if walls.any() { u64::MAX } else { best.peak - 1 };
         if let Ok(peak) = greedy.place(Ground { timeline, conflicts, walls }, order, limit, trial) {

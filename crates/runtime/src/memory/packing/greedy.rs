@@ -29,64 +29,88 @@ pub(crate) const ORDERS: [Strategy; 5] = [
 /// What an item is sorted by, the smallest first: two numbers that a strategy finds, and the item's index.
 pub(crate) type Key = (u64, u32, u32);
 
+/// Working memory of sorting.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sorting {
+    keys: Vec<Key>,
+    words: Vec<u64>,
+    scratch: Vec<u64>,
+}
+
 /// Puts the items in the order that a strategy asks for; equal ones in order of time.
-pub(crate) fn sort(
-    timeline: &Timeline,
-    strategy: Strategy,
-    (keys, scratch): (&mut Vec<Key>, &mut Vec<Key>),
-    order: &mut Vec<u32>,
-) {
+pub(crate) fn sort(timeline: &Timeline, strategy: Strategy, sorting: &mut Sorting, order: &mut Vec<u32>) {
     let peak = timeline.peak_section();
-    keys.clear();
-    keys.extend(timeline.items.iter().enumerate().map(|(index, item)| {
-        let (first, second) = key(item, strategy, peak);
+    sorting.keys.clear();
+    sorting.keys.extend(timeline.items.iter().enumerate().map(|(index, item)| {
+        let (first, second) = key(item, strategy, peak, timeline.largest);
         (!first, !second, index as u32)
     }));
-    sort_keys(keys, scratch);
-    order.clear();
-    order.extend(keys.iter().map(|(_, _, index)| index));
+    sort_keys(sorting, order);
 }
 
-/// Sorts keys whose indices ascend. Many keys are sorted byte by byte, the last byte first, leaving out the bytes that
-/// all have in common: a model's tensors have few sizes and durations, so few bytes differ.
-fn sort_keys(keys: &mut Vec<Key>, scratch: &mut Vec<Key>) {
-    const FEW: usize = 128;
+/// Sorts keys whose indices ascend from 0 on. Where the bits in which they differ fit into one word, as those of a
+/// model's few sizes and durations do, words are sorted instead.
+fn sort_keys(Sorting { keys, words, scratch }: &mut Sorting, order: &mut Vec<u32>) {
+    order.clear();
     let Some(&(first, second, _)) = keys.first() else { return };
-    if keys.len() < FEW {
-        keys.sort_unstable();
-        return;
-    }
     let varies = |(high, low): (u64, u32), key: &Key| (high | key.0 ^ first, low | key.1 ^ second);
     let (high, low) = keys.iter().fold((0, 0), varies);
-    scratch.clear();
-    scratch.resize(keys.len(), Key::default());
-    for byte in (0..12).filter(|byte| digit(&(high, low, 0), *byte) != 0) {
-        let mut ends = [0_u32; 256];
-        keys.iter().for_each(|key| ends[digit(key, byte)] += 1);
-        let mut sum = 0;
-        ends.iter_mut().for_each(|place| sum += std::mem::replace(place, sum));
-        for key in &*keys {
-            let place = &mut ends[digit(key, byte)];
-            scratch[*place as usize] = *key;
-            *place += 1;
-        }
-        std::mem::swap(keys, scratch);
+    // The lowest bit that varies, and the bits from there up to the highest.
+    let (from_high, from_low) = (high.trailing_zeros() % 64, low.trailing_zeros() % 32);
+    let (mask_high, mask_low) = (ones(high >> from_high), ones(u64::from(low >> from_low)));
+    let indices = ones(keys.len() as u64);
+    let (shift_low, shift_high) = (indices.count_ones(), indices.count_ones() + mask_low.count_ones());
+    if shift_high + mask_high.count_ones() > 64 {
+        keys.sort_unstable();
+        order.extend(keys.iter().map(|(_, _, index)| index));
+        return;
     }
+    words.clear();
+    words.extend(keys.iter().map(|&(high, low, index)| {
+        let (high, low) = ((high >> from_high) & mask_high, u64::from(low >> from_low) & mask_low);
+        high.checked_shl(shift_high).unwrap_or(0) | low << shift_low | u64::from(index)
+    }));
+    sort_words(words, scratch, shift_low);
+    order.extend(words.iter().map(|word| (word & indices) as u32));
 }
 
-/// A byte of a key, counted from its least significant.
-fn digit(&(high, low, _): &Key, byte: u32) -> usize {
-    let word = if byte < 4 { u64::from(low) >> (8 * byte) } else { high >> (8 * (byte - 4)) };
-    (word & 0xff) as usize
+/// The least number of ones, from the lowest bit on, that covers a number.
+fn ones(number: u64) -> u64 {
+    u64::MAX.checked_shr(number.leading_zeros()).unwrap_or(0)
+}
+
+/// Sorts words whose lowest `ascending` bits are in order already. Many are sorted byte by byte, the last byte first.
+fn sort_words(words: &mut Vec<u64>, scratch: &mut Vec<u64>, ascending: u32) {
+    const FEW: usize = 512;
+    if words.len() < FEW {
+        words.sort_unstable();
+        return;
+    }
+    let used = 64 - words.iter().fold(0, |all, word| all | word).leading_zeros();
+    scratch.clear();
+    scratch.resize(words.len(), 0);
+    for shift in (ascending..used).step_by(8) {
+        let digit = |word: u64| (word >> shift & 0xff) as usize;
+        let mut ends = [0_u32; 256];
+        words.iter().for_each(|word| ends[digit(*word)] += 1);
+        let mut sum = 0;
+        ends.iter_mut().for_each(|place| sum += std::mem::replace(place, sum));
+        for word in &*words {
+            let place = &mut ends[digit(*word)];
+            scratch[*place as usize] = *word;
+            *place += 1;
+        }
+        std::mem::swap(words, scratch);
+    }
 }
 
 /// Two numbers that are larger for items that come earlier.
-fn key(item: &Span, strategy: Strategy, peak: u32) -> (u64, u32) {
+fn key(item: &Span, strategy: Strategy, peak: u32, largest: u64) -> (u64, u32) {
     // The bits of positive floating-point numbers are in the numbers' order.
     let product = |duration: f64| (item.size as f64 * duration).to_bits();
     let duration = item.duration();
     match strategy {
-        Strategy::FromPeak if item.start <= peak && peak < item.end => (1 << 63 | u64::from(duration), 0),
+        Strategy::FromPeak if item.start <= peak && peak < item.end => (largest + u64::from(duration), 0),
         Strategy::BySizeAndDuration => (product(f64::from(duration).sqrt()), duration),
         Strategy::ByArea => (product(f64::from(duration)), duration),
         Strategy::ByDuration => (u64::from(duration), (item.size >> 30) as u32),
@@ -170,19 +194,23 @@ impl Greedy {
     /// The lowest offset at which `item` overlaps nothing that is placed.
     fn lowest(&mut self, ground: Ground<'_>, item: usize, offsets: &[u64]) -> u64 {
         let Ground { timeline, conflicts, walls } = ground;
-        self.taken.clear();
-        let earlier = conflicts.earlier(item).iter().map(|&other| other as usize);
-        for other in earlier.chain(conflicts.later(item)) {
+        let (earlier, later) = (conflicts.earlier(item), conflicts.later(item));
+        // Every place is written before it is known whether it stays: guessing would cost more.
+        self.taken.resize(self.taken.len().max(earlier.len() + later.len()), (0, 0));
+        let mut count = 0;
+        let mut look_at = |other: usize| {
             let offset = offsets[other];
-            if offset != UNPLACED {
-                self.taken.push((offset, offset + timeline.items[other].size));
-            }
-        }
-        self.steps += self.taken.len() as u64 + 1;
-        self.taken.sort_unstable();
+            self.taken[count] = (offset, offset.wrapping_add(timeline.items[other].size));
+            count += usize::from(offset != UNPLACED);
+        };
+        earlier.iter().for_each(|other| look_at(*other as usize));
+        later.for_each(&mut look_at);
+        let taken = &mut self.taken[..count];
+        self.steps += count as u64 + 1;
+        taken.sort_unstable();
         let size = timeline.items[item].size;
         let mut floor = walls.fit(0, size);
-        for &(offset, end) in &self.taken {
+        for &(offset, end) in &*taken {
             if offset >= floor + size {
                 break;
             }
@@ -206,12 +234,14 @@ mod tests {
             let mut rng = Rng::new(seed);
             let (count, bits) = (rng.below(2000), rng.below(65) as u32);
             let number = |rng: &mut Rng| rng.next_u64().checked_shr(bits).unwrap_or(7);
-            let mut keys: Vec<Key> =
+            let keys: Vec<Key> =
                 (0..count).map(|index| (number(&mut rng), number(&mut rng) as u32, index as u32)).collect();
             let mut compared = keys.clone();
             compared.sort_unstable();
-            sort_keys(&mut keys, &mut Vec::new());
-            assert_eq!(keys, compared, "seed {seed}");
+            let compared: Vec<u32> = compared.iter().map(|key| key.2).collect();
+            let (mut sorting, mut order) = (Sorting { keys, ..Sorting::default() }, Vec::new());
+            sort_keys(&mut sorting, &mut order);
+            assert_eq!(order, compared, "seed {seed}");
         }
     }
 }

@@ -3,10 +3,10 @@
 use super::chunks::Chunks;
 use super::conflicts::Conflicts;
 use super::exact::Exact;
-use super::greedy::{Greedy, Key};
+use super::greedy::{Greedy, Sorting};
 use super::problem::{Effort, Packing, PackingError, Placement, Problem, Strategy};
 use super::time_order::TimeOrder;
-use super::timeline::Timeline;
+use super::timeline::{Steady, Timeline};
 use super::walls::Walls;
 
 /// Conflicts are listed one by one up to this many; beyond, orders are placed without lists.
@@ -30,8 +30,7 @@ pub struct Packer {
     pub(super) conflicts: Conflicts,
     pub(super) time_order: TimeOrder,
     pub(super) greedy: Greedy,
-    pub(super) keys: Vec<Key>,
-    pub(super) sorted: Vec<Key>,
+    pub(super) sorting: Sorting,
     pub(super) order: Vec<u32>,
     pub(super) trial: Vec<u64>,
     pub(super) offsets: Vec<u64>,
@@ -45,13 +44,37 @@ pub struct Packer {
 impl Packer {
     /// Packs a problem. After an error the packer is as good as new.
     pub fn pack(&mut self, problem: &Problem, effort: Effort) -> Result<&Packing, PackingError> {
-        self.timeline.build(problem)?;
-        self.best.lower_bound = self.timeline.lower_bound;
-        self.best.proved_bound = self.timeline.lower_bound;
+        self.timeline.build(problem, Steady::Apart)?;
+        let lower_bound = self.timeline.steady_bytes + self.timeline.lower_bound;
+        self.best.lower_bound = lower_bound;
+        self.best.proved_bound = lower_bound;
         self.best.steps = 0;
         self.best.placements.clear();
         self.best.placements.resize(problem.items.len(), Placement::default());
-        self.fast();
+        let mut done = self.begin_at_peak();
+        if problem.max_chunk.is_none_or(|limit| lower_bound <= limit) && done {
+            self.best.peak = lower_bound;
+            self.write_offsets();
+        } else {
+            if !self.timeline.steady.is_empty() {
+                self.timeline.build(problem, Steady::Among)?;
+                done = self.begin_at_peak();
+            }
+            if !done {
+                self.other_orders();
+            }
+            self.improve(problem, effort);
+        }
+        self.best.proved_optimal = self.best.peak <= self.best.proved_bound;
+        #[cfg(debug_assertions)]
+        if let Err(flaw) = super::check(problem, &self.best) {
+            debug_assert!(false, "packing by {}: {flaw}", self.best.strategy);
+        }
+        Ok(&self.best)
+    }
+
+    /// Goes on from the first packing, with more effort, or into chunks where they have a limit.
+    fn improve(&mut self, problem: &Problem, effort: Effort) {
         match problem.max_chunk {
             Some(limit) if limit < self.timeline.lower_bound => self.pack_chunks(problem, limit, effort),
             limit => {
@@ -62,12 +85,6 @@ impl Packer {
                 }
             }
         }
-        self.best.proved_optimal = self.best.peak <= self.best.proved_bound;
-        #[cfg(debug_assertions)]
-        if let Err(flaw) = super::check(problem, &self.best) {
-            debug_assert!(false, "packing by {}: {flaw}", self.best.strategy);
-        }
-        Ok(&self.best)
     }
 
     /// Improves on the first packing into one chunk.
@@ -150,10 +167,26 @@ impl Packer {
         self.best.chunks.iter().sum()
     }
 
-    /// Writes down the best offsets in the problem's order.
+    /// Writes down the best offsets in the problem's order, above what is kept apart.
     fn write_offsets(&mut self) {
         let Packer { timeline, walls, offsets, best, .. } = self;
         best.chunks.clear();
+        if !walls.any() {
+            best.chunks.push(best.peak);
+            let mut bottom = 0;
+            for &(origin, size) in &timeline.steady {
+                if let Some(placement) = best.placements.get_mut(origin as usize) {
+                    placement.offset = bottom;
+                }
+                bottom += size;
+            }
+            for (&origin, &offset) in timeline.origin.iter().zip(&*offsets) {
+                if let Some(placement) = best.placements.get_mut(origin as usize) {
+                    placement.offset = bottom + offset;
+                }
+            }
+            return;
+        }
         best.chunks.push(0);
         for ((&origin, item), &offset) in timeline.origin.iter().zip(&timeline.items).zip(&*offsets) {
             let place = walls.place(offset);

@@ -77,7 +77,7 @@ impl Packer {
         for turn in 0..ORDERS.len() as u64 {
             let index = (turn + seed % ORDERS.len() as u64) as usize % ORDERS.len();
             let Some(&strategy) = ORDERS.get(index) else { continue };
-            sort(&self.timeline, strategy, (&mut self.keys, &mut self.sorted), &mut self.order);
+            sort(&self.timeline, strategy, &mut self.sorting, &mut self.order);
             let Packer { timeline, conflicts, walls, greedy, order, trial, .. } = self;
             found = greedy.repair(
                 Ground { timeline, conflicts, walls },

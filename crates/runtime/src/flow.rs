@@ -1,0 +1,130 @@
+//! Who computes what from what: the graph as planning sees it, read once into flat arrays that are walked many times.
+//!
+//! Views compute nothing and have no maker; as sources they stand with the storage that they look at.
+#![expect(clippy::indexing_slicing, reason = "ids are the graph's own, and arrays are sized for its tensors")]
+
+use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+
+/// Something that computes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maker {
+    pub(crate) node: NodeId,
+    /// The storage that it writes.
+    pub(crate) storage: TensorId,
+    /// Whether the storage was there before, and is not its own.
+    pub(crate) overwrites: bool,
+    /// Its sources are `first..` up to the next one's.
+    first: u32,
+}
+
+/// A tensor that is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) tensor: TensorId,
+    /// The storage it lies in.
+    pub(crate) storage: TensorId,
+    /// Where the storage comes from.
+    pub(crate) kind: Kind,
+}
+
+/// A result that may be computed in the memory of an input, as far as its operation is concerned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Takeover {
+    pub(crate) node: NodeId,
+    pub(crate) result: TensorId,
+    pub(crate) input: TensorId,
+}
+
+/// A graph in flat arrays.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flow {
+    /// For each tensor the one that owns its storage.
+    pub(crate) storage: Vec<TensorId>,
+    /// For each tensor where it comes from.
+    pub(crate) kind: Vec<Kind>,
+    /// For each tensor its bytes.
+    pub(crate) bytes: Vec<u64>,
+    /// The tensors that no node computes, and what they are.
+    pub(crate) leaves: Vec<(TensorId, Kind)>,
+    /// In execution order.
+    pub(crate) takeovers: Vec<Takeover>,
+    makers: Vec<Maker>,
+    sources: Vec<Source>,
+}
+
+impl Flow {
+    /// Reads a graph; what was read before is forgotten, its memory used again.
+    pub(crate) fn read(&mut self, graph: &Graph) {
+        let tensors = graph.tensors();
+        self.leaves.clear();
+        // All that these hold from before is overwritten.
+        self.storage.resize(tensors.len(), TensorId::from_index(0));
+        self.kind.resize(tensors.len(), Kind::Input);
+        self.bytes.resize(tensors.len(), 0);
+        let arrays = self.storage.iter_mut().zip(&mut self.kind).zip(&mut self.bytes);
+        for ((id, tensor), ((storage, kind), bytes)) in graph.tensor_ids().zip(tensors).zip(arrays) {
+            *storage = tensor.storage();
+            *kind = tensor.kind();
+            *bytes = tensor.bytes() as u64;
+            if !matches!(*kind, Kind::Computed(_)) {
+                self.leaves.push((id, *kind));
+            }
+        }
+        self.makers.clear();
+        self.sources.clear();
+        self.takeovers.clear();
+        let Flow { storage, kind, makers, sources, takeovers, .. } = self;
+        for (node, n) in graph.node_ids().zip(graph.nodes()) {
+            if n.op().is_view() {
+                continue;
+            }
+            let (result, inputs) = (n.output(), graph.inputs(node));
+            let target = storage[result.index()];
+            let first = sources.len() as u32;
+            makers.push(Maker { node, storage: target, overwrites: target != result, first });
+            sources.extend(inputs.iter().map(|&tensor| {
+                let storage = storage[tensor.index()];
+                Source { tensor, storage, kind: kind[storage.index()] }
+            }));
+            for input in n.in_place_inputs().filter_map(|input| inputs.get(input)) {
+                takeovers.push(Takeover { node, result, input: *input });
+            }
+        }
+    }
+
+    /// All that computes, in execution order.
+    pub(crate) fn makers(&self) -> &[Maker] {
+        &self.makers
+    }
+
+    /// What the maker at a place reads.
+    pub(crate) fn sources(&self, place: usize) -> &[Source] {
+        let end = self.makers.get(place + 1).map_or(self.sources.len(), |next| next.first as usize);
+        &self.sources[self.makers[place].first as usize..end]
+    }
+
+    /// Each maker with what it reads.
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (Maker, &[Source])> {
+        self.makers.iter().enumerate().map(|(place, maker)| (*maker, self.sources(place)))
+    }
+
+    /// The states, in the order they were declared.
+    pub(crate) fn states(&self) -> impl Iterator<Item = TensorId> + '_ {
+        self.leaves.iter().filter(|(_, kind)| *kind == Kind::State).map(|(leaf, _)| *leaf)
+    }
+}
+
+impl Source {
+    /// Whether it must be copied to be read on another backend; other leaves are wherever they are read.
+    pub(crate) fn moves(&self) -> bool {
+        matches!(self.kind, Kind::Computed(_) | Kind::State)
+    }
+
+    /// One past the node that made its storage; 0 for leaves.
+    pub(crate) fn made(&self) -> usize {
+        match self.kind {
+            Kind::Computed(node) => node.index() + 1,
+            _ => 0,
+        }
+    }
+}
