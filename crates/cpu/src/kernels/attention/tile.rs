@@ -4,7 +4,7 @@
 //! multiple of sixteen elements. Several rows of queries share each load and conversion:
 //!
 //! ```text
-//! scores   4 cells × ROWS queries    sums in registers, along the row; four at a time are added up across
+//! scores   4 cells × ROWS queries    sums in registers, along the row; sixteen at a time are added up across
 //!          2 vectors × ROWS queries  of many queries: keys in columns, one element of a query spread over a vector
 //! weights  one row, all its cells    p = exp(score − largest); sums so far shrink when the largest grows
 //! gather   ROWS queries × 4 vectors  sums in registers, over the cells; p is spread over a vector
@@ -82,33 +82,42 @@ impl Cells {
         self.first.wrapping_add(i.min(self.count - 1) * self.stride)
     }
 
-    /// Asks for the rows of cells `i..i + count` of the next tile: the heads of a cell are read at different times, in
-    /// steps that hardware does not foresee.
+    /// Asks for what is one tile past a row: the heads of a cell are read at different times, in steps that hardware does
+    /// not foresee.
     #[inline(always)]
-    unsafe fn prefetch<S: Simd>(&self, i: usize, count: usize) {
-        for cell in i..i + count {
-            let row = self.first.wrapping_add((cell + TILE) * self.stride);
-            for line in (0..self.ahead).step_by(64) {
-                // SAFETY: any address may be asked for.
-                unsafe { S::prefetch(row.wrapping_add(line)) };
-            }
+    unsafe fn prefetch<S: Simd>(&self, row: *const u8) {
+        let row = row.wrapping_add(TILE * self.stride);
+        let mut line = 0;
+        while line < self.ahead {
+            // SAFETY: any address may be asked for.
+            unsafe { S::prefetch(row.wrapping_add(line)) };
+            line += 64;
         }
     }
 }
 
-/// Calls `$kernel::<S, …, ROWS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold.
+/// Calls `$kernel::<S, …, ROWS, VECTORS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold.
+/// `VECTORS` is the length of a row of `$width` elements where that is a usual one, else 0.
 macro_rules! in_strips {
-    ($rows:expr, $kernel:ident::<$s:ty, $source:ty>($row:ident $(, $argument:expr)*)) => {{
+    ($rows:expr, $width:expr, $kernel:ident::<$s:ty, $source:ty>($row:ident $(, $argument:expr)*)) => {{
         let most = if <$s>::REGISTERS >= 32 { 4 } else { 3 };
         let mut $row = 0;
         let mut strips = $rows.div_ceil(most);
         while $row < $rows {
             let strip = ($rows - $row).div_ceil(strips);
-            match strip {
-                4 => $kernel::<$s, $source, 4>($row $(, $argument)*),
-                3 => $kernel::<$s, $source, 3>($row $(, $argument)*),
-                2 => $kernel::<$s, $source, 2>($row $(, $argument)*),
-                _ => $kernel::<$s, $source, 1>($row $(, $argument)*),
+            match (strip, $width / <$s>::N) {
+                (4, 4) => $kernel::<$s, $source, 4, 4>($row $(, $argument)*),
+                (3, 4) => $kernel::<$s, $source, 3, 4>($row $(, $argument)*),
+                (2, 4) => $kernel::<$s, $source, 2, 4>($row $(, $argument)*),
+                (1, 4) => $kernel::<$s, $source, 1, 4>($row $(, $argument)*),
+                (4, 8) => $kernel::<$s, $source, 4, 8>($row $(, $argument)*),
+                (3, 8) => $kernel::<$s, $source, 3, 8>($row $(, $argument)*),
+                (2, 8) => $kernel::<$s, $source, 2, 8>($row $(, $argument)*),
+                (1, 8) => $kernel::<$s, $source, 1, 8>($row $(, $argument)*),
+                (4, _) => $kernel::<$s, $source, 4, 0>($row $(, $argument)*),
+                (3, _) => $kernel::<$s, $source, 3, 0>($row $(, $argument)*),
+                (2, _) => $kernel::<$s, $source, 2, 0>($row $(, $argument)*),
+                _ => $kernel::<$s, $source, 1, 0>($row $(, $argument)*),
             }
             $row += strip;
             strips -= 1;
@@ -129,7 +138,7 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
     scores: *mut f32,
 ) {
     #[inline(always)]
-    unsafe fn strip<S: Simd, K: Source, const ROWS: usize>(
+    unsafe fn strip<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
         row: usize,
         keys: Cells,
         queries: *const f32,
@@ -139,33 +148,46 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
         // SAFETY: promised by the caller.
         unsafe {
             let queries = queries.add(row * pad);
-            for cell in (0..keys.count).step_by(4) {
-                if row == 0 {
-                    keys.prefetch::<S>(cell, 4);
-                }
-                let [k0, k1, k2, k3] = [0, 1, 2, 3].map(|i| keys.row(cell + i));
-                let mut sums = [[S::splat(0.0); 4]; ROWS];
-                let mut i = 0;
-                while i < keys.width {
-                    let k =
-                        [K::load::<S>(k0, i), K::load::<S>(k1, i), K::load::<S>(k2, i), K::load::<S>(k3, i)];
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let q = S::load(queries.add(r * pad + i));
-                        for (sum, k) in sums.iter_mut().zip(k) {
-                            *sum = S::fma(q, k, *sum);
-                        }
+            let width = if VECTORS == 0 { keys.width } else { VECTORS * S::N };
+            for block in (0..keys.count).step_by(16) {
+                let mut folded = [[S::fold4([S::splat(0.0); 4]); 4]; ROWS];
+                for four in 0..4 {
+                    let [k0, k1, k2, k3] = [0, 1, 2, 3].map(|i| keys.row(block + 4 * four + i));
+                    if row == 0 {
+                        keys.prefetch::<S>(k0);
+                        keys.prefetch::<S>(k1);
+                        keys.prefetch::<S>(k2);
+                        keys.prefetch::<S>(k3);
                     }
-                    i += S::N;
+                    let mut sums = [[S::splat(0.0); 4]; ROWS];
+                    let mut i = 0;
+                    while i < width {
+                        let k = [
+                            K::load::<S>(k0, i),
+                            K::load::<S>(k1, i),
+                            K::load::<S>(k2, i),
+                            K::load::<S>(k3, i),
+                        ];
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            let q = S::load(queries.add(r * pad + i));
+                            for (sum, k) in sums.iter_mut().zip(k) {
+                                *sum = S::fma(q, k, *sum);
+                            }
+                        }
+                        i += S::N;
+                    }
+                    for (folded, sums) in folded.iter_mut().zip(sums) {
+                        folded[four] = S::fold4(sums);
+                    }
                 }
-                for (r, sums) in sums.into_iter().enumerate() {
-                    let four = S::sum4(sums);
-                    std::ptr::copy_nonoverlapping(four.as_ptr(), scores.add((row + r) * TILE + cell), 4);
+                for (r, folded) in folded.into_iter().enumerate() {
+                    S::sums16(folded, scores.add((row + r) * TILE + block));
                 }
             }
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { in_strips!(rows, strip::<S, K>(row, keys, queries, pad, scores)) }
+    unsafe { in_strips!(rows, keys.width, strip::<S, K>(row, keys, queries, pad, scores)) }
 }
 
 /// Rows that [`column_scores`] takes at a time; it may read and write as many past the last.
@@ -255,7 +277,7 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
     pad: usize,
 ) {
     #[inline(always)]
-    unsafe fn strip<S: Simd, K: Source, const ROWS: usize>(
+    unsafe fn strip<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
         row: usize,
         values: Cells,
         weights: *const f32,
@@ -265,10 +287,11 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
         // SAFETY: promised by the caller.
         unsafe {
             let (weights, sums) = (weights.add(row * TILE), sums.add(row * pad));
+            let width = if VECTORS == 0 { values.width } else { VECTORS * S::N };
             let mut column = 0;
-            while column < values.width {
+            while column < width {
                 let ahead = row == 0 && column == 0;
-                if column + 4 * S::N <= values.width {
+                if column + 4 * S::N <= width {
                     columns::<S, K, ROWS, 4>(values, column, ahead, weights, sums, pad);
                     column += 4 * S::N;
                 } else {
@@ -279,7 +302,7 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { in_strips!(rows, strip::<S, K>(row, values, weights, sums, pad)) }
+    unsafe { in_strips!(rows, values.width, strip::<S, K>(row, values, weights, sums, pad)) }
 }
 
 #[inline(always)]
@@ -300,11 +323,11 @@ unsafe fn columns<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
                 *sum = S::load(place(r, v));
             }
         }
+        let mut value = values.first;
         for cell in 0..values.count {
             if ahead {
-                values.prefetch::<S>(cell, 1);
+                values.prefetch::<S>(value);
             }
-            let value = values.row(cell);
             let mut loaded = [S::splat(0.0); VECTORS];
             for (v, loaded) in loaded.iter_mut().enumerate() {
                 *loaded = K::load::<S>(value, column + v * S::N);
@@ -315,6 +338,7 @@ unsafe fn columns<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
                     *sum = S::fma(weight, value, *sum);
                 }
             }
+            value = value.wrapping_add(values.stride);
         }
         for (r, sums) in sums.into_iter().enumerate() {
             for (v, sum) in sums.into_iter().enumerate() {

@@ -11,6 +11,8 @@
 pub(crate) unsafe trait Simd: Copy {
     /// A vector.
     type V: Copy;
+    /// Partial sums of four vectors.
+    type Four: Copy;
     /// Elements of a vector.
     const N: usize;
     /// Vector registers.
@@ -48,8 +50,10 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn largest(a: Self::V) -> f32;
     /// Asks for the cache line at an address, which need not be valid, into the second-level cache.
     unsafe fn prefetch(at: *const u8);
-    /// The sums of four vectors.
-    unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4];
+    /// The sums of four vectors, on the way: what [`sums16`](Simd::sums16) takes.
+    unsafe fn fold4(v: [Self::V; 4]) -> Self::Four;
+    /// The sums of sixteen vectors, folded by fours.
+    unsafe fn sums16(v: [Self::Four; 4], to: *mut f32);
     /// Turns rows into columns: `N` rows of `N` elements, rows that many elements apart.
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
@@ -61,6 +65,7 @@ pub(crate) struct Plain;
 // SAFETY: plain Rust; pointers are promised by the caller.
 unsafe impl Simd for Plain {
     type V = f32;
+    type Four = [f32; 4];
     const N: usize = 1;
     const REGISTERS: usize = 16;
 
@@ -162,8 +167,15 @@ unsafe impl Simd for Plain {
     #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
     #[inline(always)]
-    unsafe fn sum4(v: [f32; 4]) -> [f32; 4] {
+    unsafe fn fold4(v: [f32; 4]) -> [f32; 4] {
         v
+    }
+    #[inline(always)]
+    unsafe fn sums16(v: [[f32; 4]; 4], to: *mut f32) {
+        for (i, four) in v.into_iter().enumerate() {
+            // SAFETY: promised by the caller.
+            unsafe { to.add(4 * i).cast::<[f32; 4]>().write_unaligned(four) }
+        }
     }
     #[inline(always)]
     unsafe fn transpose(from: *const f32, _from_row: usize, to: *mut f32, _to_row: usize) {
@@ -215,6 +227,7 @@ mod x86 {
     // SAFETY: each method is the instruction of its name; pointers are promised by the caller.
     unsafe impl Simd for Lanes8 {
         type V = __m256;
+        type Four = __m256;
         const N: usize = 8;
         const REGISTERS: usize = 16;
 
@@ -278,14 +291,19 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn sum4(v: [__m256; 4]) -> [f32; 4] {
-            // SAFETY: promised by the caller; an array of four.
+        unsafe fn fold4(v: [__m256; 4]) -> __m256 {
+            // SAFETY: promised by the caller.
+            unsafe { _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3])) }
+        }
+        #[inline(always)]
+        unsafe fn sums16(v: [__m256; 4], to: *mut f32) {
+            // SAFETY: promised by the caller.
             unsafe {
-                let sums = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
-                let mut out = [0.0; 4];
-                let folded = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
-                _mm_storeu_ps(out.as_mut_ptr(), folded);
-                out
+                let [a, b, c, d] = v;
+                let low = _mm256_permute2f128_ps::<0x20>(a, b);
+                _mm256_storeu_ps(to, _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b)));
+                let low = _mm256_permute2f128_ps::<0x20>(c, d);
+                _mm256_storeu_ps(to.add(8), _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(c, d)));
             }
         }
         #[inline(always)]
@@ -339,6 +357,7 @@ mod x86 {
     // SAFETY: each method is the instruction of its name; pointers are promised by the caller.
     unsafe impl Simd for Lanes16 {
         type V = __m512;
+        type Four = __m512;
         const N: usize = 16;
         const REGISTERS: usize = 32;
 
@@ -374,21 +393,28 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn sum4(v: [__m512; 4]) -> [f32; 4] {
-            // SAFETY: promised by the caller; an array of four.
+        unsafe fn fold4(v: [__m512; 4]) -> __m512 {
+            // SAFETY: promised by the caller.
             unsafe {
                 let [a, b, c, d] = v;
                 let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
                 let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
                 let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+                // Element i of each lane: what vector i has in that lane.
                 let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
-                let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-                let lanes = _mm512_add_ps(low, high);
-                let lanes = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes));
-                let folded = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
-                let mut out = [0.0; 4];
-                _mm_storeu_ps(out.as_mut_ptr(), folded);
-                out
+                _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn sums16(v: [__m512; 4], to: *mut f32) {
+            // SAFETY: promised by the caller.
+            unsafe {
+                let [a, b, c, d] = v;
+                // Lanes a0 + a2, a1 + a3, b0 + b2, b1 + b3, and likewise for c and d.
+                let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+                let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+                let even = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+                _mm512_storeu_ps(to, _mm512_add_ps(even, _mm512_shuffle_f32x4::<0xdd>(ab, cd)));
             }
         }
         #[inline(always)]
