@@ -268,12 +268,8 @@ impl<'a> Attention<'a> {
             worker.chunks(kv_heads * blocks, |unit| {
                 // Late queries see the most cells under a causal span: they go first.
                 let (kv_head, block) = (unit % kv_heads, blocks - 1 - unit / kv_heads);
-                unit::run(
-                    self,
-                    Unit { kv_heads: kv_head..kv_head + 1, block, split: 0 },
-                    scratch.cast(),
-                    parts,
-                );
+                let unit = Unit { kv_heads: kv_head..kv_head + 1, block, split: 0, alone: true };
+                unit::run(self, unit, scratch.cast(), parts);
             });
             return Ok(());
         }
@@ -282,16 +278,20 @@ impl<'a> Attention<'a> {
         let visible = self.visible_splits();
         let together = if visible.len() * blocks >= 4 * worker.threads() { heads_at_once } else { 1 };
         let strips = kv_heads.div_ceil(together);
+        let alone = visible.len() == 1;
         worker.chunks(strips * visible.len() * blocks, |unit| {
             let (strip, rest) = (unit % strips, unit / strips);
             let (split, block) = (visible.start + rest % visible.len(), rest / visible.len());
             let kv_heads = strip * together..((strip + 1) * together).min(kv_heads);
-            unit::run(self, Unit { kv_heads, block, split }, scratch.cast(), parts);
+            unit::run(self, Unit { kv_heads, block, split, alone }, scratch.cast(), parts);
         });
+        if alone {
+            return Ok(());
+        }
         worker.barrier()?;
         let heads = self.shape.heads;
         worker.chunks(tokens * heads, |row| {
-            unit::merge(self, row / heads, row % heads, visible.clone(), parts);
+            unit::merge(self, [row / heads, row % heads], &visible, parts);
         });
         Ok(())
     }

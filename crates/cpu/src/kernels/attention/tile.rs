@@ -71,8 +71,10 @@ pub(super) struct Cells {
     pub(super) stride: usize,
     pub(super) count: usize,
     pub(super) width: usize,
-    /// Bytes of a row that are asked for one tile ahead.
-    pub(super) ahead: usize,
+    /// What is asked for in passing: `ahead_bytes` bytes for every cell, `ahead_step` bytes apart.
+    pub(super) ahead: *const u8,
+    pub(super) ahead_step: usize,
+    pub(super) ahead_bytes: usize,
 }
 
 impl Cells {
@@ -82,42 +84,33 @@ impl Cells {
         self.first.wrapping_add(i.min(self.count - 1) * self.stride)
     }
 
-    /// Asks for what is one tile past a row: the heads of a cell are read at different times, in steps that hardware does
-    /// not foresee.
+    /// Asks for what will be needed after cell `i`.
     #[inline(always)]
-    unsafe fn prefetch<S: Simd>(&self, row: *const u8) {
-        let row = row.wrapping_add(TILE * self.stride);
+    unsafe fn prefetch<S: Simd>(&self, i: usize) {
+        let at = self.ahead.wrapping_add(i * self.ahead_step);
         let mut line = 0;
-        while line < self.ahead {
+        while line < self.ahead_bytes {
             // SAFETY: any address may be asked for.
-            unsafe { S::prefetch(row.wrapping_add(line)) };
+            unsafe { S::prefetch(at.wrapping_add(line)) };
             line += 64;
         }
     }
 }
 
-/// Calls `$kernel::<S, …, ROWS, VECTORS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold.
-/// `VECTORS` is the length of a row of `$width` elements where that is a usual one, else 0.
+/// Calls `$kernel::<S, …, ROWS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold. Further
+/// constants of the kernel may follow the source.
 macro_rules! in_strips {
-    ($rows:expr, $width:expr, $kernel:ident::<$s:ty, $source:ty>($row:ident $(, $argument:expr)*)) => {{
+    ($rows:expr, $kernel:ident::<$s:ty, $source:ty $(, $constant:literal)?>($row:ident $(, $argument:expr)*)) => {{
         let most = if <$s>::REGISTERS >= 32 { 4 } else { 3 };
         let mut $row = 0;
         let mut strips = $rows.div_ceil(most);
         while $row < $rows {
             let strip = ($rows - $row).div_ceil(strips);
-            match (strip, $width / <$s>::N) {
-                (4, 4) => $kernel::<$s, $source, 4, 4>($row $(, $argument)*),
-                (3, 4) => $kernel::<$s, $source, 3, 4>($row $(, $argument)*),
-                (2, 4) => $kernel::<$s, $source, 2, 4>($row $(, $argument)*),
-                (1, 4) => $kernel::<$s, $source, 1, 4>($row $(, $argument)*),
-                (4, 8) => $kernel::<$s, $source, 4, 8>($row $(, $argument)*),
-                (3, 8) => $kernel::<$s, $source, 3, 8>($row $(, $argument)*),
-                (2, 8) => $kernel::<$s, $source, 2, 8>($row $(, $argument)*),
-                (1, 8) => $kernel::<$s, $source, 1, 8>($row $(, $argument)*),
-                (4, _) => $kernel::<$s, $source, 4, 0>($row $(, $argument)*),
-                (3, _) => $kernel::<$s, $source, 3, 0>($row $(, $argument)*),
-                (2, _) => $kernel::<$s, $source, 2, 0>($row $(, $argument)*),
-                _ => $kernel::<$s, $source, 1, 0>($row $(, $argument)*),
+            match strip {
+                4 => $kernel::<$s, $source, 4 $(, $constant)?>($row $(, $argument)*),
+                3 => $kernel::<$s, $source, 3 $(, $constant)?>($row $(, $argument)*),
+                2 => $kernel::<$s, $source, 2 $(, $constant)?>($row $(, $argument)*),
+                _ => $kernel::<$s, $source, 1 $(, $constant)?>($row $(, $argument)*),
             }
             $row += strip;
             strips -= 1;
@@ -154,10 +147,9 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
                 for four in 0..4 {
                     let [k0, k1, k2, k3] = [0, 1, 2, 3].map(|i| keys.row(block + 4 * four + i));
                     if row == 0 {
-                        keys.prefetch::<S>(k0);
-                        keys.prefetch::<S>(k1);
-                        keys.prefetch::<S>(k2);
-                        keys.prefetch::<S>(k3);
+                        for i in 0..4 {
+                            keys.prefetch::<S>(block + 4 * four + i);
+                        }
                     }
                     let mut sums = [[S::splat(0.0); 4]; ROWS];
                     let mut i = 0;
@@ -177,7 +169,9 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
                         i += S::N;
                     }
                     for (folded, sums) in folded.iter_mut().zip(sums) {
-                        folded[four] = S::fold4(sums);
+                        if let Some(place) = folded.get_mut(four) {
+                            *place = S::fold4(sums);
+                        }
                     }
                 }
                 for (r, folded) in folded.into_iter().enumerate() {
@@ -187,7 +181,14 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { in_strips!(rows, keys.width, strip::<S, K>(row, keys, queries, pad, scores)) }
+    unsafe {
+        // Rows of usual lengths are unrolled.
+        match keys.width / S::N {
+            4 if S::N > 1 => in_strips!(rows, strip::<S, K, 4>(row, keys, queries, pad, scores)),
+            8 if S::N > 1 => in_strips!(rows, strip::<S, K, 8>(row, keys, queries, pad, scores)),
+            _ => in_strips!(rows, strip::<S, K, 0>(row, keys, queries, pad, scores)),
+        }
+    }
 }
 
 /// Rows that [`column_scores`] takes at a time; it may read and write as many past the last.
@@ -277,7 +278,7 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
     pad: usize,
 ) {
     #[inline(always)]
-    unsafe fn strip<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
+    unsafe fn strip<S: Simd, K: Source, const ROWS: usize>(
         row: usize,
         values: Cells,
         weights: *const f32,
@@ -287,11 +288,10 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
         // SAFETY: promised by the caller.
         unsafe {
             let (weights, sums) = (weights.add(row * TILE), sums.add(row * pad));
-            let width = if VECTORS == 0 { values.width } else { VECTORS * S::N };
             let mut column = 0;
-            while column < width {
+            while column < values.width {
                 let ahead = row == 0 && column == 0;
-                if column + 4 * S::N <= width {
+                if column + 4 * S::N <= values.width {
                     columns::<S, K, ROWS, 4>(values, column, ahead, weights, sums, pad);
                     column += 4 * S::N;
                 } else {
@@ -302,7 +302,7 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { in_strips!(rows, values.width, strip::<S, K>(row, values, weights, sums, pad)) }
+    unsafe { in_strips!(rows, strip::<S, K>(row, values, weights, sums, pad)) }
 }
 
 #[inline(always)]
@@ -326,7 +326,7 @@ unsafe fn columns<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
         let mut value = values.first;
         for cell in 0..values.count {
             if ahead {
-                values.prefetch::<S>(value);
+                values.prefetch::<S>(cell);
             }
             let mut loaded = [S::splat(0.0); VECTORS];
             for (v, loaded) in loaded.iter_mut().enumerate() {
@@ -378,11 +378,11 @@ pub(super) unsafe fn clear<S: Simd>(state: *mut f32, sums: *mut f32, pad: usize)
 /// The largest score and the sum of weights of a row.
 ///
 /// # Safety
-/// The state must be readable.
+/// The state must be readable; the CPU must have the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn largest_and_total(state: *const f32) -> [f32; 2] {
-    // SAFETY: promised by the caller.
-    unsafe { [*state.add(LARGEST), (0..LARGEST).map(|lane| *state.add(lane)).sum()] }
+pub(super) unsafe fn largest_and_total<S: Simd>(state: *const f32) -> [f32; 2] {
+    // SAFETY: promised by the caller; only the lanes of one vector are used.
+    unsafe { [*state.add(LARGEST), S::sum(S::load(state))] }
 }
 
 /// Caps and masks the scores of cells `cell..cell + count`, and turns them into weights relative to the largest so far.

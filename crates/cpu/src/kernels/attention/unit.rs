@@ -16,8 +16,11 @@ use quadriga_graph::DType;
 
 use super::tile::{self, Cells, F16, F32, Q8, Row, STATE, STRIP, TILE};
 use super::{Attention, Plan, Rows, SPLIT};
+use crate::kernels::vec::q8_0;
 use crate::kernels::vec::simd::{Simd, dispatch};
-use crate::kernels::vec::{self, q8_0};
+
+/// How many cells ahead keys and values are asked for.
+const AHEAD: usize = 2 * TILE;
 
 pub(super) fn scratch_floats(plan: &Plan) -> Option<usize> {
     let rows = unit_rows(plan)?;
@@ -53,6 +56,8 @@ pub(super) struct Unit {
     pub(super) kv_heads: Range<usize>,
     pub(super) block: usize,
     pub(super) split: usize,
+    /// Whether no query of the block sees any other part of the cells: the unit's results are the results.
+    pub(super) alone: bool,
 }
 
 /// What a unit covers.
@@ -60,6 +65,8 @@ struct Place {
     kv_heads: Range<usize>,
     tokens: Range<usize>,
     cells: Range<usize>,
+    /// Where the part of a row goes that is to be merged, by token and head; none if the results are complete.
+    split: Option<usize>,
 }
 
 impl Place {
@@ -83,15 +90,14 @@ impl Place {
     }
 }
 
-/// Computes a unit: writes results, or parts for [`merge`] if the cells are split.
+/// Computes a unit: writes results, or parts for [`merge`].
 pub(super) fn run(attention: &Attention<'_>, unit: Unit, scratch: *mut f32, parts: *mut f32) {
     let plan = &attention.plan;
-    let Unit { kv_heads, block, split } = unit;
+    let Unit { kv_heads, block, split, alone } = unit;
     let (tokens, cells) = (attention.shape.tokens, attention.shape.cells);
-    let whole = plan.splits == 1;
-    let cells = if whole { 0..cells } else { split * SPLIT..((split + 1) * SPLIT).min(cells) };
+    let cells = if plan.splits == 1 { 0..cells } else { split * SPLIT..((split + 1) * SPLIT).min(cells) };
     let tokens = block * plan.block..((block + 1) * plan.block).min(tokens);
-    let place = &Place { kv_heads, tokens, cells };
+    let place = &Place { kv_heads, tokens, cells, split: (!alone).then_some(split) };
     let Some(rows) = unit_rows(plan) else { return };
     let mut at = scratch;
     let mut take = |floats: usize| {
@@ -108,22 +114,7 @@ pub(super) fn run(attention: &Attention<'_>, unit: Unit, scratch: *mut f32, part
         scores: take(rows * TILE),
         state: take(rows * STATE),
     };
-    dispatch!(attention.isa, body(attention: &Attention<'_>, place: &Place, scratch: Scratch) -> ());
-    place.each(plan, |row, token, head| {
-        // SAFETY: the row's sums and state are in scratch memory; each part belongs to one unit.
-        unsafe {
-            let sums = scratch.sums.add(row * plan.value_pad);
-            let [largest, total] = tile::largest_and_total(scratch.state.add(row * STATE));
-            if whole {
-                write(attention, token, head, sums, if total > 0.0 { 1.0 / total } else { 0.0 });
-            } else {
-                let part = part(attention, parts, token, head, split);
-                std::ptr::copy_nonoverlapping(sums, part, plan.value_pad);
-                part.add(plan.value_pad).write(largest);
-                part.add(plan.value_pad + 1).write(total);
-            }
-        }
-    });
+    dispatch!(attention.isa, body(attention: &Attention<'_>, place: &Place, scratch: Scratch, parts: *mut f32) -> ());
 }
 
 /// The memory of one part: sums, then the largest score and the total.
@@ -134,11 +125,15 @@ fn part(attention: &Attention<'_>, parts: *mut f32, token: usize, head: usize, s
 }
 
 /// Merges these parts of a row and writes the result.
-pub(super) fn merge(
+pub(super) fn merge(attention: &Attention<'_>, row: [usize; 2], splits: &Range<usize>, parts: *mut f32) {
+    dispatch!(attention.isa, merge_with(attention: &Attention<'_>, row: [usize; 2], splits: &Range<usize>, parts: *mut f32) -> ());
+}
+
+#[inline(always)]
+unsafe fn merge_with<S: Simd>(
     attention: &Attention<'_>,
-    token: usize,
-    head: usize,
-    splits: Range<usize>,
+    [token, head]: [usize; 2],
+    splits: &Range<usize>,
     parts: *mut f32,
 ) {
     let pad = attention.plan.value_pad;
@@ -147,45 +142,56 @@ pub(super) fn merge(
         let at = |split: usize| part(attention, parts, token, head, split);
         let largest = splits.clone().fold(f32::NEG_INFINITY, |most, s| most.max(*at(s).add(pad)));
         let mut total = 0.0;
-        let first = at(splits.start);
+        let sums = at(splits.start);
         for split in splits.clone() {
             let part = at(split);
             let own = *part.add(pad);
             let factor = if own == f32::NEG_INFINITY { 0.0 } else { (own - largest).exp() };
             total += factor * *part.add(pad + 1);
-            if split == splits.start {
-                vec::scale(attention.isa, std::slice::from_raw_parts_mut(first, pad), factor);
-            } else if factor > 0.0 {
-                let sums = std::slice::from_raw_parts_mut(first, pad);
-                vec::axpy(attention.isa, factor, std::slice::from_raw_parts(part, pad), sums);
+            let factor = S::splat(factor);
+            for i in (0..pad).step_by(S::N) {
+                let (own, sum) = (S::load(part.add(i)), S::load(sums.add(i)));
+                let sum = if split == splits.start { S::mul(factor, own) } else { S::fma(factor, own, sum) };
+                S::store(sums.add(i), sum);
             }
         }
-        write(attention, token, head, first, if total > 0.0 { 1.0 / total } else { 0.0 });
+        write::<S>(attention, token, head, sums, total);
     }
 }
 
-/// Writes a row of results: sums × factor.
-unsafe fn write(attention: &Attention<'_>, token: usize, head: usize, sums: *const f32, factor: f32) {
+/// Writes a row of results: sums ÷ total.
+#[inline(always)]
+unsafe fn write<S: Simd>(attention: &Attention<'_>, token: usize, head: usize, sums: *const f32, total: f32) {
     let out = attention.memory.output.row(token, head).cast::<f32>().cast_mut();
-    for i in 0..attention.shape.value_width {
-        // SAFETY: the maker of the attention promised the row; `sums` holds a row too.
-        unsafe { out.add(i).write_unaligned(*sums.add(i) * factor) };
+    let width = attention.shape.value_width;
+    let factor = if total > 0.0 { 1.0 / total } else { 0.0 };
+    let whole = width - width % S::N;
+    // SAFETY: the maker of the attention promised the row; `sums` holds a row too.
+    unsafe {
+        for i in (0..whole).step_by(S::N) {
+            S::store(out.add(i), S::mul(S::load(sums.add(i)), S::splat(factor)));
+        }
+        for i in whole..width {
+            out.add(i).write_unaligned(*sums.add(i) * factor);
+        }
     }
 }
 
 #[inline(always)]
-unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scratch) {
+unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scratch, parts: *mut f32) {
     let (plan, shape, memory) = (&attention.plan, &attention.shape, &attention.memory);
     // SAFETY: all addresses below are inside the scratch memory, or in rows that the attention's maker promised.
     unsafe {
         place.each(plan, |row, token, head| {
             let from = memory.queries.row(token, head).cast::<f32>();
             let to = scratch.queries.add(row * plan.key_pad);
-            for i in 0..shape.key_width {
-                *to.add(i) = from.add(i).read_unaligned() * shape.scale;
+            let whole = shape.key_width - shape.key_width % S::N;
+            for i in (0..whole).step_by(S::N) {
+                S::store(to.add(i), S::mul(S::load(from.add(i)), S::splat(shape.scale)));
             }
-            for i in shape.key_width..plan.key_pad {
-                *to.add(i) = 0.0;
+            for i in whole..plan.key_pad {
+                *to.add(i) =
+                    if i < shape.key_width { from.add(i).read_unaligned() * shape.scale } else { 0.0 };
             }
             let sums = scratch.sums.add(row * plan.value_pad);
             tile::clear::<S>(scratch.state.add(row * STATE), sums, plan.value_pad);
@@ -206,6 +212,20 @@ unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scrat
             }
             cell += count;
         }
+        place.each(plan, |row, token, head| {
+            let sums = scratch.sums.add(row * plan.value_pad);
+            let [largest, total] = tile::largest_and_total::<S>(scratch.state.add(row * STATE));
+            let Some(split) = place.split else {
+                write::<S>(attention, token, head, sums, total);
+                return;
+            };
+            let part = part(attention, parts, token, head, split);
+            for i in (0..plan.value_pad).step_by(S::N) {
+                S::store(part.add(i), S::load(sums.add(i)));
+            }
+            part.add(plan.value_pad).write(largest);
+            part.add(plan.value_pad + 1).write(total);
+        });
     }
 }
 
@@ -238,12 +258,21 @@ unsafe fn one_tile<S: Simd>(
     let rows = tokens.len() * plan.group;
     // The first row of a key head.
     let first_row = |i: usize| i * place.rows(plan) + skipped;
-    let direct = |from: &Rows, dtype: DType, head: usize, width: usize| Cells {
-        first: from.row(cell, head),
-        stride: from.stride,
-        count,
-        width,
-        ahead: width / dtype.block_len() * dtype.block_bytes(),
+    let heads = place.kv_heads.clone();
+    let direct = |from: &Rows, dtype: DType, head: usize, width: usize| {
+        let bytes = width / dtype.block_len() * dtype.block_bytes();
+        // All heads together ask for the tile after the next front to back, which hardware then does ahead of them.
+        let together = from.head_stride == bytes && from.stride == bytes * heads.len();
+        let dense = from.row(cell + AHEAD, heads.start).wrapping_add((head - heads.start) * TILE * bytes);
+        Cells {
+            first: from.row(cell, head),
+            stride: from.stride,
+            count,
+            width,
+            ahead: if together { dense } else { from.row(cell + AHEAD, head) },
+            ahead_step: if together { bytes } else { from.stride },
+            ahead_bytes: bytes,
+        }
     };
     // SAFETY: as in `body`.
     unsafe {
@@ -304,7 +333,9 @@ unsafe fn one_tile<S: Simd>(
                         stride: plan.value_pad * 4,
                         count,
                         width: plan.value_pad,
-                        ahead: 0,
+                        ahead: std::ptr::null(),
+                        ahead_step: 0,
+                        ahead_bytes: 0,
                     };
                     tile::gather::<S, F32>(values, weights, rows, sums, plan.value_pad);
                 }

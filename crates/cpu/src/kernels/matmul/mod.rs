@@ -73,8 +73,9 @@ const TILE_ROWS: usize = 12;
 /// From how many rows on rounding weights to words pays.
 const WORD_ROWS: usize = 16;
 
-/// Bytes of weights that a thread takes at a time, when there are enough for every thread and few rows.
-const CHUNK_BYTES: usize = 128 << 10;
+/// Bytes of weights that a thread takes at a time, when there are enough for every thread and few rows: about a
+/// microsecond's worth, so that all threads end at nearly the same time. A thread's chunks are neighbours.
+const CHUNK_BYTES: usize = 24 << 10;
 
 /// Groups of plain weights that a thread takes at a time, when there are enough for every thread and many rows.
 const PLAIN_GROUPS: usize = 8;

@@ -411,8 +411,10 @@ mod x86 {
             unsafe {
                 let [a, b, c, d] = v;
                 // Lanes a0 + a2, a1 + a3, b0 + b2, b1 + b3, and likewise for c and d.
-                let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
-                let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+                let ab =
+                    _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+                let cd =
+                    _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
                 let even = _mm512_shuffle_f32x4::<0x88>(ab, cd);
                 _mm512_storeu_ps(to, _mm512_add_ps(even, _mm512_shuffle_f32x4::<0xdd>(ab, cd)));
             }
