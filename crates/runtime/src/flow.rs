@@ -13,8 +13,9 @@ pub(crate) struct Maker {
     pub(crate) storage: TensorId,
     /// Whether the storage was there before, and is not its own.
     pub(crate) overwrites: bool,
-    /// Its sources are `first..` up to the next one's.
+    /// Its sources are `first..end` of all.
     first: u32,
+    end: u32,
 }
 
 /// A tensor that is read.
@@ -48,6 +49,8 @@ pub(crate) struct Flow {
     pub(crate) leaves: Vec<(TensorId, Kind)>,
     /// In execution order.
     pub(crate) takeovers: Vec<Takeover>,
+    /// The storages that nodes write into that did not make them, with those nodes; sorted.
+    pub(crate) writers: Vec<(TensorId, NodeId)>,
     makers: Vec<Maker>,
     sources: Vec<Source>,
 }
@@ -73,23 +76,28 @@ impl Flow {
         self.makers.clear();
         self.sources.clear();
         self.takeovers.clear();
-        let Flow { storage, kind, makers, sources, takeovers, .. } = self;
+        self.writers.clear();
+        let Flow { storage, kind, makers, sources, .. } = self;
         for (node, n) in graph.node_ids().zip(graph.nodes()) {
             if n.op().is_view() {
                 continue;
             }
             let (result, inputs) = (n.output(), graph.inputs(node));
-            let target = storage[result.index()];
             let first = sources.len() as u32;
-            makers.push(Maker { node, storage: target, overwrites: target != result, first });
             sources.extend(inputs.iter().map(|&tensor| {
                 let storage = storage[tensor.index()];
                 Source { tensor, storage, kind: kind[storage.index()] }
             }));
+            let (storage, end) = (storage[result.index()], sources.len() as u32);
+            makers.push(Maker { node, storage, overwrites: storage != result, first, end });
+            if storage != result {
+                self.writers.push((storage, node));
+            }
             for input in n.in_place_inputs().filter_map(|input| inputs.get(input)) {
-                takeovers.push(Takeover { node, result, input: *input });
+                self.takeovers.push(Takeover { node, result, input: *input });
             }
         }
+        self.writers.sort_unstable();
     }
 
     /// All that computes, in execution order.
@@ -99,13 +107,23 @@ impl Flow {
 
     /// What the maker at a place reads.
     pub(crate) fn sources(&self, place: usize) -> &[Source] {
-        let end = self.makers.get(place + 1).map_or(self.sources.len(), |next| next.first as usize);
-        &self.sources[self.makers[place].first as usize..end]
+        self.sources_of(&self.makers[place])
+    }
+
+    fn sources_of(&self, maker: &Maker) -> &[Source] {
+        &self.sources[maker.first as usize..maker.end as usize]
+    }
+
+    /// The nodes that write into a storage that they did not make.
+    pub(crate) fn writers_of(&self, storage: TensorId) -> impl Iterator<Item = NodeId> + '_ {
+        let first = self.writers.partition_point(|(written, _)| *written < storage);
+        let from_there = self.writers.iter().skip(first);
+        from_there.take_while(move |(written, _)| *written == storage).map(|(_, node)| *node)
     }
 
     /// Each maker with what it reads.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (Maker, &[Source])> {
-        self.makers.iter().enumerate().map(|(place, maker)| (*maker, self.sources(place)))
+        self.makers.iter().map(|maker| (*maker, self.sources_of(maker)))
     }
 
     /// The states, in the order they were declared.

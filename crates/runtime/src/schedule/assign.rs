@@ -88,40 +88,36 @@ pub(crate) fn assign(
     fixed: &Fixed,
     lending: Option<(Lending, u16)>,
 ) -> Result<Homes, RuntimeError> {
-    let count = graph.tensors().len();
-    let mut writers: Vec<(TensorId, NodeId)> = Vec::new();
-    let mut written = vec![false; count];
-    for maker in flow.makers().iter().filter(|maker| maker.overwrites) {
-        writers.push((maker.storage, maker.node));
-        written[maker.storage.index()] = true;
-    }
-    writers.sort_unstable();
-    let states: Vec<TensorId> = flow.states().collect();
+    let count = flow.storage.len();
     let mut assigner = Assigner {
         graph,
         flow,
         backends,
-        writers,
-        written,
-        homeless: flow.makers().iter().filter(|maker| !maker.overwrites).count() + states.len(),
-        states,
+        written: vec![false; count],
         homes: Homes {
             home: vec![NO_BACKEND; count],
             reason: vec![Reason::WhereRead; count],
             ..Homes::default()
         },
+        left: Vec::new(),
+        states_left: Vec::new(),
         pulls: vec![Pull::default(); backends.len()],
     };
+    for (storage, _) in &flow.writers {
+        assigner.written[storage.index()] = true;
+    }
     assigner.fix(fixed)?;
-    if !fixed.is_empty() {
+    if fixed.is_empty() {
+        assigner.left.extend(0..flow.makers().len() as u32);
+    } else {
         if let Some(lending) = lending {
-            assigner.lend(lending);
+            assigner.lend(lending, fixed);
         }
         assigner.beside_leaves();
         // Each round reaches what hangs on the other end of what the round before reached.
         for _ in 0..ROUNDS {
             assigner.follow_sources();
-            if assigner.follow_consumers() == 0 {
+            if !assigner.follow_consumers() {
                 break;
             }
         }
@@ -137,14 +133,13 @@ struct Assigner<'a> {
     graph: &'a Graph,
     flow: &'a Flow,
     backends: &'a [Arc<dyn Backend>],
-    /// The nodes that write into an existing storage, sorted by storage.
-    writers: Vec<(TensorId, NodeId)>,
-    /// For each tensor whether it has such writers.
+    /// For each tensor whether nodes write into it that did not make it.
     written: Vec<bool>,
-    states: Vec<TensorId>,
     homes: Homes,
-    /// How many computed storages and states have no home yet.
-    homeless: usize,
+    /// The makers whose storages have no home yet, by place.
+    left: Vec<u32>,
+    /// The states that have none.
+    states_left: Vec<TensorId>,
     /// Scratch: what draws a node to each backend.
     pulls: Vec<Pull>,
 }
@@ -157,16 +152,15 @@ struct Pull {
     /// One past the last node that made one of them.
     latest: usize,
     /// Bytes and number of the largest.
-    largest: (usize, usize),
+    largest: (u64, usize),
 }
 
 impl Assigner<'_> {
     fn fix(&mut self, fixed: &Fixed) -> Result<(), RuntimeError> {
         for (storage, backend) in fixed {
             self.set(*storage, *backend, Reason::Pinned);
-            let kind = self.graph[*storage].kind();
-            self.homeless -= usize::from(matches!(kind, Kind::Computed(_) | Kind::State));
         }
+        self.states_left = self.flow.states().filter(|state| !self.has_home(*state)).collect();
         for (storage, backend) in fixed.iter().filter(|(storage, backend)| !self.computes(*storage, *backend))
         {
             if let Some(refusal) = self.refusal(*storage, *backend) {
@@ -180,12 +174,13 @@ impl Assigner<'_> {
     /// results with a home.
     fn beside_leaves(&mut self) {
         let flow = self.flow;
-        for (maker, sources) in flow.iter() {
-            if self.homes.home[maker.storage.index()] == NO_BACKEND {
-                let placed = |source: &Source| !matches!(source.kind, Kind::Computed(_));
-                if !self.draw(maker.storage, sources, placed, |tensor| Reason::HoldsSource { tensor }) {
-                    self.draw(maker.storage, sources, |_| true, |tensor| Reason::FollowsSource { tensor });
-                }
+        let placed = |source: &Source| !matches!(source.kind, Kind::Computed(_));
+        for (place, (maker, sources)) in (0..).zip(flow.iter()) {
+            if !self.has_home(maker.storage)
+                && !self.draw(maker.storage, sources, placed, |tensor| Reason::HoldsSource { tensor })
+                && !self.follow(maker.storage, sources)
+            {
+                self.left.push(place);
             }
         }
     }
@@ -193,14 +188,17 @@ impl Assigner<'_> {
     /// Going forward: storages that read anything with a home.
     fn follow_sources(&mut self) {
         let flow = self.flow;
-        if self.homeless == 0 {
-            return;
-        }
-        for (maker, sources) in flow.iter() {
-            if self.homes.home[maker.storage.index()] == NO_BACKEND {
-                self.draw(maker.storage, sources, |_| true, |tensor| Reason::FollowsSource { tensor });
-            }
-        }
+        let mut left = std::mem::take(&mut self.left);
+        left.retain(|place| {
+            let storage = flow.makers()[*place as usize].storage;
+            !self.has_home(storage) && !self.follow(storage, flow.sources(*place as usize))
+        });
+        self.left = left;
+    }
+
+    /// Gives a storage the home of its sources. Whether it has one now.
+    fn follow(&mut self, storage: TensorId, sources: &[Source]) -> bool {
+        self.draw(storage, sources, |_| true, |tensor| Reason::FollowsSource { tensor })
     }
 
     /// Gives a storage the home of those of its sources that count, by bytes; the next best where a backend refuses.
@@ -217,9 +215,9 @@ impl Assigner<'_> {
         for source in sources {
             let home = usize::from(self.homes.home[source.storage.index()]);
             if home < self.backends.len() && counts(source) && !self.homes.lent.contains(&source.storage) {
-                let bytes = self.graph[source.tensor].bytes();
+                let bytes = self.flow.bytes[source.tensor.index()];
                 let pull = &mut self.pulls[home];
-                pull.bytes += bytes as u64 + 1;
+                pull.bytes += bytes + 1;
                 pull.latest = pull.latest.max(source.made());
                 pull.largest = pull.largest.max((bytes, source.tensor.index()));
                 only = if !drawn || only == home { home } else { usize::MAX };
@@ -232,7 +230,7 @@ impl Assigner<'_> {
         if let Some(pull) = self.pulls.get_mut(only) {
             let pull = std::mem::take(pull);
             if self.computes(storage, only as u16) {
-                self.settle_in(storage, only as u16, reason(pull.largest.1));
+                self.set(storage, only as u16, reason(pull.largest.1));
                 return true;
             }
             self.homes.refused.entry(storage).or_insert(only as u16);
@@ -244,9 +242,9 @@ impl Assigner<'_> {
             && pull.bytes > 0
         {
             self.pulls[home] = Pull::default();
-            if self.homes.home[storage.index()] == NO_BACKEND {
+            if !self.has_home(storage) {
                 if self.computes(storage, home as u16) {
-                    self.settle_in(storage, home as u16, reason(pull.largest.1));
+                    self.set(storage, home as u16, reason(pull.largest.1));
                 } else {
                     first.get_or_insert(home as u16);
                 }
@@ -255,20 +253,21 @@ impl Assigner<'_> {
         if let Some(refused) = first {
             self.homes.refused.entry(storage).or_insert(refused);
         }
-        self.homes.home[storage.index()] != NO_BACKEND
+        self.has_home(storage)
     }
 
     /// Going backward: storages whose readers have a home. The earliest reader decides.
-    /// Returns how many were given a home.
-    fn follow_consumers(&mut self) -> usize {
-        let (graph, flow, before) = (self.graph, self.flow, self.homeless);
-        if before == 0 {
-            return 0;
+    /// Whether results were given one.
+    fn follow_consumers(&mut self) -> bool {
+        let flow = self.flow;
+        if self.left.is_empty() && self.states_left.is_empty() {
+            return false;
         }
-        let mut reader: Vec<(u16, u32)> = vec![(NO_BACKEND, 0); graph.tensors().len()];
+        let mut found = false;
+        let mut reader: Vec<(u16, u32)> = vec![(NO_BACKEND, 0); flow.storage.len()];
         for (maker, sources) in flow.iter().rev() {
             let storage = maker.storage;
-            if self.homes.home[storage.index()] == NO_BACKEND {
+            if !self.has_home(storage) {
                 let (home, consumer) = reader[storage.index()];
                 if home == NO_BACKEND {
                     continue;
@@ -277,7 +276,8 @@ impl Assigner<'_> {
                     self.homes.refused.entry(storage).or_insert(home);
                     continue;
                 }
-                self.settle_in(storage, home, Reason::FollowsConsumer { node: consumer as usize });
+                self.set(storage, home, Reason::FollowsConsumer { node: consumer as usize });
+                found = true;
             }
             let home = self.homes.home[storage.index()];
             for source in sources {
@@ -285,26 +285,28 @@ impl Assigner<'_> {
             }
         }
         // A state that is only read has no node of its own above.
-        let found = before - self.homeless;
-        for index in 0..self.states.len() {
-            let state = self.states[index];
+        for state in std::mem::take(&mut self.states_left) {
             let (home, consumer) = reader[state.index()];
-            if home != NO_BACKEND
-                && self.homes.home[state.index()] == NO_BACKEND
-                && self.computes(state, home)
-            {
-                self.settle_in(state, home, Reason::FollowsConsumer { node: consumer as usize });
+            if self.has_home(state) {
+                continue;
+            }
+            if home != NO_BACKEND && self.computes(state, home) {
+                self.set(state, home, Reason::FollowsConsumer { node: consumer as usize });
+            } else {
+                self.states_left.push(state);
             }
         }
         found
     }
 
-    fn lend(&mut self, (lending, device): (Lending, u16)) {
-        let mut homes = std::mem::take(&mut self.homes);
-        let computes = |storage| self.refusal(storage, device).is_none();
+    fn lend(&mut self, (lending, device): (Lending, u16), fixed: &Fixed) {
         let on_host: Vec<bool> = self.backends.iter().map(|backend| backend.memory().host).collect();
-        self.homeless -= lend(self.graph, self.flow, &on_host, &mut homes, (lending, device), computes);
-        self.homes = homes;
+        if fixed.iter().any(|(_, backend)| on_host[usize::from(*backend)]) {
+            let mut homes = std::mem::take(&mut self.homes);
+            let computes = |storage| self.refusal(storage, device).is_none();
+            lend(self.graph, self.flow, &on_host, &mut homes, (lending, device), computes);
+            self.homes = homes;
+        }
     }
 
     fn settle(&mut self) {
@@ -316,26 +318,24 @@ impl Assigner<'_> {
 
     fn the_rest(&mut self) -> Result<(), RuntimeError> {
         let flow = self.flow;
-        if self.homeless > 0 {
-            for maker in flow.makers() {
-                self.prefer(maker.storage)?;
-            }
-            for index in 0..self.states.len() {
-                self.prefer(self.states[index])?;
-            }
+        for place in std::mem::take(&mut self.left) {
+            self.prefer(flow.makers()[place as usize].storage)?;
+        }
+        for state in std::mem::take(&mut self.states_left) {
+            self.prefer(state)?;
         }
         Ok(())
     }
 
     fn prefer(&mut self, storage: TensorId) -> Result<(), RuntimeError> {
-        if self.homes.home[storage.index()] != NO_BACKEND {
+        if self.has_home(storage) {
             return Ok(());
         }
         let mut refusals = Vec::new();
         for home in 0..self.backends.len() {
             match self.refusal(storage, home as u16) {
                 None => {
-                    self.settle_in(storage, home as u16, Reason::Preferred);
+                    self.set(storage, home as u16, Reason::Preferred);
                     if home > 0 {
                         self.homes.refused.entry(storage).or_insert(0);
                     }
@@ -347,10 +347,8 @@ impl Assigner<'_> {
         Err(self.unsupported(storage, refusals))
     }
 
-    /// Gives a storage its first home.
-    fn settle_in(&mut self, storage: TensorId, home: u16, reason: Reason) {
-        self.set(storage, home, reason);
-        self.homeless -= 1;
+    fn has_home(&self, storage: TensorId) -> bool {
+        self.homes.home[storage.index()] != NO_BACKEND
     }
 
     fn set(&mut self, storage: TensorId, home: u16, reason: Reason) {
@@ -362,7 +360,7 @@ impl Assigner<'_> {
     fn computes(&self, storage: TensorId, backend: u16) -> bool {
         let device = &self.backends[usize::from(backend)];
         let takes = |node: NodeId| device.supports(self.graph, node).is_ok();
-        match self.graph[storage].kind() {
+        match self.flow.kind[storage.index()] {
             Kind::Computed(node) if !takes(node) => false,
             _ => !self.written[storage.index()] || self.refusal(storage, backend).is_none(),
         }
@@ -374,10 +372,8 @@ impl Assigner<'_> {
             let refusal = self.backends[usize::from(backend)].supports(self.graph, node).err()?;
             Some((node, backend, refusal.to_string()))
         };
-        let first = self.writers.partition_point(|(written, _)| *written < storage);
-        let writers = self.writers.iter().skip(first).take_while(|(written, _)| *written == storage);
         let made = self.graph[storage].node().and_then(ask);
-        made.or_else(|| writers.map(|(_, node)| *node).find_map(ask))
+        made.or_else(|| self.flow.writers_of(storage).find_map(ask))
     }
 
     fn unsupported(&self, storage: TensorId, refusals: Vec<(NodeId, u16, String)>) -> RuntimeError {

@@ -42,7 +42,7 @@ struct Wish {
 }
 
 /// Moves what is worth it to a device, and marks the weights that are lent. `on_host` says of each backend whether its
-/// memory is the host's, `computes` whether the device computes a storage. Returns how many storages were moved.
+/// memory is the host's, `computes` whether the device computes a storage.
 pub(crate) fn lend(
     graph: &Graph,
     flow: &Flow,
@@ -50,27 +50,31 @@ pub(crate) fn lend(
     homes: &mut Homes,
     (lending, device): (Lending, u16),
     computes: impl Fn(TensorId) -> bool,
-) -> usize {
+) {
     let with_host = |tensor: TensorId| {
-        let home = homes.home[graph[tensor].storage().index()];
+        let home = homes.home[flow.storage[tensor.index()].index()];
         home != NO_BACKEND && on_host[usize::from(home)]
     };
     let mut wishes: Vec<Wish> = Vec::new();
-    for maker in flow.makers() {
+    for (maker, sources) in flow.iter() {
+        if homes.home[maker.storage.index()] != NO_BACKEND
+            || !sources.iter().any(|source| with_host(source.storage))
+        {
+            continue;
+        }
         let Some((operations, fetched)) = work(graph, maker.node) else { continue };
-        let bytes: u64 = fetched.iter().map(|id| graph[*id].bytes() as u64).sum();
+        let bytes: u64 = fetched.iter().map(|id| flow.bytes[id.index()]).sum();
         // A product's weight stands there twice.
         let bytes = if fetched[0] == fetched[1] { bytes / 2 } else { bytes };
         if fetched.iter().all(|id| with_host(*id))
             && operations >= bytes.saturating_mul(lending.operations_per_byte)
-            && homes.home[maker.storage.index()] == NO_BACKEND
         {
             wishes.push(Wish { storage: maker.storage, fetched, operations });
         }
     }
     let operations = wishes.iter().fold(0u64, |sum, wish| sum.saturating_add(wish.operations));
     if wishes.is_empty() || operations < lending.least_operations {
-        return 0;
+        return;
     }
     // Which weights are read through views; and which are small beside everything that is computed with them.
     let (mut viewed, mut small) = (vec![false; graph.tensors().len()], vec![true; graph.tensors().len()]);
@@ -91,7 +95,7 @@ pub(crate) fn lend(
     let state = |tensor: TensorId| graph[graph[tensor].storage()].kind() == Kind::State;
     wishes.retain(|wish| wish.fetched.iter().all(|id| lendable(*id) || state(*id)) && computes(wish.storage));
     if wishes.is_empty() {
-        return 0;
+        return;
     }
     let mut lent: Vec<TensorId> =
         graph.of_kind(Kind::Weight).filter(|weight| small[weight.index()] && lendable(*weight)).collect();
@@ -101,7 +105,6 @@ pub(crate) fn lend(
         homes.reason[wish.storage.index()] = Reason::Borrows { tensor: wish.fetched[0].index() };
     }
     homes.lent.extend(lent);
-    wishes.len()
 }
 
 /// About how many operations a node takes, and the two sources that would have to be brought for it (twice the same

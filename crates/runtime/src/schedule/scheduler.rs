@@ -238,6 +238,7 @@ impl Scheduler {
         }
         let mut fixed = self.pinned(graph)?;
         let pins: FxHashMap<TensorId, u16> = fixed.iter().copied().collect();
+        fixed.reserve(flow.leaves.len());
         for &(id, kind) in &flow.leaves {
             let is_state = kind == Kind::State;
             if self.rule.is_none() && !is_state {

@@ -27,7 +27,7 @@ pub(crate) fn settle(
     written: impl Fn(TensorId) -> bool,
     computes: impl Fn(TensorId, u16) -> bool,
 ) {
-    let mut readers = vec![Readers::Nobody; graph.tensors().len()];
+    let mut readers = vec![Readers::Nobody; flow.storage.len()];
     let mut read_remotely: FxHashSet<(TensorId, u16)> = FxHashSet::default();
     for (_, output) in graph.outputs() {
         readers[graph[*output].storage().index()] = Readers::Several;
@@ -47,8 +47,9 @@ pub(crate) fn settle(
                     && homes.home[source.storage.index()] != there
                     && !read_remotely.contains(&(source.storage, there))
             };
-            let then: usize = sources.iter().filter(brought).map(|source| graph[source.tensor].bytes()).sum();
-            if then < graph[storage].bytes() && computes(storage, there) {
+            let bytes = |tensor: TensorId| flow.bytes[tensor.index()];
+            let then: u64 = sources.iter().filter(brought).map(|source| bytes(source.tensor)).sum();
+            if then < bytes(storage) && computes(storage, there) {
                 homes.home[storage.index()] = there;
                 homes.reason[storage.index()] = Reason::SavesCopy { node: reader as usize };
             }

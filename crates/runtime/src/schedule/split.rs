@@ -122,8 +122,8 @@ struct Splitter<'a> {
     out: Splits,
     /// For each storage one past the split that wrote it last.
     written_by: Vec<u32>,
-    /// Splits that somebody waits for take no more nodes.
-    closed: Vec<bool>,
+    /// For each lane its last split, if it still takes nodes: nobody waits for it yet.
+    open: Vec<Option<u32>>,
     /// For each storage with copies of its current version: those.
     current: FxHashMap<TensorId, Vec<Current>>,
     /// For each leaf the backend that read it last, and for those that several read, all of them.
@@ -139,12 +139,13 @@ pub(crate) fn split(graph: &Graph, flow: &Flow, homes: &Homes, backends: usize) 
         out: Splits {
             lanes: vec![Vec::new(); backends],
             split_of_node: vec![u32::MAX; graph.nodes().len()],
+            leaves: Vec::with_capacity(flow.leaves.len()),
             ..Splits::default()
         },
-        written_by: vec![0; graph.tensors().len()],
-        closed: Vec::new(),
+        written_by: vec![0; flow.storage.len()],
+        open: vec![None; backends],
         current: FxHashMap::default(),
-        leaf_reader: vec![NO_BACKEND; graph.tensors().len()],
+        leaf_reader: vec![NO_BACKEND; flow.storage.len()],
         shared_leaves: FxHashSet::default(),
         viewed: FxHashSet::default(),
     };
@@ -152,7 +153,7 @@ pub(crate) fn split(graph: &Graph, flow: &Flow, homes: &Homes, backends: usize) 
         splitter.node(maker, sources);
     }
     splitter.leaf_outputs();
-    splitter.finish()
+    splitter.finish(flow)
 }
 
 impl Splitter<'_> {
@@ -160,28 +161,33 @@ impl Splitter<'_> {
         let Maker { node, storage, overwrites, .. } = maker;
         let lane = self.homes.home[storage.index()];
 
+        let mut travels = false;
+        for source in sources {
+            let away = self.remote(source, lane).is_some();
+            travels |= away;
+            if !away && !source.moves() {
+                self.leaf(source.storage, source.tensor != source.storage, lane);
+            }
+        }
         // Copies made from what this node is about to overwrite.
         let outstanding =
             if overwrites { self.current.remove(&storage).unwrap_or_default() } else { Vec::new() };
-        let joins = self.open_split(lane).filter(|open| {
-            outstanding.is_empty() && sources.iter().all(|source| self.is_known(source, lane, *open))
+        let joins = self.open[usize::from(lane)].map(|open| open as usize).filter(|open| {
+            outstanding.is_empty()
+                && (!travels || sources.iter().all(|source| self.is_known(source, lane, *open)))
         });
         let split = joins.unwrap_or_else(|| self.start(sources, lane));
         for waited in outstanding {
             self.out.splits[split].after_copies.push(waited.copy as usize);
         }
-        for source in sources {
-            self.read(source, lane, split, node);
+        if travels {
+            for source in sources {
+                self.fetch(source, lane, split, node);
+            }
         }
         self.out.split_of_node[node.index()] = split as u32;
         self.out.splits[split].node_count += 1;
         self.written_by[storage.index()] = split as u32 + 1;
-    }
-
-    /// The last split of a lane, if it still takes nodes.
-    fn open_split(&self, lane: u16) -> Option<usize> {
-        let last = *self.out.lanes[usize::from(lane)].last()? as usize;
-        (!self.closed[last]).then_some(last)
     }
 
     /// Where a tensor is that is elsewhere.
@@ -241,32 +247,25 @@ impl Splitter<'_> {
             after_copies: Vec::new(),
         });
         self.out.lanes[usize::from(lane)].push(split as u32);
-        self.closed.push(false);
+        self.open[usize::from(lane)] = Some(split as u32);
         split
     }
 
-    fn read(&mut self, source: &Source, lane: u16, split: usize, node: NodeId) {
+    /// Sees to it that a tensor that is elsewhere is brought here.
+    fn fetch(&mut self, source: &Source, lane: u16, split: usize, node: NodeId) {
+        let Some(home) = self.remote(source, lane) else { return };
         let Source { tensor, storage, kind } = *source;
-        match kind {
-            Kind::Weight | Kind::Constant | Kind::Input if self.remote(source, lane).is_none() => {
-                self.leaf(storage, tensor != storage, lane);
-            }
-            kind => {
-                let Some(home) = self.remote(source, lane) else { return };
-                if kind == Kind::Weight {
-                    // A weight that is lent stays at home all the same.
-                    self.leaf(storage, tensor != storage, home);
-                }
-                let copy = match self.find_copy(tensor, lane) {
-                    Some(copy) => copy,
-                    None => self.copy(tensor, home, lane, split),
-                };
-                let last = &mut self.out.copies[copy as usize].last_node;
-                *last = node.index();
-                if self.out.copy_of.insert((tensor.index() as u32, lane), copy) != Some(copy) {
-                    self.out.remote_reads.push((tensor, copy));
-                }
-            }
+        if kind == Kind::Weight {
+            // A weight that is lent stays at home all the same.
+            self.leaf(storage, tensor != storage, home);
+        }
+        let copy = match self.find_copy(tensor, lane) {
+            Some(copy) => copy,
+            None => self.copy(tensor, home, lane, split),
+        };
+        self.out.copies[copy as usize].last_node = node.index();
+        if self.out.copy_of.insert((tensor.index() as u32, lane), copy) != Some(copy) {
+            self.out.remote_reads.push((tensor, copy));
         }
     }
 
@@ -274,8 +273,9 @@ impl Splitter<'_> {
         let t = &self.graph[tensor];
         let copy = self.out.copies.len();
         let source = self.written_by[t.storage().index()].checked_sub(1).map(|s| s as usize);
-        if let Some(source) = source {
-            self.closed[source] = true;
+        let open = &mut self.open[usize::from(home)];
+        if open.is_some_and(|open| Some(open as usize) == source) {
+            *open = None;
         }
         let place = &self.out.lanes[usize::from(lane)];
         let after = place.len().checked_sub(3).map(|before| place[before] as usize);
@@ -330,7 +330,7 @@ impl Splitter<'_> {
     }
 
     /// Lays the nodes of each split side by side.
-    fn finish(mut self) -> Splits {
+    fn finish(mut self, flow: &Flow) -> Splits {
         let mut first = 0;
         for split in &mut self.out.splits {
             split.first_node = first;
@@ -338,14 +338,15 @@ impl Splitter<'_> {
             split.node_count = 0;
         }
         self.out.nodes = vec![NodeId::from_index(0); first];
-        for (index, split) in self.out.split_of_node.iter().enumerate() {
-            if let Some(split) = self.out.splits.get_mut(*split as usize) {
-                self.out.nodes[split.first_node + split.node_count] = NodeId::from_index(index);
-                split.node_count += 1;
-            }
+        for Maker { node, .. } in flow.makers() {
+            let split = &mut self.out.splits[self.out.split_of_node[node.index()] as usize];
+            self.out.nodes[split.first_node + split.node_count] = *node;
+            split.node_count += 1;
         }
-        for leaf in &mut self.out.leaves {
-            leaf.viewed = self.viewed.contains(&(leaf.tensor as u32));
+        if !self.viewed.is_empty() {
+            for leaf in &mut self.out.leaves {
+                leaf.viewed = self.viewed.contains(&(leaf.tensor as u32));
+            }
         }
         self.out
     }
