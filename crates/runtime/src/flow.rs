@@ -3,7 +3,7 @@
 //! Views compute nothing and have no maker; as sources they stand with the storage that they look at.
 #![expect(clippy::indexing_slicing, reason = "ids are the graph's own, and arrays are sized for its tensors")]
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, Kind, NodeId, Op, TensorId};
 
 /// Something that computes.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,8 @@ pub(crate) struct Maker {
     pub(crate) storage: TensorId,
     /// Whether the storage was there before, and is not its own.
     pub(crate) overwrites: bool,
+    /// Whether it is a product or an attention: of such kind is nearly all of a model's work.
+    pub(crate) heavy: bool,
     /// Its sources are `first..end` of all.
     first: u32,
     end: u32,
@@ -45,6 +47,8 @@ pub(crate) struct Flow {
     pub(crate) kind: Vec<Kind>,
     /// For each tensor its bytes.
     pub(crate) bytes: Vec<u64>,
+    /// The tensors that lie in the storage of another: views, and results that were written into it.
+    pub(crate) lodgers: Vec<TensorId>,
     /// The tensors that no node computes, and what they are.
     pub(crate) leaves: Vec<(TensorId, Kind)>,
     /// In execution order.
@@ -60,6 +64,7 @@ impl Flow {
     pub(crate) fn read(&mut self, graph: &Graph) {
         let tensors = graph.tensors();
         self.leaves.clear();
+        self.lodgers.clear();
         // All that these hold from before is overwritten.
         self.storage.resize(tensors.len(), TensorId::from_index(0));
         self.kind.resize(tensors.len(), Kind::Input);
@@ -71,6 +76,8 @@ impl Flow {
             *bytes = tensor.bytes() as u64;
             if !matches!(*kind, Kind::Computed(_)) {
                 self.leaves.push((id, *kind));
+            } else if *storage != id {
+                self.lodgers.push(id);
             }
         }
         self.makers.clear();
@@ -89,7 +96,8 @@ impl Flow {
                 Source { tensor, storage, kind: kind[storage.index()] }
             }));
             let (storage, end) = (storage[result.index()], sources.len() as u32);
-            makers.push(Maker { node, storage, overwrites: storage != result, first, end });
+            let heavy = matches!(n.op(), Op::MulMat | Op::MulMatId | Op::Attention(_));
+            makers.push(Maker { node, storage, overwrites: storage != result, heavy, first, end });
             if storage != result {
                 self.writers.push((storage, node));
             }

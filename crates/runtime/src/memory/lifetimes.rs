@@ -9,7 +9,7 @@
     reason = "arrays are sized by the graph's tensors, whose ids index them; ids from the caller are checked first"
 )]
 
-use quadriga_graph::{Graph, Kind, NodeId};
+use quadriga_graph::{Graph, Kind, NodeId, TensorId};
 use std::fmt;
 
 use super::MemoryError;
@@ -100,6 +100,8 @@ impl LastUse {
 pub(crate) struct Uses {
     /// For each tensor that owns a storage, the last of its uses.
     pub(crate) last: Vec<LastUse>,
+    /// The results that took over the storage of an input.
+    pub(crate) taken: Vec<TensorId>,
     /// For each tensor whether it has a hold; empty where there are none.
     held: Vec<bool>,
     /// One past the last step of all.
@@ -222,7 +224,7 @@ fn check_order(request: &Request<'_>, node: usize, step: u32, input: usize) -> R
         Some(source_step) if source_step > step => Err(MemoryError::Order {
             reader: graph.node_name(NodeId::from_index(node)),
             step,
-            source_name: graph.name(quadriga_graph::TensorId::from_index(input)),
+            source_name: graph.name(TensorId::from_index(input)),
             source_step,
         }),
         _ => Ok(()),

@@ -102,45 +102,44 @@ impl Planner {
     /// Fills in lifetimes, sizes and figures, and the items of each backend's packing problem.
     fn gather(&mut self, request: &Request<'_>, flow: &Flow, plan: &mut MemoryPlan) {
         let Planner { uses, problems, .. } = self;
-        // A storage is as large as the largest of those that follow each other in it.
         plan.bytes.resize(flow.storage.len(), 0);
-        for (index, (storage, tensor)) in flow.storage.iter().zip(request.graph.tensors()).enumerate() {
-            if storage.index() == index && uses.last[index].end > 0 {
-                let memory = &request.memories[usize::from(request.backend(index))];
-                let bytes = if memory.pads() { memory.storage_bytes(tensor) } else { flow.bytes[index] };
-                let root = plan.sharing.roots[index].index();
-                plan.bytes[root] = plan.bytes[root].max(bytes);
-            }
-        }
         plan.lifetimes.resize(flow.storage.len(), Lifetime::NEVER);
-        for (index, root) in plan.sharing.roots.iter().enumerate() {
-            if root.index() != index {
+        // A storage is as large as the largest of those that follow each other in it, which is known when they have been
+        // seen: from the last to the root.
+        for (index, tensor) in request.graph.tensors().iter().enumerate().rev() {
+            if flow.storage[index].index() != index || uses.last[index].end == 0 {
                 continue;
             }
-            let (kind, backend) = (flow.kind[index], usize::from(request.backend(index)));
+            let backend = usize::from(request.backend(index));
+            let memory = &request.memories[backend];
+            let bytes = if memory.pads() { memory.storage_bytes(tensor) } else { flow.bytes[index] };
+            let root = plan.sharing.roots[index].index();
+            let bytes = bytes.max(plan.bytes[root]);
             let figures = &mut plan.backends[backend];
-            if plan.sharing.placed[index] {
-                let bytes = std::mem::take(&mut plan.bytes[index]);
-                let figure = match kind {
-                    Kind::Weight => &mut figures.weights,
-                    Kind::Constant => &mut figures.constants,
-                    Kind::State => &mut figures.state,
-                    Kind::Input | Kind::Computed(_) => continue,
-                };
-                *figure = figure.saturating_add(bytes);
-                continue;
-            }
-            let life = uses.lifetime(request, kind, index);
-            if life.is_empty() {
-                continue;
-            }
-            plan.lifetimes[index] = life;
-            let bytes = plan.bytes[index];
-            let figure = if kind == Kind::Input { &mut figures.inputs } else { &mut figures.results };
+            let figure = match flow.kind[index] {
+                _ if root != index => {
+                    plan.bytes[root] = bytes;
+                    continue;
+                }
+                Kind::Weight => &mut figures.weights,
+                Kind::Constant => &mut figures.constants,
+                Kind::State => &mut figures.state,
+                _ if plan.sharing.placed[index] => continue,
+                kind => {
+                    let life = uses.lifetime(request, kind, index);
+                    plan.lifetimes[index] = life;
+                    plan.bytes[index] = bytes;
+                    let (problem, owners) = &mut problems[backend];
+                    problem.items.push(Item { size: bytes, start: life.start, end: life.end });
+                    owners.push(index as u32);
+                    if kind == Kind::Input { &mut figures.inputs } else { &mut figures.results }
+                }
+            };
             *figure = figure.saturating_add(bytes);
-            let (problem, owners) = &mut problems[backend];
-            problem.items.push(Item { size: bytes, start: life.start, end: life.end });
-            owners.push(index as u32);
+        }
+        for (problem, owners) in &mut *problems {
+            problem.items.reverse();
+            owners.reverse();
         }
         for extra in request.extras {
             let Lifetime { start, end } = extra.lifetime;
@@ -159,7 +158,10 @@ impl Planner {
         flow: &Flow,
         plan: &mut MemoryPlan,
     ) -> Result<(), MemoryError> {
-        plan.spots.resize(flow.storage.len(), Spot::Unused);
+        plan.spots.extend(plan.sharing.placed.iter().enumerate().map(|(index, placed)| match placed {
+            true => Spot::Placed { backend: request.backend(index) },
+            false => Spot::Unused,
+        }));
         plan.extra_spots.resize(request.extras.len(), Spot::Unused);
         for (number, (problem, owners)) in self.problems.iter().enumerate() {
             if problem.items.is_empty() {
@@ -194,19 +196,15 @@ impl Planner {
                 backend.chunks.push(problem.alignment);
             }
         }
-        // A root stands before all that share its storage, so it has its spot when they ask for it.
-        for (index, root) in plan.sharing.roots.iter().enumerate() {
-            if plan.sharing.placed[root.index()] {
-                plan.spots[index] = Spot::Placed { backend: request.backend(root.index()) };
-            } else if root.index() != index {
-                let mut spot = plan.spots[root.index()];
-                if let Spot::Arena { offset, .. } = &mut spot
-                    && flow.storage[index].index() != index
-                {
-                    *offset += request.graph.tensors()[index].offset() as u64;
-                }
-                plan.spots[index] = spot;
+        for tensor in &self.uses.taken {
+            plan.spots[tensor.index()] = plan.spots[plan.sharing.roots[tensor.index()].index()];
+        }
+        for lodger in &flow.lodgers {
+            let mut spot = plan.spots[flow.storage[lodger.index()].index()];
+            if let Spot::Arena { offset, .. } = &mut spot {
+                *offset += request.graph[*lodger].offset() as u64;
             }
+            plan.spots[lodger.index()] = spot;
         }
         Ok(())
     }
@@ -235,7 +233,11 @@ fn validate(request: &Request<'_>) -> Result<(), MemoryError> {
         return Err(MemoryError::Length { what: "memories", expected: 1, found: 0 });
     }
     let known = |backend: u16| usize::from(backend) < count;
-    if let Some(index) = request.backends.iter().position(|backend| !known(*backend)) {
+    // One after the other only where one is wrong.
+    let highest = request.backends.iter().max();
+    if !highest.is_none_or(|backend| known(*backend))
+        && let Some(index) = request.backends.iter().position(|backend| !known(*backend))
+    {
         let what = graph.name(quadriga_graph::TensorId::from_index(index));
         return Err(MemoryError::UnknownBackend { what, backend: request.backends[index], count });
     }

@@ -80,6 +80,7 @@ impl Sharing {
             self.placed[flow.storage[tensor.index()].index()] = true;
         }
 
+        uses.taken.clear();
         for Takeover { node, result, input } in &flow.takeovers {
             let root = self.roots[flow.storage[input.index()].index()];
             let last = uses.last[root.index()];
@@ -96,11 +97,12 @@ impl Sharing {
                 continue;
             }
             self.roots[result.index()] = root;
+            uses.taken.push(*result);
             uses.last[root.index()] = uses.last[result.index()];
         }
         // Views and written results follow the storage they lie in.
-        for (tensor, storage) in flow.storage.iter().enumerate() {
-            self.roots[tensor] = self.roots[storage.index()];
+        for lodger in &flow.lodgers {
+            self.roots[lodger.index()] = self.roots[flow.storage[lodger.index()].index()];
         }
     }
 }

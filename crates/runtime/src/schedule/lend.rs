@@ -56,19 +56,17 @@ pub(crate) fn lend(
         home != NO_BACKEND && on_host[usize::from(home)]
     };
     let mut wishes: Vec<Wish> = Vec::new();
-    for (maker, sources) in flow.iter() {
-        if homes.home[maker.storage.index()] != NO_BACKEND
-            || !sources.iter().any(|source| with_host(source.storage))
-        {
+    let homeless = |storage: TensorId| homes.home[storage.index()] == NO_BACKEND;
+    for maker in flow.makers().iter().filter(|maker| maker.heavy && homeless(maker.storage)) {
+        let Some(fetched) = fetched(graph, maker.node).filter(|ids| ids.iter().all(|id| with_host(*id)))
+        else {
             continue;
-        }
-        let Some((operations, fetched)) = work(graph, maker.node) else { continue };
+        };
         let bytes: u64 = fetched.iter().map(|id| flow.bytes[id.index()]).sum();
         // A product's weight stands there twice.
         let bytes = if fetched[0] == fetched[1] { bytes / 2 } else { bytes };
-        if fetched.iter().all(|id| with_host(*id))
-            && operations >= bytes.saturating_mul(lending.operations_per_byte)
-        {
+        let operations = operations(graph, maker.node);
+        if operations >= bytes.saturating_mul(lending.operations_per_byte) {
             wishes.push(Wish { storage: maker.storage, fetched, operations });
         }
     }
@@ -107,23 +105,26 @@ pub(crate) fn lend(
     homes.lent.extend(lent);
 }
 
-/// About how many operations a node takes, and the two sources that would have to be brought for it (twice the same
-/// where there is one), if it is of a kind for which that can be worth it.
-fn work(graph: &Graph, node: NodeId) -> Option<(u64, [TensorId; 2])> {
-    let output = &graph[graph[node].output()];
+/// The two sources that would have to be brought for a node (twice the same where there is one), if it is of a kind for
+/// which that can be worth it.
+fn fetched(graph: &Graph, node: NodeId) -> Option<[TensorId; 2]> {
     let inputs = graph.inputs(node);
     match graph[node].op() {
-        Op::MulMat | Op::MulMatId => {
-            let weight = *inputs.first()?;
-            let cols = graph[weight].shape().cols() as u64;
-            Some(((output.elements() as u64).saturating_mul(2 * cols), [weight; 2]))
-        }
-        Op::Attention(_) => {
-            let (query, key, value) = (*inputs.first()?, *inputs.get(1)?, *inputs.get(2)?);
-            let [_, _, keys, _] = graph[key].dims4();
-            let elements = graph[query].elements() as u64 + output.elements() as u64;
-            Some((elements.saturating_mul(2 * keys as u64), [key, value]))
-        }
+        Op::MulMat | Op::MulMatId => Some([*inputs.first()?; 2]),
+        Op::Attention(_) => Some([*inputs.get(1)?, *inputs.get(2)?]),
         _ => None,
+    }
+}
+
+/// About how many operations such a node takes: two for each element of a weight's row or of a key, and each result.
+fn operations(graph: &Graph, node: NodeId) -> u64 {
+    let results = graph[graph[node].output()].elements() as u64;
+    match (graph[node].op(), graph.inputs(node)) {
+        (Op::Attention(_), [query, key, ..]) => {
+            let [_, _, keys, _] = graph[*key].dims4();
+            (graph[*query].elements() as u64).saturating_add(results).saturating_mul(2 * keys as u64)
+        }
+        (_, [weight, ..]) => results.saturating_mul(2 * graph[*weight].shape().cols() as u64),
+        _ => 0,
     }
 }

@@ -11,13 +11,8 @@ use super::NO_BACKEND;
 use super::assign::{Homes, Reason};
 use crate::flow::{Flow, Source};
 
-/// Who reads a storage, of the nodes seen so far.
-#[derive(Clone, Copy, PartialEq)]
-enum Readers {
-    Nobody,
-    Only(u16, u32),
-    Several,
-}
+/// Instead of a backend: several of them.
+const SEVERAL: u16 = NO_BACKEND - 1;
 
 /// Moves nodes, from the last to the first. `computes` says whether a backend computes a storage.
 pub(crate) fn settle(
@@ -27,16 +22,18 @@ pub(crate) fn settle(
     written: impl Fn(TensorId) -> bool,
     computes: impl Fn(TensorId, u16) -> bool,
 ) {
-    let mut readers = vec![Readers::Nobody; flow.storage.len()];
+    // For each storage the backend of those that read it, and the first of them, of the nodes seen so far.
+    let mut readers = vec![(NO_BACKEND, 0); flow.storage.len()];
     let mut read_remotely: FxHashSet<(TensorId, u16)> = FxHashSet::default();
     for (_, output) in graph.outputs() {
-        readers[graph[*output].storage().index()] = Readers::Several;
+        readers[flow.storage[output.index()].index()].0 = SEVERAL;
     }
     for (maker, sources) in flow.iter().rev() {
         let storage = maker.storage;
         let home = homes.home[storage.index()];
-        if let Readers::Only(there, reader) = readers[storage.index()]
-            && there != home
+        let (there, reader) = readers[storage.index()];
+        if there != home
+            && there < SEVERAL
             && matches!(homes.reason[storage.index()], Reason::FollowsSource { .. })
             && !maker.overwrites
             && !written(storage)
@@ -51,17 +48,14 @@ pub(crate) fn settle(
             let then: u64 = sources.iter().filter(brought).map(|source| bytes(source.tensor)).sum();
             if then < bytes(storage) && computes(storage, there) {
                 homes.home[storage.index()] = there;
-                homes.reason[storage.index()] = Reason::SavesCopy { node: reader as usize };
+                homes.reason[storage.index()] = Reason::SavesCopy { node: reader };
             }
         }
         let home = homes.home[storage.index()];
         for Source { storage: source, .. } in sources {
-            let now = &mut readers[source.index()];
-            *now = match *now {
-                Readers::Nobody => Readers::Only(home, maker.node.index() as u32),
-                Readers::Only(other, _) if other == home => Readers::Only(home, maker.node.index() as u32),
-                _ => Readers::Several,
-            };
+            let (others, first) = &mut readers[source.index()];
+            *others = if *others == NO_BACKEND || *others == home { home } else { SEVERAL };
+            *first = maker.node.index();
             if homes.home[source.index()] != home && homes.home[source.index()] != NO_BACKEND {
                 read_remotely.insert((*source, home));
             }

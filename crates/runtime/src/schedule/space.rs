@@ -93,12 +93,11 @@ impl Space {
             .map(|(tensor, copy)| Hold { tensor: *tensor, until: release(graph, splits, *copy as usize) })
             .collect();
         // A result's node runs at the home of its storage; a leaf without a home takes no part.
-        let of_tensor: Vec<u16> = flow
-            .storage
-            .iter()
-            .map(|storage| homes.home[storage.index()])
-            .map(|home| if home == NO_BACKEND { 0 } else { home })
-            .collect();
+        let somewhere = |home: &u16| if *home == NO_BACKEND { 0 } else { *home };
+        let mut of_tensor: Vec<u16> = homes.home.iter().map(somewhere).collect();
+        for lodger in &flow.lodgers {
+            of_tensor[lodger.index()] = of_tensor[flow.storage[lodger.index()].index()];
+        }
         let request = Request {
             backends: &of_tensor,
             holds: &holds,
