@@ -10,9 +10,10 @@ use quadriga_runtime::{BackendError, Layout, SplitSource, check_range};
 use crate::NAME;
 use crate::backend::Shared;
 use crate::buffer::HostBuffer;
+use crate::chains;
 use crate::fuse::{Item, join};
 use crate::memory::ALIGNMENT;
-use crate::ops::{self, Operand, Packed, RopeTables};
+use crate::ops::{self, Operand, Packed, RopeTables, Source};
 use crate::program::{CpuProgram, Use};
 use crate::step::Step;
 use crate::view::View;
@@ -24,12 +25,30 @@ pub(crate) fn compile(
     split: &SplitSource<'_>,
     fuse: bool,
 ) -> Result<CpuProgram, BackendError> {
-    let mut compiler = Compiler { split, uses: HashMap::new(), tables: RopeTables::default() };
+    let view = |id: TensorId| plain_view(split, id);
+    let chains = if fuse { chains::find(split, &view) } else { HashMap::new() };
+    // Nodes that products compute, and the indices of their names.
+    let mut inside: HashMap<NodeId, Option<usize>> =
+        chains.values().flat_map(|chain| &chain.nodes).map(|node| (*node, None)).collect();
+    let mut compiler = Compiler { split, fuse, uses: HashMap::new(), tables: RopeTables::default() };
     let mut items: Vec<Item> = Vec::new();
     let (mut names, mut nodes) = (Vec::new(), Vec::new());
     for &id in split.nodes {
         let first = items.len();
-        compiler.node(shared, id, &mut items)?;
+        let source = split.graph.inputs(id).get(1).and_then(|tensor| {
+            let chain = chains.get(tensor)?;
+            let names = chain.nodes.iter().filter_map(|node| inside.get(node).copied().flatten()).collect();
+            Some(Arc::new(Source { tensor: *tensor, recipe: chain.recipe, names }))
+        });
+        if let Some(name) = inside.get_mut(&id) {
+            *name = Some(names.len());
+            // The buffers are used, and the memory is checked, as if the node ran by itself.
+            compiler.node(shared, id, None, &mut Vec::new())?;
+            names.push(split.graph.node_name(id));
+            nodes.push(id);
+            continue;
+        }
+        compiler.node(shared, id, source, &mut items)?;
         if items.len() > first {
             let label = split.graph.get_node(id).map_or("", |node| node.op().name());
             for item in items.iter_mut().skip(first) {
@@ -50,8 +69,18 @@ pub(crate) fn compile(
     Ok(program)
 }
 
+/// A tensor as it lies in memory; none, if it is packed or has no memory here. It is only looked at to compare
+/// addresses and shapes before [`Compiler::operand`] checks it.
+fn plain_view(split: &SplitSource<'_>, id: TensorId) -> Option<View> {
+    let place = (split.place)(id)?;
+    let buffer = HostBuffer::of(&place.region).filter(|_| place.layout == Layout::Plain)?;
+    // SAFETY: nothing is read through it before `operand` has checked the same tensor.
+    Some(unsafe { View::new(split.graph.get(id)?, buffer.pointer().wrapping_add(place.region.offset)) })
+}
+
 struct Compiler<'a> {
     split: &'a SplitSource<'a>,
+    fuse: bool,
     /// The buffers met so far, by address.
     uses: HashMap<usize, Use>,
     tables: RopeTables,
@@ -68,7 +97,13 @@ impl<'a> Compiler<'a> {
     }
 
     /// The steps of one node; none for views and empty results.
-    fn node(&mut self, shared: &Shared, id: NodeId, items: &mut Vec<Item>) -> Result<(), BackendError> {
+    fn node(
+        &mut self,
+        shared: &Shared,
+        id: NodeId,
+        source: Option<Arc<Source>>,
+        items: &mut Vec<Item>,
+    ) -> Result<(), BackendError> {
         let Some(node) = self.graph().get_node(id) else {
             return Err(self.unsupported(id, "there is no such node"));
         };
@@ -88,7 +123,7 @@ impl<'a> Compiler<'a> {
             self.check_overlap(id, i, &operand, &output.view)?;
             inputs.push(operand);
         }
-        let context = ops::Context { isa: shared.isa, input_ids: &ids };
+        let context = ops::Context { isa: shared.isa, input_ids: &ids, fuse: self.fuse, source };
         ops::prepare(&op, &inputs, &output.view, &context, &mut self.tables, items)
             .map_err(|reason| self.unsupported(id, reason))
     }

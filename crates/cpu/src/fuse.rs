@@ -9,6 +9,9 @@
 //!   to the activations of the next product.
 //! - Products of the same activations (queries, keys and values; gate and up) prepare them once and run as one step,
 //!   where moving the later product forward changes nothing: nobody between them touches what it writes.
+//! - Of few rows, every thread prepares the activations for itself, from the norm or the gated unit on (see
+//!   ops/source.rs), and what comes after a product element by element (a bias, the residual) is done to each piece of
+//!   the result by the thread that has just computed it. So a layer of one token has six steps.
 
 use crate::kernels::KernelError;
 use crate::ops::{MOST, Multiplication, Product};
@@ -52,7 +55,7 @@ impl Item {
 enum Growing {
     Single(Vec<Part>),
     Shared(Vec<Part>),
-    Products(Vec<Product>),
+    Products(Multiplication),
     Team(TeamItem),
 }
 
@@ -62,7 +65,10 @@ impl Growing {
         let any = |own: &[Access]| own.iter().any(|a| accesses.iter().any(|b| a.conflicts(b)));
         match self {
             Growing::Single(parts) | Growing::Shared(parts) => parts.iter().any(|part| any(&part.accesses)),
-            Growing::Products(products) => products.iter().any(|product| any(product.accesses())),
+            Growing::Products(Multiplication { products, then }) => {
+                products.iter().any(|product| any(product.accesses()))
+                    || then.iter().any(|(_, part)| any(&part.accesses))
+            }
             Growing::Team(item) => any(&item.accesses),
         }
     }
@@ -76,8 +82,13 @@ pub(crate) fn join(items: Vec<Item>, fuse: bool) -> (Vec<Step>, WorkBytes) {
             Item::Part(part) => add_part(&mut steps, part, fuse),
             Item::Product(product) => {
                 if let Some(product) = join_product(&mut steps, product, fuse) {
-                    add_part(&mut steps, product.preparation(), fuse);
-                    steps.push(Growing::Products(vec![product]));
+                    if !product.is_private() {
+                        add_part(&mut steps, product.preparation(), fuse);
+                    }
+                    steps.push(Growing::Products(Multiplication {
+                        products: vec![product],
+                        then: Vec::new(),
+                    }));
                 }
             }
             Item::Team(item) => steps.push(Growing::Team(item)),
@@ -93,14 +104,20 @@ fn finish(step: Growing, needs: &mut Vec<WorkBytes>) -> Step {
     match step {
         Growing::Single(parts) => Step::Single(parts),
         Growing::Shared(parts) => Step::Shared(parts),
-        Growing::Products(products) => {
-            let names = products.iter().map(Product::name).collect();
-            for product in &products {
+        Growing::Products(all) => {
+            let then = all.then.iter().map(|(_, part)| part);
+            let names =
+                all.products.iter().flat_map(Product::names).chain(then.clone().map(|part| part.name));
+            let names = names.collect();
+            for product in &all.products {
                 let need = product.work_need();
                 needs.push(Box::new(move |threads| need.bytes(threads)));
             }
-            let label = format!("mul_mat × {}", products.len());
-            Step::Team { team: Box::new(Multiplication(products)), names, label }
+            let mut label = format!("mul_mat × {}", all.products.len());
+            for part in then {
+                label = label + " + " + part.label;
+            }
+            Step::Team { team: Box::new(all), names, label }
         }
         Growing::Team(TeamItem { team, work_bytes, name, label, .. }) => {
             needs.push(work_bytes);
@@ -118,6 +135,9 @@ fn add_part(steps: &mut Vec<Growing>, part: Part, fuse: bool) {
     match steps.last_mut() {
         Some(Growing::Single(parts)) if fuse && is_tiny(&part) => parts.push(part),
         Some(Growing::Shared(parts)) if fuse && goes_with(parts, &part) => parts.push(part),
+        Some(Growing::Products(all)) if fuse && let Some(number) = follows(all, &part) => {
+            all.then.push((number, part));
+        }
         _ if is_tiny(&part) => steps.push(Growing::Single(vec![part])),
         _ => steps.push(Growing::Shared(vec![part])),
     }
@@ -131,6 +151,30 @@ fn goes_with(parts: &[Part], part: &Part) -> bool {
     })
 }
 
+/// The product of a step whose result a part changes element by element, if that may be done as soon as an element is
+/// there: it is small, and touches nothing else that the step writes, nor writes what others of the step read.
+fn follows(all: &Multiplication, part: &Part) -> Option<usize> {
+    let extent = part.by_columns.filter(|_| is_tiny(part))?;
+    (0..all.products.len()).find(|&number| {
+        let results = |number: usize| {
+            let product = all.products.get(number).into_iter().flat_map(Product::accesses);
+            let then = all.then.iter().filter(move |(of, _)| *of == number);
+            let own = product.chain(then.flat_map(|(_, part)| &part.accesses));
+            own.filter(|access| access.is_write())
+        };
+        let is_own = |access: &Access| results(number).any(|result| result.is_where(access));
+        let product = all.products.iter().flat_map(Product::accesses);
+        let mut others = product.chain(all.then.iter().flat_map(|(_, part)| &part.accesses));
+        all.products.get(number).is_some_and(|product| product.extent() == extent)
+            && part.accesses.iter().any(|access| !access.is_write() && is_own(access))
+            && others.all(|other| {
+                part.accesses
+                    .iter()
+                    .all(|access| !access.conflicts(other) || (is_own(access) && is_own(other)))
+            })
+    })
+}
+
 /// Adds a product to an earlier step of products on the same activations, if it may be moved there; else gives it
 /// back.
 fn join_product(steps: &mut [Growing], product: Product, fuse: bool) -> Option<Product> {
@@ -140,7 +184,7 @@ fn join_product(steps: &mut [Growing], product: Product, fuse: bool) -> Option<P
     for step in steps.iter_mut().rev() {
         let conflicts = step.conflicts(product.accesses());
         match step {
-            Growing::Products(products)
+            Growing::Products(Multiplication { products, .. })
                 if !conflicts
                     && products.len() < MOST
                     && products.first().is_some_and(|first| first.shares_activations(&product)) =>

@@ -21,6 +21,7 @@
 
 mod backend;
 mod buffer;
+mod chains;
 mod compile;
 mod fuse;
 pub mod isa;

@@ -43,6 +43,9 @@ unsafe impl Sync for Work {}
 pub(crate) trait Kernel: Send + Sync {
     /// Computes these units.
     fn run(&self, units: Range<usize>, work: Work) -> Result<(), String>;
+
+    /// Computes some columns of all rows; only of parts that are [`by_columns`](Part::by_columns).
+    fn run_columns(&self, _columns: Range<usize>) {}
 }
 
 /// An operation that all threads compute together, with barriers of its own inside.
@@ -119,6 +122,16 @@ impl Access {
         Access { range, unit: None, write }
     }
 
+    /// Whether they are of exactly the same addresses.
+    pub(crate) fn is_where(&self, other: &Access) -> bool {
+        self.range == other.range
+    }
+
+    /// Whether it writes.
+    pub(crate) fn is_write(&self) -> bool {
+        self.write
+    }
+
     /// Whether the order of the two matters: one writes what the other touches.
     pub(crate) fn conflicts(&self, other: &Access) -> bool {
         (self.write || other.write)
@@ -142,6 +155,9 @@ pub(crate) struct Part {
     /// Threads take a whole number of this many units.
     pub(crate) grain: usize,
     pub(crate) accesses: Vec<Access>,
+    /// Rows and columns, if an element of the result depends on that element of dense inputs alone (or of one row of
+    /// them), so that any columns can be computed by themselves.
+    pub(crate) by_columns: Option<[usize; 2]>,
     /// Index of the node's name in the program.
     pub(crate) name: usize,
     /// What it does, in a word.
@@ -156,7 +172,8 @@ impl Part {
         cost: usize,
         accesses: Vec<Access>,
     ) -> Part {
-        Part { kernel: Box::new(kernel), units, cost, grain: 1, accesses, name: 0, label: "" }
+        let kernel = Box::new(kernel);
+        Part { kernel, units, cost, grain: 1, accesses, by_columns: None, name: 0, label: "" }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use quadriga_graph::{Binary, Gate, Unary};
+use quadriga_graph::{Binary, DType, Gate, Unary};
 
 use super::functions;
 use crate::isa::Isa;
@@ -75,7 +75,12 @@ pub(super) fn binary(binary: Binary, a: &View, b: &View, out: &View, isa: Isa) -
         Binary::Div => Zip::Div,
     };
     let cut = Cut::new(out);
-    cut.part(ZipKernel { function, isa, a: *a, b: *b, out: *out, cut }, &[a, b], out, 1)
+    let mut part = cut.part(ZipKernel { function, isa, a: *a, b: *b, out: *out, cut }, &[a, b], out, 1);
+    let plain = |view: &View| view.dtype == DType::F32 && view.is_contiguous() && view.cols() == out.cols();
+    if [a, b, out].into_iter().all(plain) && a.dims == out.dims {
+        part.by_columns = Some([out.rows(), out.cols()]);
+    }
+    part
 }
 
 impl ZipKernel {
@@ -100,6 +105,13 @@ impl ZipKernel {
 }
 
 impl Kernel for ZipKernel {
+    fn run_columns(&self, columns: Range<usize>) {
+        for row in 0..self.out.rows() {
+            let done = self.direct(self.a.place(row), &columns);
+            debug_assert!(done, "rows are dense");
+        }
+    }
+
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
         let (mut first, mut second) = ([0.0; SEGMENT], [0.0; SEGMENT]);
         for (row, columns) in self.cut.runs(units) {
@@ -223,11 +235,7 @@ pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, isa:
         ([x, ..], true) => [(*x, half), (*x, 0)],
         ([], _) => [(*out, 0), (*out, 0)],
     };
-    let function = match gate {
-        Gate::Swiglu => Zip::Swiglu,
-        Gate::Geglu => Zip::Geglu,
-        Gate::Reglu => Zip::Reglu,
-    };
+    let function = Zip::of(gate);
     let cut = Cut::new(out);
     let kernel = GatedKernel { function, isa, gate: gate_view, gate_column, up, up_column, out: *out, cut };
     let mut part = cut.part(kernel, &[&gate_view, &up], out, 4);

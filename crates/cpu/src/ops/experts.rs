@@ -150,7 +150,7 @@ pub(super) fn mul_mat_id(
         .and_then(|count| count.checked_mul(size_of::<u32>()))
         .ok_or("too many rows")?;
     let lists = Lists { block: Block::zeroed(bytes).map_err(|error| error.to_string())?, experts, places };
-    let need = WorkNeed { isa: context.isa, dtype, rows: places, columns: x.cols() };
+    let need = WorkNeed { isa: context.isa, dtype, rows: places, columns: x.cols(), private: false };
     let team = Experts {
         packed,
         x: x_matrix,

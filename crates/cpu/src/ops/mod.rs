@@ -14,6 +14,9 @@ mod rope;
 mod rows;
 mod scratch;
 mod softmax;
+mod source;
+
+use std::sync::Arc;
 
 use quadriga_graph::{Op, TensorId};
 
@@ -23,8 +26,9 @@ use crate::kernels::matmul;
 use crate::view::View;
 use crate::weights::Matrices;
 
-pub(crate) use packed::{MOST, Multiplication, Product};
+pub(crate) use packed::{MOST, Multiplication, Product, is_small};
 pub(crate) use rope::RopeTables;
+pub(crate) use source::{Recipe, Source};
 
 /// An input of a node in memory.
 pub(crate) struct Operand {
@@ -79,6 +83,10 @@ impl Packed {
 pub(crate) struct Context<'a> {
     pub(crate) isa: Isa,
     pub(crate) input_ids: &'a [TensorId],
+    /// Whether operations may be joined.
+    pub(crate) fuse: bool,
+    /// Of a product: how its activations come about, if they are not in memory.
+    pub(crate) source: Option<Arc<Source>>,
 }
 
 /// Whether this backend knows the operation.

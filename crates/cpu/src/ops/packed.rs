@@ -2,16 +2,18 @@
 //! every other product of the same activations.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use quadriga_graph::DType;
 
+use super::source::Source;
 use super::{Context, Operand, Packed};
 use crate::fuse::Item;
 use crate::isa::Isa;
 use crate::kernels::KernelError;
 use crate::kernels::matmul::{self, Activations, Element, Form, Input, Output};
 use crate::pool::Worker;
-use crate::step::{Access, Kernel, Part, Team, TeamError, Work};
+use crate::step::{Access, Kernel, Part, TINY, Team, TeamError, Work};
 use crate::view::View;
 
 /// The most products that share one step.
@@ -84,12 +86,28 @@ pub(crate) struct WorkNeed {
     pub(super) dtype: DType,
     pub(super) rows: usize,
     pub(super) columns: usize,
+    /// Whether every thread has activations of its own.
+    pub(super) private: bool,
 }
 
 impl WorkNeed {
     /// Bytes for a number of threads.
     pub(crate) fn bytes(&self, threads: usize) -> Result<usize, KernelError> {
+        if self.private {
+            let [floats, prepared] = self.private_bytes()?;
+            let too_large = KernelError::TooLarge { rows: self.rows, columns: self.columns };
+            return floats.checked_add(prepared).and_then(|each| each.checked_mul(threads)).ok_or(too_large);
+        }
         Activations::work_bytes(self.isa, self.dtype, self.rows, self.columns, threads)
+    }
+
+    /// Bytes of one thread's activations as floats, and as prepared, with scratch memory.
+    fn private_bytes(&self) -> Result<[usize; 2], KernelError> {
+        let (rows, columns) = (self.rows, self.columns);
+        let aligned = |bytes: usize| bytes.checked_next_multiple_of(64);
+        let floats = rows.checked_mul(columns).and_then(|count| aligned(count.checked_mul(4)?));
+        let prepared = aligned(Activations::work_bytes(self.isa, self.dtype, rows, columns, 1)?);
+        floats.zip(prepared).map(<[usize; 2]>::from).ok_or(KernelError::TooLarge { rows, columns })
     }
 }
 
@@ -101,6 +119,10 @@ pub(crate) struct Product {
     out: *mut f32,
     isa: Isa,
     form: Form,
+    /// Whether every thread prepares the activations for itself.
+    private: bool,
+    /// How they come about, where they are not `x` in memory.
+    source: Option<Arc<Source>>,
     accesses: Vec<Access>,
     name: usize,
 }
@@ -124,14 +146,22 @@ pub(super) fn mul_mat(
             return Err("its activations cannot be read as a matrix".to_owned());
         };
         let form = Form::choose(context.isa, w.view.dtype, matrix.rows).map_err(|error| error.to_string())?;
+        let source = context.source.clone();
+        let mut accesses = vec![Access::writes(out)];
+        match &source {
+            None => accesses.push(Access::reads(x)),
+            Some(source) => accesses.extend(source.recipe.inputs().map(Access::reads)),
+        }
         items.push(Item::Product(Product {
+            private: context.fuse && is_small(matrix.rows, matrix.columns),
             x: matrix,
             x_view: *x,
             packed,
             out: target.cast(),
             isa: context.isa,
             form,
-            accesses: vec![Access::reads(x), Access::writes(out)],
+            source,
+            accesses,
             name: 0,
         }));
         Ok(())
@@ -150,13 +180,30 @@ pub(super) fn mul_mat(
     Ok(())
 }
 
+/// Whether activations are so few that threads had better not share the work of preparing them.
+pub(crate) fn is_small(rows: usize, columns: usize) -> bool {
+    rows <= 1 || rows.saturating_mul(columns) <= TINY
+}
+
 impl Product {
     pub(crate) fn set_name(&mut self, name: usize) {
         self.name = name;
     }
 
-    pub(crate) fn name(&self) -> usize {
-        self.name
+    /// Indices of the names of the nodes that are computed.
+    pub(crate) fn names(&self) -> impl Iterator<Item = usize> {
+        let fused = self.source.iter().flat_map(|source| source.names.iter().copied());
+        fused.chain(std::iter::once(self.name))
+    }
+
+    /// Whether every thread prepares the activations for itself.
+    pub(crate) fn is_private(&self) -> bool {
+        self.private
+    }
+
+    /// Rows and columns of the result.
+    pub(crate) fn extent(&self) -> [usize; 2] {
+        [self.x.rows, self.packed.layout.rows()]
     }
 
     pub(crate) fn accesses(&self) -> &[Access] {
@@ -165,20 +212,19 @@ impl Product {
 
     /// Whether two products can use the same prepared activations.
     pub(crate) fn shares_activations(&self, other: &Product) -> bool {
-        self.x == other.x && self.form == other.form
+        let tensor = |product: &Product| product.source.as_ref().map(|source| source.tensor);
+        self.x == other.x && self.form == other.form && tensor(self) == tensor(other)
     }
 
     /// Work memory that it needs.
     pub(crate) fn work_need(&self) -> WorkNeed {
         let dtype = self.packed.layout.dtype();
-        WorkNeed { isa: self.isa, dtype, rows: self.x.rows, columns: self.x.columns }
+        let private = self.private;
+        WorkNeed { isa: self.isa, dtype, rows: self.x.rows, columns: self.x.columns, private }
     }
 
     fn activations(&self, work: Work) -> Result<Activations<'static>, KernelError> {
-        let needs = self.work_need().bytes(work.threads)?;
-        if work.bytes < needs {
-            return Err(KernelError::Short { what: "work memory", has: work.bytes, needs });
-        }
+        self.check_work(work)?;
         // SAFETY: the work memory is long enough, zeroed when made, and used for these activations alone from the
         // step that prepares them to the one that multiplies them, which are neighbours.
         unsafe {
@@ -193,6 +239,42 @@ impl Product {
         }
     }
 
+    fn check_work(&self, work: Work) -> Result<(), KernelError> {
+        let needs = self.work_need().bytes(work.threads)?;
+        if work.bytes < needs {
+            return Err(KernelError::Short { what: "work memory", has: work.bytes, needs });
+        }
+        Ok(())
+    }
+
+    /// The activations, made by this thread for itself.
+    fn own_activations(&self, worker: &Worker<'_>, work: Work) -> Result<Activations<'static>, KernelError> {
+        self.check_work(work)?;
+        if worker.index() >= work.threads {
+            let (has, needs) = (work.threads, worker.index() + 1);
+            return Err(KernelError::Short { what: "threads the work memory was made for", has, needs });
+        }
+        let need = self.work_need();
+        let [floats_bytes, prepared_bytes] = need.private_bytes()?;
+        let Matrix { rows, columns, .. } = self.x;
+        let floats = work.pointer.wrapping_add(worker.index() * (floats_bytes + prepared_bytes));
+        // SAFETY: each thread has as much of the work memory, which is long enough, for itself; what it reads was written
+        // before the last barrier, and joining has checked that this step does not write it.
+        unsafe {
+            let prepared = floats.wrapping_add(floats_bytes);
+            let own = Activations::private(self.isa, need.dtype, rows, columns, prepared)?;
+            let input = match &self.source {
+                None => self.x.input(),
+                Some(source) => {
+                    source.fill(self.isa, rows, columns, floats.cast());
+                    Input::from_raw(floats, Element::F32, rows, columns, columns * 4)
+                }
+            };
+            own.prepare_rows(0..rows, &input);
+            Ok(own)
+        }
+    }
+
     /// The part that prepares the activations.
     pub(crate) fn preparation(&self) -> Part {
         let units = self.x.rows;
@@ -200,7 +282,7 @@ impl Product {
         if self.x_view.rows() != units {
             accesses = vec![Access::reads(&self.x_view)];
         }
-        let kernel = Preparation(Product { accesses: Vec::new(), ..*self });
+        let kernel = Preparation(Product { accesses: Vec::new(), source: None, ..*self });
         let mut part = Part::new(kernel, units, units * self.x.columns, accesses);
         part.grain = self.form.step();
         part.name = self.name;
@@ -220,22 +302,28 @@ impl Kernel for Preparation {
     }
 }
 
-/// Products of the same activations, at most [`MOST`].
-pub(crate) struct Multiplication(pub(crate) Vec<Product>);
+/// Products of the same activations.
+pub(crate) struct Multiplication {
+    /// At most [`MOST`].
+    pub(crate) products: Vec<Product>,
+    /// What is done to the columns of a product (by number) as soon as they are there, in this order.
+    pub(crate) then: Vec<(usize, Part)>,
+}
 
 impl Team for Multiplication {
     fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
-        let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else { return Ok(()) };
-        let activations = first.activations(work)?;
+        let (Some(first), Some(last)) = (self.products.first(), self.products.last()) else { return Ok(()) };
+        let activations =
+            if first.private { first.own_activations(worker, work)? } else { first.activations(work)? };
         let outputs: [Output<'_>; MOST] = std::array::from_fn(|i| {
-            let product = self.0.get(i).unwrap_or(last);
+            let product = self.products.get(i).unwrap_or(last);
             let columns = product.packed.layout.rows();
             // SAFETY: the result is a contiguous tensor of these rows and columns in a buffer that the program
             // holds for writing, and no other product or step writes it before the next barrier.
             unsafe { Output::from_raw(product.out, product.x.rows, columns, columns) }
         });
         let products: [matmul::Product<'_>; MOST] = std::array::from_fn(|i| {
-            let product = self.0.get(i).unwrap_or(last);
+            let product = self.products.get(i).unwrap_or(last);
             matmul::Product {
                 layout: &product.packed.layout,
                 // SAFETY: the program holds the buffer of the weights, which nobody writes.
@@ -244,7 +332,12 @@ impl Team for Multiplication {
                 first_row: 0,
             }
         });
-        matmul::multiply(worker, &activations, products.get(..self.0.len()).unwrap_or(&products))?;
+        let products = products.get(..self.products.len()).unwrap_or(&products);
+        matmul::multiply_then(worker, &activations, products, |product, columns| {
+            for (_, part) in self.then.iter().filter(|(number, _)| *number == product) {
+                part.kernel.run_columns(columns.clone());
+            }
+        })?;
         Ok(())
     }
 }

@@ -36,7 +36,8 @@ pub struct Activations<'w> {
     isa: Isa,
     rows: usize,
     columns: usize,
-    threads: usize,
+    /// How many threads have scratch memory; none, if all of it is one thread's.
+    threads: Option<usize>,
     base: *mut u8,
     lifetime: std::marker::PhantomData<&'w mut [u8]>,
 }
@@ -150,7 +151,28 @@ impl<'w> Activations<'w> {
             return Err(KernelError::Blocks { dtype, columns });
         }
         let base = work.wrapping_add(work.align_offset(ALIGN));
+        let threads = Some(threads);
         Ok(Activations { form, isa, rows, columns, threads, base, lifetime: std::marker::PhantomData })
+    }
+
+    /// As [`from_raw`](Activations::from_raw) for one thread, whichever it is: it fills them itself, and multiplies with
+    /// them what others multiply with theirs.
+    ///
+    /// # Errors
+    /// There is no kernel for the type.
+    ///
+    /// # Safety
+    /// As for [`from_raw`](Activations::from_raw) with one thread; only one thread may use the object.
+    pub unsafe fn private(
+        isa: Isa,
+        dtype: DType,
+        rows: usize,
+        columns: usize,
+        work: *mut u8,
+    ) -> Result<Activations<'w>, KernelError> {
+        // SAFETY: promised by the caller.
+        let shared = unsafe { Activations::from_raw(isa, dtype, rows, columns, 1, work)? };
+        Ok(Activations { threads: None, ..shared })
     }
 
     /// The form, which tells what weights these activations can be multiplied with.
@@ -264,9 +286,14 @@ impl<'w> Activations<'w> {
     /// # Errors
     /// There are more workers than the activations were laid out for.
     pub(super) fn scratch(&self, worker: &Worker<'_>) -> Result<*mut u8, KernelError> {
-        check("threads the work memory was laid out for", self.threads, worker.index() + 1)?;
+        let index = if let Some(threads) = self.threads {
+            check("threads the work memory was laid out for", threads, worker.index() + 1)?;
+            worker.index()
+        } else {
+            0
+        };
         let bytes = form_bytes(self.form, self.rows, self.columns)
             .ok_or(KernelError::TooLarge { rows: self.rows, columns: self.columns })?;
-        Ok(self.base.wrapping_add(bytes + worker.index() * SCRATCH))
+        Ok(self.base.wrapping_add(bytes + index * SCRATCH))
     }
 }

@@ -66,8 +66,14 @@ impl Cut {
         pieces: impl Iterator<Item = Piece>,
     ) -> impl Iterator<Item = Range<usize>> {
         let at = |chunk: usize| {
-            let position = u128::from(self.cost) * chunk as u128 / self.chunks.max(1) as u128;
-            u64::try_from(position).unwrap_or(u64::MAX)
+            let chunks = self.chunks.max(1);
+            match self.cost.checked_mul(chunk as u64) {
+                Some(product) => product / chunks as u64,
+                None => {
+                    let position = u128::from(self.cost) * chunk as u128 / chunks as u128;
+                    u64::try_from(position).unwrap_or(u64::MAX)
+                }
+            }
         };
         let (begin, end) = (at(chunk), at(chunk + 1));
         let mut first = 0_u64;

@@ -203,6 +203,20 @@ pub fn multiply(
     activations: &Activations<'_>,
     products: &[Product<'_>],
 ) -> Result<(), KernelError> {
+    multiply_then(worker, activations, products, |_, _| {})
+}
+
+/// As [`multiply`], and calls `then(product, columns)` on the thread that has computed these columns of all rows, each
+/// column once.
+///
+/// # Errors
+/// As [`multiply`].
+pub fn multiply_then(
+    worker: &Worker<'_>,
+    activations: &Activations<'_>,
+    products: &[Product<'_>],
+    then: impl Fn(usize, Range<usize>),
+) -> Result<(), KernelError> {
     for product in products {
         verify(activations, product)?;
     }
@@ -222,11 +236,14 @@ pub fn multiply(
     };
     let cut = Cut::new(products.iter().map(piece), worker.threads());
     worker.chunks(cut.chunks(), |chunk| {
-        for (product, groups) in products.iter().zip(cut.ranges(chunk, products.iter().map(piece))) {
+        let ranges = cut.ranges(chunk, products.iter().map(piece));
+        for (number, (product, groups)) in products.iter().zip(ranges).enumerate() {
             if groups.is_empty() {
                 continue;
             }
             let rows = product.output.rows();
+            let columns =
+                groups.start * format::GROUP..(groups.end * format::GROUP).min(product.layout.rows());
             let Product { layout, packed, output, first_row } = *product;
             let task = Task { layout, packed, activations, output, first_row, rows, groups, scratch };
             if layout.columns() == 0 {
@@ -234,6 +251,7 @@ pub fn multiply(
             } else {
                 run(&task);
             }
+            then(number, columns);
         }
     });
     Ok(())

@@ -31,6 +31,8 @@ pub use rows::{axpy, dot, largest, rms_norm, rms_norm_add, rope, scale, softmax,
 use functions::{Function, Function2};
 use simd::{Simd, dispatch};
 
+use quadriga_graph::Gate;
+
 use crate::isa::Isa;
 
 /// A function of one number; errors are relative unless said otherwise.
@@ -71,6 +73,17 @@ pub enum Zip {
     Geglu,
     /// `max(a, 0) · b`
     Reglu,
+}
+
+impl Zip {
+    /// The function of a gated unit.
+    pub const fn of(gate: Gate) -> Zip {
+        match gate {
+            Gate::Swiglu => Zip::Swiglu,
+            Gate::Geglu => Zip::Geglu,
+            Gate::Reglu => Zip::Reglu,
+        }
+    }
 }
 
 /// `out[i] = f(x[i])`, for as many elements as the shorter slice has.
