@@ -65,7 +65,7 @@ impl Growing {
         let any = |own: &[Access]| own.iter().any(|a| accesses.iter().any(|b| a.conflicts(b)));
         match self {
             Growing::Single(parts) | Growing::Shared(parts) => parts.iter().any(|part| any(&part.accesses)),
-            Growing::Products(Multiplication { products, then }) => {
+            Growing::Products(Multiplication { products, then, .. }) => {
                 products.iter().any(|product| any(product.accesses()))
                     || then.iter().any(|(_, part)| any(&part.accesses))
             }
@@ -85,10 +85,7 @@ pub(crate) fn join(items: Vec<Item>, fuse: bool) -> (Vec<Step>, WorkBytes) {
                     if !product.is_private() {
                         add_part(&mut steps, product.preparation(), fuse);
                     }
-                    steps.push(Growing::Products(Multiplication {
-                        products: vec![product],
-                        then: Vec::new(),
-                    }));
+                    steps.push(Growing::Products(Multiplication::new(product)));
                 }
             }
             Item::Team(item) => steps.push(Growing::Team(item)),
@@ -135,8 +132,9 @@ fn add_part(steps: &mut Vec<Growing>, part: Part, fuse: bool) {
     match steps.last_mut() {
         Some(Growing::Single(parts)) if fuse && is_tiny(&part) => parts.push(part),
         Some(Growing::Shared(parts)) if fuse && goes_with(parts, &part) => parts.push(part),
-        Some(Growing::Products(all)) if fuse && let Some(number) = follows(all, &part) => {
+        Some(Growing::Products(all)) if fuse && let Some((number, together)) = follows(all, &part) => {
             all.then.push((number, part));
+            all.together |= together;
         }
         _ if is_tiny(&part) => steps.push(Growing::Single(vec![part])),
         _ => steps.push(Growing::Shared(vec![part])),
@@ -151,28 +149,31 @@ fn goes_with(parts: &[Part], part: &Part) -> bool {
     })
 }
 
-/// The product of a step whose result a part changes element by element, if that may be done as soon as an element is
-/// there: it is small, and touches nothing else that the step writes, nor writes what others of the step read.
-fn follows(all: &Multiplication, part: &Part) -> Option<usize> {
+/// After which product of a step a part may be done, column by column as soon as they are there, and whether all products
+/// of the step must then be computed column by column together: the part is small, works element by element on the
+/// result of one product or of all of them, touches nothing else that the step writes, and writes nothing else that it
+/// reads.
+fn follows(all: &Multiplication, part: &Part) -> Option<(usize, bool)> {
     let extent = part.by_columns.filter(|_| is_tiny(part))?;
-    (0..all.products.len()).find(|&number| {
-        let results = |number: usize| {
-            let product = all.products.get(number).into_iter().flat_map(Product::accesses);
-            let then = all.then.iter().filter(move |(of, _)| *of == number);
-            let own = product.chain(then.flat_map(|(_, part)| &part.accesses));
-            own.filter(|access| access.is_write())
-        };
-        let is_own = |access: &Access| results(number).any(|result| result.is_where(access));
-        let product = all.products.iter().flat_map(Product::accesses);
-        let mut others = product.chain(all.then.iter().flat_map(|(_, part)| &part.accesses));
-        all.products.get(number).is_some_and(|product| product.extent() == extent)
-            && part.accesses.iter().any(|access| !access.is_write() && is_own(access))
-            && others.all(|other| {
-                part.accesses
-                    .iter()
-                    .all(|access| !access.conflicts(other) || (is_own(access) && is_own(other)))
-            })
-    })
+    let results = |number: usize| {
+        let product = all.products.get(number).into_iter().flat_map(Product::accesses);
+        let then = all.then.iter().filter(move |(of, _)| *of == number).flat_map(|(_, part)| &part.accesses);
+        product.chain(then).filter(|access| access.is_write())
+    };
+    let of = |number: usize, access: &Access| results(number).any(|result| result.is_where(access));
+    let is_read = |number: &usize| part.accesses.iter().any(|a| !a.is_write() && of(*number, a));
+    let read: Vec<usize> = (0..all.products.len()).filter(is_read).collect();
+    let last = *read.last()?;
+    let together = read.len() > 1;
+    let fits = read.len() == 1 || read.len() == all.products.len();
+    let same = |number: &usize| all.products.get(*number).is_some_and(|product| product.extent() == extent);
+    let is_own = |access: &Access| read.iter().any(|number| of(*number, access));
+    let apart = |other: &Access| {
+        part.accesses.iter().all(|access| !access.conflicts(other) || (is_own(access) && is_own(other)))
+    };
+    let products = all.products.iter().flat_map(Product::accesses);
+    let mut others = products.chain(all.then.iter().flat_map(|(_, part)| &part.accesses));
+    (fits && read.iter().all(same) && others.all(apart)).then_some((last, together))
 }
 
 /// Adds a product to an earlier step of products on the same activations, if it may be moved there; else gives it
@@ -184,7 +185,7 @@ fn join_product(steps: &mut [Growing], product: Product, fuse: bool) -> Option<P
     for step in steps.iter_mut().rev() {
         let conflicts = step.conflicts(product.accesses());
         match step {
-            Growing::Products(Multiplication { products, .. })
+            Growing::Products(Multiplication { products, together: false, .. })
                 if !conflicts
                     && products.len() < MOST
                     && products.first().is_some_and(|first| first.shares_activations(&product)) =>

@@ -48,13 +48,16 @@ fn model(tokens: usize, dtype: DType, cache: DType) -> Graph {
             let name = format!("blk.{layer}.{name}");
             g.weight(&name, Weight::with_data(DType::F32, [WIDTH], values.as_slice()))
         });
+        let values: Vec<f32> = (0..GROUPS * HEAD).map(|_| rng.uniform(-0.5, 0.5) as f32).collect();
+        let bias = Weight::with_data(DType::F32, [GROUPS * HEAD], values.as_slice());
+        let bias = g.weight(&format!("blk.{layer}.bias"), bias);
         let caches = ["keys", "values"]
             .map(|name| g.state(&format!("blk.{layer}.{name}"), cache, [GROUPS, CONTEXT, HEAD]));
         let n = x.rms_norm(1e-5).mul(norms[0]);
         let rope = Rope::new(HEAD, Pairing::Adjacent, 1e4);
         let q = g.mul_mat(wq, n).reshape([tokens, HEADS, HEAD]).rope(rope, positions, None);
         let k = g.mul_mat(wk, n).reshape([tokens, GROUPS, HEAD]).rope(rope, positions, None);
-        let v = g.mul_mat(wv, n).reshape([tokens, GROUPS, HEAD]);
+        let v = g.mul_mat(wv, n).add(bias).reshape([tokens, GROUPS, HEAD]);
         let heads_first = [1, 0, 2];
         let keys = caches[0].set_rows(k.permute(heads_first), positions.reshape([1, tokens]));
         let values = caches[1].set_rows(v.permute(heads_first), positions.reshape([1, tokens]));
@@ -134,6 +137,31 @@ fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining()
             // Only AMX rounds attention to bf16 tiles, and never over an f32 cache.
             let limit = if isa.amx().is_some() && cache != DType::F32 { 1e-3 } else { 1e-5 };
             assert!(nmse < limit, "{isa}, plain weights, {dtype}: {nmse:e}");
+        }
+    }
+}
+
+#[test]
+fn joining_changes_no_bit_where_tensors_share_memory() {
+    use quadriga_runtime::{Scheduler, Values};
+    for (tokens, dtype) in [(1, DType::Q8_0), (1, DType::F32), (3, DType::Q4_0), (1, DType::Q4_1)] {
+        let graph = model(tokens, dtype, DType::F16);
+        for isa in Isa::available() {
+            let run = |threads, fuse| -> Vec<u32> {
+                let backend = Backend::builder().isa(isa).threads(threads).fuse(fuse).build().unwrap();
+                let scheduler = Scheduler::new([std::sync::Arc::new(backend) as _]);
+                let mut session = scheduler.plan(&graph).unwrap().session().unwrap();
+                for first in 0..3 {
+                    let inputs = inputs(tokens, first * tokens);
+                    let inputs = inputs.each_ref().map(|(name, values)| (*name, values as &dyn Values));
+                    session.run(&inputs).unwrap();
+                }
+                session.read::<f32>("scores").unwrap().into_iter().map(f32::to_bits).collect()
+            };
+            let right = run(1, false);
+            for threads in [1, 2, 5] {
+                assert!(run(threads, true) == right, "{isa}, {tokens} × {dtype}, {threads} threads");
+            }
         }
     }
 }

@@ -308,6 +308,15 @@ pub(crate) struct Multiplication {
     pub(crate) products: Vec<Product>,
     /// What is done to the columns of a product (by number) as soon as they are there, in this order.
     pub(crate) then: Vec<(usize, Part)>,
+    /// Whether a thread computes the same columns of all products, which have equally many.
+    pub(crate) together: bool,
+}
+
+impl Multiplication {
+    /// One product.
+    pub(crate) fn new(product: Product) -> Multiplication {
+        Multiplication { products: vec![product], then: Vec::new(), together: false }
+    }
 }
 
 impl Team for Multiplication {
@@ -333,7 +342,7 @@ impl Team for Multiplication {
             }
         });
         let products = products.get(..self.products.len()).unwrap_or(&products);
-        matmul::multiply_then(worker, &activations, products, |product, columns| {
+        matmul::multiply_then(worker, &activations, products, self.together, |product, columns| {
             for (_, part) in self.then.iter().filter(|(number, _)| *number == product) {
                 part.kernel.run_columns(columns.clone());
             }

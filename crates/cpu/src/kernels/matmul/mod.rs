@@ -203,22 +203,27 @@ pub fn multiply(
     activations: &Activations<'_>,
     products: &[Product<'_>],
 ) -> Result<(), KernelError> {
-    multiply_then(worker, activations, products, |_, _| {})
+    multiply_then(worker, activations, products, false, |_, _| {})
 }
 
 /// As [`multiply`], and calls `then(product, columns)` on the thread that has computed these columns of all rows, each
-/// column once.
+/// column once. If the products are `together`, the thread has computed the same columns of the products before, too.
 ///
 /// # Errors
-/// As [`multiply`].
+/// As [`multiply`]; or the products are to be together, but have not equally many columns.
 pub fn multiply_then(
     worker: &Worker<'_>,
     activations: &Activations<'_>,
     products: &[Product<'_>],
+    together: bool,
     then: impl Fn(usize, Range<usize>),
 ) -> Result<(), KernelError> {
     for product in products {
         verify(activations, product)?;
+        let (left, right) = (product.layout.rows(), products.first().map_or(0, |first| first.layout.rows()));
+        if together && left != right {
+            return Err(KernelError::Differ { what: "columns of products computed together", left, right });
+        }
     }
     let scratch = activations.scratch(worker)?;
     let piece = |product: &Product<'_>| {
@@ -234,10 +239,14 @@ pub fn multiply_then(
         };
         Piece { groups: product.layout.groups(), cost, most }
     };
-    let cut = Cut::new(products.iter().map(piece), worker.threads());
+    // Products that are computed together are cut like the first of them, chunk by chunk.
+    let pieces = || products.iter().map(piece).take(if together { 1 } else { products.len() });
+    let cut = Cut::new(pieces(), worker.threads());
     worker.chunks(cut.chunks(), |chunk| {
-        let ranges = cut.ranges(chunk, products.iter().map(piece));
-        for (number, (product, groups)) in products.iter().zip(ranges).enumerate() {
+        let mut ranges = cut.ranges(chunk, pieces());
+        let mut groups = 0..0;
+        for (number, product) in products.iter().enumerate() {
+            groups = ranges.next().unwrap_or(groups);
             if groups.is_empty() {
                 continue;
             }
@@ -245,6 +254,7 @@ pub fn multiply_then(
             let columns =
                 groups.start * format::GROUP..(groups.end * format::GROUP).min(product.layout.rows());
             let Product { layout, packed, output, first_row } = *product;
+            let groups = groups.clone();
             let task = Task { layout, packed, activations, output, first_row, rows, groups, scratch };
             if layout.columns() == 0 {
                 task.clear();
