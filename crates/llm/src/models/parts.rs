@@ -186,15 +186,15 @@ impl<'g> Block<'_, 'g> {
             let _scope = g.scope(&self.name("attn"));
             let key_cache = g.state(&self.name("cache_k"), shape.cache, [shape.cells, h.key_width()]);
             let value_cache = g.state(&self.name("cache_v"), shape.cache, [shape.cells, h.value_width()]);
-            let keys = key_cache.set_rows(key.reshape([n, h.key_width()]), self.parts.slots);
-            let values = value_cache.set_rows(value, self.parts.slots);
+            // All slots are in the window: what is written and what is looked at are the same bytes.
+            let keys = key_cache.slice(0, 0, shape.window);
+            let keys = keys.set_rows(key.reshape([n, h.key_width()]), self.parts.slots);
+            let values = value_cache.slice(0, 0, shape.window).set_rows(value, self.parts.slots);
             if self.is_last() && shape.rows == 0 {
                 return Ok(None);
             }
-            let keys =
-                keys.slice(0, 0, shape.window).reshape([shape.window, h.kv_heads, d]).permute([1, 0, 2]);
-            let values =
-                values.slice(0, 0, shape.window).reshape([shape.window, h.kv_heads, e]).permute([1, 0, 2]);
+            let keys = keys.reshape([shape.window, h.kv_heads, d]).permute([1, 0, 2]);
+            let values = values.reshape([shape.window, h.kv_heads, e]).permute([1, 0, 2]);
             let scale = 1.0 / (d as f32).sqrt();
             query
                 .permute([1, 0, 2])

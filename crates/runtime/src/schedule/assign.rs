@@ -73,6 +73,8 @@ pub(crate) struct Homes {
     pub(crate) refused: FxHashMap<TensorId, u16>,
     /// Weights that are copied from their home to whoever reads them.
     pub(crate) lent: FxHashSet<TensorId>,
+    /// The backend that borrows, and states of others that it looks at.
+    pub(crate) echoes: (u16, FxHashSet<TensorId>),
 }
 
 /// How often homes spread forward and backward; what is then left is far from anything placed.

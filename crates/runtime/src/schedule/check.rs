@@ -1,5 +1,5 @@
-//! Judges a schedule by its own rules, with nothing that made it: every node runs once, where its storage lives, after
-//! what it reads, and everything it reads is on its backend.
+//! Judges a schedule by its own rules, with nothing that made it: every node runs once, where its storage lives, and
+//! perhaps once more on a copy of it; after what it reads, and everything it reads is on its backend.
 #![expect(clippy::indexing_slicing, reason = "a schedule's arrays are sized by its graph")]
 
 use quadriga_graph::{Kind, TensorId};
@@ -35,8 +35,12 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
                 }
                 for node in splits.nodes_of(index) {
                     let output = graph[*node].output();
-                    if plan.backend_of(*node) != split.backend || ran[node.index()] {
+                    let echo = splits.is_echo(*node, index);
+                    if !echo && (plan.backend_of(*node) != split.backend || ran[node.index()]) {
                         return Err(format!("{} runs twice or elsewhere", graph.node_name(*node)));
+                    }
+                    if echo && !reachable(plan, output, split.backend, &copied) {
+                        return Err(format!("{} is repeated where its copy is not", graph.node_name(*node)));
                     }
                     for input in graph.inputs(*node) {
                         let place = reachable(plan, *input, split.backend, &copied);
@@ -45,7 +49,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
                             return Err(format!("{node} in split {index} reads {input}, which is not there"));
                         }
                     }
-                    ran[node.index()] = true;
+                    ran[node.index()] |= !echo;
                     made[graph[output].storage().index()] = true;
                 }
             }

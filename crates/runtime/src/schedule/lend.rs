@@ -3,7 +3,8 @@
 //! Many rows at once make a product long and its weight no larger. Past some number of operations for each byte, a
 //! device that computes faster than the host does best to fetch the weight, use it and forget it: the copies are split
 //! inputs like any others, made while the split before computes, and the memory planner gives them places for just
-//! that time. The same goes for attention over keys and values that are kept by the host. Weights that are small
+//! that time. The same goes for attention over keys and values that are kept by the host; where these are made on the
+//! device, it writes them into its copy of the cache too, rather than wait for the host's (see [`super::split`]). Weights that are small
 //! beside what is computed with them (those of norms, biases) draw nothing to the host then: they are lent to whoever
 //! reads them.
 #![expect(
@@ -103,6 +104,8 @@ pub(crate) fn lend(
         homes.reason[wish.storage.index()] = Reason::Borrows { tensor: wish.fetched[0].index() };
     }
     homes.lent.extend(lent);
+    let states = wishes.iter().flat_map(|wish| wish.fetched).map(|id| graph[id].storage());
+    homes.echoes = (device, states.filter(|id| graph[*id].kind() == Kind::State && computes(*id)).collect());
 }
 
 /// The two sources that would have to be brought for a node (twice the same where there is one), if it is of a kind for

@@ -4,7 +4,7 @@
 //! memory of its own, so that is the right clock for all that its lane does. What other lanes do is added:
 //!
 //! - A result that is copied elsewhere is held until the end of the first split of its own lane that knows the copy to
-//!   be done, because it waited for something that came after; or to the end of the run.
+//!   be done, because it waited for it or for something that came after; or to the end of the run.
 //! - A copy has its place from the start of the split *before* the one that reads it, so that it can travel while that
 //!   split computes. It starts once the split before that one is done ([`Copy::after`](super::Copy)): whatever had the
 //!   place until then is gone, copies out of it included, because these are held to the *end* of a split.
@@ -139,11 +139,15 @@ fn start_of(splits: &Splits, split: usize) -> u32 {
 }
 
 /// The last step at which the source of a copy is still needed.
-fn release(graph: &Graph, splits: &Splits, copy: usize) -> u32 {
-    let copy = &splits.copies[copy];
+fn release(graph: &Graph, splits: &Splits, number: usize) -> u32 {
+    let copy = &splits.copies[number];
     let lane = &splits.lanes[copy.from];
     let knows = lane.partition_point(|s| splits.done_before(*s as usize)[copy.to] <= copy.reader as u32);
-    match lane.get(knows).and_then(|split| splits.nodes_of(*split as usize).last()) {
+    let waits = splits.released.get(&(number as u32)).map(|split| lane.partition_point(|s| s < split));
+    match lane
+        .get(waits.map_or(knows, |waits| waits.min(knows)))
+        .and_then(|split| splits.nodes_of(*split as usize).last())
+    {
         Some(last) => last.index() as u32,
         None => graph.nodes().len() as u32,
     }

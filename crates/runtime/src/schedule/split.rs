@@ -5,7 +5,12 @@
 //! split. So consecutive nodes of one backend form one split, and so do interleaved independent branches. Views
 //! compute nothing and are in no split.
 //!
-//! A tensor that lives elsewhere (a weight that is lent, too) is copied: once per version of its bytes and lane, however many nodes read it.
+//! A tensor that lives elsewhere (a weight that is lent, too) is copied: once per version of its bytes and lane, however
+//! many nodes read it.
+//!
+//! A state that a device borrows is copied as it was, and what the device itself makes is written into the copy as well as
+//! at home: the write is *echoed*. So the state travels early, the new rows travel home while nobody waits for them, and
+//! nothing goes both ways in between.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for the graph's tensors, nodes and the backends"
@@ -86,15 +91,24 @@ pub struct Splits {
     pub lanes: Vec<Vec<u32>>,
     /// For each node its split; `u32::MAX` for views.
     pub split_of_node: Vec<u32>,
+    /// Nodes that write a state at home and are repeated on a copy of it, in order, each with the split that does so.
+    pub echoes: Vec<(NodeId, usize)>,
     /// For each split and backend: one past the highest split of that backend known to be done when it starts.
     pub(crate) done: Vec<u32>,
     /// For each lane and each remote tensor it reads: the copy.
     pub(crate) copy_of: FxHashMap<(u32, u16), u32>,
     /// Tensors read through a copy, with it.
     pub(crate) remote_reads: Vec<(TensorId, u32)>,
+    /// Copies with a split of their source's lane that waits for them though it reads nothing of what follows.
+    pub(crate) released: FxHashMap<u32, u32>,
 }
 
 impl Splits {
+    /// Whether a split repeats a node that writes elsewhere.
+    pub fn is_echo(&self, node: NodeId, split: usize) -> bool {
+        self.echoes.binary_search(&(node, split)).is_ok()
+    }
+
     /// The nodes of a split.
     pub fn nodes_of(&self, split: usize) -> &[NodeId] {
         self.splits
@@ -130,6 +144,8 @@ struct Splitter<'a> {
     leaf_reader: Vec<u16>,
     shared_leaves: FxHashSet<(u32, u16)>,
     viewed: FxHashSet<u32>,
+    /// Copies of what was echoed to the home of the state, with the split that reads them there.
+    sent_home: Vec<(u32, u32)>,
 }
 
 pub(crate) fn split(graph: &Graph, flow: &Flow, homes: &Homes, backends: usize) -> Splits {
@@ -148,11 +164,13 @@ pub(crate) fn split(graph: &Graph, flow: &Flow, homes: &Homes, backends: usize) 
         leaf_reader: vec![NO_BACKEND; flow.storage.len()],
         shared_leaves: FxHashSet::default(),
         viewed: FxHashSet::default(),
+        sent_home: Vec::new(),
     };
     for (maker, sources) in flow.iter() {
         splitter.node(maker, sources);
     }
     splitter.leaf_outputs();
+    splitter.release_sent();
     splitter.finish(flow)
 }
 
@@ -161,6 +179,7 @@ impl Splitter<'_> {
         let Maker { node, storage, overwrites, .. } = maker;
         let lane = self.homes.home[storage.index()];
 
+        let echo = if overwrites { self.echo(maker, sources, lane) } else { None };
         let mut travels = false;
         for source in sources {
             let away = self.remote(source, lane).is_some();
@@ -170,8 +189,11 @@ impl Splitter<'_> {
             }
         }
         // Copies made from what this node is about to overwrite.
-        let outstanding =
+        let mut outstanding =
             if overwrites { self.current.remove(&storage).unwrap_or_default() } else { Vec::new() };
+        if let Some(echo) = echo {
+            outstanding.retain(|current| current.copy != echo.copy);
+        }
         let joins = self.open[usize::from(lane)].map(|open| open as usize).filter(|open| {
             outstanding.is_empty()
                 && (!travels || sources.iter().all(|source| self.is_known(source, lane, *open)))
@@ -188,6 +210,51 @@ impl Splitter<'_> {
         self.out.split_of_node[node.index()] = split as u32;
         self.out.splits[split].node_count += 1;
         self.written_by[storage.index()] = split as u32 + 1;
+        if let Some(echo) = echo {
+            // A split that is open takes one more wait: nobody waits for it yet, so this copy does not either.
+            self.out.splits[split].after_copies.push(echo.copy as usize);
+            self.current.entry(storage).or_default().push(echo);
+            for source in sources {
+                if self.remote(source, lane) == Some(echo.to) {
+                    let copy = self.find_copy(source.tensor, lane);
+                    self.sent_home.extend(copy.map(|copy| (copy, split as u32)));
+                }
+            }
+        }
+    }
+
+    /// Repeats a write on the borrower's copy of what is written, if everything else that it takes is there. Returns the
+    /// copy, which is as new as the state then.
+    fn echo(&mut self, maker: Maker, sources: &[Source], lane: u16) -> Option<Current> {
+        let (to, states) = (self.homes.echoes.0, &self.homes.echoes.1);
+        if !states.contains(&maker.storage) {
+            return None;
+        }
+        let [target, values @ ..] = sources else { return None };
+        let output = self.graph[maker.node].output();
+        let covers = self.graph[output].same_layout(&self.graph[target.tensor])
+            && self.graph[output].offset() == self.graph[target.tensor].offset();
+        if target.storage != maker.storage
+            || !covers
+            || to == lane
+            || values.iter().any(|source| self.remote(source, to).is_some())
+        {
+            return None;
+        }
+        let joins = self.open[usize::from(to)].map(|open| open as usize);
+        let joins = joins.filter(|open| sources.iter().all(|source| self.is_known(source, to, *open)));
+        let split = joins.unwrap_or_else(|| self.start(sources, to));
+        for source in sources {
+            if !source.moves() {
+                self.leaf(source.storage, source.tensor != source.storage, to);
+            }
+            self.fetch(source, to, split, maker.node);
+        }
+        let copy = self.find_copy(target.tensor, to)?;
+        self.out.copy_of.insert((output.index() as u32, to), copy);
+        self.out.echoes.push((maker.node, split));
+        self.out.splits[split].node_count += 1;
+        Some(Current { to, copy })
     }
 
     /// Where a tensor is that is elsewhere.
@@ -227,7 +294,10 @@ impl Splitter<'_> {
             self.out.done[split * lanes + usize::from(lane)] = last + 1;
         }
         for source in sources {
-            if let Some(home) = self.remote(source, lane) {
+            // A copy that is as new as its source is there already: nobody waits for the source.
+            if let Some(home) = self.remote(source, lane)
+                && self.find_copy(source.tensor, lane).is_none()
+            {
                 let made = self.written_by[source.storage.index()];
                 if made > self.out.done[split * lanes + usize::from(home)] {
                     self.out.done[split * lanes + usize::from(home)] = made;
@@ -329,6 +399,23 @@ impl Splitter<'_> {
         }
     }
 
+    /// The borrower learns of nothing that happens at the state's home, and so would keep what it sends there to the end of
+    /// the run. Two splits later the way is over, and to wait for it costs nothing.
+    fn release_sent(&mut self) {
+        for (copy, reader) in std::mem::take(&mut self.sent_home) {
+            let Copy { source: Some(source), from, .. } = self.out.copies[copy as usize] else { continue };
+            let lane = &self.out.lanes[from];
+            let made = lane.partition_point(|split| (*split as usize) < source);
+            // Splits wait only for earlier ones, and the copy for none after its reader.
+            let waits = lane.iter().skip(made + 2).find(|split| **split > reader);
+            if let Some(split) = waits.copied()
+                && self.out.released.insert(copy, split).is_none()
+            {
+                self.out.splits[split as usize].after_copies.push(copy as usize);
+            }
+        }
+    }
+
     /// Lays the nodes of each split side by side.
     fn finish(mut self, flow: &Flow) -> Splits {
         let mut first = 0;
@@ -338,10 +425,14 @@ impl Splitter<'_> {
             split.node_count = 0;
         }
         self.out.nodes = vec![NodeId::from_index(0); first];
+        let mut echoes = self.out.echoes.iter().peekable();
         for Maker { node, .. } in flow.makers() {
-            let split = &mut self.out.splits[self.out.split_of_node[node.index()] as usize];
-            self.out.nodes[split.first_node + split.node_count] = *node;
-            split.node_count += 1;
+            let echo = echoes.next_if(|(echoed, _)| echoed == node).map(|(_, split)| *split);
+            for split in echo.into_iter().chain([self.out.split_of_node[node.index()] as usize]) {
+                let split = &mut self.out.splits[split];
+                self.out.nodes[split.first_node + split.node_count] = *node;
+                split.node_count += 1;
+            }
         }
         if !self.viewed.is_empty() {
             for leaf in &mut self.out.leaves {

@@ -73,7 +73,10 @@ impl Session {
                 bytes.resize(place.region.bytes, 0);
                 run.single(number, &mut **program, &place.region, &mut bytes)
                     .map_err(|error| error.in_split(number, || plan.graph().node_name(*node)))?;
-                watch(Observed { plan, node: *node, tensor, bytes: &bytes });
+                // A write that is repeated on a copy is shown where the state lives.
+                if !plan.splits().is_echo(*node, number) {
+                    watch(Observed { plan, node: *node, tensor, bytes: &bytes });
+                }
             }
             run.finish_split(number)?;
         }

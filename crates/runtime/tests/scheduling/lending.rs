@@ -1,10 +1,10 @@
 //! Weights that live with the host and are lent to a device for a run.
 
 use quadriga_conformance::Rng;
-use quadriga_graph::{Graph, Op};
+use quadriga_graph::{DType, Graph, GraphBuilder, Kind, Op, TensorId, Weight};
 use quadriga_runtime::{Lending, Reason, Scheduler};
 
-use crate::common::{chain, chain_input, device, host, random_graph};
+use crate::common::{chain, chain_input, device, host, numbers, random_graph};
 
 /// Lends whenever it can.
 const ALWAYS: Lending = Lending { operations_per_byte: 0, least_operations: 0 };
@@ -74,5 +74,92 @@ fn results_are_the_same_with_and_without_loans() {
         let graph = random_graph(&mut Rng::new(seed), 30);
         let (with, without) = (run(&scheduler(Some(ALWAYS)), &graph), run(&scheduler(None), &graph));
         assert_eq!(with, without, "seed {seed}");
+    }
+}
+
+/// Layers with a cache that four rows of "x" are written to, at "ids" of "0".."5", and looked at: as much of it as is
+/// written, or all. With `rng`, layers differ.
+fn cached(layers: usize, mut rng: Option<&mut Rng>) -> Graph {
+    let mut numbers_from = Rng::new(3);
+    let g = GraphBuilder::new();
+    let mut x = g.input("x", DType::F32, [4, 8]);
+    let ids = g.input("four", DType::I32, [4]);
+    let mut states = Vec::new();
+    for layer in 0..layers {
+        let _scope = g.scope(&format!("blk.{layer}"));
+        let mut product = |name: &str, x| {
+            let data = numbers(&mut numbers_from, 64);
+            g.mul_mat(g.weight(&format!("w.{layer}.{name}"), Weight::with_data(DType::F32, [8, 8], data)), x)
+        };
+        let mut chance = |of: f64| rng.as_mut().is_some_and(|rng| rng.chance(of));
+        let (query, key, value) = (product("q", x), product("k", x), product("v", x));
+        let keys = g.state(&format!("s.{layer}.k"), DType::F32, [8, 8]);
+        let values = g.state(&format!("s.{layer}.v"), DType::F32, [8, 8]);
+        let whole = chance(0.3);
+        let mut written = if whole { keys } else { keys.slice(0, 0, 6) }.set_rows(key, ids);
+        if chance(0.4) {
+            written = written.set_rows(if chance(0.5) { key.tanh() } else { x }, ids);
+        }
+        let values_written = values.slice(0, 0, 6).set_rows(value, ids);
+        let seen = written.slice(0, if whole { 1 } else { 0 }, 6);
+        let attended = query.reshape([4, 1, 8]).permute([1, 0, 2]).attention(
+            seen.reshape([6, 1, 8]).permute([1, 0, 2]),
+            values_written.reshape([6, 1, 8]).permute([1, 0, 2]),
+            None,
+            None,
+            0.3,
+            None,
+        );
+        x = product("o", attended.reshape([4, 8])).add(x).tanh();
+        states.extend([written, values_written]);
+    }
+    g.output("y", x);
+    for (index, state) in states.into_iter().enumerate() {
+        g.output(&format!("state{index}"), state);
+    }
+    g.finish().unwrap()
+}
+
+fn run_cached(scheduler: &Scheduler, graph: &Graph) -> Vec<Vec<u8>> {
+    let mut session = scheduler.plan(graph).unwrap().session().unwrap();
+    session.set("x", &chain_input()).unwrap();
+    let mut all = Vec::new();
+    for ids in [[0i32, 1, 2, 3], [4, 5, 2, 0], [5, 4, 3, 2]] {
+        session.set("four", &ids).unwrap();
+        session.run(&[]).unwrap();
+        all.extend(graph.outputs().iter().map(|(name, _)| session.read::<u8>(name).unwrap()));
+    }
+    all
+}
+
+#[test]
+fn a_cache_that_lives_with_the_host_is_written_on_both_sides_and_travels_early() {
+    let graph = cached(5, None);
+    let plan = scheduler(Some(ALWAYS)).plan(&graph).unwrap();
+    let splits = plan.splits();
+    assert_eq!(splits.echoes.len(), 10);
+    assert!(splits.echoes.iter().all(|(node, split)| {
+        *graph[*node].op() == Op::SetRows && splits.splits[*split].backend == 0 && plan.backend_of(*node) == 1
+    }));
+    // Nothing that the device reads was made by the host in this run.
+    for copy in splits.copies.iter().filter(|copy| copy.to == 0) {
+        assert_eq!(copy.source, None, "{}", graph.name(TensorId::from_index(copy.tensor)));
+    }
+    // The new rows go home, and the device's memory does not grow with the number of layers.
+    let of_state = |id: usize| graph[TensorId::from_index(id)].kind() == Kind::State;
+    assert_eq!(splits.copies.iter().filter(|copy| copy.to == 0 && of_state(copy.storage)).count(), 10);
+    let more = scheduler(Some(ALWAYS)).plan(cached(20, None)).unwrap();
+    assert_eq!(plan.bytes()[0].compute, more.bytes()[0].compute);
+    assert!(run_cached(&scheduler(Some(ALWAYS)), &graph) == run_cached(&scheduler(None), &graph));
+}
+
+#[test]
+fn caches_are_the_same_with_and_without_loans() {
+    for seed in 0..60 {
+        let graph = cached(4, Some(&mut Rng::new(seed)));
+        let with = run_cached(&scheduler(Some(ALWAYS)), &graph);
+        let without = run_cached(&scheduler(None), &graph);
+        let differ: Vec<usize> = (0..with.len()).filter(|result| with[*result] != without[*result]).collect();
+        assert!(differ.is_empty(), "seed {seed}: results {differ:?} of {}", with.len());
     }
 }
