@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use quadriga_llm::{Engine, EngineOptions, Hyperparameters, Model, offload};
+use quadriga_llm::{Engine, EngineOptions, Hyperparameters, Model, offload, place_on_device};
 use quadriga_runtime::{Backend, Plan, Scheduler};
 
 use crate::backends::Backends;
@@ -12,7 +12,7 @@ use crate::failure::Outcome;
 /// How many of a model's layers go to accelerators; the output counts as one more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Layers {
-    /// So many, counted from the end.
+    /// So many, the output among them and the others evenly spread.
     Count(usize),
     /// All of them.
     All,
@@ -96,14 +96,15 @@ fn rule(
     accelerators: usize,
 ) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
     let on_device = offload(hyper, count);
-    let first = (hyper.layers + 1).saturating_sub(count);
+    let layers = hyper.layers;
     move |name| match on_device(name)? {
         0 => {
             let block =
                 name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
             Some(match block {
                 Some(block) => {
-                    (block.saturating_sub(first) * accelerators / count.max(1)).min(accelerators - 1)
+                    let number = place_on_device(layers, count, block).unwrap_or(block);
+                    (number * accelerators / count.max(1)).min(accelerators - 1)
                 }
                 None if name.starts_with("output") => accelerators - 1,
                 None => 0,

@@ -39,4 +39,4 @@ pub use error::{Error, Result};
 pub use generator::{Answer, Finish, Generator, GeneratorOptions, Piece};
 pub use hyperparameters::{Architecture, Hyperparameters};
 pub use model::Model;
-pub use offload::offload;
+pub use offload::{offload, place_on_device};

@@ -2,20 +2,31 @@
 
 use crate::Hyperparameters;
 
-/// A placement rule for `Scheduler::place`, where backend 0 is the accelerator and backend 1 the host: the last
-/// `on_device` of the model's layers go to the device, the logits counting as one more layer after the blocks. With
-/// all of them there, the embedding goes too; with some, it is wherever it is read.
+/// Which of `layers` blocks go to a device that takes `on_device` of them and the logits, which count as one: they are
+/// spread evenly, so that what the host lends for one layer can travel while the device computes its own before it.
+/// The number among the device's blocks, where it is one of them.
+pub fn place_on_device(layers: usize, on_device: usize, block: usize) -> Option<usize> {
+    let blocks = on_device.saturating_sub(1).min(layers);
+    let before = block * blocks / layers.max(1);
+    ((block + 1) * blocks / layers.max(1) > before).then_some(before)
+}
+
+/// A placement rule for `Scheduler::place`, where backend 0 is the accelerator and backend 1 the host: `on_device` of the
+/// model's layers go to the device, [evenly spread](place_on_device), the logits counting as one more layer after the
+/// blocks. With all of them there, the embedding goes too; with some, it is wherever it is read.
 pub fn offload(
     hyper: &Hyperparameters,
     on_device: usize,
 ) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
     let layers = hyper.layers;
     let all = on_device > layers;
+    let contiguous = std::env::var("QUADRIGA_LAYERS").is_ok_and(|v| v == "last");
     let first_on_device = (layers + 1).saturating_sub(on_device);
     move |name: &str| {
         let device =
             match name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok()) {
-                Some(block) => block >= first_on_device,
+                Some(block) if contiguous => block >= first_on_device,
+                Some(block) => place_on_device(layers, on_device, block).is_some(),
                 None if name.starts_with("output") => on_device > 0,
                 // In models that have no other matrix for the logits, the embedding is read at both ends.
                 None if (all || on_device == 0) && is_shared(name) => all,
@@ -57,10 +68,24 @@ mod tests {
     }
 
     #[test]
-    fn the_last_layers_go_to_the_device() {
+    fn layers_of_the_device_are_spread_and_the_last_is_its() {
+        for (layers, on_device) in [(1, 1), (4, 0), (4, 3), (30, 7), (32, 16), (32, 32), (32, 40)] {
+            let places: Vec<usize> =
+                (0..layers).filter_map(|block| place_on_device(layers, on_device, block)).collect();
+            let blocks = on_device.saturating_sub(1).min(layers);
+            assert_eq!(places, (0..blocks).collect::<Vec<_>>(), "{on_device} of {layers} and the logits");
+            // No run of the host's layers is longer than another by more than one.
+            let host: Vec<usize> = (0..layers)
+                .map(|block| usize::from(place_on_device(layers, on_device, block).is_none()))
+                .collect();
+            let runs: Vec<usize> = host.split(|on_host| *on_host == 0).map(<[usize]>::len).collect();
+            let runs = runs.split_last().map_or(&[][..], |(_, runs)| runs);
+            assert!(runs.iter().max() <= runs.iter().min().map(|least| least + 1).as_ref());
+        }
         let rule = offload(&hyper(4), 3);
-        assert_eq!(rule("blk.1.attn_q.weight"), Some(1));
-        assert_eq!(rule("blk.2.attn_q.weight"), Some(0));
+        assert_eq!(rule("blk.0.attn_q.weight"), Some(1));
+        assert_eq!(rule("blk.1.attn_q.weight"), Some(0));
+        assert_eq!(rule("blk.2.attn_q.weight"), Some(1));
         assert_eq!(rule("blk.3.cache_k"), Some(0));
         assert_eq!(rule("output.weight"), Some(0));
         assert_eq!(rule("token_embd.weight"), None);

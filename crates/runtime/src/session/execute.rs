@@ -64,7 +64,10 @@ impl Run<'_> {
             if self.fresh_inputs {
                 traffic.incoming.record(&*traffic.inputs)?;
             }
-            lane.compute.record(&*traffic.start)?;
+            // Only large inputs and copies wait for it.
+            if self.fresh_inputs || !self.compiled.copies.is_empty() {
+                lane.compute.record(&*traffic.start)?;
+            }
             if self.fresh_inputs {
                 lane.compute.wait(&*traffic.inputs)?;
             }

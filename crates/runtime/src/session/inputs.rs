@@ -3,13 +3,25 @@
 //! On an asynchronous backend every input has two places: one that the run under way reads, one that the next run will
 //! read. Setting an input writes to the latter. When a run starts with at least one input set anew, the places change
 //! roles, and inputs that were not set are carried over.
+//!
+//! Large inputs travel in the incoming queue while the run before computes. Small ones go in the compute queue itself:
+//! that a run has no other queue to wait for saves more than their travel takes.
 
 use quadriga_graph::{Kind, TensorId};
 
 use super::compile::Compiled;
+use super::lane::Lane;
 use super::{Session, Values};
 use crate::schedule::Plan;
-use crate::{Region, RuntimeError};
+use crate::{Queue, Region, RuntimeError};
+
+/// The most bytes of an input that goes in the compute queue.
+const SMALL: usize = 128;
+
+/// The queue that an input of so many bytes goes in.
+fn queue_for(lane: &mut Lane, bytes: usize) -> &mut dyn Queue {
+    if bytes <= SMALL { &mut *lane.compute } else { lane.incoming() }
+}
 
 /// An input of a plan.
 pub(crate) struct InputPlace {
@@ -109,8 +121,8 @@ impl Session {
             let Some(lane) = self.lanes.get_mut(*backend) else { continue };
             let place = places.get(next).unwrap_or(&places[0]);
             // The run before the one under way read this place.
-            let free = lane.start();
-            let queue = lane.incoming();
+            let free = lane.start().filter(|_| bytes.len() > SMALL);
+            let queue = queue_for(lane, bytes.len());
             let written = match free {
                 Some(event) => queue.wait(&*event).and_then(|()| queue.write(place, bytes)),
                 None => queue.write(place, bytes),
@@ -122,7 +134,7 @@ impl Session {
     }
 
     /// Before a run: exchanges the places of inputs if one was set, carrying the others over. Returns whether
-    /// anything is on its way.
+    /// anything is on its way in the incoming queues.
     pub(super) fn turn_inputs(&mut self, current: usize) -> Result<bool, RuntimeError> {
         let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
         let inputs = &mut entry.inputs;
@@ -133,13 +145,15 @@ impl Session {
             return Ok(false);
         }
         let (old, new) = (inputs.bank, 1 - inputs.bank);
+        let is_large = |input: &InputPlace| input.places.iter().any(|(_, places)| places[0].bytes > SMALL);
+        let on_its_way = inputs.all.iter().any(is_large);
         for input in inputs.all.iter_mut().filter(|input| !input.set) {
             for (backend, places) in &input.places {
                 let Some(lane) = self.lanes.get_mut(*backend).filter(|lane| lane.traffic.is_some()) else {
                     continue;
                 };
                 if let (Some(from), Some(to)) = (places.get(old), places.get(new)) {
-                    lane.incoming()
+                    queue_for(lane, from.bytes)
                         .copy(from, to)
                         .map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
                 }
@@ -149,7 +163,7 @@ impl Session {
             input.known |= std::mem::take(&mut input.set);
         }
         inputs.bank = new;
-        Ok(true)
+        Ok(on_its_way)
     }
 }
 

@@ -21,7 +21,8 @@ pub(crate) struct Traffic {
     pub(crate) lent: Box<dyn Queue>,
     /// Pushes copies out.
     pub(crate) outgoing: Box<dyn Queue>,
-    /// Recorded in the compute queue at the start of every run: everything of earlier runs is done.
+    /// Recorded in the compute queue at the start of every run that something may wait for: everything of earlier runs is
+    /// done.
     pub(crate) start: Arc<dyn Event>,
     /// Recorded in the incoming queue when the inputs of a run are on their way.
     pub(crate) inputs: Arc<dyn Event>,
