@@ -54,15 +54,23 @@ extern "C" __global__ void k_argmax(Tensor x, Tensor out) {
     if (threadIdx.x == 0) ((int *)out.address)[r] = indices[0];
 }
 
-// Sorts the indices of a row of at most 4096 elements by bitonic exchanges; equals keep their order. Writes the
-// first `out.d[3]`.
-extern "C" __global__ void k_argsort(Tensor x, Tensor out, int descending, int padded) {
-    extern __shared__ float keys[];
+// A number whose order is that of the values, equal for both zeros and the same for every value that is no number.
+__device__ __forceinline__ u32 sortable(float v, int descending) {
+    u32 bits = __float_as_uint(v != v ? __uint_as_float(0x7fffffffu) : v + 0.0f);
+    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return descending ? ~bits : bits;
+}
+
+// Sorts the indices of a row, or of each piece of `padded` elements of it, by bitonic exchanges; equals keep their order.
+// A row that is one piece gives its first `out.d[3]`; pieces go to `pieces`, rows of `x.d[3]` indices.
+extern "C" __global__ void k_argsort(Tensor x, Tensor out, u64 pieces, int descending, int padded) {
+    extern __shared__ u32 keys[];
     int *order = (int *)(keys + padded);
     i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
-    int cols = (int)x.d[3];
+    i64 start = (i64)blockIdx.y * padded;
+    int cols = (int)min((i64)padded, x.d[3] - start);
     for (int c = threadIdx.x; c < padded; c += blockDim.x) {
-        keys[c] = c < cols ? element(x, i0, i1, i2, c) : 0.0f;
+        keys[c] = c < cols ? sortable(element(x, i0, i1, i2, start + c), descending) : 0;
         order[c] = c;
     }
     __syncthreads();
@@ -75,13 +83,42 @@ extern "C" __global__ void k_argsort(Tensor x, Tensor out, int descending, int p
                     // Whether `a` belongs after `b`: padding comes last, then by value, then by position.
                     bool after = a >= cols ? b < cols || a > b
                                : b >= cols ? false
-                               : keys[a] == keys[b] ? a > b
-                               : descending ? keys[a] < keys[b] : keys[a] > keys[b];
+                               : keys[a] == keys[b] ? a > b : keys[a] > keys[b];
                     if (after == ((c & size) == 0)) { order[c] = b; order[other] = a; }
                 }
             }
             __syncthreads();
         }
     }
-    for (int c = threadIdx.x; c < out.d[3]; c += blockDim.x) ((int *)row_at(out, i0, i1, i2))[c] = order[c];
+    if (pieces) {
+        int *to = (int *)pieces + r * x.d[3] + start;
+        for (int c = threadIdx.x; c < cols; c += blockDim.x) to[c] = (int)start + order[c];
+    } else {
+        for (int c = threadIdx.x; c < out.d[3]; c += blockDim.x) ((int *)row_at(out, i0, i1, i2))[c] = order[c];
+    }
+}
+
+// Merges neighbouring sorted runs of `width` indices: each finds its new place by counting what the other run has before
+// it. `to` is 0 in the last step, which gives the first `out.d[3]` of each row.
+extern "C" __global__ void k_merge_runs(Tensor x, Tensor out, u64 from, u64 to, i64 width, int descending) {
+    i64 cols = x.d[3];
+    FOR_EACH(n, count(x)) {
+        i64 r = n / cols, c = n % cols, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
+        const int *row = (const int *)from + r * cols;
+        i64 both = c / (2 * width) * 2 * width, middle = min(both + width, cols), end = min(both + 2 * width, cols);
+        bool first = c < middle;
+        int mine = row[c];
+        u32 key = sortable(element(x, i0, i1, i2, mine), descending);
+        i64 low = first ? middle : both, high = first ? end : middle, start = low;
+        while (low < high) {
+            i64 half = (low + high) / 2;
+            int other = row[half];
+            u32 theirs = sortable(element(x, i0, i1, i2, other), descending);
+            if (theirs < key || (theirs == key && other < mine)) low = half + 1;
+            else high = half;
+        }
+        i64 place = both + (c - (first ? both : middle)) + (low - start);
+        if (to) ((int *)to)[r * cols + place] = mine;
+        else if (place < out.d[3]) ((int *)row_at(out, i0, i1, i2))[place] = mine;
+    }
 }

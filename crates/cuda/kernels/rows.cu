@@ -1,17 +1,135 @@
 // Copies, casts, and rows picked or replaced by index.
 
-// Quantizes 32 values to a Q8_0 block.
-__device__ void quantize_q8_0(const float *v, u8 *block) {
-    float most = 0.0f;
-    for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(v[i]));
-    u16 scale = float_to_half(most / 127.0f);
-    float stored = half_to_float(scale), inverse = stored > 0.0f ? 1.0f / stored : 0.0f;
-    block[0] = scale & 255;
-    block[1] = scale >> 8;
-    for (int i = 0; i < 32; i++) {
-        float q = roundf(v[i] * inverse);
-        ((i8 *)block)[2 + i] = (i8)fminf(127.0f, fmaxf(-127.0f, q));
+// Quantizing, step by step as the host does it (graph/src/blocks/fit.rs), so that both give the same blocks. Nothing here
+// may be fused or reordered.
+
+#define MOST 3.402823466e38f
+
+__device__ __forceinline__ float finite(float x) { return x != x ? 0.0f : fminf(MOST, fmaxf(-MOST, x)); }
+
+// The bits of a number as an f16 that is finite.
+__device__ __forceinline__ u16 finite_half(float x) {
+    return float_to_half(x != x ? 0.0f : fminf(65504.0f, fmaxf(-65504.0f, x)));
+}
+
+__device__ __forceinline__ float as_half(float x) { return half_to_float(finite_half(x)); }
+
+__device__ __forceinline__ float inverse_of(float step) { return step == 0.0f ? 0.0f : 1.0f / step; }
+
+// A whole number from 0 to `highest`: what is too large, too small or no number becomes one, too.
+__device__ __forceinline__ u8 whole(float x, float highest) { return (u8)fminf(highest, fmaxf(0.0f, x)); }
+
+// Scale and quants from 0 to `2 · offset − 1` with `value ≈ scale · (quant − offset)`.
+__device__ float fit_centred(const float *v, float offset, u8 *best) {
+    float extreme = 0.0f, best_scale = 0.0f;
+    for (int i = 0; i < 32; i++) if (fabsf(v[i]) > fabsf(extreme)) extreme = v[i];
+    for (int i = 0; i < 32; i++) best[i] = (u8)offset;
+    double least = INF;
+    for (int try_reach = 0; try_reach < 3; try_reach++) {
+        float reach = 0.5f * try_reach - offset, scale = as_half(extreme / reach);
+        for (int round = 0; round <= 2; round++) {
+            float inverse = inverse_of(scale);
+            u8 quants[32];
+            double error = 0.0, product = 0.0, square = 0.0;
+            for (int i = 0; i < 32; i++) {
+                quants[i] = whole(v[i] * inverse + (offset + 0.5f), 2.0f * offset - 1.0f);
+                double x = v[i], quant = (double)quants[i] - (double)offset, miss = x - (double)scale * quant;
+                error += miss * miss;
+                product += x * quant;
+                square += quant * quant;
+            }
+            if (error < least) {
+                least = error;
+                best_scale = scale;
+                for (int i = 0; i < 32; i++) best[i] = quants[i];
+            }
+            if (square == 0.0) break;
+            scale = as_half((float)(product / square));
+        }
     }
+    return best_scale;
+}
+
+// Scale, minimum and quants from 0 to `highest` with `value ≈ scale · quant + minimum`.
+__device__ float2 fit_from_minimum(const float *v, float highest, u8 *best) {
+    float lowest = MOST, largest = -MOST;
+    for (int i = 0; i < 32; i++) {
+        lowest = fminf(lowest, v[i]);
+        largest = fmaxf(largest, v[i]);
+        best[i] = 0;
+    }
+    float2 found = {0.0f, 0.0f};
+    float scale = as_half(largest / highest - lowest / highest), minimum = as_half(lowest);
+    double least = INF;
+    for (int round = 0; round <= 2; round++) {
+        float inverse = inverse_of(scale);
+        u8 quants[32];
+        double error = 0.0, sum_x = 0.0, sum_quant = 0.0, product = 0.0, square = 0.0;
+        for (int i = 0; i < 32; i++) {
+            quants[i] = whole((v[i] - minimum) * inverse + 0.5f, highest);
+            double x = v[i], quant = quants[i], miss = x - ((double)scale * quant + (double)minimum);
+            error += miss * miss;
+            sum_x += x;
+            sum_quant += quant;
+            product += x * quant;
+            square += quant * quant;
+        }
+        if (error < least) {
+            least = error;
+            found = make_float2(scale, minimum);
+            for (int i = 0; i < 32; i++) best[i] = quants[i];
+        }
+        double spread = 32.0 * square - sum_quant * sum_quant;
+        if (spread == 0.0) break;
+        double slope = (32.0 * product - sum_x * sum_quant) / spread;
+        scale = as_half((float)slope);
+        minimum = as_half((float)((sum_x - slope * sum_quant) / 32.0));
+    }
+    return found;
+}
+
+__device__ __forceinline__ void write16(u8 *to, u16 v) {
+    to[0] = v & 255;
+    to[1] = v >> 8;
+}
+
+__device__ __forceinline__ int block_bytes(u32 type) {
+    return type == Q4_0 ? 18 : type == Q4_1 ? 20 : type == Q5_0 ? 22 : type == Q5_1 ? 24 : 34;
+}
+
+// Quantizes 32 values to a block.
+__device__ void quantize_block(u32 type, float *v, u8 *block) {
+    for (int i = 0; i < 32; i++) v[i] = finite(v[i]);
+    if (type == Q8_0) {
+        float most = 0.0f;
+        for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(v[i]));
+        u16 scale = finite_half(most / 127.0f);
+        float inverse = inverse_of(half_to_float(scale));
+        write16(block, scale);
+        for (int i = 0; i < 32; i++) {
+            float steps = fminf(127.0f, fmaxf(-127.0f, v[i] * inverse));
+            ((i8 *)block)[2 + i] = (i8)(steps + copysignf(0.5f, steps));
+        }
+        return;
+    }
+    u8 quants[32];
+    if (type == Q4_0 || type == Q5_0) {
+        write16(block, finite_half(fit_centred(v, type == Q4_0 ? 8.0f : 16.0f, quants)));
+        block += 2;
+    } else {
+        float2 fit = fit_from_minimum(v, type == Q4_1 ? 15.0f : 31.0f, quants);
+        write16(block, finite_half(fit.x));
+        write16(block + 2, finite_half(fit.y));
+        block += 4;
+    }
+    if (type == Q5_0 || type == Q5_1) {
+        u32 fifth = 0;
+        for (int i = 0; i < 32; i++) fifth |= (u32)(quants[i] >> 4 & 1) << i;
+        write16(block, fifth & 0xffff);
+        write16(block + 2, fifth >> 16);
+        block += 4;
+    }
+    for (int i = 0; i < 16; i++) block[i] = (u8)((quants[i] & 15) | quants[i + 16] << 4);
 }
 
 // `out` in row-major order takes the elements of `x` in row-major order; shapes may differ.
@@ -27,8 +145,8 @@ extern "C" __global__ void k_copy(Tensor x, Tensor out) {
     }
 }
 
-// The same into Q8_0, a thread per block; rows of both sides have the same length.
-extern "C" __global__ void k_copy_q8_0(Tensor x, Tensor out) {
+// The same into blocks of 32, a thread per block; rows of both sides have the same length.
+extern "C" __global__ void k_copy_quantized(Tensor x, Tensor out) {
     i64 blocks = out.d[3] / 32;
     FOR_EACH(n, out.d[0] * out.d[1] * out.d[2] * blocks) {
         i64 b = n % blocks, r = n / blocks;
@@ -36,7 +154,7 @@ extern "C" __global__ void k_copy_q8_0(Tensor x, Tensor out) {
         i64 f2 = r % x.d[2], f1 = r / x.d[2] % x.d[1], f0 = r / x.d[2] / x.d[1];
         float v[32];
         for (int i = 0; i < 32; i++) v[i] = any_element(x, f0, f1, f2, b * 32 + i);
-        quantize_q8_0(v, row_at(out, t0, t1, t2) + b * 34);
+        quantize_block(out.type, v, row_at(out, t0, t1, t2) + b * block_bytes(out.type));
     }
 }
 
@@ -66,7 +184,7 @@ extern "C" __global__ void k_get_rows(Tensor x, Tensor ids, Tensor out, u64 faul
     }
 }
 
-// Rows of `x` written over rows of `target`; Q8_0 targets take a thread per block.
+// Rows of `x` written over rows of `target`; blocks of 32 take a thread each.
 extern "C" __global__ void k_set_rows(Tensor target, Tensor x, Tensor ids, u64 faults, u32 fault) {
     i64 r = blockIdx.x, t = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
     i64 id = *(const int *)(ids.address + i0 % ids.d[1] * ids.s[1] + i1 % ids.d[2] * ids.s[2] + t * ids.s[3]);
@@ -74,11 +192,11 @@ extern "C" __global__ void k_set_rows(Tensor target, Tensor x, Tensor ids, u64 f
         if (threadIdx.x == 0) report(faults, fault);
         return;
     }
-    if (target.type == Q8_0) {
+    if (target.type != F32 && target.type != F16 && target.type != BF16 && target.type != I32) {
         for (i64 b = threadIdx.x; b < x.d[3] / 32; b += blockDim.x) {
             float v[32];
             for (int i = 0; i < 32; i++) v[i] = element(x, i0, i1, t, b * 32 + i);
-            quantize_q8_0(v, row_at(target, i0, i1, id) + b * 34);
+            quantize_block(target.type, v, row_at(target, i0, i1, id) + b * block_bytes(target.type));
         }
     } else {
         for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) put(target, i0, i1, id, c, element(x, i0, i1, t, c));

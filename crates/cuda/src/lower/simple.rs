@@ -10,7 +10,7 @@ use crate::backend::is_plain;
 use crate::kernels::File;
 use crate::launch::{Described, Launch};
 
-/// The longest row that is sorted in a block's shared memory.
+/// The longest row that is sorted in a block's shared memory; longer ones are sorted in pieces, which are merged.
 const MOST_SORTED: usize = 4096;
 /// The largest grid dimension beyond the first, and head size, that the attention kernel takes.
 const MOST_GRID: usize = 65_535;
@@ -26,15 +26,10 @@ pub(super) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         return refuse("more rows than a grid has blocks");
     }
     match n.op() {
-        Op::ArgSort { .. } | Op::TopK { .. } if input(0).is_some_and(|x| x.shape().cols() > MOST_SORTED) => {
-            refuse("rows of more than 4096 elements are not sorted on the device")
-        }
-        Op::Cast { .. } | Op::CopyInto | Op::SetRows
-            if !is_plain(out.dtype())
-                && out.dtype() != DType::Q8_0
-                && input(usize::from(n.op().is_write())).is_some_and(|x| x.dtype() != out.dtype()) =>
+        Op::ArgSort { .. } | Op::TopK { .. }
+            if input(0).is_some_and(|x| x.shape().cols() > MOST_SORTED * MOST_GRID) =>
         {
-            refuse("only Q8_0 is quantized on the device")
+            refuse("rows of more pieces to be sorted than a grid has blocks")
         }
         Op::Attention(_) => {
             let (Some(q), Some(v)) = (input(0), input(2)) else { return refuse("inputs are missing") };
@@ -316,7 +311,9 @@ impl Lowering<'_> {
                 .arg(dtype.block_len() as i32)
                 .arg(dtype.block_bytes() as i32)
         } else if quantized(&to) {
-            Launch::over(self.function(File::Rows, c"k_copy_q8_0")?, to.elements() / 32).arg(from).arg(to)
+            Launch::over(self.function(File::Rows, c"k_copy_quantized")?, to.elements() / 32)
+                .arg(from)
+                .arg(to)
         } else {
             Launch::over(self.function(File::Rows, c"k_copy")?, to.elements()).arg(from).arg(to)
         };
@@ -325,11 +322,24 @@ impl Lowering<'_> {
     }
 
     fn sort(&mut self, x: Described, out: Described, order: Order) -> Result<(), BackendError> {
-        let padded = (x.dims[3] as usize).next_power_of_two().max(2);
-        let function = self.function(File::Reduce, c"k_argsort")?;
-        let launch = Launch::new(function, [x.rows() as u32, 1, 1], (padded as u32 / 2).clamp(32, 512));
+        let cols = x.dims[3] as usize;
+        let padded = cols.next_power_of_two().clamp(2, MOST_SORTED);
+        let pieces = cols.div_ceil(padded) as u32;
         let descending = i32::from(order == Order::Descending);
-        self.push(launch.shared(padded as u32 * 8).arg(x).arg(out).arg(descending).arg(padded as i32));
+        let [mut from, mut to] = if pieces > 1 { self.scratch(sort_scratch(&x)) } else { [0; 2] };
+        let function = self.function(File::Reduce, c"k_argsort")?;
+        let launch = Launch::new(function, [x.rows() as u32, pieces, 1], (padded as u32 / 2).clamp(32, 512));
+        let launch = launch.shared(padded as u32 * 8).arg(x).arg(out).arg(from);
+        self.push(launch.arg(descending).arg(padded as i32));
+        let merge = self.function(File::Reduce, c"k_merge_runs")?;
+        let mut width = padded;
+        while width < cols {
+            let last = 2 * width >= cols;
+            let launch = Launch::over(merge, x.elements()).arg(x).arg(out).arg(from);
+            self.push(launch.arg(if last { 0 } else { to }).arg(width as i64).arg(descending));
+            std::mem::swap(&mut from, &mut to);
+            width *= 2;
+        }
         Ok(())
     }
 
@@ -359,6 +369,11 @@ impl Lowering<'_> {
         );
         Ok(())
     }
+}
+
+/// Two lists of indices of all elements.
+fn sort_scratch(x: &Described) -> [usize; 2] {
+    [x.elements() as usize * 4; 2]
 }
 
 /// Whether a tensor is contiguous f32 in rows of whole, aligned float4s.
