@@ -92,7 +92,8 @@ fn the_page_shows_the_plan_in_a_browser() {
     plan.arg("--html").arg(file("plan.html")).arg("--json").arg(file("plan.json"));
     let said = end(&mut plan).well().out;
     assert!(
-        said.contains("sim:0 computes layers 15–29") && said.contains("The compute buffer of cpu is"),
+        said.contains("sim:0 computes layer 1 (split 1), layer 3")
+            && said.contains("The compute buffer of cpu is"),
         "{said}"
     );
     std::fs::write(file("names.html"), page("</title><b>bold", hostile(), 1)).unwrap();

@@ -20,12 +20,9 @@ pub fn offload(
 ) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
     let layers = hyper.layers;
     let all = on_device > layers;
-    let contiguous = std::env::var("QUADRIGA_LAYERS").is_ok_and(|v| v == "last");
-    let first_on_device = (layers + 1).saturating_sub(on_device);
     move |name: &str| {
         let device =
             match name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok()) {
-                Some(block) if contiguous => block >= first_on_device,
                 Some(block) => place_on_device(layers, on_device, block).is_some(),
                 None if name.starts_with("output") => on_device > 0,
                 // In models that have no other matrix for the logits, the embedding is read at both ends.

@@ -16,7 +16,7 @@ fn options() -> EngineOptions {
     EngineOptions { cache: DType::F32, batch: 8, ..EngineOptions::default() }
 }
 
-/// An engine with the last layers on the first of two devices.
+/// An engine with some layers on the first of two devices.
 fn cut(model: Model, devices: [Arc<dyn Backend>; 2], on_device: usize) -> Engine {
     let scheduler = Scheduler::new(devices).place(offload(model.hyperparameters(), on_device));
     Engine::new(model, &scheduler, options(), &mut |_| {}).unwrap()
