@@ -38,6 +38,15 @@ pub(crate) struct Takeover {
     pub(crate) input: TensorId,
 }
 
+/// A tensor that lies in the storage of another: a view, or a result that was written into it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lodger {
+    pub(crate) tensor: TensorId,
+    pub(crate) storage: TensorId,
+    /// Where in the storage it begins.
+    pub(crate) offset: u64,
+}
+
 /// A graph in flat arrays.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flow {
@@ -47,8 +56,8 @@ pub(crate) struct Flow {
     pub(crate) kind: Vec<Kind>,
     /// For each tensor its bytes.
     pub(crate) bytes: Vec<u64>,
-    /// The tensors that lie in the storage of another: views, and results that were written into it.
-    pub(crate) lodgers: Vec<TensorId>,
+    /// All that does not own its storage, in the order of the tensors.
+    pub(crate) lodgers: Vec<Lodger>,
     /// The tensors that no node computes, and what they are.
     pub(crate) leaves: Vec<(TensorId, Kind)>,
     /// In execution order.
@@ -77,7 +86,7 @@ impl Flow {
             if !matches!(*kind, Kind::Computed(_)) {
                 self.leaves.push((id, *kind));
             } else if *storage != id {
-                self.lodgers.push(id);
+                self.lodgers.push(Lodger { tensor: id, storage: *storage, offset: tensor.offset() as u64 });
             }
         }
         self.makers.clear();

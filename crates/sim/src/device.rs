@@ -138,7 +138,10 @@ impl Backend for Sim {
     }
 
     fn storage_bytes(&self, tensor: &Tensor) -> usize {
-        tensor.bytes().next_multiple_of(self.shared.settings.padding)
+        match self.shared.settings.padding {
+            1 => tensor.bytes(),
+            padding => tensor.bytes().next_multiple_of(padding),
+        }
     }
 
     fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {

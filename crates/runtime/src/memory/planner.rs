@@ -200,11 +200,11 @@ impl Planner {
             plan.spots[tensor.index()] = plan.spots[plan.sharing.roots[tensor.index()].index()];
         }
         for lodger in &flow.lodgers {
-            let mut spot = plan.spots[flow.storage[lodger.index()].index()];
+            let mut spot = plan.spots[lodger.storage.index()];
             if let Spot::Arena { offset, .. } = &mut spot {
-                *offset += request.graph[*lodger].offset() as u64;
+                *offset += lodger.offset;
             }
-            plan.spots[lodger.index()] = spot;
+            plan.spots[lodger.tensor.index()] = spot;
         }
         Ok(())
     }
@@ -233,9 +233,9 @@ fn validate(request: &Request<'_>) -> Result<(), MemoryError> {
         return Err(MemoryError::Length { what: "memories", expected: 1, found: 0 });
     }
     let known = |backend: u16| usize::from(backend) < count;
-    // One after the other only where one is wrong.
-    let highest = request.backends.iter().max();
-    if !highest.is_none_or(|backend| known(*backend))
+    // They are looked at one by one only where one is wrong.
+    let highest = request.backends.iter().fold(0, |highest, backend| highest.max(*backend));
+    if !known(highest)
         && let Some(index) = request.backends.iter().position(|backend| !known(*backend))
     {
         let what = graph.name(quadriga_graph::TensorId::from_index(index));

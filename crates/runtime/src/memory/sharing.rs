@@ -89,8 +89,8 @@ impl Sharing {
                 || self.placed[root.index()]
                 || self.placed[result.index()]
                 || self.roots[result.index()] != *result
+                // A part of a storage has fewer bytes than all of it.
                 || flow.bytes[input.index()] != flow.bytes[root.index()]
-                || (*input != root && request.graph[*input].offset() != 0)
                 || request.backend(root.index()) != request.backend(result.index())
                 || (flow.kind[root.index()] == Kind::Input && request.inputs == Inputs::Keep)
             {
@@ -102,7 +102,7 @@ impl Sharing {
         }
         // Views and written results follow the storage they lie in.
         for lodger in &flow.lodgers {
-            self.roots[lodger.index()] = self.roots[flow.storage[lodger.index()].index()];
+            self.roots[lodger.tensor.index()] = self.roots[lodger.storage.index()];
         }
     }
 }

@@ -14,6 +14,7 @@
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"
 )]
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use quadriga_graph::{Graph, Kind, NodeId, TensorId};
@@ -101,9 +102,9 @@ pub(crate) fn assign(
             reason: vec![Reason::WhereRead; count],
             ..Homes::default()
         },
+        pulls: Vec::new(),
         left: Vec::new(),
         states_left: Vec::new(),
-        pulls: vec![Pull::default(); backends.len()],
     };
     for (storage, _) in &flow.writers {
         assigner.written[storage.index()] = true;
@@ -138,17 +139,18 @@ struct Assigner<'a> {
     /// For each tensor whether nodes write into it that did not make it.
     written: Vec<bool>,
     homes: Homes,
+    /// Scratch: what draws a storage to backends.
+    pulls: Vec<Pull>,
     /// The makers whose storages have no home yet, by place.
     left: Vec<u32>,
     /// The states that have none.
     states_left: Vec<TensorId>,
-    /// Scratch: what draws a node to each backend.
-    pulls: Vec<Pull>,
 }
 
-/// What draws a node to a backend: the sources that live there.
-#[derive(Clone, Copy, Default)]
+/// What draws a storage to a backend: the sources that live there.
+#[derive(Clone, Copy)]
 struct Pull {
+    home: u16,
     /// Their bytes, and one for each of them.
     bytes: u64,
     /// One past the last node that made one of them.
@@ -212,50 +214,64 @@ impl Assigner<'_> {
         counts: impl Fn(&Source) -> bool,
         reason: impl Fn(usize) -> Reason,
     ) -> bool {
-        // Where the sources are; `usize::MAX` where there are none, or they are in several places.
-        let (mut drawn, mut only) = (false, usize::MAX);
+        // Nearly always they are all in one place.
+        let (mut only, mut largest) = (NO_BACKEND, (0, 0));
         for source in sources {
-            let home = usize::from(self.homes.home[source.storage.index()]);
-            if home < self.backends.len() && counts(source) && !self.homes.lent.contains(&source.storage) {
+            let home = self.homes.home[source.storage.index()];
+            if home != NO_BACKEND && counts(source) && !self.homes.lent.contains(&source.storage) {
+                if only != NO_BACKEND && only != home {
+                    return self.draw_apart(storage, sources, counts, reason);
+                }
+                only = home;
+                largest = largest.max((self.flow.bytes[source.tensor.index()], source.tensor.index()));
+            }
+        }
+        if only == NO_BACKEND {
+            return false;
+        }
+        let computes = self.computes(storage, only);
+        if computes {
+            self.set(storage, only, reason(largest.1));
+        } else {
+            self.homes.refused.entry(storage).or_insert(only);
+        }
+        computes
+    }
+
+    /// The same where the sources are in several places.
+    fn draw_apart(
+        &mut self,
+        storage: TensorId,
+        sources: &[Source],
+        counts: impl Fn(&Source) -> bool,
+        reason: impl Fn(usize) -> Reason,
+    ) -> bool {
+        let mut pulls = std::mem::take(&mut self.pulls);
+        pulls.clear();
+        for source in sources.iter().filter(|source| counts(source)) {
+            let home = self.homes.home[source.storage.index()];
+            if home != NO_BACKEND && !self.homes.lent.contains(&source.storage) {
                 let bytes = self.flow.bytes[source.tensor.index()];
-                let pull = &mut self.pulls[home];
-                pull.bytes += bytes + 1;
+                let place = pulls.iter().position(|pull| pull.home == home).unwrap_or(pulls.len());
+                if place == pulls.len() {
+                    pulls.push(Pull { home, bytes: 0, latest: 0, largest: (0, 0) });
+                }
+                let pull = &mut pulls[place];
+                pull.bytes = pull.bytes.saturating_add(bytes).saturating_add(1);
                 pull.latest = pull.latest.max(source.made());
                 pull.largest = pull.largest.max((bytes, source.tensor.index()));
-                only = if !drawn || only == home { home } else { usize::MAX };
-                drawn = true;
             }
         }
-        if !drawn {
-            return false;
+        pulls.sort_unstable_by_key(|pull| (Reverse((pull.bytes, pull.latest)), pull.home));
+        let taker = pulls.iter().position(|pull| self.computes(storage, pull.home));
+        if taker != Some(0) {
+            self.homes.refused.entry(storage).or_insert(pulls[0].home);
         }
-        if let Some(pull) = self.pulls.get_mut(only) {
-            let pull = std::mem::take(pull);
-            if self.computes(storage, only as u16) {
-                self.set(storage, only as u16, reason(pull.largest.1));
-                return true;
-            }
-            self.homes.refused.entry(storage).or_insert(only as u16);
-            return false;
+        if let Some(taker) = taker {
+            self.set(storage, pulls[taker].home, reason(pulls[taker].largest.1));
         }
-        let mut first = None;
-        let strength = |(home, pull): &(usize, Pull)| (pull.bytes, pull.latest, usize::MAX - home);
-        while let Some((home, pull)) = self.pulls.iter().copied().enumerate().max_by_key(strength)
-            && pull.bytes > 0
-        {
-            self.pulls[home] = Pull::default();
-            if !self.has_home(storage) {
-                if self.computes(storage, home as u16) {
-                    self.set(storage, home as u16, reason(pull.largest.1));
-                } else {
-                    first.get_or_insert(home as u16);
-                }
-            }
-        }
-        if let Some(refused) = first {
-            self.homes.refused.entry(storage).or_insert(refused);
-        }
-        self.has_home(storage)
+        self.pulls = pulls;
+        taker.is_some()
     }
 
     /// Going backward: storages whose readers have a home. The earliest reader decides.
@@ -282,8 +298,8 @@ impl Assigner<'_> {
                 found = true;
             }
             let home = self.homes.home[storage.index()];
-            for source in sources {
-                reader[source.storage.index()] = (home, maker.node.index() as u32);
+            for Source { storage, .. } in sources.iter().filter(|source| !self.has_home(source.storage)) {
+                reader[storage.index()] = (home, maker.node.index() as u32);
             }
         }
         // A state that is only read has no node of its own above.

@@ -48,15 +48,15 @@ pub(crate) fn settle(
             let then: u64 = sources.iter().filter(brought).map(|source| bytes(source.tensor)).sum();
             if then < bytes(storage) && computes(storage, there) {
                 homes.home[storage.index()] = there;
-                homes.reason[storage.index()] = Reason::SavesCopy { node: reader };
+                homes.reason[storage.index()] = Reason::SavesCopy { node: reader as usize };
             }
         }
         let home = homes.home[storage.index()];
-        for Source { storage: source, .. } in sources {
+        for Source { storage: source, .. } in sources.iter().filter(|source| source.moves()) {
             let (others, first) = &mut readers[source.index()];
             *others = if *others == NO_BACKEND || *others == home { home } else { SEVERAL };
-            *first = maker.node.index();
-            if homes.home[source.index()] != home && homes.home[source.index()] != NO_BACKEND {
+            *first = maker.node.index() as u32;
+            if homes.home[source.index()] != home {
                 read_remotely.insert((*source, home));
             }
         }

@@ -96,7 +96,7 @@ impl Space {
         let somewhere = |home: &u16| if *home == NO_BACKEND { 0 } else { *home };
         let mut of_tensor: Vec<u16> = homes.home.iter().map(somewhere).collect();
         for lodger in &flow.lodgers {
-            of_tensor[lodger.index()] = of_tensor[flow.storage[lodger.index()].index()];
+            of_tensor[lodger.tensor.index()] = of_tensor[lodger.storage.index()];
         }
         let request = Request {
             backends: &of_tensor,
