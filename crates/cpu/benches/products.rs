@@ -1,6 +1,6 @@
 //! How fast the kernels are: products and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
 //!
-//! `cargo bench -p quadriga-cpu --bench products -- [one-row|many-rows|f32|attention|pack] [threads] [isa] [rows]`
+//! `cargo bench -p quadriga-cpu --bench products -- [one-row|cached-row|many-rows|f32|attention|pack] [threads] [isa] [rows or type]`
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,14 +26,22 @@ fn thread_seconds() -> f64 {
 /// Seconds of the fastest run, after one to warm up: what the code can do when nothing else runs. At least `runs`, and as
 /// many as fit half a second: on a shared machine only some are undisturbed.
 fn best(runs: usize, mut body: impl FnMut()) -> f64 {
-    body();
+    let [least] = best_of(runs, [&mut body]);
+    least
+}
+
+/// As [`best`], of several that take turns, so that all of them see the machine at its best.
+fn best_of<const N: usize>(runs: usize, mut bodies: [&mut dyn FnMut(); N]) -> [f64; N] {
+    bodies.iter_mut().for_each(|body| body());
     let begin = Instant::now();
-    let (mut count, mut least) = (0, f64::INFINITY);
-    while count < runs || begin.elapsed().as_secs_f64() < 0.5 {
-        let (start, busy) = (Instant::now(), thread_seconds());
-        body();
-        let one = ONE_THREAD.load(Ordering::Relaxed);
-        least = least.min(if one { thread_seconds() - busy } else { start.elapsed().as_secs_f64() });
+    let (mut count, mut least) = (0, [f64::INFINITY; N]);
+    while count < runs || begin.elapsed().as_secs_f64() < 0.5 * N as f64 {
+        for (body, least) in bodies.iter_mut().zip(&mut least) {
+            let (start, busy) = (Instant::now(), thread_seconds());
+            body();
+            let one = ONE_THREAD.load(Ordering::Relaxed);
+            *least = least.min(if one { thread_seconds() - busy } else { start.elapsed().as_secs_f64() });
+        }
         count += 1;
     }
     least
@@ -47,7 +55,7 @@ fn large_pages(bytes: usize) -> Vec<u8> {
         // SAFETY: advice about pages inside the block.
         unsafe { libc::madvise(memory.as_mut_ptr().add(first).cast(), bytes - first, libc::MADV_HUGEPAGE) };
     }
-    memory.resize(bytes, 0x11);
+    memory.resize(bytes, 0x33);
     memory
 }
 
@@ -66,6 +74,18 @@ fn read(pool: &Pool, isa: Isa, floats: &[f32]) {
 
 /// A product of `m` rows; returns seconds.
 fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], m: usize, runs: usize) -> f64 {
+    with_product(pool, isa, layout, packed, m, |run| best(runs, run))
+}
+
+/// Gives `time` a product of `m` rows to run.
+fn with_product<R>(
+    pool: &Pool,
+    isa: Isa,
+    layout: &Layout,
+    packed: &[u8],
+    m: usize,
+    time: impl FnOnce(&mut dyn FnMut()) -> R,
+) -> R {
     let (n, k) = (layout.rows(), layout.columns());
     let x: Vec<f32> = (0..m * k).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
     let mut y = vec![0.0; m * n];
@@ -74,7 +94,7 @@ fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], m: usize, runs
     let threads = pool.threads();
     let mut work = vec![0; Activations::work_bytes(isa, layout.dtype(), m, k, threads).unwrap()];
     let activations = Activations::new(isa, layout.dtype(), m, k, threads, &mut work).unwrap();
-    best(runs, || {
+    time(&mut || {
         pool.run(&|worker| {
             activations.prepare(worker, &input)?;
             worker.barrier()?;
@@ -110,21 +130,58 @@ fn one_row(pool: &Pool, isa: Isa) {
     let memory = &mut memory[start..start + bytes];
     // SAFETY: advice on memory that is ours.
     unsafe { libc::madvise(memory.as_mut_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
-    memory.fill(0x11);
+    memory.fill(0x33);
     let memory = &*memory;
     let floats: &[f32] = bytemuck::cast_slice(memory);
     println!("one row, weights of {} MiB (larger than the last-level cache), {isa}:", bytes >> 20);
     for dtype in TYPES {
-        let plain = best(5, || read(pool, isa, floats));
-        let plain = bytes as f64 / plain / 1e9;
         let k = 4096;
         let n = bytes / dtype.row_bytes(k).unwrap() / 16 * 16;
         let layout = Layout::new(dtype, n, k).unwrap();
-        let seconds = product(pool, isa, &layout, &memory[..layout.bytes()], 1, 5);
+        let packed = &memory[..layout.bytes()];
+        let [plain, seconds] = with_product(pool, isa, &layout, packed, 1, |run| {
+            best_of(10, [&mut || read(pool, isa, floats), run])
+        });
+        let plain = bytes as f64 / plain / 1e9;
         let speed = layout.bytes() as f64 / seconds / 1e9;
         println!(
             "  {dtype:<7} {speed:6.2} GB/s = {:5.1} % of a plain read ({plain:.2})",
             speed / plain * 100.0
+        );
+    }
+}
+
+/// Cycles that one thread needs for 16 rows × 32 columns of weights in the second-level cache: what computing costs when
+/// memory does not hold it up. A chain of multiplications tells how long a cycle is at the moment.
+fn cached_row(isa: Isa, only: Option<&str>) {
+    let pool = Pool::new(1).unwrap();
+    let (n, k) = (512, 4096);
+    println!("one row, one thread, weights in the second-level cache, {isa}:");
+    for dtype in TYPES.into_iter().filter(|dtype| only.is_none_or(|name| dtype.to_string() == name)) {
+        let n = if dtype.is_quantized() { n } else { n / 4 };
+        let layout = Layout::new(dtype, n, k).unwrap();
+        let packed = large_pages(layout.bytes() + 64);
+        let packed = &packed[packed.as_ptr().align_offset(64)..][..layout.bytes()];
+        let steps = 20_000_u64;
+        let mut multiplications = || {
+            let mut sum = std::hint::black_box(0_u64);
+            for _ in 0..steps {
+                // SAFETY: multiplies a register, in three cycles.
+                unsafe { std::arch::asm!("imul {0}, {0}", inout(reg) sum) };
+            }
+            std::hint::black_box(sum);
+        };
+        let [cycles, seconds] =
+            with_product(&pool, isa, &layout, packed, 1, |run| best_of(50, [&mut multiplications, run]));
+        let cycle = cycles / (3 * steps) as f64;
+        let blocks = (n / 16 * k / 32) as f64;
+        println!(
+            "  {dtype:<7} {:6.1} cycles for {:3.0} bytes, {:5.3} a byte; {:6.2} GB/s at {:.2} GHz",
+            seconds / cycle / blocks,
+            layout.bytes() as f64 / blocks,
+            seconds / cycle / layout.bytes() as f64,
+            layout.bytes() as f64 / seconds / 1e9,
+            1e-9 / cycle
         );
     }
 }
@@ -141,7 +198,7 @@ fn many_rows(pool: &Pool, isa: Isa, rows: Option<usize>) {
             (DType::F16, 1024, 2048),
         ] {
             let layout = Layout::new(dtype, n, k).unwrap();
-            let packed = vec![0x11_u8; layout.bytes()];
+            let packed = vec![0x33_u8; layout.bytes()];
             let seconds = product(pool, isa, &layout, &packed, m, 15);
             let work = 2.0 * (n * k * m) as f64;
             let (gflops, speed) = (work / seconds / 1e9, layout.bytes() as f64 / seconds / 1e9);
@@ -156,7 +213,7 @@ fn many_rows(pool: &Pool, isa: Isa, rows: Option<usize>) {
 fn f32_cube(pool: &Pool, isa: Isa) {
     let size = 1024;
     let layout = Layout::new(DType::F32, size, size).unwrap();
-    let packed = vec![0x11_u8; layout.bytes()];
+    let packed = vec![0x33_u8; layout.bytes()];
     let seconds = product(pool, isa, &layout, &packed, size, 7);
     println!("f32 {size}³, {isa}: {:.1} GFLOP/s", 2.0 * (size as f64).powi(3) / seconds / 1e9);
 }
@@ -222,7 +279,7 @@ fn attention(pool: &Pool, isa: Isa) {
 fn pack(pool: &Pool) {
     for (dtype, n, k) in [(DType::Q4_1, 49152, 576), (DType::Q8_0, 49152, 576), (DType::Q4_K, 8192, 4096)] {
         let layout = Layout::new(dtype, n, k).unwrap();
-        let file = vec![0x11_u8; dtype.row_bytes(k).unwrap() * n];
+        let file = vec![0x33_u8; dtype.row_bytes(k).unwrap() * n];
         let mut packed = vec![0; layout.bytes()];
         let groups: Vec<_> =
             packed.chunks_exact_mut(layout.group_bytes()).map(std::sync::Mutex::new).collect();
@@ -257,6 +314,12 @@ fn main() {
     }
     if wants("pack") {
         pack(&pool);
+    }
+    if wants("cached-row") {
+        // Short runs: some of them are undisturbed, and the clock of a thread is not fine enough for them.
+        ONE_THREAD.store(false, Ordering::Relaxed);
+        cached_row(isa, arguments.get(3).map(String::as_str));
+        ONE_THREAD.store(threads == 1, Ordering::Relaxed);
     }
     if wants("one-row") {
         one_row(&pool, isa);

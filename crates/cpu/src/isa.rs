@@ -12,7 +12,7 @@ pub const ISA_VARIABLE: &str = "QUADRIGA_ISA";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx2(());
 
-/// Proof of AVX-512 F, BW, VL, DQ, VNNI and BF16, and of everything in [`Avx2`].
+/// Proof of AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, of GFNI, and of everything in [`Avx2`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512(());
 
@@ -163,7 +163,9 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("avx512bf16");
+            && is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("gfni");
         has.then_some(Avx512(()))
     }
 }

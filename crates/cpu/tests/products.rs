@@ -194,7 +194,7 @@ fn products_of_every_type_on_every_instruction_set() {
                     let limit = match Form::choose(isa, dtype, m).unwrap() {
                         Form::Panels(_) => 1e-12,
                         _ if k < 32 => 5e-5,
-                        Form::Bytes => 1e-8,
+                        Form::Bytes(_) => 1e-8,
                         Form::Words => 2e-6,
                         Form::Tiles => 2e-5,
                     };

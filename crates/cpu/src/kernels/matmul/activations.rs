@@ -24,8 +24,10 @@ const ALIGN: usize = 64;
 ///
 /// ```text
 /// Panels(r)  rows in panels of r (the last one shorter): column 0 of the panel's rows, column 1, …     f32
-/// Bytes      row after row, for every block of 32 columns: x / 128 rounded, as 32 × i8, then the rest of x, as 32 × i8;
-///            then for every row and block: scale, scale × sum (f32); for every row and half block: scale × sum (f32)
+/// Bytes(s)   row after row, for every block of 32 columns: x / 128 rounded, as 32 × i8, then the rest of x, as 32 × i8;
+///            then for every row and block: scale, scale × sum (f32); for every row and half block: scale × sum (f32);
+///            then, where s is 256, for every row and block: sum of the high bytes of the first half, of the second,
+///            sum of the low bytes of the first, of the second (i16). Blocks within s columns have the same scale.
 /// Words      span after span of 128 columns, row after row: 128 × i16; then span after span: a scale for every row (f32)
 /// Tiles      16 rows × 32 columns of bf16 = one AMX tile of 1024 bytes, row-major inside;
 ///            tiles of 16 rows side by side over the columns, then the next 16 rows; filled up with zeros
@@ -72,6 +74,8 @@ pub(super) struct BytesRow {
     pub(super) scales: *mut f32,
     pub(super) sums: *mut f32,
     pub(super) half_sums: *mut f32,
+    /// Sums of bytes; only in [`Form::Bytes`] with scales for more than a block.
+    pub(super) pairs: *mut i16,
 }
 
 fn round_up(bytes: usize) -> Option<usize> {
@@ -83,8 +87,9 @@ fn form_bytes(form: Form, rows: usize, columns: usize) -> Option<usize> {
     let elements = rows.checked_mul(columns)?;
     match form {
         Form::Panels(_) => round_up(elements.checked_mul(4)?),
-        Form::Bytes => {
-            round_up(elements.checked_mul(2)?)?.checked_add(round_up((elements / BLOCK).checked_mul(16)?)?)
+        Form::Bytes(span) => {
+            let each = if span > BLOCK { 16 + 8 } else { 16 };
+            round_up(elements.checked_mul(2)?)?.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)
         }
         Form::Words => round_up(rows.checked_mul(columns.div_ceil(SPAN))?.checked_mul(2 * SPAN + 4)?),
         Form::Tiles => rows
@@ -147,7 +152,12 @@ impl<'w> Activations<'w> {
         work: *mut u8,
     ) -> Result<Activations<'w>, KernelError> {
         let form = Form::choose(isa, dtype, rows)?;
-        if matches!(form, Form::Bytes | Form::Words) && !columns.is_multiple_of(BLOCK) {
+        let multiple = match form {
+            Form::Bytes(span) => span,
+            Form::Words => BLOCK,
+            Form::Panels(_) | Form::Tiles => 1,
+        };
+        if !columns.is_multiple_of(multiple) {
             return Err(KernelError::Blocks { dtype, columns });
         }
         let base = work.wrapping_add(work.align_offset(ALIGN));
@@ -225,8 +235,8 @@ impl<'w> Activations<'w> {
                 }
                 Form::Panels(_) => scalar::prepare_panel(self, input, rows),
                 #[cfg(target_arch = "x86_64")]
-                Form::Bytes => match (self.isa.avx512(), self.isa.avx2()) {
-                    (Some(token), _) => super::avx512_prepare::bytes_row(token, self, input, first),
+                Form::Bytes(span) => match (self.isa.avx512(), self.isa.avx2()) {
+                    (Some(token), _) => super::avx512_prepare::bytes_row(token, self, input, first, span),
                     (None, Some(token)) => super::avx2_prepare::bytes_row(token, self, input, first),
                     (None, None) => {}
                 },
@@ -244,7 +254,7 @@ impl<'w> Activations<'w> {
                 }
                 // `Form::choose` gives these forms only where the instructions exist.
                 #[cfg(not(target_arch = "x86_64"))]
-                Form::Bytes | Form::Words | Form::Tiles => {}
+                Form::Bytes(_) | Form::Words | Form::Tiles => {}
             }
         }
     }
@@ -266,6 +276,7 @@ impl<'w> Activations<'w> {
             scales: floats.wrapping_add(at),
             sums: floats.wrapping_add(blocks + at),
             half_sums: floats.wrapping_add(2 * blocks + 2 * at),
+            pairs: floats.wrapping_add(4 * blocks).cast::<i16>().wrapping_add(4 * at),
         }
     }
 

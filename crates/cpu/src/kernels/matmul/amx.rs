@@ -75,7 +75,7 @@ pub(crate) fn release(_token: Amx) {
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,gfni,f16c")]
 unsafe fn quantized<P: Packed>(task: &Task<'_>) {
     // SAFETY: promised by the caller.
     unsafe {
@@ -353,7 +353,7 @@ pub(crate) fn pair_order() -> __m512i {
 }
 
 /// Unpacks `count` blocks of a group, from block `first`, to bf16 tiles.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,gfni,f16c")]
 unsafe fn quantized_panel<P: Packed>(
     task: &Task<'_>,
     group: usize,
@@ -396,7 +396,7 @@ unsafe fn half_panel(task: &Task<'_>, group: usize, first: usize, count: usize, 
     unsafe { half_panel_inner(task, group, first, count, out) }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,gfni,f16c")]
 unsafe fn half_panel_inner(task: &Task<'_>, group: usize, first: usize, count: usize, out: *mut u8) {
     let packed = task.group(group).as_ptr();
     let order = pair_order();

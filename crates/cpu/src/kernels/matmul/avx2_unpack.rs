@@ -32,8 +32,8 @@ pub(super) trait Quants {
 
 /// A way to store scales.
 pub(super) trait Scales {
-    const HEAD: usize;
-    const EACH: usize;
+    /// Bytes of a cell's scales.
+    const BYTES: usize;
     const HALVES: bool;
     /// Whether `m` can differ from 0.
     const MINIMUM: bool;
@@ -65,7 +65,7 @@ pub(super) trait Packed {
 
 impl<Q: Quants, S: Scales, const BLOCKS: usize> Packed for Cell<Q, S, BLOCKS> {
     const BLOCKS: usize = BLOCKS;
-    const BYTES: usize = BLOCKS * (Q::BYTES + S::EACH) + S::HEAD;
+    const BYTES: usize = BLOCKS * Q::BYTES + S::BYTES;
     const RANGE: [f32; 2] = Q::RANGE;
     const HALVES: bool = S::HALVES;
     const MINIMUM: bool = S::MINIMUM;
@@ -92,7 +92,7 @@ pub(super) struct Nibble;
 pub(super) struct NibbleOne;
 pub(super) struct NibbleTwo;
 pub(super) struct Two;
-pub(super) struct TwoOne;
+pub(super) struct Three;
 pub(super) struct LevelsIq4;
 pub(super) struct LevelsMx;
 
@@ -113,7 +113,7 @@ pub(super) type Q5_0 = Cell<NibbleOne, Half<16>, 1>;
 pub(super) type Q5_1 = Cell<NibbleOne, HalfMinimum, 1>;
 pub(super) type Q8_0 = Cell<Byte, Half<0>, 1>;
 pub(super) type Q2K = Cell<Two, NibbleTwice, 8>;
-pub(super) type Q3K = Cell<TwoOne, SixTwice, 8>;
+pub(super) type Q3K = Cell<Three, SixTwice, 8>;
 pub(super) type Q4K = Cell<Nibble, SixPair, 8>;
 pub(super) type Q5K = Cell<NibbleOne, SixPair, 8>;
 pub(super) type Q6K = Cell<NibbleTwo, ByteTwice, 8>;
@@ -195,7 +195,7 @@ impl Quants for NibbleOne {
         // SAFETY: the nibbles come first, then one vector of fifth bits.
         let (mut q, bits) = unsafe { (Nibble::load(block), vector(block, 4)) };
         for (v, q) in q.iter_mut().enumerate() {
-            *q = or_masked(*q, shifted(bits, v as i32 - 4), _mm256_set1_epi8(16));
+            *q = or_masked(*q, shifted(bits, (v as i32 ^ 4) - 4), _mm256_set1_epi8(16));
         }
         q
     }
@@ -212,8 +212,9 @@ impl Quants for NibbleTwo {
         // SAFETY: the nibbles come first, then two vectors of high bits.
         let (mut q, bits) = unsafe { (Nibble::load(block), [vector(block, 4), vector(block, 5)]) };
         for (v, q) in q.iter_mut().enumerate() {
-            let bits = if v < 4 { bits[0] } else { bits[1] };
-            *q = or_masked(*q, shifted(bits, 2 * (v as i32 % 4) - 4), _mm256_set1_epi8(0x30));
+            let bits = if v / 2 % 2 == 0 { bits[0] } else { bits[1] };
+            let from = 2 * (v as i32 % 2) + if v < 4 { 4 } else { 0 };
+            *q = or_masked(*q, shifted(bits, from - 4), _mm256_set1_epi8(0x30));
         }
         q
     }
@@ -238,7 +239,7 @@ impl Quants for Two {
     }
 }
 
-impl Quants for TwoOne {
+impl Quants for Three {
     const RANGE: [f32; 2] = [0.0, 7.0];
     const BYTES: usize = 192;
     const SIGNED: bool = false;
@@ -246,12 +247,21 @@ impl Quants for TwoOne {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn load(block: *const u8) -> [__m256i; 8] {
-        // SAFETY: the pairs of bits come first, then one vector of third bits.
-        let (mut q, bits) = unsafe { (Two::load(block), vector(block, 2)) };
-        for (v, q) in q.iter_mut().enumerate() {
-            *q = or_masked(*q, shifted(bits, v as i32 - 2), _mm256_set1_epi8(4));
-        }
-        q
+        // SAFETY: three vectors of the block.
+        let (a, b, c) = unsafe { (vector(block, 0), vector(block, 1), vector(block, 2)) };
+        let three = |v, shift| _mm256_and_si256(shifted(v, shift), _mm256_set1_epi8(7));
+        let two = |v| _mm256_and_si256(shifted(v, 6), _mm256_set1_epi8(3));
+        let third = |shift| _mm256_and_si256(shifted(c, shift), _mm256_set1_epi8(4));
+        [
+            three(a, 0),
+            three(b, 0),
+            three(c, 0),
+            three(a, 3),
+            three(b, 3),
+            three(c, 5),
+            _mm256_or_si256(two(a), third(1)),
+            _mm256_or_si256(two(b), third(2)),
+        ]
     }
 }
 
@@ -315,30 +325,35 @@ fn minus(offset: i32, d: __m256) -> __m256 {
     _mm256_mul_ps(_mm256_set1_ps(-(offset as f32)), d)
 }
 
-/// `d (s − offset)`
+/// `d s`
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn scaled(d: __m256, s: __m256i, offset: i32) -> __m256 {
-    _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_sub_epi32(s, _mm256_set1_epi32(offset))))
+fn scaled(d: __m256, s: __m256i) -> __m256 {
+    _mm256_mul_ps(d, _mm256_cvtepi32_ps(s))
 }
 
-/// The pairs of 6-bit numbers of eight rows.
+/// A word of 32 bits of eight rows, of those that start at the address.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn six_pairs(at: *const u8, half: usize) -> [__m256i; 2] {
-    // SAFETY: promised by the caller: 24 bytes.
-    let (low, high) = unsafe { (bytes(at, half), bytes(at.add(16), 0)) };
-    let high = _mm256_srl_epi32(high, _mm_cvtsi32_si128(4 * half as i32));
-    let (four, two) = (_mm256_set1_epi32(15), _mm256_set1_epi32(0x30));
-    [
-        or_masked(_mm256_and_si256(low, four), _mm256_slli_epi32::<4>(high), two),
-        or_masked(_mm256_srli_epi32::<4>(low), _mm256_slli_epi32::<2>(high), two),
-    ]
+unsafe fn words(at: *const u8, index: usize, half: usize) -> __m256i {
+    // SAFETY: promised by the caller.
+    unsafe { _mm256_loadu_si256(at.add(64 * index + 32 * half).cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn right(a: __m256i, bits: usize) -> __m256i {
+    _mm256_srl_epi32(a, _mm_cvtsi64_si128(bits as i64))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn left(a: __m256i, bits: usize) -> __m256i {
+    _mm256_sll_epi32(a, _mm_cvtsi64_si128(bits as i64))
 }
 
 impl<const OFFSET: i32> Scales for Half<OFFSET> {
-    const HEAD: usize = 0;
-    const EACH: usize = 32;
+    const BYTES: usize = 32;
     const HALVES: bool = false;
     const MINIMUM: bool = OFFSET != 0;
     #[inline]
@@ -351,8 +366,7 @@ impl<const OFFSET: i32> Scales for Half<OFFSET> {
 }
 
 impl Scales for HalfMinimum {
-    const HEAD: usize = 0;
-    const EACH: usize = 64;
+    const BYTES: usize = 64;
     const HALVES: bool = false;
     const MINIMUM: bool = true;
     #[inline]
@@ -364,8 +378,7 @@ impl Scales for HalfMinimum {
 }
 
 impl Scales for Exponent {
-    const HEAD: usize = 0;
-    const EACH: usize = 16;
+    const BYTES: usize = 16;
     const HALVES: bool = false;
     const MINIMUM: bool = true;
     #[inline]
@@ -382,40 +395,56 @@ impl Scales for Exponent {
 }
 
 impl Scales for SixPair {
-    const HEAD: usize = 64;
-    const EACH: usize = 24;
+    const BYTES: usize = 64 + 192;
     const HALVES: bool = false;
     const MINIMUM: bool = true;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(scales: *const u8, block: usize, half: usize) -> Affine {
-        // SAFETY: promised by the caller.
-        let (d, dm, [s, t]) = unsafe {
-            (halves(scales, half), halves(scales.add(32), half), six_pairs(scales.add(64 + 24 * block), half))
+        let number = |i: usize| {
+            // SAFETY: promised by the caller: three words of every row.
+            let word = |w: usize| unsafe { words(scales.add(64), w, half) };
+            if i < 15 {
+                return _mm256_and_si256(right(word(i / 5), 6 * (i % 5)), _mm256_set1_epi32(63));
+            }
+            let high = left(right(word(2), 30), 4);
+            let low = or_masked(right(word(0), 30), right(word(1), 28), _mm256_set1_epi32(12));
+            _mm256_or_si256(high, low)
         };
-        let (d, m) = (scaled(d, s, 0), scaled(minus(1, dm), t, 0));
+        // SAFETY: promised by the caller.
+        let (d, dm) = unsafe { (halves(scales, half), halves(scales.add(32), half)) };
+        let (d, m) = (scaled(d, number(block)), scaled(minus(1, dm), number(8 + block)));
         Affine { d: [d; 2], m: [m; 2] }
     }
 }
 
 impl Scales for SixTwice {
-    const HEAD: usize = 32;
-    const EACH: usize = 24;
+    const BYTES: usize = 32 + 192;
     const HALVES: bool = true;
     const MINIMUM: bool = true;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(scales: *const u8, block: usize, half: usize) -> Affine {
+        // SAFETY: promised by the caller: three words of every row.
+        let word = |w: usize| unsafe { words(scales.add(32), w, half) };
+        // The number is brought to the top of its half of the word.
+        let top = match block {
+            0..3 => word(block),
+            3..6 => _mm256_slli_epi16::<6>(word(block - 3)),
+            _ => {
+                let low = _mm256_sll_epi16(word(2), _mm_cvtsi64_si128(10 - 2 * (block as i64 - 6)));
+                or_masked(_mm256_slli_epi16::<12>(word(block - 6)), low, _mm256_set1_epi16(0x0c00))
+            }
+        };
         // SAFETY: promised by the caller.
-        let (d, [s, t]) = unsafe { (halves(scales, half), six_pairs(scales.add(32 + 24 * block), half)) };
-        let d = [scaled(d, s, 32), scaled(d, t, 32)];
+        let d = unsafe { halves(scales, half) };
+        let d = [scaled(d, _mm256_srai_epi32::<26>(left(top, 16))), scaled(d, _mm256_srai_epi32::<26>(top))];
         Affine { d, m: [minus(4, d[0]), minus(4, d[1])] }
     }
 }
 
 impl Scales for ByteTwice {
-    const HEAD: usize = 32;
-    const EACH: usize = 32;
+    const BYTES: usize = 32 + 256;
     const HALVES: bool = true;
     const MINIMUM: bool = true;
     #[inline]
@@ -427,52 +456,50 @@ impl Scales for ByteTwice {
             let signed = |at: *const u8| _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()));
             (halves(scales, half), signed(at), signed(at.add(16)))
         };
-        let d = [scaled(d, s, 0), scaled(d, t, 0)];
+        let d = [scaled(d, s), scaled(d, t)];
         Affine { d, m: [minus(32, d[0]), minus(32, d[1])] }
     }
 }
 
 impl Scales for NibbleTwice {
-    const HEAD: usize = 64;
-    const EACH: usize = 32;
+    const BYTES: usize = 64 + 256;
     const HALVES: bool = true;
     const MINIMUM: bool = true;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(scales: *const u8, block: usize, half: usize) -> Affine {
-        // SAFETY: promised by the caller.
+        // SAFETY: promised by the caller: four words of every row.
         let (d, dm, s, t) = unsafe {
-            let at = scales.add(64 + 32 * block);
-            (halves(scales, half), halves(scales.add(32), half), bytes(at, half), bytes(at.add(16), half))
+            let word = |w: usize| right(words(scales.add(64), w + block / 4, half), 4 * (block % 4));
+            (halves(scales, half), halves(scales.add(32), half), word(0), word(2))
         };
-        let four = _mm256_set1_epi32(15);
+        let low = |a| _mm256_and_si256(a, _mm256_set1_epi32(15));
         let dm = minus(1, dm);
         Affine {
-            d: [scaled(d, _mm256_and_si256(s, four), 0), scaled(d, _mm256_and_si256(t, four), 0)],
-            m: [scaled(dm, _mm256_srli_epi32::<4>(s), 0), scaled(dm, _mm256_srli_epi32::<4>(t), 0)],
+            d: [scaled(d, low(s)), scaled(d, low(right(s, 16)))],
+            m: [scaled(dm, low(t)), scaled(dm, low(right(t, 16)))],
         }
     }
 }
 
 impl Scales for Six {
-    const HEAD: usize = 32;
-    const EACH: usize = 12;
+    const BYTES: usize = 32 + 96;
     const HALVES: bool = false;
     const MINIMUM: bool = false;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(scales: *const u8, block: usize, half: usize) -> Affine {
-        // SAFETY: promised by the caller: 12 bytes, of which 8 and then 4 are read.
-        let (d, low, high) = unsafe {
-            let at = scales.add(32 + 12 * block);
-            (halves(scales, half), bytes(at, 0), at.add(8).cast::<i32>().read_unaligned())
+        // SAFETY: promised by the caller: a word of 32 bits and one of 16 bits of every row.
+        let (d, long, short) = unsafe {
+            let short = _mm_loadu_si128(scales.add(96 + 16 * half).cast());
+            (halves(scales, half), words(scales.add(32), 0, half), _mm256_cvtepu16_epi32(short))
         };
-        let low = _mm256_srl_epi32(low, _mm_cvtsi32_si128(4 * half as i32));
-        let low = _mm256_and_si256(low, _mm256_set1_epi32(15));
-        // Byte r mod 4 holds the bits of rows r, r + 4, …: shift each copy of the four bytes into place.
-        let high = if half == 0 { [high << 4, high << 2] } else { [high, high >> 2] };
-        let high = _mm256_cvtepu8_epi32(_mm_set_epi32(0, 0, high[1], high[0]));
-        let d = scaled(d, or_masked(low, high, _mm256_set1_epi32(0x30)), 32);
-        Affine { d: [d; 2], m: [_mm256_setzero_ps(); 2] }
+        // The number is brought to the top of its lane.
+        let top = match block {
+            0..5 => left(long, 24 - 6 * block),
+            5..7 => left(short, 22 - 6 * (block - 5)),
+            _ => or_masked(left(short, 28), left(long, 26), _mm256_set1_epi32(0x0c00_0000)),
+        };
+        Affine { d: [scaled(d, _mm256_srai_epi32::<26>(top)); 2], m: [_mm256_setzero_ps(); 2] }
     }
 }

@@ -1,4 +1,4 @@
-//! Products of activations in two bytes each with quantized weights: AVX-512 with VNNI, for few rows.
+//! Products of activations in two bytes each with quantized weights: AVX-512 with VNNI, for a few rows.
 
 use std::arch::x86_64::*;
 
@@ -7,7 +7,7 @@ use quadriga_graph::DType;
 use super::activations::{BytesRow, PANEL_COLUMNS};
 use super::avx512_unpack::{self as unpack, Packed, with_packed};
 use super::format::{BLOCK, GROUP};
-use super::{Task, ask_ahead};
+use super::{Task, avx512_row};
 use crate::isa::Avx512;
 
 /// Blocks unpacked at a time for many rows.
@@ -24,21 +24,19 @@ struct PanelBlock {
 const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= super::activations::SCRATCH);
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(_token: Avx512, task: &Task<'_>) {
-    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
-    unsafe {
-        if task.rows == 1 {
-            with_packed!(task.layout.dtype(), one_row(task));
-        } else {
-            with_packed!(task.layout.dtype(), many_rows(task));
-        }
+pub(super) fn product(token: Avx512, task: &Task<'_>) {
+    if task.rows == 1 {
+        avx512_row::product(token, task);
+    } else {
+        // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+        unsafe { with_packed!(task.layout.dtype(), many_rows(task)) }
     }
 }
 
 /// Writes sixteen results of a row, or as many as there are weight rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512, add: bool) {
+pub(super) unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512, add: bool) {
     let first = group * GROUP;
     let count = GROUP.min(task.layout.rows() - first);
     let mask = ((1_u32 << count) - 1) as __mmask16;
@@ -55,7 +53,7 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512, add: bo
 /// The sum of products of the two halves of a block, as integers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
+pub(super) unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
     let [a, b, c, d, e, f, g, h] = *quants;
     let zero = _mm512_setzero_si512();
     // SAFETY: a block of activations is 64 bytes.
@@ -75,7 +73,7 @@ unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
 /// Adds a block's part to sixteen sums.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn add_block<const HALVES: bool>(
+pub(super) unsafe fn add_block<const HALVES: bool>(
     sums: [__m512; 2],
     quants: &[__m512i; 8],
     affine: &unpack::Affine,
@@ -103,36 +101,8 @@ unsafe fn add_block<const HALVES: bool>(
     [main, rest]
 }
 
-/// One row: the packed weights are read once, front to back.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn one_row<P: Packed>(task: &Task<'_>) {
-    let x = task.activations.bytes(task.first_row);
-    let cells = task.layout.columns() / (P::BLOCKS * BLOCK);
-    for group in task.groups.clone() {
-        let mut cell = task.group(group).as_ptr();
-        let mut sums = [_mm512_setzero_ps(); 2];
-        for index in 0..cells {
-            for block in 0..P::BLOCKS {
-                ask_ahead(cell.wrapping_add(block * P::BYTES / P::BLOCKS), P::BYTES / P::BLOCKS);
-                // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
-                unsafe {
-                    let (quants, affine) = (P::quants(cell, block), P::scales(cell, block));
-                    sums = if P::HALVES {
-                        add_block::<true>(sums, &quants, &affine, &x, index * P::BLOCKS + block)
-                    } else {
-                        add_block::<false>(sums, &quants, &affine, &x, index * P::BLOCKS + block)
-                    };
-                }
-            }
-            cell = cell.wrapping_add(P::BYTES);
-        }
-        // SAFETY: the group is one of the layout's.
-        unsafe { store(task, group, 0, _mm512_add_ps(sums[0], sums[1]), false) };
-    }
-}
-
 /// Many rows: a group is unpacked once, and used for all rows, eight at a time.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
 unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
     let panel = task.scratch.cast::<PanelBlock>();
     let blocks = task.layout.columns() / BLOCK;
@@ -176,7 +146,7 @@ unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
 }
 
 /// `ROWS` rows × the blocks of a panel.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
 unsafe fn panel_rows<const ROWS: usize, P: Packed>(
     task: &Task<'_>,
     panel: *const PanelBlock,

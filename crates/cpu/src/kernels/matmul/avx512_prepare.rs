@@ -34,40 +34,84 @@ fn largest(values: &[__m512]) -> f32 {
     if strange == 0 { _mm512_reduce_max_ps(most) } else { f32::NAN }
 }
 
-/// Quantizes one row to 15 bits in two bytes, by blocks of 32.
-pub(super) fn bytes_row(_token: Avx512, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+/// Quantizes one row to 15 bits in two bytes, with a scale for `span` elements: 32 or 256.
+pub(super) fn bytes_row(
+    _token: Avx512,
+    activations: &Activations<'_>,
+    input: &Input<'_>,
+    row: usize,
+    span: usize,
+) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { bytes_row_inner(activations, input, row) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn bytes_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
-    let out = activations.bytes(row);
-    let source = input.row(row);
-    for block in 0..activations.columns() / BLOCK {
-        // SAFETY: the row has this block in the input, and places for it in the activations.
-        unsafe {
-            let values = match source {
-                Some(source) => [0, 16].map(|i| load(input.element(), source, block * BLOCK + i, !0)),
-                None => [_mm512_setzero_ps(); 2],
-            };
-            let (scale, inverse) = step(largest(&values), BYTES_STEPS);
-            let place = out.quants.add(2 * block * BLOCK);
-            let mut sums = [0.0; 2];
-            for (half, (value, sum)) in values.into_iter().zip(&mut sums).enumerate() {
-                let x = _mm512_cvtps_epi32(_mm512_mul_ps(value, _mm512_set1_ps(inverse)));
-                let high = _mm512_srai_epi32::<7>(_mm512_add_epi32(x, _mm512_set1_epi32(64)));
-                let rest = _mm512_sub_epi32(x, _mm512_slli_epi32::<7>(high));
-                _mm_storeu_si128(place.add(16 * half).cast(), _mm512_cvtsepi32_epi8(high));
-                _mm_storeu_si128(place.add(BLOCK + 16 * half).cast(), _mm512_cvtsepi32_epi8(rest));
-                *sum = scale * _mm512_reduce_add_epi32(x) as f32;
-            }
-            *out.scales.add(block) = scale;
-            *out.sums.add(block) = sums[0] + sums[1];
-            *out.half_sums.add(2 * block) = sums[0];
-            *out.half_sums.add(2 * block + 1) = sums[1];
+    unsafe {
+        if span == BLOCK {
+            bytes_row_inner::<1>(activations, input, row);
+        } else {
+            bytes_row_inner::<8>(activations, input, row);
         }
     }
+}
+
+/// `BLOCKS` blocks share a scale.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn bytes_row_inner<const BLOCKS: usize>(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    let out = activations.bytes(row);
+    let source = input.row(row);
+    for first in (0..activations.columns() / BLOCK).step_by(BLOCKS) {
+        // SAFETY: the row has these blocks in the input, and places for them in the activations.
+        unsafe {
+            let values: [[__m512; 2]; BLOCKS] = std::array::from_fn(|i| match source {
+                Some(source) => [0, 16].map(|k| load(input.element(), source, (first + i) * BLOCK + k, !0)),
+                None => [_mm512_setzero_ps(); 2],
+            });
+            let (scale, inverse) = step(largest(values.as_flattened()), BYTES_STEPS);
+            let inverse = _mm512_set1_ps(inverse);
+            for (block, values) in (first..).zip(values) {
+                let x = values.map(|value| _mm512_cvtps_epi32(_mm512_mul_ps(value, inverse)));
+                let high = x.map(|x| _mm512_srai_epi32::<7>(_mm512_add_epi32(x, _mm512_set1_epi32(64))));
+                let rest = [
+                    _mm512_sub_epi32(x[0], _mm512_slli_epi32::<7>(high[0])),
+                    _mm512_sub_epi32(x[1], _mm512_slli_epi32::<7>(high[1])),
+                ];
+                let bytes = four_bytes(high, rest);
+                _mm512_storeu_si512(out.quants.add(2 * block * BLOCK).cast(), bytes);
+                let sums = sums_of_bytes(bytes);
+                if BLOCKS > 1 {
+                    _mm_storel_epi64(out.pairs.add(4 * block).cast(), _mm_packs_epi32(sums, sums));
+                }
+                // 128 × the sums of the high bytes + those of the low ones, for the two halves of the block.
+                let whole = _mm_add_epi32(_mm_slli_epi32::<7>(sums), _mm_unpackhi_epi64(sums, sums));
+                let halves = _mm_mul_ps(_mm_cvtepi32_ps(whole), _mm_set1_ps(scale));
+                let [low, high, ..]: [f32; 4] = std::mem::transmute(halves);
+                *out.scales.add(block) = scale;
+                *out.sums.add(block) = low + high;
+                *out.half_sums.add(2 * block) = low;
+                *out.half_sums.add(2 * block + 1) = high;
+            }
+        }
+    }
+}
+
+/// 32 high bytes and then 32 low ones, in order, from vectors of sixteen integers each; limited to the range of bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn four_bytes(high: [__m512i; 2], low: [__m512i; 2]) -> __m512i {
+    let high = _mm512_packs_epi32(high[0], high[1]);
+    let low = _mm512_packs_epi32(low[0], low[1]);
+    // Each quarter now holds four bytes of each of the four vectors.
+    let mixed = _mm512_packs_epi16(high, low);
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_permutexvar_epi32(order, mixed)
+}
+
+/// The sums of the four quarters of a vector of signed bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
+fn sums_of_bytes(bytes: __m512i) -> __m128i {
+    let four = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+    let two = _mm512_add_epi32(four, _mm512_shuffle_epi32::<0b01_00_11_10>(four));
+    let one = _mm512_add_epi32(two, _mm512_shuffle_epi32::<0b10_11_00_01>(two));
+    _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, one))
 }
 
 /// Quantizes one row to 15 bits, by spans.

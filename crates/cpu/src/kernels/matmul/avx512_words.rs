@@ -43,7 +43,7 @@ pub(super) fn product(_token: Avx512, task: &Task<'_>) {
     unsafe { with_packed!(task.layout.dtype(), groups(task)) }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
 unsafe fn groups<P: Packed>(task: &Task<'_>) {
     let columns = task.layout.columns();
     let scratch = task.scratch.cast::<Scratch>();
@@ -109,7 +109,7 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512) {
 }
 
 /// Rounds `blocks` blocks of a group, from block `first`, to words with one scale for each row.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,f16c")]
 unsafe fn unpack_span<P: Packed>(
     packed: *const u8,
     first: usize,

@@ -23,6 +23,16 @@ pub(super) struct Codes {
     pub(super) sub_minimums: [u8; 16],
 }
 
+/// Plane and lowest bit of vector `v` of [`Quants::Three`]; for the last two vectors, of their two low bits.
+const fn three(v: usize) -> (usize, usize) {
+    (if v < 6 { v % 3 } else { v - 6 }, if v == 5 { 5 } else { v / 3 * 3 })
+}
+
+/// Plane and lowest bit of the two high bits of vector `v` of [`Quants::NibbleTwo`].
+const fn high_two(v: usize) -> (usize, usize) {
+    (4 + v / 2 % 2, 2 * (v % 2) + if v < 4 { 4 } else { 0 })
+}
+
 fn half_bits(half: b::HalfBytes) -> u16 {
     u16::from_le_bytes(half.0)
 }
@@ -151,18 +161,22 @@ impl Codes {
                 let low_four = (q & 0x0f0f_0f0f) << (4 * (v / 4));
                 match format.quants {
                     Quants::Two => word(v / 4, low_two),
-                    Quants::TwoOne => {
-                        word(v / 4, low_two);
-                        word(2, ((q >> 2) & 0x0101_0101) << v);
+                    Quants::Three => {
+                        let (plane, shift) = three(v);
+                        word(plane, if v < 6 { q << shift } else { (q & 0x0303_0303) << shift });
+                        if v >= 6 {
+                            word(2, ((q >> 2) & 0x0101_0101) << (v - 3));
+                        }
                     }
                     Quants::Nibble => word(v % 4, low_four),
                     Quants::NibbleOne => {
                         word(v % 4, low_four);
-                        word(4, ((q >> 4) & 0x0101_0101) << v);
+                        word(4, ((q >> 4) & 0x0101_0101) << (v ^ 4));
                     }
                     Quants::NibbleTwo => {
                         word(v % 4, low_four);
-                        word(4 + v / 4, ((q >> 4) & 0x0303_0303) << (2 * (v % 4)));
+                        let (plane, shift) = high_two(v);
+                        word(plane, ((q >> 4) & 0x0303_0303) << shift);
                     }
                     Quants::Byte => word(v, q),
                 }
@@ -171,9 +185,11 @@ impl Codes {
         let half = |scales: &mut [u8], at: usize, bits: u16| {
             scales[at + 2 * row..at + 2 * row + 2].copy_from_slice(&bits.to_le_bytes());
         };
-        let pair = |bytes: &mut [u8], a: u8, b: u8| {
-            bytes[row] = a & 15 | b << 4;
-            bytes[16 + row % 8] |= (a >> 4 | (b >> 4) << 2) << (4 * (row / 8));
+        // Adds bits to word `index` of the row, of those that start at `at`.
+        let word = |scales: &mut [u8], at: usize, index: usize, bits: u32| {
+            let at = at + 64 * index + 4 * row;
+            let old: u32 = pod_read_unaligned(&scales[at..at + 4]);
+            scales[at..at + 4].copy_from_slice(&(old | bits).to_le_bytes());
         };
         let (s, t) = (&self.sub_scales, &self.sub_minimums);
         match format.scales {
@@ -186,11 +202,26 @@ impl Codes {
             Scales::SixPair => {
                 half(scales, 0, self.scale);
                 half(scales, 32, self.minimum);
-                (0..8).for_each(|i| pair(&mut scales[64 + 24 * i..], s[i], t[i]));
+                for (i, number) in s.iter().take(8).chain(t.iter().take(8)).map(|n| u32::from(*n)).enumerate()
+                {
+                    if i < 15 {
+                        word(scales, 64, i / 5, number << (6 * (i % 5)));
+                    } else {
+                        (0..3).for_each(|w| word(scales, 64, w, ((number >> (2 * w)) & 3) << 30));
+                    }
+                }
             }
             Scales::SixTwice => {
                 half(scales, 0, self.scale);
-                (0..8).for_each(|i| pair(&mut scales[32 + 24 * i..], s[2 * i], s[2 * i + 1]));
+                for (i, s) in s.iter().enumerate() {
+                    let (block, column, number) = (i / 2, 16 * (i % 2), u32::from(s ^ 32));
+                    if block < 6 {
+                        word(scales, 32, block % 3, number << (column + 10 - 6 * (block / 3)));
+                    } else {
+                        word(scales, 32, block - 6, (number >> 2) << column);
+                        word(scales, 32, 2, (number & 3) << (column + 2 * (block - 6)));
+                    }
+                }
             }
             Scales::ByteTwice => {
                 half(scales, 0, self.scale);
@@ -199,15 +230,18 @@ impl Codes {
             Scales::NibbleTwice => {
                 half(scales, 0, self.scale);
                 half(scales, 32, self.minimum);
-                (0..16).for_each(|i| scales[64 + 16 * i + row] = s[i] | t[i] << 4);
+                for i in 0..16 {
+                    let shift = 16 * (i % 2) + 4 * (i / 2 % 4);
+                    word(scales, 64, i / 8, u32::from(s[i]) << shift);
+                    word(scales, 64, 2 + i / 8, u32::from(t[i]) << shift);
+                }
             }
             Scales::Six => {
                 half(scales, 0, self.scale);
-                for (i, s) in s.iter().enumerate().take(8) {
-                    let at = 32 + 12 * i;
-                    scales[at + row % 8] |= (s & 15) << (4 * (row / 8));
-                    scales[at + 8 + row % 4] |= (s >> 4) << (2 * (row / 4));
-                }
+                let number = |i: usize| u32::from(s[i] ^ 32);
+                (0..5).for_each(|i| word(scales, 32, 0, number(i) << (2 + 6 * i)));
+                word(scales, 32, 0, number(7) & 3);
+                half(scales, 96, (number(7) >> 2 | number(5) << 4 | number(6) << 10) as u16);
             }
         }
     }
@@ -223,19 +257,26 @@ impl Codes {
                     let low_four = || (byte(v % 4) >> (4 * (v / 4))) & 15;
                     self.quants[block * BLOCK + v * 4 + i] = match format.quants {
                         Quants::Two => low_two(0),
-                        Quants::TwoOne => low_two(0) | ((byte(2) >> v) & 1) << 2,
+                        Quants::Three => {
+                            let (plane, shift) = three(v);
+                            let low = byte(plane) >> shift;
+                            if v < 6 { low & 7 } else { low & 3 | ((byte(2) >> (v - 3)) & 1) << 2 }
+                        }
                         Quants::Nibble => low_four(),
-                        Quants::NibbleOne => low_four() | ((byte(4) >> v) & 1) << 4,
-                        Quants::NibbleTwo => low_four() | low_two(4) << 4,
+                        Quants::NibbleOne => low_four() | ((byte(4) >> (v ^ 4)) & 1) << 4,
+                        Quants::NibbleTwo => {
+                            let (plane, shift) = high_two(v);
+                            low_four() | ((byte(plane) >> shift) & 3) << 4
+                        }
                         Quants::Byte => byte(v),
                     };
                 }
             }
         }
         let half = |at: usize| u16::from_le_bytes([scales[at + 2 * row], scales[at + 2 * row + 1]]);
-        let pair = |bytes: &[u8]| {
-            let high = bytes[16 + row % 8] >> (4 * (row / 8));
-            (bytes[row] & 15 | (high & 3) << 4, bytes[row] >> 4 | ((high >> 2) & 3) << 4)
+        let word = |at: usize, index: usize| -> u32 {
+            let at = at + 64 * index + 4 * row;
+            pod_read_unaligned(&scales[at..at + 4])
         };
         let (s, t) = (&mut self.sub_scales, &mut self.sub_minimums);
         self.scale = if format.scales == Scales::Exponent { u16::from(scales[row]) } else { half(0) };
@@ -244,25 +285,39 @@ impl Codes {
             Scales::HalfMinimum => self.minimum = half(32),
             Scales::SixPair => {
                 self.minimum = half(32);
-                (0..8).for_each(|i| (s[i], t[i]) = pair(&scales[64 + 24 * i..]));
+                let number = |i: usize| match i {
+                    0..15 => (word(64, i / 5) >> (6 * (i % 5))) & 63,
+                    _ => word(64, 0) >> 30 | (word(64, 1) >> 30) << 2 | (word(64, 2) >> 30) << 4,
+                };
+                (0..8).for_each(|i| (s[i], t[i]) = (number(i) as u8, number(8 + i) as u8));
             }
             Scales::SixTwice => {
-                (0..8).for_each(|i| (s[2 * i], s[2 * i + 1]) = pair(&scales[32 + 24 * i..]));
+                for (i, s) in s.iter_mut().enumerate() {
+                    let (block, column) = (i / 2, 16 * (i % 2));
+                    let number = if block < 6 {
+                        word(32, block % 3) >> (column + 10 - 6 * (block / 3))
+                    } else {
+                        let low = (word(32, 2) >> (column + 2 * (block - 6))) & 3;
+                        (word(32, block - 6) >> column & 15) << 2 | low
+                    };
+                    *s = (number & 63) as u8 ^ 32;
+                }
             }
             Scales::ByteTwice => (0..16).for_each(|i| s[i] = scales[32 + 16 * i + row]),
             Scales::NibbleTwice => {
                 self.minimum = half(32);
                 for i in 0..16 {
-                    let byte = scales[64 + 16 * i + row];
-                    (s[i], t[i]) = (byte & 15, byte >> 4);
+                    let shift = 16 * (i % 2) + 4 * (i / 2 % 4);
+                    s[i] = (word(64, i / 8) >> shift) as u8 & 15;
+                    t[i] = (word(64, 2 + i / 8) >> shift) as u8 & 15;
                 }
             }
             Scales::Six => {
-                for (i, s) in s.iter_mut().enumerate().take(8) {
-                    let at = 32 + 12 * i;
-                    let low = (scales[at + row % 8] >> (4 * (row / 8))) & 15;
-                    *s = low | ((scales[at + 8 + row % 4] >> (2 * (row / 4))) & 3) << 4;
-                }
+                let (low, high) = (word(32, 0), u32::from(half(96)));
+                (0..5).for_each(|i| s[i] = (low >> (2 + 6 * i) & 63) as u8 ^ 32);
+                s[5] = (high >> 4 & 63) as u8 ^ 32;
+                s[6] = (high >> 10) as u8 ^ 32;
+                s[7] = ((high & 15) << 2 | low & 3) as u8 ^ 32;
             }
         }
     }

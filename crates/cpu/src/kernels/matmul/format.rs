@@ -12,35 +12,48 @@
 //! vector 1 | r0: c4 c5 c6 c7 | …
 //! ```
 //!
-//! Narrow quants are stored as planes of 64-byte vectors:
+//! Narrow quants are stored as planes of 64-byte vectors; "vector v" below is what vector v of the block is made of:
 //!
 //! ```text
-//! Byte       8 vectors: the byte itself                                                         512 bytes
-//! Nibble     4 vectors: vector v in the low half of each byte, vector v + 4 in the high half    256
-//! NibbleOne  Nibble, then 1 vector: bit v of each byte is bit 4 of vector v                     320
-//! NibbleTwo  Nibble, then 2 vectors: bits 2 (v mod 4) of vector v / 4 are bits 4, 5 of vector v 384
-//! Two        2 vectors: bits 2 (v mod 4) of vector v / 4 are vector v                           128
-//! TwoOne     Two, then 1 vector: bit v of each byte is bit 2 of vector v                        192
+//! Byte       8 planes: the byte itself                                                          512 bytes
+//! Nibble     4 planes: vector v in the low half of each byte, vector v + 4 in the high half     256
+//! NibbleOne  Nibble, then 1 plane: bit 4 of vector v is bit v + 4 of each byte (mod 8)          320
+//! NibbleTwo  Nibble, then 2 planes: bits 4 and 5 of vectors 0 1 2 3 are in the high halves,     384
+//!            those of vectors 4 5 6 7 in the low halves: two in the first plane, two in the next
+//! Two        2 planes: bits 2 (v mod 4) of plane v / 4 are vector v                             128
+//! Three      3 planes, from bit 7 down:                                                         192
+//!            plane 0 | vector 6, bits 1 0 | vector 3 | vector 0 |
+//!            plane 1 | vector 7, bits 1 0 | vector 4 | vector 1 |
+//!            plane 2 | vector 5 | vector 7, bit 2 | vector 6, bit 2 | vector 2 |
 //! ```
+//!
+//! What the high half of a byte needs from another plane lies in that plane's low half, and the other way round: one
+//! instruction puts the two halves together, and one more (a linear map of bits) moves every bit into its place.
 //!
 //! A *cell* is one block (types with 32 columns to a scale) or eight (types with 256), all quants first and then the
 //! scales of the sixteen rows, each kind as an array over the rows:
 //!
 //! ```text
-//! Half         d: f16 × 16                                                             32 bytes a block
+//! Half         d: f16 × 16                                                             32 bytes
 //! HalfMinimum  d: f16 × 16, m: f16 × 16                                                64
 //! Exponent     e: u8 × 16                                                              16
-//! SixPair      d: f16 × 16, dm: f16 × 16; per block 24 bytes of pairs (s, t)           64 + 8 × 24 a cell
-//! SixTwice     d: f16 × 16; per block 24 bytes of pairs (s of columns 0..16, of 16..32) 32 + 8 × 24
+//! SixPair      d: f16 × 16, dm: f16 × 16; three words of 32 bits × 16                  64 + 192
+//!              number i = 0..15 (s of block i, t of block i - 8): word i / 5, from bit 6 (i mod 5);
+//!              number 15: bits 30 and 31 of the three words, the lowest first
+//! SixTwice     d: f16 × 16; three words of 32 bits × 16; signed numbers; low half of a word: 32 + 192
+//!              columns 0..16, high half: columns 16..32. In each half:
+//!              bits 10..16 of word i: block i; bits 4..10 of word i: block 3 + i;
+//!              block 6: bits 0..4 of word 0, then bits 0..2 of word 2; block 7: bits 0..4 of word 1, 2..4 of word 2
 //! ByteTwice    d: f16 × 16; per block s0: i8 × 16, s1: i8 × 16                         32 + 8 × 32
-//! NibbleTwice  d, dm: f16 × 16; per block u8 × 16 (s low, t high) for columns 0..16,
-//!              then the same for 16..32                                                64 + 8 × 32
-//! Six          d: f16 × 16; per block 8 bytes: low 4 bits of row r and r + 8, 4 bytes:
-//!              high 2 bits of rows r, r + 4, r + 8, r + 12                             32 + 8 × 12
-//!
-//! pairs: 16 bytes: low 4 bits of a | low 4 bits of b << 4, by row; 8 bytes: high 2 bits of a and b of row r,
-//!        then of row r + 8, from the low end
+//! NibbleTwice  d, dm: f16 × 16; four words of 32 bits × 16: s of blocks 0..4, of 4..8,  64 + 256
+//!              t of blocks 0..4, of 4..8; low half of a word: columns 0..16, four bits a block; high half: 16..32
+//! Six          d: f16 × 16; a word of 32 bits × 16, a word of 16 bits × 16; signed:     32 + 96
+//!              number i = 0..5: bits from 2 + 6 i of the first; 5 and 6: bits from 4 and 10 of the second;
+//!              7: bits 0..4 of the second, then bits 0..2 of the first
 //! ```
+//!
+//! A number in parts has its high bits in the part named first. Words of a kind follow each other: word 0 of all rows,
+//! word 1 of all rows.
 //!
 //! A packed matrix is exactly as long as the file's, apart from the last group of rows, which is filled up with zeros.
 
@@ -56,7 +69,7 @@ pub const BLOCK: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quants {
     Two,
-    TwoOne,
+    Three,
     Nibble,
     NibbleOne,
     NibbleTwo,
@@ -67,7 +80,7 @@ impl Quants {
     pub(super) const fn bytes(self) -> usize {
         match self {
             Quants::Two => 128,
-            Quants::TwoOne => 192,
+            Quants::Three => 192,
             Quants::Nibble => 256,
             Quants::NibbleOne => 320,
             Quants::NibbleTwo => 384,
@@ -90,17 +103,17 @@ pub(super) enum Scales {
 }
 
 impl Scales {
-    /// Bytes at the head of a cell's scales, and bytes for each block after it.
-    pub(super) const fn bytes(self) -> (usize, usize) {
+    /// Bytes of a cell's scales.
+    pub(super) const fn bytes(self) -> usize {
         match self {
-            Scales::Half => (0, 32),
-            Scales::HalfMinimum => (0, 64),
-            Scales::Exponent => (0, 16),
-            Scales::SixPair => (64, 24),
-            Scales::SixTwice => (32, 24),
-            Scales::ByteTwice => (32, 32),
-            Scales::NibbleTwice => (64, 32),
-            Scales::Six => (32, 12),
+            Scales::Exponent => 16,
+            Scales::Half => 32,
+            Scales::HalfMinimum => 64,
+            Scales::Six => 32 + 96,
+            Scales::SixTwice => 32 + 192,
+            Scales::SixPair => 64 + 192,
+            Scales::ByteTwice => 32 + 256,
+            Scales::NibbleTwice => 64 + 256,
         }
     }
 }
@@ -135,7 +148,7 @@ impl Format {
             DType::Q5_1 => format(Quants::NibbleOne, Scales::HalfMinimum, 1, 0),
             DType::Q8_0 => format(Quants::Byte, Scales::Half, 1, 128),
             DType::Q2_K => format(Quants::Two, Scales::NibbleTwice, 8, 0),
-            DType::Q3_K => format(Quants::TwoOne, Scales::SixTwice, 8, 4),
+            DType::Q3_K => format(Quants::Three, Scales::SixTwice, 8, 4),
             DType::Q4_K => format(Quants::Nibble, Scales::SixPair, 8, 0),
             DType::Q5_K => format(Quants::NibbleOne, Scales::SixPair, 8, 0),
             DType::Q6_K => format(Quants::NibbleTwo, Scales::ByteTwice, 8, 32),
@@ -153,8 +166,7 @@ impl Format {
 
     /// Bytes of a cell.
     pub(super) const fn cell_bytes(&self) -> usize {
-        let (head, each) = self.scales.bytes();
-        self.blocks * (self.quants.bytes() + each) + head
+        self.blocks * self.quants.bytes() + self.scales.bytes()
     }
 }
 

@@ -3,7 +3,8 @@
 //! Weights are packed once ([`Layout`]); one packed layout serves one row and many rows, and every instruction set.
 //! Activations are brought into the form that the kernel wants ([`Activations`]) once per product:
 //!
-//! - **Bytes**: 15-bit integers with one scale for 32 elements, in two bytes each, for few rows with quantized weights.
+//! - **Bytes**: 15-bit integers with one scale for 32 elements (for 256 where the weights have such blocks and the CPU
+//!   AVX-512), in two bytes each, for few rows with quantized weights.
 //!   Weights are affine in their stored integers, `w = d q + m`, so a block adds `d · dₓ · Σ q xq + m · dₓ Σ xq`: an
 //!   integer dot product for each of the two bytes, one conversion, and two multiply-adds. One-row products read the
 //!   packed weights straight through, at the speed of memory. A few rows unpack a group's quants once into a panel of
@@ -24,6 +25,8 @@
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every form"))]
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod ahead;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -41,6 +44,8 @@ mod avx512;
 mod avx512_float;
 #[cfg(target_arch = "x86_64")]
 mod avx512_prepare;
+#[cfg(target_arch = "x86_64")]
+mod avx512_row;
 #[cfg(target_arch = "x86_64")]
 mod avx512_unpack;
 #[cfg(target_arch = "x86_64")]
@@ -89,8 +94,8 @@ const CHUNK_WORK: usize = 4 << 20;
 pub enum Form {
     /// f32, in panels of this many rows.
     Panels(usize),
-    /// 15-bit integers in two bytes each, with a scale for 32 elements.
-    Bytes,
+    /// 15-bit integers in two bytes each, with a scale for this many elements: 32 or 256.
+    Bytes(usize),
     /// 15-bit integers with a scale for 128 elements.
     Words,
     /// bf16 in AMX tiles.
@@ -111,7 +116,8 @@ impl Form {
             Isa::Amx(_) if rows >= TILE_ROWS && dtype != DType::F32 => Form::Tiles,
             Isa::Scalar => Form::Panels(1),
             _ if dtype.is_quantized() && rows >= WORD_ROWS => Form::Words,
-            _ if dtype.is_quantized() => Form::Bytes,
+            Isa::Avx512(_) | Isa::Amx(_) if dtype.is_quantized() => Form::Bytes(dtype.block_len()),
+            _ if dtype.is_quantized() => Form::Bytes(format::BLOCK),
             Isa::Avx2(_) => Form::Panels(6),
             Isa::Avx512(_) | Isa::Amx(_) => Form::Panels(12),
         })
@@ -123,7 +129,7 @@ impl Form {
     pub const fn step(self) -> usize {
         match self {
             Form::Panels(rows) => rows,
-            Form::Bytes | Form::Words => 1,
+            Form::Bytes(_) | Form::Words => 1,
             Form::Tiles => format::GROUP,
         }
     }
@@ -176,23 +182,6 @@ impl Task<'_> {
     }
 }
 
-/// Asks for `bytes` bytes of packed weights that will soon be read: near ones for the first-level cache, and far ones for
-/// the second. Left alone, the hardware asks too late, and not at all past the end of a page.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn ask_ahead(at: *const u8, bytes: usize) {
-    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-    const NEAR: usize = 1280;
-    const FAR: usize = 4096;
-    for line in 0..bytes.div_ceil(64) {
-        // SAFETY: a hint, which never faults, of an instruction that every x86-64 CPU has.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(FAR + 64 * line).cast());
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(NEAR + 64 * line).cast());
-        }
-    }
-}
-
 /// Computes products that share prepared activations. Every thread of the run calls this with the same arguments,
 /// after a barrier that follows [`Activations::prepare`]; another barrier must follow before the results are read.
 ///
@@ -231,7 +220,7 @@ pub fn multiply_then(
         let (cost, most) = match activations.form() {
             // All rows pass through the cache once for each chunk.
             Form::Panels(_) if product.output.rows() > 1 => (group_work, PLAIN_GROUPS),
-            Form::Panels(_) | Form::Bytes => {
+            Form::Panels(_) | Form::Bytes(_) => {
                 let bytes = product.layout.group_bytes().max(1);
                 (bytes, CHUNK_BYTES / bytes)
             }
@@ -242,6 +231,9 @@ pub fn multiply_then(
     // Products that are computed together are cut like the first of them, chunk by chunk.
     let pieces = || products.iter().map(piece).take(if together { 1 } else { products.len() });
     let cut = Cut::new(pieces(), worker.threads());
+    // The chunk this thread has just done: its chunks are neighbours, until it helps others with theirs.
+    #[cfg(target_arch = "x86_64")]
+    let mut before = None;
     worker.chunks(cut.chunks(), |chunk| {
         let mut ranges = cut.ranges(chunk, pieces());
         let mut groups = 0..0;
@@ -254,6 +246,10 @@ pub fn multiply_then(
             let columns =
                 groups.start * format::GROUP..(groups.end * format::GROUP).min(product.layout.rows());
             let Product { layout, packed, output, first_row } = *product;
+            #[cfg(target_arch = "x86_64")]
+            if rows == 1 && (groups.start == 0 || before != chunk.checked_sub(1)) {
+                ahead::begin(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
+            }
             let groups = groups.clone();
             let task = Task { layout, packed, activations, output, first_row, rows, groups, scratch };
             if layout.columns() == 0 {
@@ -262,6 +258,10 @@ pub fn multiply_then(
                 run(&task);
             }
             then(number, columns);
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            before = Some(chunk);
         }
     });
     Ok(())
@@ -281,7 +281,8 @@ fn verify(activations: &Activations<'_>, product: &Product<'_>) -> Result<(), Ke
     let fits = match activations.form() {
         Form::Panels(1) => true,
         Form::Panels(_) => !layout.is_quantized(),
-        Form::Bytes | Form::Words => layout.is_quantized(),
+        Form::Bytes(_) => Form::choose(activations.isa(), layout.dtype(), 1) == Ok(activations.form()),
+        Form::Words => layout.is_quantized(),
         Form::Tiles => layout.dtype() != DType::F32,
     };
     if fits { Ok(()) } else { Err(KernelError::Type { dtype: layout.dtype() }) }
@@ -296,7 +297,7 @@ fn run(task: &Task<'_>) {
                 amx::product(token, task);
             }
         }
-        Form::Bytes => match (isa.avx512(), isa.avx2()) {
+        Form::Bytes(_) => match (isa.avx512(), isa.avx2()) {
             (Some(token), _) => avx512::product(token, task),
             (None, Some(token)) => avx2::product(token, task),
             (None, None) => {}
