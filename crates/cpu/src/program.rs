@@ -121,6 +121,9 @@ impl CpuProgram {
                     marks.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
                 }
                 step.run(worker, work)?;
+                if let Some(next) = steps.get(i + 1) {
+                    next.ask_ahead(worker);
+                }
             }
             if shared.ledger.is_some() {
                 worker.barrier()?;

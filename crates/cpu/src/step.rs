@@ -52,6 +52,9 @@ pub(crate) trait Kernel: Send + Sync {
 pub(crate) trait Team: Send + Sync {
     /// This thread's share; every thread of the run calls it.
     fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError>;
+
+    /// Asks for the memory that this thread will read first, while others may still be at the step before.
+    fn ask_ahead(&self, _worker: &Worker<'_>) {}
 }
 
 /// Why a team did not finish.
@@ -217,6 +220,13 @@ impl Step {
         names.sort_unstable();
         names.dedup();
         names
+    }
+
+    /// Asks for the memory that this thread will read first in this step.
+    pub(crate) fn ask_ahead(&self, worker: &Worker<'_>) {
+        if let Step::Team { team, .. } = self {
+            team.ask_ahead(worker);
+        }
     }
 
     /// This thread's share of the step.

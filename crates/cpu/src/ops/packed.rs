@@ -320,6 +320,18 @@ impl Multiplication {
 }
 
 impl Team for Multiplication {
+    fn ask_ahead(&self, worker: &Worker<'_>) {
+        let few = |product: &&Product| product.private && matches!(product.form, Form::Bytes | Form::Panels(_));
+        let Some(first) = self.products.first().filter(few) else { return };
+        let layouts = self.products.iter().map(|product| &product.packed.layout);
+        let starts = matmul::first_bytes(first.form, layouts, self.together, worker);
+        for (product, start) in self.products.iter().zip(starts) {
+            if let Some(start) = start {
+                matmul::ask_for(product.packed.pointer.wrapping_add(start));
+            }
+        }
+    }
+
     fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
         let (Some(first), Some(last)) = (self.products.first(), self.products.last()) else { return Ok(()) };
         let activations =

@@ -204,6 +204,11 @@ unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scrat
                 end = end.max(last.min(place.cells.end));
             }
         }
+        if plan.direct {
+            // What later tiles ask for ahead, nobody has asked for yet.
+            ask_for::<S>(&memory.keys, shape.key_type, shape.key_width, place, begin..end.min(begin + AHEAD));
+            ask_for::<S>(&memory.values, shape.value_type, shape.value_width, place, begin..end.min(begin + AHEAD));
+        }
         let mut cell = begin;
         while cell < end {
             let count = TILE.min(end - cell);
@@ -226,6 +231,21 @@ unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scrat
             part.add(plan.value_pad).write(largest);
             part.add(plan.value_pad + 1).write(total);
         });
+    }
+}
+
+/// Asks for the rows of some cells, of all heads of a unit.
+#[inline(always)]
+unsafe fn ask_for<S: Simd>(from: &Rows, dtype: DType, width: usize, place: &Place, cells: Range<usize>) {
+    let bytes = width / dtype.block_len() * dtype.block_bytes();
+    for cell in cells {
+        for head in place.kv_heads.clone() {
+            let row = from.row(cell, head);
+            for line in (0..bytes).step_by(64) {
+                // SAFETY: any address may be asked for.
+                unsafe { S::prefetch(row.wrapping_add(line)) };
+            }
+        }
     }
 }
 
