@@ -321,15 +321,12 @@ impl Multiplication {
 
 impl Team for Multiplication {
     fn ask_ahead(&self, worker: &Worker<'_>) {
-        let few = |product: &&Product| product.private && matches!(product.form, Form::Bytes | Form::Panels(_));
-        let Some(first) = self.products.first().filter(few) else { return };
-        let layouts = self.products.iter().map(|product| &product.packed.layout);
-        let starts = matmul::first_bytes(first.form, layouts, self.together, worker);
-        for (product, start) in self.products.iter().zip(starts) {
-            if let Some(start) = start {
-                matmul::ask_for(product.packed.pointer.wrapping_add(start));
-            }
-        }
+        let Some(first) = self.products.first().filter(|first| first.x.rows == 1) else { return };
+        let matrices = self.products.iter().map(|product| {
+            // SAFETY: the program holds the buffer of the weights, which nobody writes.
+            (&product.packed.layout, unsafe { product.packed.bytes() })
+        });
+        matmul::ask_for_first(worker, first.form, matrices, self.together);
     }
 
     fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {

@@ -91,17 +91,24 @@ impl<'team> Worker<'team> {
         let (before, from) = tickets.split_at(self.index.min(tickets.len()));
         let shares = (self.index..).zip(from).chain(before.iter().enumerate());
         for (share, ticket) in shares {
-            let begin = |share: usize| {
-                let chunks = (u64::from(count) * share as u64).div_ceil(u64::from(self.team.threads));
-                u32::try_from(chunks).unwrap_or(u32::MAX)
-            };
-            let (first, end) = (begin(share), begin(share + 1));
+            let (first, end) = (self.begin(share, count), self.begin(share + 1, count));
             while first < end
                 && let Some(chunk) = self.take(&ticket.0, step, end - first)
             {
                 work((first + chunk) as usize);
             }
         }
+    }
+
+    /// The first chunk of a share of `count` chunks.
+    fn begin(&self, share: usize, count: u32) -> u32 {
+        let chunks = (u64::from(count) * share as u64).div_ceil(u64::from(self.team.threads));
+        u32::try_from(chunks).unwrap_or(u32::MAX)
+    }
+
+    /// The chunk that [`chunks`](Worker::chunks) gives this worker first, unless others have taken it by then.
+    pub fn first_of(&self, count: usize) -> usize {
+        self.begin(self.index, u32::try_from(count).unwrap_or(u32::MAX)) as usize
     }
 
     /// Like [`chunks`](Worker::chunks) for work that can fail; the first error ends this worker's part.

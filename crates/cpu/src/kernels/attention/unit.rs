@@ -207,7 +207,13 @@ unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scrat
         if plan.direct {
             // What later tiles ask for ahead, nobody has asked for yet.
             ask_for::<S>(&memory.keys, shape.key_type, shape.key_width, place, begin..end.min(begin + AHEAD));
-            ask_for::<S>(&memory.values, shape.value_type, shape.value_width, place, begin..end.min(begin + AHEAD));
+            ask_for::<S>(
+                &memory.values,
+                shape.value_type,
+                shape.value_width,
+                place,
+                begin..end.min(begin + AHEAD),
+            );
         }
         let mut cell = begin;
         while cell < end {

@@ -215,19 +215,7 @@ pub fn multiply_then(
         }
     }
     let scratch = activations.scratch(worker)?;
-    let piece = |product: &Product<'_>| {
-        let group_work = format::GROUP * product.layout.columns() * product.output.rows();
-        let (cost, most) = match activations.form() {
-            // All rows pass through the cache once for each chunk.
-            Form::Panels(_) if product.output.rows() > 1 => (group_work, PLAIN_GROUPS),
-            Form::Panels(_) | Form::Bytes(_) => {
-                let bytes = product.layout.group_bytes().max(1);
-                (bytes, CHUNK_BYTES / bytes)
-            }
-            Form::Words | Form::Tiles => (group_work, CHUNK_WORK / group_work.max(1)),
-        };
-        Piece { groups: product.layout.groups(), cost, most }
-    };
+    let piece = |product: &Product<'_>| piece(activations.form(), product.layout, product.output.rows());
     // Products that are computed together are cut like the first of them, chunk by chunk.
     let pieces = || products.iter().map(piece).take(if together { 1 } else { products.len() });
     let cut = Cut::new(pieces(), worker.threads());
@@ -265,6 +253,43 @@ pub fn multiply_then(
         }
     });
     Ok(())
+}
+
+/// What [`Cut`] must know of a matrix.
+fn piece(form: Form, layout: &Layout, rows: usize) -> Piece {
+    let group_work = format::GROUP * layout.columns() * rows;
+    let (cost, most) = match form {
+        // All rows pass through the cache once for each chunk.
+        Form::Panels(_) if rows > 1 => (group_work, PLAIN_GROUPS),
+        Form::Panels(_) | Form::Bytes(_) => {
+            let bytes = layout.group_bytes().max(1);
+            (bytes, CHUNK_BYTES / bytes)
+        }
+        Form::Words | Form::Tiles => (group_work, CHUNK_WORK / group_work.max(1)),
+    };
+    Piece { groups: layout.groups(), cost, most }
+}
+
+/// Asks for the packed weights that this thread will read first in a product of one row with these matrices (or with all
+/// of them `together`): to be called while the thread still has to wait.
+pub fn ask_for_first<'a>(
+    worker: &Worker<'_>,
+    form: Form,
+    matrices: impl Iterator<Item = (&'a Layout, &'a [u8])> + Clone,
+    together: bool,
+) {
+    let pieces = || {
+        let most = if together { 1 } else { usize::MAX };
+        matrices.clone().map(|(layout, _)| piece(form, layout, 1)).take(most)
+    };
+    let cut = Cut::new(pieces(), worker.threads());
+    let ranges = cut.ranges(worker.first_of(cut.chunks()), pieces());
+    if let Some(((layout, packed), groups)) = matrices.zip(ranges).find(|(_, groups)| !groups.is_empty()) {
+        #[cfg(target_arch = "x86_64")]
+        ahead::begin(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (layout, packed, groups);
+    }
 }
 
 fn verify(activations: &Activations<'_>, product: &Product<'_>) -> Result<(), KernelError> {
