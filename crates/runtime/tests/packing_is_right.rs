@@ -3,7 +3,7 @@
 
 use quadriga_conformance::Rng;
 use quadriga_runtime::memory::packing::{
-    Effort, Flaw, Item, Packer, Packing, PackingError, Placement, Problem, check, pack,
+    Effort, Flaw, Item, Packer, Packing, PackingError, Placement, Problem, Strategy, check, pack,
 };
 use quadriga_runtime::memory::{FreeList, Region};
 
@@ -74,6 +74,34 @@ fn packings_of_random_problems_are_right_and_never_worse_than_the_free_list() {
             assert!(packing.peak <= free_list_peak(&problem));
         }
     }
+}
+
+#[test]
+fn what_lives_all_the_time_adds_just_its_bytes() {
+    let mut reached = 0;
+    for seed in 1000..1200 {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let mut problem = Problem { max_chunk: None, ..random_problem(&mut rng, 40) };
+        let alone = pack(&problem, Effort::Fast).unwrap();
+        let mut bytes = 0;
+        for _ in 0..rng.range(1, 6) {
+            let item = Item { size: rng.below(1 << 20) as u64, start: 0, end: u32::MAX };
+            bytes += item.size.next_multiple_of(problem.alignment);
+            problem.items.insert(rng.below(problem.items.len() + 1), item);
+        }
+        let both = pack(&problem, Effort::Fast).unwrap();
+        assert_eq!(check(&problem, &both), Ok(()));
+        assert_eq!(both.lower_bound, alone.lower_bound + bytes);
+        if alone.strategy == Strategy::FromPeak && alone.proved_optimal {
+            assert_eq!(both.peak, alone.peak + bytes);
+            reached += 1;
+        }
+        // Where a chunk has a limit, it may have no room at the bottom.
+        problem.max_chunk = Some(rng.range(1, 2 * both.peak as usize + 2) as u64);
+        assert_eq!(check(&problem, &pack(&problem, Effort::Fast).unwrap()), Ok(()));
+    }
+    assert!(reached > 50, "{reached}");
 }
 
 #[test]

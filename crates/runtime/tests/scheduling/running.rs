@@ -250,6 +250,24 @@ fn two_sessions_of_one_plan_share_weights_and_agree_on_two_threads() {
 }
 
 #[test]
+fn one_scheduler_plans_graphs_of_any_size_on_many_threads_at_once() {
+    let scheduler = Scheduler::new([device("a"), host("cpu")]).place(|name| Some((name > "w.3").into()));
+    let text = |layers: usize| format!("{:#}", scheduler.plan(chain(layers)).unwrap());
+    let expected: Vec<String> = (1..9).map(text).collect();
+    std::thread::scope(|scope| {
+        for first in 0..4 {
+            let (text, expected) = (&text, &expected);
+            scope.spawn(move || {
+                for round in 0..100 {
+                    let layers = 1 + (first + round * 3) % 8;
+                    assert_eq!(text(layers), expected[layers - 1]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn x11_schedulers_and_sessions_come_and_go_without_leaving_anything() {
     let a = Sim::new("a").device();
     let graph = chain(3);
