@@ -122,6 +122,14 @@ pub enum RuntimeError {
     /// A result was asked for before anything was run.
     #[error("nothing was run yet")]
     NothingRun,
+    /// A result was asked for that is no longer there.
+    #[error(
+        "output {name} is gone: another graph of the session used its memory since, or a run failed; run it again"
+    )]
+    Gone {
+        /// The output's name.
+        name: String,
+    },
     /// Two graphs of a family disagree about a tensor of one name.
     #[error("{what} {name} was {before}, and is {after} in another graph of the session")]
     Conflict {

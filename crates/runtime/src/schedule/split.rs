@@ -391,7 +391,7 @@ impl Splitter<'_> {
             if matches!(self.graph[storage].kind(), Kind::Computed(_) | Kind::State) {
                 continue;
             }
-            if !self.out.leaves.iter().any(|leaf| leaf.tensor == storage.index()) {
+            if self.leaf_reader[storage.index()] == NO_BACKEND {
                 let home = self.homes.home[storage.index()];
                 self.leaf(storage, false, if home == NO_BACKEND { 0 } else { home });
             }

@@ -45,7 +45,18 @@ pub(crate) struct Entry {
     pub(crate) singles: Option<super::observe::Singles>,
     /// Whether all weights have their bytes.
     pub(crate) complete: bool,
-    pub(crate) has_run: bool,
+    pub(crate) results: Results,
+}
+
+/// What became of the results of an entry's latest run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Results {
+    /// There was none.
+    None,
+    /// They are in the arenas, or will be when the run is done.
+    There,
+    /// Something else has their memory, or the run failed.
+    Gone,
 }
 
 impl Session {
@@ -141,7 +152,7 @@ impl Session {
             outputs: Vec::new(),
             compiled: None,
             singles: None,
-            has_run: false,
+            results: Results::None,
         });
         Ok(index)
     }
@@ -181,7 +192,7 @@ impl Session {
         entry.compiled = Some(compiled);
         entry.outputs = places;
         entry.inputs = inputs;
-        entry.has_run = false;
+        entry.results = Results::None;
         Ok(())
     }
 
@@ -227,6 +238,15 @@ impl Session {
         self.store.set(self.scheduler.backends(), name, tensor, data)
     }
 
+    /// Before bytes of an entry go into the arenas, which all entries share: what others have there is lost.
+    pub(super) fn occupy(&mut self, index: usize) {
+        if self.occupant != Some(index) {
+            let others = self.entries.iter_mut().enumerate().filter(|(other, _)| *other != index);
+            others.for_each(|(_, entry)| entry.lose_values());
+            self.occupant = Some(index);
+        }
+    }
+
     /// An error if a weight of an entry has no bytes yet.
     pub(super) fn check_weights(&mut self, index: usize) -> Result<(), RuntimeError> {
         let Some(entry) = self.entries.get_mut(index).filter(|entry| !entry.complete) else { return Ok(()) };
@@ -246,6 +266,14 @@ impl Entry {
         self.singles = None;
         self.outputs.clear();
         self.inputs = Inputs::default();
-        self.has_run = false;
+        self.results = Results::None;
+    }
+
+    /// What the entry had in the arenas is no longer there: inputs must be set again, and results are gone.
+    pub(super) fn lose_values(&mut self) {
+        self.inputs.forget();
+        if self.results == Results::There {
+            self.results = Results::Gone;
+        }
     }
 }

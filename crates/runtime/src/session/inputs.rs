@@ -69,15 +69,15 @@ impl Inputs {
         }
     }
 
-    /// Takes over which inputs have values, from the same plan before its places changed: none have.
+    /// The number of the input with this name.
     fn find(&self, name: &str) -> Option<usize> {
         self.all.iter().position(|input| input.name == name)
     }
 }
 
 impl Session {
-    /// Sets an input of the current plan, by name. It keeps its value for later runs. The bytes are taken before this
-    /// returns.
+    /// Sets an input of the current plan, by name. It keeps its value for later runs, as long as no other plan of the
+    /// session is used between. The bytes are taken before this returns.
     pub fn set<V: Values + ?Sized>(&mut self, name: &str, values: &V) -> Result<(), RuntimeError> {
         let current = self.ready()?;
         let inputs = self.entries.get(current).map(|entry| &entry.inputs);
@@ -117,6 +117,9 @@ impl Session {
             let (name, expected, found) = (input.name.clone(), tensor.bytes(), bytes.len());
             return Err(RuntimeError::WrongSize { name, expected, found });
         }
+        self.occupy(current);
+        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
+        let Some(input) = entry.inputs.all.get_mut(index) else { return Err(RuntimeError::NoPlan) };
         for (backend, places) in &input.places {
             let Some(lane) = self.lanes.get_mut(*backend) else { continue };
             let place = places.get(next).unwrap_or(&places[0]);
@@ -141,6 +144,9 @@ impl Session {
         if let Some(bare) = inputs.all.iter().find(|input| !input.set && !input.known) {
             return Err(RuntimeError::NotSet { what: "input", name: bare.name.clone() });
         }
+        self.occupy(current);
+        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
+        let inputs = &mut entry.inputs;
         if !inputs.all.iter().any(|input| input.set) {
             return Ok(false);
         }

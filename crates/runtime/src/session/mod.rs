@@ -30,7 +30,7 @@ pub(crate) use weights::lay_out;
 pub use weights::{Progress, WeightStore};
 
 use self::arena::Arenas;
-use self::cache::Entry;
+use self::cache::{Entry, Results};
 use self::execute::Run;
 use self::lane::Lane;
 use self::state::States;
@@ -41,10 +41,11 @@ use crate::{Buffer, RuntimeError};
 ///
 /// All graphs of one model run in one session: they share weights and state by name and one arena per backend. Each
 /// is planned once and found again by the caller's [`Key`] or by its fingerprint; the one used last is the current one,
-/// and [`set`](Session::set), [`run`](Session::run) and [`read`](Session::read) refer to it.
+/// and [`set`](Session::set), [`run`](Session::run) and [`read`](Session::read) refer to it. Inputs keep their values, and
+/// results stay, until another graph is given inputs or run.
 ///
-/// After an error the session can be used further: inputs must be set again, and a state that the failed run was
-/// writing may hold some of the new values. If a device is lost, every later use says so.
+/// After an error the session can be used further: inputs must be set again, results are gone, and a state that the
+/// failed run was writing may hold some of the new values. If a device is lost, every later use says so.
 pub struct Session {
     scheduler: Scheduler,
     lanes: Vec<Lane>,
@@ -57,6 +58,8 @@ pub struct Session {
     current: Option<usize>,
     /// The plan that was started last, if its work may still be under way.
     in_flight: Option<usize>,
+    /// The plan whose inputs and results are in the arenas.
+    occupant: Option<usize>,
 }
 
 impl Session {
@@ -82,6 +85,7 @@ impl Session {
             by_fingerprint: FxHashMap::default(),
             current: None,
             in_flight: None,
+            occupant: None,
         })
     }
 
@@ -116,7 +120,7 @@ impl Session {
         let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
         let Some(compiled) = &mut entry.compiled else { return Err(RuntimeError::NoPlan) };
         self.in_flight = Some(current);
-        entry.has_run = true;
+        entry.results = Results::There;
         let (plan, bank) = (&entry.plan, entry.inputs.bank);
         Run { plan, compiled, lanes: &mut self.lanes, bank, fresh_inputs, timing: None }.issue()
     }
@@ -188,7 +192,7 @@ impl Session {
         }
     }
 
-    /// After a failure: waits for whatever is under way, and forgets inputs that may not have arrived.
+    /// After a failure: waits for whatever is under way, and forgets inputs that may not have arrived, and results.
     fn recover(&mut self) {
         for lane in &mut self.lanes {
             // Failures of work that is given up are of no interest.
@@ -196,7 +200,7 @@ impl Session {
         }
         self.in_flight = None;
         for entry in &mut self.entries {
-            entry.inputs.forget();
+            entry.lose_values();
             if let Some(compiled) = &mut entry.compiled {
                 compiled.forget_events();
             }

@@ -3,6 +3,7 @@
 use quadriga_graph::{NodeId, TensorId};
 
 use super::Session;
+use super::cache::Results;
 use super::compile::Site;
 use super::execute::Run;
 use crate::schedule::{Plan, Step};
@@ -80,7 +81,7 @@ impl Session {
             }
             run.finish_split(number)?;
         }
-        entry.has_run = true;
+        entry.results = Results::There;
         self.wait()
     }
 }

@@ -2,6 +2,7 @@
 
 use quadriga_graph::{Kind, TensorId};
 
+use super::cache::Results;
 use super::compile::Site;
 use super::{Element, Session};
 use crate::{Region, RuntimeError};
@@ -13,6 +14,8 @@ pub(crate) struct OutputPlace {
     backend: usize,
     regions: [Region; 2],
     elements: Option<quadriga_graph::DType>,
+    /// Whether its memory is its own for longer than a run.
+    lasting: bool,
 }
 
 /// Finds the places of all outputs of a plan.
@@ -31,7 +34,10 @@ pub(crate) fn outputs(site: &Site<'_>) -> Result<Vec<OutputPlace>, RuntimeError>
             return Err(RuntimeError::BadPlan(format!("output {name} has no place")));
         };
         let elements = t.is_contiguous().then_some(t.dtype());
-        all.push(OutputPlace { id: *id, name: name.clone(), backend, regions: [first, second], elements });
+        let kind = graph.get(storage).map(|s| s.kind());
+        let lasting = matches!(kind, Some(Kind::Weight | Kind::Constant | Kind::State));
+        let (name, regions) = (name.clone(), [first, second]);
+        all.push(OutputPlace { id: *id, name, backend, regions, elements, lasting });
     }
     Ok(all)
 }
@@ -93,8 +99,12 @@ impl Session {
     ) -> Result<(), RuntimeError> {
         let Some(entry) = self.entries.get(entry) else { return Err(RuntimeError::NoPlan) };
         let Some(place) = entry.outputs.get(output) else { return Err(RuntimeError::NoPlan) };
-        if !entry.has_run {
-            return Err(RuntimeError::NothingRun);
+        match entry.results {
+            Results::None => return Err(RuntimeError::NothingRun),
+            Results::Gone if !place.lasting => {
+                return Err(RuntimeError::Gone { name: place.name.clone() });
+            }
+            _ => {}
         }
         if let Some(given) = given {
             let Some(found) = place.elements else {

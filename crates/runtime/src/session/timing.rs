@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Session;
+use super::cache::Results;
 use super::compile::Compiled;
 use super::execute::Run;
 use super::lane::Lane;
@@ -176,7 +177,7 @@ impl Session {
         let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
         let Some(compiled) = &mut entry.compiled else { return Err(RuntimeError::NoPlan) };
         self.in_flight = Some(current);
-        entry.has_run = true;
+        entry.results = Results::There;
         let (plan, bank) = (&entry.plan, entry.inputs.bank);
         let mut run =
             Run { plan, compiled, lanes: &mut self.lanes, bank, fresh_inputs, timing: Some(timing) };

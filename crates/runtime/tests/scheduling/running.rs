@@ -113,6 +113,43 @@ fn graphs_of_a_family_share_weights_state_and_arena_and_are_found_by_key() {
 }
 
 #[test]
+fn graphs_that_share_an_arena_never_take_each_others_bytes_for_their_own() {
+    let mut session = Session::new(&Scheduler::new([device("a"), host("cpu")])).unwrap();
+    let four = ([1.0f32; 32], [0, 1, 2, 3]);
+    let run = |session: &mut Session| session.run(&[("x", &four.0), ("ids", &four.1)]);
+    session.prepare(4, || family(4)).unwrap();
+    run(&mut session).unwrap();
+    let expected: Vec<f32> = session.read("y").unwrap();
+    // As long as only this graph is used, its inputs keep their values.
+    session.prepare(1, || family(1)).unwrap();
+    session.prepare(4, || family(4)).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), expected);
+    session.set("ids", &four.1).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), expected);
+    // Then another graph is given inputs, and perhaps run.
+    for runs in [false, true] {
+        session.prepare(1, || family(1)).unwrap();
+        session.set("x", &[2.0f32; 8]).unwrap();
+        session.set("ids", &[7]).unwrap();
+        if runs {
+            session.run(&[]).unwrap();
+        }
+        session.prepare(4, || family(4)).unwrap();
+        assert!(matches!(session.read::<f32>("y"), Err(RuntimeError::Gone { name }) if name == "y"));
+        assert!(session.read::<f32>("seen").is_ok(), "a state is there all the time");
+        session.set("x", &four.0).unwrap();
+        let error = session.run(&[]).unwrap_err();
+        assert!(matches!(&error, RuntimeError::NotSet { name, .. } if name == "ids"), "{error}");
+        run(&mut session).unwrap();
+        assert_eq!(session.read::<f32>("y").unwrap(), expected);
+        session.prepare(1, || family(1)).unwrap();
+        assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { .. })));
+        session.prepare(4, || family(4)).unwrap();
+    }
+}
+
+#[test]
 fn a_larger_graph_later_makes_the_arena_grow_and_the_smaller_one_keeps_working() {
     let a = Sim::new("a").device();
     let mut session = Session::new(&Scheduler::new([a.clone() as _])).unwrap();
