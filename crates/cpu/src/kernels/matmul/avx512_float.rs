@@ -167,7 +167,9 @@ unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
                         let w = columns_of::<W>(task, scratch, group, first, count);
                         let sums = (&raw mut (*scratch).sums).cast::<[__m512; 2]>().add(i * ROWS);
                         for row in rows.clone().step_by(12) {
-                            panel(task, group, row, w, sums.add(row - first_row), first, count);
+                            // The panel after this one; after the last, the first again, with the next groups.
+                            let next = if row + 12 < rows.end { row + 12 } else { first_row };
+                            panel(task, group, [row, next], w, sums.add(row - first_row), first, count);
                         }
                     }
                 }
@@ -213,12 +215,12 @@ unsafe fn columns_of<W: Plain>(
     wide.map(<*mut f32>::cast_const)
 }
 
-/// One panel of rows × one or two groups.
+/// One panel of rows × one or two groups; asks for the first-level cache to load the panel of rows after it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn panel(
     task: &Task<'_>,
     group: usize,
-    row: usize,
+    [row, next]: [usize; 2],
     w: [*const f32; 2],
     sums: *mut [__m512; 2],
     first: usize,
@@ -226,13 +228,15 @@ unsafe fn panel(
 ) {
     let (x, rows) = task.activations.panel(task.first_row + row);
     let x = x.wrapping_add(first * rows).cast_const();
+    let (next, next_rows) = task.activations.panel(task.first_row + next);
+    let next = next.wrapping_add(first * next_rows).cast_const();
     macro_rules! sized {
         ($($rows:literal)*) => {
             // SAFETY: promised by the caller; the panel has this many rows.
             unsafe {
                 match (rows, group + 1 < task.groups.end) {
-                    $(($rows, true) => panel_of::<$rows, 2>(x, w, sums, count, first > 0),
-                      ($rows, false) => panel_of::<$rows, 1>(x, w, sums, count, first > 0),)*
+                    $(($rows, true) => panel_of::<$rows, 2>(x, w, sums, count, first > 0, next),
+                      ($rows, false) => panel_of::<$rows, 1>(x, w, sums, count, first > 0, next),)*
                     _ => {}
                 }
             }
@@ -243,34 +247,47 @@ unsafe fn panel(
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn panel_of<const ROWS: usize, const GROUPS: usize>(
-    mut x: *const f32,
+    x: *const f32,
     w: [*const f32; 2],
     sums: *mut [__m512; 2],
     count: usize,
     add: bool,
+    next: *const f32,
 ) {
     let mut own = [[_mm512_setzero_ps(); GROUPS]; ROWS];
-    // SAFETY: the panel holds ROWS values for each column, the groups one vector; there are sums for each row.
-    unsafe {
-        let [mut w0, mut w1] = w;
-        for _ in 0..count {
-            let mut weights = [_mm512_setzero_ps(); GROUPS];
-            weights[0] = _mm512_loadu_ps(w0);
-            w0 = w0.add(GROUP);
-            if GROUPS == 2 {
-                if let Some(second) = weights.last_mut() {
-                    *second = _mm512_loadu_ps(w1);
-                }
-                w1 = w1.add(GROUP);
+    for row in 0..ROWS {
+        for group in 0..GROUPS {
+            let place = sums.wrapping_add(row).cast::<__m512>().wrapping_add(group);
+            _mm_prefetch::<_MM_HINT_T0>(place.cast());
+        }
+    }
+    let mut column = |k: usize| {
+        // SAFETY: the panel holds ROWS values for each column, the groups one vector.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(k * ROWS).cast());
+            let mut weights = [_mm512_loadu_ps(w[0].add(k * GROUP)); GROUPS];
+            if GROUPS == 2
+                && let Some(second) = weights.last_mut()
+            {
+                *second = _mm512_loadu_ps(w[1].add(k * GROUP));
             }
             for (r, sums) in own.iter_mut().enumerate() {
-                let x = _mm512_set1_ps(*x.add(r));
+                let x = _mm512_set1_ps(*x.add(k * ROWS + r));
                 for (sum, weights) in sums.iter_mut().zip(&weights) {
                     *sum = _mm512_fmadd_ps(*weights, x, *sum);
                 }
             }
-            x = x.add(ROWS);
         }
+    };
+    for pair in 0..count / 2 {
+        column(2 * pair);
+        column(2 * pair + 1);
+    }
+    if count % 2 == 1 {
+        column(count - 1);
+    }
+    // SAFETY: there are sums for each row.
+    unsafe {
         for (r, own) in own.into_iter().enumerate() {
             for (g, sum) in own.into_iter().enumerate() {
                 let place = sums.add(r).cast::<__m512>().add(g);
