@@ -12,7 +12,7 @@ use crate::NAME;
 use crate::buffer::HostBuffer;
 use crate::compile::compile;
 use crate::isa::{Isa, IsaError};
-use crate::memory::{ALIGNMENT, Block, host_bytes};
+use crate::memory::{ALIGNMENT, Block, Slabs, host_bytes};
 use crate::pool::{Pool, PoolError};
 use crate::profile::{Ledger, Profile};
 use crate::queue::{CpuEvent, CpuQueue};
@@ -122,7 +122,8 @@ impl Builder {
             self.fuse.unwrap_or_else(|| std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0"));
         let ledger = self.profile.then(Ledger::default);
         let shared = Shared { pool: Pool::new(threads)?, isa, ledger, work: Mutex::new(Block::empty()) };
-        Ok(Backend { shared: Arc::new(shared), fuse, plain_weights: self.plain_weights })
+        let slabs = Slabs::default();
+        Ok(Backend { shared: Arc::new(shared), fuse, plain_weights: self.plain_weights, slabs })
     }
 }
 
@@ -131,6 +132,8 @@ pub struct Backend {
     shared: Arc<Shared>,
     fuse: bool,
     plain_weights: bool,
+    /// Memory of states.
+    slabs: Slabs,
 }
 
 impl Backend {
@@ -209,7 +212,8 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
-        Ok(Arc::new(HostBuffer::new(bytes, usage)?))
+        let block = if usage == Usage::State { self.slabs.zeroed(bytes)? } else { Block::zeroed(bytes)? };
+        Ok(Arc::new(HostBuffer::new(block, usage)))
     }
 
     /// The system gives zeros, and only when they are touched: most of a long cache never is.

@@ -44,8 +44,10 @@ unsafe impl Send for HostBuffer {}
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
-    pub(crate) fn new(bytes: usize, usage: Usage) -> Result<HostBuffer, BackendError> {
-        Ok(HostBuffer::over(Memory::Owned(Block::zeroed(bytes)?), bytes, usage))
+    /// A buffer of this memory.
+    pub(crate) fn new(block: Block, usage: Usage) -> HostBuffer {
+        let bytes = block.bytes();
+        HostBuffer::over(Memory::Owned(block), bytes, usage)
     }
 
     pub(crate) fn map(data: &Data) -> HostBuffer {
