@@ -53,7 +53,7 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         Op::Attention(_) => {
             // Queries by keys, then weights by values.
             let queries = inputs.first().map_or(0, |query| elements(query) / cols(0).max(1));
-            queries.saturating_mul(2 * rows(1)).saturating_mul(cols(1) + cols(2))
+            queries.saturating_mul(2 * rows(1)).saturating_mul(cols(1).saturating_add(cols(2)))
         }
         Op::Norm { .. }
         | Op::RmsNorm { .. }
@@ -61,7 +61,7 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         | Op::L2Norm { .. }
         | Op::SoftMax { .. }
         | Op::Gated { .. }
-        | Op::Rope { .. } => 4 * elements(output),
+        | Op::Rope { .. } => elements(output).saturating_mul(4),
         Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax | Op::ArgSort { .. } | Op::TopK { .. } => {
             inputs.first().map_or(0, |input| elements(input))
         }
@@ -72,21 +72,21 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
 
 fn traffic(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
     let bytes = |tensor: &Tensor| bytes_of(tensor.dtype(), elements(tensor));
-    let all: u64 = inputs.iter().map(|input| bytes(input)).sum();
+    let add = |a: u64, b: u64, c: u64| a.saturating_add(b).saturating_add(c);
     let [first, rest @ ..] = inputs else { return bytes(output) };
-    let others: u64 = rest.iter().map(|input| bytes(input)).sum();
+    let others = rest.iter().fold(0u64, |sum, input| sum.saturating_add(bytes(input)));
     match op {
-        Op::GetRows => bytes_of(first.dtype(), elements(output)) + others + bytes(output),
+        Op::GetRows => add(bytes_of(first.dtype(), elements(output)), others, bytes(output)),
         Op::SetRows | Op::CopyInto => {
             let written = rest.first().map_or(0, |source| bytes_of(first.dtype(), elements(source)));
-            others + written
+            others.saturating_add(written)
         }
         Op::MulMatId => {
             // At most as many experts as are asked for.
             let experts = first.dims4()[1].max(1) as u64;
             let asked = rest.get(1).map_or(0, |ids| elements(ids)).min(experts);
-            bytes(first) / experts * asked + others + bytes(output)
+            add(bytes(first) / experts * asked, others, bytes(output))
         }
-        _ => all + bytes(output),
+        _ => add(bytes(first), others, bytes(output)),
     }
 }

@@ -63,9 +63,9 @@ pub(crate) fn lend(
         else {
             continue;
         };
-        let bytes: u64 = fetched.iter().map(|id| flow.bytes[id.index()]).sum();
+        let [one, other] = fetched.map(|id| flow.bytes[id.index()]);
         // A product's weight stands there twice.
-        let bytes = if fetched[0] == fetched[1] { bytes / 2 } else { bytes };
+        let bytes = if fetched[0] == fetched[1] { one } else { one.saturating_add(other) };
         let operations = operations(graph, maker.node);
         if operations >= bytes.saturating_mul(lending.operations_per_byte) {
             wishes.push(Wish { storage: maker.storage, fetched, operations });

@@ -44,7 +44,7 @@ pub struct BackendBytes {
 impl BackendBytes {
     /// What is allocated in all.
     pub fn total(&self) -> u64 {
-        self.weights + self.state + self.compute
+        self.weights.saturating_add(self.state).saturating_add(self.compute)
     }
 }
 
@@ -197,7 +197,8 @@ impl Plan {
             let (layout, maps) = self.weight_layout(id, backend, leaf.viewed, &uses.of_tensor(graph, id));
             if !maps {
                 count += 1;
-                let end = sum.next_multiple_of(alignment) + layout.bytes as u64;
+                let start = sum.checked_next_multiple_of(alignment);
+                let end = start.map_or(u64::MAX, |start| start.saturating_add(layout.bytes as u64));
                 full |= end > bytes;
                 if !full {
                     fitting += 1;
@@ -233,7 +234,7 @@ impl Plan {
                 self.weight_layout(id, leaf.backend, leaf.viewed, &uses.of_tensor(graph, id));
             if let (Some(bytes), Some(sizes)) = (all.get_mut(leaf.backend), weights.get_mut(leaf.backend)) {
                 if maps {
-                    bytes.mapped += layout.bytes as u64;
+                    bytes.mapped = bytes.mapped.saturating_add(layout.bytes as u64);
                 } else {
                     sizes.push(layout.bytes);
                 }
@@ -241,14 +242,14 @@ impl Plan {
         }
         for ((bytes, sizes), backend) in all.iter_mut().zip(weights).zip(self.backends()) {
             let (_, buffers) = lay_out(sizes, backend.memory());
-            bytes.weights = buffers.iter().map(|buffer| *buffer as u64).sum();
+            bytes.weights = buffers.iter().fold(0, |sum, buffer| sum.saturating_add(*buffer as u64));
         }
         for id in graph.of_kind(Kind::State) {
             if let Some(home) = self.home(id)
                 && let (Some(bytes), Some(backend), Some(t)) =
                     (all.get_mut(home), self.backends().get(home), graph.get(id))
             {
-                bytes.state += backend.storage_bytes(t) as u64;
+                bytes.state = bytes.state.saturating_add(backend.storage_bytes(t) as u64);
             }
         }
         all

@@ -299,8 +299,8 @@ impl Scheduler {
         let bytes = plan.bytes();
         for (backend, budget) in &self.budgets {
             let Some(bytes) = bytes.get(*backend).filter(|bytes| bytes.total() > *budget) else { continue };
-            let (weight_count, fitting, fitting_bytes) =
-                plan.fitting_weights(*backend, budget.saturating_sub(bytes.state + bytes.compute));
+            let (weight_count, fitting, fitting_bytes) = plan
+                .fitting_weights(*backend, budget.saturating_sub(bytes.state.saturating_add(bytes.compute)));
             return Err(RuntimeError::OverBudget(Box::new(OverBudget {
                 backend: bytes.backend.clone(),
                 wanted: bytes.total(),

@@ -45,7 +45,8 @@ pub(crate) fn settle(
                     && !read_remotely.contains(&(source.storage, there))
             };
             let bytes = |tensor: TensorId| flow.bytes[tensor.index()];
-            let then: u64 = sources.iter().filter(brought).map(|source| bytes(source.tensor)).sum();
+            let then = sources.iter().filter(brought);
+            let then = then.fold(0u64, |sum, source| sum.saturating_add(bytes(source.tensor)));
             if then < bytes(storage) && computes(storage, there) {
                 homes.home[storage.index()] = there;
                 homes.reason[storage.index()] = Reason::SavesCopy { node: reader as usize };

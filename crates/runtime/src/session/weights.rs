@@ -168,8 +168,8 @@ impl WeightStore {
         found: &mut Weights,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), RuntimeError> {
-        let mut count = Progress { done: 0, total: wanted.iter().map(|w| w.layout.bytes as u64).sum() };
         let regions = reserve(plan, &wanted)?;
+        let mut count = Progress { done: 0, total: wanted.iter().map(|w| w.layout.bytes as u64).sum() };
         for (want, region) in wanted.into_iter().zip(regions) {
             let Some(backend) = plan.backends().get(want.backend) else { continue };
             let failed = |error| RuntimeError::device(error).at(|| want.name.clone());
@@ -260,8 +260,8 @@ pub(crate) fn lay_out(
     let (mut places, mut buffers) = (Vec::new(), Vec::<usize>::new());
     for size in sizes {
         let fits = |used: &usize| {
-            let start = used.next_multiple_of(facts.alignment.max(1));
-            let end = start.saturating_add(size);
+            let start = used.checked_next_multiple_of(facts.alignment.max(1))?;
+            let end = start.checked_add(size)?;
             facts.max_buffer.is_none_or(|max| end <= max).then_some((start, end))
         };
         let number = buffers.len();

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{DType, Graph, GraphBuilder};
-use quadriga_runtime::{Backend, Plan, Scheduler};
+use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
+use quadriga_runtime::{Backend, Plan, RuntimeError, Scheduler};
 use quadriga_sim::Sim;
 
-use crate::common::device;
+use crate::common::{device, host};
 
 fn idle(count: usize) -> Vec<Arc<dyn Backend>> {
     (0..count).map(|i| Sim::new(&format!("d{i}")).without_computing().build()).collect()
@@ -75,4 +75,33 @@ fn a_thousand_inputs_to_a_split_and_to_a_node() {
     let mut session = plan.session().unwrap();
     session.run(&[("x", &[1.0f32, 2.0, 3.0, 4.0])]).unwrap();
     assert_eq!(session.read::<f32>("sum").unwrap(), [499_500.0, 999_000.0, 1_498_500.0, 1_998_000.0]);
+}
+
+#[test]
+fn weights_and_states_beyond_all_memory_are_errors_with_numbers() {
+    let g = GraphBuilder::new();
+    let ids = g.input("ids", DType::I32, [4]);
+    let mut rows = Vec::new();
+    // Each has 2^62 bytes: five of them are more than can be counted.
+    for layer in 0..5 {
+        let w = g.weight(&format!("w{layer}"), Weight::new(DType::F32, [1 << 40, 1 << 20]));
+        let s = g.state(&format!("s{layer}"), DType::F32, [1 << 40, 1 << 20]);
+        rows.push(w.get_rows(ids).add(s.get_rows(ids)));
+    }
+    g.output("y", rows.into_iter().reduce(|a, b| a.add(b)).unwrap());
+    let graph = g.finish().unwrap();
+    for place in [None, Some(1)] {
+        let scheduler = Scheduler::new([device("a"), host("cpu")]).place(move |_| place);
+        let plan = scheduler.clone().plan(&graph).unwrap();
+        let bytes = plan.bytes();
+        let home = &bytes[place.unwrap_or(0)];
+        assert_eq!((home.weights, home.state, home.total()), (u64::MAX, u64::MAX, u64::MAX));
+        let error = plan.session().map(|_| ()).unwrap_err();
+        assert!(matches!(error, RuntimeError::Device { .. }), "{error}");
+        let error = scheduler.budget(place.unwrap_or(0), 1 << 40).plan(&graph).map(|_| ()).unwrap_err();
+        assert!(
+            matches!(&error, RuntimeError::OverBudget(over) if (over.weight_count, over.fitting) == (5, 0)),
+            "{error}"
+        );
+    }
 }
