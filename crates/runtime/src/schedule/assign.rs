@@ -4,11 +4,12 @@
 //! the *home* of a computed or state storage is the backend of all nodes that write it. Leaves that are only read
 //! (weights, constants, inputs) have a home only if the caller gave them one; it attracts the nodes that read them.
 //!
-//! In order: pins and placements; what [`lend`] moves; storages beside placed leaves, and those that follow their sources,
-//! going forward;
-//! storages that follow their consumers, going backward; what is left goes to the most preferred backend that
-//! computes it. No step lets the order of a node's sources decide: bytes do, then which was computed last (so that a
-//! residual stream moves on with the layers, instead of going back to where it began), then the order of the backends. At last [`settle`] looks at the borders.
+//! In order: pins and placements; what [`lend`] moves; going forward, storages beside placed leaves and those that
+//! follow their sources; going backward, storages that follow their consumers; what is left goes to the most preferred
+//! backend that computes it. At last [`settle`] looks at the borders.
+//!
+//! No step lets the order of a node's sources decide: bytes do, then which was computed last (so that a residual stream
+//! moves on with the layers, instead of going back to where it began), then the order of the backends.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"

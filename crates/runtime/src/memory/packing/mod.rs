@@ -33,6 +33,7 @@ mod greedy;
 mod packer;
 mod problem;
 mod search;
+mod sorting;
 mod time_order;
 mod timeline;
 mod walls;

@@ -3,8 +3,9 @@
 use super::chunks::Chunks;
 use super::conflicts::Conflicts;
 use super::exact::Exact;
-use super::greedy::{Greedy, Sorting};
+use super::greedy::Greedy;
 use super::problem::{Effort, Packing, PackingError, Placement, Problem, Strategy};
+use super::sorting::Sorting;
 use super::time_order::TimeOrder;
 use super::timeline::{Steady, Timeline};
 use super::walls::Walls;
