@@ -27,7 +27,9 @@ const ALIGN: usize = 64;
 /// Bytes(s)   row after row, for every block of 32 columns: x / 128 rounded, as 32 × i8, then the rest of x, as 32 × i8;
 ///            then for every row and block: scale, scale × sum (f32); for every row and half block: scale × sum (f32);
 ///            then, where s is 256, for every row and block: sum of the high bytes of the first half, of the second,
-///            sum of the low bytes of the first, of the second (i16). Blocks within s columns have the same scale.
+///            sum of the low bytes of the first, of the second (i16); then for every row and 256 columns: the sums
+///            of its sixteen half blocks, in three digits to the base 128: 16 × i8, the highest first, three times.
+///            Blocks within s columns have the same scale.
 /// Words      span after span of 128 columns, row after row: 128 × i16; then span after span: a scale for every row (f32)
 /// Tiles      16 rows × 32 columns of bf16 = one AMX tile of 1024 bytes, row-major inside;
 ///            tiles of 16 rows side by side over the columns, then the next 16 rows; filled up with zeros
@@ -51,6 +53,9 @@ unsafe impl Sync for Activations<'_> {}
 
 /// The largest quant of [`Form::Bytes`]: 127 × 128, so that both of its bytes are at most 127 in size.
 pub(super) const BYTES_STEPS: f32 = 127.0 * 128.0;
+
+/// Digits of the sums of 256 columns: three for each of sixteen half blocks, whose sums are at most 16 × 127 × 128.
+pub(super) const DIGITS: usize = 48;
 
 /// Columns of [`Form::Words`] that share a scale.
 pub(super) const SPAN: usize = 128;
@@ -76,6 +81,8 @@ pub(super) struct BytesRow {
     pub(super) half_sums: *mut f32,
     /// Sums of bytes; only in [`Form::Bytes`] with scales for more than a block.
     pub(super) pairs: *mut i16,
+    /// Sums of half blocks as digits, [`DIGITS`] for 256 columns; as above.
+    pub(super) digits: *mut i8,
 }
 
 fn round_up(bytes: usize) -> Option<usize> {
@@ -88,7 +95,7 @@ fn form_bytes(form: Form, rows: usize, columns: usize) -> Option<usize> {
     match form {
         Form::Panels(_) => round_up(elements.checked_mul(4)?),
         Form::Bytes(span) => {
-            let each = if span > BLOCK { 16 + 8 } else { 16 };
+            let each = if span > BLOCK { 16 + 8 + DIGITS / 8 } else { 16 };
             round_up(elements.checked_mul(2)?)?.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)
         }
         Form::Words => round_up(rows.checked_mul(columns.div_ceil(SPAN))?.checked_mul(2 * SPAN + 4)?),
@@ -277,6 +284,7 @@ impl<'w> Activations<'w> {
             sums: floats.wrapping_add(blocks + at),
             half_sums: floats.wrapping_add(2 * blocks + 2 * at),
             pairs: floats.wrapping_add(4 * blocks).cast::<i16>().wrapping_add(4 * at),
+            digits: floats.wrapping_add(6 * blocks).cast::<i8>().wrapping_add(at / 8 * DIGITS),
         }
     }
 

@@ -470,14 +470,15 @@ impl Scales for NibbleTwice {
     unsafe fn load(scales: *const u8, block: usize, half: usize) -> Affine {
         // SAFETY: promised by the caller: four words of every row.
         let (d, dm, s, t) = unsafe {
-            let word = |w: usize| right(words(scales.add(64), w + block / 4, half), 4 * (block % 4));
-            (halves(scales, half), halves(scales.add(32), half), word(0), word(2))
+            let word = |w: usize, bits: usize| right(words(scales.add(64), w + block / 4, half), bits);
+            let (s, t) = (word(0, 4 * (block % 4)), word(2, 16 * (block % 2) + 4 * (block / 2 % 2)));
+            (halves(scales, half), halves(scales.add(32), half), s, t)
         };
         let low = |a| _mm256_and_si256(a, _mm256_set1_epi32(15));
         let dm = minus(1, dm);
         Affine {
             d: [scaled(d, low(s)), scaled(d, low(right(s, 16)))],
-            m: [scaled(dm, low(t)), scaled(dm, low(right(t, 16)))],
+            m: [scaled(dm, low(t)), scaled(dm, low(right(t, 8)))],
         }
     }
 }

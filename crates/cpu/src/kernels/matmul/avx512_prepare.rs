@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activations::{Activations, BYTES_STEPS, SPAN, WORDS_STEPS, step};
+use super::activations::{Activations, BYTES_STEPS, DIGITS, SPAN, WORDS_STEPS, step};
 use super::format::{BLOCK, GROUP};
 use super::view::{Element, Input};
 use crate::isa::Avx512;
@@ -66,7 +66,8 @@ unsafe fn bytes_row_inner<const BLOCKS: usize>(activations: &Activations<'_>, in
             });
             let (scale, inverse) = step(largest(values.as_flattened()), BYTES_STEPS);
             let inverse = _mm512_set1_ps(inverse);
-            for (block, values) in (first..).zip(values) {
+            let mut half_sums = [0_i64; BLOCKS];
+            for ((block, values), half_sums) in (first..).zip(values).zip(&mut half_sums) {
                 let x = values.map(|value| _mm512_cvtps_epi32(_mm512_mul_ps(value, inverse)));
                 let high = x.map(|x| _mm512_srai_epi32::<7>(_mm512_add_epi32(x, _mm512_set1_epi32(64))));
                 let rest = [
@@ -81,6 +82,7 @@ unsafe fn bytes_row_inner<const BLOCKS: usize>(activations: &Activations<'_>, in
                 }
                 // 128 × the sums of the high bytes + those of the low ones, for the two halves of the block.
                 let whole = _mm_add_epi32(_mm_slli_epi32::<7>(sums), _mm_unpackhi_epi64(sums, sums));
+                *half_sums = _mm_cvtsi128_si64(whole);
                 let halves = _mm_mul_ps(_mm_cvtepi32_ps(whole), _mm_set1_ps(scale));
                 let [low, high, ..]: [f32; 4] = std::mem::transmute(halves);
                 *out.scales.add(block) = scale;
@@ -88,7 +90,26 @@ unsafe fn bytes_row_inner<const BLOCKS: usize>(activations: &Activations<'_>, in
                 *out.half_sums.add(2 * block) = low;
                 *out.half_sums.add(2 * block + 1) = high;
             }
+            if BLOCKS == 8 {
+                let sums = _mm512_loadu_si512(half_sums.as_ptr().cast());
+                write_digits(sums, out.digits.add(first / BLOCKS * DIGITS));
+            }
         }
+    }
+}
+
+/// Writes sixteen numbers as three signed digits each to the base 128, the highest first.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn write_digits(numbers: __m512i, out: *mut i8) {
+    let rounded = |a| _mm512_srai_epi32::<7>(_mm512_add_epi32(a, _mm512_set1_epi32(64)));
+    let upper = rounded(numbers);
+    let highest = rounded(upper);
+    let middle = _mm512_sub_epi32(upper, _mm512_slli_epi32::<7>(highest));
+    let lowest = _mm512_sub_epi32(numbers, _mm512_slli_epi32::<7>(upper));
+    for (i, digit) in [highest, middle, lowest].into_iter().enumerate() {
+        // SAFETY: promised by the caller: places for three times sixteen digits.
+        unsafe { _mm_storeu_si128(out.add(16 * i).cast(), _mm512_cvtsepi32_epi8(digit)) };
     }
 }
 

@@ -21,7 +21,7 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::activations::BytesRow;
+use super::activations::{BytesRow, DIGITS};
 use super::avx512::{add_block, dots, store};
 use super::avx512_unpack::{self as unpack, Packed, Scales, with_packed};
 use super::format::BLOCK;
@@ -138,16 +138,39 @@ unsafe fn add_pairs<P: Packed>(
         let [d, m] = P::Scales::head(P::scales_of(cell));
         let scale = _mm512_set1_ps(*x.scales.add(first));
         let [main, main_low, rest, rest_low] = parts;
-        let whole = |high, low| _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<7>(high), low));
+        let whole = |high, low| _mm512_add_epi32(_mm512_slli_epi32::<7>(high), low);
+        let rest = if P::Scales::BYTES_OF_M {
+            let steps = P::Scales::bytes_of_m(P::scales_of(cell));
+            steps_times_sums(&steps, x.digits.add(first / P::BLOCKS * DIGITS))
+        } else {
+            whole(rest, rest_low)
+        };
+        let (main, rest) = (_mm512_cvtepi32_ps(whole(main, main_low)), _mm512_cvtepi32_ps(rest));
         [
-            _mm512_fmadd_ps(_mm512_mul_ps(d, scale), whole(main, main_low), sums[0]),
-            _mm512_fmadd_ps(_mm512_mul_ps(m, scale), whole(rest, rest_low), sums[1]),
+            _mm512_fmadd_ps(_mm512_mul_ps(d, scale), main, sums[0]),
+            _mm512_fmadd_ps(_mm512_mul_ps(m, scale), rest, sums[1]),
         ]
     }
 }
 
-/// Adds the steps of a block times its dot products, and times the sums of the activations: for the high and the low
-/// byte of the activations each.
+/// The steps of sixteen half blocks, as bytes, times the sums of their activations, as three digits each, and added up.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn steps_times_sums(steps: &[__m512i; 4], digits: *const i8) -> __m512i {
+    let mut sum = _mm512_setzero_si512();
+    for digit in 0..3 {
+        sum = _mm512_slli_epi32::<7>(sum);
+        for (i, steps) in steps.iter().enumerate() {
+            // SAFETY: promised by the caller: three times sixteen digits.
+            let four = unsafe { digits.cast::<i32>().add(4 * digit + i).read_unaligned() };
+            sum = _mm512_dpbusd_epi32(sum, *steps, _mm512_set1_epi32(four));
+        }
+    }
+    sum
+}
+
+/// Adds the steps of a block times its dot products, and times the sums of the activations unless that is done for the
+/// whole cell: for the high and the low byte of the activations each.
 ///
 /// A dot product of 16 columns is at most 16 × 7 × 127 in size. A cell's sixteen of them with steps of at most 32 are
 /// below 2²³, and below 2³⁰ when shifted by the low byte's 7 bits.
@@ -174,15 +197,14 @@ unsafe fn pair_block<P: Packed, const INDEX: usize>(
         };
         let main = pair(dot([a, b, c, d], 0), dot([e, f, g, h], 4));
         let rest = pair(dot([a, b, c, d], 8), dot([e, f, g, h], 12));
-        let [s, t] = P::Scales::pairs(P::scales_of(cell), INDEX);
+        let steps = P::Scales::pairs(P::scales_of(cell), INDEX);
+        let (main, rest) = (add_products(parts[0], main, steps), add_products(parts[1], rest, steps));
+        if P::Scales::BYTES_OF_M {
+            return [main, rest, parts[2], parts[3]];
+        }
         let sums = x.pairs.add(4 * block).cast::<i32>();
         let sum = |i: usize| _mm512_set1_epi32(sums.add(i).read_unaligned());
-        [
-            add_products(parts[0], main, s),
-            add_products(parts[1], rest, s),
-            add_products(parts[2], t, sum(0)),
-            add_products(parts[3], t, sum(1)),
-        ]
+        [main, rest, add_products(parts[2], steps, sum(0)), add_products(parts[3], steps, sum(1))]
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) trait Scales {
     const HALVES: bool;
     /// Whether the steps of two half blocks can be read as two 16-bit integers.
     const PAIRS: bool = false;
+    /// Whether the steps of `m` can be read as bytes.
+    const BYTES_OF_M: bool = false;
 
     /// What the steps of `d` and `m` are to be multiplied with; ones where the steps are `d` and `m` themselves.
     ///
@@ -52,15 +54,26 @@ pub(super) trait Scales {
     /// As [`Scales::head`].
     unsafe fn steps(scales: *const u8, block: usize) -> Affine;
 
-    /// The steps of `d` and of `m` as 16-bit integers: of columns 0..16 in the low half of each lane, of 16..32 in the
-    /// high half. Zeros unless there are [`PAIRS`](Scales::PAIRS).
+    /// The steps of `d` as 16-bit integers: of columns 0..16 in the low half of each lane, of 16..32 in the high half.
+    /// Those of `m` are the same unless they can be read as bytes. Zeros unless there are [`PAIRS`](Scales::PAIRS).
     ///
     /// # Safety
     /// As [`Scales::head`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-    unsafe fn pairs(_scales: *const u8, _block: usize) -> [__m512i; 2] {
-        [_mm512_setzero_si512(); 2]
+    unsafe fn pairs(_scales: *const u8, _block: usize) -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    /// The steps of `m` of a whole cell as bytes: byte i of vector v is that of half block 4 v + i. Zeros unless there are
+    /// [`BYTES_OF_M`](Scales::BYTES_OF_M).
+    ///
+    /// # Safety
+    /// As [`Scales::head`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,gfni,f16c")]
+    unsafe fn bytes_of_m(_scales: *const u8) -> [__m512i; 4] {
+        [_mm512_setzero_si512(); 4]
     }
 }
 
@@ -530,12 +543,12 @@ impl Scales for SixTwice {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
     unsafe fn steps(scales: *const u8, block: usize) -> Affine {
         // SAFETY: promised by the caller.
-        let steps = halves_of(unsafe { Self::pairs(scales, block) }[0]);
+        let steps = halves_of(unsafe { Self::pairs(scales, block) });
         Affine { d: steps, m: steps }
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-    unsafe fn pairs(scales: *const u8, block: usize) -> [__m512i; 2] {
+    unsafe fn pairs(scales: *const u8, block: usize) -> __m512i {
         // SAFETY: promised by the caller: three words of every row.
         let word = |w: usize| unsafe { words(scales.add(32), w) };
         // The number is brought to the top of its half.
@@ -547,7 +560,7 @@ impl Scales for SixTwice {
                 or_masked(_mm512_slli_epi16::<12>(word(block - 6)), low, _mm512_set1_epi16(0x0c00))
             }
         };
-        [_mm512_srai_epi16::<10>(top); 2]
+        _mm512_srai_epi16::<10>(top)
     }
 }
 
@@ -577,6 +590,7 @@ impl Scales for NibbleTwice {
     const BYTES: usize = 64 + 256;
     const HALVES: bool = true;
     const PAIRS: bool = true;
+    const BYTES_OF_M: bool = true;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
     unsafe fn head(scales: *const u8) -> [__m512; 2] {
@@ -587,17 +601,29 @@ impl Scales for NibbleTwice {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
     unsafe fn steps(scales: *const u8, block: usize) -> Affine {
         // SAFETY: promised by the caller.
-        let [s, t] = unsafe { Self::pairs(scales, block) };
-        Affine { d: halves_of(s), m: halves_of(t) }
+        let (s, t) = unsafe {
+            let t = words(scales.add(64), 2 + block / 4);
+            (Self::pairs(scales, block), right(t, 16 * (block % 2) + 4 * (block / 2 % 2)))
+        };
+        let four = |a| _mm512_cvtepi32_ps(_mm512_and_si512(a, _mm512_set1_epi32(15)));
+        Affine { d: halves_of(s), m: [four(t), four(_mm512_srli_epi32::<8>(t))] }
     }
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-    unsafe fn pairs(scales: *const u8, block: usize) -> [__m512i; 2] {
-        [0, 2].map(|first| {
-            // SAFETY: promised by the caller: four words of every row.
-            let word = unsafe { words(scales.add(64), first + block / 4) };
-            _mm512_and_si512(right(word, 4 * (block % 4)), _mm512_set1_epi16(15))
-        })
+    unsafe fn pairs(scales: *const u8, block: usize) -> __m512i {
+        // SAFETY: promised by the caller: four words of every row.
+        let word = unsafe { words(scales.add(64), block / 4) };
+        let number = _mm512_srl_epi16(word, _mm_cvtsi64_si128(4 * (block as i64 % 4)));
+        if block % 4 == 3 { number } else { _mm512_and_si512(number, _mm512_set1_epi16(15)) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,gfni,f16c")]
+    unsafe fn bytes_of_m(scales: *const u8) -> [__m512i; 4] {
+        // SAFETY: promised by the caller: four words of every row.
+        let (a, b) = unsafe { (words(scales.add(64), 2), words(scales.add(64), 3)) };
+        let low = |v| _mm512_and_si512(v, _mm512_set1_epi8(15));
+        let high = |v| moved!(v, (4, 0, 4), (0, 0, 0));
+        [low(a), high(a), low(b), high(b)]
     }
 }
 

@@ -233,7 +233,7 @@ impl Codes {
                 for i in 0..16 {
                     let shift = 16 * (i % 2) + 4 * (i / 2 % 4);
                     word(scales, 64, i / 8, u32::from(s[i]) << shift);
-                    word(scales, 64, 2 + i / 8, u32::from(t[i]) << shift);
+                    word(scales, 64, 2 + i / 8, u32::from(t[i]) << (8 * (i % 4) + 4 * (i / 4 % 2)));
                 }
             }
             Scales::Six => {
@@ -309,7 +309,7 @@ impl Codes {
                 for i in 0..16 {
                     let shift = 16 * (i % 2) + 4 * (i / 2 % 4);
                     s[i] = (word(64, i / 8) >> shift) as u8 & 15;
-                    t[i] = (word(64, 2 + i / 8) >> shift) as u8 & 15;
+                    t[i] = (word(64, 2 + i / 8) >> (8 * (i % 4) + 4 * (i / 4 % 2))) as u8 & 15;
                 }
             }
             Scales::Six => {

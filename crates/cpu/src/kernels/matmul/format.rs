@@ -45,8 +45,10 @@
 //!              bits 10..16 of word i: block i; bits 4..10 of word i: block 3 + i;
 //!              block 6: bits 0..4 of word 0, then bits 0..2 of word 2; block 7: bits 0..4 of word 1, 2..4 of word 2
 //! ByteTwice    d: f16 × 16; per block s0: i8 × 16, s1: i8 × 16                         32 + 8 × 32
-//! NibbleTwice  d, dm: f16 × 16; four words of 32 bits × 16: s of blocks 0..4, of 4..8,  64 + 256
-//!              t of blocks 0..4, of 4..8; low half of a word: columns 0..16, four bits a block; high half: 16..32
+//! NibbleTwice  d, dm: f16 × 16; four words of 32 bits × 16, of four bits for each half block: 64 + 256
+//!              words 0 and 1, s: blocks 0..4 and 4..8, from the low end; columns 0..16 in the low half of the word,
+//!              columns 16..32 in the high half
+//!              words 2 and 3, t: half blocks 0..8 and 8..16: i and i + 4 in the two halves of byte i
 //! Six          d: f16 × 16; a word of 32 bits × 16, a word of 16 bits × 16; signed:     32 + 96
 //!              number i = 0..5: bits from 2 + 6 i of the first; 5 and 6: bits from 4 and 10 of the second;
 //!              7: bits 0..4 of the second, then bits 0..2 of the first
