@@ -3,7 +3,7 @@
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 /// How far ahead the first-level cache is asked to load, in bytes.
-const NEAR: usize = 1280;
+const NEAR: usize = 2560;
 
 /// How far ahead the second-level cache is: so far that memory always has as many requests as a core can have on the
 /// way (about 48 lines), also while the core waits for one of them.
