@@ -1,6 +1,11 @@
-//! Asking for packed weights before they are read.
+//! Asking for memory before it is used: packed weights to be read, places of results to be written.
 
+use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+use std::ops::Range;
+
+use super::Task;
+use super::format::GROUP;
 
 /// How far ahead the first-level cache is asked to load, in bytes.
 const NEAR: usize = 2560;
@@ -26,6 +31,18 @@ pub(super) fn ask(at: *const u8, bytes: usize) {
         unsafe {
             _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(FAR + 64 * line).cast());
             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(NEAR + 64 * line).cast());
+        }
+    }
+}
+
+/// Asks for the places of the results of two groups and some rows, which are about to be written.
+#[inline]
+pub(super) fn ask_for_output(task: &Task<'_>, group: usize, rows: Range<usize>) {
+    for out in rows.filter_map(|row| task.output.row(row)) {
+        for column in [group * GROUP, group * GROUP + GROUP] {
+            let place = out.wrapping_add(column);
+            // SAFETY: a hint, which never faults; a CPU without it does nothing.
+            unsafe { asm!("prefetchw [{0}]", in(reg) place, options(nostack, readonly, preserves_flags)) };
         }
     }
 }

@@ -163,20 +163,29 @@ unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
             unsafe {
                 for first in (0..columns).step_by(PANEL) {
                     let count = PANEL.min(columns - first);
+                    let last = first + count == columns;
                     for (i, group) in groups.clone().step_by(2).enumerate() {
                         let w = columns_of::<W>(task, scratch, group, first, count);
                         let sums = (&raw mut (*scratch).sums).cast::<[__m512; 2]>().add(i * ROWS);
                         for row in rows.clone().step_by(12) {
                             // The panel after this one; after the last, the first again, with the next groups.
                             let next = if row + 12 < rows.end { row + 12 } else { first_row };
-                            panel(task, group, [row, next], w, sums.add(row - first_row), first, count);
+                            let sums = sums.add(row - first_row);
+                            let done = row..(row + 12).min(rows.end);
+                            if last {
+                                ahead::ask_for_output(task, group, done.clone());
+                            }
+                            panel(task, group, [row, next], w, sums, first, count);
+                            if last {
+                                for (r, row) in done.enumerate() {
+                                    let [low, high] = sums.add(r).read();
+                                    store(task, group, row, low);
+                                    if group + 1 < groups.end {
+                                        store(task, group + 1, row, high);
+                                    }
+                                }
+                            }
                         }
-                    }
-                }
-                let sums = (&raw const (*scratch).sums).cast::<__m512>();
-                for (r, row) in rows.clone().enumerate() {
-                    for (i, group) in groups.clone().enumerate() {
-                        store(task, group, row, sums.add(i / 2 * 2 * ROWS + 2 * r + i % 2).read());
                     }
                 }
             }

@@ -11,15 +11,14 @@
 //! 16 registers of 32-bit sums (8 rows × 2 groups) += pair of columns of a group × pair of columns of a row
 //! ```
 
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::Task;
 use super::activations::{SCRATCH, SPAN, WEIGHT_STEPS};
 use super::avx512_unpack::{self as unpack, Packed, with_packed};
 use super::format::{BLOCK, GROUP};
+use super::{Task, ahead};
 use crate::isa::Avx512;
 
 /// Pairs of columns of a span.
@@ -63,7 +62,7 @@ unsafe fn groups<P: Packed>(task: &Task<'_>) {
                     for row in (0..rows).step_by(8) {
                         let count = 8.min(rows - row);
                         if last {
-                            ask_for_output(task, group, first_row + row, count);
+                            ahead::ask_for_output(task, group, first_row + row..first_row + row + count);
                         }
                         if pair {
                             some_rows::<2>(task, scratch, first, first_row, row, count, blocks);
@@ -80,18 +79,6 @@ unsafe fn groups<P: Packed>(task: &Task<'_>) {
                     }
                 }
             }
-        }
-    }
-}
-
-/// Asks for the places of results that are about to be written.
-#[inline]
-fn ask_for_output(task: &Task<'_>, group: usize, row: usize, count: usize) {
-    for out in (row..row + count).filter_map(|row| task.output.row(row)) {
-        for column in [group * GROUP, group * GROUP + GROUP] {
-            let place = out.wrapping_add(column);
-            // SAFETY: a hint, which never faults; a CPU without it does nothing.
-            unsafe { asm!("prefetchw [{0}]", in(reg) place, options(nostack, readonly, preserves_flags)) };
         }
     }
 }
