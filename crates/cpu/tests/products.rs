@@ -321,3 +321,30 @@ fn mistakes_are_errors() {
     });
     assert!(matches!(result, Err(KernelError::Differ { .. })));
 }
+
+#[test]
+fn activations_of_one_form_are_refused_by_weights_of_another() {
+    let pool = Pool::new(1).unwrap();
+    let (n, k) = (16, 256);
+    let x = vec![1.0; k];
+    for isa in Isa::available() {
+        for (prepared, multiplied) in [(DType::Q4_0, DType::Q4_K), (DType::Q2_K, DType::Q8_0)] {
+            let layout = Layout::new(multiplied, n, k).unwrap();
+            let packed = vec![0; layout.bytes()];
+            let mut y = vec![1.0; n];
+            let input = Input::f32(&x, 1, k, k).unwrap();
+            let output = Output::new(&mut y, 1, n, n).unwrap();
+            let mut work = vec![0; Activations::work_bytes(isa, prepared, 1, k, 1).unwrap()];
+            let activations = Activations::new(isa, prepared, 1, k, 1, &mut work).unwrap();
+            let result = pool.run(&|worker| {
+                activations.prepare(worker, &input)?;
+                worker.barrier()?;
+                let product = Product { layout: &layout, packed: &packed, output: &output, first_row: 0 };
+                multiply(worker, &activations, &[product])
+            });
+            let same = Form::choose(isa, prepared, 1) == Form::choose(isa, multiplied, 1);
+            assert_eq!(result.is_ok(), same, "{isa}: {prepared} and {multiplied}");
+            assert_eq!(y == vec![0.0; n], same, "{isa}: nothing is written on error");
+        }
+    }
+}
