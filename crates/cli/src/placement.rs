@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use quadriga_llm::{Engine, EngineOptions, Hyperparameters, Model, offload, place_on_device};
-use quadriga_runtime::{Backend, Plan, Scheduler};
+use quadriga_runtime::{Backend, Plan, RuntimeError, Scheduler};
 
 use crate::backends::Backends;
 use crate::failure::Outcome;
@@ -44,30 +44,36 @@ pub(crate) fn place(
     budget: Option<u64>,
 ) -> Outcome<(Scheduler, Plan)> {
     let all = model.hyperparameters().layers + 1;
-    let attempt = |count: usize, budget: Option<u64>| -> Outcome<(Scheduler, Plan)> {
-        let scheduler = scheduler(model.hyperparameters(), backends, count, budget);
+    let plan = |count: usize, limits: &[Option<u64>]| -> quadriga_llm::Result<(Scheduler, Plan)> {
+        let scheduler = scheduler(model.hyperparameters(), backends, count, limits);
         let plan = Engine::forecast(model, &scheduler, options.clone())?;
         Ok((scheduler, plan))
     };
+    let accelerators = backends.all.iter().take(backends.accelerators());
     match layers {
-        _ if backends.accelerators() == 0 => attempt(0, None),
-        Layers::Count(count) => attempt(count.min(all), budget),
-        Layers::All => attempt(all, budget),
+        _ if backends.accelerators() == 0 => Ok(plan(0, &[])?),
+        Layers::Count(count) => Ok(plan(count.min(all), &vec![budget; backends.accelerators()])?),
+        Layers::All => Ok(plan(all, &vec![budget; backends.accelerators()])?),
         Layers::Auto => {
-            let whole = attempt(all, None)?;
-            if fits(&whole.1, backends, budget) {
+            let usable = |b: &Arc<dyn Backend>| Some((b.device().free_bytes? as f64 * USABLE) as u64);
+            let limits: Vec<Option<u64>> = accelerators.map(|b| budget.or_else(|| usable(b))).collect();
+            // What does not fit is no failure; weights on loan are left out where they are too much.
+            let attempt = |count: usize| match plan(count, &limits) {
+                Ok(fits) => Ok(Some(fits)),
+                Err(quadriga_llm::Error::Runtime(RuntimeError::OverBudget(_))) => Ok(None),
+                Err(error) => Err(error),
+            };
+            if let Some(whole) = attempt(all)? {
                 return Ok(whole);
             }
             // The most layers that fit, by halving: `low` fits, `high` does not.
             let (mut low, mut high) = (0, all);
-            let mut best = attempt(0, None)?;
+            let mut best = plan(0, &limits)?;
             while high - low > 1 {
                 let middle = low + (high - low) / 2;
-                let tried = attempt(middle, None)?;
-                if fits(&tried.1, backends, budget) {
-                    (low, best) = (middle, tried);
-                } else {
-                    high = middle;
+                match attempt(middle)? {
+                    Some(fits) => (low, best) = (middle, fits),
+                    None => high = middle,
                 }
             }
             Ok(best)
@@ -75,15 +81,21 @@ pub(crate) fn place(
     }
 }
 
-fn scheduler(hyper: &Hyperparameters, backends: &Backends, count: usize, budget: Option<u64>) -> Scheduler {
+/// A scheduler with layers placed; each accelerator may have a limit.
+fn scheduler(
+    hyper: &Hyperparameters,
+    backends: &Backends,
+    count: usize,
+    limits: &[Option<u64>],
+) -> Scheduler {
     let accelerators = backends.accelerators();
     let mut scheduler = Scheduler::new(backends.all.iter().cloned());
     if accelerators > 0 {
         scheduler = scheduler.place(rule(hyper, count, accelerators));
     }
-    for accelerator in 0..accelerators {
-        if let Some(bytes) = budget {
-            scheduler = scheduler.budget(accelerator, bytes);
+    for (accelerator, limit) in limits.iter().enumerate() {
+        if let Some(bytes) = limit {
+            scheduler = scheduler.budget(accelerator, *bytes);
         }
     }
     scheduler
@@ -112,13 +124,6 @@ fn rule(
         }
         _ => Some(accelerators),
     }
-}
-
-fn fits(plan: &Plan, backends: &Backends, budget: Option<u64>) -> bool {
-    plan.bytes().iter().zip(&backends.all).take(backends.accelerators()).all(|(bytes, backend)| {
-        let limit = budget.or_else(|| Some((backend.device().free_bytes? as f64 * USABLE) as u64));
-        limit.is_none_or(|limit| bytes.total() <= limit)
-    })
 }
 
 /// Says so where a plan takes more of a device than is free.

@@ -108,7 +108,11 @@ impl<'b> BackendTarget<'b> {
                 || graph.get(id).is_some_and(|t| outlives(t.storage()))
         };
         let nodes: Vec<_> = graph.node_ids().collect();
-        let split = SplitSource { graph, nodes: &nodes, place: &place, kept: &kept };
+        let scratch = match self.backend.scratch_bytes(graph, &nodes) {
+            0 => None,
+            bytes => Some(Region::new(self.backend.allocate(bytes, Usage::Compute)?, 0, bytes)?),
+        };
+        let split = SplitSource { graph, nodes: &nodes, place: &place, kept: &kept, scratch };
         let mut program = self.backend.compile(&split)?;
         queue.run(&mut *program)?;
         let mut outputs = Outputs::new();

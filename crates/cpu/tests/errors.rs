@@ -163,7 +163,7 @@ fn mapped_bytes_are_used_in_place_and_never_written() {
     let region = Region::new(Arc::clone(&buffer), 0, 256).unwrap();
     let place = |_: TensorId| Some(Place { region: region.clone(), layout: Layout::Plain });
     let nodes: Vec<_> = graph.node_ids().collect();
-    let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true };
+    let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
     assert!(matches!(compute_once(&backend, &split), Err(BackendError::Unsupported { .. })));
 }
 
@@ -181,7 +181,10 @@ fn results_that_overlap_inputs_by_half_are_refused() {
             Some(Place { region: Region::new(Arc::clone(&buffer), at, 256).ok()?, layout: Layout::Plain })
         };
         let nodes: Vec<_> = graph.node_ids().collect();
-        compute_once(&backend, &SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true })
+        compute_once(
+            &backend,
+            &SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None },
+        )
     };
     assert!(run(0).is_ok() && run(512).is_ok() && run(256).is_ok());
     for offset in [4, 128, 508, 600] {

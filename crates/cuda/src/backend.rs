@@ -36,12 +36,12 @@ const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
 pub(crate) struct Shared {
     /// Whether operations are fused, and kernels start early.
     pub(crate) fuses: bool,
-    /// Zero between launches; used by one program at a time, as scratch memory is.
+    /// Zero between launches; used by one program at a time.
     pub(crate) counters: DeviceBuffer,
     pub(crate) kernels: Kernels,
     pub(crate) blas: Option<Blas>,
     pub(crate) faults: Arc<Faults>,
-    scratch: Mutex<Scratch>,
+    turn: Mutex<Turn>,
     /// Host memory that is locked for transfers, by address and length.
     pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
     /// Memory of other backends that is locked for transfers, by address.
@@ -49,18 +49,17 @@ pub(crate) struct Shared {
     pub(crate) context: Arc<Context>,
 }
 
-/// Scratch memory that programs share, and the event of its last use.
-struct Scratch {
-    buffer: Option<Arc<DeviceBuffer>>,
+/// Who uses the counters, which programs share.
+struct Turn {
     last_use: CudaEvent,
     /// The stream of the last use: work of the same stream need not wait.
     last_stream: usize,
 }
 
-/// The right to use scratch memory next.
-pub(crate) struct ScratchTurn<'a>(MutexGuard<'a, Scratch>);
+/// The right to use the counters next.
+pub(crate) struct CountersTurn<'a>(MutexGuard<'a, Turn>);
 
-impl ScratchTurn<'_> {
+impl CountersTurn<'_> {
     /// Takes the turn for a stream; whether it has to wait for another one.
     pub(crate) fn take(&mut self, stream: sys::CUstream) -> bool {
         std::mem::replace(&mut self.0.last_stream, stream.addr()) != stream.addr()
@@ -79,21 +78,8 @@ impl Shared {
         locked.get(&address.addr()).is_some_and(|lock| lock.strong_count() > 0).then_some(address)
     }
 
-    pub(crate) fn scratch_turn(&self) -> ScratchTurn<'_> {
-        ScratchTurn(self.scratch.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Scratch memory of at least this size: what is there, or more. Programs keep what they were given alive.
-    pub(crate) fn scratch(&self, bytes: usize) -> Result<Arc<DeviceBuffer>, BackendError> {
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(buffer) = &scratch.buffer
-            && buffer.bytes() >= bytes
-        {
-            return Ok(Arc::clone(buffer));
-        }
-        let buffer = Arc::new(DeviceBuffer::new(&self.context, bytes, Usage::Compute)?);
-        scratch.buffer = Some(Arc::clone(&buffer));
-        Ok(buffer)
+    pub(crate) fn counters_turn(&self) -> CountersTurn<'_> {
+        CountersTurn(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -123,11 +109,7 @@ impl CudaBackend {
             counters,
             kernels: Kernels::new(&context)?,
             blas: if is_on(BLAS_VARIABLE) { Blas::new(&context)? } else { None },
-            scratch: Mutex::new(Scratch {
-                buffer: None,
-                last_use: CudaEvent::new(&context, &faults, false)?,
-                last_stream: 0,
-            }),
+            turn: Mutex::new(Turn { last_use: CudaEvent::new(&context, &faults, false)?, last_stream: 0 }),
             pages: Mutex::default(),
             locked: Mutex::default(),
             faults,
@@ -231,6 +213,11 @@ impl Backend for CudaBackend {
             Layout::Plain => to.buffer.write(to.offset, data),
             Layout::Packed(_) => packing::load(&self.shared, weight, data, to),
         }
+    }
+
+    fn scratch_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
+        let multiprocessors = self.shared.context.multiprocessors;
+        lower::scratch::bytes(graph, nodes, self.shared.blas.is_some(), multiprocessors).total()
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {

@@ -4,13 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublas::sys as cublas;
 use cudarc::driver::sys;
-use quadriga_runtime::{BackendError, Usage};
+use quadriga_runtime::BackendError;
 
-use crate::buffer::DeviceBuffer;
 use crate::context::Context;
 
 /// Enough for every algorithm on Hopper; less makes cuBLAS pick others.
-const WORKSPACE: usize = 32 << 20;
+pub(crate) const WORKSPACE: usize = 32 << 20;
 
 /// Element types of a product's operands; the result is f32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,12 +32,13 @@ pub(crate) struct Product {
     pub(crate) out: u64,
     pub(crate) out_stride: usize,
     pub(crate) operand: Operand,
+    /// [`WORKSPACE`] bytes.
+    pub(crate) workspace: u64,
 }
 
 pub(crate) struct Blas {
     context: Arc<Context>,
     handle: Mutex<Handle>,
-    workspace: DeviceBuffer,
 }
 
 struct Handle(cublas::cublasHandle_t);
@@ -54,11 +54,10 @@ impl Blas {
             return Ok(None);
         }
         context.bind()?;
-        let workspace = DeviceBuffer::new(context, WORKSPACE, Usage::Compute)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check(context, "cublasCreate", unsafe { cublas::cublasCreate_v2(&mut handle) })?;
-        Ok(Some(Blas { context: Arc::clone(context), handle: Mutex::new(Handle(handle)), workspace }))
+        Ok(Some(Blas { context: Arc::clone(context), handle: Mutex::new(Handle(handle)) }))
     }
 
     pub(crate) fn issue(&self, product: &Product, stream: sys::CUstream) -> Result<(), BackendError> {
@@ -72,13 +71,12 @@ impl Blas {
         let (one, zero) = (1.0f32, 0.0f32);
         let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the handle and the workspace are live; the addresses and extents describe tensors that the program
+        // SAFETY: the handle is live; the addresses and extents describe tensors, and a workspace, that the program
         // keeps alive; row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`, which the arguments say.
         unsafe {
             let set = cublas::cublasSetStream_v2(handle.0, stream.cast());
             check(&self.context, "cublasSetStream", set)?;
-            let space =
-                cublas::cublasSetWorkspace_v2(handle.0, self.workspace.address() as *mut _, WORKSPACE);
+            let space = cublas::cublasSetWorkspace_v2(handle.0, product.workspace as *mut _, WORKSPACE);
             check(&self.context, "cublasSetWorkspace", space)?;
             let code = cublas::cublasGemmEx(
                 handle.0,

@@ -8,7 +8,6 @@ use quadriga_runtime::{BackendError, Buffer, Program};
 
 use crate::backend::Shared;
 use crate::blas::Product;
-use crate::buffer::DeviceBuffer;
 use crate::launch::Launch;
 
 /// Something the device does.
@@ -45,8 +44,8 @@ impl Step {
 pub(crate) struct CudaProgram {
     shared: Arc<Shared>,
     executable: sys::CUgraphExec,
-    uses_scratch: bool,
-    scratch: Option<Arc<DeviceBuffer>>,
+    /// Whether it uses the counters that programs share.
+    counts: bool,
     /// What the captured launches point to.
     _buffers: Vec<Arc<dyn Buffer>>,
 }
@@ -58,7 +57,7 @@ impl CudaProgram {
     pub(crate) fn new(
         shared: Arc<Shared>,
         steps: &[Step],
-        scratch: Option<Arc<DeviceBuffer>>,
+        counts: bool,
         buffers: Vec<Arc<dyn Buffer>>,
     ) -> Result<CudaProgram, BackendError> {
         let context = Arc::clone(&shared.context);
@@ -88,19 +87,18 @@ impl CudaProgram {
             }
             made?;
         }
-        let uses_scratch = scratch.is_some() || steps.iter().any(|s| matches!(s, Step::Product(_)));
-        Ok(CudaProgram { shared, executable, uses_scratch, scratch, _buffers: buffers })
+        Ok(CudaProgram { shared, executable, counts, _buffers: buffers })
     }
 
     pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Replays the graph on a stream. Programs share scratch memory: those that use it run one after another,
-    /// whatever streams they are on.
+    /// Replays the graph on a stream. Programs share counters: those that use them run one after another, whatever streams
+    /// they are on.
     pub(crate) fn launch(&mut self, stream: sys::CUstream) -> Result<(), BackendError> {
         let context = &self.shared.context;
-        let mut turn = self.uses_scratch.then(|| self.shared.scratch_turn());
+        let mut turn = self.counts.then(|| self.shared.counters_turn());
         // SAFETY: stream, event and graph are live; nothing they point to is freed before the program is dropped.
         unsafe {
             if let Some(turn) = &mut turn
@@ -127,10 +125,6 @@ impl Drop for CudaProgram {
 }
 
 impl Program for CudaProgram {
-    fn scratch_bytes(&self) -> usize {
-        self.scratch.as_ref().map_or(0, |buffer| buffer.bytes())
-    }
-
     fn as_any(&mut self) -> &mut dyn Any {
         self
     }

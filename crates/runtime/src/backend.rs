@@ -195,11 +195,14 @@ pub struct SplitSource<'a> {
     /// whose last reader came before it. A backend that fuses nodes must check that no fused result overlaps what
     /// the fused nodes still read, other than exactly in place.
     pub kept: &'a dyn Fn(TensorId) -> bool,
+    /// Working memory, at least as much as [`Backend::scratch_bytes`] says; none where that is nothing. It is the
+    /// program's own while it runs.
+    pub scratch: Option<Region>,
 }
 
 /// A compiled split, to be run any number of times.
 pub trait Program: Send {
-    /// Device memory it holds beyond the tensors' own, such as scratch.
+    /// Memory it holds beyond the tensors' own and what it was given to work in.
     fn scratch_bytes(&self) -> usize {
         0
     }
@@ -354,6 +357,13 @@ pub trait Backend: Send + Sync {
     /// Told of each tensor before its memory is released. Never called while measuring.
     fn released(&self, tensor: &Tensor, region: &Region) {
         let _ = (tensor, region);
+    }
+
+    /// How much memory a program of these nodes needs to work in, beside the tensors. It is given to the program in
+    /// [`SplitSource::scratch`], and lies in the arena while the split runs: a plan's bytes hold it.
+    fn scratch_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
+        let _ = (graph, nodes);
+        0
     }
 
     /// Whether it computes a node, and if not, why.

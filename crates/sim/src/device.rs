@@ -180,6 +180,10 @@ impl Backend for Sim {
         self.shared.tenants.fetch_sub(1, Ordering::Relaxed);
     }
 
+    fn scratch_bytes(&self, _: &Graph, _: &[NodeId]) -> usize {
+        self.shared.settings.scratch
+    }
+
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         match self.shared.settings.refuses.as_ref().and_then(|refuses| refuses(graph, node)) {
             Some(reason) => Err(Refusal(reason.into())),

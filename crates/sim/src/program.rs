@@ -26,6 +26,8 @@ pub(crate) struct Steps {
     device: Arc<Shared>,
     graph: Arc<Graph>,
     steps: Vec<Step>,
+    /// What it works in, where its device is set to need that.
+    scratch: Option<Region>,
     /// Of the latest run that was timed, by the host's clock: when each step began, and when the last one ended.
     marks: Mutex<Vec<Instant>>,
 }
@@ -74,8 +76,13 @@ impl SimProgram {
             let inputs: Result<Vec<Place>, _> = graph.inputs(*node).iter().map(|id| place(*id)).collect();
             steps.push(Step { node: *node, inputs: inputs?, output: place(n.output())?.region });
         }
+        let scratch = split.scratch.clone().filter(|scratch| scratch.bytes >= device.settings.scratch);
+        if scratch.is_none() && device.settings.scratch > 0 {
+            let first = split.nodes.first().copied().unwrap_or(NodeId::from_index(0));
+            return Err(missing(first, "the split has too little memory to work in".into()));
+        }
         let (device, marks) = (Arc::clone(device), Mutex::default());
-        Ok(SimProgram { steps: Arc::new(Steps { device, graph, steps, marks }) })
+        Ok(SimProgram { steps: Arc::new(Steps { device, graph, steps, scratch, marks }) })
     }
 }
 
@@ -116,6 +123,9 @@ impl Steps {
         for step in &self.steps {
             if timed {
                 marks.push(Instant::now());
+            }
+            if let Some(region) = &self.scratch {
+                put(region, &vec![0xa5; region.bytes])?;
             }
             while scratch.inputs.len() < step.inputs.len() {
                 scratch.inputs.push(Vec::new());

@@ -30,6 +30,7 @@ pub struct Settings {
     pub(crate) asynchronous: bool,
     pub(crate) alignment: usize,
     pub(crate) padding: usize,
+    pub(crate) scratch: usize,
     pub(crate) max_buffer: Option<usize>,
     pub(crate) capacity: u64,
     pub(crate) host: bool,
@@ -51,6 +52,7 @@ impl Settings {
             asynchronous: true,
             alignment: 64,
             padding: 1,
+            scratch: 0,
             max_buffer: None,
             capacity: 1 << 40,
             host: false,
@@ -81,6 +83,12 @@ impl Settings {
     /// Tensors take a whole multiple of this many bytes. 1 unless set.
     pub fn padding(mut self, bytes: usize) -> Settings {
         self.padding = bytes.max(1);
+        self
+    }
+
+    /// Programs need so many bytes to work in, which they fill with nonsense whenever they run. None unless set.
+    pub fn scratch(mut self, bytes: usize) -> Settings {
+        self.scratch = bytes;
         self
     }
 

@@ -143,6 +143,7 @@ fn usage(usage: StorageUse) -> u8 {
         StorageUse::Input => 2,
         StorageUse::Compute => 3,
         StorageUse::Copy => 4,
+        StorageUse::Scratch => 5,
     }
 }
 

@@ -22,18 +22,19 @@ const CHARACTERS: f64 = 1.0 / 6.6;
 
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b2430}.head{font-weight:600;font-size:14px}.quiet{fill:#55627a}\
 .paper{fill:#fff}.field{fill:#f4f6fa}.block{fill:#dfe7f5;stroke:#6f87b5}.band{fill:#6f87b5;fill-opacity:.1}.weight{fill:#6f87b5}.state{fill:#2f9187}\
-.input{fill:#cf9410}.compute{fill:#7d9e3a}.copy{fill:#c2543f}.map path{stroke:#fff;stroke-width:.5}\
+.input{fill:#cf9410}.compute{fill:#7d9e3a}.copy{fill:#c2543f}.scratch{fill:#8a6fb0}.map path{stroke:#fff;stroke-width:.5}\
 .arrow{fill:none;stroke:#c2543f;stroke-width:1.6}.line{stroke:#1b2430;stroke-width:1.2}.least{stroke:#c2543f;stroke-dasharray:6 4}\
 @media(prefers-color-scheme:dark){text{fill:#e6ebf3}.quiet{fill:#9aa8bf}.paper{fill:#12161d}.field{fill:#1a202a}.block{fill:#25314a;stroke:#7f9bd4}\
-.weight{fill:#6f8cc7}.state{fill:#35a99d}.input{fill:#e0ac35}.compute{fill:#8fb548}.copy{fill:#e2745f}.map path{stroke:#12161d}\
+.weight{fill:#6f8cc7}.state{fill:#35a99d}.input{fill:#e0ac35}.compute{fill:#8fb548}.copy{fill:#e2745f}.scratch{fill:#a88bd0}.map path{stroke:#12161d}\
 .arrow{stroke:#e2745f}.line{stroke:#e6ebf3}.least{stroke:#e2745f}}";
 
-const USES: [(StorageUse, &str, &str); 5] = [
+const USES: [(StorageUse, &str, &str); 6] = [
     (StorageUse::Weight, "weight", "weights"),
     (StorageUse::State, "state", "cache (state)"),
     (StorageUse::Input, "input", "inputs"),
     (StorageUse::Compute, "compute", "results"),
     (StorageUse::Copy, "copy", "copies from another device"),
+    (StorageUse::Scratch, "scratch", "working memory"),
 ];
 
 /// A drawing that grows downwards.

@@ -92,6 +92,10 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
         )));
     }
     let prepared = model.prepare(&options)?;
+    let free = |backends: &crate::backends::Backends| -> Vec<Option<u64>> {
+        backends.all.iter().map(|backend| backend.device().free_bytes).collect()
+    };
+    let before = free(&prepared.backends);
     let recording = arguments.record.start(model, &prepared)?;
     let (mut engine, load_seconds) = prepared.engine(options)?;
     engine.watch(recording.as_ref().map(Recording::watcher));
@@ -122,6 +126,12 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
         measure(&mut prompts, true)?;
         measure(&mut generations, false)?;
     }
+    // What was taken of each device, by its own account: buffers, and what the driver keeps for itself.
+    let taken: Vec<Option<u64>> = before
+        .iter()
+        .zip(free(&prepared.backends))
+        .map(|(before, after)| Some(before.as_ref()?.saturating_sub(after?)))
+        .collect();
     let statistics = recording.map(Recording::finish).transpose()?.flatten();
     let file = prepared.model.file();
     let name = file.find::<&str>("general.name").ok().flatten().unwrap_or("model").to_owned();
@@ -140,6 +150,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
             "model_bytes": bytes,
             "backends": prepared.backends.names(),
             "memory": prepared.forecast.bytes(),
+            "taken": taken,
             "load_seconds": load_seconds,
             "stats": statistics,
         });

@@ -72,8 +72,13 @@ impl<'g> Placed<'g> {
             places.insert(id, Place { region, layout });
         }
         let nodes: Vec<NodeId> = graph.node_ids().collect();
-        let source =
-            SplitSource { graph, nodes: &nodes, place: &|id| places.get(&id).cloned(), kept: &|_| true };
+        let source = SplitSource {
+            graph,
+            nodes: &nodes,
+            place: &|id| places.get(&id).cloned(),
+            kept: &|_| true,
+            scratch: None,
+        };
         let program = backend.compile(&source)?;
         Ok(Placed { graph, backend, buffer, places, program })
     }

@@ -6,12 +6,40 @@ use quadriga_graph::{Attention, DType, NodeId};
 use quadriga_runtime::BackendError;
 
 use super::Lowering;
+use super::scratch::together;
 use crate::backend::COUNTERS;
 use crate::kernels::File;
 use crate::launch::{Argument, Described, Launch};
 
 /// Fewest keys in a piece: as many as the threads of a block take at once.
 const LEAST_PIECE: u64 = 128;
+
+/// How the keys are cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pieces {
+    queries: u64,
+    /// Keys of a piece.
+    piece: u64,
+    count: u64,
+}
+
+impl Pieces {
+    /// Enough blocks to fill the device twice; a piece's result costs memory, so not many more.
+    pub(super) fn of(queries: u64, keys: u64, multiprocessors: u32) -> Pieces {
+        let most = if queries > COUNTERS as u64 {
+            1
+        } else {
+            (2 * u64::from(multiprocessors) / queries.max(1)).max(1)
+        };
+        let piece = keys.max(1).div_ceil(most).next_multiple_of(LEAST_PIECE);
+        Pieces { queries, piece, count: keys.div_ceil(piece).max(1) }
+    }
+
+    /// Bytes of the pieces' results, of `e` elements, where there are several.
+    pub(super) fn bytes(&self, e: usize) -> usize {
+        if self.count > 1 { together([(self.queries * self.count) as usize * (e + 2) * 4]) } else { 0 }
+    }
+}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -47,18 +75,18 @@ impl Lowering<'_> {
         let spans: Described = optional(parameters.spans);
         let [b, h, t, _] = q.dims;
         let [_, _, keys, e] = v.dims;
-        // Enough blocks to fill the device twice; a piece's result costs memory, so not many more.
-        let blocks = 2 * u64::from(self.shared.context.multiprocessors);
+        let multiprocessors = self.shared.context.multiprocessors;
         let queries = (b * h * t) as u64;
-        let most = if queries > COUNTERS as u64 { 1 } else { (blocks / queries.max(1)).max(1) };
-        let piece = (keys.max(1) as u64).div_ceil(most).next_multiple_of(LEAST_PIECE);
-        let pieces = (keys as u64).div_ceil(piece).max(1);
-        let partial = if pieces > 1 {
-            self.scratch([(queries * pieces) as usize * (e as usize + 2) * 4])[0]
-        } else {
-            0
+        let cut = Pieces::of(queries, keys as u64, multiprocessors);
+        let (piece, pieces) = (cut.piece, cut.count);
+        let partial = match cut.bytes(e as usize) {
+            0 => 0,
+            bytes => {
+                self.counts = true;
+                self.scratch(node, [bytes])?[0]
+            }
         };
-        let many = queries > blocks;
+        let many = queries > 2 * u64::from(multiprocessors);
         let warps: u32 = if many { 4 } else { 8 };
         let (faults, fault) = self.fault(node, "a span of visible keys is out of range");
         let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);

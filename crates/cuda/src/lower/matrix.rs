@@ -9,16 +9,16 @@ use quadriga_graph::{Binary, DType, NodeId, Op, TensorId};
 use quadriga_runtime::{BackendError, Layout};
 
 use super::packing::{Form, Packed};
-use super::{Lowering, overlap};
+use super::{Lowering, overlap, scratch};
 use crate::blas::{Operand, Product};
 use crate::kernels::File;
 use crate::launch::{Argument, Described, Launch};
 use crate::program::Step;
 
 /// The most rows that the one-row kernels take.
-const FEW: usize = 8;
+pub(super) const FEW: usize = 8;
 /// Scratch bytes for weights as bf16: enough rows at a time to fill the device.
-const DENSE_BYTES: usize = 96 << 20;
+pub(super) const DENSE_BYTES: usize = 96 << 20;
 const ROWS_PER_BLOCK: u32 = 8;
 
 #[repr(C)]
@@ -154,7 +154,7 @@ impl Lowering<'_> {
         few: usize,
     ) -> Result<(u64, u64), BackendError> {
         let known = self.quantized == Some(x);
-        let [quants, scales] = self.scratch([few * blocks * 32, few * blocks * 8]);
+        let [quants, scales] = self.scratch(node, scratch::quantized(few, blocks))?;
         self.quantized = Some(x);
         if !known {
             let rows = self.described(node, x)?;
@@ -243,8 +243,8 @@ impl Lowering<'_> {
         let (n, k, m) =
             (self.tensor(weight).shape().rows(), self.tensor(weight).shape().cols(), source.rows() as usize);
         let size = if operand == Operand::F32 { 4 } else { 2 };
-        let at_once = (DENSE_BYTES / (k * size).max(1)).clamp(1, n);
-        let [rows, weights] = self.scratch([m * k * size, at_once * k * size]);
+        let at_once = scratch::rows_at_once(k, size, n);
+        let [rows, weights] = self.scratch(node, scratch::dense(m, k, size, n))?;
         let to_dense = self.function(File::Pack, c"k_to_dense")?;
         let mode = i32::from(operand == Operand::F32);
         self.push(
@@ -264,6 +264,7 @@ impl Lowering<'_> {
                 out: out.address + 4 * first as u64,
                 out_stride: n,
                 operand,
+                workspace: self.workspace,
             }));
         }
         Ok(())
@@ -325,7 +326,7 @@ impl Lowering<'_> {
     fn half_product(&mut self, node: NodeId, w: Described, x: Described) -> Result<(), BackendError> {
         let out = self.described(node, self.graph[node].output())?;
         let (m, n, k) = (x.rows() as usize, w.rows() as usize, x.dims[3] as usize);
-        let [rows, scales] = self.scratch([m * k * 2, m * 4]);
+        let [rows, scales] = self.scratch(node, scratch::halves(m, k))?;
         let narrow = self.function(File::Pack, c"k_to_half_scaled")?;
         self.push(Launch::new(narrow, [m as u32, 1, 1], 256).arg(x).arg(rows).arg(scales));
         self.steps.push(Step::Product(Product {
@@ -339,6 +340,7 @@ impl Lowering<'_> {
             out: out.address,
             out_stride: n,
             operand: Operand::F16,
+            workspace: self.workspace,
         }));
         let widen = self.function(File::Pack, c"k_scale_rows")?;
         self.push(Launch::new(widen, [m as u32, 1, 1], 256).arg(out.address).arg(scales).arg(n as i64));

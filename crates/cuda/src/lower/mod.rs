@@ -4,6 +4,7 @@ mod attention;
 mod matrix;
 pub(crate) mod packing;
 mod rope;
+pub(crate) mod scratch;
 mod simple;
 mod stream;
 
@@ -27,16 +28,22 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
 
 /// Lowers nodes to a program.
 pub(crate) fn lower(shared: &Arc<Shared>, split: &SplitSource<'_>) -> Result<CudaProgram, BackendError> {
-    // The first pass only counts scratch memory; addresses are right in the second.
-    let mut counting = Lowering::new(shared, split, 0);
-    counting.nodes()?;
-    let scratch = match counting.scratch_needed {
-        0 => None,
-        bytes => Some(shared.scratch(bytes)?),
-    };
-    let mut lowering = Lowering::new(shared, split, scratch.as_ref().map_or(0, |s| s.address()));
+    let mut lowering = Lowering::new(shared, split);
+    if let Some(region) = &split.scratch {
+        let Some(buffer) = region.buffer.as_any().downcast_ref::<DeviceBuffer>() else {
+            return Err(BackendError::Foreign { backend: shared.context.name.clone(), what: "buffer" });
+        };
+        let multiprocessors = shared.context.multiprocessors;
+        let needs = scratch::bytes(split.graph, split.nodes, shared.blas.is_some(), multiprocessors);
+        // What is not there is missed when it is asked for.
+        let workspace = needs.workspace.min(region.bytes);
+        lowering.workspace = buffer.address() + region.offset as u64;
+        lowering.scratch_base = lowering.workspace + workspace as u64;
+        lowering.scratch_bytes = region.bytes - workspace;
+        lowering.buffers.push(Arc::clone(&region.buffer));
+    }
     lowering.nodes()?;
-    CudaProgram::new(Arc::clone(shared), &lowering.steps, scratch, lowering.buffers)
+    CudaProgram::new(Arc::clone(shared), &lowering.steps, lowering.counts, lowering.buffers)
 }
 
 pub(crate) struct Lowering<'a> {
@@ -45,8 +52,12 @@ pub(crate) struct Lowering<'a> {
     pub(crate) graph: &'a Graph,
     steps: Vec<Step>,
     buffers: Vec<Arc<dyn Buffer>>,
+    /// Where cuBLAS works.
+    workspace: u64,
     scratch_base: u64,
-    scratch_needed: usize,
+    scratch_bytes: usize,
+    /// Whether the counters are used, which programs share.
+    counts: bool,
     /// For each storage the positions of the nodes that read it; one that reads it twice stands there twice.
     readers_of: HashMap<TensorId, Vec<usize>>,
     /// Nodes that an earlier one took along.
@@ -56,7 +67,7 @@ pub(crate) struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(shared: &'a Arc<Shared>, split: &'a SplitSource<'a>, scratch_base: u64) -> Lowering<'a> {
+    fn new(shared: &'a Arc<Shared>, split: &'a SplitSource<'a>) -> Lowering<'a> {
         let mut readers_of: HashMap<TensorId, Vec<usize>> = HashMap::new();
         for (at, node) in split.nodes.iter().enumerate() {
             for id in split.graph.inputs(*node).iter().filter(|_| !split.graph[*node].op().is_view()) {
@@ -69,8 +80,10 @@ impl<'a> Lowering<'a> {
             graph: split.graph,
             steps: Vec::new(),
             buffers: Vec::new(),
-            scratch_base,
-            scratch_needed: 0,
+            workspace: 0,
+            scratch_base: 0,
+            scratch_bytes: 0,
+            counts: false,
             readers_of,
             fused: HashSet::new(),
             quantized: None,
@@ -108,16 +121,23 @@ impl<'a> Lowering<'a> {
     }
 
     /// The addresses of some scratch arrays, one after another; they last until the node is done.
-    pub(crate) fn scratch<const N: usize>(&mut self, bytes: [usize; N]) -> [u64; N] {
-        let mut at = 0usize;
-        let addresses = bytes.map(|b| {
-            let address = self.scratch_base + at as u64;
-            at += b.next_multiple_of(256);
-            address
-        });
-        self.scratch_needed = self.scratch_needed.max(at);
+    pub(crate) fn scratch<const N: usize>(
+        &mut self,
+        node: NodeId,
+        bytes: [usize; N],
+    ) -> Result<[u64; N], BackendError> {
+        let needed = scratch::together(bytes);
+        if needed > self.scratch_bytes {
+            let given = self.scratch_bytes;
+            return Err(self.failed(node, format!("it works in {needed} bytes, and the split has {given}")));
+        }
+        let mut at = self.scratch_base;
         self.quantized = None;
-        addresses
+        Ok(bytes.map(|b| {
+            let address = at;
+            at += scratch::aligned(b) as u64;
+            address
+        }))
     }
 
     pub(crate) fn failed(&self, node: NodeId, reason: impl Into<String>) -> BackendError {

@@ -24,6 +24,18 @@ pub(crate) enum Form {
     Half,
 }
 
+impl Form {
+    /// Bytes of 32 packed elements.
+    fn quant_bytes(self) -> usize {
+        if self == Form::Eight { 32 } else { 16 }
+    }
+
+    /// Bytes of what scales, and shifts, 32 packed elements.
+    fn scale_bytes(self) -> usize {
+        if self == Form::Shifted { 4 } else { 2 }
+    }
+}
+
 /// Sizes of a packed weight's two arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
@@ -38,12 +50,13 @@ pub(crate) struct Packed {
 
 impl Packed {
     pub(crate) fn of(weight: &Tensor) -> Option<Packed> {
-        let (form, quant_bytes, scale_bytes) = match weight.dtype() {
-            DType::Q4_0 => (Form::Four, 16, 2),
-            DType::Q4_1 | DType::Q4_K => (Form::Shifted, 16, 4),
-            DType::Q8_0 => (Form::Eight, 32, 2),
+        let form = match weight.dtype() {
+            DType::Q4_0 => Form::Four,
+            DType::Q4_1 | DType::Q4_K => Form::Shifted,
+            DType::Q8_0 => Form::Eight,
             _ => return None,
         };
+        let (quant_bytes, scale_bytes) = (form.quant_bytes(), form.scale_bytes());
         let cols = weight.shape().cols();
         if !cols.is_multiple_of(32) || weight.shape().rank() > 2 || weight.elements() == 0 {
             return None;
@@ -76,7 +89,11 @@ pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> Option<WeightLay
     Some(WeightLayout { layout: Layout::Packed(0), bytes: packed.bytes, mappable: false })
 }
 
-/// Uploads a weight as the file has it, and packs it on the device.
+/// Bytes of a weight that are on the device as the file has them while they are packed: loading takes hardly more memory
+/// than what stays.
+const SLAB: usize = 8 << 20;
+
+/// Uploads a weight as the file has it, some rows at a time, and packs it on the device.
 pub(crate) fn load(
     shared: &Arc<Shared>,
     weight: &Tensor,
@@ -86,19 +103,30 @@ pub(crate) fn load(
     let foreign = || BackendError::Foreign { backend: shared.context.name.clone(), what: "buffer" };
     let target = to.buffer.as_any().downcast_ref::<DeviceBuffer>().ok_or_else(foreign)?;
     let packed = Packed::of(weight).filter(|p| p.bytes <= to.bytes).ok_or_else(foreign)?;
-    let raw = DeviceBuffer::new(&shared.context, data.len(), Usage::Weights)?;
-    raw.write(0, data)?;
+    let rows = weight.shape().rows();
+    let row_bytes = (data.len() / rows.max(1)).max(1);
+    let at_once = (SLAB / row_bytes).clamp(1, rows.max(1));
+    let raw = DeviceBuffer::new(&shared.context, at_once * row_bytes, Usage::Weights)?;
     let address = target.address() + to.offset as u64;
-    let total = (weight.shape().rows() * packed.scale_stride()) as u64;
-    let launch = Launch::over(shared.kernels.function(File::Pack, c"k_pack")?, total)
-        .arg(Described::new(weight, raw.address()))
-        .arg(address)
-        .arg(address + packed.scales_at as u64)
-        .arg(packed.blocks as i64)
-        .arg(packed.form as i32);
+    let function = shared.kernels.function(File::Pack, c"k_pack")?;
     let stream = Stream::new(shared)?;
-    launch.issue(&shared.context, stream.handle, false)?;
-    // SAFETY: the stream is live; the raw bytes may go once it has passed.
-    let code = unsafe { cudarc::driver::sys::cuStreamSynchronize(stream.handle) };
-    shared.context.check("cuStreamSynchronize", code)
+    for (number, slab) in data.chunks(at_once * row_bytes).enumerate() {
+        raw.write(0, slab)?;
+        let first = number * at_once;
+        let mut described = Described::new(weight, raw.address());
+        described.dims = [1, 1, (slab.len() / row_bytes) as i64, described.dims[3]];
+        let quants = address + (first * packed.blocks * packed.form.quant_bytes()) as u64;
+        let scales = (first * packed.scale_stride() * packed.form.scale_bytes()) as u64;
+        let launch = Launch::over(function, described.rows() * packed.scale_stride() as u64)
+            .arg(described)
+            .arg(quants)
+            .arg(address + packed.scales_at as u64 + scales)
+            .arg(packed.blocks as i64)
+            .arg(packed.form as i32);
+        launch.issue(&shared.context, stream.handle, false)?;
+        // SAFETY: the stream is live; the raw bytes may be written over once it has passed.
+        let code = unsafe { cudarc::driver::sys::cuStreamSynchronize(stream.handle) };
+        shared.context.check("cuStreamSynchronize", code)?;
+    }
+    Ok(())
 }

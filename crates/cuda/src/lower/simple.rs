@@ -5,13 +5,13 @@ use quadriga_runtime::{BackendError, Layout, Refusal};
 
 use super::packing::Packed;
 use super::stream::Norm;
-use super::{Lowering, overlap};
+use super::{Lowering, overlap, scratch};
 use crate::backend::is_plain;
 use crate::kernels::File;
 use crate::launch::{Described, Launch};
 
 /// The longest row that is sorted in a block's shared memory; longer ones are sorted in pieces, which are merged.
-const MOST_SORTED: usize = 4096;
+pub(super) const MOST_SORTED: usize = 4096;
 /// The largest grid dimension beyond the first, and head size, that the attention kernel takes.
 const MOST_GRID: usize = 65_535;
 const MOST_HEAD: usize = 512;
@@ -203,8 +203,8 @@ impl Lowering<'_> {
                 let function = self.function(File::Reduce, c"k_argmax")?;
                 Launch::new(function, [x.rows() as u32, 1, 1], 256).arg(x).arg(out)
             }
-            Op::ArgSort { order } => return self.sort(x, out, *order),
-            Op::TopK { .. } => return self.sort(x, out, Order::Descending),
+            Op::ArgSort { order } => return self.sort(node, x, out, *order),
+            Op::TopK { .. } => return self.sort(node, x, out, Order::Descending),
             _ => return Err(self.failed(node, "there is no kernel for it")),
         };
         self.push(launch);
@@ -321,12 +321,13 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn sort(&mut self, x: Described, out: Described, order: Order) -> Result<(), BackendError> {
+    fn sort(&mut self, node: NodeId, x: Described, out: Described, order: Order) -> Result<(), BackendError> {
         let cols = x.dims[3] as usize;
         let padded = cols.next_power_of_two().clamp(2, MOST_SORTED);
         let pieces = cols.div_ceil(padded) as u32;
         let descending = i32::from(order == Order::Descending);
-        let [mut from, mut to] = if pieces > 1 { self.scratch(sort_scratch(&x)) } else { [0; 2] };
+        let [mut from, mut to] =
+            if pieces > 1 { self.scratch(node, scratch::sort(x.elements() as usize))? } else { [0; 2] };
         let function = self.function(File::Reduce, c"k_argsort")?;
         let launch = Launch::new(function, [x.rows() as u32, pieces, 1], (padded as u32 / 2).clamp(32, 512));
         let launch = launch.shared(padded as u32 * 8).arg(x).arg(out).arg(from);
@@ -369,11 +370,6 @@ impl Lowering<'_> {
         );
         Ok(())
     }
-}
-
-/// Two lists of indices of all elements.
-fn sort_scratch(x: &Described) -> [usize; 2] {
-    [x.elements() as usize * 4; 2]
 }
 
 /// Whether a tensor is contiguous f32 in rows of whole, aligned float4s.

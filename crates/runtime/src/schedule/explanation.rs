@@ -142,12 +142,15 @@ pub enum StorageUse {
     Compute,
     /// The copy of something that lives on another backend.
     Copy,
+    /// What a split's program works in.
+    Scratch,
 }
 
 /// Some bytes of a backend, and who has them when.
 #[derive(Clone, Debug, Serialize)]
 pub struct StorageLine {
-    /// The name of the tensor that owns it; of a copy, of the tensor that is copied.
+    /// The name of the tensor that owns it; of a copy, of the tensor that is copied; of what a split works in, of the
+    /// split's first result.
     pub name: String,
     /// What it is for.
     pub usage: StorageUse,
@@ -274,7 +277,7 @@ struct Places {
 }
 
 impl Places {
-    /// All storages: leaves, inputs, results, states, then the copies by number.
+    /// All storages: leaves, inputs, results, states, then the copies by number, then what splits work in.
     fn of(plan: &Plan) -> (Vec<StorageLine>, Places) {
         let graph = plan.graph();
         let horizon = plan.memory().horizon.max(graph.nodes().len() as u32);
@@ -313,6 +316,7 @@ impl Places {
                 ..at(made, plan.memory().extra_spot(extra))
             }));
         }
+        scratches(plan, &mut lines);
         (lines, Places { of_root, first_copy })
     }
 
@@ -321,6 +325,23 @@ impl Places {
         let storage = graph.get(output)?.storage();
         let root = plan.memory().sharing.root(storage).unwrap_or(storage);
         self.of_root.get(&root.index()).or_else(|| self.of_root.get(&storage.index())).copied()
+    }
+}
+
+fn scratches(plan: &Plan, lines: &mut Vec<StorageLine>) {
+    let graph = plan.graph();
+    for (split, extra) in &plan.space().scratches {
+        let first = plan.splits().nodes_of(*split as usize).first().and_then(|node| graph.get_node(*node));
+        let (Some(node), Some(extra)) = (first, plan.memory().extras.get(*extra as usize)) else { continue };
+        let backend = usize::from(extra.backend);
+        let made = line(plan, node.output(), StorageUse::Scratch, backend, extra.bytes, extra.lifetime);
+        let spot = plan.space().scratch(*split as usize);
+        lines.extend(made.map(|made| StorageLine {
+            why: format!("split {split} works in it"),
+            chunk: spot.map(|(slot, _)| slot.chunk),
+            offset: spot.map(|(slot, _)| slot.offset),
+            ..made
+        }));
     }
 }
 

@@ -8,6 +8,7 @@
 //! - A copy has its place from the start of the split *before* the one that reads it, so that it can travel while that
 //!   split computes. It starts once the split before that one is done ([`Copy::after`](super::Copy)): whatever had the
 //!   place until then is gone, copies out of it included, because these are held to the *end* of a split.
+//! - What a program works in has its place from the first node of its split to the last.
 //! - An input has its place for the whole run; two, on a backend that works while the host prepares the next run.
 #![expect(clippy::indexing_slicing, reason = "splits, lanes and copies are numbered by the same plan")]
 
@@ -40,6 +41,8 @@ pub(crate) struct Space {
     pub(crate) inputs: FxHashMap<(u32, u16), u32>,
     /// The number of the first copy among the extras.
     pub(crate) first_copy: usize,
+    /// Splits whose programs have memory to work in, in order, each with the number of its extra.
+    pub(crate) scratches: Vec<(u32, u32)>,
     /// For each backend how many places an input has.
     pub(crate) banks: Vec<u8>,
 }
@@ -87,6 +90,15 @@ impl Space {
             let lifetime = Lifetime { start: start_of(splits, copy.reader), end: copy.last_node as u32 + 1 };
             extras.push(Extra { backend: copy.to as u16, bytes, lifetime });
         }
+        for (number, split) in splits.splits.iter().enumerate() {
+            let nodes = splits.nodes_of(number);
+            let bytes = backends[split.backend].scratch_bytes(graph, nodes) as u64;
+            if let (1.., Some(first), Some(last)) = (bytes, nodes.first(), nodes.last()) {
+                space.scratches.push((number as u32, extras.len() as u32));
+                let lifetime = Lifetime { start: first.index() as u32, end: last.index() as u32 + 1 };
+                extras.push(Extra { backend: split.backend as u16, bytes, lifetime });
+            }
+        }
         let holds: Vec<Hold> = splits
             .remote_reads
             .iter()
@@ -120,6 +132,13 @@ impl Space {
         let first = *self.inputs.get(&(tensor.index() as u32, backend))? as usize;
         let bank = bank % usize::from(*self.banks.get(usize::from(backend))?).max(1);
         slot(self.memory.extra_spot(first + bank))
+    }
+
+    /// Where a split's program works, and how many bytes that are.
+    pub(crate) fn scratch(&self, split: usize) -> Option<(Slot, usize)> {
+        let at = self.scratches.binary_search_by_key(&(split as u32), |(split, _)| *split).ok()?;
+        let extra = self.scratches.get(at)?.1 as usize;
+        Some((slot(self.memory.extra_spot(extra))?, self.memory.extras.get(extra)?.bytes as usize))
     }
 
     /// Where a copy is on the backend that reads it.

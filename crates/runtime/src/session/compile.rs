@@ -174,20 +174,22 @@ impl Site<'_> {
         Ok(all)
     }
 
-    /// Compiles some nodes of one backend.
+    /// Compiles some nodes of a split.
     pub(crate) fn program(
         &self,
         backend: usize,
         nodes: &[NodeId],
-        bank: usize,
+        (split, bank): (usize, usize),
         kept: &dyn Fn(TensorId) -> bool,
     ) -> Result<Box<dyn Program>, RuntimeError> {
         let Some(device) = self.plan.backends().get(backend) else { return Err(RuntimeError::ForeignPlan) };
+        let scratch = self.plan.space().scratch(split);
         let split = SplitSource {
             graph: self.plan.graph(),
             nodes,
             place: &|tensor| self.place(tensor, backend, bank),
             kept,
+            scratch: scratch.and_then(|(slot, bytes)| self.arenas.region(slot, bytes)),
         };
         device.compile(&split).map_err(RuntimeError::device)
     }
@@ -208,7 +210,7 @@ impl Compiled {
             let first = || nodes.first().map_or_else(String::new, |node| plan.graph().node_name(*node));
             let banks = if reads_banks(plan, split.backend, nodes) { 2 } else { 1 };
             let made: Result<Vec<_>, _> =
-                (0..banks).map(|bank| site.program(split.backend, nodes, bank, &kept)).collect();
+                (0..banks).map(|bank| site.program(split.backend, nodes, (number, bank), &kept)).collect();
             programs.push(made.map_err(|error| error.in_split(number, first))?);
             let event = event_of(plan, split.backend, false);
             done.push(event.map_err(|error| error.in_split(number, first))?);

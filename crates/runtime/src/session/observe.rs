@@ -92,7 +92,7 @@ fn singles(site: &Site<'_>) -> Result<Singles, RuntimeError> {
     for (number, split) in splits.splits.iter().enumerate() {
         for node in splits.nodes_of(number) {
             let program = |bank| {
-                let made = site.program(split.backend, std::slice::from_ref(node), bank, &|_| true);
+                let made = site.program(split.backend, std::slice::from_ref(node), (number, bank), &|_| true);
                 made.map_err(|error| error.in_split(number, || site.plan.graph().node_name(*node)))
             };
             all.push([program(0)?, program(1)?]);

@@ -4,6 +4,8 @@ use quadriga_conformance::Rng;
 use quadriga_graph::{DType, Graph, GraphBuilder, Kind, Op, TensorId, Weight};
 use quadriga_runtime::{Lending, Reason, Scheduler};
 
+use quadriga_sim::Sim;
+
 use crate::common::{chain, chain_input, device, host, numbers, random_graph};
 
 /// Lends whenever it can.
@@ -162,4 +164,29 @@ fn caches_are_the_same_with_and_without_loans() {
         let differ: Vec<usize> = (0..with.len()).filter(|result| with[*result] != without[*result]).collect();
         assert!(differ.is_empty(), "seed {seed}: results {differ:?} of {}", with.len());
     }
+}
+
+#[test]
+fn what_programs_work_in_is_planned_like_tensors_and_nothing_lies_there() {
+    let with = |scratch: usize| {
+        Scheduler::new([
+            Sim::new("gpu").scratch(scratch).build(),
+            Sim::new("cpu").synchronous().host().build(),
+        ])
+        .place(|name| (name.starts_with('w') || name.starts_with('s')).then_some(1))
+        .lending(Some(ALWAYS))
+    };
+    for seed in 0..20 {
+        let graph = cached(4, Some(&mut Rng::new(seed)));
+        let (plain, working) = (with(0).plan(&graph).unwrap(), with(1 << 12).plan(&graph).unwrap());
+        let (plain, working) = (plain.bytes()[0].compute, working.bytes()[0].compute);
+        // Splits of one device run one after another: what one works in serves the next.
+        assert!(working >= plain.max(1 << 12) && working <= plain + (1 << 12), "{plain} {working}");
+        assert!(run_cached(&with(1 << 12), &graph) == run_cached(&scheduler(None), &graph), "seed {seed}");
+    }
+    // A budget holds it, too: one byte less, and nothing is lent.
+    let graph = cached(4, None);
+    let wanted = with(1 << 12).plan(&graph).unwrap().bytes()[0].total();
+    assert!(with(1 << 12).budget(0, wanted).plan(&graph).unwrap().lends());
+    assert!(!with(1 << 12).budget(0, wanted - 1).plan(&graph).unwrap().lends());
 }

@@ -85,7 +85,8 @@ fn k4_k5_nodes_are_compiled_once_and_run_often_or_just_computed() {
         let places: Vec<Region> = graph.tensors().iter().map(|t| region(&*backend, t.bytes())).collect();
         let place = |id: TensorId| Some(Place { region: places[id.index()].clone(), layout: Layout::Plain });
         let nodes: Vec<_> = graph.node_ids().collect();
-        let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true };
+        let split =
+            SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
         let result = places.last().unwrap();
         let mut queue = backend.queue().unwrap();
         let mut program = backend.compile(&split).unwrap();

@@ -17,6 +17,7 @@ const USAGES = [
   { key: 'input', name: 'inputs' },
   { key: 'compute', name: 'results' },
   { key: 'copy', name: 'copies from another device' },
+  { key: 'scratch', name: 'working memory' },
 ];
 
 function scaled(value, step, units) {
