@@ -17,57 +17,65 @@ __device__ __forceinline__ float as_half(float x) { return half_to_float(finite_
 __device__ __forceinline__ float inverse_of(float step) { return step == 0.0f ? 0.0f : 1.0f / step; }
 
 // A whole number from 0 to `highest`: what is too large, too small or no number becomes one, too.
-__device__ __forceinline__ u8 whole(float x, float highest) { return (u8)fminf(highest, fmaxf(0.0f, x)); }
+__device__ __forceinline__ u32 whole(float x, float highest) { return (u32)fminf(highest, fmaxf(0.0f, x)); }
 
-// Scale and quants from 0 to `2 · offset − 1` with `value ≈ scale · (quant − offset)`.
-__device__ float fit_centred(const float *v, float offset, u8 *best) {
-    float extreme = 0.0f, best_scale = 0.0f;
+// The quant of a value with `value ≈ scale · (quant − offset)`.
+__device__ __forceinline__ u32 centred(float x, float inverse, float offset) {
+    return whole(x * inverse + (offset + 0.5f), 2.0f * offset - 1.0f);
+}
+
+// The scale for quants from 0 to `2 · offset − 1`.
+__device__ float fit_centred(const float *v, float offset) {
+    float extreme = 0.0f, best = 0.0f;
     for (int i = 0; i < 32; i++) if (fabsf(v[i]) > fabsf(extreme)) extreme = v[i];
-    for (int i = 0; i < 32; i++) best[i] = (u8)offset;
     double least = INF;
-    for (int try_reach = 0; try_reach < 3; try_reach++) {
-        float reach = 0.5f * try_reach - offset, scale = as_half(extreme / reach);
+#pragma unroll 1
+    for (int reaches = 0; reaches < 3; reaches++) {
+        float reach = 0.5f * reaches - offset, scale = as_half(extreme / reach);
+#pragma unroll 1
         for (int round = 0; round <= 2; round++) {
             float inverse = inverse_of(scale);
-            u8 quants[32];
             double error = 0.0, product = 0.0, square = 0.0;
             for (int i = 0; i < 32; i++) {
-                quants[i] = whole(v[i] * inverse + (offset + 0.5f), 2.0f * offset - 1.0f);
-                double x = v[i], quant = (double)quants[i] - (double)offset, miss = x - (double)scale * quant;
+                double x = v[i], quant = (double)centred(v[i], inverse, offset) - (double)offset;
+                double miss = x - (double)scale * quant;
                 error += miss * miss;
                 product += x * quant;
                 square += quant * quant;
             }
             if (error < least) {
                 least = error;
-                best_scale = scale;
-                for (int i = 0; i < 32; i++) best[i] = quants[i];
+                best = scale;
             }
             if (square == 0.0) break;
             scale = as_half((float)(product / square));
         }
     }
-    return best_scale;
+    return best;
 }
 
-// Scale, minimum and quants from 0 to `highest` with `value ≈ scale · quant + minimum`.
-__device__ float2 fit_from_minimum(const float *v, float highest, u8 *best) {
+// The quant of a value with `value ≈ scale · quant + minimum`.
+__device__ __forceinline__ u32 from_minimum(float x, float inverse, float minimum, float highest) {
+    return whole((x - minimum) * inverse + 0.5f, highest);
+}
+
+// Scale and minimum for quants from 0 to `highest`.
+__device__ float2 fit_from_minimum(const float *v, float highest) {
     float lowest = MOST, largest = -MOST;
     for (int i = 0; i < 32; i++) {
         lowest = fminf(lowest, v[i]);
         largest = fmaxf(largest, v[i]);
-        best[i] = 0;
     }
-    float2 found = {0.0f, 0.0f};
+    float2 best = {0.0f, 0.0f};
     float scale = as_half(largest / highest - lowest / highest), minimum = as_half(lowest);
     double least = INF;
+#pragma unroll 1
     for (int round = 0; round <= 2; round++) {
         float inverse = inverse_of(scale);
-        u8 quants[32];
         double error = 0.0, sum_x = 0.0, sum_quant = 0.0, product = 0.0, square = 0.0;
         for (int i = 0; i < 32; i++) {
-            quants[i] = whole((v[i] - minimum) * inverse + 0.5f, highest);
-            double x = v[i], quant = quants[i], miss = x - ((double)scale * quant + (double)minimum);
+            double x = v[i], quant = (double)from_minimum(v[i], inverse, minimum, highest);
+            double miss = x - ((double)scale * quant + (double)minimum);
             error += miss * miss;
             sum_x += x;
             sum_quant += quant;
@@ -76,8 +84,7 @@ __device__ float2 fit_from_minimum(const float *v, float highest, u8 *best) {
         }
         if (error < least) {
             least = error;
-            found = make_float2(scale, minimum);
-            for (int i = 0; i < 32; i++) best[i] = quants[i];
+            best = make_float2(scale, minimum);
         }
         double spread = 32.0 * square - sum_quant * sum_quant;
         if (spread == 0.0) break;
@@ -85,7 +92,7 @@ __device__ float2 fit_from_minimum(const float *v, float highest, u8 *best) {
         scale = as_half((float)slope);
         minimum = as_half((float)((sum_x - slope * sum_quant) / 32.0));
     }
-    return found;
+    return best;
 }
 
 __device__ __forceinline__ void write16(u8 *to, u16 v) {
@@ -112,24 +119,25 @@ __device__ void quantize_block(u32 type, float *v, u8 *block) {
         }
         return;
     }
-    u8 quants[32];
-    if (type == Q4_0 || type == Q5_0) {
-        write16(block, finite_half(fit_centred(v, type == Q4_0 ? 8.0f : 16.0f, quants)));
-        block += 2;
-    } else {
-        float2 fit = fit_from_minimum(v, type == Q4_1 ? 15.0f : 31.0f, quants);
-        write16(block, finite_half(fit.x));
-        write16(block + 2, finite_half(fit.y));
-        block += 4;
+    bool is_centred = type == Q4_0 || type == Q5_0, five = type == Q5_0 || type == Q5_1;
+    float offset = five ? 16.0f : 8.0f, highest = five ? 31.0f : 15.0f;
+    float2 fit = is_centred ? make_float2(fit_centred(v, offset), 0.0f) : fit_from_minimum(v, highest);
+    float inverse = inverse_of(fit.x);
+    write16(block, finite_half(fit.x));
+    if (!is_centred) write16(block + 2, finite_half(fit.y));
+    block += is_centred ? 2 : 4;
+    u32 fifth = 0;
+    u8 *low = block + (five ? 4 : 0);
+    for (int i = 0; i < 16; i++) low[i] = 0;
+    for (int i = 0; i < 32; i++) {
+        u32 quant = is_centred ? centred(v[i], inverse, offset) : from_minimum(v[i], inverse, fit.y, highest);
+        low[i % 16] |= (u8)((quant & 15) << (i < 16 ? 0 : 4));
+        fifth |= (quant >> 4 & 1) << i;
     }
-    if (type == Q5_0 || type == Q5_1) {
-        u32 fifth = 0;
-        for (int i = 0; i < 32; i++) fifth |= (u32)(quants[i] >> 4 & 1) << i;
+    if (five) {
         write16(block, fifth & 0xffff);
         write16(block + 2, fifth >> 16);
-        block += 4;
     }
-    for (int i = 0; i < 16; i++) block[i] = (u8)((quants[i] & 15) | quants[i + 16] << 4);
 }
 
 // `out` in row-major order takes the elements of `x` in row-major order; shapes may differ.
