@@ -1,7 +1,8 @@
 // Copies, casts, and rows picked or replaced by index.
 
 // Quantizing, step by step as the host does it (graph/src/blocks/fit.rs), so that both give the same blocks. Nothing here
-// may be fused or reordered.
+// may be fused or reordered. Scales stay f16 from where they are rounded: turned into f32 and back before they are
+// written byte by byte, the compiler (CUDA 13.0) loses the low byte.
 
 #define MOST 3.402823466e38f
 
@@ -11,8 +12,6 @@ __device__ __forceinline__ float finite(float x) { return x != x ? 0.0f : fminf(
 __device__ __forceinline__ u16 finite_half(float x) {
     return float_to_half(x != x ? 0.0f : fminf(65504.0f, fmaxf(-65504.0f, x)));
 }
-
-__device__ __forceinline__ float as_half(float x) { return half_to_float(finite_half(x)); }
 
 __device__ __forceinline__ float inverse_of(float step) { return step == 0.0f ? 0.0f : 1.0f / step; }
 
@@ -24,17 +23,18 @@ __device__ __forceinline__ u32 centred(float x, float inverse, float offset) {
     return whole(x * inverse + (offset + 0.5f), 2.0f * offset - 1.0f);
 }
 
-// The scale for quants from 0 to `2 · offset − 1`.
-__device__ float fit_centred(const float *v, float offset) {
-    float extreme = 0.0f, best = 0.0f;
+// The scale, as f16, for quants from 0 to `2 · offset − 1`.
+__device__ u16 fit_centred(const float *v, float offset) {
+    float extreme = 0.0f;
+    u16 best = 0;
     for (int i = 0; i < 32; i++) if (fabsf(v[i]) > fabsf(extreme)) extreme = v[i];
     double least = INF;
 #pragma unroll 1
     for (int reaches = 0; reaches < 3; reaches++) {
-        float reach = 0.5f * reaches - offset, scale = as_half(extreme / reach);
+        u16 half = finite_half(extreme / (0.5f * reaches - offset));
 #pragma unroll 1
         for (int round = 0; round <= 2; round++) {
-            float inverse = inverse_of(scale);
+            float scale = half_to_float(half), inverse = inverse_of(scale);
             double error = 0.0, product = 0.0, square = 0.0;
             for (int i = 0; i < 32; i++) {
                 double x = v[i], quant = (double)centred(v[i], inverse, offset) - (double)offset;
@@ -45,10 +45,10 @@ __device__ float fit_centred(const float *v, float offset) {
             }
             if (error < least) {
                 least = error;
-                best = scale;
+                best = half;
             }
             if (square == 0.0) break;
-            scale = as_half((float)(product / square));
+            half = finite_half((float)(product / square));
         }
     }
     return best;
@@ -59,19 +59,18 @@ __device__ __forceinline__ u32 from_minimum(float x, float inverse, float minimu
     return whole((x - minimum) * inverse + 0.5f, highest);
 }
 
-// Scale and minimum for quants from 0 to `highest`.
-__device__ float2 fit_from_minimum(const float *v, float highest) {
+// Scale and minimum, as f16, for quants from 0 to `highest`.
+__device__ ushort2 fit_from_minimum(const float *v, float highest) {
     float lowest = MOST, largest = -MOST;
     for (int i = 0; i < 32; i++) {
         lowest = fminf(lowest, v[i]);
         largest = fmaxf(largest, v[i]);
     }
-    float2 best = {0.0f, 0.0f};
-    float scale = as_half(largest / highest - lowest / highest), minimum = as_half(lowest);
+    ushort2 best = {0, 0}, halves = {finite_half(largest / highest - lowest / highest), finite_half(lowest)};
     double least = INF;
 #pragma unroll 1
     for (int round = 0; round <= 2; round++) {
-        float inverse = inverse_of(scale);
+        float scale = half_to_float(halves.x), minimum = half_to_float(halves.y), inverse = inverse_of(scale);
         double error = 0.0, sum_x = 0.0, sum_quant = 0.0, product = 0.0, square = 0.0;
         for (int i = 0; i < 32; i++) {
             double x = v[i], quant = (double)from_minimum(v[i], inverse, minimum, highest);
@@ -84,20 +83,20 @@ __device__ float2 fit_from_minimum(const float *v, float highest) {
         }
         if (error < least) {
             least = error;
-            best = make_float2(scale, minimum);
+            best = halves;
         }
         double spread = 32.0 * square - sum_quant * sum_quant;
         if (spread == 0.0) break;
         double slope = (32.0 * product - sum_x * sum_quant) / spread;
-        scale = as_half((float)slope);
-        minimum = as_half((float)((sum_x - slope * sum_quant) / 32.0));
+        halves.x = finite_half((float)slope);
+        halves.y = finite_half((float)((sum_x - slope * sum_quant) / 32.0));
     }
     return best;
 }
 
-__device__ __forceinline__ void write16(u8 *to, u16 v) {
-    to[0] = v & 255;
-    to[1] = v >> 8;
+__device__ __forceinline__ void write16(u8 *to, u32 v) {
+    to[0] = (u8)v;
+    to[1] = (u8)(v >> 8);
 }
 
 __device__ __forceinline__ int block_bytes(u32 type) {
@@ -121,16 +120,18 @@ __device__ void quantize_block(u32 type, float *v, u8 *block) {
     }
     bool is_centred = type == Q4_0 || type == Q5_0, five = type == Q5_0 || type == Q5_1;
     float offset = five ? 16.0f : 8.0f, highest = five ? 31.0f : 15.0f;
-    float2 fit = is_centred ? make_float2(fit_centred(v, offset), 0.0f) : fit_from_minimum(v, highest);
-    float inverse = inverse_of(fit.x);
-    write16(block, finite_half(fit.x));
-    if (!is_centred) write16(block + 2, finite_half(fit.y));
+    ushort2 fit = {0, 0};
+    if (is_centred) fit.x = fit_centred(v, offset);
+    else fit = fit_from_minimum(v, highest);
+    float inverse = inverse_of(half_to_float(fit.x)), minimum = half_to_float(fit.y);
+    write16(block, fit.x);
+    if (!is_centred) write16(block + 2, fit.y);
     block += is_centred ? 2 : 4;
     u32 fifth = 0;
     u8 *low = block + (five ? 4 : 0);
     for (int i = 0; i < 16; i++) low[i] = 0;
     for (int i = 0; i < 32; i++) {
-        u32 quant = is_centred ? centred(v[i], inverse, offset) : from_minimum(v[i], inverse, fit.y, highest);
+        u32 quant = is_centred ? centred(v[i], inverse, offset) : from_minimum(v[i], inverse, minimum, highest);
         low[i % 16] |= (u8)((quant & 15) << (i < 16 ? 0 : 4));
         fifth |= (quant >> 4 & 1) << i;
     }

@@ -17,6 +17,7 @@ use crate::buffer::{DeviceBuffer, HostPages, LockedMemory, PinnedBuffer};
 use crate::context::{self, Context};
 use crate::event::CudaEvent;
 use crate::faults::Faults;
+use crate::gaps::{self, Gaps};
 use crate::kernels::{File, Kernels};
 use crate::launch::Launch;
 use crate::lower::{self, packing};
@@ -42,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) blas: Option<Blas>,
     pub(crate) faults: Arc<Faults>,
     turn: Mutex<Turn>,
+    pub(crate) gaps: Option<Gaps>,
     /// Host memory that is locked for transfers, by address and length.
     pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
     /// Memory of other backends that is locked for transfers, by address.
@@ -110,6 +112,7 @@ impl CudaBackend {
             kernels: Kernels::new(&context)?,
             blas: if is_on(BLAS_VARIABLE) { Blas::new(&context)? } else { None },
             turn: Mutex::new(Turn { last_use: CudaEvent::new(&context, &faults, false)?, last_stream: 0 }),
+            gaps: std::env::var_os(gaps::VARIABLE).map(|_| Gaps::new(&context, &faults)),
             pages: Mutex::default(),
             locked: Mutex::default(),
             faults,

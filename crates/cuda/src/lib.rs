@@ -19,6 +19,7 @@ mod context;
 mod error;
 mod event;
 mod faults;
+mod gaps;
 mod kernels;
 mod launch;
 mod lower;

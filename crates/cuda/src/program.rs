@@ -106,7 +106,11 @@ impl CudaProgram {
             {
                 context.check("cuStreamWaitEvent", sys::cuStreamWaitEvent(stream, turn.event(), 0))?;
             }
-            context.check("cuGraphLaunch", sys::cuGraphLaunch(self.executable, stream))?;
+            let launch = || context.check("cuGraphLaunch", sys::cuGraphLaunch(self.executable, stream));
+            match &self.shared.gaps {
+                None => launch()?,
+                Some(gaps) => gaps.around(stream, launch)?,
+            }
             if let Some(turn) = &turn {
                 context.check("cuEventRecord", sys::cuEventRecord(turn.event(), stream))?;
             }

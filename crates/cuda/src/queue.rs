@@ -21,6 +21,8 @@ pub(crate) struct CudaQueue {
     stream: Stream,
     /// Two halves, each with the event of its last use.
     ring: [(PinnedBuffer, CudaEvent); 2],
+    /// Marks in a transfer to the host, between its pieces.
+    marks: [CudaEvent; PIECES],
     /// The half in use, and how much of it is taken.
     turn: usize,
     taken: usize,
@@ -44,6 +46,10 @@ struct SmallWrites {
 
 // SAFETY: `struct SmallWrites` of elementwise.cu has the same fields in the same order.
 unsafe impl Argument for SmallWrites {}
+
+/// Pieces of a transfer to the host, each taken while the next one travels; and the least bytes of one.
+const PIECES: usize = 4;
+const LEAST_PIECE: usize = 16 << 10;
 
 /// The most bytes of a small write.
 const SMALL: usize = 128;
@@ -70,10 +76,12 @@ impl CudaQueue {
                 CudaEvent::new(&shared.context, &shared.faults, false)?,
             ))
         };
+        let mark = || CudaEvent::new(&shared.context, &shared.faults, false);
         Ok(CudaQueue {
             shared: Arc::clone(shared),
             stream: Stream::new(shared)?,
             ring: [half()?, half()?],
+            marks: [mark()?, mark()?, mark()?, mark()?],
             turn: 0,
             taken: 0,
             waited: None,
@@ -189,7 +197,7 @@ impl CudaQueue {
         Ok(())
     }
 
-    /// Fetches device bytes through the ring; `drain` takes a piece for an offset. Waits for each piece.
+    /// Fetches device bytes through the ring; `drain` takes a piece for an offset, while those behind it are on their way.
     fn fetch(
         &mut self,
         from: u64,
@@ -203,10 +211,21 @@ impl CudaQueue {
             let Some((buffer, _)) = self.ring.get(room.half) else { return Ok(()) };
             // SAFETY: the room lies inside the half.
             let address = unsafe { buffer.address().add(room.at) };
-            self.to_host(address, from + done as u64, len)?;
-            self.settle()?;
-            // SAFETY: the copy into the room is over, and nobody else has it.
-            drain(done, unsafe { std::slice::from_raw_parts(address, len) })?;
+            let piece = len.div_ceil(PIECES).next_multiple_of(LEAST_PIECE);
+            for (mark, at) in self.marks.iter().zip((0..len).step_by(piece)) {
+                let bytes = piece.min(len - at);
+                // SAFETY: the piece lies inside the room.
+                self.to_host(unsafe { address.add(at) }, from + (done + at) as u64, bytes)?;
+                // SAFETY: event and stream are live.
+                let code = unsafe { sys::cuEventRecord(mark.handle(), self.stream.handle) };
+                self.shared.context.check("cuEventRecord", code)?;
+            }
+            for (mark, at) in self.marks.iter().zip((0..len).step_by(piece)) {
+                let bytes = piece.min(len - at);
+                mark.wait()?;
+                // SAFETY: the copy into this piece of the room is over, and nobody else has it.
+                drain(done + at, unsafe { std::slice::from_raw_parts(address.add(at), bytes) })?;
+            }
             done += len;
         }
         Ok(())

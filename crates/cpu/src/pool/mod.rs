@@ -41,9 +41,6 @@ pub const MAX_THREADS: usize = 1024;
 /// Looks at a signal before sleeping, when every thread has a core of its own: some 50 µs.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 2000 };
 
-/// How many times as long to look for the next job: as long as another device may take for its part of a token.
-const SPINS_FOR_A_JOB: u32 = 6;
-
 /// Why a run ended before its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
@@ -237,7 +234,7 @@ impl Drop for Threads {
 fn serve(index: usize, shared: &Shared) {
     let mut seen = 0;
     loop {
-        shared.posted.wait(SPINS_FOR_A_JOB * shared.spins, |now| now != seen);
+        shared.posted.wait(shared.spins, |now| now != seen);
         seen = seen.wrapping_add(1);
         let Some(job) = *lock(&shared.job) else { return };
         // SAFETY: the run that posted this job waits until `unfinished` is 0, so the job is alive here.
