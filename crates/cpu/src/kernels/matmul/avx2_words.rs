@@ -15,11 +15,11 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::Task;
 use super::activations::{SCRATCH, SPAN, WEIGHT_STEPS};
 use super::avx2_unpack::{self as unpack, Packed};
 use super::avx512_unpack::with_packed;
 use super::format::{BLOCK, GROUP};
+use super::{Task, ahead};
 use crate::isa::Avx2;
 
 /// Pairs of columns of a span.
@@ -64,15 +64,23 @@ unsafe fn groups<P: Packed>(task: &Task<'_>, some_rows: SomeRows) {
                     for half in 0..2 {
                         unpack_span::<P>(packed, first / BLOCK, blocks, scratch, half);
                     }
+                    let last = first + SPAN >= columns;
                     for row in (0..rows).step_by(6) {
+                        let count = 6.min(rows - row);
+                        if last {
+                            ahead::ask_for_output(task, group, first_row + row..first_row + row + count);
+                        }
                         let (x, scales) =
                             task.activations.words(task.first_row + first_row + row, first / SPAN);
-                        some_rows(x, scales, scratch, row, 6.min(rows - row), blocks, first > 0);
+                        some_rows(x, scales, scratch, row, count, blocks, first > 0);
+                        if last {
+                            // Now, while the sums and the places of the results are in the first-level cache.
+                            for row in row..row + count {
+                                let sums = (&raw const (*scratch).sums).cast::<[__m256; 2]>().add(row);
+                                store(task, group, first_row + row, sums.read());
+                            }
+                        }
                     }
-                }
-                for row in 0..rows {
-                    let sums = (&raw const (*scratch).sums).cast::<[__m256; 2]>().add(row).read();
-                    store(task, group, first_row + row, sums);
                 }
             }
         }

@@ -69,13 +69,17 @@ unsafe fn groups<P: Packed>(task: &Task<'_>) {
                         } else {
                             some_rows::<1>(task, scratch, first, first_row, row, count, blocks);
                         }
-                    }
-                }
-                for row in 0..rows {
-                    let [low, high] = (&raw const (*scratch).sums).cast::<[__m512; 2]>().add(row).read();
-                    store(task, group, first_row + row, low);
-                    if pair {
-                        store(task, group + 1, first_row + row, high);
+                        if last {
+                            // Now, while the sums and the places of the results are in the first-level cache.
+                            for row in row..row + count {
+                                let sums = (&raw const (*scratch).sums).cast::<[__m512; 2]>().add(row);
+                                let [low, high] = sums.read();
+                                store(task, group, first_row + row, low);
+                                if pair {
+                                    store(task, group + 1, first_row + row, high);
+                                }
+                            }
+                        }
                     }
                 }
             }
