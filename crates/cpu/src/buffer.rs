@@ -66,6 +66,13 @@ impl HostBuffer {
         region.buffer.as_any().downcast_ref()
     }
 
+    /// Moves it into large pages where that pays: much of it is going to be read again and again.
+    pub(crate) fn use_large_pages(&self) {
+        if let Memory::Owned(block) = &self.memory {
+            block.use_large_pages();
+        }
+    }
+
     /// Whether nothing may be written to it.
     pub(crate) fn is_read_only(&self) -> bool {
         matches!(self.memory, Memory::Mapped { .. })

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, NodeId, TensorId};
+use quadriga_graph::{Graph, NodeId, Op, TensorId};
 use quadriga_runtime::{BackendError, Layout, SplitSource, check_range};
 
 use crate::NAME;
@@ -18,6 +18,9 @@ use crate::program::{CpuProgram, Use};
 use crate::step::Step;
 use crate::view::View;
 use crate::weights::Matrices;
+
+/// Bytes of keys or values that are worth large pages.
+const LARGE_FROM: usize = 256 << 10;
 
 /// Compiles a split.
 pub(crate) fn compile(
@@ -125,7 +128,24 @@ impl<'a> Compiler<'a> {
         }
         let context = ops::Context { isa: shared.isa, input_ids: &ids, fuse: self.fuse, source };
         ops::prepare(&op, &inputs, &output.view, &context, &mut self.tables, items)
-            .map_err(|reason| self.unsupported(id, reason))
+            .map_err(|reason| self.unsupported(id, reason))?;
+        if matches!(op, Op::Attention(_)) {
+            for key_or_value in ids.iter().skip(1).take(2) {
+                self.use_large_pages(*key_or_value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Large pages for keys and values, if there may be many.
+    fn use_large_pages(&self, id: TensorId) {
+        let many = self.graph().get(id).is_some_and(|tensor| tensor.bytes() >= LARGE_FROM);
+        if many
+            && let Some(place) = (self.split.place)(id)
+            && let Some(buffer) = HostBuffer::of(&place.region)
+        {
+            buffer.use_large_pages();
+        }
     }
 
     /// A result may lie exactly where an input lies, if the operation can work in place; it must not overlap an

@@ -62,6 +62,11 @@ impl Block {
     /// # Errors
     /// The system has no such memory, or less than that is free.
     pub(crate) fn zeroed(bytes: usize) -> Result<Block, BackendError> {
+        Block::paged(bytes, true)
+    }
+
+    /// As [`zeroed`](Block::zeroed), in large pages from the start or not.
+    fn paged(bytes: usize, large: bool) -> Result<Block, BackendError> {
         if bytes == 0 {
             return Ok(Block::empty());
         }
@@ -73,7 +78,7 @@ impl Block {
                 return Err(missing(free));
             }
         }
-        match allocate(bytes) {
+        match allocate(bytes, large) {
             Some(pointer) => Ok(Block { pointer, bytes, part_of: None }),
             None => Err(missing(host_bytes().1)),
         }
@@ -87,6 +92,28 @@ impl Block {
     /// Its size.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Moves what is part of a larger block into large pages, as far as the system can: its contents stay.
+    pub(crate) fn use_large_pages(&self) {
+        #[cfg(target_os = "linux")]
+        if let Some(whole) = &self.part_of {
+            const LARGE: usize = 2 << 20;
+            let (start, end) = (whole.pointer.as_ptr().addr(), whole.pointer.as_ptr().addr() + whole.bytes);
+            let own = self.pointer.as_ptr().addr();
+            // The large pages that it lies in, those that begin or end outside the larger block left out.
+            let first = (own / LARGE * LARGE).max(start.next_multiple_of(LARGE));
+            let last = (own + self.bytes).next_multiple_of(LARGE).min(end / LARGE * LARGE);
+            if first < last {
+                let pointer = whole.pointer.as_ptr().with_addr(first).cast();
+                // SAFETY: advice on pages of the larger block, which change their place in memory and not their contents;
+                // a system that does not know it refuses, which changes nothing.
+                unsafe {
+                    libc::madvise(pointer, last - first, libc::MADV_HUGEPAGE);
+                    libc::madvise(pointer, last - first, libc::MADV_COLLAPSE);
+                }
+            }
+        }
     }
 }
 
@@ -102,7 +129,8 @@ impl Drop for Block {
 /// Gives out blocks that lie side by side in larger ones.
 ///
 /// The cache of a model is many tensors of a megabyte or two, each too small for a large page of its own. Attention over
-/// four thousand tokens is 1.4 times as fast where they share large pages.
+/// four thousand tokens is 1.4 times as fast where they share large pages. These are asked for when much of a tensor
+/// is going to be read ([`Block::use_large_pages`]): until then, only the pages that were written are there.
 #[derive(Debug, Default)]
 pub(crate) struct Slabs {
     /// The block that is being given out, while any of it is in use, and how much of it was.
@@ -125,7 +153,7 @@ impl Slabs {
         let (slab, used) = &mut *current;
         let (block, first) = match slab.upgrade() {
             Some(block) if *used + bytes <= block.bytes => (block, *used),
-            _ => (Arc::new(Block::zeroed(Slabs::BYTES)?), 0),
+            _ => (Arc::new(Block::paged(Slabs::BYTES, false)?), 0),
         };
         (*slab, *used) = (Arc::downgrade(&block), (first + bytes).next_multiple_of(ALIGNMENT));
         // SAFETY: `first + bytes` is inside the block, and no part of a block is given out twice.
@@ -138,7 +166,7 @@ fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes, ALIGNMENT).ok()
 }
 
-fn allocate(bytes: usize) -> Option<NonNull<u8>> {
+fn allocate(bytes: usize, large: bool) -> Option<NonNull<u8>> {
     let layout = layout(bytes)?;
     #[cfg(unix)]
     if bytes >= MAP_FROM {
@@ -157,9 +185,9 @@ fn allocate(bytes: usize) -> Option<NonNull<u8>> {
             return None;
         }
         #[cfg(target_os = "linux")]
-        // SAFETY: advice on the mapping just made; it changes no contents, and a refusal changes nothing.
-        unsafe {
-            libc::madvise(pointer, bytes, libc::MADV_HUGEPAGE);
+        if large {
+            // SAFETY: advice on the mapping just made; it changes no contents, and a refusal changes nothing.
+            unsafe { libc::madvise(pointer, bytes, libc::MADV_HUGEPAGE) };
         }
         return NonNull::new(pointer.cast());
     }
@@ -196,6 +224,9 @@ mod tests {
             let all = unsafe { std::slice::from_raw_parts_mut(block.pointer(), block.bytes()) };
             assert!(all.iter().all(|b| *b == 0), "block {i}");
             all.fill(1 + i as u8);
+            if i % 3 == 0 {
+                block.use_large_pages();
+            }
         }
         for (i, block) in blocks.iter().enumerate() {
             // SAFETY: as above.
