@@ -125,8 +125,13 @@ fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining()
                 let backend = Backend::builder().isa(isa).threads(threads).fuse(fuse).build().unwrap();
                 let scores = run(&graph, &backend, true, &runs);
                 let nmse = error(&scores, &right);
-                // Activations are rounded to 8 bits for quantized weights, once per product: fourteen times in a row.
-                let limit = if dtype == DType::F32 { 1e-6 } else { 1e-2 };
+                // With quantized weights, activations are rounded to 15 bits, or to bf16 for many rows on AMX, once per
+                // product: fourteen times in a row.
+                let limit = match dtype {
+                    DType::F32 | DType::F16 => 1e-9,
+                    _ if isa.amx().is_some() && tokens > 12 => 2e-3,
+                    _ => 1e-4,
+                };
                 assert!(nmse < limit, "{isa} {threads} threads, fuse {fuse}, {dtype}: {nmse:e}");
                 let bits: Vec<u32> = scores.iter().map(|v| v.to_bits()).collect();
                 let same = first.get_or_insert_with(|| bits.clone()) == &bits;
