@@ -1,6 +1,6 @@
 //! How fast the kernels are: products and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
 //!
-//! `cargo bench -p quadriga-cpu --bench products -- [one-row|cached-row|many-rows|f32|attention|pack] [threads] [isa] [rows or type]`
+//! `cargo bench -p quadriga-cpu --bench products -- [one-row|cached-row|many-rows|f32|attention|pack] [threads] [isa] [rows, case or type]`
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -218,10 +218,23 @@ fn f32_cube(pool: &Pool, isa: Isa) {
     println!("f32 {size}³, {isa}: {:.1} GFLOP/s", 2.0 * (size as f64).powi(3) / seconds / 1e9);
 }
 
-fn attention(pool: &Pool, isa: Isa) {
+fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
     // One layer stays in the cache and shows the computing; thirty read as much memory as a model does.
-    for (tokens, cells, layers, runs) in
-        [(1, 512, 1, 500), (1, 512, 30, 50), (1, 4096, 30, 20), (512, 512, 1, 20)]
+    // A hundred and fifty are more than the last-level cache holds.
+    let (half, byte) = (DType::F16, DType::Q8_0);
+    for (tokens, cells, layers, dtype, runs) in [
+        (1, 512, 1, half, 500),
+        (1, 512, 1, byte, 500),
+        (1, 512, 30, half, 50),
+        (1, 4096, 30, half, 20),
+        (1, 4096, 150, half, 5),
+        (1, 4096, 150, byte, 5),
+        (512, 512, 1, half, 20),
+    ]
+    .into_iter()
+    .enumerate()
+    .filter(|(i, _)| only.is_none_or(|only| only == *i))
+    .map(|(_, case)| case)
     {
         let shape = Shape {
             heads: 9,
@@ -232,22 +245,24 @@ fn attention(pool: &Pool, isa: Isa) {
             value_width: 64,
             scale: 0.125,
             soft_cap: None,
-            key_type: DType::F16,
-            value_type: DType::F16,
+            key_type: dtype,
+            value_type: dtype,
         };
-        let row = 3 * 64 * 2;
-        let cache = large_pages(2 * layers * cells * row);
+        let head = dtype.row_bytes(64).unwrap();
+        let row = 3 * head;
+        let cache = large_pages(2 * layers * cells * row + 64);
+        let cache = &cache[cache.as_ptr().align_offset(64)..][..2 * layers * cells * row];
         let q = vec![0.1_f32; tokens * 9 * 64];
         let mut out = vec![0.0_f32; tokens * 9 * 64];
         let spans: Vec<[i32; 2]> = (0..tokens).map(|t| [0, (cells - tokens + t + 1) as i32]).collect();
         let mut work = vec![0; Attention::work_bytes(isa, &shape, pool.threads()).unwrap()];
         let floats = 9 * 64 * 4;
-        let seconds = best(runs, || {
+        let mut run = || {
             for layer in 0..layers {
                 let rows = |i: usize| Rows {
                     pointer: cache[(2 * layer + i) * cells * row..].as_ptr(),
                     stride: row,
-                    head_stride: 128,
+                    head_stride: head,
                 };
                 let memory = Memory {
                     queries: Rows { pointer: q.as_ptr().cast(), stride: floats, head_stride: 256 },
@@ -262,15 +277,17 @@ fn attention(pool: &Pool, isa: Isa) {
                     unsafe { Attention::new(isa, shape, memory, pool.threads(), work.as_mut_ptr()) }.unwrap();
                 pool.run(&|worker| attention.run(worker)).unwrap();
             }
-        });
+        };
         // SAFETY: any bits are numbers; the memory is aligned for them.
         let (_, all, _) = unsafe { cache.align_to::<f32>() };
-        let plain = cache.len() as f64 / best(runs, || read(pool, isa, all)) / 1e9;
+        let [seconds, plain] = best_of(runs, [&mut run, &mut || read(pool, isa, all)]);
+        let plain = cache.len() as f64 / plain / 1e9;
         let pairs: f64 = spans.iter().map(|s| f64::from(s[1])).sum();
         let (speed, work) = (cache.len() as f64 / seconds / 1e9, layers as f64 * 9.0 * pairs * 64.0 * 4.0);
         println!(
-            "attention, {tokens:>3} tokens over {cells:>4} cells, {layers:>2} layers, {isa}: {:9.1} µs {speed:6.2} GB/s (a plain read {plain:.2}) {:7.1} GFLOP/s",
+            "attention, {tokens:>3} tokens over {cells:>4} {dtype} cells, {layers:>3} layers: {:9.1} µs {speed:6.2} GB/s ({:3.0} % of a plain read's {plain:.2}) {:7.1} GFLOP/s",
             seconds * 1e6,
+            speed / plain * 100.0,
             work / seconds / 1e9
         );
     }
@@ -310,7 +327,7 @@ fn main() {
         many_rows(&pool, isa, arguments.get(3).and_then(|rows| rows.parse().ok()));
     }
     if wants("attention") {
-        attention(&pool, isa);
+        attention(&pool, isa, arguments.get(3).and_then(|case| case.parse().ok()));
     }
     if wants("pack") {
         pack(&pool);

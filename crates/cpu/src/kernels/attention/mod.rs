@@ -10,6 +10,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod tile;
 mod unit;
 
@@ -268,7 +270,8 @@ impl<'a> Attention<'a> {
             worker.chunks(kv_heads * blocks, |unit| {
                 // Late queries see the most cells under a causal span: they go first.
                 let (kv_head, block) = (unit % kv_heads, blocks - 1 - unit / kv_heads);
-                let unit = Unit { kv_heads: kv_head..kv_head + 1, block, split: 0, alone: true };
+                let unit =
+                    Unit { kv_heads: kv_head..kv_head + 1, block, split: 0, alone: true, follows: false };
                 unit::run(self, unit, scratch.cast(), parts);
             });
             return Ok(());
@@ -279,11 +282,14 @@ impl<'a> Attention<'a> {
         let together = if visible.len() * blocks >= 4 * worker.threads() { heads_at_once } else { 1 };
         let strips = kv_heads.div_ceil(together);
         let alone = visible.len() == 1;
+        let mut next = usize::MAX;
         worker.chunks(strips * visible.len() * blocks, |unit| {
+            let follows = strips == 1 && unit == next && !unit.is_multiple_of(visible.len());
+            next = unit + 1;
             let (strip, rest) = (unit % strips, unit / strips);
             let (split, block) = (visible.start + rest % visible.len(), rest / visible.len());
             let kv_heads = strip * together..((strip + 1) * together).min(kv_heads);
-            unit::run(self, Unit { kv_heads, block, split, alone }, scratch.cast(), parts);
+            unit::run(self, Unit { kv_heads, block, split, alone, follows }, scratch.cast(), parts);
         });
         if alone {
             return Ok(());

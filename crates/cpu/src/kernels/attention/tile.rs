@@ -385,13 +385,13 @@ pub(super) unsafe fn largest_and_total<S: Simd>(state: *const f32) -> [f32; 2] {
     unsafe { [*state.add(LARGEST), S::sum(S::load(state))] }
 }
 
-/// Caps and masks the scores of cells `cell..cell + count`, and turns them into weights relative to the largest so far.
+/// Caps and masks the scores of cells `cell..cell + count`.
 ///
 /// # Safety
 /// The row must be there; the CPU must have the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn weights<S: Simd>(attention: &Attention<'_>, row: Row, cell: usize, count: usize) {
-    let Row { token, head, scores, state, sums } = row;
+pub(super) unsafe fn mask<S: Simd>(attention: &Attention<'_>, row: Row, cell: usize, count: usize) {
+    let Row { token, head, scores, .. } = row;
     // SAFETY: promised by the caller; a row of scores is a multiple of every vector's length.
     unsafe {
         if let Some(cap) = attention.shape.soft_cap {
@@ -407,14 +407,24 @@ pub(super) unsafe fn weights<S: Simd>(attention: &Attention<'_>, row: Row, cell:
             }
         }
         let (first, last) = attention.span(token);
-        if first > cell || last < cell + TILE || count < TILE {
-            for i in 0..first.saturating_sub(cell).min(count) {
-                *scores.add(i) = f32::NEG_INFINITY;
-            }
-            for i in last.saturating_sub(cell).min(count)..TILE {
-                *scores.add(i) = f32::NEG_INFINITY;
-            }
+        for i in 0..first.saturating_sub(cell).min(count) {
+            *scores.add(i) = f32::NEG_INFINITY;
         }
+        for i in last.saturating_sub(cell).min(count)..TILE {
+            *scores.add(i) = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// Turns the scores of a tile into weights relative to the largest score so far; `pad` sums shrink when that grows.
+///
+/// # Safety
+/// The row must be there; the CPU must have the instruction set of `S`.
+#[inline(always)]
+pub(super) unsafe fn weights<S: Simd>(row: Row, pad: usize) {
+    let Row { scores, state, sums, .. } = row;
+    // SAFETY: promised by the caller; a row of scores is a multiple of every vector's length.
+    unsafe {
         let mut most = S::splat(f32::NEG_INFINITY);
         for i in (0..TILE).step_by(S::N) {
             most = S::max(S::load(scores.add(i)), most);
@@ -427,7 +437,7 @@ pub(super) unsafe fn weights<S: Simd>(attention: &Attention<'_>, row: Row, cell:
             // Earlier weights were relative to a smaller largest score.
             let factor = S::splat(if before == f32::NEG_INFINITY { 0.0 } else { (before - largest).exp() });
             S::store(state, S::mul(S::load(state), factor));
-            for i in (0..attention.plan.value_pad).step_by(S::N) {
+            for i in (0..pad).step_by(S::N) {
                 S::store(sums.add(i), S::mul(S::load(sums.add(i)), factor));
             }
         }

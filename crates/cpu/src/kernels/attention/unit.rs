@@ -14,13 +14,15 @@ use std::ops::Range;
 
 use quadriga_graph::DType;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512::{self, Far};
 use super::tile::{self, Cells, F16, F32, Q8, Row, STATE, STRIP, TILE};
 use super::{Attention, Plan, Rows, SPLIT};
 use crate::kernels::vec::q8_0;
 use crate::kernels::vec::simd::{Simd, dispatch};
 
 /// How many cells ahead keys and values are asked for.
-const AHEAD: usize = 2 * TILE;
+const AHEAD: usize = TILE;
 
 pub(super) fn scratch_floats(plan: &Plan) -> Option<usize> {
     let rows = unit_rows(plan)?;
@@ -58,6 +60,8 @@ pub(super) struct Unit {
     pub(super) split: usize,
     /// Whether no query of the block sees any other part of the cells: the unit's results are the results.
     pub(super) alone: bool,
+    /// Whether the thread has just computed the part of the cells before this one, and so has asked for its first cells.
+    pub(super) follows: bool,
 }
 
 /// What a unit covers.
@@ -67,6 +71,8 @@ struct Place {
     cells: Range<usize>,
     /// Where the part of a row goes that is to be merged, by token and head; none if the results are complete.
     split: Option<usize>,
+    /// Whether the first cells have been asked for.
+    follows: bool,
 }
 
 impl Place {
@@ -93,11 +99,11 @@ impl Place {
 /// Computes a unit: writes results, or parts for [`merge`].
 pub(super) fn run(attention: &Attention<'_>, unit: Unit, scratch: *mut f32, parts: *mut f32) {
     let plan = &attention.plan;
-    let Unit { kv_heads, block, split, alone } = unit;
+    let Unit { kv_heads, block, split, alone, follows } = unit;
     let (tokens, cells) = (attention.shape.tokens, attention.shape.cells);
     let cells = if plan.splits == 1 { 0..cells } else { split * SPLIT..((split + 1) * SPLIT).min(cells) };
     let tokens = block * plan.block..((block + 1) * plan.block).min(tokens);
-    let place = &Place { kv_heads, tokens, cells, split: (!alone).then_some(split) };
+    let place = &Place { kv_heads, tokens, cells, split: (!alone).then_some(split), follows };
     let Some(rows) = unit_rows(plan) else { return };
     let mut at = scratch;
     let mut take = |floats: usize| {
@@ -204,7 +210,7 @@ unsafe fn body<S: Simd>(attention: &Attention<'_>, place: &Place, scratch: Scrat
                 end = end.max(last.min(place.cells.end));
             }
         }
-        if plan.direct {
+        if plan.direct && !place.follows {
             // What later tiles ask for ahead, nobody has asked for yet.
             ask_for::<S>(&memory.keys, shape.key_type, shape.key_width, place, begin..end.min(begin + AHEAD));
             ask_for::<S>(
@@ -287,7 +293,7 @@ unsafe fn one_tile<S: Simd>(
     let heads = place.kv_heads.clone();
     let direct = |from: &Rows, dtype: DType, head: usize, width: usize| {
         let bytes = width / dtype.block_len() * dtype.block_bytes();
-        // All heads together ask for the tile after the next front to back, which hardware then does ahead of them.
+        // All heads together ask for the next tile front to back, which hardware then does ahead of them.
         let together = from.head_stride == bytes && from.stride == bytes * heads.len();
         let dense = from.row(cell + AHEAD, heads.start).wrapping_add((head - heads.start) * TILE * bytes);
         Cells {
@@ -300,6 +306,27 @@ unsafe fn one_tile<S: Simd>(
             ahead_bytes: bytes,
         }
     };
+    #[cfg(target_arch = "x86_64")]
+    let halves = S::REGISTERS >= 32
+        && plan.direct
+        && [shape.key_type, shape.value_type] == [DType::F16; 2]
+        && shape.key_width == shape.value_width;
+    // What is asked for while a head's keys (side 0) or values (side 1) are worked on. Where the heads lie side by side, they
+    // ask for the next tile of keys and of values together and in turns: for the first half of both while keys are
+    // worked on, for the second while values are. With two streams a core has more requests on the way than with one.
+    #[cfg(target_arch = "x86_64")]
+    let far = |side: usize, head: usize| {
+        let half = shape.key_width;
+        let all = [&memory.keys, &memory.values];
+        if all.iter().all(|rows| rows.head_stride == 2 * half && rows.stride == 2 * half * heads.len()) {
+            let skip = (head - heads.start) * TILE * half;
+            let at = all.map(|rows| rows.row(cell + AHEAD + side * TILE / 2, heads.start).wrapping_add(skip));
+            return Far { at, step: half };
+        }
+        let rows = if side == 0 { &memory.keys } else { &memory.values };
+        let row = rows.row(cell + AHEAD, head);
+        Far { at: [row, row.wrapping_add(half)], step: rows.stride }
+    };
     // SAFETY: as in `body`.
     unsafe {
         for (i, head) in place.kv_heads.clone().enumerate() {
@@ -308,6 +335,10 @@ unsafe fn one_tile<S: Simd>(
             let scores = scratch.scores.add(row * TILE);
             let keys = direct(&memory.keys, shape.key_type, head, shape.key_width);
             match shape.key_type {
+                #[cfg(target_arch = "x86_64")]
+                _ if halves && avx512::suits(&keys) => {
+                    avx512::scores(&keys, far(0, head), queries, plan.key_pad, rows, scores);
+                }
                 DType::F16 if plan.direct => {
                     tile::scores::<S, F16>(keys, queries, plan.key_pad, rows, scores)
                 }
@@ -324,6 +355,14 @@ unsafe fn one_tile<S: Simd>(
                 }
             }
         }
+        let sees_all = |token: usize| {
+            let (first, last) = attention.span(token);
+            first <= cell && cell + TILE <= last
+        };
+        let plain = count == TILE
+            && shape.soft_cap.is_none()
+            && memory.mask.is_none()
+            && tokens.clone().all(sees_all);
         for (i, kv_head) in place.kv_heads.clone().enumerate() {
             for r in 0..rows {
                 let row = first_row(i) + r;
@@ -334,7 +373,10 @@ unsafe fn one_tile<S: Simd>(
                     state: scratch.state.add(row * STATE),
                     sums: scratch.sums.add(row * plan.value_pad),
                 };
-                tile::weights::<S>(attention, row, cell, count);
+                if !plain {
+                    tile::mask::<S>(attention, row, cell, count);
+                }
+                tile::weights::<S>(row, plan.value_pad);
             }
         }
         for (i, head) in place.kv_heads.clone().enumerate() {
@@ -343,6 +385,10 @@ unsafe fn one_tile<S: Simd>(
             let sums = scratch.sums.add(row * plan.value_pad);
             let values = direct(&memory.values, shape.value_type, head, shape.value_width);
             match shape.value_type {
+                #[cfg(target_arch = "x86_64")]
+                _ if halves && avx512::suits(&values) => {
+                    avx512::gather(&values, far(1, head), weights, rows, sums, plan.value_pad);
+                }
                 DType::F16 if plan.direct => {
                     tile::gather::<S, F16>(values, weights, rows, sums, plan.value_pad)
                 }
