@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::{Answer, Finish, GeneratorOptions};
+use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions};
 
 use crate::failure::Outcome;
 use crate::interrupt::Gentle;
@@ -48,17 +48,18 @@ pub(crate) struct AnswerOptions {
 impl AnswerOptions {
     /// The generator's options, with a seed from somewhere if none was given.
     pub(crate) fn generator(&self, model: &ModelOptions) -> GeneratorOptions {
+        let sampling = SamplingOptions {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            seed: self.seed.unwrap_or_else(|| RandomState::new().hash_one(()) >> 32),
+            ..SamplingOptions::default()
+        };
         GeneratorOptions {
-            engine: model.engine(),
-            sampling: SamplingOptions {
-                temperature: self.temp,
-                top_k: self.top_k,
-                top_p: self.top_p,
-                min_p: self.min_p,
-                repeat_penalty: self.repeat_penalty,
-                seed: self.seed.unwrap_or_else(|| RandomState::new().hash_one(()) >> 32),
-                ..SamplingOptions::default()
-            },
+            engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine() },
+            sampling,
             most_tokens: usize::try_from(self.most).ok(),
             stops: self.stop.clone(),
             raw: self.raw,

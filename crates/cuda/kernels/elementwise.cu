@@ -72,14 +72,16 @@ extern "C" __global__ void k_diag_mask(Tensor x, Tensor out, i64 past, float val
 // Ends the context: for tests of what a lost device does.
 extern "C" __global__ void k_trap() { asm volatile("trap;"); }
 
-// Up to eight small writes, whose bytes come with the launch: a block for each.
-struct SmallWrites {
+// Up to eight small moves, a block for each: of bytes that come with the launch, or from elsewhere.
+struct Moves {
     u64 to[8];
+    u64 from[8];   // 0: the bytes are in `data`
     u32 len[8], at[8];
     u8 data[448];
 };
 
-extern "C" __global__ void k_write(const __grid_constant__ SmallWrites w) {
+extern "C" __global__ void k_move(const __grid_constant__ Moves w) {
     u32 i = blockIdx.x;
-    for (u32 c = threadIdx.x; c < w.len[i]; c += blockDim.x) ((u8 *)w.to[i])[c] = w.data[w.at[i] + c];
+    const u8 *from = (const u8 *)w.from[i];
+    for (u32 c = threadIdx.x; c < w.len[i]; c += blockDim.x) ((u8 *)w.to[i])[c] = from ? from[c] : w.data[w.at[i] + c];
 }

@@ -26,39 +26,66 @@ extern "C" __global__ void k_sum(Tensor x, Tensor out) {
     if (threadIdx.x == 0) *(float *)out.address = (float)partial[0];
 }
 
-extern "C" __global__ void k_argmax(Tensor x, Tensor out) {
-    __shared__ float values[256];
-    __shared__ int indices[256];
-    i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
-    float best = -INF;
-    int at = 0x7fffffff;
-    for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) {
-        float v = element(x, i0, i1, i2, c);
-        if (v > best || at == 0x7fffffff) { best = v; at = (int)c; }
-    }
-    values[threadIdx.x] = best;
-    indices[threadIdx.x] = at;
-    __syncthreads();
-    for (int o = blockDim.x / 2; o > 0; o >>= 1) {
-        if (threadIdx.x < o) {
-            float v = values[threadIdx.x + o];
-            int i = indices[threadIdx.x + o];
-            bool better = v > values[threadIdx.x] || (v == values[threadIdx.x] && i < indices[threadIdx.x]);
-            if (i != 0x7fffffff && (better || indices[threadIdx.x] == 0x7fffffff)) {
-                values[threadIdx.x] = v;
-                indices[threadIdx.x] = i;
-            }
-        }
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) ((int *)out.address)[r] = indices[0];
-}
-
 // A number whose order is that of the values, equal for both zeros and the same for every value that is no number.
 __device__ __forceinline__ u32 sortable(float v, int descending) {
     u32 bits = __float_as_uint(v != v ? __uint_as_float(0x7fffffffu) : v + 0.0f);
     bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return descending ? ~bits : bits;
+}
+
+// A value with its index, as a number that is larger for larger values and, of equals, for smaller indices; never 0.
+__device__ __forceinline__ u64 ranked(float v, int index) { return (u64)sortable(v, 0) << 32 | (u32)~index; }
+
+// The largest of a block's numbers; thread 0 has it. `shared` has 32 of them.
+__device__ __forceinline__ u64 block_most(u64 most, u64 *shared) {
+    for (int o = 16; o > 0; o >>= 1) most = max(most, __shfl_xor_sync(FULL, most, o));
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = most;
+    __syncthreads();
+    most = threadIdx.x < (blockDim.x + WARP - 1) / WARP ? shared[threadIdx.x] : 0;
+    if (threadIdx.x < WARP)
+        for (int o = 16; o > 0; o >>= 1) most = max(most, __shfl_xor_sync(FULL, most, o));
+    return most;
+}
+
+extern "C" __global__ void k_argmax(Tensor x, Tensor out) {
+    __shared__ u64 shared[32];
+    i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
+    u64 most = 0;
+    for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) most = max(most, ranked(element(x, i0, i1, i2, c), (int)c));
+    most = block_most(most, shared);
+    if (threadIdx.x == 0) ((int *)out.address)[r] = (int)~(u32)most;
+}
+
+// The same for contiguous f32 rows of whole float4s, and the sum of each row.
+extern "C" __global__ void __launch_bounds__(1024, 1) k_argmax_sum(u64 x, int quads, u64 indices, u64 sums) {
+    __shared__ u64 shared[32];
+    __shared__ float floats[32];
+    after_kernel_before();
+    const float4 *row = (const float4 *)x + (i64)blockIdx.x * quads;
+    u64 most = 0;
+    float sum = 0.0f;
+    for (int first = threadIdx.x; first < quads; first += 8 * blockDim.x) {
+        float4 v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int i = first + j * blockDim.x;
+            if (i < quads) v[j] = row[i];
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int i = first + j * blockDim.x;
+            if (i >= quads) break;
+            most = max(max(most, max(ranked(v[j].x, 4 * i), ranked(v[j].y, 4 * i + 1))),
+                       max(ranked(v[j].z, 4 * i + 2), ranked(v[j].w, 4 * i + 3)));
+            sum += (v[j].x + v[j].y) + (v[j].z + v[j].w);
+        }
+    }
+    most = block_most(most, shared);
+    sum = block_sum(sum, floats);
+    if (threadIdx.x == 0) {
+        ((int *)indices)[blockIdx.x] = (int)~(u32)most;
+        ((float *)sums)[blockIdx.x] = sum;
+    }
 }
 
 // Sorts the indices of a row, or of each piece of `padded` elements of it, by bitonic exchanges; equals keep their order.

@@ -25,6 +25,7 @@ mod launch;
 mod lower;
 mod program;
 mod queue;
+mod small;
 
 pub use backend::{CudaBackend, device_count};
 pub use error::CudaError;

@@ -10,8 +10,9 @@ use crate::backend::Shared;
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
 use crate::event::CudaEvent;
 use crate::kernels::File;
-use crate::launch::{Argument, Launch};
+use crate::launch::Launch;
 use crate::program::{CudaProgram, Stream};
+use crate::small::{SMALL, SmallMoves};
 
 /// Bytes of the ring: larger transfers go in pieces of half of it.
 const RING: usize = 8 << 20;
@@ -28,31 +29,12 @@ pub(crate) struct CudaQueue {
     taken: usize,
     /// The recording of an event that was waited for last: what comes later is behind it already.
     waited: Option<(usize, u64)>,
-    /// Writes that are made before anything else that is given to the queue, except waiting.
-    small: SmallWrites,
-    small_count: usize,
-    small_bytes: usize,
+    small: SmallMoves,
 }
-
-/// Small writes that wait to be made by one launch, with their bytes in its arguments.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SmallWrites {
-    to: [u64; 8],
-    len: [u32; 8],
-    at: [u32; 8],
-    data: [u8; 448],
-}
-
-// SAFETY: `struct SmallWrites` of elementwise.cu has the same fields in the same order.
-unsafe impl Argument for SmallWrites {}
 
 /// Pieces of a transfer to the host, each taken while the next one travels; and the least bytes of one.
 const PIECES: usize = 4;
 const LEAST_PIECE: usize = 16 << 10;
-
-/// The most bytes of a small write.
-const SMALL: usize = 128;
 
 /// Room in the ring.
 struct Room {
@@ -85,9 +67,7 @@ impl CudaQueue {
             turn: 0,
             taken: 0,
             waited: None,
-            small: SmallWrites { to: [0; 8], len: [0; 8], at: [0; 8], data: [0; 448] },
-            small_count: 0,
-            small_bytes: 0,
+            small: SmallMoves::new(),
         })
     }
 
@@ -126,33 +106,29 @@ impl CudaQueue {
         self.shared.context.check("cuMemcpyDtoHAsync", code)
     }
 
-    /// Keeps a small write for later; `false` if it is too large, or there are too many.
-    fn postpone(&mut self, to: u64, bytes: &[u8]) -> bool {
-        let (start, index) = (self.small_bytes, self.small_count);
-        let small = &mut self.small;
-        let room = small.data.get_mut(start..start + bytes.len()).filter(|_| bytes.len() <= SMALL);
-        let (Some(room), Some(address), Some(len), Some(at)) =
-            (room, small.to.get_mut(index), small.len.get_mut(index), small.at.get_mut(index))
-        else {
-            return false;
-        };
-        room.copy_from_slice(bytes);
-        (*address, *len, *at) = (to, bytes.len() as u32, start as u32);
-        self.small_bytes += bytes.len();
-        self.small_count += 1;
-        true
+    /// Makes the small moves that are waiting.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        let Some((moves, count)) = self.small.take() else { return Ok(()) };
+        let function = self.shared.kernels.function(File::Elementwise, c"k_move")?;
+        let launch = Launch::new(function, [count, 1, 1], SMALL as u32).arg(*moves);
+        launch.issue(&self.shared.context, self.stream.handle, false)
     }
 
-    /// Makes the writes that were postponed.
-    fn flush(&mut self) -> Result<(), BackendError> {
-        let count = std::mem::take(&mut self.small_count) as u32;
-        self.small_bytes = 0;
-        if count == 0 {
-            return Ok(());
+    /// Keeps a small copy for later, from the device to itself or to memory that the driver pinned; `false` if it is none.
+    fn postpone(&mut self, from: &Region, to: &Region) -> Result<bool, BackendError> {
+        let pinned = to.buffer.as_any().is::<PinnedBuffer>();
+        let (source, target) = match (self.side(from), self.side(to)) {
+            _ if from.bytes == 0 || from.bytes > SMALL => return Ok(false),
+            (Some(Side::Device(source)), Some(Side::Device(target))) => (source, target),
+            // The device addresses such memory as the host does.
+            (Some(Side::Device(source)), Some(Side::Pinned(target))) if pinned => (source, target as u64),
+            _ => return Ok(false),
+        };
+        if self.small.copy(target, source, from.bytes) {
+            return Ok(true);
         }
-        let function = self.shared.kernels.function(File::Elementwise, c"k_write")?;
-        let launch = Launch::new(function, [count, 1, 1], SMALL as u32).arg(self.small);
-        launch.issue(&self.shared.context, self.stream.handle, false)
+        self.flush()?;
+        Ok(self.small.copy(target, source, from.bytes))
     }
 
     /// Room for at most half the ring. Small pieces lie side by side; the host waits for earlier use only when a half
@@ -271,11 +247,11 @@ impl Queue for CudaQueue {
         self.shared.context.bind()?;
         match self.side(to) {
             Some(Side::Device(address)) => {
-                if self.postpone(address, bytes) {
+                if self.small.write(address, bytes) {
                     return Ok(());
                 }
                 self.flush()?;
-                if self.postpone(address, bytes) {
+                if self.small.write(address, bytes) {
                     return Ok(());
                 }
                 self.send(address, bytes.len(), |at, piece| {
@@ -316,6 +292,9 @@ impl Queue for CudaQueue {
         check_range(&*from.buffer, from.offset, from.bytes)?;
         check_range(&*to.buffer, to.offset, to.bytes)?;
         self.shared.context.bind()?;
+        if self.postpone(from, to)? {
+            return Ok(true);
+        }
         self.flush()?;
         let (Some(source), Some(target)) = (self.side(from), self.side(to)) else { return Ok(false) };
         let bytes = from.bytes;

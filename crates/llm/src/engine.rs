@@ -1,5 +1,7 @@
 //! Runs a model's graphs over its cache, for one or several sequences at once.
 
+mod choice;
+
 use std::time::Instant;
 
 use quadriga_graph::DType;
@@ -21,11 +23,21 @@ pub struct EngineOptions {
     pub cache: DType,
     /// Whether the last layer's results are kept, for [`Engine::hidden`].
     pub hidden: bool,
+    /// Whether only the most probable token is wanted after each row, for [`Engine::choice`]: a device then chooses it, and
+    /// its logits are not brought here. Where the host has them at hand the engine turns this off, and gives logits.
+    pub greedy: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { context: 0, sequences: 1, batch: 512, cache: DType::F16, hidden: false }
+        EngineOptions {
+            context: 0,
+            sequences: 1,
+            batch: 512,
+            cache: DType::F16,
+            hidden: false,
+            greedy: false,
+        }
     }
 }
 
@@ -56,6 +68,20 @@ pub struct Engine {
     logits: Vec<f32>,
     hidden: Vec<f32>,
     inputs: Inputs,
+    /// The lengths before what was appended last.
+    before: Vec<usize>,
+    /// The shape of the latest run.
+    shape: Option<GraphShape>,
+    /// The most probable tokens, or why there is none, of the rows that were wanted; of the latest run's rows, `unread`
+    /// are still on their way.
+    choices: Vec<std::result::Result<u32, String>>,
+    unread: usize,
+    /// The latest batch, if it was one token with its results wanted.
+    last: Option<Entry>,
+    /// The token behind it, if it is being computed already.
+    ahead: Option<Entry>,
+    /// Choices as they come; kept to be filled again.
+    bytes: Vec<u8>,
     watcher: Option<(Detail, Watcher)>,
 }
 
@@ -86,6 +112,16 @@ struct Inputs {
     slots: Vec<i32>,
     spans: Vec<i32>,
     rows: Vec<i32>,
+}
+
+/// What a batch reaches.
+struct Filled {
+    /// One past the last cell of the cache that it sees.
+    furthest: usize,
+    /// Cells that its tokens see, all together.
+    seen: usize,
+    /// Tokens in the cache of the first one's sequence before it.
+    position: usize,
 }
 
 impl EngineOptions {
@@ -128,7 +164,8 @@ impl EngineOptions {
     pub fn shape(&self, tokens: usize, rows: usize, window: usize) -> GraphShape {
         let cells = self.context * self.sequences;
         let window = window.max(LEAST_WINDOW).next_power_of_two().min(cells);
-        GraphShape { tokens, rows, window, cells, cache: self.cache, hidden: self.hidden }
+        let choice = self.greedy && rows > 0;
+        GraphShape { tokens, rows, window, cells, cache: self.cache, hidden: self.hidden, choice }
     }
 }
 
@@ -140,7 +177,7 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Engine> {
-        let options = options.resolve(&model)?;
+        let options = options.resolve(&model)?.on(scheduler);
         let session = Session::new(scheduler)?;
         let lengths = vec![0; options.sequences];
         let mut engine = Engine {
@@ -151,16 +188,27 @@ impl Engine {
             logits: Vec::new(),
             hidden: Vec::new(),
             inputs: Inputs::default(),
+            before: Vec::new(),
+            shape: None,
+            choices: Vec::new(),
+            unread: 0,
+            last: None,
+            ahead: None,
+            bytes: Vec::new(),
             watcher: None,
         };
         // The graph of one token uses every weight; larger batches find them loaded.
         engine.prepare(engine.options.shape(1, 1, 1), progress)?;
+        if engine.options.greedy && engine.session.plan().is_none_or(choice::has_logits_at_hand) {
+            engine.options.greedy = false;
+            engine.prepare(engine.options.shape(1, 1, 1), progress)?;
+        }
         Ok(engine)
     }
 
     /// What planning the largest batch over a full cache gives, before anything is loaded.
     pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
-        let options = options.resolve(model)?;
+        let options = options.resolve(model)?.on(scheduler);
         let shape = options.shape(options.batch, 1, options.context * options.sequences);
         Ok(scheduler.plan(model.graph(shape)?)?)
     }
@@ -177,12 +225,14 @@ impl Engine {
 
     /// The session that runs the graphs.
     pub fn session(&mut self) -> &mut Session {
+        self.forget_choices();
         &mut self.session
     }
 
     /// Takes the times of every batch from now on, and tells of them; `None` ends it. Watched batches are computed one
     /// after the other and cost a little more; others cost nothing.
     pub fn watch(&mut self, watcher: Option<(Detail, Watcher)>) {
+        self.ahead = None;
         self.watcher = watcher;
     }
 
@@ -198,20 +248,25 @@ impl Engine {
 
     /// Forgets a sequence's tokens from `len` on.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
+        (self.last, self.ahead) = (None, None);
         if let Some(length) = self.lengths.get_mut(sequence) {
             *length = (*length).min(len);
         }
     }
 
-    /// Appends tokens to sequences and computes them, in batches. Afterwards [`Engine::logits`] has a row for each
-    /// entry that was wanted, in their order.
+    /// Appends tokens to sequences and computes them, in batches. Afterwards [`Engine::logits`], or with
+    /// [`EngineOptions::greedy`] [`Engine::choice`] alone, has a row for each entry that was wanted, in their order. Choices
+    /// are waited for when they are asked for, or by [`Engine::wait`].
     ///
-    /// On an error the sequences are as they were before the call.
+    /// On an error, which may show only when it is waited for, the sequences are as they were before the call.
     pub fn extend(&mut self, entries: &[Entry]) -> Result<()> {
-        let before = self.lengths.clone();
+        if self.is_under_way(entries) {
+            return Ok(());
+        }
+        self.before.clone_from(&self.lengths);
         let result = self.try_extend(entries);
         if result.is_err() {
-            self.lengths = before;
+            self.lengths.clone_from(&self.before);
         }
         result
     }
@@ -227,7 +282,7 @@ impl Engine {
         self.extend(&entries)
     }
 
-    /// Logits over the vocabulary: row `row` of those that were wanted.
+    /// Logits over the vocabulary: row `row` of those that were wanted. Empty where only choices are.
     pub fn logits(&self, row: usize) -> &[f32] {
         row_of(&self.logits, self.model.hyperparameters().vocabulary, row)
     }
@@ -239,16 +294,23 @@ impl Engine {
 
     fn try_extend(&mut self, entries: &[Entry]) -> Result<()> {
         self.check(entries)?;
+        self.forget_choices();
         let wanted = entries.iter().filter(|e| e.wanted).count();
-        let vocabulary = self.model.hyperparameters().vocabulary;
+        let vocabulary = if self.options.greedy { 0 } else { self.model.hyperparameters().vocabulary };
         let width = if self.options.hidden { self.model.hyperparameters().width } else { 0 };
         self.logits.resize(wanted * vocabulary, 0.0);
         self.hidden.resize(wanted * width, 0.0);
         let mut done = 0;
         for batch in entries.chunks(self.options.batch) {
+            self.settle(false)?;
             let rows = self.run(batch)?;
+            if self.options.greedy {
+                self.unread = rows;
+                self.last = batch.first().filter(|entry| batch.len() == 1 && entry.wanted).copied();
+            }
             if let Some(into) = self.logits.get_mut(done * vocabulary..(done + rows) * vocabulary)
                 && rows > 0
+                && vocabulary > 0
             {
                 self.session.read_into("logits", into)?;
             }
@@ -289,13 +351,13 @@ impl Engine {
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let key = Key([shape.tokens as u64, shape.rows as u64, shape.window as u64, 0]);
+        let key = Key([shape.tokens as u64, shape.rows as u64, shape.window as u64, u64::from(shape.choice)]);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
 
-    /// Computes one batch and returns how many rows of results it has.
-    fn run(&mut self, batch: &[Entry]) -> Result<usize> {
+    /// Appends a batch to its sequences, and puts together what the graph needs to know of it.
+    fn fill(&mut self, batch: &[Entry]) -> Filled {
         let (context, window) = (self.options.context, self.model.hyperparameters().sliding_window);
         let inputs = &mut self.inputs;
         for list in [
@@ -307,17 +369,17 @@ impl Engine {
         ] {
             list.clear();
         }
-        let (mut furthest, mut seen) = (0, 0);
         let position =
             batch.first().map_or(0, |entry| self.lengths.get(entry.sequence).copied().unwrap_or(0));
+        let mut filled = Filled { furthest: 0, seen: 0, position };
         for (row, entry) in batch.iter().enumerate() {
             let Some(length) = self.lengths.get_mut(entry.sequence) else { continue };
             let position = *length;
             *length += 1;
             let first = entry.sequence * context;
             let visible = window.map_or(0, |window| (position + 1).saturating_sub(window));
-            furthest = furthest.max(first + position + 1);
-            seen += position + 1 - visible;
+            filled.furthest = filled.furthest.max(first + position + 1);
+            filled.seen += position + 1 - visible;
             inputs.tokens.push(entry.token as i32);
             inputs.positions.push(position as i32);
             inputs.slots.push((first + position) as i32);
@@ -326,9 +388,16 @@ impl Engine {
                 inputs.rows.push(row as i32);
             }
         }
-        let rows = inputs.rows.len();
+        filled
+    }
+
+    /// Computes one batch and returns how many rows of results it has.
+    fn run(&mut self, batch: &[Entry]) -> Result<usize> {
+        let Filled { furthest, seen, position } = self.fill(batch);
+        let rows = self.inputs.rows.len();
         let shape = self.options.shape(batch.len(), rows, furthest);
         self.prepare(shape, &mut |_| {})?;
+        self.shape = Some(shape);
         let inputs = &self.inputs;
         for (name, values) in [
             ("tokens", &inputs.tokens),

@@ -74,10 +74,11 @@ impl Generator {
     pub fn on(
         model: Model,
         scheduler: &Scheduler,
-        options: GeneratorOptions,
+        mut options: GeneratorOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Generator> {
         Sampler::new(options.sampling.clone())?;
+        options.engine.greedy = options.sampling.is_greedy();
         let engine = Engine::new(model, scheduler, options.engine.clone(), progress)?;
         Ok(Generator { engine, options, cached: Vec::new(), cancel: Arc::default() })
     }
@@ -147,6 +148,10 @@ impl Generator {
         self.engine.truncate(0, kept);
         let started = Instant::now();
         let whole = self.compute(tokens.get(kept..).unwrap_or_default())?;
+        if let Err(error) = self.engine.wait() {
+            self.cached.truncate(self.engine.len(0));
+            return Err(error);
+        }
         let prompt_time = started.elapsed();
         let mut sampler = Sampler::new(self.options.sampling.clone())?;
         tokens.iter().for_each(|token| sampler.accept(*token));
@@ -234,7 +239,13 @@ impl Answer<'_> {
     }
 
     fn step(&mut self) -> Result<Piece> {
-        let token = self.sampler.sample(self.engine.logits(0))?;
+        let token = if !self.sampler.options().is_greedy() {
+            self.sampler.sample(self.engine.logits(0))?
+        } else if self.count + 1 < self.most {
+            self.engine.choice_ahead()?
+        } else {
+            self.engine.choice(0)?
+        };
         self.sampler.accept(token);
         self.count += 1;
         let tokenizer = self.model.tokenizer()?;

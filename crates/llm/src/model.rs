@@ -57,7 +57,15 @@ impl Model {
         let model = Model { inner: Arc::new(Inner { file, hyper, tokenizer, template }) };
         // Building the smallest graph looks at every tensor.
         let cache = quadriga_graph::DType::F16;
-        model.graph(GraphShape { tokens: 1, rows: 1, window: 1, cells: 1, cache, hidden: false })?;
+        model.graph(GraphShape {
+            tokens: 1,
+            rows: 1,
+            window: 1,
+            cells: 1,
+            cache,
+            hidden: false,
+            choice: false,
+        })?;
         Ok(model)
     }
 

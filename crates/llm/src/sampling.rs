@@ -57,6 +57,11 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
+    /// Whether the token is always the most probable one by the logits as they are: [`most_probable`].
+    pub fn is_greedy(&self) -> bool {
+        (self.temperature == 0.0 || self.top_k == 1) && self.repeat_penalty == 1.0
+    }
+
     fn check(&self) -> Result<()> {
         let wrong =
             |name, value: f32, wanted| Err(Error::SamplingOption { name, value: value.into(), wanted });
@@ -92,10 +97,10 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// The more probable first, of equals the smaller token: an order without ties, so results never depend on the way
-    /// of sorting.
+    /// The more probable first, of equals (both zeros are) the smaller token: an order without ties, so results never
+    /// depend on the way of sorting.
     fn order(&self, other: &Candidate) -> Ordering {
-        other.logit.total_cmp(&self.logit).then(self.token.cmp(&other.token))
+        (other.logit + 0.0).total_cmp(&(self.logit + 0.0)).then(self.token.cmp(&other.token))
     }
 }
 
@@ -124,6 +129,9 @@ impl Sampler {
     /// Chooses a token; the caller reports it with [`accept`](Self::accept) if it is used. `-inf` excludes a token;
     /// NaN, `+inf` and a row in which everything is excluded are errors.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
+        if self.options.is_greedy() {
+            return most_probable(logits);
+        }
         check_logits(logits)?;
         self.candidates.clear();
         self.candidates.extend((0u32..).zip(logits).map(|(token, &logit)| Candidate { token, logit }));
@@ -267,6 +275,14 @@ fn check_logits(logits: &[f32]) -> Result<()> {
         any |= logit != f32::NEG_INFINITY;
     }
     if any { Ok(()) } else { Err(Error::Logits { reason: "every token is excluded (-inf)".to_owned() }) }
+}
+
+/// The most probable token, of equals the smallest. `-inf` excludes a token; NaN, `+inf` and a row in which everything is
+/// excluded are errors.
+pub fn most_probable(logits: &[f32]) -> Result<u32> {
+    check_logits(logits)?;
+    let first = (0u32..).zip(logits).reduce(|best, next| if next.1 > best.1 { next } else { best });
+    first.map(|(token, _)| token).ok_or_else(no_logits)
 }
 
 /// The natural logarithm of the sum of all e^logit.

@@ -15,14 +15,22 @@ use quadriga_llm::models::GraphShape;
 use quadriga_llm::{EngineOptions, Model};
 
 const EXACT_CACHE: EngineOptions =
-    EngineOptions { context: 0, sequences: 1, batch: 512, cache: DType::F32, hidden: true };
+    EngineOptions { context: 0, sequences: 1, batch: 512, cache: DType::F32, hidden: true, greedy: false };
 
 /// Every row of logits, by the oracle on the graph of one batch.
 fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let n = tokens.len();
     let cache = DType::F32;
     let graph = model
-        .graph(GraphShape { tokens: n, rows: n, window: n + 3, cells: n + 9, cache, hidden: false })
+        .graph(GraphShape {
+            tokens: n,
+            rows: n,
+            window: n + 3,
+            cells: n + 9,
+            cache,
+            hidden: false,
+            choice: false,
+        })
         .unwrap();
     let window = model.hyperparameters().sliding_window.unwrap_or(usize::MAX);
     let numbers: Vec<i32> = (0..n as i32).collect();

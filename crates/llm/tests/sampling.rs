@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use quadriga_conformance::Rng;
 use quadriga_llm::Error;
 use quadriga_llm::sampling::{
-    Sampler, SamplingOptions, log_probabilities, log_probability, top_log_probabilities,
+    Sampler, SamplingOptions, log_probabilities, log_probability, most_probable, top_log_probabilities,
 };
 
 fn plain() -> SamplingOptions {
@@ -179,4 +179,25 @@ fn log_probabilities_are_natural_and_over_the_whole_vocabulary() {
     assert!((log_probability(&logits, 2).unwrap() + 2.0 + total).abs() < 1e-12);
     assert!(matches!(log_probability(&logits, 4), Err(Error::Token { token: 4, count: 4 })));
     assert_eq!(top_log_probabilities(&logits, 99).unwrap().len(), 4);
+}
+
+#[test]
+fn of_equally_probable_tokens_the_smallest_is_chosen_and_both_zeros_are_equal() {
+    let rows: [&[f32]; 4] =
+        [&[-1.0, 2.0, 2.0], &[-1.0, -0.0, 0.0], &[0.0, -0.0], &[f32::NEG_INFINITY, -9.0, -9.0]];
+    for row in rows {
+        let wanted = most_probable(row).unwrap();
+        assert_eq!(wanted, u32::from(row[0] < 0.0), "{row:?}");
+        for options in [
+            SamplingOptions { temperature: 0.0, ..plain() },
+            SamplingOptions { top_k: 1, ..plain() },
+            // Nothing is recent, so the penalty changes nothing; but this is another way.
+            SamplingOptions { temperature: 0.0, repeat_penalty: 2.0, ..plain() },
+        ] {
+            assert_eq!(options.is_greedy(), options.repeat_penalty == 1.0);
+            assert_eq!(Sampler::new(options).unwrap().sample(row).unwrap(), wanted, "{row:?}");
+        }
+        assert_eq!(top_log_probabilities(row, 1).unwrap()[0].0, wanted);
+    }
+    assert!(!plain().is_greedy());
 }

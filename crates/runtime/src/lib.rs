@@ -56,5 +56,5 @@ pub use schedule::{
     BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoGraph, LeafUse, Lending, NodeLine,
     PLAN_SCHEMA, Plan, Reason, Scheduler, Split, SplitLine, Splits, Step, StorageLine, StorageUse,
 };
-pub use session::{Element, Key, Observed, Progress, Session, Values, WeightStore};
+pub use session::{Element, Fetched, Key, Observed, Progress, Session, Values, WeightStore};
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

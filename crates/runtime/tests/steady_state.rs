@@ -84,3 +84,27 @@ fn the_steady_state_of_a_decode_loop_allocates_nothing_and_asks_nothing() {
         sims.each_ref().map(|sim| (sim.counts().of(What::Allocation), sim.counts().of(What::Compile)));
     assert_eq!(asked, after);
 }
+
+#[test]
+fn runs_that_follow_one_another_on_a_device_allocate_nothing_either() {
+    let sim = Sim::new("a").device();
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 16]);
+    g.output("y", x.add(x).tanh());
+    let scheduler = Scheduler::new([Arc::clone(&sim) as Arc<dyn Backend>]);
+    let mut session = scheduler.plan(g.finish().unwrap()).unwrap().session().unwrap();
+    session.run(&[("x", &[0.5f32; 16])]).unwrap();
+    let mut bytes = [0; 64];
+    let mut token = |bytes: &mut [u8]| {
+        session.carry("y", "x").unwrap();
+        let fetched = session.fetch(&["y"]).unwrap();
+        session.start().unwrap();
+        session.receive(fetched, bytes).unwrap();
+    };
+    (0..50).for_each(|_| token(&mut bytes));
+    let asked = sim.counts().of(What::Allocation);
+    let before = COUNT.with(Cell::get);
+    (0..100).for_each(|_| token(&mut bytes));
+    assert_eq!(COUNT.with(Cell::get) - before, 0);
+    assert_eq!(sim.counts().of(What::Allocation), asked);
+}

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Instant;
 
-use quadriga_llm::Engine;
+use quadriga_llm::{Engine, EngineOptions};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
@@ -26,6 +26,10 @@ pub(crate) struct Bench {
     /// Rounds, after one that is not counted
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     rounds: usize,
+    /// Bring the logits of every token to the host, as sampling with a temperature does, even from a device that could
+    /// choose the most probable token itself
+    #[arg(long)]
+    logits: bool,
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
@@ -81,7 +85,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
             "there is nothing to measure: -r and one of -p and -n must be above 0".into(),
         ));
     }
-    let mut options = model.engine();
+    let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine() };
     let needed = depth.saturating_add(*prompt.max(generate));
     if options.context == 0 {
         options.context = needed;
@@ -114,9 +118,12 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
             let started = Instant::now();
             if together {
                 engine.feed(fed)?;
+            } else if engine.options().greedy {
+                continue_greedily(&mut engine, fed)?;
             } else {
                 fed.iter().try_for_each(|token| engine.feed(&[*token]))?;
             }
+            engine.wait()?;
             // The first round brings everything into its place.
             if round > 0 {
                 samples.speeds.push(samples.tokens as f64 / started.elapsed().as_secs_f64().max(1e-9));
@@ -144,6 +151,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
             "tg": generations.json(),
             "depth": depth,
             "rounds": rounds,
+            "choice": if engine.options().greedy { "device" } else { "none" },
             "threads": cpu.threads(),
             "isa": cpu.isa().name(),
             "model": name,
@@ -176,6 +184,17 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     }
     if let Some(statistics) = statistics {
         note!("\n{statistics}");
+    }
+    Ok(())
+}
+
+/// Feeds the first token, and then as many that the engine chose as there are others.
+fn continue_greedily(engine: &mut Engine, fed: &[u32]) -> Outcome {
+    let Some((first, rest)) = fed.split_first() else { return Ok(()) };
+    engine.feed(&[*first])?;
+    for _ in rest {
+        let token = engine.choice_ahead()?;
+        engine.feed(&[token])?;
     }
     Ok(())
 }

@@ -199,6 +199,7 @@ impl Lowering<'_> {
                 let launch = Launch::new(function, [x.rows() as u32, 1, 1], row_threads(x.dims[3]));
                 launch.arg(x).arg(out).arg(i32::from(matches!(op, Op::Mean)))
             }
+            Op::ArgMax if self.argmax_sum(at, node, x, out)? => return Ok(()),
             Op::ArgMax => {
                 let function = self.function(File::Reduce, c"k_argmax")?;
                 Launch::new(function, [x.rows() as u32, 1, 1], 256).arg(x).arg(out)
@@ -319,6 +320,37 @@ impl Lowering<'_> {
         };
         self.push(launch);
         Ok(())
+    }
+
+    /// Tries to make one launch of the largest elements of rows and, where that follows, their sums.
+    fn argmax_sum(
+        &mut self,
+        at: usize,
+        node: NodeId,
+        x: Described,
+        out: Described,
+    ) -> Result<bool, BackendError> {
+        let graph = self.graph;
+        let next = self.next(at).filter(|next| {
+            matches!(graph[*next].op(), Op::SumRows) && graph.inputs(*next) == graph.inputs(node)
+        });
+        let Some(next) = next.filter(|_| self.shared.fuses && is_dense_f32(&x)) else { return Ok(false) };
+        let quads = x.dims[3] / 4;
+        let sums = self.described(next, graph[next].output())?;
+        let (rows, bytes) = (x.rows() as usize * 4, x.elements() as usize * 4);
+        // Rows are read until the last of them is done.
+        let apart = !overlap(sums.address, rows, x.address, bytes)
+            && !overlap(out.address, rows, x.address, bytes)
+            && !overlap(sums.address, rows, out.address, rows);
+        if !apart || quads > i64::from(i32::MAX) / 32 {
+            return Ok(false);
+        }
+        let function = self.function(File::Reduce, c"k_argmax_sum")?;
+        let threads = (quads as u32).next_multiple_of(32).clamp(32, 1024);
+        let launch = Launch::new(function, [x.rows() as u32, 1, 1], threads).early();
+        self.push(launch.arg(x.address).arg(quads as i32).arg(out.address).arg(sums.address));
+        self.fuse(next);
+        Ok(true)
     }
 
     fn sort(&mut self, node: NodeId, x: Described, out: Described, order: Order) -> Result<(), BackendError> {

@@ -11,7 +11,9 @@
 //! | `spans` | i32 `[n, 2]` | the cells that each token sees: from the first to one past the last |
 //! | `rows` | i32 `[m]` | the tokens whose results are wanted |
 //!
-//! The output `logits` is f32 `[m, vocabulary]`; `hidden`, where asked for, is f32 `[m, width]`.
+//! The output `logits` is f32 `[m, vocabulary]`; `hidden`, where asked for, is f32 `[m, width]`. Where asked for, `choice`
+//! is i32 `[m]`, the first of the largest logits of each row, and `sum` f32 `[m, 1]`, their sum: a number only if all of
+//! them are.
 
 mod llama;
 mod parts;
@@ -40,6 +42,8 @@ pub struct GraphShape {
     pub cache: DType,
     /// Whether the last layer's result is an output, beside the logits.
     pub hidden: bool,
+    /// Whether the most probable token is an output, beside the logits.
+    pub choice: bool,
 }
 
 /// Builds the graph of a model for one shape of batch.

@@ -84,7 +84,12 @@ impl<'g> Parts<'g> {
         }
         let dims = [self.hyper.vocabulary, self.hyper.width];
         let head = self.source.find("output.weight", &dims)?.unwrap_or(self.embedding);
-        self.g.output("logits", head.mul_mat(hidden).named("logits"));
+        let logits = head.mul_mat(hidden).named("logits");
+        self.g.output("logits", logits);
+        if self.shape.choice {
+            self.g.output("choice", logits.argmax().named("choice"));
+            self.g.output("sum", logits.sum_rows().named("sum"));
+        }
         Ok(())
     }
 }

@@ -9,6 +9,7 @@
 
 use quadriga_graph::{Kind, TensorId};
 
+use super::cache::Results;
 use super::compile::Compiled;
 use super::lane::Lane;
 use super::{Session, Values};
@@ -134,6 +135,40 @@ impl Session {
         }
         input.set = true;
         Ok(())
+    }
+
+    /// Lets the next run read as an input what the latest run of the same plan gives as an output, without waiting for it:
+    /// the bytes stay on their device. `false`, and nothing has happened, where the two are not on one device.
+    pub fn carry(&mut self, output: &str, input: &str) -> Result<bool, RuntimeError> {
+        let (current, output) = self.output(output)?;
+        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
+        let Some(from) = entry.outputs.get(output) else { return Err(RuntimeError::NoPlan) };
+        let bank = entry.inputs.bank;
+        let Some(index) = entry.inputs.find(input) else {
+            let known = entry.inputs.all.iter().map(|input| input.name.clone()).collect();
+            return Err(RuntimeError::UnknownName { what: "input", name: input.to_owned(), known });
+        };
+        let Some(to) = entry.inputs.all.get_mut(index) else { return Err(RuntimeError::NoPlan) };
+        let Some(tensor) = entry.plan.graph().get(to.id) else { return Err(RuntimeError::NoPlan) };
+        match entry.results {
+            Results::None => return Err(RuntimeError::NothingRun),
+            Results::Gone => return Err(RuntimeError::Gone { name: from.name.clone() }),
+            Results::There => {}
+        }
+        let region = from.region(bank);
+        if from.elements() != Some(tensor.dtype()) || region.bytes != tensor.bytes() {
+            let (name, expected, found) = (to.name.clone(), tensor.bytes(), region.bytes);
+            return Err(RuntimeError::WrongSize { name, expected, found });
+        }
+        let [(backend, places)] = to.places.as_slice() else { return Ok(false) };
+        let Some(lane) = self.lanes.get_mut(*backend).filter(|_| *backend == from.backend) else {
+            return Ok(false);
+        };
+        let place = places.get(1 - bank).unwrap_or(&places[0]);
+        let copied = lane.compute.copy(region, place);
+        let copied = copied.map_err(|error| RuntimeError::device(error).at(|| to.name.clone()))?;
+        to.set |= copied;
+        Ok(copied)
     }
 
     /// Before a run: exchanges the places of inputs if one was set, carrying the others over. Returns whether

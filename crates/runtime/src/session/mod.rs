@@ -1,7 +1,7 @@
 //! A session: memory, compiled splits and queues for the plans of one model, and the running of them.
 //!
 //! One tensor's way: [`inputs`] puts the caller's bytes into the arena; [`execute`] hands out copies and splits in the
-//! plan's order; [`outputs`] reads results back. Before the first run [`weights`] and [`state`] give the lasting tensors
+//! plan's order; [`outputs`] reads results back, [`fetch`] while the next run is under way. Before the first run [`weights`] and [`state`] give the lasting tensors
 //! their memory, [`arena`] the passing ones, and [`compile`] turns splits into programs. [`cache`] finds the plan again.
 
 mod arena;
@@ -9,6 +9,7 @@ mod cache;
 mod compile;
 mod element;
 mod execute;
+mod fetch;
 mod inputs;
 mod journey;
 mod lane;
@@ -25,6 +26,7 @@ use rustc_hash::FxHashMap;
 
 pub use cache::Key;
 pub use element::{Element, Values};
+pub use fetch::Fetched;
 pub use observe::Observed;
 pub(crate) use weights::lay_out;
 pub use weights::{Progress, WeightStore};
@@ -32,6 +34,7 @@ pub use weights::{Progress, WeightStore};
 use self::arena::Arenas;
 use self::cache::{Entry, Results};
 use self::execute::Run;
+use self::fetch::Fetches;
 use self::lane::Lane;
 use self::state::States;
 use crate::schedule::{Plan, Scheduler};
@@ -60,6 +63,7 @@ pub struct Session {
     in_flight: Option<usize>,
     /// The plan whose inputs and results are in the arenas.
     occupant: Option<usize>,
+    fetches: Fetches,
 }
 
 impl Session {
@@ -86,6 +90,7 @@ impl Session {
             current: None,
             in_flight: None,
             occupant: None,
+            fetches: Fetches::default(),
         })
     }
 
@@ -199,6 +204,7 @@ impl Session {
             let _ = lane.synchronize();
         }
         self.in_flight = None;
+        self.fetches.forget();
         for entry in &mut self.entries {
             entry.lose_values();
             if let Some(compiled) = &mut entry.compiled {

@@ -10,12 +10,24 @@ use crate::{Region, RuntimeError};
 /// Where a result is: its backend, and the region for each bank of inputs.
 pub(crate) struct OutputPlace {
     pub(crate) id: TensorId,
-    name: String,
-    backend: usize,
+    pub(super) name: String,
+    pub(super) backend: usize,
     regions: [Region; 2],
     elements: Option<quadriga_graph::DType>,
     /// Whether its memory is its own for longer than a run.
     lasting: bool,
+}
+
+impl OutputPlace {
+    /// Where it is after a run that read this bank of inputs.
+    pub(super) fn region(&self, bank: usize) -> &Region {
+        self.regions.get(bank).unwrap_or(&self.regions[0])
+    }
+
+    /// Its type, if its bytes lie one after another.
+    pub(super) fn elements(&self) -> Option<quadriga_graph::DType> {
+        self.elements
+    }
 }
 
 /// Finds the places of all outputs of a plan.
@@ -61,7 +73,7 @@ impl Session {
         self.read_bytes(entry, output, T::DTYPE, bytemuck::cast_slice_mut(into))
     }
 
-    fn output(&self, name: &str) -> Result<(usize, usize), RuntimeError> {
+    pub(super) fn output(&self, name: &str) -> Result<(usize, usize), RuntimeError> {
         let current = self.current.ok_or(RuntimeError::NoPlan)?;
         let outputs = self.entries.get(current).map_or(&[][..], |entry| &entry.outputs);
         match outputs.iter().position(|output| output.name == name) {
@@ -114,7 +126,7 @@ impl Session {
                 return Err(RuntimeError::WrongType { name: place.name.clone(), found, given });
             }
         }
-        let region = place.regions.get(entry.inputs.bank).unwrap_or(&place.regions[0]);
+        let region = place.region(entry.inputs.bank);
         if into.len() != region.bytes {
             let (name, expected, found) = (place.name.clone(), region.bytes, into.len());
             return Err(RuntimeError::WrongSize { name, expected, found });

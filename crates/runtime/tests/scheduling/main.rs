@@ -1,6 +1,7 @@
 //! What a person who runs a graph on several devices gets.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+mod ahead;
 mod assignment;
 mod common;
 mod copies;

@@ -1,0 +1,125 @@
+//! Runs that follow one another on a device without the host between them: results that stay on the device, and results
+//! that are fetched while the next run is under way.
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Graph, GraphBuilder};
+use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
+use quadriga_sim::{Sim, What};
+
+use crate::common::{device, host};
+
+/// y = 2 x + step, and the sum of y.
+fn doubling() -> Graph {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [4]);
+    let step = g.input("step", DType::F32, [4]);
+    let y = x.add(x).add(step);
+    g.output("y", y);
+    g.output("sum", y.sum());
+    g.finish().unwrap()
+}
+
+fn session(backends: Vec<Arc<dyn Backend>>) -> Session {
+    Scheduler::new(backends).plan(doubling()).unwrap().session().unwrap()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|word| f32::from_ne_bytes(*word)).collect()
+}
+
+#[test]
+fn a_result_becomes_the_next_input_and_is_fetched_while_the_next_run_is_under_way() {
+    for backend in [device("a"), host("cpu"), Sim::new("b").isolated().build()] {
+        let name = backend.name().to_owned();
+        let mut session = session(vec![backend]);
+        assert_eq!(session.is_asynchronous(), name != "cpu");
+        session.set("x", &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
+        session.set("step", &[0.0f32; 4]).unwrap();
+        session.start().unwrap();
+        let mut wanted = [1.0f32, 2.0, 3.0, 4.0].map(|x| 2.0 * x);
+        for step in 1..20 {
+            assert!(session.carry("y", "x").unwrap(), "{name}");
+            session.set("step", &[step as f32; 4]).unwrap();
+            let fetched = session.fetch(&["sum", "y"]).unwrap();
+            session.start().unwrap();
+            let mut bytes = [0; 20];
+            session.receive(fetched, &mut bytes).unwrap();
+            let found = floats(&bytes);
+            assert_eq!((found[0], &found[1..]), (wanted.iter().sum::<f32>(), &wanted[..]), "{name}, {step}");
+            wanted = wanted.map(|y| 2.0 * y + step as f32);
+        }
+        assert_eq!(session.read::<f32>("y").unwrap(), wanted, "{name}");
+    }
+}
+
+#[test]
+fn what_is_read_on_two_devices_is_not_carried() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [4]);
+    let y = x.add(x);
+    g.output("y", y);
+    g.output("z", y.mul(x));
+    let graph = g.finish().unwrap();
+    let nodes: Vec<_> = graph.node_ids().collect();
+    let scheduler = Scheduler::new([device("a"), host("cpu")]).pin_node(nodes[0], 0).pin_node(nodes[1], 1);
+    let mut session = scheduler.plan(graph).unwrap().session().unwrap();
+    session.run(&[("x", &[1.0f32, 2.0, 3.0, 4.0])]).unwrap();
+    assert!(!session.is_asynchronous(), "one of them is the host");
+    assert!(!session.carry("y", "x").unwrap());
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("z").unwrap(), [2.0, 8.0, 18.0, 32.0], "inputs are as they were");
+    let fetched = session.fetch(&["y", "z"]).unwrap();
+    let mut bytes = [0; 32];
+    session.receive(fetched, &mut bytes).unwrap();
+    assert_eq!(floats(&bytes), [2.0, 4.0, 6.0, 8.0, 2.0, 8.0, 18.0, 32.0], "from both");
+}
+
+#[test]
+fn mistakes_are_errors_and_harm_nothing() {
+    let mut session = session(vec![device("a")]);
+    assert!(matches!(session.fetch(&["y"]), Err(RuntimeError::NothingRun)));
+    assert!(matches!(session.carry("y", "x"), Err(RuntimeError::NothingRun)));
+    session.run(&[("x", &[1.0f32; 4]), ("step", &[0.0f32; 4])]).unwrap();
+    assert!(matches!(session.fetch(&["y", "nope"]), Err(RuntimeError::UnknownName { .. })));
+    assert!(matches!(session.carry("nope", "x"), Err(RuntimeError::UnknownName { .. })));
+    assert!(matches!(session.carry("y", "nope"), Err(RuntimeError::UnknownName { .. })));
+    assert!(matches!(session.carry("sum", "x"), Err(RuntimeError::WrongSize { .. })));
+    let fetched = session.fetch(&["y"]).unwrap();
+    assert!(matches!(session.receive(fetched, &mut [0; 15]), Err(RuntimeError::WrongSize { .. })));
+    let first = session.fetch(&["y"]).unwrap();
+    let (second, third) = (session.fetch(&["y"]).unwrap(), session.fetch(&["y"]).unwrap());
+    let mut bytes = [0; 16];
+    assert!(matches!(session.receive(first, &mut bytes), Err(RuntimeError::Gone { .. })));
+    for fetched in [third, second] {
+        bytes.fill(0);
+        session.receive(fetched, &mut bytes).unwrap();
+        assert_eq!(floats(&bytes), [2.0; 4]);
+    }
+}
+
+#[test]
+fn a_device_that_fails_says_so_when_its_results_are_received() {
+    for what in [What::Run, What::Transfer] {
+        for after in 0..4 {
+            let sim = Sim::new("a").device();
+            let mut session = session(vec![Arc::clone(&sim) as _]);
+            session.run(&[("x", &[1.0f32; 4]), ("step", &[0.0f32; 4])]).unwrap();
+            sim.fail(what, after);
+            let mut go = || -> Result<(), RuntimeError> {
+                for _ in 0..3 {
+                    session.carry("y", "x")?;
+                    let fetched = session.fetch(&["y"])?;
+                    session.start()?;
+                    session.receive(fetched, &mut [0; 16])?;
+                }
+                session.wait()
+            };
+            let failed = go();
+            sim.mend();
+            assert!(matches!(failed, Err(RuntimeError::Device { .. })) || after > 2, "{what:?} {after}");
+            session.run(&[("x", &[1.0f32; 4]), ("step", &[0.0f32; 4])]).unwrap();
+            assert_eq!(session.read::<f32>("y").unwrap(), [2.0; 4], "{what:?} {after}");
+        }
+    }
+}
