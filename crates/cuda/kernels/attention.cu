@@ -16,6 +16,17 @@ struct Work {
     u32 fault;
 };
 
+// A token whose query is not turned yet and whose key and value are not in the cache yet: attention turns both and writes
+// key and value while it attends. Everything here but the three rows is known before the kernel starts, and so is what
+// the cache holds of earlier tokens.
+struct Fresh {
+    u64 q, k, v;             // f32: [heads, d], [heads of the keys, d] twice
+    u64 position, row;       // of the token, and of its key and value in the cache
+    Tensor factors;
+    Rope rope;
+    u32 fault_keys, fault_values;
+};
+
 // What a block works on.
 struct Piece {
     i64 b, h, t, g;          // batch, head, query, head of the keys
@@ -163,16 +174,86 @@ extern "C" __global__ void k_attention(const __grid_constant__ Work w) {
     finish(w, p, tops, sums, values);
 }
 
+// Keys and values that eight lanes have under way, and their own part of each.
+template <int N, int AT_ONCE> struct Tile { uint4 key[AT_ONCE][N], value[AT_ONCE][N]; };
+
+// Loads keys and values from `base` on, but for row `own`.
+template <int N, int AT_ONCE>
+__device__ __forceinline__ void load(Tile<N, AT_ONCE> &tile, const Work &w, const Piece &p, i64 base, i64 own) {
+    int group = threadIdx.x / 8, groups = blockDim.x / 8, part = threadIdx.x % 8;
+    const u8 *keys = row_at(w.k, p.b, p.g, 0) + part * 16, *values = row_at(w.v, p.b, p.g, 0) + part * 16;
+    const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+        i64 at = min(base + group + u * groups, p.end - 1);
+#pragma unroll
+        for (int i = 0; i < N; i++) tile.key[u][i] = at == own ? zero : *(const uint4 *)(keys + at * w.k.s[2] + i * 128);
+    }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+        i64 at = min(base + group + u * groups, p.end - 1);
+#pragma unroll
+        for (int i = 0; i < N; i++) tile.value[u][i] = at == own ? zero : *(const uint4 *)(values + at * w.v.s[2] + i * 128);
+    }
+}
+
 // f16 keys and values of 64 · N elements, f32 queries: eight lanes share a row, so that a warp takes four keys at once and
 // AT_ONCE times as many are under way, values along with keys. Each eight lanes keep a maximum of their own.
-template <int N, int AT_ONCE> __device__ __forceinline__ void half_rows(const Work &w, float *shared) {
-    after_kernel_before();
-    Piece p;
-    if (!find_piece(w, &p)) return;
+template <int N, int AT_ONCE, bool FRESH>
+__device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *shared) {
+    const int d = 64 * N;
+    __shared__ __align__(16) float own_query[d];
+    __shared__ __align__(16) u16 own_key[d], own_value[d];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     int group = threadIdx.x / 8, groups = blockDim.x / 8, part = threadIdx.x % 8;
+    Piece p;
+    Tile<N, AT_ONCE> tile;
+    i64 own = -1;
+    if (FRESH) {
+        let_next_start();
+        bool sees = find_piece(w, &p);
+        // One block for each head of the keys writes the cache.
+        bool writes = blockIdx.x == 0 && p.h % (w.q.d[1] / w.k.d[1]) == 0;
+        if (!sees && !writes) return;
+        own = *(const int *)f->row;
+        bool exists = own >= 0 && own < w.k.d[2];
+        int n = threadIdx.x, half = f->rope.dims / 2, a = n + half, b = a;
+        bool holds = n < d - half, turns = n < half;
+        float s = 0.0f, c = 1.0f;
+        if (turns) {
+            a = f->rope.half_split ? n : 2 * n;
+            b = f->rope.half_split ? n + half : 2 * n + 1;
+            angle(turn_of(f->rope, f->factors, n), f->rope.scale, *(const int *)f->position, &s, &c);
+        }
+        if (sees && p.begin < p.end) load(tile, w, p, p.begin, own);
+        after_kernel_before();
+        if (holds) {
+            const float *q = (const float *)f->q + p.h * d, *k = (const float *)f->k + p.g * d;
+            float qa = q[a], qb = q[b], ka = k[a], kb = k[b];
+            own_query[a] = turns ? qa * c - qb * s : qa;
+            own_key[a] = float_to_half(turns ? ka * c - kb * s : ka);
+            if (turns) {
+                own_query[b] = qa * s + qb * c;
+                own_key[b] = float_to_half(ka * s + kb * c);
+            }
+        }
+        for (int i = threadIdx.x; i < d; i += blockDim.x) own_value[i] = float_to_half(((const float *)f->v)[p.g * d + i]);
+        __syncthreads();
+        if (writes && !exists && threadIdx.x == 0) {
+            report(w.faults, f->fault_keys);
+            report(w.faults, f->fault_values);
+        }
+        if (writes && exists && threadIdx.x < d / 8) {
+            ((uint4 *)row_at(w.k, 0, p.g, own))[threadIdx.x] = ((const uint4 *)own_key)[threadIdx.x];
+            ((uint4 *)row_at(w.v, 0, p.g, own))[threadIdx.x] = ((const uint4 *)own_value)[threadIdx.x];
+        }
+        if (!sees) return;
+    } else {
+        after_kernel_before();
+        if (!find_piece(w, &p)) return;
+    }
     float query[8 * N], acc[8 * N];
-    const float4 *from = (const float4 *)row_at(w.q, p.b, p.h, p.t);
+    const float4 *from = FRESH ? (const float4 *)own_query : (const float4 *)row_at(w.q, p.b, p.h, p.t);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float4 a = from[2 * (8 * i + part)], b = from[2 * (8 * i + part) + 1];
@@ -182,21 +263,19 @@ template <int N, int AT_ONCE> __device__ __forceinline__ void half_rows(const Wo
             acc[8 * i + j] = 0.0f;
         }
     }
-    const u8 *keys = row_at(w.k, p.b, p.g, 0) + part * 16, *values = row_at(w.v, p.b, p.g, 0) + part * 16;
     float highest = -INF, sum = 0.0f;
     for (i64 base = p.begin; base < p.end; base += groups * AT_ONCE) {
-        uint4 key[AT_ONCE][N], value[AT_ONCE][N];
+        if (!FRESH || base > p.begin) load(tile, w, p, base, own);
+        if (FRESH) {
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            i64 at = min(base + group + u * groups, p.end - 1);
+            for (int u = 0; u < AT_ONCE; u++) {
+                if (base + group + u * groups != own) continue;
 #pragma unroll
-            for (int i = 0; i < N; i++) key[u][i] = *(const uint4 *)(keys + at * w.k.s[2] + i * 128);
-        }
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            i64 at = min(base + group + u * groups, p.end - 1);
-#pragma unroll
-            for (int i = 0; i < N; i++) value[u][i] = *(const uint4 *)(values + at * w.v.s[2] + i * 128);
+                for (int i = 0; i < N; i++) {
+                    tile.key[u][i] = ((const uint4 *)own_key)[8 * i + part];
+                    tile.value[u][i] = ((const uint4 *)own_value)[8 * i + part];
+                }
+            }
         }
         float score[AT_ONCE], top = highest;
 #pragma unroll
@@ -204,7 +283,7 @@ template <int N, int AT_ONCE> __device__ __forceinline__ void half_rows(const Wo
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                const u16 *halves = (const u16 *)&key[u][i];
+                const u16 *halves = (const u16 *)&tile.key[u][i];
                 for (int j = 0; j < 8; j++) sum += query[8 * i + j] * half_to_float(halves[j]);
             }
             for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
@@ -224,7 +303,7 @@ template <int N, int AT_ONCE> __device__ __forceinline__ void half_rows(const Wo
             sum += weight;
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                const u16 *halves = (const u16 *)&value[u][i];
+                const u16 *halves = (const u16 *)&tile.value[u][i];
                 for (int j = 0; j < 8; j++) acc[8 * i + j] += weight * half_to_float(halves[j]);
             }
         }
@@ -253,7 +332,7 @@ template <int N, int AT_ONCE> __device__ __forceinline__ void half_rows(const Wo
 #define HALF_ROWS(name, n, at_once, threads, blocks)                                                             \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Work w) { \
         extern __shared__ float shared[];                                                                        \
-        half_rows<n, at_once>(w, shared);                                                                        \
+        half_rows<n, at_once, false>(w, 0, shared);                                                              \
     }
 // Few queries: all loads of a piece at once, and room left for the product that follows.
 HALF_ROWS(k_attention_64, 1, 4, 256, 2)
@@ -263,3 +342,13 @@ HALF_ROWS(k_attention_256, 4, 2, 256, 1)
 HALF_ROWS(k_attention_64_many, 1, 2, 128, 6)
 HALF_ROWS(k_attention_128_many, 2, 2, 128, 4)
 HALF_ROWS(k_attention_256_many, 4, 1, 128, 3)
+
+#define FRESH_ROWS(name, n, at_once, blocks)                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, blocks)                                                    \
+        name(const __grid_constant__ Work w, const __grid_constant__ Fresh f) {                                  \
+        extern __shared__ float shared[];                                                                        \
+        half_rows<n, at_once, true>(w, &f, shared);                                                              \
+    }
+FRESH_ROWS(k_attention_64_fresh, 1, 4, 2)
+FRESH_ROWS(k_attention_128_fresh, 2, 4, 1)
+FRESH_ROWS(k_attention_256_fresh, 4, 2, 1)

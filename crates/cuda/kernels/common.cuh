@@ -221,11 +221,18 @@ __device__ __forceinline__ Position position(const Tensor &t, i64 n) {
     return p;
 }
 
-// Lets the next kernel start, which will wait for this one where it must; then waits for the kernel before. What a
-// kernel does ahead of this must not depend on the one before. Launches without the attribute pass through.
-__device__ __forceinline__ void after_kernel_before() {
+// Lets the next kernel start, which will wait for this one where it must.
+__device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The same, and waits for the kernel before. What a kernel does ahead of this must not depend on the one before.
+// Launches without the attribute pass through.
+__device__ __forceinline__ void after_kernel_before() {
+    let_next_start();
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -265,4 +272,37 @@ __device__ __forceinline__ float block_max(float v, float *shared) {
 // Leaves the number of a fault where the host finds it; the first one wins.
 __device__ __forceinline__ void report(u64 faults, u32 number) {
     asm volatile("{ .reg .u32 old; atom.sys.global.cas.b32 old, [%0], 0, %1; }" ::"l"(faults), "r"(number) : "memory");
+}
+
+// Rotary position embedding.
+struct Rope {
+    int dims, half_split;
+    float base, scale, ext_factor, attn_factor;
+    float low, high;   // YaRN's correction range
+};
+
+// How far pair number `pair` of a head turns per position, before the position is known.
+struct Turn { double step, mix; float magnitude; };
+
+__device__ __forceinline__ Turn turn_of(const Rope &rope, const Tensor &factors, i64 pair) {
+    Turn turn;
+    double factor = factors.address ? (double)*(const float *)(factors.address + pair * factors.s[3]) : 1.0;
+    turn.step = exp2(-2.0 * pair / rope.dims * log2((double)rope.base)) / factor;
+    turn.magnitude = rope.attn_factor;
+    turn.mix = 0.0;
+    if (rope.ext_factor != 0.0f) {
+        double ramp = (pair - rope.low) / fmax(0.001, (double)rope.high - rope.low);
+        turn.mix = (1.0 - fmin(1.0, fmax(0.0, ramp))) * rope.ext_factor;
+        turn.magnitude *= 1.0f + 0.1f * logf(1.0f / rope.scale);
+    }
+    return turn;
+}
+
+__device__ __forceinline__ void angle(const Turn &turn, float scale, int at, float *s, float *c) {
+    double turned = at * turn.step, theta = scale * turned;
+    theta = theta * (1.0 - turn.mix) + turned * turn.mix;
+    theta -= rint(theta * 0.15915494309189533577) * 6.283185307179586477;
+    sincosf((float)theta, s, c);
+    *s *= turn.magnitude;
+    *c *= turn.magnitude;
 }

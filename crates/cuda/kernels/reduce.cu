@@ -64,15 +64,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1) k_argmax_sum(u64 x, int qu
     const float4 *row = (const float4 *)x + (i64)blockIdx.x * quads;
     u64 most = 0;
     float sum = 0.0f;
-    for (int first = threadIdx.x; first < quads; first += 8 * blockDim.x) {
-        float4 v[8];
+    for (int first = threadIdx.x; first < quads; first += 6 * blockDim.x) {
+        float4 v[6];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < 6; j++) {
             int i = first + j * blockDim.x;
             if (i < quads) v[j] = row[i];
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < 6; j++) {
             int i = first + j * blockDim.x;
             if (i >= quads) break;
             most = max(max(most, max(ranked(v[j].x, 4 * i), ranked(v[j].y, 4 * i + 1))),

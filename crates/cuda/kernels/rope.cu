@@ -1,37 +1,5 @@
 // Rotary position embedding: a thread per pair of elements; alone, or with the writing of keys and values to the cache.
 
-struct Rope {
-    int dims, half_split;
-    float base, scale, ext_factor, attn_factor;
-    float low, high;   // YaRN's correction range
-};
-
-// How far pair number `pair` of a head turns per position, before the position is known.
-struct Turn { double step, mix; float magnitude; };
-
-__device__ __forceinline__ Turn turn_of(const Rope &rope, const Tensor &factors, i64 pair) {
-    Turn turn;
-    double factor = factors.address ? (double)*(const float *)(factors.address + pair * factors.s[3]) : 1.0;
-    turn.step = exp2(-2.0 * pair / rope.dims * log2((double)rope.base)) / factor;
-    turn.magnitude = rope.attn_factor;
-    turn.mix = 0.0;
-    if (rope.ext_factor != 0.0f) {
-        double ramp = (pair - rope.low) / fmax(0.001, (double)rope.high - rope.low);
-        turn.mix = (1.0 - fmin(1.0, fmax(0.0, ramp))) * rope.ext_factor;
-        turn.magnitude *= 1.0f + 0.1f * logf(1.0f / rope.scale);
-    }
-    return turn;
-}
-
-__device__ __forceinline__ void angle(const Turn &turn, float scale, int at, float *s, float *c) {
-    double turned = at * turn.step, theta = scale * turned;
-    theta = theta * (1.0 - turn.mix) + turned * turn.mix;
-    theta -= rint(theta * 0.15915494309189533577) * 6.283185307179586477;
-    sincosf((float)theta, s, c);
-    *s *= turn.magnitude;
-    *c *= turn.magnitude;
-}
-
 // One of the pairs of a tensor of heads, or an element beyond the turned part.
 struct Pair { i64 i0, i1, i2, a, b; bool turned; i64 number; };
 

@@ -156,20 +156,22 @@ template <int F> __device__ __forceinline__ void keep(const Row &row, int i, int
 
 __device__ __forceinline__ float squares_of(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
 
-__device__ __forceinline__ float4 normed(float4 v, float scale, float4 w) {
-    return make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
+__device__ __forceinline__ float4 times(float4 v, float4 w) {
+    return make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
 }
 
 // float4s that a thread loads before it uses the first; of a norm's row and its weights, those that it keeps.
 #define BATCH 12
 #define KEPT 4
 
-// Waits for the kernel before, then brings its row into shared memory. Loops go round with whole warps, since eight
+// Waits for the kernel before, then brings its row into shared memory, and returns what products with it are to be
+// multiplied with: the scale of a norm, which quantizing need not wait for. Loops go round with whole warps, since eight
 // lanes work together on a block of 32.
-template <int F> __device__ __forceinline__ void prepare(const Job &job, const Row &row, float *reduce) {
+template <int F> __device__ __forceinline__ float prepare(const Job &job, const Row &row, float *reduce) {
     const int threads = Form<F>::THREADS;
     const float4 *x = (const float4 *)job.x, *weights = (const float4 *)job.norm, zero = {0.0f, 0.0f, 0.0f, 0.0f};
     int quads = job.cols / 4, rounds = (quads + threads - 1) / threads;
+    float squares = 0.0f;
     if (job.norm && rounds <= KEPT) {
         float4 v[KEPT], w[KEPT];
 #pragma unroll
@@ -178,44 +180,47 @@ template <int F> __device__ __forceinline__ void prepare(const Job &job, const R
             w[j] = i < quads ? weights[i] : zero;
         }
         after_kernel_before();
-        float squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < KEPT; j++) {
             int i = j * threads + threadIdx.x;
             v[j] = i < quads ? x[i] : zero;
         }
 #pragma unroll
-        for (int j = 0; j < KEPT; j++) squares += squares_of(v[j]);
-        float scale = 1.0f / sqrtf(block_sum(squares, reduce) / job.cols + job.eps);
+        for (int j = 0; j < KEPT; j++) {
+            squares += squares_of(v[j]);
+            if (j < rounds) keep<F>(row, j * threads + threadIdx.x, quads, times(v[j], w[j]));
+        }
+    } else {
+        after_kernel_before();
+        for (int first = 0; first < rounds; first += BATCH) {
+            float4 v[BATCH];
 #pragma unroll
-        for (int j = 0; j < KEPT; j++)
-            if (j < rounds) keep<F>(row, j * threads + threadIdx.x, quads, normed(v[j], scale, w[j]));
-        __syncthreads();
-        return;
+            for (int j = 0; j < BATCH; j++) {
+                int i = (first + j) * threads + threadIdx.x;
+                v[j] = i < quads ? x[i] : zero;
+            }
+#pragma unroll
+            for (int j = 0; j < BATCH; j++) {
+                if (first + j >= rounds) break;
+                int i = (first + j) * threads + threadIdx.x;
+                if (job.norm) {
+                    squares += squares_of(v[j]);
+                    v[j] = times(v[j], i < quads ? weights[i] : zero);
+                }
+                keep<F>(row, i, quads, v[j]);
+            }
+        }
     }
-    after_kernel_before();
-    float scale = 1.0f;
     if (job.norm) {
-        float squares = 0.0f;
-        for (int i = threadIdx.x; i < quads; i += threads) squares += squares_of(x[i]);
-        scale = 1.0f / sqrtf(block_sum(squares, reduce) / job.cols + job.eps);
-    }
-    for (int first = 0; first < rounds; first += BATCH) {
-        float4 v[BATCH];
-#pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-            int i = (first + j) * threads + threadIdx.x;
-            v[j] = i < quads ? x[i] : zero;
-        }
-#pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-            if (first + j >= rounds) break;
-            int i = (first + j) * threads + threadIdx.x;
-            if (job.norm) v[j] = normed(v[j], scale, i < quads ? weights[i] : zero);
-            keep<F>(row, i, quads, v[j]);
-        }
+        squares = warp_sum(squares);
+        if (threadIdx.x % WARP == 0) reduce[threadIdx.x / WARP] = squares;
     }
     __syncthreads();
+    if (!job.norm) return 1.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Form<F>::WARPS; i++) sum += reduce[i];
+    return 1.0f / sqrtf(sum / job.cols + job.eps);
 }
 
 // Adds a chunk's part of two products.
@@ -308,7 +313,7 @@ template <int F> __device__ __forceinline__ void stream(const Job &job) {
             fetch<F>(job, unit + i / chunks, i % chunks, base + i * slot_bytes, barrier + 8 * i);
     }
     __syncwarp();
-    prepare<F>(job, row, reduce);
+    float scale = prepare<F>(job, row, reduce);
 
     u32 slot = 0, parity = 0, item = 0, ahead_unit = unit + job.slots / chunks, ahead_chunk = job.slots % chunks;
     for (; unit < end; unit++) {
@@ -329,7 +334,7 @@ template <int F> __device__ __forceinline__ void stream(const Job &job) {
                 parity ^= 1;
             }
         }
-        float one = warp_sum(acc[0]), two = warp_sum(acc[1]);
+        float one = scale * warp_sum(acc[0]), two = scale * warp_sum(acc[1]);
         Rows r = rows_of(job, unit);
         if (job.gated) {
             if (lane == 0) ((float *)r.first->out)[r.row] = one / (1.0f + expf(-one)) * two;

@@ -6,6 +6,8 @@ use quadriga_graph::{Attention, DType, NodeId};
 use quadriga_runtime::BackendError;
 
 use super::Lowering;
+use super::fresh::Group;
+use super::rope::Parameters;
 use super::scratch::together;
 use crate::backend::COUNTERS;
 use crate::kernels::File;
@@ -63,6 +65,24 @@ struct Work {
 // SAFETY: `struct Work` of attention.cu has the same fields in the same order.
 unsafe impl Argument for Work {}
 
+/// The token under way, where attention takes it along.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Fresh {
+    q: u64,
+    k: u64,
+    v: u64,
+    position: u64,
+    row: u64,
+    factors: Described,
+    rope: Parameters,
+    fault_keys: u32,
+    fault_values: u32,
+}
+
+// SAFETY: `struct Fresh` of attention.cu has the same fields in the same order.
+unsafe impl Argument for Fresh {}
+
 impl Lowering<'_> {
     pub(super) fn attention(&mut self, node: NodeId, parameters: &Attention) -> Result<(), BackendError> {
         let (inputs, out) = self.operands(node)?;
@@ -106,17 +126,50 @@ impl Lowering<'_> {
             faults,
             fault,
         };
-        let function =
-            self.function(File::Attention, half_rows(&q, &k, &v, many).unwrap_or(c"k_attention"))?;
+        let group = self.fresh.get(&node).copied();
+        let name = match group {
+            Some(_) if k.dims[3] == 64 => c"k_attention_64_fresh",
+            Some(_) if k.dims[3] == 128 => c"k_attention_128_fresh",
+            Some(_) => c"k_attention_256_fresh",
+            None => half_rows(&q, &k, &v, many).unwrap_or(c"k_attention"),
+        };
+        let function = self.function(File::Attention, name)?;
         let shared = (2 * warps + warps * grid(e)) * 4;
         let launch = Launch::new(function, [pieces as u32, grid(h), grid(b * t)], warps * 32);
-        self.push(launch.shared(shared).early().arg(work));
+        let launch = launch.shared(shared).early().arg(work);
+        match group {
+            None => self.push(launch),
+            Some(group) => {
+                let fresh = self.fresh_token(node, &group)?;
+                self.push(launch.arg(fresh));
+            }
+        }
         Ok(())
+    }
+
+    fn fresh_token(&mut self, node: NodeId, group: &Group) -> Result<Fresh, BackendError> {
+        let reason = "a row index is out of range";
+        let (_, fault_keys) = self.fault(group.write_keys, reason);
+        let (_, fault_values) = self.fault(group.write_values, reason);
+        Ok(Fresh {
+            q: self.place(node, group.query)?.1,
+            k: self.place(node, group.key)?.1,
+            v: self.place(node, group.value)?.1,
+            position: self.place(node, group.positions)?.1,
+            row: self.place(node, group.ids)?.1,
+            factors: match group.factors {
+                Some(factors) => self.described(node, factors)?,
+                None => Described::default(),
+            },
+            rope: Parameters::new(&group.rope),
+            fault_keys,
+            fault_values,
+        })
     }
 }
 
 /// The kernel for f16 keys and values whose rows can be loaded whole, where there is one for their length.
-fn half_rows(q: &Described, k: &Described, v: &Described, many: bool) -> Option<&'static CStr> {
+pub(super) fn half_rows(q: &Described, k: &Described, v: &Described, many: bool) -> Option<&'static CStr> {
     let name = match (k.dims[3], many) {
         (64, false) => c"k_attention_64",
         (128, false) => c"k_attention_128",

@@ -1,6 +1,7 @@
 //! From nodes to launches: what each operation becomes on the device.
 
 mod attention;
+mod fresh;
 mod matrix;
 pub(crate) mod packing;
 mod rope;
@@ -37,10 +38,13 @@ pub(crate) fn lower(shared: &Arc<Shared>, split: &SplitSource<'_>) -> Result<Cud
         let needs = scratch::bytes(split.graph, split.nodes, shared.blas.is_some(), multiprocessors);
         // What is not there is missed when it is asked for.
         let workspace = needs.workspace.min(region.bytes);
+        let rows = needs.rows.min(region.bytes - workspace);
         lowering.workspace = buffer.address() + region.offset as u64;
-        lowering.scratch_base = lowering.workspace + workspace as u64;
-        lowering.scratch_bytes = region.bytes - workspace;
+        let rows_base = lowering.workspace + workspace as u64;
+        lowering.scratch_base = rows_base + rows as u64;
+        lowering.scratch_bytes = region.bytes - workspace - rows;
         lowering.buffers.push(Arc::clone(&region.buffer));
+        lowering.find_fresh(rows_base, rows)?;
     }
     lowering.nodes()?;
     CudaProgram::new(Arc::clone(shared), &lowering.steps, lowering.counts, lowering.buffers)
@@ -62,6 +66,10 @@ pub(crate) struct Lowering<'a> {
     readers_of: HashMap<TensorId, Vec<usize>>,
     /// Nodes that an earlier one took along.
     fused: HashSet<NodeId>,
+    /// Storages that lie elsewhere than the plan has them.
+    moved: HashMap<TensorId, u64>,
+    /// Attention that takes the token under way along, by its node.
+    fresh: HashMap<NodeId, fresh::Group>,
     /// The rows whose quantized form is at the start of scratch memory.
     quantized: Option<TensorId>,
 }
@@ -86,6 +94,8 @@ impl<'a> Lowering<'a> {
             counts: false,
             readers_of,
             fused: HashSet::new(),
+            moved: HashMap::new(),
+            fresh: HashMap::new(),
             quantized: None,
         }
     }
@@ -154,7 +164,11 @@ impl<'a> Lowering<'a> {
         let Some(buffer) = place.region.buffer.as_any().downcast_ref::<DeviceBuffer>() else {
             return Err(BackendError::Foreign { backend: self.shared.context.name.clone(), what: "buffer" });
         };
-        let address = buffer.address() + place.region.offset as u64;
+        let tensor = &self.graph[id];
+        let address = match self.moved.get(&tensor.storage()) {
+            Some(base) => base + tensor.offset() as u64,
+            None => buffer.address() + place.region.offset as u64,
+        };
         if !self.buffers.iter().any(|b| Arc::ptr_eq(b, &place.region.buffer)) {
             self.buffers.push(Arc::clone(&place.region.buffer));
         }

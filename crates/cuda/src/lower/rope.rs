@@ -10,7 +10,7 @@ use crate::launch::{Argument, Described, Launch};
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Parameters {
+pub(super) struct Parameters {
     dims: i32,
     half_split: i32,
     base: f32,
@@ -21,7 +21,7 @@ struct Parameters {
     high: f32,
 }
 
-// SAFETY: `struct Rope` of rope.cu has the same fields in the same order.
+// SAFETY: `struct Rope` of common.cuh has the same fields in the same order.
 unsafe impl Argument for Parameters {}
 
 #[repr(C)]
@@ -46,7 +46,7 @@ struct RopeCache {
 unsafe impl Argument for RopeCache {}
 
 impl Parameters {
-    fn new(rope: &Rope) -> Parameters {
+    pub(super) fn new(rope: &Rope) -> Parameters {
         let (low, high) = if rope.ext_factor == 0.0 { (0.0, 0.0) } else { rope.yarn_range() };
         Parameters {
             dims: rope.dims as i32,

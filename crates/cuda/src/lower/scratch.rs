@@ -19,16 +19,18 @@ pub(super) fn aligned(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX)
 }
 
-/// What a split works in: first cuBLAS's workspace, then the arrays of the node that is being computed.
+/// What a split works in: first cuBLAS's workspace, then query, key and value of one token where attention takes them as
+/// products leave them, then the arrays of the node that is being computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) workspace: usize,
+    pub(crate) rows: usize,
     pub(crate) arrays: usize,
 }
 
 impl Scratch {
     pub(crate) fn total(&self) -> usize {
-        self.workspace.saturating_add(self.arrays)
+        self.workspace.saturating_add(self.rows).saturating_add(self.arrays)
     }
 }
 
@@ -49,7 +51,10 @@ pub(crate) fn bytes(graph: &Graph, nodes: &[NodeId], blas: bool, multiprocessors
             }
             (Some(Op::Attention(_)), Some(q), _, Some(v)) => {
                 let [b, h, t, _] = q.dims4();
-                let [_, _, keys, e] = v.dims4();
+                let [_, groups, keys, e] = v.dims4();
+                if b * t == 1 && v.dtype() == DType::F16 {
+                    most.rows = most.rows.max(together([h * e * 4, groups * e * 4, groups * e * 4]));
+                }
                 Pieces::of((b * h * t) as u64, keys as u64, multiprocessors).bytes(e)
             }
             (Some(Op::ArgSort { .. } | Op::TopK { .. }), Some(x), ..) if x.shape().cols() > MOST_SORTED => {
@@ -135,13 +140,13 @@ mod tests {
         // Without cuBLAS, rows of eight bits.
         assert_eq!(
             product_of(DType::Q4_0, 512, false),
-            Scratch { workspace: 0, arrays: 512 * (4096 + 1024) }
+            Scratch { workspace: 0, rows: 0, arrays: 512 * (4096 + 1024) }
         );
     }
 
     #[test]
     fn one_row_takes_little_and_elementwise_work_nothing() {
-        assert_eq!(product_of(DType::Q4_0, 1, true), Scratch { workspace: 0, arrays: 4096 + 1024 });
+        assert_eq!(product_of(DType::Q4_0, 1, true), Scratch { workspace: 0, rows: 0, arrays: 4096 + 1024 });
         let sum = of(
             |g| {
                 let x = g.input("x", DType::F32, [64, 64]);
