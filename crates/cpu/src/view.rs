@@ -203,6 +203,19 @@ impl View {
         }
     }
 
+    /// A dense row of i32 as a slice; `None` for other types and strided rows.
+    ///
+    /// # Safety
+    /// Nothing writes to the row while the slice is used.
+    pub(crate) unsafe fn row_i32(&self, place: [usize; 3]) -> Option<&[i32]> {
+        if self.dtype != DType::I32 || !self.is_dense() {
+            return None;
+        }
+        let at = self.at(place, 0, self.cols())?.cast::<i32>();
+        // SAFETY: the row is inside the tensor, and not written (promised by the caller).
+        at.is_aligned().then(|| unsafe { std::slice::from_raw_parts(at, self.cols()) })
+    }
+
     /// Writes i32 values from `first` on.
     pub(crate) fn store_indices(&self, row: usize, first: usize, values: &[i32]) {
         let Some(at) = self.at(self.place(row), first, values.len()) else { return };
@@ -267,6 +280,14 @@ impl View {
             return None;
         }
         Some(self.at(place, first, len)?.cast())
+    }
+
+    /// As [`floats_at`](View::floats_at), for `f16` elements at an address that suits them.
+    pub(crate) fn halves_at(&self, place: [usize; 3], first: usize, len: usize) -> Option<*mut f16> {
+        if self.dtype != DType::F16 || !self.is_dense() {
+            return None;
+        }
+        Some(self.at(place, first, len)?.cast::<f16>()).filter(|at| at.is_aligned())
     }
 
     /// The address of a row's first element; valid for the row as the invariant says. `None` if there is no such row.

@@ -173,7 +173,7 @@ pub(crate) fn prepare(
         }
         (Op::OutProd, [a, b]) => product::out_prod(a, b, out, context.isa),
         (Op::GetRows, [_, ids]) => rows::get_rows(inputs.first(), ids, out)?,
-        (Op::SetRows, [_, x, ids]) => rows::set_rows(x, ids, out),
+        (Op::SetRows, [_, x, ids]) => rows::set_rows(x, ids, out, context.isa),
         (Op::Cast { .. }, [x]) | (Op::CopyInto, [_, x]) => copy::copy(x, out),
         (Op::Concat { axis4 }, all) => arrange::concat(*axis4, all, out),
         (Op::Repeat { .. }, [x]) => arrange::repeat(x, out),

@@ -158,8 +158,21 @@ impl RopeKernel {
         // SAFETY: a row of the table is 2 · pairs floats; it was written in an earlier step or part.
         let angles = unsafe { std::slice::from_raw_parts(angles.cast_const(), 2 * pairs) };
         let (cos, sin) = angles.split_at(pairs);
+        let adjacent = self.pairing == Pairing::Adjacent;
+        let columns = self.x.cols();
+        if let (Some(x), Some(out)) =
+            (self.x.floats_at(place, 0, columns), self.out.floats_at(place, 0, columns))
+        {
+            // SAFETY: both rows have these elements, which this unit alone touches; they may be the same.
+            let out = unsafe {
+                std::ptr::copy(x, out, columns);
+                std::slice::from_raw_parts_mut(out, columns)
+            };
+            vec::rope(self.isa, out, cos, sin, adjacent);
+            return;
+        }
         self.x.load_at(place, 0, values);
-        vec::rope(self.isa, values, cos, sin, self.pairing == Pairing::Adjacent);
+        vec::rope(self.isa, values, cos, sin, adjacent);
         self.out.store_at(place, 0, values);
     }
 }

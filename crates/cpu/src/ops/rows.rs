@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use super::scratch::with_floats;
 use super::{Operand, Packed};
+use crate::isa::Isa;
+use crate::kernels::vec;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -61,10 +63,12 @@ impl Kernel for GetRowsKernel {
     }
 }
 
-/// Columns that a unit of [`SetRowsKernel`] takes: whole blocks of every type that can be written.
-const PIECE: usize = 128;
+/// Columns and new rows that a unit of [`SetRowsKernel`] takes; as many columns are whole blocks of every type.
+const COLUMNS: usize = 1024;
+const ROWS: usize = 16;
 
 struct SetRowsKernel {
+    isa: Isa,
     x: View,
     ids: View,
     target: View,
@@ -72,46 +76,81 @@ struct SetRowsKernel {
     serial: bool,
 }
 
-/// A unit takes some columns of one matrix through all its new rows in order, so that of two rows for one place the
-/// last wins, whatever the number of threads.
-pub(super) fn set_rows(x: &View, ids: &View, target: &View) -> Part {
+/// A unit takes some columns of some new rows of one matrix. If their places are not in ascending order, one unit takes all
+/// rows in turn, so that of two rows for one place the last wins, whatever the number of threads.
+pub(super) fn set_rows(x: &View, ids: &View, target: &View, isa: Isa) -> Part {
     let serial = target.overlaps_itself();
-    let [b, h, ..] = target.dims;
-    let units = if serial { 1 } else { b * h * target.cols().div_ceil(PIECE) };
+    let kernel = SetRowsKernel { isa, x: *x, ids: *ids, target: *target, serial };
+    let units = if serial { 1 } else { kernel.units() };
     let accesses = vec![Access::reads(x), Access::reads(ids), Access::writes(target)];
-    let kernel = SetRowsKernel { x: *x, ids: *ids, target: *target, serial };
     Part::new(kernel, units, x.elements() * 2, accesses)
 }
 
 impl SetRowsKernel {
-    fn matrix(&self, b: usize, h: usize, columns: Range<usize>) -> Result<(), String> {
-        let mut values = [0.0; PIECE];
+    /// Pieces of a row, and chunks of rows.
+    fn pieces(&self) -> [usize; 2] {
+        [self.target.cols().div_ceil(COLUMNS), self.ids.cols().div_ceil(ROWS)]
+    }
+
+    fn units(&self) -> usize {
+        let [b, h, ..] = self.target.dims;
+        let [pieces, chunks] = self.pieces();
+        b * h * pieces * chunks
+    }
+
+    fn unit(&self, unit: usize) -> Result<(), String> {
+        let [_, h, rows, cols] = self.target.dims;
         let [_, ib, ih, count] = self.ids.dims;
-        let ids_place = [0, b % ib.max(1), h % ih.max(1)];
-        for t in 0..count {
-            let row = row_index(self.ids.index(ids_place, t), self.target.dims[2])?;
-            let (to, from) = ([b, h, row], [b, h, t]);
-            if self.x.dtype == self.target.dtype {
-                self.target.copy_from(to, columns.start, &self.x, from, columns.start, columns.len());
-                continue;
-            }
-            let Some(values) = values.get_mut(..columns.len()) else { continue };
-            self.x.load_at(from, columns.start, values);
-            self.target.store_at(to, columns.start, values);
+        let [pieces, chunks] = self.pieces();
+        let (chunk, piece, matrix) = (unit % chunks, unit / chunks % pieces, unit / chunks / pieces);
+        let (b, h) = (matrix / h, matrix % h);
+        let place = [0, b % ib.max(1), h % ih.max(1)];
+        let id = |t: usize| self.ids.index(place, t);
+        // SAFETY: indices are inputs of the operation, which it does not write.
+        let ascending = match unsafe { self.ids.row_i32(place) } {
+            Some(ids) => ids.is_sorted_by(|a, b| a < b),
+            None => (1..count).all(|t| id(t - 1) < id(t)),
+        };
+        let taken = match (ascending, chunk) {
+            (true, _) => chunk * ROWS..((chunk + 1) * ROWS).min(count),
+            (false, 0) => 0..count,
+            (false, _) => return Ok(()),
+        };
+        for t in taken {
+            let row = row_index(id(t), rows)?;
+            self.row([b, h, row], [b, h, t], piece * COLUMNS..((piece + 1) * COLUMNS).min(cols));
         }
         Ok(())
+    }
+
+    fn row(&self, to: [usize; 3], from: [usize; 3], columns: Range<usize>) {
+        let (first, len) = (columns.start, columns.len());
+        if self.x.dtype == self.target.dtype {
+            self.target.copy_from(to, first, &self.x, from, first, len);
+            return;
+        }
+        if let (Some(x), Some(out)) =
+            (self.x.floats_at(from, first, len), self.target.halves_at(to, first, len))
+        {
+            // SAFETY: both rows have these elements; the new rows are not in the target, which this unit alone writes here.
+            unsafe {
+                let (x, out) = (std::slice::from_raw_parts(x, len), std::slice::from_raw_parts_mut(out, len));
+                vec::f32_to_f16(self.isa, x, out);
+            }
+            return;
+        }
+        let mut values = [0.0; SEGMENT];
+        for part in segments(len) {
+            let Some(values) = values.get_mut(..part.len()) else { continue };
+            self.x.load_at(from, first + part.start, values);
+            self.target.store_at(to, first + part.start, values);
+        }
     }
 }
 
 impl Kernel for SetRowsKernel {
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
-        let [b, h, _, cols] = self.target.dims;
-        let pieces = cols.div_ceil(PIECE).max(1);
-        let units = if self.serial { 0..b * h * pieces } else { units };
-        for unit in units {
-            let (matrix, first) = (unit / pieces, unit % pieces * PIECE);
-            self.matrix(matrix / h.max(1), matrix % h.max(1), first..(first + PIECE).min(cols))?;
-        }
-        Ok(())
+        let mut units = if self.serial { 0..self.units() } else { units };
+        units.try_for_each(|unit| self.unit(unit))
     }
 }

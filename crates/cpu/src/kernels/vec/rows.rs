@@ -294,12 +294,16 @@ pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32], adjacent: bool) {
     if x.len() < 2 * pairs {
         return;
     }
-    if adjacent {
+    // The compiler finds the vectors of neighbours by itself.
+    #[inline(always)]
+    unsafe fn neighbours<S: Simd>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
         for ((pair, c), s) in x.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
             let [a, b] = *pair;
             *pair = [a * c - b * s, a * s + b * c];
         }
-        return;
+    }
+    if adjacent {
+        return dispatch!(isa, neighbours(x: &mut [f32], cos: &[f32], sin: &[f32]) -> ());
     }
     let (x, cos, sin) = (x.as_mut_ptr(), cos.as_ptr(), sin.as_ptr());
     dispatch!(isa, body(x: *mut f32, cos: *const f32, sin: *const f32, pairs: usize) -> ())
