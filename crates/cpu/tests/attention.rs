@@ -317,3 +317,25 @@ fn queries_of_several_sequences_see_their_own_cells() {
     case.spans = Some(vec![[0, 200], [300, 310], [310, 310], [500, 900]]);
     check("sequences", &case, &pools());
 }
+
+#[test]
+fn scores_that_lie_far_apart() {
+    let seed = 28;
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    let pool = Pool::new(2).unwrap();
+    for (tokens, dtype) in [1, 3, 16, 40].into_iter().flat_map(|t| [DType::F16, DType::F32].map(|d| (t, d))) {
+        let mut shape = shape(6, 2, tokens, 300, 64, dtype);
+        // Some scores are a hundred and more; the largest comes anywhere.
+        shape.scale = 6.0;
+        let case = case(&mut rng, shape);
+        let want = exact(&case);
+        // AMX rounds such scores too coarsely to compare, unless the cache is f32.
+        for isa in Isa::available().into_iter().filter(|i| dtype == DType::F32 || !matches!(i, Isa::Amx(_))) {
+            let got = computed(&case, isa, &pool);
+            let error: f64 = got.iter().zip(&want).map(|(g, w)| (f64::from(*g) - w).powi(2)).sum();
+            let error = error / want.iter().map(|w| w * w).sum::<f64>();
+            assert!(error < 1e-9, "{tokens} tokens, {dtype}, {isa}: error {error:e}");
+        }
+    }
+}

@@ -4,6 +4,9 @@
 //! them. Cells outside every query's span, and tiles of cells that the mask hides from all queries of a block, are
 //! not read: the cost is that of the visible part.
 //!
+//! Few queries read keys and values where they are (unit.rs, tile.rs; avx512.rs for f16). Many have kernels of their own, with a
+//! query in each lane (lanes.rs): AMX tiles (amx.rs) or AVX-512 (many.rs).
+//!
 //! Work is shared out by key heads and blocks of queries. When these are few (one query after a long context), the
 //! cells are also split, every [`SPLIT`] cells, and the parts merged afterwards by their maxima and sums. The split
 //! depends on the shape alone, so results do not depend on the number of threads.
@@ -12,6 +15,10 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod many;
 mod tile;
 mod unit;
 
@@ -135,8 +142,18 @@ struct Plan {
     heads_at_once: usize,
     /// Whether keys and values are read where they are.
     direct: bool,
-    /// Whether AMX tiles are used.
-    tiles: bool,
+    /// How many queries are computed, if there are enough of them.
+    many: Option<Many>,
+}
+
+/// Kernels for many queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "they are x86-64 kernels"))]
+enum Many {
+    /// AMX tiles.
+    Tiles,
+    /// AVX-512 vectors.
+    Vectors,
 }
 
 const ALIGN: usize = 64;
@@ -159,22 +176,26 @@ impl Plan {
         }
         let group = shape.heads / shape.kv_heads;
         #[cfg(target_arch = "x86_64")]
-        let tiles = isa.amx().is_some() && amx::suits(shape);
+        let many = match (isa.amx(), isa.avx512()) {
+            (Some(_), _) if amx::suits(shape) => Some(Many::Tiles),
+            (_, Some(_)) if many::suits(shape) => Some(Many::Vectors),
+            _ => None,
+        };
         #[cfg(not(target_arch = "x86_64"))]
-        let tiles = {
+        let many = {
             let _ = isa;
-            false
+            None
         };
         let block = (UNIT_ROWS / group.max(1)).clamp(1, shape.tokens.max(1));
         let blocks = shape.tokens.div_ceil(block);
-        let few = !tiles && shape.kv_heads.saturating_mul(blocks) < FEW_UNITS;
+        let few = many.is_none() && shape.kv_heads.saturating_mul(blocks) < FEW_UNITS;
         let splits = if few { shape.cells.div_ceil(SPLIT).max(1) } else { 1 };
         let (key_pad, value_pad) = (shape.key_width.div_ceil(16) * 16, shape.value_width.div_ceil(16) * 16);
         let even = shape.key_width == key_pad && shape.value_width == value_pad;
         let brain = shape.key_type == DType::BF16 || shape.value_type == DType::BF16;
         let direct = even && !brain && shape.tokens <= FEW_TOKENS;
         let heads_at_once = if direct && splits > 1 { shape.kv_heads } else { 1 };
-        Ok(Plan { group, block, blocks, splits, key_pad, value_pad, heads_at_once, direct, tiles })
+        Ok(Plan { group, block, blocks, splits, key_pad, value_pad, heads_at_once, direct, many })
     }
 
     /// Bytes of scratch memory for one thread, of parts that are merged later, and of keys and values as tiles.
@@ -188,9 +209,13 @@ impl Plan {
             rows.checked_mul(self.splits)?.checked_mul(self.value_pad.checked_add(2)?)?.checked_mul(4)?
         };
         #[cfg(target_arch = "x86_64")]
-        if self.tiles {
-            let [scratch, tiles] = amx::bytes(shape)?;
-            return Some([aligned(scratch)?, 0, aligned(tiles)?]);
+        match self.many {
+            Some(Many::Tiles) => {
+                let [scratch, tiles] = amx::bytes(shape)?;
+                return Some([aligned(scratch)?, 0, aligned(tiles)?]);
+            }
+            Some(Many::Vectors) => return Some([aligned(many::bytes(shape)?)?, 0, 0]),
+            None => {}
         }
         Some([aligned(scratch)?, aligned(parts)?, 0])
     }
@@ -261,9 +286,13 @@ impl<'a> Attention<'a> {
         let parts = self.work.cast::<f32>();
         let scratch = self.work.wrapping_add(parts_bytes + worker.index() * scratch_bytes);
         #[cfg(target_arch = "x86_64")]
-        if let (true, Some(token)) = (self.plan.tiles, self.isa.amx()) {
-            let tiles = self.work.wrapping_add(self.threads * scratch_bytes);
-            return amx::run(token, self, worker, scratch, tiles);
+        match (self.plan.many, self.isa.amx(), self.isa.avx512()) {
+            (Some(Many::Tiles), Some(token), _) => {
+                let tiles = self.work.wrapping_add(self.threads * scratch_bytes);
+                return amx::run(token, self, worker, scratch, tiles);
+            }
+            (Some(Many::Vectors), _, Some(token)) => return many::run(token, self, worker, scratch),
+            _ => {}
         }
         let Plan { blocks, splits, heads_at_once, .. } = self.plan;
         if splits == 1 {
