@@ -343,12 +343,13 @@ HALF_ROWS(k_attention_64_many, 1, 2, 128, 6)
 HALF_ROWS(k_attention_128_many, 2, 2, 128, 4)
 HALF_ROWS(k_attention_256_many, 4, 1, 128, 3)
 
-#define FRESH_ROWS(name, n, at_once, blocks)                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, blocks)                                                    \
+// With the token under way. Few threads, so that a block finds room beside those of the products before it.
+#define FRESH_ROWS(name, n, at_once, threads, blocks)                                                            \
+    extern "C" __global__ void __launch_bounds__(threads, blocks)                                                \
         name(const __grid_constant__ Work w, const __grid_constant__ Fresh f) {                                  \
         extern __shared__ float shared[];                                                                        \
         half_rows<n, at_once, true>(w, &f, shared);                                                              \
     }
-FRESH_ROWS(k_attention_64_fresh, 1, 4, 2)
-FRESH_ROWS(k_attention_128_fresh, 2, 4, 1)
-FRESH_ROWS(k_attention_256_fresh, 4, 2, 1)
+FRESH_ROWS(k_attention_64_fresh, 1, 4, 128, 4)
+FRESH_ROWS(k_attention_128_fresh, 2, 4, 128, 4)
+FRESH_ROWS(k_attention_256_fresh, 4, 2, 256, 1)

@@ -54,6 +54,17 @@ __device__ __forceinline__ u16 float_to_bf16(float f) {
     return (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Two at a time: the first in the low half.
+__device__ __forceinline__ u32 two_bf16(float one, float two) {
+#if __CUDA_ARCH__ >= 800
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(two), "f"(one));
+    return both;
+#else
+    return (u32)float_to_bf16(one) | (u32)float_to_bf16(two) << 16;
+#endif
+}
+
 __device__ __forceinline__ u16 read16(const u8 *p) { return (u16)p[0] | (u16)p[1] << 8; }
 __device__ __forceinline__ float read_half(const u8 *p) { return half_to_float(read16(p)); }
 __device__ __forceinline__ u32 read32(const u8 *p) { return (u32)read16(p) | (u32)read16(p + 2) << 16; }

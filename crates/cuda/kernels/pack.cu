@@ -57,21 +57,43 @@ extern "C" __global__ void k_get_rows_packed(Tensor x, u64 quants, u64 scales, i
         ((float *)row_at(out, 0, 0, t))[c] = packed_element(quants, scales, form, id, blocks, c / 32, c % 32);
 }
 
-// Rows of a packed matrix as bf16: eight elements a thread.
+// Rows of a packed matrix as bf16: eight elements a thread, a quarter of a block.
 extern "C" __global__ void k_unpack_bf16(u64 quants, u64 scales, int form, i64 first_row, i64 rows, i64 blocks,
                                          u64 out) {
-    FOR_EACH(n, rows * blocks * 4) {
-        u32 block = (u32)(n / 4), b = block % (u32)blocks;   // scratch memory keeps them far below 2³²
-        i64 row = first_row + block / (u32)blocks;
-        int part = n % 4;
-        u32 words[4];
-        for (int i = 0; i < 4; i++) {
-            int j = part * 8 + 2 * i;
-            u16 one = float_to_bf16(packed_element(quants, scales, form, row, blocks, b, j));
-            u16 two = float_to_bf16(packed_element(quants, scales, form, row, blocks, b, j + 1));
-            words[i] = (u32)one | (u32)two << 16;
+    u32 stride = (u32)scale_stride(form, blocks), total = (u32)(rows * blocks * 4);   // far below 2³², as scratch memory is
+    for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < total; n += gridDim.x * blockDim.x) {
+        u32 block = n / 4, part = n % 4, row = block / (u32)blocks, b = block - row * (u32)blocks;
+        i64 at = first_row * blocks + block, scale_at = (first_row + row) * stride + b;
+        float scale, shift = 0.0f, v[8];
+        if (form == SHIFTED) {
+            u32 both = ((const u32 *)scales)[scale_at];
+            scale = half_to_float((u16)both);
+            shift = half_to_float((u16)(both >> 16));
+        } else {
+            scale = half_to_float(((const u16 *)scales)[scale_at]);
         }
-        ((int4 *)out)[n] = make_int4(words[0], words[1], words[2], words[3]);
+        if (form == EIGHT) {
+            uint2 q = ((const uint2 *)quants)[at * 4 + part];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = (int)(i8)((i < 4 ? q.x : q.y) >> (8 * (i % 4))) * scale;
+        } else {
+            uint2 q = ((const uint2 *)quants)[at * 2 + part % 2];
+            u32 low = q.x >> (part / 2 * 4) & 0x0f0f0f0f, high = q.y >> (part / 2 * 4) & 0x0f0f0f0f;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                int one = (int)((i < 4 ? low : high) >> (8 * (i % 4)) & 15);
+                v[i] = form == FOUR ? (one - 8) * scale : one * scale + shift;
+            }
+        }
+        ((uint4 *)out)[n] = make_uint4(two_bf16(v[0], v[1]), two_bf16(v[2], v[3]), two_bf16(v[4], v[5]), two_bf16(v[6], v[7]));
+    }
+}
+
+// Contiguous f32 as bf16, eight elements a thread.
+extern "C" __global__ void k_to_bf16(u64 x, u64 eights, u64 out) {
+    FOR_EACH(n, (i64)eights) {
+        float4 a = ((const float4 *)x)[2 * n], b = ((const float4 *)x)[2 * n + 1];
+        ((uint4 *)out)[n] = make_uint4(two_bf16(a.x, a.y), two_bf16(a.z, a.w), two_bf16(b.x, b.y), two_bf16(b.z, b.w));
     }
 }
 

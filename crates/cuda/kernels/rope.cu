@@ -86,3 +86,37 @@ extern "C" __global__ void k_rope_cache(const __grid_constant__ RopeCache w) {
     put(w.keys, 0, 0, id, head + p.a, v.x);
     if (p.turned) put(w.keys, 0, 0, id, head + p.b, v.y);
 }
+
+// The same for many tokens: a block of threads for each, which finds an angle once for several heads.
+extern "C" __global__ void k_rope_cache_many(const __grid_constant__ RopeCache w) {
+    after_kernel_before();
+    int t = blockIdx.x, half = w.rope.dims / 2, pairs = (int)w.q.d[3] - half;
+    i64 id = *(const int *)(w.ids.address + t * w.ids.s[3]);
+    bool keys_exist = id >= 0 && id < w.keys.d[2], values_exist = id >= 0 && id < w.values.d[2];
+    if (threadIdx.x == 0 && !keys_exist) report(w.faults, w.fault_keys);
+    if (threadIdx.x == 0 && !values_exist) report(w.faults, w.fault_values);
+    int n = threadIdx.x % pairs, a = n + half, b = a;
+    bool turns = n < half;
+    float s = 0.0f, c = 1.0f;
+    if (turns) {
+        a = w.rope.half_split ? n : 2 * n;
+        b = w.rope.half_split ? n + half : 2 * n + 1;
+        int at = *(const int *)(w.positions.address + t * w.positions.s[3]);
+        angle(turn_of(w.rope, w.factors, n), w.rope.scale, at, &s, &c);
+    }
+    // Threads that are no whole set of pairs turn nothing.
+    int sets = blockDim.x / pairs, set = threadIdx.x / pairs;
+    for (i64 h = set; set < sets && h < w.q.d[2]; h += sets) {
+        float x = element(w.q, 0, t, h, a), y = element(w.q, 0, t, h, b);
+        put(w.out, 0, t, h, a, turns ? x * c - y * s : x);
+        if (turns) put(w.out, 0, t, h, b, x * s + y * c);
+    }
+    for (i64 h = set; set < sets && keys_exist && h < w.k.d[2]; h += sets) {
+        float x = element(w.k, 0, t, h, a), y = element(w.k, 0, t, h, b);
+        i64 head = h * w.k.d[3];
+        put(w.keys, 0, 0, id, head + a, turns ? x * c - y * s : x);
+        if (turns) put(w.keys, 0, 0, id, head + b, x * s + y * c);
+    }
+    for (i64 i = threadIdx.x; values_exist && i < w.v.d[3]; i += blockDim.x)
+        put(w.values, 0, 0, id, i, element(w.v, 0, 0, t, i));
+}

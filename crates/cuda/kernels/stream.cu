@@ -1,6 +1,7 @@
 // One row times a matrix, the matrix streaming through shared memory (compute capability 9.0 and newer).
 //
-// The grid fills the device once. Each warp has pairs of rows of its own (a *unit*) and a small ring in shared memory,
+// The grid fills the device once: with blocks that leave room for the next kernel's where there is little to multiply, with
+// larger ones where there is much, since more warps hide more of what each one waits for. Each warp has pairs of rows of its own (a *unit*) and a small ring in shared memory,
 // which the copy engine fills while the warp multiplies what came before: no warp waits for another, and far more
 // bytes are under way than registers could hold. Weights are known before the kernel starts, so the rings are filled
 // while the kernel before is still running; only then does it wait for that kernel's results (programmatic dependent
@@ -67,8 +68,6 @@ __device__ __forceinline__ int dot_signed(int a, int b, int c) {
 }
 
 template <int F> struct Form {
-    static const int WARPS = 8;   // of a block of threads
-    static const int THREADS = WARPS * WARP;
     static const u32 CHUNK = F == HALF ? 1024 : F == EIGHT ? 2048 : 4096;   // elements of a row that a slot holds
     __device__ static u32 quant_bytes(u32 n) { return F == HALF ? 2 * n : F == EIGHT ? n : n / 2; }
     // Scales of a row, in whole 16 bytes.
@@ -99,31 +98,25 @@ __device__ __forceinline__ Rows rows_of(const Job &job, u32 unit) {
     return r;
 }
 
-// Fills a slot with a chunk of a unit's rows. One lane does it.
+// Fills a slot with a chunk of a unit's rows, by up to four copies: quants and scales of one row, then of the other. Each of
+// four lanes makes one of them, the first says what is to come.
 template <int F>
-__device__ __forceinline__ void fetch(const Job &job, u32 unit, u32 chunk, u32 slot, u32 barrier) {
+__device__ __forceinline__ void fetch(const Job &job, u32 unit, u32 chunk, u32 slot, u32 barrier, u32 which) {
     Rows r = rows_of(job, unit);
+    bool other = which >= 2, scale = which & 1;
     u32 start = chunk * Form<F>::CHUNK, n = min(job.cols - start, Form<F>::CHUNK);
     u32 widest = min(job.cols, Form<F>::CHUNK);
-    u32 quant_row = Form<F>::quant_bytes(job.cols), scale_row = Form<F>::scale_bytes(job.cols);
     u32 quants = Form<F>::quant_bytes(n), scales = Form<F>::scale_bytes(n);
-    u32 scales_at = slot + 2 * Form<F>::quant_bytes(widest), scale_step = Form<F>::scale_bytes(widest);
-    u64 q = r.first->quants + (u64)r.row * quant_row + Form<F>::quant_bytes(start);
-    u64 s = r.first->scales + (u64)r.row * scale_row + Form<F>::scale_bytes(start);
-    barrier_expect(barrier, (quants + scales) * (r.both ? 2 : 1));
-    if (r.both && !job.gated && n == job.cols) {   // neighbours in memory
-        bulk_copy(slot, q, 2 * quants, barrier);
-        if (F != HALF) bulk_copy(scales_at, s, 2 * scales, barrier);
-        return;
-    }
-    bulk_copy(slot, q, quants, barrier);
-    if (F != HALF) bulk_copy(scales_at, s, scales, barrier);
-    if (r.both) {
-        q = r.second->quants + (u64)r.other * quant_row + Form<F>::quant_bytes(start);
-        s = r.second->scales + (u64)r.other * scale_row + Form<F>::scale_bytes(start);
-        bulk_copy(slot + Form<F>::quant_bytes(widest), q, quants, barrier);
-        if (F != HALF) bulk_copy(scales_at + scale_step, s, scales, barrier);
-    }
+    if (which == 0) barrier_expect(barrier, (quants + scales) * (r.both ? 2 : 1));
+    bool neighbours = r.both && !job.gated && n == job.cols;   // in memory
+    if ((scale && F == HALF) || (other && (!r.both || neighbours))) return;
+    const Part *part = other ? r.second : r.first;
+    u64 row = other ? r.other : r.row;
+    u64 from = scale ? part->scales + row * Form<F>::scale_bytes(job.cols) + Form<F>::scale_bytes(start)
+                     : part->quants + row * Form<F>::quant_bytes(job.cols) + Form<F>::quant_bytes(start);
+    u32 to = slot + (other ? scale ? Form<F>::scale_bytes(widest) : Form<F>::quant_bytes(widest) : 0) +
+             (scale ? 2 * Form<F>::quant_bytes(widest) : 0);
+    bulk_copy(to, from, (scale ? scales : quants) * (neighbours ? 2 : 1), barrier);
 }
 
 // The row, in shared memory: halves of each 32 elements apart, so that neighbouring lanes read neighbouring words.
@@ -163,12 +156,15 @@ __device__ __forceinline__ float4 times(float4 v, float4 w) {
 // float4s that a thread loads before it uses the first; of a norm's row and its weights, those that it keeps.
 #define BATCH 12
 #define KEPT 4
+// Warps of a block that shares its multiprocessor with the next kernel's, and of one that has it for itself.
+#define FEW_WARPS 8
+#define MANY_WARPS 16
 
 // Waits for the kernel before, then brings its row into shared memory, and returns what products with it are to be
 // multiplied with: the scale of a norm, which quantizing need not wait for. Loops go round with whole warps, since eight
 // lanes work together on a block of 32.
-template <int F> __device__ __forceinline__ float prepare(const Job &job, const Row &row, float *reduce) {
-    const int threads = Form<F>::THREADS;
+template <int F, int WARPS> __device__ __forceinline__ float prepare(const Job &job, const Row &row, float *reduce) {
+    const int threads = WARPS * WARP;
     const float4 *x = (const float4 *)job.x, *weights = (const float4 *)job.norm, zero = {0.0f, 0.0f, 0.0f, 0.0f};
     int quads = job.cols / 4, rounds = (quads + threads - 1) / threads;
     float squares = 0.0f;
@@ -219,7 +215,7 @@ template <int F> __device__ __forceinline__ float prepare(const Job &job, const 
     if (!job.norm) return 1.0f;
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Form<F>::WARPS; i++) sum += reduce[i];
+    for (int i = 0; i < WARPS; i++) sum += reduce[i];
     return 1.0f / sqrtf(sum / job.cols + job.eps);
 }
 
@@ -286,15 +282,15 @@ __device__ __forceinline__ void multiply(const u8 *slot, u32 n, u32 widest, u32 
     }
 }
 
-template <int F> __device__ __forceinline__ void stream(const Job &job) {
+template <int F, int WARPS> __device__ __forceinline__ void stream(const Job &job) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ float reduce[32];
-    __shared__ u64 barriers[Form<F>::WARPS * 8];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    __shared__ u64 barriers[WARPS * 8];
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u32 widest = min(job.cols, Form<F>::CHUNK);
     u32 slot_bytes = 2 * (Form<F>::quant_bytes(widest) + Form<F>::scale_bytes(widest));
     u8 *ring = memory + warp * job.slots * slot_bytes;
-    u8 *behind = memory + Form<F>::WARPS * job.slots * slot_bytes;
+    u8 *behind = memory + WARPS * job.slots * slot_bytes;
     Row row;
     row.low = (int4 *)behind;
     row.high = row.low + job.cols / 32;
@@ -302,29 +298,36 @@ template <int F> __device__ __forceinline__ void stream(const Job &job) {
     row.even = (float4 *)behind;
     row.odd = row.even + job.cols / 8;
 
-    u32 warps = gridDim.x * Form<F>::WARPS, number = blockIdx.x * Form<F>::WARPS + warp;
+    u32 warps = gridDim.x * WARPS, number = blockIdx.x * WARPS + warp;
     u32 unit = (u32)((u64)number * job.units / warps), end = (u32)((u64)(number + 1) * job.units / warps);
     u32 chunks = (job.cols + Form<F>::CHUNK - 1) / Form<F>::CHUNK, items = (end - unit) * chunks;
     u32 barrier = shared_address(barriers + warp * 8), base = shared_address(ring);
     if (lane == 0) {
         for (u32 s = 0; s < job.slots; s++) barrier_init(barrier + 8 * s);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        for (u32 i = 0; i < min(items, job.slots); i++)
-            fetch<F>(job, unit + i / chunks, i % chunks, base + i * slot_bytes, barrier + 8 * i);
     }
     __syncwarp();
-    float scale = prepare<F>(job, row, reduce);
+    u32 ahead = lane / 4;
+    if (ahead < min(items, job.slots))
+        fetch<F>(job, unit + ahead / chunks, ahead % chunks, base + ahead * slot_bytes, barrier + 8 * ahead, lane % 4);
+    __syncwarp();
+    float scale = prepare<F, WARPS>(job, row, reduce);
 
     u32 slot = 0, parity = 0, item = 0, ahead_unit = unit + job.slots / chunks, ahead_chunk = job.slots % chunks;
     for (; unit < end; unit++) {
         float acc[2] = {0.0f, 0.0f};
+        Rows r = rows_of(job, unit);
+        // Lane 0 has the sum of one row in the end, lane 16 that of the other. What is to be added is on its way already.
+        u32 mine = lane / 16;
+        bool gives = lane % 16 == 0 && (mine == 0 || (r.both && !job.gated));
+        float plus = gives && !job.gated && r.first->add ? ((const float *)r.first->add)[r.row + mine] : 0.0f;
         for (u32 chunk = 0; chunk < chunks; chunk++, item++) {
             u32 start = chunk * Form<F>::CHUNK, n = min(job.cols - start, Form<F>::CHUNK);
             barrier_wait(barrier + 8 * slot, parity);
             multiply<F>(ring + slot * slot_bytes, n, widest, start, row, acc);
             __syncwarp();
-            if (lane == 0 && item + job.slots < items)
-                fetch<F>(job, ahead_unit, ahead_chunk, base + slot * slot_bytes, barrier + 8 * slot);
+            if (lane < 4 && item + job.slots < items)
+                fetch<F>(job, ahead_unit, ahead_chunk, base + slot * slot_bytes, barrier + 8 * slot, lane);
             if (++ahead_chunk == chunks) {
                 ahead_chunk = 0;
                 ahead_unit++;
@@ -334,25 +337,30 @@ template <int F> __device__ __forceinline__ void stream(const Job &job) {
                 parity ^= 1;
             }
         }
-        float one = scale * warp_sum(acc[0]), two = scale * warp_sum(acc[1]);
-        Rows r = rows_of(job, unit);
+        float sum = lane < 16 ? acc[0] : acc[1];
+        sum += __shfl_xor_sync(FULL, lane < 16 ? acc[1] : acc[0], 16);
+        for (int o = 8; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
+        sum *= scale;
         if (job.gated) {
-            if (lane == 0) ((float *)r.first->out)[r.row] = one / (1.0f + expf(-one)) * two;
-        } else if (lane == 0 || (lane == 1 && r.both)) {
-            float v = lane ? two : one;
-            if (r.first->add) v += ((const float *)r.first->add)[r.row + lane];
-            ((float *)r.first->out)[r.row + lane] = v;
+            float up = __shfl_down_sync(FULL, sum, 16);
+            if (gives) ((float *)r.first->out)[r.row] = sum / (1.0f + expf(-sum)) * up;
+        } else if (gives) {
+            ((float *)r.first->out)[r.row + mine] = sum + plus;
         }
     }
 }
 
-#define STREAM(name, form) \
-    extern "C" __global__ void __launch_bounds__(Form<form>::THREADS, 2) name(const __grid_constant__ Job job) { \
-        stream<form>(job); \
+#define STREAM(name, form, warps, blocks) \
+    extern "C" __global__ void __launch_bounds__(warps * WARP, blocks) name(const __grid_constant__ Job job) { \
+        stream<form, warps>(job); \
     }
 #if __CUDA_ARCH__ >= 900
-STREAM(k_stream_four, FOUR)
-STREAM(k_stream_shifted, SHIFTED)
-STREAM(k_stream_eight, EIGHT)
-STREAM(k_stream_half, HALF)
+STREAM(k_stream_four, FOUR, FEW_WARPS, 2)
+STREAM(k_stream_shifted, SHIFTED, FEW_WARPS, 2)
+STREAM(k_stream_eight, EIGHT, FEW_WARPS, 2)
+STREAM(k_stream_half, HALF, FEW_WARPS, 2)
+STREAM(k_stream_four_alone, FOUR, MANY_WARPS, 1)
+STREAM(k_stream_shifted_alone, SHIFTED, MANY_WARPS, 1)
+STREAM(k_stream_eight_alone, EIGHT, MANY_WARPS, 1)
+STREAM(k_stream_half_alone, HALF, MANY_WARPS, 1)
 #endif

@@ -127,6 +127,7 @@ impl Lowering<'_> {
             fault,
         };
         let group = self.fresh.get(&node).copied();
+        let warps = if group.is_some() && k.dims[3] < 256 { 4 } else { warps };
         let name = match group {
             Some(_) if k.dims[3] == 64 => c"k_attention_64_fresh",
             Some(_) if k.dims[3] == 128 => c"k_attention_128_fresh",

@@ -9,6 +9,7 @@ use quadriga_graph::{Binary, DType, NodeId, Op, TensorId};
 use quadriga_runtime::{BackendError, Layout};
 
 use super::packing::{Form, Packed};
+use super::simple::is_dense_f32;
 use super::{Lowering, overlap, scratch};
 use crate::blas::{Operand, Product};
 use crate::kernels::File;
@@ -244,12 +245,22 @@ impl Lowering<'_> {
             (self.tensor(weight).shape().rows(), self.tensor(weight).shape().cols(), source.rows() as usize);
         let size = if operand == Operand::F32 { 4 } else { 2 };
         let at_once = scratch::rows_at_once(k, size, n);
+        let converted = self.converted == Some((x, operand));
         let [rows, weights] = self.scratch(node, scratch::dense(m, k, size, n))?;
-        let to_dense = self.function(File::Pack, c"k_to_dense")?;
-        let mode = i32::from(operand == Operand::F32);
-        self.push(
-            Launch::over(to_dense, (m * k) as u64).arg(source).arg(0i64).arg(m as i64).arg(rows).arg(mode),
-        );
+        self.converted = Some((x, operand));
+        if !converted {
+            let launch = if operand == Operand::Bf16 && is_dense_f32(&source) && k.is_multiple_of(8) {
+                let eights = (m * k / 8) as u64;
+                let function = self.function(File::Pack, c"k_to_bf16")?;
+                Launch::over(function, eights).arg(source.address).arg(eights).arg(rows)
+            } else {
+                let function = self.function(File::Pack, c"k_to_dense")?;
+                let mode = i32::from(operand == Operand::F32);
+                let launch = Launch::over(function, (m * k) as u64).arg(source).arg(0i64).arg(m as i64);
+                launch.arg(rows).arg(mode)
+            };
+            self.push(launch);
+        }
         for first in (0..n).step_by(at_once) {
             let count = at_once.min(n - first);
             self.push(unpack(first, count, weights));
@@ -290,7 +301,7 @@ impl Lowering<'_> {
         // Exact f32 products of few columns gain nothing from cuBLAS's start-up.
         if flat && m > FEW && k >= 16 && self.shared.blas.is_some() {
             if wt.dtype() == DType::F16 {
-                return self.half_product(node, w, rows);
+                return self.half_product(node, x, w, rows);
             }
             let operand = if wt.dtype() == DType::F32 { Operand::F32 } else { Operand::Bf16 };
             if let Some(name) = from_blocks(wt.dtype()) {
@@ -323,12 +334,22 @@ impl Lowering<'_> {
     }
 
     /// Products of many rows with f16 weights where they lie.
-    fn half_product(&mut self, node: NodeId, w: Described, x: Described) -> Result<(), BackendError> {
+    fn half_product(
+        &mut self,
+        node: NodeId,
+        source: TensorId,
+        w: Described,
+        x: Described,
+    ) -> Result<(), BackendError> {
         let out = self.described(node, self.graph[node].output())?;
         let (m, n, k) = (x.rows() as usize, w.rows() as usize, x.dims[3] as usize);
+        let converted = self.converted == Some((source, Operand::F16));
         let [rows, scales] = self.scratch(node, scratch::halves(m, k))?;
-        let narrow = self.function(File::Pack, c"k_to_half_scaled")?;
-        self.push(Launch::new(narrow, [m as u32, 1, 1], 256).arg(x).arg(rows).arg(scales));
+        self.converted = Some((source, Operand::F16));
+        if !converted {
+            let narrow = self.function(File::Pack, c"k_to_half_scaled")?;
+            self.push(Launch::new(narrow, [m as u32, 1, 1], 256).arg(x).arg(rows).arg(scales));
+        }
         self.steps.push(Step::Product(Product {
             m,
             n,

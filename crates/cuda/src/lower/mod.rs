@@ -17,6 +17,7 @@ use quadriga_graph::{Graph, NodeId, Op, Tensor, TensorId};
 use quadriga_runtime::{BackendError, Buffer, Layout, Place, Refusal, SplitSource};
 
 use crate::backend::Shared;
+use crate::blas::Operand;
 use crate::buffer::DeviceBuffer;
 use crate::kernels::{File, Function};
 use crate::launch::{Described, Launch};
@@ -72,6 +73,8 @@ pub(crate) struct Lowering<'a> {
     fresh: HashMap<NodeId, fresh::Group>,
     /// The rows whose quantized form is at the start of scratch memory.
     quantized: Option<TensorId>,
+    /// The rows that are there as cuBLAS takes them.
+    converted: Option<(TensorId, Operand)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -97,6 +100,7 @@ impl<'a> Lowering<'a> {
             moved: HashMap::new(),
             fresh: HashMap::new(),
             quantized: None,
+            converted: None,
         }
     }
 
@@ -142,7 +146,7 @@ impl<'a> Lowering<'a> {
             return Err(self.failed(node, format!("it works in {needed} bytes, and the split has {given}")));
         }
         let mut at = self.scratch_base;
-        self.quantized = None;
+        (self.quantized, self.converted) = (None, None);
         Ok(bytes.map(|b| {
             let address = at;
             at += scratch::aligned(b) as u64;

@@ -61,6 +61,9 @@ impl Parameters {
     }
 }
 
+/// Tokens from which on a block of threads for each fills the device.
+const MANY: i64 = 64;
+
 /// Nodes that become one launch: queries turned, keys turned and written, values written.
 struct Group {
     keys: NodeId,
@@ -184,9 +187,13 @@ impl Lowering<'_> {
             fault_keys,
             fault_values,
         };
-        let function = self.function(File::Rope, c"k_rope_cache")?;
-        let blocks = threads.div_ceil(128) as u32;
-        self.push(Launch::new(function, [blocks, 1, 1], 128).early().arg(work));
+        let launch = if tokens >= MANY && q.dims[3] == k.dims[3] && q.dims[3] <= 256 {
+            Launch::new(self.function(File::Rope, c"k_rope_cache_many")?, [tokens as u32, 1, 1], 256)
+        } else {
+            let blocks = threads.div_ceil(128) as u32;
+            Launch::new(self.function(File::Rope, c"k_rope_cache")?, [blocks, 1, 1], 128)
+        };
+        self.push(launch.early().arg(work));
         [group.keys, group.write_keys, group.write_values].into_iter().for_each(|node| self.fuse(node));
         Ok(true)
     }

@@ -94,7 +94,12 @@ impl Lowering<'_> {
                     Binary::Mul => 2,
                     Binary::Div => 3,
                 };
-                self.elementwise(c"k_binary", elements)?.arg(x).arg(second).arg(out).arg(number)
+                match dense_quads([&x, &second, &out]) {
+                    Some(quads) => {
+                        self.over_quads(c"k_binary_dense", [&x, &second, &out], quads)?.arg(number)
+                    }
+                    None => self.elementwise(c"k_binary", elements)?.arg(x).arg(second).arg(out).arg(number),
+                }
             }
             Op::Add1 => self.elementwise(c"k_binary", elements)?.arg(x).arg(second).arg(out).arg(0i32),
             Op::Gated { gate, swapped } => {
@@ -108,7 +113,10 @@ impl Lowering<'_> {
                     Gate::Geglu => 1,
                     Gate::Reglu => 2,
                 };
-                self.elementwise(c"k_gated", elements)?.arg(gated).arg(up).arg(out).arg(number)
+                match dense_quads([&gated, &up, &out]) {
+                    Some(quads) => self.over_quads(c"k_gated_dense", [&gated, &up, &out], quads)?.arg(number),
+                    None => self.elementwise(c"k_gated", elements)?.arg(gated).arg(up).arg(out).arg(number),
+                }
             }
             Op::DiagMaskInf { past } => {
                 let past = *past as i64;
@@ -214,6 +222,17 @@ impl Lowering<'_> {
 
     fn elementwise(&self, name: &std::ffi::CStr, elements: u64) -> Result<Launch, BackendError> {
         Ok(Launch::over(self.function(File::Elementwise, name)?, elements))
+    }
+
+    /// A launch over whole float4s of contiguous tensors, with their addresses and the number of those.
+    fn over_quads(
+        &self,
+        name: &std::ffi::CStr,
+        tensors: [&Described; 3],
+        quads: u64,
+    ) -> Result<Launch, BackendError> {
+        let launch = self.elementwise(name, quads)?;
+        Ok(tensors.iter().fold(launch, |launch, tensor| launch.arg(tensor.address)).arg(quads))
     }
 
     fn rows(&self, name: &std::ffi::CStr, rows: u64, cols: i64) -> Result<Launch, BackendError> {
@@ -404,8 +423,15 @@ impl Lowering<'_> {
     }
 }
 
+/// How many float4s each of some tensors is, if all of them are contiguous f32 of one shape.
+fn dense_quads(tensors: [&Described; 3]) -> Option<u64> {
+    let alike = tensors.windows(2).all(|pair| matches!(pair, [a, b] if a.dims == b.dims));
+    let [first, ..] = tensors;
+    (alike && tensors.iter().all(|tensor| is_dense_f32(tensor))).then_some(first.elements() / 4)
+}
+
 /// Whether a tensor is contiguous f32 in rows of whole, aligned float4s.
-fn is_dense_f32(t: &Described) -> bool {
+pub(super) fn is_dense_f32(t: &Described) -> bool {
     let [_, d1, d2, d3] = t.dims;
     t.dtype == DType::F32.id()
         && t.address.is_multiple_of(16)

@@ -11,8 +11,11 @@ use super::{Lowering, overlap};
 use crate::kernels::File;
 use crate::launch::{Argument, Launch};
 
-/// Warps of a block, as in the kernel.
-const WARPS: usize = 8;
+/// Warps of a block that leaves room on its multiprocessor for the next kernel's, and of one that does not, as in the kernel.
+const FEW_WARPS: usize = 8;
+const MANY_WARPS: usize = 16;
+/// Bytes of weights for each multiprocessor from which on more warps are worth more than room for the next kernel.
+const MUCH: usize = 40_000;
 /// The most slots of a warp's ring.
 const MOST_SLOTS: usize = 8;
 /// Shared memory of a block so that two fit a multiprocessor: the next kernel's rings fill while this one runs.
@@ -102,7 +105,6 @@ impl Lowering<'_> {
         let cols = row.shape().cols();
         let mut members = self.members(at, x)?;
         let Some(form) = members.first().map(|member| member.matrix.form) else { return Ok(false) };
-        let Some((slots, shared)) = ring(form, cols) else { return Ok(false) };
         let reads = self.readers(x).len();
         let gated = self.gated(at, &members);
         if let Some((unit, swapped)) = gated {
@@ -131,7 +133,11 @@ impl Lowering<'_> {
         if norm.is_some() && members.len() < reads {
             return Ok(false);
         }
-        let mut job = Job { x: from, cols: cols as u32, slots: slots as u32, ..Job::default() };
+        let rows: usize = members.iter().map(|member| member.matrix.rows).sum();
+        let units = if gated.is_some() { rows / 2 } else { rows.div_ceil(2) };
+        let multiprocessors = self.shared.context.multiprocessors as usize;
+        let Some(cut) = Cut::of(form, cols, rows, units, multiprocessors) else { return Ok(false) };
+        let mut job = Job { x: from, cols: cols as u32, slots: cut.slots as u32, ..Job::default() };
         if let Some(norm) = norm {
             job.norm = self.place(node, norm.weight)?.1;
             job.eps = norm.eps;
@@ -156,8 +162,12 @@ impl Lowering<'_> {
             job.units = job.part[0].rows;
         }
         let blocks = self.shared.context.multiprocessors.min(job.units).max(1);
-        let function = self.shared.kernels.large_function(File::Stream, name(form), SHARED_OF_ONE as u32)?;
-        let launch = Launch::new(function, [blocks, 1, 1], WARPS as u32 * 32).shared(shared as u32);
+        let function = self.shared.kernels.large_function(
+            File::Stream,
+            name(form, cut.warps == MANY_WARPS),
+            SHARED_OF_ONE as u32,
+        )?;
+        let launch = Launch::new(function, [blocks, 1, 1], cut.warps as u32 * 32).shared(cut.shared as u32);
         self.push(launch.early().arg(job));
         members.iter().flat_map(|member| &member.nodes).for_each(|node| self.fuse(*node));
         Ok(true)
@@ -287,56 +297,92 @@ impl Lowering<'_> {
     }
 }
 
-fn name(form: Form) -> &'static CStr {
-    match form {
-        Form::Four => c"k_stream_four",
-        Form::Shifted => c"k_stream_shifted",
-        Form::Eight => c"k_stream_eight",
-        Form::Half => c"k_stream_half",
+fn name(form: Form, alone: bool) -> &'static CStr {
+    match (form, alone) {
+        (Form::Four, false) => c"k_stream_four",
+        (Form::Shifted, false) => c"k_stream_shifted",
+        (Form::Eight, false) => c"k_stream_eight",
+        (Form::Half, false) => c"k_stream_half",
+        (Form::Four, true) => c"k_stream_four_alone",
+        (Form::Shifted, true) => c"k_stream_shifted_alone",
+        (Form::Eight, true) => c"k_stream_eight_alone",
+        (Form::Half, true) => c"k_stream_half_alone",
     }
 }
 
-/// Slots of a ring and bytes of shared memory for rows of so many elements.
-fn ring(form: Form, cols: usize) -> Option<(usize, usize)> {
-    let chunk = match form {
-        Form::Four | Form::Shifted => 4096,
-        Form::Eight => 2048,
-        Form::Half => 1024,
-    };
-    if !cols.is_multiple_of(if form == Form::Half { 8 } else { 32 }) || cols == 0 {
-        return None;
+/// How a launch is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Cut {
+    /// Warps of a block.
+    warps: usize,
+    /// Slots of a warp's ring.
+    slots: usize,
+    /// Bytes of shared memory of a block.
+    shared: usize,
+}
+
+impl Cut {
+    /// For matrices of so many rows in all, in so many units.
+    fn of(form: Form, cols: usize, rows: usize, units: usize, multiprocessors: usize) -> Option<Cut> {
+        if !cols.is_multiple_of(if form == Form::Half { 8 } else { 32 }) || cols == 0 {
+            return None;
+        }
+        let chunk = match form {
+            Form::Four | Form::Shifted => 4096,
+            Form::Eight => 2048,
+            Form::Half => 1024,
+        };
+        let bytes = |elements: usize| match form {
+            Form::Four => elements / 2 + (elements / 16).next_multiple_of(16),
+            Form::Shifted => elements / 2 + (elements / 8).next_multiple_of(16),
+            Form::Eight => elements + (elements / 16).next_multiple_of(16),
+            Form::Half => 2 * elements,
+        };
+        let slot = 2 * bytes(cols.min(chunk));
+        // Eight-bit elements and two floats for each 32 of them, or floats.
+        let row = if form == Form::Half { cols * 4 } else { cols + cols / 4 };
+        // No more slots than a warp fills, and no fewer than `least` if it could fill more.
+        let with = |warps: usize, limit: usize, least: usize| {
+            let filled = units.div_ceil(multiprocessors.max(1) * warps).max(1) * cols.div_ceil(chunk);
+            let slots = (limit.checked_sub(row)? / (warps * slot)).min(MOST_SLOTS).min(filled);
+            (slots >= least.min(filled)).then_some(Cut { warps, slots, shared: warps * slots * slot + row })
+        };
+        let alone = (rows * bytes(cols) > multiprocessors * MUCH)
+            .then(|| with(MANY_WARPS, SHARED_OF_ONE, 2))
+            .flatten();
+        let shares = || with(FEW_WARPS, SHARED_OF_TWO, 2);
+        alone.or_else(shares).or_else(|| with(FEW_WARPS, SHARED_OF_ONE, 1))
     }
-    let widest = cols.min(chunk);
-    let slot = 2 * match form {
-        Form::Four => widest / 2 + (widest / 16).next_multiple_of(16),
-        Form::Shifted => widest / 2 + (widest / 8).next_multiple_of(16),
-        Form::Eight => widest + (widest / 16).next_multiple_of(16),
-        Form::Half => 2 * widest,
-    };
-    // Eight-bit elements and two floats for each 32 of them, or floats.
-    let row = if form == Form::Half { cols * 4 } else { cols + cols / 4 };
-    let slots = |limit: usize| limit.checked_sub(row).map_or(0, |rest| rest / (WARPS * slot)).min(MOST_SLOTS);
-    let slots =
-        Some(slots(SHARED_OF_TWO)).filter(|slots| *slots >= 2).unwrap_or_else(|| slots(SHARED_OF_ONE));
-    (slots > 0).then_some((slots, WARPS * slots * slot + row))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const FORMS: [Form; 4] = [Form::Four, Form::Shifted, Form::Eight, Form::Half];
+
     #[test]
-    fn rings_leave_room_for_a_second_kernel_where_they_can() {
-        for form in [Form::Four, Form::Shifted, Form::Eight, Form::Half] {
+    fn little_work_leaves_room_for_the_next_kernel_and_no_slot_is_empty() {
+        for form in FORMS {
             for cols in [32, 576, 1536, 4096, 8192, 11008] {
-                let (slots, bytes) = ring(form, cols).unwrap();
-                assert!(
-                    slots >= 2 && bytes <= SHARED_OF_TWO,
-                    "{form:?} {cols}: {slots} slots, {bytes} bytes"
-                );
+                let cut = Cut::of(form, cols, 132, 66, 132).unwrap();
+                assert!(cut.warps == FEW_WARPS && cut.shared <= SHARED_OF_TWO, "{form:?} {cols}: {cut:?}");
+                assert!(cut.slots >= 2 || cols <= 4096, "{form:?} {cols}: {cut:?}");
             }
-            assert!(ring(form, 10).is_none());
-            assert!(ring(form, 1 << 20).is_none());
+            assert_eq!(Cut::of(form, 10, 132, 66, 132), None);
+            assert_eq!(Cut::of(form, 1 << 20, 132, 66, 132), None);
+        }
+        assert_eq!(Cut::of(Form::Four, 576, 960, 480, 132).unwrap().slots, 1, "a warp has one unit");
+    }
+
+    #[test]
+    fn much_work_has_more_warps_and_rings_that_fill_while_they_empty() {
+        for form in FORMS {
+            for (cols, rows) in [(4096, 12_288), (4096, 22_016), (11_008, 4096), (4096, 32_000)] {
+                let cut = Cut::of(form, cols, rows, rows / 2, 132).unwrap();
+                assert!(cut.warps == MANY_WARPS && cut.slots >= 2, "{form:?} {cols}: {cut:?}");
+                assert!(cut.shared <= SHARED_OF_ONE, "{form:?} {cols}: {cut:?}");
+            }
         }
     }
 }
