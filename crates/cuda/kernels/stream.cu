@@ -299,7 +299,7 @@ template <int F, int WARPS> __device__ __forceinline__ void stream(const Job &jo
     row.odd = row.even + job.cols / 8;
 
     u32 warps = gridDim.x * WARPS, number = blockIdx.x * WARPS + warp;
-    u32 unit = (u32)((u64)number * job.units / warps), end = (u32)((u64)(number + 1) * job.units / warps);
+    u32 unit = number * job.units / warps, end = (number + 1) * job.units / warps;   // below 2³², the host sees to it
     u32 chunks = (job.cols + Form<F>::CHUNK - 1) / Form<F>::CHUNK, items = (end - unit) * chunks;
     u32 barrier = shared_address(barriers + warp * 8), base = shared_address(ring);
     if (lane == 0) {

@@ -137,6 +137,10 @@ impl Lowering<'_> {
         let units = if gated.is_some() { rows / 2 } else { rows.div_ceil(2) };
         let multiprocessors = self.shared.context.multiprocessors as usize;
         let Some(cut) = Cut::of(form, cols, rows, units, multiprocessors) else { return Ok(false) };
+        // Warps find their units by numbers of 32 bits.
+        if u32::try_from((units + 1) * multiprocessors * cut.warps).is_err() {
+            return Ok(false);
+        }
         let mut job = Job { x: from, cols: cols as u32, slots: cut.slots as u32, ..Job::default() };
         if let Some(norm) = norm {
             job.norm = self.place(node, norm.weight)?.1;
