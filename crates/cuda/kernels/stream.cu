@@ -302,6 +302,7 @@ template <int F, int WARPS> __device__ __forceinline__ void stream(const Job &jo
     u32 unit = number * job.units / warps, end = (number + 1) * job.units / warps;   // below 2³², the host sees to it
     u32 chunks = (job.cols + Form<F>::CHUNK - 1) / Form<F>::CHUNK, items = (end - unit) * chunks;
     u32 barrier = shared_address(barriers + warp * 8), base = shared_address(ring);
+    let_next_start();
     if (lane == 0) {
         for (u32 s = 0; s < job.slots; s++) barrier_init(barrier + 8 * s);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
