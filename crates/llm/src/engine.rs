@@ -225,7 +225,7 @@ impl Engine {
 
     /// The session that runs the graphs.
     pub fn session(&mut self) -> &mut Session {
-        self.forget_choices();
+        (self.last, self.ahead) = (None, None);
         &mut self.session
     }
 
@@ -249,8 +249,10 @@ impl Engine {
     /// Forgets a sequence's tokens from `len` on.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         (self.last, self.ahead) = (None, None);
-        if let Some(length) = self.lengths.get_mut(sequence) {
-            *length = (*length).min(len);
+        for lengths in [&mut self.lengths, &mut self.before] {
+            if let Some(length) = lengths.get_mut(sequence) {
+                *length = (*length).min(len);
+            }
         }
     }
 

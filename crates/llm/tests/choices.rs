@@ -181,6 +181,23 @@ fn a_device_that_fails_leaves_the_sequence_as_it_was() {
 }
 
 #[test]
+fn a_failure_after_a_truncation_does_not_bring_tokens_back() {
+    let recipe = Recipe::new("llama");
+    let sim = Sim::new("sim:0").device();
+    let mut engine = engine_on(Arc::clone(&sim) as _, recipe.model(), options(true));
+    engine.feed(&recipe.tokens(9)).unwrap();
+    engine.wait().unwrap();
+    engine.feed(&[3]).unwrap();
+    engine.truncate(0, 4);
+    sim.fail(What::Transfer, 0);
+    assert!(engine.choice(0).is_err());
+    sim.mend();
+    assert_eq!(engine.len(0), 4);
+    engine.feed(&[3]).unwrap();
+    assert_eq!((engine.session().plan().is_some(), engine.choice(0).is_ok()), (true, true));
+}
+
+#[test]
 fn answers_are_the_same_where_the_device_goes_ahead() {
     let recipe = Recipe { text: true, seed: 5, context: 60, ..Recipe::new("llama") };
     let sampling = SamplingOptions { temperature: 0.0, ..SamplingOptions::default() };
