@@ -1,4 +1,4 @@
-//! Whole tiles of f16 keys and values for few queries, read where they are: what one token after a long context waits for.
+//! Whole tiles of f16 or q8_0 keys and values for few queries, read where they are: what one token after a long context waits for.
 //!
 //! Computing must hide behind memory here, so registers and requests are laid out by hand:
 //!
@@ -10,6 +10,8 @@
 //!
 //! With every cell some lines are asked for: two of the next tile into the second-level cache ([`Far`]), and the cell's
 //! own row, [`NEAR`] cells on, into the first-level one.
+//!
+//! The scales of a tile's q8_0 blocks are collected first. Keys are multiplied by them, and for values the weights are.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -30,24 +32,178 @@ pub(super) struct Far {
     pub(super) step: usize,
 }
 
+/// Elements that are taken at a time, and the most that a row may have.
+const STEP: usize = 4 * LANES;
+const MOST: usize = 512;
+
 /// Whether the kernels below can take such a tile: all its cells, and rows of a multiple of 64 elements.
 pub(super) fn suits(cells: &Cells) -> bool {
-    cells.count == TILE && cells.width.is_multiple_of(4 * LANES)
+    cells.count == TILE
+        && cells.width.is_multiple_of(STEP)
+        && cells.width <= MOST
+        && cells.stride < i32::MAX as usize / TILE
 }
 
-/// Calls `$kernel::<ROWS>(row, far, …)` for strips of up to four of `$rows` rows. What is asked for ahead, the first strip asks
+/// The scales of a tile's blocks: `[blocks of a row][TILE]`.
+type Scales = [[f32; TILE]; MOST / 32];
+
+/// A type that keys and values can have.
+pub(super) trait Source {
+    /// Bytes of [`STEP`] elements.
+    const BYTES: usize;
+    /// Whether blocks have scales.
+    const SCALED: bool;
+
+    /// Vector `VECTOR` of four rows, a stride apart; for types with scales, those of its block for these cells are at an
+    /// address.
+    ///
+    /// # Safety
+    /// All must be readable; the CPU must have AVX-512.
+    unsafe fn four<const VECTOR: usize>(row: *const u8, stride: usize, scales: *const f32) -> [__m512; 4];
+
+    /// Vector `VECTOR` of a row, without scale.
+    ///
+    /// # Safety
+    /// It must be readable; the CPU must have AVX-512.
+    unsafe fn one<const VECTOR: usize>(row: *const u8) -> __m512;
+}
+
+/// `f16` elements.
+pub(super) struct Halves;
+
+/// Blocks of 32: a scale in `f16`, and 32 × i8.
+pub(super) struct Q8;
+
+/// Assembly that gives four vectors `{k0}` to `{k3}`, from rows that are a `{stride}` apart. Conversions are from memory: between
+/// registers they take one more operation.
+macro_rules! four {
+    ($row:expr, $stride:expr, [$($line:literal),*] $(, $name:ident = $value:expr)* ; $($offset:ident = $constant:expr),*) => {{
+        let (k0, k1, k2, k3): (__m512, __m512, __m512, __m512);
+        asm!(
+            $($line,)*
+            k0 = out(zmm_reg) k0,
+            k1 = out(zmm_reg) k1,
+            k2 = out(zmm_reg) k2,
+            k3 = out(zmm_reg) k3,
+            row = in(reg) $row,
+            stride = in(reg) $stride,
+            three = in(reg) 3 * $stride,
+            $($name = in(reg) $value,)*
+            $($offset = const $constant,)*
+            options(readonly, nostack, preserves_flags)
+        );
+        [k0, k1, k2, k3]
+    }};
+}
+
+impl Source for Halves {
+    const BYTES: usize = 2 * STEP;
+    const SCALED: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn four<const VECTOR: usize>(row: *const u8, stride: usize, _scales: *const f32) -> [__m512; 4] {
+        // SAFETY: promised by the caller: 32 bytes of each row are read.
+        unsafe {
+            four!(row, stride, [
+                "vcvtph2ps {k0}, ymmword ptr [{row} + {at}]",
+                "vcvtph2ps {k1}, ymmword ptr [{row} + {stride} + {at}]",
+                "vcvtph2ps {k2}, ymmword ptr [{row} + 2 * {stride} + {at}]",
+                "vcvtph2ps {k3}, ymmword ptr [{row} + {three} + {at}]"
+            ]; at = 32 * VECTOR)
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn one<const VECTOR: usize>(row: *const u8) -> __m512 {
+        let out: __m512;
+        // SAFETY: reads 32 bytes, which the caller promised.
+        unsafe {
+            asm!(
+                "vcvtph2ps {out}, ymmword ptr [{row} + {at}]",
+                out = lateout(zmm_reg) out,
+                row = in(reg) row,
+                at = const 32 * VECTOR,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        out
+    }
+}
+
+impl Source for Q8 {
+    const BYTES: usize = STEP / 32 * 34;
+    const SCALED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn four<const VECTOR: usize>(row: *const u8, stride: usize, scales: *const f32) -> [__m512; 4] {
+        // SAFETY: promised by the caller: 16 bytes of each row and four scales are read.
+        unsafe {
+            four!(row, stride, [
+                "vpmovsxbd {k0}, xmmword ptr [{row} + {at}]",
+                "vpmovsxbd {k1}, xmmword ptr [{row} + {stride} + {at}]",
+                "vpmovsxbd {k2}, xmmword ptr [{row} + 2 * {stride} + {at}]",
+                "vpmovsxbd {k3}, xmmword ptr [{row} + {three} + {at}]",
+                "vcvtdq2ps {k0}, {k0}",
+                "vcvtdq2ps {k1}, {k1}",
+                "vcvtdq2ps {k2}, {k2}",
+                "vcvtdq2ps {k3}, {k3}",
+                "vmulps {k0}, {k0}, dword ptr [{scales}]{{1to16}}",
+                "vmulps {k1}, {k1}, dword ptr [{scales} + 4]{{1to16}}",
+                "vmulps {k2}, {k2}, dword ptr [{scales} + 8]{{1to16}}",
+                "vmulps {k3}, {k3}, dword ptr [{scales} + 12]{{1to16}}"
+            ], scales = scales; at = VECTOR / 2 * 34 + 2 + VECTOR % 2 * 16)
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn one<const VECTOR: usize>(row: *const u8) -> __m512 {
+        // SAFETY: reads 16 bytes, which the caller promised.
+        unsafe {
+            let quants = row.wrapping_add(VECTOR / 2 * 34 + 2 + VECTOR % 2 * 16);
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(quants.cast())))
+        }
+    }
+}
+
+/// Collects the scales of a tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn collect<K: Source>(cells: &Cells, scales: &mut Scales) {
+    if !K::SCALED {
+        return;
+    }
+    let first: [i32; LANES] = std::array::from_fn(|i| (i * cells.stride) as i32);
+    // SAFETY: promised by the caller: every block begins with its scale, and is longer than the four bytes read.
+    unsafe {
+        let places = _mm512_loadu_si512(first.as_ptr().cast());
+        for (block, scales) in scales.iter_mut().take(cells.width / 32).enumerate() {
+            for half in 0..TILE / LANES {
+                let at = cells.first.wrapping_add(half * LANES * cells.stride + 34 * block);
+                let words = _mm512_i32gather_epi32::<1>(places, at.cast());
+                let scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
+                _mm512_storeu_ps(scales.as_mut_ptr().add(half * LANES), scale);
+            }
+        }
+    }
+}
+
+/// Calls `$kernel::<$source, ROWS>(row, far, …)` for strips of up to four of `$rows` rows. What is asked for ahead, the first strip asks
 /// for; later ones ask for what is there.
 macro_rules! in_strips {
-    ($rows:expr, $cells:expr, $far:expr, $kernel:ident($($argument:expr),*)) => {{
+    ($rows:expr, $cells:expr, $far:expr, $kernel:ident::<$source:ty>($($argument:expr),*)) => {{
         let (mut row, mut far) = (0, $far);
         let mut strips = $rows.div_ceil(4);
         while row < $rows {
             let strip = ($rows - row).div_ceil(strips);
             match strip {
-                4 => $kernel::<4>(row, far, $($argument),*),
-                3 => $kernel::<3>(row, far, $($argument),*),
-                2 => $kernel::<2>(row, far, $($argument),*),
-                _ => $kernel::<1>(row, far, $($argument),*),
+                4 => $kernel::<$source, 4>(row, far, $($argument),*),
+                3 => $kernel::<$source, 3>(row, far, $($argument),*),
+                2 => $kernel::<$source, 2>(row, far, $($argument),*),
+                _ => $kernel::<$source, 1>(row, far, $($argument),*),
             }
             far = Far { at: [$cells.first; 2], step: 0 };
             row += strip;
@@ -62,7 +218,7 @@ macro_rules! in_strips {
 /// All of it must be there, the tile must [suit](suits), and the CPU must have AVX-512.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn scores(
+pub(super) unsafe fn scores<K: Source>(
     keys: &Cells,
     far: Far,
     queries: *const f32,
@@ -71,22 +227,25 @@ pub(super) unsafe fn scores(
     scores: *mut f32,
 ) {
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn strip<const ROWS: usize>(
+    unsafe fn strip<K: Source, const ROWS: usize>(
         row: usize,
         far: Far,
         keys: &Cells,
         queries: *const f32,
         pad: usize,
         scores: *mut f32,
+        scales: &Scales,
     ) {
         // SAFETY: promised by the caller.
         unsafe {
             let (queries, mut to) = (queries.add(row * pad), scores.add(row * TILE));
             let (mut key, mut far) = (keys.first, far);
-            for _ in 0..TILE / LANES {
+            for sixteen in 0..TILE / LANES {
                 let mut folded = [[_mm512_setzero_ps(); 4]; ROWS];
                 for four in 0..4 {
-                    let sums = four_cells::<ROWS>(key, keys, &mut far, queries, pad);
+                    let cell = LANES * sixteen + 4 * four;
+                    let scales = scales.as_ptr().cast::<f32>().wrapping_add(cell);
+                    let sums = four_cells::<K, ROWS>(key, keys, &mut far, queries, pad, scales);
                     for (place, sum) in folded.iter_mut().filter_map(|row| row.get_mut(four)).zip(sums) {
                         *place = sum;
                     }
@@ -100,18 +259,23 @@ pub(super) unsafe fn scores(
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { in_strips!(rows, keys, far, strip(keys, queries, pad, scores)) }
+    unsafe {
+        let mut scales = [[0.0; TILE]; MOST / 32];
+        collect::<K>(keys, &mut scales);
+        in_strips!(rows, keys, far, strip::<K>(keys, queries, pad, scores, &scales));
+    }
 }
 
 /// For each query the products with four cells, added up to four numbers a cell: number `i` of cell `c` is element `4i + c`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn four_cells<const ROWS: usize>(
+unsafe fn four_cells<K: Source, const ROWS: usize>(
     key: *const u8,
     keys: &Cells,
     far: &mut Far,
     queries: *const f32,
     pad: usize,
+    scales: *const f32,
 ) -> [__m512; ROWS] {
     // SAFETY: promised by the caller.
     unsafe {
@@ -119,16 +283,19 @@ unsafe fn four_cells<const ROWS: usize>(
         let mut sums = [[_mm512_setzero_ps(); 4]; ROWS];
         let mut column = 0;
         while column < keys.width {
-            let at = key.wrapping_add(2 * column);
+            let bytes = column / STEP * K::BYTES;
+            let at = key.wrapping_add(bytes);
             for cell in 0..4 {
-                ask(far, column, at.wrapping_add((NEAR + cell) * stride), cell);
+                ask(far, bytes / 2, at.wrapping_add((NEAR + cell) * stride), cell);
             }
             let q = queries.add(column);
-            sums = one_vector::<ROWS, 0>(sums, at, stride, q, pad);
-            sums = one_vector::<ROWS, 1>(sums, at, stride, q, pad);
-            sums = one_vector::<ROWS, 2>(sums, at, stride, q, pad);
-            sums = one_vector::<ROWS, 3>(sums, at, stride, q, pad);
-            column += 4 * LANES;
+            let low = scales.wrapping_add(column / 32 * TILE);
+            let high = low.wrapping_add(TILE);
+            sums = one_vector::<ROWS, 0>(sums, K::four::<0>(at, stride, low), q, pad);
+            sums = one_vector::<ROWS, 1>(sums, K::four::<1>(at, stride, low), q, pad);
+            sums = one_vector::<ROWS, 2>(sums, K::four::<2>(at, stride, high), q, pad);
+            sums = one_vector::<ROWS, 3>(sums, K::four::<3>(at, stride, high), q, pad);
+            column += STEP;
         }
         far.at = far.at.map(|at| at.wrapping_add(4 * far.step));
         sums.map(|[a, b, c, d]| {
@@ -141,39 +308,22 @@ unsafe fn four_cells<const ROWS: usize>(
     }
 }
 
-/// Adds the products of vector `VECTOR` of each query and of four cells, a stride apart, to their sums.
+/// Adds the products of vector `VECTOR` of each query and of four cells to their sums.
 ///
-/// In assembly, so that a key is converted from memory (between registers it takes one more operation) right before its use;
-/// the compiler would convert all keys first and run out of registers.
+/// In assembly, as the loads before it, so that both stay where they are; the compiler would load all keys first and run out of
+/// registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn one_vector<const ROWS: usize, const VECTOR: usize>(
     mut sums: [[__m512; 4]; ROWS],
-    key: *const u8,
-    stride: usize,
+    [k0, k1, k2, k3]: [__m512; 4],
     queries: *const f32,
     pad: usize,
 ) -> [[__m512; 4]; ROWS] {
-    // SAFETY: promised by the caller: 32 bytes of each key and 64 of each query are read.
-    unsafe {
-        let (k0, k1, k2, k3): (__m512, __m512, __m512, __m512);
-        asm!(
-            "vcvtph2ps {k0}, ymmword ptr [{key} + 32 * {vector}]",
-            "vcvtph2ps {k1}, ymmword ptr [{key} + {stride} + 32 * {vector}]",
-            "vcvtph2ps {k2}, ymmword ptr [{key} + 2 * {stride} + 32 * {vector}]",
-            "vcvtph2ps {k3}, ymmword ptr [{key} + {three} + 32 * {vector}]",
-            k0 = lateout(zmm_reg) k0,
-            k1 = lateout(zmm_reg) k1,
-            k2 = lateout(zmm_reg) k2,
-            k3 = lateout(zmm_reg) k3,
-            key = in(reg) key,
-            stride = in(reg) stride,
-            three = in(reg) 3 * stride,
-            vector = const VECTOR,
-            options(readonly, nostack, preserves_flags)
-        );
-        for (r, [a, b, c, d]) in sums.iter_mut().enumerate() {
-            let q: __m512;
+    for (r, [a, b, c, d]) in sums.iter_mut().enumerate() {
+        let q: __m512;
+        // SAFETY: promised by the caller: 64 bytes of each query are read.
+        unsafe {
             asm!(
                 "vmovups {q}, zmmword ptr [{row} + 64 * {vector}]",
                 "vfmadd231ps {a}, {q}, {k0}",
@@ -189,14 +339,14 @@ unsafe fn one_vector<const ROWS: usize, const VECTOR: usize>(
                 k1 = in(zmm_reg) k1,
                 k2 = in(zmm_reg) k2,
                 k3 = in(zmm_reg) k3,
-                row = in(reg) queries.add(r * pad),
+                row = in(reg) queries.wrapping_add(r * pad),
                 vector = const VECTOR,
                 options(readonly, nostack, preserves_flags)
             );
-            let _ = q;
         }
-        sums
+        let _ = q;
     }
+    sums
 }
 
 /// Sixteen scores of what [`four_cells`] gave for sixteen cells.
@@ -213,7 +363,7 @@ fn across([a, b, c, d]: [__m512; 4]) -> __m512 {
 /// # Safety
 /// All of it must be there, the tile must [suit](suits), and the CPU must have AVX-512.
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn gather(
+pub(super) unsafe fn gather<K: Source>(
     values: &Cells,
     far: Far,
     weights: *const f32,
@@ -222,16 +372,18 @@ pub(super) unsafe fn gather(
     pad: usize,
 ) {
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn strip<const ROWS: usize>(
+    unsafe fn strip<K: Source, const ROWS: usize>(
         row: usize,
         far: Far,
         values: &Cells,
         weights: *const f32,
         sums: *mut f32,
         pad: usize,
+        scales: &Scales,
     ) {
         // SAFETY: promised by the caller.
         unsafe {
+            let mut scaled = [[[0.0; TILE]; ROWS]; 2];
             let (weights, sums) = (weights.add(row * TILE), sums.add(row * pad));
             let mut column = 0;
             while column < values.width {
@@ -241,15 +393,30 @@ pub(super) unsafe fn gather(
                         *sum = _mm512_loadu_ps(sums.add(r * pad + column + v * LANES));
                     }
                 }
-                let (mut value, mut far) = (values.first.wrapping_add(2 * column), far);
+                // The weights of both blocks of a step, `[ROWS][TILE]` each.
+                let mut both = [weights; 2];
+                if K::SCALED {
+                    let blocks = scales.iter().skip(column / 32);
+                    for ((both, scaled), scales) in both.iter_mut().zip(&mut scaled).zip(blocks) {
+                        *both = scaled.as_ptr().cast();
+                        for (r, scaled) in scaled.iter_mut().enumerate() {
+                            for i in (0..TILE).step_by(LANES) {
+                                let weight = _mm512_loadu_ps(weights.add(r * TILE + i));
+                                let scale = _mm512_loadu_ps(scales.as_ptr().add(i));
+                                _mm512_storeu_ps(scaled.as_mut_ptr().add(i), _mm512_mul_ps(weight, scale));
+                            }
+                        }
+                    }
+                }
+                let bytes = column / STEP * K::BYTES;
+                let (mut value, mut far) = (values.first.wrapping_add(bytes), far);
                 for cell in 0..TILE {
-                    ask(&far, column, value.wrapping_add(NEAR * values.stride), 0);
+                    ask(&far, bytes / 2, value.wrapping_add(NEAR * values.stride), 0);
                     far.at = far.at.map(|at| at.wrapping_add(far.step));
-                    let v =
-                        [widened::<0>(value), widened::<1>(value), widened::<2>(value), widened::<3>(value)];
+                    let v = [K::one::<0>(value), K::one::<1>(value), K::one::<2>(value), K::one::<3>(value)];
                     for (r, sum) in sum.iter_mut().enumerate() {
-                        let weight = _mm512_set1_ps(*weights.add(r * TILE + cell));
-                        for (sum, v) in sum.iter_mut().zip(v) {
+                        let [low, high] = both.map(|weights| _mm512_set1_ps(*weights.add(r * TILE + cell)));
+                        for ((sum, v), weight) in sum.iter_mut().zip(v).zip([low, low, high, high]) {
                             *sum = _mm512_fmadd_ps(weight, v, *sum);
                         }
                     }
@@ -260,37 +427,23 @@ pub(super) unsafe fn gather(
                         _mm512_storeu_ps(sums.add(r * pad + column + v * LANES), sum);
                     }
                 }
-                column += 4 * LANES;
+                column += STEP;
             }
         }
     }
     // SAFETY: promised by the caller.
-    unsafe { in_strips!(rows, values, far, strip(values, weights, sums, pad)) }
-}
-
-/// Vector `VECTOR` of a row of f16 elements, as f32: from memory, as above.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn widened<const VECTOR: usize>(row: *const u8) -> __m512 {
-    let out: __m512;
-    // SAFETY: reads 32 bytes, which the caller promised.
     unsafe {
-        asm!(
-            "vcvtph2ps {out}, ymmword ptr [{row} + 32 * {vector}]",
-            out = lateout(zmm_reg) out,
-            row = in(reg) row,
-            vector = const VECTOR,
-            options(pure, readonly, nostack, preserves_flags)
-        );
+        let mut scales = [[0.0; TILE]; MOST / 32];
+        collect::<K>(values, &mut scales);
+        in_strips!(rows, values, far, strip::<K>(values, weights, sums, pad, &scales));
     }
-    out
 }
 
-/// Asks for the two far lines of a cell's columns `column..column + 64`, and for those columns of a row near by.
+/// Asks for the two far lines of a cell's elements, which begin so many bytes on, and for those elements of a row near by.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn ask(far: &Far, column: usize, near: *const u8, cell: usize) {
-    let step = cell * far.step + column;
+fn ask(far: &Far, bytes: usize, near: *const u8, cell: usize) {
+    let step = cell * far.step + bytes;
     for at in far.at {
         _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(step).cast());
     }

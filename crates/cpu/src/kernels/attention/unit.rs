@@ -15,7 +15,7 @@ use std::ops::Range;
 use quadriga_graph::DType;
 
 #[cfg(target_arch = "x86_64")]
-use super::avx512::{self, Far};
+use super::avx512::{self, Far, Halves};
 use super::tile::{self, Cells, F16, F32, Q8, Row, STATE, STRIP, TILE};
 use super::{Attention, Plan, Rows, SPLIT};
 use crate::kernels::vec::q8_0;
@@ -306,17 +306,18 @@ unsafe fn one_tile<S: Simd>(
             ahead_bytes: bytes,
         }
     };
+    // Keys and values that avx512.rs knows.
     #[cfg(target_arch = "x86_64")]
-    let halves = S::REGISTERS >= 32
+    let known = S::REGISTERS >= 32
         && plan.direct
-        && [shape.key_type, shape.value_type] == [DType::F16; 2]
-        && shape.key_width == shape.value_width;
+        && matches!(shape.key_type, DType::F16 | DType::Q8_0)
+        && (shape.key_type, shape.key_width) == (shape.value_type, shape.value_width);
     // What is asked for while a head's keys (side 0) or values (side 1) are worked on. Where the heads lie side by side, they
     // ask for the next tile of keys and of values together and in turns: for the first half of both while keys are
     // worked on, for the second while values are. With two streams a core has more requests on the way than with one.
     #[cfg(target_arch = "x86_64")]
     let far = |side: usize, head: usize| {
-        let half = shape.key_width;
+        let half = shape.key_width / shape.key_type.block_len() * shape.key_type.block_bytes() / 2;
         let all = [&memory.keys, &memory.values];
         if all.iter().all(|rows| rows.head_stride == 2 * half && rows.stride == 2 * half * heads.len()) {
             let skip = (head - heads.start) * TILE * half;
@@ -336,8 +337,12 @@ unsafe fn one_tile<S: Simd>(
             let keys = direct(&memory.keys, shape.key_type, head, shape.key_width);
             match shape.key_type {
                 #[cfg(target_arch = "x86_64")]
-                _ if halves && avx512::suits(&keys) => {
-                    avx512::scores(&keys, far(0, head), queries, plan.key_pad, rows, scores);
+                DType::F16 if known && avx512::suits(&keys) => {
+                    avx512::scores::<Halves>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
+                }
+                #[cfg(target_arch = "x86_64")]
+                DType::Q8_0 if known && avx512::suits(&keys) => {
+                    avx512::scores::<avx512::Q8>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
                 }
                 DType::F16 if plan.direct => {
                     tile::scores::<S, F16>(keys, queries, plan.key_pad, rows, scores)
@@ -386,8 +391,12 @@ unsafe fn one_tile<S: Simd>(
             let values = direct(&memory.values, shape.value_type, head, shape.value_width);
             match shape.value_type {
                 #[cfg(target_arch = "x86_64")]
-                _ if halves && avx512::suits(&values) => {
-                    avx512::gather(&values, far(1, head), weights, rows, sums, plan.value_pad);
+                DType::F16 if known && avx512::suits(&values) => {
+                    avx512::gather::<Halves>(&values, far(1, head), weights, rows, sums, plan.value_pad);
+                }
+                #[cfg(target_arch = "x86_64")]
+                DType::Q8_0 if known && avx512::suits(&values) => {
+                    avx512::gather::<avx512::Q8>(&values, far(1, head), weights, rows, sums, plan.value_pad);
                 }
                 DType::F16 if plan.direct => {
                     tile::gather::<S, F16>(values, weights, rows, sums, plan.value_pad)
