@@ -85,7 +85,8 @@ impl Kernel for ArgMaxKernel {
                 let Some(values) = values.get_mut(..columns.len()) else { continue };
                 self.x.load(row, columns.start, values);
                 for (i, value) in values.iter().enumerate() {
-                    if *value > largest {
+                    // The first NaN counts as the largest.
+                    if *value > largest || (value.is_nan() && !largest.is_nan()) {
                         (best, largest) = (columns.start + i, *value);
                     }
                 }
