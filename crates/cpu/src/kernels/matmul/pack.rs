@@ -112,6 +112,21 @@ impl Layout {
 
     fn pack_row(&self, row: usize, source: &[u8], out: &mut [u8]) {
         match (self.dtype, Format::of(self.dtype)) {
+            // These blocks of the file are the row's scales and then 16 bytes, each with column i and column i + 16: just what a
+            // row's part of the four planes is.
+            (DType::Q4_0 | DType::Q4_1 | DType::IQ4_NL, Some(format)) => {
+                let cells = out.chunks_exact_mut(format.cell_bytes());
+                for (cell, block) in cells.zip(source.chunks_exact(self.dtype.block_bytes())) {
+                    let (scales, quants) = block.split_at(block.len() - BLOCK / 2);
+                    let (planes, places) = cell.split_at_mut(format.quants.bytes());
+                    for (plane, four) in planes.chunks_exact_mut(4 * GROUP).zip(quants.chunks_exact(4)) {
+                        plane[4 * row..4 * row + 4].copy_from_slice(four);
+                    }
+                    for (place, half) in places.chunks_exact_mut(2 * GROUP).zip(scales.chunks_exact(2)) {
+                        place[2 * row..2 * row + 2].copy_from_slice(half);
+                    }
+                }
+            }
             (_, Some(format)) => {
                 let mut codes = Codes::new();
                 let cells = out.chunks_exact_mut(format.cell_bytes());
