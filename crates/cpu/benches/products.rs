@@ -1,6 +1,7 @@
 //! How fast the kernels are: products and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
 //!
-//! `cargo bench -p quadriga-cpu --bench products -- [one-row|cached-row|many-rows|f32|attention|pack] [threads] [isa] [rows, case or type]`
+//! `cargo bench -p quadriga-cpu --bench products -- [one-row|cached-row|many-rows|f32|attention|pack] [threads] [isa]
+//! [rows, case or type]`
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +24,8 @@ fn thread_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds of the fastest run, after one to warm up: what the code can do when nothing else runs. At least `runs`, and as
-/// many as fit half a second: on a shared machine only some are undisturbed.
+/// Seconds of the fastest run, after one to warm up: what the code can do when nothing else runs. At least `runs`, and
+/// as many as fit half a second: on a shared machine only some are undisturbed.
 fn best(runs: usize, mut body: impl FnMut()) -> f64 {
     let [least] = best_of(runs, [&mut body]);
     least
@@ -124,7 +125,8 @@ const TYPES: [DType; 15] = [
 
 fn one_row(pool: &Pool, isa: Isa) {
     let bytes = 600 << 20;
-    // Aligned, and in large pages if the system has them, as the backend holds weights. The same memory is read plainly.
+    // Aligned, and in large pages if the system has them, as the backend holds weights. The same memory is read
+    // plainly.
     let mut memory = vec![0_u8; bytes + (4 << 20)];
     let start = memory.as_ptr().align_offset(2 << 20);
     let memory = &mut memory[start..start + bytes];
@@ -151,8 +153,8 @@ fn one_row(pool: &Pool, isa: Isa) {
     }
 }
 
-/// Cycles that one thread needs for 16 rows × 32 columns of weights in the second-level cache: what computing costs when
-/// memory does not hold it up. A chain of multiplications tells how long a cycle is at the moment.
+/// Cycles that one thread needs for 16 rows × 32 columns of weights in the second-level cache: what computing costs
+/// when memory does not hold it up. A chain of multiplications tells how long a cycle is at the moment.
 fn cached_row(isa: Isa, only: Option<&str>) {
     let pool = Pool::new(1).unwrap();
     let (n, k) = (512, 4096);

@@ -38,7 +38,8 @@ pub(crate) struct HostBuffer {
     changed: Condvar,
 }
 
-// SAFETY: the pointer of a mapped buffer is to bytes that `Data`, which is Send and Sync, keeps alive and nobody writes.
+// SAFETY: the pointer of a mapped buffer is to bytes that `Data`, which is Send and Sync, keeps alive and nobody
+// writes.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above; memory of its own is only touched by those who hold it (see `Users`).
 unsafe impl Sync for HostBuffer {}

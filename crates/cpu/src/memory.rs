@@ -106,8 +106,8 @@ impl Block {
             let last = (own + self.bytes).next_multiple_of(LARGE).min(end / LARGE * LARGE);
             if first < last {
                 let pointer = whole.pointer.as_ptr().with_addr(first).cast();
-                // SAFETY: advice on pages of the larger block, which change their place in memory and not their contents;
-                // a system that does not know it refuses, which changes nothing.
+                // SAFETY: advice on pages of the larger block, which change their place in memory and not their
+                // contents; a system that does not know it refuses, which changes nothing.
                 unsafe {
                     libc::madvise(pointer, last - first, libc::MADV_HUGEPAGE);
                     libc::madvise(pointer, last - first, libc::MADV_COLLAPSE);
@@ -128,9 +128,9 @@ impl Drop for Block {
 
 /// Gives out blocks that lie side by side in larger ones.
 ///
-/// The cache of a model is many tensors of a megabyte or two, each too small for a large page of its own. Attention over
-/// four thousand tokens is 1.4 times as fast where they share large pages. These are asked for when much of a tensor
-/// is going to be read ([`Block::use_large_pages`]): until then, only the pages that were written are there.
+/// The cache of a model is many tensors of a megabyte or two, each too small for a large page of its own. Attention
+/// over four thousand tokens is 1.4 times as fast where they share large pages. These are asked for when much of a
+/// tensor is going to be read ([`Block::use_large_pages`]): until then, only the pages that were written are there.
 #[derive(Debug, Default)]
 pub(crate) struct Slabs {
     /// The block that is being given out, while any of it is in use, and how much of it was.

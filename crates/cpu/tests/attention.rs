@@ -299,7 +299,9 @@ fn one_query_with_every_group_and_width() {
     let mut rng = Rng::new(26);
     let pools = pools();
     for (heads, kv_heads) in [(2, 2), (4, 2), (9, 3), (8, 2), (5, 1), (14, 2), (16, 2)] {
-        for (width, dtype) in [(32, DType::F16), (64, DType::F32), (96, DType::Q8_0), (256, DType::F16)] {
+        for (width, dtype) in
+            [(32, DType::F16), (64, DType::F32), (96, DType::Q8_0), (128, DType::Q8_0), (256, DType::F16)]
+        {
             for (tokens, cells, window) in [(1, 300, 300), (1, 1100, 130), (3, 200, 90)] {
                 let mut case = case(&mut rng, shape(heads, kv_heads, tokens, cells, width, dtype));
                 let last = |t: usize| (cells - tokens + t + 1) as i32;

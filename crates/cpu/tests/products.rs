@@ -1,13 +1,6 @@
 //! Products of every weight type on every instruction set, judged by plain f64 arithmetic.
 #![cfg(not(loom))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use half::f16;
 use quadriga_conformance::Rng;
@@ -120,6 +113,7 @@ fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], x: &[f32], m: 
             shifted_x[at..at + 4].copy_from_slice(&value.to_le_bytes());
         }
     }
+    // SAFETY: the rows are inside the vector, one byte off; any alignment is good.
     let input = unsafe { Input::from_raw(shifted_x.as_ptr().add(1), Element::F32, m, k, stride * 4) };
     let out_stride = n + 5;
     let mut out = vec![GUARD; (m + 2) * out_stride];
@@ -263,6 +257,7 @@ fn experts_gather_and_scatter_rows() {
             let mut out = vec![0.0; tokens * n];
             let pointer = out.as_mut_ptr();
             let lists = [list(0), list(1)];
+            // SAFETY: the rows are inside the vector; the two lists name different ones.
             let outputs = [0, 1]
                 .map(|e| unsafe { Output::from_raw(pointer, tokens, n, n).scatter(&lists[e]).unwrap() });
             let bytes = Activations::work_bytes(isa, dtype, gather.len(), k, 3).unwrap();

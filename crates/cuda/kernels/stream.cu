@@ -1,7 +1,8 @@
 // One row times a matrix, the matrix streaming through shared memory (compute capability 9.0 and newer).
 //
-// The grid fills the device once: with blocks that leave room for the next kernel's where there is little to multiply, with
-// larger ones where there is much, since more warps hide more of what each one waits for. Each warp has pairs of rows of its own (a *unit*) and a small ring in shared memory,
+// The grid fills the device once: with blocks that leave room for the next kernel's where there is little to multiply,
+// with larger ones where there is much, since more warps hide more of what each one waits for. Each warp has pairs of
+// rows of its own (a *unit*) and a small ring in shared memory,
 // which the copy engine fills while the warp multiplies what came before: no warp waits for another, and far more
 // bytes are under way than registers could hold. Weights are known before the kernel starts, so the rings are filled
 // while the kernel before is still running; only then does it wait for that kernel's results (programmatic dependent

@@ -123,8 +123,8 @@ impl CudaBackend {
 }
 
 impl CudaBackend {
-    /// Runs a kernel that traps, for tests of what happens when a device is lost, and returns the error that this gives.
-    /// Everything in this process that uses the device fails from then on.
+    /// Runs a kernel that traps, for tests of what happens when a device is lost, and returns the error that this
+    /// gives. Everything in this process that uses the device fails from then on.
     pub fn lose(&self) -> BackendError {
         let run = || -> Result<(), BackendError> {
             let function = self.shared.kernels.function(File::Elementwise, c"k_trap")?;

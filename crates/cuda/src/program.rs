@@ -94,8 +94,8 @@ impl CudaProgram {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Replays the graph on a stream. Programs share counters: those that use them run one after another, whatever streams
-    /// they are on.
+    /// Replays the graph on a stream. Programs share counters: those that use them run one after another, whatever
+    /// streams they are on.
     pub(crate) fn launch(&mut self, stream: sys::CUstream) -> Result<(), BackendError> {
         let context = &self.shared.context;
         let mut turn = self.counts.then(|| self.shared.counters_turn());

@@ -114,7 +114,8 @@ impl CudaQueue {
         launch.issue(&self.shared.context, self.stream.handle, false)
     }
 
-    /// Keeps a small copy for later, from the device to itself or to memory that the driver pinned; `false` if it is none.
+    /// Keeps a small copy for later, from the device to itself or to memory that the driver pinned; `false` if it is
+    /// none.
     fn postpone(&mut self, from: &Region, to: &Region) -> Result<bool, BackendError> {
         let pinned = to.buffer.as_any().is::<PinnedBuffer>();
         let (source, target) = match (self.side(from), self.side(to)) {
@@ -173,7 +174,8 @@ impl CudaQueue {
         Ok(())
     }
 
-    /// Fetches device bytes through the ring; `drain` takes a piece for an offset, while those behind it are on their way.
+    /// Fetches device bytes through the ring; `drain` takes a piece for an offset, while those behind it are on their
+    /// way.
     fn fetch(
         &mut self,
         from: u64,

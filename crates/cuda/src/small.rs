@@ -1,4 +1,5 @@
-//! Small writes and copies that wait to be made by one launch: what goes to the device comes with the launch's arguments.
+//! Small writes and copies that wait to be made by one launch: what goes to the device comes with the launch's
+//! arguments.
 
 use crate::launch::Argument;
 use crate::lower::overlap;

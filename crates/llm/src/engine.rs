@@ -23,8 +23,9 @@ pub struct EngineOptions {
     pub cache: DType,
     /// Whether the last layer's results are kept, for [`Engine::hidden`].
     pub hidden: bool,
-    /// Whether only the most probable token is wanted after each row, for [`Engine::choice`]: a device then chooses it, and
-    /// its logits are not brought here. Where the host has them at hand the engine turns this off, and gives logits.
+    /// Whether only the most probable token is wanted after each row, for [`Engine::choice`]: a device then chooses it,
+    /// and its logits are not brought here. Where the host has them at hand the engine turns this off, and gives
+    /// logits.
     pub greedy: bool,
 }
 
@@ -257,8 +258,8 @@ impl Engine {
     }
 
     /// Appends tokens to sequences and computes them, in batches. Afterwards [`Engine::logits`], or with
-    /// [`EngineOptions::greedy`] [`Engine::choice`] alone, has a row for each entry that was wanted, in their order. Choices
-    /// are waited for when they are asked for, or by [`Engine::wait`].
+    /// [`EngineOptions::greedy`] [`Engine::choice`] alone, has a row for each entry that was wanted, in their order.
+    /// Choices are waited for when they are asked for, or by [`Engine::wait`].
     ///
     /// On an error, which may show only when it is waited for, the sequences are as they were before the call.
     pub fn extend(&mut self, entries: &[Entry]) -> Result<()> {

@@ -277,8 +277,8 @@ fn check_logits(logits: &[f32]) -> Result<()> {
     if any { Ok(()) } else { Err(Error::Logits { reason: "every token is excluded (-inf)".to_owned() }) }
 }
 
-/// The most probable token, of equals the smallest. `-inf` excludes a token; NaN, `+inf` and a row in which everything is
-/// excluded are errors.
+/// The most probable token, of equals the smallest. `-inf` excludes a token; NaN, `+inf` and a row in which everything
+/// is excluded are errors.
 pub fn most_probable(logits: &[f32]) -> Result<u32> {
     check_logits(logits)?;
     let first = (0u32..).zip(logits).reduce(|best, next| if next.1 > best.1 { next } else { best });

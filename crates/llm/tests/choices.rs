@@ -1,4 +1,5 @@
-//! The most probable token is the same wherever it is chosen, and going ahead with it before it is known changes nothing.
+//! The most probable token is the same wherever it is chosen, and going ahead with it before it is known changes
+//! nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;

@@ -140,8 +140,8 @@ fn random_shapes_agree_with_their_description_written_out() {
     }
 }
 
-/// How far the logits may be from exact ones, root mean square in standard deviations: activations are rounded to 8 bits before they
-/// meet quantized weights, and to bf16 before they meet bf16 weights on some instruction sets.
+/// How far the logits may be from exact ones, root mean square in standard deviations: activations are rounded to 15
+/// bits before they meet quantized weights, or to bf16 on some instruction sets.
 fn room(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,

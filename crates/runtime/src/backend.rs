@@ -84,8 +84,8 @@ pub trait Buffer: Any + Send + Sync {
     /// Copies bytes in, and returns when they are there. The caller has seen to it that nothing uses them.
     fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError>;
 
-    /// Where its bytes are, of memory that the host owns and any device may be given access to. Whoever uses the address
-    /// keeps the buffer, and orders its accesses with events as queues do.
+    /// Where its bytes are, of memory that the host owns and any device may be given access to. Whoever uses the
+    /// address keeps the buffer, and orders its accesses with events as queues do.
     fn host_address(&self) -> Option<*mut u8> {
         None
     }
@@ -207,8 +207,8 @@ pub trait Program: Send {
         0
     }
 
-    /// The times of the steps of the latest run that was [timed](Queue::run_timed) and is done, in order. Nothing, where
-    /// the backend takes no such times.
+    /// The times of the steps of the latest run that was [timed](Queue::run_timed) and is done, in order. Nothing,
+    /// where the backend takes no such times.
     fn step_times(&self) -> Vec<StepTime> {
         Vec::new()
     }
@@ -321,8 +321,8 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// Sees to it that this device reaches another backend's host memory directly in transfers, as long as the result is
-    /// kept: by locking its pages, for instance. `None` where there is nothing to be done.
+    /// Sees to it that this device reaches another backend's host memory directly in transfers, as long as the result
+    /// is kept: by locking its pages, for instance. `None` where there is nothing to be done.
     fn lock(&self, buffer: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
         let _ = buffer;
         None

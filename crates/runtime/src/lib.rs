@@ -1,8 +1,8 @@
 //! Where and when: backends, buffers, memory planning, scheduling and sessions.
 //!
-//! A [`Scheduler`] takes a graph and backends in order of preference, and makes a [`Plan`]: where each node runs, what is
-//! copied between devices, and which bytes everything gets. A [`Session`] allocates, loads weights, compiles, and runs
-//! plans over and over. A device takes part by implementing [`Backend`].
+//! A [`Scheduler`] takes a graph and backends in order of preference, and makes a [`Plan`]: where each node runs, what
+//! is copied between devices, and which bytes everything gets. A [`Session`] allocates, loads weights, compiles, and
+//! runs plans over and over. A device takes part by implementing [`Backend`].
 //!
 //! ```
 //! use std::sync::Arc;

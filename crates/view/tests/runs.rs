@@ -47,8 +47,8 @@ fn slices_flows_and_counters_are_where_they_belong() {
         let mine = of("X").into_iter().filter(|e| e["name"] == name);
         mine.map(|e| (e["ts"].as_f64().unwrap() / 1e6, e["dur"].as_f64().unwrap() / 1e6)).collect()
     };
-    // The input takes 3 s to arrive. It is small and goes in the compute queue, whose clock starts behind it; that of the
-    // other device does not.
+    // The input takes 3 s to arrive. It is small and goes in the compute queue, whose clock starts behind it; that of
+    // the other device does not.
     assert_eq!(at("split 0"), [(10.0, 4.0), (40.0, 4.0)]);
     let copied = &at("b#blk.1.mul_mat#1");
     assert_eq!(copied, &[(17.0, 3.0), (47.0, 3.0)]);

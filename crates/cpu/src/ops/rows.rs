@@ -63,9 +63,11 @@ impl Kernel for GetRowsKernel {
     }
 }
 
-/// Columns and new rows that a unit of [`SetRowsKernel`] takes; as many columns are whole blocks of every type.
+/// Columns and new rows that a unit of [`SetRowsKernel`] takes; as many columns are whole blocks of every type. It
+/// takes more rows where there would be more than so many chunks of them: each unit looks at all places.
 const COLUMNS: usize = 1024;
 const ROWS: usize = 16;
+const CHUNKS: usize = 64;
 
 struct SetRowsKernel {
     isa: Isa,
@@ -76,8 +78,8 @@ struct SetRowsKernel {
     serial: bool,
 }
 
-/// A unit takes some columns of some new rows of one matrix. If their places are not in ascending order, one unit takes all
-/// rows in turn, so that of two rows for one place the last wins, whatever the number of threads.
+/// A unit takes some columns of some new rows of one matrix. If their places are not in ascending order, one unit takes
+/// all rows in turn, so that of two rows for one place the last wins, whatever the number of threads.
 pub(super) fn set_rows(x: &View, ids: &View, target: &View, isa: Isa) -> Part {
     let serial = target.overlaps_itself();
     let kernel = SetRowsKernel { isa, x: *x, ids: *ids, target: *target, serial };
@@ -87,9 +89,14 @@ pub(super) fn set_rows(x: &View, ids: &View, target: &View, isa: Isa) -> Part {
 }
 
 impl SetRowsKernel {
+    /// Rows of a chunk.
+    fn rows(&self) -> usize {
+        self.ids.cols().div_ceil(CHUNKS).max(ROWS)
+    }
+
     /// Pieces of a row, and chunks of rows.
     fn pieces(&self) -> [usize; 2] {
-        [self.target.cols().div_ceil(COLUMNS), self.ids.cols().div_ceil(ROWS)]
+        [self.target.cols().div_ceil(COLUMNS), self.ids.cols().div_ceil(self.rows())]
     }
 
     fn units(&self) -> usize {
@@ -112,7 +119,7 @@ impl SetRowsKernel {
             None => (1..count).all(|t| id(t - 1) < id(t)),
         };
         let taken = match (ascending, chunk) {
-            (true, _) => chunk * ROWS..((chunk + 1) * ROWS).min(count),
+            (true, _) => chunk * self.rows()..((chunk + 1) * self.rows()).min(count),
             (false, 0) => 0..count,
             (false, _) => return Ok(()),
         };
@@ -132,7 +139,8 @@ impl SetRowsKernel {
         if let (Some(x), Some(out)) =
             (self.x.floats_at(from, first, len), self.target.halves_at(to, first, len))
         {
-            // SAFETY: both rows have these elements; the new rows are not in the target, which this unit alone writes here.
+            // SAFETY: both rows have these elements; the new rows are not in the target, which this unit alone writes
+            // here.
             unsafe {
                 let (x, out) = (std::slice::from_raw_parts(x, len), std::slice::from_raw_parts_mut(out, len));
                 vec::f32_to_f16(self.isa, x, out);

@@ -1,5 +1,6 @@
-//! The token under way, in attention itself: its query and key are turned there, and its key and value written to the cache
-//! there, so that nothing but attention stands between the products that make the three rows and the one that follows.
+//! The token under way, in attention itself: its query and key are turned there, and its key and value written to the
+//! cache there, so that nothing but attention stands between the products that make the three rows and the one that
+//! follows.
 //!
 //! The rows lie in scratch memory, not where the plan has them: by the plan they are used up before attention begins,
 //! whose result may lie in their place.

@@ -89,8 +89,8 @@ pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> Option<WeightLay
     Some(WeightLayout { layout: Layout::Packed(0), bytes: packed.bytes, mappable: false })
 }
 
-/// Bytes of a weight that are on the device as the file has them while they are packed: loading takes hardly more memory
-/// than what stays.
+/// Bytes of a weight that are on the device as the file has them while they are packed: loading takes hardly more
+/// memory than what stays.
 const SLAB: usize = 8 << 20;
 
 /// Uploads a weight as the file has it, some rows at a time, and packs it on the device.

@@ -19,8 +19,8 @@ pub(super) fn aligned(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX)
 }
 
-/// What a split works in: first cuBLAS's workspace, then query, key and value of one token where attention takes them as
-/// products leave them, then the arrays of the node that is being computed.
+/// What a split works in: first cuBLAS's workspace, then query, key and value of one token where attention takes them
+/// as products leave them, then the arrays of the node that is being computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) workspace: usize,

@@ -11,7 +11,8 @@ use super::{Lowering, overlap};
 use crate::kernels::File;
 use crate::launch::{Argument, Launch};
 
-/// Warps of a block that leaves room on its multiprocessor for the next kernel's, and of one that does not, as in the kernel.
+/// Warps of a block that leaves room on its multiprocessor for the next kernel's, and of one that does not, as in the
+/// kernel.
 const FEW_WARPS: usize = 8;
 const MANY_WARPS: usize = 16;
 /// Bytes of weights for each multiprocessor from which on more warps are worth more than room for the next kernel.
@@ -84,8 +85,8 @@ struct Member {
 }
 
 impl Lowering<'_> {
-    /// Tries to make one launch of a product at position `at` and what belongs to it. `x` is the row as the graph has it;
-    /// with a norm, all that reads it must come along. `false` if it cannot be: nothing has happened then.
+    /// Tries to make one launch of a product at position `at` and what belongs to it. `x` is the row as the graph has
+    /// it; with a norm, all that reads it must come along. `false` if it cannot be: nothing has happened then.
     pub(super) fn stream(
         &mut self,
         at: usize,

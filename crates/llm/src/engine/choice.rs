@@ -37,8 +37,8 @@ impl Engine {
     }
 
     /// As [`choice`](Engine::choice) of the first row. Where one token was computed on devices that work by themselves,
-    /// they go on with the chosen one at once: if that is [fed](Engine::feed) next, it is under way already. If it is not,
-    /// nothing has happened.
+    /// they go on with the chosen one at once: if that is [fed](Engine::feed) next, it is under way already. If it is
+    /// not, nothing has happened.
     pub fn choice_ahead(&mut self) -> Result<u32> {
         self.settle(true)?;
         self.chosen(0)

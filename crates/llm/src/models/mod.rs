@@ -11,9 +11,9 @@
 //! | `spans` | i32 `[n, 2]` | the cells that each token sees: from the first to one past the last |
 //! | `rows` | i32 `[m]` | the tokens whose results are wanted |
 //!
-//! The output `logits` is f32 `[m, vocabulary]`; `hidden`, where asked for, is f32 `[m, width]`. Where asked for, `choice`
-//! is i32 `[m]`, the first of the largest logits of each row, and `sum` f32 `[m, 1]`, their sum: a number only if all of
-//! them are.
+//! The output `logits` is f32 `[m, vocabulary]`; `hidden`, where asked for, is f32 `[m, width]`. Where asked for,
+//! `choice` is i32 `[m]`, the first of the largest logits of each row, and `sum` f32 `[m, 1]`, their sum: a number only
+//! if all of them are.
 
 mod llama;
 mod parts;

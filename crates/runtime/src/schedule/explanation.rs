@@ -1,7 +1,7 @@
 //! Everything that a plan decided, as plain data: what pictures are drawn from, and what `quadriga plan --json` prints.
 //!
-//! The schema is described in `docs/plan-schema.md`. Its number grows when a field changes its meaning or goes away; new
-//! fields may come at any time.
+//! The schema is described in `docs/plan-schema.md`. Its number grows when a field changes its meaning or goes away;
+//! new fields may come at any time.
 
 use std::collections::HashMap;
 

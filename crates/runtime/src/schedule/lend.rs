@@ -2,11 +2,11 @@
 //!
 //! Many rows at once make a product long and its weight no larger. Past some number of operations for each byte, a
 //! device that computes faster than the host does best to fetch the weight, use it and forget it: the copies are split
-//! inputs like any others, made while the split before computes, and the memory planner gives them places for just
-//! that time. The same goes for attention over keys and values that are kept by the host; where these are made on the
+//! inputs like any others, made while the split before computes, and the memory planner gives them places for just that
+//! time. The same goes for attention over keys and values that are kept by the host; where these are made on the
 //! device, it writes them into its copy of the cache too, rather than wait for the host's (see [`super::split`]).
-//! Weights that are small beside what is computed with them (those of norms, biases) draw nothing to the host then: they
-//! are lent to whoever reads them.
+//! Weights that are small beside what is computed with them (those of norms, biases) draw nothing to the host then:
+//! they are lent to whoever reads them.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"

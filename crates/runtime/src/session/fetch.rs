@@ -32,7 +32,8 @@ struct Slot {
     number: u64,
     parts: Vec<Part>,
     used: usize,
-    /// For each backend that a fetch came from, the event that its bytes are there, and whether this fetch waits for it.
+    /// For each backend that a fetch came from, the event that its bytes are there, and whether this fetch waits for
+    /// it.
     ends: Vec<(usize, Arc<dyn Event>, bool)>,
 }
 
@@ -170,8 +171,8 @@ impl Session {
         })
     }
 
-    /// Whether all of the current plan runs on devices that work by themselves: [`start`](Session::start) returns before
-    /// anything is computed then, and more than one run can be under way.
+    /// Whether all of the current plan runs on devices that work by themselves: [`start`](Session::start) returns
+    /// before anything is computed then, and more than one run can be under way.
     pub fn is_asynchronous(&self) -> bool {
         self.plan().is_some_and(|plan| {
             let asynchronous = plan.scheduler().asynchronous();

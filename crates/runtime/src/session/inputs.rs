@@ -137,8 +137,8 @@ impl Session {
         Ok(())
     }
 
-    /// Lets the next run read as an input what the latest run of the same plan gives as an output, without waiting for it:
-    /// the bytes stay on their device. `false`, and nothing has happened, where the two are not on one device.
+    /// Lets the next run read as an input what the latest run of the same plan gives as an output, without waiting for
+    /// it: the bytes stay on their device. `false`, and nothing has happened, where the two are not on one device.
     pub fn carry(&mut self, output: &str, input: &str) -> Result<bool, RuntimeError> {
         let (current, output) = self.output(output)?;
         let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };

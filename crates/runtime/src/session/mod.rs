@@ -1,8 +1,9 @@
 //! A session: memory, compiled splits and queues for the plans of one model, and the running of them.
 //!
 //! One tensor's way: [`inputs`] puts the caller's bytes into the arena; [`execute`] hands out copies and splits in the
-//! plan's order; [`outputs`] reads results back, [`fetch`] while the next run is under way. Before the first run [`weights`] and [`state`] give the lasting tensors
-//! their memory, [`arena`] the passing ones, and [`compile`] turns splits into programs. [`cache`] finds the plan again.
+//! plan's order; [`outputs`] reads results back, [`fetch`] while the next run is under way. Before the first run
+//! [`weights`] and [`state`] give the lasting tensors their memory, [`arena`] the passing ones, and [`compile`] turns
+//! splits into programs. [`cache`] finds the plan again.
 
 mod arena;
 mod cache;
@@ -42,10 +43,10 @@ use crate::{Buffer, RuntimeError};
 
 /// Runs plans: owns their memory, compiled splits and queues.
 ///
-/// All graphs of one model run in one session: they share weights and state by name and one arena per backend. Each
-/// is planned once and found again by the caller's [`Key`] or by its fingerprint; the one used last is the current one,
-/// and [`set`](Session::set), [`run`](Session::run) and [`read`](Session::read) refer to it. Inputs keep their values, and
-/// results stay, until another graph is given inputs or run.
+/// All graphs of one model run in one session: they share weights and state by name and one arena per backend. Each is
+/// planned once and found again by the caller's [`Key`] or by its fingerprint; the one used last is the current one,
+/// and [`set`](Session::set), [`run`](Session::run) and [`read`](Session::read) refer to it. Inputs keep their values,
+/// and results stay, until another graph is given inputs or run.
 ///
 /// After an error the session can be used further: inputs must be set again, results are gone, and a state that the
 /// failed run was writing may hold some of the new values. If a device is lost, every later use says so.

@@ -251,8 +251,8 @@ enum Reserved {
     Memory(Region),
 }
 
-/// How weights of these sizes are laid out in as few buffers as may be: for each the number of its buffer and its offset
-/// there; and the bytes of each buffer. What is forecast and what is allocated both come from here.
+/// How weights of these sizes are laid out in as few buffers as may be: for each the number of its buffer and its
+/// offset there; and the bytes of each buffer. What is forecast and what is allocated both come from here.
 pub(crate) fn lay_out(
     sizes: impl IntoIterator<Item = usize>,
     facts: MemoryFacts,

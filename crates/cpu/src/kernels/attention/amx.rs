@@ -7,8 +7,8 @@
 //! values  [kv head][chunk][value_width / 16 ][4 parts of 32 cells]   tile: row = element, its value in 32 cells
 //! ```
 //!
-//! Then each unit takes one head and 32 queries, chunk by chunk (see lanes.rs), of the last chunk as many parts of 32 cells as
-//! it sees:
+//! Then each unit takes one head and 32 queries, chunk by chunk (see lanes.rs), of the last chunk as many parts of 32
+//! cells as it sees:
 //!
 //! ```text
 //! queries  [2 strips of 16 queries][key_width / 32]  tile: row p = elements 2p, 2p + 1 of the 16 queries

@@ -1,4 +1,5 @@
-//! Whole tiles of f16 or q8_0 keys and values for few queries, read where they are: what one token after a long context waits for.
+//! Whole tiles of f16 or q8_0 keys and values for few queries, read where they are: what one token after a long context
+//! waits for.
 //!
 //! Computing must hide behind memory here, so registers and requests are laid out by hand:
 //!
@@ -16,7 +17,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::tile::{Cells, TILE};
+use super::tile::{Cells, F16, Q8, TILE, strips};
 
 /// How many cells ahead rows are brought from the second-level to the first-level cache.
 const NEAR: usize = 8;
@@ -47,15 +48,15 @@ pub(super) fn suits(cells: &Cells) -> bool {
 /// The scales of a tile's blocks: `[blocks of a row][TILE]`.
 type Scales = [[f32; TILE]; MOST / 32];
 
-/// A type that keys and values can have.
-pub(super) trait Source {
+/// How rows of a type are read here.
+pub(super) trait Rows {
     /// Bytes of [`STEP`] elements.
     const BYTES: usize;
     /// Whether blocks have scales.
     const SCALED: bool;
 
-    /// Vector `VECTOR` of four rows, a stride apart; for types with scales, those of its block for these cells are at an
-    /// address.
+    /// Vector `VECTOR` of four rows, a stride apart; for types with scales, those of its block for these cells are at
+    /// an address.
     ///
     /// # Safety
     /// All must be readable; the CPU must have AVX-512.
@@ -68,14 +69,8 @@ pub(super) trait Source {
     unsafe fn one<const VECTOR: usize>(row: *const u8) -> __m512;
 }
 
-/// `f16` elements.
-pub(super) struct Halves;
-
-/// Blocks of 32: a scale in `f16`, and 32 × i8.
-pub(super) struct Q8;
-
-/// Assembly that gives four vectors `{k0}` to `{k3}`, from rows that are a `{stride}` apart. Conversions are from memory: between
-/// registers they take one more operation.
+/// Assembly that gives four vectors `{k0}` to `{k3}`, from rows that are a `{stride}` apart. Conversions are from
+/// memory: between registers they take one more operation.
 macro_rules! four {
     ($row:expr, $stride:expr, [$($line:literal),*] $(, $name:ident = $value:expr)* ; $($offset:ident = $constant:expr),*) => {{
         let (k0, k1, k2, k3): (__m512, __m512, __m512, __m512);
@@ -96,7 +91,7 @@ macro_rules! four {
     }};
 }
 
-impl Source for Halves {
+impl Rows for F16 {
     const BYTES: usize = 2 * STEP;
     const SCALED: bool = false;
 
@@ -132,7 +127,7 @@ impl Source for Halves {
     }
 }
 
-impl Source for Q8 {
+impl Rows for Q8 {
     const BYTES: usize = STEP / 32 * 34;
     const SCALED: bool = true;
 
@@ -172,7 +167,7 @@ impl Source for Q8 {
 /// Collects the scales of a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn collect<K: Source>(cells: &Cells, scales: &mut Scales) {
+unsafe fn collect<K: Rows>(cells: &Cells, scales: &mut Scales) {
     if !K::SCALED {
         return;
     }
@@ -191,23 +186,19 @@ unsafe fn collect<K: Source>(cells: &Cells, scales: &mut Scales) {
     }
 }
 
-/// Calls `$kernel::<$source, ROWS>(row, far, …)` for strips of up to four of `$rows` rows. What is asked for ahead, the first strip asks
-/// for; later ones ask for what is there.
+/// Calls `$kernel::<$rows_of, ROWS>(row, far, …)` for strips of up to four of `$rows` rows. What is asked for ahead,
+/// the first strip asks for; later ones ask for what is there.
 macro_rules! in_strips {
-    ($rows:expr, $cells:expr, $far:expr, $kernel:ident::<$source:ty>($($argument:expr),*)) => {{
-        let (mut row, mut far) = (0, $far);
-        let mut strips = $rows.div_ceil(4);
-        while row < $rows {
-            let strip = ($rows - row).div_ceil(strips);
-            match strip {
-                4 => $kernel::<$source, 4>(row, far, $($argument),*),
-                3 => $kernel::<$source, 3>(row, far, $($argument),*),
-                2 => $kernel::<$source, 2>(row, far, $($argument),*),
-                _ => $kernel::<$source, 1>(row, far, $($argument),*),
+    ($rows:expr, $cells:expr, $far:expr, $kernel:ident::<$rows_of:ty>($($argument:expr),*)) => {{
+        let mut far = $far;
+        for (row, count) in strips($rows, 4) {
+            match count {
+                4 => $kernel::<$rows_of, 4>(row, far, $($argument),*),
+                3 => $kernel::<$rows_of, 3>(row, far, $($argument),*),
+                2 => $kernel::<$rows_of, 2>(row, far, $($argument),*),
+                _ => $kernel::<$rows_of, 1>(row, far, $($argument),*),
             }
             far = Far { at: [$cells.first; 2], step: 0 };
-            row += strip;
-            strips -= 1;
         }
     }};
 }
@@ -218,7 +209,7 @@ macro_rules! in_strips {
 /// All of it must be there, the tile must [suit](suits), and the CPU must have AVX-512.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn scores<K: Source>(
+pub(super) unsafe fn scores<K: Rows>(
     keys: &Cells,
     far: Far,
     queries: *const f32,
@@ -227,7 +218,7 @@ pub(super) unsafe fn scores<K: Source>(
     scores: *mut f32,
 ) {
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn strip<K: Source, const ROWS: usize>(
+    unsafe fn strip<K: Rows, const ROWS: usize>(
         row: usize,
         far: Far,
         keys: &Cells,
@@ -266,10 +257,11 @@ pub(super) unsafe fn scores<K: Source>(
     }
 }
 
-/// For each query the products with four cells, added up to four numbers a cell: number `i` of cell `c` is element `4i + c`.
+/// For each query the products with four cells, added up to four numbers a cell: number `i` of cell `c` is element `4i
+/// + c`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn four_cells<K: Source, const ROWS: usize>(
+unsafe fn four_cells<K: Rows, const ROWS: usize>(
     key: *const u8,
     keys: &Cells,
     far: &mut Far,
@@ -310,8 +302,8 @@ unsafe fn four_cells<K: Source, const ROWS: usize>(
 
 /// Adds the products of vector `VECTOR` of each query and of four cells to their sums.
 ///
-/// In assembly, as the loads before it, so that both stay where they are; the compiler would load all keys first and run out of
-/// registers.
+/// In assembly, as the loads before it, so that both stay where they are; the compiler would load all keys first and
+/// run out of registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn one_vector<const ROWS: usize, const VECTOR: usize>(
@@ -363,7 +355,7 @@ fn across([a, b, c, d]: [__m512; 4]) -> __m512 {
 /// # Safety
 /// All of it must be there, the tile must [suit](suits), and the CPU must have AVX-512.
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn gather<K: Source>(
+pub(super) unsafe fn gather<K: Rows>(
     values: &Cells,
     far: Far,
     weights: *const f32,
@@ -372,7 +364,7 @@ pub(super) unsafe fn gather<K: Source>(
     pad: usize,
 ) {
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn strip<K: Source, const ROWS: usize>(
+    unsafe fn strip<K: Rows, const ROWS: usize>(
         row: usize,
         far: Far,
         values: &Cells,
@@ -439,7 +431,8 @@ pub(super) unsafe fn gather<K: Source>(
     }
 }
 
-/// Asks for the two far lines of a cell's elements, which begin so many bytes on, and for those elements of a row near by.
+/// Asks for the two far lines of a cell's elements, which begin so many bytes on, and for those elements of a row near
+/// by.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn ask(far: &Far, bytes: usize, near: *const u8, cell: usize) {

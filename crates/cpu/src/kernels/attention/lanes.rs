@@ -1,7 +1,7 @@
 //! What attention of many queries does between its products, with one query in each lane of a vector.
 //!
-//! A unit takes one head and 32 queries (two strips of 16), chunk of cells by chunk. Everything is turned on its side, so that a
-//! vector holds one number of each of the 16 queries of a strip, and softmax needs no sums across a vector:
+//! A unit takes one head and 32 queries (two strips of 16), chunk of cells by chunk. Everything is turned on its side,
+//! so that a vector holds one number of each of the 16 queries of a strip, and softmax needs no sums across a vector:
 //!
 //! ```text
 //! scores   (cells × 32 queries)    = keys · queries
@@ -9,9 +9,9 @@
 //! sums     (elements × 32 queries) += values · weights
 //! ```
 //!
-//! Queries are multiplied by log₂ e beforehand: powers of two take half the work of powers of e. A query's reference is its
-//! largest score up to some chunk; it follows the largest only when that has grown by more than [`SLACK`], so that sums
-//! rarely have to be made smaller.
+//! Queries are multiplied by log₂ e beforehand: powers of two take half the work of powers of e. A query's reference is
+//! its largest score up to some chunk; it follows the largest only when that has grown by more than [`SLACK`], so that
+//! sums rarely have to be made smaller.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -102,8 +102,9 @@ impl<'a> Unit<'a> {
         tokens.into_iter().any(|token| self.attention.sees(token, self.head, cells.clone()))
     }
 
-    /// Calls `keep(strip, i, columns)` with elements `16 i..16 i + 16` of the queries of a strip, for all of `sixteens`: each
-    /// element is a vector. Queries are scaled; zeros are past their ends, and for those that are not there.
+    /// Calls `keep(strip, i, columns)` with elements `16 i..16 i + 16` of the queries of a strip, for all of
+    /// `sixteens`: each element is a vector. Queries are scaled; zeros are past their ends, and for those that are not
+    /// there.
     ///
     /// # Safety
     /// As for [`begin`](Unit::begin); the scores must not be in use; the CPU must have AVX-512.
@@ -175,8 +176,8 @@ impl<'a> Unit<'a> {
         }
     }
 
-    /// Turns the scores of a strip with `cells` cells, a multiple of four, into weights, and keeps its queries' state. Calls
-    /// `keep(i, even, odd)` with the weights of cells `2 i` and `2 i + 1`.
+    /// Turns the scores of a strip with `cells` cells, a multiple of four, into weights, and keeps its queries' state.
+    /// Calls `keep(i, even, odd)` with the weights of cells `2 i` and `2 i + 1`.
     ///
     /// # Safety
     /// As for [`begin`](Unit::begin); the CPU must have AVX-512.
@@ -268,8 +269,8 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// `2ˣ` for x ≤ 100, 0 below −126: relative error below 2⁻²³ if it is to be exact, else below 2⁻¹⁸, which is well below that of
-/// a weight in bf16.
+/// `2ˣ` for x ≤ 100, 0 below −126: relative error below 2⁻²³ if it is to be exact, else below 2⁻¹⁸, which is well below
+/// that of a weight in bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn power<const EXACT: bool>(x: __m512) -> __m512 {

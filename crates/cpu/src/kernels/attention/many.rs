@@ -1,7 +1,8 @@
 //! Attention of many queries with AVX-512, in f32.
 //!
-//! A unit takes 32 queries and the heads that share a key head (or one of them, if units are few), 64 cells at a time (see
-//! lanes.rs), whose keys and values are widened into scratch memory. Both products keep eight rows of 32 sums in registers, and spread one number of a key or value over a vector:
+//! A unit takes 32 queries and the heads that share a key head (or one of them, if units are few), 64 cells at a time
+//! (see lanes.rs), whose keys and values are widened into scratch memory. Both products keep eight rows of 32 sums in
+//! registers, and spread one number of a key or value over a vector:
 //!
 //! ```text
 //! scores  8 cells × 32 queries      over the elements of a key: a cell's element × the element of 32 queries
@@ -80,7 +81,8 @@ unsafe fn unit(
     head_bytes: usize,
 ) {
     let kv_head = heads.start / attention.plan.group;
-    // A chunk of keys, one of values; then of each head `[key_pad][32]` elements of its queries, and what lanes.rs needs.
+    // A chunk of keys, one of values; then of each head `[key_pad][32]` elements of its queries, and what lanes.rs
+    // needs.
     let keys = scratch.cast::<f32>();
     let values = keys.wrapping_add(CHUNK * key_pad);
     let first = values.wrapping_add(CHUNK * value_pad).cast::<u8>();
@@ -137,8 +139,8 @@ unsafe fn unit(
     }
 }
 
-/// Adds to eight rows of 32 sums: over `count` rows of 32 numbers, each times a number for each row of sums. That of row `r` and
-/// step `i` is at `r × strides[0] + i × strides[1]`.
+/// Adds to eight rows of 32 sums: over `count` rows of 32 numbers, each times a number for each row of sums. That of
+/// row `r` and step `i` is at `r × strides[0] + i × strides[1]`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 unsafe fn multiply(numbers: *const f32, strides: [usize; 2], rows: *const f32, count: usize, sums: *mut f32) {

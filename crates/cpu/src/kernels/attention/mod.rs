@@ -4,8 +4,8 @@
 //! them. Cells outside every query's span, and tiles of cells that the mask hides from all queries of a block, are
 //! not read: the cost is that of the visible part.
 //!
-//! Few queries read keys and values where they are (unit.rs, tile.rs; avx512.rs for f16). Many have kernels of their own, with a
-//! query in each lane (lanes.rs): AMX tiles (amx.rs) or AVX-512 (many.rs).
+//! Few queries read keys and values where they are (unit.rs, tile.rs; avx512.rs for f16). Many have kernels of their
+//! own, with a query in each lane (lanes.rs): AMX tiles (amx.rs) or AVX-512 (many.rs).
 //!
 //! Work is shared out by key heads and blocks of queries. When these are few (one query after a long context), the
 //! cells are also split, every [`SPLIT`] cells, and the parts merged afterwards by their maxima and sums. The split

@@ -97,23 +97,26 @@ impl Cells {
     }
 }
 
-/// Calls `$kernel::<S, …, ROWS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold. Further
-/// constants of the kernel may follow the source.
+/// Cuts rows into as few strips of at most `most` rows as there can be, of nearly equal length: each one's first row,
+/// and how many it has.
+pub(super) fn strips(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let count = rows.div_ceil(most);
+    let first = move |i: usize| i * rows / count;
+    (0..count).map(move |i| (first(i), first(i + 1) - first(i)))
+}
+
+/// Calls `$kernel::<S, …, ROWS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold.
+/// Further constants of the kernel may follow the source.
 macro_rules! in_strips {
     ($rows:expr, $kernel:ident::<$s:ty, $source:ty $(, $constant:literal)?>($row:ident $(, $argument:expr)*)) => {{
         let most = if <$s>::REGISTERS >= 32 { 4 } else { 3 };
-        let mut $row = 0;
-        let mut strips = $rows.div_ceil(most);
-        while $row < $rows {
-            let strip = ($rows - $row).div_ceil(strips);
-            match strip {
+        for ($row, count) in strips($rows, most) {
+            match count {
                 4 => $kernel::<$s, $source, 4 $(, $constant)?>($row $(, $argument)*),
                 3 => $kernel::<$s, $source, 3 $(, $constant)?>($row $(, $argument)*),
                 2 => $kernel::<$s, $source, 2 $(, $constant)?>($row $(, $argument)*),
                 _ => $kernel::<$s, $source, 1 $(, $constant)?>($row $(, $argument)*),
             }
-            $row += strip;
-            strips -= 1;
         }
     }};
 }

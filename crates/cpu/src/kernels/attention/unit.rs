@@ -15,7 +15,7 @@ use std::ops::Range;
 use quadriga_graph::DType;
 
 #[cfg(target_arch = "x86_64")]
-use super::avx512::{self, Far, Halves};
+use super::avx512::{self, Far};
 use super::tile::{self, Cells, F16, F32, Q8, Row, STATE, STRIP, TILE};
 use super::{Attention, Plan, Rows, SPLIT};
 use crate::kernels::vec::q8_0;
@@ -60,7 +60,8 @@ pub(super) struct Unit {
     pub(super) split: usize,
     /// Whether no query of the block sees any other part of the cells: the unit's results are the results.
     pub(super) alone: bool,
-    /// Whether the thread has just computed the part of the cells before this one, and so has asked for its first cells.
+    /// Whether the thread has just computed the part of the cells before this one, and so has asked for its first
+    /// cells.
     pub(super) follows: bool,
 }
 
@@ -312,9 +313,10 @@ unsafe fn one_tile<S: Simd>(
         && plan.direct
         && matches!(shape.key_type, DType::F16 | DType::Q8_0)
         && (shape.key_type, shape.key_width) == (shape.value_type, shape.value_width);
-    // What is asked for while a head's keys (side 0) or values (side 1) are worked on. Where the heads lie side by side, they
-    // ask for the next tile of keys and of values together and in turns: for the first half of both while keys are
-    // worked on, for the second while values are. With two streams a core has more requests on the way than with one.
+    // What is asked for while a head's keys (side 0) or values (side 1) are worked on. Where the heads lie side by
+    // side, they ask for the next tile of keys and of values together and in turns: for the first half of both while
+    // keys are worked on, for the second while values are. With two streams a core has more requests on the way than
+    // with one.
     #[cfg(target_arch = "x86_64")]
     let far = |side: usize, head: usize| {
         let half = shape.key_width / shape.key_type.block_len() * shape.key_type.block_bytes() / 2;
@@ -338,11 +340,11 @@ unsafe fn one_tile<S: Simd>(
             match shape.key_type {
                 #[cfg(target_arch = "x86_64")]
                 DType::F16 if known && avx512::suits(&keys) => {
-                    avx512::scores::<Halves>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
+                    avx512::scores::<F16>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
                 }
                 #[cfg(target_arch = "x86_64")]
                 DType::Q8_0 if known && avx512::suits(&keys) => {
-                    avx512::scores::<avx512::Q8>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
+                    avx512::scores::<Q8>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
                 }
                 DType::F16 if plan.direct => {
                     tile::scores::<S, F16>(keys, queries, plan.key_pad, rows, scores)
@@ -392,11 +394,11 @@ unsafe fn one_tile<S: Simd>(
             match shape.value_type {
                 #[cfg(target_arch = "x86_64")]
                 DType::F16 if known && avx512::suits(&values) => {
-                    avx512::gather::<Halves>(&values, far(1, head), weights, rows, sums, plan.value_pad);
+                    avx512::gather::<F16>(&values, far(1, head), weights, rows, sums, plan.value_pad);
                 }
                 #[cfg(target_arch = "x86_64")]
                 DType::Q8_0 if known && avx512::suits(&values) => {
-                    avx512::gather::<avx512::Q8>(&values, far(1, head), weights, rows, sums, plan.value_pad);
+                    avx512::gather::<Q8>(&values, far(1, head), weights, rows, sums, plan.value_pad);
                 }
                 DType::F16 if plan.direct => {
                     tile::gather::<S, F16>(values, weights, rows, sums, plan.value_pad)

@@ -172,8 +172,8 @@ impl<'w> Activations<'w> {
         Ok(Activations { form, isa, rows, columns, threads, base, lifetime: std::marker::PhantomData })
     }
 
-    /// As [`from_raw`](Activations::from_raw) for one thread, whichever it is: it fills them itself, and multiplies with
-    /// them what others multiply with theirs.
+    /// As [`from_raw`](Activations::from_raw) for one thread, whichever it is: it fills them itself, and multiplies
+    /// with them what others multiply with theirs.
     ///
     /// # Errors
     /// There is no kernel for the type.

@@ -22,8 +22,8 @@ pub(super) fn begin(bytes: &[u8]) {
     }
 }
 
-/// Asks for as many bytes as are about to be read at an address, further on. Left alone, the hardware asks too late, and
-/// not at all past the end of a page.
+/// Asks for as many bytes as are about to be read at an address, further on. Left alone, the hardware asks too late,
+/// and not at all past the end of a page.
 #[inline(always)]
 pub(super) fn ask(at: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {

@@ -239,7 +239,8 @@ unsafe fn rows_of<const ROWS: usize>(
     add: bool,
     step: impl Fn(__m256i, __m256i, __m256i) -> __m256i,
 ) {
-    // SAFETY: the callers have AVX2 and FMA. A row of activations is SPAN words; the panel holds as many pairs of columns as the blocks have.
+    // SAFETY: the callers have AVX2 and FMA. A row of activations is SPAN words; the panel holds as many pairs of
+    // columns as the blocks have.
     unsafe {
         let mut dots = [[_mm256_setzero_si256(); 2]; ROWS];
         let x = x.cast::<i32>();

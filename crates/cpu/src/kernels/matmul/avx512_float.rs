@@ -2,9 +2,9 @@
 //!
 //! One row: each column of a group is one vector of weights times one activation. Many rows: panels of up to twelve
 //! rows × two groups, 24 sums in registers. [`PANEL`] columns are taken at a time: those of two groups (24 KiB) stay in
-//! the first-level cache while [`ROWS`] rows pass by, and those of the rows in the second-level cache while the groups of
-//! the task do. Sums wait in scratch memory meanwhile: rows of results may lie a power of two apart, where few of them
-//! fit a cache. F16 and BF16 columns are widened into scratch memory first.
+//! the first-level cache while [`ROWS`] rows pass by, and those of the rows in the second-level cache while the groups
+//! of the task do. Sums wait in scratch memory meanwhile: rows of results may lie a power of two apart, where few of
+//! them fit a cache. F16 and BF16 columns are widened into scratch memory first.
 
 use std::arch::x86_64::*;
 

@@ -1,8 +1,8 @@
 //! The product of one row of activations in two bytes each with quantized weights: AVX-512 with VNNI.
 //!
 //! The packed weights are read once, front to back, and memory should be all that is waited for: a core has about 45
-//! cycles for the 16 × 32 weights of a 4-bit block, 28 for those of a 2-bit block, and starts two vector instructions in
-//! each. So scales are applied as late as the types allow:
+//! cycles for the 16 × 32 weights of a 4-bit block, 28 for those of a 2-bit block, and starts two vector instructions
+//! in each. So scales are applied as late as the types allow:
 //!
 //! ```text
 //! types with 32 columns to a scale    sums += d × (x scale × Σ q x)                                     block by block
@@ -62,7 +62,8 @@ unsafe fn one_row<P: Packed>(task: &Task<'_>) {
     }
 }
 
-/// Calls `$function::<P, block>($sums, $arguments)` for the eight blocks of a cell, and puts what it returns in `$sums`.
+/// Calls `$function::<P, block>($sums, $arguments)` for the eight blocks of a cell, and puts what it returns in
+/// `$sums`.
 macro_rules! each_block {
     ($sums:ident = $function:ident($cell:expr, $x:expr, $first:expr)) => {
         each_block!($sums = $function($cell, $x, $first); 0 1 2 3 4 5 6 7)

@@ -65,8 +65,8 @@ pub(super) trait Scales {
         _mm512_setzero_si512()
     }
 
-    /// The steps of `m` of a whole cell as bytes: byte i of vector v is that of half block 4 v + i. Zeros unless there are
-    /// [`BYTES_OF_M`](Scales::BYTES_OF_M).
+    /// The steps of `m` of a whole cell as bytes: byte i of vector v is that of half block 4 v + i. Zeros unless there
+    /// are [`BYTES_OF_M`](Scales::BYTES_OF_M).
     ///
     /// # Safety
     /// As [`Scales::head`].

@@ -112,8 +112,8 @@ impl Layout {
 
     fn pack_row(&self, row: usize, source: &[u8], out: &mut [u8]) {
         match (self.dtype, Format::of(self.dtype)) {
-            // These blocks of the file are the row's scales and then 16 bytes, each with column i and column i + 16: just what a
-            // row's part of the four planes is.
+            // These blocks of the file are the row's scales and then 16 bytes, each with column i and column i + 16:
+            // just what a row's part of the four planes is.
             (DType::Q4_0 | DType::Q4_1 | DType::IQ4_NL, Some(format)) => {
                 let cells = out.chunks_exact_mut(format.cell_bytes());
                 for (cell, block) in cells.zip(source.chunks_exact(self.dtype.block_bytes())) {

@@ -13,8 +13,8 @@ pub(crate) struct Sorting {
 }
 
 impl Sorting {
-    /// Sorts keys whose indices ascend from 0 on, and lists the indices. Where the bits in which keys differ fit into one
-    /// word, as those of a model's few sizes and durations do, words are sorted instead.
+    /// Sorts keys whose indices ascend from 0 on, and lists the indices. Where the bits in which keys differ fit into
+    /// one word, as those of a model's few sizes and durations do, words are sorted instead.
     pub(crate) fn sort(&mut self, all: impl Iterator<Item = Key>, order: &mut Vec<u32>) {
         let Sorting { keys, words, scratch } = self;
         keys.clear();
