@@ -1,21 +1,6 @@
 // Attention in one pass over the visible keys. The keys are cut into pieces, one to a block of threads; the block that
 // is done last with a query and head merges them.
 
-struct Attention {
-    float scale, soft_cap;   // soft cap 0: none
-    i64 piece;               // keys in a piece
-    i64 pieces;
-};
-
-struct Work {
-    Tensor q, k, v, mask, spans, out;
-    u64 partial;             // for each query, head and piece: `e` weighted values, the maximum, the sum
-    u64 counters;            // for each query and head: pieces that are done; 0 between launches
-    Attention a;
-    u64 faults;
-    u32 fault;
-};
-
 // A token whose query is not turned yet and whose key and value are not in the cache yet: attention turns both and writes
 // key and value while it attends. Everything here but the three rows is known before the kernel starts, and so is what
 // the cache holds of earlier tokens.
@@ -41,16 +26,8 @@ __device__ __forceinline__ bool find_piece(const Work &w, Piece *p) {
     p->b = bt / w.q.d[2];
     p->h = blockIdx.y;
     p->g = p->h / (w.q.d[1] / w.k.d[1]);
-    i64 begin = 0, end = w.k.d[2];
-    if (w.spans.address) {
-        const int *span = (const int *)(w.spans.address + p->t * w.spans.s[2]);
-        begin = span[0];
-        end = span[1];
-        if (begin < 0 || end > w.k.d[2] || begin > end) {
-            if (threadIdx.x == 0) report(w.faults, w.fault);
-            begin = end = 0;
-        }
-    }
+    i64 begin, end;
+    visible(w, p->t, &begin, &end);
     i64 first = begin / w.a.piece, last = end > begin ? (end - 1) / w.a.piece : first;
     p->number = (i64)blockIdx.x - first;
     p->count = last - first + 1;
@@ -66,15 +43,16 @@ __device__ __forceinline__ void finish(const Work &w, const Piece &p, const floa
     __shared__ bool is_last;
     int warps = blockDim.x / WARP, e = (int)w.v.d[3];
     i64 line = (i64)blockIdx.z * w.q.d[1] + p.h;
-    float *mine = (float *)w.partial + (line * w.a.pieces + p.number) * (e + 2);
+    float *mine = partial_of(w, line, p.number);
     __syncthreads();
     float top = -INF, sum = 0.0f;
     for (int i = 0; i < warps; i++) top = fmaxf(top, tops[i]);
-    for (int i = 0; i < warps; i++) if (tops[i] > -INF) sum += sums[i] * expf(tops[i] - top);
+    float base = finite_top(top);
+    for (int i = 0; i < warps; i++) sum += sums[i] * expf(tops[i] - base);
     for (int c = threadIdx.x; c < e; c += blockDim.x) {
         float total = 0.0f;
-        for (int i = 0; i < warps; i++) if (tops[i] > -INF) total += values[i * e + c] * expf(tops[i] - top);
-        if (p.count == 1) put(w.out, p.b, p.t, p.h, c, sum > 0.0f ? total / sum : 0.0f);
+        for (int i = 0; i < warps; i++) total += values[i * e + c] * expf(tops[i] - base);
+        if (p.count == 1) put(w.out, p.b, p.t, p.h, c, sum == 0.0f ? 0.0f : total / sum);
         else mine[c] = total;
     }
     if (p.count == 1) return;
@@ -89,29 +67,8 @@ __device__ __forceinline__ void finish(const Work &w, const Piece &p, const floa
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    const float *all = (const float *)w.partial + line * w.a.pieces * (e + 2);
-    top = -INF;
-    sum = 0.0f;
-    for (i64 i = 0; i < p.count; i++) top = fmaxf(top, __ldcg(all + i * (e + 2) + e));
-    for (i64 i = 0; i < p.count; i++) {
-        float m = __ldcg(all + i * (e + 2) + e);
-        if (m > -INF) sum += __ldcg(all + i * (e + 2) + e + 1) * expf(m - top);
-    }
-    for (int c = threadIdx.x; c < e; c += blockDim.x) {
-        float total = 0.0f;
-        for (i64 i = 0; i < p.count; i++) {
-            float m = __ldcg(all + i * (e + 2) + e);
-            if (m > -INF) total += __ldcg(all + i * (e + 2) + c) * expf(m - top);
-        }
-        put(w.out, p.b, p.t, p.h, c, sum > 0.0f ? total / sum : 0.0f);
-    }
+    merge(w, line, p.b, p.h, p.t, p.count, threadIdx.x, blockDim.x);
     if (threadIdx.x == 0) *counter = 0;
-}
-
-__device__ __forceinline__ float adjusted(const Work &w, const Piece &p, float score, i64 key) {
-    if (w.a.soft_cap > 0.0f) score = w.a.soft_cap * tanhf(score / w.a.soft_cap);
-    if (w.mask.address) score += element(w.mask, p.b % w.mask.d[0], p.h % w.mask.d[1], p.t, key);
-    return score;
 }
 
 #define MAX_PER_LANE 16      // rows of at most 512 elements
@@ -145,10 +102,9 @@ extern "C" __global__ void k_attention(const __grid_constant__ Work w) {
             part = warp_sum(part);
             if (lane == j) score = part;
         }
-        if (lane < tile) score = adjusted(w, p, score, first + lane);
-        float top = fmaxf(highest, warp_max(score));
-        if (top == -INF) continue;
-        float fade = expf(highest - top), weight = expf(score - top);
+        if (lane < tile) score = adjusted(w, p.b, p.h, p.t, score, first + lane);
+        float top = fmaxf(highest, warp_max(score)), base = finite_top(top);
+        float fade = expf(highest - base), weight = expf(score - base);
         sum = sum * fade + warp_sum(weight);
         highest = top;
         for (int i = 0; i < MAX_PER_LANE; i++) acc[i] *= fade;
@@ -288,17 +244,16 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
             }
             for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
             i64 at = base + group + u * groups;
-            score[u] = at < p.end ? adjusted(w, p, sum, at) : -INF;
+            score[u] = at < p.end ? adjusted(w, p.b, p.h, p.t, sum, at) : -INF;
             top = fmaxf(top, score[u]);
         }
-        if (top == -INF) continue;
-        float fade = expf(highest - top);
+        float from_top = finite_top(top), fade = expf(highest - from_top);
         sum *= fade;
         highest = top;
         for (int i = 0; i < 8 * N; i++) acc[i] *= fade;
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
-            float weight = expf(score[u] - top);
+            float weight = expf(score[u] - from_top);
             if (weight == 0.0f) continue;   // what is out of sight may be anything, NaN too
             sum += weight;
 #pragma unroll
@@ -311,7 +266,7 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
     // The four groups of a warp, then the warps.
     float top = fmaxf(highest, __shfl_xor_sync(FULL, highest, 8));
     top = fmaxf(top, __shfl_xor_sync(FULL, top, 16));
-    float fade = highest > -INF ? expf(highest - top) : 0.0f;
+    float fade = expf(highest - finite_top(top));
     sum *= fade;
     sum += __shfl_xor_sync(FULL, sum, 8);
     sum += __shfl_xor_sync(FULL, sum, 16);

@@ -304,8 +304,9 @@ template <int F, int WARPS> __device__ __forceinline__ void stream(const Job &jo
     u32 chunks = (job.cols + Form<F>::CHUNK - 1) / Form<F>::CHUNK, items = (end - unit) * chunks;
     u32 barrier = shared_address(barriers + warp * 8), base = shared_address(ring);
     let_next_start();
-    if (lane == 0) {
-        for (u32 s = 0; s < job.slots; s++) barrier_init(barrier + 8 * s);
+    // A lane for each: of a loop, racecheck takes a round that is not gone through for a write.
+    if (lane < job.slots) {
+        barrier_init(barrier + 8 * lane);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();

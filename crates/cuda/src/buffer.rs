@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -214,7 +215,9 @@ pub(crate) struct HostPages {
     context: Arc<Context>,
     data: Data,
     /// The locked part, from the start of the bytes; empty where the driver does not lock such memory.
-    locked: std::ops::Range<usize>,
+    locked: Range<usize>,
+    /// Copies of what comes before the locked part and behind it: parts of pages, which cannot be locked.
+    edges: Option<PinnedBuffer>,
 }
 
 /// The smallest page there is: locking starts and ends at multiples of it.
@@ -241,12 +244,7 @@ impl HostPages {
         } else {
             locked = 0..0;
         }
-        Ok(HostPages { context: Arc::clone(context), data: data.clone(), locked })
-    }
-
-    /// The bytes themselves.
-    pub(crate) fn data(&self) -> &[u8] {
-        self.data.bytes()
+        HostPages { context: Arc::clone(context), data: data.clone(), locked, edges: None }.with_edges()
     }
 
     fn read_only(&self) -> BackendError {
@@ -254,9 +252,35 @@ impl HostPages {
         BackendError::Failed { backend: self.context.name.clone(), what: "writing", reason }
     }
 
-    /// Which of them are locked.
-    pub(crate) fn locked(&self) -> std::ops::Range<usize> {
-        self.locked.clone()
+    /// Puts copies of the unlocked ends aside, where there is a locked part between them.
+    fn with_edges(mut self) -> Result<HostPages, BackendError> {
+        let Range { start, end } = self.locked;
+        if start < end {
+            let bytes = self.data.bytes();
+            let (before, behind) =
+                (bytes.get(..start).unwrap_or_default(), bytes.get(end..).unwrap_or_default());
+            let edges = PinnedBuffer::new(&self.context, before.len() + behind.len())?;
+            edges.write(0, before)?;
+            edges.write(before.len(), behind)?;
+            self.edges = Some(edges);
+        }
+        Ok(self)
+    }
+
+    /// Where the device finds the bytes of a range, in order; nothing where they are not locked.
+    pub(crate) fn pinned(&self, range: Range<usize>) -> Vec<(Range<usize>, *const u8)> {
+        let Range { start, end } = self.locked;
+        let Some(edges) = &self.edges else { return Vec::new() };
+        let cut = |from: usize, to: usize| range.start.max(from)..range.end.min(to);
+        let edges = edges.address().cast_const();
+        let parts = [
+            // Bytes before the locked part start where the edges do, those behind it follow them.
+            (cut(0, start), edges),
+            (cut(start, end), self.data.bytes().as_ptr()),
+            (cut(end, self.data.len()), edges.wrapping_add(start).wrapping_sub(end)),
+        ];
+        let some = parts.into_iter().filter(|(part, _)| !part.is_empty());
+        some.map(|(part, base)| (part.clone(), base.wrapping_add(part.start))).collect()
     }
 }
 

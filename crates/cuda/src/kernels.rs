@@ -16,7 +16,7 @@ use crate::CudaError;
 use crate::context::Context;
 
 /// The kernel files, in the order of [`File`].
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 10] = [
     ("elementwise.cu", include_str!("../kernels/elementwise.cu")),
     ("norm.cu", include_str!("../kernels/norm.cu")),
     ("rope.cu", include_str!("../kernels/rope.cu")),
@@ -24,7 +24,11 @@ const SOURCES: [(&str, &str); 9] = [
     ("reduce.cu", include_str!("../kernels/reduce.cu")),
     ("matmul.cu", include_str!("../kernels/matmul.cu")),
     ("pack.cu", include_str!("../kernels/pack.cu")),
-    ("attention.cu", include_str!("../kernels/attention.cu")),
+    (
+        "attention.cu",
+        concat!(include_str!("../kernels/attention.cuh"), include_str!("../kernels/attention.cu")),
+    ),
+    ("tiles.cu", concat!(include_str!("../kernels/attention.cuh"), include_str!("../kernels/tiles.cu"))),
     ("stream.cu", include_str!("../kernels/stream.cu")),
 ];
 
@@ -41,6 +45,7 @@ pub(crate) enum File {
     Matmul,
     Pack,
     Attention,
+    Tiles,
     Stream,
 }
 

@@ -94,8 +94,8 @@ impl CudaQueue {
 
     fn to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), BackendError> {
         // SAFETY: the target was checked to be inside a buffer; the source is pinned memory that stays until the
-        // stream has passed (the ring's halves wait for their events, staging buffers and locked pages are held by the
-        // session), or memory that the driver takes before it returns.
+        // stream has passed: the ring's halves wait for their events, staging buffers and locked pages are held by the
+        // session.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast::<c_void>(), bytes, self.stream.handle) };
         self.shared.context.check("cuMemcpyHtoDAsync", code)
     }
@@ -209,7 +209,7 @@ impl CudaQueue {
         Ok(())
     }
 
-    /// Fetches locked host memory; what is not locked of it, at its ends, is taken by the driver at once.
+    /// Fetches locked host memory, or sends it through the ring where it could not be locked.
     fn fetch_pages(
         &mut self,
         pages: &HostPages,
@@ -217,15 +217,12 @@ impl CudaQueue {
         bytes: usize,
         to: u64,
     ) -> Result<(), BackendError> {
-        let locked = pages.locked();
-        let (start, end) = (locked.start.max(offset), locked.end.min(offset + bytes));
-        if start >= end {
+        let pinned = pages.pinned(offset..offset + bytes);
+        if pinned.is_empty() {
             return self.send(to, bytes, |at, piece| pages.read(offset + at, piece));
         }
-        for part in [offset..start, start..end, end..offset + bytes] {
-            if let Some(from) = pages.data().get(part.clone()).filter(|from| !from.is_empty()) {
-                self.to_device(to + (part.start - offset) as u64, from.as_ptr(), from.len())?;
-            }
+        for (part, from) in pinned {
+            self.to_device(to + (part.start - offset) as u64, from, part.len())?;
         }
         Ok(())
     }

@@ -21,8 +21,8 @@ pub enum Stream {
     Compute,
     /// The one that brings copies in.
     Incoming,
-    /// The one that brings weights that are lent for the run.
-    Lent,
+    /// Brings what is there before the run: weights that are lent, states as they were.
+    Ahead,
     /// The one that sends copies out.
     Outgoing,
 }

@@ -100,7 +100,7 @@ fn lane(backend: usize, stream: Stream) -> usize {
         + match stream {
             Stream::Compute => 0,
             Stream::Incoming => 1,
-            Stream::Lent => 2,
+            Stream::Ahead => 2,
             Stream::Outgoing => 3,
         }
 }
@@ -129,7 +129,7 @@ impl<W: Write> ChromeTrace<W> {
             let name = backend.name();
             trace.name(lane(number, Stream::Compute), name)?;
             trace.name(lane(number, Stream::Incoming), &format!("{name} copies in"))?;
-            trace.name(lane(number, Stream::Lent), &format!("{name} weights in"))?;
+            trace.name(lane(number, Stream::Ahead), &format!("{name} weights and states in"))?;
             trace.name(lane(number, Stream::Outgoing), &format!("{name} copies out"))?;
         }
         Ok(trace)

@@ -157,6 +157,49 @@ fn attention(list: &mut List) {
     }
 }
 
+/// More queries and keys than a kernel takes at once, so that tiles and pieces of both meet.
+pub(super) fn many(list: &mut List) {
+    for types in [[DType::F16, DType::F16], [DType::Q8_0, DType::Q8_0], [DType::F16, DType::Q8_0]] {
+        for depth in [64, 96, 128] {
+            for (queries, keys) in [(16, 700), (64, 64), (65, 129), (130, 300), (200, 200)] {
+                let shape = Shape { batch: 1, heads: 4, groups: 2, queries, keys, depth, value_depth: depth };
+                one_attention(list, types, shape, Seen::Spans, None);
+                let seen = match list.turn() % 3 {
+                    0 => Seen::All,
+                    1 => Seen::MaskAndSpans,
+                    _ => Seen::MaskPerHead,
+                };
+                one_attention(list, types, Shape { batch: 2, ..shape }, seen, Some(3.0));
+            }
+        }
+    }
+    // What a query does not see may be anything.
+    for dtype in [DType::F32, DType::F16] {
+        for depth in [64, 80, 128] {
+            for (queries, keys) in [(1, 40), (7, 40), (40, 100), (130, 300)] {
+                let shape = Shape { batch: 1, heads: 4, groups: 2, queries, keys, depth, value_depth: depth };
+                for (of_keys, of_values) in [(0.002, 0.0), (0.0, 0.002)] {
+                    holes(list, dtype, shape, of_keys, of_values);
+                }
+            }
+        }
+    }
+}
+
+fn holes(list: &mut List, dtype: DType, shape: Shape, of_keys: f64, of_values: f64) {
+    let Shape { batch, heads, groups, queries, keys, depth, .. } = shape;
+    let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+    let details = format!(
+        "[{batch}, {heads}, {queries}, {depth}] × {dtype} [{groups}, {keys}], holes {of_keys} {of_values}"
+    );
+    list.push("attention", details, tolerance, move |s| {
+        let q = s.input(DType::F32, [batch, heads, queries, depth], Fill::Range(-2.0, 2.0));
+        let k = s.input(dtype, [batch, groups, keys, depth], Fill::Holes(of_keys));
+        let v = s.input(dtype, [batch, groups, keys, depth], Fill::Holes(of_values));
+        s.out(q.attention(k, v, None, Some(s.spans(queries, keys)), 1.0 / (depth as f32).sqrt(), None));
+    });
+}
+
 fn one_attention(list: &mut List, types: [DType; 2], shape: Shape, seen: Seen, soft_cap: Option<f32>) {
     let [k_type, v_type] = types;
     let Shape { batch, heads, groups, queries, keys, depth, value_depth } = shape;

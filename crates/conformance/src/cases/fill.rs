@@ -16,6 +16,8 @@ pub(crate) enum Fill {
     Distinct,
     /// 0, or `−∞` with this probability.
     Mask(f64),
+    /// In −1..1, or with this probability no number or infinite.
+    Holes(f64),
 }
 
 /// The usual values.
@@ -28,6 +30,13 @@ pub(crate) fn values(fill: Fill, count: usize, rng: &mut Rng) -> Vec<f32> {
         Fill::Distinct => {
             shuffled(count, rng).into_iter().map(|i| i as f32 * 0.25 - count as f32 / 8.0).collect()
         }
+        Fill::Holes(chance) => (0..count)
+            .map(|_| match rng.chance(chance) {
+                true if rng.chance(0.5) => f32::NAN,
+                true => f32::INFINITY,
+                false => rng.uniform(-1.0, 1.0) as f32,
+            })
+            .collect(),
         Fill::Mask(chance) => {
             (0..count).map(|_| if rng.chance(chance) { f32::NEG_INFINITY } else { 0.0 }).collect()
         }

@@ -134,6 +134,7 @@ impl Suite {
         layout::list(&mut list);
         reduce::list(&mut list);
         fused::list(&mut list);
+        attention::many(&mut list);
         Suite { entries: list.entries }
     }
 

@@ -14,6 +14,9 @@ use crate::pool::Worker;
 use crate::step::{Access, Kernel, Part, Team, TeamError, Work};
 use crate::view::View;
 
+/// Queries whose results a worker looks at in one go.
+const LINES: usize = 16;
+
 struct AttentionKernel {
     isa: Isa,
     scale: f32,
@@ -56,11 +59,12 @@ pub(super) fn attention(
         value_type: v.dtype,
     };
     let isa = context.isa;
+    let Attention { scale, soft_cap, .. } = *parameters;
+    let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
     let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
     if spans_fit && shape.cells > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
-        let team = FastAttention { isa, shape, q: *q, k: *k, v: *v, mask, spans, out: *out };
         items.push(Item::Team(TeamItem {
-            team: Box::new(team),
+            team: Box::new(FastAttention { shape, plain }),
             accesses,
             work_bytes: Box::new(move |threads| fast::Attention::work_bytes(isa, &shape, threads)),
             name: 0,
@@ -69,9 +73,7 @@ pub(super) fn attention(
         return Ok(());
     }
     let cost = (b * h * t).saturating_mul(k.dims[2]).saturating_mul(d + v.cols());
-    let Attention { scale, soft_cap, .. } = *parameters;
-    let kernel = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
-    items.push(Item::Part(Part::new(kernel, b * h * t, cost, accesses)));
+    items.push(Item::Part(Part::new(plain, b * h * t, cost, accesses)));
     Ok(())
 }
 
@@ -87,14 +89,9 @@ pub(super) fn span(spans: Option<&View>, t: usize, keys: usize) -> Result<Range<
 
 /// Attention by the kernels, one batch after another.
 struct FastAttention {
-    isa: Isa,
     shape: Shape,
-    q: View,
-    k: View,
-    v: View,
-    mask: Option<View>,
-    spans: Option<View>,
-    out: View,
+    /// The same, one query after another.
+    plain: AttentionKernel,
 }
 
 /// Rows of one batch: token or cell by head.
@@ -111,14 +108,15 @@ fn rows(view: &View, batch: usize, token_axis: usize, head_axis: usize) -> Resul
 
 impl Team for FastAttention {
     fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
+        let AttentionKernel { isa, q, k, v, mask, spans, out, .. } = &self.plain;
         let tokens = self.shape.tokens;
         // The kernel keeps to the keys there are, whatever the spans say; that they are right is checked here.
         worker
             .try_chunks(1, |_| {
-                (0..tokens).try_for_each(|t| span(self.spans.as_ref(), t, self.shape.cells).map(drop))
+                (0..tokens).try_for_each(|t| span(spans.as_ref(), t, self.shape.cells).map(drop))
             })
             .map_err(TeamError::Data)?;
-        let spans = match &self.spans {
+        let spans = match spans {
             None => None,
             Some(spans) => {
                 let pointer =
@@ -127,15 +125,15 @@ impl Team for FastAttention {
                 Some(unsafe { std::slice::from_raw_parts(pointer.cast::<[i32; 2]>(), tokens) })
             }
         };
-        let needs = fast::Attention::work_bytes(self.isa, &self.shape, work.threads)?;
+        let needs = fast::Attention::work_bytes(*isa, &self.shape, work.threads)?;
         if work.bytes < needs {
             return Err(TeamError::Data(format!("{} bytes of work memory, {needs} needed", work.bytes)));
         }
-        for batch in 0..self.q.dims[0] {
+        for batch in 0..q.dims[0] {
             if batch > 0 {
                 worker.barrier()?;
             }
-            let mask = match &self.mask {
+            let mask = match mask {
                 None => None,
                 Some(mask) => {
                     let mut rows = rows(mask, batch % mask.dims[0].max(1), 2, 1)?;
@@ -146,20 +144,44 @@ impl Team for FastAttention {
                 }
             };
             let memory = Memory {
-                queries: rows(&self.q, batch, 2, 1)?,
-                keys: rows(&self.k, batch, 2, 1)?,
-                values: rows(&self.v, batch, 2, 1)?,
+                queries: rows(q, batch, 2, 1)?,
+                keys: rows(k, batch, 2, 1)?,
+                values: rows(v, batch, 2, 1)?,
                 mask,
                 spans,
-                output: rows(&self.out, batch, 1, 2)?,
+                output: rows(out, batch, 1, 2)?,
             };
             // SAFETY: the tensors have these shapes and strides, in buffers that the program holds; the result is
             // contiguous and overlaps no input; the work memory is long enough and this step's alone.
             let attention =
-                unsafe { fast::Attention::new(self.isa, self.shape, memory, work.threads, work.pointer)? };
+                unsafe { fast::Attention::new(*isa, self.shape, memory, work.threads, work.pointer)? };
             attention.run(worker)?;
         }
-        Ok(())
+        // A block of queries is multiplied with all values that any of them sees. With weight 0 a value that is no
+        // number still spoils the sum, so those queries are computed again, with nothing but what they see.
+        if tokens == 1 && mask.is_none() {
+            return Ok(());
+        }
+        worker.barrier()?;
+        let [batches, _, heads, width] = out.dims;
+        let lines = batches * tokens;
+        let result = worker.try_chunks(lines.div_ceil(LINES), |chunk| {
+            for line in chunk * LINES..lines.min((chunk + 1) * LINES) {
+                let (batch, token) = (line / tokens, line % tokens);
+                for head in 0..heads {
+                    let finite = with_floats(width, |row| {
+                        out.load_at([batch, token, head], 0, row);
+                        row.iter().fold(true, |all, value| all & value.is_finite())
+                    });
+                    if !finite {
+                        let unit = (batch * heads + head) * tokens + token;
+                        self.plain.run(unit..unit + 1, work)?;
+                    }
+                }
+            }
+            Ok(())
+        });
+        result.map_err(TeamError::Data)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Attention: pieces of the keys side by side, the last of which merges them.
+//! Attention: pieces of the keys side by side, the last of which merges them. Many queries go by tiles, on tensor cores.
 
 use std::ffi::CStr;
 
@@ -13,8 +13,13 @@ use crate::backend::COUNTERS;
 use crate::kernels::File;
 use crate::launch::{Argument, Described, Launch};
 
-/// Fewest keys in a piece: as many as the threads of a block take at once.
+/// Fewest keys in a piece: as many as the threads of a block take at once, or two tiles.
 const LEAST_PIECE: u64 = 128;
+/// Queries that a block of tiles takes, and the fewest that are worth it.
+const TILE: u64 = 64;
+const LEAST_QUERIES: u64 = 16;
+/// The first compute capability whose tensor cores the tiles are for.
+const TENSOR_CORES: (i32, i32) = (8, 0);
 
 /// How the keys are cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,18 +32,36 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// Enough blocks to fill the device twice; a piece's result costs memory, so not many more.
-    pub(super) fn of(queries: u64, keys: u64, multiprocessors: u32) -> Pieces {
-        let most = if queries > COUNTERS as u64 {
+    fn of(blocks: u64, queries: u64, keys: u64, multiprocessors: u32) -> Pieces {
+        let most = if blocks > COUNTERS as u64 {
             1
         } else {
-            (2 * u64::from(multiprocessors) / queries.max(1)).max(1)
+            (2 * u64::from(multiprocessors) / blocks.max(1)).max(1)
         };
         let piece = keys.max(1).div_ceil(most).next_multiple_of(LEAST_PIECE);
         Pieces { queries, piece, count: keys.div_ceil(piece).max(1) }
     }
 
+    /// Where each query of each head has a block; `[b, h, t]` are the queries' extents.
+    fn of_rows([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> Pieces {
+        Pieces::of(b * h * t, b * h * t, keys, multiprocessors)
+    }
+
+    /// Where so many queries of each head share one that it pays.
+    fn of_tiles([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> Option<Pieces> {
+        let cut = Pieces::of(b * h * t.div_ceil(TILE), b * h * t, keys, multiprocessors);
+        let fits = t.div_ceil(TILE) < 1 << 16 && b * cut.count < 1 << 16 && keys < 1 << 31;
+        (t >= LEAST_QUERIES && fits).then_some(cut)
+    }
+
+    /// The most bytes that the results of pieces of `e` elements take, whichever way it goes.
+    pub(super) fn most_bytes(queries: [u64; 3], keys: u64, e: usize, multiprocessors: u32) -> usize {
+        let tiles = Pieces::of_tiles(queries, keys, multiprocessors).map_or(0, |cut| cut.bytes(e));
+        Pieces::of_rows(queries, keys, multiprocessors).bytes(e).max(tiles)
+    }
+
     /// Bytes of the pieces' results, of `e` elements, where there are several.
-    pub(super) fn bytes(&self, e: usize) -> usize {
+    fn bytes(&self, e: usize) -> usize {
         if self.count > 1 { together([(self.queries * self.count) as usize * (e + 2) * 4]) } else { 0 }
     }
 }
@@ -96,8 +119,18 @@ impl Lowering<'_> {
         let [b, h, t, _] = q.dims;
         let [_, _, keys, e] = v.dims;
         let multiprocessors = self.shared.context.multiprocessors;
+        let extents = [b as u64, h as u64, t as u64];
         let queries = (b * h * t) as u64;
-        let cut = Pieces::of(queries, keys as u64, multiprocessors);
+        let by_tiles = match tiles(&q, &k, &v, &out) {
+            Some(name) if self.shared.context.compute_capability >= TENSOR_CORES => {
+                Pieces::of_tiles(extents, keys as u64, multiprocessors).map(|cut| (name, cut))
+            }
+            _ => None,
+        };
+        let cut = match by_tiles {
+            Some((_, cut)) => cut,
+            None => Pieces::of_rows(extents, keys as u64, multiprocessors),
+        };
         let (piece, pieces) = (cut.piece, cut.count);
         let partial = match cut.bytes(e as usize) {
             0 => 0,
@@ -126,6 +159,14 @@ impl Lowering<'_> {
             faults,
             fault,
         };
+        if let Some((name, _)) = by_tiles {
+            // Keys and values, twice.
+            let shared = 4 * TILE as u32 * (2 * grid(e) + 16);
+            let function = self.shared.kernels.large_function(File::Tiles, name, shared)?;
+            let size = [grid(h), grid(t).div_ceil(TILE as u32), grid(b) * pieces as u32];
+            self.push(Launch::new(function, size, 128).shared(shared).early().arg(work));
+            return Ok(());
+        }
         let group = self.fresh.get(&node).copied();
         let warps = if group.is_some() && k.dims[3] < 256 { 4 } else { warps };
         let name = match group {
@@ -169,6 +210,14 @@ impl Lowering<'_> {
     }
 }
 
+/// Whether the rows of a tensor lie dense, and start at multiples of so many bytes.
+fn rows_dense(t: &Described, dtype: DType, alignment: u64) -> bool {
+    t.dtype == dtype.id()
+        && t.strides[3] == dtype.block_bytes() as i64
+        && t.address.is_multiple_of(alignment)
+        && t.strides.iter().take(3).all(|stride| stride % alignment as i64 == 0)
+}
+
 /// The kernel for f16 keys and values whose rows can be loaded whole, where there is one for their length.
 pub(super) fn half_rows(q: &Described, k: &Described, v: &Described, many: bool) -> Option<&'static CStr> {
     let name = match (k.dims[3], many) {
@@ -180,14 +229,23 @@ pub(super) fn half_rows(q: &Described, k: &Described, v: &Described, many: bool)
         (256, true) => c"k_attention_256_many",
         _ => return None,
     };
-    let aligned = |t: &Described| {
-        t.address.is_multiple_of(16) && t.strides.iter().take(3).all(|stride| stride % 16 == 0)
+    let whole = |t: &Described, dtype: DType| t.dims[3] == k.dims[3] && rows_dense(t, dtype, 16);
+    (whole(q, DType::F32) && whole(k, DType::F16) && whole(v, DType::F16)).then_some(name)
+}
+
+/// The kernel that takes f16 or Q8_0 keys and values by tiles, where there is one for the length of their rows.
+fn tiles(q: &Described, k: &Described, v: &Described, out: &Described) -> Option<&'static CStr> {
+    let name = match k.dims[3] {
+        64 => c"k_attention_tiles_64",
+        80 => c"k_attention_tiles_80",
+        96 => c"k_attention_tiles_96",
+        128 => c"k_attention_tiles_128",
+        _ => return None,
     };
-    let dense = |t: &Described, dtype: DType| {
-        t.dtype == dtype.id()
-            && t.dims[3] == k.dims[3]
-            && t.strides[3] == dtype.block_bytes() as i64
-            && aligned(t)
+    let whole = |t: &Described| rows_dense(t, DType::F32, 8);
+    let cached = |t: &Described| {
+        let known = rows_dense(t, DType::F16, 16) || rows_dense(t, DType::Q8_0, 2);
+        known && t.dims[3] == k.dims[3]
     };
-    (dense(q, DType::F32) && dense(k, DType::F16) && dense(v, DType::F16)).then_some(name)
+    (whole(q) && whole(out) && cached(k) && cached(v)).then_some(name)
 }

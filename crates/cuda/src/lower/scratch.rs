@@ -55,7 +55,7 @@ pub(crate) fn bytes(graph: &Graph, nodes: &[NodeId], blas: bool, multiprocessors
                 if b * t == 1 && v.dtype() == DType::F16 {
                     most.rows = most.rows.max(together([h * e * 4, groups * e * 4, groups * e * 4]));
                 }
-                Pieces::of((b * h * t) as u64, keys as u64, multiprocessors).bytes(e)
+                Pieces::most_bytes([b, h, t].map(|n| n as u64), keys as u64, e, multiprocessors)
             }
             (Some(Op::ArgSort { .. } | Op::TopK { .. }), Some(x), ..) if x.shape().cols() > MOST_SORTED => {
                 together(sort(x.elements()))

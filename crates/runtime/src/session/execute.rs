@@ -153,7 +153,7 @@ impl Run<'_> {
             copy: number,
             from: copy.from,
             to: copy.to,
-            lent: plan.is_lent(copy.storage),
+            ahead: copy.source.is_none(),
             waits: [source, free],
             moving: &mut self.compiled.copies[number],
             lanes: &mut *self.lanes,

@@ -18,8 +18,8 @@ pub(crate) struct Journey<'r> {
     pub(crate) copy: usize,
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Whether it is a weight that is lent.
-    pub(crate) lent: bool,
+    /// Whether the source is there before the run: a weight that is lent, or a state as it was.
+    pub(crate) ahead: bool,
     /// What must be done before: the source made, the target's place free.
     pub(crate) waits: [Option<Arc<dyn Event>>; 2],
     pub(crate) moving: &'r mut Moving,
@@ -30,7 +30,7 @@ pub(crate) struct Journey<'r> {
 fn queue_of(lane: &mut Lane, stream: Stream) -> &mut dyn Queue {
     match stream {
         Stream::Compute => &mut *lane.compute,
-        Stream::Lent => lane.lent(),
+        Stream::Ahead => lane.ahead(),
         Stream::Incoming => lane.incoming(),
         Stream::Outgoing => lane.outgoing(),
     }
@@ -112,7 +112,7 @@ impl Journey<'_> {
         (from, to): (&Region, &Region),
         done: Option<Arc<dyn Event>>,
     ) -> Result<bool, BackendError> {
-        let stream = if self.lent && stream == Stream::Incoming { Stream::Lent } else { stream };
+        let stream = if self.ahead && stream == Stream::Incoming { Stream::Ahead } else { stream };
         let Some(lane) = self.lanes.get_mut(number) else { return Ok(false) };
         for event in waits.iter().flatten() {
             queue_of(lane, stream).wait(&**event)?;

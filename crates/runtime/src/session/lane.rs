@@ -17,8 +17,9 @@ pub(crate) struct Lane {
 pub(crate) struct Traffic {
     /// Brings inputs and copies in.
     pub(crate) incoming: Box<dyn Queue>,
-    /// Brings weights that are lent, so that nothing else has to wait behind them.
-    pub(crate) lent: Box<dyn Queue>,
+    /// Brings what is there before the run, weights that are lent and states as they were: in the order in which they are
+    /// needed, since a device makes its copies one after another, and so that nothing else has to wait behind them.
+    pub(crate) ahead: Box<dyn Queue>,
     /// Pushes copies out.
     pub(crate) outgoing: Box<dyn Queue>,
     /// Recorded in the compute queue at the start of every run that something may wait for: everything of earlier runs is
@@ -33,7 +34,7 @@ impl Lane {
         let traffic = if asynchronous {
             Some(Traffic {
                 incoming: backend.queue()?,
-                lent: backend.queue()?,
+                ahead: backend.queue()?,
                 outgoing: backend.queue()?,
                 start: backend.event(false)?,
                 inputs: backend.event(false)?,
@@ -52,10 +53,10 @@ impl Lane {
         }
     }
 
-    /// The queue that brings weights for a run.
-    pub(crate) fn lent(&mut self) -> &mut dyn Queue {
+    /// The queue that brings what is there before a run.
+    pub(crate) fn ahead(&mut self) -> &mut dyn Queue {
         match &mut self.traffic {
-            Some(traffic) => &mut *traffic.lent,
+            Some(traffic) => &mut *traffic.ahead,
             None => &mut *self.compute,
         }
     }
@@ -77,7 +78,7 @@ impl Lane {
     pub(crate) fn synchronize(&mut self) -> Result<(), BackendError> {
         let compute = self.compute.synchronize();
         let Some(traffic) = &mut self.traffic else { return compute };
-        let incoming = traffic.incoming.synchronize().and(traffic.lent.synchronize());
+        let incoming = traffic.incoming.synchronize().and(traffic.ahead.synchronize());
         let outgoing = traffic.outgoing.synchronize();
         incoming.and(compute).and(outgoing)
     }

@@ -96,7 +96,12 @@ pub(super) fn attention(
                 };
                 let scores: Vec<f64> = key_rows.iter().enumerate().map(score).collect();
                 let mut sum = vec![0.0; out.layout.cols()];
-                for (share, value) in shares(&scores, None).into_iter().zip(&value_rows) {
+                for ((share, value), score) in shares(&scores, None).into_iter().zip(&value_rows).zip(&scores)
+                {
+                    // What is out of sight may be anything.
+                    if *score == f64::NEG_INFINITY {
+                        continue;
+                    }
                     sum.iter_mut().zip(value).for_each(|(s, v)| *s += share * v);
                 }
                 out.set_row([b, t, h], &sum)?;
