@@ -12,6 +12,27 @@ struct Fresh {
     u32 fault_keys, fault_values;
 };
 
+// What is known of it before the kernel starts: the keys that it sees, its own row among them, and how far this thread
+// turns the pair that it holds.
+struct Token {
+    int begin, end, own;
+    float s, c;
+};
+
+__device__ __forceinline__ Token token_of(const Work &w, const Fresh &f) {
+    Token token;
+    i64 begin, end;
+    visible(w, 0, &begin, &end);
+    token.begin = (int)begin;
+    token.end = (int)end;
+    token.own = *(const int *)f.row;
+    token.s = 0.0f;
+    token.c = 1.0f;
+    if (threadIdx.x < f.rope.dims / 2)
+        angle(turn_of(f.rope, f.factors, threadIdx.x), f.rope.scale, *(const int *)f.position, &token.s, &token.c);
+    return token;
+}
+
 // What a block works on.
 struct Piece {
     i64 b, h, t, g;          // batch, head, query, head of the keys
@@ -20,20 +41,23 @@ struct Piece {
 };
 
 // `false` for a piece without any visible keys, unless it is the one that says so in the result.
-__device__ __forceinline__ bool find_piece(const Work &w, Piece *p) {
-    i64 bt = blockIdx.z;
-    p->t = bt % w.q.d[2];
-    p->b = bt / w.q.d[2];
+__device__ __forceinline__ bool cut_piece(const Work &w, i64 begin, i64 end, Piece *p) {
     p->h = blockIdx.y;
     p->g = p->h / (w.q.d[1] / w.k.d[1]);
-    i64 begin, end;
-    visible(w, p->t, &begin, &end);
     i64 first = begin / w.a.piece, last = end > begin ? (end - 1) / w.a.piece : first;
     p->number = (i64)blockIdx.x - first;
     p->count = last - first + 1;
     p->begin = max(begin, (i64)blockIdx.x * w.a.piece);
     p->end = min(end, ((i64)blockIdx.x + 1) * w.a.piece);
     return p->number >= 0 && p->number < p->count;
+}
+
+__device__ __forceinline__ bool find_piece(const Work &w, Piece *p) {
+    p->t = blockIdx.z % w.q.d[2];
+    p->b = blockIdx.z / w.q.d[2];
+    i64 begin, end;
+    visible(w, p->t, &begin, &end);
+    return cut_piece(w, begin, end, p);
 }
 
 // Brings together what the warps of a block found, in order, and then the blocks: `tops` and `sums` have a number for
@@ -167,19 +191,20 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
     i64 own = -1;
     if (FRESH) {
         let_next_start();
-        bool sees = find_piece(w, &p);
+        Token token = token_of(w, *f);
+        p.t = p.b = 0;
+        bool sees = cut_piece(w, token.begin, token.end, &p);
         // One block for each head of the keys writes the cache.
         bool writes = blockIdx.x == 0 && p.h % (w.q.d[1] / w.k.d[1]) == 0;
         if (!sees && !writes) return;
-        own = *(const int *)f->row;
+        own = token.own;
         bool exists = own >= 0 && own < w.k.d[2];
         int n = threadIdx.x, half = f->rope.dims / 2, a = n + half, b = a;
         bool holds = n < d - half, turns = n < half;
-        float s = 0.0f, c = 1.0f;
+        float s = token.s, c = token.c;
         if (turns) {
             a = f->rope.half_split ? n : 2 * n;
             b = f->rope.half_split ? n + half : 2 * n + 1;
-            angle(turn_of(f->rope, f->factors, n), f->rope.scale, *(const int *)f->position, &s, &c);
         }
         if (sees && p.begin < p.end) load(tile, w, p, p.begin, own);
         after_kernel_before();

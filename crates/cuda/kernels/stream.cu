@@ -135,7 +135,7 @@ template <int F> __device__ __forceinline__ void keep(const Row &row, int i, int
     }
     float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
     for (int o = 4; o > 0; o >>= 1) most = fmaxf(most, __shfl_xor_sync(FULL, most, o));
-    float step = most / 127.0f, inverse = step > 0.0f ? 127.0f / most : 0.0f;
+    float step = most * (1.0f / 127.0f), inverse = step > 0.0f ? __fdividef(127.0f, most) : 0.0f;
     int a = __float2int_rn(v.x * inverse), b = __float2int_rn(v.y * inverse), c = __float2int_rn(v.z * inverse),
         d = __float2int_rn(v.w * inverse);
     int sum = a + b + c + d;
@@ -217,7 +217,7 @@ template <int F, int WARPS> __device__ __forceinline__ float prepare(const Job &
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < WARPS; i++) sum += reduce[i];
-    return 1.0f / sqrtf(sum / job.cols + job.eps);
+    return rsqrtf(__fdividef(sum, (float)job.cols) + job.eps);
 }
 
 // Adds a chunk's part of two products.
