@@ -72,11 +72,11 @@ __device__ __forceinline__ void finish(const Work &w, const Piece &p, const floa
     float top = -INF, sum = 0.0f;
     for (int i = 0; i < warps; i++) top = fmaxf(top, tops[i]);
     float base = finite_top(top);
-    for (int i = 0; i < warps; i++) sum += sums[i] * expf(tops[i] - base);
+    for (int i = 0; i < warps; i++) sum += sums[i] * fast_exp(tops[i] - base);
     for (int c = threadIdx.x; c < e; c += blockDim.x) {
         float total = 0.0f;
-        for (int i = 0; i < warps; i++) total += values[i * e + c] * expf(tops[i] - base);
-        if (p.count == 1) put(w.out, p.b, p.t, p.h, c, sum == 0.0f ? 0.0f : total / sum);
+        for (int i = 0; i < warps; i++) total += values[i * e + c] * fast_exp(tops[i] - base);
+        if (p.count == 1) put(w.out, p.b, p.t, p.h, c, sum == 0.0f ? 0.0f : __fdividef(total, sum));
         else mine[c] = total;
     }
     if (p.count == 1) return;
@@ -128,7 +128,7 @@ extern "C" __global__ void k_attention(const __grid_constant__ Work w) {
         }
         if (lane < tile) score = adjusted(w, p.b, p.h, p.t, score, first + lane);
         float top = fmaxf(highest, warp_max(score)), base = finite_top(top);
-        float fade = expf(highest - base), weight = expf(score - base);
+        float fade = fast_exp(highest - base), weight = fast_exp(score - base);
         sum = sum * fade + warp_sum(weight);
         highest = top;
         for (int i = 0; i < MAX_PER_LANE; i++) acc[i] *= fade;
@@ -272,13 +272,13 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
             score[u] = at < p.end ? adjusted(w, p.b, p.h, p.t, sum, at) : -INF;
             top = fmaxf(top, score[u]);
         }
-        float from_top = finite_top(top), fade = expf(highest - from_top);
+        float from_top = finite_top(top), fade = fast_exp(highest - from_top);
         sum *= fade;
         highest = top;
         for (int i = 0; i < 8 * N; i++) acc[i] *= fade;
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
-            float weight = expf(score[u] - from_top);
+            float weight = fast_exp(score[u] - from_top);
             if (weight == 0.0f) continue;   // what is out of sight may be anything, NaN too
             sum += weight;
 #pragma unroll
@@ -291,7 +291,7 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
     // The four groups of a warp, then the warps.
     float top = fmaxf(highest, __shfl_xor_sync(FULL, highest, 8));
     top = fmaxf(top, __shfl_xor_sync(FULL, top, 16));
-    float fade = expf(highest - finite_top(top));
+    float fade = fast_exp(highest - finite_top(top));
     sum *= fade;
     sum += __shfl_xor_sync(FULL, sum, 8);
     sum += __shfl_xor_sync(FULL, sum, 16);

@@ -52,11 +52,11 @@ __device__ __forceinline__ void merge(const Work &w, i64 line, i64 b, i64 h, i64
     for (i64 i = 0; i < count; i++) top = fmaxf(top, __ldcg(all + i * (e + 2) + e));
     top = finite_top(top);
     for (i64 i = 0; i < count; i++)
-        sum += __ldcg(all + i * (e + 2) + e + 1) * expf(__ldcg(all + i * (e + 2) + e) - top);
+        sum += __ldcg(all + i * (e + 2) + e + 1) * fast_exp(__ldcg(all + i * (e + 2) + e) - top);
     for (int c = thread; c < e; c += threads) {
         float total = 0.0f;
         for (i64 i = 0; i < count; i++)
-            total += __ldcg(all + i * (e + 2) + c) * expf(__ldcg(all + i * (e + 2) + e) - top);
-        put(w.out, b, t, h, c, sum == 0.0f ? 0.0f : total / sum);
+            total += __ldcg(all + i * (e + 2) + c) * fast_exp(__ldcg(all + i * (e + 2) + e) - top);
+        put(w.out, b, t, h, c, sum == 0.0f ? 0.0f : __fdividef(total, sum));
     }
 }

@@ -139,7 +139,8 @@ template <int F> __device__ __forceinline__ void keep(const Row &row, int i, int
     int a = __float2int_rn(v.x * inverse), b = __float2int_rn(v.y * inverse), c = __float2int_rn(v.z * inverse),
         d = __float2int_rn(v.w * inverse);
     int sum = a + b + c + d;
-    for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
+    if (F != EIGHT)   // which have no shift
+        for (int o = 4; o > 0; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
     if (i < quads) {
         int part = i % 8;
         ((u32 *)((part < 4 ? row.low : row.high) + i / 8))[part % 4] =
@@ -346,7 +347,7 @@ template <int F, int WARPS> __device__ __forceinline__ void stream(const Job &jo
         sum *= scale;
         if (job.gated) {
             float up = __shfl_down_sync(FULL, sum, 16);
-            if (gives) ((float *)r.first->out)[r.row] = sum / (1.0f + expf(-sum)) * up;
+            if (gives) ((float *)r.first->out)[r.row] = __fdividef(sum, 1.0f + fast_exp(-sum)) * up;
         } else if (gives) {
             ((float *)r.first->out)[r.row + mine] = sum + plus;
         }

@@ -113,7 +113,7 @@ __device__ __forceinline__ void one_by_one(const Work &w, i64 b, i64 h, i64 g, c
             score += __shfl_xor_sync(four, score, 2);
             score = adjusted(w, b, h, t[r], score, key);
             if (score == -INF) continue;
-            float higher = fmaxf(top, score), fade = expf(top - higher), weight = expf(score - higher);
+            float higher = fmaxf(top, score), fade = fast_exp(top - higher), weight = fast_exp(score - higher);
             top = higher;
             sum = sum * fade + 0.25f * weight;
             row = row_at(w.v, b, g, key);

@@ -210,6 +210,26 @@ impl Buffer for PinnedBuffer {
     }
 }
 
+/// Where bytes of the host are pinned: at which byte of themselves, or of the copies of their ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Held {
+    Locked(usize),
+    Edge(usize),
+}
+
+/// The parts of a range of `len` bytes, of which some in the middle are locked; the copy of what is behind those follows
+/// that of what is before them.
+fn places(range: &Range<usize>, locked: &Range<usize>, len: usize) -> Vec<(Range<usize>, Held)> {
+    let cut = |from: usize, to: usize| range.start.max(from)..range.end.min(to);
+    let parts = [cut(0, locked.start), cut(locked.start, locked.end), cut(locked.end, len)];
+    let held = parts.map(|part| match part.start {
+        at if at < locked.start => (part, Held::Edge(at)),
+        at if at < locked.end => (part, Held::Locked(at)),
+        at => (part, Held::Edge(at - locked.len())),
+    });
+    held.into_iter().filter(|(part, _)| !part.is_empty()).collect()
+}
+
 /// Bytes of the host, such as a file map, whose whole pages are locked so that the device fetches them directly.
 pub(crate) struct HostPages {
     context: Arc<Context>,
@@ -269,18 +289,12 @@ impl HostPages {
 
     /// Where the device finds the bytes of a range, in order; nothing where they are not locked.
     pub(crate) fn pinned(&self, range: Range<usize>) -> Vec<(Range<usize>, *const u8)> {
-        let Range { start, end } = self.locked;
         let Some(edges) = &self.edges else { return Vec::new() };
-        let cut = |from: usize, to: usize| range.start.max(from)..range.end.min(to);
-        let edges = edges.address().cast_const();
-        let parts = [
-            // Bytes before the locked part start where the edges do, those behind it follow them.
-            (cut(0, start), edges),
-            (cut(start, end), self.data.bytes().as_ptr()),
-            (cut(end, self.data.len()), edges.wrapping_add(start).wrapping_sub(end)),
-        ];
-        let some = parts.into_iter().filter(|(part, _)| !part.is_empty());
-        some.map(|(part, base)| (part.clone(), base.wrapping_add(part.start))).collect()
+        let place = |(part, place): (Range<usize>, Held)| match place {
+            Held::Locked(at) => (part, self.data.bytes().as_ptr().wrapping_add(at)),
+            Held::Edge(at) => (part, edges.address().cast_const().wrapping_add(at)),
+        };
+        places(&range, &self.locked, self.data.len()).into_iter().map(place).collect()
     }
 }
 
@@ -367,5 +381,23 @@ impl Buffer for HostPages {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_found_where_they_are_pinned() {
+        // 10 bytes before the locked pages, 20 of them, 5 behind.
+        let of = |range: Range<usize>| places(&range, &(10..30), 35);
+        let all = [(0..10, Held::Edge(0)), (10..30, Held::Locked(10)), (30..35, Held::Edge(10))];
+        assert_eq!(of(0..35), all);
+        assert_eq!(of(4..12), [(4..10, Held::Edge(4)), (10..12, Held::Locked(10))]);
+        assert_eq!(of(12..20), [(12..20, Held::Locked(12))]);
+        assert_eq!(of(29..33), [(29..30, Held::Locked(29)), (30..33, Held::Edge(10))]);
+        assert_eq!(of(32..35), [(32..35, Held::Edge(12))]);
+        assert_eq!(places(&(0..8), &(0..8), 8), [(0..8, Held::Locked(0))], "no ends");
     }
 }

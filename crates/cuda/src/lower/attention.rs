@@ -249,3 +249,54 @@ fn tiles(q: &Described, k: &Described, v: &Described, out: &Described) -> Option
     };
     (whole(q) && whole(out) && cached(k) && cached(v)).then_some(name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MULTIPROCESSORS: u32 = 132;
+
+    #[test]
+    fn many_queries_go_by_tiles_whose_pieces_fill_the_device() {
+        let tiles = |queries, keys| Pieces::of_tiles(queries, keys, MULTIPROCESSORS);
+        assert_eq!(tiles([1, 32, 15], 512), None, "few queries");
+        // 32 heads of 8 tiles are enough blocks.
+        assert_eq!(tiles([1, 32, 512], 512), Some(Pieces { queries: 32 * 512, piece: 512, count: 1 }));
+        // 9 heads of one tile are not: their keys are cut, but not into less than two tiles.
+        assert_eq!(tiles([1, 9, 40], 4096).unwrap().count, 16);
+        assert_eq!(tiles([1, 9, 40], 256).unwrap(), Pieces { queries: 360, piece: 128, count: 2 });
+        assert_eq!(tiles([1, 1, 64], 1 << 31), None, "keys that have no number");
+        for queries in [[1, 9, 40], [1, 32, 512], [2, 4, 17]] {
+            let most = Pieces::most_bytes(queries, 4096, 128, MULTIPROCESSORS);
+            let taken = tiles(queries, 4096).unwrap().bytes(128);
+            assert!(taken <= most, "{queries:?}: {taken} of {most}");
+        }
+    }
+
+    #[test]
+    fn tiles_take_halves_and_eight_bits_of_some_lengths() {
+        let rows = |dtype: DType, cols: i64| {
+            let row = dtype.row_bytes(cols as usize).unwrap() as i64;
+            Described {
+                address: 1 << 20,
+                dtype: dtype.id(),
+                packed: 0,
+                dims: [1, 2, 64, cols],
+                strides: [128 * row, 64 * row, row, dtype.block_bytes() as i64],
+            }
+        };
+        let with = |k: Described, v: Described| {
+            tiles(&rows(DType::F32, k.dims[3]), &k, &v, &rows(DType::F32, k.dims[3])).is_some()
+        };
+        for cols in [64, 80, 96, 128] {
+            assert!(with(rows(DType::F16, cols), rows(DType::F16, cols)), "{cols}");
+        }
+        assert!(with(rows(DType::Q8_0, 64), rows(DType::F16, 64)));
+        assert!(with(rows(DType::Q8_0, 128), rows(DType::Q8_0, 128)));
+        assert!(!with(rows(DType::F32, 64), rows(DType::F32, 64)), "full precision");
+        assert!(!with(rows(DType::F16, 40), rows(DType::F16, 40)), "another length");
+        assert!(!with(rows(DType::F16, 64), rows(DType::F16, 128)), "two lengths");
+        let shifted = Described { address: (1 << 20) + 2, ..rows(DType::F16, 64) };
+        assert!(!with(shifted, rows(DType::F16, 64)), "rows that cannot be loaded whole");
+    }
+}
