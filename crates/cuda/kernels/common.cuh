@@ -45,12 +45,16 @@ __device__ __forceinline__ u16 float_to_half(float f) {
     return h;
 }
 
-// The exponential function, to about two units in the last place of the power of two that it is made of.
-__device__ __forceinline__ float fast_exp(float x) {
+#define LOG2E 1.4426950408889634f
+
+// To about two units in the last place.
+__device__ __forceinline__ float power_of_two(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+__device__ __forceinline__ float fast_exp(float x) { return power_of_two(x * LOG2E); }
 
 __device__ __forceinline__ float bf16_to_float(u16 h) { return __uint_as_float((u32)h << 16); }
 

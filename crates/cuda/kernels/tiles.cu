@@ -1,17 +1,17 @@
 // Attention of many queries on tensor cores (compute capability 8.0 and newer).
 //
-// A block of threads takes 64 queries of a head, a warp 16 of them, and goes over the keys that any of them sees, a tile
-// of 64 at a time. Keys and values lie in shared memory as f16, the next tile on its way while one is multiplied; scores
-// stay in registers, where the product with the keys leaves them in just the places from which the product with the
-// values takes them. Keys can be cut into pieces as in attention.cu.
+// A block of threads takes 64 queries of a head, a warp 16 of them, and goes over the keys that any of them sees, a
+// tile of 64 at a time. Keys and values lie in shared memory as f16, the next tile on its way while one is multiplied;
+// scores stay in registers, where the product with the keys leaves them in just the places from which the product with
+// the values takes them. Keys can be cut into pieces as in attention.cu.
 //
 // In a product of a tile, what a query does not see still takes part, with weight 0: a value there that is no number
-// would spoil the sum. So where a result is no number, or a query too large for f16, the warp computes again, key by key.
+// would spoil the sum. So where a result is no number, or a query too large for f16, the warp computes again, key by
+// key.
 
 #define QUERIES 64
 #define KEYS 64
 #define THREADS 128
-#define LOG2E 1.4426950408889634f
 
 #if __CUDA_ARCH__ >= 800
 
@@ -21,13 +21,8 @@ __device__ __forceinline__ u32 two_halves(float one, float two) {
     return both;
 }
 
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// Adds the product of a 16 × 16 and a 16 × 8 matrix. A lane has rows `lane / 4` and that + 8 of the first and of the sum.
+// Adds the product of a 16 × 16 and a 16 × 8 matrix. A lane has rows `lane / 4` and that + 8 of the first matrix and of
+// the sum.
 __device__ __forceinline__ void multiply(float sum[4], const u32 a[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -88,8 +83,8 @@ __device__ __forceinline__ void bring(const Tensor &from, i64 b, i64 g, i64 firs
     }
 }
 
-// Two queries, as the lanes that share them have them: four lanes together have the sum, and each has its columns of the
-// values, two of every eight.
+// Two queries, as the lanes that share them have them: four lanes together have the sum, and each has its columns of
+// the values, two of every eight.
 template <int D> struct Found { float top[2], sum[2], values[D / 8][4]; };
 
 // What is found of the keys `begin..end`, one after another; each lane has a fourth of the sum of weights.
@@ -321,7 +316,8 @@ template <int D> __device__ __forceinline__ void tiles(const Work &w, u8 *memory
         float scale = count > 1 ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
-            *(float2 *)(to + 8 * n + pair) = make_float2(found.values[n][2 * r] * scale, found.values[n][2 * r + 1] * scale);
+            *(float2 *)(to + 8 * n + pair) =
+                make_float2(found.values[n][2 * r] * scale, found.values[n][2 * r + 1] * scale);
         if (count > 1 && pair == 0) {
             to[D] = found.top[r];
             to[D + 1] = sum;
