@@ -33,7 +33,7 @@ pub enum CudaError {
         count: u32,
     },
     /// The device is of a generation that the kernels are not written for.
-    #[error("{name} has compute capability {major}.{minor}; 7.0 or newer is needed")]
+    #[error("{name} has compute capability {major}.{minor}; 7.5 or newer is needed")]
     OldDevice {
         /// The maker's name.
         name: String,
