@@ -9,7 +9,7 @@ struct Attention {
 struct Work {
     Tensor q, k, v, mask, spans, out;
     u64 partial;             // for each query, head and piece: `e` weighted values, the maximum, the sum
-    u64 counters;            // for each query and head: pieces that are done; 0 between launches
+    u64 counters;            // for each query, or tile of them, and head: pieces that are done; 0 between launches
     Attention a;
     u64 faults;
     u32 fault;

@@ -54,7 +54,7 @@ __device__ __forceinline__ uint4 eight_halves(const u8 *row, int part) {
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// An element of a key or value: f16 or Q8_0.
+// An element of a key or value: f16 or Q8_0. All other types of row_element would be compiled along, a hundred times.
 __device__ __forceinline__ float cached(const Tensor &t, const u8 *row, int i) {
     if (t.type == F16) return half_to_float(((const u16 *)row)[i]);
     const u8 *block = row + i / 32 * 34;

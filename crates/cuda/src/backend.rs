@@ -24,7 +24,7 @@ use crate::lower::{self, packing};
 use crate::program::Stream;
 use crate::queue::CudaQueue;
 
-/// How many counters attention has: queries times heads whose keys are cut into pieces.
+/// How many counters attention has: queries, or tiles of them, times heads whose keys are cut into pieces.
 pub(crate) const COUNTERS: usize = 4096;
 
 /// Set to 0, it turns fused kernels off: each operation becomes a launch of its own.
