@@ -3,7 +3,7 @@
 //! The file has one storage a line, `id,lower,upper,size`: so many bytes, needed from the moment `lower` up to, but not
 //! including, `upper`. A heading names the columns, in any order.
 
-use quadriga_runtime::memory::packing::{Effort, Item, PackingError, Problem, check, pack};
+use quadriga_runtime::memory::packing::{Effort, PackingError, PackingItem, PackingProblem, check, pack};
 use serde::Serialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -130,7 +130,7 @@ pub enum InstanceError {
 }
 
 /// Reads storages from the text of a file.
-pub fn parse(text: &str) -> Result<Vec<Item>, InstanceError> {
+pub fn parse(text: &str) -> Result<Vec<PackingItem>, InstanceError> {
     let mut lines = text.lines().enumerate();
     let heading = lines.next().map(|(_, line)| line).unwrap_or_default();
     let find = |column: &'static str| {
@@ -154,7 +154,7 @@ pub fn parse(text: &str) -> Result<Vec<Item>, InstanceError> {
                 })
             })
         };
-        items.push(Item { start: moment(lower)?, end: moment(upper)?, size: field(size)? });
+        items.push(PackingItem { start: moment(lower)?, end: moment(upper)?, size: field(size)? });
     }
     Ok(items)
 }
@@ -162,7 +162,7 @@ pub fn parse(text: &str) -> Result<Vec<Item>, InstanceError> {
 /// Packs the instance and reports.
 pub fn plan_instance(asked: &PlanInstance) -> Result<Report, InstanceError> {
     let text = read(&asked.instance)?;
-    let problem = Problem::new(parse(&text)?);
+    let problem = PackingProblem::new(parse(&text)?);
     let effort = match asked.effort {
         EffortName::Fast => Effort::Fast,
         EffortName::Search => Effort::Search { seed: 1, steps: 50_000_000 },

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, Kind, Op, TensorId};
+use quadriga_graph::{Graph, Op, TensorId, TensorKind};
 use quadriga_runtime::{
-    Backend, BackendError, Buffer, Layout, Place, Region, SplitSource, Usage, WeightLayout,
+    Backend, BackendError, Buffer, Layout, Region, SplitSource, TensorPlace, Usage, WeightLayout,
 };
 
 use crate::{Case, Outputs, Target, TargetError};
@@ -40,7 +40,7 @@ impl<'b> BackendTarget<'b> {
             return WeightLayout { layout: Layout::Plain, bytes: 0, mappable: false };
         };
         let viewed = graph.tensors().iter().filter(|t| t.storage() == id).count() > 1;
-        if viewed || weight.kind() != Kind::Weight {
+        if viewed || weight.kind() != TensorKind::Weight {
             let bytes = self.backend.storage_bytes(weight);
             return WeightLayout { layout: Layout::Plain, bytes, mappable: false };
         }
@@ -69,16 +69,16 @@ impl<'b> BackendTarget<'b> {
             regions.push(match graph.get(id) {
                 Some(tensor) if tensor.storage() == id => {
                     let usage = match tensor.kind() {
-                        Kind::Weight | Kind::Constant => Usage::Weights,
-                        Kind::State => Usage::State,
-                        Kind::Input | Kind::Computed(_) => Usage::Compute,
+                        TensorKind::Weight | TensorKind::Constant => Usage::Weights,
+                        TensorKind::State => Usage::State,
+                        TensorKind::Input | TensorKind::Computed(_) => Usage::Compute,
                     };
                     let WeightLayout { layout, bytes, .. } = self.layout(graph, id);
                     let region = self.guarded(bytes, usage)?;
                     self.backend.placed(tensor, &region)?;
                     if let Some(data) = graph.data(id) {
                         self.backend.load_weight(tensor, layout, data.bytes(), &region)?;
-                    } else if tensor.kind() == Kind::State {
+                    } else if tensor.kind() == TensorKind::State {
                         region.buffer.clear(region.offset, region.bytes)?;
                     }
                     Some((region, layout))
@@ -93,7 +93,7 @@ impl<'b> BackendTarget<'b> {
                 Layout::Plain => storage.part(tensor.offset(), tensor.bytes()).ok()?,
                 Layout::Packed(_) => storage.clone(),
             };
-            Some(Place { region, layout: *layout })
+            Some(TensorPlace { region, layout: *layout })
         };
         let nowhere = |name: &str| Trouble(format!("\"{name}\" has no place"));
         let mut queue = self.backend.queue()?;
@@ -102,7 +102,7 @@ impl<'b> BackendTarget<'b> {
             queue.write(&to.region, bytes)?;
         }
         let kept = |id: TensorId| {
-            let outlives = |t: TensorId| graph.get(t).is_some_and(|t| t.kind() == Kind::State);
+            let outlives = |t: TensorId| graph.get(t).is_some_and(|t| t.kind() == TensorKind::State);
             !self.fuse
                 || graph.outputs().iter().any(|(_, output)| same_storage(graph, id, *output))
                 || graph.get(id).is_some_and(|t| outlives(t.storage()))

@@ -10,7 +10,9 @@ use common::{Placed, bytes_of, bytes_of_i32, floats};
 use quadriga_cpu::Backend;
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::{Attention, DType, Data, Graph, GraphBuilder, Op, TensorId, Weight};
-use quadriga_runtime::{Backend as _, BackendError, Layout, Place, Region, SplitSource, Usage, compute_once};
+use quadriga_runtime::{
+    Backend as _, BackendError, Layout, Region, SplitSource, TensorPlace, Usage, compute_once,
+};
 
 /// Runs a graph with a bad list of indices, then with a good one.
 fn refuses(graph: &Graph, input: &str, bad: &[i32], good: &[i32], names: &str) {
@@ -161,7 +163,7 @@ fn mapped_bytes_are_used_in_place_and_never_written() {
     g.output("y", g.input("x", DType::F32, [64]).silu());
     let graph = g.finish().unwrap();
     let region = Region::new(Arc::clone(&buffer), 0, 256).unwrap();
-    let place = |_: TensorId| Some(Place { region: region.clone(), layout: Layout::Plain });
+    let place = |_: TensorId| Some(TensorPlace { region: region.clone(), layout: Layout::Plain });
     let nodes: Vec<_> = graph.node_ids().collect();
     let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
     assert!(matches!(compute_once(&backend, &split), Err(BackendError::Unsupported { .. })));
@@ -178,7 +180,10 @@ fn results_that_overlap_inputs_by_half_are_refused() {
     let run = |offset: usize| {
         let place = |id: TensorId| {
             let at = [0, 512, offset][id.index()];
-            Some(Place { region: Region::new(Arc::clone(&buffer), at, 256).ok()?, layout: Layout::Plain })
+            Some(TensorPlace {
+                region: Region::new(Arc::clone(&buffer), at, 256).ok()?,
+                layout: Layout::Plain,
+            })
         };
         let nodes: Vec<_> = graph.node_ids().collect();
         compute_once(

@@ -2,7 +2,7 @@
 
 use std::fmt::Arguments;
 
-use crate::error::{Fault, Problem};
+use crate::error::{Fault, FormatErrorKind};
 
 /// A position in the bytes of a file.
 ///
@@ -40,7 +40,7 @@ impl<'a> Cursor<'a> {
             .and_then(|len| self.at.checked_add(len))
             .and_then(|end| self.bytes.get(self.at..end))
             .ok_or_else(|| {
-                Fault::new(field, self.at, Problem::Truncated { wanted: len, left: self.left() })
+                Fault::new(field, self.at, FormatErrorKind::Truncated { wanted: len, left: self.left() })
             })?;
         self.at += bytes.len();
         Ok(bytes)
@@ -71,7 +71,7 @@ impl<'a> Cursor<'a> {
         let count = self.u64(field)?;
         let left = self.left();
         if count.checked_mul(least).is_none_or(|bytes| bytes > left) {
-            return Err(Fault::new(field, start, Problem::TooMany { count, least, left }));
+            return Err(Fault::new(field, start, FormatErrorKind::TooMany { count, least, left }));
         }
         Ok(count)
     }
@@ -81,7 +81,7 @@ impl<'a> Cursor<'a> {
         let start = self.at;
         let len = self.u64(field)?;
         let bytes = self.take(len, field).map_err(|fault| Fault { offset: start as u64, ..fault })?;
-        str::from_utf8(bytes).map_err(|_| Fault::new(field, start, Problem::NotUtf8))
+        str::from_utf8(bytes).map_err(|_| Fault::new(field, start, FormatErrorKind::NotUtf8))
     }
 
     /// A string that names something: not empty and not absurdly long.
@@ -97,10 +97,10 @@ impl<'a> Cursor<'a> {
 const MAX_NAME: u64 = 65_535;
 
 /// Whether a string can name a key or a tensor.
-pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
+pub(crate) fn check_name(name: &str) -> Result<(), FormatErrorKind> {
     match name.len() as u64 {
-        0 => Err(Problem::EmptyName),
-        len if len > MAX_NAME => Err(Problem::LongName { len, limit: MAX_NAME }),
+        0 => Err(FormatErrorKind::EmptyName),
+        len if len > MAX_NAME => Err(FormatErrorKind::LongName { len, limit: MAX_NAME }),
         _ => Ok(()),
     }
 }

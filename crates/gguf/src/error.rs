@@ -79,7 +79,7 @@ pub enum Error {
         /// The key or tensor at fault.
         field: String,
         /// What is wrong with it.
-        problem: Problem,
+        problem: FormatErrorKind,
     },
     /// A tensor's data source gave more or fewer bytes than its type and shape call for.
     #[error("the data of tensor {name:?} should be {wanted} bytes, but its source gave {found}")]
@@ -113,11 +113,11 @@ pub struct Fault {
     /// Where the field starts, in bytes from the start of the file.
     pub offset: u64,
     /// What is wrong with it.
-    pub problem: Problem,
+    pub problem: FormatErrorKind,
 }
 
 impl Fault {
-    pub(crate) fn new(field: impl fmt::Display, offset: usize, problem: Problem) -> Fault {
+    pub(crate) fn new(field: impl fmt::Display, offset: usize, problem: FormatErrorKind) -> Fault {
         Fault { field: field.to_string(), offset: offset as u64, problem }
     }
 }
@@ -134,7 +134,7 @@ impl std::error::Error for Fault {}
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
-pub enum Problem {
+pub enum FormatErrorKind {
     #[error("the file ends too early: {wanted} bytes are needed, {left} are left")]
     Truncated { wanted: u64, left: u64 },
     #[error("{count} items of at least {least} bytes each do not fit in the {left} bytes that are left")]

@@ -8,7 +8,7 @@ use std::{
 use quadriga_graph::Data;
 
 use crate::{
-    error::{Error, Fault, Problem, Result},
+    error::{Error, Fault, FormatErrorKind, Result},
     from_value::FromValue,
     known,
     map::map,
@@ -70,13 +70,13 @@ impl Part {
         match value.integer().map(u64::try_from) {
             Some(Ok(number)) => Ok(Some((number, entry.value.start))),
             _ => {
-                let problem = Problem::Kind { wanted: "an integer from 0", found: value.describe() };
+                let problem = FormatErrorKind::Kind { wanted: "an integer from 0", found: value.describe() };
                 Err(self.fault(key, entry.value.start, problem))
             }
         }
     }
 
-    fn fault(&self, key: &str, offset: usize, problem: Problem) -> Error {
+    fn fault(&self, key: &str, offset: usize, problem: FormatErrorKind) -> Error {
         let fault = Fault::new(format_args!("value of key {key:?}"), offset, problem);
         Error::Format { path: self.path.clone(), fault }
     }
@@ -152,7 +152,7 @@ impl File {
     fn duplicate(&self, first: usize, second: usize) -> Error {
         let offset = |index| self.record(index).map_or(0, |(_, record)| record.name.start);
         let name = String::from_utf8_lossy(self.tensor_name(second).unwrap_or_default());
-        let problem = Problem::Duplicate { first: offset(first) as u64 };
+        let problem = FormatErrorKind::Duplicate { first: offset(first) as u64 };
         Error::Format {
             path: self.record(second).and_then(|(part, _)| part.path.clone()),
             fault: Fault::new(format_args!("tensor {name:?}"), offset(second), problem),
@@ -264,7 +264,7 @@ impl File {
 fn check_split(parts: &[Part]) -> Result<()> {
     let tensors: usize = parts.iter().map(|part| part.records.tensors.len()).sum();
     let [first, ..] = parts else {
-        let fault = Fault::new("model", 0, Problem::SplitCount { found: 1, wanted: 0 });
+        let fault = Fault::new("model", 0, FormatErrorKind::SplitCount { found: 1, wanted: 0 });
         return Err(Error::Format { path: None, fault });
     };
     if parts.len() == 1 && first.split_count()? == 1 {
@@ -272,21 +272,22 @@ fn check_split(parts: &[Part]) -> Result<()> {
     }
     let have = parts.len() as u64;
     for (index, part) in parts.iter().enumerate() {
-        let number =
-            |key: &'static str| part.number(key)?.ok_or_else(|| part.fault(key, 0, Problem::SplitKey));
+        let number = |key: &'static str| {
+            part.number(key)?.ok_or_else(|| part.fault(key, 0, FormatErrorKind::SplitKey))
+        };
         let (found, offset) = number(known::SPLIT_COUNT)?;
         if found != have {
-            let problem = Problem::SplitCount { found, wanted: have };
+            let problem = FormatErrorKind::SplitCount { found, wanted: have };
             return Err(part.fault(known::SPLIT_COUNT, offset, problem));
         }
         let (found, offset) = number(known::SPLIT_NUMBER)?;
         if found != index as u64 {
-            let problem = Problem::SplitNumber { found, wanted: index as u64 };
+            let problem = FormatErrorKind::SplitNumber { found, wanted: index as u64 };
             return Err(part.fault(known::SPLIT_NUMBER, offset, problem));
         }
         let (wanted, offset) = number(known::SPLIT_TENSORS)?;
         if wanted != tensors as u64 {
-            let problem = Problem::SplitTensors { found: tensors as u64, wanted };
+            let problem = FormatErrorKind::SplitTensors { found: tensors as u64, wanted };
             return Err(part.fault(known::SPLIT_TENSORS, offset, problem));
         }
     }

@@ -1,7 +1,7 @@
 //! Keys with a fixed meaning: what type their values must have.
 
 use crate::{
-    error::Problem,
+    error::FormatErrorKind,
     value::{Value, ValueType},
 };
 
@@ -93,7 +93,7 @@ fn kind_of(key: &str, architecture: Option<&str>) -> Option<Kind> {
 }
 
 /// Whether a key that everybody knows has a value of the type that everybody expects.
-pub(crate) fn check(key: &str, value: &Value<'_>, architecture: Option<&str>) -> Result<(), Problem> {
+pub(crate) fn check(key: &str, value: &Value<'_>, architecture: Option<&str>) -> Result<(), FormatErrorKind> {
     let Some(kind) = kind_of(key, architecture) else { return Ok(()) };
     let integer = value.integer().is_some();
     let elements = match value {
@@ -113,7 +113,7 @@ pub(crate) fn check(key: &str, value: &Value<'_>, architecture: Option<&str>) ->
         Kind::Alignment => (value.kind() == ValueType::U32, "a u32"),
     };
     if !fits {
-        return Err(Problem::Kind { wanted, found: value.describe() });
+        return Err(FormatErrorKind::Kind { wanted, found: value.describe() });
     }
     match (kind, value) {
         (Kind::Alignment, Value::U32(alignment)) => check_alignment(*alignment),
@@ -121,11 +121,11 @@ pub(crate) fn check(key: &str, value: &Value<'_>, architecture: Option<&str>) ->
     }
 }
 
-fn check_alignment(alignment: u32) -> Result<(), Problem> {
+fn check_alignment(alignment: u32) -> Result<(), FormatErrorKind> {
     if alignment.is_power_of_two() && (LEAST_ALIGNMENT..=MOST_ALIGNMENT).contains(&alignment) {
         return Ok(());
     }
-    Err(Problem::Alignment {
+    Err(FormatErrorKind::Alignment {
         found: alignment.into(),
         least: LEAST_ALIGNMENT.into(),
         most: MOST_ALIGNMENT.into(),

@@ -50,7 +50,7 @@ mod tensor;
 mod value;
 mod writer;
 
-pub use error::{Error, Fault, Problem, Result};
+pub use error::{Error, Fault, FormatErrorKind, Result};
 pub use file::File;
 pub use from_value::FromValue;
 pub use owned::OwnedValue;

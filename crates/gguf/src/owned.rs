@@ -2,7 +2,7 @@
 
 use crate::{
     cursor::Cursor,
-    error::Problem,
+    error::FormatErrorKind,
     value::{self, Array, Value, ValueType},
 };
 
@@ -28,11 +28,14 @@ impl OwnedValue {
     }
 
     /// An array of values, all of type `element`; nested at most as deep as a reader accepts.
-    pub fn array(element: ValueType, values: &[OwnedValue]) -> Result<OwnedValue, Problem> {
+    pub fn array(element: ValueType, values: &[OwnedValue]) -> Result<OwnedValue, FormatErrorKind> {
         let mut array = OwnedValue::array_of(element, values.len());
         for value in values {
             if value.kind != element {
-                return Err(Problem::Kind { wanted: element.name(), found: value.value().describe() });
+                return Err(FormatErrorKind::Kind {
+                    wanted: element.name(),
+                    found: value.value().describe(),
+                });
             }
             array.bytes.extend_from_slice(&value.bytes);
         }

@@ -6,7 +6,7 @@ use quadriga_graph::{DType, MAX_DIMS, Shape};
 
 use crate::{
     cursor::Cursor,
-    error::{Fault, Problem},
+    error::{Fault, FormatErrorKind},
     known,
     value::{self, Value, ValueType},
 };
@@ -72,7 +72,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Records, Fault> {
     let entry_count = cursor.count(LEAST_ENTRY, format_args!("metadata count"))?;
     let left = cursor.left();
     if tensor_count.checked_mul(LEAST_TENSOR).is_none_or(|least| least > left) {
-        let problem = Problem::TooMany { count: tensor_count, least: LEAST_TENSOR, left };
+        let problem = FormatErrorKind::TooMany { count: tensor_count, least: LEAST_TENSOR, left };
         return Err(Fault::new("tensor count", 8, problem));
     }
 
@@ -109,13 +109,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Records, Fault> {
 fn parse_version(cursor: &mut Cursor<'_>) -> Result<u32, Fault> {
     let found = cursor.magic()?;
     if found != *b"GGUF" {
-        return Err(Fault::new("magic", 0, Problem::Magic { found }));
+        return Err(Fault::new("magic", 0, FormatErrorKind::Magic { found }));
     }
     let found = cursor.u32(format_args!("version"))?;
     let problem = match found {
         2 | 3 => return Ok(found),
-        _ if matches!(found.swap_bytes(), 1..=3) => Problem::ForeignByteOrder,
-        _ => Problem::Version { found },
+        _ if matches!(found.swap_bytes(), 1..=3) => FormatErrorKind::ForeignByteOrder,
+        _ => FormatErrorKind::Version { found },
     };
     Err(Fault::new("version", 4, problem))
 }
@@ -138,7 +138,7 @@ fn parse_tensor(cursor: &mut Cursor<'_>, index: u64) -> Result<(TensorRecord, (u
     let start = cursor.at();
     let count = cursor.u32(field)?;
     if count == 0 || count as usize > MAX_DIMS {
-        let problem = Problem::DimensionCount { found: count.into(), most: MAX_DIMS as u64 };
+        let problem = FormatErrorKind::DimensionCount { found: count.into(), most: MAX_DIMS as u64 };
         return Err(Fault::new(field, start, problem));
     }
     let dims_start = cursor.at();
@@ -149,17 +149,17 @@ fn parse_tensor(cursor: &mut Cursor<'_>, index: u64) -> Result<(TensorRecord, (u
         let start = cursor.at();
         let found = cursor.u64(field)?;
         if found == 0 || found > i64::MAX as u64 {
-            return Err(Fault::new(field, start, Problem::Dimension { found: found as i64 }));
+            return Err(Fault::new(field, start, FormatErrorKind::Dimension { found: found as i64 }));
         }
-        *dim = usize::try_from(found).map_err(|_| Fault::new(field, start, Problem::TooLarge))?;
+        *dim = usize::try_from(found).map_err(|_| Fault::new(field, start, FormatErrorKind::TooLarge))?;
     }
     let shape = dims.get(MAX_DIMS - count as usize..).and_then(Shape::new).unwrap_or(dims.into());
 
     let field = format_args!("type of tensor {name:?}");
     let start = cursor.at();
     let found = cursor.u32(field)?;
-    let dtype =
-        DType::from_id(found).ok_or_else(|| Fault::new(field, start, Problem::TensorType { found }))?;
+    let dtype = DType::from_id(found)
+        .ok_or_else(|| Fault::new(field, start, FormatErrorKind::TensorType { found }))?;
     let len = byte_len(dtype, &shape)
         .map_err(|problem| Fault::new(format_args!("dimensions of tensor {name:?}"), dims_start, problem))?;
 
@@ -169,15 +169,15 @@ fn parse_tensor(cursor: &mut Cursor<'_>, index: u64) -> Result<(TensorRecord, (u
 }
 
 /// The bytes of a contiguous tensor: whole blocks, and no product that wraps.
-pub(crate) fn byte_len(dtype: DType, shape: &Shape) -> Result<usize, Problem> {
+pub(crate) fn byte_len(dtype: DType, shape: &Shape) -> Result<usize, FormatErrorKind> {
     if shape.checked_elements().is_none_or(|elements| i64::try_from(elements).is_err()) {
-        return Err(Problem::TooLarge);
+        return Err(FormatErrorKind::TooLarge);
     }
     let (len, block) = (shape.cols(), dtype.block_len());
     if !len.is_multiple_of(block) {
-        return Err(Problem::PartialBlock { len: len as u64, block: block as u64, dtype });
+        return Err(FormatErrorKind::PartialBlock { len: len as u64, block: block as u64, dtype });
     }
-    dtype.row_bytes(len).and_then(|row| row.checked_mul(shape.rows())).ok_or(Problem::TooLarge)
+    dtype.row_bytes(len).and_then(|row| row.checked_mul(shape.rows())).ok_or(FormatErrorKind::TooLarge)
 }
 
 /// Turns offsets in the data section into ranges of the file, and checks that they are aligned, inside and apart.
@@ -193,7 +193,7 @@ fn place_data(
     for (tensor, &(position, offset)) in records.tensors.iter_mut().zip(offsets) {
         let len = tensor.data.len();
         let problem = if offset % alignment as u64 != 0 {
-            Problem::Misaligned { found: offset, alignment: alignment as u64 }
+            FormatErrorKind::Misaligned { found: offset, alignment: alignment as u64 }
         } else if let Ok(offset) = usize::try_from(offset)
             && offset.checked_add(len).is_some_and(|end| end <= available)
         {
@@ -201,7 +201,7 @@ fn place_data(
             tensor.data = start + offset..start + offset + len;
             continue;
         } else {
-            Problem::OutOfRange { start: offset, len: len as u64, available: available as u64 }
+            FormatErrorKind::OutOfRange { start: offset, len: len as u64, available: available as u64 }
         };
         let name = text_at(bytes, &tensor.name);
         return Err(Fault::new(format_args!("data offset of tensor {name:?}"), position, problem));
@@ -214,7 +214,7 @@ fn place_data(
             let name = text_at(bytes, &after.name);
             let other = text_at(bytes, &before.name).to_owned();
             let field = format_args!("data offset of tensor {name:?}");
-            return Err(Fault::new(field, *position, Problem::Overlap { other }));
+            return Err(Fault::new(field, *position, FormatErrorKind::Overlap { other }));
         }
     }
     Ok(())
@@ -229,7 +229,7 @@ fn order_by_key(bytes: &[u8], entries: &[Entry]) -> Result<Vec<usize>, Fault> {
         if key_of(first) == key_of(second)
             && let (Some(first), Some(second)) = (entries.get(*first), entries.get(*second))
         {
-            let problem = Problem::Duplicate { first: first.key.start as u64 };
+            let problem = FormatErrorKind::Duplicate { first: first.key.start as u64 };
             let key = text_at(bytes, &second.key);
             return Err(Fault::new(format_args!("key {key:?}"), second.key.start, problem));
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     cursor::Cursor,
-    error::{Fault, Problem},
+    error::{Fault, FormatErrorKind},
 };
 
 /// How deep arrays may be nested: an array of plain values has depth 1.
@@ -319,7 +319,7 @@ pub(crate) fn check(
         ValueType::String => cursor.string(field).map(|_| ()),
         ValueType::Array => {
             if depth == MAX_DEPTH {
-                return Err(Fault::new(field, cursor.at(), Problem::TooDeep { limit: MAX_DEPTH }));
+                return Err(Fault::new(field, cursor.at(), FormatErrorKind::TooDeep { limit: MAX_DEPTH }));
             }
             let element = read_type(cursor, format_args!("element type in {field}"))?;
             let (size, exact) = element.size();
@@ -341,7 +341,7 @@ fn check_bools(len: u64, cursor: &mut Cursor<'_>, field: fmt::Arguments<'_>) -> 
     let start = cursor.at();
     let bytes = cursor.take(len, field)?;
     match bytes.iter().enumerate().find(|(_, byte)| **byte > 1) {
-        Some((index, &found)) => Err(Fault::new(field, start + index, Problem::Bool { found })),
+        Some((index, &found)) => Err(Fault::new(field, start + index, FormatErrorKind::Bool { found })),
         None => Ok(()),
     }
 }
@@ -350,5 +350,5 @@ fn check_bools(len: u64, cursor: &mut Cursor<'_>, field: fmt::Arguments<'_>) -> 
 pub(crate) fn read_type(cursor: &mut Cursor<'_>, field: fmt::Arguments<'_>) -> Result<ValueType, Fault> {
     let start = cursor.at();
     let found = cursor.u32(field)?;
-    ValueType::from_id(found).ok_or_else(|| Fault::new(field, start, Problem::ValueType { found }))
+    ValueType::from_id(found).ok_or_else(|| Fault::new(field, start, FormatErrorKind::ValueType { found }))
 }

@@ -10,7 +10,7 @@ use quadriga_graph::{DType, MAX_DIMS, Shape};
 
 use crate::{
     cursor::check_name,
-    error::{Error, Problem, Result},
+    error::{Error, FormatErrorKind, Result},
     from_value::FromValue,
     known,
     owned::{OwnedValue, push_string},
@@ -58,7 +58,7 @@ impl<'a> Writer<'a> {
         let value = value.into();
         check_name(key)
             .and_then(|()| known::check(key, &value.value(), self.architecture()))
-            .and_then(|()| if self.keys.contains_key(key) { Err(Problem::Twice) } else { Ok(()) })
+            .and_then(|()| if self.keys.contains_key(key) { Err(FormatErrorKind::Twice) } else { Ok(()) })
             .map_err(|problem| unwritable("key", key, problem))?;
         self.keys.insert(key.to_owned(), self.metadata.len());
         self.metadata.push((key.to_owned(), value));
@@ -79,7 +79,7 @@ impl<'a> Writer<'a> {
         let shape = shape.into();
         let bytes = check_name(name)
             .and_then(|()| check_shape(dtype, &shape))
-            .and_then(|bytes| if self.names.contains(name) { Err(Problem::Twice) } else { Ok(bytes) })
+            .and_then(|bytes| if self.names.contains(name) { Err(FormatErrorKind::Twice) } else { Ok(bytes) })
             .map_err(|problem| unwritable("tensor", name, problem))?;
         self.names.insert(name.to_owned());
         let (name, source) = (name.to_owned(), Box::new(source));
@@ -178,22 +178,22 @@ impl<'a> Writer<'a> {
             offset = offset
                 .checked_add(tensor.bytes as u64)
                 .and_then(|end| end.checked_next_multiple_of(alignment))
-                .ok_or_else(|| unwritable("tensor", &tensor.name, Problem::TooLarge))?;
+                .ok_or_else(|| unwritable("tensor", &tensor.name, FormatErrorKind::TooLarge))?;
         }
         Ok(out)
     }
 }
 
-fn unwritable(what: &str, name: &str, problem: Problem) -> Error {
+fn unwritable(what: &str, name: &str, problem: FormatErrorKind) -> Error {
     Error::Unwritable { field: format!("{what} {name:?}"), problem }
 }
 
-fn check_shape(dtype: DType, shape: &Shape) -> Result<usize, Problem> {
+fn check_shape(dtype: DType, shape: &Shape) -> Result<usize, FormatErrorKind> {
     if shape.rank() == 0 {
-        return Err(Problem::DimensionCount { found: 0, most: MAX_DIMS as u64 });
+        return Err(FormatErrorKind::DimensionCount { found: 0, most: MAX_DIMS as u64 });
     }
     if shape.dims().contains(&0) {
-        return Err(Problem::Dimension { found: 0 });
+        return Err(FormatErrorKind::Dimension { found: 0 });
     }
     byte_len(dtype, shape)
 }

@@ -9,7 +9,7 @@ use std::{
     sync::OnceLock,
 };
 
-use quadriga_gguf::{Error, File, Problem, Value, Writer};
+use quadriga_gguf::{Error, File, FormatErrorKind, Value, Writer};
 use quadriga_graph::{DType, Shape};
 use support::walk;
 
@@ -132,7 +132,7 @@ fn a_file_python_writes_in_the_other_byte_order_is_a_clear_error() {
     let path = folder.path().join("theirs.gguf");
     run("foreign", &path);
     match File::open(&path) {
-        Err(Error::Format { fault, .. }) => assert_eq!(fault.problem, Problem::ForeignByteOrder),
+        Err(Error::Format { fault, .. }) => assert_eq!(fault.problem, FormatErrorKind::ForeignByteOrder),
         other => panic!("{other:?}"),
     }
 }

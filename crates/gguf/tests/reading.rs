@@ -5,7 +5,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use quadriga_gguf::{Array, Error, File, Problem, Summary, Value, ValueType, Writer};
+use quadriga_gguf::{Array, Error, File, FormatErrorKind, Summary, Value, ValueType, Writer};
 use quadriga_graph::{DType, Weight};
 use support::{Raw, small_file, walk};
 
@@ -184,13 +184,16 @@ fn a_split_model_that_is_not_whole_is_an_error() {
     let absent = open(&|folder| std::fs::remove_file(part_path(folder, 2, 2)).unwrap());
     assert!(absent.to_string().contains("model-00002-of-00002.gguf"), "{absent}");
     let name = "model-00002-of-00002.gguf".into();
-    assert_eq!(problem(second([0, 2, 2], "t001")), (name, Problem::SplitNumber { found: 0, wanted: 1 }));
-    assert_eq!(problem(second([1, 3, 2], "t001")).1, Problem::SplitCount { found: 3, wanted: 2 });
-    assert_eq!(problem(second([1, 2, 5], "t001")).1, Problem::SplitTensors { found: 2, wanted: 5 });
-    assert_eq!(problem(second([-1, 2, 2], "t001")).1, Problem::SplitKey);
-    assert_eq!(problem(second([1, -1, 2], "t001")).1, Problem::SplitKey);
-    assert_eq!(problem(second([1, 2, -1], "t001")).1, Problem::SplitKey);
-    assert!(matches!(problem(second([1, 2, 2], "t000")).1, Problem::Duplicate { .. }));
+    assert_eq!(
+        problem(second([0, 2, 2], "t001")),
+        (name, FormatErrorKind::SplitNumber { found: 0, wanted: 1 })
+    );
+    assert_eq!(problem(second([1, 3, 2], "t001")).1, FormatErrorKind::SplitCount { found: 3, wanted: 2 });
+    assert_eq!(problem(second([1, 2, 5], "t001")).1, FormatErrorKind::SplitTensors { found: 2, wanted: 5 });
+    assert_eq!(problem(second([-1, 2, 2], "t001")).1, FormatErrorKind::SplitKey);
+    assert_eq!(problem(second([1, -1, 2], "t001")).1, FormatErrorKind::SplitKey);
+    assert_eq!(problem(second([1, 2, -1], "t001")).1, FormatErrorKind::SplitKey);
+    assert!(matches!(problem(second([1, 2, 2], "t000")).1, FormatErrorKind::Duplicate { .. }));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod support;
 use std::{fs, io, path::Path};
 
 use quadriga_conformance::Rng;
-use quadriga_gguf::{Error, File, OwnedValue, Problem, Value, ValueType, Writer};
+use quadriga_gguf::{Error, File, FormatErrorKind, OwnedValue, Value, ValueType, Writer};
 use quadriga_graph::{DType, Shape};
 use support::{small_file, walk};
 
@@ -128,7 +128,7 @@ fn a_folder_that_cannot_be_written_is_an_error_with_its_path() {
 
 #[test]
 fn mistakes_are_found_when_they_are_made() {
-    fn problem<T>(result: Result<T, Error>) -> Problem {
+    fn problem<T>(result: Result<T, Error>) -> FormatErrorKind {
         match result {
             Err(Error::Unwritable { problem, .. }) => problem,
             Err(error) => panic!("{error}"),
@@ -136,26 +136,29 @@ fn mistakes_are_found_when_they_are_made() {
         }
     }
     let mut writer = Writer::new();
-    assert_eq!(problem(writer.set("", 1u8)), Problem::EmptyName);
+    assert_eq!(problem(writer.set("", 1u8)), FormatErrorKind::EmptyName);
     writer.set("a", 1u8).unwrap();
-    assert_eq!(problem(writer.set("a", 2u8)), Problem::Twice);
-    assert!(matches!(problem(writer.set("general.name", 1u8)), Problem::Kind { .. }));
-    assert!(matches!(problem(writer.set("general.alignment", 31u32)), Problem::Alignment { found: 31, .. }));
+    assert_eq!(problem(writer.set("a", 2u8)), FormatErrorKind::Twice);
+    assert!(matches!(problem(writer.set("general.name", 1u8)), FormatErrorKind::Kind { .. }));
+    assert!(matches!(
+        problem(writer.set("general.alignment", 31u32)),
+        FormatErrorKind::Alignment { found: 31, .. }
+    ));
     let mut tensor = |name: &str, dtype, dims: &[usize]| {
         problem(writer.tensor_bytes(name, dtype, Shape::new(dims).unwrap(), &[]))
     };
-    assert_eq!(tensor("", DType::F32, &[1]), Problem::EmptyName);
-    assert!(matches!(tensor("t", DType::F32, &[]), Problem::DimensionCount { found: 0, .. }));
-    assert_eq!(tensor("t", DType::F32, &[2, 0]), Problem::Dimension { found: 0 });
-    assert!(matches!(tensor("t", DType::Q4_0, &[33]), Problem::PartialBlock { len: 33, .. }));
-    assert_eq!(tensor("t", DType::F32, &[usize::MAX, 2]), Problem::TooLarge);
+    assert_eq!(tensor("", DType::F32, &[1]), FormatErrorKind::EmptyName);
+    assert!(matches!(tensor("t", DType::F32, &[]), FormatErrorKind::DimensionCount { found: 0, .. }));
+    assert_eq!(tensor("t", DType::F32, &[2, 0]), FormatErrorKind::Dimension { found: 0 });
+    assert!(matches!(tensor("t", DType::Q4_0, &[33]), FormatErrorKind::PartialBlock { len: 33, .. }));
+    assert_eq!(tensor("t", DType::F32, &[usize::MAX, 2]), FormatErrorKind::TooLarge);
     writer.tensor_bytes("t", DType::I8, [1], &[1]).unwrap();
-    assert_eq!(problem(writer.tensor_bytes("t", DType::I8, [1], &[1])), Problem::Twice);
+    assert_eq!(problem(writer.tensor_bytes("t", DType::I8, [1], &[1])), FormatErrorKind::Twice);
 
     // Only the architecture, which may come last, gives this key its meaning.
     let mut writer = Writer::new();
     writer.set("llama.block_count", "two").unwrap().set("general.architecture", "llama").unwrap();
-    assert!(matches!(problem(writer.write_to(&mut Vec::new())), Problem::Kind { .. }));
+    assert!(matches!(problem(writer.write_to(&mut Vec::new())), FormatErrorKind::Kind { .. }));
 }
 
 #[test]
@@ -164,8 +167,11 @@ fn arrays_of_arrays_can_be_written_as_deep_as_they_are_read() {
     for _ in 0..3 {
         value = OwnedValue::array(ValueType::Array, &[value.clone(), value]).unwrap();
     }
-    assert!(matches!(OwnedValue::array(ValueType::Array, &[value.clone()]), Err(Problem::TooDeep { .. })));
-    assert!(matches!(OwnedValue::array(ValueType::U8, &[1u16.into()]), Err(Problem::Kind { .. })));
+    assert!(matches!(
+        OwnedValue::array(ValueType::Array, &[value.clone()]),
+        Err(FormatErrorKind::TooDeep { .. })
+    ));
+    assert!(matches!(OwnedValue::array(ValueType::U8, &[1u16.into()]), Err(FormatErrorKind::Kind { .. })));
     let mut writer = Writer::new();
     writer.set("deep", value.clone()).unwrap();
     let mut bytes = Vec::new();

@@ -8,7 +8,8 @@ use std::panic::Location;
 use crate::fingerprint::fingerprint;
 use crate::ops::{Outcome, Place};
 use crate::{
-    BuildError, DType, Data, Graph, Kind, Node, NodeId, Op, Problem, Shape, Tensor, TensorId, Value,
+    BuildError, DType, Data, Graph, GraphErrorKind, Node, NodeId, Op, Shape, Tensor, TensorId, TensorKind,
+    Value,
 };
 
 /// Builds a [`Graph`].
@@ -111,14 +112,14 @@ impl GraphBuilder {
     /// A tensor that the caller sets before a run.
     #[track_caller]
     pub fn input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Value<'_> {
-        self.leaf(name, Kind::Input, dtype, shape.into(), None, Location::caller())
+        self.leaf(name, TensorKind::Input, dtype, shape.into(), None, Location::caller())
     }
 
     /// Parameters, set once for all runs.
     #[track_caller]
     pub fn weight(&self, name: &str, weight: impl Into<Weight>) -> Value<'_> {
         let w = weight.into();
-        self.leaf(name, Kind::Weight, w.dtype, w.shape, w.data, Location::caller())
+        self.leaf(name, TensorKind::Weight, w.dtype, w.shape, w.data, Location::caller())
     }
 
     /// Bytes that belong to the graph.
@@ -130,13 +131,13 @@ impl GraphBuilder {
         shape: impl Into<Shape>,
         data: impl Into<Data>,
     ) -> Value<'_> {
-        self.leaf(name, Kind::Constant, dtype, shape.into(), Some(data.into()), Location::caller())
+        self.leaf(name, TensorKind::Constant, dtype, shape.into(), Some(data.into()), Location::caller())
     }
 
     /// A tensor that outlives a run, zero at first.
     #[track_caller]
     pub fn state(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Value<'_> {
-        self.leaf(name, Kind::State, dtype, shape.into(), None, Location::caller())
+        self.leaf(name, TensorKind::State, dtype, shape.into(), None, Location::caller())
     }
 
     /// Keeps a tensor to the end of a run, to be read under this name.
@@ -148,9 +149,9 @@ impl GraphBuilder {
             return;
         }
         let problem = if !value.is_of(self) {
-            Problem::Foreign { input: 0 }
+            GraphErrorKind::Foreign { input: 0 }
         } else if inner.graph.output(name).is_some() {
-            Problem::Duplicate(name.to_owned())
+            GraphErrorKind::Duplicate(name.to_owned())
         } else {
             match inner.current(0, value.id()) {
                 Ok(()) => {
@@ -182,13 +183,13 @@ impl GraphBuilder {
         let name = op.name();
         let ids: Vec<TensorId> = inputs.iter().map(|v| v.id()).collect();
         let made = match inputs.iter().position(|v| !v.is_of(self)) {
-            Some(input) => Err(Problem::Foreign { input }),
+            Some(input) => Err(GraphErrorKind::Foreign { input }),
             None => inner.node(op, &ids),
         };
         match made {
             Ok(id) => Value::new(self, id),
             Err(problem) => {
-                let known = if matches!(problem, Problem::Foreign { .. }) { &[][..] } else { &ids };
+                let known = if matches!(problem, GraphErrorKind::Foreign { .. }) { &[][..] } else { &ids };
                 inner.fail(name.to_owned(), problem, known, location);
                 Value::new(self, TensorId(0))
             }
@@ -199,7 +200,7 @@ impl GraphBuilder {
     pub(crate) fn mistake<'g>(
         &'g self,
         operation: &str,
-        problem: Problem,
+        problem: GraphErrorKind,
         inputs: &[Value<'g>],
         location: &'static Location<'static>,
     ) -> Value<'g> {
@@ -218,7 +219,7 @@ impl GraphBuilder {
         }
         let next = inner.graph.labels.len() as u32;
         if let Some(t) = inner.graph.tensors.get_mut(id.index())
-            && matches!(t.kind, Kind::Computed(_))
+            && matches!(t.kind, TensorKind::Computed(_))
         {
             t.label = next;
             inner.graph.labels.push(label.to_owned());
@@ -232,7 +233,7 @@ impl GraphBuilder {
     fn leaf(
         &self,
         name: &str,
-        kind: Kind,
+        kind: TensorKind,
         dtype: DType,
         shape: Shape,
         data: Option<Data>,
@@ -244,11 +245,11 @@ impl GraphBuilder {
                 Ok(id) => return Value::new(self, id),
                 Err(problem) => {
                     let what = match kind {
-                        Kind::Input => "input",
-                        Kind::Weight => "weight",
-                        Kind::Constant => "constant",
-                        Kind::State => "state",
-                        Kind::Computed(_) => "tensor",
+                        TensorKind::Input => "input",
+                        TensorKind::Weight => "weight",
+                        TensorKind::Constant => "constant",
+                        TensorKind::State => "state",
+                        TensorKind::Computed(_) => "tensor",
                     };
                     inner.fail(format!("{what} \"{name}\" {dtype} {shape}"), problem, &[], location);
                 }
@@ -272,7 +273,7 @@ impl Inner {
     fn fail(
         &mut self,
         operation: String,
-        problem: Problem,
+        problem: GraphErrorKind,
         inputs: &[TensorId],
         location: &'static Location<'static>,
     ) {
@@ -288,30 +289,30 @@ impl Inner {
         self.error = Some(BuildError { operation, problem, inputs, scope, location });
     }
 
-    fn next_id(&self) -> Result<TensorId, Problem> {
+    fn next_id(&self) -> Result<TensorId, GraphErrorKind> {
         u32::try_from(self.graph.tensors.len())
             .ok()
             .filter(|n| *n < u32::MAX - 1)
             .map(TensorId)
-            .ok_or(Problem::TooMany)
+            .ok_or(GraphErrorKind::TooMany)
     }
 
     fn leaf(
         &mut self,
         name: &str,
-        kind: Kind,
+        kind: TensorKind,
         dtype: DType,
         shape: Shape,
         data: Option<Data>,
-    ) -> Result<TensorId, Problem> {
+    ) -> Result<TensorId, GraphErrorKind> {
         let id = self.next_id()?;
         if self.graph.leaves.contains_key(name) {
-            return Err(Problem::Duplicate(name.to_owned()));
+            return Err(GraphErrorKind::Duplicate(name.to_owned()));
         }
         let (strides, bytes) = contiguous(dtype, &shape)?;
         if let Some(data) = data {
             if data.len() != bytes {
-                return Err(Problem::DataLength { expected: bytes, found: data.len() });
+                return Err(GraphErrorKind::DataLength { expected: bytes, found: data.len() });
             }
             self.graph.data.insert(id, data);
         }
@@ -335,17 +336,17 @@ impl Inner {
     }
 
     /// An error unless a tensor still holds the value it stands for.
-    fn current(&self, input: usize, id: TensorId) -> Result<(), Problem> {
-        let Some(t) = self.graph.get(id) else { return Err(Problem::Foreign { input }) };
+    fn current(&self, input: usize, id: TensorId) -> Result<(), GraphErrorKind> {
+        let Some(t) = self.graph.get(id) else { return Err(GraphErrorKind::Foreign { input }) };
         match self.writes.get(&t.storage) {
             Some((version, writer)) if *version != t.version => {
-                Err(Problem::Stale { input, writer: self.graph.node_name(*writer) })
+                Err(GraphErrorKind::Stale { input, writer: self.graph.node_name(*writer) })
             }
             _ => Ok(()),
         }
     }
 
-    fn node(&mut self, op: Op, ids: &[TensorId]) -> Result<TensorId, Problem> {
+    fn node(&mut self, op: Op, ids: &[TensorId]) -> Result<TensorId, GraphErrorKind> {
         let tensor = self.try_node(&op, ids)?;
         let output = TensorId(self.graph.tensors.len() as u32);
         let first_input = self.graph.edges.len() as u32;
@@ -364,9 +365,9 @@ impl Inner {
         Ok(output)
     }
 
-    fn try_node(&self, op: &Op, ids: &[TensorId]) -> Result<Tensor, Problem> {
+    fn try_node(&self, op: &Op, ids: &[TensorId]) -> Result<Tensor, GraphErrorKind> {
         let output = self.next_id()?;
-        u32::try_from(self.graph.edges.len() + ids.len()).map_err(|_| Problem::TooMany)?;
+        u32::try_from(self.graph.edges.len() + ids.len()).map_err(|_| GraphErrorKind::TooMany)?;
         for (input, id) in ids.iter().enumerate() {
             self.current(input, *id)?;
         }
@@ -377,7 +378,7 @@ impl Inner {
             shape,
             strides: crate::Strides([0; crate::MAX_DIMS]),
             bytes: 0,
-            kind: Kind::Computed(NodeId(self.graph.nodes.len() as u32)),
+            kind: TensorKind::Computed(NodeId(self.graph.nodes.len() as u32)),
             storage: output,
             offset: 0,
             version: 0,
@@ -387,21 +388,21 @@ impl Inner {
         match (place, inputs.first()) {
             (Place::View(offset, strides), Some(source)) => {
                 tensor.strides = strides;
-                tensor.bytes = strides.span(&shape, dtype).ok_or(Problem::Overflow)?;
+                tensor.bytes = strides.span(&shape, dtype).ok_or(GraphErrorKind::Overflow)?;
                 tensor.storage = source.storage;
-                tensor.offset = source.offset.checked_add(offset).ok_or(Problem::Overflow)?;
+                tensor.offset = source.offset.checked_add(offset).ok_or(GraphErrorKind::Overflow)?;
                 tensor.version = source.version;
             }
             (Place::Written, Some(target)) => {
                 let owner = self.graph.get(target.storage).map(|t| t.kind);
-                if !matches!(owner, Some(Kind::State | Kind::Computed(_))) {
-                    return Err(Problem::ReadOnly { input: 0 });
+                if !matches!(owner, Some(TensorKind::State | TensorKind::Computed(_))) {
+                    return Err(GraphErrorKind::ReadOnly { input: 0 });
                 }
                 let lost = self.graph.outputs.iter().find(|(_, id)| {
                     self.graph.get(*id).is_some_and(|output| output.storage == target.storage)
                 });
                 if let Some((name, _)) = lost {
-                    return Err(Problem::OutputLost(name.clone()));
+                    return Err(GraphErrorKind::OutputLost(name.clone()));
                 }
                 tensor.strides = target.strides;
                 tensor.bytes = target.bytes;
@@ -415,9 +416,9 @@ impl Inner {
     }
 }
 
-fn contiguous(dtype: DType, shape: &Shape) -> Result<(crate::Strides, usize), Problem> {
+fn contiguous(dtype: DType, shape: &Shape) -> Result<(crate::Strides, usize), GraphErrorKind> {
     if !shape.cols().is_multiple_of(dtype.block_len()) {
-        return Err(Problem::Blocks { dtype, cols: shape.cols() });
+        return Err(GraphErrorKind::Blocks { dtype, cols: shape.cols() });
     }
-    shape.contiguous(dtype).ok_or(Problem::Overflow)
+    shape.contiguous(dtype).ok_or(GraphErrorKind::Overflow)
 }

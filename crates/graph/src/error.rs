@@ -9,7 +9,7 @@ use crate::DType;
 /// The rule that an operation's inputs or parameters broke.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum GraphErrorKind {
     /// An input has a type that the operation does not take.
     #[error("input {input} has type {found}; {expected} is needed")]
     Type {
@@ -105,7 +105,7 @@ pub struct BuildError {
     /// The operation, or what was being declared.
     pub operation: String,
     /// What was wrong.
-    pub problem: Problem,
+    pub problem: GraphErrorKind,
     /// Name, type and shape of each input.
     pub inputs: Vec<String>,
     /// The path of scopes it happened in.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::discriminant;
 
-use crate::{Graph, Kind, Op, Rope, Shape, Tensor};
+use crate::{Graph, Op, Rope, Shape, Tensor, TensorKind};
 
 /// 128 bits that tell graphs apart. See [`Graph::fingerprint`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
@@ -76,11 +76,11 @@ fn tensor(mix: &mut Mixer, t: &Tensor) {
     mix.size(t.storage.index());
     mix.size(t.offset);
     mix.word(match t.kind {
-        Kind::Input => 1,
-        Kind::Weight => 2,
-        Kind::Constant => 3,
-        Kind::State => 4,
-        Kind::Computed(node) => 5 + u64::from(node.0),
+        TensorKind::Input => 1,
+        TensorKind::Weight => 2,
+        TensorKind::Constant => 3,
+        TensorKind::State => 4,
+        TensorKind::Computed(node) => 5 + u64::from(node.0),
     });
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn fingerprint(graph: &Graph) -> Fingerprint {
     mix.sizes(&[graph.tensors.len(), graph.nodes.len(), graph.outputs.len()]);
     for t in &graph.tensors {
         tensor(&mut mix, t);
-        if discriminant(&t.kind) != discriminant(&Kind::Computed(crate::NodeId(0))) {
+        if discriminant(&t.kind) != discriminant(&TensorKind::Computed(crate::NodeId(0))) {
             mix.text(graph.labels.get(t.label as usize).map_or("", String::as_str));
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Index;
 
-use crate::{Data, Fingerprint, Kind, NodeId, Op, Tensor, TensorId};
+use crate::{Data, Fingerprint, NodeId, Op, Tensor, TensorId, TensorKind};
 
 /// One operation of a graph, applied to tensors, giving a tensor.
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ impl Graph {
     }
 
     /// The tensors of one kind, in the order they were declared.
-    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = TensorId> + '_ {
+    pub fn of_kind(&self, kind: TensorKind) -> impl Iterator<Item = TensorId> + '_ {
         self.tensor_ids().filter(move |id| self.get(*id).is_some_and(|t| t.kind == kind))
     }
 
@@ -134,7 +134,7 @@ impl Graph {
     pub fn name(&self, id: TensorId) -> String {
         let Some(tensor) = self.get(id) else { return format!("tensor {}", id.0) };
         let label = self.labels.get(tensor.label as usize).map(String::as_str);
-        let Kind::Computed(node) = tensor.kind else { return label.unwrap_or_default().to_owned() };
+        let TensorKind::Computed(node) = tensor.kind else { return label.unwrap_or_default().to_owned() };
         let scope = self.scopes.get(tensor.scope as usize).map_or("", String::as_str);
         let dot = if scope.is_empty() { "" } else { "." };
         match (label, self.get_node(node)) {

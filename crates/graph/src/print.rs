@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Graph, Kind, TensorId};
+use crate::{Graph, TensorId, TensorKind};
 
 impl fmt::Display for Graph {
     /// A table: the leaves, then a line per node with its result and what it reads.
@@ -17,11 +17,11 @@ impl fmt::Display for Graph {
         for id in self.tensor_ids() {
             let t = &self[id];
             let kind = match t.kind {
-                Kind::Input => "input",
-                Kind::Weight => "weight",
-                Kind::Constant => "constant",
-                Kind::State => "state",
-                Kind::Computed(_) => continue,
+                TensorKind::Input => "input",
+                TensorKind::Weight => "weight",
+                TensorKind::Constant => "constant",
+                TensorKind::State => "state",
+                TensorKind::Computed(_) => continue,
             };
             writeln!(f, "{kind:>8}  {:<32} {:<8} {}", self.name(id), t.dtype, t.shape)?;
         }
@@ -58,7 +58,7 @@ impl Graph {
         let mut dot = String::from("digraph graph_ {\n  rankdir=TB;\n  node [fontname=\"sans-serif\"];\n");
         for id in self.tensor_ids() {
             let t = &self[id];
-            let shape = if matches!(t.kind, Kind::Computed(_)) { "ellipse" } else { "box" };
+            let shape = if matches!(t.kind, TensorKind::Computed(_)) { "ellipse" } else { "box" };
             let kept = if self.outputs.iter().any(|(_, o)| *o == id) { ", peripheries=2" } else { "" };
             let label = dot_text(&format!("{}\\n{} {}", self.name(id), t.dtype, t.shape));
             dot.push_str(&format!("  t{} [shape={shape}{kept}, label=\"{label}\"];\n", id.0));

@@ -36,7 +36,7 @@ impl NodeId {
 
 /// Where a tensor's value comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum TensorKind {
     /// The caller sets it before a run.
     Input,
     /// Parameters of a model: set once, never written by a run.
@@ -56,7 +56,7 @@ pub struct Tensor {
     pub(crate) shape: Shape,
     pub(crate) strides: Strides,
     pub(crate) bytes: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TensorKind,
     pub(crate) storage: TensorId,
     pub(crate) offset: usize,
     pub(crate) version: u32,
@@ -91,7 +91,7 @@ impl Tensor {
     }
 
     /// Where its value comes from.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> TensorKind {
         self.kind
     }
 
@@ -108,7 +108,7 @@ impl Tensor {
     /// The node that computes it, if one does.
     pub fn node(&self) -> Option<NodeId> {
         match self.kind {
-            Kind::Computed(node) => Some(node),
+            TensorKind::Computed(node) => Some(node),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use crate::{
-    Attention, Binary, DType, Gate, GraphBuilder, MAX_DIMS, Op, Order, Problem, Rope, Shape, Strides,
+    Attention, Binary, DType, Gate, GraphBuilder, GraphErrorKind, MAX_DIMS, Op, Order, Rope, Shape, Strides,
     TensorId, Unary,
 };
 
@@ -376,7 +376,12 @@ impl<'g> Value<'g> {
         let unit = if axis4 == MAX_DIMS - 1 { block } else { 1 };
         if start.checked_add(len).is_none_or(|end| end > *dim) || !start.is_multiple_of(unit) {
             let text = format!("{len} elements from {start} of a dimension of {dim}");
-            return self.builder.mistake("slice", Problem::Parameter(text), &[self], Location::caller());
+            return self.builder.mistake(
+                "slice",
+                GraphErrorKind::Parameter(text),
+                &[self],
+                Location::caller(),
+            );
         }
         *dim = len;
         let offset = (start / unit).saturating_mul(*stride);
@@ -415,7 +420,7 @@ impl<'g> Value<'g> {
         location: &'static Location<'static>,
     ) -> Value<'g> {
         let text = format!("{axis} does not fit a tensor of {} dimensions", self.shape().rank());
-        self.builder.mistake(operation, Problem::Parameter(text), inputs, location)
+        self.builder.mistake(operation, GraphErrorKind::Parameter(text), inputs, location)
     }
 }
 

@@ -1,7 +1,9 @@
 //! What a person who builds a graph gets: shapes, views, names, and the first mistake with its place.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use quadriga_graph::{BuildError, DType, GraphBuilder, Kind, Op, Pairing, Problem, Rope, Value, Weight};
+use quadriga_graph::{
+    BuildError, DType, GraphBuilder, GraphErrorKind, Op, Pairing, Rope, TensorKind, Value, Weight,
+};
 
 fn problem(build: impl for<'g> FnOnce(&'g GraphBuilder)) -> BuildError {
     let g = GraphBuilder::new();
@@ -38,7 +40,7 @@ fn writing_a_state_returns_the_written_value() {
     let (cache, written) = (cache.id(), written.id());
     let graph = g.finish().unwrap();
     assert_eq!(graph[written].storage(), cache);
-    assert!(matches!(graph[written].kind(), Kind::Computed(_)));
+    assert!(matches!(graph[written].kind(), TensorKind::Computed(_)));
 }
 
 #[test]
@@ -51,7 +53,7 @@ fn reading_a_state_after_it_was_written_needs_the_written_value() {
         cache.set_rows(rows, ids).named("write");
         view.silu();
     });
-    assert_eq!(error.problem, Problem::Stale { input: 0, writer: "write".into() });
+    assert_eq!(error.problem, GraphErrorKind::Stale { input: 0, writer: "write".into() });
     assert!(error.to_string().contains("use what write returned"), "{error}");
 }
 
@@ -61,7 +63,7 @@ fn weights_inputs_and_overlapping_sources_are_never_written() {
         let w = g.weight("w", Weight::new(DType::F32, [4, 8]));
         g.input("x", DType::F32, [4, 8]).copy_into(w);
     });
-    assert_eq!(error.problem, Problem::ReadOnly { input: 0 });
+    assert_eq!(error.problem, GraphErrorKind::ReadOnly { input: 0 });
     let error = problem(|g| {
         let s = g.state("s", DType::F32, [4, 8]);
         s.slice(0, 0, 2).copy_into(s.slice(0, 1, 2));
@@ -154,7 +156,7 @@ fn tensors_of_another_builder_are_refused() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [2]);
     x.add(foreign);
-    assert_eq!(g.finish().unwrap_err().problem, Problem::Foreign { input: 1 });
+    assert_eq!(g.finish().unwrap_err().problem, GraphErrorKind::Foreign { input: 1 });
 }
 
 #[test]
@@ -214,5 +216,5 @@ fn an_output_cannot_be_overwritten_later() {
         g.output("first", first.slice(0, 1, 1));
         g.output("second", first.set_rows(rows, ids));
     });
-    assert_eq!(error.problem, Problem::OutputLost("first".into()));
+    assert_eq!(error.problem, GraphErrorKind::OutputLost("first".into()));
 }

@@ -50,7 +50,7 @@ const LEAST_WINDOW: usize = 512;
 
 /// One token to be computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct BatchToken {
     /// The sequence that it is appended to.
     pub sequence: usize,
     /// The token.
@@ -78,9 +78,9 @@ pub struct Engine {
     choices: Vec<std::result::Result<u32, String>>,
     unread: usize,
     /// The latest batch, if it was one token with its results wanted.
-    last: Option<Entry>,
+    last: Option<BatchToken>,
     /// The token behind it, if it is being computed already.
-    ahead: Option<Entry>,
+    ahead: Option<BatchToken>,
     /// Choices as they come; kept to be filled again.
     bytes: Vec<u8>,
     watcher: Option<(Detail, Watcher)>,
@@ -98,7 +98,7 @@ pub struct Batch<'a> {
     /// When it began.
     pub started: Instant,
     /// Its tokens.
-    pub entries: &'a [Entry],
+    pub entries: &'a [BatchToken],
     /// Tokens in the cache of the first one's sequence before the batch.
     pub position: usize,
     /// How much of what attention could look at it saw, 0 to 1: a plan serves many lengths of the cache.
@@ -262,7 +262,7 @@ impl Engine {
     /// Choices are waited for when they are asked for, or by [`Engine::wait`].
     ///
     /// On an error, which may show only when it is waited for, the sequences are as they were before the call.
-    pub fn extend(&mut self, entries: &[Entry]) -> Result<()> {
+    pub fn extend(&mut self, entries: &[BatchToken]) -> Result<()> {
         if self.is_under_way(entries) {
             return Ok(());
         }
@@ -277,10 +277,10 @@ impl Engine {
     /// Appends tokens to sequence 0 and computes them; the logits after the last one are wanted.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
         let last = tokens.len().saturating_sub(1);
-        let entries: Vec<Entry> = tokens
+        let entries: Vec<BatchToken> = tokens
             .iter()
             .enumerate()
-            .map(|(i, token)| Entry { sequence: 0, token: *token, wanted: i == last })
+            .map(|(i, token)| BatchToken { sequence: 0, token: *token, wanted: i == last })
             .collect();
         self.extend(&entries)
     }
@@ -295,7 +295,7 @@ impl Engine {
         row_of(&self.hidden, self.model.hyperparameters().width, row)
     }
 
-    fn try_extend(&mut self, entries: &[Entry]) -> Result<()> {
+    fn try_extend(&mut self, entries: &[BatchToken]) -> Result<()> {
         self.check(entries)?;
         self.forget_choices();
         let wanted = entries.iter().filter(|e| e.wanted).count();
@@ -329,7 +329,7 @@ impl Engine {
     }
 
     /// An error unless every token exists and fits its sequence.
-    fn check(&self, entries: &[Entry]) -> Result<()> {
+    fn check(&self, entries: &[BatchToken]) -> Result<()> {
         let vocabulary = self.model.hyperparameters().vocabulary;
         let mut added = vec![0usize; self.lengths.len()];
         for entry in entries {
@@ -360,7 +360,7 @@ impl Engine {
     }
 
     /// Appends a batch to its sequences, and puts together what the graph needs to know of it.
-    fn fill(&mut self, batch: &[Entry]) -> Filled {
+    fn fill(&mut self, batch: &[BatchToken]) -> Filled {
         let (context, window) = (self.options.context, self.model.hyperparameters().sliding_window);
         let inputs = &mut self.inputs;
         for list in [
@@ -395,7 +395,7 @@ impl Engine {
     }
 
     /// Computes one batch and returns how many rows of results it has.
-    fn run(&mut self, batch: &[Entry]) -> Result<usize> {
+    fn run(&mut self, batch: &[BatchToken]) -> Result<usize> {
         let Filled { furthest, seen, position } = self.fill(batch);
         let rows = self.inputs.rows.len();
         let shape = self.options.shape(batch.len(), rows, furthest);

@@ -14,7 +14,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::sampling::{log_probability, top_log_probabilities};
-use crate::{Engine, Entry, Error, Result};
+use crate::{BatchToken, Engine, Error, Result};
 
 /// One case; result fields in the input are ignored.
 #[derive(Clone, Debug, Deserialize)]
@@ -149,8 +149,8 @@ fn likelihood(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Result<Resul
     let mut count = 0;
     for part in tokens.chunks_exact(chunk) {
         engine.truncate(0, 0);
-        let entries: Vec<Entry> =
-            part.iter().map(|token| Entry { sequence: 0, token: *token, wanted: true }).collect();
+        let entries: Vec<BatchToken> =
+            part.iter().map(|token| BatchToken { sequence: 0, token: *token, wanted: true }).collect();
         engine.extend(&entries)?;
         let mut sum = 0.0;
         for (row, next) in part.iter().skip(1).enumerate() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use quadriga_runtime::{Backend, Progress, Scheduler};
 
-use crate::engine::{Engine, EngineOptions, Entry};
+use crate::engine::{BatchToken, Engine, EngineOptions};
 use crate::sampling::{Sampler, SamplingOptions};
 use crate::stop::StopMatcher;
 use crate::template::Message;
@@ -189,8 +189,8 @@ impl Generator {
             // Only what follows the last token of all is asked for.
             let last = if i + 1 == batches { tokens.len() } else { 0 };
             let entries = tokens.iter().zip(1..);
-            let entries: Vec<Entry> = entries
-                .map(|(token, count)| Entry { sequence: 0, token: *token, wanted: count == last })
+            let entries: Vec<BatchToken> = entries
+                .map(|(token, count)| BatchToken { sequence: 0, token: *token, wanted: count == last })
                 .collect();
             self.engine.extend(&entries)?;
             self.cached.extend_from_slice(tokens);

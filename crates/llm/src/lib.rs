@@ -34,7 +34,7 @@ pub mod stop;
 pub mod template;
 pub mod tokenizer;
 
-pub use engine::{Batch, Engine, EngineOptions, Entry, Watcher};
+pub use engine::{Batch, BatchToken, Engine, EngineOptions, Watcher};
 pub use error::{Error, Result};
 pub use generator::{Answer, Finish, Generator, GeneratorOptions, Piece};
 pub use hyperparameters::{Architecture, Hyperparameters};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use common::{Recipe, all_wanted, cpu, distance, distances, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
-use quadriga_llm::{Batch, Engine, EngineOptions, Entry, Error, Model};
+use quadriga_llm::{Batch, BatchToken, Engine, EngineOptions, Error, Model};
 use quadriga_runtime::{Detail, Scheduler};
 
 /// Rounding differs with the size of a batch, nothing else: in standard deviations of the logits.
@@ -70,7 +70,7 @@ fn sequences_in_one_batch_do_not_see_each_other() {
             let open: Vec<usize> = (0..3).filter(|s| next[*s] < tokens[*s].len()).collect();
             rng.pick(&open).copied()
         } {
-            entries.push(Entry { sequence, token: tokens[sequence][next[sequence]], wanted: true });
+            entries.push(BatchToken { sequence, token: tokens[sequence][next[sequence]], wanted: true });
             wanted.push(alone[sequence][next[sequence]].clone());
             next[sequence] += 1;
         }
@@ -112,8 +112,8 @@ fn only_the_rows_asked_for_come_back_in_order() {
     for batch in [1, 6, 20] {
         let mut engine = engine(recipe.model(), EngineOptions { batch, ..f32_options() });
         let picked = [0, 1, 7, 13, 18];
-        let entries: Vec<Entry> = (0..20)
-            .map(|row| Entry { sequence: 0, token: tokens[row], wanted: picked.contains(&row) })
+        let entries: Vec<BatchToken> = (0..20)
+            .map(|row| BatchToken { sequence: 0, token: tokens[row], wanted: picked.contains(&row) })
             .collect();
         engine.extend(&entries).unwrap();
         let rows: Vec<Vec<f32>> = (0..5).map(|row| engine.logits(row).to_vec()).collect();
@@ -133,8 +133,10 @@ fn tokens_can_be_computed_for_the_cache_alone() {
         let tokens = recipe.tokens(15);
         let all = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
         let mut engine = engine(recipe.model(), f32_options());
-        let silent: Vec<Entry> =
-            tokens[..14].iter().map(|token| Entry { sequence: 0, token: *token, wanted: false }).collect();
+        let silent: Vec<BatchToken> = tokens[..14]
+            .iter()
+            .map(|token| BatchToken { sequence: 0, token: *token, wanted: false })
+            .collect();
         engine.extend(&silent).unwrap();
         assert!(engine.logits(0).is_empty());
         assert_eq!(engine.len(0), 14);
@@ -302,8 +304,8 @@ fn any_order_of_calls_leaves_every_sequence_right() {
                 texts[sequence].truncate(len);
                 continue;
             }
-            let entries: Vec<Entry> = (0..rng.range(1, 10))
-                .map(|_| Entry {
+            let entries: Vec<BatchToken> = (0..rng.range(1, 10))
+                .map(|_| BatchToken {
                     sequence: rng.below(3),
                     token: rng.below(recipe.vocabulary) as u32,
                     wanted: rng.chance(0.4),

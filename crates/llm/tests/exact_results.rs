@@ -11,7 +11,7 @@ use common::{cpu, engine_on};
 use quadriga_cpu::isa::Isa;
 use quadriga_llm::evaluate::{Kind, Outcome, ResultFields, evaluate};
 use quadriga_llm::sampling::top_log_probabilities;
-use quadriga_llm::{Engine, EngineOptions, Entry, Model, offload};
+use quadriga_llm::{BatchToken, Engine, EngineOptions, Model, offload};
 use quadriga_runtime::Scheduler;
 use quadriga_sim::Sim;
 
@@ -92,10 +92,10 @@ fn cases_hold_when_they_are_computed_together() {
         cases.iter().map(|exact| tokenizer.encode(&exact.case.text, exact.case.special)).collect();
     let options = EngineOptions { context: 128, sequences: cases.len(), batch: 50, ..options() };
     let mut engine = engine_on(cpu(2), model.clone(), options);
-    let mut entries: Vec<Entry> = Vec::new();
+    let mut entries: Vec<BatchToken> = Vec::new();
     for (sequence, prompt) in prompts.iter().enumerate() {
         let last = prompt.len() - 1;
-        entries.extend(prompt.iter().enumerate().map(|(at, token)| Entry {
+        entries.extend(prompt.iter().enumerate().map(|(at, token)| BatchToken {
             sequence,
             token: *token,
             wanted: at == last,
@@ -111,7 +111,7 @@ fn cases_hold_when_they_are_computed_together() {
             let token = top5[0].0;
             steps[sequence].push(top5);
             if !tokenizer.is_end(token) && steps[sequence].len() < cases[sequence].case.n {
-                next.push(Entry { sequence, token, wanted: true });
+                next.push(BatchToken { sequence, token, wanted: true });
             }
         }
         entries = next;

@@ -9,22 +9,22 @@
     reason = "a benchmark"
 )]
 
-use quadriga_runtime::memory::packing::{Effort, Item, Packer, Problem, check};
+use quadriga_runtime::memory::packing::{Effort, Packer, PackingItem, PackingProblem, check};
 use std::path::Path;
 use std::time::Instant;
 
-fn read(path: &Path) -> Problem {
+fn read(path: &Path) -> PackingProblem {
     let text = std::fs::read_to_string(path).expect("a readable file");
     let items = text.lines().skip(1).filter(|line| !line.is_empty()).map(|line| {
         let mut fields = line.split(',').skip(1).map(|field| field.trim().parse::<u64>().expect("a number"));
         let (start, end) = (fields.next().unwrap() as u32, fields.next().unwrap() as u32);
-        Item { size: fields.next().unwrap(), start, end }
+        PackingItem { size: fields.next().unwrap(), start, end }
     });
-    Problem::new(items.collect())
+    PackingProblem::new(items.collect())
 }
 
 /// The lifetimes of a transformer's prefill: so many layers, each with the storages of a real one.
-fn transformer(layers: u32) -> Problem {
+fn transformer(layers: u32) -> PackingProblem {
     let layer: [(u32, u32, u64); 12] = [
         (0, 20, 8192), // the residual stream
         (1, 8, 8192),
@@ -41,18 +41,19 @@ fn transformer(layers: u32) -> Problem {
     ];
     let period = 26;
     let last = layers * period + 4;
-    let mut items = vec![Item { size: 4, start: 0, end: last }, Item { size: 2, start: 0, end: last - 9 }];
+    let mut items =
+        vec![PackingItem { size: 4, start: 0, end: last }, PackingItem { size: 2, start: 0, end: last - 9 }];
     for index in 0..layers {
         let begin = index * period;
-        items.extend(layer.iter().map(|&(start, end, size)| Item {
+        items.extend(layer.iter().map(|&(start, end, size)| PackingItem {
             size: size << 10,
             start: begin + start,
             end: (begin + end).min(last),
         }));
     }
-    items.push(Item { size: 8192 << 10, start: last - 4, end: last });
-    items.push(Item { size: 32000 << 2, start: last - 2, end: last });
-    Problem { alignment: 32, ..Problem::new(items) }
+    items.push(PackingItem { size: 8192 << 10, start: last - 4, end: last });
+    items.push(PackingItem { size: 32000 << 2, start: last - 2, end: last });
+    PackingProblem { alignment: 32, ..PackingProblem::new(items) }
 }
 
 /// How planning time grows with the graph: a first packing and a second one with the same packer.

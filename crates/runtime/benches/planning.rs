@@ -12,7 +12,7 @@
 #[path = "../tests/common/transformer.rs"]
 mod transformer;
 
-use quadriga_runtime::memory::packing::{Effort, Item, Packer, Problem};
+use quadriga_runtime::memory::packing::{Effort, Packer, PackingItem, PackingProblem};
 use quadriga_runtime::memory::{Family, Memory, MemoryPlan, Planner, Request};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,8 +83,8 @@ fn main() {
         planner.plan_into(&request, &mut plan).unwrap();
         let (fresh, allocations) = median(rounds, || planner.plan_into(&request, &mut plan).unwrap());
         let lives = plan.lifetimes.iter().zip(&plan.bytes).filter(|(life, _)| !life.is_empty());
-        let items = lives.map(|(life, bytes)| Item { size: *bytes, start: life.start, end: life.end });
-        let problem = Problem { items: items.collect(), alignment: 64, max_chunk: None };
+        let items = lives.map(|(life, bytes)| PackingItem { size: *bytes, start: life.start, end: life.end });
+        let problem = PackingProblem { items: items.collect(), alignment: 64, max_chunk: None };
         let mut packer = Packer::default();
         packer.pack(&problem, Effort::Fast).unwrap();
         let (packing, _) = median(rounds, || {

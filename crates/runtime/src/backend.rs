@@ -172,7 +172,7 @@ pub struct WeightLayout {
 
 /// Where a tensor lies, as a split that uses it sees it.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct TensorPlace {
     /// The tensor's own bytes: a view's region starts at the view's first byte. For a packed weight, all of its
     /// packed bytes.
     pub region: Region,
@@ -187,7 +187,7 @@ pub struct SplitSource<'a> {
     /// The nodes, in execution order; views among them compute nothing.
     pub nodes: &'a [NodeId],
     /// Where a tensor lies: every input and output of the nodes has a place on this backend.
-    pub place: &'a dyn Fn(TensorId) -> Option<Place>,
+    pub place: &'a dyn Fn(TensorId) -> Option<TensorPlace>,
     /// Whether a result is read after the split, and so must be in memory when it ends. A backend that fuses nodes
     /// may leave the others unwritten.
     ///

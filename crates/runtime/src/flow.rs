@@ -3,7 +3,7 @@
 //! Views compute nothing and have no maker; as sources they stand with the storage that they look at.
 #![expect(clippy::indexing_slicing, reason = "ids are the graph's own, and arrays are sized for its tensors")]
 
-use quadriga_graph::{Graph, Kind, NodeId, Op, TensorId};
+use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 
 /// Something that computes.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Source {
     /// The storage it lies in.
     pub(crate) storage: TensorId,
     /// Where the storage comes from.
-    pub(crate) kind: Kind,
+    pub(crate) kind: TensorKind,
 }
 
 /// A result that may be computed in the memory of an input, as far as its operation is concerned.
@@ -53,13 +53,13 @@ pub(crate) struct Flow {
     /// For each tensor the one that owns its storage.
     pub(crate) storage: Vec<TensorId>,
     /// For each tensor where it comes from.
-    pub(crate) kind: Vec<Kind>,
+    pub(crate) kind: Vec<TensorKind>,
     /// For each tensor its bytes.
     pub(crate) bytes: Vec<u64>,
     /// All that does not own its storage, in the order of the tensors.
     pub(crate) lodgers: Vec<Lodger>,
     /// The tensors that no node computes, and what they are.
-    pub(crate) leaves: Vec<(TensorId, Kind)>,
+    pub(crate) leaves: Vec<(TensorId, TensorKind)>,
     /// In execution order.
     pub(crate) takeovers: Vec<Takeover>,
     /// The storages that nodes write into that did not make them, with those nodes; sorted.
@@ -76,14 +76,14 @@ impl Flow {
         self.lodgers.clear();
         // All that these hold from before is overwritten.
         self.storage.resize(tensors.len(), TensorId::from_index(0));
-        self.kind.resize(tensors.len(), Kind::Input);
+        self.kind.resize(tensors.len(), TensorKind::Input);
         self.bytes.resize(tensors.len(), 0);
         let arrays = self.storage.iter_mut().zip(&mut self.kind).zip(&mut self.bytes);
         for ((id, tensor), ((storage, kind), bytes)) in graph.tensor_ids().zip(tensors).zip(arrays) {
             *storage = tensor.storage();
             *kind = tensor.kind();
             *bytes = tensor.bytes() as u64;
-            if !matches!(*kind, Kind::Computed(_)) {
+            if !matches!(*kind, TensorKind::Computed(_)) {
                 self.leaves.push((id, *kind));
             } else if *storage != id {
                 self.lodgers.push(Lodger { tensor: id, storage: *storage, offset: tensor.offset() as u64 });
@@ -145,20 +145,20 @@ impl Flow {
 
     /// The states, in the order they were declared.
     pub(crate) fn states(&self) -> impl Iterator<Item = TensorId> + '_ {
-        self.leaves.iter().filter(|(_, kind)| *kind == Kind::State).map(|(leaf, _)| *leaf)
+        self.leaves.iter().filter(|(_, kind)| *kind == TensorKind::State).map(|(leaf, _)| *leaf)
     }
 }
 
 impl Source {
     /// Whether it must be copied to be read on another backend; other leaves are wherever they are read.
     pub(crate) fn moves(&self) -> bool {
-        matches!(self.kind, Kind::Computed(_) | Kind::State)
+        matches!(self.kind, TensorKind::Computed(_) | TensorKind::State)
     }
 
     /// One past the node that made its storage; 0 for leaves.
     pub(crate) fn made(&self) -> usize {
         match self.kind {
-            Kind::Computed(node) => node.index() + 1,
+            TensorKind::Computed(node) => node.index() + 1,
             _ => 0,
         }
     }

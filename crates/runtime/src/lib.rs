@@ -46,15 +46,16 @@ mod session;
 mod trace;
 
 pub use backend::{
-    Backend, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Place, Program, Queue, Refusal, Region,
-    SplitSource, StepTime, Usage, WeightLayout, check_range, compute_once,
+    Backend, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal, Region,
+    SplitSource, StepTime, TensorPlace, Usage, WeightLayout, check_range, compute_once,
 };
 pub use cost::Cost;
 pub use error::BackendError;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
-    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoGraph, LeafUse, Lending, NodeLine,
-    PLAN_SCHEMA, Plan, Reason, Scheduler, Split, SplitLine, Splits, Step, StorageLine, StorageUse,
+    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoGraph, LeafUse, NodeLine,
+    PLAN_SCHEMA, Plan, Reason, ScheduleStep, Scheduler, Split, SplitLine, Splits, StorageLine, StorageUse,
+    WeightStreaming,
 };
 pub use session::{Element, Fetched, Key, Observed, Progress, Session, Values, WeightStore};
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

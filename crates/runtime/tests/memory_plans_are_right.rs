@@ -6,7 +6,7 @@
 mod random;
 
 use quadriga_conformance::Rng;
-use quadriga_graph::{Graph, Kind, TensorId};
+use quadriga_graph::{Graph, TensorId, TensorKind};
 use quadriga_runtime::memory::{Flaw, FreeList, Inputs, Lifetime, MemoryPlan, Planner, Request, Spot, check};
 use std::collections::HashMap;
 
@@ -50,7 +50,7 @@ fn run(request: &Request<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
         let (is, should) = (planned.at(graph, Some(plan), id), plain.at(graph, None, id));
         assert!(is == should, "seed {seed}: {} was overwritten before {what}\n{graph}", graph.name(id));
     };
-    for id in graph.tensor_ids().filter(|id| !matches!(graph[*id].kind(), Kind::Computed(_))) {
+    for id in graph.tensor_ids().filter(|id| !matches!(graph[*id].kind(), TensorKind::Computed(_))) {
         write(&mut planned, &mut plain, id, rng);
     }
     for (id, node) in graph.node_ids().zip(graph.nodes()).filter(|(_, node)| !node.op().is_view()) {
@@ -67,7 +67,7 @@ fn run(request: &Request<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
     for (name, output) in graph.outputs() {
         same(&mut planned, &mut plain, *output, name);
     }
-    let kept = graph.of_kind(Kind::Input).filter(|id| plan.spot(*id) != Spot::Unused);
+    let kept = graph.of_kind(TensorKind::Input).filter(|id| plan.spot(*id) != Spot::Unused);
     if request.inputs == Inputs::Keep {
         kept.for_each(|input| same(&mut planned, &mut plain, input, "the next run"));
     }

@@ -3,11 +3,12 @@
 
 use quadriga_conformance::Rng;
 use quadriga_runtime::memory::packing::{
-    Effort, Flaw, Item, Packer, Packing, PackingError, Placement, Problem, Strategy, check, pack,
+    Effort, Flaw, Packer, Packing, PackingError, PackingItem, PackingProblem, Placement, Strategy, check,
+    pack,
 };
 use quadriga_runtime::memory::{FreeList, Region};
 
-fn random_problem(rng: &mut Rng, most: usize) -> Problem {
+fn random_problem(rng: &mut Rng, most: usize) -> PackingProblem {
     let count = rng.range(0, most);
     let span = [4, 30, 1000, 4_000_000_000][rng.below(4)];
     let largest = [4, 100, 1 << 40][rng.below(3)];
@@ -16,16 +17,16 @@ fn random_problem(rng: &mut Rng, most: usize) -> Problem {
         let end =
             if rng.chance(0.8) { start + 1 + rng.below(span / 4 + 1) } else { rng.range(start + 1, span) };
         let size = if rng.chance(0.05) { 0 } else { rng.below(largest) as u64 };
-        Item { size, start: start as u32, end: end.min(u32::MAX as usize) as u32 }
+        PackingItem { size, start: start as u32, end: end.min(u32::MAX as usize) as u32 }
     });
     let items: Vec<_> = items.collect();
     let alignment = [1, 8, 32, 48][rng.below(4)];
     let max_chunk = rng.chance(0.5).then(|| rng.range(1, 4 * largest) as u64);
-    Problem { items, alignment, max_chunk }
+    PackingProblem { items, alignment, max_chunk }
 }
 
 /// The peak of the public free list in time order: what the original would have needed.
-fn free_list_peak(problem: &Problem) -> u64 {
+fn free_list_peak(problem: &PackingProblem) -> u64 {
     let mut events = Vec::new();
     for (index, item) in problem.items.iter().enumerate() {
         events.push((item.start, 1, index));
@@ -82,11 +83,11 @@ fn what_lives_all_the_time_adds_just_its_bytes() {
     for seed in 1000..1200 {
         println!("seed {seed}");
         let mut rng = Rng::new(seed);
-        let mut problem = Problem { max_chunk: None, ..random_problem(&mut rng, 40) };
+        let mut problem = PackingProblem { max_chunk: None, ..random_problem(&mut rng, 40) };
         let alone = pack(&problem, Effort::Fast).unwrap();
         let mut bytes = 0;
         for _ in 0..rng.range(1, 6) {
-            let item = Item { size: rng.below(1 << 20) as u64, start: 0, end: u32::MAX };
+            let item = PackingItem { size: rng.below(1 << 20) as u64, start: 0, end: u32::MAX };
             bytes += item.size.next_multiple_of(problem.alignment);
             problem.items.insert(rng.below(problem.items.len() + 1), item);
         }
@@ -106,9 +107,12 @@ fn what_lives_all_the_time_adds_just_its_bytes() {
 
 #[test]
 fn nothing_and_zero_sizes_can_be_packed() {
-    let empty = pack(&Problem::new(Vec::new()), Effort::Fast).unwrap();
+    let empty = pack(&PackingProblem::new(Vec::new()), Effort::Fast).unwrap();
     assert_eq!((empty.peak, empty.lower_bound, empty.chunks.len(), empty.proved_optimal), (0, 0, 1, true));
-    let problem = Problem { max_chunk: Some(0), ..Problem::new(vec![Item { size: 0, start: 0, end: 1 }; 3]) };
+    let problem = PackingProblem {
+        max_chunk: Some(0),
+        ..PackingProblem::new(vec![PackingItem { size: 0, start: 0, end: 1 }; 3])
+    };
     let packing = pack(&problem, Effort::Exact { capacity: None, steps: 10 }).unwrap();
     assert_eq!((packing.peak, packing.placements.len()), (0, 3));
     assert_eq!(check(&problem, &packing), Ok(()));
@@ -116,24 +120,27 @@ fn nothing_and_zero_sizes_can_be_packed() {
 
 #[test]
 fn what_cannot_be_computed_is_refused_with_the_item() {
-    let refuse = |problem: Problem| pack(&problem, Effort::Fast).unwrap_err();
-    let good = Item { size: 8, start: 0, end: 1 };
-    let huge = Item { size: u64::MAX, start: 0, end: 1 };
-    assert_eq!(refuse(Problem { alignment: 0, ..Problem::new(vec![]) }), PackingError::Alignment);
+    let refuse = |problem: PackingProblem| pack(&problem, Effort::Fast).unwrap_err();
+    let good = PackingItem { size: 8, start: 0, end: 1 };
+    let huge = PackingItem { size: u64::MAX, start: 0, end: 1 };
     assert_eq!(
-        refuse(Problem::new(vec![good, Item { size: 1, start: 7, end: 7 }])),
+        refuse(PackingProblem { alignment: 0, ..PackingProblem::new(vec![]) }),
+        PackingError::Alignment
+    );
+    assert_eq!(
+        refuse(PackingProblem::new(vec![good, PackingItem { size: 1, start: 7, end: 7 }])),
         PackingError::EmptyLifetime { item: 1, start: 7, end: 7 }
     );
     for alignment in [1, 32] {
         assert_eq!(
-            refuse(Problem { alignment, ..Problem::new(vec![good, huge]) }),
+            refuse(PackingProblem { alignment, ..PackingProblem::new(vec![good, huge]) }),
             PackingError::TooLarge { item: 1, size: u64::MAX }
         );
     }
-    let half = Item { size: 1 << 60, start: 0, end: 1 };
-    assert!(pack(&Problem::new(vec![half, half]), Effort::Fast).is_ok());
+    let half = PackingItem { size: 1 << 60, start: 0, end: 1 };
+    assert!(pack(&PackingProblem::new(vec![half, half]), Effort::Fast).is_ok());
     assert_eq!(
-        refuse(Problem::new(vec![half, half, good])),
+        refuse(PackingProblem::new(vec![half, half, good])),
         PackingError::TooLarge { item: 2, size: 8 },
         "even where the items are not alive together"
     );
@@ -142,16 +149,16 @@ fn what_cannot_be_computed_is_refused_with_the_item() {
 #[test]
 fn chunks_stay_below_the_limit_and_larger_items_get_their_own() {
     let items = vec![
-        Item { size: 16, start: 0, end: 2 },
-        Item { size: 8, start: 0, end: 2 },
-        Item { size: 24, start: 1, end: 3 },
+        PackingItem { size: 16, start: 0, end: 2 },
+        PackingItem { size: 8, start: 0, end: 2 },
+        PackingItem { size: 24, start: 1, end: 3 },
     ];
-    let problem = Problem { items, alignment: 8, max_chunk: Some(32) };
+    let problem = PackingProblem { items, alignment: 8, max_chunk: Some(32) };
     let packing = pack(&problem, Effort::Fast).unwrap();
     assert_eq!((packing.peak, packing.chunks.len(), packing.proved_optimal), (48, 2, true));
 
-    let items = vec![Item { size: 24, start: 0, end: 2 }, Item { size: 16, start: 1, end: 3 }];
-    let packing = pack(&Problem { items, alignment: 8, max_chunk: Some(16) }, Effort::Fast).unwrap();
+    let items = vec![PackingItem { size: 24, start: 0, end: 2 }, PackingItem { size: 16, start: 1, end: 3 }];
+    let packing = pack(&PackingProblem { items, alignment: 8, max_chunk: Some(16) }, Effort::Fast).unwrap();
     assert_eq!((packing.peak, packing.chunks), (40, vec![24, 16]));
 }
 
@@ -159,12 +166,12 @@ fn chunks_stay_below_the_limit_and_larger_items_get_their_own() {
 #[test]
 fn spoiled_packings_are_rejected() {
     let items = vec![
-        Item { size: 8, start: 0, end: 4 },
-        Item { size: 16, start: 1, end: 3 },
-        Item { size: 8, start: 3, end: 6 },
-        Item { size: 0, start: 0, end: 9 },
+        PackingItem { size: 8, start: 0, end: 4 },
+        PackingItem { size: 16, start: 1, end: 3 },
+        PackingItem { size: 8, start: 3, end: 6 },
+        PackingItem { size: 0, start: 0, end: 9 },
     ];
-    let problem = Problem { items, alignment: 8, max_chunk: Some(16) };
+    let problem = PackingProblem { items, alignment: 8, max_chunk: Some(16) };
     let place = |chunk, offset| Placement { chunk, offset };
     let right = Packing {
         placements: vec![place(0, 0), place(1, 0), place(1, 8), place(0, 0)],

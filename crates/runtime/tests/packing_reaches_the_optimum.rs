@@ -3,15 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::Rng;
-use quadriga_runtime::memory::packing::{Effort, Item, Packer, Problem, check, pack};
+use quadriga_runtime::memory::packing::{Effort, Packer, PackingItem, PackingProblem, check, pack};
 use std::path::PathBuf;
 
 /// The best peak there is: every order of placing, each item at its lowest place. Some order is that of the offsets in
 /// a best packing, and no item of it ends up higher than it is there.
-fn optimum(items: &[Item]) -> u64 {
+fn optimum(items: &[PackingItem]) -> u64 {
     fn place(
-        items: &[Item],
-        placed: &mut Vec<(Item, u64)>,
+        items: &[PackingItem],
+        placed: &mut Vec<(PackingItem, u64)>,
         left: &mut Vec<usize>,
         peak: u64,
         least: u64,
@@ -27,7 +27,7 @@ fn optimum(items: &[Item]) -> u64 {
         for turn in 0..left.len() {
             let index = left.swap_remove(turn);
             let item = items[index];
-            let meets = |other: &Item| item.start < other.end && other.start < item.end;
+            let meets = |other: &PackingItem| item.start < other.end && other.start < item.end;
             let tops =
                 placed.iter().filter(|(other, _)| meets(other)).map(|(other, offset)| offset + other.size);
             let fits = |offset: u64| {
@@ -51,26 +51,26 @@ fn optimum(items: &[Item]) -> u64 {
     best
 }
 
-fn small_problem(rng: &mut Rng) -> Problem {
+fn small_problem(rng: &mut Rng) -> PackingProblem {
     let (count, span, largest) = (rng.range(1, 8), rng.range(2, 8), rng.range(2, 9));
     let items = (0..count).map(|_| {
         let start = rng.below(span);
-        Item {
+        PackingItem {
             size: rng.range(1, largest) as u64,
             start: start as u32,
             end: rng.range(start + 1, span) as u32,
         }
     });
-    Problem::new(items.collect())
+    PackingProblem::new(items.collect())
 }
 
 /// The same number of bytes alive at all times: what ends is replaced by others of the same sum. Sometimes there is no
 /// packing at the lower bound.
-fn tight_problem(rng: &mut Rng) -> Problem {
-    fn add(rng: &mut Rng, mut sum: u64, start: u32, alive: &mut Vec<Item>) {
+fn tight_problem(rng: &mut Rng) -> PackingProblem {
+    fn add(rng: &mut Rng, mut sum: u64, start: u32, alive: &mut Vec<PackingItem>) {
         while sum > 0 {
             let size = rng.range(1, sum.min(4) as usize) as u64;
-            alive.push(Item { size, start, end: 9 });
+            alive.push(PackingItem { size, start, end: 9 });
             sum -= size;
         }
     }
@@ -83,13 +83,13 @@ fn tight_problem(rng: &mut Rng) -> Problem {
             if alive[index].start < time {
                 let ended = alive.swap_remove(index);
                 sum += ended.size;
-                items.push(Item { end: time, ..ended });
+                items.push(PackingItem { end: time, ..ended });
             }
         }
         add(rng, sum, time, &mut alive);
     }
     items.extend(alive);
-    Problem::new(items)
+    PackingProblem::new(items)
 }
 
 #[test]
@@ -152,13 +152,14 @@ fn random_tilings_are_packed_without_a_gap() {
                 pieces.push((start, end, size - cut));
             }
         }
-        let items = pieces.iter().map(|&(start, end, size)| Item { size, start, end }).collect();
-        let packing = packer.pack(&Problem::new(items), Effort::Search { seed, steps: 20_000_000 }).unwrap();
+        let items = pieces.iter().map(|&(start, end, size)| PackingItem { size, start, end }).collect();
+        let packing =
+            packer.pack(&PackingProblem::new(items), Effort::Search { seed, steps: 20_000_000 }).unwrap();
         assert_eq!(packing.peak, 5000);
     }
 }
 
-fn instances() -> Vec<(String, Problem)> {
+fn instances() -> Vec<(String, PackingProblem)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/packing");
     let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
@@ -166,9 +167,9 @@ fn instances() -> Vec<(String, Problem)> {
         let text = std::fs::read_to_string(path).unwrap();
         let items = text.lines().skip(1).map(|line| {
             let fields: Vec<u64> = line.split(',').map(|field| field.parse().unwrap()).collect();
-            Item { size: fields[3], start: fields[1] as u32, end: fields[2] as u32 }
+            PackingItem { size: fields[3], start: fields[1] as u32, end: fields[2] as u32 }
         });
-        Problem::new(items.collect())
+        PackingProblem::new(items.collect())
     };
     paths.iter().map(|path| (path.file_stem().unwrap().to_string_lossy().into_owned(), read(path))).collect()
 }
@@ -181,7 +182,7 @@ fn model_graphs_are_packed_at_the_lower_bound_without_search() {
         let packing = pack(problem, Effort::Fast).unwrap();
         check(problem, &packing).unwrap();
         assert_eq!(packing.peak, packing.lower_bound, "{name}");
-        let aligned = Problem { alignment: 256, ..problem.clone() };
+        let aligned = PackingProblem { alignment: 256, ..problem.clone() };
         let packing = pack(&aligned, Effort::Fast).unwrap();
         assert_eq!(packing.peak, packing.lower_bound, "{name}, aligned");
     }
@@ -213,7 +214,7 @@ fn model_graphs_in_chunks_need_hardly_more() {
             (2 * largest, 1.02),
             (3 * largest, 1.02),
         ] {
-            let problem = Problem { max_chunk: Some(limit), ..problem.clone() };
+            let problem = PackingProblem { max_chunk: Some(limit), ..problem.clone() };
             let packing = pack(&problem, Effort::Fast).unwrap();
             check(&problem, &packing).unwrap();
             assert!(packing.ratio() <= ratio, "{name} in chunks of {limit}: {}", packing.ratio());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use quadriga_conformance::compute_node;
 use quadriga_graph::{Graph, NodeId};
-use quadriga_runtime::{BackendError, Layout, Place, Program, Region, SplitSource, StepTime};
+use quadriga_runtime::{BackendError, Layout, Program, Region, SplitSource, StepTime, TensorPlace};
 
 use crate::device::Shared;
 use crate::memory::SimBuffer;
@@ -17,7 +17,7 @@ pub(crate) const PACKED: Layout = Layout::Packed(7);
 
 struct Step {
     node: NodeId,
-    inputs: Vec<Place>,
+    inputs: Vec<TensorPlace>,
     output: Region,
 }
 
@@ -73,7 +73,8 @@ impl SimProgram {
                     Err(missing(*node, format!("{} is not in this device's memory", graph.name(id))))
                 }
             };
-            let inputs: Result<Vec<Place>, _> = graph.inputs(*node).iter().map(|id| place(*id)).collect();
+            let inputs: Result<Vec<TensorPlace>, _> =
+                graph.inputs(*node).iter().map(|id| place(*id)).collect();
             steps.push(Step { node: *node, inputs: inputs?, output: place(n.output())?.region });
         }
         let scratch = split.scratch.clone().filter(|scratch| scratch.bytes >= device.settings.scratch);

@@ -9,7 +9,7 @@ mod error;
 mod memory;
 mod ops;
 
-use quadriga_graph::{DType, Data, Graph, Kind, NodeId, Tensor, TensorId};
+use quadriga_graph::{DType, Data, Graph, NodeId, Tensor, TensorId, TensorKind};
 
 pub use error::{Fault, OracleError};
 pub(crate) use memory::decode_all;
@@ -92,7 +92,7 @@ impl<'g> Oracle<'g> {
             let Some(tensor) = graph.get(id) else { continue };
             if let Some(data) = graph.data(id) {
                 *slot = Storage::Shared(data.clone());
-            } else if tensor.kind() == Kind::State {
+            } else if tensor.kind() == TensorKind::State {
                 *slot = Storage::computed(tensor)
                     .map_err(|fault| OracleError::Tensor { name: graph.name(id), fault })?;
             }
@@ -104,7 +104,7 @@ impl<'g> Oracle<'g> {
     pub fn set(&mut self, name: &str, bytes: &[u8]) -> Result<(), OracleError> {
         let id = self.graph.leaf(name).ok_or_else(|| OracleError::NoSuchName(name.to_owned()))?;
         let tensor = self.graph.get(id).ok_or(OracleError::NoSuchId(id.index()))?;
-        if tensor.kind() == Kind::Constant {
+        if tensor.kind() == TensorKind::Constant {
             return Err(OracleError::Constant(name.to_owned()));
         }
         if bytes.len() != tensor.bytes() {
@@ -113,7 +113,7 @@ impl<'g> Oracle<'g> {
         }
         let failed = |fault| OracleError::Tensor { name: name.to_owned(), fault };
         let mut storage = Storage::Bytes(bytes.to_vec());
-        if tensor.kind() == Kind::State {
+        if tensor.kind() == TensorKind::State {
             storage = Storage::computed(tensor).map_err(failed)?;
             let layout = Layout::of(tensor).map_err(failed)?;
             if let Some(memory) = storage.memory_mut(0) {

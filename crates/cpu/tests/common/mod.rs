@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use quadriga_cpu::Backend;
-use quadriga_graph::{Graph, Kind, NodeId, Op, TensorId};
+use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::{
-    Backend as _, BackendError, Buffer, Layout, Place, Program, Region, SplitSource, Usage,
+    Backend as _, BackendError, Buffer, Layout, Program, Region, SplitSource, TensorPlace, Usage,
 };
 
 const GUARD: u8 = 0xa5;
@@ -18,7 +18,7 @@ pub(crate) struct Placed<'g> {
     pub(crate) graph: &'g Graph,
     pub(crate) backend: &'g Backend,
     buffer: Arc<dyn Buffer>,
-    places: HashMap<TensorId, Place>,
+    places: HashMap<TensorId, TensorPlace>,
     program: Box<dyn Program>,
 }
 
@@ -38,7 +38,7 @@ impl<'g> Placed<'g> {
             }
             let mut layout = Layout::Plain;
             let mut bytes = tensor.bytes();
-            if packed && tensor.kind() == Kind::Weight {
+            if packed && tensor.kind() == TensorKind::Weight {
                 let uses = uses(graph, id);
                 let uses: Vec<(&Op, usize)> = uses.iter().map(|(node, i)| (graph[*node].op(), *i)).collect();
                 if !uses.iter().any(|(op, _)| op.is_view()) {
@@ -63,13 +63,13 @@ impl<'g> Placed<'g> {
             } else {
                 Region::new(Arc::clone(&buffer), offset, bytes)?
             };
-            if tensor.storage() == id && tensor.kind() == Kind::State {
+            if tensor.storage() == id && tensor.kind() == TensorKind::State {
                 buffer.clear(offset, bytes)?;
             }
             if let Some(data) = graph.data(id) {
                 backend.load_weight(tensor, layout, data.bytes(), &region)?;
             }
-            places.insert(id, Place { region, layout });
+            places.insert(id, TensorPlace { region, layout });
         }
         let nodes: Vec<NodeId> = graph.node_ids().collect();
         let source = SplitSource {

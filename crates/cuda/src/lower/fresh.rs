@@ -5,7 +5,7 @@
 //! The rows lie in scratch memory, not where the plan has them: by the plan they are used up before attention begins,
 //! whose result may lie in their place.
 
-use quadriga_graph::{Attention, DType, Graph, Kind, NodeId, Op, Rope, TensorId};
+use quadriga_graph::{Attention, DType, Graph, NodeId, Op, Rope, TensorId, TensorKind};
 use quadriga_runtime::BackendError;
 
 use super::attention::half_rows;
@@ -99,16 +99,16 @@ impl Search<'_> {
             tensor.dtype() == DType::F32
                 && tensor.is_contiguous()
                 && tensor.elements() == elements
-                && matches!(graph[storage].kind(), Kind::Computed(_))
+                && matches!(graph[storage].kind(), TensorKind::Computed(_))
                 && (self.readers)(storage) == 1
                 && !(self.kept)(id)
         };
         // What is looked at before the kernel before is done.
         let given = |id: TensorId, elements: usize| {
-            graph[graph[id].storage()].kind() == Kind::Input && graph[id].elements() == elements
+            graph[graph[id].storage()].kind() == TensorKind::Input && graph[id].elements() == elements
         };
         let fixed = factors.is_none_or(|factors| {
-            matches!(graph[graph[factors].storage()].kind(), Kind::Weight | Kind::Constant)
+            matches!(graph[graph[factors].storage()].kind(), TensorKind::Weight | TensorKind::Constant)
         });
         // The rows of a cache that are written are those that are attended to, one after another.
         let cache = |attended: TensorId, written: TensorId| {
@@ -121,7 +121,7 @@ impl Search<'_> {
                 && w.dims4() == [1, 1, rows, groups * d]
                 && a.strides()[1..] == [size, stride, 2]
                 && w.strides()[3] == 2
-                && matches!(graph[w.storage()].kind(), Kind::State)
+                && matches!(graph[w.storage()].kind(), TensorKind::State)
         };
         let fits = alike
             && writes

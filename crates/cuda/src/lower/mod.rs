@@ -14,7 +14,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use quadriga_graph::{Graph, NodeId, Op, Tensor, TensorId};
-use quadriga_runtime::{BackendError, Buffer, Layout, Place, Refusal, SplitSource};
+use quadriga_runtime::{BackendError, Buffer, Layout, Refusal, SplitSource, TensorPlace};
 
 use crate::backend::Shared;
 use crate::blas::Operand;
@@ -163,7 +163,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Where a tensor lies; the program keeps its buffer.
-    pub(crate) fn place(&mut self, node: NodeId, id: TensorId) -> Result<(Place, u64), BackendError> {
+    pub(crate) fn place(&mut self, node: NodeId, id: TensorId) -> Result<(TensorPlace, u64), BackendError> {
         let place = (self.split.place)(id).ok_or_else(|| self.failed(node, "a tensor has no place"))?;
         let Some(buffer) = place.region.buffer.as_any().downcast_ref::<DeviceBuffer>() else {
             return Err(BackendError::Foreign { backend: self.shared.context.name.clone(), what: "buffer" });

@@ -1,6 +1,6 @@
 //! Rotary position embedding, alone or with the writing of keys and values to the cache.
 
-use quadriga_graph::{Kind, NodeId, Op, Pairing, Rope, TensorId};
+use quadriga_graph::{NodeId, Op, Pairing, Rope, TensorId, TensorKind};
 use quadriga_runtime::BackendError;
 
 use super::{Lowering, overlap};
@@ -104,7 +104,7 @@ impl Lowering<'_> {
         let made = graph[keys].output();
         // What turns is known before the kernel before is done.
         let early = graph.inputs(node).get(2).is_none_or(|factors| {
-            matches!(graph[graph[*factors].storage()].kind(), Kind::Weight | Kind::Constant)
+            matches!(graph[graph[*factors].storage()].kind(), TensorKind::Weight | TensorKind::Constant)
         });
         let fits = alike
             && writes

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use quadriga_graph::{Binary, DType, Gate, Kind, NodeId, Op, TensorId};
+use quadriga_graph::{Binary, DType, Gate, NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::{BackendError, Layout};
 
 use super::packing::{Form, Packed};
@@ -223,7 +223,7 @@ impl Lowering<'_> {
     /// The matrix of a product, if it can be streamed. Only weights are there before the kernel before is done.
     fn matrix(&mut self, node: NodeId, weight: TensorId) -> Result<Option<Matrix>, BackendError> {
         let tensor = self.tensor(weight);
-        if tensor.kind() != Kind::Weight || tensor.storage() != weight || tensor.shape().rank() > 2 {
+        if tensor.kind() != TensorKind::Weight || tensor.storage() != weight || tensor.shape().rank() > 2 {
             return Ok(None);
         }
         let (place, quants) = self.place(node, weight)?;

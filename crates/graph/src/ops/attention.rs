@@ -3,10 +3,10 @@
 use super::{
     Attention, Outcome, Rope, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take,
 };
-use crate::{DType, MAX_DIMS, Problem, Shape, Tensor};
+use crate::{DType, GraphErrorKind, MAX_DIMS, Shape, Tensor};
 
 /// A mask must cover `[b, h, t, n]`: leading dimensions 1 or equal, rows at least `t`, columns `n`.
-fn check_mask(input: usize, mask: &Tensor, [b, h, t, n]: [usize; MAX_DIMS]) -> Result<(), Problem> {
+fn check_mask(input: usize, mask: &Tensor, [b, h, t, n]: [usize; MAX_DIMS]) -> Result<(), GraphErrorKind> {
     need_f32_or_f16(input, mask)?;
     need_dense(input, mask)?;
     let [mb, mh, mt, mn] = mask.dims4();
@@ -16,14 +16,19 @@ fn check_mask(input: usize, mask: &Tensor, [b, h, t, n]: [usize; MAX_DIMS]) -> R
     Ok(())
 }
 
-pub(super) fn soft_max(scale: f32, mask: bool, sinks: bool, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn soft_max(
+    scale: f32,
+    mask: bool,
+    sinks: bool,
+    inputs: &[&Tensor],
+) -> Result<Outcome, GraphErrorKind> {
     let expected = 1 + usize::from(mask) + usize::from(sinks);
     let (Some(x), true) = (inputs.first(), inputs.len() == expected) else {
-        return Err(Problem::Arity { expected: "1 and those switched on", found: inputs.len() });
+        return Err(GraphErrorKind::Arity { expected: "1 and those switched on", found: inputs.len() });
     };
     need_f32(0, x)?;
     if !scale.is_finite() {
-        return Err(Problem::Parameter(format!("the scale is {scale}")));
+        return Err(GraphErrorKind::Parameter(format!("the scale is {scale}")));
     }
     let mut rest = inputs.iter().enumerate().skip(1);
     if mask && let Some((i, m)) = rest.next() {
@@ -38,7 +43,7 @@ pub(super) fn soft_max(scale: f32, mask: bool, sinks: bool, inputs: &[&Tensor]) 
     Ok(Outcome::like(x))
 }
 
-pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let (x, positions) = match inputs {
         [x, positions] if !factors => (x, positions),
         [x, positions, per_dim] if factors => {
@@ -51,7 +56,7 @@ pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Out
             }
             (x, positions)
         }
-        _ => return Err(Problem::Arity { expected: "2, or 3 with factors", found: inputs.len() }),
+        _ => return Err(GraphErrorKind::Arity { expected: "2, or 3 with factors", found: inputs.len() }),
     };
     need_f32_or_f16(0, x)?;
     need_i32(1, positions)?;
@@ -60,28 +65,30 @@ pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Out
         return shape_problem(format!("{} positions for {tokens} tokens", positions.shape));
     }
     if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > cols {
-        return Err(Problem::Parameter(format!(
+        return Err(GraphErrorKind::Parameter(format!(
             "{} turned dimensions of {cols}: an even number is needed",
             rope.dims
         )));
     }
     let numbers = [rope.base, rope.scale, rope.ext_factor, rope.attn_factor, rope.beta_fast, rope.beta_slow];
     if numbers.iter().any(|n| !n.is_finite()) || rope.base <= 0.0 || rope.scale <= 0.0 {
-        return Err(Problem::Parameter(format!("rotary parameters out of range: {rope:?}")));
+        return Err(GraphErrorKind::Parameter(format!("rotary parameters out of range: {rope:?}")));
     }
     if rope.ext_factor != 0.0
         && (rope.original_context == 0 || rope.base == 1.0 || rope.beta_fast <= 0.0 || rope.beta_slow <= 0.0)
     {
-        return Err(Problem::Parameter("YaRN needs the original context length and positive betas".into()));
+        return Err(GraphErrorKind::Parameter(
+            "YaRN needs the original context length and positive betas".into(),
+        ));
     }
     Ok(Outcome::like(x))
 }
 
-pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let Attention { scale, soft_cap, mask, spans } = parameters;
     let expected = 3 + usize::from(*mask) + usize::from(*spans);
     if inputs.len() != expected {
-        return Err(Problem::Arity { expected: "3 and those switched on", found: inputs.len() });
+        return Err(GraphErrorKind::Arity { expected: "3 and those switched on", found: inputs.len() });
     }
     let (given, rest) = inputs.split_at(3);
     let [q, k, v] = take(given, "3")?;
@@ -93,7 +100,7 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Ou
         need_dense(i, t)?;
     }
     if !scale.is_finite() || soft_cap.is_some_and(|c| !c.is_finite() || c <= 0.0) {
-        return Err(Problem::Parameter(format!("scale {scale}, soft cap {soft_cap:?}")));
+        return Err(GraphErrorKind::Parameter(format!("scale {scale}, soft cap {soft_cap:?}")));
     }
     let [b, h, t, d] = q.dims4();
     let [kb, g, n, kd] = k.dims4();

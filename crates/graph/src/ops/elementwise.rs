@@ -1,9 +1,9 @@
 //! Rules of the operations that work element by element, or row by row, and keep the shape.
 
 use super::{Outcome, need, need_f32, need_f32_or_f16, shape_problem, take};
-use crate::{Problem, Shape, Tensor};
+use crate::{GraphErrorKind, Shape, Tensor};
 
-pub(super) fn binary(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn binary(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [a, b] = take(inputs, "2")?;
     need_f32_or_f16(0, a)?;
     need_f32_or_f16(1, b)?;
@@ -13,7 +13,7 @@ pub(super) fn binary(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::like(a))
 }
 
-pub(super) fn add1(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn add1(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [a, b] = take(inputs, "2")?;
     need_f32_or_f16(0, a)?;
     need_f32(1, b)?;
@@ -23,20 +23,20 @@ pub(super) fn add1(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::like(a))
 }
 
-pub(super) fn map(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn map(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32_or_f16(0, x)?;
     Ok(Outcome::like(x))
 }
 
-pub(super) fn clamp(min: f32, max: f32, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn clamp(min: f32, max: f32, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     if min > max || min.is_nan() || max.is_nan() {
-        return Err(Problem::Parameter(format!("the range {min} to {max} is empty")));
+        return Err(GraphErrorKind::Parameter(format!("the range {min} to {max} is empty")));
     }
     map(inputs)
 }
 
-pub(super) fn gated(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn gated(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     if let [x] = inputs {
         need_f32_or_f16(0, x)?;
         let cols = x.shape.cols();
@@ -56,33 +56,35 @@ pub(super) fn gated(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::like(gate))
 }
 
-fn check_eps(eps: f32) -> Result<(), Problem> {
+fn check_eps(eps: f32) -> Result<(), GraphErrorKind> {
     if eps.is_finite() && eps >= 0.0 {
         Ok(())
     } else {
-        Err(Problem::Parameter(format!("epsilon is {eps}; it must be finite and not negative")))
+        Err(GraphErrorKind::Parameter(format!("epsilon is {eps}; it must be finite and not negative")))
     }
 }
 
-pub(super) fn row_norm(eps: f32, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn row_norm(eps: f32, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     check_eps(eps)?;
     Ok(Outcome::like(x))
 }
 
-pub(super) fn group_norm(groups: usize, eps: f32, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn group_norm(groups: usize, eps: f32, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     check_eps(eps)?;
     let channels = x.dims4()[1];
     if groups == 0 || channels % groups != 0 {
-        return Err(Problem::Parameter(format!("{channels} channels cannot be cut into {groups} groups")));
+        return Err(GraphErrorKind::Parameter(format!(
+            "{channels} channels cannot be cut into {groups} groups"
+        )));
     }
     Ok(Outcome::like(x))
 }
 
-pub(super) fn diag_mask(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn diag_mask(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     Ok(Outcome::like(x))

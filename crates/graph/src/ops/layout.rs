@@ -1,7 +1,7 @@
 //! Rules of copies, views and the operations that only move elements.
 
 use super::{Outcome, Place, need, need_dense, shape_problem, take};
-use crate::{DType, MAX_DIMS, Problem, Shape, Strides, Tensor};
+use crate::{DType, GraphErrorKind, MAX_DIMS, Shape, Strides, Tensor};
 
 /// Types that values can be written in.
 fn is_writable(dtype: DType) -> bool {
@@ -15,7 +15,7 @@ fn castable(from: DType, to: DType) -> bool {
 }
 
 /// Whether the elements of `x` (input 1) can be written to `target` (input 0).
-pub(super) fn can_write(target: &Tensor, x: &Tensor) -> Result<(), Problem> {
+pub(super) fn can_write(target: &Tensor, x: &Tensor) -> Result<(), GraphErrorKind> {
     if castable(x.dtype, target.dtype) {
         let apart = target.offset + target.bytes <= x.offset || x.offset + x.bytes <= target.offset;
         if target.storage == x.storage && !apart {
@@ -23,17 +23,17 @@ pub(super) fn can_write(target: &Tensor, x: &Tensor) -> Result<(), Problem> {
         }
         return Ok(());
     }
-    Err(Problem::Type {
+    Err(GraphErrorKind::Type {
         input: 0,
         found: target.dtype,
         expected: "the source's type, a float or a quantizable type",
     })
 }
 
-pub(super) fn cast(to: DType, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn cast(to: DType, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     if !castable(x.dtype, to) {
-        return Err(Problem::Parameter(format!("{} cannot be cast to {to}", x.dtype)));
+        return Err(GraphErrorKind::Parameter(format!("{} cannot be cast to {to}", x.dtype)));
     }
     if x.dtype.is_quantized() {
         need_dense(0, x)?;
@@ -41,7 +41,7 @@ pub(super) fn cast(to: DType, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::fresh(to, x.shape))
 }
 
-pub(super) fn copy_into(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn copy_into(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [target, x] = take(inputs, "2")?;
     can_write(target, x)?;
     for (i, t) in [(0, target), (1, x)] {
@@ -66,9 +66,9 @@ pub(super) fn copy_into(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome { dtype: target.dtype, shape: target.shape, place: Place::Written })
 }
 
-pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let Some((first, rest)) = inputs.split_first() else {
-        return Err(Problem::Arity { expected: "at least 1", found: 0 });
+        return Err(GraphErrorKind::Arity { expected: "at least 1", found: 0 });
     };
     let mut dims = first.dims4();
     let mut rank = first.shape.rank();
@@ -78,13 +78,13 @@ pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Outcome, Proble
         })?;
     }
     let Some(total) = dims.get(axis4).copied() else {
-        return Err(Problem::Parameter(format!("there is no dimension {axis4}")));
+        return Err(GraphErrorKind::Parameter(format!("there is no dimension {axis4}")));
     };
     let mut total = total;
     for t in rest {
         for (axis, (mine, theirs)) in dims.iter().zip(t.dims4()).enumerate() {
             if axis == axis4 {
-                total = total.checked_add(theirs).ok_or(Problem::Overflow)?;
+                total = total.checked_add(theirs).ok_or(GraphErrorKind::Overflow)?;
             } else if *mine != theirs {
                 return shape_problem(format!(
                     "{} and {} differ outside the joined dimension",
@@ -100,7 +100,7 @@ pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Outcome, Proble
     Ok(Outcome::fresh(first.dtype, Shape::from_dims4(dims, rank.max(MAX_DIMS - axis4))))
 }
 
-pub(super) fn repeat(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn repeat(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need(0, x, "F32, F16 or I32", |t| matches!(t, DType::F32 | DType::F16 | DType::I32))?;
     if !x.shape.repeats_into(shape) {
@@ -113,17 +113,17 @@ pub(super) fn pad(
     before: &[usize; MAX_DIMS],
     after: &[usize; MAX_DIMS],
     inputs: &[&Tensor],
-) -> Result<Outcome, Problem> {
+) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need(0, x, "F32 or F16", |t| matches!(t, DType::F32 | DType::F16))?;
     let mut dims = x.dims4();
     for ((d, b), a) in dims.iter_mut().zip(before).zip(after) {
-        *d = d.checked_add(*b).and_then(|d| d.checked_add(*a)).ok_or(Problem::Overflow)?;
+        *d = d.checked_add(*b).and_then(|d| d.checked_add(*a)).ok_or(GraphErrorKind::Overflow)?;
     }
     Ok(Outcome::fresh(x.dtype, Shape::from_dims4(dims, x.shape.rank())))
 }
 
-pub(super) fn reshape(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn reshape(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     if shape.checked_elements() != Some(x.elements()) {
         return shape_problem(format!("{} has another number of elements than {shape}", x.shape));
@@ -132,9 +132,9 @@ pub(super) fn reshape(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, Prob
         return shape_problem("only a contiguous tensor can be reshaped; make it so with cont()");
     }
     if !shape.cols().is_multiple_of(x.dtype.block_len()) {
-        return Err(Problem::Blocks { dtype: x.dtype, cols: shape.cols() });
+        return Err(GraphErrorKind::Blocks { dtype: x.dtype, cols: shape.cols() });
     }
-    let (strides, _) = shape.contiguous(x.dtype).ok_or(Problem::Overflow)?;
+    let (strides, _) = shape.contiguous(x.dtype).ok_or(GraphErrorKind::Overflow)?;
     Ok(Outcome { dtype: x.dtype, shape: *shape, place: Place::View(0, strides) })
 }
 
@@ -143,32 +143,37 @@ pub(super) fn view(
     strides: &Strides,
     offset: usize,
     inputs: &[&Tensor],
-) -> Result<Outcome, Problem> {
+) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     if !shape.cols().is_multiple_of(x.dtype.block_len()) {
-        return Err(Problem::Blocks { dtype: x.dtype, cols: shape.cols() });
+        return Err(GraphErrorKind::Blocks { dtype: x.dtype, cols: shape.cols() });
     }
-    let span = strides.span(shape, x.dtype).ok_or(Problem::Overflow)?;
-    let end = offset.checked_add(span).ok_or(Problem::Overflow)?;
+    let span = strides.span(shape, x.dtype).ok_or(GraphErrorKind::Overflow)?;
+    let end = offset.checked_add(span).ok_or(GraphErrorKind::Overflow)?;
     if end > x.bytes {
-        return Err(Problem::OutOfRange { end, bytes: x.bytes });
+        return Err(GraphErrorKind::OutOfRange { end, bytes: x.bytes });
     }
     let unit = if x.dtype.is_quantized() { x.dtype.block_bytes() } else { x.dtype.block_bytes().min(8) };
     if !offset.is_multiple_of(unit) || strides.0.iter().any(|s| !s.is_multiple_of(unit)) {
-        return Err(Problem::Parameter(format!("offset and strides must be multiples of {unit} bytes")));
+        return Err(GraphErrorKind::Parameter(format!(
+            "offset and strides must be multiples of {unit} bytes"
+        )));
     }
     Ok(Outcome { dtype: x.dtype, shape: *shape, place: Place::View(offset, *strides) })
 }
 
-pub(super) fn permute(axes: [u8; MAX_DIMS], inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn permute(axes: [u8; MAX_DIMS], inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     let mut sorted = axes;
     sorted.sort_unstable();
     if sorted != [0, 1, 2, 3] {
-        return Err(Problem::Parameter(format!("{axes:?} is no order of four dimensions")));
+        return Err(GraphErrorKind::Parameter(format!("{axes:?} is no order of four dimensions")));
     }
     if axes[3] != 3 && x.dtype.is_quantized() {
-        return Err(Problem::Parameter(format!("the rows of {} are blocks and cannot be turned", x.dtype)));
+        return Err(GraphErrorKind::Parameter(format!(
+            "the rows of {} are blocks and cannot be turned",
+            x.dtype
+        )));
     }
     let (dims, strides) = (x.dims4(), x.strides());
     let pick = |from: [usize; MAX_DIMS]| axes.map(|a| from.get(usize::from(a)).copied().unwrap_or(1));

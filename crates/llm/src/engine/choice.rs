@@ -6,7 +6,7 @@ use std::sync::Arc;
 use quadriga_graph::TensorId;
 use quadriga_runtime::{Backend, Plan, Scheduler};
 
-use super::{Engine, EngineOptions, Entry, Inputs, row_of};
+use super::{BatchToken, Engine, EngineOptions, Inputs, row_of};
 use crate::sampling::most_probable;
 use crate::{Error, Result};
 
@@ -83,7 +83,7 @@ impl Engine {
     }
 
     /// Whether these entries are under way already: then they count from now on.
-    pub(super) fn is_under_way(&mut self, entries: &[Entry]) -> bool {
+    pub(super) fn is_under_way(&mut self, entries: &[BatchToken]) -> bool {
         let Some(ahead) = self.ahead.take() else { return false };
         if entries != [ahead] {
             return false;
@@ -121,13 +121,13 @@ impl Engine {
             self.look_at_logits(rows, next.take().is_some())?;
         }
         let token = self.choices.last().and_then(|choice| choice.as_ref().ok());
-        self.ahead = next.zip(token).map(|(next, token)| Entry { token: *token, ..next });
+        self.ahead = next.zip(token).map(|(next, token)| BatchToken { token: *token, ..next });
         Ok(())
     }
 
     /// Sets the inputs of the run that follows the latest one, with its choice as the token, if that can be done ahead:
     /// then what is appended, but for its token.
-    fn prepare_ahead(&mut self) -> Result<Option<Entry>> {
+    fn prepare_ahead(&mut self) -> Result<Option<BatchToken>> {
         let Some(last) = self.last else { return Ok(None) };
         let room = self.len(last.sequence) < self.options.context;
         if !room || self.options.hidden || self.watcher.is_some() || !self.session.is_asynchronous() {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use quadriga_conformance::Rng;
 use quadriga_gguf::{File, OwnedValue, Writer};
 use quadriga_graph::{DType, blocks};
-use quadriga_llm::{Engine, EngineOptions, Entry, Model};
+use quadriga_llm::{BatchToken, Engine, EngineOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
 
 /// How positions are stretched.
@@ -330,8 +330,8 @@ pub fn engine_on(backend: Arc<dyn Backend>, model: Model, options: EngineOptions
 }
 
 /// Entries of one sequence, all wanted.
-pub fn all_wanted(sequence: usize, tokens: &[u32]) -> Vec<Entry> {
-    tokens.iter().map(|token| Entry { sequence, token: *token, wanted: true }).collect()
+pub fn all_wanted(sequence: usize, tokens: &[u32]) -> Vec<BatchToken> {
+    tokens.iter().map(|token| BatchToken { sequence, token: *token, wanted: true }).collect()
 }
 
 /// Every row of logits after feeding tokens to sequence 0.

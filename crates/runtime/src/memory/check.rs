@@ -5,7 +5,7 @@
 //! its source puts it? Was every storage that is taken over in place free to take? And do any two storages that are in
 //! use in the same step have a byte in common?
 
-use quadriga_graph::{Graph, Kind, NodeId, Tensor, TensorId};
+use quadriga_graph::{Graph, NodeId, Tensor, TensorId, TensorKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lifetimes::Lifetime;
@@ -148,7 +148,7 @@ pub fn check(request: &Request<'_>, plan: &MemoryPlan) -> Result<(), Flaw> {
     let outputs = graph.outputs().iter().map(|(_, output)| *output);
     let mut placed = storages(graph, request.placed.iter().copied());
     for (flag, tensor) in placed.iter_mut().zip(graph.tensors()) {
-        *flag |= matches!(tensor.kind(), Kind::Weight | Kind::Constant | Kind::State);
+        *flag |= matches!(tensor.kind(), TensorKind::Weight | TensorKind::Constant | TensorKind::State);
     }
     let judge = Judge {
         request,
@@ -309,7 +309,7 @@ impl Judge<'_> {
             if self.root(root) != root || self.plan.spot(result) != self.plan.spot(root) {
                 return Err(broken("it is not where the storage is"));
             }
-            let Kind::Computed(node) = tensor.kind() else { return Err(broken("it is not computed")) };
+            let TensorKind::Computed(node) = tensor.kind() else { return Err(broken("it is not computed")) };
             let Some(op) = self.graph.get_node(node).map(|node| node.op()) else {
                 return Err(broken("it is not computed"));
             };
@@ -330,7 +330,7 @@ impl Judge<'_> {
             if self.is_placed(input.storage()) || self.is_output(input.storage()) {
                 return Err(broken("the input is placed beforehand, or an output"));
             }
-            if self.graph.get(input.storage()).is_some_and(|t| t.kind() == Kind::Input)
+            if self.graph.get(input.storage()).is_some_and(|t| t.kind() == TensorKind::Input)
                 && self.request.inputs == Inputs::Keep
             {
                 return Err(broken("inputs are kept"));
@@ -355,7 +355,7 @@ impl Judge<'_> {
             if tensor.storage() != id || self.is_placed(id) || uses.is_empty() {
                 continue;
             }
-            let given = tensor.kind() == Kind::Input;
+            let given = tensor.kind() == TensorKind::Input;
             // A hold that ends before there is something to hold means nothing.
             let by_nodes = uses.iter().filter(|u| u.by.is_some()).map(|u| u.step);
             let first = if given { 0 } else { by_nodes.min().unwrap_or(0) };

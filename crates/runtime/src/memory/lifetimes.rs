@@ -9,7 +9,7 @@
     reason = "arrays are sized by the graph's tensors, whose ids index them; ids from the caller are checked first"
 )]
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use std::fmt;
 
 use super::MemoryError;
@@ -191,11 +191,11 @@ impl Uses {
 
     /// The life of a storage that the planner places, given what became of it by in-place operations. Empty if nothing
     /// uses it.
-    pub(crate) fn lifetime(&self, request: &Request<'_>, kind: Kind, owner: usize) -> Lifetime {
+    pub(crate) fn lifetime(&self, request: &Request<'_>, kind: TensorKind, owner: usize) -> Lifetime {
         let end = self.last[owner].end;
         let (start, kept) = match kind {
             _ if end == 0 => return Lifetime::NEVER,
-            Kind::Computed(node) => (request.step(node.index()), end == KEPT),
+            TensorKind::Computed(node) => (request.step(node.index()), end == KEPT),
             _ => (0, end == KEPT || request.inputs == Inputs::Keep),
         };
         Lifetime { start, end: if kept { self.horizon } else { end } }

@@ -5,11 +5,11 @@
     reason = "arrays are sized by the graph's tensors and the request's backends; what indexes them is validated first"
 )]
 
-use quadriga_graph::Kind;
+use quadriga_graph::TensorKind;
 
 use super::MemoryError;
 use super::lifetimes::{Lifetime, Uses};
-use super::packing::{Item, Packer, Problem};
+use super::packing::{Packer, PackingItem, PackingProblem};
 use super::plan::{BackendPlan, MemoryPlan, Spot};
 use super::request::Request;
 use crate::flow::Flow;
@@ -22,7 +22,7 @@ pub struct Planner {
     uses: Uses,
     packer: Packer,
     /// For each backend the packing problem, and for each item of it the tensor whose storage it is. Extras follow.
-    problems: Vec<(Problem, Vec<u32>)>,
+    problems: Vec<(PackingProblem, Vec<u32>)>,
 }
 
 impl Planner {
@@ -89,7 +89,7 @@ impl Planner {
 
     /// For each backend a packing problem without items.
     fn state_problems(&mut self, request: &Request<'_>) {
-        self.problems.resize_with(request.memories.len(), || (Problem::new(Vec::new()), Vec::new()));
+        self.problems.resize_with(request.memories.len(), || (PackingProblem::new(Vec::new()), Vec::new()));
         for ((problem, owners), memory) in self.problems.iter_mut().zip(request.memories) {
             let alignment = memory.facts.alignment as u64;
             problem.items.clear();
@@ -121,18 +121,18 @@ impl Planner {
                     plan.bytes[root] = bytes;
                     continue;
                 }
-                Kind::Weight => &mut figures.weights,
-                Kind::Constant => &mut figures.constants,
-                Kind::State => &mut figures.state,
+                TensorKind::Weight => &mut figures.weights,
+                TensorKind::Constant => &mut figures.constants,
+                TensorKind::State => &mut figures.state,
                 _ if plan.sharing.placed[index] => continue,
                 kind => {
                     let life = uses.lifetime(request, kind, index);
                     plan.lifetimes[index] = life;
                     plan.bytes[index] = bytes;
                     let (problem, owners) = &mut problems[backend];
-                    problem.items.push(Item { size: bytes, start: life.start, end: life.end });
+                    problem.items.push(PackingItem { size: bytes, start: life.start, end: life.end });
                     owners.push(index as u32);
-                    if kind == Kind::Input { &mut figures.inputs } else { &mut figures.results }
+                    if kind == TensorKind::Input { &mut figures.inputs } else { &mut figures.results }
                 }
             };
             *figure = figure.saturating_add(bytes);
@@ -145,7 +145,7 @@ impl Planner {
             let Lifetime { start, end } = extra.lifetime;
             let end = end.min(uses.horizon);
             let backend = usize::from(extra.backend);
-            problems[backend].0.items.push(Item { size: extra.bytes, start, end });
+            problems[backend].0.items.push(PackingItem { size: extra.bytes, start, end });
             let figure = &mut plan.backends[backend].extras;
             *figure = figure.saturating_add(extra.bytes);
         }

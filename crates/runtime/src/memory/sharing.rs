@@ -17,7 +17,7 @@
     reason = "arrays are sized by the graph's tensors, whose ids index them; ids from the caller are checked first"
 )]
 
-use quadriga_graph::{Graph, Kind, TensorId};
+use quadriga_graph::{Graph, TensorId, TensorKind};
 use std::fmt::{self, Write};
 
 use super::lifetimes::Uses;
@@ -75,7 +75,9 @@ impl Sharing {
         self.roots.clear();
         self.roots.extend_from_slice(&flow.storage);
         self.placed.clear();
-        self.placed.extend(flow.kind.iter().map(|kind| !matches!(kind, Kind::Computed(_) | Kind::Input)));
+        self.placed.extend(
+            flow.kind.iter().map(|kind| !matches!(kind, TensorKind::Computed(_) | TensorKind::Input)),
+        );
         for tensor in request.placed {
             self.placed[flow.storage[tensor.index()].index()] = true;
         }
@@ -92,7 +94,7 @@ impl Sharing {
                 // A part of a storage has fewer bytes than all of it.
                 || flow.bytes[input.index()] != flow.bytes[root.index()]
                 || request.backend(root.index()) != request.backend(result.index())
-                || (flow.kind[root.index()] == Kind::Input && request.inputs == Inputs::Keep)
+                || (flow.kind[root.index()] == TensorKind::Input && request.inputs == Inputs::Keep)
             {
                 continue;
             }

@@ -18,12 +18,12 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::NO_BACKEND;
-use super::lend::{Lending, lend};
+use super::lend::{WeightStreaming, lend};
 use super::settle::settle;
 use crate::flow::{Flow, Source};
 use crate::{Backend, RuntimeError};
@@ -90,7 +90,7 @@ pub(crate) fn assign(
     flow: &Flow,
     backends: &[Arc<dyn Backend>],
     fixed: &Fixed,
-    lending: Option<(Lending, u16)>,
+    lending: Option<(WeightStreaming, u16)>,
 ) -> Result<Homes, RuntimeError> {
     let count = flow.storage.len();
     let mut assigner = Assigner {
@@ -179,7 +179,7 @@ impl Assigner<'_> {
     /// results with a home.
     fn beside_leaves(&mut self) {
         let flow = self.flow;
-        let placed = |source: &Source| !matches!(source.kind, Kind::Computed(_));
+        let placed = |source: &Source| !matches!(source.kind, TensorKind::Computed(_));
         for (place, (maker, sources)) in (0..).zip(flow.iter()) {
             if !self.has_home(maker.storage)
                 && !self.draw(maker.storage, sources, placed, |tensor| Reason::HoldsSource { tensor })
@@ -318,7 +318,7 @@ impl Assigner<'_> {
         found
     }
 
-    fn lend(&mut self, (lending, device): (Lending, u16), fixed: &Fixed) {
+    fn lend(&mut self, (lending, device): (WeightStreaming, u16), fixed: &Fixed) {
         let on_host: Vec<bool> = self.backends.iter().map(|backend| backend.memory().host).collect();
         if fixed.iter().any(|(_, backend)| on_host[usize::from(*backend)]) {
             let mut homes = std::mem::take(&mut self.homes);
@@ -380,7 +380,7 @@ impl Assigner<'_> {
         let device = &self.backends[usize::from(backend)];
         let takes = |node: NodeId| device.supports(self.graph, node).is_ok();
         match self.flow.kind[storage.index()] {
-            Kind::Computed(node) if !takes(node) => false,
+            TensorKind::Computed(node) if !takes(node) => false,
             _ => !self.written[storage.index()] || self.refusal(storage, backend).is_none(),
         }
     }

@@ -2,9 +2,9 @@
 //! perhaps once more on a copy of it; after what it reads, and everything it reads is on its backend.
 #![expect(clippy::indexing_slicing, reason = "a schedule's arrays are sized by its graph")]
 
-use quadriga_graph::{Kind, TensorId};
+use quadriga_graph::{TensorId, TensorKind};
 
-use super::Step;
+use super::ScheduleStep;
 use super::plan::Plan;
 
 /// The first rule that a plan breaks, in words.
@@ -18,7 +18,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
     }
     for step in plan.order() {
         match *step {
-            Step::Copy(index) => {
+            ScheduleStep::Copy(index) => {
                 let copy = &splits.copies[index];
                 if !made[copy.storage] {
                     return Err(format!("copy {index} goes before its source {}", copy.storage));
@@ -28,7 +28,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), String> {
                 }
                 copied[index] = true;
             }
-            Step::Split(index) => {
+            ScheduleStep::Split(index) => {
                 let split = &splits.splits[index];
                 if split.node_count == 0 {
                     return Err(format!("split {index} is empty"));
@@ -66,11 +66,11 @@ fn reachable(plan: &Plan, tensor: TensorId, backend: usize, copied: &[bool]) -> 
     let graph = plan.graph();
     let storage = graph[tensor].storage();
     match graph[storage].kind() {
-        Kind::Weight | Kind::Constant | Kind::Input => {
+        TensorKind::Weight | TensorKind::Constant | TensorKind::Input => {
             plan.splits().leaves.iter().any(|leaf| leaf.tensor == storage.index() && leaf.backend == backend)
                 || plan.copy_for(tensor, backend).is_some_and(|copy| copied[copy])
         }
-        Kind::Computed(_) | Kind::State => {
+        TensorKind::Computed(_) | TensorKind::State => {
             plan.home(storage) == Some(backend)
                 || plan.copy_for(tensor, backend).is_some_and(|copy| copied[copy])
         }

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use serde::Serialize;
 
-use super::order::Step;
+use super::order::ScheduleStep;
 use super::plan::{BackendBytes, Decision, Plan, Uses};
 use super::{Copy, Split};
 use crate::memory::{BackendPlan, Lifetime, Spot};
@@ -33,7 +33,7 @@ pub struct Explanation {
     /// The copies.
     pub copies: Vec<CopyLine>,
     /// What a run does, in order.
-    pub order: Vec<Step>,
+    pub order: Vec<ScheduleStep>,
     /// For each node its name and place; views are left out.
     pub nodes: Vec<NodeLine>,
     /// Everything that has memory: for each backend its weights, states, inputs, results and copies.
@@ -284,7 +284,7 @@ impl Places {
         let mut lines = Vec::new();
         let mut of_root = HashMap::new();
         weights(plan, horizon, &mut lines);
-        for id in graph.of_kind(Kind::State) {
+        for id in graph.of_kind(TensorKind::State) {
             if let Some(backend) = plan.home(id) {
                 of_root.insert(id.index(), lines.len());
                 let bytes = |b: &std::sync::Arc<dyn crate::Backend>, t| b.storage_bytes(t) as u64;
@@ -387,7 +387,7 @@ fn weights(plan: &Plan, horizon: u32, lines: &mut Vec<StorageLine>) {
     let uses = Uses::of(graph);
     for leaf in &plan.splits().leaves {
         let id = TensorId::from_index(leaf.tensor);
-        if !matches!(graph.get(id).map(|t| t.kind()), Some(Kind::Weight | Kind::Constant)) {
+        if !matches!(graph.get(id).map(|t| t.kind()), Some(TensorKind::Weight | TensorKind::Constant)) {
             continue;
         }
         let (layout, mapped) = plan.weight_layout(id, leaf.backend, leaf.viewed, &uses.of_tensor(graph, id));

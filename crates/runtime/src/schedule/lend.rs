@@ -1,4 +1,4 @@
-//! Lending: weights that live with the host are brought to a device for a run, where the work on them is worth the way.
+//! WeightStreaming: weights that live with the host are brought to a device for a run, where the work on them is worth the way.
 //!
 //! Many rows at once make a product long and its weight no larger. Past some number of operations for each byte, a
 //! device that computes faster than the host does best to fetch the weight, use it and forget it: the copies are split
@@ -12,7 +12,7 @@
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"
 )]
 
-use quadriga_graph::{Graph, Kind, NodeId, Op, TensorId};
+use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 
 use super::NO_BACKEND;
 use super::assign::{Homes, Reason};
@@ -20,18 +20,18 @@ use crate::flow::Flow;
 
 /// When the host's weights are lent to a device for a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Lending {
+pub struct WeightStreaming {
     /// The least operations for each byte that has to be brought.
     pub operations_per_byte: u64,
     /// The least operations of a graph, all such nodes together: below, a run is short anyway.
     pub least_operations: u64,
 }
 
-impl Default for Lending {
+impl Default for WeightStreaming {
     /// For a host of some teraflops and a bus of some tens of gigabytes a second: a Q4_0 weight is lent for 29 rows or
     /// more, an f16 weight for 100.
-    fn default() -> Lending {
-        Lending { operations_per_byte: 100, least_operations: 1_000_000_000 }
+    fn default() -> WeightStreaming {
+        WeightStreaming { operations_per_byte: 100, least_operations: 1_000_000_000 }
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn lend(
     flow: &Flow,
     on_host: &[bool],
     homes: &mut Homes,
-    (lending, device): (Lending, u16),
+    (lending, device): (WeightStreaming, u16),
     computes: impl Fn(TensorId) -> bool,
 ) {
     let with_host = |tensor: TensorId| {
@@ -79,25 +79,27 @@ pub(crate) fn lend(
     let (mut viewed, mut small) = (vec![false; graph.tensors().len()], vec![true; graph.tensors().len()]);
     for (maker, sources) in flow.iter() {
         let made = graph[graph[maker.node].output()].bytes();
-        for source in sources.iter().filter(|source| source.kind == Kind::Weight) {
+        for source in sources.iter().filter(|source| source.kind == TensorKind::Weight) {
             let storage = source.storage.index();
             viewed[storage] |= source.tensor != source.storage;
             small[storage] &= graph[source.storage].bytes().saturating_mul(4) <= made;
         }
     }
     let lendable = |tensor: TensorId| {
-        graph[tensor].kind() == Kind::Weight
+        graph[tensor].kind() == TensorKind::Weight
             && with_host(tensor)
             && !viewed[tensor.index()]
             && graph.data(tensor).is_some()
     };
-    let state = |tensor: TensorId| graph[graph[tensor].storage()].kind() == Kind::State;
+    let state = |tensor: TensorId| graph[graph[tensor].storage()].kind() == TensorKind::State;
     wishes.retain(|wish| wish.fetched.iter().all(|id| lendable(*id) || state(*id)) && computes(wish.storage));
     if wishes.is_empty() {
         return;
     }
-    let mut lent: Vec<TensorId> =
-        graph.of_kind(Kind::Weight).filter(|weight| small[weight.index()] && lendable(*weight)).collect();
+    let mut lent: Vec<TensorId> = graph
+        .of_kind(TensorKind::Weight)
+        .filter(|weight| small[weight.index()] && lendable(*weight))
+        .collect();
     lent.extend(wishes.iter().flat_map(|wish| wish.fetched).filter(|id| lendable(*id)));
     for wish in &wishes {
         homes.home[wish.storage.index()] = device;
@@ -105,7 +107,8 @@ pub(crate) fn lend(
     }
     homes.lent.extend(lent);
     let states = wishes.iter().flat_map(|wish| wish.fetched).map(|id| graph[id].storage());
-    homes.echoes = (device, states.filter(|id| graph[*id].kind() == Kind::State && computes(*id)).collect());
+    homes.echoes =
+        (device, states.filter(|id| graph[*id].kind() == TensorKind::State && computes(*id)).collect());
 }
 
 /// The two sources that would have to be brought for a node (twice the same where there is one), if it is of a kind for

@@ -21,8 +21,8 @@ pub use assign::Reason;
 pub use explanation::{
     BackendLine, CopyLine, Explanation, NodeLine, PLAN_SCHEMA, SplitLine, StorageLine, StorageUse,
 };
-pub use lend::Lending;
-pub use order::Step;
+pub use lend::WeightStreaming;
+pub use order::ScheduleStep;
 pub use plan::{BackendBytes, Decision, Plan};
 pub use scheduler::{IntoGraph, Scheduler};
 pub use split::{Copy, LeafUse, Split, Splits};

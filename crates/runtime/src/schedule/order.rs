@@ -15,7 +15,7 @@ use super::split::Splits;
 
 /// One thing that the session does in a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-pub enum Step {
+pub enum ScheduleStep {
     /// Hands out a copy, by its number.
     Copy(usize),
     /// Runs a split, by its number.
@@ -23,7 +23,7 @@ pub enum Step {
 }
 
 /// Orders all copies and splits. `synchronous` says of each backend whether it keeps the host waiting.
-pub(crate) fn order(splits: &Splits, synchronous: &[bool]) -> Vec<Step> {
+pub(crate) fn order(splits: &Splits, synchronous: &[bool]) -> Vec<ScheduleStep> {
     let (copies, count) = (splits.copies.len(), splits.splits.len());
     // Steps are numbered: copies first, then splits.
     let mut waits = vec![0u32; copies + count];
@@ -59,7 +59,7 @@ pub(crate) fn order(splits: &Splits, synchronous: &[bool]) -> Vec<Step> {
         (0..waits.len()).filter(|step| waits[*step] == 0).map(|step| Reverse(key(step))).collect();
     let mut out = Vec::with_capacity(waits.len());
     while let Some(Reverse((.., step))) = ready.pop() {
-        out.push(if step < copies { Step::Copy(step) } else { Step::Split(step - copies) });
+        out.push(if step < copies { ScheduleStep::Copy(step) } else { ScheduleStep::Split(step - copies) });
         let first = edges.partition_point(|(from, _)| (*from as usize) < step);
         for (from, to) in &edges[first..] {
             if *from as usize != step {

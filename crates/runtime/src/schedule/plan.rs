@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, Kind, NodeId, Op, TensorId};
+use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 use serde::Serialize;
 
 use super::NO_BACKEND;
 use super::assign::{Homes, Reason};
-use super::order::Step;
+use super::order::ScheduleStep;
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::split::Splits;
@@ -61,7 +61,7 @@ struct Inner {
     graph: Arc<Graph>,
     homes: Homes,
     splits: Splits,
-    order: Vec<Step>,
+    order: Vec<ScheduleStep>,
     space: Space,
 }
 
@@ -71,7 +71,7 @@ impl Plan {
         graph: Arc<Graph>,
         homes: Homes,
         splits: Splits,
-        order: Vec<Step>,
+        order: Vec<ScheduleStep>,
         space: Space,
     ) -> Plan {
         Plan { inner: Arc::new(Inner { scheduler, graph, homes, splits, order, space }) }
@@ -98,7 +98,7 @@ impl Plan {
     }
 
     /// What a run does, in order.
-    pub fn order(&self) -> &[Step] {
+    pub fn order(&self) -> &[ScheduleStep] {
         &self.inner.order
     }
 
@@ -173,7 +173,7 @@ impl Plan {
         let (Some(t), Some(b)) = (self.inner.graph.get(tensor), self.backends().get(backend)) else {
             return (plain, false);
         };
-        let layout = if viewed || t.kind() == Kind::Constant {
+        let layout = if viewed || t.kind() == TensorKind::Constant {
             WeightLayout { bytes: b.storage_bytes(t), ..plain }
         } else {
             b.weight_layout(t, uses)
@@ -191,7 +191,7 @@ impl Plan {
         let (mut count, mut fitting, mut sum, mut full) = (0, 0, 0_u64, false);
         for leaf in self.inner.splits.leaves.iter().filter(|leaf| leaf.backend == backend) {
             let id = TensorId::from_index(leaf.tensor);
-            if !matches!(graph.get(id).map(|t| t.kind()), Some(Kind::Weight | Kind::Constant)) {
+            if !matches!(graph.get(id).map(|t| t.kind()), Some(TensorKind::Weight | TensorKind::Constant)) {
                 continue;
             }
             let (layout, maps) = self.weight_layout(id, backend, leaf.viewed, &uses.of_tensor(graph, id));
@@ -227,7 +227,7 @@ impl Plan {
         for leaf in &self.inner.splits.leaves {
             let id = TensorId::from_index(leaf.tensor);
             let kind = graph.get(id).map(|t| t.kind());
-            if !matches!(kind, Some(Kind::Weight | Kind::Constant)) {
+            if !matches!(kind, Some(TensorKind::Weight | TensorKind::Constant)) {
                 continue;
             }
             let (layout, maps) =
@@ -244,7 +244,7 @@ impl Plan {
             let (_, buffers) = lay_out(sizes, backend.memory());
             bytes.weights = buffers.iter().fold(0, |sum, buffer| sum.saturating_add(*buffer as u64));
         }
-        for id in graph.of_kind(Kind::State) {
+        for id in graph.of_kind(TensorKind::State) {
             if let Some(home) = self.home(id)
                 && let (Some(bytes), Some(backend), Some(t)) =
                     (all.get_mut(home), self.backends().get(home), graph.get(id))
@@ -279,7 +279,7 @@ impl Uses {
         let mut all = Vec::new();
         for node in graph.node_ids() {
             for (input, id) in graph.inputs(node).iter().enumerate() {
-                if graph.get(*id).is_some_and(|t| t.kind() == Kind::Weight) {
+                if graph.get(*id).is_some_and(|t| t.kind() == TensorKind::Weight) {
                     all.push((id.index() as u32, node.index() as u32, input as u32));
                 }
             }

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
 use super::assign::{Fixed, assign};
 use super::check::check;
-use super::lend::Lending;
+use super::lend::WeightStreaming;
 use super::order::order;
 use super::plan::Plan;
 use super::space::Space;
@@ -43,7 +43,7 @@ pub struct Scheduler {
     rule: Option<Rule>,
     budgets: Vec<(usize, u64)>,
     effort: Effort,
-    lending: Option<Lending>,
+    lending: Option<WeightStreaming>,
     /// Used again by the next plan.
     workspace: Arc<Mutex<Workspace>>,
     /// The weights of the sessions that are alive.
@@ -99,7 +99,7 @@ impl Scheduler {
             rule: None,
             budgets: Vec::new(),
             effort: Effort::Fast,
-            lending: Some(Lending::default()),
+            lending: Some(WeightStreaming::default()),
             workspace: Arc::default(),
             weights: Arc::default(),
         }
@@ -138,7 +138,7 @@ impl Scheduler {
 
     /// When weights that are placed with the host are lent to a device for a run; `None`: never. A plan that would be
     /// over a [budget](Scheduler::budget) with weights on loan is made without.
-    pub fn lending(mut self, lending: Option<Lending>) -> Scheduler {
+    pub fn lending(mut self, lending: Option<WeightStreaming>) -> Scheduler {
         self.lending = lending;
         self
     }
@@ -210,7 +210,7 @@ impl Scheduler {
         graph: &Arc<Graph>,
         Workspace { flow, planner }: &mut Workspace,
         fixed: &Fixed,
-        lending: Option<(Lending, u16)>,
+        lending: Option<(WeightStreaming, u16)>,
     ) -> Result<Plan, RuntimeError> {
         let homes = assign(graph, flow, &self.backends, fixed, lending)?;
         let splits = split(graph, flow, &homes, self.backends.len());
@@ -240,7 +240,7 @@ impl Scheduler {
         let pins: FxHashMap<TensorId, u16> = fixed.iter().copied().collect();
         fixed.reserve(flow.leaves.len());
         for &(id, kind) in &flow.leaves {
-            let is_state = kind == Kind::State;
+            let is_state = kind == TensorKind::State;
             if self.rule.is_none() && !is_state {
                 continue;
             }

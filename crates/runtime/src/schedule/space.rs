@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, Kind, TensorId};
+use quadriga_graph::{Graph, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
 use super::NO_BACKEND;
@@ -73,7 +73,7 @@ impl Space {
         let mut placed = Vec::new();
         for leaf in &splits.leaves {
             let id = TensorId::from_index(leaf.tensor);
-            if graph[id].kind() != Kind::Input {
+            if graph[id].kind() != TensorKind::Input {
                 continue;
             }
             placed.push(id);

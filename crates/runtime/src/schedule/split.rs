@@ -16,7 +16,7 @@
     reason = "arrays are sized for the graph's tensors, nodes and the backends"
 )]
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
@@ -260,8 +260,8 @@ impl Splitter<'_> {
     /// Where a tensor is that is elsewhere.
     fn remote(&self, source: &Source, lane: u16) -> Option<u16> {
         let home = self.homes.home[source.storage.index()];
-        let moves =
-            source.moves() || (source.kind == Kind::Weight && self.homes.lent.contains(&source.storage));
+        let moves = source.moves()
+            || (source.kind == TensorKind::Weight && self.homes.lent.contains(&source.storage));
         (moves && home != lane).then_some(home)
     }
 
@@ -325,7 +325,7 @@ impl Splitter<'_> {
     fn fetch(&mut self, source: &Source, lane: u16, split: usize, node: NodeId) {
         let Some(home) = self.remote(source, lane) else { return };
         let Source { tensor, storage, kind } = *source;
-        if kind == Kind::Weight {
+        if kind == TensorKind::Weight {
             // A weight that is lent stays at home all the same.
             self.leaf(storage, tensor != storage, home);
         }
@@ -388,7 +388,7 @@ impl Splitter<'_> {
     fn leaf_outputs(&mut self) {
         for (_, output) in self.graph.outputs() {
             let storage = self.graph[*output].storage();
-            if matches!(self.graph[storage].kind(), Kind::Computed(_) | Kind::State) {
+            if matches!(self.graph[storage].kind(), TensorKind::Computed(_) | TensorKind::State) {
                 continue;
             }
             if self.leaf_reader[storage.index()] == NO_BACKEND {

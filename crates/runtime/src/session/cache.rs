@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, Kind, TensorId};
+use quadriga_graph::{Graph, TensorId, TensorKind};
 
 use super::compile::{Compiled, Site};
 use super::inputs::Inputs;
@@ -124,9 +124,11 @@ impl Session {
         let entries = self.by_fingerprint.get(&graph.fingerprint())?;
         entries.iter().copied().find(|entry| {
             let Some(entry) = self.entries.get(*entry) else { return false };
-            graph.of_kind(Kind::Constant).all(|id| match (graph.data(id), entry.plan.graph().data(id)) {
-                (Some(a), Some(b)) => a.same(b) || a.bytes() == b.bytes(),
-                _ => false,
+            graph.of_kind(TensorKind::Constant).all(|id| {
+                match (graph.data(id), entry.plan.graph().data(id)) {
+                    (Some(a), Some(b)) => a.same(b) || a.bytes() == b.bytes(),
+                    _ => false,
+                }
             })
         })
     }
@@ -222,8 +224,9 @@ impl Session {
         self.wait()?;
         let found = self.entries.iter().find_map(|entry| {
             let graph = entry.plan.graph();
-            let id =
-                graph.leaf(name).filter(|id| graph.get(*id).is_some_and(|t| t.kind() == Kind::Weight))?;
+            let id = graph
+                .leaf(name)
+                .filter(|id| graph.get(*id).is_some_and(|t| t.kind() == TensorKind::Weight))?;
             Some((Arc::clone(graph), id))
         });
         let Some((graph, id)) = found else {

@@ -3,14 +3,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, Kind, NodeId, TensorId};
+use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 
 use super::arena::Arenas;
 use super::state::States;
 use super::weights::Weights;
 use crate::memory::Tenancy;
 use crate::schedule::Plan;
-use crate::{Backend, BackendError, Buffer, Event, Place, Program, Region, RuntimeError, SplitSource};
+use crate::{Backend, BackendError, Buffer, Event, Program, Region, RuntimeError, SplitSource, TensorPlace};
 
 /// A plan of a session, ready to run.
 pub(crate) struct Compiled {
@@ -69,42 +69,44 @@ pub(crate) struct Site<'a> {
 
 impl Site<'_> {
     /// Where a tensor is for nodes of a backend.
-    pub(crate) fn place(&self, tensor: TensorId, backend: usize, bank: usize) -> Option<Place> {
+    pub(crate) fn place(&self, tensor: TensorId, backend: usize, bank: usize) -> Option<TensorPlace> {
         let graph = self.plan.graph();
         let t = graph.get(tensor)?;
         let storage = t.storage();
         let short = u16::try_from(backend).ok()?;
-        let plain = |region: Region| Place { region, layout: crate::Layout::Plain };
+        let plain = |region: Region| TensorPlace { region, layout: crate::Layout::Plain };
         let part = |region: &Region| region.part(t.offset(), t.bytes()).ok().map(plain);
         match graph.get(storage)?.kind() {
-            Kind::Weight if self.plan.copy_for(tensor, backend).is_some() => self.copied(tensor, backend),
-            Kind::Weight | Kind::Constant => {
+            TensorKind::Weight if self.plan.copy_for(tensor, backend).is_some() => {
+                self.copied(tensor, backend)
+            }
+            TensorKind::Weight | TensorKind::Constant => {
                 let place = self.weights.get(&(storage.index() as u32, short))?.place();
                 if tensor == storage { Some(place.clone()) } else { part(&place.region) }
             }
-            Kind::Input => {
+            TensorKind::Input => {
                 let slot = self.plan.space().input(storage, short, bank)?;
                 part(&self.arenas.region(slot, graph.get(storage)?.bytes())?)
             }
-            Kind::State if self.plan.home(storage) == Some(backend) => {
+            TensorKind::State if self.plan.home(storage) == Some(backend) => {
                 part(self.states.get(&graph.name(storage))?.region())
             }
-            Kind::Computed(_) if self.plan.home(storage) == Some(backend) => {
+            TensorKind::Computed(_) if self.plan.home(storage) == Some(backend) => {
                 let slot = self.plan.space().result(tensor)?;
                 self.arenas.region(slot, t.bytes()).map(plain)
             }
-            Kind::State | Kind::Computed(_) => self.copied(tensor, backend),
+            TensorKind::State | TensorKind::Computed(_) => self.copied(tensor, backend),
         }
     }
 
     /// Where a backend reads its copy of a tensor that lives elsewhere.
-    fn copied(&self, tensor: TensorId, backend: usize) -> Option<Place> {
+    fn copied(&self, tensor: TensorId, backend: usize) -> Option<TensorPlace> {
         let t = self.plan.graph().get(tensor)?;
         let number = self.plan.copy_for(tensor, backend)?;
         let copy = self.plan.splits().copies.get(number)?;
         let whole = self.arenas.region(self.plan.space().copy(number)?, copy.bytes)?;
         let region = whole.part(t.offset().checked_sub(copy.offset)?, t.bytes()).ok()?;
-        Some(Place { region, layout: crate::Layout::Plain })
+        Some(TensorPlace { region, layout: crate::Layout::Plain })
     }
 
     /// The bytes of a weight as its file has them, which at home may be packed: mapped for the backend that fetches
@@ -130,7 +132,7 @@ impl Site<'_> {
     fn source(&self, copy: usize) -> Result<Option<Region>, RuntimeError> {
         let Some(copy) = self.plan.splits().copies.get(copy) else { return Ok(None) };
         let tensor = TensorId::from_index(copy.tensor);
-        if self.plan.graph().get(tensor).is_some_and(|t| t.kind() == Kind::Weight) {
+        if self.plan.graph().get(tensor).is_some_and(|t| t.kind() == TensorKind::Weight) {
             return self.lent(tensor, copy.from, copy.to);
         }
         Ok(self.place(tensor, copy.from, 0).map(|place| place.region))
@@ -162,7 +164,7 @@ impl Site<'_> {
         }
         for leaf in &plan.splits().leaves {
             let id = TensorId::from_index(leaf.tensor);
-            if graph.get(id).is_some_and(|t| t.kind() == Kind::Input) {
+            if graph.get(id).is_some_and(|t| t.kind() == TensorKind::Input) {
                 for bank in 0..usize::from(plan.space().banks.get(leaf.backend).copied().unwrap_or(1)) {
                     tell(id, leaf.backend, self.place(id, leaf.backend, bank).map(|place| place.region))?;
                 }
@@ -281,7 +283,7 @@ fn reads_banks(plan: &Plan, backend: usize, nodes: &[NodeId]) -> bool {
     let graph = plan.graph();
     let is_input = |id: &TensorId| {
         let storage = graph.get(*id).and_then(|t| graph.get(t.storage()));
-        storage.is_some_and(|s| s.kind() == Kind::Input)
+        storage.is_some_and(|s| s.kind() == TensorKind::Input)
     };
     plan.space().banks.get(backend).is_some_and(|banks| *banks > 1)
         && nodes.iter().any(|node| graph.inputs(*node).iter().any(is_input))

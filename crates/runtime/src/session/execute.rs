@@ -14,7 +14,7 @@ use super::compile::Compiled;
 use super::journey::{Journey, timed};
 use super::lane::Lane;
 use super::timing::Timing;
-use crate::schedule::{Plan, Step};
+use crate::schedule::{Plan, ScheduleStep};
 use crate::trace::{Detail, Stream};
 use crate::{BackendError, Program, Region, RuntimeError};
 
@@ -38,8 +38,8 @@ impl Run<'_> {
         let plan = self.plan;
         for step in plan.order() {
             match *step {
-                Step::Copy(copy) => self.copy(copy)?,
-                Step::Split(split) => self.split(split)?,
+                ScheduleStep::Copy(copy) => self.copy(copy)?,
+                ScheduleStep::Split(split) => self.split(split)?,
             }
         }
         Ok(())
@@ -85,7 +85,7 @@ impl Run<'_> {
             None => lane.compute.run(&mut *programs[bank]),
             Some(timing) => {
                 let detail = timing.detail;
-                timed(lane, Stream::Compute, timing, (Step::Split(number), backend), |queue| {
+                timed(lane, Stream::Compute, timing, (ScheduleStep::Split(number), backend), |queue| {
                     let program = &mut *programs[bank];
                     match detail {
                         Detail::Splits => queue.run(program),

@@ -7,7 +7,7 @@
 //! Large inputs travel in the incoming queue while the run before computes. Small ones go in the compute queue itself:
 //! that a run has no other queue to wait for saves more than their travel takes.
 
-use quadriga_graph::{Kind, TensorId};
+use quadriga_graph::{TensorId, TensorKind};
 
 use super::cache::Results;
 use super::compile::Compiled;
@@ -49,7 +49,7 @@ impl Inputs {
     pub(crate) fn new(plan: &Plan, region: impl Fn(TensorId, usize, usize) -> Option<Region>) -> Inputs {
         let graph = plan.graph();
         let mut all: Vec<InputPlace> = graph
-            .of_kind(Kind::Input)
+            .of_kind(TensorKind::Input)
             .map(|id| InputPlace { id, name: graph.name(id), places: Vec::new(), set: false, known: false })
             .collect();
         for leaf in &plan.splits().leaves {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::compile::{Moving, Route, event_of, staging};
 use super::lane::Lane;
 use super::timing::{Mark, Timing, mark};
-use crate::schedule::{Plan, Step};
+use crate::schedule::{Plan, ScheduleStep};
 use crate::trace::Stream;
 use crate::{BackendError, Event, Queue, Region, RuntimeError};
 
@@ -41,7 +41,7 @@ pub(crate) fn timed(
     lane: &mut Lane,
     stream: Stream,
     timing: &mut Timing,
-    what: (Step, usize),
+    what: (ScheduleStep, usize),
     work: impl FnOnce(&mut dyn Queue) -> Result<bool, BackendError>,
 ) -> Result<bool, BackendError> {
     let (backend, asynchronous) = (Arc::clone(&lane.backend), lane.traffic.is_some());
@@ -120,7 +120,7 @@ impl Journey<'_> {
         let made = match self.timing {
             None => queue_of(lane, stream).copy(from, to)?,
             Some(timing) => {
-                let what = (Step::Copy(self.copy), number);
+                let what = (ScheduleStep::Copy(self.copy), number);
                 timed(lane, stream, timing, what, |queue| queue.copy(from, to))?
             }
         };
@@ -168,7 +168,7 @@ impl Journey<'_> {
             receiving.synchronize()?;
         }
         if let Some(timing) = self.timing {
-            let what = (Step::Copy(self.copy), self.to);
+            let what = (ScheduleStep::Copy(self.copy), self.to);
             timing.add(what, Stream::Incoming, begin, Mark::Host(Instant::now()));
         }
         Ok(())

@@ -6,7 +6,7 @@ use super::Session;
 use super::cache::Results;
 use super::compile::Site;
 use super::execute::Run;
-use crate::schedule::{Plan, Step};
+use crate::schedule::{Plan, ScheduleStep};
 use crate::{Program, RuntimeError};
 
 /// A node's result, right after it was computed.
@@ -58,11 +58,11 @@ impl Session {
         let mut bytes = Vec::new();
         for step in plan.order() {
             let number = match *step {
-                Step::Copy(copy) => {
+                ScheduleStep::Copy(copy) => {
                     run.copy(copy)?;
                     continue;
                 }
-                Step::Split(split) => split,
+                ScheduleStep::Split(split) => split,
             };
             let Some(split) = plan.splits().splits.get(number) else { continue };
             run.wait_for_copies(number)?;

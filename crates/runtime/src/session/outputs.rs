@@ -1,6 +1,6 @@
 //! Results: bytes on their way back to the caller.
 
-use quadriga_graph::{Kind, TensorId};
+use quadriga_graph::{TensorId, TensorKind};
 
 use super::cache::Results;
 use super::compile::Site;
@@ -38,8 +38,10 @@ pub(crate) fn outputs(site: &Site<'_>) -> Result<Vec<OutputPlace>, RuntimeError>
         let Some(t) = graph.get(*id) else { continue };
         let storage = t.storage();
         let leaf = || site.plan.splits().leaves.iter().find(|leaf| leaf.tensor == storage.index());
-        let is_leaf =
-            matches!(graph.get(storage).map(|s| s.kind()), Some(Kind::Weight | Kind::Constant | Kind::Input));
+        let is_leaf = matches!(
+            graph.get(storage).map(|s| s.kind()),
+            Some(TensorKind::Weight | TensorKind::Constant | TensorKind::Input)
+        );
         let home = if is_leaf { leaf().map(|leaf| leaf.backend) } else { site.plan.home(storage) };
         let place = |bank| home.and_then(|home| site.place(*id, home, bank)).map(|place| place.region);
         let (Some(backend), Some(first), Some(second)) = (home, place(0), place(1)) else {
@@ -47,7 +49,7 @@ pub(crate) fn outputs(site: &Site<'_>) -> Result<Vec<OutputPlace>, RuntimeError>
         };
         let elements = t.is_contiguous().then_some(t.dtype());
         let kind = graph.get(storage).map(|s| s.kind());
-        let lasting = matches!(kind, Some(Kind::Weight | Kind::Constant | Kind::State));
+        let lasting = matches!(kind, Some(TensorKind::Weight | TensorKind::Constant | TensorKind::State));
         let (name, regions) = (name.clone(), [first, second]);
         all.push(OutputPlace { id: *id, name, backend, regions, elements, lasting });
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Kind, Tensor};
+use quadriga_graph::{Tensor, TensorKind};
 use rustc_hash::FxHashMap;
 
 use crate::memory::Tenancy;
@@ -25,7 +25,7 @@ impl States {
     /// Memory for the states of a plan that the session does not have yet: zeros.
     pub(crate) fn add(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
         let graph = plan.graph();
-        for id in graph.of_kind(Kind::State) {
+        for id in graph.of_kind(TensorKind::State) {
             let Some((tensor, home)) = graph.get(id).zip(plan.home(id)) else { continue };
             let Some(backend) = plan.backends().get(home) else { continue };
             let name = graph.name(id);

@@ -8,7 +8,7 @@ use super::cache::Results;
 use super::compile::Compiled;
 use super::execute::Run;
 use super::lane::Lane;
-use crate::schedule::{Plan, Step};
+use crate::schedule::{Plan, ScheduleStep};
 use crate::trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace, operation};
 use crate::{Backend, BackendError, Event, Queue, RuntimeError, Values};
 
@@ -22,7 +22,7 @@ pub(crate) enum Mark {
 
 /// Something that was done.
 struct Span {
-    step: Step,
+    step: ScheduleStep,
     lane: usize,
     stream: Stream,
     begin: Mark,
@@ -56,7 +56,13 @@ impl Timing {
         Ok(Timing { detail, origin: Instant::now(), first, spans: Vec::new() })
     }
 
-    pub(crate) fn add(&mut self, (step, lane): (Step, usize), stream: Stream, begin: Mark, end: Mark) {
+    pub(crate) fn add(
+        &mut self,
+        (step, lane): (ScheduleStep, usize),
+        stream: Stream,
+        begin: Mark,
+        end: Mark,
+    ) {
         self.spans.push(Span { step, lane, stream, begin, end });
     }
 
@@ -87,7 +93,7 @@ impl Timing {
             let backend = *lane;
             let total = trace.backends.get_mut(backend);
             match *step {
-                Step::Split(split) => {
+                ScheduleStep::Split(split) => {
                     let nodes = plan.splits().nodes_of(split).len();
                     trace.splits.push(SplitTime { split, backend, nodes, start, seconds });
                     total.into_iter().for_each(|total| total.compute += seconds);
@@ -95,7 +101,7 @@ impl Timing {
                         trace.operations.extend(operations(plan, compiled, (split, backend, bank), start));
                     }
                 }
-                Step::Copy(copy) => {
+                ScheduleStep::Copy(copy) => {
                     let bytes = plan.splits().copies.get(copy).map_or(0, |copy| copy.bytes);
                     trace.copies.push(CopyTime { copy, backend, stream: *stream, bytes, start, seconds });
                     total.into_iter().for_each(|total| total.copy += seconds);

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quadriga_graph::{Kind, Op, Tensor, TensorId};
+use quadriga_graph::{Op, Tensor, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
 use crate::memory::Tenancy;
 use crate::schedule::{Plan, Uses};
-use crate::{Backend, BackendError, Layout, MemoryFacts, Place, Region, RuntimeError, Usage};
+use crate::{Backend, BackendError, Layout, MemoryFacts, Region, RuntimeError, TensorPlace, Usage};
 
 /// How far the loading of weights is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Loaded {
 /// The memory of a weight.
 struct Home {
     tensor: Tensor,
-    place: Place,
+    place: TensorPlace,
     /// Whether its bytes are there.
     ready: AtomicBool,
     /// None where the bytes are used in a file map.
@@ -61,7 +61,7 @@ pub(crate) type Weights = FxHashMap<(u32, u16), Arc<Loaded>>;
 
 impl Loaded {
     /// Where it is, and how it is arranged.
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &TensorPlace {
         &self.home.place
     }
 
@@ -90,14 +90,15 @@ impl WeightStore {
         let mut moved = false;
         for leaf in &plan.splits().leaves {
             let id = TensorId::from_index(leaf.tensor);
-            let Some(tensor) = graph.get(id).filter(|t| matches!(t.kind(), Kind::Weight | Kind::Constant))
+            let Some(tensor) =
+                graph.get(id).filter(|t| matches!(t.kind(), TensorKind::Weight | TensorKind::Constant))
             else {
                 continue;
             };
             let key = (leaf.tensor as u32, leaf.backend as u16);
             let name = graph.name(id);
             let here = uses.of_tensor(graph, id);
-            let is_weight = tensor.kind() == Kind::Weight;
+            let is_weight = tensor.kind() == TensorKind::Weight;
             let old = if is_weight { all.get(&(name.clone(), leaf.backend)) } else { None };
             let mut union: Vec<(Op, usize)> = old.map_or_else(Vec::new, |old| old.uses.clone());
             let mut viewed = leaf.viewed;
@@ -149,7 +150,7 @@ impl WeightStore {
         for ((tensor, backend), loaded) in weights {
             let id = TensorId::from_index(*tensor as usize);
             let graph = plan.graph();
-            if graph.get(id).is_some_and(|t| t.kind() == Kind::Weight)
+            if graph.get(id).is_some_and(|t| t.kind() == TensorKind::Weight)
                 && let Some(now) = all.get(&(graph.name(id), usize::from(*backend)))
                 && !Arc::ptr_eq(&now.home, &loaded.home)
             {
@@ -189,12 +190,12 @@ impl WeightStore {
             progress(count);
             let home = Home {
                 tensor: want.tensor.clone(),
-                place: Place { region, layout },
+                place: TensorPlace { region, layout },
                 ready: AtomicBool::new(data.is_some()),
                 _tenancy: tenancy,
             };
             let loaded = Loaded { home: Arc::new(home), uses: want.uses, viewed: want.viewed };
-            let loaded = if want.tensor.kind() == Kind::Weight {
+            let loaded = if want.tensor.kind() == TensorKind::Weight {
                 keep(all, &want.name, want.backend, loaded)
             } else {
                 Arc::new(loaded)
@@ -215,7 +216,7 @@ impl WeightStore {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, backend) in backends.iter().enumerate() {
             if let Some(loaded) = all.get(&(name.to_owned(), index)) {
-                let Place { region, layout } = loaded.place();
+                let TensorPlace { region, layout } = loaded.place();
                 backend
                     .load_weight(tensor, *layout, data, region)
                     .map_err(|error| RuntimeError::device(error).at(|| name.to_owned()))?;

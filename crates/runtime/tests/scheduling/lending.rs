@@ -1,17 +1,17 @@
 //! Weights that live with the host and are lent to a device for a run.
 
 use quadriga_conformance::Rng;
-use quadriga_graph::{DType, Graph, GraphBuilder, Kind, Op, TensorId, Weight};
-use quadriga_runtime::{Lending, Reason, Scheduler};
+use quadriga_graph::{DType, Graph, GraphBuilder, Op, TensorId, TensorKind, Weight};
+use quadriga_runtime::{Reason, Scheduler, WeightStreaming};
 
 use quadriga_sim::Sim;
 
 use crate::common::{chain, chain_input, device, host, numbers, random_graph};
 
 /// Lends whenever it can.
-const ALWAYS: Lending = Lending { operations_per_byte: 0, least_operations: 0 };
+const ALWAYS: WeightStreaming = WeightStreaming { operations_per_byte: 0, least_operations: 0 };
 
-fn scheduler(lending: Option<Lending>) -> Scheduler {
+fn scheduler(lending: Option<WeightStreaming>) -> Scheduler {
     Scheduler::new([device("gpu"), host("cpu")])
         .place(|name| (name.starts_with('w') || name.starts_with('s')).then_some(1))
         .lending(lending)
@@ -52,9 +52,9 @@ fn products_fetch_the_hosts_weights_where_the_work_is_worth_the_way() {
 #[test]
 fn small_graphs_and_few_rows_leave_weights_at_home() {
     let graph = chain(6);
-    assert!(!scheduler(Some(Lending::default())).plan(&graph).unwrap().lends());
+    assert!(!scheduler(Some(WeightStreaming::default())).plan(&graph).unwrap().lends());
     // Four rows: eight operations for each element of four bytes.
-    let lending = |operations_per_byte| Some(Lending { operations_per_byte, least_operations: 0 });
+    let lending = |operations_per_byte| Some(WeightStreaming { operations_per_byte, least_operations: 0 });
     assert!(scheduler(lending(2)).plan(&graph).unwrap().lends());
     assert!(!scheduler(lending(3)).plan(&graph).unwrap().lends());
 }
@@ -148,7 +148,7 @@ fn a_cache_that_lives_with_the_host_is_written_on_both_sides_and_travels_early()
         assert_eq!(copy.source, None, "{}", graph.name(TensorId::from_index(copy.tensor)));
     }
     // The new rows go home, and the device's memory does not grow with the number of layers.
-    let of_state = |id: usize| graph[TensorId::from_index(id)].kind() == Kind::State;
+    let of_state = |id: usize| graph[TensorId::from_index(id)].kind() == TensorKind::State;
     assert_eq!(splits.copies.iter().filter(|copy| copy.to == 0 && of_state(copy.storage)).count(), 10);
     let more = scheduler(Some(ALWAYS)).plan(cached(20, None)).unwrap();
     assert_eq!(plan.bytes()[0].compute, more.bytes()[0].compute);

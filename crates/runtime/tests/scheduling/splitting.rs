@@ -1,7 +1,7 @@
 //! S4, S5, S10: how lanes are cut.
 
 use quadriga_graph::{DType, GraphBuilder, Weight};
-use quadriga_runtime::{Scheduler, Step};
+use quadriga_runtime::{ScheduleStep, Scheduler};
 
 use crate::common::{chain, chain_input, device, host};
 
@@ -95,7 +95,7 @@ fn asynchronous_splits_go_out_before_the_host_is_busy() {
         .pin_tensor(there, 1)
         .plan(&graph)
         .unwrap();
-    assert_eq!(plan.order(), [Step::Split(1), Step::Split(0)]);
+    assert_eq!(plan.order(), [ScheduleStep::Split(1), ScheduleStep::Split(0)]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, GraphBuilder, TensorId};
 use quadriga_runtime::{
-    Backend, BackendError, Layout, Place, Region, SplitSource, Usage, check_range, compute_once,
+    Backend, BackendError, Layout, Region, SplitSource, TensorPlace, Usage, check_range, compute_once,
 };
 use quadriga_sim::Sim;
 
@@ -83,7 +83,8 @@ fn k4_k5_nodes_are_compiled_once_and_run_often_or_just_computed() {
     let graph = g.finish().unwrap();
     for backend in [host("cpu"), Sim::new("a").build()] {
         let places: Vec<Region> = graph.tensors().iter().map(|t| region(&*backend, t.bytes())).collect();
-        let place = |id: TensorId| Some(Place { region: places[id.index()].clone(), layout: Layout::Plain });
+        let place =
+            |id: TensorId| Some(TensorPlace { region: places[id.index()].clone(), layout: Layout::Plain });
         let nodes: Vec<_> = graph.node_ids().collect();
         let split =
             SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };

@@ -1,6 +1,6 @@
 //! The judge of packings. It shares no code with what makes them, and is meant to be believed by reading.
 
-use super::problem::{Packing, Problem};
+use super::problem::{Packing, PackingProblem};
 use std::collections::BTreeMap;
 
 /// What is wrong with a packing.
@@ -78,7 +78,7 @@ pub enum Flaw {
 ///
 /// Goes through time, keeping for each chunk the map of the addresses in use, and looks at every item's two neighbours
 /// when it comes alive.
-pub fn check(problem: &Problem, packing: &Packing) -> Result<(), Flaw> {
+pub fn check(problem: &PackingProblem, packing: &Packing) -> Result<(), Flaw> {
     let items = &problem.items;
     if items.len() != packing.placements.len() {
         return Err(Flaw::Count { items: items.len(), placements: packing.placements.len() });

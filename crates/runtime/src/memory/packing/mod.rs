@@ -13,11 +13,11 @@
 //! packing, and shares no code with what makes them.
 //!
 //! ```
-//! use quadriga_runtime::memory::packing::{Effort, Item, Problem, pack};
-//! let problem = Problem::new(vec![
-//!     Item { size: 4, start: 0, end: 2 },
-//!     Item { size: 8, start: 1, end: 3 },
-//!     Item { size: 4, start: 2, end: 4 },
+//! use quadriga_runtime::memory::packing::{Effort, PackingItem, PackingProblem, pack};
+//! let problem = PackingProblem::new(vec![
+//!     PackingItem { size: 4, start: 0, end: 2 },
+//!     PackingItem { size: 8, start: 1, end: 3 },
+//!     PackingItem { size: 4, start: 2, end: 4 },
 //! ]);
 //! let packing = pack(&problem, Effort::Fast)?;
 //! assert_eq!((packing.peak, packing.lower_bound), (12, 12));
@@ -40,4 +40,4 @@ mod walls;
 
 pub use check::{Flaw, check};
 pub use packer::{Packer, pack};
-pub use problem::{Effort, Item, Packing, PackingError, Placement, Problem, Strategy};
+pub use problem::{Effort, Packing, PackingError, PackingItem, PackingProblem, Placement, Strategy};

@@ -4,7 +4,7 @@ use super::chunks::Chunks;
 use super::conflicts::Conflicts;
 use super::exact::Exact;
 use super::greedy::Greedy;
-use super::problem::{Effort, Packing, PackingError, Placement, Problem, Strategy};
+use super::problem::{Effort, Packing, PackingError, PackingProblem, Placement, Strategy};
 use super::sorting::Sorting;
 use super::time_order::TimeOrder;
 use super::timeline::{Steady, Timeline};
@@ -17,7 +17,7 @@ pub(super) const CONFLICT_LIMIT: usize = 1 << 26;
 const FAST_CHUNK_STEPS: u64 = 100_000;
 
 /// Packs a problem.
-pub fn pack(problem: &Problem, effort: Effort) -> Result<Packing, PackingError> {
+pub fn pack(problem: &PackingProblem, effort: Effort) -> Result<Packing, PackingError> {
     let mut packer = Packer::default();
     packer.pack(problem, effort)?;
     Ok(packer.best)
@@ -44,7 +44,7 @@ pub struct Packer {
 
 impl Packer {
     /// Packs a problem. After an error the packer is as good as new.
-    pub fn pack(&mut self, problem: &Problem, effort: Effort) -> Result<&Packing, PackingError> {
+    pub fn pack(&mut self, problem: &PackingProblem, effort: Effort) -> Result<&Packing, PackingError> {
         self.timeline.build(problem, Steady::Apart)?;
         let lower_bound = self.timeline.steady_bytes + self.timeline.lower_bound;
         self.best.lower_bound = lower_bound;
@@ -75,7 +75,7 @@ impl Packer {
     }
 
     /// Goes on from the first packing, with more effort, or into chunks where they have a limit.
-    fn improve(&mut self, problem: &Problem, effort: Effort) {
+    fn improve(&mut self, problem: &PackingProblem, effort: Effort) {
         match problem.max_chunk {
             Some(limit) if limit < self.timeline.lower_bound => self.pack_chunks(problem, limit, effort),
             limit => {
@@ -103,7 +103,7 @@ impl Packer {
     }
 
     /// Packs into chunks of at most `limit` bytes, when one chunk would not do.
-    fn pack_chunks(&mut self, problem: &Problem, limit: u64, effort: Effort) {
+    fn pack_chunks(&mut self, problem: &PackingProblem, limit: u64, effort: Effort) {
         self.best.proved_bound = self.timeline.lower_bound;
         if !self.conflicts.listed() {
             self.conflicts.build(&self.timeline, CONFLICT_LIMIT);

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// One storage: so many bytes, needed during `start..end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Item {
+pub struct PackingItem {
     /// Bytes; 0 is allowed and takes no room.
     pub size: u64,
     /// The first moment at which the storage is needed.
@@ -15,9 +15,9 @@ pub struct Item {
 
 /// What is to be packed, and into what.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct PackingProblem {
     /// The storages.
-    pub items: Vec<Item>,
+    pub items: Vec<PackingItem>,
     /// Offsets are multiples of this, and sizes are rounded up to it. At least 1.
     pub alignment: u64,
     /// The largest buffer to be had. What does not fit goes into further buffers ("chunks"); an item that is larger on
@@ -25,10 +25,10 @@ pub struct Problem {
     pub max_chunk: Option<u64>,
 }
 
-impl Problem {
+impl PackingProblem {
     /// A problem without alignment and without a limit on the size of a chunk.
-    pub fn new(items: Vec<Item>) -> Self {
-        Problem { items, alignment: 1, max_chunk: None }
+    pub fn new(items: Vec<PackingItem>) -> Self {
+        PackingProblem { items, alignment: 1, max_chunk: None }
     }
 }
 
@@ -41,7 +41,7 @@ pub struct Placement {
     pub offset: u64,
 }
 
-/// An answer to a [`Problem`].
+/// An answer to a [`PackingProblem`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     /// One placement for each item, in the items' order.

@@ -12,7 +12,7 @@
     reason = "sections are below `sections`, items below `items.len()`, and every array is sized for that by `build`"
 )]
 
-use super::problem::{Item, PackingError, Problem};
+use super::problem::{PackingError, PackingItem, PackingProblem};
 
 /// An item as the strategies see it. `start..end` are sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Timeline {
     }
 
     /// Reads a problem. Takes linear time where moments are about as many as items, as they are in a graph.
-    pub(crate) fn build(&mut self, problem: &Problem, steady: Steady) -> Result<(), PackingError> {
+    pub(crate) fn build(&mut self, problem: &PackingProblem, steady: Steady) -> Result<(), PackingError> {
         let last = validate(problem)?;
         let dense = last as usize <= 8 * problem.items.len() + 1024;
         if dense {
@@ -91,7 +91,7 @@ impl Timeline {
         let rank = |moment: u32| {
             if dense { ranks[moment as usize] } else { ranks.partition_point(|&start| start < moment) as u32 }
         };
-        let span = |item: &Item| Span {
+        let span = |item: &PackingItem| Span {
             size: rounded(item.size, problem.alignment),
             start: rank(item.start),
             end: rank(item.end),
@@ -143,7 +143,7 @@ impl Timeline {
     }
 
     /// Numbers the starts by going over all moments; leaves one zero for each section in `live`.
-    fn rank_dense(&mut self, problem: &Problem, last: u32) {
+    fn rank_dense(&mut self, problem: &PackingProblem, last: u32) {
         self.ranks.clear();
         self.ranks.resize(last as usize + 1, 0);
         for item in problem.items.iter().filter(|item| item.size > 0) {
@@ -158,7 +158,7 @@ impl Timeline {
     }
 
     /// Numbers the starts by sorting them.
-    fn rank_sparse(&mut self, problem: &Problem) {
+    fn rank_sparse(&mut self, problem: &PackingProblem) {
         self.ranks.clear();
         self.ranks.extend(problem.items.iter().filter(|item| item.size > 0).map(|item| item.start));
         self.ranks.sort_unstable();
@@ -169,7 +169,7 @@ impl Timeline {
 }
 
 /// Refuses what cannot be computed with; returns the last moment.
-fn validate(problem: &Problem) -> Result<u32, PackingError> {
+fn validate(problem: &PackingProblem) -> Result<u32, PackingError> {
     if problem.alignment == 0 {
         return Err(PackingError::Alignment);
     }
