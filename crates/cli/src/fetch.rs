@@ -9,7 +9,7 @@ use quadriga_llm::default_model::{self, Progress};
 
 /// The path of the default model. Fetches it on first use, showing progress on standard error when that is a terminal
 /// and `quiet` is not set. `cache` replaces the usual cache folder; setting `cancelled` stops the fetch and cleans up.
-pub fn default_model(
+pub(crate) fn default_model(
     cache: Option<&Path>,
     quiet: bool,
     cancelled: &AtomicBool,

@@ -12,6 +12,7 @@ mod answer;
 mod backends;
 mod commands;
 mod failure;
+mod fetch;
 mod interrupt;
 mod known_limits;
 mod model_options;

@@ -11,7 +11,7 @@ use quadriga_runtime::{Plan, Progress, Scheduler};
 use crate::backends::Backends;
 use crate::failure::{Failure, Outcome};
 use crate::placement::{self, Layers};
-use crate::{interrupt, size};
+use crate::{fetch, interrupt, size};
 
 /// Which model, and how it is run.
 #[derive(clap::Args)]
@@ -89,8 +89,7 @@ impl ModelOptions {
             Some(path) => Ok(path.clone()),
             None => {
                 let gentle = interrupt::gently();
-                let fetched =
-                    quadriga::fetch::default_model(self.cache_dir.as_deref(), self.quiet, gentle.flag());
+                let fetched = fetch::default_model(self.cache_dir.as_deref(), self.quiet, gentle.flag());
                 match fetched {
                     // A terminal sends Ctrl-C to pip as well, which may be the first to fail.
                     Err(_) if gentle.is_interrupted() => Err(Failure::Interrupted),

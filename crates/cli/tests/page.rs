@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{end, quadriga};
-use quadriga::graph::{DType, Graph, GraphBuilder, Weight};
-use quadriga::llm::default_model;
-use quadriga::runtime::Scheduler;
-use quadriga::sim::Sim;
-use quadriga::view::Picture;
+use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
+use quadriga_llm::default_model;
+use quadriga_runtime::Scheduler;
+use quadriga_sim::Sim;
+use quadriga_view::Picture;
 
 /// The page of a graph on two devices, the weights of layers from `second` on being on the second.
 fn page(title: &str, graph: Graph, second: usize) -> String {

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::{end, quadriga};
-use quadriga::llm::default_model;
+use quadriga_llm::default_model;
 
 /// Set, the test draws the picture anew instead of comparing it.
 const UPDATE: &str = "QUADRIGA_UPDATE_PICTURES";
@@ -31,6 +31,6 @@ fn the_picture_in_the_readme_is_up_to_date() {
     assert!(
         kept == drawn,
         "docs/plan.svg is not what `quadriga plan` draws now; look at the new one, made by: \
-         {UPDATE}=1 cargo test -p quadriga --test picture"
+         {UPDATE}=1 cargo test -p quadriga-cli --test picture"
     );
 }

@@ -44,18 +44,6 @@ fn plan_says_what_a_model_takes() {
 }
 
 #[test]
-fn plan_packs_the_storages_of_a_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("small.csv");
-    std::fs::write(&file, "id,lower,upper,size\n0,0,2,4\n1,1,3,8\n2,2,4,4\n").unwrap();
-    let flags = ["--effort", "exact", "--capacity", "11", "--json"];
-    let json = end(quadriga(["plan", "--instance"]).arg(&file).args(flags)).well().out;
-    let json: Value = serde_json::from_str(&json).unwrap();
-    assert_eq!((&json["peak"], &json["fits"]), (&12.into(), &false.into()));
-    end(&mut quadriga(["plan", "--instance", "no/such"])).failed(1, &["cannot read no/such"]);
-}
-
-#[test]
 fn the_type_of_the_cache_decides_its_size() {
     let stage = Stage::new(&["--heads", "2"]);
     let state = |cache: &str| {

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::{Stage, end, quadriga};
-use quadriga::llm::default_model;
+use quadriga_llm::default_model;
 use serde_json::Value;
 
 /// A trace file, taken apart.

@@ -8,5 +8,6 @@ pub(crate) mod eval;
 pub(crate) mod faults;
 pub(crate) mod inspect;
 pub(crate) mod plan;
+pub(crate) mod plan_instance;
 pub(crate) mod run;
 pub(crate) mod synth;

@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use quadriga::plan_instance::{self, EffortName, PlanInstance};
 use quadriga_gguf::Temporary;
 use quadriga_llm::EngineOptions;
 use quadriga_view::{Limits, Picture};
 
+use crate::commands::plan_instance::{self, EffortLevel};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::{known_limits, size};
@@ -36,8 +36,8 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["nodes", "dot", "model", "html", "svg"])]
     instance: Option<PathBuf>,
     /// How hard to try with --instance: fast, search or exact
-    #[arg(long, value_name = "EFFORT", default_value = "fast", requires = "instance")]
-    effort: EffortName,
+    #[arg(long, value_enum, default_value = "fast", requires = "instance")]
+    effort: EffortLevel,
     /// Say whether an --instance fits into so many bytes
     #[arg(long, value_name = "BYTES", value_parser = size::parse, requires = "instance")]
     capacity: Option<u64>,
@@ -118,13 +118,9 @@ fn write(path: &Path, text: &str) -> Outcome {
 
 /// Packs storages that a file lists.
 fn pack(arguments: &Plan, instance: &Path) -> Outcome {
-    let asked = PlanInstance {
-        instance: instance.to_owned(),
-        capacity: arguments.capacity,
-        effort: arguments.effort,
-        json: arguments.json.is_some(),
-    };
-    let text = plan_instance::run(&asked).map_err(|error| Failure::Message(error.to_string()))?;
+    let json = arguments.json.is_some();
+    let text = plan_instance::run(instance, arguments.effort, arguments.capacity, json)
+        .map_err(|error| Failure::Message(error.to_string()))?;
     match &arguments.json {
         Some(path) if path != Path::new("-") => write(path, &text),
         _ => Ok(io::stdout().lock().write_all(text.as_bytes())?),
