@@ -8,8 +8,8 @@ use std::error::Error;
 use std::time::Instant;
 
 use quadriga_cpu::isa::Isa;
-use quadriga_cpu::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
-use quadriga_cpu::pool::Pool;
+use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
+use quadriga_cpu::internals::pool::Pool;
 use quadriga_graph::DType;
 
 fn main() -> Result<(), Box<dyn Error>> {

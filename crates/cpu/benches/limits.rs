@@ -8,10 +8,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
+use quadriga_cpu::internals::kernels::{KernelError, vec};
+use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
-use quadriga_cpu::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
-use quadriga_cpu::kernels::{KernelError, vec};
-use quadriga_cpu::pool::Pool;
 use quadriga_graph::DType;
 
 /// Units of work a second, all threads together: each prepares its own work and then repeats it for a third of a second,

@@ -7,11 +7,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use quadriga_cpu::internals::kernels::attention::{Attention, Memory, Rows, Shape};
+use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
+use quadriga_cpu::internals::kernels::{KernelError, vec};
+use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
-use quadriga_cpu::kernels::attention::{Attention, Memory, Rows, Shape};
-use quadriga_cpu::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
-use quadriga_cpu::kernels::{KernelError, vec};
-use quadriga_cpu::pool::Pool;
 use quadriga_graph::DType;
 
 /// With one thread, its own CPU time is measured: it does not count what other programs take.

@@ -24,11 +24,13 @@ mod buffer;
 mod chains;
 mod compile;
 mod fuse;
+#[doc(hidden)]
+pub mod internals;
 pub mod isa;
-pub mod kernels;
+mod kernels;
 mod memory;
 mod ops;
-pub mod pool;
+mod pool;
 mod profile;
 mod program;
 mod queue;
@@ -38,6 +40,7 @@ mod weights;
 
 pub use backend::{Backend, Builder, Error, FUSE_VARIABLE};
 pub use memory::ALIGNMENT;
+pub use pool::{MAX_THREADS, PoolError};
 pub use profile::{Profile, Spent};
 
 /// The name of the backend.

@@ -4,9 +4,9 @@
 
 use half::{bf16, f16};
 use quadriga_conformance::Rng;
+use quadriga_cpu::internals::kernels::attention::{Attention, Mask, Memory, Rows, Shape};
+use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
-use quadriga_cpu::kernels::attention::{Attention, Mask, Memory, Rows, Shape};
-use quadriga_cpu::pool::Pool;
 use quadriga_graph::{DType, blocks};
 
 /// Rows of one type, with their exact values: `[count, heads, width]`, rows of a cell one odd gap apart.

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_cpu::pool::{Pool, PoolError, Stopped, Worker};
+use quadriga_cpu::internals::pool::{Pool, PoolError, Stopped, Worker};
 
 const COUNTS: [usize; 4] = [1, 2, 3, 8];
 

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_cpu::pool::{Pool, Stopped};
+use quadriga_cpu::internals::pool::{Pool, Stopped};
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();

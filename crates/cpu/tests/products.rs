@@ -4,12 +4,12 @@
 
 use half::f16;
 use quadriga_conformance::Rng;
-use quadriga_cpu::isa::Isa;
-use quadriga_cpu::kernels::KernelError;
-use quadriga_cpu::kernels::matmul::{
+use quadriga_cpu::internals::kernels::KernelError;
+use quadriga_cpu::internals::kernels::matmul::{
     Activations, Element, Form, Input, Layout, NO_ROW, Output, Product, multiply,
 };
-use quadriga_cpu::pool::Pool;
+use quadriga_cpu::internals::pool::Pool;
+use quadriga_cpu::isa::Isa;
 use quadriga_graph::{DType, blocks};
 
 const TYPES: [DType; 16] = [

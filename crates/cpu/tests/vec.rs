@@ -4,8 +4,8 @@
 
 use half::{bf16, f16};
 use quadriga_conformance::Rng;
+use quadriga_cpu::internals::kernels::vec::{self, Map, Zip};
 use quadriga_cpu::isa::Isa;
-use quadriga_cpu::kernels::vec::{self, Map, Zip};
 use quadriga_graph::{DType, blocks};
 
 fn row(rng: &mut Rng, count: usize, reach: f64) -> Vec<f32> {

@@ -5,7 +5,7 @@
 //! for a short while and then sleeps.
 //!
 //! ```
-//! use quadriga_cpu::pool::{Pool, Stopped};
+//! use quadriga_cpu::internals::pool::{Pool, Stopped};
 //! use std::sync::atomic::{AtomicUsize, Ordering};
 //!
 //! let pool = Pool::new(2)?;
