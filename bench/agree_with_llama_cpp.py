@@ -5,85 +5,36 @@ usage: $(scripts/python-env) bench/agree_with_llama_cpp.py [--logits PROGRAM] [-
 
 Writes models of each architecture and weight type with the PyPI package `gguf`, has llama.cpp (the prebuilt CPU
 libraries of the npm package @node-llama-cpp/linux-x64) and `crates/llm/examples/logits.rs` compute the same tokens, and
-prints the root mean square difference in standard deviations of the logits. PEER_DIR names the folder of the npm
-package, which is installed there on first use. Exits with 1 if a difference is past its limit: llama.cpp rounds
-activations to 8 bits before they meet quantized weights, and its cache is f16 where the example's is f32.
+prints the root mean square difference in standard deviations of the logits. Exits with 1 if a difference is past its
+limit: llama.cpp quantizes activations to 8 bits for quantized weights, and its KV cache is f16 where the example's is
+f32.
 """
-import argparse, ctypes as c, glob, os, subprocess, sys, tempfile
-import gguf, numpy as np
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+import gguf
+import numpy as np
+
+import llama_peer
 
 TOKENS = [(k * 37 + 11) % 128 for k in range(24)]
 FIRST = 16
 
 
-class Params(c.Structure):  # larger than any of the library's parameter structs; passed by value
-    _fields_ = [("u32", c.c_uint32 * 256)]
-
-
-class Batch(c.Structure):
-    _fields_ = [("n_tokens", c.c_int32)] + [
-        (name, c.c_void_p) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")]
-
-
-class Peer:
-    """llama.cpp's C interface, as much of it as is needed."""
-
-    FUNCTIONS = {
-        "llama_model_default_params": (Params, []),
-        "llama_context_default_params": (Params, []),
-        "llama_model_load_from_file": (c.c_void_p, [c.c_char_p, Params]),
-        "llama_model_free": (None, [c.c_void_p]),
-        "llama_init_from_model": (c.c_void_p, [c.c_void_p, Params]),
-        "llama_free": (None, [c.c_void_p]),
-        "llama_set_n_threads": (None, [c.c_void_p, c.c_int32, c.c_int32]),
-        "llama_batch_get_one": (Batch, [c.c_void_p, c.c_int32]),
-        "llama_decode": (c.c_int32, [c.c_void_p, Batch]),
-        "llama_get_logits": (c.POINTER(c.c_float), [c.c_void_p]),
-        "llama_log_set": (None, [c.c_void_p, c.c_void_p]),
-    }
-
-    def __init__(self):
-        home = os.environ.get("PEER_DIR") or os.path.join(tempfile.gettempdir(), "llama-cpp-peer")
-        pattern = home + "/node_modules/@node-llama-cpp/linux-x64/bins/linux-x64/"
-        if not glob.glob(pattern):
-            os.makedirs(home, exist_ok=True)
-            package = "@node-llama-cpp/linux-x64@3.22.1"
-            subprocess.run(["npm", "install", "--prefix", home, "--ignore-scripts", package], check=True)
-        folder = glob.glob(pattern)[0]
-        for name in ("libggml-base.so", "libggml.*so", "libllama.*so"):
-            library = c.CDLL(sorted(glob.glob(folder + name))[0], mode=c.RTLD_GLOBAL)
-            if name.startswith("libggml."):
-                library.ggml_backend_load_all_from_path(c.c_char_p(folder.encode()))
-        for name, (result, arguments) in self.FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        self.messages = []
-        self.listener = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)(
-            lambda level, text, _: self.messages.append(text.decode(errors="replace")) if level >= 3 else None)
-        library.llama_log_set(c.cast(self.listener, c.c_void_p), None)
-        self.library = library
-
-    def logits(self, path, vocabulary):
-        """The rows after the first tokens and after each of the others, or None if the model is not taken."""
-        lib = self.library
-        self.messages.clear()
-        model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
-        if not model:
-            return None
-        params = lib.llama_context_default_params()
-        params.u32[0], params.u32[1] = 256, 512  # n_ctx, n_batch
-        context = lib.llama_init_from_model(model, params)
-        lib.llama_set_n_threads(context, 1, 1)
-        rows = []
-        for tokens in [TOKENS[:FIRST]] + [[token] for token in TOKENS[FIRST:]]:
-            buffer = (c.c_int32 * len(tokens))(*tokens)
-            batch = lib.llama_batch_get_one(c.cast(buffer, c.c_void_p), len(tokens))
-            if lib.llama_decode(context, batch) != 0:
-                raise RuntimeError("llama_decode failed")
-            rows.append(np.ctypeslib.as_array(lib.llama_get_logits(context), (vocabulary,)).copy())
-        lib.llama_free(context)
-        lib.llama_model_free(model)
-        return np.array(rows, dtype=np.float64)
+def peer_logits(library, path):
+    """llama.cpp's rows after the first tokens and after each of the others, or None if it does not load the model."""
+    model = library.open(path, 256, 512, 1)
+    if model is None:
+        return None
+    rows = []
+    for tokens in [TOKENS[:FIRST]] + [[token] for token in TOKENS[FIRST:]]:
+        model.decode(tokens)
+        rows.append(np.ctypeslib.as_array(model.logits(), (model.vocabulary,)).copy())
+    model.close()
+    return np.array(rows, dtype=np.float64)
 
 
 def write(path, arch, dtype, seed, tied=False, biases=False, output_bias=False, key_length=64, kv_heads=2,
@@ -148,16 +99,16 @@ def write(path, arch, dtype, seed, tied=False, biases=False, output_bias=False, 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return vocabulary
 
 
-# Where the f16 scales of a block stand, and their ratio that puts zero in the middle: types that `gguf` cannot make.
+# Byte offsets of the f16 scales in a block, and the ratio between them that centres values at zero, for the types that
+# the package `gguf` cannot quantize to.
 SCALES = {"Q2_K": [(80, 1.0), (82, 1.5)], "Q3_K": [(108, 1.0)], "Q4_K": [(0, 1.0), (2, 7.5)],
           "Q5_K": [(0, 1.0), (2, 15.5)], "Q6_K": [(208, 1.0)], "IQ4_NL": [(0, 1.0)], "IQ4_XS": [(0, 1.0)]}
 
 
 def blocks(values, kind, random):
-    """The values in blocks, or random blocks of about their size where the package cannot make them."""
+    """The quantized values, or random blocks of the same standard deviation where the package cannot quantize."""
     if kind.name not in SCALES and kind.name != "MXFP4":
         return gguf.quants.quantize(values, kind)
     size, bytes_ = gguf.GGML_QUANT_SIZES[kind]
@@ -200,7 +151,7 @@ def main():
     parser.add_argument("--only", default="", help="only cases whose description contains this")
     parser.add_argument("--keep", help="keep the models in this folder")
     arguments = parser.parse_args()
-    peer, bad, compared = Peer(), 0, 0
+    library, bad, compared = llama_peer.Library(), 0, 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or temporary
         os.makedirs(folder, exist_ok=True)
@@ -209,10 +160,10 @@ def main():
             if arguments.only not in name:
                 continue
             path = os.path.join(folder, f"{seed}.gguf")
-            vocabulary = write(path, arch, dtype, seed, **options)
-            theirs = peer.logits(path, vocabulary)
+            write(path, arch, dtype, seed, **options)
+            theirs = peer_logits(library, path)
             if theirs is None:
-                print(f"{name}: llama.cpp does not take it: {''.join(peer.messages).strip().splitlines()[:1]}")
+                print(f"{name}: llama.cpp does not load it: {''.join(library.messages).strip().splitlines()[:1]}")
                 continue
             command = [arguments.logits, path, str(FIRST)] + [str(token) for token in TOKENS]
             done = subprocess.run(command, capture_output=True, text=True)
