@@ -7,9 +7,9 @@
 use std::error::Error;
 use std::time::Instant;
 
-use quadriga_cpu::isa::Isa;
-use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
+use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Matmul, Output, PackedLayout, multiply};
 use quadriga_cpu::internals::pool::Pool;
+use quadriga_cpu::isa::Isa;
 use quadriga_graph::DType;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let isa = Isa::from_environment()?;
     let pool = Pool::new(1)?;
-    let layout = Layout::new(DType::F32, n, n)?;
+    let layout = PackedLayout::new(DType::F32, n, n)?;
     let file: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
     // Aligned as weights are in a model's memory.
     let mut memory = vec![0; layout.bytes() + 64];
@@ -40,10 +40,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let output = Output::new(&mut ours, n, n, n)?;
         let activations = Activations::new(isa, DType::F32, n, n, 1, &mut work)?;
         pool.run(&|worker| {
-            activations.prepare(worker, &input)?;
-            worker.barrier()?;
-            let product = Product { layout: &layout, packed: &*packed, output: &output, first_row: 0 };
-            multiply(worker, &activations, &[product])
+            // SAFETY: every thread of the run prepares, waits at the barrier and multiplies.
+            unsafe {
+                activations.prepare(worker, &input)?;
+                worker.barrier()?;
+                let product = Matmul { layout: &layout, packed: &*packed, output: &output, first_row: 0 };
+                multiply(worker, &activations, &[product])
+            }
         })?;
         let product = start.elapsed().as_secs_f64();
         let start = Instant::now();

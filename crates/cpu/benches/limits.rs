@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
+use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Matmul, Output, PackedLayout, multiply};
 use quadriga_cpu::internals::kernels::{KernelError, vec};
 use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
@@ -51,7 +51,7 @@ fn read(isa: Isa, bytes: usize) -> impl FnMut() {
 fn product(isa: Isa, dtype: DType, rows: usize) -> (f64, impl Fn(usize) -> Box<dyn FnMut()> + Sync) {
     let (n, k) = (256, 512);
     let work = move |_| {
-        let layout = Layout::new(dtype, n, k).unwrap();
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
         let packed = vec![0x11_u8; layout.bytes()];
         let x = vec![0.25_f32; rows * k];
         let mut y = vec![0.0_f32; rows * n];
@@ -62,12 +62,15 @@ fn product(isa: Isa, dtype: DType, rows: usize) -> (f64, impl Fn(usize) -> Box<d
             let output = Output::new(&mut y, rows, n, n).unwrap();
             let activations = Activations::new(isa, dtype, rows, k, 1, &mut memory).unwrap();
             pool.run(&|worker| {
-                activations.prepare(worker, &input)?;
-                multiply(
-                    worker,
-                    &activations,
-                    &[Product { layout: &layout, packed: &packed, output: &output, first_row: 0 }],
-                )
+                // SAFETY: every thread of the run prepares, waits at the barrier and multiplies.
+                unsafe {
+                    activations.prepare(worker, &input)?;
+                    multiply(
+                        worker,
+                        &activations,
+                        &[Matmul { layout: &layout, packed: &packed, output: &output, first_row: 0 }],
+                    )
+                }
             })
             .unwrap();
         }) as Box<dyn FnMut()>

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use quadriga_cpu::internals::kernels::attention::{Attention, Memory, Rows, Shape};
-use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Layout, Output, Product, multiply};
+use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Matmul, Output, PackedLayout, multiply};
 use quadriga_cpu::internals::kernels::{KernelError, vec};
 use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
@@ -74,7 +74,7 @@ fn read(pool: &Pool, isa: Isa, floats: &[f32]) {
 }
 
 /// A product of `m` rows; returns seconds.
-fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], m: usize, runs: usize) -> f64 {
+fn product(pool: &Pool, isa: Isa, layout: &PackedLayout, packed: &[u8], m: usize, runs: usize) -> f64 {
     with_product(pool, isa, layout, packed, m, |run| best(runs, run))
 }
 
@@ -82,7 +82,7 @@ fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], m: usize, runs
 fn with_product<R>(
     pool: &Pool,
     isa: Isa,
-    layout: &Layout,
+    layout: &PackedLayout,
     packed: &[u8],
     m: usize,
     time: impl FnOnce(&mut dyn FnMut()) -> R,
@@ -97,9 +97,12 @@ fn with_product<R>(
     let activations = Activations::new(isa, layout.dtype(), m, k, threads, &mut work).unwrap();
     time(&mut || {
         pool.run(&|worker| {
-            activations.prepare(worker, &input)?;
-            worker.barrier()?;
-            multiply(worker, &activations, &[Product { layout, packed, output: &output, first_row: 0 }])
+            // SAFETY: every thread of the run prepares, waits at the barrier and multiplies.
+            unsafe {
+                activations.prepare(worker, &input)?;
+                worker.barrier()?;
+                multiply(worker, &activations, &[Matmul { layout, packed, output: &output, first_row: 0 }])
+            }
         })
         .unwrap();
     })
@@ -139,7 +142,7 @@ fn one_row(pool: &Pool, isa: Isa) {
     for dtype in TYPES {
         let k = 4096;
         let n = bytes / dtype.row_bytes(k).unwrap() / 16 * 16;
-        let layout = Layout::new(dtype, n, k).unwrap();
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
         let packed = &memory[..layout.bytes()];
         let [plain, seconds] = with_product(pool, isa, &layout, packed, 1, |run| {
             best_of(10, [&mut || read(pool, isa, floats), run])
@@ -161,7 +164,7 @@ fn cached_row(isa: Isa, only: Option<&str>) {
     println!("one row, one thread, weights in the second-level cache, {isa}:");
     for dtype in TYPES.into_iter().filter(|dtype| only.is_none_or(|name| dtype.to_string() == name)) {
         let n = if dtype.is_quantized() { n } else { n / 4 };
-        let layout = Layout::new(dtype, n, k).unwrap();
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
         let packed = large_pages(layout.bytes() + 64);
         let packed = &packed[packed.as_ptr().align_offset(64)..][..layout.bytes()];
         let steps = 20_000_u64;
@@ -199,7 +202,7 @@ fn many_rows(pool: &Pool, isa: Isa, rows: Option<usize>) {
             (DType::Q4_K, 1024, 4096),
             (DType::F16, 1024, 2048),
         ] {
-            let layout = Layout::new(dtype, n, k).unwrap();
+            let layout = PackedLayout::new(dtype, n, k).unwrap();
             let packed = vec![0x33_u8; layout.bytes()];
             let seconds = product(pool, isa, &layout, &packed, m, 15);
             let work = 2.0 * (n * k * m) as f64;
@@ -214,7 +217,7 @@ fn many_rows(pool: &Pool, isa: Isa, rows: Option<usize>) {
 
 fn f32_cube(pool: &Pool, isa: Isa) {
     let size = 1024;
-    let layout = Layout::new(DType::F32, size, size).unwrap();
+    let layout = PackedLayout::new(DType::F32, size, size).unwrap();
     let packed = vec![0x33_u8; layout.bytes()];
     let seconds = product(pool, isa, &layout, &packed, size, 7);
     println!("f32 {size}³, {isa}: {:.1} GFLOP/s", 2.0 * (size as f64).powi(3) / seconds / 1e9);
@@ -297,7 +300,7 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
 
 fn pack(pool: &Pool) {
     for (dtype, n, k) in [(DType::Q4_1, 49152, 576), (DType::Q8_0, 49152, 576), (DType::Q4_K, 8192, 4096)] {
-        let layout = Layout::new(dtype, n, k).unwrap();
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
         let file = vec![0x33_u8; dtype.row_bytes(k).unwrap() * n];
         let mut packed = vec![0; layout.bytes()];
         let groups: Vec<_> =

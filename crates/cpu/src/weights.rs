@@ -8,7 +8,7 @@ use crate::backend::Shared;
 use crate::buffer::HostBuffer;
 use crate::kernels::{KernelError, matmul};
 
-/// The number of the one packed layout: every matrix of the weight packed as [`matmul::Layout`] says, in order.
+/// The number of the one packed layout: every matrix of the weight packed as [`matmul::PackedLayout`] says, in order.
 const PACKED: u32 = 1;
 
 /// The file's own bytes, used in place where they can be mapped.
@@ -33,7 +33,7 @@ pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
     /// How each is packed.
-    pub(crate) layout: matmul::Layout,
+    pub(crate) layout: matmul::PackedLayout,
     /// How many there are.
     pub(crate) count: usize,
     /// Bytes of all of them.
@@ -44,7 +44,7 @@ impl Matrices {
     /// `None` for weights that cannot be packed: empty, strided, or of a type without products.
     fn of(weight: &Tensor) -> Option<Matrices> {
         let [d0, d1, rows, columns] = weight.dims4();
-        let layout = matmul::Layout::new(weight.dtype(), rows, columns).ok()?;
+        let layout = matmul::PackedLayout::new(weight.dtype(), rows, columns).ok()?;
         let count = d0.checked_mul(d1)?;
         let bytes = layout.bytes().checked_mul(count)?;
         (bytes > 0 && weight.bytes() > 0 && weight.is_contiguous()).then_some(Matrices {

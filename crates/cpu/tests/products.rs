@@ -6,7 +6,7 @@ use half::f16;
 use quadriga_conformance::Rng;
 use quadriga_cpu::internals::kernels::KernelError;
 use quadriga_cpu::internals::kernels::matmul::{
-    Activations, Element, Form, Input, Layout, NO_ROW, Output, Product, multiply,
+    ActivationFormat, Activations, Input, InputType, Matmul, NO_ROW, Output, PackedLayout, multiply,
 };
 use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
@@ -101,7 +101,7 @@ fn normalised_error(got: &[f32], want: &[(f64, f64)]) -> f64 {
 const GUARD: f32 = 12345.0;
 
 /// A product with everything at odd offsets, guard values around the output rows, on `pool`.
-fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], x: &[f32], m: usize) -> Vec<f32> {
+fn product(pool: &Pool, isa: Isa, layout: &PackedLayout, packed: &[u8], x: &[f32], m: usize) -> Vec<f32> {
     let (n, k) = (layout.rows(), layout.columns());
     let mut shifted_weights = vec![0_u8; packed.len() + 1];
     shifted_weights[1..].copy_from_slice(packed);
@@ -114,7 +114,7 @@ fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], x: &[f32], m: 
         }
     }
     // SAFETY: the rows are inside the vector, one byte off; any alignment is good.
-    let input = unsafe { Input::from_raw(shifted_x.as_ptr().add(1), Element::F32, m, k, stride * 4) };
+    let input = unsafe { Input::from_raw(shifted_x.as_ptr().add(1), InputType::F32, m, k, stride * 4) };
     let out_stride = n + 5;
     let mut out = vec![GUARD; (m + 2) * out_stride];
     let output = Output::new(&mut out[out_stride..], m, n, out_stride).unwrap();
@@ -123,10 +123,13 @@ fn product(pool: &Pool, isa: Isa, layout: &Layout, packed: &[u8], x: &[f32], m: 
     let mut work = vec![0xa5_u8; bytes];
     let activations = Activations::new(isa, layout.dtype(), m, k, threads, &mut work).unwrap();
     pool.run(&|worker| {
-        activations.prepare(worker, &input)?;
-        worker.barrier()?;
-        let product = Product { layout, packed: &shifted_weights[1..], output: &output, first_row: 0 };
-        multiply(worker, &activations, &[product])
+        // SAFETY: every thread of the run prepares, waits at the barrier and multiplies.
+        unsafe {
+            activations.prepare(worker, &input)?;
+            worker.barrier()?;
+            let product = Matmul { layout, packed: &shifted_weights[1..], output: &output, first_row: 0 };
+            multiply(worker, &activations, &[product])
+        }
     })
     .unwrap();
     let mut result = Vec::with_capacity(m * n);
@@ -147,7 +150,7 @@ fn packed_rows_read_back_exactly() {
         for n in [1, 16, 35] {
             let file = random_weights(&mut rng, dtype, n, k);
             let want = values(dtype, &file, n * k);
-            let layout = Layout::new(dtype, n, k).unwrap();
+            let layout = PackedLayout::new(dtype, n, k).unwrap();
             let mut packed = vec![0xee; layout.bytes()];
             layout.pack(&file, &mut packed).unwrap();
             let mut row = vec![0.0; k];
@@ -178,19 +181,19 @@ fn products_of_every_type_on_every_instruction_set() {
                 let w = values(dtype, &file, n * k);
                 let x = random_rows(&mut rng, m * k);
                 let want = exact(&w, &x, n, k);
-                let layout = Layout::new(dtype, n, k).unwrap();
+                let layout = PackedLayout::new(dtype, n, k).unwrap();
                 let mut packed = vec![0; layout.bytes()];
                 layout.pack(&file, &mut packed).unwrap();
                 for isa in Isa::available() {
                     let got = product(&pools[0], isa, &layout, &packed, &x, m);
                     let error = normalised_error(&got, &want);
                     // Rounding averages out over many columns; one column has the error of one number.
-                    let limit = match Form::choose(isa, dtype, m).unwrap() {
-                        Form::Panels(_) => 1e-12,
+                    let limit = match ActivationFormat::choose(isa, dtype, m).unwrap() {
+                        ActivationFormat::F32Panels(_) => 1e-12,
                         _ if k < 32 => 5e-5,
-                        Form::Bytes(_) => 1e-8,
-                        Form::Words => 2e-6,
-                        Form::Tiles => 2e-5,
+                        ActivationFormat::Int8x2(_) => 1e-8,
+                        ActivationFormat::Int16 => 2e-6,
+                        ActivationFormat::Bf16Tiles => 2e-5,
                     };
                     assert!(error < limit, "{dtype} {isa} n {n} k {k} m {m} seed {seed}: error {error:e}");
                     for pool in &pools[1..] {
@@ -217,7 +220,7 @@ fn long_rows_are_summed_in_pieces() {
         let file = random_weights(&mut rng, dtype, n, k);
         let x = random_rows(&mut rng, m * k);
         let want = exact(&values(dtype, &file, n * k), &x, n, k);
-        let layout = Layout::new(dtype, n, k).unwrap();
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
         let mut packed = vec![0; layout.bytes()];
         layout.pack(&file, &mut packed).unwrap();
         for isa in Isa::available() {
@@ -235,7 +238,7 @@ fn experts_gather_and_scatter_rows() {
     let x: Vec<f16> = random_rows(&mut rng, tokens * k).into_iter().map(f16::from_f32).collect();
     let wide: Vec<f32> = x.iter().map(|v| v.to_f32()).collect();
     for dtype in [DType::Q4_K, DType::F16, DType::F32] {
-        let layout = Layout::new(dtype, n, k).unwrap();
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
         let experts: Vec<Vec<u8>> = (0..2).map(|_| random_weights(&mut rng, dtype, n, k)).collect();
         let packed: Vec<Vec<u8>> = experts
             .iter()
@@ -264,15 +267,18 @@ fn experts_gather_and_scatter_rows() {
             let mut work = vec![0; bytes];
             let activations = Activations::new(isa, dtype, gather.len(), k, 3, &mut work).unwrap();
             pool.run(&|worker| {
-                activations.prepare(worker, &input)?;
-                worker.barrier()?;
-                let products = [0, 1].map(|e| Product {
-                    layout: &layout,
-                    packed: &packed[e],
-                    output: &outputs[e],
-                    first_row: 48 * e,
-                });
-                multiply(worker, &activations, &products)
+                // SAFETY: every thread of the run prepares, waits at the barrier and multiplies.
+                unsafe {
+                    activations.prepare(worker, &input)?;
+                    worker.barrier()?;
+                    let products = [0, 1].map(|e| Matmul {
+                        layout: &layout,
+                        packed: &packed[e],
+                        output: &outputs[e],
+                        first_row: 48 * e,
+                    });
+                    multiply(worker, &activations, &products)
+                }
             })
             .unwrap();
             for e in 0..2 {
@@ -290,10 +296,10 @@ fn experts_gather_and_scatter_rows() {
 
 #[test]
 fn mistakes_are_errors() {
-    assert!(matches!(Layout::new(DType::I32, 4, 4), Err(KernelError::Type { .. })));
-    assert!(matches!(Layout::new(DType::Q4_K, 4, 300), Err(KernelError::Blocks { .. })));
-    assert!(matches!(Layout::new(DType::F32, usize::MAX, 4), Err(KernelError::TooLarge { .. })));
-    let layout = Layout::new(DType::F32, 4, 8).unwrap();
+    assert!(matches!(PackedLayout::new(DType::I32, 4, 4), Err(KernelError::Type { .. })));
+    assert!(matches!(PackedLayout::new(DType::Q4_K, 4, 300), Err(KernelError::Blocks { .. })));
+    assert!(matches!(PackedLayout::new(DType::F32, usize::MAX, 4), Err(KernelError::TooLarge { .. })));
+    let layout = PackedLayout::new(DType::F32, 4, 8).unwrap();
     assert!(matches!(layout.pack(&[0; 100], &mut [0; 512]), Err(KernelError::Short { .. })));
     let x = [0.0; 16];
     assert!(Input::f32(&x, 2, 9, 9).is_err());
@@ -308,11 +314,14 @@ fn mistakes_are_errors() {
     let output = Output::new(&mut y, 2, 4, 4).unwrap();
     let packed = vec![0; layout.bytes()];
     let result = pool.run(&|worker| {
-        multiply(
-            worker,
-            &activations,
-            &[Product { layout: &layout, packed: &packed, output: &output, first_row: 0 }],
-        )
+        // SAFETY: every thread of the run prepares, waits at the barrier and multiplies.
+        unsafe {
+            multiply(
+                worker,
+                &activations,
+                &[Matmul { layout: &layout, packed: &packed, output: &output, first_row: 0 }],
+            )
+        }
     });
     assert!(matches!(result, Err(KernelError::Differ { .. })));
 }
@@ -324,7 +333,7 @@ fn activations_of_one_form_are_refused_by_weights_of_another() {
     let x = vec![1.0; k];
     for isa in Isa::available() {
         for (prepared, multiplied) in [(DType::Q4_0, DType::Q4_K), (DType::Q2_K, DType::Q8_0)] {
-            let layout = Layout::new(multiplied, n, k).unwrap();
+            let layout = PackedLayout::new(multiplied, n, k).unwrap();
             let packed = vec![0; layout.bytes()];
             let mut y = vec![1.0; n];
             let input = Input::f32(&x, 1, k, k).unwrap();
@@ -332,12 +341,16 @@ fn activations_of_one_form_are_refused_by_weights_of_another() {
             let mut work = vec![0; Activations::work_bytes(isa, prepared, 1, k, 1).unwrap()];
             let activations = Activations::new(isa, prepared, 1, k, 1, &mut work).unwrap();
             let result = pool.run(&|worker| {
-                activations.prepare(worker, &input)?;
-                worker.barrier()?;
-                let product = Product { layout: &layout, packed: &packed, output: &output, first_row: 0 };
-                multiply(worker, &activations, &[product])
+                // SAFETY: every thread of the run prepares, waits at the barrier and multiplies.
+                unsafe {
+                    activations.prepare(worker, &input)?;
+                    worker.barrier()?;
+                    let product = Matmul { layout: &layout, packed: &packed, output: &output, first_row: 0 };
+                    multiply(worker, &activations, &[product])
+                }
             });
-            let same = Form::choose(isa, prepared, 1) == Form::choose(isa, multiplied, 1);
+            let same =
+                ActivationFormat::choose(isa, prepared, 1) == ActivationFormat::choose(isa, multiplied, 1);
             assert_eq!(result.is_ok(), same, "{isa}: {prepared} and {multiplied}");
             assert_eq!(y == vec![0.0; n], same, "{isa}: nothing is written on error");
         }

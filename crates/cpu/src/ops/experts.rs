@@ -6,7 +6,7 @@ use super::packed::{Matrix, WorkNeed};
 use super::{Context, Packed};
 use crate::fuse::{Item, TeamItem};
 use crate::isa::Isa;
-use crate::kernels::matmul::{self, Activations, Form, NO_ROW, Output};
+use crate::kernels::matmul::{self, ActivationFormat, Activations, NO_ROW, Output};
 use crate::memory::Block;
 use crate::pool::Worker;
 use crate::step::{Access, Team, TeamError, Work};
@@ -141,9 +141,9 @@ pub(super) fn mul_mat_id(
     let rows = tokens * used;
     let experts = packed.count;
     // The form depends on the number of rows, which filling up may raise: choose again with that.
-    let form = |rows| Form::choose(context.isa, dtype, rows).map_err(|error| error.to_string());
+    let form = |rows| ActivationFormat::choose(context.isa, dtype, rows).map_err(|error| error.to_string());
     let filled = |step: usize| rows + experts.min(rows) * (step - 1);
-    let step = form(filled(form(rows)?.step()))?.step();
+    let step = form(filled(form(rows)?.row_granularity()))?.row_granularity();
     let places = filled(step);
     let bytes = experts
         .checked_add(places.checked_mul(2).ok_or("too many rows")?)
@@ -225,8 +225,9 @@ impl Team for Experts {
         // SAFETY: the work memory is long enough, and used for these activations alone during this step.
         let activations =
             unsafe { Activations::from_raw(self.isa, dtype, places, columns, work.threads, work.pointer)? };
-        // SAFETY: the program holds the buffer of the activations, which nobody writes in this step.
-        activations.prepare(worker, &unsafe { self.x.input() }.gather(gather)?)?;
+        // SAFETY: the program holds the buffer of the activations, which nobody writes in this step. All threads of the
+        // run execute this, and a barrier follows.
+        unsafe { activations.prepare(worker, &self.x.input().gather(gather)?)? };
         worker.barrier()?;
         let rows = self.packed.layout.rows();
         let mut first = 0;
@@ -244,8 +245,9 @@ impl Team for Experts {
             // SAFETY: the program holds the buffer of the weights, which nobody writes.
             let bytes = unsafe { matrix.bytes() };
             let product =
-                matmul::Product { layout: &matrix.layout, packed: bytes, output: &output, first_row: first };
-            matmul::multiply(worker, &activations, &[product])?;
+                matmul::Matmul { layout: &matrix.layout, packed: bytes, output: &output, first_row: first };
+            // SAFETY: all threads of the run execute this step; the barrier above separates it from the preparation.
+            unsafe { matmul::multiply(worker, &activations, &[product])? };
             first = end;
         }
         Ok(())

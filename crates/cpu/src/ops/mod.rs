@@ -43,7 +43,7 @@ pub(crate) struct Operand {
 pub(crate) struct Packed {
     pointer: *const u8,
     /// How each matrix is packed.
-    pub(crate) layout: matmul::Layout,
+    pub(crate) layout: matmul::PackedLayout,
     count: usize,
 }
 

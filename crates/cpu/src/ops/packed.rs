@@ -11,7 +11,7 @@ use super::{Context, Operand, Packed};
 use crate::fuse::Item;
 use crate::isa::Isa;
 use crate::kernels::KernelError;
-use crate::kernels::matmul::{self, Activations, Element, Form, Input, Output};
+use crate::kernels::matmul::{self, ActivationFormat, Activations, Input, InputType, Output};
 use crate::pool::Worker;
 use crate::step::{Access, Kernel, Part, TINY, Team, TeamError, Work};
 use crate::view::View;
@@ -23,7 +23,7 @@ pub(crate) const MOST: usize = 8;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Matrix {
     pub(super) pointer: *const u8,
-    pub(super) element: Element,
+    pub(super) element: InputType,
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) row_bytes: usize,
@@ -64,8 +64,8 @@ impl Matrix {
         columns: usize,
     ) -> Option<Matrix> {
         let element = match view.dtype {
-            DType::F32 => Element::F32,
-            DType::F16 => Element::F16,
+            DType::F32 => InputType::F32,
+            DType::F16 => InputType::F16,
             _ => return None,
         };
         Some(Matrix { pointer: view.row_pointer(place)?, element, rows, columns, row_bytes })
@@ -118,7 +118,7 @@ pub(crate) struct Product {
     packed: Packed,
     out: *mut f32,
     isa: Isa,
-    form: Form,
+    form: ActivationFormat,
     /// Whether every thread prepares the activations for itself.
     private: bool,
     /// How they come about, where they are not `x` in memory.
@@ -145,7 +145,8 @@ pub(super) fn mul_mat(
         let (Some(matrix), Some(target)) = (matrix, out.row_pointer(place)) else {
             return Err("its activations cannot be read as a matrix".to_owned());
         };
-        let form = Form::choose(context.isa, w.view.dtype, matrix.rows).map_err(|error| error.to_string())?;
+        let form = ActivationFormat::choose(context.isa, w.view.dtype, matrix.rows)
+            .map_err(|error| error.to_string())?;
         let source = context.source.clone();
         let mut accesses = vec![Access::writes(out)];
         match &source {
@@ -267,7 +268,7 @@ impl Product {
                 None => self.x.input(),
                 Some(source) => {
                     source.fill(self.isa, rows, columns, floats.cast());
-                    Input::from_raw(floats, Element::F32, rows, columns, columns * 4)
+                    Input::from_raw(floats, InputType::F32, rows, columns, columns * 4)
                 }
             };
             own.prepare_rows(0..rows, &input);
@@ -284,7 +285,7 @@ impl Product {
         }
         let kernel = Preparation(Product { accesses: Vec::new(), source: None, ..*self });
         let mut part = Part::new(kernel, units, units * self.x.columns, accesses);
-        part.grain = self.form.step();
+        part.grain = self.form.row_granularity();
         part.name = self.name;
         part.label = "prepare";
         part
@@ -296,8 +297,9 @@ struct Preparation(Product);
 impl Kernel for Preparation {
     fn run(&self, units: Range<usize>, work: Work) -> Result<(), String> {
         let activations = self.0.activations(work).map_err(|error| error.to_string())?;
-        // SAFETY: the program holds the buffer, and no part that runs at the same time writes these rows.
-        activations.prepare_rows(units, &unsafe { self.0.x.input() });
+        // SAFETY: the program holds the buffer, and no part that runs at the same time uses these rows, of either matrix;
+        // parts are cut at multiples of the row granularity.
+        unsafe { activations.prepare_rows(units, &self.0.x.input()) };
         Ok(())
     }
 }
@@ -326,7 +328,7 @@ impl Team for Multiplication {
             // SAFETY: the program holds the buffer of the weights, which nobody writes.
             (&product.packed.layout, unsafe { product.packed.bytes() })
         });
-        matmul::ask_for_first(worker, first.form, matrices, self.together);
+        matmul::prefetch_first(worker, first.form, matrices, self.together);
     }
 
     fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
@@ -340,9 +342,9 @@ impl Team for Multiplication {
             // holds for writing, and no other product or step writes it before the next barrier.
             unsafe { Output::from_raw(product.out, product.x.rows, columns, columns) }
         });
-        let products: [matmul::Product<'_>; MOST] = std::array::from_fn(|i| {
+        let products: [matmul::Matmul<'_>; MOST] = std::array::from_fn(|i| {
             let product = self.products.get(i).unwrap_or(last);
-            matmul::Product {
+            matmul::Matmul {
                 layout: &product.packed.layout,
                 // SAFETY: the program holds the buffer of the weights, which nobody writes.
                 packed: unsafe { product.packed.bytes() },
@@ -351,11 +353,14 @@ impl Team for Multiplication {
             }
         });
         let products = products.get(..self.products.len()).unwrap_or(&products);
-        matmul::multiply_then(worker, &activations, products, self.together, |product, columns| {
+        let epilogue = |product: usize, columns: Range<usize>| {
             for (_, part) in self.then.iter().filter(|(number, _)| *number == product) {
                 part.kernel.run_columns(columns.clone());
             }
-        })?;
+        };
+        // SAFETY: all threads of the run execute this step, with a barrier before and after it; the step before has
+        // filled the activations, or this thread has filled its own.
+        unsafe { matmul::multiply_fused(worker, &activations, products, self.together, epilogue)? };
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use quadriga_graph::DType;
 use super::format::{BLOCK, GROUP};
 use super::pack::check;
 use super::view::Input;
-use super::{Form, scalar};
+use super::{ActivationFormat, scalar};
 use crate::isa::Isa;
 use crate::kernels::KernelError;
 use crate::pool::Worker;
@@ -36,7 +36,7 @@ const ALIGN: usize = 64;
 /// ```
 #[derive(Debug)]
 pub struct Activations<'w> {
-    form: Form,
+    form: ActivationFormat,
     isa: Isa,
     rows: usize,
     columns: usize,
@@ -51,16 +51,16 @@ unsafe impl Send for Activations<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Activations<'_> {}
 
-/// The largest quant of [`Form::Bytes`]: 127 × 128, so that both of its bytes are at most 127 in size.
+/// The largest quant of [`ActivationFormat::Int8x2`]: 127 × 128, so that both of its bytes are at most 127 in size.
 pub(super) const BYTES_STEPS: f32 = 127.0 * 128.0;
 
 /// Digits of the sums of 256 columns: three for each of sixteen half blocks, whose sums are at most 16 × 127 × 128.
 pub(super) const DIGITS: usize = 48;
 
-/// Columns of [`Form::Words`] that share a scale.
+/// Columns of [`ActivationFormat::Int16`] that share a scale.
 pub(super) const SPAN: usize = 128;
 
-/// The largest quants of activations and of weights in [`Form::Words`]: a sum over a span fits 32 bits.
+/// The largest quants of activations and of weights in [`ActivationFormat::Int16`]: a sum over a span fits 32 bits.
 pub(super) const WORDS_STEPS: f32 = 16383.0;
 pub(super) const WEIGHT_STEPS: f32 = 1023.0;
 
@@ -79,7 +79,7 @@ pub(super) struct BytesRow {
     pub(super) scales: *mut f32,
     pub(super) sums: *mut f32,
     pub(super) half_sums: *mut f32,
-    /// Sums of bytes; only in [`Form::Bytes`] with scales for more than a block.
+    /// Sums of bytes; only in [`ActivationFormat::Int8x2`] with scales for more than a block.
     pub(super) pairs: *mut i16,
     /// Sums of half blocks as digits, [`DIGITS`] for 256 columns; as above.
     pub(super) digits: *mut i8,
@@ -90,16 +90,18 @@ fn round_up(bytes: usize) -> Option<usize> {
 }
 
 /// Bytes of the prepared activations alone.
-fn form_bytes(form: Form, rows: usize, columns: usize) -> Option<usize> {
+fn form_bytes(form: ActivationFormat, rows: usize, columns: usize) -> Option<usize> {
     let elements = rows.checked_mul(columns)?;
     match form {
-        Form::Panels(_) => round_up(elements.checked_mul(4)?),
-        Form::Bytes(span) => {
+        ActivationFormat::F32Panels(_) => round_up(elements.checked_mul(4)?),
+        ActivationFormat::Int8x2(span) => {
             let each = if span > BLOCK { 16 + 8 + DIGITS / 8 } else { 16 };
             round_up(elements.checked_mul(2)?)?.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)
         }
-        Form::Words => round_up(rows.checked_mul(columns.div_ceil(SPAN))?.checked_mul(2 * SPAN + 4)?),
-        Form::Tiles => rows
+        ActivationFormat::Int16 => {
+            round_up(rows.checked_mul(columns.div_ceil(SPAN))?.checked_mul(2 * SPAN + 4)?)
+        }
+        ActivationFormat::Bf16Tiles => rows
             .checked_next_multiple_of(GROUP)?
             .checked_mul(columns.checked_next_multiple_of(BLOCK)?)?
             .checked_mul(2),
@@ -118,7 +120,7 @@ impl<'w> Activations<'w> {
         columns: usize,
         threads: usize,
     ) -> Result<usize, KernelError> {
-        let form = Form::choose(isa, dtype, rows)?;
+        let form = ActivationFormat::choose(isa, dtype, rows)?;
         form_bytes(form, rows, columns)
             .and_then(|bytes| bytes.checked_add(threads.checked_mul(SCRATCH)?)?.checked_add(ALIGN))
             .ok_or(KernelError::TooLarge { rows, columns })
@@ -158,11 +160,11 @@ impl<'w> Activations<'w> {
         threads: usize,
         work: *mut u8,
     ) -> Result<Activations<'w>, KernelError> {
-        let form = Form::choose(isa, dtype, rows)?;
+        let form = ActivationFormat::choose(isa, dtype, rows)?;
         let multiple = match form {
-            Form::Bytes(span) => span,
-            Form::Words => BLOCK,
-            Form::Panels(_) | Form::Tiles => 1,
+            ActivationFormat::Int8x2(span) => span,
+            ActivationFormat::Int16 => BLOCK,
+            ActivationFormat::F32Panels(_) | ActivationFormat::Bf16Tiles => 1,
         };
         if !columns.is_multiple_of(multiple) {
             return Err(KernelError::Blocks { dtype, columns });
@@ -193,7 +195,7 @@ impl<'w> Activations<'w> {
     }
 
     /// The form, which tells what weights these activations can be multiplied with.
-    pub const fn form(&self) -> Form {
+    pub const fn form(&self) -> ActivationFormat {
         self.form
     }
 
@@ -212,63 +214,74 @@ impl<'w> Activations<'w> {
         self.columns
     }
 
-    /// Fills the activations from a matrix; every thread of the run calls this, and a barrier must follow.
+    /// Fills the activations from a matrix, on all threads of a run.
     ///
     /// # Errors
     /// The shapes differ.
-    pub fn prepare(&self, worker: &Worker<'_>, input: &Input<'_>) -> Result<(), KernelError> {
+    ///
+    /// # Safety
+    /// Every thread of the worker's run calls this with the same matrix. Barriers separate the call from every other use
+    /// of the activations, above all from [`multiply`](super::multiply).
+    pub unsafe fn prepare(&self, worker: &Worker<'_>, input: &Input<'_>) -> Result<(), KernelError> {
         let differ = |what, left, right| {
             if left == right { Ok(()) } else { Err(KernelError::Differ { what, left, right }) }
         };
         differ("rows of input and activations", input.rows(), self.rows)?;
         differ("columns of input and activations", input.columns(), self.columns)?;
-        let step = if self.form.step() == 1 && self.rows > 64 { 8 } else { self.form.step() };
+        let step =
+            if self.form.row_granularity() == 1 && self.rows > 64 { 8 } else { self.form.row_granularity() };
         worker.chunks(self.rows.div_ceil(step), |chunk| {
-            self.prepare_rows(chunk * step..((chunk + 1) * step).min(self.rows), input);
+            // SAFETY: promised by the caller; each chunk of rows goes to one thread.
+            unsafe { self.prepare_rows(chunk * step..((chunk + 1) * step).min(self.rows), input) };
         });
         Ok(())
     }
 
-    /// Fills some rows from a matrix of the same shape, on this thread; the first is a multiple of the form's
-    /// [`step`](Form::step), and so is the end unless it is the last row. Different threads must take different rows.
-    pub(crate) fn prepare_rows(&self, rows: Range<usize>, input: &Input<'_>) {
-        let step = self.form.step();
+    /// Fills some rows from a matrix, on this thread.
+    ///
+    /// # Safety
+    /// - The matrix has the shape of the activations.
+    /// - The first row is a multiple of [`row_granularity`](ActivationFormat::row_granularity), and so is the end unless
+    ///   it is the last row.
+    /// - No other thread uses these rows of the activations at the same time.
+    pub(crate) unsafe fn prepare_rows(&self, rows: Range<usize>, input: &Input<'_>) {
+        let step = self.form.row_granularity();
         for first in rows.clone().step_by(step) {
             let rows = first..(first + step).min(rows.end);
             match self.form {
                 #[cfg(target_arch = "x86_64")]
-                Form::Panels(_) if let Some(token) = self.isa.avx512() => {
+                ActivationFormat::F32Panels(_) if let Some(token) = self.isa.avx512() => {
                     super::avx512_prepare::panel_rows(token, self, input, rows);
                 }
-                Form::Panels(_) => scalar::prepare_panel(self, input, rows),
+                ActivationFormat::F32Panels(_) => scalar::prepare_panel(self, input, rows),
                 #[cfg(target_arch = "x86_64")]
-                Form::Bytes(span) => match (self.isa.avx512(), self.isa.avx2()) {
+                ActivationFormat::Int8x2(span) => match (self.isa.avx512(), self.isa.avx2()) {
                     (Some(token), _) => super::avx512_prepare::bytes_row(token, self, input, first, span),
                     (None, Some(token)) => super::avx2_prepare::bytes_row(token, self, input, first),
                     (None, None) => {}
                 },
                 #[cfg(target_arch = "x86_64")]
-                Form::Words => match (self.isa.avx512(), self.isa.avx2()) {
+                ActivationFormat::Int16 => match (self.isa.avx512(), self.isa.avx2()) {
                     (Some(token), _) => super::avx512_prepare::words_row(token, self, input, first),
                     (None, Some(token)) => super::avx2_prepare::words_row(token, self, input, first),
                     (None, None) => {}
                 },
                 #[cfg(target_arch = "x86_64")]
-                Form::Tiles => {
+                ActivationFormat::Bf16Tiles => {
                     if let Some(token) = self.isa.avx512() {
                         super::avx512_prepare::tile_rows(token, self, input, rows);
                     }
                 }
-                // `Form::choose` gives these forms only where the instructions exist.
+                // `ActivationFormat::choose` gives these forms only where the instructions exist.
                 #[cfg(not(target_arch = "x86_64"))]
-                Form::Bytes(_) | Form::Words | Form::Tiles => {}
+                ActivationFormat::Int8x2(_) | ActivationFormat::Int16 | ActivationFormat::Bf16Tiles => {}
             }
         }
     }
 
     /// The panel that starts at row `first`, and its rows.
     pub(super) fn panel(&self, first: usize) -> (*mut f32, usize) {
-        let Form::Panels(step) = self.form else { return (std::ptr::null_mut(), 0) };
+        let ActivationFormat::F32Panels(step) = self.form else { return (std::ptr::null_mut(), 0) };
         (self.base.cast::<f32>().wrapping_add(first * self.columns), step.min(self.rows - first))
     }
 

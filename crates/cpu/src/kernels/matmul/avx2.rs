@@ -11,7 +11,7 @@ use super::activations::{BytesRow, PANEL_COLUMNS};
 use super::avx2_unpack::{self as unpack, Packed};
 use super::avx512_unpack::with_packed;
 use super::format::{BLOCK, GROUP};
-use super::{Task, ahead};
+use super::{Task, prefetch};
 use crate::isa::Avx2;
 
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
@@ -130,7 +130,7 @@ unsafe fn one_row<P: Packed>(task: &Task<'_>) {
         let mut sums = [_mm256_setzero_ps(); 2];
         for index in 0..cells {
             for block in 0..P::BLOCKS {
-                ahead::ask(cell.wrapping_add(block * P::BYTES / P::BLOCKS), P::BYTES / P::BLOCKS);
+                prefetch::stream(cell.wrapping_add(block * P::BYTES / P::BLOCKS), P::BYTES / P::BLOCKS);
                 for (half, sum) in sums.iter_mut().enumerate() {
                     // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
                     unsafe {

@@ -4,18 +4,18 @@ use std::arch::x86_64::*;
 
 use super::activations::{Activations, BYTES_STEPS, SPAN, WORDS_STEPS, step};
 use super::format::BLOCK;
-use super::view::{Element, Input};
+use super::view::{Input, InputType};
 use crate::isa::Avx2;
 
 /// Eight elements of a row as `f32`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn load(element: Element, row: *const u8, first: usize) -> __m256 {
+unsafe fn load(element: InputType, row: *const u8, first: usize) -> __m256 {
     // SAFETY: the caller promises that the elements are inside the row.
     unsafe {
         match element {
-            Element::F32 => _mm256_loadu_ps(row.cast::<f32>().add(first)),
-            Element::F16 => _mm256_cvtph_ps(_mm_loadu_si128(row.cast::<i16>().add(first).cast())),
+            InputType::F32 => _mm256_loadu_ps(row.cast::<f32>().add(first)),
+            InputType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(row.cast::<i16>().add(first).cast())),
         }
     }
 }

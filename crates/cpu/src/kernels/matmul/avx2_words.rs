@@ -19,7 +19,7 @@ use super::activations::{SCRATCH, SPAN, WEIGHT_STEPS};
 use super::avx2_unpack::{self as unpack, Packed};
 use super::avx512_unpack::with_packed;
 use super::format::{BLOCK, GROUP};
-use super::{Task, ahead};
+use super::{Task, prefetch};
 use crate::isa::Avx2;
 
 /// Pairs of columns of a span.
@@ -68,7 +68,7 @@ unsafe fn groups<P: Packed>(task: &Task<'_>, some_rows: SomeRows) {
                     for row in (0..rows).step_by(6) {
                         let count = 6.min(rows - row);
                         if last {
-                            ahead::ask_for_output(task, group, first_row + row..first_row + row + count);
+                            prefetch::output(task, group, first_row + row..first_row + row + count);
                         }
                         let (x, scales) =
                             task.activations.words(task.first_row + first_row + row, first / SPAN);

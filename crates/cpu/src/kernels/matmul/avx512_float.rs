@@ -12,7 +12,7 @@ use quadriga_graph::DType;
 
 use super::activations::SCRATCH;
 use super::format::GROUP;
-use super::{PLAIN_GROUPS, Task, ahead};
+use super::{PLAIN_GROUPS, Task, prefetch};
 use crate::isa::Avx512;
 
 /// Columns taken at a time.
@@ -127,7 +127,7 @@ unsafe fn one_row<W: Plain>(task: &Task<'_>) {
         // SAFETY: pairs below columns / 2 are inside the group and the row; a last odd column is taken alone.
         unsafe {
             for two in 0..columns / 4 {
-                ahead::ask(packed.wrapping_add(2 * two * W::PAIR), 2 * W::PAIR);
+                prefetch::stream(packed.wrapping_add(2 * two * W::PAIR), 2 * W::PAIR);
                 let x = x.add(4 * two);
                 let [a, b] = W::pair(packed, 2 * two, true);
                 let [c, d] = W::pair(packed, 2 * two + 1, true);
@@ -173,7 +173,7 @@ unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
                             let sums = sums.add(row - first_row);
                             let done = row..(row + 12).min(rows.end);
                             if last {
-                                ahead::ask_for_output(task, group, done.clone());
+                                prefetch::output(task, group, done.clone());
                             }
                             panel(task, group, [row, next], w, sums, first, count);
                             if last {

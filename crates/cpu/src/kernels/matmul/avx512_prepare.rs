@@ -5,18 +5,18 @@ use std::ops::Range;
 
 use super::activations::{Activations, BYTES_STEPS, DIGITS, SPAN, WORDS_STEPS, step};
 use super::format::{BLOCK, GROUP};
-use super::view::{Element, Input};
+use super::view::{Input, InputType};
 use crate::isa::Avx512;
 
 /// Sixteen elements of a row as `f32`, those at `mask`; the others are 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn load(element: Element, row: *const u8, first: usize, mask: __mmask16) -> __m512 {
+unsafe fn load(element: InputType, row: *const u8, first: usize, mask: __mmask16) -> __m512 {
     // SAFETY: the caller promises that the elements at the mask are inside the row.
     unsafe {
         match element {
-            Element::F32 => _mm512_maskz_loadu_ps(mask, row.cast::<f32>().add(first)),
-            Element::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, row.cast::<i16>().add(first))),
+            InputType::F32 => _mm512_maskz_loadu_ps(mask, row.cast::<f32>().add(first)),
+            InputType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, row.cast::<i16>().add(first))),
         }
     }
 }

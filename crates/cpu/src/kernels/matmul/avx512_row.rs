@@ -26,7 +26,7 @@ use super::activations::{BytesRow, DIGITS};
 use super::avx512::{add_block, dots, store};
 use super::avx512_unpack::{self as unpack, Packed, Scales, with_packed};
 use super::format::BLOCK;
-use super::{Task, ahead};
+use super::{Task, prefetch};
 use crate::isa::Avx512;
 
 /// One row of activations × groups of weight rows.
@@ -46,7 +46,7 @@ unsafe fn one_row<P: Packed>(task: &Task<'_>) {
             // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
             unsafe {
                 sums = if P::BLOCKS == 1 {
-                    ahead::ask(cell, P::BYTES);
+                    prefetch::stream(cell, P::BYTES);
                     let (quants, affine) = (P::quants(cell, 0), P::scales(cell, 0));
                     add_block::<false>(sums, &quants, &affine, &x, index)
                 } else if P::PAIRS {
@@ -77,7 +77,7 @@ macro_rules! each_block {
 #[inline(always)]
 fn ask_for<P: Packed>(cell: *const u8, block: usize) {
     let line = |block: usize| (block * P::BYTES).div_ceil(P::BLOCKS * 64);
-    ahead::ask(cell.wrapping_add(64 * line(block)), 64 * (line(block + 1) - line(block)));
+    prefetch::stream(cell.wrapping_add(64 * line(block)), 64 * (line(block + 1) - line(block)));
 }
 
 /// Adds a cell's part to sixteen sums; `first` is the first of its blocks in the row.

@@ -18,7 +18,7 @@ use quadriga_graph::DType;
 use super::activations::{SCRATCH, SPAN, WEIGHT_STEPS};
 use super::avx512_unpack::{self as unpack, Packed, with_packed};
 use super::format::{BLOCK, GROUP};
-use super::{Task, ahead};
+use super::{Task, prefetch};
 use crate::isa::Avx512;
 
 /// Pairs of columns of a span.
@@ -62,7 +62,7 @@ unsafe fn groups<P: Packed>(task: &Task<'_>) {
                     for row in (0..rows).step_by(8) {
                         let count = 8.min(rows - row);
                         if last {
-                            ahead::ask_for_output(task, group, first_row + row..first_row + row + count);
+                            prefetch::output(task, group, first_row + row..first_row + row + count);
                         }
                         if pair {
                             some_rows::<2>(task, scratch, first, first_row, row, count, blocks);

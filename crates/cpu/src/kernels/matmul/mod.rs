@@ -1,6 +1,6 @@
 //! Matrix products: weights `W [n, k]` of any type × activations `X [m, k]` → `Y [m, n]`, `Y = X Wᵀ`.
 //!
-//! Weights are packed once ([`Layout`]); one packed layout serves one row and many rows, and every instruction set.
+//! Weights are packed once ([`PackedLayout`]); one packed layout serves one row and many rows, and every instruction set.
 //! Activations are brought into the form that the kernel wants ([`Activations`]) once per product:
 //!
 //! - **Bytes**: 15-bit integers with one scale for 32 elements (for 256 where the weights have such blocks and the CPU
@@ -24,8 +24,6 @@
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every form"))]
 mod activations;
-#[cfg(target_arch = "x86_64")]
-mod ahead;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -51,9 +49,11 @@ mod avx512_unpack;
 #[cfg(target_arch = "x86_64")]
 mod avx512_words;
 mod codes;
-mod cut;
 pub mod format;
 mod pack;
+mod partition;
+#[cfg(target_arch = "x86_64")]
+mod prefetch;
 mod scalar;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every form"))]
 mod view;
@@ -63,10 +63,10 @@ use std::ops::Range;
 use quadriga_graph::DType;
 
 pub use activations::Activations;
-pub use pack::Layout;
-pub use view::{Element, Input, NO_ROW, Output};
+pub use pack::PackedLayout;
+pub use view::{Input, InputType, NO_ROW, Output};
 
-use cut::{Cut, Piece};
+use partition::{MatrixWork, Partition};
 
 use crate::isa::Isa;
 use crate::kernels::KernelError;
@@ -91,55 +91,57 @@ const CHUNK_WORK: usize = 4 << 20;
 
 /// The form of activations that a product works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ActivationFormat {
     /// f32, in panels of this many rows.
-    Panels(usize),
+    F32Panels(usize),
     /// 15-bit integers in two bytes each, with a scale for this many elements: 32 or 256.
-    Bytes(usize),
+    Int8x2(usize),
     /// 15-bit integers with a scale for 128 elements.
-    Words,
+    Int16,
     /// bf16 in AMX tiles.
-    Tiles,
+    Bf16Tiles,
 }
 
-impl Form {
+impl ActivationFormat {
     /// The form for products of `rows` activations with weights of a type. Products of the same activations with
     /// weights of the same form can share one preparation.
     ///
     /// # Errors
     /// There is no kernel for the type.
-    pub fn choose(isa: Isa, dtype: DType, rows: usize) -> Result<Form, KernelError> {
+    pub fn choose(isa: Isa, dtype: DType, rows: usize) -> Result<ActivationFormat, KernelError> {
         if !dtype.is_computable() {
             return Err(KernelError::Type { dtype });
         }
         Ok(match isa {
-            Isa::Amx(_) if rows >= TILE_ROWS && dtype != DType::F32 => Form::Tiles,
-            Isa::Scalar => Form::Panels(1),
-            _ if dtype.is_quantized() && rows >= WORD_ROWS => Form::Words,
-            Isa::Avx512(_) | Isa::Amx(_) if dtype.is_quantized() => Form::Bytes(dtype.block_len()),
-            _ if dtype.is_quantized() => Form::Bytes(format::BLOCK),
-            Isa::Avx2(_) => Form::Panels(6),
-            Isa::Avx512(_) | Isa::Amx(_) => Form::Panels(12),
+            Isa::Amx(_) if rows >= TILE_ROWS && dtype != DType::F32 => ActivationFormat::Bf16Tiles,
+            Isa::Scalar => ActivationFormat::F32Panels(1),
+            _ if dtype.is_quantized() && rows >= WORD_ROWS => ActivationFormat::Int16,
+            Isa::Avx512(_) | Isa::Amx(_) if dtype.is_quantized() => {
+                ActivationFormat::Int8x2(dtype.block_len())
+            }
+            _ if dtype.is_quantized() => ActivationFormat::Int8x2(format::BLOCK),
+            Isa::Avx2(_) => ActivationFormat::F32Panels(6),
+            Isa::Avx512(_) | Isa::Amx(_) => ActivationFormat::F32Panels(12),
         })
     }
 }
 
-impl Form {
+impl ActivationFormat {
     /// Rows that are prepared together: a product may start at any multiple of it.
-    pub const fn step(self) -> usize {
+    pub const fn row_granularity(self) -> usize {
         match self {
-            Form::Panels(rows) => rows,
-            Form::Bytes(_) | Form::Words => 1,
-            Form::Tiles => format::GROUP,
+            ActivationFormat::F32Panels(rows) => rows,
+            ActivationFormat::Int8x2(_) | ActivationFormat::Int16 => 1,
+            ActivationFormat::Bf16Tiles => format::GROUP,
         }
     }
 }
 
 /// One product of prepared activations with packed weights.
 #[derive(Clone, Copy, Debug)]
-pub struct Product<'a> {
+pub struct Matmul<'a> {
     /// How the weights are packed.
-    pub layout: &'a Layout,
+    pub layout: &'a PackedLayout,
     /// The packed weights.
     pub packed: &'a [u8],
     /// Where the results go: `[rows, layout.rows()]`.
@@ -150,7 +152,7 @@ pub struct Product<'a> {
 
 /// Part of a product: some groups of weight rows, all rows of activations.
 struct Task<'a> {
-    layout: &'a Layout,
+    layout: &'a PackedLayout,
     packed: &'a [u8],
     activations: &'a Activations<'a>,
     output: &'a Output<'a>,
@@ -182,30 +184,41 @@ impl Task<'_> {
     }
 }
 
-/// Computes products that share prepared activations. Every thread of the run calls this with the same arguments,
-/// after a barrier that follows [`Activations::prepare`]; another barrier must follow before the results are read.
+/// Multiplies the same prepared activations with several weight matrices, on all threads of a run.
 ///
 /// # Errors
 /// Shapes do not match, or memory is too short: nothing is written then.
-pub fn multiply(
+///
+/// # Safety
+/// - Every thread of the worker's run calls this with the same arguments (or, with
+///   [private](Activations::private) activations, with its own copy of the same values).
+/// - The activations are filled: a barrier separates this call from [`Activations::prepare`], and from whatever refills
+///   them later.
+/// - No thread reads or writes the outputs before the next barrier, and no two outputs of the call overlap.
+pub unsafe fn multiply(
     worker: &Worker<'_>,
     activations: &Activations<'_>,
-    products: &[Product<'_>],
+    products: &[Matmul<'_>],
 ) -> Result<(), KernelError> {
-    multiply_then(worker, activations, products, false, |_, _| {})
+    // SAFETY: promised by the caller.
+    unsafe { multiply_fused(worker, activations, products, false, |_, _| {}) }
 }
 
-/// As [`multiply`], and calls `then(product, columns)` on the thread that has computed these columns of all rows, each
-/// column once. If the products are `together`, the thread has computed the same columns of the products before, too.
+/// As [`multiply`], with a fused epilogue: calls `epilogue(matmul, columns)` on the thread that has computed these
+/// output columns of all rows, each column once, while they are in its cache. If the matmuls are `together`, the thread
+/// has computed the same columns of all previous matmuls, too (the gate and up projections of a gated unit, say).
 ///
 /// # Errors
-/// As [`multiply`]; or the products are to be together, but have not equally many columns.
-pub fn multiply_then(
+/// As [`multiply`]; or the matmuls are to be together, but have not equally many output columns.
+///
+/// # Safety
+/// As [`multiply`]; the epilogue touches no output columns but those that it is given.
+pub unsafe fn multiply_fused(
     worker: &Worker<'_>,
     activations: &Activations<'_>,
-    products: &[Product<'_>],
+    products: &[Matmul<'_>],
     together: bool,
-    then: impl Fn(usize, Range<usize>),
+    epilogue: impl Fn(usize, Range<usize>),
 ) -> Result<(), KernelError> {
     for product in products {
         verify(activations, product)?;
@@ -215,10 +228,10 @@ pub fn multiply_then(
         }
     }
     let scratch = activations.scratch(worker)?;
-    let piece = |product: &Product<'_>| piece(activations.form(), product.layout, product.output.rows());
+    let piece = |product: &Matmul<'_>| piece(activations.form(), product.layout, product.output.rows());
     // Products that are computed together are cut like the first of them, chunk by chunk.
     let pieces = || products.iter().map(piece).take(if together { 1 } else { products.len() });
-    let cut = Cut::new(pieces(), worker.threads());
+    let cut = Partition::new(pieces(), worker.threads());
     // The chunk this thread has just done: its chunks are neighbours, until it helps others with theirs.
     #[cfg(target_arch = "x86_64")]
     let mut before = None;
@@ -233,10 +246,10 @@ pub fn multiply_then(
             let rows = product.output.rows();
             let columns =
                 groups.start * format::GROUP..(groups.end * format::GROUP).min(product.layout.rows());
-            let Product { layout, packed, output, first_row } = *product;
+            let Matmul { layout, packed, output, first_row } = *product;
             #[cfg(target_arch = "x86_64")]
             if rows == 1 && (groups.start == 0 || before != chunk.checked_sub(1)) {
-                ahead::begin(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
+                prefetch::first(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
             }
             let groups = groups.clone();
             let task = Task { layout, packed, activations, output, first_row, rows, groups, scratch };
@@ -245,7 +258,7 @@ pub fn multiply_then(
             } else {
                 run(&task);
             }
-            then(number, columns);
+            epilogue(number, columns);
         }
         #[cfg(target_arch = "x86_64")]
         {
@@ -255,45 +268,45 @@ pub fn multiply_then(
     Ok(())
 }
 
-/// What [`Cut`] must know of a matrix.
-fn piece(form: Form, layout: &Layout, rows: usize) -> Piece {
+/// What [`Partition`] must know of a matrix.
+fn piece(form: ActivationFormat, layout: &PackedLayout, rows: usize) -> MatrixWork {
     let group_work = format::GROUP * layout.columns() * rows;
     let (cost, most) = match form {
         // All rows pass through the cache once for each chunk.
-        Form::Panels(_) if rows > 1 => (group_work, PLAIN_GROUPS),
-        Form::Panels(_) | Form::Bytes(_) => {
+        ActivationFormat::F32Panels(_) if rows > 1 => (group_work, PLAIN_GROUPS),
+        ActivationFormat::F32Panels(_) | ActivationFormat::Int8x2(_) => {
             let bytes = layout.group_bytes().max(1);
             (bytes, CHUNK_BYTES / bytes)
         }
-        Form::Words | Form::Tiles => (group_work, CHUNK_WORK / group_work.max(1)),
+        ActivationFormat::Int16 | ActivationFormat::Bf16Tiles => (group_work, CHUNK_WORK / group_work.max(1)),
     };
-    Piece { groups: layout.groups(), cost, most }
+    MatrixWork { groups: layout.groups(), cost, most }
 }
 
 /// Asks for the packed weights that this thread will read first in a product of one row with these matrices (or with all
 /// of them `together`): to be called while the thread still has to wait.
-pub fn ask_for_first<'a>(
+pub fn prefetch_first<'a>(
     worker: &Worker<'_>,
-    form: Form,
-    matrices: impl Iterator<Item = (&'a Layout, &'a [u8])> + Clone,
+    form: ActivationFormat,
+    matrices: impl Iterator<Item = (&'a PackedLayout, &'a [u8])> + Clone,
     together: bool,
 ) {
     let pieces = || {
         let most = if together { 1 } else { usize::MAX };
         matrices.clone().map(|(layout, _)| piece(form, layout, 1)).take(most)
     };
-    let cut = Cut::new(pieces(), worker.threads());
+    let cut = Partition::new(pieces(), worker.threads());
     let ranges = cut.ranges(worker.first_of(cut.chunks()), pieces());
     if let Some(((layout, packed), groups)) = matrices.zip(ranges).find(|(_, groups)| !groups.is_empty()) {
         #[cfg(target_arch = "x86_64")]
-        ahead::begin(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
+        prefetch::first(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (layout, packed, groups);
     }
 }
 
-fn verify(activations: &Activations<'_>, product: &Product<'_>) -> Result<(), KernelError> {
-    let Product { layout, packed, output, first_row } = product;
+fn verify(activations: &Activations<'_>, product: &Matmul<'_>) -> Result<(), KernelError> {
+    let Matmul { layout, packed, output, first_row } = product;
     let differ = |what, left, right| {
         if left == right { Ok(()) } else { Err(KernelError::Differ { what, left, right }) }
     };
@@ -301,14 +314,16 @@ fn verify(activations: &Activations<'_>, product: &Product<'_>) -> Result<(), Ke
     differ("rows of weights and columns of the output", layout.rows(), output.columns())?;
     pack::check("packed weights", packed.len(), layout.bytes())?;
     pack::check("rows of activations", activations.rows(), first_row.saturating_add(output.rows()))?;
-    let step = activations.form().step();
+    let step = activations.form().row_granularity();
     differ("first row, rounded to the step of the form, and first row", first_row / step * step, *first_row)?;
     let fits = match activations.form() {
-        Form::Panels(1) => true,
-        Form::Panels(_) => !layout.is_quantized(),
-        Form::Bytes(_) => Form::choose(activations.isa(), layout.dtype(), 1) == Ok(activations.form()),
-        Form::Words => layout.is_quantized(),
-        Form::Tiles => layout.dtype() != DType::F32,
+        ActivationFormat::F32Panels(1) => true,
+        ActivationFormat::F32Panels(_) => !layout.is_quantized(),
+        ActivationFormat::Int8x2(_) => {
+            ActivationFormat::choose(activations.isa(), layout.dtype(), 1) == Ok(activations.form())
+        }
+        ActivationFormat::Int16 => layout.is_quantized(),
+        ActivationFormat::Bf16Tiles => layout.dtype() != DType::F32,
     };
     if fits { Ok(()) } else { Err(KernelError::Type { dtype: layout.dtype() }) }
 }
@@ -317,24 +332,26 @@ fn verify(activations: &Activations<'_>, product: &Product<'_>) -> Result<(), Ke
 fn run(task: &Task<'_>) {
     let isa = task.activations.isa();
     match task.activations.form() {
-        Form::Tiles => {
+        ActivationFormat::Bf16Tiles => {
             if let Some(token) = isa.amx() {
                 amx::product(token, task);
             }
         }
-        Form::Bytes(_) => match (isa.avx512(), isa.avx2()) {
+        ActivationFormat::Int8x2(_) => match (isa.avx512(), isa.avx2()) {
             (Some(token), _) => avx512::product(token, task),
             (None, Some(token)) => avx2::product(token, task),
             (None, None) => {}
         },
-        Form::Words => match (isa.avx512(), isa.avx2()) {
+        ActivationFormat::Int16 => match (isa.avx512(), isa.avx2()) {
             (Some(token), _) => avx512_words::product(token, task),
             (None, Some(token)) => avx2_words::product(token, task),
             (None, None) => {}
         },
-        Form::Panels(12) if let Some(token) = isa.avx512() => avx512_float::product(token, task),
-        Form::Panels(6) if let Some(token) = isa.avx2() => avx2_float::product(token, task),
-        Form::Panels(_) => scalar::product(task),
+        ActivationFormat::F32Panels(12) if let Some(token) = isa.avx512() => {
+            avx512_float::product(token, task)
+        }
+        ActivationFormat::F32Panels(6) if let Some(token) = isa.avx2() => avx2_float::product(token, task),
+        ActivationFormat::F32Panels(_) => scalar::product(task),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::kernels::KernelError;
 ///            (sixteen pairs of columns are one AMX tile; the columns are filled up with zeros to a whole tile)
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct PackedLayout {
     dtype: DType,
     rows: usize,
     columns: usize,
@@ -31,12 +31,12 @@ pub struct Layout {
     bytes: usize,
 }
 
-impl Layout {
+impl PackedLayout {
     /// The packed layout of a matrix of this type and shape.
     ///
     /// # Errors
     /// The type cannot be computed with, the columns are not a whole number of blocks, or the size overflows.
-    pub fn new(dtype: DType, rows: usize, columns: usize) -> Result<Layout, KernelError> {
+    pub fn new(dtype: DType, rows: usize, columns: usize) -> Result<PackedLayout, KernelError> {
         let too_large = KernelError::TooLarge { rows, columns };
         let group_bytes = match dtype {
             DType::F32 => columns.checked_mul(4 * GROUP),
@@ -59,7 +59,7 @@ impl Layout {
         if isize::try_from(bytes).is_err() || file_row_bytes.checked_mul(rows).is_none() {
             return Err(too_large);
         }
-        Ok(Layout { dtype, rows, columns, file_row_bytes, group_bytes, bytes })
+        Ok(PackedLayout { dtype, rows, columns, file_row_bytes, group_bytes, bytes })
     }
 
     /// The type of the elements.
@@ -156,7 +156,7 @@ impl Layout {
     /// Packs a whole matrix on one thread.
     ///
     /// # Errors
-    /// As [`Layout::pack_group`].
+    /// As [`PackedLayout::pack_group`].
     pub fn pack(&self, file: &[u8], out: &mut [u8]) -> Result<(), KernelError> {
         check("packed weights", out.len(), self.bytes)?;
         for group in 0..self.groups() {

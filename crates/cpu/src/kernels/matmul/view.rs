@@ -9,18 +9,18 @@ use crate::kernels::KernelError;
 
 /// The element type of an [`Input`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
+pub enum InputType {
     /// `f32`
     F32,
     /// `f16`
     F16,
 }
 
-impl Element {
+impl InputType {
     const fn bytes(self) -> usize {
         match self {
-            Element::F32 => 4,
-            Element::F16 => 2,
+            InputType::F32 => 4,
+            InputType::F16 => 2,
         }
     }
 }
@@ -34,7 +34,7 @@ fn extent(rows: usize, columns: usize, row_stride: usize) -> Option<usize> {
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pointer: *const u8,
-    element: Element,
+    element: InputType,
     rows: usize,
     columns: usize,
     row_bytes: usize,
@@ -64,7 +64,7 @@ impl<'a> Input<'a> {
         let needs = extent(rows, columns, row_stride).ok_or(KernelError::TooLarge { rows, columns })?;
         check("input matrix", data.len(), needs)?;
         // SAFETY: the slice covers every row, and is borrowed for 'a.
-        Ok(unsafe { Input::from_raw(data.as_ptr().cast(), Element::F32, rows, columns, row_stride * 4) })
+        Ok(unsafe { Input::from_raw(data.as_ptr().cast(), InputType::F32, rows, columns, row_stride * 4) })
     }
 
     /// A matrix of `f16` rows `row_stride` elements apart.
@@ -80,7 +80,7 @@ impl<'a> Input<'a> {
         let needs = extent(rows, columns, row_stride).ok_or(KernelError::TooLarge { rows, columns })?;
         check("input matrix", data.len(), needs)?;
         // SAFETY: the slice covers every row, and is borrowed for 'a.
-        Ok(unsafe { Input::from_raw(data.as_ptr().cast(), Element::F16, rows, columns, row_stride * 2) })
+        Ok(unsafe { Input::from_raw(data.as_ptr().cast(), InputType::F16, rows, columns, row_stride * 2) })
     }
 
     /// A matrix at an address, with rows `row_bytes` apart; any alignment will do.
@@ -89,7 +89,7 @@ impl<'a> Input<'a> {
     /// For `'a`, every row must be readable and not be written.
     pub const unsafe fn from_raw(
         pointer: *const u8,
-        element: Element,
+        element: InputType,
         rows: usize,
         columns: usize,
         row_bytes: usize,
@@ -122,7 +122,7 @@ impl<'a> Input<'a> {
     }
 
     /// The element type.
-    pub const fn element(&self) -> Element {
+    pub const fn element(&self) -> InputType {
         self.element
     }
 
@@ -149,10 +149,10 @@ impl<'a> Input<'a> {
         // SAFETY: first + count <= columns, so the elements are inside the row that the view covers.
         unsafe {
             match self.element {
-                Element::F32 => {
+                InputType::F32 => {
                     pointer.copy_to_nonoverlapping(out.as_mut_ptr().cast(), size_of_val(out));
                 }
-                Element::F16 => {
+                InputType::F16 => {
                     for (i, value) in out.iter_mut().enumerate() {
                         *value = pointer.cast::<f16>().add(i).read_unaligned().to_f32();
                     }

@@ -15,7 +15,7 @@ const NEAR: usize = 2560;
 const FAR: usize = 8192;
 
 /// Asks for the first of the bytes that a thread is about to read front to back.
-pub(super) fn begin(bytes: &[u8]) {
+pub(super) fn first(bytes: &[u8]) {
     for line in (0..bytes.len().min(FAR)).step_by(64) {
         // SAFETY: a hint, which never faults, of an instruction that every x86-64 CPU has.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(line).cast()) };
@@ -25,7 +25,7 @@ pub(super) fn begin(bytes: &[u8]) {
 /// Asks for as many bytes as are about to be read at an address, further on. Left alone, the hardware asks too late,
 /// and not at all past the end of a page.
 #[inline(always)]
-pub(super) fn ask(at: *const u8, bytes: usize) {
+pub(super) fn stream(at: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {
         // SAFETY: as above.
         unsafe {
@@ -37,7 +37,7 @@ pub(super) fn ask(at: *const u8, bytes: usize) {
 
 /// Asks for the places of the results of two groups and some rows, which are about to be written.
 #[inline]
-pub(super) fn ask_for_output(task: &Task<'_>, group: usize, rows: Range<usize>) {
+pub(super) fn output(task: &Task<'_>, group: usize, rows: Range<usize>) {
     for out in rows.filter_map(|row| task.output.row(row)) {
         for column in [group * GROUP, group * GROUP + GROUP] {
             let place = out.wrapping_add(column);

@@ -10,7 +10,7 @@ const EACH: usize = 4;
 
 /// One matrix to be cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct MatrixWork {
     pub(super) groups: usize,
     /// What a group costs, in any unit that the matrices share.
     pub(super) cost: usize,
@@ -18,7 +18,7 @@ pub(super) struct Piece {
     pub(super) most: usize,
 }
 
-impl Piece {
+impl MatrixWork {
     fn pairs(&self) -> usize {
         self.groups.div_ceil(2)
     }
@@ -34,14 +34,14 @@ impl Piece {
 
 /// Where several matrices are cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct Partition {
     cost: u64,
     chunks: usize,
 }
 
-impl Cut {
+impl Partition {
     /// Cuts matrices for a number of threads.
-    pub(super) fn new(pieces: impl Iterator<Item = Piece>, threads: usize) -> Cut {
+    pub(super) fn new(pieces: impl Iterator<Item = MatrixWork>, threads: usize) -> Partition {
         let (mut cost, mut pairs, mut chunks) = (0_u64, 0, 0);
         for piece in pieces {
             cost = cost.saturating_add(piece.whole());
@@ -51,7 +51,7 @@ impl Cut {
         let threads = threads.max(1);
         let chunks = chunks.max(EACH * threads).min(pairs);
         let even = chunks.next_multiple_of(threads);
-        Cut { cost, chunks: if even <= pairs { even } else { chunks } }
+        Partition { cost, chunks: if even <= pairs { even } else { chunks } }
     }
 
     /// Into how many chunks.
@@ -63,7 +63,7 @@ impl Cut {
     pub(super) fn ranges(
         &self,
         chunk: usize,
-        pieces: impl Iterator<Item = Piece>,
+        pieces: impl Iterator<Item = MatrixWork>,
     ) -> impl Iterator<Item = Range<usize>> {
         let at = |chunk: usize| {
             let chunks = self.chunks.max(1);
@@ -93,7 +93,7 @@ impl Cut {
 mod tests {
     use quadriga_conformance::Rng;
 
-    use super::{Cut, Piece};
+    use super::{MatrixWork, Partition};
 
     #[test]
     fn every_group_is_in_one_chunk_and_chunks_cost_about_the_same() {
@@ -102,13 +102,13 @@ mod tests {
         let mut below = |n: usize| (rng.next_u64() % n as u64) as usize;
         for round in 0..2000 {
             let threads = 1 + below(9);
-            let pieces: Vec<Piece> = (0..1 + below(5))
-                .map(|_| Piece { groups: below(200), cost: below(5000), most: 1 + below(40) })
+            let pieces: Vec<MatrixWork> = (0..1 + below(5))
+                .map(|_| MatrixWork { groups: below(200), cost: below(5000), most: 1 + below(40) })
                 .collect();
-            let cut = Cut::new(pieces.iter().copied(), threads);
+            let cut = Partition::new(pieces.iter().copied(), threads);
             let mut next = vec![0; pieces.len()];
-            let even = pieces.iter().map(Piece::whole).sum::<u64>() as f64 / cut.chunks().max(1) as f64;
-            let dearest = pieces.iter().map(Piece::pair_cost).max().unwrap_or(1) as f64;
+            let even = pieces.iter().map(MatrixWork::whole).sum::<u64>() as f64 / cut.chunks().max(1) as f64;
+            let dearest = pieces.iter().map(MatrixWork::pair_cost).max().unwrap_or(1) as f64;
             for chunk in 0..cut.chunks() {
                 let mut cost = 0.0;
                 for ((range, next), piece) in
