@@ -64,6 +64,7 @@ impl AnswerOptions {
             stops: self.stop.clone(),
             raw: self.raw,
             system: self.system.clone(),
+            ..GeneratorOptions::default()
         }
     }
 }

@@ -16,7 +16,6 @@ mod fetch;
 mod interrupt;
 mod known_limits;
 mod model_options;
-mod placement;
 mod recording;
 mod size;
 

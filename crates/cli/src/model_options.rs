@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_graph::DType;
+use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement};
 use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{Plan, Progress, Scheduler};
 
-use crate::backends::Backends;
 use crate::failure::{Failure, Outcome};
-use crate::placement::{self, Layers};
-use crate::{fetch, interrupt, size};
+use crate::{backends, fetch, interrupt, size};
 
 /// Which model, and how it is run.
 #[derive(clap::Args)]
@@ -29,8 +28,8 @@ pub(crate) struct ModelOptions {
     #[arg(short, long = "batch-size", value_name = "N", default_value_t = 512)]
     batch: usize,
     /// Layers on the accelerator, also -ngl: a number, all, or auto for what fits
-    #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
-    gpu_layers: Layers,
+    #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto", value_parser = gpu_layers)]
+    gpu_layers: GpuLayers,
     /// Devices, separated by commas: cpu, sim, cuda:0 … [the first GPU]; the CPU always takes the rest
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     device: Vec<String>,
@@ -48,6 +47,10 @@ pub(crate) struct ModelOptions {
     pub(crate) quiet: bool,
 }
 
+fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
+    text.parse().map_err(|_| "a number of layers, all or auto")
+}
+
 fn cache_type(name: &str) -> Result<DType, String> {
     let found =
         [DType::F16, DType::F32, DType::Q8_0].into_iter().find(|t| t.name().eq_ignore_ascii_case(name));
@@ -57,7 +60,7 @@ fn cache_type(name: &str) -> Result<DType, String> {
 /// A model that is open and planned; its weights are not loaded yet.
 pub(crate) struct Prepared {
     pub(crate) model: Model,
-    pub(crate) backends: Backends,
+    pub(crate) devices: Devices,
     pub(crate) scheduler: Scheduler,
     /// What the largest batch over a full cache takes.
     pub(crate) forecast: Plan,
@@ -74,7 +77,7 @@ impl ModelOptions {
             context: 0,
             threads,
             batch: 512,
-            gpu_layers: if device == "cpu" { Layers::Count(0) } else { Layers::All },
+            gpu_layers: if device == "cpu" { GpuLayers::Count(0) } else { GpuLayers::All },
             device: vec![device.to_owned()],
             vram_budget: None,
             cache_type: DType::F16,
@@ -119,18 +122,19 @@ impl ModelOptions {
         let path = self.path()?;
         let started = Instant::now();
         let model = Model::open(&path).map_err(|error| name_file(error, &path))?;
-        let backends = Backends::open(&self.device, self.threads)?;
-        if backends.accelerators() == 0
-            && matches!(self.gpu_layers, Layers::All | Layers::Count(1..))
+        let devices = backends::open(&self.device, self.threads)?;
+        if devices.accelerators().is_empty()
+            && matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..))
             && !self.quiet
         {
             note!("quadriga: there is no accelerator: all layers are on the CPU (see `quadriga devices`)");
         }
-        let (scheduler, forecast) =
-            placement::place(&model, &backends, options, self.gpu_layers, self.vram_budget)?;
-        placement::warn(&forecast, &backends.all);
+        let placement =
+            Placement { gpu_layers: self.gpu_layers, budget: self.vram_budget, ..Placement::default() };
+        let PlacedModel { scheduler, forecast } = placement.plan(&model, &devices, options)?;
+        backends::warn_if_short(&forecast, devices.backends());
         let opening = started.elapsed();
-        Ok(Prepared { model, backends, scheduler, forecast, quiet: self.quiet, opening })
+        Ok(Prepared { model, devices, scheduler, forecast, quiet: self.quiet, opening })
     }
 }
 

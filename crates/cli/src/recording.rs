@@ -53,7 +53,7 @@ impl RecordOptions {
         if self.trace.is_none() && !self.stats {
             return Ok(None);
         }
-        let backends = &prepared.backends.all;
+        let backends = prepared.devices.backends();
         let trace = match &self.trace {
             Some(path) => {
                 let file = BufWriter::with_capacity(1 << 18, Temporary::create(path)?);

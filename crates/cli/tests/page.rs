@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{end, quadriga};
-use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
+use quadriga_graph::{DType, Graph, GraphBuilder, Weight, layer_of};
 use quadriga_llm::default_model;
 use quadriga_runtime::Scheduler;
 use quadriga_sim::Sim;
@@ -17,10 +17,9 @@ use quadriga_view::Picture;
 
 /// The page of a graph on two devices, the weights of layers from `second` on being on the second.
 fn page(title: &str, graph: Graph, second: usize) -> String {
-    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
     let devices = [Sim::new("sim:0").build(), Sim::new("cpu").synchronous().host().build()];
     let plan = Scheduler::new(devices)
-        .place(move |name| layer(name).map(|layer| usize::from(layer >= second)))
+        .place(move |name| layer_of(name).map(|layer| usize::from(layer >= second)))
         .plan(graph)
         .unwrap();
     Picture::new(title, plan.explain()).html()

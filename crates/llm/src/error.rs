@@ -67,6 +67,29 @@ pub enum Error {
     #[error(transparent)]
     Cpu(#[from] quadriga_cpu::Error),
 
+    /// A name that stands for no device.
+    #[error("there is no device \"{name}\"; devices are cpu, cuda:0, cuda:1 …")]
+    UnknownDevice {
+        /// The name.
+        name: String,
+    },
+
+    /// A device appears twice in a list of devices.
+    #[error("the device {name} is named twice")]
+    DuplicateDevice {
+        /// The device.
+        name: String,
+    },
+
+    /// A device cannot be opened.
+    #[error("cannot use the device {name}: {source}")]
+    Device {
+        /// The device.
+        name: String,
+        /// The reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
     /// More tokens than the context holds.
     #[error(
         "{wanted} tokens do not fit the context of {context} ({used} are used); give a larger one with -c, or a shorter prompt"

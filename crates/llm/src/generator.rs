@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use quadriga_runtime::{Backend, Progress, Scheduler};
+use quadriga_runtime::{Progress, Scheduler};
 
 use crate::engine::{BatchToken, Engine, EngineOptions};
+use crate::placement::Placement;
 use crate::sampling::{Sampler, SamplingOptions};
 use crate::stop::StopMatcher;
 use crate::template::Message;
@@ -16,6 +17,8 @@ use crate::{Error, Model, Result};
 /// How a generator answers.
 #[derive(Clone, Debug, Default)]
 pub struct GeneratorOptions {
+    /// Devices, layers on accelerators and memory budgets, for [`Generator::new`].
+    pub placement: Placement,
     /// Room for the cache.
     pub engine: EngineOptions,
     /// How tokens are chosen.
@@ -64,10 +67,13 @@ pub struct Piece {
 }
 
 impl Generator {
-    /// A generator on the CPU.
-    pub fn new(model: Model, options: GeneratorOptions) -> Result<Generator> {
-        let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new()?);
-        Generator::on(model, &Scheduler::new([cpu]), options, &mut |_| {})
+    /// A generator on the devices of [`GeneratorOptions::placement`]: by default the first GPU, for as many layers as
+    /// fit, and the CPU.
+    pub fn new(model: Model, mut options: GeneratorOptions) -> Result<Generator> {
+        options.engine.greedy = options.sampling.is_greedy();
+        let devices = options.placement.open_devices()?;
+        let placed = options.placement.plan(&model, &devices, &options.engine)?;
+        Generator::on(model, &placed.scheduler, options, &mut |_| {})
     }
 
     /// A generator on a scheduler's backends, telling of the weights that are loaded.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use common::{Recipe, cpu, distance, engine, logits_of};
 use quadriga_graph::DType;
-use quadriga_llm::{Engine, EngineOptions, Model, offload};
+use quadriga_llm::placement::offload;
+use quadriga_llm::{Engine, EngineOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{Sim, What};
 
@@ -18,7 +19,7 @@ fn options() -> EngineOptions {
 
 /// An engine with some layers on the first of two devices.
 fn cut(model: Model, devices: [Arc<dyn Backend>; 2], on_device: usize) -> Engine {
-    let scheduler = Scheduler::new(devices).place(offload(model.hyperparameters(), on_device));
+    let scheduler = Scheduler::new(devices).place(offload(model.hyperparameters(), on_device, 1));
     Engine::new(model, &scheduler, options(), &mut |_| {}).unwrap()
 }
 
@@ -106,7 +107,7 @@ fn a_device_that_fails_once_leaves_the_sequences_as_they_were() {
 fn a_device_that_is_too_small_says_so() {
     let model = recipes()[0].model();
     let sim = Sim::new("sim:0").capacity(10_000).build();
-    let scheduler = Scheduler::new([sim, cpu(1)]).place(offload(model.hyperparameters(), 4));
+    let scheduler = Scheduler::new([sim, cpu(1)]).place(offload(model.hyperparameters(), 4, 1));
     let error = Engine::new(model, &scheduler, options(), &mut |_| {}).err().unwrap();
     assert!(error.to_string().contains("sim:0"), "{error}");
 }

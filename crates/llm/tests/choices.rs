@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use common::{Recipe, cpu, engine_on};
 use quadriga_graph::DType;
+use quadriga_llm::placement::offload;
 use quadriga_llm::sampling::{SamplingOptions, most_probable};
-use quadriga_llm::{Engine, EngineOptions, Finish, Generator, GeneratorOptions, Model, offload};
+use quadriga_llm::{Engine, EngineOptions, Finish, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{Backend, Detail, Scheduler};
 use quadriga_sim::{Sim, What};
 
@@ -22,7 +23,7 @@ fn device() -> Arc<dyn Backend> {
 }
 
 fn cut(model: Model, on_device: usize, greedy: bool) -> Engine {
-    let scheduler = Scheduler::new([device(), cpu(1)]).place(offload(model.hyperparameters(), on_device));
+    let scheduler = Scheduler::new([device(), cpu(1)]).place(offload(model.hyperparameters(), on_device, 1));
     Engine::new(model, &scheduler, options(greedy), &mut |_| {}).unwrap()
 }
 

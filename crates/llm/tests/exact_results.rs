@@ -10,8 +10,9 @@ use common::judge::{Exact, Verdict, cases};
 use common::{cpu, engine_on};
 use quadriga_cpu::isa::Isa;
 use quadriga_llm::evaluate::{Kind, Outcome, ResultFields, evaluate};
+use quadriga_llm::placement::offload;
 use quadriga_llm::sampling::top_log_probabilities;
-use quadriga_llm::{BatchToken, Engine, EngineOptions, Model, offload};
+use quadriga_llm::{BatchToken, Engine, EngineOptions, Model};
 use quadriga_runtime::Scheduler;
 use quadriga_sim::Sim;
 
@@ -143,7 +144,8 @@ fn a_case_holds_when_the_model_is_cut_across_a_simulated_device_and_the_cpu() {
 fn a_case_holds_when_the_model_is_cut_between_two_processors() {
     let model = model();
     for on_device in [1, 16, 31] {
-        let scheduler = Scheduler::new([cpu(1), cpu(1)]).place(offload(model.hyperparameters(), on_device));
+        let scheduler =
+            Scheduler::new([cpu(1), cpu(1)]).place(offload(model.hyperparameters(), on_device, 1));
         let mut engine = Engine::new(model.clone(), &scheduler, options(), &mut |_| {}).unwrap();
         judge(&mut engine, &short_cases()).assert_holds(&format!("{on_device} layers"), false);
     }

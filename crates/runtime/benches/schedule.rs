@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 
-use quadriga_graph::{DType, Graph, GraphBuilder, Pairing, Rope, Weight};
+use quadriga_graph::{DType, Graph, GraphBuilder, Pairing, Rope, Weight, layer_of};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{Clock, Sim};
 
@@ -88,10 +88,7 @@ fn backends() -> Vec<Arc<dyn Backend>> {
 
 /// Layers in three equal parts, one for each backend.
 fn thirds(layers: usize) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
-    move |name| {
-        let layer: usize = name.strip_prefix("blk.")?.split('.').next()?.parse().ok()?;
-        Some(layer * 3 / layers)
-    }
+    move |name| layer_of(name).map(|layer| layer * 3 / layers)
 }
 
 fn median(rounds: usize, mut measure: impl FnMut() -> f64) -> f64 {

@@ -2,7 +2,7 @@
 //! `cargo run --release -p quadriga-view --example large_page -- FILE.html [LAYERS [LAYERS_TOGETHER [BUFFER_BYTES]]]`.
 //! Ten nodes a layer; so many layers in a row are on one of two devices, the next on the other.
 
-use quadriga_graph::{DType, GraphBuilder, Weight};
+use quadriga_graph::{DType, GraphBuilder, Weight, layer_of};
 use quadriga_runtime::Scheduler;
 use quadriga_sim::Sim;
 use quadriga_view::Picture;
@@ -23,10 +23,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         x = x.add(down.mul_mat(gate)).scale(0.9);
     }
     g.output("y", x);
-    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
     let devices = ["sim:0", "sim:1"].map(|name| Sim::new(name).max_buffer(buffer).build());
     let plan = Scheduler::new(devices)
-        .place(move |name| layer(name).map(|layer| layer / together % 2))
+        .place(move |name| layer_of(name).map(|layer| layer / together % 2))
         .plan(g.finish()?)?;
     let page = Picture::new(format!("{layers} layers"), plan.explain()).about("a made-up graph").html();
     println!("{file}: {} nodes, {:.1} MiB", plan.graph().nodes().len(), page.len() as f64 / (1 << 20) as f64);

@@ -1,5 +1,6 @@
 //! A plan in a few sentences: what runs where, what is copied, how big the buffers are and why.
 
+use quadriga_graph::layer_of;
 use quadriga_runtime::{BackendLine, Explanation, NodeLine, StorageLine};
 
 use crate::words::{bytes, count, list, plural};
@@ -18,20 +19,15 @@ pub(crate) fn labels(plan: &Explanation) -> Vec<String> {
     nodes.iter().map(|nodes| label(nodes)).collect()
 }
 
-/// The layer that a name belongs to.
-fn layer(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
-}
-
 fn label(nodes: &[&NodeLine]) -> String {
-    let layers = nodes.iter().filter_map(|node| layer(&node.name));
+    let layers = nodes.iter().filter_map(|node| layer_of(&node.name));
     let range = layers.clone().min().zip(layers.max());
     // The last name of its own; before the layers an operation will do.
     let named =
         |part: &[&NodeLine]| part.iter().rev().find(|node| !node.name.contains('#')).map(|n| n.name.clone());
     let any = |part: &[&NodeLine]| part.last().map(|node| node.operation.to_owned());
-    let first = nodes.iter().position(|node| layer(&node.name).is_some()).unwrap_or(nodes.len());
-    let last = nodes.iter().rposition(|node| layer(&node.name).is_some()).map_or(nodes.len(), |at| at + 1);
+    let first = nodes.iter().position(|node| layer_of(&node.name).is_some()).unwrap_or(nodes.len());
+    let last = nodes.iter().rposition(|node| layer_of(&node.name).is_some()).map_or(nodes.len(), |at| at + 1);
     let middle = match range {
         Some((from, to)) if from == to => Some(format!("layer {from}")),
         Some((from, to)) => Some(format!("layers {from}–{to}")),

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::time::Instant;
 
+use quadriga_llm::placement::Devices;
 use quadriga_llm::{Engine, EngineOptions};
 use serde_json::{Value, json};
 
@@ -96,10 +97,10 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
         )));
     }
     let prepared = model.prepare(&options)?;
-    let free = |backends: &crate::backends::Backends| -> Vec<Option<u64>> {
-        backends.all.iter().map(|backend| backend.device().free_bytes).collect()
+    let free = |devices: &Devices| -> Vec<Option<u64>> {
+        devices.backends().iter().map(|backend| backend.device().free_bytes).collect()
     };
-    let before = free(&prepared.backends);
+    let before = free(&prepared.devices);
     let recording = arguments.record.start(model, &prepared)?;
     let (mut engine, load_seconds) = prepared.engine(options)?;
     engine.watch(recording.as_ref().map(Recording::watcher));
@@ -136,14 +137,14 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     // What was taken of each device, by its own account: buffers, and what the driver keeps for itself.
     let taken: Vec<Option<u64>> = before
         .iter()
-        .zip(free(&prepared.backends))
+        .zip(free(&prepared.devices))
         .map(|(before, after)| Some(before.as_ref()?.saturating_sub(after?)))
         .collect();
     let statistics = recording.map(Recording::finish).transpose()?.flatten();
     let file = prepared.model.file();
     let name = file.find::<&str>("general.name").ok().flatten().unwrap_or("model").to_owned();
     let bytes: u64 = file.tensors().map(|tensor| tensor.byte_len() as u64).sum();
-    let cpu = &prepared.backends.cpu;
+    let cpu = prepared.devices.cpu();
     let mut out = io::stdout().lock();
     if arguments.json {
         let object = json!({
@@ -156,7 +157,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
             "isa": cpu.isa().name(),
             "model": name,
             "model_bytes": bytes,
-            "backends": prepared.backends.names(),
+            "backends": prepared.devices.names(),
             "memory": prepared.forecast.bytes(),
             "taken": taken,
             "load_seconds": load_seconds,
@@ -169,7 +170,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     writeln!(
         out,
         "devices  {} ({} threads, {})",
-        prepared.backends.names().join(", "),
+        prepared.devices.names().join(", "),
         cpu.threads(),
         cpu.isa()
     )?;

@@ -1,0 +1,194 @@
+//! The devices that a model runs on: names, and the backends that they stand for.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use quadriga_runtime::Backend;
+
+use crate::{Error, Result};
+
+/// The name of a device that this crate can open by itself: `cpu`, `cuda:0`, `cuda:1` …
+///
+/// ```
+/// use quadriga_llm::placement::DeviceName;
+///
+/// assert_eq!("CUDA".parse::<DeviceName>()?, DeviceName::Cuda(0));
+/// assert_eq!(DeviceName::Cuda(1).to_string(), "cuda:1");
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DeviceName {
+    /// The CPU.
+    Cpu,
+    /// A CUDA device, by its ordinal.
+    Cuda(u32),
+}
+
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<DeviceName> {
+        if name.eq_ignore_ascii_case(quadriga_cpu::NAME) {
+            return Ok(DeviceName::Cpu);
+        }
+        let (kind, ordinal) = name.split_once(':').unwrap_or((name, "0"));
+        match (kind.to_ascii_lowercase().as_str(), ordinal.parse()) {
+            ("cuda", Ok(ordinal)) => Ok(DeviceName::Cuda(ordinal)),
+            _ => Err(Error::UnknownDevice { name: name.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceName::Cpu => f.write_str(quadriga_cpu::NAME),
+            DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// The devices that a [`Placement`](super::Placement) uses.
+#[derive(Clone, Default, Debug)]
+pub enum DeviceList {
+    /// The first CUDA device, where there is one that works, and the CPU.
+    #[default]
+    Auto,
+    /// These devices, in order of preference. The CPU is always the last one, whether it is named or not.
+    Named(Vec<DeviceName>),
+    /// Backends that are open already, of whatever kind.
+    Open(Devices),
+}
+
+impl DeviceList {
+    /// Opens the devices; the CPU with as many threads as given, or one for each core. Devices that are open already
+    /// are returned as they are.
+    pub fn open(&self, threads: Option<usize>) -> Result<Devices> {
+        match self {
+            DeviceList::Auto => Devices::detect(threads),
+            DeviceList::Named(names) => {
+                let cuda = names.iter().filter_map(|name| match name {
+                    DeviceName::Cpu => None,
+                    DeviceName::Cuda(ordinal) => Some(cuda(*ordinal)),
+                });
+                Devices::new(cuda.collect::<Result<Vec<_>>>()?, cpu(threads)?)
+            }
+            DeviceList::Open(devices) => Ok(devices.clone()),
+        }
+    }
+}
+
+/// Opened backends: accelerators in order of preference, then the CPU, which runs everything that they do not. Cheap to
+/// clone.
+#[derive(Clone)]
+pub struct Devices {
+    backends: Vec<Arc<dyn Backend>>,
+    cpu: Arc<quadriga_cpu::Backend>,
+    unusable: Option<Arc<Error>>,
+}
+
+impl Devices {
+    /// Accelerators and the CPU.
+    ///
+    /// # Errors
+    /// Two accelerators have the same name.
+    pub fn new(
+        accelerators: impl IntoIterator<Item = Arc<dyn Backend>>,
+        cpu: Arc<quadriga_cpu::Backend>,
+    ) -> Result<Devices> {
+        let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
+        for backend in accelerators {
+            if backends.iter().any(|other| other.name() == backend.name()) {
+                return Err(Error::DuplicateDevice { name: backend.name().to_owned() });
+            }
+            backends.push(backend);
+        }
+        backends.push(Arc::clone(&cpu) as Arc<dyn Backend>);
+        Ok(Devices { backends, cpu, unusable: None })
+    }
+
+    /// The first CUDA device, where there is one that works, and the CPU. A device that is there but does not work is
+    /// left out; [`Devices::unusable`] says why.
+    pub fn detect(threads: Option<usize>) -> Result<Devices> {
+        let cpu = cpu(threads)?;
+        match (cuda_count() > 0).then(|| cuda(0)) {
+            None => Devices::new([], cpu),
+            Some(Ok(gpu)) => Devices::new([gpu], cpu),
+            Some(Err(error)) => Ok(Devices { unusable: Some(Arc::new(error)), ..Devices::new([], cpu)? }),
+        }
+    }
+
+    /// All backends, in the order in which a scheduler is to prefer them.
+    pub fn backends(&self) -> &[Arc<dyn Backend>] {
+        &self.backends
+    }
+
+    /// The backends besides the CPU.
+    pub fn accelerators(&self) -> &[Arc<dyn Backend>] {
+        self.backends.split_last().map_or(&[], |(_, accelerators)| accelerators)
+    }
+
+    /// The CPU backend.
+    pub fn cpu(&self) -> &Arc<quadriga_cpu::Backend> {
+        &self.cpu
+    }
+
+    /// The names of all backends.
+    pub fn names(&self) -> Vec<String> {
+        self.backends.iter().map(|backend| backend.name().to_owned()).collect()
+    }
+
+    /// The reason why a GPU that [`Devices::detect`] found is not used.
+    pub fn unusable(&self) -> Option<&Error> {
+        self.unusable.as_deref()
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Devices").field(&self.names()).finish()
+    }
+}
+
+impl DeviceName {
+    /// Opens this device alone; the CPU with as many threads as given, or one for each core.
+    pub fn open(self, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
+        match self {
+            DeviceName::Cpu => Ok(cpu(threads)?),
+            DeviceName::Cuda(ordinal) => cuda(ordinal),
+        }
+    }
+}
+
+fn cpu(threads: Option<usize>) -> Result<Arc<quadriga_cpu::Backend>> {
+    let builder = quadriga_cpu::Backend::builder();
+    let builder = if let Some(threads) = threads { builder.threads(threads) } else { builder };
+    Ok(Arc::new(builder.build()?))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_count() -> u32 {
+    quadriga_cuda::device_count().unwrap_or(0)
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(ordinal: u32) -> Result<Arc<dyn Backend>> {
+    match quadriga_cuda::CudaBackend::new(ordinal) {
+        Ok(backend) => Ok(Arc::new(backend)),
+        Err(error) => {
+            Err(Error::Device { name: DeviceName::Cuda(ordinal).to_string(), source: error.into() })
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_count() -> u32 {
+    0
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(ordinal: u32) -> Result<Arc<dyn Backend>> {
+    let source = "this build has no CUDA backend".into();
+    Err(Error::Device { name: DeviceName::Cuda(ordinal).to_string(), source })
+}
