@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::Oracle;
-use quadriga_graph::{DType, Graph, GraphBuilder, Pairing, Rope, Value, Weight};
+use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Pairing, Rope, Value, Weight};
 
 const LAYERS: usize = 2;
 const DIM: usize = 48;
@@ -68,7 +68,7 @@ fn model(weights: &[u8], count: usize, path: Path) -> Graph {
         let k = cached(&g, &format!("blk.{i}.k"), k, positions);
         let v = cached(&g, &format!("blk.{i}.v"), v, positions);
         let seen = match path {
-            Path::OnePass => q.attention(k, v, None, Some(spans), scale, None),
+            Path::OnePass => q.attention(k, v, AttentionOptions::new().spans(spans).scale(scale)),
             Path::StepByStep => {
                 let shares = k.mul_mat(q).soft_max(scale, Some(mask), None);
                 v.transpose().cont().mul_mat(shares).permute([1, 0, 2]).cont()

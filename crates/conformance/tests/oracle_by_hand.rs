@@ -3,7 +3,8 @@
 
 use quadriga_conformance::{Fault, Oracle, OracleError, compute_node};
 use quadriga_graph::{
-    Binary, DType, Gate, GraphBuilder, Op, Order, Pairing, Rope, Unary, Value, Weight, blocks,
+    AttentionOptions, Binary, DType, Gate, GraphBuilder, Op, Order, Pairing, Rope, Unary, Value, Weight,
+    blocks,
 };
 
 /// The result of an operation on F32 inputs `a`, `b`, … with the given shapes and values.
@@ -249,20 +250,23 @@ fn attention_over_spans_masks_and_groups() {
     let q: (&[usize], &[f32]) = (&[1, 2, 2, 1], &[0.0, 0.0, 0.0, 0.0]);
     let k: (&[usize], &[f32]) = (&[1, 1, 2, 1], &[1.0, 2.0]);
     let v: (&[usize], &[f32]) = (&[1, 1, 2, 1], &[10.0, 20.0]);
-    let all = eval(&[q, k, v], |_, t| t[0].attention(t[1], t[2], None, None, 1.0, None));
+    let all = eval(&[q, k, v], |_, t| t[0].attention(t[1], t[2], AttentionOptions::new().scale(1.0)));
     close(&all, &[15.0; 4]);
     let causal = eval(&[q, k, v], |g, t| {
         let spans = g.constant("spans", DType::I32, [2, 2], &[0, 1, 2, 2][..]);
-        t[0].attention(t[1], t[2], None, Some(spans), 1.0, None)
+        t[0].attention(t[1], t[2], AttentionOptions::new().spans(spans).scale(1.0))
     });
     close(&causal, &[10.0, 10.0, 0.0, 0.0]);
     let mask: (&[usize], &[f32]) =
         (&[1, 2, 2, 2], &[0.0, 0.0, f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0, 0.0, 0.0]);
-    let masked = eval(&[q, k, v, mask], |_, t| t[0].attention(t[1], t[2], Some(t[3]), None, 1.0, None));
+    let masked = eval(&[q, k, v, mask], |_, t| {
+        t[0].attention(t[1], t[2], AttentionOptions::new().mask(t[3]).scale(1.0))
+    });
     close(&masked, &[15.0, 20.0, 20.0, 15.0]);
     // Scores 2 and 4, scaled to 1 and 2, capped at tanh(1) and tanh(2).
     let q: (&[usize], &[f32]) = (&[1, 1, 1, 1], &[2.0]);
-    let capped = eval(&[q, k, v], |_, t| t[0].attention(t[1], t[2], None, None, 0.5, Some(1.0)));
+    let capped =
+        eval(&[q, k, v], |_, t| t[0].attention(t[1], t[2], AttentionOptions::new().scale(0.5).soft_cap(1.0)));
     let (a, b) = (1f64.tanh().exp(), 2f64.tanh().exp());
     close(&capped, &[(10.0 * a + 20.0 * b) / (a + b)]);
 }

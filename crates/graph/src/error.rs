@@ -1,10 +1,10 @@
-//! What can go wrong while a graph is built.
+//! Errors of graph construction.
 
 use std::panic::Location;
 
 use thiserror::Error;
 
-use crate::DType;
+use crate::dtype::DType;
 
 /// The rule that an operation's inputs or parameters broke.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -98,14 +98,14 @@ pub enum GraphErrorKind {
     TooMany,
 }
 
-/// The first mistake made while building a graph.
+/// The first error made while building a graph.
 #[derive(Clone, Debug, Error)]
-#[error("{operation}{} ({location}): {problem}{}", scope_text(.scope), inputs_text(.inputs))]
+#[error("{operation}{} ({location}): {kind}{}", scope_text(.scope), inputs_text(.inputs))]
 pub struct BuildError {
-    /// The operation, or what was being declared.
+    /// The operation, or the leaf or output that was declared.
     pub operation: String,
-    /// What was wrong.
-    pub problem: GraphErrorKind,
+    /// The rule that was broken.
+    pub kind: GraphErrorKind,
     /// Name, type and shape of each input.
     pub inputs: Vec<String>,
     /// The path of scopes it happened in.

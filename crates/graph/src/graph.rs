@@ -2,8 +2,12 @@
 
 use std::collections::HashMap;
 use std::ops::Index;
+use std::sync::OnceLock;
 
-use crate::{Data, Fingerprint, NodeId, Op, Tensor, TensorId, TensorKind};
+use crate::data::Data;
+use crate::fingerprint::Fingerprint;
+use crate::ops::Op;
+use crate::tensor::{NodeId, Tensor, TensorId, TensorKind};
 
 /// One operation of a graph, applied to tensors, giving a tensor.
 #[derive(Clone, Debug)]
@@ -12,8 +16,8 @@ pub struct Node {
     pub(crate) first_input: u32,
     pub(crate) input_count: u32,
     pub(crate) output: TensorId,
-    /// A bit for each of the first inputs whose memory the result may take over.
-    pub(crate) takes: u8,
+    /// Bit `i` is set if the result may reuse the memory of input `i`.
+    pub(crate) in_place: u8,
 }
 
 impl Node {
@@ -27,14 +31,14 @@ impl Node {
         self.output
     }
 
-    /// The inputs whose memory the result may take over, by their place among the inputs: the operation declares it,
-    /// and type, shape and strides are the result's. Whether somebody else still needs that memory is another question.
+    /// The indices of the inputs whose memory the result may reuse: the operation allows it, and type, shape and
+    /// strides equal the result's. The memory planner decides whether another node still needs that memory.
     #[inline]
     pub fn in_place_inputs(&self) -> impl Iterator<Item = usize> + use<> {
-        let mut takes = self.takes;
+        let mut bits = self.in_place;
         std::iter::from_fn(move || {
-            let input = takes.trailing_zeros();
-            takes &= takes.wrapping_sub(1);
+            let input = bits.trailing_zeros();
+            bits &= bits.wrapping_sub(1);
             (input < u8::BITS).then_some(input as usize)
         })
     }
@@ -55,6 +59,8 @@ pub struct Graph {
     pub(crate) labels: Vec<String>,
     pub(crate) data: HashMap<TensorId, Data>,
     pub(crate) leaves: HashMap<String, TensorId>,
+    /// Results by name; the first lookup builds it.
+    pub(crate) results: OnceLock<HashMap<String, TensorId>>,
     pub(crate) fingerprint: Fingerprint,
 }
 
@@ -111,6 +117,40 @@ impl Graph {
     /// The input, weight, constant or state with this name.
     pub fn leaf(&self, name: &str) -> Option<TensorId> {
         self.leaves.get(name).copied()
+    }
+
+    /// The tensor with this name, as [`Graph::name`] gives it: a leaf's name, or a result's scope and label.
+    ///
+    /// The names of leaves are unique, those of results need not be: a leaf takes precedence over a result, and of
+    /// several results the first in execution order is returned. Outputs have names of their own; see
+    /// [`Graph::output`]. The first lookup of a result builds an index, so
+    /// that lookups take constant time.
+    ///
+    /// ```
+    /// use quadriga_graph::{DType, GraphBuilder};
+    ///
+    /// let g = GraphBuilder::new();
+    /// let x = g.input("x", DType::F32, [4, 8]);
+    /// let block = g.scope("blk.0");
+    /// g.output("y", x.silu().named("activation"));
+    /// drop(block);
+    /// let graph = g.finish()?;
+    /// assert_eq!(graph.tensor("blk.0.activation"), graph.output("y"));
+    /// assert_eq!(graph[graph.tensor("x").unwrap()].shape().dims(), [4, 8]);
+    /// assert_eq!(graph.tensor("y"), None);
+    /// # Ok::<(), quadriga_graph::BuildError>(())
+    /// ```
+    pub fn tensor(&self, name: &str) -> Option<TensorId> {
+        self.leaf(name).or_else(|| {
+            let results = self.results.get_or_init(|| {
+                let mut index = HashMap::with_capacity(self.nodes.len());
+                for node in &self.nodes {
+                    index.entry(self.name(node.output)).or_insert(node.output);
+                }
+                index
+            });
+            results.get(name).copied()
+        })
     }
 
     /// The bytes that were given for a weight or constant.

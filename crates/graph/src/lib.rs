@@ -26,12 +26,15 @@
 
 pub mod blocks;
 mod builder;
+mod construction;
 mod data;
 mod dtype;
 mod error;
 mod fingerprint;
 mod graph;
+mod graph_hash;
 mod names;
+mod operators;
 mod ops;
 mod print;
 mod shape;
@@ -48,4 +51,4 @@ pub use names::layer_of;
 pub use ops::{Attention, Binary, Declaration, Gate, Op, Order, Pairing, Rope, Unary};
 pub use shape::{MAX_DIMS, Shape, Strides};
 pub use tensor::{NodeId, Tensor, TensorId, TensorKind};
-pub use value::Value;
+pub use value::{AttentionOptions, Value};

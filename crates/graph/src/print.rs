@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::{Graph, TensorId, TensorKind};
+use crate::graph::Graph;
+use crate::tensor::{TensorId, TensorKind};
 
 impl fmt::Display for Graph {
     /// A table: the leaves, then a line per node with its result and what it reads.
@@ -16,13 +17,10 @@ impl fmt::Display for Graph {
         )?;
         for id in self.tensor_ids() {
             let t = &self[id];
-            let kind = match t.kind {
-                TensorKind::Input => "input",
-                TensorKind::Weight => "weight",
-                TensorKind::Constant => "constant",
-                TensorKind::State => "state",
-                TensorKind::Computed(_) => continue,
-            };
+            if matches!(t.kind, TensorKind::Computed(_)) {
+                continue;
+            }
+            let kind = t.kind.name();
             writeln!(f, "{kind:>8}  {:<32} {:<8} {}", self.name(id), t.dtype, t.shape)?;
         }
         for node in self.node_ids() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::DType;
+use crate::dtype::DType;
 
 /// The most dimensions a tensor can have.
 pub const MAX_DIMS: usize = 4;

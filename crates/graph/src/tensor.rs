@@ -1,6 +1,7 @@
 //! A tensor of a graph: its type, shape, strides, and the storage that holds it.
 
-use crate::{DType, MAX_DIMS, Shape, Strides};
+use crate::dtype::DType;
+use crate::shape::{MAX_DIMS, Shape, Strides};
 
 /// Names a tensor within its graph: a small, copyable index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -47,6 +48,19 @@ pub enum TensorKind {
     State,
     /// The result of a node: fresh memory, a view of another tensor, or a tensor written in place.
     Computed(NodeId),
+}
+
+impl TensorKind {
+    /// The kind in a word, for tables and messages.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            TensorKind::Input => "input",
+            TensorKind::Weight => "weight",
+            TensorKind::Constant => "constant",
+            TensorKind::State => "state",
+            TensorKind::Computed(_) => "computed",
+        }
+    }
 }
 
 /// A tensor of a graph.

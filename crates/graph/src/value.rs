@@ -1,20 +1,116 @@
 //! A tensor of a graph under construction, with the operations as methods.
 
+use std::cell::RefCell;
 use std::panic::Location;
 
-use crate::{
-    Attention, Binary, DType, Gate, GraphBuilder, GraphErrorKind, MAX_DIMS, Op, Order, Rope, Shape, Strides,
-    TensorId, Unary,
-};
+use crate::construction::Construction;
+use crate::dtype::DType;
+use crate::error::GraphErrorKind;
+use crate::ops::{Attention, Binary, Gate, Op, Order, Rope, Unary};
+use crate::shape::{MAX_DIMS, Shape, Strides};
+use crate::tensor::{Tensor, TensorId};
 
-/// A tensor of the graph that a [`GraphBuilder`] is building. Small and copyable.
+/// A tensor of the graph that a [`GraphBuilder`](crate::GraphBuilder) builds; a small, copyable handle.
 ///
-/// Each method adds one node, or keeps the first mistake for [`GraphBuilder::finish`] and returns a value that may
-/// be used further without harm. [`Op`] says what each operation computes.
+/// Each method adds one node. A method that finds an error records it for
+/// [`GraphBuilder::finish`](crate::GraphBuilder::finish) and returns a placeholder, which further methods accept and
+/// ignore. [`Op`] defines each operation. `+`, `-`, `*` and `/` work on two values, where the right operand is repeated
+/// to the shape of the left, and on a value and an `f32`.
+///
+/// ```
+/// use quadriga_graph::{DType, GraphBuilder, Weight};
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [8, 64]);
+/// let scale = g.weight("scale", Weight::new(DType::F32, [64]));
+/// let bias = g.weight("bias", Weight::new(DType::F32, [64]));
+/// let y = x.norm(1e-5) * scale + bias;
+/// g.output("y", 0.5 * y.tanh() + x);
+/// assert_eq!(g.finish()?.nodes().len(), 6);
+/// # Ok::<(), quadriga_graph::BuildError>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct Value<'g> {
-    builder: &'g GraphBuilder,
+    construction: &'g RefCell<Construction>,
     id: TensorId,
+}
+
+/// Options of [`Value::attention`]. The default is full attention with scale `1 / √d`.
+///
+/// ```
+/// use quadriga_graph::{AttentionOptions, DType, GraphBuilder};
+///
+/// let g = GraphBuilder::new();
+/// let q = g.input("q", DType::F32, [1, 8, 5, 64]);
+/// let k = g.state("k", DType::F16, [1, 2, 256, 64]);
+/// let v = g.state("v", DType::F16, [1, 2, 256, 64]);
+/// // For each query, the first visible key and one past the last.
+/// let spans = g.input("spans", DType::I32, [5, 2]);
+/// let attended = q.attention(k, v, AttentionOptions::new().spans(spans));
+/// assert_eq!(attended.shape().dims(), [1, 5, 8, 64]);
+/// ```
+#[derive(Clone, Copy, Default)]
+pub struct AttentionOptions<'g> {
+    /// The factor of the scores `q · kᵀ`; `1 / √d` if `None`, where `d` is the row length of the queries.
+    pub scale: Option<f32>,
+    /// Replaces each score by `cap · tanh(score / cap)`, before the mask is added.
+    pub soft_cap: Option<f32>,
+    /// A tensor `[b|1, h|1, ≥t, n]` that is added to the scores.
+    pub mask: Option<Value<'g>>,
+    /// A tensor `[t, 2]` of I32: for each query, the first visible key and one past the last.
+    pub spans: Option<Value<'g>>,
+}
+
+impl<'g> AttentionOptions<'g> {
+    /// The default: every query sees every key, with scale `1 / √d`.
+    pub fn new() -> AttentionOptions<'g> {
+        AttentionOptions::default()
+    }
+
+    /// Sets the factor of the scores.
+    pub fn scale(self, scale: f32) -> AttentionOptions<'g> {
+        AttentionOptions { scale: Some(scale), ..self }
+    }
+
+    /// Limits scores to `±cap` by a tanh.
+    pub fn soft_cap(self, cap: f32) -> AttentionOptions<'g> {
+        AttentionOptions { soft_cap: Some(cap), ..self }
+    }
+
+    /// Adds a mask to the scores.
+    pub fn mask(self, mask: Value<'g>) -> AttentionOptions<'g> {
+        AttentionOptions { mask: Some(mask), ..self }
+    }
+
+    /// Limits each query to a span of keys.
+    pub fn spans(self, spans: Value<'g>) -> AttentionOptions<'g> {
+        AttentionOptions { spans: Some(spans), ..self }
+    }
+}
+
+/// Adds a node, or records why it cannot be added and returns a placeholder.
+pub(crate) fn apply<'g>(
+    construction: &'g RefCell<Construction>,
+    op: Op,
+    inputs: &[Value<'g>],
+    location: &'static Location<'static>,
+) -> Value<'g> {
+    let mut state = construction.borrow_mut();
+    if state.error.is_some() {
+        return Value::new(construction, TensorId(0));
+    }
+    let name = op.name();
+    let ids: Vec<TensorId> = inputs.iter().map(|v| v.id).collect();
+    let made = match inputs.iter().position(|v| !v.is_of(construction)) {
+        Some(input) => Err(GraphErrorKind::Foreign { input }),
+        None => state.node(op, &ids),
+    };
+    let id = made.unwrap_or_else(|kind| {
+        let known = if matches!(kind, GraphErrorKind::Foreign { .. }) { &[][..] } else { &ids };
+        state.fail(name.to_owned(), kind, known, location);
+        TensorId(0)
+    });
+    Value::new(construction, id)
 }
 
 /// Methods that apply a unary function.
@@ -22,7 +118,6 @@ macro_rules! unary_methods {
     ($($(#[$doc:meta])* $name:ident => $unary:ident,)*) => {$(
         $(#[$doc])*
         #[track_caller]
-        #[allow(clippy::should_implement_trait, reason = "operators could not carry the caller's location")]
         pub fn $name(self) -> Value<'g> {
             self.unary(Unary::$unary)
         }
@@ -34,20 +129,27 @@ macro_rules! binary_methods {
     ($($(#[$doc:meta])* $name:ident => $binary:ident,)*) => {$(
         $(#[$doc])*
         #[track_caller]
-        #[allow(clippy::should_implement_trait, reason = "operators could not carry the caller's location")]
         pub fn $name(self, other: Value<'g>) -> Value<'g> {
             self.op(Op::Binary(Binary::$binary), &[self, other])
         }
     )*};
 }
 
+#[allow(
+    clippy::should_implement_trait,
+    reason = "the operators are implemented, too; methods can be chained"
+)]
 impl<'g> Value<'g> {
-    pub(crate) fn new(builder: &'g GraphBuilder, id: TensorId) -> Value<'g> {
-        Value { builder, id }
+    pub(crate) fn new(construction: &'g RefCell<Construction>, id: TensorId) -> Value<'g> {
+        Value { construction, id }
     }
 
-    pub(crate) fn is_of(&self, builder: &GraphBuilder) -> bool {
-        std::ptr::eq(self.builder, builder)
+    pub(crate) fn is_of(&self, construction: &RefCell<Construction>) -> bool {
+        std::ptr::eq(self.construction, construction)
+    }
+
+    fn read<T>(self, read: impl FnOnce(&Tensor) -> T) -> Option<T> {
+        self.construction.borrow().graph.get(self.id).map(read)
     }
 
     /// The id that the finished graph knows this tensor by.
@@ -55,30 +157,31 @@ impl<'g> Value<'g> {
         self.id
     }
 
-    /// Its shape; that of a single value after a mistake.
+    /// Its shape; that of a scalar after an error.
     pub fn shape(self) -> Shape {
-        self.builder.with_tensor(self.id, |t| *t.shape()).unwrap_or(Shape::from([]))
+        self.read(|t| *t.shape()).unwrap_or(Shape::from([]))
     }
 
-    /// Its type; F32 after a mistake.
+    /// Its type; F32 after an error.
     pub fn dtype(self) -> DType {
-        self.builder.with_tensor(self.id, |t| t.dtype()).unwrap_or(DType::F32)
+        self.read(|t| t.dtype()).unwrap_or(DType::F32)
     }
 
     /// Its byte strides, outermost of four dimensions first.
     pub fn strides(self) -> [usize; MAX_DIMS] {
-        self.builder.with_tensor(self.id, |t| t.strides()).unwrap_or([0; MAX_DIMS])
+        self.read(|t| t.strides()).unwrap_or([0; MAX_DIMS])
     }
 
-    /// Names this result, within its scope, in tables and messages.
+    /// Labels this result; its name in tables, messages and [`Graph::tensor`](crate::Graph::tensor) is the scope and
+    /// this label. A leaf keeps the name it was declared with.
     pub fn named(self, label: &str) -> Value<'g> {
-        self.builder.set_label(self.id, label);
+        self.construction.borrow_mut().set_label(self.id, label);
         self
     }
 
     #[track_caller]
     fn op(self, op: Op, inputs: &[Value<'g>]) -> Value<'g> {
-        self.builder.apply_at(op, inputs, Location::caller())
+        apply(self.construction, op, inputs, Location::caller())
     }
 
     binary_methods! {
@@ -127,7 +230,7 @@ impl<'g> Value<'g> {
         tanh => Tanh,
     }
 
-    /// `self + value`, a tensor of one element.
+    /// `self + value`, where `value` has one element.
     #[track_caller]
     pub fn add1(self, value: Value<'g>) -> Value<'g> {
         self.op(Op::Add1, &[self, value])
@@ -145,7 +248,7 @@ impl<'g> Value<'g> {
         self.op(Op::Scale { scale, bias }, &[self])
     }
 
-    /// Limits each element to `min..=max`.
+    /// Clamps each element to `min..=max`.
     #[track_caller]
     pub fn clamp(self, min: f32, max: f32) -> Value<'g> {
         self.op(Op::Clamp { min, max }, &[self])
@@ -157,7 +260,7 @@ impl<'g> Value<'g> {
         self.op(Op::Gated { gate, swapped: false }, &[self, up])
     }
 
-    /// `activation(one half of each row) · the other`; the first half is the gate unless `swapped`.
+    /// `activation(gate) · up` of the two halves of each row; the first half is the gate unless `swapped`.
     #[track_caller]
     pub fn gated_halves(self, gate: Gate, swapped: bool) -> Value<'g> {
         self.op(Op::Gated { gate, swapped }, &[self])
@@ -169,7 +272,7 @@ impl<'g> Value<'g> {
         self.gated(Gate::Swiglu, up)
     }
 
-    /// Rows brought to mean 0 and variance 1.
+    /// Layer norm without weights: rows normalized to mean 0 and variance 1.
     #[track_caller]
     pub fn norm(self, eps: f32) -> Value<'g> {
         self.op(Op::Norm { eps }, &[self])
@@ -181,19 +284,19 @@ impl<'g> Value<'g> {
         self.op(Op::RmsNorm { eps }, &[self])
     }
 
-    /// Groups of channels brought to mean 0 and variance 1.
+    /// Groups of channels normalized to mean 0 and variance 1.
     #[track_caller]
     pub fn group_norm(self, groups: usize, eps: f32) -> Value<'g> {
         self.op(Op::GroupNorm { groups, eps }, &[self])
     }
 
-    /// Rows divided by their length.
+    /// Rows divided by their Euclidean length.
     #[track_caller]
     pub fn l2_norm(self, eps: f32) -> Value<'g> {
         self.op(Op::L2Norm { eps }, &[self])
     }
 
-    /// Softmax along rows of `scale · self + mask`, with a sink per head.
+    /// Softmax along rows of `scale · self + mask`, optionally with an attention sink per head.
     #[track_caller]
     pub fn soft_max(self, scale: f32, mask: Option<Value<'g>>, sinks: Option<Value<'g>>) -> Value<'g> {
         let op = Op::SoftMax { scale, mask: mask.is_some(), sinks: sinks.is_some() };
@@ -221,13 +324,14 @@ impl<'g> Value<'g> {
         self.op(Op::DiagMaskZero { past }, &[self])
     }
 
-    /// These weights `[n, k]` times each row of `x […, m, k]` → `[…, m, n]`.
+    /// Matrix multiplication with these weights: `[n, k]`, `x […, m, k]` → `x · selfᵀ […, m, n]`.
     #[track_caller]
     pub fn mul_mat(self, x: Value<'g>) -> Value<'g> {
         self.op(Op::MulMat, &[self, x])
     }
 
-    /// These experts `[e, n, k]` times rows `[t, u|1, k]`, each by the expert that `ids [t, u]` names.
+    /// Matrix multiplication with selected experts: weights `[e, n, k]`, `x [t, u|1, k]`, and the expert of each row in
+    /// `ids [t, u]`.
     #[track_caller]
     pub fn mul_mat_id(self, x: Value<'g>, ids: Value<'g>) -> Value<'g> {
         self.op(Op::MulMatId, &[self, x, ids])
@@ -239,13 +343,13 @@ impl<'g> Value<'g> {
         self.op(Op::OutProd, &[self, other])
     }
 
-    /// The rows that `ids` name.
+    /// Gathers the rows with these indices.
     #[track_caller]
     pub fn get_rows(self, ids: Value<'g>) -> Value<'g> {
         self.op(Op::GetRows, &[self, ids])
     }
 
-    /// Writes `rows` over the rows that `ids` name; the result is this tensor as it is then.
+    /// Overwrites the rows with these indices; returns the tensor after the write.
     #[track_caller]
     pub fn set_rows(self, rows: Value<'g>, ids: Value<'g>) -> Value<'g> {
         self.op(Op::SetRows, &[self, rows, ids])
@@ -263,34 +367,34 @@ impl<'g> Value<'g> {
         self.cast(self.dtype())
     }
 
-    /// Writes these elements to `target`; the result is the target as it is then.
+    /// Copies these elements to `target`; returns the target after the write.
     #[track_caller]
     pub fn copy_into(self, target: Value<'g>) -> Value<'g> {
         self.op(Op::CopyInto, &[target, self])
     }
 
-    /// This tensor, then `others`, along dimension `axis`.
+    /// Concatenates this tensor and `others` along dimension `axis`.
     #[track_caller]
     pub fn concat(self, axis: usize, others: &[Value<'g>]) -> Value<'g> {
         let rank = others.iter().map(|v| v.shape().rank()).fold(self.shape().rank(), usize::max);
         let inputs: Vec<_> = std::iter::once(self).chain(others.iter().copied()).collect();
         if axis >= rank {
-            return self.axis_mistake("concat", axis, &inputs, Location::caller());
+            return self.axis_error("concat", axis, &inputs, Location::caller());
         }
         self.op(Op::Concat { axis4: MAX_DIMS - rank + axis }, &inputs)
     }
 
-    /// Repeated to fill `shape`.
+    /// Repeats the tensor along every dimension to fill `shape`.
     #[track_caller]
     pub fn repeat(self, shape: impl Into<Shape>) -> Value<'g> {
         self.op(Op::Repeat { shape: shape.into() }, &[self])
     }
 
-    /// Zeros appended along the innermost dimensions; `after` lists them outermost first.
+    /// Appends zeros along the innermost dimensions; `after` gives their numbers, outermost dimension first.
     #[track_caller]
     pub fn pad<const N: usize>(self, after: [usize; N]) -> Value<'g> {
         let Some(skip) = MAX_DIMS.checked_sub(N) else {
-            return self.axis_mistake("pad", N, &[self], Location::caller());
+            return self.axis_error("pad", N, &[self], Location::caller());
         };
         let mut all = [0; MAX_DIMS];
         for (to, from) in all.iter_mut().skip(skip).zip(after) {
@@ -337,15 +441,9 @@ impl<'g> Value<'g> {
 
     /// Attention of these queries `[b, h, t, d]` over `keys` and `values`; see [`Op::Attention`].
     #[track_caller]
-    pub fn attention(
-        self,
-        keys: Value<'g>,
-        values: Value<'g>,
-        mask: Option<Value<'g>>,
-        spans: Option<Value<'g>>,
-        scale: f32,
-        soft_cap: Option<f32>,
-    ) -> Value<'g> {
+    pub fn attention(self, keys: Value<'g>, values: Value<'g>, options: AttentionOptions<'g>) -> Value<'g> {
+        let AttentionOptions { scale, soft_cap, mask, spans } = options;
+        let scale = scale.unwrap_or_else(|| 1.0 / (self.shape().cols() as f32).sqrt());
         let op = Op::Attention(Attention { scale, soft_cap, mask: mask.is_some(), spans: spans.is_some() });
         let inputs: Vec<_> =
             [Some(self), Some(keys), Some(values), mask, spans].into_iter().flatten().collect();
@@ -358,47 +456,42 @@ impl<'g> Value<'g> {
         self.op(Op::Reshape { shape: shape.into() }, &[self])
     }
 
-    /// A window with any shape, byte strides (outermost of four first) and byte offset.
+    /// A view with any shape, byte strides (outermost of four dimensions first) and byte offset.
     #[track_caller]
     pub fn view(self, shape: impl Into<Shape>, strides: [usize; MAX_DIMS], offset: usize) -> Value<'g> {
         self.op(Op::View { shape: shape.into(), strides: Strides(strides), offset }, &[self])
     }
 
-    /// The part `start..start + len` of dimension `axis`, as a view.
+    /// Elements `start..start + len` along dimension `axis`, as a view.
     #[track_caller]
     pub fn slice(self, axis: usize, start: usize, len: usize) -> Value<'g> {
         let (shape, strides, block) = (self.shape(), self.strides(), self.dtype().block_len());
         let axis4 = MAX_DIMS - shape.rank() + axis;
         let mut dims = shape.dims4();
         let (Some(dim), Some(stride)) = (dims.get_mut(axis4), strides.get(axis4)) else {
-            return self.axis_mistake("slice", axis, &[self], Location::caller());
+            return self.axis_error("slice", axis, &[self], Location::caller());
         };
         let unit = if axis4 == MAX_DIMS - 1 { block } else { 1 };
         if start.checked_add(len).is_none_or(|end| end > *dim) || !start.is_multiple_of(unit) {
             let text = format!("{len} elements from {start} of a dimension of {dim}");
-            return self.builder.mistake(
-                "slice",
-                GraphErrorKind::Parameter(text),
-                &[self],
-                Location::caller(),
-            );
+            return self.fail("slice", GraphErrorKind::Parameter(text), &[self], Location::caller());
         }
         *dim = len;
         let offset = (start / unit).saturating_mul(*stride);
-        // A part without elements may start at the very end; it looks at no byte, so it starts at the first.
+        // An empty slice may start one past the end; it has no bytes, so its offset is 0.
         let offset = if dims.contains(&0) { 0 } else { offset };
         let shape = Shape::from_dims4(dims, shape.rank());
         self.op(Op::View { shape, strides: Strides(strides), offset }, &[self])
     }
 
-    /// The dimensions in another order: dimension `i` of the result is dimension `axes[i]` of this.
+    /// Reorders the dimensions: dimension `i` of the result is dimension `axes[i]` of this tensor.
     #[track_caller]
     pub fn permute<const N: usize>(self, axes: [usize; N]) -> Value<'g> {
         let rank = self.shape().rank();
         let skip = MAX_DIMS - rank;
         let mut all = [0u8, 1, 2, 3];
         if N != rank {
-            return self.axis_mistake("permute", N, &[self], Location::caller());
+            return self.axis_error("permute", N, &[self], Location::caller());
         }
         for (to, from) in all.iter_mut().skip(skip).zip(axes) {
             *to = u8::try_from(from.saturating_add(skip)).unwrap_or(u8::MAX);
@@ -406,13 +499,13 @@ impl<'g> Value<'g> {
         self.op(Op::Permute { axes: all }, &[self])
     }
 
-    /// The two innermost dimensions exchanged.
+    /// Swaps the two innermost dimensions.
     #[track_caller]
     pub fn transpose(self) -> Value<'g> {
         self.op(Op::Transpose, &[self])
     }
 
-    fn axis_mistake(
+    fn axis_error(
         self,
         operation: &str,
         axis: usize,
@@ -420,14 +513,22 @@ impl<'g> Value<'g> {
         location: &'static Location<'static>,
     ) -> Value<'g> {
         let text = format!("{axis} does not fit a tensor of {} dimensions", self.shape().rank());
-        self.builder.mistake(operation, GraphErrorKind::Parameter(text), inputs, location)
+        self.fail(operation, GraphErrorKind::Parameter(text), inputs, location)
     }
-}
 
-impl GraphBuilder {
-    /// Weights `[n, k]` times each row of `x […, m, k]` → `[…, m, n]`: [`Value::mul_mat`] in the order of a formula.
-    #[track_caller]
-    pub fn mul_mat<'g>(&self, weights: Value<'g>, x: Value<'g>) -> Value<'g> {
-        weights.mul_mat(x)
+    /// Records an error that a method finds before it applies an operation.
+    fn fail(
+        self,
+        operation: &str,
+        kind: GraphErrorKind,
+        inputs: &[Value<'g>],
+        location: &'static Location<'static>,
+    ) -> Value<'g> {
+        let mut construction = self.construction.borrow_mut();
+        if construction.error.is_none() {
+            let ids: Vec<TensorId> = inputs.iter().map(|v| v.id).collect();
+            construction.fail(operation.to_owned(), kind, &ids, location);
+        }
+        Value::new(self.construction, TensorId(0))
     }
 }

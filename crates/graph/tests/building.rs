@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use quadriga_graph::{
-    BuildError, DType, GraphBuilder, GraphErrorKind, Op, Pairing, Rope, TensorKind, Value, Weight,
+    AttentionOptions, BuildError, DType, GraphBuilder, GraphErrorKind, Op, Pairing, Rope, TensorKind, Value,
+    Weight,
 };
 
 fn problem(build: impl for<'g> FnOnce(&'g GraphBuilder)) -> BuildError {
@@ -53,7 +54,7 @@ fn reading_a_state_after_it_was_written_needs_the_written_value() {
         cache.set_rows(rows, ids).named("write");
         view.silu();
     });
-    assert_eq!(error.problem, GraphErrorKind::Stale { input: 0, writer: "write".into() });
+    assert_eq!(error.kind, GraphErrorKind::Stale { input: 0, writer: "write".into() });
     assert!(error.to_string().contains("use what write returned"), "{error}");
 }
 
@@ -63,7 +64,7 @@ fn weights_inputs_and_overlapping_sources_are_never_written() {
         let w = g.weight("w", Weight::new(DType::F32, [4, 8]));
         g.input("x", DType::F32, [4, 8]).copy_into(w);
     });
-    assert_eq!(error.problem, GraphErrorKind::ReadOnly { input: 0 });
+    assert_eq!(error.kind, GraphErrorKind::ReadOnly { input: 0 });
     let error = problem(|g| {
         let s = g.state("s", DType::F32, [4, 8]);
         s.slice(0, 0, 2).copy_into(s.slice(0, 1, 2));
@@ -137,7 +138,7 @@ fn mistakes_are_errors_and_never_panics() {
         ("attention heads", |g, _| {
             let q = g.input("q", DType::F32, [1, 3, 2, 8]);
             let k = g.input("k", DType::F32, [1, 2, 5, 8]);
-            q.attention(k, k, None, None, 1.0, None)
+            q.attention(k, k, AttentionOptions::new())
         }),
         ("mask", |g, x| x.soft_max(1.0, Some(g.input("m", DType::F32, [3, 6])), None)),
     ];
@@ -150,13 +151,83 @@ fn mistakes_are_errors_and_never_panics() {
 }
 
 #[test]
+fn operators_add_the_same_nodes_as_methods() {
+    type Build = for<'g> fn(Value<'g>, Value<'g>) -> Value<'g>;
+    let cases: &[(Build, Build)] = &[
+        (|x, y| x + y, |x, y| x.add(y)),
+        (|x, y| x - y, |x, y| x.sub(y)),
+        (|x, y| x * y, |x, y| x.mul(y)),
+        (|x, y| x / y, |x, y| x.div(y)),
+        (|x, _| -x, |x, _| x.neg()),
+        (|x, _| x + 3.0, |x, _| x.scale_bias(1.0, 3.0)),
+        (|x, _| x - 3.0, |x, _| x.scale_bias(1.0, -3.0)),
+        (|x, _| x * 3.0, |x, _| x.scale(3.0)),
+        (|x, _| x / 4.0, |x, _| x.scale(0.25)),
+        (|x, _| 3.0 + x, |x, _| x.scale_bias(1.0, 3.0)),
+        (|x, _| 3.0 - x, |x, _| x.scale_bias(-1.0, 3.0)),
+        (|x, _| 3.0 * x, |x, _| x.scale(3.0)),
+    ];
+    let build = |build: Build| {
+        let g = GraphBuilder::new();
+        let (x, y) = (g.input("x", DType::F32, [2, 8]), g.input("y", DType::F32, [8]));
+        g.output("z", build(x, y));
+        g.finish().unwrap().fingerprint()
+    };
+    for (operator, method) in cases {
+        assert_eq!(build(*operator), build(*method));
+    }
+}
+
+#[test]
+fn operators_report_the_line_of_the_caller() {
+    let error = problem(|g| {
+        let (x, y) = (g.input("x", DType::F32, [2, 8]), g.input("y", DType::F32, [3]));
+        let _ = x + y;
+    });
+    assert_eq!(error.location.line(), line!() - 2);
+}
+
+#[test]
+fn tensors_are_found_by_name() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [2, 8]);
+    let (first, second, unnamed) = {
+        let _scope = g.scope("blk.0");
+        (x.silu().named("act"), x.tanh().named("act"), x.exp())
+    };
+    // A label that is also the name of a leaf.
+    let shadowed = x.sqr().named("x");
+    g.output("y", shadowed);
+    let ids = (x.id(), first.id(), second.id(), unnamed.id());
+    let graph = g.finish().unwrap();
+    assert_eq!(graph.tensor("x"), Some(ids.0));
+    assert_eq!(graph.tensor("blk.0.act"), Some(ids.1));
+    assert_eq!(graph.name(ids.2), "blk.0.act");
+    assert_eq!(graph.tensor(&graph.name(ids.3)), Some(ids.3));
+    assert_eq!(graph.tensor("y"), None);
+    assert_eq!(graph.tensor("act"), None);
+}
+
+#[test]
+fn attention_scales_by_the_row_length_by_default() {
+    let build = |scale: Option<f32>| {
+        let g = GraphBuilder::new();
+        let q = g.input("q", DType::F32, [1, 2, 3, 64]);
+        g.output("y", q.attention(q, q, AttentionOptions { scale, ..Default::default() }));
+        g.finish().unwrap().fingerprint()
+    };
+    assert_eq!(build(None), build(Some(0.125)));
+    assert_ne!(build(None), build(Some(1.0)));
+}
+
+#[test]
 fn tensors_of_another_builder_are_refused() {
     let other = GraphBuilder::new();
     let foreign = other.input("x", DType::F32, [2]);
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [2]);
     x.add(foreign);
-    assert_eq!(g.finish().unwrap_err().problem, GraphErrorKind::Foreign { input: 1 });
+    assert_eq!(g.finish().unwrap_err().kind, GraphErrorKind::Foreign { input: 1 });
 }
 
 #[test]
@@ -216,5 +287,5 @@ fn an_output_cannot_be_overwritten_later() {
         g.output("first", first.slice(0, 1, 1));
         g.output("second", first.set_rows(rows, ids));
     });
-    assert_eq!(error.problem, GraphErrorKind::OutputLost("first".into()));
+    assert_eq!(error.kind, GraphErrorKind::OutputLost("first".into()));
 }

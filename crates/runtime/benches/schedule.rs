@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 
-use quadriga_graph::{DType, Graph, GraphBuilder, Pairing, Rope, Weight, layer_of};
+use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Pairing, Rope, Weight, layer_of};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{Clock, Sim};
 
@@ -66,7 +66,7 @@ fn transformer(layers: usize) -> Graph {
         let q = q.permute([1, 0, 2]);
         let keys = keys.reshape([1, n, kv]);
         let values = values.reshape([1, n, kv]);
-        let attended = q.attention(keys, values, Some(mask), None, 0.125, None);
+        let attended = q.attention(keys, values, AttentionOptions::new().mask(mask).scale(0.125));
         let out = weight(name("o"), d, d).mul_mat(attended.reshape([t, d]));
         x = x.add(out);
         let f = x.rms_norm(1e-5).mul(norm(name("ffn_norm")));

@@ -1,6 +1,6 @@
 //! Cases of softmax, rotary embedding and attention.
 
-use quadriga_graph::{DType, Pairing, Rope, Value};
+use quadriga_graph::{AttentionOptions, DType, Pairing, Rope, Value};
 
 use super::fill::{Fill, UNIT};
 use super::sketch::{Lay, Sketch};
@@ -196,7 +196,7 @@ fn holes(list: &mut List, dtype: DType, shape: Shape, of_keys: f64, of_values: f
         let q = s.input(DType::F32, [batch, heads, queries, depth], Fill::Range(-2.0, 2.0));
         let k = s.input(dtype, [batch, groups, keys, depth], Fill::Holes(of_keys));
         let v = s.input(dtype, [batch, groups, keys, depth], Fill::Holes(of_values));
-        s.out(q.attention(k, v, None, Some(s.spans(queries, keys)), 1.0 / (depth as f32).sqrt(), None));
+        s.out(q.attention(k, v, AttentionOptions::new().spans(s.spans(queries, keys))));
     });
 }
 
@@ -214,7 +214,7 @@ fn one_attention(list: &mut List, types: [DType; 2], shape: Shape, seen: Seen, s
         let k = s.laid(k_type, [batch, groups, keys, depth], lay, UNIT);
         let v = s.laid(v_type, [batch, groups, keys, value_depth], lay, UNIT);
         let (mask, spans) = sight(s, seen, shape);
-        s.out(q.attention(k, v, mask, spans, 1.0 / (depth as f32).sqrt(), soft_cap));
+        s.out(q.attention(k, v, AttentionOptions { scale: None, soft_cap, mask, spans }));
     });
 }
 

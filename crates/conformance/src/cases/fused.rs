@@ -1,6 +1,6 @@
 //! Small graphs of several operations, as backends fuse them or compute them in place.
 
-use quadriga_graph::{DType, Gate, Pairing, Rope, Unary};
+use quadriga_graph::{AttentionOptions, DType, Gate, Pairing, Rope, Unary};
 
 use super::fill::UNIT;
 use super::sketch::Lay;
@@ -166,8 +166,11 @@ fn blocks(list: &mut List) {
                         let cache = s.state(cache_type, [1, 1, length, groups * depth]).set_rows(rows, ids);
                         cache.reshape([length, groups, depth]).permute([1, 0, 2])
                     };
-                    let seen =
-                        q.attention(write(k), write(v), None, Some(s.spans(tokens, length)), 0.125, None);
+                    let seen = q.attention(
+                        write(k),
+                        write(v),
+                        AttentionOptions::new().spans(s.spans(tokens, length)).scale(0.125),
+                    );
                     let y = s.weight(dtype, [1, 1, width, width]).mul_mat(seen.reshape([tokens, width]));
                     s.out(y.scale(0.2).add(x));
                 });

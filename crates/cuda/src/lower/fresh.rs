@@ -231,7 +231,7 @@ impl Lowering<'_> {
 
 #[cfg(test)]
 mod tests {
-    use quadriga_graph::{GraphBuilder, Pairing, Value, Weight};
+    use quadriga_graph::{AttentionOptions, GraphBuilder, Pairing, Value, Weight};
 
     use super::*;
 
@@ -263,10 +263,7 @@ mod tests {
             let out = q.permute([1, 0, 2]).attention(
                 heads(keys, d),
                 heads(values, d),
-                None,
-                Some(spans),
-                0.1,
-                None,
+                AttentionOptions::new().spans(spans).scale(0.1),
             );
             if layer == 1 {
                 change(&g, v);

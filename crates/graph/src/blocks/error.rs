@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::DType;
+use crate::dtype::DType;
 
 /// Why bytes could not be turned into values, or values into bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -5,7 +5,7 @@
 //! measured with the scale as it will be stored (the `stored` argument rounds it), so a refinement is kept only if it
 //! truly helps, and the result is never worse than plain rounding at the starting point.
 
-use super::HalfBytes;
+use super::half_bytes::HalfBytes;
 
 /// How often a starting point is refined.
 const ROUNDS: usize = 2;

@@ -12,8 +12,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{QuantizeBlock, block_format};
 use super::fit::{as_half, fit_centred, fit_from_minimum, inverse, span};
-use super::{HalfBytes, QuantizeBlock, block_format};
+use super::half_bytes::HalfBytes;
 
 /// 2 bits per element, 16 groups of 16 elements:
 /// `value = scale × group scale × quant − min scale × group minimum`.

@@ -9,8 +9,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::{QuantizeBlock, block_format};
 use super::fit::{as_half, fit_centred, fit_from_minimum, fit_signed_bytes};
-use super::{HalfBytes, QuantizeBlock, block_format};
+use super::half_bytes::HalfBytes;
 
 /// The four bits of element `i % 32` in 16 bytes of which each holds element `i` (low) and `i + 16` (high).
 #[inline]

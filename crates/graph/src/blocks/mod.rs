@@ -21,6 +21,7 @@
 //! # Ok::<(), blocks::FormatError>(())
 //! ```
 
+mod block;
 mod error;
 mod fit;
 mod half_bytes;
@@ -29,59 +30,14 @@ mod linear;
 mod nonlinear;
 mod plain;
 
-use bytemuck::Pod;
+use crate::dtype::DType;
 
-use crate::DType;
-
+pub use block::{Block, QuantizeBlock};
 pub use error::FormatError;
 pub use half_bytes::HalfBytes;
 pub use k_quants::{BlockQ2_K, BlockQ3_K, BlockQ4_K, BlockQ5_K, BlockQ6_K, GroupScales};
 pub use linear::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use nonlinear::{BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, IQ4_LEVELS, MXFP4_LEVELS};
-
-/// A block of a quantized format: a struct of bytes, alignment 1, whose size is that of the format.
-pub trait Block: Pod {
-    /// The type whose rows consist of these blocks.
-    const DTYPE: DType;
-
-    /// The elements of one block as an array: `[f32; 32]` or `[f32; 256]`.
-    type Values: Pod;
-
-    /// Writes the values of the elements, in the order of the row.
-    fn dequantize(&self, out: &mut Self::Values);
-}
-
-/// A block that can also be made from values.
-pub trait QuantizeBlock: Block {
-    /// The block whose values come close to `values`.
-    ///
-    /// Any input is taken: values beyond the reach of the format become the nearest that it can hold, and a
-    /// NaN becomes some finite number.
-    fn quantize(values: &Self::Values) -> Self;
-}
-
-/// Implements [`Block`] by the struct's own `dequantize`, and proves size and alignment when compiling.
-macro_rules! block_format {
-    ($block:ident, $dtype:ident, $length:literal elements in $bytes:literal bytes) => {
-        impl $crate::blocks::Block for $block {
-            const DTYPE: $crate::DType = $crate::DType::$dtype;
-            type Values = [f32; $length];
-
-            #[inline]
-            fn dequantize(&self, out: &mut [f32; $length]) {
-                $block::dequantize(self, out);
-            }
-        }
-
-        const _: () = {
-            assert!(size_of::<$block>() == $bytes);
-            assert!(align_of::<$block>() == 1);
-            assert!($crate::DType::$dtype.block_bytes() == $bytes);
-            assert!($crate::DType::$dtype.block_len() == $length);
-        };
-    };
-}
-use block_format;
 
 /// Looks at `bytes` as blocks of one format, without copying; any alignment will do.
 ///

@@ -11,8 +11,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::block::block_format;
+use super::half_bytes::HalfBytes;
 use super::linear::nibble;
-use super::{HalfBytes, block_format};
 
 /// The levels that a code of [`BlockIQ4_NL`] and [`BlockIQ4_XS`] chooses from.
 pub const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

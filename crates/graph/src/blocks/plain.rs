@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-use super::FormatError;
+use super::error::FormatError;
 
 /// Reads each group of `N` bytes as one value.
 fn read_all<const N: usize>(

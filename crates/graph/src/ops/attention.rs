@@ -1,9 +1,12 @@
 //! Rules of softmax, rotary embedding and attention.
 
-use super::{
-    Attention, Outcome, Rope, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take,
-};
-use crate::{DType, GraphErrorKind, MAX_DIMS, Shape, Tensor};
+use super::checks::{Inferred, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take};
+use super::op::Attention;
+use super::rope::Rope;
+use crate::dtype::DType;
+use crate::error::GraphErrorKind;
+use crate::shape::{MAX_DIMS, Shape};
+use crate::tensor::Tensor;
 
 /// A mask must cover `[b, h, t, n]`: leading dimensions 1 or equal, rows at least `t`, columns `n`.
 fn check_mask(input: usize, mask: &Tensor, [b, h, t, n]: [usize; MAX_DIMS]) -> Result<(), GraphErrorKind> {
@@ -21,7 +24,7 @@ pub(super) fn soft_max(
     mask: bool,
     sinks: bool,
     inputs: &[&Tensor],
-) -> Result<Outcome, GraphErrorKind> {
+) -> Result<Inferred, GraphErrorKind> {
     let expected = 1 + usize::from(mask) + usize::from(sinks);
     let (Some(x), true) = (inputs.first(), inputs.len() == expected) else {
         return Err(GraphErrorKind::Arity { expected: "1 and those switched on", found: inputs.len() });
@@ -40,10 +43,10 @@ pub(super) fn soft_max(
             return shape_problem(format!("sinks {} for {} heads", s.shape, x.dims4()[1]));
         }
     }
-    Ok(Outcome::like(x))
+    Ok(Inferred::like(x))
 }
 
-pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let (x, positions) = match inputs {
         [x, positions] if !factors => (x, positions),
         [x, positions, per_dim] if factors => {
@@ -81,10 +84,10 @@ pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Out
             "YaRN needs the original context length and positive betas".into(),
         ));
     }
-    Ok(Outcome::like(x))
+    Ok(Inferred::like(x))
 }
 
-pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let Attention { scale, soft_cap, mask, spans } = parameters;
     let expected = 3 + usize::from(*mask) + usize::from(*spans);
     if inputs.len() != expected {
@@ -122,5 +125,5 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Ou
             return shape_problem(format!("spans {} for {t} queries", s.shape));
         }
     }
-    Ok(Outcome::fresh(DType::F32, Shape::from([b, t, h, e])))
+    Ok(Inferred::fresh(DType::F32, Shape::from([b, t, h, e])))
 }

@@ -1,42 +1,44 @@
 //! Rules of the operations that work element by element, or row by row, and keep the shape.
 
-use super::{Outcome, need, need_f32, need_f32_or_f16, shape_problem, take};
-use crate::{GraphErrorKind, Shape, Tensor};
+use super::checks::{Inferred, need, need_f32, need_f32_or_f16, shape_problem, take};
+use crate::error::GraphErrorKind;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
 
-pub(super) fn binary(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn binary(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [a, b] = take(inputs, "2")?;
     need_f32_or_f16(0, a)?;
     need_f32_or_f16(1, b)?;
     if !b.shape.repeats_into(&a.shape) {
         return shape_problem(format!("{} cannot be repeated to {}", b.shape, a.shape));
     }
-    Ok(Outcome::like(a))
+    Ok(Inferred::like(a))
 }
 
-pub(super) fn add1(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn add1(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [a, b] = take(inputs, "2")?;
     need_f32_or_f16(0, a)?;
     need_f32(1, b)?;
     if b.elements() != 1 {
         return shape_problem(format!("the second input has {} elements, not one", b.elements()));
     }
-    Ok(Outcome::like(a))
+    Ok(Inferred::like(a))
 }
 
-pub(super) fn map(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn map(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32_or_f16(0, x)?;
-    Ok(Outcome::like(x))
+    Ok(Inferred::like(x))
 }
 
-pub(super) fn clamp(min: f32, max: f32, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn clamp(min: f32, max: f32, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     if min > max || min.is_nan() || max.is_nan() {
         return Err(GraphErrorKind::Parameter(format!("the range {min} to {max} is empty")));
     }
     map(inputs)
 }
 
-pub(super) fn gated(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn gated(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     if let [x] = inputs {
         need_f32_or_f16(0, x)?;
         let cols = x.shape.cols();
@@ -45,7 +47,7 @@ pub(super) fn gated(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
         }
         let mut dims = x.shape.dims4();
         dims[3] = cols / 2;
-        return Ok(Outcome::fresh(x.dtype, Shape::from_dims4(dims, x.shape.rank())));
+        return Ok(Inferred::fresh(x.dtype, Shape::from_dims4(dims, x.shape.rank())));
     }
     let [gate, up] = take(inputs, "1 or 2")?;
     need_f32_or_f16(0, gate)?;
@@ -53,7 +55,7 @@ pub(super) fn gated(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     if gate.shape.dims4() != up.shape.dims4() {
         return shape_problem(format!("{} and {} differ", gate.shape, up.shape));
     }
-    Ok(Outcome::like(gate))
+    Ok(Inferred::like(gate))
 }
 
 fn check_eps(eps: f32) -> Result<(), GraphErrorKind> {
@@ -64,14 +66,14 @@ fn check_eps(eps: f32) -> Result<(), GraphErrorKind> {
     }
 }
 
-pub(super) fn row_norm(eps: f32, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn row_norm(eps: f32, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     check_eps(eps)?;
-    Ok(Outcome::like(x))
+    Ok(Inferred::like(x))
 }
 
-pub(super) fn group_norm(groups: usize, eps: f32, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn group_norm(groups: usize, eps: f32, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     check_eps(eps)?;
@@ -81,11 +83,11 @@ pub(super) fn group_norm(groups: usize, eps: f32, inputs: &[&Tensor]) -> Result<
             "{channels} channels cannot be cut into {groups} groups"
         )));
     }
-    Ok(Outcome::like(x))
+    Ok(Inferred::like(x))
 }
 
-pub(super) fn diag_mask(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn diag_mask(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
-    Ok(Outcome::like(x))
+    Ok(Inferred::like(x))
 }

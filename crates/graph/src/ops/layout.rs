@@ -1,7 +1,10 @@
 //! Rules of copies, views and the operations that only move elements.
 
-use super::{Outcome, Place, need, need_dense, shape_problem, take};
-use crate::{DType, GraphErrorKind, MAX_DIMS, Shape, Strides, Tensor};
+use super::checks::{Inferred, ResultMemory, need, need_dense, shape_problem, take};
+use crate::dtype::DType;
+use crate::error::GraphErrorKind;
+use crate::shape::{MAX_DIMS, Shape, Strides};
+use crate::tensor::Tensor;
 
 /// Types that values can be written in.
 fn is_writable(dtype: DType) -> bool {
@@ -30,7 +33,7 @@ pub(super) fn can_write(target: &Tensor, x: &Tensor) -> Result<(), GraphErrorKin
     })
 }
 
-pub(super) fn cast(to: DType, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn cast(to: DType, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     if !castable(x.dtype, to) {
         return Err(GraphErrorKind::Parameter(format!("{} cannot be cast to {to}", x.dtype)));
@@ -38,10 +41,10 @@ pub(super) fn cast(to: DType, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorK
     if x.dtype.is_quantized() {
         need_dense(0, x)?;
     }
-    Ok(Outcome::fresh(to, x.shape))
+    Ok(Inferred::fresh(to, x.shape))
 }
 
-pub(super) fn copy_into(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn copy_into(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [target, x] = take(inputs, "2")?;
     can_write(target, x)?;
     for (i, t) in [(0, target), (1, x)] {
@@ -63,10 +66,10 @@ pub(super) fn copy_into(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
             target.shape, x.shape
         ));
     }
-    Ok(Outcome { dtype: target.dtype, shape: target.shape, place: Place::Written })
+    Ok(Inferred { dtype: target.dtype, shape: target.shape, memory: ResultMemory::Written })
 }
 
-pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let Some((first, rest)) = inputs.split_first() else {
         return Err(GraphErrorKind::Arity { expected: "at least 1", found: 0 });
     };
@@ -97,33 +100,33 @@ pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Outcome, GraphE
     if let Some(d) = dims.get_mut(axis4) {
         *d = total;
     }
-    Ok(Outcome::fresh(first.dtype, Shape::from_dims4(dims, rank.max(MAX_DIMS - axis4))))
+    Ok(Inferred::fresh(first.dtype, Shape::from_dims4(dims, rank.max(MAX_DIMS - axis4))))
 }
 
-pub(super) fn repeat(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn repeat(shape: &Shape, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need(0, x, "F32, F16 or I32", |t| matches!(t, DType::F32 | DType::F16 | DType::I32))?;
     if !x.shape.repeats_into(shape) {
         return shape_problem(format!("{} cannot be repeated to {shape}", x.shape));
     }
-    Ok(Outcome::fresh(x.dtype, *shape))
+    Ok(Inferred::fresh(x.dtype, *shape))
 }
 
 pub(super) fn pad(
     before: &[usize; MAX_DIMS],
     after: &[usize; MAX_DIMS],
     inputs: &[&Tensor],
-) -> Result<Outcome, GraphErrorKind> {
+) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need(0, x, "F32 or F16", |t| matches!(t, DType::F32 | DType::F16))?;
     let mut dims = x.dims4();
     for ((d, b), a) in dims.iter_mut().zip(before).zip(after) {
         *d = d.checked_add(*b).and_then(|d| d.checked_add(*a)).ok_or(GraphErrorKind::Overflow)?;
     }
-    Ok(Outcome::fresh(x.dtype, Shape::from_dims4(dims, x.shape.rank())))
+    Ok(Inferred::fresh(x.dtype, Shape::from_dims4(dims, x.shape.rank())))
 }
 
-pub(super) fn reshape(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn reshape(shape: &Shape, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     if shape.checked_elements() != Some(x.elements()) {
         return shape_problem(format!("{} has another number of elements than {shape}", x.shape));
@@ -135,7 +138,7 @@ pub(super) fn reshape(shape: &Shape, inputs: &[&Tensor]) -> Result<Outcome, Grap
         return Err(GraphErrorKind::Blocks { dtype: x.dtype, cols: shape.cols() });
     }
     let (strides, _) = shape.contiguous(x.dtype).ok_or(GraphErrorKind::Overflow)?;
-    Ok(Outcome { dtype: x.dtype, shape: *shape, place: Place::View(0, strides) })
+    Ok(Inferred { dtype: x.dtype, shape: *shape, memory: ResultMemory::View(0, strides) })
 }
 
 pub(super) fn view(
@@ -143,7 +146,7 @@ pub(super) fn view(
     strides: &Strides,
     offset: usize,
     inputs: &[&Tensor],
-) -> Result<Outcome, GraphErrorKind> {
+) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     if !shape.cols().is_multiple_of(x.dtype.block_len()) {
         return Err(GraphErrorKind::Blocks { dtype: x.dtype, cols: shape.cols() });
@@ -159,10 +162,10 @@ pub(super) fn view(
             "offset and strides must be multiples of {unit} bytes"
         )));
     }
-    Ok(Outcome { dtype: x.dtype, shape: *shape, place: Place::View(offset, *strides) })
+    Ok(Inferred { dtype: x.dtype, shape: *shape, memory: ResultMemory::View(offset, *strides) })
 }
 
-pub(super) fn permute(axes: [u8; MAX_DIMS], inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn permute(axes: [u8; MAX_DIMS], inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     let mut sorted = axes;
     sorted.sort_unstable();
@@ -178,5 +181,5 @@ pub(super) fn permute(axes: [u8; MAX_DIMS], inputs: &[&Tensor]) -> Result<Outcom
     let (dims, strides) = (x.dims4(), x.strides());
     let pick = |from: [usize; MAX_DIMS]| axes.map(|a| from.get(usize::from(a)).copied().unwrap_or(1));
     let shape = Shape::from_dims4(pick(dims), x.shape.rank());
-    Ok(Outcome { dtype: x.dtype, shape, place: Place::View(0, Strides(pick(strides))) })
+    Ok(Inferred { dtype: x.dtype, shape, memory: ResultMemory::View(0, Strides(pick(strides))) })
 }

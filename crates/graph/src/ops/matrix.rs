@@ -1,14 +1,17 @@
 //! Rules of the matrix products.
 
-use super::{Outcome, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take};
-use crate::{DType, GraphErrorKind, Shape, Tensor};
+use super::checks::{Inferred, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take};
+use crate::dtype::DType;
+use crate::error::GraphErrorKind;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
 
 fn check_weights(w: &Tensor) -> Result<(), GraphErrorKind> {
     need(0, w, "a type that can be turned into F32", DType::is_computable)?;
     need_dense(0, w)
 }
 
-pub(super) fn mul_mat(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn mul_mat(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [w, x] = take(inputs, "2")?;
     check_weights(w)?;
     need_f32_or_f16(1, x)?;
@@ -20,10 +23,10 @@ pub(super) fn mul_mat(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     if wk != k || !repeats(wb, b) || !repeats(wh, h) {
         return shape_problem(format!("weights {} do not go with {}", w.shape, x.shape));
     }
-    Ok(Outcome::fresh(DType::F32, Shape::from_dims4([b, h, m, n], x.shape.rank().max(2))))
+    Ok(Inferred::fresh(DType::F32, Shape::from_dims4([b, h, m, n], x.shape.rank().max(2))))
 }
 
-pub(super) fn mul_mat_id(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn mul_mat_id(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [w, x, ids] = take(inputs, "3")?;
     check_weights(w)?;
     need_f32_or_f16(1, x)?;
@@ -39,10 +42,10 @@ pub(super) fn mul_mat_id(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> 
             w.shape, x.shape, ids.shape
         ));
     }
-    Ok(Outcome::fresh(DType::F32, Shape::from([t, used, n])))
+    Ok(Inferred::fresh(DType::F32, Shape::from([t, used, n])))
 }
 
-pub(super) fn out_prod(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn out_prod(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [a, b] = take(inputs, "2")?;
     check_weights(a)?;
     need_f32(1, b)?;
@@ -51,5 +54,5 @@ pub(super) fn out_prod(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
     if a0 != b0 || a1 != b1 || ak != bk {
         return shape_problem(format!("{} and {} do not go together", a.shape, b.shape));
     }
-    Ok(Outcome::fresh(DType::F32, Shape::from_dims4([b0, b1, q, p], b.shape.rank().max(2))))
+    Ok(Inferred::fresh(DType::F32, Shape::from_dims4([b0, b1, q, p], b.shape.rank().max(2))))
 }

@@ -1,38 +1,41 @@
 //! Rules of the operations that make one value, or one index list, of each row.
 
-use super::{Outcome, need_f32, take};
-use crate::{DType, GraphErrorKind, Shape, Tensor};
+use super::checks::{Inferred, need_f32, take};
+use crate::dtype::DType;
+use crate::error::GraphErrorKind;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
 
-pub(super) fn sum(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn sum(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
-    Ok(Outcome::fresh(DType::F32, Shape::from([1])))
+    Ok(Inferred::fresh(DType::F32, Shape::from([1])))
 }
 
-pub(super) fn per_row(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn per_row(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     let mut dims = x.dims4();
     dims[3] = 1;
-    Ok(Outcome::fresh(DType::F32, Shape::from_dims4(dims, x.shape.rank())))
+    Ok(Inferred::fresh(DType::F32, Shape::from_dims4(dims, x.shape.rank())))
 }
 
-pub(super) fn argmax(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn argmax(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     row_not_empty(x)?;
     let [a, b, c, _] = x.dims4();
-    Ok(Outcome::fresh(DType::I32, Shape::from_dims4([1, a, b, c], x.shape.rank().saturating_sub(1))))
+    Ok(Inferred::fresh(DType::I32, Shape::from_dims4([1, a, b, c], x.shape.rank().saturating_sub(1))))
 }
 
-pub(super) fn argsort(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn argsort(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     indexable(x)?;
-    Ok(Outcome::fresh(DType::I32, x.shape))
+    Ok(Inferred::fresh(DType::I32, x.shape))
 }
 
-pub(super) fn top_k(k: usize, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn top_k(k: usize, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     need_f32(0, x)?;
     indexable(x)?;
@@ -41,7 +44,7 @@ pub(super) fn top_k(k: usize, inputs: &[&Tensor]) -> Result<Outcome, GraphErrorK
     }
     let mut dims = x.dims4();
     dims[3] = k;
-    Ok(Outcome::fresh(DType::I32, Shape::from_dims4(dims, x.shape.rank())))
+    Ok(Inferred::fresh(DType::I32, Shape::from_dims4(dims, x.shape.rank())))
 }
 
 fn row_not_empty(x: &Tensor) -> Result<(), GraphErrorKind> {

@@ -1,10 +1,15 @@
 //! Rules of the operations that pick and replace rows by index.
 
+use super::checks::{
+    Inferred, ResultMemory, need, need_dense, need_f32_or_f16, need_i32, shape_problem, take,
+};
 use super::layout::can_write;
-use super::{Outcome, Place, need, need_dense, need_f32_or_f16, need_i32, shape_problem, take};
-use crate::{DType, GraphErrorKind, Shape, Tensor};
+use crate::dtype::DType;
+use crate::error::GraphErrorKind;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
 
-pub(super) fn get_rows(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn get_rows(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x, ids] = take(inputs, "2")?;
     need(0, x, "a type that can be turned into F32, or I32", |t| t.is_computable() || t == DType::I32)?;
     need_dense(0, x)?;
@@ -15,10 +20,10 @@ pub(super) fn get_rows(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
         return shape_problem(format!("ids {} do not go with rows of {}", ids.shape, x.shape));
     }
     let dtype = if x.dtype == DType::I32 { DType::I32 } else { DType::F32 };
-    Ok(Outcome::fresh(dtype, Shape::from_dims4([b, h, count, cols], ids.shape.rank() + 1)))
+    Ok(Inferred::fresh(dtype, Shape::from_dims4([b, h, count, cols], ids.shape.rank() + 1)))
 }
 
-pub(super) fn set_rows(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
+pub(super) fn set_rows(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [target, x, ids] = take(inputs, "3")?;
     can_write(target, x)?;
     need_dense(0, target)?;
@@ -34,5 +39,5 @@ pub(super) fn set_rows(inputs: &[&Tensor]) -> Result<Outcome, GraphErrorKind> {
             x.shape, ids.shape, target.shape
         ));
     }
-    Ok(Outcome { dtype: target.dtype, shape: target.shape, place: Place::Written })
+    Ok(Inferred { dtype: target.dtype, shape: target.shape, memory: ResultMemory::Written })
 }

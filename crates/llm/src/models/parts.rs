@@ -1,7 +1,7 @@
 //! What the architectures share: embedding, norms, attention over the cache, feed-forward, logits.
 
 use quadriga_gguf::File;
-use quadriga_graph::{DType, GraphBuilder, Value};
+use quadriga_graph::{AttentionOptions, DType, GraphBuilder, Value};
 
 use super::GraphShape;
 use crate::hyperparameters::Hyperparameters;
@@ -203,7 +203,7 @@ impl<'g> Block<'_, 'g> {
             let scale = 1.0 / (d as f32).sqrt();
             query
                 .permute([1, 0, 2])
-                .attention(keys, values, None, Some(self.parts.spans), scale, None)
+                .attention(keys, values, AttentionOptions::new().spans(self.parts.spans).scale(scale))
                 .reshape([n, h.heads * e])
         };
         let (attended, residual) = match self.parts.rows {

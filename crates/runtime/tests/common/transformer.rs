@@ -1,7 +1,7 @@
 //! Llama-shaped graphs of any size, for tests and benchmarks of planning.
 #![allow(dead_code, reason = "each test or benchmark uses a part of it")]
 
-use quadriga_graph::{DType, Graph, GraphBuilder, Pairing, Rope, Weight};
+use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Pairing, Rope, Weight};
 
 /// The sizes of a model and of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ pub(crate) fn transformer(s: Sizes) -> Graph {
         let keys = keys.view([1, s.kv_heads, s.context, head], heads(s.kv_heads, s.context, 2), 0);
         let values = values.view([1, s.kv_heads, s.context, head], heads(s.kv_heads, s.context, 2), 0);
         let q = q.view([1, s.heads, s.tokens, head], heads(s.heads, s.tokens, 4), 0);
-        let attended = q.attention(keys, values, Some(mask), None, 0.125, None);
+        let attended = q.attention(keys, values, AttentionOptions::new().mask(mask).scale(0.125));
         let mut attended =
             scope.mul_mat(matrix(&name("o"), s.width, s.width), attended.reshape([s.tokens, s.width]));
         if layer + 1 == s.layers {

@@ -1,7 +1,7 @@
 //! Weights that live with the host and are lent to a device for a run.
 
 use quadriga_conformance::Rng;
-use quadriga_graph::{DType, Graph, GraphBuilder, Op, TensorId, TensorKind, Weight};
+use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Op, TensorId, TensorKind, Weight};
 use quadriga_runtime::{Reason, Scheduler, WeightStreaming};
 
 use quadriga_sim::Sim;
@@ -107,10 +107,7 @@ fn cached(layers: usize, mut rng: Option<&mut Rng>) -> Graph {
         let attended = query.reshape([4, 1, 8]).permute([1, 0, 2]).attention(
             seen.reshape([6, 1, 8]).permute([1, 0, 2]),
             values_written.reshape([6, 1, 8]).permute([1, 0, 2]),
-            None,
-            None,
-            0.3,
-            None,
+            AttentionOptions::new().scale(0.3),
         );
         x = product("o", attended.reshape([4, 8])).add(x).tanh();
         states.extend([written, values_written]);

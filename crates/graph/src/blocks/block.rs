@@ -1,0 +1,49 @@
+//! The traits of block structs, and the macro that implements them.
+
+use bytemuck::Pod;
+
+use crate::dtype::DType;
+
+/// A block of a quantized format: a struct of bytes, alignment 1, whose size is that of the format.
+pub trait Block: Pod {
+    /// The type whose rows consist of these blocks.
+    const DTYPE: DType;
+
+    /// The elements of one block as an array: `[f32; 32]` or `[f32; 256]`.
+    type Values: Pod;
+
+    /// Writes the values of the elements, in the order of the row.
+    fn dequantize(&self, out: &mut Self::Values);
+}
+
+/// A block that can also be made from values.
+pub trait QuantizeBlock: Block {
+    /// The block whose values come close to `values`.
+    ///
+    /// Any input is taken: values beyond the reach of the format become the nearest that it can hold, and a
+    /// NaN becomes some finite number.
+    fn quantize(values: &Self::Values) -> Self;
+}
+
+/// Implements [`Block`] by the struct's own `dequantize`, and proves size and alignment when compiling.
+macro_rules! block_format {
+    ($block:ident, $dtype:ident, $length:literal elements in $bytes:literal bytes) => {
+        impl super::block::Block for $block {
+            const DTYPE: $crate::dtype::DType = $crate::dtype::DType::$dtype;
+            type Values = [f32; $length];
+
+            #[inline]
+            fn dequantize(&self, out: &mut [f32; $length]) {
+                $block::dequantize(self, out);
+            }
+        }
+
+        const _: () = {
+            assert!(size_of::<$block>() == $bytes);
+            assert!(align_of::<$block>() == 1);
+            assert!($crate::dtype::DType::$dtype.block_bytes() == $bytes);
+            assert!($crate::dtype::DType::$dtype.block_len() == $length);
+        };
+    };
+}
+pub(super) use block_format;
