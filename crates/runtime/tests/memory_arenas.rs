@@ -1,4 +1,5 @@
-//! Real memory behind plans: what is forecast is allocated, nothing more, and a refusal leaves everything as it was.
+//! The memory that a session allocates for its plans: exactly what was forecast, shared by all plans, and intact after
+//! a refused allocation.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 #[path = "common/heap.rs"]
@@ -6,24 +7,26 @@ mod heap;
 #[path = "common/transformer.rs"]
 mod transformer;
 
-use heap::Heap;
-use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::memory::{Binding, Family, Inputs, Memory, MemoryError, MemoryPlan, Planner, Request};
-use quadriga_runtime::{Backend, BackendError, Usage};
+use heap::{Heap, HeapCounts};
+use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
+use quadriga_runtime::memory::{Arena, Memory, Planner, Request, Spot};
+use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session, Usage};
+use quadriga_sim::{Sim, What};
 use std::sync::Arc;
 
-fn chain(width: usize) -> Arc<Graph> {
+/// A matmul, an activation and a padded square; the weight is all ones.
+fn chain(width: usize) -> Result<Graph, BuildError> {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [width]);
-    let w = g.weight("w", Weight::new(DType::F32, [width, width]));
-    let y = g.mul_mat(w, x.reshape([1, width])).silu();
+    let ones = Data::from(vec![1.0f32; width * width].as_slice());
+    let w = g.weight(&format!("w{width}"), Weight::with_data(DType::F32, [width, width], ones));
+    let y = g.mul_mat(w, x.reshape([1, width])).relu();
     g.output("y", y.pad([0, 2]).sqr());
-    Arc::new(g.finish().unwrap())
+    g.finish()
 }
 
-fn plan(graph: &Graph, backends: &[&Heap]) -> Arc<MemoryPlan> {
-    let memories: Vec<Memory<'_>> = backends.iter().map(|backend| Memory::of(*backend)).collect();
-    Arc::new(Planner::default().plan(&Request::new(graph, &memories)).unwrap())
+fn scheduler(heap: &Heap) -> Scheduler {
+    Scheduler::new([heap.shared()])
 }
 
 #[test]
@@ -47,112 +50,107 @@ fn b1_a_buffer_is_freed_once_and_wrapped_memory_never() {
 }
 
 #[test]
-fn b2_b3_places_are_aligned_inside_their_buffer_and_padded_as_the_backend_asks() {
-    let graph = chain(5);
+fn b2_b3_tensors_are_aligned_inside_their_buffer_and_padded_as_the_backend_requires() {
     let mut heap = Heap::new("h", 32, None);
     heap.padding = 48;
-    let binding = Binding::allocate(&graph, &heap.shared()).unwrap();
-    let mut storages = Vec::new();
-    for (id, tensor) in graph.tensor_ids().zip(graph.tensors()).filter(|(_, t)| t.node().is_some()) {
-        let region = binding.region(id).unwrap();
-        assert!(region.offset.is_multiple_of(32) || tensor.storage() != id);
-        let padded = if tensor.storage() == id { heap.storage_bytes(tensor) } else { tensor.bytes() };
-        assert!(region.offset + padded <= region.buffer.bytes());
-        storages.push(binding.plan().bytes[id.index()]);
+    let plan = scheduler(&heap).plan(chain(5).unwrap()).unwrap();
+    assert!(plan.memory().bytes.iter().all(|bytes| bytes.is_multiple_of(48)));
+    let _session = plan.session().unwrap();
+    let records = heap.records.lock().unwrap();
+    assert!(records.len() > 4);
+    for record in &*records {
+        let storage = record.offset - record.tensor.offset();
+        assert!(storage.is_multiple_of(32), "{record:?}");
+        assert!(storage + heap.storage_bytes(&record.tensor) <= record.buffer_bytes, "{record:?}");
     }
-    assert!(storages.iter().all(|bytes| bytes.is_multiple_of(48)));
-    // Without padding a storage takes the tensor's own bytes.
-    assert_eq!(Memory::measuring("m", 4, None).storage_bytes(&graph.tensors()[0]), 20);
+    // Without a backend a storage takes the tensor's own bytes.
+    assert_eq!(Memory::measuring("m", 4, None).storage_bytes(&plan.graph().tensors()[0]), 20);
 }
 
 #[test]
-fn b4_x15_hooks_run_once_for_each_place_and_never_while_measuring() {
-    let graph = chain(8);
+fn b4_x15_hooks_run_once_for_each_tensor_and_never_while_planning() {
     let heap = Heap::new("h", 16, None);
-    plan(&graph, &[&heap]);
-    assert_eq!(heap.counts(), heap::Counts::default());
-    let binding = Binding::allocate(&graph, &heap.shared()).unwrap();
-    let placed = graph.tensor_ids().filter(|id| binding.region(*id).is_some()).count();
-    assert_eq!((heap.counts().placed, heap.counts().released), (placed, 0));
+    let scheduler = scheduler(&heap);
+    let plan = scheduler.plan(chain(8).unwrap()).unwrap();
+    assert_eq!(heap.counts(), HeapCounts::default());
+    let session = plan.session().unwrap();
+    let placed = heap.counts().placed;
     assert!(placed > 0);
-    drop(binding);
+    assert_eq!(heap.counts().released, 0);
+    drop((session, plan, scheduler));
     let counts = heap.counts();
     assert_eq!((counts.placed, counts.released, counts.live), (placed, placed, 0));
 }
 
 #[test]
-fn b4_a_refused_place_is_taken_back() {
-    let graph = chain(8);
+fn b4_a_tensor_that_the_backend_refuses_fails_the_session_and_all_others_are_released() {
     for refused in 0..4 {
         let heap = Heap::new("h", 16, None);
         *heap.refuse_placed.lock().unwrap() = Some(refused);
-        let error = Binding::allocate(&graph, &heap.shared()).unwrap_err();
-        assert!(matches!(error, MemoryError::Backend(BackendError::Failed { .. })));
+        let plan = scheduler(&heap).plan(chain(8).unwrap()).unwrap();
+        let Err(RuntimeError::Device { error, .. }) = plan.session() else { panic!("must be refused") };
+        assert!(matches!(*error, BackendError::Failed { .. }), "{error}");
+        drop(plan);
         let counts = heap.counts();
         assert_eq!((counts.placed, counts.released, counts.live), (refused, refused, 0));
     }
 }
 
 #[test]
-fn b5_g5_a_tensor_knows_its_buffer_and_backend_and_an_unplaced_one_has_none() {
-    let graph = chain(8);
+fn b5_g5_a_tensor_is_in_a_buffer_of_its_backend_and_a_weight_is_not_in_the_arena() {
     let heap = Heap::new("h", 16, None);
-    let binding = Binding::allocate(&graph, &heap.shared()).unwrap();
+    let plan = scheduler(&heap).plan(chain(8).unwrap()).unwrap();
+    let graph = plan.graph();
     let output = graph.output("y").unwrap();
-    assert_eq!(binding.region(output).unwrap().buffer.backend(), "h");
-    assert!(binding.region(graph.leaf("w").unwrap()).is_none());
+    assert!(matches!(plan.memory().spot(output), Spot::Arena { backend: 0, .. }));
+    assert_eq!(plan.memory().spot(graph.leaf("w8").unwrap()), Spot::Placed { backend: 0 });
+    let _session = plan.session().unwrap();
+    assert!(heap.records.lock().unwrap().iter().all(|record| record.owner == "h"));
 }
 
 #[test]
-fn g8_one_call_plans_and_allocates_and_the_forecast_is_what_is_allocated() {
-    for max in [None, Some(4096), Some(60_000)] {
-        let graph = Arc::new(transformer::of_nodes(100));
+fn g8_a_session_plans_and_allocates_in_one_call_and_allocates_what_is_forecast() {
+    for max in [None, Some(1100)] {
         let mut heap = Heap::new("h", 64, max);
         heap.padding = 96;
-        heap.facts.max_buffer = max.map(|max| max.max(100_000));
-        let forecast = plan(&graph, &[&heap]).forecast(&graph);
-        assert_eq!(heap.counts().live, 0);
-        let binding = Binding::allocate(&graph, &heap.shared()).unwrap();
-        assert_eq!(heap.counts().live, forecast.backends[0].plan.arena_bytes());
-        let chunks = &forecast.backends[0].plan.chunks;
-        assert_eq!(heap.counts().allocations, chunks.len());
+        let mut session = Session::new(&scheduler(&heap)).unwrap();
+        session.use_graph(transformer::of_nodes_small(100)).unwrap();
+        let plan = session.plan().unwrap();
+        let forecast = plan.memory().forecast(plan.graph());
+        let arena: u64 = session.arena(0).iter().map(|chunk| chunk.bytes() as u64).sum();
+        assert_eq!(arena, forecast.backends[0].plan.arena_bytes());
+        assert_eq!(session.arena(0).len(), forecast.backends[0].plan.chunks.len());
+        assert_eq!(session.arena(0).len() > 1, max.is_some());
+        assert_eq!(heap.counts().live, plan.bytes()[0].total());
         assert!(!forecast.backends[0].alive.is_empty());
         assert!(!forecast.to_string().is_empty());
-        drop(binding);
+        drop(session);
         assert_eq!(heap.counts().live, 0);
     }
 }
 
 #[test]
-fn x8_x9_plans_of_any_size_follow_each_other_in_one_arena() {
+fn x8_x9_graphs_of_any_size_follow_each_other_in_one_arena() {
     let heap = Heap::new("h", 16, None);
-    let mut family = Family::new([heap.shared()]);
-    let mut bind = |width: usize| {
-        let graph = chain(width);
-        let memories = [Memory::of(&heap)];
-        let plan = family.plan(&Request::new(&graph, &memories)).unwrap();
-        let binding = family.bind(&graph, &plan).unwrap();
-        (binding, plan)
-    };
-    let (large, _) = bind(1000);
-    let held = heap.counts().live;
-    drop(large);
-    let (small, small_plan) = bind(10);
-    assert_eq!(heap.counts().live, held, "what fits takes no new memory");
-    // A smaller graph after a larger one is planned as if it were the first.
-    assert_eq!(*small_plan, *plan(&chain(10), &[&heap]));
+    let scheduler = scheduler(&heap);
+    let mut session = Session::new(&scheduler).unwrap();
+    session.prepare(1000, || chain(1000)).unwrap();
+    let held = session.bytes(0);
+    session.prepare(10, || chain(10)).unwrap();
+    assert_eq!(session.bytes(0), held, "a smaller plan takes no new memory");
+    // After a larger graph a smaller one is planned as if it were the first.
+    let alone = scheduler.plan(chain(10).unwrap()).unwrap();
+    assert_eq!(session.plan().unwrap().memory(), alone.memory());
     let allocations = heap.counts().allocations;
-    let (again, again_plan) = bind(10);
-    assert!(Arc::ptr_eq(&small_plan, &again_plan), "the same request finds the same plan");
+    session.prepare(10, || -> Result<Graph, BuildError> { panic!("the plan is kept") }).unwrap();
     assert_eq!(heap.counts().allocations, allocations);
-    drop((small, again));
-    let (_larger, plan) = bind(2000);
-    assert_eq!(heap.counts().live, plan.arena_bytes(0));
+    session.prepare(2000, || chain(2000)).unwrap();
+    assert_eq!(session.bytes(0), session.plan().unwrap().memory().arena_bytes(0));
 }
 
 #[test]
-fn x18_a_plan_is_never_used_for_another_graph() {
-    // Equal sizes, another topology: the first sum is read later in one of them.
+fn x18_a_graph_with_equal_sizes_and_another_topology_has_a_plan_of_its_own() {
+    // The first sum is read once more in one of them.
     let make = |late: bool| {
         let g = GraphBuilder::new();
         let (a, b) = (g.input("a", DType::F32, [8]), g.input("b", DType::F32, [8]));
@@ -160,91 +158,74 @@ fn x18_a_plan_is_never_used_for_another_graph() {
         let d = c.pad([0]);
         let e = if late { d.add(c) } else { d.add(b) };
         g.output("e", e);
-        Arc::new(g.finish().unwrap())
+        g.finish().unwrap()
     };
-    let (one, two) = (make(false), make(true));
-    let heap = Heap::new("h", 16, None);
-    let memories = [Memory::of(&heap)];
-    let mut family = Family::new([heap.shared()]);
-    let plan = family.plan(&Request::new(&one, &memories)).unwrap();
-    let other = family.plan(&Request::new(&two, &memories)).unwrap();
-    assert_eq!(family.len(), 2);
-    assert_eq!(family.bind(&two, &plan).unwrap_err(), MemoryError::Stale);
-    family.bind(&two, &other).unwrap();
-    // Anything else that decides a plan makes a new one, too.
-    let base = Request::new(&one, &memories);
-    let tensors = vec![0; one.tensors().len()];
-    let steps = vec![0, 1, 2];
-    let others = [
-        Request { inputs: Inputs::Release, ..base },
-        Request { backends: &tensors, ..base },
-        Request { steps: &steps, ..base },
-        Request { placed: &[one.leaf("a").unwrap()], ..base },
-    ];
-    let mut keys: Vec<_> = others.iter().map(Request::key).chain([base.key()]).collect();
-    keys.sort();
-    keys.dedup();
-    assert_eq!(keys.len(), 5);
-    let mut padded = heap.clone();
-    padded.padding = 64;
-    let memories = [Memory::of(&padded)];
-    assert_ne!(Request::new(&one, &memories).key(), base.key());
+    let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new().unwrap());
+    let mut session = Session::new(&Scheduler::new([cpu])).unwrap();
+    let mut plans = Vec::new();
+    for _ in 0..2 {
+        for (late, expected) in [(false, 5.0), (true, 6.0)] {
+            session.use_graph(make(late)).unwrap();
+            session.run(&[("a", &[1.0f32; 8]), ("b", &[2.0f32; 8])]).unwrap();
+            assert_eq!(session.read::<f32>("e").unwrap(), [expected; 8]);
+            plans.push(session.plan().unwrap().memory().clone());
+        }
+    }
+    assert_ne!(plans[0].graph, plans[1].graph);
+    assert_eq!(plans[..2], plans[2..]);
 }
 
 #[test]
-fn x14_x19_every_allocation_failing_in_turn_leaves_what_was() {
-    let (small, large) = (chain(10), chain(500));
-    // Chunks of 1,024 bytes: the large plan needs several allocations on both backends.
-    let names = ["a", "b"];
-    for refused in 0..16 {
-        let heaps = names.map(|name| Heap::new(name, 16, Some(4096)));
-        let mut family = Family::new(heaps.iter().map(Heap::shared));
-        let memories: Vec<Memory<'_>> = heaps.iter().map(|heap| Memory::of(heap)).collect();
-        let spread =
-            |graph: &Graph| -> Vec<u16> { (0..graph.tensors().len()).map(|i| u16::from(i > 3)).collect() };
-        let backends = spread(&small);
-        let request = Request { backends: &backends, ..Request::new(&small, &memories) };
-        let small_plan = family.plan(&request).unwrap();
-        let before = family.bind(&small, &small_plan).unwrap();
-        let y = small.output("y").unwrap();
-        let region = before.region(y).unwrap();
-        region.buffer.write(region.offset, &[7; 40]).unwrap();
-        let counts: Vec<_> = heaps.iter().map(Heap::counts).collect();
-
-        let which = refused % 2;
-        *heaps[which].refuse.lock().unwrap() = Some(counts[which].allocations + refused / 2);
-        let backends = spread(&large);
-        let request = Request { backends: &backends, ..Request::new(&large, &memories) };
-        let large_plan = family.plan(&request).unwrap();
-        match family.bind(&large, &large_plan) {
-            Ok(_) => assert!(refused / 2 >= large_plan.backends[which].chunks.len()),
-            Err(MemoryError::Allocation { backend, wanted, free, .. }) => {
-                assert_eq!(backend, names[which]);
-                assert!(wanted > 0 && free.is_some());
-                for (heap, before) in heaps.iter().zip(&counts) {
-                    assert_eq!(heap.counts().live, before.live, "nothing is leaked");
-                }
-                let mut bytes = [0; 40];
-                region.buffer.read(region.offset, &mut bytes).unwrap();
-                assert_eq!(bytes, [7; 40]);
-                family.bind(&small, &small_plan).unwrap();
+fn x14_x19_when_any_allocation_of_a_larger_plan_fails_the_smaller_one_still_runs() {
+    let run = |session: &mut Session, width: usize| {
+        session.prepare(width as u64, || chain(width))?;
+        session.run(&[("x", &vec![1.0f32; width])])?;
+        session.read::<f32>("y")
+    };
+    let expected = |width: usize| {
+        let square = (width * width) as f32;
+        [vec![square; width], vec![0.0; 2]].concat()
+    };
+    let mut failures = 0;
+    for refused in 0.. {
+        let a = Sim::new("a").max_buffer(2048).device();
+        let scheduler = Scheduler::new([a.clone() as Arc<dyn Backend>]);
+        let mut session = Session::new(&scheduler).unwrap();
+        assert_eq!(run(&mut session, 10).unwrap(), expected(10));
+        let before = a.counts().of(What::Allocation);
+        a.fail(What::Allocation, refused);
+        let grown = run(&mut session, 20);
+        let done = a.counts().of(What::Allocation) - before <= refused;
+        match grown {
+            Ok(values) => assert_eq!(values, expected(20)),
+            Err(RuntimeError::Device { backend, .. }) => {
+                failures += 1;
+                assert_eq!(backend, "a");
             }
             Err(other) => panic!("{other}"),
         }
-        drop((before, region));
-        drop(family);
-        assert!(heaps.iter().all(|heap| heap.counts().live == 0));
+        a.mend();
+        assert_eq!(run(&mut session, 10).unwrap(), expected(10));
+        assert_eq!(run(&mut session, 20).unwrap(), expected(20));
+        drop((session, scheduler));
+        assert_eq!(a.used_bytes(), 0);
+        if done {
+            break;
+        }
     }
+    assert!(failures > 0);
 }
 
 #[test]
-fn a_tensor_that_no_buffer_can_hold_is_named() {
-    let graph = chain(100);
+fn a_tensor_that_no_buffer_can_hold_is_named_with_the_bytes_that_are_free() {
     let heap = Heap::new("h", 16, Some(256));
-    let error = Binding::allocate(&graph, &heap.shared()).unwrap_err();
-    let text = error.to_string();
-    assert!(text.contains("bytes are wanted") && text.contains("are free"), "{text}");
-    assert!(matches!(error, MemoryError::Allocation { wanted, .. } if wanted >= 400));
+    let g = GraphBuilder::new();
+    g.output("y", g.input("x", DType::F32, [100]).relu());
+    let plan = scheduler(&heap).plan(g.finish().unwrap()).unwrap();
+    let Err(error) = plan.session() else { panic!("400 bytes do not fit") };
+    let RuntimeError::Device { error: inner, .. } = &error else { panic!("{error}") };
+    assert!(matches!(**inner, BackendError::OutOfMemory { wanted: 400, free: Some(_), .. }), "{error}");
+    assert!(error.to_string().contains("chunk"), "{error}");
     assert_eq!(heap.counts().live, 0);
 }
 
@@ -253,8 +234,26 @@ fn tensors_without_a_byte_have_a_place() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [0, 4]);
     g.output("y", x.silu());
-    let graph = Arc::new(g.finish().unwrap());
+    let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new().unwrap());
+    let mut session = Scheduler::new([cpu]).plan(g.finish().unwrap()).unwrap().session().unwrap();
+    session.run(&[("x", &[0f32; 0])]).unwrap();
+    assert!(session.read::<f32>("y").unwrap().is_empty());
+}
+
+#[test]
+fn an_arena_starts_empty_and_fits_what_its_chunks_hold() {
+    let arena = Arena::new(Heap::new("h", 16, None).shared());
+    assert_eq!((arena.bytes(), arena.chunks().len()), (0, 0));
+    assert!(arena.fits(&[]) && !arena.fits(&[16]));
+}
+
+#[test]
+fn planning_a_graph_alone_is_the_same_after_any_other() {
     let heap = Heap::new("h", 16, None);
-    let binding = Binding::allocate(&graph, &heap.shared()).unwrap();
-    assert_eq!(binding.region(graph.output("y").unwrap()).unwrap().bytes, 0);
+    let memories = [Memory::of(&heap)];
+    let (small, large) = (chain(10).unwrap(), chain(300).unwrap());
+    let mut planner = Planner::default();
+    let first = planner.plan(&Request::new(&small, &memories)).unwrap();
+    planner.plan(&Request::new(&large, &memories)).unwrap();
+    assert_eq!(planner.plan(&Request::new(&small, &memories)).unwrap(), first);
 }

@@ -1,11 +1,10 @@
-//! Real memory: the chunks of one backend, and a plan bound to them.
+//! The memory behind plans: the chunks of one backend.
 
-use quadriga_graph::{Graph, TensorId};
+use quadriga_graph::Graph;
 use std::sync::Arc;
 
-use super::plan::{MemoryPlan, Spot, Tenant};
-use super::tenancy::Tenancy;
-use super::{Memory, MemoryError, Planner, Request};
+use super::MemoryError;
+use super::plan::{MemoryPlan, Tenant};
 use crate::{Backend, Buffer, Region, Usage};
 
 /// New chunks with their numbers, not yet in place.
@@ -103,92 +102,5 @@ pub(crate) fn purpose(graph: &Graph, plan: &MemoryPlan, backend: usize, chunk: u
         Some(Tenant::Tensor(tensor)) => format!("chunk {chunk} with {}", graph.name(tensor)),
         Some(Tenant::Extra(extra)) => format!("chunk {chunk} with extra {extra}"),
         None => format!("chunk {chunk}"),
-    }
-}
-
-/// A plan with memory behind it: where every tensor really is.
-///
-/// While it lives the backends know each tensor's place; when it is dropped they are told that the places are released.
-/// It keeps the chunks that it was bound to, even if the arena has grown into others since.
-#[derive(Debug)]
-pub struct Binding {
-    graph: Arc<Graph>,
-    plan: Arc<MemoryPlan>,
-    /// As they were when the plan was bound.
-    arenas: Vec<Arena>,
-    tenants: Vec<Tenancy>,
-}
-
-impl Binding {
-    /// Binds a plan to arenas, one for each of the plan's backends. Arenas that are too small grow first: all of them,
-    /// or, if memory is refused, none.
-    pub fn new(
-        graph: &Arc<Graph>,
-        plan: &Arc<MemoryPlan>,
-        arenas: &mut [Arena],
-    ) -> Result<Binding, MemoryError> {
-        let strangers = |(arena, plan): (&Arena, &super::BackendPlan)| arena.backend.name() != plan.name;
-        if plan.graph != graph.fingerprint()
-            || plan.spots.len() != graph.tensors().len()
-            || arenas.len() != plan.backends.len()
-            || arenas.iter().zip(&plan.backends).any(strangers)
-        {
-            return Err(MemoryError::Stale);
-        }
-        let mut grown = Vec::new();
-        for (number, (arena, backend)) in arenas.iter().zip(&plan.backends).enumerate() {
-            grown.push(arena.prepare(&backend.chunks, &|chunk| purpose(graph, plan, number, chunk))?);
-        }
-        for (arena, grown) in arenas.iter_mut().zip(grown) {
-            arena.commit(grown);
-        }
-        let mut binding = Binding {
-            graph: Arc::clone(graph),
-            plan: Arc::clone(plan),
-            arenas: arenas.to_vec(),
-            tenants: Vec::new(),
-        };
-        for (id, tensor) in graph.tensor_ids().zip(graph.tensors()) {
-            if let Some((backend, region)) = binding.at(plan.spot(id), tensor.bytes()) {
-                let tenancy = Tenancy::new(backend, tensor, region)?;
-                binding.tenants.push(tenancy);
-            }
-        }
-        Ok(binding)
-    }
-
-    /// Plans a graph for one backend and allocates it, in one go. Weights, constants and state are left to the caller.
-    pub fn allocate(graph: &Arc<Graph>, backend: &Arc<dyn Backend>) -> Result<Binding, MemoryError> {
-        let memories = [Memory::of(&**backend)];
-        let plan = Planner::default().plan(&Request::new(graph, &memories))?;
-        Binding::new(graph, &Arc::new(plan), &mut [Arena::new(Arc::clone(backend))])
-    }
-
-    /// The graph.
-    pub fn graph(&self) -> &Arc<Graph> {
-        &self.graph
-    }
-
-    /// The plan.
-    pub fn plan(&self) -> &Arc<MemoryPlan> {
-        &self.plan
-    }
-
-    /// Where a tensor is; `None` if nobody uses it, or its memory is not the arena's.
-    pub fn region(&self, tensor: TensorId) -> Option<Region> {
-        let bytes = self.graph.get(tensor)?.bytes();
-        self.at(self.plan.spot(tensor), bytes).map(|(_, region)| region)
-    }
-
-    /// Where an extra is.
-    pub fn extra(&self, extra: usize) -> Option<Region> {
-        let bytes = usize::try_from(self.plan.extras.get(extra)?.bytes).ok()?;
-        self.at(self.plan.extra_spot(extra), bytes).map(|(_, region)| region)
-    }
-
-    fn at(&self, spot: Spot, bytes: usize) -> Option<(&Arc<dyn Backend>, Region)> {
-        let Spot::Arena { backend, chunk, offset } = spot else { return None };
-        let arena = self.arenas.get(usize::from(backend))?;
-        Some((&arena.backend, arena.region(chunk, offset, bytes)?))
     }
 }

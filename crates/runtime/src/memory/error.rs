@@ -1,6 +1,5 @@
 //! Why memory could not be planned or had.
 
-use super::Flaw;
 use super::packing::PackingError;
 use crate::BackendError;
 
@@ -81,12 +80,6 @@ pub enum MemoryError {
     /// The sizes are beyond what can be packed.
     #[error(transparent)]
     Packing(#[from] PackingError),
-    /// A plan is wrong.
-    #[error("the plan is wrong: {0}")]
-    Flaw(#[from] Flaw),
-    /// A plan was made for another graph.
-    #[error("the plan was made for another graph: plan again")]
-    Stale,
     /// A backend did not give memory.
     #[error("{backend}: {wanted} bytes are wanted for {purpose}{}: {source}", free_text(.free))]
     Allocation {
@@ -101,9 +94,6 @@ pub enum MemoryError {
         /// What the backend said.
         source: Box<BackendError>,
     },
-    /// A backend refused a tensor's place, or something else it was asked for.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
 }
 
 fn free_text(free: &Option<u64>) -> String {

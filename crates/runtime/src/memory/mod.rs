@@ -16,7 +16,7 @@
 //! A [`Planner`] answers all three for a [`Request`] and writes the answers into a [`MemoryPlan`]: for each tensor its
 //! backend, chunk and offset; for each backend the chunks to allocate, and the figures of a [`Forecast`]. [`check()`] judges
 //! a plan without using anything that made it. Then, and only then, is there memory: an [`Arena`] holds a backend's
-//! chunks, a [`Family`] lets all plans of one model share them, and a [`Binding`] says where a tensor really is.
+//! chunks, and all plans of a session share them.
 //!
 //! [`FreeList`] stands beside all this: it answers one request at a time, the way the original allocator did, and is the
 //! planner's baseline.
@@ -41,8 +41,6 @@
 mod arena;
 mod check;
 mod error;
-mod family;
-mod fingerprint;
 mod free_blocks;
 mod free_list;
 pub mod lifetimes;
@@ -54,11 +52,9 @@ mod request;
 pub mod sharing;
 mod tenancy;
 
-pub use arena::{Arena, Binding};
+pub use arena::Arena;
 pub use check::{Flaw, check};
 pub use error::MemoryError;
-pub use family::Family;
-pub use fingerprint::PlanKey;
 pub use free_list::{FreeList, FreeListError, Live, Region};
 pub use lifetimes::{Lifetime, barrier_steps};
 pub use plan::{Alive, BackendForecast, BackendPlan, Forecast, MemoryPlan, Spot, Tenant};

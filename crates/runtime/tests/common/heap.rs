@@ -1,5 +1,6 @@
-//! A backend on the heap that counts what it gives, can be told to refuse, and remembers what its hooks were told.
-#![allow(dead_code, reason = "each test or benchmark uses a part of it")]
+//! A synchronous backend on the heap that counts allocations and hooks, and refuses what it is told to. Its programs
+//! compute nothing, which is all that tests of memory need.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use quadriga_graph::{Data, Graph, NodeId, Tensor};
 use quadriga_runtime::{
@@ -11,12 +12,25 @@ use std::sync::{Arc, Mutex};
 
 /// What happened so far.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Counts {
+pub(crate) struct HeapCounts {
+    /// Bytes that are allocated now.
     pub(crate) live: u64,
     pub(crate) allocations: usize,
     pub(crate) frees: usize,
+    /// Calls of the hook `placed` that succeeded.
     pub(crate) placed: usize,
+    /// Calls of the hook `released`.
     pub(crate) released: usize,
+}
+
+/// A tensor as the hook `placed` saw it.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacedRecord {
+    pub(crate) tensor: Tensor,
+    pub(crate) offset: usize,
+    pub(crate) buffer_bytes: usize,
+    /// The name of the backend that owns the buffer.
+    pub(crate) owner: String,
 }
 
 #[derive(Clone)]
@@ -26,10 +40,11 @@ pub(crate) struct Heap {
     /// Every storage is rounded up to a multiple of this.
     pub(crate) padding: usize,
     pub(crate) capacity: u64,
-    pub(crate) counts: Arc<Mutex<Counts>>,
+    pub(crate) counts: Arc<Mutex<HeapCounts>>,
+    pub(crate) records: Arc<Mutex<Vec<PlacedRecord>>>,
     /// The allocation with this number is refused.
     pub(crate) refuse: Arc<Mutex<Option<usize>>>,
-    /// The `placed` hook with this number fails.
+    /// The call of `placed` with this number fails.
     pub(crate) refuse_placed: Arc<Mutex<Option<usize>>>,
 }
 
@@ -41,12 +56,13 @@ impl Heap {
             padding: 1,
             capacity: u64::MAX,
             counts: Arc::default(),
+            records: Arc::default(),
             refuse: Arc::default(),
             refuse_placed: Arc::default(),
         }
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> HeapCounts {
         self.counts.lock().unwrap().clone()
     }
 
@@ -61,7 +77,7 @@ pub(crate) struct HeapBuffer {
     bytes: Mutex<Vec<u8>>,
     size: usize,
     /// Absent for memory that belongs to someone else.
-    counts: Option<Arc<Mutex<Counts>>>,
+    counts: Option<Arc<Mutex<HeapCounts>>>,
 }
 
 impl Drop for HeapBuffer {
@@ -167,28 +183,78 @@ impl Backend for Heap {
             return Err(BackendError::Failed { backend, what: "placing", reason: "told to".to_owned() });
         }
         counts.placed += 1;
+        self.records.lock().unwrap().push(PlacedRecord {
+            tensor: tensor.clone(),
+            offset: region.offset,
+            buffer_bytes: region.buffer.bytes(),
+            owner: region.buffer.backend().to_owned(),
+        });
         Ok(())
     }
     fn released(&self, _: &Tensor, _: &Region) {
         self.counts.lock().unwrap().released += 1;
     }
     fn supports(&self, _: &Graph, _: NodeId) -> Result<(), Refusal> {
-        Err(Refusal("it computes nothing".into()))
+        Ok(())
     }
     fn compile(&self, _: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {
-        Err(self.nothing())
+        Ok(Box::new(NoOp))
     }
     fn queue(&self) -> Result<Box<dyn Queue>, BackendError> {
-        Err(self.nothing())
+        Ok(Box::new(NoOp))
     }
     fn event(&self, _: bool) -> Result<Arc<dyn Event>, BackendError> {
-        Err(self.nothing())
+        Ok(Arc::new(NoOp))
     }
 }
 
-impl Heap {
-    fn nothing(&self) -> BackendError {
-        let reason = "it computes nothing".to_owned();
-        BackendError::Unsupported { backend: self.name.clone(), node: String::new(), reason }
+/// Program, queue and event of a heap: transfers happen at once, programs do nothing.
+struct NoOp;
+
+impl Program for NoOp {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl Event for NoOp {
+    fn is_done(&self) -> Result<bool, BackendError> {
+        Ok(true)
+    }
+    fn wait(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn seconds_since(&self, _: &dyn Event) -> Option<f64> {
+        None
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Queue for NoOp {
+    fn write(&mut self, to: &Region, bytes: &[u8]) -> Result<(), BackendError> {
+        to.buffer.write(to.offset, bytes)
+    }
+    fn read(&mut self, from: &Region, into: &mut [u8]) -> Result<(), BackendError> {
+        from.buffer.read(from.offset, into)
+    }
+    fn copy(&mut self, from: &Region, to: &Region) -> Result<bool, BackendError> {
+        let mut bytes = vec![0; from.bytes];
+        from.buffer.read(from.offset, &mut bytes)?;
+        to.buffer.write(to.offset, &bytes)?;
+        Ok(true)
+    }
+    fn run(&mut self, _: &mut dyn Program) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn record(&mut self, _: &dyn Event) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn wait(&mut self, _: &dyn Event) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn synchronize(&mut self) -> Result<(), BackendError> {
+        Ok(())
     }
 }

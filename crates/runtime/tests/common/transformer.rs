@@ -40,10 +40,15 @@ pub(crate) const SMOL_135M: Sizes = Sizes {
     ..LLAMA_7B
 };
 
-/// Small tensors and as many layers, of 27 nodes each, as it takes to have at least this many nodes.
+/// As many layers, of 27 nodes each, as it takes to have at least this many nodes.
+fn layers(nodes: usize) -> usize {
+    nodes.saturating_sub(6).div_ceil(27).max(1)
+}
+
+/// A graph of at least this many nodes, with a width of 256.
 pub(crate) fn of_nodes(nodes: usize) -> Graph {
-    let sizes = Sizes {
-        layers: nodes.saturating_sub(6).div_ceil(27).max(1),
+    transformer(Sizes {
+        layers: layers(nodes),
         width: 256,
         heads: 4,
         kv_heads: 4,
@@ -52,8 +57,22 @@ pub(crate) fn of_nodes(nodes: usize) -> Graph {
         tokens: 32,
         context: 128,
         rows: 1,
-    };
-    transformer(sizes)
+    })
+}
+
+/// A graph of at least this many nodes whose weights and caches take about 7 kB a layer.
+pub(crate) fn of_nodes_small(nodes: usize) -> Graph {
+    transformer(Sizes {
+        layers: layers(nodes),
+        width: 16,
+        heads: 2,
+        kv_heads: 2,
+        feed_forward: 32,
+        vocabulary: 32,
+        tokens: 2,
+        context: 16,
+        rows: 1,
+    })
 }
 
 /// Token ids in, logits of the chosen rows out: attention over a cache kept as state, gated feed-forward.
