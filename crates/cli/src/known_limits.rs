@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use quadriga_gguf::Temporary;
 use quadriga_llm::default_model::cache_folder;
 use quadriga_view::Limits;
 
+use crate::atomic_file::AtomicFile;
 use crate::failure::{Failure, Outcome};
 
 fn path(folder: Option<&Path>) -> Option<PathBuf> {
@@ -31,7 +31,7 @@ pub(crate) fn store(folder: Option<&Path>, fresh: &[Limits]) -> Outcome<PathBuf>
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(|error| Failure::file("create", parent, &error))?;
     }
-    let mut file = Temporary::create(&path)?;
+    let mut file = AtomicFile::create(&path)?;
     let text = serde_json::to_string_pretty(&all)?;
     file.write_all(text.as_bytes()).map_err(|error| Failure::file("write", &path, &error))?;
     file.publish()?;

@@ -9,6 +9,7 @@ macro_rules! note {
 }
 
 mod answer;
+mod atomic_file;
 mod backends;
 mod commands;
 mod failure;

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use quadriga_gguf::Temporary;
 use quadriga_llm::{Batch, Model, Watcher};
 use quadriga_runtime::Detail;
 use quadriga_view::{ChromeTrace, Happening, Statistics};
 
+use crate::atomic_file::AtomicFile;
 use crate::failure::{Failure, Outcome};
 use crate::known_limits;
 use crate::model_options::{ModelOptions, Prepared};
@@ -39,7 +39,7 @@ pub(crate) struct Recording {
 struct Shared {
     origin: Instant,
     model: Model,
-    trace: Option<ChromeTrace<BufWriter<Temporary>>>,
+    trace: Option<ChromeTrace<BufWriter<AtomicFile>>>,
     statistics: Option<Statistics>,
     /// Seconds to the end of the run before.
     end: f64,
@@ -56,7 +56,7 @@ impl RecordOptions {
         let backends = prepared.devices.backends();
         let trace = match &self.trace {
             Some(path) => {
-                let file = BufWriter::with_capacity(1 << 18, Temporary::create(path)?);
+                let file = BufWriter::with_capacity(1 << 18, AtomicFile::create(path)?);
                 let trace = ChromeTrace::new(file, backends);
                 Some(trace.map_err(|error| Failure::file("write", path, &error))?)
             }

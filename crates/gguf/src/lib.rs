@@ -35,6 +35,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod atomic_file;
 mod cursor;
 mod error;
 mod file;
@@ -45,7 +46,6 @@ mod owned;
 mod parse;
 mod split;
 mod summary;
-mod temporary;
 mod tensor;
 mod value;
 mod writer;
@@ -55,7 +55,6 @@ pub use file::File;
 pub use from_value::FromValue;
 pub use owned::OwnedValue;
 pub use summary::{Summary, TokenizerSummary, TypeTotal};
-pub use temporary::Temporary;
 pub use tensor::Tensor;
 pub use value::{Array, Value, ValueType, Values};
 pub use writer::Writer;

@@ -9,13 +9,13 @@ use std::{
 use quadriga_graph::{DType, MAX_DIMS, Shape};
 
 use crate::{
+    atomic_file::AtomicFile,
     cursor::check_name,
     error::{Error, FormatErrorKind, Result},
     from_value::FromValue,
     known,
     owned::{OwnedValue, push_string},
     parse::byte_len,
-    temporary::Temporary,
     value::Value,
 };
 
@@ -103,11 +103,11 @@ impl<'a> Writer<'a> {
     /// Whatever was at `path` stays whole until it is replaced by a whole file; on an error, and when a source
     /// panics, the temporary file is removed.
     pub fn write(self, path: impl AsRef<Path>) -> Result<()> {
-        let temporary = Temporary::create(path.as_ref())?;
-        let mut out = BufWriter::with_capacity(1 << 20, temporary.file());
+        let file = AtomicFile::create(path.as_ref())?;
+        let mut out = BufWriter::with_capacity(1 << 20, file.file());
         self.write_to(&mut out)?;
         drop(out);
-        temporary.publish()
+        file.publish()
     }
 
     /// Writes the file's bytes to any stream.

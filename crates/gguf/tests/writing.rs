@@ -73,6 +73,19 @@ fn a_file_appears_under_its_name_only_when_it_is_whole() {
     assert_eq!(names_in(folder.path()), ["model.gguf"]);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_written_file_has_the_permissions_of_an_ordinary_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let (model, ordinary) = (folder.path().join("model.gguf"), folder.path().join("ordinary"));
+    Writer::new().write(&model).unwrap();
+    fs::write(&ordinary, b"").unwrap();
+    let mode = |path| fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&model), mode(&ordinary));
+}
+
 #[test]
 fn a_source_that_fails_leaves_nothing_behind() {
     type Source = fn(&mut dyn io::Write) -> io::Result<()>;

@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use quadriga_gguf::Temporary;
 use quadriga_llm::EngineOptions;
 use quadriga_view::{Limits, Picture};
 
+use crate::atomic_file::AtomicFile;
 use crate::commands::plan_instance::{self, EffortLevel};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
@@ -111,9 +111,9 @@ fn draw(arguments: &Plan, prepared: &Prepared, options: &EngineOptions, out: &mu
 
 /// Writes a file that is seen under its name only once it is whole.
 fn write(path: &Path, text: &str) -> Outcome {
-    let mut file = Temporary::create(path)?;
+    let mut file = AtomicFile::create(path)?;
     file.write_all(text.as_bytes()).map_err(|error| Failure::file("write", path, &error))?;
-    Ok(file.publish()?)
+    file.publish()
 }
 
 /// Packs storages that a file lists.

@@ -1,0 +1,50 @@
+//! Output files that appear under their names only once they are complete.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
+
+use crate::failure::{Failure, Outcome};
+
+/// A temporary file in the target's folder; dropping it before [`AtomicFile::publish`] removes it.
+pub(crate) struct AtomicFile {
+    temporary: NamedTempFile,
+    target: PathBuf,
+}
+
+impl AtomicFile {
+    /// Creates an empty file with a hidden name beside the target.
+    pub(crate) fn create(target: &Path) -> Outcome<AtomicFile> {
+        let folder = match target.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let mut builder = Builder::new();
+        builder.prefix(".quadriga-").suffix(".tmp");
+        // Readable by others, as the umask allows: temporary files are private by default.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let temporary =
+            builder.tempfile_in(folder).map_err(|error| Failure::file("create", target, &error))?;
+        Ok(AtomicFile { temporary, target: target.to_owned() })
+    }
+
+    /// Syncs the content and renames the file to the target's name.
+    pub(crate) fn publish(self) -> Outcome {
+        let failed = |error: &io::Error| Failure::file("write", &self.target, error);
+        self.temporary.as_file().sync_all().map_err(|error| failed(&error))?;
+        self.temporary.persist(&self.target).map_err(|error| failed(&error.error))?;
+        Ok(())
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.temporary.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.temporary.flush()
+    }
+}
