@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use quadriga_llm::{Batch, Model, Watcher};
+use quadriga_llm::{Batch, BatchObserver, Model};
 use quadriga_runtime::Detail;
 use quadriga_view::{ChromeTrace, Happening, Statistics};
 
@@ -82,7 +82,7 @@ impl RecordOptions {
 
 impl Recording {
     /// What the engine is to be watched with. The recording begins now.
-    pub(crate) fn watcher(&self) -> (Detail, Watcher) {
+    pub(crate) fn watcher(&self) -> (Detail, BatchObserver) {
         let shared = Arc::clone(&self.shared);
         lock(&shared).origin = Instant::now();
         (self.detail, Box::new(move |batch| lock(&shared).add(batch)))
@@ -112,7 +112,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 
 impl Shared {
     fn add(&mut self, batch: &Batch<'_>) {
-        let one = batch.entries.len() == 1;
+        let one = batch.tokens.len() == 1;
         if let Some(statistics) = &mut self.statistics {
             let kind = if one { "token" } else { "prompt" };
             statistics.add(kind, batch.plan, batch.trace, batch.visible);
@@ -128,13 +128,13 @@ impl Shared {
         let before = self.end;
         self.end = start + batch.trace.seconds;
         let Some(trace) = &mut self.trace else { return Ok(()) };
-        let name = match batch.entries {
+        let name = match batch.tokens {
             [one] => format!("token {}", one.token),
             more => format!("prompt, {} tokens", more.len()),
         };
         trace.host("between runs", before, start - before)?;
         trace.run(&Happening { plan: batch.plan, trace: batch.trace, start, name: &name })?;
-        if let [one] = batch.entries {
+        if let [one] = batch.tokens {
             let piece = self.model.tokenizer().ok().and_then(|tokenizer| tokenizer.piece(one.token).ok());
             let text = piece.map(|piece| String::from_utf8_lossy(piece).into_owned()).unwrap_or_default();
             trace.token(&format!("{text:?} at {}", batch.position), start)?;

@@ -1,31 +1,35 @@
-//! Runs a model's graphs over its cache, for one or several sequences at once.
+//! Runs a model's graphs over its KV cache, for one or several sequences at once.
 
-mod choice;
+mod run_ahead;
+mod sequences;
 
 use std::time::Instant;
 
 use quadriga_graph::DType;
 use quadriga_runtime::{Detail, Key, Plan, Progress, Scheduler, Session, Trace};
 
+use self::run_ahead::Decode;
+use self::sequences::Sequences;
 use crate::models::GraphShape;
 use crate::{Error, Model, Result};
 
-/// How much an engine has room for.
+/// The capacity of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// The most tokens of one sequence; 0 means what the model was trained with, at most 4096.
+    /// The context size: the largest number of tokens of one sequence; 0 means what the model was trained with, at most
+    /// 4096.
     pub context: usize,
-    /// How many sequences there are.
+    /// The number of sequences.
     pub sequences: usize,
-    /// The most tokens that are computed at once: longer prompts go in several batches.
+    /// The batch size: the largest number of tokens that are computed at once. Longer prompts are split into batches.
     pub batch: usize,
-    /// The type of the cache: F16, F32 or Q8_0.
+    /// The element type of the KV cache: F16, F32 or Q8_0.
     pub cache: DType,
-    /// Whether the last layer's results are kept, for [`Engine::hidden`].
+    /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`].
     pub hidden: bool,
-    /// Whether only the most probable token is wanted after each row, for [`Engine::choice`]: a device then chooses it,
-    /// and its logits are not brought here. Where the host has them at hand the engine turns this off, and gives
-    /// logits.
+    /// Whether only the most probable token of each output row is needed, for [`Engine::argmax`]: the device that has
+    /// the logits then computes the argmax, and the logits are not copied to the host. The engine clears this where
+    /// the logits are in host memory anyway.
     pub greedy: bool,
 }
 
@@ -42,72 +46,77 @@ impl Default for EngineOptions {
     }
 }
 
-/// The context that a file's own is cut to, unless more is asked for: a cache takes memory for all of it.
+/// The limit for a context size that comes from the model file: the KV cache is allocated for all of it.
 const DEFAULT_CONTEXT: usize = 4096;
 
-/// The least number of cells that a graph looks at.
-const LEAST_WINDOW: usize = 512;
+/// The smallest number of KV-cache slots that a graph attends over.
+const MIN_VISIBLE_SLOTS: usize = 512;
 
-/// One token to be computed.
+/// A token of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchToken {
-    /// The sequence that it is appended to.
+    /// The sequence that the token is appended to.
     pub sequence: usize,
     /// The token.
     pub token: u32,
-    /// Whether the logits after it are wanted.
-    pub wanted: bool,
+    /// Whether the logits after this token are an output.
+    pub output: bool,
 }
 
-/// A model with its cache, ready to compute.
+/// A model with its KV cache, ready to compute logits.
+///
+/// ```no_run
+/// use quadriga_llm::placement::Placement;
+/// use quadriga_llm::sampling::argmax;
+/// use quadriga_llm::{Engine, EngineOptions, Model};
+///
+/// let model = Model::open("model.gguf")?;
+/// let (options, placement) = (EngineOptions::default(), Placement::default());
+/// let placed = placement.plan(&model, &placement.open_devices()?, &options)?;
+/// let mut engine = Engine::new(model, &placed.scheduler, options, &mut |_| {})?;
+///
+/// let prompt = engine.model().tokenizer()?.encode_prompt("The capital of France is", true);
+/// engine.feed(&prompt)?; // prefill
+/// for _ in 0..8 {
+///     let token = argmax(engine.logits(0))?;
+///     engine.feed(&[token])?; // decode
+/// }
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
 pub struct Engine {
     model: Model,
     session: Session,
     options: EngineOptions,
-    /// Tokens in the cache, of each sequence.
-    lengths: Vec<usize>,
+    sequences: Sequences,
+    inputs: BatchInputs,
     logits: Vec<f32>,
     hidden: Vec<f32>,
-    inputs: Inputs,
-    /// The lengths before what was appended last.
-    before: Vec<usize>,
-    /// The shape of the latest run.
-    shape: Option<GraphShape>,
-    /// The most probable tokens, or why there is none, of the rows that were wanted; of the latest run's rows, `unread`
-    /// are still on their way.
-    choices: Vec<std::result::Result<u32, String>>,
-    unread: usize,
-    /// The latest batch, if it was one token with its results wanted.
-    last: Option<BatchToken>,
-    /// The token behind it, if it is being computed already.
-    ahead: Option<BatchToken>,
-    /// Choices as they come; kept to be filled again.
-    bytes: Vec<u8>,
-    watcher: Option<(Detail, Watcher)>,
+    decode: Decode,
+    observer: Option<(Detail, BatchObserver)>,
 }
 
-/// Told of every batch that was computed.
-pub type Watcher = Box<dyn FnMut(&Batch<'_>) + Send>;
+/// A function that is called after every batch with its plan and its times.
+pub type BatchObserver = Box<dyn FnMut(&Batch<'_>) + Send>;
 
-/// A batch that was computed, and how long everything took.
+/// A batch that was computed, and its times.
 pub struct Batch<'a> {
     /// The plan that ran.
     pub plan: &'a Plan,
-    /// How long everything in it took.
+    /// The times of its splits, and of its operations if they were asked for.
     pub trace: &'a Trace,
-    /// When it began.
+    /// The time at which it began.
     pub started: Instant,
     /// Its tokens.
-    pub entries: &'a [BatchToken],
-    /// Tokens in the cache of the first one's sequence before the batch.
+    pub tokens: &'a [BatchToken],
+    /// Tokens in the KV cache of the first token's sequence before the batch.
     pub position: usize,
-    /// How much of what attention could look at it saw, 0 to 1: a plan serves many lengths of the cache.
+    /// The share of the plan's KV-cache slots that the batch attends to, 0 to 1: a plan serves many lengths of the cache.
     pub visible: f64,
 }
 
-/// What a batch hands to the session; kept to be filled again.
+/// The input tensors of a batch; kept to reuse their memory.
 #[derive(Default)]
-struct Inputs {
+struct BatchInputs {
     tokens: Vec<i32>,
     positions: Vec<i32>,
     slots: Vec<i32>,
@@ -115,18 +124,18 @@ struct Inputs {
     rows: Vec<i32>,
 }
 
-/// What a batch reaches.
-struct Filled {
-    /// One past the last cell of the cache that it sees.
-    furthest: usize,
-    /// Cells that its tokens see, all together.
-    seen: usize,
-    /// Tokens in the cache of the first one's sequence before it.
+/// The KV-cache slots that a batch attends to.
+struct VisibleSlots {
+    /// One past the last of them.
+    end: usize,
+    /// Their number, summed over the batch's tokens.
+    total: usize,
+    /// Tokens in the KV cache of the first token's sequence before the batch.
     position: usize,
 }
 
 impl EngineOptions {
-    /// These options with what they leave open filled in from the model, or what is wrong with them.
+    /// Checks the options against a model, and fills in those that are left to it.
     pub fn resolve(mut self, model: &Model) -> Result<EngineOptions> {
         let wrong =
             |name, value: usize, wanted| Err(Error::Option { name, value: value.to_string(), wanted });
@@ -140,16 +149,16 @@ impl EngineOptions {
         if self.sequences == 0 {
             return wrong("the number of sequences", 0, "at least 1");
         }
-        if self.context.checked_mul(self.sequences).is_none_or(|cells| i32::try_from(cells).is_err()) {
-            return wrong("the context", self.context, "such that all sequences' cells can be numbered");
+        if self.context.checked_mul(self.sequences).is_none_or(|slots| i32::try_from(slots).is_err()) {
+            return wrong("the context", self.context, "small enough for 32-bit indices of KV-cache slots");
         }
-        // A head's row of the cache is whole blocks.
-        let wide = [model.hyperparameters().key_length, model.hyperparameters().value_length];
+        // A row of a head in the cache consists of whole blocks.
+        let lengths = [model.hyperparameters().key_length, model.hyperparameters().value_length];
         match self.cache {
             DType::F16 | DType::F32 => {}
-            DType::Q8_0 if wide.iter().all(|w| w.is_multiple_of(32)) => {}
+            DType::Q8_0 if lengths.iter().all(|length| length.is_multiple_of(32)) => {}
             DType::Q8_0 => {
-                let [keys, values] = wide;
+                let [keys, values] = lengths;
                 return Err(Error::CacheBlocks { keys, values });
             }
             other => {
@@ -161,17 +170,32 @@ impl EngineOptions {
         Ok(self)
     }
 
-    /// The shape of the graph for a batch; the options must be resolved.
-    pub fn shape(&self, tokens: usize, rows: usize, window: usize) -> GraphShape {
-        let cells = self.context * self.sequences;
-        let window = window.max(LEAST_WINDOW).next_power_of_two().min(cells);
-        let choice = self.greedy && rows > 0;
-        GraphShape { tokens, rows, window, cells, cache: self.cache, hidden: self.hidden, choice }
+    /// The shape of the graph for a batch of `tokens` with `rows` outputs that attends to the first `visible_slots` of
+    /// the KV cache at most. The options must be [resolved](EngineOptions::resolve).
+    pub fn shape(&self, tokens: usize, rows: usize, visible_slots: usize) -> GraphShape {
+        let cache_slots = self.context * self.sequences;
+        let visible_slots = visible_slots.max(MIN_VISIBLE_SLOTS).next_power_of_two().min(cache_slots);
+        let argmax = self.greedy && rows > 0;
+        GraphShape {
+            tokens,
+            rows,
+            visible_slots,
+            cache_slots,
+            cache: self.cache,
+            hidden: self.hidden,
+            argmax,
+        }
+    }
+
+    /// These options for a scheduler's backends: where all of them use host memory, logits need no copy.
+    fn on(mut self, scheduler: &Scheduler) -> EngineOptions {
+        self.greedy &= scheduler.backends().iter().any(|backend| !backend.memory().host);
+        self
     }
 }
 
 impl Engine {
-    /// Plans the model for the scheduler's backends, loads the weights there and makes the cache.
+    /// Plans the model for the scheduler's backends, loads the weights and allocates the KV cache.
     pub fn new(
         model: Model,
         scheduler: &Scheduler,
@@ -180,34 +204,28 @@ impl Engine {
     ) -> Result<Engine> {
         let options = options.resolve(&model)?.on(scheduler);
         let session = Session::new(scheduler)?;
-        let lengths = vec![0; options.sequences];
+        let sequences = Sequences::new(options.sequences);
         let mut engine = Engine {
             model,
             session,
             options,
-            lengths,
+            sequences,
+            inputs: BatchInputs::default(),
             logits: Vec::new(),
             hidden: Vec::new(),
-            inputs: Inputs::default(),
-            before: Vec::new(),
-            shape: None,
-            choices: Vec::new(),
-            unread: 0,
-            last: None,
-            ahead: None,
-            bytes: Vec::new(),
-            watcher: None,
+            decode: Decode::default(),
+            observer: None,
         };
         // The graph of one token uses every weight; larger batches find them loaded.
         engine.prepare(engine.options.shape(1, 1, 1), progress)?;
-        if engine.options.greedy && engine.session.plan().is_none_or(choice::has_logits_at_hand) {
+        if engine.options.greedy && engine.session.plan().is_none_or(run_ahead::has_logits_on_host) {
             engine.options.greedy = false;
             engine.prepare(engine.options.shape(1, 1, 1), progress)?;
         }
         Ok(engine)
     }
 
-    /// What planning the largest batch over a full cache gives, before anything is loaded.
+    /// Plans the largest batch over a full KV cache. Nothing is loaded.
     pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
         let options = options.resolve(model)?.on(scheduler);
         let shape = options.shape(options.batch, 1, options.context * options.sequences);
@@ -225,91 +243,94 @@ impl Engine {
     }
 
     /// The session that runs the graphs.
-    pub fn session(&mut self) -> &mut Session {
-        (self.last, self.ahead) = (None, None);
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The session that runs the graphs. A step that ran ahead is discarded, since its memory may be overwritten.
+    pub fn session_mut(&mut self) -> &mut Session {
+        self.decode.discard_run_ahead();
         &mut self.session
     }
 
-    /// Takes the times of every batch from now on, and tells of them; `None` ends it. Watched batches are computed one
-    /// after the other and cost a little more; others cost nothing.
-    pub fn watch(&mut self, watcher: Option<(Detail, Watcher)>) {
-        self.ahead = None;
-        self.watcher = watcher;
+    /// Sets the observer of all batches from now on; `None` removes it. Observed batches are timed and computed one
+    /// after the other, without run-ahead; without an observer nothing is timed.
+    pub fn observe(&mut self, observer: Option<(Detail, BatchObserver)>) {
+        self.decode.discard_run_ahead();
+        self.observer = observer;
     }
 
-    /// Tokens in a sequence's cache.
+    /// Tokens in a sequence's KV cache.
     pub fn len(&self, sequence: usize) -> usize {
-        self.lengths.get(sequence).copied().unwrap_or(0)
+        self.sequences.len(sequence)
     }
 
     /// Whether no sequence has any tokens.
     pub fn is_empty(&self) -> bool {
-        self.lengths.iter().all(|len| *len == 0)
+        self.sequences.is_empty()
     }
 
-    /// Forgets a sequence's tokens from `len` on.
+    /// Removes a sequence's tokens from position `len` on.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
-        (self.last, self.ahead) = (None, None);
-        for lengths in [&mut self.lengths, &mut self.before] {
-            if let Some(length) = lengths.get_mut(sequence) {
-                *length = (*length).min(len);
-            }
-        }
+        self.decode.discard_run_ahead();
+        self.sequences.truncate(sequence, len);
     }
 
-    /// Appends tokens to sequences and computes them, in batches. Afterwards [`Engine::logits`], or with
-    /// [`EngineOptions::greedy`] [`Engine::choice`] alone, has a row for each entry that was wanted, in their order.
-    /// Choices are waited for when they are asked for, or by [`Engine::wait`].
+    /// Appends tokens to sequences and computes them, in batches. Afterwards there is a row of results for each token
+    /// whose `output` is set, in their order: [`Engine::logits`], or with [`EngineOptions::greedy`] only
+    /// [`Engine::argmax`], once [`Engine::wait`] or [`Engine::run_ahead`] has returned.
     ///
-    /// On an error, which may show only when it is waited for, the sequences are as they were before the call.
-    pub fn extend(&mut self, entries: &[BatchToken]) -> Result<()> {
-        if self.is_under_way(entries) {
+    /// On an error, which devices may report only when the results are waited for, the sequences are as they were
+    /// before the call.
+    pub fn extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
+        if self.adopt_run_ahead(tokens) {
             return Ok(());
         }
-        self.before.clone_from(&self.lengths);
-        let result = self.try_extend(entries);
+        self.sequences.begin();
+        let result = self.try_extend(tokens);
         if result.is_err() {
-            self.lengths.clone_from(&self.before);
+            self.sequences.roll_back();
         }
         result
     }
 
-    /// Appends tokens to sequence 0 and computes them; the logits after the last one are wanted.
+    /// Appends tokens to sequence 0 and computes them; the logits after the last one are the output.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
         let last = tokens.len().saturating_sub(1);
-        let entries: Vec<BatchToken> = tokens
+        let tokens: Vec<BatchToken> = tokens
             .iter()
             .enumerate()
-            .map(|(i, token)| BatchToken { sequence: 0, token: *token, wanted: i == last })
+            .map(|(i, token)| BatchToken { sequence: 0, token: *token, output: i == last })
             .collect();
-        self.extend(&entries)
+        self.extend(&tokens)
     }
 
-    /// Logits over the vocabulary: row `row` of those that were wanted. Empty where only choices are.
+    /// The logits over the vocabulary in output row `row`. Empty if there is no such row, or with
+    /// [`EngineOptions::greedy`].
     pub fn logits(&self, row: usize) -> &[f32] {
         row_of(&self.logits, self.model.hyperparameters().vocabulary, row)
     }
 
-    /// The last layer's result: row `row` of those that were wanted. Empty unless the options ask for it.
+    /// The hidden state after the last layer in output row `row`. Empty unless [`EngineOptions::hidden`] is set.
     pub fn hidden(&self, row: usize) -> &[f32] {
         row_of(&self.hidden, self.model.hyperparameters().width, row)
     }
 
-    fn try_extend(&mut self, entries: &[BatchToken]) -> Result<()> {
-        self.check(entries)?;
-        self.forget_choices();
-        let wanted = entries.iter().filter(|e| e.wanted).count();
+    fn try_extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
+        self.check(tokens)?;
+        self.decode.reset();
+        let outputs = tokens.iter().filter(|token| token.output).count();
         let vocabulary = if self.options.greedy { 0 } else { self.model.hyperparameters().vocabulary };
         let width = if self.options.hidden { self.model.hyperparameters().width } else { 0 };
-        self.logits.resize(wanted * vocabulary, 0.0);
-        self.hidden.resize(wanted * width, 0.0);
+        self.logits.resize(outputs * vocabulary, 0.0);
+        self.hidden.resize(outputs * width, 0.0);
         let mut done = 0;
-        for batch in entries.chunks(self.options.batch) {
-            self.settle(false)?;
-            let rows = self.run(batch)?;
+        for batch in tokens.chunks(self.options.batch) {
+            self.wait()?;
+            let shape = self.run(batch)?;
+            let rows = shape.rows;
             if self.options.greedy {
-                self.unread = rows;
-                self.last = batch.first().filter(|entry| batch.len() == 1 && entry.wanted).copied();
+                self.decode.start(batch, shape);
             }
             if let Some(into) = self.logits.get_mut(done * vocabulary..(done + rows) * vocabulary)
                 && rows > 0
@@ -329,38 +350,36 @@ impl Engine {
     }
 
     /// An error unless every token exists and fits its sequence.
-    fn check(&self, entries: &[BatchToken]) -> Result<()> {
+    fn check(&self, tokens: &[BatchToken]) -> Result<()> {
         let vocabulary = self.model.hyperparameters().vocabulary;
-        let mut added = vec![0usize; self.lengths.len()];
-        for entry in entries {
-            if entry.token as usize >= vocabulary {
-                return Err(Error::Token { token: entry.token, count: vocabulary });
+        let count = self.options.sequences;
+        let mut added = vec![0usize; count];
+        for BatchToken { sequence, token, .. } in tokens {
+            if *token as usize >= vocabulary {
+                return Err(Error::Token { token: *token, count: vocabulary });
             }
-            let count = self.lengths.len();
-            let slot =
-                added.get_mut(entry.sequence).ok_or(Error::Sequence { sequence: entry.sequence, count })?;
-            *slot += 1;
+            let added = added.get_mut(*sequence).ok_or(Error::Sequence { sequence: *sequence, count })?;
+            *added += 1;
         }
-        for (wanted, used) in added.iter().zip(&self.lengths) {
-            if wanted + used > self.options.context {
-                return Err(Error::ContextFull {
-                    wanted: *wanted,
-                    used: *used,
-                    context: self.options.context,
-                });
+        let context = self.options.context;
+        for (sequence, wanted) in added.into_iter().enumerate() {
+            let used = self.len(sequence);
+            if wanted + used > context {
+                return Err(Error::ContextFull { wanted, used, context });
             }
         }
         Ok(())
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let key = Key([shape.tokens as u64, shape.rows as u64, shape.window as u64, u64::from(shape.choice)]);
+        let GraphShape { tokens, rows, visible_slots, argmax, .. } = shape;
+        let key = Key([tokens as u64, rows as u64, visible_slots as u64, u64::from(argmax)]);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
 
-    /// Appends a batch to its sequences, and puts together what the graph needs to know of it.
-    fn fill(&mut self, batch: &[BatchToken]) -> Filled {
+    /// Appends a batch to its sequences, and fills the graph's inputs.
+    fn fill(&mut self, batch: &[BatchToken]) -> VisibleSlots {
         let (context, window) = (self.options.context, self.model.hyperparameters().sliding_window);
         let inputs = &mut self.inputs;
         for list in [
@@ -372,65 +391,63 @@ impl Engine {
         ] {
             list.clear();
         }
-        let position =
-            batch.first().map_or(0, |entry| self.lengths.get(entry.sequence).copied().unwrap_or(0));
-        let mut filled = Filled { furthest: 0, seen: 0, position };
-        for (row, entry) in batch.iter().enumerate() {
-            let Some(length) = self.lengths.get_mut(entry.sequence) else { continue };
-            let position = *length;
-            *length += 1;
-            let first = entry.sequence * context;
-            let visible = window.map_or(0, |window| (position + 1).saturating_sub(window));
-            filled.furthest = filled.furthest.max(first + position + 1);
-            filled.seen += position + 1 - visible;
-            inputs.tokens.push(entry.token as i32);
+        let position = batch.first().map_or(0, |token| self.sequences.len(token.sequence));
+        let mut visible = VisibleSlots { end: 0, total: 0, position };
+        for (row, BatchToken { sequence, token, output }) in batch.iter().enumerate() {
+            let Some(position) = self.sequences.append(*sequence) else { continue };
+            let base = sequence * context;
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            visible.end = visible.end.max(base + position + 1);
+            visible.total += position + 1 - first;
+            inputs.tokens.push(*token as i32);
             inputs.positions.push(position as i32);
-            inputs.slots.push((first + position) as i32);
-            inputs.spans.extend([(first + visible) as i32, (first + position + 1) as i32]);
-            if entry.wanted {
+            inputs.slots.push((base + position) as i32);
+            inputs.spans.extend([(base + first) as i32, (base + position + 1) as i32]);
+            if *output {
                 inputs.rows.push(row as i32);
             }
         }
-        filled
+        visible
     }
 
-    /// Computes one batch and returns how many rows of results it has.
-    fn run(&mut self, batch: &[BatchToken]) -> Result<usize> {
-        let Filled { furthest, seen, position } = self.fill(batch);
+    /// Starts one batch, and returns the shape of its graph. Reading its results waits for it; a batch without results
+    /// is waited for here.
+    fn run(&mut self, batch: &[BatchToken]) -> Result<GraphShape> {
+        let VisibleSlots { end, total, position } = self.fill(batch);
         let rows = self.inputs.rows.len();
-        let shape = self.options.shape(batch.len(), rows, furthest);
+        let shape = self.options.shape(batch.len(), rows, end);
         self.prepare(shape, &mut |_| {})?;
-        self.shape = Some(shape);
-        let inputs = &self.inputs;
-        for (name, values) in [
-            ("tokens", &inputs.tokens),
-            ("positions", &inputs.positions),
-            ("slots", &inputs.slots),
-            ("spans", &inputs.spans),
-        ] {
-            self.session.set(name, values.as_slice())?;
-        }
+        self.session.set("tokens", self.inputs.tokens.as_slice())?;
+        self.set_positions()?;
         if rows > 0 && rows < batch.len() {
-            self.session.set("rows", inputs.rows.as_slice())?;
+            self.session.set("rows", self.inputs.rows.as_slice())?;
         }
-        match &mut self.watcher {
+        match &mut self.observer {
             None => {
                 self.session.start()?;
-                // Reading results waits for them.
                 if rows == 0 {
                     self.session.wait()?;
                 }
             }
-            Some((detail, watcher)) => {
+            Some((detail, observer)) => {
                 let started = Instant::now();
                 let trace = self.session.trace(*detail)?;
-                let visible = seen as f64 / (batch.len() * shape.window).max(1) as f64;
+                let visible = total as f64 / (batch.len() * shape.visible_slots).max(1) as f64;
                 if let Some(plan) = self.session.plan() {
-                    watcher(&Batch { plan, trace: &trace, started, entries: batch, position, visible });
+                    observer(&Batch { plan, trace: &trace, started, tokens: batch, position, visible });
                 }
             }
         }
-        Ok(rows)
+        Ok(shape)
+    }
+
+    /// Sets all inputs that do not depend on which tokens the batch has.
+    fn set_positions(&mut self) -> Result<()> {
+        let BatchInputs { positions, slots, spans, .. } = &self.inputs;
+        for (name, values) in [("positions", positions), ("slots", slots), ("spans", spans)] {
+            self.session.set(name, values.as_slice())?;
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// The result of a function of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that this crate reports as wrong.
 #[derive(Debug, thiserror::Error)]
@@ -185,12 +185,13 @@ pub enum Error {
         wanted: &'static str,
     },
 
-    /// The model computed something that is not a distribution over tokens.
-    #[error("the model's output is unusable: {reason}; the file may be damaged or unsupported")]
-    Logits {
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// The logits are not a distribution over tokens.
+    #[error("the model's output is unusable: {0}; the file may be damaged or unsupported")]
+    Logits(#[from] LogitsError),
+
+    /// Results were read before their batch was waited for.
+    #[error("the batch is in flight: its results must be waited for")]
+    BatchInFlight,
 
     /// A token number beyond the vocabulary.
     #[error("token {token} does not exist: the vocabulary has {count} tokens")]
@@ -234,4 +235,23 @@ impl From<quadriga_graph::BuildError> for Error {
     fn from(error: quadriga_graph::BuildError) -> Error {
         Error::Graph(Box::new(error))
     }
+}
+
+/// The reason why logits are not a distribution over tokens.
+#[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
+pub enum LogitsError {
+    /// There are none.
+    #[error("there are no logits")]
+    Empty,
+    /// One is NaN or +inf.
+    #[error("the logit of token {token} is {logit}")]
+    NotFinite {
+        /// The token.
+        token: u32,
+        /// Its logit.
+        logit: f32,
+    },
+    /// All are -inf.
+    #[error("every token is excluded (-inf)")]
+    AllExcluded,
 }

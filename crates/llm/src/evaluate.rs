@@ -150,7 +150,7 @@ fn likelihood(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Result<Resul
     for part in tokens.chunks_exact(chunk) {
         engine.truncate(0, 0);
         let entries: Vec<BatchToken> =
-            part.iter().map(|token| BatchToken { sequence: 0, token: *token, wanted: true }).collect();
+            part.iter().map(|token| BatchToken { sequence: 0, token: *token, output: true }).collect();
         engine.extend(&entries)?;
         let mut sum = 0.0;
         for (row, next) in part.iter().skip(1).enumerate() {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use quadriga_runtime::{Progress, Scheduler};
+use quadriga_runtime::{Detail, Progress, Scheduler};
 
-use crate::engine::{BatchToken, Engine, EngineOptions};
+use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
 use crate::sampling::{Sampler, SamplingOptions};
 use crate::stop::StopMatcher;
@@ -89,11 +89,21 @@ impl Generator {
         Ok(Generator { engine, options, cached: Vec::new(), cancel: Arc::default() })
     }
 
-    /// The engine behind it.
-    pub fn engine(&mut self) -> &mut Engine {
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The engine, with sequence 0 emptied: the generator cannot know what becomes of it.
+    pub fn engine_mut(&mut self) -> &mut Engine {
         self.cached.clear();
         self.engine.truncate(0, 0);
         &mut self.engine
+    }
+
+    /// Sets the observer of all batches from now on; `None` removes it. See [`Engine::observe`].
+    pub fn observe(&mut self, observer: Option<(Detail, BatchObserver)>) {
+        self.engine.observe(observer);
     }
 
     /// The model.
@@ -196,7 +206,7 @@ impl Generator {
             let last = if i + 1 == batches { tokens.len() } else { 0 };
             let entries = tokens.iter().zip(1..);
             let entries: Vec<BatchToken> = entries
-                .map(|(token, count)| BatchToken { sequence: 0, token: *token, wanted: count == last })
+                .map(|(token, count)| BatchToken { sequence: 0, token: *token, output: count == last })
                 .collect();
             self.engine.extend(&entries)?;
             self.cached.extend_from_slice(tokens);
@@ -247,10 +257,13 @@ impl Answer<'_> {
     fn step(&mut self) -> Result<Piece> {
         let token = if !self.sampler.options().is_greedy() {
             self.sampler.sample(self.engine.logits(0))?
-        } else if self.count + 1 < self.most {
-            self.engine.choice_ahead()?
         } else {
-            self.engine.choice(0)?
+            if self.count + 1 < self.most {
+                self.engine.run_ahead()?
+            } else {
+                self.engine.wait()?
+            }
+            self.engine.argmax(0)?
         };
         self.sampler.accept(token);
         self.count += 1;

@@ -34,8 +34,8 @@ pub mod stop;
 pub mod template;
 pub mod tokenizer;
 
-pub use engine::{Batch, BatchToken, Engine, EngineOptions, Watcher};
-pub use error::{Error, Result};
+pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions};
+pub use error::{Error, LogitsError, Result};
 pub use generator::{Answer, Finish, Generator, GeneratorOptions, Piece};
 pub use hyperparameters::{Architecture, Hyperparameters};
 pub use model::Model;

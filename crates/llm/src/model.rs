@@ -60,11 +60,11 @@ impl Model {
         model.graph(GraphShape {
             tokens: 1,
             rows: 1,
-            window: 1,
-            cells: 1,
+            visible_slots: 1,
+            cache_slots: 1,
             cache,
             hidden: false,
-            choice: false,
+            argmax: false,
         })?;
         Ok(model)
     }

@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashSet;
 
-use crate::{Error, Result};
+use crate::error::{Error, LogitsError, Result};
 
 /// How tokens are chosen. The defaults are llama.cpp's, with no repetition penalty.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +57,7 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// Whether the token is always the most probable one by the logits as they are: [`most_probable`].
+    /// Whether the token is always the most probable one by the logits as they are: [`argmax`].
     pub fn is_greedy(&self) -> bool {
         (self.temperature == 0.0 || self.top_k == 1) && self.repeat_penalty == 1.0
     }
@@ -130,7 +130,7 @@ impl Sampler {
     /// NaN, `+inf` and a row in which everything is excluded are errors.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         if self.options.is_greedy() {
-            return most_probable(logits);
+            return argmax(logits);
         }
         check_logits(logits)?;
         self.candidates.clear();
@@ -138,7 +138,7 @@ impl Sampler {
         self.penalize();
         if self.options.temperature == 0.0 || self.options.top_k == 1 {
             let best = self.candidates.iter().min_by(|one, other| one.order(other));
-            return best.map(|best| best.token).ok_or_else(no_logits);
+            return best.map(|best| best.token).ok_or_else(|| LogitsError::Empty.into());
         }
         self.candidates.retain(|candidate| candidate.logit != f32::NEG_INFINITY);
         let top_k = self.options.top_k;
@@ -221,7 +221,7 @@ impl Sampler {
         }
         // Rounding can leave a crumb; then it is the most probable one.
         let best = self.candidates.iter().min_by(|one, other| one.order(other));
-        best.map(|best| best.token).ok_or_else(no_logits)
+        best.map(|best| best.token).ok_or_else(|| LogitsError::Empty.into())
     }
 
     fn best_logit(&self) -> f32 {
@@ -258,31 +258,31 @@ fn exponential(power: f64) -> f64 {
     series * f64::from_bits(((1023 + twos as i64) as u64) << 52)
 }
 
-fn no_logits() -> Error {
-    Error::Logits { reason: "there are no logits".to_owned() }
-}
-
-/// Finds what no distribution can be made of.
-fn check_logits(logits: &[f32]) -> Result<()> {
+fn check_logits(logits: &[f32]) -> Result<(), LogitsError> {
     if logits.is_empty() {
-        return Err(no_logits());
+        return Err(LogitsError::Empty);
     }
     let mut any = false;
-    for (token, &logit) in logits.iter().enumerate() {
+    for (token, &logit) in (0u32..).zip(logits) {
         if logit.is_nan() || logit == f32::INFINITY {
-            return Err(Error::Logits { reason: format!("the logit of token {token} is {logit}") });
+            return Err(LogitsError::NotFinite { token, logit });
         }
         any |= logit != f32::NEG_INFINITY;
     }
-    if any { Ok(()) } else { Err(Error::Logits { reason: "every token is excluded (-inf)".to_owned() }) }
+    if any { Ok(()) } else { Err(LogitsError::AllExcluded) }
 }
 
-/// The most probable token, of equals the smallest. `-inf` excludes a token; NaN, `+inf` and a row in which everything
+/// The most probable token, of equals the smallest. `-inf` excludes a token; NaN, `+inf` and a row in which every token
 /// is excluded are errors.
-pub fn most_probable(logits: &[f32]) -> Result<u32> {
+pub fn argmax(logits: &[f32]) -> Result<u32> {
+    Ok(find_argmax(logits)?)
+}
+
+/// As [`argmax`], with an error that can be stored.
+pub(crate) fn find_argmax(logits: &[f32]) -> Result<u32, LogitsError> {
     check_logits(logits)?;
     let first = (0u32..).zip(logits).reduce(|best, next| if next.1 > best.1 { next } else { best });
-    first.map(|(token, _)| token).ok_or_else(no_logits)
+    first.map(|(token, _)| token).ok_or(LogitsError::Empty)
 }
 
 /// The natural logarithm of the sum of all e^logit.

@@ -70,7 +70,7 @@ fn sequences_in_one_batch_do_not_see_each_other() {
             let open: Vec<usize> = (0..3).filter(|s| next[*s] < tokens[*s].len()).collect();
             rng.pick(&open).copied()
         } {
-            entries.push(BatchToken { sequence, token: tokens[sequence][next[sequence]], wanted: true });
+            entries.push(BatchToken { sequence, token: tokens[sequence][next[sequence]], output: true });
             wanted.push(alone[sequence][next[sequence]].clone());
             next[sequence] += 1;
         }
@@ -95,11 +95,11 @@ fn watched_batches_give_the_same_logits_and_tell_what_they_took() {
         let nodes: usize = batch.trace.operations.iter().map(|operation| operation.nodes.len()).sum();
         assert_eq!(nodes, batch.plan.splits().nodes.len());
         assert!(batch.trace.seconds > 0.0 && batch.visible > 0.0 && batch.visible <= 1.0);
-        list.lock().unwrap().push((batch.entries.len(), batch.position));
+        list.lock().unwrap().push((batch.tokens.len(), batch.position));
     };
-    watched.watch(Some((Detail::Operations, Box::new(watcher))));
+    watched.observe(Some((Detail::Operations, Box::new(watcher))));
     assert_eq!(logits_of(&mut watched, &tokens), wanted);
-    watched.watch(None);
+    watched.observe(None);
     watched.feed(&tokens[..1]).unwrap();
     assert_eq!(*told.lock().unwrap(), [(8, 0), (3, 8)]);
 }
@@ -113,7 +113,7 @@ fn only_the_rows_asked_for_come_back_in_order() {
         let mut engine = engine(recipe.model(), EngineOptions { batch, ..f32_options() });
         let picked = [0, 1, 7, 13, 18];
         let entries: Vec<BatchToken> = (0..20)
-            .map(|row| BatchToken { sequence: 0, token: tokens[row], wanted: picked.contains(&row) })
+            .map(|row| BatchToken { sequence: 0, token: tokens[row], output: picked.contains(&row) })
             .collect();
         engine.extend(&entries).unwrap();
         let rows: Vec<Vec<f32>> = (0..5).map(|row| engine.logits(row).to_vec()).collect();
@@ -135,7 +135,7 @@ fn tokens_can_be_computed_for_the_cache_alone() {
         let mut engine = engine(recipe.model(), f32_options());
         let silent: Vec<BatchToken> = tokens[..14]
             .iter()
-            .map(|token| BatchToken { sequence: 0, token: *token, wanted: false })
+            .map(|token| BatchToken { sequence: 0, token: *token, output: false })
             .collect();
         engine.extend(&silent).unwrap();
         assert!(engine.logits(0).is_empty());
@@ -308,7 +308,7 @@ fn any_order_of_calls_leaves_every_sequence_right() {
                 .map(|_| BatchToken {
                     sequence: rng.below(3),
                     token: rng.below(recipe.vocabulary) as u32,
-                    wanted: rng.chance(0.4),
+                    output: rng.chance(0.4),
                 })
                 .collect();
             let mut longer = texts.clone();
@@ -320,7 +320,7 @@ fn any_order_of_calls_leaves_every_sequence_right() {
                 let mut at = texts.clone().map(|text| text.len());
                 for entry in &entries {
                     at[entry.sequence] += 1;
-                    if entry.wanted {
+                    if entry.output {
                         alone.truncate(0, 0);
                         alone.feed(&longer[entry.sequence][..at[entry.sequence]]).unwrap();
                         let found = distance(&[engine.logits(row).to_vec()], &[alone.logits(0).to_vec()]);

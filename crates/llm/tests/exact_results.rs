@@ -99,20 +99,20 @@ fn cases_hold_when_they_are_computed_together() {
         entries.extend(prompt.iter().enumerate().map(|(at, token)| BatchToken {
             sequence,
             token: *token,
-            wanted: at == last,
+            output: at == last,
         }));
     }
     let mut steps: Vec<Vec<Vec<(u32, f64)>>> = vec![Vec::new(); cases.len()];
     while !entries.is_empty() {
         engine.extend(&entries).unwrap();
-        let wanted = entries.iter().filter(|entry| entry.wanted).map(|entry| entry.sequence);
+        let wanted = entries.iter().filter(|entry| entry.output).map(|entry| entry.sequence);
         let mut next = Vec::new();
         for (row, sequence) in wanted.enumerate() {
             let top5 = top_log_probabilities(engine.logits(row), 5).unwrap();
             let token = top5[0].0;
             steps[sequence].push(top5);
             if !tokenizer.is_end(token) && steps[sequence].len() < cases[sequence].case.n {
-                next.push(BatchToken { sequence, token, wanted: true });
+                next.push(BatchToken { sequence, token, output: true });
             }
         }
         entries = next;

@@ -231,7 +231,7 @@ fn numbers_that_overflow_are_an_error_and_not_a_token() {
     let mut generator = generator_of(parts.model().unwrap(), options(5));
     let mut answer = generator.answer("the").unwrap();
     let error = answer.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Logits { .. }), "{error}");
+    assert!(matches!(error, Error::Logits(_)), "{error}");
     assert!(answer.next().is_none());
 }
 
@@ -245,7 +245,7 @@ fn a_prompt_stops_between_batches_and_its_beginning_is_kept() {
     let flag = generator.cancel_flag();
     // Told of every batch: asks for the end after the third.
     let mut batches = 0;
-    generator.engine().watch(Some((
+    generator.engine_mut().observe(Some((
         Detail::Splits,
         Box::new(move |_| {
             batches += 1;

@@ -25,11 +25,11 @@ fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
         .graph(GraphShape {
             tokens: n,
             rows: n,
-            window: n + 3,
-            cells: n + 9,
+            visible_slots: n + 3,
+            cache_slots: n + 9,
             cache,
             hidden: false,
-            choice: false,
+            argmax: false,
         })
         .unwrap();
     let window = model.hyperparameters().sliding_window.unwrap_or(usize::MAX);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use quadriga_conformance::Rng;
 use quadriga_llm::Error;
 use quadriga_llm::sampling::{
-    Sampler, SamplingOptions, log_probabilities, log_probability, most_probable, top_log_probabilities,
+    Sampler, SamplingOptions, argmax, log_probabilities, log_probability, top_log_probabilities,
 };
 
 fn plain() -> SamplingOptions {
@@ -186,7 +186,7 @@ fn of_equally_probable_tokens_the_smallest_is_chosen_and_both_zeros_are_equal() 
     let rows: [&[f32]; 4] =
         [&[-1.0, 2.0, 2.0], &[-1.0, -0.0, 0.0], &[0.0, -0.0], &[f32::NEG_INFINITY, -9.0, -9.0]];
     for row in rows {
-        let wanted = most_probable(row).unwrap();
+        let wanted = argmax(row).unwrap();
         assert_eq!(wanted, u32::from(row[0] < 0.0), "{row:?}");
         for options in [
             SamplingOptions { temperature: 0.0, ..plain() },

@@ -103,7 +103,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     let before = free(&prepared.devices);
     let recording = arguments.record.start(model, &prepared)?;
     let (mut engine, load_seconds) = prepared.engine(options)?;
-    engine.watch(recording.as_ref().map(Recording::watcher));
+    engine.observe(recording.as_ref().map(Recording::watcher));
     let (mut prompts, mut generations) = (Samples::new(*prompt), Samples::new(*generate));
     let some = tokens(&engine, needed);
     if *depth > 0 {
@@ -194,7 +194,8 @@ fn continue_greedily(engine: &mut Engine, fed: &[u32]) -> Outcome {
     let Some((first, rest)) = fed.split_first() else { return Ok(()) };
     engine.feed(&[*first])?;
     for _ in rest {
-        let token = engine.choice_ahead()?;
+        engine.run_ahead()?;
+        let token = engine.argmax(0)?;
         engine.feed(&[token])?;
     }
     Ok(())

@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     let context = context.resolve(&prepared.model)?.context;
     let recording = arguments.record.start(&arguments.model, &prepared)?;
     let (mut generator, load_seconds) = prepared.generator(options)?;
-    generator.engine().watch(recording.as_ref().map(Recording::watcher));
+    generator.observe(recording.as_ref().map(Recording::watcher));
     let answer = generator.answer(&prompt)?;
     let gentle = interrupt::gently();
     let mut stdout = io::stdout().lock();

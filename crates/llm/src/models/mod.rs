@@ -1,19 +1,22 @@
 //! Models as graphs: one file per architecture, which reads like the model's description.
 //!
-//! All graphs of a model share their weights and their cache, which are known by name; a graph is built for a
-//! [`GraphShape`] and is the same for every batch of that shape, since tokens, positions and cache slots are inputs:
+//! All graphs of a model share their weights and their KV cache by name. A graph is built for a [`GraphShape`] and serves
+//! every batch of that shape, since tokens, positions and KV-cache slots are inputs:
 //!
 //! | input | type, shape | meaning |
 //! |---|---|---|
 //! | `tokens` | i32 `[n]` | the tokens |
-//! | `positions` | i32 `[n]` | each token's place in its sequence |
-//! | `slots` | i32 `[n]` | the cell of the cache that each token's key and value go to |
-//! | `spans` | i32 `[n, 2]` | the cells that each token sees: from the first to one past the last |
-//! | `rows` | i32 `[m]` | the tokens whose results are wanted |
+//! | `positions` | i32 `[n]` | each token's position in its sequence |
+//! | `slots` | i32 `[n]` | the KV-cache slot that each token's key and value are written to |
+//! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last |
+//! | `rows` | i32 `[m]` | the tokens whose logits are an output |
 //!
-//! The output `logits` is f32 `[m, vocabulary]`; `hidden`, where asked for, is f32 `[m, width]`. Where asked for,
-//! `choice` is i32 `[m]`, the first of the largest logits of each row, and `sum` f32 `[m, 1]`, their sum: a number only
-//! if all of them are.
+//! | output | type, shape | meaning |
+//! |---|---|---|
+//! | `logits` | f32 `[m, vocabulary]` | the logits after each output token |
+//! | `hidden` | f32 `[m, width]` | with [`GraphShape::hidden`]: the hidden state after the last layer |
+//! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
+//! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
 
 mod llama;
 mod parts;
@@ -27,26 +30,26 @@ use self::parts::Parts;
 use crate::hyperparameters::{Architecture, Hyperparameters};
 use crate::{Error, Result};
 
-/// What of a batch decides its graph.
+/// The properties of a batch that its graph depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GraphShape {
     /// Tokens in the batch.
     pub tokens: usize,
-    /// Tokens whose results are wanted; 0 only fills the cache.
+    /// Tokens whose logits are an output; with 0 the graph only fills the KV cache.
     pub rows: usize,
-    /// Cells of the cache that the batch can see: a bucket that covers every span.
-    pub window: usize,
-    /// Cells of the whole cache.
-    pub cells: usize,
-    /// The type of the cache's elements.
+    /// KV-cache slots that attention covers, from the first: all slots that a token of the batch may see.
+    pub visible_slots: usize,
+    /// Slots of the whole KV cache.
+    pub cache_slots: usize,
+    /// The element type of the KV cache.
     pub cache: DType,
-    /// Whether the last layer's result is an output, beside the logits.
+    /// Whether the hidden state after the last layer is an output, beside the logits.
     pub hidden: bool,
-    /// Whether the most probable token is an output, beside the logits.
-    pub choice: bool,
+    /// Whether the argmax of the logits is an output, beside them.
+    pub argmax: bool,
 }
 
-/// Builds the graph of a model for one shape of batch.
+/// Builds the graph of a model for one batch shape.
 pub fn build(file: &File, hyper: &Hyperparameters, shape: GraphShape) -> Result<Graph> {
     let g = GraphBuilder::new();
     {

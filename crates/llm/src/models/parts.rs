@@ -86,8 +86,8 @@ impl<'g> Parts<'g> {
         let head = self.source.find("output.weight", &dims)?.unwrap_or(self.embedding);
         let logits = head.mul_mat(hidden).named("logits");
         self.g.output("logits", logits);
-        if self.shape.choice {
-            self.g.output("choice", logits.argmax().named("choice"));
+        if self.shape.argmax {
+            self.g.output("argmax", logits.argmax().named("argmax"));
             self.g.output("sum", logits.sum_rows().named("sum"));
         }
         Ok(())
@@ -189,17 +189,18 @@ impl<'g> Block<'_, 'g> {
         let (n, d, e) = (shape.tokens, h.key_length, h.value_length);
         let attended = {
             let _scope = g.scope(&self.name("attn"));
-            let key_cache = g.state(&self.name("cache_k"), shape.cache, [shape.cells, h.key_width()]);
-            let value_cache = g.state(&self.name("cache_v"), shape.cache, [shape.cells, h.value_width()]);
-            // All slots are in the window: what is written and what is looked at are the same bytes.
-            let keys = key_cache.slice(0, 0, shape.window);
+            let key_cache = g.state(&self.name("cache_k"), shape.cache, [shape.cache_slots, h.key_width()]);
+            let value_cache =
+                g.state(&self.name("cache_v"), shape.cache, [shape.cache_slots, h.value_width()]);
+            // The written slots are among the visible ones: attention reads the tensors that were written.
+            let keys = key_cache.slice(0, 0, shape.visible_slots);
             let keys = keys.set_rows(key.reshape([n, h.key_width()]), self.parts.slots);
-            let values = value_cache.slice(0, 0, shape.window).set_rows(value, self.parts.slots);
+            let values = value_cache.slice(0, 0, shape.visible_slots).set_rows(value, self.parts.slots);
             if self.is_last() && shape.rows == 0 {
                 return Ok(None);
             }
-            let keys = keys.reshape([shape.window, h.kv_heads, d]).permute([1, 0, 2]);
-            let values = values.reshape([shape.window, h.kv_heads, e]).permute([1, 0, 2]);
+            let keys = keys.reshape([shape.visible_slots, h.kv_heads, d]).permute([1, 0, 2]);
+            let values = values.reshape([shape.visible_slots, h.kv_heads, e]).permute([1, 0, 2]);
             let scale = 1.0 / (d as f32).sqrt();
             query
                 .permute([1, 0, 2])

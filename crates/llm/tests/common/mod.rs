@@ -331,7 +331,7 @@ pub fn engine_on(backend: Arc<dyn Backend>, model: Model, options: EngineOptions
 
 /// Entries of one sequence, all wanted.
 pub fn all_wanted(sequence: usize, tokens: &[u32]) -> Vec<BatchToken> {
-    tokens.iter().map(|token| BatchToken { sequence, token: *token, wanted: true }).collect()
+    tokens.iter().map(|token| BatchToken { sequence, token: *token, output: true }).collect()
 }
 
 /// Every row of logits after feeding tokens to sequence 0.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use common::{Recipe, cpu, engine_on};
 use quadriga_graph::DType;
 use quadriga_llm::placement::offload;
-use quadriga_llm::sampling::{SamplingOptions, most_probable};
-use quadriga_llm::{Engine, EngineOptions, Finish, Generator, GeneratorOptions, Model};
+use quadriga_llm::sampling::{SamplingOptions, argmax};
+use quadriga_llm::{Engine, EngineOptions, Error, Finish, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{Backend, Detail, Scheduler};
 use quadriga_sim::{Sim, What};
 
@@ -34,13 +34,11 @@ fn continued(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, String) {
     let mut go = || -> quadriga_llm::Result<()> {
         engine.feed(prompt)?;
         loop {
-            let token = if engine.options().greedy {
-                engine.choice_ahead()?
-            } else {
-                let token = most_probable(engine.logits(0))?;
-                assert_eq!(engine.choice(0)?, token);
-                token
-            };
+            engine.run_ahead()?;
+            let token = engine.argmax(0)?;
+            if !engine.options().greedy {
+                assert_eq!(argmax(engine.logits(0))?, token);
+            }
             tokens.push(token);
             engine.feed(&[token])?;
         }
@@ -79,10 +77,12 @@ fn every_row_that_is_wanted_has_a_choice() {
     for engine in [&mut plain, &mut greedy] {
         engine.extend(&common::all_wanted(0, &tokens)).unwrap();
     }
+    assert!(matches!(greedy.argmax(0), Err(Error::BatchInFlight)));
+    greedy.wait().unwrap();
     for row in 0..tokens.len() {
-        assert_eq!(greedy.choice(row).unwrap(), most_probable(plain.logits(row)).unwrap(), "row {row}");
+        assert_eq!(greedy.argmax(row).unwrap(), argmax(plain.logits(row)).unwrap(), "row {row}");
     }
-    assert!(greedy.choice(19).is_err(), "there is no twentieth row");
+    assert!(greedy.argmax(19).is_err(), "there is no twentieth row");
 }
 
 #[test]
@@ -98,10 +98,12 @@ fn what_went_ahead_counts_only_if_it_is_fed() {
     };
     feed(&mut plain, &mut greedy, &prompt);
     for round in 0..8 {
-        let wanted = most_probable(plain.logits(0)).unwrap();
+        let wanted = argmax(plain.logits(0)).unwrap();
         let before = greedy.len(0);
-        assert_eq!(greedy.choice_ahead().unwrap(), wanted, "round {round}");
-        assert_eq!(greedy.choice_ahead().unwrap(), wanted, "asked again");
+        for _ in 0..2 {
+            greedy.run_ahead().unwrap();
+            assert_eq!(greedy.argmax(0).unwrap(), wanted, "round {round}");
+        }
         assert_eq!(greedy.len(0), before, "nothing is appended yet");
         match round % 4 {
             0 => feed(&mut plain, &mut greedy, &[wanted]),
@@ -116,8 +118,9 @@ fn what_went_ahead_counts_only_if_it_is_fed() {
             }
         }
     }
-    greedy.watch(Some((Detail::Splits, Box::new(|_| {}))));
-    assert_eq!(greedy.choice_ahead().unwrap(), most_probable(plain.logits(0)).unwrap(), "watched");
+    greedy.observe(Some((Detail::Splits, Box::new(|_| {}))));
+    greedy.run_ahead().unwrap();
+    assert_eq!(greedy.argmax(0).unwrap(), argmax(plain.logits(0)).unwrap(), "observed");
 }
 
 #[test]
@@ -158,8 +161,12 @@ fn a_device_that_fails_leaves_the_sequence_as_it_was() {
             sim.fail(what, after);
             let mut fed = Vec::new();
             for _ in 0..20 {
-                let next = engine.choice_ahead().and_then(|token| engine.feed(&[token]).map(|()| token));
-                match next {
+                let mut next = || {
+                    engine.run_ahead()?;
+                    let token = engine.argmax(0)?;
+                    engine.feed(&[token]).map(|()| token)
+                };
+                match next() {
                     Ok(token) => fed.push(token),
                     Err(_) => {
                         sim.mend();
@@ -192,11 +199,13 @@ fn a_failure_after_a_truncation_does_not_bring_tokens_back() {
     engine.feed(&[3]).unwrap();
     engine.truncate(0, 4);
     sim.fail(What::Transfer, 0);
-    assert!(engine.choice(0).is_err());
+    assert!(engine.wait().is_err());
     sim.mend();
     assert_eq!(engine.len(0), 4);
     engine.feed(&[3]).unwrap();
-    assert_eq!((engine.session().plan().is_some(), engine.choice(0).is_ok()), (true, true));
+    assert!(engine.session_mut().plan().is_some());
+    engine.wait().unwrap();
+    assert!(engine.argmax(0).is_ok());
 }
 
 #[test]
