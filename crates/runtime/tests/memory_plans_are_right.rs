@@ -2,12 +2,14 @@
 //! free list's; and the judge agrees with comparing all pairs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+#[path = "common/best_fit.rs"]
+mod best_fit;
 #[path = "common/random.rs"]
 mod random;
 
 use quadriga_conformance::Rng;
 use quadriga_graph::{Graph, TensorId, TensorKind};
-use quadriga_runtime::memory::{Flaw, FreeList, Inputs, Lifetime, MemoryPlan, Planner, Request, Spot, check};
+use quadriga_runtime::memory::{Flaw, Inputs, MemoryPlan, Planner, Request, Spot, check};
 use std::collections::HashMap;
 
 /// Bytes by place: the chunks of each backend, or the own memory of what was placed beforehand.
@@ -73,33 +75,19 @@ fn run(request: &Request<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
     }
 }
 
-/// What the free list needs on one backend, going through time.
+/// The high-water mark of ggml's allocator for the storages of one backend.
 fn free_list_peak(plan: &MemoryPlan, backend: u16, alignment: u64) -> u64 {
-    let mut items: Vec<(Lifetime, u64)> = Vec::new();
+    let mut items: Vec<(u64, u32, u32)> = Vec::new();
     let here = |spot: &Spot| matches!(spot, Spot::Arena { backend: home, .. } if *home == backend);
     for ((spot, life), bytes) in plan.spots.iter().zip(&plan.lifetimes).zip(&plan.bytes) {
         if here(spot) && !life.is_empty() {
-            items.push((*life, *bytes));
+            items.push((*bytes, life.start, life.end));
         }
     }
     for (extra, _) in plan.extras.iter().zip(&plan.extra_spots).filter(|(_, spot)| here(spot)) {
-        let end = extra.lifetime.end.min(plan.horizon);
-        items.push((Lifetime { start: extra.lifetime.start, end }, extra.bytes));
+        items.push((extra.bytes, extra.lifetime.start, extra.lifetime.end.min(plan.horizon)));
     }
-    items.sort_by_key(|(life, _)| life.start);
-    let mut list = FreeList::measuring(alignment).unwrap();
-    let mut live = Vec::new();
-    for (life, bytes) in items {
-        live.retain(|(end, region)| {
-            let stays = *end > life.start;
-            if !stays {
-                list.free(*region).unwrap();
-            }
-            stays
-        });
-        live.push((life.end, list.allocate(bytes, 0).unwrap()));
-    }
-    list.high_water()
+    best_fit::best_fit_peak(&items, alignment)
 }
 
 fn judge_many(first_seed: u64, graphs: u64) {

@@ -3,8 +3,8 @@
 
 use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, TensorId, Value, Weight};
 use quadriga_runtime::memory::{
-    Extra, FreeList, Hold, Inputs, Lifetime, Memory, MemoryError, MemoryPlan, Planner, Request, Spot,
-    barrier_steps, check,
+    Extra, Hold, Inputs, Lifetime, Memory, MemoryError, MemoryPlan, Planner, Request, Spot, barrier_steps,
+    check,
 };
 
 const MEMORIES: fn() -> [Memory<'static>; 2] =
@@ -297,22 +297,4 @@ fn requests_that_make_no_sense_are_refused() {
     let mut backends = vec![0; 4];
     backends[written.index()] = 1;
     assert!(matches!(refused(Request { backends: &backends, ..base }), MemoryError::ForeignWrite { .. }));
-}
-
-#[test]
-fn a6_a7_a_list_starts_anew_and_is_built_over_any_memory() {
-    // Over memory at an odd address, over a buffer of a size, and over no memory at all.
-    for mut list in [
-        FreeList::new(24, 1000, 16).unwrap(),
-        FreeList::new(0, 1000, 16).unwrap(),
-        FreeList::measuring(16).unwrap(),
-    ] {
-        let first = list.allocate(100, 0).unwrap();
-        list.allocate(100, 1).unwrap();
-        let blocks = list.free_blocks().len();
-        assert!(list.high_water() >= 200 && blocks == 1);
-        list.reset();
-        assert_eq!((list.high_water(), list.used(), list.free_blocks().len()), (0, 0, 1));
-        assert_eq!(list.allocate(100, 2).unwrap(), first);
-    }
 }

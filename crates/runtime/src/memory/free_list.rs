@@ -1,238 +1,113 @@
-//! The tensor allocator: one address space, a list of free blocks, decisions made one request at a time.
+//! The free list of one address space: best fit, the last block last.
 //!
-//! It deals in offsets alone; whoever has memory behind them pairs it with a buffer. That makes measuring the same thing
-//! as allocating: a list over an unlimited space takes the same decisions, and its high-water mark is the size of the
-//! buffer to ask for.
+//! The rule is that of ggml's tensor allocator: the smallest block that is large enough, of equal ones the one with the
+//! highest address, over all blocks *but the last*; the last block reaches to the end of the address space and is taken
+//! from only if no other fits. A freed range merges with both neighbours. Every operation takes logarithmic time, and
+//! once its sets have grown to their working size a list allocates nothing.
 //!
-//! ```
-//! use quadriga_runtime::memory::FreeList;
-//! let mut list = FreeList::measuring(32)?;
-//! let a = list.allocate(100, 0)?;
-//! let b = list.allocate(100, 1)?;
-//! list.free(a)?;
-//! let c = list.allocate(64, 2)?;
-//! assert_eq!((a.offset, b.offset, c.offset), (0, 128, 0));
-//! assert_eq!(list.high_water(), 256);
-//! # Ok::<(), quadriga_runtime::memory::FreeListError>(())
-//! ```
+//! In one point the rule differs: the last block stays the last when it is empty. ggml drops it then and treats the
+//! highest remaining block as the last, so that in a buffer of exactly the measured size it decides differently than it
+//! did while measuring.
 
-use super::free_blocks::{Block, FreeBlocks};
-use std::collections::BTreeMap;
+use super::ordered_set::OrderedSet;
 
-/// What an allocation got: a range of the address space of one buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Region {
-    /// The buffer whose list this came from (see [`FreeList::for_buffer`]).
-    pub buffer: u32,
-    /// Bytes from the start of the buffer; a multiple of the alignment away from its aligned base.
-    pub offset: u64,
-    /// Bytes, rounded up to the alignment.
-    pub size: u64,
+/// The free blocks of an address space.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FreeList {
+    /// The block that reaches to the end of the address space, even when it is empty; it is in neither of the sets.
+    last: FreeBlock,
+    /// (offset, size) of the others.
+    by_address: OrderedSet,
+    /// (size, !offset) of the others: of equal sizes the highest address comes first.
+    by_size: OrderedSet,
 }
 
-/// A region in use, as the listing of the high-water mark shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Live {
-    /// The caller's number for what is in it.
-    pub tag: u32,
-    /// Bytes from the start of the buffer.
-    pub offset: u64,
-    /// Bytes, rounded up to the alignment.
-    pub size: u64,
+/// A range of addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FreeBlock {
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
 }
 
-/// Why the free list refused. The list is as it was before the call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FreeListError {
-    /// An alignment of 0, or not a power of two.
-    #[error("alignment {0} is not a power of two")]
-    Alignment(u64),
-    /// No free block is large enough.
-    #[error(
-        "{tag} needs {wanted} bytes, but the largest free block has {largest} ({free} of {capacity} bytes are free): \
-         enlarge the buffer"
-    )]
-    OutOfMemory {
-        /// The caller's number for what was to be placed.
-        tag: u32,
-        /// Bytes asked for, rounded up to the alignment.
-        wanted: u64,
-        /// Bytes of the largest free block.
-        largest: u64,
-        /// Bytes free in all blocks together.
-        free: u64,
-        /// Bytes that the list manages.
-        capacity: u64,
-    },
-    /// A size that cannot be rounded up to the alignment.
-    #[error("{tag} has {size} bytes, which cannot be rounded up to a multiple of {alignment}")]
-    TooLarge {
-        /// The caller's number for what was to be placed.
-        tag: u32,
-        /// Bytes asked for.
-        size: u64,
-        /// The list's alignment.
-        alignment: u64,
-    },
-    /// The region is not in use: freed twice, or never given out.
-    #[error(
-        "the region of {size} bytes at offset {offset} is not in use: freed twice, or never allocated here"
-    )]
-    NotInUse {
-        /// Offset of the region.
-        offset: u64,
-        /// Bytes of the region.
-        size: u64,
-    },
-}
-
-/// An allocator of ranges: best fit over all free blocks but the last, which is the last resort.
-///
-/// Every operation takes logarithmic time in the number of blocks, of which there is no limit.
-#[derive(Clone, Debug)]
-pub struct FreeList {
-    buffer: u32,
-    alignment: u64,
-    whole: Block,
-    blocks: FreeBlocks,
-    in_use: BTreeMap<u64, (u64, u32)>,
-    used: u64,
-    high_water: u64,
-    listing: Option<Vec<Live>>,
+impl FreeBlock {
+    pub(crate) fn end(self) -> u64 {
+        self.offset + self.size
+    }
 }
 
 impl FreeList {
-    /// A list over `size` bytes of memory whose first byte has the address `base`.
-    ///
-    /// The first block starts at the first aligned address. A buffer that is smaller than the gap before it has no room.
-    pub fn new(base: u64, size: u64, alignment: u64) -> Result<Self, FreeListError> {
-        if !alignment.is_power_of_two() {
-            return Err(FreeListError::Alignment(alignment));
-        }
-        let gap = base.wrapping_neg() & (alignment - 1);
-        let whole = Block { offset: gap.min(size), size: size.saturating_sub(gap) };
-        let mut list = FreeList {
-            buffer: 0,
-            alignment,
-            whole,
-            blocks: FreeBlocks::default(),
-            in_use: BTreeMap::new(),
-            used: 0,
-            high_water: 0,
-            listing: None,
-        };
-        list.reset();
-        Ok(list)
+    /// Makes `block` the only free block.
+    pub(crate) fn reset(&mut self, block: FreeBlock) {
+        self.by_address.clear();
+        self.by_size.clear();
+        self.last = block;
     }
 
-    /// A list without memory behind it and without an end: the same decisions, to learn how much memory they need.
-    pub fn measuring(alignment: u64) -> Result<Self, FreeListError> {
-        FreeList::new(0, u64::MAX, alignment)
-    }
-
-    /// Gives the buffer a number, so that regions of other buffers are told apart.
-    pub fn for_buffer(mut self, buffer: u32) -> Self {
-        self.buffer = buffer;
-        self
-    }
-
-    /// Keeps, from now on, the list of what is in use at each new high-water mark.
-    pub fn with_listing(mut self) -> Self {
-        self.listing = Some(Vec::new());
-        self
-    }
-
-    /// The alignment of all regions.
-    pub fn alignment(&self) -> u64 {
-        self.alignment
-    }
-
-    /// The most bytes that were ever in use from the buffer's start on: the size a buffer needs for these decisions.
-    pub fn high_water(&self) -> u64 {
-        self.high_water
-    }
-
-    /// What was in use at the high-water mark, by address; empty without [`FreeList::with_listing`].
-    pub fn live_at_high_water(&self) -> &[Live] {
-        self.listing.as_deref().unwrap_or_default()
-    }
-
-    /// Bytes in use now.
-    pub fn used(&self) -> u64 {
-        self.used
-    }
-
-    /// The free blocks by address, as (offset, size).
-    pub fn free_blocks(&self) -> Vec<(u64, u64)> {
-        let mut blocks = Vec::new();
-        self.blocks.for_each(|block| blocks.push((block.offset, block.size)));
-        blocks
-    }
-
-    /// Forgets all regions and the high-water mark: one free block again.
-    pub fn reset(&mut self) {
-        self.blocks.reset(self.whole);
-        self.in_use.clear();
-        self.used = 0;
-        self.high_water = 0;
-        if let Some(listing) = &mut self.listing {
-            listing.clear();
+    /// The best fit for `size` bytes.
+    pub(crate) fn best_fit(&self, size: u64) -> Option<FreeBlock> {
+        match self.by_size.at_least((size, 0)) {
+            Some((size, complement)) => Some(FreeBlock { offset: !complement, size }),
+            None => Some(self.last).filter(|last| last.size >= size),
         }
     }
 
-    /// Finds room for `size` bytes, rounded up to the alignment. `tag` is the caller's number for what goes there.
-    ///
-    /// Nothing takes no room: a size of 0 gets an offset inside the buffer (or at its end) and need not be freed.
-    pub fn allocate(&mut self, size: u64, tag: u32) -> Result<Region, FreeListError> {
-        let wanted = size.checked_next_multiple_of(self.alignment).ok_or(FreeListError::TooLarge {
-            tag,
-            size,
-            alignment: self.alignment,
-        })?;
-        if wanted == 0 {
-            let offset = self.blocks.choose(0).map_or(self.whole.offset, |block| block.offset);
-            return Ok(Region { buffer: self.buffer, offset, size: 0 });
-        }
-        let Some(offset) = self.blocks.take(wanted) else {
-            return Err(self.out_of_memory(wanted, tag));
-        };
-        self.in_use.insert(offset, (wanted, tag));
-        self.used += wanted;
-        if offset + wanted > self.high_water {
-            self.high_water = offset + wanted;
-            if let Some(listing) = &mut self.listing {
-                listing.clear();
-                listing.extend(self.in_use.iter().map(|(&offset, &(size, tag))| Live { tag, offset, size }));
+    /// Takes `size` bytes (not 0) from the start of the best fit; returns their offset.
+    pub(crate) fn allocate(&mut self, size: u64) -> Option<u64> {
+        let block = self.best_fit(size)?;
+        let rest = FreeBlock { offset: block.offset + size, size: block.size - size };
+        if block == self.last {
+            self.last = rest;
+        } else {
+            self.remove(block);
+            if rest.size > 0 {
+                self.insert(rest);
             }
         }
-        Ok(Region { buffer: self.buffer, offset, size: wanted })
+        Some(block.offset)
     }
 
-    /// Gives a region back. A region of another buffer is none of this list's business: nothing happens, and the answer
-    /// is false.
-    pub fn free(&mut self, region: Region) -> Result<bool, FreeListError> {
-        if region.buffer != self.buffer {
-            return Ok(false);
+    /// Frees an allocated range (not empty); it merges with its free neighbours.
+    pub(crate) fn free(&mut self, range: FreeBlock) {
+        let mut merged = range;
+        if let Some(before) = self.before(range.offset).filter(|before| before.end() == range.offset) {
+            self.remove(before);
+            merged = FreeBlock { offset: before.offset, size: before.size + merged.size };
         }
-        if region.size == 0 {
-            return Ok(true);
+        if range.end() == self.last.offset {
+            self.last = FreeBlock { offset: merged.offset, size: merged.size + self.last.size };
+            return;
         }
-        match self.in_use.get(&region.offset) {
-            Some((size, _)) if *size == region.size => {}
-            _ => return Err(FreeListError::NotInUse { offset: region.offset, size: region.size }),
+        if let Some(after) = self.at(range.end()) {
+            self.remove(after);
+            merged.size += after.size;
         }
-        self.in_use.remove(&region.offset);
-        self.used -= region.size;
-        self.blocks.give(Block { offset: region.offset, size: region.size });
-        Ok(true)
+        self.insert(merged);
     }
 
-    fn out_of_memory(&self, wanted: u64, tag: u32) -> FreeListError {
-        let (mut largest, mut free) = (0, 0);
-        self.blocks.for_each(|block| {
-            largest = block.size.max(largest);
-            free += block.size;
-        });
-        FreeListError::OutOfMemory { tag, wanted, largest, free, capacity: self.whole.size }
+    /// Calls `visit` with every free block that is not empty, in ascending order of addresses.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(FreeBlock)) {
+        self.by_address.for_each(|(offset, size)| visit(FreeBlock { offset, size }));
+        if self.last.size > 0 {
+            visit(self.last);
+        }
+    }
+
+    fn before(&self, offset: u64) -> Option<FreeBlock> {
+        self.by_address.below((offset, 0)).map(|(offset, size)| FreeBlock { offset, size })
+    }
+
+    fn at(&self, offset: u64) -> Option<FreeBlock> {
+        let (found, size) = self.by_address.at_least((offset, 0))?;
+        (found == offset).then_some(FreeBlock { offset, size })
+    }
+
+    fn insert(&mut self, block: FreeBlock) {
+        self.by_address.insert((block.offset, block.size));
+        self.by_size.insert((block.size, !block.offset));
+    }
+
+    fn remove(&mut self, block: FreeBlock) {
+        self.by_address.remove((block.offset, block.size));
+        self.by_size.remove((block.size, !block.offset));
     }
 }

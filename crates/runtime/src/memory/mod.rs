@@ -18,8 +18,7 @@
 //! a plan without using anything that made it. Then, and only then, is there memory: an [`Arena`] holds a backend's
 //! chunks, and all plans of a session share them.
 //!
-//! [`FreeList`] stands beside all this: it answers one request at a time, the way the original allocator did, and is the
-//! planner's baseline.
+//! [`TensorAllocator`] stands beside all this: it places one tensor at a time, without a graph.
 //!
 //! ```
 //! use quadriga_graph::{DType, GraphBuilder};
@@ -41,26 +40,26 @@
 mod arena;
 mod check;
 mod error;
-mod free_blocks;
 mod free_list;
 pub mod lifetimes;
 mod ordered_set;
 pub mod packing;
+mod placed_tensor;
 mod plan;
 mod planner;
 mod request;
 pub mod sharing;
-mod tenancy;
+mod tensor_allocator;
 
 pub use arena::Arena;
 pub use check::{Flaw, check};
 pub use error::MemoryError;
-pub use free_list::{FreeList, FreeListError, Live, Region};
 pub use lifetimes::{Lifetime, barrier_steps};
 pub use plan::{Alive, BackendForecast, BackendPlan, Forecast, MemoryPlan, Spot, Tenant};
 pub use planner::Planner;
 pub use request::{Extra, Hold, Inputs, Memory, Request};
 pub use sharing::Sharing;
+pub use tensor_allocator::{AllocatorError, LiveTensor, TensorAllocation, TensorAllocator};
 
 pub(crate) use arena::purpose;
-pub(crate) use tenancy::Tenancy;
+pub(crate) use placed_tensor::PlacedTensor;

@@ -8,7 +8,7 @@ use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use super::arena::Arenas;
 use super::state::States;
 use super::weights::Weights;
-use crate::memory::Tenancy;
+use crate::memory::PlacedTensor;
 use crate::schedule::Plan;
 use crate::{Backend, BackendError, Buffer, Event, Program, Region, RuntimeError, SplitSource, TensorPlace};
 
@@ -27,7 +27,7 @@ pub(crate) struct Compiled {
     /// For each backend the copies out of it that are not known to be done when its lane ends.
     pub(crate) loose_ends: Vec<Vec<usize>>,
     /// The backends know of every tensor in the arenas for as long as it is there.
-    _tenants: Vec<Tenancy>,
+    _placed: Vec<PlacedTensor>,
 }
 
 /// A copy between two backends.
@@ -144,7 +144,7 @@ impl Site<'_> {
     }
 
     /// Tells the backends of all that the plan has in the arenas: results, inputs and copies.
-    fn tenants(&self) -> Result<Vec<Tenancy>, RuntimeError> {
+    fn placed(&self) -> Result<Vec<PlacedTensor>, RuntimeError> {
         let (plan, graph) = (self.plan, self.plan.graph());
         let mut all = Vec::new();
         let mut tell = |id: TensorId, backend: usize, region: Option<Region>| -> Result<(), RuntimeError> {
@@ -153,7 +153,7 @@ impl Site<'_> {
             else {
                 return Ok(());
             };
-            let told = Tenancy::new(device, tensor, region);
+            let told = PlacedTensor::new(device, tensor, region);
             all.push(told.map_err(|error| RuntimeError::device(error).at(|| graph.name(id)))?);
             Ok(())
         };
@@ -200,7 +200,7 @@ impl Site<'_> {
 impl Compiled {
     pub(crate) fn new(site: &Site<'_>) -> Result<Compiled, RuntimeError> {
         let (plan, splits) = (site.plan, site.plan.splits());
-        let tenants = site.tenants()?;
+        let placed = site.placed()?;
         let kept = kept(plan);
         let kept = |tensor: TensorId| {
             plan.graph().get(tensor).is_none_or(|t| kept.get(t.storage().index()).is_none_or(|k| *k))
@@ -238,7 +238,7 @@ impl Compiled {
             }
         }
         let generation = site.arenas.generation;
-        Ok(Compiled { generation, programs, done, copies, _locks: locks, loose_ends, _tenants: tenants })
+        Ok(Compiled { generation, programs, done, copies, _locks: locks, loose_ends, _placed: placed })
     }
 }
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use quadriga_graph::{Tensor, TensorKind};
 use rustc_hash::FxHashMap;
 
-use crate::memory::Tenancy;
+use crate::memory::PlacedTensor;
 use crate::schedule::Plan;
 use crate::{Backend, Region, RuntimeError, Usage};
 
 /// A state with its memory.
 pub(crate) struct State {
     pub(crate) backend: usize,
-    tenancy: Tenancy,
+    placed: PlacedTensor,
 }
 
 /// All states of a session, by name.
@@ -37,8 +37,8 @@ impl States {
             let bytes = backend.storage_bytes(tensor);
             let buffer = backend.allocate_zeroed(bytes.max(1), Usage::State).map_err(failed)?;
             let region = Region::new(buffer, 0, tensor.bytes()).map_err(failed)?;
-            let tenancy = Tenancy::new(backend, tensor, region).map_err(failed)?;
-            self.all.insert(name, State { backend: home, tenancy });
+            let placed = PlacedTensor::new(backend, tensor, region).map_err(failed)?;
+            self.all.insert(name, State { backend: home, placed });
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl States {
 impl State {
     /// Where it is.
     pub(crate) fn region(&self) -> &Region {
-        self.tenancy.region()
+        self.placed.region()
     }
 
     fn check(
@@ -78,7 +78,7 @@ impl State {
         home: usize,
         backends: &[Arc<dyn Backend>],
     ) -> Result<(), RuntimeError> {
-        let before = self.tenancy.tensor();
+        let before = self.placed.tensor();
         if before.dtype() == tensor.dtype() && before.dims4() == tensor.dims4() && self.backend == home {
             return Ok(());
         }

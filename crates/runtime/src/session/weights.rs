@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use quadriga_graph::{Op, Tensor, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
-use crate::memory::Tenancy;
+use crate::memory::PlacedTensor;
 use crate::schedule::{Plan, Uses};
 use crate::{Backend, BackendError, Layout, MemoryFacts, Region, RuntimeError, TensorPlace, Usage};
 
@@ -35,7 +35,7 @@ struct Home {
     /// Whether its bytes are there.
     ready: AtomicBool,
     /// None where the bytes are used in a file map.
-    _tenancy: Option<Tenancy>,
+    _placed: Option<PlacedTensor>,
 }
 
 /// The weights of all sessions of a scheduler, by name and backend.
@@ -176,14 +176,14 @@ impl WeightStore {
             let failed = |error| RuntimeError::device(error).at(|| want.name.clone());
             let data = plan.graph().data(want.id);
             let layout = want.layout.layout;
-            let (region, tenancy) = match region {
+            let (region, placed) = match region {
                 Reserved::Mapped(region) => (region, None),
                 Reserved::Memory(region) => {
-                    let tenancy = Tenancy::new(backend, want.tensor, region.clone()).map_err(failed)?;
+                    let placed = PlacedTensor::new(backend, want.tensor, region.clone()).map_err(failed)?;
                     if let Some(data) = data {
                         backend.load_weight(want.tensor, layout, data.bytes(), &region).map_err(failed)?;
                     }
-                    (region, Some(tenancy))
+                    (region, Some(placed))
                 }
             };
             count.done += want.layout.bytes as u64;
@@ -192,7 +192,7 @@ impl WeightStore {
                 tensor: want.tensor.clone(),
                 place: TensorPlace { region, layout },
                 ready: AtomicBool::new(data.is_some()),
-                _tenancy: tenancy,
+                _placed: placed,
             };
             let loaded = Loaded { home: Arc::new(home), uses: want.uses, viewed: want.viewed };
             let loaded = if want.tensor.kind() == TensorKind::Weight {

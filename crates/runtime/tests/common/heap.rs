@@ -40,6 +40,8 @@ pub(crate) struct Heap {
     /// Every storage is rounded up to a multiple of this.
     pub(crate) padding: usize,
     pub(crate) capacity: u64,
+    /// The address that buffers claim to start at, if any; nothing is there.
+    pub(crate) base: Option<usize>,
     pub(crate) counts: Arc<Mutex<HeapCounts>>,
     pub(crate) records: Arc<Mutex<Vec<PlacedRecord>>>,
     /// The allocation with this number is refused.
@@ -55,6 +57,7 @@ impl Heap {
             facts: MemoryFacts { alignment, max_buffer, host: true },
             padding: 1,
             capacity: u64::MAX,
+            base: None,
             counts: Arc::default(),
             records: Arc::default(),
             refuse: Arc::default(),
@@ -76,6 +79,7 @@ pub(crate) struct HeapBuffer {
     usage: Usage,
     bytes: Mutex<Vec<u8>>,
     size: usize,
+    base: Option<usize>,
     /// Absent for memory that belongs to someone else.
     counts: Option<Arc<Mutex<HeapCounts>>>,
 }
@@ -112,6 +116,9 @@ impl Buffer for HeapBuffer {
         check_range(self, offset, from.len())?;
         self.bytes.lock().unwrap()[offset..offset + from.len()].copy_from_slice(from);
         Ok(())
+    }
+    fn host_address(&self) -> Option<*mut u8> {
+        self.base.map(std::ptr::without_provenance_mut)
     }
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
         check_range(self, offset, len)?;
@@ -160,6 +167,7 @@ impl Backend for Heap {
             usage,
             bytes: Mutex::new(vec![0xa5; bytes]),
             size: bytes,
+            base: self.base,
             counts: Some(Arc::clone(&self.counts)),
         }))
     }
@@ -172,6 +180,7 @@ impl Backend for Heap {
             usage: Usage::Weights,
             bytes: Mutex::new(data.bytes().to_vec()),
             size: data.len(),
+            base: self.base,
             counts: None,
         }))
     }

@@ -8,7 +8,7 @@
 
 use super::problem::Placement;
 use super::timeline::Timeline;
-use crate::memory::free_blocks::{Block, FreeBlocks};
+use crate::memory::free_list::{FreeBlock, FreeList};
 
 /// A chunk while it is filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) struct Chunks {
     /// Where each of the timeline's items is.
     pub(crate) placements: Vec<Placement>,
     chunks: Vec<Chunk>,
-    free: Vec<FreeBlocks>,
+    free: Vec<FreeList>,
     ending: Vec<Vec<u32>>,
 }
 
@@ -47,22 +47,22 @@ impl Chunks {
                 for &ended in &self.ending[section as usize] {
                     let Placement { chunk, offset } = self.placements[ended as usize];
                     self.free[chunk as usize]
-                        .give(Block { offset, size: timeline.items[ended as usize].size });
+                        .free(FreeBlock { offset, size: timeline.items[ended as usize].size });
                 }
                 section += 1;
             }
             let choices =
                 self.free.iter().zip(&self.chunks).enumerate().filter_map(|(chunk, (free, state))| {
-                    let block = free.choose(item.size)?;
+                    let block = free.best_fit(item.size)?;
                     Some(((block.offset + item.size).saturating_sub(state.size), block.size, chunk))
                 });
             let chunk = choices.min().map(|(_, _, chunk)| chunk).unwrap_or_else(|| {
                 let chunk = self.open(limit, item.size);
-                self.free.push(FreeBlocks::default());
-                self.free[chunk].reset(Block { offset: 0, size: self.chunks[chunk].limit });
+                self.free.push(FreeList::default());
+                self.free[chunk].reset(FreeBlock { offset: 0, size: self.chunks[chunk].limit });
                 chunk
             });
-            let offset = self.free[chunk].take(item.size).unwrap_or(0);
+            let offset = self.free[chunk].allocate(item.size).unwrap_or(0);
             self.put(index, chunk, offset, item.size);
             self.ending[item.end as usize].push(index as u32);
         }

@@ -9,7 +9,7 @@
 )]
 
 use super::timeline::Timeline;
-use crate::memory::free_blocks::{Block, FreeBlocks};
+use crate::memory::free_list::{FreeBlock, FreeList};
 
 /// No further item in a chain.
 const NONE: u32 = u32::MAX;
@@ -17,7 +17,7 @@ const NONE: u32 = u32::MAX;
 /// What the walk needs, kept for the next one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TimeOrder {
-    blocks: FreeBlocks,
+    blocks: FreeList,
     /// For each section the head of the chain of items that end when it begins.
     ending: Vec<u32>,
     /// For each item the next one in its chain.
@@ -27,7 +27,7 @@ pub(crate) struct TimeOrder {
 impl TimeOrder {
     /// Fills `offsets` for the timeline's items; returns the peak.
     pub(crate) fn place(&mut self, timeline: &Timeline, offsets: &mut Vec<u64>) -> u64 {
-        self.blocks.reset(Block { offset: 0, size: u64::MAX });
+        self.blocks.reset(FreeBlock { offset: 0, size: u64::MAX });
         self.ending.clear();
         self.ending.resize(timeline.sections() + 1, NONE);
         self.next.clear();
@@ -39,13 +39,13 @@ impl TimeOrder {
                 let mut ended = self.ending[section as usize];
                 while ended != NONE {
                     let size = timeline.items[ended as usize].size;
-                    self.blocks.give(Block { offset: offsets[ended as usize], size });
+                    self.blocks.free(FreeBlock { offset: offsets[ended as usize], size });
                     ended = self.next[ended as usize];
                 }
                 section += 1;
             }
             // The last block has no end, and the sum of all sizes is below it: there is always room.
-            let offset = self.blocks.take(item.size).unwrap_or(0);
+            let offset = self.blocks.allocate(item.size).unwrap_or(0);
             offsets.push(offset);
             peak = peak.max(offset + item.size);
             self.next[index] = std::mem::replace(&mut self.ending[item.end as usize], index as u32);

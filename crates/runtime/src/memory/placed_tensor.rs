@@ -1,30 +1,30 @@
-//! A tensor that has memory, and the backend that was told so.
+//! A tensor with memory, and the backend's hooks for it.
 
 use quadriga_graph::Tensor;
 use std::sync::Arc;
 
 use crate::{Backend, BackendError, Region};
 
-/// While this lives, the backend knows that the tensor has its place there; then it is told that the place is released.
+/// Calls [`Backend::placed`] when it is made and [`Backend::released`] when it is dropped, so that the two are paired.
 #[derive(Debug)]
-pub(crate) struct Tenancy {
+pub(crate) struct PlacedTensor {
     backend: Arc<dyn Backend>,
     tensor: Tensor,
     region: Region,
 }
 
-impl Tenancy {
-    /// Tells the backend. If it refuses, nothing needs to be taken back.
+impl PlacedTensor {
+    /// Calls [`Backend::placed`]; after an error [`Backend::released`] is not called.
     pub(crate) fn new(
         backend: &Arc<dyn Backend>,
         tensor: &Tensor,
         region: Region,
-    ) -> Result<Tenancy, BackendError> {
+    ) -> Result<PlacedTensor, BackendError> {
         backend.placed(tensor, &region)?;
-        Ok(Tenancy { backend: Arc::clone(backend), tensor: tensor.clone(), region })
+        Ok(PlacedTensor { backend: Arc::clone(backend), tensor: tensor.clone(), region })
     }
 
-    /// Where the tensor is.
+    /// The tensor's bytes.
     pub(crate) fn region(&self) -> &Region {
         &self.region
     }
@@ -35,7 +35,7 @@ impl Tenancy {
     }
 }
 
-impl Drop for Tenancy {
+impl Drop for PlacedTensor {
     fn drop(&mut self) {
         self.backend.released(&self.tensor, &self.region);
     }
