@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 
 use quadriga_graph::{Binary, DType, NodeId, Op, TensorId};
-use quadriga_runtime::{Layout, SplitSource};
+use quadriga_runtime::SplitSource;
 
 use crate::ops::{Recipe, is_small};
+use crate::places::Places;
 use crate::view::View;
 
 /// A chain: the nodes it consists of, and what their last result is.
@@ -25,16 +26,12 @@ struct Finder<'a> {
     maker: HashMap<TensorId, usize>,
     /// The nodes that read any part of a storage, by their places.
     readers: HashMap<TensorId, Vec<usize>>,
-    /// A tensor in memory as kernels see it; none, if it is packed, or has no memory here.
-    view: &'a dyn Fn(TensorId) -> Option<View>,
+    places: &'a Places<'a>,
 }
 
-/// The chains of a split, by the tensor that products would read. `view` gives a plain tensor in memory.
-pub(crate) fn find(
-    split: &SplitSource<'_>,
-    view: &dyn Fn(TensorId) -> Option<View>,
-) -> HashMap<TensorId, Chain> {
-    let mut finder = Finder { split, maker: HashMap::new(), readers: HashMap::new(), view };
+/// The chains of a split, by the tensor that products would read.
+pub(crate) fn find(split: &SplitSource<'_>, places: &Places<'_>) -> HashMap<TensorId, Chain> {
+    let mut finder = Finder { split, maker: HashMap::new(), readers: HashMap::new(), places };
     for (place, &id) in split.nodes.iter().enumerate() {
         let Some(node) = split.graph.get_node(id) else { continue };
         finder.maker.insert(node.output(), place);
@@ -77,7 +74,7 @@ impl Finder<'_> {
 
     /// A tensor of dense rows of f32.
     fn rows(&self, tensor: TensorId) -> Option<View> {
-        (self.view)(tensor).filter(|view| view.dtype == DType::F32 && view.is_contiguous())
+        self.places.plain_view(tensor).filter(|view| view.dtype == DType::F32 && view.is_contiguous())
     }
 
     /// The chain that ends in this tensor, if there is one and products may compute it.
@@ -120,11 +117,9 @@ impl Finder<'_> {
     /// Whether a node is a product of one packed matrix with this tensor.
     fn is_product_of(&self, place: usize, tensor: TensorId) -> bool {
         let Some((_, Op::MulMat, &[weight, activations])) = self.node(place) else { return false };
-        let packed =
-            (self.split.place)(weight).is_some_and(|place| matches!(place.layout, Layout::Packed(_)));
         let one = |dims: [usize; 4]| dims[0] == 1 && dims[1] == 1;
         activations == tensor
-            && packed
+            && self.places.is_packed(weight)
             && self.split.graph.get(weight).is_some_and(|weight| one(weight.dims4()))
     }
 
@@ -135,7 +130,7 @@ impl Finder<'_> {
         if op.is_view() || chain.nodes.contains(&id) {
             return true;
         }
-        let Some(out) = (self.view)(output) else { return false };
+        let Some(out) = self.places.plain_view(output) else { return false };
         chain.recipe.inputs().all(|input| {
             let (a, b) = (out.range(), input.range());
             a.start >= b.end || b.start >= a.end

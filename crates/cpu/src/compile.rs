@@ -14,6 +14,7 @@ use crate::chains;
 use crate::fuse::{Item, join};
 use crate::memory::ALIGNMENT;
 use crate::ops::{self, Operand, Packed, RopeTables, Source};
+use crate::places::Places;
 use crate::program::{CpuProgram, Use};
 use crate::step::Step;
 use crate::view::View;
@@ -28,12 +29,18 @@ pub(crate) fn compile(
     split: &SplitSource<'_>,
     fuse: bool,
 ) -> Result<CpuProgram, BackendError> {
-    let view = |id: TensorId| plain_view(split, id);
-    let chains = if fuse { chains::find(split, &view) } else { HashMap::new() };
+    let places = Places::new(split);
+    let chains = if fuse { chains::find(split, &places) } else { HashMap::new() };
     // Nodes that products compute, and the indices of their names.
     let mut inside: HashMap<NodeId, Option<usize>> =
         chains.values().flat_map(|chain| &chain.nodes).map(|node| (*node, None)).collect();
-    let mut compiler = Compiler { split, fuse, uses: HashMap::new(), tables: RopeTables::default() };
+    let mut compiler = Compiler {
+        graph: split.graph,
+        places: &places,
+        fuse,
+        uses: HashMap::new(),
+        tables: RopeTables::default(),
+    };
     let mut items: Vec<Item> = Vec::new();
     let (mut names, mut nodes) = (Vec::new(), Vec::new());
     for &id in split.nodes {
@@ -72,30 +79,18 @@ pub(crate) fn compile(
     Ok(program)
 }
 
-/// A tensor as it lies in memory; none, if it is packed or has no memory here. It is only looked at to compare
-/// addresses and shapes before [`Compiler::operand`] checks it.
-fn plain_view(split: &SplitSource<'_>, id: TensorId) -> Option<View> {
-    let place = (split.place)(id)?;
-    let buffer = HostBuffer::of(&place.region).filter(|_| place.layout == Layout::Plain)?;
-    // SAFETY: nothing is read through it before `operand` has checked the same tensor.
-    Some(unsafe { View::new(split.graph.get(id)?, buffer.pointer().wrapping_add(place.region.offset)) })
-}
-
 struct Compiler<'a> {
-    split: &'a SplitSource<'a>,
+    graph: &'a Graph,
+    places: &'a Places<'a>,
     fuse: bool,
-    /// The buffers met so far, by address.
+    /// The buffers of the nodes compiled so far, by address.
     uses: HashMap<usize, Use>,
     tables: RopeTables,
 }
 
 impl<'a> Compiler<'a> {
-    fn graph(&self) -> &'a Graph {
-        self.split.graph
-    }
-
     fn unsupported(&self, node: NodeId, reason: impl Into<String>) -> BackendError {
-        let node = self.graph().node_name(node);
+        let node = self.graph.node_name(node);
         BackendError::Unsupported { backend: NAME.into(), node, reason: reason.into() }
     }
 
@@ -107,19 +102,19 @@ impl<'a> Compiler<'a> {
         source: Option<Arc<Source>>,
         items: &mut Vec<Item>,
     ) -> Result<(), BackendError> {
-        let Some(node) = self.graph().get_node(id) else {
+        let Some(node) = self.graph.get_node(id) else {
             return Err(self.unsupported(id, "there is no such node"));
         };
         let op = node.op().clone();
         let result = node.output();
-        if op.is_view() || self.graph().get(result).is_none_or(|tensor| tensor.elements() == 0) {
+        if op.is_view() || self.graph.get(result).is_none_or(|tensor| tensor.elements() == 0) {
             return Ok(());
         }
         let output = self.operand(id, result, true)?;
         if output.packed.is_some() {
             return Err(self.unsupported(id, "a result cannot be packed"));
         }
-        let ids = self.graph().inputs(id).to_vec();
+        let ids = self.graph.inputs(id).to_vec();
         let mut inputs = Vec::with_capacity(ids.len());
         for (i, input) in ids.iter().enumerate() {
             let operand = self.operand(id, *input, false)?;
@@ -139,9 +134,9 @@ impl<'a> Compiler<'a> {
 
     /// Large pages for keys and values, if there may be many.
     fn use_large_pages(&self, id: TensorId) {
-        let many = self.graph().get(id).is_some_and(|tensor| tensor.bytes() >= LARGE_FROM);
+        let many = self.graph.get(id).is_some_and(|tensor| tensor.bytes() >= LARGE_FROM);
         if many
-            && let Some(place) = (self.split.place)(id)
+            && let Some(place) = self.places.get(id)
             && let Some(buffer) = HostBuffer::of(&place.region)
         {
             buffer.use_large_pages();
@@ -157,11 +152,11 @@ impl<'a> Compiler<'a> {
         input: &Operand,
         output: &View,
     ) -> Result<(), BackendError> {
-        let (a, b) = (input.view.range(), output.range());
+        let (a, b) = (input.range(), output.range());
         if a.start >= b.end || b.start >= a.end {
             return Ok(());
         }
-        let Some(op) = self.graph().get_node(node).map(|node| node.op()) else { return Ok(()) };
+        let Some(op) = self.graph.get_node(node).map(|node| node.op()) else { return Ok(()) };
         let same = a.start == b.start
             && input.view.dtype == output.dtype
             && input.view.dims == output.dims
@@ -175,18 +170,17 @@ impl<'a> Compiler<'a> {
 
     /// A tensor of a node in memory, checked.
     fn operand(&mut self, node: NodeId, id: TensorId, write: bool) -> Result<Operand, BackendError> {
-        let Some(tensor) = self.graph().get(id) else {
+        let Some(tensor) = self.graph.get(id) else {
             return Err(self.unsupported(node, "there is no such tensor"));
         };
-        let placed = (self.split.place)(id);
         if tensor.bytes() == 0 {
             let base = NonNull::<u64>::dangling().as_ptr().cast();
             // SAFETY: an empty tensor reaches no bytes.
             let view = unsafe { View::new(tensor, base) };
             return Ok(Operand { view, packed: None });
         }
-        let Some(place) = placed else {
-            let name = self.graph().name(id);
+        let Some(place) = self.places.get(id) else {
+            let name = self.graph.name(id);
             return Err(self.unsupported(node, format!("{name} has no memory here")));
         };
         let region = &place.region;
@@ -220,7 +214,7 @@ impl<'a> Compiler<'a> {
         };
         let aligned = base.addr().is_multiple_of(align) && tensor.strides().iter().all(|s| s % align == 0);
         if matrices.is_none() && !aligned {
-            let name = self.graph().name(id);
+            let name = self.graph.name(id);
             return Err(self.unsupported(node, format!("{name} does not lie at a multiple of {align} bytes")));
         }
         let used = self

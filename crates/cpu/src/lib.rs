@@ -30,6 +30,8 @@ pub mod isa;
 mod kernels;
 mod memory;
 mod ops;
+mod partition;
+mod places;
 mod pool;
 mod profile;
 mod program;

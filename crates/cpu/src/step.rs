@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::kernels::KernelError;
+use crate::partition::{Partition, UnitShare};
 use crate::pool::{Stopped, Worker};
 use crate::view::View;
 
@@ -84,20 +85,15 @@ impl From<Stopped> for TeamError {
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     range: Range<usize>,
-    /// With `Some(stride)`, unit `u` touches only the `stride` bytes that start at `u · stride` of the range.
-    unit: Option<usize>,
+    /// The bytes that each unit touches, if no unit touches those of another.
+    share: Option<UnitShare>,
     write: bool,
 }
 
 impl Access {
-    fn new(view: &View, units: Option<usize>, write: bool) -> Access {
-        let range = view.range();
-        let local = |units: usize| {
-            (units > 0 && view.is_contiguous() && range.len().is_multiple_of(units))
-                .then(|| range.len() / units)
-        };
-        let unit = units.and_then(local);
-        Access { range, unit, write }
+    fn new(view: &View, partition: Option<Partition>, write: bool) -> Access {
+        let share = partition.and_then(|partition| partition.share(view));
+        Access { range: view.range(), share, write }
     }
 
     /// Any part of the tensor is read by any unit.
@@ -110,19 +106,19 @@ impl Access {
         Access::new(view, None, true)
     }
 
-    /// Each of `units` units reads its own share of the tensor, cut in row-major order.
-    pub(crate) fn reads_own(view: &View, units: usize) -> Access {
-        Access::new(view, Some(units), false)
+    /// Each unit reads only its own share of the tensor.
+    pub(crate) fn reads_own(view: &View, partition: Partition) -> Access {
+        Access::new(view, Some(partition), false)
     }
 
-    /// Each of `units` units writes its own share of the tensor, cut in row-major order.
-    pub(crate) fn writes_own(view: &View, units: usize) -> Access {
-        Access::new(view, Some(units), true)
+    /// Each unit writes only its own share of the tensor.
+    pub(crate) fn writes_own(view: &View, partition: Partition) -> Access {
+        Access::new(view, Some(partition), true)
     }
 
     /// Any part of a range of addresses is read, or written, by any unit.
     pub(crate) fn range(range: Range<usize>, write: bool) -> Access {
-        Access { range, unit: None, write }
+        Access { range, share: None, write }
     }
 
     /// Whether they are of exactly the same addresses.
@@ -142,10 +138,11 @@ impl Access {
             && other.range.start < self.range.end
     }
 
-    /// Whether the order matters between different units: a conflict that is not just each unit with itself.
+    /// Whether a unit of one conflicts with another unit of the other. It does not where both cut the same memory into
+    /// the same shares.
     pub(crate) fn conflicts_across_units(&self, other: &Access) -> bool {
-        self.conflicts(other)
-            && !(self.unit.is_some() && self.unit == other.unit && self.range.start == other.range.start)
+        let same_shares = self.share.is_some() && self.share == other.share && self.range == other.range;
+        self.conflicts(other) && !same_shares
     }
 }
 

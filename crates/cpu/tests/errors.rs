@@ -4,14 +4,16 @@
 
 mod common;
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use common::{Placed, bytes_of, bytes_of_i32, floats};
 use quadriga_cpu::Backend;
 use quadriga_cpu::isa::Isa;
-use quadriga_graph::{Attention, DType, Data, Graph, GraphBuilder, Op, TensorId, Weight};
+use quadriga_graph::{Attention, DType, Data, Graph, GraphBuilder, Op, TensorId, TensorKind, Weight};
 use quadriga_runtime::{
-    Backend as _, BackendError, Layout, Region, SplitSource, TensorPlace, Usage, compute_once,
+    Backend as _, BackendError, Layout, Region, SplitSource, TensorPlace, Usage, WeightLayout, compute_once,
 };
 
 /// Runs a graph with a bad list of indices, then with a good one.
@@ -167,6 +169,89 @@ fn mapped_bytes_are_used_in_place_and_never_written() {
     let nodes: Vec<_> = graph.node_ids().collect();
     let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
     assert!(matches!(compute_once(&backend, &split), Err(BackendError::Unsupported { .. })));
+}
+
+#[test]
+fn a_place_that_changes_from_call_to_call_is_asked_for_once() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 64]);
+    let w = g.weight("w", Weight::with_data(DType::F32, [32, 64], vec![0; 32 * 64 * 4]));
+    g.output("y", g.mul_mat(w, x.rms_norm(1e-5)));
+    let graph = g.finish().unwrap();
+    let backend = Backend::builder().threads(1).fuse(true).build().unwrap();
+    let y = graph.output("y").unwrap();
+    let places: HashMap<TensorId, TensorPlace> = graph
+        .tensor_ids()
+        .map(|id| {
+            let tensor = &graph[id];
+            let uses: &[(&Op, usize)] = if graph.data(id).is_some() { &[(&Op::MulMat, 0)] } else { &[] };
+            let WeightLayout { layout, bytes, .. } = backend.weight_layout(tensor, uses);
+            let buffer = backend.allocate(bytes, Usage::Compute).unwrap();
+            let region = Region::new(buffer, 0, bytes).unwrap();
+            if let Some(data) = graph.data(id) {
+                backend.load_weight(tensor, layout, data.bytes(), &region).unwrap();
+            }
+            (id, TensorPlace { region, layout })
+        })
+        .collect();
+    let nodes: Vec<_> = graph.node_ids().collect();
+    let x = graph.leaf("x").unwrap();
+    // The call with this number gives a region far outside the buffer, all others the right one.
+    for wrong in 0..3 {
+        let calls = Cell::new(0);
+        let place = |id: TensorId| {
+            let mut place = places.get(&id).cloned()?;
+            if id == x {
+                if calls.get() == wrong {
+                    place.region.offset = 1 << 40;
+                }
+                calls.set(calls.get() + 1);
+            }
+            Some(place)
+        };
+        let split =
+            SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|id| id == y, scratch: None };
+        let compiled = backend.compile(&split);
+        assert_eq!(calls.get(), 1, "x is an input of one node");
+        match compiled {
+            Err(error) => assert!(wrong == 0 && matches!(error, BackendError::OutOfBounds { .. }), "{error}"),
+            Ok(mut program) => {
+                assert!(wrong > 0, "the first answer is out of bounds");
+                backend.queue().unwrap().run(&mut *program).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn results_that_overlap_the_end_of_a_packed_weight_are_refused() {
+    let g = GraphBuilder::new();
+    let w = g.weight("w", Weight::with_data(DType::Q8_0, [8, 64], vec![0; 8 * 2 * 34]));
+    g.output("y", g.mul_mat(w, g.input("x", DType::F32, [1, 64])));
+    let graph = g.finish().unwrap();
+    let backend = Backend::builder().threads(1).build().unwrap();
+    let weight = graph.leaf("w").unwrap();
+    let WeightLayout { layout, bytes, .. } = backend.weight_layout(&graph[weight], &[(&Op::MulMat, 0)]);
+    assert!(bytes > graph[weight].bytes(), "packing fills up the rows");
+    let buffer = backend.allocate(bytes + 1024, Usage::Compute).unwrap();
+    let run = |output: usize| {
+        let place = |id: TensorId| {
+            let tensor = &graph[id];
+            let (offset, bytes, layout) = match tensor.kind() {
+                TensorKind::Weight => (0, bytes, layout),
+                TensorKind::Input => (bytes.next_multiple_of(64) + 512, tensor.bytes(), Layout::Plain),
+                _ => (output, tensor.bytes(), Layout::Plain),
+            };
+            Some(TensorPlace { region: Region::new(Arc::clone(&buffer), offset, bytes).ok()?, layout })
+        };
+        let nodes: Vec<_> = graph.node_ids().collect();
+        let split =
+            SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
+        compute_once(&backend, &split)
+    };
+    assert!(run(bytes.next_multiple_of(64)).is_ok());
+    let end = bytes / 64 * 64 - 64;
+    assert!(matches!(run(end), Err(BackendError::Unsupported { .. })));
 }
 
 #[test]

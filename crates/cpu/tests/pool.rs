@@ -1,6 +1,6 @@
 //! What the thread pool promises: every chunk once, barriers that order memory, and no deadlock after a failure.
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -139,4 +139,106 @@ fn a_run_inside_a_run_uses_one_thread() {
         })
     })
     .unwrap();
+}
+
+/// Counts itself as dropped; the job below must never see that while it borrows it.
+struct Borrowed<'a>(&'a AtomicUsize);
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[derive(Debug)]
+struct PanicsOnConversion;
+
+impl From<Stopped> for PanicsOnConversion {
+    fn from(_: Stopped) -> PanicsOnConversion {
+        panic!("From<Stopped> panics")
+    }
+}
+
+#[test]
+fn a_panic_in_the_error_conversion_leaves_no_thread_inside_the_job() {
+    let pool = Pool::new(2).unwrap();
+    let (dropped, used_after_drop) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let borrowed = Borrowed(&dropped);
+        let _ = pool.run::<PanicsOnConversion>(&|worker| {
+            if worker.index() == 0 {
+                panic!("job")
+            }
+            for _ in 0..50 {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                used_after_drop.fetch_add(borrowed.0.load(Ordering::SeqCst), Ordering::SeqCst);
+            }
+            Ok(())
+        });
+    }));
+    assert!(caught.is_err(), "the panic of From<Stopped> reaches the caller");
+    // A thread that was still inside the job would count its uses until here.
+    std::thread::sleep(std::time::Duration::from_millis(80));
+    assert_eq!(used_after_drop.load(Ordering::SeqCst), 0);
+    pool.run(&|_| Ok::<(), Stopped>(())).unwrap();
+}
+
+#[derive(Debug)]
+struct PanicsOnDrop;
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        panic!("the drop panics")
+    }
+}
+
+impl From<Stopped> for PanicsOnDrop {
+    fn from(_: Stopped) -> PanicsOnDrop {
+        PanicsOnDrop
+    }
+}
+
+/// Runs `body` on a thread of its own; panics if it takes longer than a few seconds.
+fn finishes(body: impl FnOnce() + Send + 'static) {
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        body();
+        done.send(()).unwrap();
+    });
+    finished.recv_timeout(std::time::Duration::from_secs(20)).expect("the pool hangs");
+}
+
+#[test]
+fn payloads_and_errors_whose_drop_panics_end_the_run() {
+    for failing in 0..2 {
+        finishes(move || {
+            let pool = Pool::new(2).unwrap();
+            let result = pool.run::<Stopped>(&|worker| {
+                if worker.index() == failing {
+                    std::panic::panic_any(PanicsOnDrop)
+                }
+                Ok(())
+            });
+            assert!(matches!(result, Err(Stopped::Panicked(_))));
+            // Both workers fail: the error of the second is dropped inside the pool.
+            let result = pool.run::<PanicsOnDrop>(&|_| Err(PanicsOnDrop));
+            std::mem::forget(result);
+            pool.run(&|_| Ok::<(), Stopped>(())).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_job_can_read_the_number_of_threads_but_not_change_it() {
+    finishes(|| {
+        let pool = Pool::new(2).unwrap();
+        pool.run(&|_| {
+            assert_eq!(pool.threads(), 2);
+            assert!(matches!(pool.set_threads(3), Err(PoolError::InsideJob)));
+            Ok::<(), Stopped>(())
+        })
+        .unwrap();
+        pool.set_threads(3).unwrap();
+        assert_eq!(pool.threads(), 3);
+    });
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -14,7 +15,8 @@ struct DiagMaskKernel {
 
 pub(super) fn diag_mask(past: usize, value: f32, x: &View, out: &View) -> Part {
     let units = out.rows();
-    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     Part::new(DiagMaskKernel { past, value, x: *x, out: *out }, units, out.elements(), accesses)
 }
 
@@ -55,7 +57,7 @@ pub(super) fn concat(axis: usize, inputs: &[View], out: &View) -> Part {
         })
         .collect();
     let mut accesses: Vec<Access> = inputs.iter().map(Access::reads).collect();
-    accesses.push(Access::writes_own(out, out.rows()));
+    accesses.push(Access::writes_own(out, Partition::equal(out.rows())));
     Part::new(ConcatKernel { axis, inputs: placed, out: *out }, out.rows(), out.elements(), accesses)
 }
 
@@ -88,7 +90,7 @@ struct RepeatKernel {
 }
 
 pub(super) fn repeat(x: &View, out: &View) -> Part {
-    let accesses = vec![Access::reads(x), Access::writes_own(out, out.rows())];
+    let accesses = vec![Access::reads(x), Access::writes_own(out, Partition::equal(out.rows()))];
     Part::new(RepeatKernel { x: *x, out: *out }, out.rows(), out.elements(), accesses)
 }
 
@@ -113,7 +115,7 @@ struct PadKernel {
 }
 
 pub(super) fn pad(before: [usize; 4], x: &View, out: &View) -> Part {
-    let accesses = vec![Access::reads(x), Access::writes_own(out, out.rows())];
+    let accesses = vec![Access::reads(x), Access::writes_own(out, Partition::equal(out.rows()))];
     Part::new(PadKernel { before, x: *x, out: *out }, out.rows(), out.elements(), accesses)
 }
 

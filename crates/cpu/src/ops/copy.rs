@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View};
 
@@ -21,7 +22,10 @@ pub(super) fn copy(x: &View, out: &View) -> Part {
     let elements = out.elements();
     if x.dims == out.dims && !serial {
         let units = out.rows();
-        let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+        let accesses = vec![
+            Access::reads_own(x, Partition::equal(units)),
+            Access::writes_own(out, Partition::equal(units)),
+        ];
         let by_rows = RowsKernel { x: *x, out: *out };
         return Part::new(by_rows, units, elements, accesses);
     }

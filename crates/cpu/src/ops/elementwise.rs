@@ -7,55 +7,34 @@ use quadriga_graph::{Binary, DType, Gate, Unary};
 use super::functions;
 use crate::isa::Isa;
 use crate::kernels::vec::{self, Map, Zip};
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
-/// Rows are cut into pieces of this many columns where there are few, long rows.
-const PIECE: usize = 16 * SEGMENT;
-
-/// How rows are cut into units.
-#[derive(Clone, Copy)]
-struct Cut {
-    pieces: usize,
-    cols: usize,
+/// The row and the columns of each segment of some units.
+fn segments_of(partition: Partition, units: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    units.map(move |unit| partition.unit(unit)).flat_map(|(row, columns)| {
+        segments(columns.len()).map(move |s| (row, columns.start + s.start..columns.start + s.end))
+    })
 }
 
-impl Cut {
-    fn new(out: &View) -> Cut {
-        let pieces = if out.rows() < 16 { out.cols().div_ceil(PIECE).max(1) } else { 1 };
-        Cut { pieces, cols: out.cols() }
+/// A kernel whose units write their share of the result and read the same share of each input of its shape.
+fn elementwise_part(
+    partition: Partition,
+    kernel: impl Kernel + 'static,
+    inputs: &[&View],
+    out: &View,
+    weight: usize,
+) -> Part {
+    let mut accesses = vec![Access::writes_own(out, partition)];
+    for input in inputs {
+        accesses.push(if input.dims == out.dims {
+            Access::reads_own(input, partition)
+        } else {
+            Access::reads(input)
+        });
     }
-
-    /// Row and columns of each of some units.
-    fn runs(self, units: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        units.map(move |unit| {
-            if self.pieces == 1 {
-                return (unit, 0..self.cols);
-            }
-            let first = unit % self.pieces * PIECE;
-            (unit / self.pieces, first..(first + PIECE).min(self.cols))
-        })
-    }
-
-    /// Row and columns of each segment of some units.
-    fn segments(self, units: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        self.runs(units).flat_map(|(row, columns)| {
-            segments(columns.len()).map(move |s| (row, columns.start + s.start..columns.start + s.end))
-        })
-    }
-
-    fn part(self, kernel: impl Kernel + 'static, inputs: &[&View], out: &View, weight: usize) -> Part {
-        let units = out.rows() * self.pieces;
-        let mut accesses = vec![Access::writes_own(out, units)];
-        for input in inputs {
-            accesses.push(if input.dims == out.dims {
-                Access::reads_own(input, units)
-            } else {
-                Access::reads(input)
-            });
-        }
-        Part::new(kernel, units, out.elements() * weight, accesses)
-    }
+    Part::new(kernel, partition.units(), out.elements() * weight, accesses)
 }
 
 struct ZipKernel {
@@ -64,7 +43,7 @@ struct ZipKernel {
     a: View,
     b: View,
     out: View,
-    cut: Cut,
+    partition: Partition,
 }
 
 pub(super) fn binary(binary: Binary, a: &View, b: &View, out: &View, isa: Isa) -> Part {
@@ -74,8 +53,9 @@ pub(super) fn binary(binary: Binary, a: &View, b: &View, out: &View, isa: Isa) -
         Binary::Mul => Zip::Mul,
         Binary::Div => Zip::Div,
     };
-    let cut = Cut::new(out);
-    let mut part = cut.part(ZipKernel { function, isa, a: *a, b: *b, out: *out, cut }, &[a, b], out, 1);
+    let partition = Partition::by_pieces(out);
+    let kernel = ZipKernel { function, isa, a: *a, b: *b, out: *out, partition };
+    let mut part = elementwise_part(partition, kernel, &[a, b], out, 1);
     let plain = |view: &View| view.dtype == DType::F32 && view.is_contiguous() && view.cols() == out.cols();
     if [a, b, out].into_iter().all(plain) && a.dims == out.dims {
         part.by_columns = Some([out.rows(), out.cols()]);
@@ -114,7 +94,7 @@ impl Kernel for ZipKernel {
 
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
         let (mut first, mut second) = ([0.0; SEGMENT], [0.0; SEGMENT]);
-        for (row, columns) in self.cut.runs(units) {
+        for (row, columns) in units.map(|unit| self.partition.unit(unit)) {
             let place = self.a.place(row);
             if self.direct(place, &columns) {
                 continue;
@@ -167,18 +147,18 @@ struct MapKernel {
     apply: Change,
     x: View,
     out: View,
-    cut: Cut,
+    partition: Partition,
 }
 
 fn map(apply: Change, x: &View, out: &View, weight: usize) -> Part {
-    let cut = Cut::new(out);
-    cut.part(MapKernel { apply, x: *x, out: *out, cut }, &[x], out, weight)
+    let partition = Partition::by_pieces(out);
+    elementwise_part(partition, MapKernel { apply, x: *x, out: *out, partition }, &[x], out, weight)
 }
 
 impl Kernel for MapKernel {
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
         let mut values = [0.0; SEGMENT];
-        for (row, columns) in self.cut.segments(units) {
+        for (row, columns) in segments_of(self.partition, units) {
             let Some(x) = values.get_mut(..columns.len()) else { continue };
             self.x.load(row, columns.start, x);
             (self.apply)(x);
@@ -223,7 +203,7 @@ struct GatedKernel {
     up: View,
     up_column: usize,
     out: View,
-    cut: Cut,
+    partition: Partition,
 }
 
 pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, isa: Isa) -> Part {
@@ -236,16 +216,17 @@ pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, isa:
         ([], _) => [(*out, 0), (*out, 0)],
     };
     let function = Zip::of(gate);
-    let cut = Cut::new(out);
-    let kernel = GatedKernel { function, isa, gate: gate_view, gate_column, up, up_column, out: *out, cut };
-    let mut part = cut.part(kernel, &[&gate_view, &up], out, 4);
+    let partition = Partition::by_pieces(out);
+    let kernel =
+        GatedKernel { function, isa, gate: gate_view, gate_column, up, up_column, out: *out, partition };
+    let mut part = elementwise_part(partition, kernel, &[&gate_view, &up], out, 4);
     let plain = |view: &View| view.dtype == DType::F32 && view.is_contiguous() && view.dims == out.dims;
     if inputs.len() == 2 && [&gate_view, &up, out].into_iter().all(plain) {
         part.by_columns = Some([out.rows(), out.cols()]);
     }
-    if inputs.len() == 1 && cut.pieces == 1 {
+    if inputs.len() == 1 && partition.is_by_rows() {
         // A row of the result needs the row of the one input, which is twice as long.
-        part.accesses = vec![Access::writes_own(out, part.units), Access::reads_own(&gate_view, part.units)];
+        part.accesses = vec![Access::writes_own(out, partition), Access::reads_own(&gate_view, partition)];
     }
     part
 }
@@ -278,7 +259,7 @@ impl Kernel for GatedKernel {
 
     fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
         let (mut first, mut second) = ([0.0; SEGMENT], [0.0; SEGMENT]);
-        for (row, columns) in self.cut.runs(units) {
+        for (row, columns) in units.map(|unit| self.partition.unit(unit)) {
             let place = self.out.place(row);
             if self.direct(place, &columns) {
                 continue;

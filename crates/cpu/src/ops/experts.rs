@@ -165,7 +165,12 @@ pub(super) fn mul_mat_id(
     };
     items.push(Item::Team(TeamItem {
         team: Box::new(team),
-        accesses: vec![Access::reads(x), Access::reads(ids), Access::writes(out)],
+        accesses: vec![
+            Access::range(packed.range(), false),
+            Access::reads(x),
+            Access::reads(ids),
+            Access::writes(out),
+        ],
         work_bytes: Box::new(move |threads| need.bytes(threads)),
         name: 0,
         label: "",

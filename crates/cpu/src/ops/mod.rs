@@ -16,6 +16,7 @@ mod scratch;
 mod softmax;
 mod source;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use quadriga_graph::{Op, TensorId};
@@ -36,6 +37,13 @@ pub(crate) struct Operand {
     pub(crate) view: View,
     /// The packed matrices of a packed weight.
     pub(crate) packed: Option<Packed>,
+}
+
+impl Operand {
+    /// The addresses of all its bytes.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.packed.map_or_else(|| self.view.range(), |packed| packed.range())
+    }
 }
 
 /// Packed matrices in memory.
@@ -59,6 +67,12 @@ impl Packed {
     /// Their bytes are readable wherever this is used, and not written.
     pub(crate) unsafe fn new(pointer: *const u8, matrices: &Matrices) -> Packed {
         Packed { pointer, layout: matrices.layout, count: matrices.count }
+    }
+
+    /// The addresses of all matrices.
+    fn range(&self) -> Range<usize> {
+        let start = self.pointer.addr();
+        start..start + self.count * self.layout.bytes()
     }
 
     /// One of the matrices.

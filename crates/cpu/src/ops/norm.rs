@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::kernels::vec;
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -25,7 +26,8 @@ struct NormKernel {
 
 pub(super) fn norm(kind: Kind, eps: f32, x: &View, out: &View, isa: Isa) -> Part {
     let units = out.rows();
-    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     Part::new(NormKernel { isa, kind, eps, x: *x, out: *out }, units, 2 * out.elements(), accesses)
 }
 
@@ -122,7 +124,8 @@ struct GroupNormKernel {
 
 pub(super) fn group_norm(groups: usize, eps: f32, x: &View, out: &View) -> Part {
     let units = out.dims[0] * groups;
-    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     Part::new(GroupNormKernel { groups, eps, x: *x, out: *out }, units, 3 * out.elements(), accesses)
 }
 

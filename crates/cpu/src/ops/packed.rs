@@ -12,6 +12,7 @@ use crate::fuse::Item;
 use crate::isa::Isa;
 use crate::kernels::KernelError;
 use crate::kernels::matmul::{self, ActivationFormat, Activations, Input, InputType, Output};
+use crate::partition::Partition;
 use crate::pool::Worker;
 use crate::step::{Access, Kernel, Part, TINY, Team, TeamError, Work};
 use crate::view::View;
@@ -148,7 +149,7 @@ pub(super) fn mul_mat(
         let form = ActivationFormat::choose(context.isa, w.view.dtype, matrix.rows)
             .map_err(|error| error.to_string())?;
         let source = context.source.clone();
-        let mut accesses = vec![Access::writes(out)];
+        let mut accesses = vec![Access::writes(out), Access::range(packed.range(), false)];
         match &source {
             None => accesses.push(Access::reads(x)),
             Some(source) => accesses.extend(source.recipe.inputs().map(Access::reads)),
@@ -279,7 +280,7 @@ impl Product {
     /// The part that prepares the activations.
     pub(crate) fn preparation(&self) -> Part {
         let units = self.x.rows;
-        let mut accesses = vec![Access::reads_own(&self.x_view, units)];
+        let mut accesses = vec![Access::reads_own(&self.x_view, Partition::equal(units))];
         if self.x_view.rows() != units {
             accesses = vec![Access::reads(&self.x_view)];
         }

@@ -9,6 +9,7 @@ use super::{Context, Operand};
 use crate::fuse::Item;
 use crate::isa::Isa;
 use crate::kernels::vec;
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{View, segments};
 
@@ -145,7 +146,8 @@ struct OuterKernel {
 
 /// Sums of outer products: a row of the result is the sum of the rows of `a`, each times an element of `b`.
 pub(super) fn out_prod(a: &View, b: &View, out: &View, isa: Isa) -> Part {
-    let accesses = vec![Access::reads(a), Access::reads(b), Access::writes_own(out, out.rows())];
+    let accesses =
+        vec![Access::reads(a), Access::reads(b), Access::writes_own(out, Partition::equal(out.rows()))];
     let cost = out.elements().saturating_mul(a.dims[2].max(1));
     Part::new(OuterKernel { isa, a: *a, b: *b, out: *out }, out.rows(), cost, accesses)
 }

@@ -7,6 +7,7 @@ use quadriga_graph::Order;
 
 use super::norm::sum_of;
 use super::scratch::with_floats;
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -49,7 +50,8 @@ struct SumRowsKernel {
 
 pub(super) fn sum_rows(mean: bool, x: &View, out: &View) -> Part {
     let units = out.rows();
-    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     Part::new(SumRowsKernel { mean, x: *x, out: *out }, units, x.elements(), accesses)
 }
 
@@ -71,7 +73,8 @@ struct ArgMaxKernel {
 
 pub(super) fn argmax(x: &View, out: &View) -> Part {
     let units = x.rows();
-    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     Part::new(ArgMaxKernel { x: *x, out: *out }, units, x.elements(), accesses)
 }
 
@@ -110,14 +113,16 @@ struct SortKernel {
 
 pub(super) fn argsort(order: Order, x: &View, out: &View) -> Part {
     let units = out.rows();
-    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     Part::new(SortKernel { order, x: *x, out: *out }, units, 16 * x.elements(), accesses)
 }
 
 /// The `k` largest are the first of the descending order.
 pub(super) fn top_k(_k: usize, x: &View, out: &View) -> Part {
     let units = x.rows();
-    let accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     Part::new(SortKernel { order: Order::Descending, x: *x, out: *out }, units, 4 * x.elements(), accesses)
 }
 

@@ -13,6 +13,7 @@ use crate::fuse::Item;
 use crate::isa::Isa;
 use crate::kernels::vec;
 use crate::memory::Block;
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::View;
 
@@ -139,8 +140,11 @@ pub(super) fn rope(
     };
     // A unit is a token with all its heads, so that queries and keys have equally many.
     let units = out.dims[0] * out.dims[1];
-    let accesses =
-        vec![Access::reads_own(x, units), Access::writes_own(out, units), table_access(&table, false)];
+    let accesses = vec![
+        Access::reads_own(x, Partition::equal(units)),
+        Access::writes_own(out, Partition::equal(units)),
+        table_access(&table, false),
+    ];
     let kernel =
         RopeKernel { isa: context.isa, dims: rope.dims, pairing: rope.pairing, table, x: *x, out: *out };
     Ok(Part::new(kernel, units, 2 * out.elements(), accesses))

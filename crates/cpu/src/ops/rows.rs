@@ -6,6 +6,7 @@ use super::scratch::with_floats;
 use super::{Operand, Packed};
 use crate::isa::Isa;
 use crate::kernels::vec;
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -18,7 +19,11 @@ struct GetRowsKernel {
 
 pub(super) fn get_rows(x: Option<&Operand>, ids: &View, out: &View) -> Result<Part, String> {
     let x = x.ok_or("an input is missing")?;
-    let accesses = vec![Access::reads(&x.view), Access::reads(ids), Access::writes_own(out, out.rows())];
+    let accesses = vec![
+        Access::range(x.range(), false),
+        Access::reads(ids),
+        Access::writes_own(out, Partition::equal(out.rows())),
+    ];
     let kernel = GetRowsKernel { x: x.view, packed: x.packed, ids: *ids, out: *out };
     Ok(Part::new(kernel, out.rows(), out.elements(), accesses))
 }

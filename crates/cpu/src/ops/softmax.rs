@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::kernels::vec::{self, Map};
+use crate::partition::Partition;
 use crate::step::{Access, Kernel, Part, Work};
 use crate::view::{SEGMENT, View, segments};
 
@@ -32,7 +33,8 @@ pub(super) fn soft_max(
         return Err("an input is missing".into());
     }
     let units = out.rows();
-    let mut accesses = vec![Access::reads_own(x, units), Access::writes_own(out, units)];
+    let mut accesses =
+        vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     accesses.extend(mask_view.iter().chain(&sinks_view).map(Access::reads));
     let kernel = SoftMaxKernel { isa, scale, mask: mask_view, sinks: sinks_view, x: *x, out: *out };
     Ok(Part::new(kernel, units, 6 * out.elements(), accesses))

@@ -1,8 +1,8 @@
-//! Threads that run lists of steps together.
+//! A thread pool for short parallel steps: one wake-up per run, work stealing inside a step, a barrier between steps.
 //!
-//! A graph's steps are short (microseconds), so threads are woken once per [`Pool::run`], not once per step. Inside,
-//! they take chunks of a step from one atomic counter and meet at a barrier between steps. A thread that waits looks
-//! for a short while and then sleeps.
+//! A step takes microseconds, so threads are woken once per [`Pool::run`] and not once per step. In a step, each thread
+//! takes the chunks of its own contiguous share and then steals from the other shares; between steps, all threads meet
+//! at a barrier. A waiting thread spins for a short while and then sleeps.
 //!
 //! ```
 //! use quadriga_cpu::internals::pool::{Pool, Stopped};
@@ -24,6 +24,7 @@
 //! The pool is model-checked with loom:
 //! `RUSTFLAGS="--cfg loom" cargo test -p quadriga-cpu --release --test pool_model`.
 
+mod error;
 mod sync;
 mod worker;
 
@@ -31,101 +32,81 @@ use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sync::{Arc, INSIDE_A_JOB, JoinHandle, Mutex, Signal, lock};
+pub use error::{MAX_THREADS, PoolError, Stopped};
+use sync::{Arc, AtomicU32, INSIDE_A_JOB, JoinHandle, Mutex, Ordering, Signal, lock};
 use worker::Team;
 pub use worker::Worker;
 
-/// The most threads a pool can have.
-pub const MAX_THREADS: usize = 1024;
-
-/// Looks at a signal before sleeping, when every thread has a core of its own: some 50 µs.
+/// How often a thread polls a signal before it sleeps, when every thread has a core of its own: about 50 µs.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 2000 };
-
-/// Why a run ended before its end.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stopped {
-    /// Another worker failed; its error is what [`Pool::run`] returns.
-    #[error("another thread of the pool failed")]
-    ByAnother,
-    /// The job panicked.
-    #[error("a job of the thread pool panicked: {0}")]
-    Panicked(String),
-}
-
-/// Why a pool cannot have the threads asked for.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// Zero, or more than [`MAX_THREADS`].
-    #[error("a pool has 1 to {MAX_THREADS} threads, not {0}")]
-    Count(usize),
-    /// The system gave no thread.
-    #[error("could not start thread {index} of the pool: {source}")]
-    Spawn {
-        /// Which thread.
-        index: usize,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-}
 
 /// A job as the threads see it: borrowed by the run that waits for them, with its lifetime erased.
 #[derive(Clone, Copy)]
-struct Job(*const (dyn Fn(&Worker<'_>) + Sync));
+struct ErasedJob(*const (dyn Fn(&Worker<'_>) + Sync));
 
-// SAFETY: the pointee is `Sync`, and `Pool::run` keeps it alive until no thread can use it any more.
-unsafe impl Send for Job {}
+// SAFETY: the pointee is `Sync`, and `PoolThreads::run` keeps it alive until no thread can use it any more.
+unsafe impl Send for ErasedJob {}
 
-struct Shared {
+/// State that the threads of a pool share.
+struct PoolInner {
     team: Team,
-    /// The job of the current run; `None` between runs and when the threads should end.
-    job: Mutex<Option<Job>>,
-    /// Counts runs (and the end); threads wait for it to change.
+    /// The job of the current run; `None` between runs and when the threads should exit.
+    job: Mutex<Option<ErasedJob>>,
+    /// Counts runs (and the exit); threads wait for it to change.
     posted: Signal,
     /// Threads that have not finished the current run.
     unfinished: Signal,
     spins: u32,
 }
 
-struct Threads {
-    shared: Arc<Shared>,
+struct PoolThreads {
+    inner: Arc<PoolInner>,
     handles: Vec<JoinHandle<()>>,
 }
 
 /// A set of threads that live as long as the pool.
 ///
-/// One run at a time has the pool to itself; a second caller waits for its turn. A job that runs the same or another
-/// pool from inside does so on its own thread alone.
+/// Runs are serialized: a second caller waits until the current run is over. A job that runs the same or another pool
+/// does so on its own thread alone.
 pub struct Pool {
-    threads: Mutex<Threads>,
+    threads: Mutex<PoolThreads>,
+    /// The number of threads, readable while a run holds the lock.
+    count: AtomicU32,
 }
 
 impl Pool {
     /// A pool of this many threads, the caller of [`run`](Pool::run) included.
     ///
     /// # Errors
-    /// The count is 0 or too large, or the system gives no more threads.
+    /// The count is 0 or more than [`MAX_THREADS`], or the operating system cannot start a thread.
     pub fn new(threads: usize) -> Result<Pool, PoolError> {
-        Ok(Pool { threads: Mutex::new(Threads::start(threads)?) })
+        let started = PoolThreads::start(threads)?;
+        let count = AtomicU32::new(started.count());
+        Ok(Pool { threads: Mutex::new(started), count })
     }
 
-    /// How many threads a run uses, the caller included.
+    /// How many threads a run uses, the caller included. Never blocks.
     pub fn threads(&self) -> usize {
-        lock(&self.threads).handles.len() + 1
+        self.count.load(Ordering::Acquire) as usize
     }
 
     /// Changes the number of threads, once the current run is over.
     ///
     /// # Errors
-    /// As [`Pool::new`]; the pool then keeps the threads it had.
+    /// As [`Pool::new`], and [`PoolError::InsideJob`] when a job of any pool calls it; the pool then keeps its threads.
     pub fn set_threads(&self, threads: usize) -> Result<(), PoolError> {
+        if INSIDE_A_JOB.with(Cell::get) {
+            return Err(PoolError::InsideJob);
+        }
         let mut current = lock(&self.threads);
         if current.handles.len() + 1 != threads {
-            *current = Threads::start(threads)?;
+            *current = PoolThreads::start(threads)?;
+            self.count.store(current.count(), Ordering::Release);
         }
         Ok(())
     }
 
-    /// Runs the job once on every thread of the pool, and returns when all are done.
+    /// Runs the job once on every thread of the pool, and returns when all have finished.
     ///
     /// # Errors
     /// The first error that a worker returned, or [`Stopped::Panicked`] if the job panicked. The pool can be used
@@ -141,25 +122,41 @@ impl Pool {
     }
 }
 
+/// Why a worker stopped. The caller's `From<Stopped>` is applied only after all threads have finished, since it may
+/// panic.
+enum WorkerFailure<E> {
+    Error(E),
+    Panicked(String),
+}
+
 /// Runs a job on these threads and the caller's, or on the caller's alone.
 fn run_with<E: From<Stopped> + Send>(
-    threads: Option<&Threads>,
+    threads: Option<&PoolThreads>,
     job: &(dyn Fn(&Worker<'_>) -> Result<(), E> + Sync),
 ) -> Result<(), E> {
-    let failure: Mutex<Option<E>> = Mutex::new(None);
+    let failure: Mutex<Option<WorkerFailure<E>>> = Mutex::new(None);
+    // Never unwinds: code of the caller (the job, the drop of its errors and panic payloads) runs in `catch_unwind`.
     let guarded = |worker: &Worker<'_>, team: &Team| {
         let outer = INSIDE_A_JOB.with(|inside| inside.replace(true));
         let result = catch_unwind(AssertUnwindSafe(|| job(worker)));
-        INSIDE_A_JOB.with(|inside| inside.set(outer));
-        let error = match result {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error,
-            Err(payload) => Stopped::Panicked(message(&*payload)).into(),
+        let reason = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(WorkerFailure::Error(error)),
+            Err(payload) => {
+                let message = message(&*payload);
+                drop_quietly(payload);
+                Some(WorkerFailure::Panicked(message))
+            }
         };
-        // The first to stop has the reason; later ones only tell that they were stopped.
-        if team.stop() {
-            *lock(&failure) = Some(error);
+        if let Some(reason) = reason {
+            // The run fails for the reason of the first worker to stop; the others were stopped by it.
+            if team.stop() {
+                *lock(&failure) = Some(reason);
+            } else {
+                drop_quietly(reason);
+            }
         }
+        INSIDE_A_JOB.with(|inside| inside.set(outer));
     };
     match threads {
         None => {
@@ -167,80 +164,104 @@ fn run_with<E: From<Stopped> + Send>(
             guarded(&Worker::new(0, &team), &team);
         }
         Some(threads) => {
-            let team = &threads.shared.team;
+            let team = &threads.inner.team;
             threads.run(&|worker| guarded(worker, team));
         }
     }
-    match lock(&failure).take() {
-        Some(error) => Err(error),
+    let failure = lock(&failure).take();
+    match failure {
+        Some(WorkerFailure::Error(error)) => Err(error),
+        Some(WorkerFailure::Panicked(message)) => Err(Stopped::Panicked(message).into()),
         None => Ok(()),
     }
 }
 
-impl Threads {
-    fn start(threads: usize) -> Result<Threads, PoolError> {
+/// Drops a value of the caller's type; a panic of its `Drop` goes no further.
+fn drop_quietly<T>(value: T) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        // Its drop could panic again: leaked instead.
+        std::mem::forget(payload);
+    }
+}
+
+/// Waits for all threads of a run when dropped, so that the job outlives every use of it even if the caller unwinds.
+struct FinishOnDrop<'a>(&'a PoolInner);
+
+impl Drop for FinishOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.unfinished.wait(self.0.spins, |left| left == 0);
+        *lock(&self.0.job) = None;
+    }
+}
+
+impl PoolThreads {
+    fn start(threads: usize) -> Result<PoolThreads, PoolError> {
         if threads == 0 || threads > MAX_THREADS {
             return Err(PoolError::Count(threads));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if threads > cores { SPINS / 40 } else { SPINS };
-        let shared = Arc::new(Shared {
+        let inner = Arc::new(PoolInner {
             team: Team::new(threads, spins),
             job: Mutex::new(None),
             posted: Signal::new(0),
             unfinished: Signal::new(0),
             spins,
         });
-        let mut started = Threads { shared, handles: Vec::with_capacity(threads - 1) };
+        let mut started = PoolThreads { inner, handles: Vec::with_capacity(threads - 1) };
         for index in 1..threads {
-            let shared = Arc::clone(&started.shared);
-            let handle = spawn(index, move || serve(index, &shared))
+            let inner = Arc::clone(&started.inner);
+            let handle = spawn(index, move || serve(index, &inner))
                 .map_err(|source| PoolError::Spawn { index, source })?;
             started.handles.push(handle);
         }
         Ok(started)
     }
 
+    /// The number of threads, the caller of a run included; at most [`MAX_THREADS`].
+    fn count(&self) -> u32 {
+        self.handles.len() as u32 + 1
+    }
+
     fn run(&self, job: &(dyn Fn(&Worker<'_>) + Sync)) {
-        let shared = &*self.shared;
-        shared.team.reset();
+        let inner = &*self.inner;
+        inner.team.reset();
         if self.handles.is_empty() {
-            return job(&Worker::new(0, &shared.team));
+            return job(&Worker::new(0, &inner.team));
         }
-        shared.unfinished.set_unwatched(self.handles.len() as u32);
+        inner.unfinished.set_unwatched(self.handles.len() as u32);
         let pointer: *const (dyn Fn(&Worker<'_>) + Sync + '_) = job;
-        // SAFETY: only the lifetime changes. The pointer is used by threads of this run alone, and this function
-        // does not return before each of them has said that it is done with the job.
+        // SAFETY: only the lifetime changes. Only threads of this run use the pointer, and this function neither returns
+        // nor unwinds before each of them has finished with the job (`FinishOnDrop`).
         let pointer: *const (dyn Fn(&Worker<'_>) + Sync + 'static) = unsafe { std::mem::transmute(pointer) };
-        *lock(&shared.job) = Some(Job(pointer));
-        shared.posted.add(1);
-        job(&Worker::new(0, &shared.team));
-        shared.unfinished.wait(shared.spins, |left| left == 0);
-        *lock(&shared.job) = None;
+        *lock(&inner.job) = Some(ErasedJob(pointer));
+        let _finish = FinishOnDrop(inner);
+        inner.posted.add(1);
+        job(&Worker::new(0, &inner.team));
     }
 }
 
-impl Drop for Threads {
+impl Drop for PoolThreads {
     fn drop(&mut self) {
-        self.shared.posted.add(1);
+        self.inner.posted.add(1);
         for handle in self.handles.drain(..) {
-            // A thread of the pool catches every panic of its jobs, so it ends without one.
+            // Jobs do not unwind (see `run_with`), so a thread of the pool ends without a panic.
             let _ = handle.join();
         }
     }
 }
 
-/// The life of a thread of the pool: wait for a job, do it, say so; end when woken without one.
-fn serve(index: usize, shared: &Shared) {
+/// The main loop of a pool thread: wait for a job, run it, count down; exit when woken without one.
+fn serve(index: usize, inner: &PoolInner) {
     let mut seen = 0;
     loop {
-        shared.posted.wait(shared.spins, |now| now != seen);
+        inner.posted.wait(inner.spins, |now| now != seen);
         seen = seen.wrapping_add(1);
-        let Some(job) = *lock(&shared.job) else { return };
+        let Some(job) = *lock(&inner.job) else { return };
         // SAFETY: the run that posted this job waits until `unfinished` is 0, so the job is alive here.
         let job = unsafe { &*job.0 };
-        job(&Worker::new(index, &shared.team));
-        shared.unfinished.add(u32::MAX); // one less
+        job(&Worker::new(index, &inner.team));
+        inner.unfinished.add(u32::MAX); // wrapping: minus one
     }
 }
 

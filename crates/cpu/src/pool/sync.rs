@@ -1,4 +1,4 @@
-//! The primitives the pool is built from: the standard library's, or loom's when the pool is model-checked.
+//! Synchronization primitives of the pool: the standard library's, or loom's when it is model-checked.
 
 #[cfg(loom)]
 pub(super) use loom::{
@@ -44,7 +44,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> loom::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that threads wait on: they look for a while, then sleep until someone changes it.
+/// A counter that threads wait on: they spin for a while, then sleep until it changes.
 #[derive(Debug)]
 pub(super) struct Signal {
     value: AtomicU32,
@@ -67,9 +67,9 @@ impl Signal {
         self.value.load(Ordering::Acquire)
     }
 
-    /// Adds to the number (wrapping), wakes whoever sleeps, and returns the number before.
+    /// Adds to the counter (wrapping), wakes sleeping threads, and returns the previous value.
     ///
-    /// What the caller wrote before is visible to whoever sees the new number.
+    /// The caller's earlier writes are visible to a thread that sees the new value.
     pub(super) fn add(&self, amount: u32) -> u32 {
         let before = self.value.fetch_add(amount, Ordering::AcqRel);
         // Either this thread sees the sleeper's count, or the sleeper sees the new value before it sleeps.
@@ -81,19 +81,19 @@ impl Signal {
         before
     }
 
-    /// Sets the number when nobody waits on it.
+    /// Sets the counter while no thread waits on it.
     pub(super) fn set_unwatched(&self, value: u32) {
         self.value.store(value, Ordering::Release);
     }
 
-    /// Waits until `done(number)`, looking `spins` times before going to sleep.
+    /// Waits until `done(value)`, polling `spins` times before it sleeps.
     pub(super) fn wait(&self, spins: u32, done: impl Fn(u32) -> bool) {
-        for turn in 0..spins {
+        for poll in 0..spins {
             if done(self.get()) {
                 return;
             }
-            // Now and then let another thread run: it may be the one waited for.
-            if turn % 256 == 255 {
+            // Yield now and then: the thread waited for may need this core.
+            if poll % 256 == 255 {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();

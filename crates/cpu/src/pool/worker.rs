@@ -1,25 +1,25 @@
-//! What a job sees of the pool: its number, chunks of work, and the barrier.
+//! A job's handle on the pool: the worker's index, chunks of work with work stealing, and the barrier.
 
 use std::cell::Cell;
 
-use super::Stopped;
+use super::error::Stopped;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Signal};
 
-/// A value in cache lines of its own: who writes it does not slow down readers of its neighbours.
+/// A value in cache lines of its own, against false sharing.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
-/// What the threads of one run share.
+/// State of one run that its threads share.
 #[derive(Debug)]
 pub(super) struct Team {
     threads: u32,
     spins: u32,
     stopped: AtomicBool,
-    /// One for each thread's share of a step: step number in the high half, next chunk of the share in the low half.
-    tickets: Box<[Apart<AtomicU64>]>,
-    arrived: Apart<AtomicU32>,
-    passed: Apart<Signal>,
+    /// One per thread's share of a step: the step number in the high 32 bits, the next chunk of the share in the low.
+    tickets: Box<[CachePadded<AtomicU64>]>,
+    arrived: CachePadded<AtomicU32>,
+    passed: CachePadded<Signal>,
 }
 
 impl Team {
@@ -28,20 +28,20 @@ impl Team {
             threads: u32::try_from(threads).unwrap_or(u32::MAX),
             spins,
             stopped: AtomicBool::new(false),
-            tickets: (0..threads).map(|_| Apart(AtomicU64::new(0))).collect(),
-            arrived: Apart(AtomicU32::new(0)),
-            passed: Apart(Signal::new(0)),
+            tickets: (0..threads).map(|_| CachePadded(AtomicU64::new(0))).collect(),
+            arrived: CachePadded(AtomicU32::new(0)),
+            passed: CachePadded(Signal::new(0)),
         }
     }
 
-    /// Makes ready for the next run; only while no thread is inside a job.
+    /// Resets the state for the next run; only while no thread is inside a job.
     pub(super) fn reset(&self) {
         self.tickets.iter().for_each(|ticket| ticket.0.store(0, Ordering::Relaxed));
         self.arrived.0.store(0, Ordering::Relaxed);
         self.stopped.store(false, Ordering::Relaxed);
     }
 
-    /// Ends the run early: chunks run out and barriers open for everyone. True for the first to do so.
+    /// Ends the run early: `chunks` hands out nothing more and barriers open. True for the first caller.
     pub(super) fn stop(&self) -> bool {
         let first = !self.stopped.swap(true, Ordering::AcqRel);
         self.passed.0.add(1);
@@ -49,7 +49,7 @@ impl Team {
     }
 }
 
-/// One thread's part in a run of the pool.
+/// One thread of a run, as its job sees it.
 ///
 /// All workers of a run must make the same calls of [`chunks`](Worker::chunks) and [`barrier`](Worker::barrier), in
 /// the same order.
@@ -65,7 +65,7 @@ impl<'team> Worker<'team> {
         Worker { index, team, step: Cell::new(0) }
     }
 
-    /// This thread's number, `0..threads()`; the caller of `run` is 0.
+    /// This thread's index in `0..threads()`; the caller of `run` is 0.
     pub const fn index(&self) -> usize {
         self.index
     }
@@ -77,13 +77,13 @@ impl<'team> Worker<'team> {
 
     /// Calls `work(i)` for chunks of `0..count`: over all workers, each chunk exactly once.
     ///
-    /// A worker first takes its share, a row of neighbours, so that it reads memory front to back; then it helps the
-    /// others with theirs. Which worker takes a chunk must therefore not matter.
+    /// A worker first takes the chunks of its own contiguous share, in order, so that the hardware prefetcher sees
+    /// sequential reads; then it steals from the other shares. Which worker takes a chunk must therefore not matter.
     ///
-    /// Returns when no chunk is left to take; others may still be working on theirs (see
+    /// Returns when no chunk is left; other workers may still be computing theirs (see
     /// [`barrier`](Worker::barrier)).
     pub fn chunks(&self, count: usize, mut work: impl FnMut(usize)) {
-        // Steps are numbered from 1, so that the fresh ticket (step 0) belongs to none.
+        // Steps are numbered from 1: a ticket that was just reset (step 0) belongs to none.
         let step = self.step.get().wrapping_add(1);
         self.step.set(step);
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -106,12 +106,12 @@ impl<'team> Worker<'team> {
         u32::try_from(chunks).unwrap_or(u32::MAX)
     }
 
-    /// The chunk that [`chunks`](Worker::chunks) gives this worker first, unless others have taken it by then.
+    /// The chunk that [`chunks`](Worker::chunks) gives this worker first, unless another has stolen it.
     pub fn first_of(&self, count: usize) -> usize {
         self.begin(self.index, u32::try_from(count).unwrap_or(u32::MAX)) as usize
     }
 
-    /// Like [`chunks`](Worker::chunks) for work that can fail; the first error ends this worker's part.
+    /// Like [`chunks`](Worker::chunks) for work that can fail; the first error ends this worker's share.
     ///
     /// # Errors
     /// The first error of `work`. Return it from the job, so that the other workers stop too.
@@ -125,9 +125,9 @@ impl<'team> Worker<'team> {
         result
     }
 
-    /// Takes one of `count` chunks of a share. A worker leaves a step only when all chunks of all shares are taken, so a
-    /// ticket of a later step says that nothing of this one is left, and a ticket of an earlier one that nobody has begun
-    /// this share.
+    /// Takes one of `count` chunks of a share. A worker leaves a step only when all chunks of all shares are taken: a
+    /// ticket of a later step means that this step has no chunk left, and one of an earlier step that no worker has
+    /// started this share.
     fn take(&self, ticket: &AtomicU64, step: u32, count: u32) -> Option<u32> {
         let mut seen = ticket.load(Ordering::Relaxed);
         loop {
@@ -150,7 +150,7 @@ impl<'team> Worker<'team> {
         }
     }
 
-    /// Waits until every worker of the run is here; what each wrote before is visible to all after.
+    /// Waits until every worker of the run has arrived; all writes before it are visible to all workers after it.
     ///
     /// # Errors
     /// Another worker failed or panicked: the job should return at once.

@@ -1,0 +1,61 @@
+//! The memory of a split's tensors: every tensor's place, asked for once.
+//!
+//! A caller's `place` function may answer differently each time it is called. Compilation checks one answer and uses
+//! the same one, so that no kernel gets an address that was not checked.
+
+use std::collections::HashMap;
+
+use quadriga_graph::{Graph, TensorId};
+use quadriga_runtime::{Layout, SplitSource, TensorPlace, check_range};
+
+use crate::buffer::HostBuffer;
+use crate::view::View;
+
+/// The places of all tensors that the nodes of a split read and write.
+pub(crate) struct Places<'a> {
+    graph: &'a Graph,
+    places: HashMap<TensorId, TensorPlace>,
+}
+
+impl<'a> Places<'a> {
+    /// Asks for every place once.
+    pub(crate) fn new(split: &SplitSource<'a>) -> Places<'a> {
+        let graph = split.graph;
+        let mut places = HashMap::new();
+        let mut asked = std::collections::HashSet::new();
+        for &node in split.nodes {
+            let output = graph.get_node(node).map(|node| node.output());
+            for &id in graph.inputs(node).iter().chain(&output) {
+                if asked.insert(id)
+                    && let Some(place) = (split.place)(id)
+                {
+                    places.insert(id, place);
+                }
+            }
+        }
+        Places { graph, places }
+    }
+
+    /// The place of a tensor; `None` if it has no memory on this backend.
+    pub(crate) fn get(&self, id: TensorId) -> Option<&TensorPlace> {
+        self.places.get(&id)
+    }
+
+    /// Whether a tensor is a packed weight.
+    pub(crate) fn is_packed(&self, id: TensorId) -> bool {
+        self.get(id).is_some_and(|place| matches!(place.layout, Layout::Packed(_)))
+    }
+
+    /// A plain tensor in memory; `None` if it is packed, has no memory here, or its memory is not inside its buffer.
+    pub(crate) fn plain_view(&self, id: TensorId) -> Option<View> {
+        let (tensor, place) = (self.graph.get(id)?, self.get(id)?);
+        let buffer = HostBuffer::of(&place.region).filter(|_| place.layout == Layout::Plain)?;
+        check_range(buffer, place.region.offset, place.region.bytes).ok()?;
+        if place.region.bytes < tensor.bytes() {
+            return None;
+        }
+        // SAFETY: the tensor's bytes are inside the buffer. Nothing is read through the view unless compiling the nodes
+        // that read and write the tensor has also checked its alignment and taken its buffer.
+        Some(unsafe { View::new(tensor, buffer.pointer().wrapping_add(place.region.offset)) })
+    }
+}
