@@ -35,6 +35,7 @@ mod backend_target;
 mod cases;
 mod judge;
 mod oracle;
+mod random_graph;
 mod rng;
 mod runner;
 
@@ -42,5 +43,6 @@ pub use backend_target::BackendTarget;
 pub use cases::{BrokenCase, Case, Suite};
 pub use judge::{Tolerance, Wrong, judge};
 pub use oracle::{Fault, Oracle, OracleError, compute_node};
+pub use random_graph::{Difference, Expected, RandomGraph, compare};
 pub use rng::Rng;
 pub use runner::{Line, Outputs, Report, RoundingOracle, Target, TargetError, Verdict, check, run_cases};

@@ -2,7 +2,7 @@
 
 mod attention;
 mod elementwise;
-mod fill;
+pub(crate) mod fill;
 mod fused;
 mod layout;
 mod matrix;

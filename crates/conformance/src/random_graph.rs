@@ -1,0 +1,459 @@
+//! Random graphs for differential testing: what a backend computes in a session, with planned memory, in-place results and
+//! fusion, against the oracle.
+//!
+//! A graph is generated from a seed alone, so a failure is reproduced by its number. Whether a difference is an error cannot be
+//! told from one fixed tolerance, since chains of operations may amplify rounding: the oracle runs a second time with every input
+//! perturbed by about one rounding error, and the tolerance follows from how far its results move.
+
+use quadriga_graph::{
+    AttentionOptions, BuildError, DType, Graph, GraphBuilder, Pairing, Rope, Unary, Value, Weight,
+};
+use quadriga_runtime::{RuntimeError, Scheduler};
+
+use crate::cases::fill;
+use crate::{Oracle, OracleError, Rng};
+
+/// A random graph with values for its inputs.
+pub struct RandomGraph {
+    /// The graph. All outputs are F32.
+    pub graph: Graph,
+    /// Its F32 inputs.
+    pub inputs: Vec<(String, Vec<f32>)>,
+    /// Its I32 inputs: positions, row numbers, spans.
+    pub indices: Vec<(String, Vec<i32>)>,
+    /// The names of its outputs.
+    pub outputs: Vec<String>,
+    /// The largest relative rounding error of an operation: larger with f16 results or quantized weights.
+    rounding: f64,
+}
+
+/// What the oracle computes for one output.
+pub struct Expected {
+    /// The output's name.
+    pub name: String,
+    /// Its values.
+    pub values: Vec<f64>,
+    /// The largest acceptable normalized mean squared error.
+    pub tolerance: f64,
+}
+
+/// A result that differs from the expected one.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[error(
+    "output {name}: normalized mean squared error {error:.3e} where {tolerance:.3e} is acceptable; first difference at {index}: {found} instead of {expected}"
+)]
+pub struct Difference {
+    /// The output.
+    pub name: String,
+    /// The normalized mean squared error, or infinity if only one of the two is finite somewhere.
+    pub error: f64,
+    /// The largest acceptable one.
+    pub tolerance: f64,
+    /// The element that differs most.
+    pub index: usize,
+    /// What it is.
+    pub found: f64,
+    /// What it should be.
+    pub expected: f64,
+}
+
+/// Column counts: around vector widths, blocks and chunk boundaries of kernels.
+const COLUMNS: [usize; 20] = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 128, 160, 256, 257];
+
+/// Weight types of random matmuls.
+const WEIGHTS: [DType; 8] =
+    [DType::F32, DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1, DType::Q5_0];
+
+/// Smooth functions, defined everywhere: rounding cannot change their results much.
+const FUNCTIONS: [Unary; 9] = [
+    Unary::Neg,
+    Unary::Abs,
+    Unary::Tanh,
+    Unary::Relu,
+    Unary::Sigmoid,
+    Unary::Gelu,
+    Unary::GeluQuick,
+    Unary::GeluErf,
+    Unary::Silu,
+];
+
+/// A value of the graph under construction.
+#[derive(Clone, Copy)]
+struct Known<'g> {
+    value: Value<'g>,
+    /// A number that all values in one storage share.
+    storage: usize,
+    /// Whether the storage may be written: it belongs to a computed value or a state.
+    writable: bool,
+}
+
+struct Generator<'g> {
+    g: &'g GraphBuilder,
+    rng: Rng,
+    known: Vec<Known<'g>>,
+    storages: usize,
+    inputs: Vec<(String, Vec<f32>)>,
+    indices: Vec<(String, Vec<i32>)>,
+    weights: usize,
+    rounding: f64,
+}
+
+impl RandomGraph {
+    /// The graph of a seed: the same on every machine.
+    ///
+    /// # Errors
+    /// The generator built an invalid graph, which is an error of its own.
+    pub fn new(seed: u64) -> Result<RandomGraph, BuildError> {
+        let g = GraphBuilder::new();
+        let (inputs, indices, outputs, rounding) = {
+            let mut generator = Generator {
+                g: &g,
+                rng: Rng::new(seed ^ 0x5eed_0f_9a4d0),
+                known: Vec::new(),
+                storages: 0,
+                inputs: Vec::new(),
+                indices: Vec::new(),
+                weights: 0,
+                rounding: 3e-7,
+            };
+            let outputs = generator.build();
+            (generator.inputs, generator.indices, outputs, generator.rounding)
+        };
+        Ok(RandomGraph { graph: g.finish()?, inputs, indices, outputs, rounding })
+    }
+
+    /// The oracle's results, with tolerances.
+    ///
+    /// # Errors
+    /// The oracle cannot evaluate the graph.
+    pub fn expected(&self) -> Result<Vec<Expected>, OracleError> {
+        let exact = self.evaluate(None)?;
+        let mut moved = vec![0.0f64; exact.len()];
+        // Two perturbations, since one may happen to move an output little.
+        for seed in [1, 2] {
+            for ((moved, exact), perturbed) in moved.iter_mut().zip(&exact).zip(self.evaluate(Some(seed))?) {
+                *moved = moved.max(nmse(exact, perturbed.iter().copied()).0);
+            }
+        }
+        let rows = self.outputs.iter().zip(exact).zip(moved);
+        Ok(rows
+            .map(|((name, values), moved)| {
+                // Rounding happens in every operation, and later ones may amplify it more than that of the inputs; an
+                // operation that is wrong is off by far more than two hundred rounding errors.
+                let tolerance = 4e4 * moved.max(self.rounding * self.rounding);
+                Expected { name: name.clone(), values, tolerance }
+            })
+            .collect())
+    }
+
+    fn evaluate(&self, perturbation: Option<u64>) -> Result<Vec<Vec<f64>>, OracleError> {
+        let mut oracle = Oracle::new(&self.graph)?;
+        for (name, values) in &self.inputs {
+            match perturbation {
+                None => oracle.set_f32(name, values)?,
+                Some(seed) => {
+                    let mut rng = Rng::new(seed);
+                    let perturbed: Vec<f32> = values
+                        .iter()
+                        .map(|v| (f64::from(*v) * (1.0 + self.rounding * rng.uniform(-1.0, 1.0))) as f32)
+                        .collect();
+                    oracle.set_f32(name, &perturbed)?;
+                }
+            }
+        }
+        for (name, values) in &self.indices {
+            oracle.set_i32(name, values)?;
+        }
+        oracle.run()?;
+        self.outputs.iter().map(|name| oracle.read(name)).collect()
+    }
+
+    /// Computes the graph in a session of the scheduler's backends.
+    ///
+    /// # Errors
+    /// Planning, loading or running failed.
+    pub fn run(&self, scheduler: &Scheduler) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let mut session = scheduler.plan(&self.graph)?.session()?;
+        for (name, values) in &self.inputs {
+            session.set(name, values)?;
+        }
+        for (name, values) in &self.indices {
+            session.set(name, values)?;
+        }
+        session.run(&[])?;
+        self.outputs.iter().map(|name| session.read(name)).collect()
+    }
+}
+
+/// Compares results with the oracle's.
+///
+/// # Errors
+/// The first output that differs.
+pub fn compare(expected: &[Expected], found: &[Vec<f32>]) -> Result<(), Difference> {
+    for (expected, found) in expected.iter().zip(found) {
+        let (error, index) = nmse(&expected.values, found.iter().map(|v| f64::from(*v)));
+        if error > expected.tolerance || expected.values.len() != found.len() {
+            return Err(Difference {
+                name: expected.name.clone(),
+                error,
+                tolerance: expected.tolerance,
+                index,
+                found: found.get(index).copied().unwrap_or(f32::NAN).into(),
+                expected: expected.values.get(index).copied().unwrap_or(f64::NAN),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The normalized mean squared error, and the element that differs most.
+fn nmse(exact: &[f64], found: impl Iterator<Item = f64>) -> (f64, usize) {
+    let (mut error, mut power, mut worst) = (0.0, 0.0, (0.0, 0));
+    for (index, (want, have)) in exact.iter().zip(found).enumerate() {
+        if want.is_finite() != have.is_finite() {
+            return (f64::INFINITY, index);
+        }
+        if !want.is_finite() {
+            continue;
+        }
+        let square = (want - have) * (want - have);
+        error += square;
+        power += want * want;
+        if square > worst.0 {
+            worst = (square, index);
+        }
+    }
+    // Differences of values of size 1 may cancel: errors count as if the result had at least a tenth of that size.
+    (error / power.max(exact.len() as f64 * 1e-2).max(f64::MIN_POSITIVE), worst.1)
+}
+
+/// Whether an F32 value has no gaps.
+fn is_dense(x: Value<'_>) -> bool {
+    let [_, b, rows, columns] = x.shape().dims4();
+    x.strides() == [4 * columns * rows * b, 4 * columns * rows, 4 * columns, 4]
+}
+
+impl<'g> Generator<'g> {
+    fn build(&mut self) -> Vec<String> {
+        let (rows, columns) = self.shape();
+        self.input([rows, columns]);
+        for _ in 0..self.rng.below(3) {
+            let shape = if self.rng.chance(0.7) { [rows, columns] } else { [1, columns] };
+            self.input(shape);
+        }
+        for _ in 0..self.rng.range(1, 14) {
+            self.step();
+        }
+        let mut outputs = Vec::new();
+        for (number, known) in self.known.clone().into_iter().enumerate() {
+            let last = number + 1 == self.known.len();
+            if (last || self.rng.chance(0.12)) && known.value.dtype() == DType::F32 {
+                let name = format!("out{number}");
+                let output = if is_dense(known.value) { known.value } else { known.value.cont() };
+                self.g.output(&name, output);
+                outputs.push(name);
+            }
+        }
+        outputs
+    }
+
+    /// Mostly small; sometimes more elements than a kernel gives to one thread at a time.
+    fn shape(&mut self) -> (usize, usize) {
+        match self.rng.below(12) {
+            0 => (1, self.rng.range(8000, 20_000)),
+            1 => (self.rng.range(2, 6), 64 * self.rng.range(32, 100)),
+            2 => (self.rng.range(16, 70), *self.rng.pick(&COLUMNS).unwrap_or(&32)),
+            _ => (self.rng.range(1, 9), *self.rng.pick(&COLUMNS).unwrap_or(&32)),
+        }
+    }
+
+    fn input(&mut self, shape: [usize; 2]) -> Value<'g> {
+        let name = format!("x{}", self.inputs.len());
+        let value = self.g.input(&name, DType::F32, shape);
+        let values = fill::values(fill::Fill::Range(-2.0, 2.0), shape.iter().product(), &mut self.rng);
+        self.inputs.push((name, values));
+        self.add(value, false);
+        value
+    }
+
+    fn index(&mut self, shape: &[usize], values: Vec<i32>) -> Value<'g> {
+        let name = format!("i{}", self.indices.len());
+        let value = match *shape {
+            [rows, columns] => self.g.input(&name, DType::I32, [rows, columns]),
+            _ => self.g.input(&name, DType::I32, [values.len()]),
+        };
+        self.indices.push((name, values));
+        value
+    }
+
+    fn weight(&mut self, dtype: DType, rows: usize, columns: usize) -> Value<'g> {
+        let name = format!("w{}", self.weights);
+        self.weights += 1;
+        let data = fill::bytes(dtype, fill::UNIT, rows * columns, &mut self.rng);
+        self.g.weight(&name, Weight::with_data(dtype, [rows, columns], data))
+    }
+
+    /// A value in a storage of its own.
+    fn add(&mut self, value: Value<'g>, writable: bool) {
+        self.known.push(Known { value, storage: self.storages, writable });
+        self.storages += 1;
+    }
+
+    fn pick(&mut self) -> Known<'g> {
+        let near = if self.rng.chance(0.6) { self.known.len().min(2) } else { self.known.len() };
+        let index = self.known.len().saturating_sub(1 + self.rng.below(near));
+        // There is at least the first input.
+        #[expect(
+            clippy::indexing_slicing,
+            reason = "the list starts with an input and the index is below its length"
+        )]
+        self.known[index]
+    }
+
+    /// Another value of the same shape, if there is one.
+    fn partner(&mut self, x: Value<'g>) -> Option<Known<'g>> {
+        let fitting: Vec<Known<'g>> = self
+            .known
+            .iter()
+            .filter(|k| k.value.dtype() == DType::F32 && k.value.shape().dims4() == x.shape().dims4())
+            .copied()
+            .collect();
+        self.rng.pick(&fitting).copied()
+    }
+
+    /// One more operation, or none if the drawn one does not fit.
+    fn step(&mut self) {
+        let Known { value: x, storage, writable } = self.pick();
+        if x.dtype() != DType::F32 {
+            let back = x.cast(DType::F32);
+            return self.add(back, true);
+        }
+        let [_, _, rows, columns] = x.shape().dims4();
+        let elements = x.shape().elements();
+        let dense = is_dense(x);
+        let shares = |value| Known { value, storage, writable };
+        match self.rng.below(30) {
+            0..=3 => {
+                let function = *self.rng.pick(&FUNCTIONS).unwrap_or(&Unary::Neg);
+                self.add(x.unary(function), true);
+            }
+            4 => self.add(x.scale(0.5), true),
+            5 => self.add(x.scale_bias(-0.75, 0.25), true),
+            6 => self.add(x.clamp(-0.8, 0.9), true),
+            7..=9 => {
+                if let Some(y) = self.partner(x) {
+                    let made = match self.rng.below(4) {
+                        0 => x + y.value,
+                        1 => x - y.value,
+                        2 => x.unary(Unary::Tanh) * y.value,
+                        _ => x.swiglu(y.value),
+                    };
+                    self.add(made, true);
+                }
+            }
+            10 => {
+                let row = self.input([1, columns]);
+                let made = if self.rng.chance(0.5) { x + row } else { x * row };
+                self.add(made, true);
+            }
+            11 | 12 => self.add(x.rms_norm(1e-5), true),
+            13 => self.add(x.norm(1e-3), true),
+            14 => self.add(x.l2_norm(1e-3), true),
+            15 => self.add(x.soft_max(0.7, None, None), true),
+            16 | 17 if dense => {
+                let reshaped = self.reshape(x, elements);
+                self.known.push(shares(reshaped));
+            }
+            18 => {
+                let start = self.rng.below(rows);
+                let len = self.rng.range(1, rows - start);
+                let axis = x.shape().rank().saturating_sub(2);
+                if x.shape().rank() >= 2 {
+                    self.known.push(shares(x.slice(axis, start, len)));
+                }
+            }
+            19 if x.shape().rank() == 2 => self.known.push(shares(x.transpose())),
+            20 => self.add(x.cont(), true),
+            21 if elements < 20_000 && x.shape().rank() == 2 => self.add(x.concat(0, &[x]), true),
+            22 if x.shape().rank() == 2 => self.add(x.pad([1, 2]), true),
+            23 => self.add(x.sum_rows().scale(1.0 / columns as f32), true),
+            24 | 25 if x.strides()[3] == 4 && columns <= 512 && rows <= 80 && x.shape().rank() == 2 => {
+                let dtype = *self.rng.pick(&WEIGHTS).unwrap_or(&DType::F32);
+                let dtype = if columns.is_multiple_of(dtype.block_len()) { dtype } else { DType::F32 };
+                let outputs = *self.rng.pick(&COLUMNS).unwrap_or(&16);
+                if dtype != DType::F32 {
+                    self.rounding = self.rounding.max(4e-3);
+                }
+                let w = self.weight(dtype, outputs, columns);
+                self.add(w.mul_mat(x).scale(1.0 / (columns as f32).sqrt()), true);
+            }
+            26 if x.shape().rank() == 2 => {
+                let count = self.rng.range(1, 6);
+                let ids = (0..count).map(|_| self.rng.below(rows) as i32).collect();
+                let ids = self.index(&[count], ids);
+                if dense {
+                    self.add(x.get_rows(ids), true);
+                }
+            }
+            27 if dense && columns >= 2 && columns.is_multiple_of(2) && columns <= 256 => {
+                let rows = elements / columns;
+                let positions = (0..rows).map(|_| self.rng.below(3000) as i32).collect();
+                let positions = self.index(&[rows], positions);
+                let pairing = if self.rng.chance(0.5) { Pairing::Adjacent } else { Pairing::Half };
+                let heads = x.reshape([rows, 1, columns]);
+                self.rounding = self.rounding.max(1e-4);
+                self.add(heads.rope(Rope::new(columns, pairing, 1e4), positions, None), true);
+            }
+            28 => {
+                let others: Vec<Known<'g>> = self
+                    .known
+                    .iter()
+                    .filter(|k| {
+                        k.writable
+                            && k.storage != storage
+                            && k.value.dtype() == DType::F32
+                            && k.value.shape().elements() == elements
+                    })
+                    .copied()
+                    .collect();
+                if let Some(target) = self.rng.pick(&others).copied() {
+                    // The write makes every other value in the target's storage stale.
+                    self.known.retain(|k| k.storage != target.storage);
+                    let written = x.copy_into(target.value);
+                    self.known.push(Known { value: written, ..target });
+                }
+            }
+            29 if dense && columns <= 128 && columns.is_multiple_of(8) && elements <= 40 * columns => {
+                self.attend(x, elements / columns, columns);
+            }
+            _ => {
+                self.rounding = self.rounding.max(1e-3);
+                self.add(x.cast(DType::F16).cast(DType::F32), true);
+            }
+        }
+    }
+
+    fn reshape(&mut self, x: Value<'g>, elements: usize) -> Value<'g> {
+        let divisors: Vec<usize> = (1..=64).filter(|d| elements.is_multiple_of(*d)).collect();
+        let rows = *self.rng.pick(&divisors).unwrap_or(&1);
+        if self.rng.chance(0.5) {
+            x.reshape([rows, elements / rows])
+        } else {
+            x.reshape([elements / rows, rows])
+        }
+    }
+
+    /// Attention of all rows over themselves, each seeing a random span.
+    fn attend(&mut self, x: Value<'g>, rows: usize, columns: usize) {
+        let spans = (0..rows).flat_map(|_| {
+            let first = self.rng.below(rows);
+            [first as i32, self.rng.range(first + 1, rows) as i32]
+        });
+        let spans: Vec<i32> = spans.collect();
+        let spans = self.index(&[rows, 2], spans);
+        let heads = x.reshape([1, rows, columns]);
+        let keys = heads.unary(Unary::Tanh);
+        let options = AttentionOptions::new().scale(1.0 / (columns as f32).sqrt()).spans(spans);
+        self.add(heads.attention(keys, heads, options), true);
+    }
+}
