@@ -1,4 +1,4 @@
-//! What `run` and `chat` share: how tokens are chosen, and an answer as it comes.
+//! Shared by `run` and `chat`: sampling options, and printing an answer while it is generated.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -7,46 +7,57 @@ use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions};
 
 use crate::failure::Outcome;
-use crate::interrupt::Gentle;
+use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
 
-/// How the model answers.
+/// Options of text generation.
 #[derive(clap::Args)]
 pub(crate) struct AnswerOptions {
-    /// The most tokens of an answer; -1: until it ends
-    #[arg(short = 'n', long = "predict", value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    most: i64,
-    /// Where the random numbers start [somewhere]
-    #[arg(short, long, value_name = "N")]
-    seed: Option<u64>,
-    /// How adventurous; 0 always takes the most probable token
-    #[arg(long, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true)]
-    temp: f32,
-    /// Only the so many most probable tokens; 0: all
-    #[arg(long, value_name = "N", default_value_t = 40)]
-    top_k: usize,
-    /// Only the most probable tokens that together reach this probability
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
-    top_p: f32,
-    /// Only tokens this probable relative to the most probable one
-    #[arg(long, value_name = "P", default_value_t = 0.05)]
-    min_p: f32,
-    /// Makes recent tokens less probable; 1: not at all
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    repeat_penalty: f32,
-    /// End the answer at this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    /// Maximum number of tokens to generate, -1 for no limit
+    #[arg(
+        short = 'n',
+        long = "predict",
+        value_name = "N",
+        default_value_t = -1,
+        allow_negative_numbers = true,
+        help_heading = PROMPT
+    )]
+    max_tokens: i64,
+    /// Stop at this text; may be repeated
+    #[arg(long, value_name = "TEXT", help_heading = PROMPT)]
     stop: Vec<String>,
-    /// Send the prompt as it is, without the model's chat template
-    #[arg(long)]
+    /// Send the prompt without the model's chat template
+    #[arg(long, help_heading = PROMPT)]
     raw: bool,
-    /// What the model is told first
-    #[arg(long, value_name = "TEXT")]
+    /// System prompt
+    #[arg(long, value_name = "TEXT", help_heading = PROMPT)]
     system: Option<String>,
+    /// Random seed [default: random]
+    #[arg(short, long, value_name = "N", help_heading = SAMPLING)]
+    seed: Option<u64>,
+    /// Sampling temperature, 0 for greedy decoding
+    #[arg(long, value_name = "N", default_value_t = 0.8, allow_negative_numbers = true, help_heading = SAMPLING)]
+    temp: f32,
+    /// Keep the K most probable tokens, 0 for all
+    #[arg(long, value_name = "K", default_value_t = 40, help_heading = SAMPLING)]
+    top_k: usize,
+    /// Keep the most probable tokens up to a cumulative probability of P
+    #[arg(long, value_name = "P", default_value_t = 0.95, help_heading = SAMPLING)]
+    top_p: f32,
+    /// Drop tokens less probable than P times the most probable one
+    #[arg(long, value_name = "P", default_value_t = 0.05, help_heading = SAMPLING)]
+    min_p: f32,
+    /// Penalty for repeating recent tokens, 1 for none
+    #[arg(long, value_name = "N", default_value_t = 1.0, help_heading = SAMPLING)]
+    repeat_penalty: f32,
 }
 
+/// Headings of the help text.
+const PROMPT: &str = "Generation options";
+const SAMPLING: &str = "Sampling options";
+
 impl AnswerOptions {
-    /// The generator's options, with a seed from somewhere if none was given.
+    /// The generator's options, with a random seed if none was given.
     pub(crate) fn generator(&self, model: &ModelOptions) -> GeneratorOptions {
         let sampling = SamplingOptions {
             temperature: self.temp,
@@ -60,7 +71,7 @@ impl AnswerOptions {
         GeneratorOptions {
             engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine() },
             sampling,
-            most_tokens: usize::try_from(self.most).ok(),
+            most_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),
             raw: self.raw,
             system: self.system.clone(),
@@ -69,21 +80,21 @@ impl AnswerOptions {
     }
 }
 
-/// What came of an answer.
+/// A finished answer and its speed.
 pub(crate) struct Answered {
     pub(crate) text: String,
     /// `None` if Ctrl-C ended it.
     pub(crate) finish: Option<Finish>,
-    /// Tokens of the prompt that were computed, and how many a second.
+    /// Prompt tokens that were evaluated (not those found in the KV cache), and tokens per second.
     pub(crate) prompt: (usize, f64),
-    /// Tokens of the answer, and how many a second.
+    /// Generated tokens, and tokens per second.
     pub(crate) answer: (usize, f64),
 }
 
-/// Prints an answer as it comes, to its end or until Ctrl-C.
-pub(crate) fn stream(mut answer: Answer<'_>, gentle: &Gentle, out: &mut dyn Write) -> Outcome<Answered> {
+/// Prints an answer while it is generated, to its end or until Ctrl-C.
+pub(crate) fn stream(mut answer: Answer<'_>, ctrl_c: &CtrlC, out: &mut dyn Write) -> Outcome<Answered> {
     let mut text = String::new();
-    while !gentle.is_interrupted()
+    while !ctrl_c.is_pressed()
         && let Some(piece) = answer.next()
     {
         let piece = piece?.text;
@@ -91,13 +102,13 @@ pub(crate) fn stream(mut answer: Answer<'_>, gentle: &Gentle, out: &mut dyn Writ
         out.flush()?;
         text.push_str(&piece);
     }
-    let finish = answer.finish().filter(|_| !gentle.is_interrupted());
+    let finish = answer.finish().filter(|_| !ctrl_c.is_pressed());
     let speed =
         |(tokens, time): (usize, std::time::Duration)| (tokens, tokens as f64 / time.as_secs_f64().max(1e-9));
     Ok(Answered { text, finish, prompt: speed(answer.prompt_speed()), answer: speed(answer.answer_speed()) })
 }
 
-/// The name of a way to end, for programs.
+/// The name of a finish reason in JSON.
 pub(crate) fn finish_name(finish: Option<Finish>) -> &'static str {
     match finish {
         Some(Finish::End) => "end",

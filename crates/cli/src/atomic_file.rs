@@ -30,6 +30,13 @@ impl AtomicFile {
         Ok(AtomicFile { temporary, target: target.to_owned() })
     }
 
+    /// Writes a file in one go.
+    pub(crate) fn write_text(target: &Path, text: &str) -> Outcome {
+        let mut file = AtomicFile::create(target)?;
+        file.write_all(text.as_bytes()).map_err(|error| Failure::file("write", target, &error))?;
+        file.publish()
+    }
+
     /// Syncs the content and renames the file to the target's name.
     pub(crate) fn publish(self) -> Outcome {
         let failed = |error: &io::Error| Failure::file("write", &self.target, error);

@@ -1,4 +1,4 @@
-//! The backends that device names on the command line stand for.
+//! Backends by their names on the command line.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use quadriga_sim::{Clock, Sim};
 use crate::failure::{Failure, Outcome};
 use crate::size;
 
-/// The devices with these names; without names the first GPU, where there is one. The CPU is always the last.
+/// The devices with these names; without names the first GPU, if there is one. The CPU is always the last.
 pub(crate) fn open(names: &[String], threads: Option<usize>) -> Outcome<Devices> {
     if names.is_empty() {
         let devices = Devices::detect(threads)?;
         if let Some(Error::Device { source, .. }) = devices.unusable() {
-            note!("quadriga: going on without the GPU: {source}");
+            note!("quadriga: continuing without the GPU: {source}");
         }
         return Ok(devices);
     }
@@ -32,8 +32,7 @@ pub(crate) fn open_one(name: &str, threads: Option<usize>) -> Outcome<Arc<dyn Ba
     if let (true, Ok(number)) = (kind.eq_ignore_ascii_case("sim"), number.parse::<u32>()) {
         return Ok(simulated(&format!("sim:{number}")));
     }
-    let unknown =
-        |_| Failure::Usage(format!("there is no device \"{name}\"; devices are cpu, sim, cuda:0, cuda:1 …"));
+    let unknown = |_| Failure::Usage(format!("no device \"{name}\"; devices are cpu, cuda:N and sim"));
     Ok(name.parse::<DeviceName>().map_err(unknown)?.open(threads)?)
 }
 
@@ -47,7 +46,7 @@ pub(crate) fn warn_if_short(plan: &Plan, backends: &[Arc<dyn Backend>]) {
     for (bytes, backend) in plan.bytes().iter().zip(backends) {
         if let Some(free) = backend.device().free_bytes.filter(|free| bytes.total() > *free) {
             note!(
-                "quadriga: {} will need {}, but only {} are free; a smaller context (-c) or batch (-b) takes less",
+                "quadriga: {} needs {}, but only {} are free; a smaller context (-c) or batch (-b) needs less",
                 backend.name(),
                 size::text(bytes.total()),
                 size::text(free)

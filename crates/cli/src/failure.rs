@@ -1,31 +1,33 @@
-//! How a command ends when it does not end well, and the exit code of each way.
+//! Errors of commands, their exit codes, and the command-line options that help against errors of the library.
 
 use std::io;
 use std::process::ExitCode;
 
+use quadriga_llm::Error as LlmError;
+
 /// Why a command ended early.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Something went wrong: what, why, and what to do. Exit code 1.
+    /// An error, with its cause and what to do about it. Exit code 1.
     Message(String),
-    /// The command line asks for something that makes no sense. Exit code 2.
+    /// An invalid command line or option value. Exit code 2.
     Usage(String),
     /// Ctrl-C. Exit code 130.
     Interrupted,
-    /// Whoever was reading the results has seen enough: no failure. Exit code 0.
+    /// The reader of standard output closed it, as `head` does. Exit code 0.
     ClosedOutput,
 }
 
-/// What a command returns.
+/// The result of a command.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure to do something with a file.
+    /// An I/O error of a file.
     pub(crate) fn file(action: &str, path: &std::path::Path, error: &io::Error) -> Failure {
         Failure::Message(format!("cannot {action} {}: {error}", path.display()))
     }
 
-    /// Says what went wrong, in one line on standard error, and gives the exit code.
+    /// Prints the error as one line on standard error and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         let (text, code) = match self {
             Failure::Message(text) => (text, 1),
@@ -39,12 +41,12 @@ impl Failure {
     }
 }
 
-/// Only printing fails with a bare input/output error; files go through [`Failure::file`].
+/// Only printing returns a bare I/O error; files go through [`Failure::file`].
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Failure::ClosedOutput,
-            _ => Failure::Message(format!("cannot print the results: {error}")),
+            _ => Failure::Message(format!("cannot write to standard output: {error}")),
         }
     }
 }
@@ -61,13 +63,30 @@ impl From<quadriga_gguf::Error> for Failure {
     }
 }
 
-impl From<quadriga_llm::Error> for Failure {
-    fn from(error: quadriga_llm::Error) -> Failure {
+impl From<LlmError> for Failure {
+    fn from(error: LlmError) -> Failure {
+        let text = match advice(&error) {
+            Some(advice) => format!("{error}; {advice}"),
+            None => error.to_string(),
+        };
         match error {
-            quadriga_llm::Error::FetchCancelled => Failure::Interrupted,
-            other => Failure::Message(other.to_string()),
+            LlmError::FetchCancelled => Failure::Interrupted,
+            LlmError::Option { .. } | LlmError::SamplingOption { .. } => Failure::Usage(text),
+            _ => Failure::Message(text),
         }
     }
+}
+
+/// The option that helps against an error of the library.
+fn advice(error: &LlmError) -> Option<&'static str> {
+    Some(match error {
+        LlmError::ContextFull { .. } => "use a larger context (-c) or a shorter prompt",
+        LlmError::CacheBlocks { .. } => "use --cache-type f16 or f32",
+        LlmError::Template { .. } => "--raw sends the prompt without the template",
+        LlmError::Fetch { .. } => "-m FILE uses another model",
+        LlmError::NoCacheFolder => "--cache-dir FOLDER names one, -m FILE uses another model",
+        _ => return None,
+    })
 }
 
 impl From<quadriga_cpu::Error> for Failure {

@@ -1,4 +1,4 @@
-//! The default model, with a progress bar.
+//! Download of the default model with a progress bar.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_llm::default_model::{self, Progress};
 
-/// The path of the default model. Fetches it on first use, showing progress on standard error when that is a terminal
-/// and `quiet` is not set. `cache` replaces the usual cache folder; setting `cancelled` stops the fetch and cleans up.
+/// Returns the path of the default model and downloads it on first use.
+///
+/// Progress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
+/// folder. Setting `cancelled` stops the download and removes partial files.
 pub(crate) fn default_model(
     cache: Option<&Path>,
     quiet: bool,
@@ -21,7 +23,7 @@ pub(crate) fn default_model(
         let (message, bytes, total) = match step {
             Progress::Waiting => ("waiting", 0, 0),
             Progress::Downloading { bytes, total } => ("downloading", bytes, total),
-            Progress::Unpacking { bytes, total } => ("checking", bytes, total),
+            Progress::Unpacking { bytes, total } => ("verifying", bytes, total),
         };
         bar.set_message(message);
         bar.set_length(total);

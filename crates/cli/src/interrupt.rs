@@ -1,69 +1,69 @@
-//! Ctrl-C. Most stages can simply end; those that have something to clean up or to keep ask for a gentle stop.
+//! Ctrl-C. By default it ends the process; a stage that must clean up or keep a result catches it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The exit code after Ctrl-C: 128 and the signal's number, as shells have it.
+/// The exit code after Ctrl-C: 128 plus the number of SIGINT.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// Whether the stage under way looks at [`pending`].
-static GENTLE: AtomicBool = AtomicBool::new(false);
+/// Whether a [`CtrlC`] guard is alive.
+static CAUGHT: AtomicBool = AtomicBool::new(false);
 
-/// Whether Ctrl-C came during a gentle stage.
+/// Whether Ctrl-C was pressed since the guard was made.
 static PENDING: AtomicBool = AtomicBool::new(false);
 
-/// A flag of the stage under way that Ctrl-C sets.
-static FLAG: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
+/// A cancellation flag that the handler sets, too.
+static CANCEL: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
 
-fn set_flag(flag: Option<Arc<AtomicBool>>) {
-    *FLAG.lock().unwrap_or_else(PoisonError::into_inner) = flag;
+fn set_cancel_flag(flag: Option<Arc<AtomicBool>>) {
+    *CANCEL.lock().unwrap_or_else(PoisonError::into_inner) = flag;
 }
 
-/// Takes over Ctrl-C. The first one in a gentle stage is noted; any other ends the process.
+/// Installs the handler. The first Ctrl-C under a guard is recorded; any other ends the process.
 pub(crate) fn install() {
-    // Without the handler Ctrl-C still ends the process, only less tidily.
+    // Without the handler the signal's default action still ends the process.
     let _ = ctrlc::set_handler(|| {
-        if !GENTLE.load(Ordering::SeqCst) || PENDING.swap(true, Ordering::SeqCst) {
+        if !CAUGHT.load(Ordering::SeqCst) || PENDING.swap(true, Ordering::SeqCst) {
             note!();
             std::process::exit(i32::from(EXIT_CODE));
         }
-        if let Some(flag) = &*FLAG.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(flag) = &*CANCEL.lock().unwrap_or_else(PoisonError::into_inner) {
             flag.store(true, Ordering::Release);
         }
     });
 }
 
-/// A stage that looks at [`pending`] while this value lives.
-pub(crate) struct Gentle(());
+/// A guard: while it lives, the first Ctrl-C is recorded instead of ending the process.
+pub(crate) struct CtrlC(());
 
-/// Begins a gentle stage.
-pub(crate) fn gently() -> Gentle {
+/// Catches Ctrl-C until the guard is dropped.
+pub(crate) fn catch() -> CtrlC {
     PENDING.store(false, Ordering::SeqCst);
-    GENTLE.store(true, Ordering::SeqCst);
-    Gentle(())
+    CAUGHT.store(true, Ordering::SeqCst);
+    CtrlC(())
 }
 
-/// Begins a gentle stage in which Ctrl-C also sets this flag.
-pub(crate) fn gently_setting(flag: Arc<AtomicBool>) -> Gentle {
-    set_flag(Some(flag));
-    gently()
+/// Catches Ctrl-C until the guard is dropped, and sets a cancellation flag when it comes.
+pub(crate) fn catch_and_cancel(flag: Arc<AtomicBool>) -> CtrlC {
+    set_cancel_flag(Some(flag));
+    catch()
 }
 
-impl Gentle {
-    /// Whether Ctrl-C came since the stage began.
-    pub(crate) fn is_interrupted(&self) -> bool {
+impl CtrlC {
+    /// Whether Ctrl-C was pressed since the guard was made.
+    pub(crate) fn is_pressed(&self) -> bool {
         PENDING.load(Ordering::SeqCst)
     }
 
-    /// The same as a flag to hand on.
+    /// The flag behind [`is_pressed`](CtrlC::is_pressed).
     pub(crate) fn flag(&self) -> &'static AtomicBool {
         &PENDING
     }
 }
 
-impl Drop for Gentle {
+impl Drop for CtrlC {
     fn drop(&mut self) {
-        GENTLE.store(false, Ordering::SeqCst);
-        set_flag(None);
+        CAUGHT.store(false, Ordering::SeqCst);
+        set_cancel_flag(None);
     }
 }

@@ -1,6 +1,6 @@
 //! The `quadriga` command.
 
-/// Prints a line on standard error. Unlike `eprintln!` it does not mind if nobody reads it.
+/// Prints a line on standard error. Unlike `eprintln!` it does not panic when standard error is closed.
 macro_rules! note {
     ($($text:tt)*) => {{
         use std::io::Write as _;
@@ -28,7 +28,7 @@ use clap::{Parser, Subcommand};
 use crate::commands::{bench, chat, check, devices, eval, inspect, plan, run, synth};
 use crate::failure::Outcome;
 
-/// Runs language models on several processors at once.
+/// Run language models on several processors at once.
 #[derive(Parser)]
 #[command(name = "quadriga", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -37,36 +37,36 @@ struct Arguments {
 }
 
 const AFTER_HELP: &str = "\
-Without -m the default model is used, fetched once into the cache folder
-(--cache-dir, QUADRIGA_CACHE). Results go to standard output, all else to
-standard error. Exit codes: 0 done, 1 failed, 2 wrong command line, 130 Ctrl-C.";
+Without -m, the default model (SmolLM2 135M) is downloaded once into the cache
+folder (--cache-dir or QUADRIGA_CACHE). Results go to stdout, messages to stderr.
+Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer one prompt
-    Run(Box<run::Run>),
-    /// Talk with a model
-    Chat(Box<chat::Chat>),
-    /// Measure tokens a second
-    Bench(Box<bench::Bench>),
-    /// Show where a model would go and what it would take
-    Plan(Box<plan::Plan>),
-    /// Print what is in a model file
-    Inspect(inspect::Inspect),
-    /// List what there is to run on
-    Devices(devices::Devices),
-    /// Compute cases with known results
-    Eval(Box<eval::Eval>),
+    /// Generate the answer to one prompt
+    Run(Box<run::RunArgs>),
+    /// Chat with a model
+    Chat(Box<chat::ChatArgs>),
+    /// Measure prompt and generation speed
+    Bench(Box<bench::BenchArgs>),
+    /// Show placement, splits and memory of a model without loading it
+    Plan(Box<plan::PlanArgs>),
+    /// Print metadata and tensors of a GGUF file
+    Inspect(inspect::InspectArgs),
+    /// List available devices
+    Devices(devices::DevicesArgs),
+    /// Evaluate test cases with known results
+    Eval(Box<eval::EvalArgs>),
     /// Run the conformance suite on a device
-    Check(check::Check),
-    /// Write a model file with random weights
-    Synth(synth::Synth),
+    Check(check::CheckArgs),
+    /// Write a GGUF file with random weights
+    Synth(synth::SynthArgs),
 }
 
-/// Options that users of llama.cpp know with one dash and several letters.
+/// Multi-letter options with a single dash, as in llama.cpp, and their long forms.
 const LONG_WITH_ONE_DASH: &[(&str, &str)] = &[("-ngl", "--gpu-layers")];
 
-/// The command line with every option in the form that the parser knows.
+/// The command line with single-dash options replaced by their long forms, which the parser knows.
 fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut verbatim = false;
     arguments

@@ -1,4 +1,4 @@
-//! The options that all commands with a model share, and the way from them to a model that is ready.
+//! The options of all commands that load a model; opening, planning and loading it.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,65 +12,91 @@ use quadriga_runtime::{Plan, Progress, Scheduler};
 use crate::failure::{Failure, Outcome};
 use crate::{backends, fetch, interrupt, size};
 
-/// Which model, and how it is run.
+/// Options of the model and the devices.
 #[derive(clap::Args)]
 pub(crate) struct ModelOptions {
-    /// The GGUF file [the default model]
-    #[arg(short, long, value_name = "FILE")]
+    /// GGUF file; of a split model, any of its parts [default: SmolLM2 135M]
+    #[arg(short, long, value_name = "FILE", help_heading = MODEL)]
     model: Option<PathBuf>,
-    /// Tokens of context; 0: the model's own, at most 4096
-    #[arg(short = 'c', long = "ctx-size", value_name = "N", default_value_t = 0)]
+    /// Context size in tokens, 0 for the model's own up to 4096
+    #[arg(short = 'c', long = "ctx-size", value_name = "N", default_value_t = 0, help_heading = MODEL)]
     pub(crate) context: usize,
-    /// Threads of the CPU [one for each core]
-    #[arg(short, long, value_name = "N")]
+    /// Number of CPU threads [default: number of cores]
+    #[arg(short, long, value_name = "N", value_parser = at_least_one, help_heading = DEVICE)]
     pub(crate) threads: Option<usize>,
-    /// The most tokens that are computed at once
-    #[arg(short, long = "batch-size", value_name = "N", default_value_t = 512)]
+    /// Maximum number of tokens per batch
+    #[arg(
+        short,
+        long = "batch-size",
+        value_name = "N",
+        default_value_t = 512,
+        value_parser = at_least_one,
+        help_heading = MODEL
+    )]
     batch: usize,
-    /// Layers on the accelerator, also -ngl: a number, all, or auto for what fits
-    #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto", value_parser = gpu_layers)]
+    /// Number of layers on the GPU: N, all, or auto for as many as fit [short: -ngl]
+    #[arg(
+        long,
+        alias = "n-gpu-layers",
+        value_name = "N",
+        default_value = "auto",
+        value_parser = gpu_layers,
+        help_heading = DEVICE
+    )]
     gpu_layers: GpuLayers,
-    /// Devices, separated by commas: cpu, sim, cuda:0 … [the first GPU]; the CPU always takes the rest
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    /// Comma-separated list of devices: cpu, cuda:N, sim; the CPU is always added last [default: the first GPU]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = DEVICE)]
     device: Vec<String>,
-    /// The most memory to use on each accelerator, such as 6G
-    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    /// Memory budget per GPU, such as 6G [default: free memory]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, help_heading = DEVICE)]
     vram_budget: Option<u64>,
-    /// The type of the cache: f16, f32 or q8_0
-    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
+    /// KV cache data type: f16, f32 or q8_0
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type, help_heading = MODEL)]
     cache_type: DType,
-    /// Where the default model is kept [QUADRIGA_CACHE, or the user's cache folder]
-    #[arg(long, value_name = "FOLDER")]
+    /// Folder of the default model and measured limits [default: QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER", help_heading = MODEL)]
     cache_dir: Option<PathBuf>,
-    /// No progress, no summary
+    /// Print neither progress nor summary
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
 
+/// Headings of the help text.
+const MODEL: &str = "Model options";
+const DEVICE: &str = "Device options";
+
+/// Parses a positive number.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("must be a whole number of at least 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
 fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
-    text.parse().map_err(|_| "a number of layers, all or auto")
+    text.parse().map_err(|_| "must be a number of layers, all or auto")
 }
 
 fn cache_type(name: &str) -> Result<DType, String> {
     let found =
         [DType::F16, DType::F32, DType::Q8_0].into_iter().find(|t| t.name().eq_ignore_ascii_case(name));
-    found.ok_or_else(|| "the types are f16, f32 and q8_0".to_owned())
+    found.ok_or_else(|| "must be f16, f32 or q8_0".to_owned())
 }
 
-/// A model that is open and planned; its weights are not loaded yet.
+/// A model whose file is open and whose largest batch is planned; its weights are not loaded yet.
 pub(crate) struct Prepared {
     pub(crate) model: Model,
     pub(crate) devices: Devices,
     pub(crate) scheduler: Scheduler,
-    /// What the largest batch over a full cache takes.
+    /// The plan of the largest batch over a full KV cache.
     pub(crate) forecast: Plan,
     quiet: bool,
-    /// The time that opening and planning took.
+    /// Duration of opening and planning.
     opening: Duration,
 }
 
 impl ModelOptions {
-    /// A model with all layers on one device; the default model, if no file is given.
+    /// Options for a model with all layers on one device; the default model, if no file is given.
     pub(crate) fn on(device: &str, threads: Option<usize>, model: Option<PathBuf>) -> ModelOptions {
         ModelOptions {
             model,
@@ -86,28 +112,28 @@ impl ModelOptions {
         }
     }
 
-    /// The model's path; the default model is fetched if it must be.
+    /// The model's path; downloads the default model if it is not cached.
     fn path(&self) -> Outcome<PathBuf> {
         match &self.model {
             Some(path) => Ok(path.clone()),
             None => {
-                let gentle = interrupt::gently();
-                let fetched = fetch::default_model(self.cache_dir.as_deref(), self.quiet, gentle.flag());
+                let ctrl_c = interrupt::catch();
+                let fetched = fetch::default_model(self.cache_dir.as_deref(), self.quiet, ctrl_c.flag());
                 match fetched {
                     // A terminal sends Ctrl-C to pip as well, which may be the first to fail.
-                    Err(_) if gentle.is_interrupted() => Err(Failure::Interrupted),
+                    Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),
                     fetched => Ok(fetched?),
                 }
             }
         }
     }
 
-    /// Where the default model and measured limits are kept, if not in the usual folder.
+    /// The folder given with `--cache-dir`.
     pub(crate) fn cache_dir(&self) -> Option<&std::path::Path> {
         self.cache_dir.as_deref()
     }
 
-    /// The room that the options ask for.
+    /// Engine options with the requested context, batch and KV-cache type.
     pub(crate) fn engine(&self) -> EngineOptions {
         EngineOptions {
             context: self.context,
@@ -117,7 +143,7 @@ impl ModelOptions {
         }
     }
 
-    /// Opens and plans the model.
+    /// Opens the model, places its layers and plans the largest batch.
     pub(crate) fn prepare(&self, options: &EngineOptions) -> Outcome<Prepared> {
         let path = self.path()?;
         let started = Instant::now();
@@ -127,7 +153,7 @@ impl ModelOptions {
             && matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..))
             && !self.quiet
         {
-            note!("quadriga: there is no accelerator: all layers are on the CPU (see `quadriga devices`)");
+            note!("quadriga: no GPU found, all layers run on the CPU (see `quadriga devices`)");
         }
         let placement =
             Placement { gpu_layers: self.gpu_layers, budget: self.vram_budget, ..Placement::default() };
@@ -138,7 +164,7 @@ impl ModelOptions {
     }
 }
 
-/// Errors about a file's contents do not all say which file.
+/// Adds the path to errors about a file's contents that do not name it.
 fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> Failure {
     let text = error.to_string();
     let name = path.display().to_string();
@@ -146,18 +172,19 @@ fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> Failure {
 }
 
 impl Prepared {
-    /// What the model is called: its file without the ending.
+    /// The model's name: its file name without the extension.
     pub(crate) fn title(&self) -> String {
         let name = self.model.file().paths().next().and_then(|path| path.file_stem());
         name.map_or_else(|| "the model".to_owned(), |name| name.to_string_lossy().into_owned())
     }
 
-    /// Loads the model for the engine alone. Also the seconds that it took from the start.
+    /// Loads the weights into an engine. Returns it with the seconds since the start of [`ModelOptions::prepare`].
     pub(crate) fn engine(&self, options: EngineOptions) -> Outcome<(Engine, f64)> {
         self.load(|progress| Engine::new(self.model.clone(), &self.scheduler, options, progress))
     }
 
-    /// Loads the model for text. Also the seconds that it took from the start.
+    /// Loads the weights into a text generator. Returns it with the seconds since the start of
+    /// [`ModelOptions::prepare`].
     pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
         self.load(|progress| Generator::on(self.model.clone(), &self.scheduler, options, progress))
     }
@@ -179,7 +206,7 @@ impl Prepared {
         Ok((loaded?, (self.opening + started.elapsed()).as_secs_f64()))
     }
 
-    /// What the model takes of each device, in words.
+    /// The memory of each device that the model takes, as text.
     pub(crate) fn memory(&self) -> String {
         let parts: Vec<String> = self
             .forecast
@@ -189,10 +216,10 @@ impl Prepared {
             .map(|bytes| {
                 let mapped = match bytes.mapped {
                     0 => String::new(),
-                    mapped => format!(" and {} in the file map", size::text(mapped)),
+                    mapped => format!(" and {} memory-mapped", size::text(mapped)),
                 };
                 format!(
-                    "{} {} (weights {}{mapped}, cache {}, compute {})",
+                    "{} {} (weights {}{mapped}, KV cache {}, compute {})",
                     bytes.backend,
                     size::text(bytes.total()),
                     size::text(bytes.weights),

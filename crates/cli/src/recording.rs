@@ -1,4 +1,4 @@
-//! Recording runs: `--trace`, `--trace-ops` and `--stats`.
+//! Profiling of runs: `--trace`, `--trace-ops` and `--stats`.
 
 use std::io::{self, BufWriter};
 use std::path::PathBuf;
@@ -7,48 +7,50 @@ use std::time::Instant;
 
 use quadriga_llm::{Batch, BatchObserver, Model};
 use quadriga_runtime::Detail;
-use quadriga_view::{ChromeTrace, Happening, Statistics};
+use quadriga_view::format::plural;
+use quadriga_view::{ChromeTrace, Statistics, TracedRun};
 
 use crate::atomic_file::AtomicFile;
 use crate::failure::{Failure, Outcome};
 use crate::known_limits;
 use crate::model_options::{ModelOptions, Prepared};
 
-/// What to record.
+/// Options of profiling.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Profiling options")]
 pub(crate) struct RecordOptions {
-    /// Write what happens when, for Perfetto (ui.perfetto.dev) or chrome://tracing
+    /// Write a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
-    /// With --trace: also every operation
+    /// Include every operation in the timeline
     #[arg(long, requires = "trace")]
     trace_ops: bool,
-    /// Say where the time went: by device, split and operation
+    /// Print time by device, split and operation
     #[arg(long)]
     stats: bool,
 }
 
-/// A recording under way.
+/// A recording in progress.
 pub(crate) struct Recording {
     detail: Detail,
     path: PathBuf,
-    shared: Arc<Mutex<Shared>>,
+    recorder: Arc<Mutex<Recorder>>,
 }
 
-/// What the watcher of the engine writes to.
-struct Shared {
+/// Receives the engine's batches; shared by the [`Recording`] and the observer in the engine.
+struct Recorder {
     origin: Instant,
     model: Model,
     trace: Option<ChromeTrace<BufWriter<AtomicFile>>>,
     statistics: Option<Statistics>,
-    /// Seconds to the end of the run before.
+    /// Seconds from the origin to the end of the previous run.
     end: f64,
-    /// The first thing that went wrong with the file.
+    /// The first error of writing the file.
     failed: Option<io::Error>,
 }
 
 impl RecordOptions {
-    /// Prepares to record, if anything is to be recorded: a file that cannot be written is known before a model is loaded.
+    /// Prepares a recording if the options request one. An unwritable file is an error before the model is loaded.
     pub(crate) fn start(&self, options: &ModelOptions, prepared: &Prepared) -> Outcome<Option<Recording>> {
         if self.trace.is_none() && !self.stats {
             return Ok(None);
@@ -68,7 +70,7 @@ impl RecordOptions {
         Ok(Some(Recording {
             detail: if operations { Detail::Operations } else { Detail::Splits },
             path: self.trace.clone().unwrap_or_default(),
-            shared: Arc::new(Mutex::new(Shared {
+            recorder: Arc::new(Mutex::new(Recorder {
                 origin: Instant::now(),
                 model: prepared.model.clone(),
                 trace,
@@ -81,36 +83,36 @@ impl RecordOptions {
 }
 
 impl Recording {
-    /// What the engine is to be watched with. The recording begins now.
-    pub(crate) fn watcher(&self) -> (Detail, BatchObserver) {
-        let shared = Arc::clone(&self.shared);
-        lock(&shared).origin = Instant::now();
-        (self.detail, Box::new(move |batch| lock(&shared).add(batch)))
+    /// The observer for the engine. Time zero of the recording is now.
+    pub(crate) fn observer(&self) -> (Detail, BatchObserver) {
+        let recorder = Arc::clone(&self.recorder);
+        lock(&recorder).origin = Instant::now();
+        (self.detail, Box::new(move |batch| lock(&recorder).add(batch)))
     }
 
-    /// Puts the trace in its place, and gives the statistics.
+    /// Completes the trace file and returns the statistics.
     pub(crate) fn finish(self) -> Outcome<Option<Statistics>> {
-        let mut shared = lock(&self.shared);
-        let total = shared.origin.elapsed().as_secs_f64();
-        let end = shared.end;
+        let mut recorder = lock(&self.recorder);
+        let total = recorder.origin.elapsed().as_secs_f64();
+        let end = recorder.end;
         let failed = |error: io::Error| Failure::file("write", &self.path, &error);
-        if let Some(error) = shared.failed.take() {
+        if let Some(error) = recorder.failed.take() {
             return Err(failed(error));
         }
-        if let Some(mut trace) = shared.trace.take() {
+        if let Some(mut trace) = recorder.trace.take() {
             trace.host("after the last run", end, total - end).map_err(failed)?;
             let file = trace.finish(total).map_err(failed)?;
             file.into_inner().map_err(|error| failed(error.into_error()))?.publish()?;
         }
-        Ok(shared.statistics.take())
+        Ok(recorder.statistics.take())
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(recorder: &Mutex<Recorder>) -> MutexGuard<'_, Recorder> {
+    recorder.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl Recorder {
     fn add(&mut self, batch: &Batch<'_>) {
         let one = batch.tokens.len() == 1;
         if let Some(statistics) = &mut self.statistics {
@@ -125,15 +127,15 @@ impl Shared {
 
     fn write(&mut self, batch: &Batch<'_>) -> io::Result<()> {
         let start = batch.started.saturating_duration_since(self.origin).as_secs_f64();
-        let before = self.end;
+        let previous_end = self.end;
         self.end = start + batch.trace.seconds;
         let Some(trace) = &mut self.trace else { return Ok(()) };
         let name = match batch.tokens {
             [one] => format!("token {}", one.token),
-            more => format!("prompt, {} tokens", more.len()),
+            more => format!("prompt, {}", plural(more.len(), "token", "tokens")),
         };
-        trace.host("between runs", before, start - before)?;
-        trace.run(&Happening { plan: batch.plan, trace: batch.trace, start, name: &name })?;
+        trace.host("between runs", previous_end, start - previous_end)?;
+        trace.run(&TracedRun { plan: batch.plan, trace: batch.trace, start, name: &name })?;
         if let [one] = batch.tokens {
             let piece = self.model.tokenizer().ok().and_then(|tokenizer| tokenizer.piece(one.token).ok());
             let text = piece.map(|piece| String::from_utf8_lossy(piece).into_owned()).unwrap_or_default();

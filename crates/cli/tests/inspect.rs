@@ -1,4 +1,4 @@
-//! `quadriga inspect` tells what is in a model file.
+//! Output of `quadriga inspect`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::{
@@ -26,7 +26,7 @@ fn model(folder: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_summary_is_printed_and_the_tensors_on_demand() {
+fn a_summary_is_printed_and_tensors_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = model(folder.path());
     let text = |flags: &[&str]| {
@@ -59,7 +59,7 @@ fn everything_is_printed_as_json() {
 }
 
 #[test]
-fn what_is_not_a_model_file_is_an_error_on_stderr() {
+fn a_file_that_is_not_gguf_is_an_error_on_stderr() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("text.gguf");
     std::fs::write(&path, "just some text").unwrap();

@@ -1,4 +1,4 @@
-//! Ctrl-C at every stage: the command ends with exit code 130, and leaves nothing half done.
+//! Ctrl-C at every stage: exit code 130, and no partial files.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 #![cfg(unix)]
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Stage, quadriga};
+use common::{Fixture, quadriga};
 
 fn start(command: &mut Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -20,7 +20,7 @@ fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
-/// A pipe with a name: opening one end waits for the other.
+/// A named pipe: opening one end blocks until the other is opened.
 fn fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
@@ -44,10 +44,10 @@ fn while_fetching() {
 
 #[test]
 fn while_waiting_for_the_prompt() {
-    let stage = Stage::new(&[]);
-    fifo(&stage.path("prompt"));
-    let child = start(stage.command("run", &["-f"]).arg(stage.path("prompt")));
-    let writer = fs::File::create(stage.path("prompt")).unwrap();
+    let fixture = Fixture::new(&[]);
+    fifo(&fixture.path("prompt"));
+    let child = start(fixture.command("run", &["-f"]).arg(fixture.path("prompt")));
+    let writer = fs::File::create(fixture.path("prompt")).unwrap();
     interrupt(&child);
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
     drop(writer);
@@ -55,8 +55,8 @@ fn while_waiting_for_the_prompt() {
 
 #[test]
 fn while_answering() {
-    let stage = Stage::new(&[]);
-    let mut child = start(&mut stage.command("run", &["hi", "--temp", "0", "-c", "65536"]));
+    let fixture = Fixture::new(&[]);
+    let mut child = start(&mut fixture.command("run", &["hi", "--temp", "0", "-c", "65536"]));
     let mut out = child.stdout.take().unwrap();
     out.read_exact(&mut [0]).unwrap();
     interrupt(&child);
@@ -64,14 +64,14 @@ fn while_answering() {
     out.read_to_end(&mut text).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    // The answer so far, and the numbers.
+    // The answer so far, and the summary.
     assert!(text.ends_with(b"\n") && String::from_utf8_lossy(&output.stderr).contains("tok/s"), "{output:?}");
 }
 
 #[test]
-fn an_answer_in_a_chat_stops_and_the_chat_goes_on() {
-    let stage = Stage::new(&[]);
-    let mut command = stage.command("chat", &["--temp", "0", "-c", "65536"]);
+fn an_answer_in_a_chat_stops_and_the_chat_continues() {
+    let fixture = Fixture::new(&[]);
+    let mut command = fixture.command("chat", &["--temp", "0", "-c", "65536"]);
     let mut child = start(command.stdin(Stdio::piped()));
     let (mut input, mut out) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     input.write_all(b"hi\n").unwrap();
@@ -82,7 +82,7 @@ fn an_answer_in_a_chat_stops_and_the_chat_goes_on() {
     out.read_to_end(&mut Vec::new()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("1 answers"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("1 answer ·"), "{output:?}");
 }
 
 #[test]

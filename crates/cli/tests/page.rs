@@ -1,4 +1,4 @@
-//! The page of a plan, in a real browser: `scripts/browser` brings Chromium and drives it by `tests/page/check.js`.
+//! The page of a plan in a real browser: `scripts/browser` installs Chromium and runs `tests/page/check.js` in it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -8,14 +8,14 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{end, quadriga};
+use common::{output, quadriga};
 use quadriga_graph::{DType, Graph, GraphBuilder, Weight, layer_of};
 use quadriga_llm::default_model;
 use quadriga_runtime::Scheduler;
 use quadriga_sim::Sim;
 use quadriga_view::Picture;
 
-/// The page of a graph on two devices, the weights of layers from `second` on being on the second.
+/// The page of a graph on two devices; layers from `second` on are on the second device.
 fn page(title: &str, graph: Graph, second: usize) -> String {
     let devices = [Sim::new("sim:0").build(), Sim::new("cpu").synchronous().host().build()];
     let plan = Scheduler::new(devices)
@@ -25,7 +25,7 @@ fn page(title: &str, graph: Graph, second: usize) -> String {
     Picture::new(title, plan.explain()).html()
 }
 
-/// Layers of 10 nodes.
+/// A graph of layers with 10 nodes each.
 fn layers(count: usize) -> Graph {
     let g = GraphBuilder::new();
     let mut x = g.input("x", DType::F32, [8, 32]);
@@ -52,7 +52,7 @@ fn hostile() -> Graph {
 }
 
 #[test]
-fn names_from_files_cannot_leave_the_data_of_the_page() {
+fn names_from_files_cannot_inject_markup() {
     let html = page("</title><b>bold", hostile(), 1);
     assert!(!html.contains("<script>alert") && !html.contains("<img") && !html.contains("<b>bold"));
     let start = html.find("id=\"plan\">").unwrap() + "id=\"plan\">".len();
@@ -89,7 +89,7 @@ fn the_page_shows_the_plan_in_a_browser() {
     let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "16", "--cache-dir"]);
     plan.arg(&target).arg("-m").arg(&model);
     plan.arg("--html").arg(file("plan.html")).arg("--json").arg(file("plan.json"));
-    let said = end(&mut plan).well().out;
+    let said = output(&mut plan).success().out;
     assert!(
         said.contains("sim:0 computes layer 1 (split 1), layer 3")
             && said.contains("The compute buffer of cpu is"),
@@ -107,7 +107,7 @@ fn the_page_shows_the_plan_in_a_browser() {
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     match done.status.code() {
         Some(0) => println!("{out}"),
-        // Past the capturing of test output: nobody shall think that it was tested.
+        // Written past the capturing of test output, so that a skipped test is seen.
         Some(77) => {
             writeln!(std::io::stderr(), "\nSKIPPED: THE PAGE WAS NOT OPENED IN A BROWSER. {err}").unwrap()
         }

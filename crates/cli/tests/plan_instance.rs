@@ -5,13 +5,13 @@ mod common;
 
 use std::io::Write;
 
-use common::{Ended, end, quadriga};
+use common::{CommandOutput, output, quadriga};
 use serde_json::Value;
 
-fn pack(text: &str, flags: &[&str]) -> Ended {
+fn pack(text: &str, flags: &[&str]) -> CommandOutput {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
-    end(quadriga(["plan", "--instance"]).arg(file.path()).args(flags))
+    output(quadriga(["plan", "--instance"]).arg(file.path()).args(flags))
 }
 
 const SMALL: &str = "id,lower,upper,size\n0,0,2,4\n1,1,3,8\n\n2,2,4,4\n";
@@ -19,21 +19,21 @@ const SMALL: &str = "id,lower,upper,size\n0,0,2,4\n1,1,3,8\n\n2,2,4,4\n";
 #[test]
 fn reports_the_peak_as_lines_and_as_json() {
     for effort in ["fast", "search", "exact"] {
-        let json = pack(SMALL, &["--effort", effort, "--capacity", "11", "--json"]).well().out;
+        let json = pack(SMALL, &["--effort", effort, "--capacity", "11", "--json"]).success().out;
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!((&json["n"], &json["lower_bound"], &json["peak"]), (&3.into(), &12.into(), &12.into()));
         assert_eq!((&json["ratio"], &json["proved_optimal"]), (&1.0.into(), &true.into()));
         assert_eq!((&json["capacity"], &json["fits"]), (&11.into(), &false.into()));
     }
-    let text = pack(SMALL, &["--capacity", "12"]).well().out;
+    let text = pack(SMALL, &["--capacity", "12"]).success().out;
     assert!(text.contains("peak           12\n") && text.contains("fits           true\n"), "{text}");
-    let json: Value = serde_json::from_str(&pack(SMALL, &["--json"]).well().out).unwrap();
+    let json: Value = serde_json::from_str(&pack(SMALL, &["--json"]).success().out).unwrap();
     assert!(json.get("fits").is_none(), "{json}");
 }
 
 #[test]
 fn columns_may_come_in_any_order() {
-    let text = pack("size, upper,name,lower\n7,5,x,3\n2,6,y,4\n", &[]).well().out;
+    let text = pack("size, upper,name,lower\n7,5,x,3\n2,6,y,4\n", &[]).success().out;
     assert!(text.contains("peak           9\n"), "{text}");
 }
 
@@ -51,5 +51,5 @@ fn errors_name_line_and_column() {
     ] {
         pack(text, &[]).failed(1, &[part]);
     }
-    end(&mut quadriga(["plan", "--instance", "no/such/file"])).failed(1, &["cannot read no/such/file"]);
+    output(&mut quadriga(["plan", "--instance", "no/such/file"])).failed(1, &["cannot read no/such/file"]);
 }

@@ -1,9 +1,9 @@
-//! `quadriga synth` writes models of any shape and type that can be run.
+//! Models written by `quadriga synth` can be run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
 
-use common::{Stage, end, quadriga};
+use common::{Fixture, output, quadriga};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
 
@@ -12,28 +12,28 @@ fn every_architecture_and_type_can_be_run() {
     let types = DType::all().filter(|dtype| dtype.is_computable());
     let architectures = ["llama", "qwen2", "qwen3"].into_iter().cycle();
     for (dtype, architecture) in types.zip(architectures) {
-        // 256 wide, so that the largest blocks fit.
+        // 256 is the largest block length.
         let flags = ["--type", dtype.name(), "--arch", architecture, "--width", "256", "--kv-heads", "2"];
-        let stage = Stage::new(&flags);
-        let file = File::open(&stage.model).unwrap();
+        let fixture = Fixture::new(&flags);
+        let file = File::open(&fixture.model).unwrap();
         assert_eq!(file.tensor("blk.0.ffn_up.weight").unwrap().dtype(), dtype);
-        // A NaN or an infinite number would be an error.
-        let ended = end(&mut stage.command("run", &["hello", "-n", "3", "-q"])).well();
-        assert!(!ended.out.is_empty(), "{dtype} {architecture}: {ended:?}");
+        // A NaN or an infinity in the logits would be an error.
+        let output = output(&mut fixture.command("run", &["hello", "-n", "3", "-q"])).success();
+        assert!(!output.out.is_empty(), "{dtype} {architecture}: {output:?}");
     }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_file() {
-    let bytes = |seed: &str| std::fs::read(Stage::new(&["--seed", seed]).model).unwrap();
+    let bytes = |seed: &str| std::fs::read(Fixture::new(&["--seed", seed]).model).unwrap();
     assert!(bytes("1") == bytes("1"));
     assert!(bytes("1") != bytes("2"));
 }
 
 #[test]
 fn presets_have_the_shapes_they_are_named_after() {
-    let stage = Stage::new(&["--preset", "135m", "--layers", "1", "--tied"]);
-    let file = File::open(&stage.model).unwrap();
+    let fixture = Fixture::new(&["--preset", "135m", "--layers", "1", "--tied"]);
+    let file = File::open(&fixture.model).unwrap();
     assert_eq!(file.tensor("token_embd.weight").unwrap().shape().dims(), [49152, 576]);
     assert_eq!(file.tensor("blk.0.attn_k.weight").unwrap().shape().dims(), [192, 576]);
     assert_eq!(file.tensor("blk.0.ffn_down.weight").unwrap().shape().dims(), [576, 1536]);
@@ -41,7 +41,7 @@ fn presets_have_the_shapes_they_are_named_after() {
 }
 
 #[test]
-fn shapes_that_cannot_be_are_usage_errors() {
+fn invalid_shapes_are_usage_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.gguf");
     for (flags, part) in [
@@ -51,9 +51,9 @@ fn shapes_that_cannot_be_are_usage_errors() {
         (&["--vocab", "100"], "--no-vocab"),
         (&["--width", "99999999999"], "--width"),
     ] {
-        end(quadriga(["synth", "-o"]).arg(&path).args(flags)).failed(2, &[part]);
+        output(quadriga(["synth", "-o"]).arg(&path).args(flags)).failed(2, &[part]);
     }
     assert!(!path.exists());
-    let unknown = end(&mut quadriga(["synth", "-o", "x", "--type", "q9_9"]));
+    let unknown = output(&mut quadriga(["synth", "-o", "x", "--type", "q9_9"]));
     assert!(unknown.code == Some(2) && unknown.err.contains("iq4_nl"), "{unknown:?}");
 }

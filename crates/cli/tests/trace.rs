@@ -1,4 +1,4 @@
-//! `--trace` and `--stats`: what is written about runs is valid, whole, and adds up.
+//! `--trace` and `--stats`: traces are valid, complete, and add up.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -7,18 +7,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use common::{Stage, end, quadriga};
+use common::{Fixture, output, quadriga};
 use quadriga_llm::default_model;
 use serde_json::Value;
 
-/// A trace file, taken apart.
+/// A parsed trace file.
 struct Events {
     all: Vec<Value>,
     seconds: f64,
 }
 
 impl Events {
-    /// Reads a file and checks what Chrome's format asks of every event.
+    /// Reads a file and checks the fields that Chrome's format requires of every event.
     fn read(path: &Path) -> Events {
         let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let all = file["traceEvents"].as_array().unwrap().clone();
@@ -29,7 +29,7 @@ impl Events {
                 assert!(event["ts"].as_f64().unwrap() >= 0.0, "{event}");
             }
             match phase {
-                // Slices are complete: none can lack its end.
+                // Complete events have their duration.
                 "X" => assert!(event["dur"].as_f64().unwrap() >= 0.0 && event["tid"].is_u64(), "{event}"),
                 "M" => assert!(event["args"].is_object(), "{event}"),
                 "C" => assert!(event["args"].as_object().unwrap().values().all(Value::is_u64), "{event}"),
@@ -50,7 +50,7 @@ impl Events {
         found.unwrap_or_else(|| panic!("no lane {name}"))["tid"].as_u64().unwrap()
     }
 
-    /// The slices of each lane with start, end and depth. Slices of a lane lie one after another or inside each other.
+    /// The slices of each lane with start, end and depth. Slices of a lane are disjoint or nested.
     fn lanes(&self) -> BTreeMap<u64, Vec<(f64, f64, usize, &Value)>> {
         let mut lanes: BTreeMap<u64, Vec<(f64, f64, usize, &Value)>> = BTreeMap::new();
         for event in self.of("X") {
@@ -61,13 +61,13 @@ impl Events {
             slices.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
             let mut open: Vec<f64> = Vec::new();
             for (start, end, depth, event) in slices.iter_mut() {
-                // Times are whole nanoseconds, sums of them nearly.
+                // Times are rounded to nanoseconds.
                 while open.last().is_some_and(|last| *last <= *start + 2e-3) {
                     open.pop();
                 }
                 assert!(
                     open.last().is_none_or(|last| *end <= *last + 2e-3),
-                    "{event} reaches out of its slice"
+                    "{event} is not nested in its parent"
                 );
                 *depth = open.len();
                 open.push(*end);
@@ -88,19 +88,19 @@ fn agrees(part: f64, whole: f64, what: &str) {
 
 #[test]
 fn a_trace_of_the_default_model_adds_up() {
-    let stage = tempfile::tempdir().unwrap();
-    let path = stage.path().join("trace.json");
+    let fixture = tempfile::tempdir().unwrap();
+    let path = fixture.path().join("trace.json");
     let model = default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();
     let mut run =
         quadriga(["run", "-p", "Why is the sky blue?", "-n", "12", "--temp", "0", "--device", "cpu"]);
     run.arg("-m").arg(&model).arg("--trace-ops").arg("--trace").arg(&path);
-    end(&mut run).well();
+    output(&mut run).success();
     let events = Events::read(&path);
     let lanes = events.lanes();
     let (host, cpu) = (&lanes[&events.lane("host")], &lanes[&events.lane("cpu")]);
-    // The host's lane is the whole recording.
+    // The host's slices cover the whole recording.
     agrees(sum(host), events.seconds, "the host's slices");
-    // The CPU alone does everything in a run; its operations are its splits.
+    // Only the CPU computes: its splits fill the runs, its operations fill the splits.
     let is_run = |event: &Value| event["args"]["seconds"].is_number();
     let runs = sum(host.iter().filter(|(.., event)| is_run(event)));
     let splits = sum(cpu.iter().filter(|(_, _, depth, _)| *depth == 0));
@@ -108,7 +108,7 @@ fn a_trace_of_the_default_model_adds_up() {
     agrees(splits, runs, "splits");
     agrees(operations, splits, "operations");
     assert_eq!(host.iter().filter(|(.., event)| is_run(event)).count(), 12);
-    assert_eq!(events.of("i").count(), 11, "a marker for every token that was fed back");
+    assert_eq!(events.of("i").count(), 11, "an event for every token that was fed back");
     let names: Vec<&str> = cpu.iter().filter_map(|(.., event)| event["name"].as_str()).collect();
     assert!(
         names.contains(&"attention") && names.iter().any(|name| name.starts_with("mul_mat")),
@@ -118,17 +118,17 @@ fn a_trace_of_the_default_model_adds_up() {
 
 #[test]
 fn copies_are_flows_between_the_lanes_of_two_devices() {
-    let stage = Stage::new(&["--layers", "3"]);
-    let path = stage.path("trace.json");
+    let fixture = Fixture::new(&["--layers", "3"]);
+    let path = fixture.path("trace.json");
     let flags =
         ["-p", "hello", "-n", "4", "--temp", "0", "--device", "sim", "-ngl", "2", "--trace-ops", "--trace"];
-    end(stage.command("run", &flags).arg(&path)).well();
+    output(fixture.command("run", &flags).arg(&path)).success();
     let events = Events::read(&path);
     let lanes = events.lanes();
     for name in ["host", "sim:0", "cpu", "sim:0 copies in"] {
         assert!(!lanes[&events.lane(name)].is_empty(), "{name}");
     }
-    // Every flow begins in a slice, goes on and ends in one.
+    // Every flow starts, continues and ends in a slice.
     let mut flows: HashMap<u64, Vec<(&str, u64, f64)>> = HashMap::new();
     for event in events.all.iter().filter(|event| event["cat"] == "copy") {
         let (phase, lane) = (event["ph"].as_str().unwrap(), event["tid"].as_u64().unwrap());
@@ -147,26 +147,24 @@ fn copies_are_flows_between_the_lanes_of_two_devices() {
     }
     let memory = events.of("C").filter(|event| event["name"] == "memory of cpu");
     assert!(memory.filter(|event| event["args"]["compute"].as_u64() > Some(0)).count() > 4);
-    // The file is there under its name alone.
+    // No temporary file is left.
     let left: Vec<_> =
-        std::fs::read_dir(stage.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        std::fs::read_dir(fixture.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().contains("tmp")), "{left:?}");
-    let nowhere = end(&mut stage.command("run", &["-p", "hello", "--trace", "no/such/folder/t.json"]));
+    let nowhere = output(&mut fixture.command("run", &["-p", "hello", "--trace", "no/such/folder/t.json"]));
     nowhere.failed(1, &["no/such/folder"]);
-    end(&mut stage.command("run", &["-p", "hello", "--trace-ops"])).failed_usage();
+    output(&mut fixture.command("run", &["-p", "hello", "--trace-ops"])).failed_usage();
 }
 
 #[test]
-fn statistics_say_where_the_time_went() {
-    let stage = Stage::new(&["--layers", "3"]);
+fn statistics_have_time_by_device_split_and_operation() {
+    let fixture = Fixture::new(&["--layers", "3"]);
     let flags = ["-p", "hello there", "-n", "6", "--temp", "0", "--device", "sim", "-ngl", "2", "--stats"];
-    let text = end(&mut stage.command("run", &flags)).well().err;
-    for part in
-        ["device", "computing", "waiting", "token: split 1 on", "mul_mat", "copies of", "not measured"]
-    {
+    let text = output(&mut fixture.command("run", &flags)).success().err;
+    for part in ["device", "compute", "idle", "token: split 1 on", "mul_mat", "copies of", "not measured"] {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
-    let json = end(stage.command("run", &flags).arg("--json")).well().out;
+    let json = output(fixture.command("run", &flags).arg("--json")).success().out;
     let stats = &serde_json::from_str::<Value>(&json).unwrap()["stats"];
     assert_eq!(stats["runs"], 6);
     let seconds = |table: &str| -> f64 {
@@ -177,23 +175,24 @@ fn statistics_say_where_the_time_went() {
     assert!((seconds("splits") - computing).abs() < 1e-6);
     assert!(seconds("operations") <= computing && seconds("operations") > 0.0);
     let bench = ["-p", "8", "-n", "2", "-r", "1", "-t", "1", "--stats", "--json"];
-    let json: Value = serde_json::from_str(&end(&mut stage.command("bench", &bench)).well().out).unwrap();
+    let json: Value =
+        serde_json::from_str(&output(&mut fixture.command("bench", &bench)).success().out).unwrap();
     assert_eq!(json["stats"]["runs"], 2 * 3);
 }
 
 #[test]
-fn limits_are_measured_once_and_kept() {
+fn limits_are_measured_once_and_stored() {
     let folder = tempfile::tempdir().unwrap();
     let mut measure = quadriga(["devices", "--measure", "--json", "--cache-dir"]);
-    let measured: Value = serde_json::from_str(&end(measure.arg(folder.path())).well().out).unwrap();
+    let measured: Value = serde_json::from_str(&output(measure.arg(folder.path())).success().out).unwrap();
     let limits = &measured["devices"][0]["limits"];
     for limit in ["read", "int8", "bf16", "f32"] {
         assert!(limits[limit].as_f64().unwrap() > 1e6, "{limits}");
     }
-    let kept = end(quadriga(["devices", "--cache-dir"]).arg(folder.path())).well().out;
+    let kept = output(quadriga(["devices", "--cache-dir"]).arg(folder.path())).success().out;
     assert!(kept.contains("8-bit weights"), "{kept}");
-    let stage = Stage::new(&[]);
+    let fixture = Fixture::new(&[]);
     let flags = ["-p", "hello", "-n", "2", "--stats", "--device", "cpu", "--cache-dir"];
-    let text = end(stage.command("run", &flags).arg(folder.path())).well().err;
+    let text = output(fixture.command("run", &flags).arg(folder.path())).success().err;
     assert!(text.contains("measured limits") && !text.contains("not measured"), "{text}");
 }

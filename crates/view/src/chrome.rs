@@ -1,8 +1,8 @@
-//! Runs as trace events, the format of Chrome's tracing that Perfetto opens: written as they happen, one run at a time.
+//! Runs as trace events in Chrome's format, which Perfetto opens, too; written one run at a time.
 //!
-//! Every lane is a thread: the host with its runs, and of each backend the splits (operations inside them) and the copies
-//! in and out. A copy is tied by flow arrows to the split that makes its bytes and to the split that reads them. What is
-//! in use of each backend's memory is a counter, a token is an instant event.
+//! Each queue is a thread of the trace: the host with its runs, and per backend its splits (with operations nested in
+//! them) and its copies in and out. Flow arrows connect a copy with the split that produces its data and the split that
+//! reads it. Memory in use is a counter per backend, a token is an instant event.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,45 +12,46 @@ use quadriga_runtime::{Backend, CopyTime, Explanation, OperationTime, Plan, Stre
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-/// The lane of the host's own doings.
+/// The thread id of the host.
 const HOST: usize = 1;
 
-/// A run that happened.
-pub struct Happening<'a> {
+/// A traced run.
+pub struct TracedRun<'a> {
     /// The plan that ran.
     pub plan: &'a Plan,
-    /// How long everything took.
+    /// The measured times.
     pub trace: &'a Trace,
     /// Seconds from the start of the recording to the start of the run.
     pub start: f64,
-    /// What the run was for: `prompt, 12 tokens`.
+    /// The name of its slice: `prompt, 12 tokens`.
     pub name: &'a str,
 }
 
-/// Writes trace events. [`finish`](ChromeTrace::finish) makes the file whole.
+/// Writes trace events. The file is valid JSON only after [`finish`](ChromeTrace::finish).
 pub struct ChromeTrace<W: Write> {
     out: W,
     events: u64,
     flows: u64,
-    /// What was said about plans before: bytes in use per backend and step.
-    plans: FxHashMap<Fingerprint, Arc<InUse>>,
-    /// Names of operations and of their nodes, as they are written.
+    /// Memory in use by each plan seen so far.
+    plans: FxHashMap<Fingerprint, Arc<MemoryInUse>>,
+    /// JSON of the names of operations and of their nodes.
     names: FxHashMap<(Fingerprint, usize, usize), Arc<(String, String)>>,
-    /// When the last slice of each lane ends, in microseconds.
+    /// The end of the last slice of each lane, in microseconds.
     ends: FxHashMap<usize, f64>,
-    /// What was last said of each backend's memory.
+    /// The last counter value of each backend: kept and compute bytes.
     counted: FxHashMap<usize, (u64, u64)>,
 }
 
-/// For each backend: what stays, and what of the arena is in use in each step.
-struct InUse {
+/// Memory in use by a plan.
+struct MemoryInUse {
+    /// Per backend: bytes of weights and state, and bytes of the arena in use at each step.
     backends: Vec<(u64, Vec<u64>)>,
-    /// What its counter is called, quoted.
+    /// The name of each backend's counter, quoted.
     names: Vec<String>,
 }
 
-impl InUse {
-    fn of(plan: &Explanation) -> InUse {
+impl MemoryInUse {
+    fn of(plan: &Explanation) -> MemoryInUse {
         let steps = plan.steps as usize + 1;
         let of = |(number, backend): (usize, &quadriga_runtime::BackendLine)| {
             let mut change = vec![0i128; steps + 1];
@@ -70,7 +71,7 @@ impl InUse {
         };
         let backends = plan.backends.iter().enumerate().map(of).collect();
         let name = |b: &quadriga_runtime::BackendLine| quoted(&format!("memory of {}", b.bytes.backend));
-        InUse { backends, names: plan.backends.iter().map(name).collect() }
+        MemoryInUse { backends, names: plan.backends.iter().map(name).collect() }
     }
 
     fn at(&self, backend: usize, step: usize) -> u64 {
@@ -78,12 +79,12 @@ impl InUse {
     }
 }
 
-/// A text as JSON has it.
+/// A string as JSON.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// The name of an operation, and the names of its nodes.
+/// JSON of an operation's name, and of its nodes' names.
 fn names(plan: &Plan, operation: &OperationTime) -> (String, String) {
     let name = |node: &usize| plan.graph().node_name(NodeId::from_index(*node));
     let nodes = Value::from(operation.nodes.iter().map(name).collect::<Vec<_>>());
@@ -93,7 +94,7 @@ fn names(plan: &Plan, operation: &OperationTime) -> (String, String) {
 /// The splits of a run: lane, start and end.
 type Spans = FxHashMap<usize, (usize, f64, f64)>;
 
-/// The lane of a backend's queue.
+/// The thread id of a backend's queue.
 fn lane(backend: usize, stream: Stream) -> usize {
     HOST + 1
         + backend * 4
@@ -105,13 +106,13 @@ fn lane(backend: usize, stream: Stream) -> usize {
         }
 }
 
-/// Seconds as microseconds, to the nanosecond.
+/// Seconds as microseconds, rounded to the nanosecond.
 fn micros(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
 
 impl<W: Write> ChromeTrace<W> {
-    /// Starts a file and names the lanes.
+    /// Starts a trace with a named lane for each queue.
     pub fn new(mut out: W, backends: &[Arc<dyn Backend>]) -> io::Result<ChromeTrace<W>> {
         write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         let mut trace = ChromeTrace {
@@ -129,13 +130,13 @@ impl<W: Write> ChromeTrace<W> {
             let name = backend.name();
             trace.name(lane(number, Stream::Compute), name)?;
             trace.name(lane(number, Stream::Incoming), &format!("{name} copies in"))?;
-            trace.name(lane(number, Stream::Ahead), &format!("{name} weights and states in"))?;
+            trace.name(lane(number, Stream::Ahead), &format!("{name} streamed weights and state in"))?;
             trace.name(lane(number, Stream::Outgoing), &format!("{name} copies out"))?;
         }
         Ok(trace)
     }
 
-    /// Begins an event: all of them have a phase and a process. The caller writes the rest and the closing brace.
+    /// Starts an event with phase and process id. The caller writes the other fields and the closing brace.
     fn open(&mut self, phase: &str) -> io::Result<&mut W> {
         let comma = if self.events > 0 { "," } else { "" };
         self.events += 1;
@@ -152,8 +153,8 @@ impl<W: Write> ChromeTrace<W> {
         self.meta("thread_sort_index", lane, &json!({ "sort_index": lane }))
     }
 
-    /// A slice. What a lane does, it does one after the other: clocks of device and host agree only to microseconds,
-    /// so a slice that seems to begin before the one before it ended begins when it ended.
+    /// Writes a slice. Slices of a lane must not overlap, but the clocks of device and host agree only to microseconds: the
+    /// start is moved to the end of the previous slice if it is earlier.
     fn slice(
         &mut self,
         lane: usize,
@@ -161,15 +162,15 @@ impl<W: Write> ChromeTrace<W> {
         span: (f64, f64),
         arguments: &str,
     ) -> io::Result<(f64, f64)> {
-        let before = self.ends.get(&lane).copied().unwrap_or(0.0);
-        let end = micros(span.0 + span.1).max(before);
-        let start = micros(span.0).max(before);
+        let previous = self.ends.get(&lane).copied().unwrap_or(0.0);
+        let end = micros(span.0 + span.1).max(previous);
+        let start = micros(span.0).max(previous);
         self.ends.insert(lane, end);
         self.complete(lane, &quoted(name), (start, end), arguments)?;
         Ok((start, end))
     }
 
-    /// A slice with a name that is quoted already.
+    /// Writes a complete event; the name is JSON already.
     fn complete(
         &mut self,
         lane: usize,
@@ -185,8 +186,8 @@ impl<W: Write> ChromeTrace<W> {
         )
     }
 
-    /// What is in use of a backend's memory from now on; nothing is written while it stays the same.
-    fn counter(&mut self, in_use: &InUse, backend: usize, at: f64, compute: u64) -> io::Result<()> {
+    /// Writes a backend's memory in use, unless it is unchanged.
+    fn counter(&mut self, in_use: &MemoryInUse, backend: usize, at: f64, compute: u64) -> io::Result<()> {
         let Some(((kept, _), name)) = in_use.backends.get(backend).zip(in_use.names.get(backend)) else {
             return Ok(());
         };
@@ -203,26 +204,26 @@ impl<W: Write> ChromeTrace<W> {
         write!(out, ",\"tid\":{lane},\"id\":{id},\"name\":\"copy\",\"cat\":\"copy\",\"ts\":{at}{binding}}}")
     }
 
-    /// A moment: a token was chosen.
+    /// Writes an instant event for a token.
     pub fn token(&mut self, name: &str, at: f64) -> io::Result<()> {
         let (name, at) = (quoted(name), micros(at));
         let out = self.open("i")?;
         write!(out, ",\"tid\":{HOST},\"s\":\"p\",\"name\":{name},\"cat\":\"token\",\"ts\":{at}}}")
     }
 
-    /// Something that the host did beside runs.
+    /// Writes a slice of the host outside of runs.
     pub fn host(&mut self, name: &str, start: f64, seconds: f64) -> io::Result<()> {
         self.slice(HOST, name, (start, seconds), "").map(|_| ())
     }
 
-    /// A run with all that happened in it.
-    pub fn run(&mut self, happening: &Happening<'_>) -> io::Result<()> {
-        let Happening { plan, trace, start, name } = *happening;
+    /// Writes a run with its splits, operations and copies.
+    pub fn run(&mut self, run: &TracedRun<'_>) -> io::Result<()> {
+        let TracedRun { plan, trace, start, name } = *run;
         let fingerprint = plan.graph().fingerprint();
         let in_use = match self.plans.get(&fingerprint) {
             Some(known) => Arc::clone(known),
             None => {
-                let made = Arc::new(InUse::of(&plan.explain()));
+                let made = Arc::new(MemoryInUse::of(&plan.explain()));
                 self.plans.insert(fingerprint, Arc::clone(&made));
                 made
             }
@@ -237,22 +238,22 @@ impl<W: Write> ChromeTrace<W> {
             let span = (start + split.start, split.seconds);
             let (from, to) = self.slice(lane, &format!("split {}", split.split), span, &arguments)?;
             splits.insert(split.split, (lane, from, to));
-            // The operations of each split follow each other.
+            // Operations are grouped by split.
             let count = operations.iter().take_while(|operation| operation.split == split.split).count();
-            let (mine, others) = operations.split_at(count);
-            operations = others;
+            let (own, rest) = operations.split_at(count);
+            operations = rest;
             let nodes = plan.splits().nodes_of(split.split);
-            if mine.is_empty() {
-                // The most that is in use during the split.
-                let most = nodes.iter().map(|node| in_use.at(split.backend, node.index())).max();
-                self.counter(&in_use, split.backend, from, most.unwrap_or(0))?;
+            if own.is_empty() {
+                // Without operations: the peak of the split.
+                let peak = nodes.iter().map(|node| in_use.at(split.backend, node.index())).max();
+                self.counter(&in_use, split.backend, from, peak.unwrap_or(0))?;
             }
-            let mut least = from;
-            for operation in mine {
+            let mut previous_end = from;
+            for operation in own {
                 let begin = start + operation.start;
-                let from = micros(begin).clamp(least, to.max(least));
-                least = micros(begin + operation.seconds).clamp(from, to.max(from));
-                self.operation(plan, operation, (lane, from, least), &in_use)?;
+                let from = micros(begin).clamp(previous_end, to.max(previous_end));
+                previous_end = micros(begin + operation.seconds).clamp(from, to.max(from));
+                self.operation(plan, operation, (lane, from, previous_end), &in_use)?;
             }
             let after = nodes.last().map_or(0, |node| in_use.at(split.backend, node.index() + 1));
             self.counter(&in_use, split.backend, to, after)?;
@@ -263,13 +264,13 @@ impl<W: Write> ChromeTrace<W> {
         Ok(())
     }
 
-    /// An operation, inside its split.
+    /// Writes an operation, nested in its split.
     fn operation(
         &mut self,
         plan: &Plan,
         operation: &OperationTime,
         (lane, from, to): (usize, f64, f64),
-        in_use: &InUse,
+        in_use: &MemoryInUse,
     ) -> io::Result<()> {
         let node = operation.nodes.first().copied();
         let key = (plan.graph().fingerprint(), node.unwrap_or(usize::MAX), operation.nodes.len());
@@ -298,7 +299,7 @@ impl<W: Write> ChromeTrace<W> {
         self.flows += 1;
         let id = self.flows;
         if let Some((source, begin, end)) = planned.source.and_then(|source| splits.get(&source)).copied() {
-            // Inside the slice, at its end.
+            // A flow must start inside a slice: a nanosecond before its end.
             self.flow("s", id, source, (end - 0.001).max(begin))?;
             self.flow("t", id, lane, from)?;
         } else {
@@ -310,7 +311,7 @@ impl<W: Write> ChromeTrace<W> {
         }
     }
 
-    /// Writes the end and the seconds that the recording took in all, and gives back what was written to.
+    /// Writes the end of the file with the total seconds, and returns the writer.
     pub fn finish(mut self, seconds: f64) -> io::Result<W> {
         writeln!(self.out, "\n],\"otherData\":{}}}", json!({ "writer": "quadriga", "seconds": seconds }))?;
         self.out.flush()?;

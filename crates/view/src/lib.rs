@@ -1,9 +1,9 @@
-//! Plans and runs made visible.
+//! Visualisation of plans and profiling of runs.
 //!
-//! A [`Picture`] draws what a scheduler decided: as one page that opens in any browser and needs no network, or as a
-//! drawing for a document. A [`ChromeTrace`] writes what happened in runs as trace events that Perfetto and Chrome open. A
-//! [`Statistics`] adds up where the time went and sets it beside the [`Limits`] of the machine. What they show comes from
-//! plain data of the runtime: an [`Explanation`] and a [`Trace`](quadriga_runtime::Trace).
+//! A [`Picture`] shows a plan's splits, copies and memory: as one interactive HTML page that needs no network, or as an
+//! SVG drawing for documents. A [`ChromeTrace`] writes runs as trace events for Perfetto and Chrome. [`Statistics`] adds
+//! up time by backend, split and operation, and compares it with the [`Limits`] of the machine. All of them read plain
+//! data of the runtime: an [`Explanation`] or a [`Trace`](quadriga_runtime::Trace).
 //!
 //! ```
 //! use quadriga_graph::{DType, GraphBuilder};
@@ -24,22 +24,22 @@
 #![forbid(unsafe_code)]
 
 mod chrome;
+pub mod format;
 mod limits;
 mod measure;
 mod page;
 mod statistics;
 mod summary;
 mod svg;
-pub mod words;
 
 use quadriga_runtime::Explanation;
 
-pub use chrome::{ChromeTrace, Happening};
+pub use chrome::{ChromeTrace, TracedRun};
 pub use limits::Limits;
 pub use measure::measure;
 pub use statistics::{Statistics, Totals};
 
-/// A plan to be drawn.
+/// A drawing of a plan, as a page or as SVG.
 #[derive(Clone, Debug)]
 pub struct Picture {
     title: String,
@@ -49,32 +49,32 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// A picture of a plan under a title, such as the model's name.
+    /// Creates a picture of a plan with a title, such as the model's name.
     pub fn new(title: impl Into<String>, plan: Explanation) -> Picture {
         let limits = limits::in_order(&plan.backends, &[]);
         Picture { title: title.into(), about: String::new(), plan, limits }
     }
 
-    /// A line below the title: what the plan is for.
+    /// Sets the line below the title, such as batch and context size.
     #[must_use]
     pub fn about(mut self, about: impl Into<String>) -> Picture {
         self.about = about.into();
         self
     }
 
-    /// How fast the backends are, for estimates; without it round figures are used and named so.
+    /// Sets the speed of the backends, for time estimates. Without it nominal figures are used and marked as such.
     #[must_use]
     pub fn limits(mut self, limits: &[Limits]) -> Picture {
         self.limits = limits::in_order(&self.plan.backends, limits);
         self
     }
 
-    /// The plan in sentences: what runs where, what is copied, how big the buffers are and why.
+    /// A summary of the plan in sentences: placement, copies, size and peak of each arena.
     pub fn sentences(&self) -> Vec<String> {
         summary::sentences(&self.plan, &summary::labels(&self.plan))
     }
 
-    /// About how many seconds each split takes.
+    /// The estimated seconds of each split.
     pub fn estimates(&self) -> Vec<f64> {
         let of = |line: &quadriga_runtime::SplitLine| {
             self.limits.get(line.split.backend).map_or(0.0, |limits| limits.seconds(line.cost))

@@ -1,30 +1,30 @@
-//! What a machine can do at most: a yardstick for estimates and for what a run achieved.
+//! Peak memory bandwidth and arithmetic speed of a backend, for estimates and for comparison with runs.
 
 use quadriga_graph::DType;
 use quadriga_runtime::{Backend, BackendLine, Cost, DeviceKind};
 use serde::{Deserialize, Serialize};
 
-/// How fast one backend can be.
+/// Peak speeds of one backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// The backend's name.
     pub backend: String,
-    /// The device as it describes itself: limits of another device do not hold.
+    /// The device's description; limits measured on another device are not used.
     pub device: String,
-    /// Bytes a second that it reads from its memory.
+    /// Memory read bandwidth in bytes per second.
     pub read: f64,
-    /// Operations a second of products with 8-bit (and smaller) weights.
+    /// Operations per second of a matmul with weights of 8 bits and less.
     pub int8: f64,
-    /// Operations a second of products with 16-bit weights.
+    /// Operations per second of a matmul with 16-bit weights.
     pub bf16: f64,
-    /// Operations a second of products with f32 weights.
+    /// Operations per second of a matmul with f32 weights.
     pub f32: f64,
-    /// Whether they were measured on this device; else they are round figures for a device of its kind.
+    /// Whether they were measured on this device; else they are nominal figures for its kind.
     pub measured: bool,
 }
 
 impl Limits {
-    /// Round figures for a kind of device, until somebody measures.
+    /// Nominal figures for a kind of device, as long as nothing was measured.
     pub fn nominal(backend: &str, device: &str, kind: DeviceKind) -> Limits {
         let (read, int8, bf16, f32) = match kind {
             DeviceKind::Cpu | DeviceKind::Simulated => (20e9, 200e9, 100e9, 100e9),
@@ -41,14 +41,14 @@ impl Limits {
         }
     }
 
-    /// What is known of a backend: the measured limits among those given that are of this very device, or round figures.
+    /// The limits of a backend: those among `known` that were measured on its device, else nominal figures.
     pub fn of(backend: &dyn Backend, known: &[Limits]) -> Limits {
         let device = backend.device();
         let found = known.iter().find(|l| l.backend == backend.name() && l.device == device.description);
         found.cloned().unwrap_or_else(|| Limits::nominal(backend.name(), &device.description, device.kind))
     }
 
-    /// The operations a second of products with weights of a type.
+    /// Operations per second of a matmul with weights of a type.
     pub fn operations(&self, weights: DType) -> f64 {
         match weights {
             DType::F32 => self.f32,
@@ -57,15 +57,15 @@ impl Limits {
         }
     }
 
-    /// About how long some work takes: as long as moving its bytes or computing with them, whichever takes longer.
+    /// Roofline estimate in seconds: the longer of memory traffic and arithmetic.
     pub fn seconds(&self, cost: Cost) -> f64 {
-        let moving = cost.traffic as f64 / self.read.max(1.0);
-        let computing = cost.operations as f64 / self.int8.max(1.0);
-        moving.max(computing)
+        let memory = cost.traffic as f64 / self.read.max(1.0);
+        let compute = cost.operations as f64 / self.int8.max(1.0);
+        memory.max(compute)
     }
 }
 
-/// The limits of each backend of a plan, from measured ones or round figures by what the line says.
+/// The limits of each backend of a plan, by name; nominal figures where there are none.
 pub(crate) fn in_order(backends: &[BackendLine], limits: &[Limits]) -> Vec<Limits> {
     let of = |line: &BackendLine| {
         let found = limits.iter().find(|l| l.backend == line.bytes.backend);

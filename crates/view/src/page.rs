@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::Picture;
+use crate::format::escape;
 use crate::summary::{labels, sentences, waste};
-use crate::words::escape;
 
 const SHELL: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");

@@ -1,4 +1,4 @@
-//! Where the time of runs went: by backend, split and kind of operation, beside what the machine could do.
+//! Time of runs by backend, split and operation, compared with the machine's limits.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,41 +10,41 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::Limits;
-use crate::words::{bytes, count, plural, seconds};
+use crate::format::{bytes, count, plural, seconds};
 
-/// Time and work, added up.
+/// Sums of time and work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
-    /// How often it was done.
+    /// Number of executions.
     pub count: u64,
-    /// Seconds in all.
+    /// Total seconds.
     pub seconds: f64,
-    /// Arithmetic operations in all.
+    /// Total arithmetic operations.
     pub operations: f64,
-    /// Bytes read and written in all.
+    /// Total bytes read and written.
     pub traffic: f64,
-    /// Seconds that the operations alone would take at the machine's limits.
-    pub least_computing: f64,
-    /// Seconds that moving the bytes alone would take at the machine's limits.
-    pub least_moving: f64,
+    /// Seconds of the arithmetic alone at the machine's limits.
+    pub min_compute_seconds: f64,
+    /// Seconds of the memory traffic alone at the machine's limits.
+    pub min_memory_seconds: f64,
 }
 
 impl Totals {
-    fn add(&mut self, seconds: f64, work: Work, limits: &Limits) {
+    fn add(&mut self, seconds: f64, work: NodeWork, limits: &Limits) {
         self.count += 1;
         self.seconds += seconds;
         self.operations += work.operations;
         self.traffic += work.traffic;
-        self.least_computing += work.computing;
-        self.least_moving += work.traffic / limits.read.max(1.0);
+        self.min_compute_seconds += work.compute_seconds;
+        self.min_memory_seconds += work.traffic / limits.read.max(1.0);
     }
 
-    /// Bytes a second.
+    /// Bytes per second.
     pub fn bandwidth(&self) -> f64 {
         self.traffic / self.seconds.max(1e-12)
     }
 
-    /// Operations a second.
+    /// Operations per second.
     pub fn speed(&self) -> f64 {
         self.operations / self.seconds.max(1e-12)
     }
@@ -52,23 +52,23 @@ impl Totals {
 
 /// The work of some nodes.
 #[derive(Clone, Copy, Default)]
-struct Work {
+struct NodeWork {
     operations: f64,
     traffic: f64,
-    /// Seconds at the limits of the backend.
-    computing: f64,
+    /// Seconds of the arithmetic at the backend's limits.
+    compute_seconds: f64,
 }
 
-/// What is known of a node.
-struct NodeWork {
+/// The cost of a node at full context.
+struct NodeCost {
     cost: Cost,
-    /// What its peak speed depends on.
+    /// The weight type, which its peak speed depends on.
     weights: DType,
-    /// Whether only the visible part of the cache counts.
+    /// Whether the cost scales with the visible part of the KV cache.
     attends: bool,
 }
 
-/// What a backend did.
+/// Seconds of a backend's queues.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct BackendTotals {
     name: String,
@@ -76,26 +76,26 @@ struct BackendTotals {
     copy: f64,
 }
 
-/// Where the time of runs went. Prints as tables; serialises as data.
+/// Time of runs by backend, split and operation. Displays as tables; serialises as data.
 #[derive(Serialize)]
 pub struct Statistics {
-    /// How many runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Seconds of all runs.
+    /// Total seconds of all runs.
     pub seconds: f64,
     backends: Vec<BackendTotals>,
-    /// By name of the kind of run and number of the split.
+    /// By kind of run, split number and backend.
     splits: BTreeMap<String, Totals>,
-    /// By backend and operation.
+    /// By operation and backend.
     operations: BTreeMap<String, Totals>,
     copies: Totals,
     limits: Vec<Limits>,
     #[serde(skip)]
-    known: FxHashMap<Fingerprint, Arc<Vec<NodeWork>>>,
+    known: FxHashMap<Fingerprint, Arc<Vec<NodeCost>>>,
 }
 
 impl Statistics {
-    /// Nothing yet, on these backends; the limits of each, as far as they were measured.
+    /// Creates empty statistics for these backends, with the limits that were measured.
     pub fn new(backends: &[Arc<dyn Backend>], measured: &[Limits]) -> Statistics {
         let limits: Vec<Limits> = backends.iter().map(|backend| Limits::of(&**backend, measured)).collect();
         let named = |l: &Limits| BackendTotals { name: l.backend.clone(), ..BackendTotals::default() };
@@ -111,7 +111,8 @@ impl Statistics {
         }
     }
 
-    /// Adds a run of a kind, such as `prompt`. Of what attention can look at it saw a part only: `visible`, 0 to 1.
+    /// Adds a run of a kind, such as `prompt`. `visible` is the part of the planned KV-cache window that attention read,
+    /// 0 to 1.
     pub fn add(&mut self, kind: &str, plan: &Plan, trace: &Trace, visible: f64) {
         self.runs += 1;
         self.seconds += trace.seconds;
@@ -135,21 +136,21 @@ impl Statistics {
         }
         for copy in &trace.copies {
             let Some(limits) = self.limits.get(copy.backend) else { continue };
-            let work = Work { traffic: copy.bytes as f64, ..Work::default() };
+            let work = NodeWork { traffic: copy.bytes as f64, ..NodeWork::default() };
             self.copies.add(copy.seconds, work, limits);
         }
     }
 
-    fn nodes(&mut self, plan: &Plan) -> Arc<Vec<NodeWork>> {
+    fn nodes(&mut self, plan: &Plan) -> Arc<Vec<NodeCost>> {
         let make = || {
             let graph = plan.graph();
             let of = |node: NodeId| {
                 let op = graph.get_node(node).map(|n| n.op());
                 let first = graph.inputs(node).first().and_then(|id| graph.get(*id));
-                let product = matches!(op, Some(Op::MulMat | Op::MulMatId));
-                NodeWork {
+                let is_matmul = matches!(op, Some(Op::MulMat | Op::MulMatId));
+                NodeCost {
                     cost: Cost::of(graph, node),
-                    weights: first.filter(|_| product).map_or(DType::F32, |t| t.dtype()),
+                    weights: first.filter(|_| is_matmul).map_or(DType::F32, |t| t.dtype()),
                     attends: matches!(op, Some(Op::Attention(_))),
                 }
             };
@@ -158,42 +159,42 @@ impl Statistics {
         Arc::clone(self.known.entry(plan.graph().fingerprint()).or_insert_with(make))
     }
 
-    /// What was done, by kind of run and split.
+    /// Totals by kind of run and split.
     pub fn splits(&self) -> &BTreeMap<String, Totals> {
         &self.splits
     }
 
-    /// What was done, by operation and backend; steps that compute several nodes as one have a name made of theirs.
+    /// Totals by operation and backend; fused operations have the names of their nodes, joined by ` + `.
     pub fn operations(&self) -> &BTreeMap<String, Totals> {
         &self.operations
     }
 }
 
-fn work(known: &[NodeWork], nodes: impl Iterator<Item = usize>, limits: &Limits, visible: f64) -> Work {
-    let mut sum = Work::default();
+fn work(known: &[NodeCost], nodes: impl Iterator<Item = usize>, limits: &Limits, visible: f64) -> NodeWork {
+    let mut sum = NodeWork::default();
     for node in nodes.filter_map(|node| known.get(node)) {
         let part = if node.attends { visible.clamp(0.0, 1.0) } else { 1.0 };
         let operations = node.cost.operations as f64 * part;
         sum.operations += operations;
         sum.traffic += node.cost.traffic as f64 * part;
-        sum.computing += operations / limits.operations(node.weights).max(1.0);
+        sum.compute_seconds += operations / limits.operations(node.weights).max(1.0);
     }
     sum
 }
 
-/// How many lines of a table are printed.
-const LINES: usize = 14;
+/// Rows printed per table.
+const MAX_ROWS: usize = 14;
 
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.seconds.max(1e-12);
         let percent = |part: f64| 100.0 * part / total;
         writeln!(f, "{}, {}", plural(self.runs as usize, "run", "runs"), seconds(self.seconds))?;
-        writeln!(f, "\n{:24} {:>18} {:>18} {:>18}", "device", "computing", "copying", "waiting")?;
+        writeln!(f, "\n{:24} {:>18} {:>18} {:>18}", "device", "compute", "copy", "idle")?;
         for backend in &self.backends {
-            let waiting = (total - backend.compute - backend.copy).max(0.0);
+            let idle = (total - backend.compute - backend.copy).max(0.0);
             write!(f, "{:24}", backend.name)?;
-            for part in [backend.compute, backend.copy, waiting] {
+            for part in [backend.compute, backend.copy, idle] {
                 write!(f, " {:>10} {:5.1} %", seconds(part), percent(part))?;
             }
             writeln!(f)?;
@@ -207,22 +208,27 @@ impl fmt::Display for Statistics {
             let Totals { count, traffic, seconds: time, .. } = self.copies;
             let each = bytes((traffic / count as f64) as u64);
             let speed = if time > 0.0 {
-                format!(", {}B/s", crate::words::count(traffic / time))
+                format!(", {}B/s", crate::format::count(traffic / time))
             } else {
                 String::new()
             };
-            writeln!(f, "\n{count} copies of {each} on average in {}{speed}", seconds(time))?;
+            writeln!(
+                f,
+                "\n{} of {each} on average in {}{speed}",
+                plural(count as usize, "copy", "copies"),
+                seconds(time)
+            )?;
         }
         for limits in &self.limits {
             let Limits { backend, read, int8, bf16, f32, measured, .. } = limits;
             let kind = if *measured {
                 "measured limits"
             } else {
-                "round figures, not measured (quadriga devices --measure)"
+                "nominal figures, not measured (see `quadriga devices --measure`)"
             };
             writeln!(
                 f,
-                "\n{backend}: {kind}: reads {}B/s; products of 8-bit weights {}op/s, 16-bit {}op/s, f32 {}op/s",
+                "\n{backend}: {kind}: memory {}B/s; matmul with 8-bit weights {}op/s, 16-bit {}op/s, f32 {}op/s",
                 count(*read),
                 count(*int8),
                 count(*bf16),
@@ -245,10 +251,10 @@ fn table(
     writeln!(
         f,
         "\n{what:36} {:>7} {:>10} {:>7} {:>11} {:>7} {:>12} {:>7}",
-        "times", "time", "", "B/s", "limit", "op/s", "limit"
+        "count", "time", "", "B/s", "of peak", "op/s", "of peak"
     )?;
-    let of_limit = |least: f64, totals: &Totals| match measured {
-        true => format!("{:.0} %", 100.0 * least / totals.seconds.max(1e-12)),
+    let of_peak = |min_seconds: f64, totals: &Totals| match measured {
+        true => format!("{:.0} %", 100.0 * min_seconds / totals.seconds.max(1e-12)),
         false => "–".to_owned(),
     };
     let line = |f: &mut fmt::Formatter<'_>, name: &str, totals: &Totals| {
@@ -264,25 +270,25 @@ fn table(
             seconds(totals.seconds),
             100.0 * totals.seconds / total,
             count(totals.bandwidth()),
-            of_limit(totals.least_moving, totals),
+            of_peak(totals.min_memory_seconds, totals),
             count(totals.speed()),
-            of_limit(totals.least_computing, totals)
+            of_peak(totals.min_compute_seconds, totals)
         )
     };
-    for (name, totals) in lines.iter().take(LINES) {
+    for (name, totals) in lines.iter().take(MAX_ROWS) {
         line(f, name, totals)?;
     }
     let mut rest = Totals::default();
-    for (_, totals) in lines.iter().skip(LINES) {
+    for (_, totals) in lines.iter().skip(MAX_ROWS) {
         rest.count += totals.count;
         rest.seconds += totals.seconds;
         rest.operations += totals.operations;
         rest.traffic += totals.traffic;
-        rest.least_computing += totals.least_computing;
-        rest.least_moving += totals.least_moving;
+        rest.min_compute_seconds += totals.min_compute_seconds;
+        rest.min_memory_seconds += totals.min_memory_seconds;
     }
-    if lines.len() > LINES {
-        line(f, &format!("{} others", lines.len() - LINES), &rest)?;
+    if lines.len() > MAX_ROWS {
+        line(f, &plural(lines.len() - MAX_ROWS, "other", "others"), &rest)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use quadriga_graph::layer_of;
 use quadriga_runtime::{BackendLine, Explanation, NodeLine, StorageLine};
 
-use crate::words::{bytes, count, list, plural};
+use crate::format::{bytes, count, list, plural};
 
 /// How many of the tensors at the peak are named.
 const NAMED: usize = 3;

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use quadriga_runtime::{BackendLine, SplitLine, StorageLine, StorageUse};
 
 use crate::Picture;
+use crate::format::{bytes, coordinate, escape, seconds};
 use crate::summary::{labels, sentences, waste};
-use crate::words::{bytes, coordinate, escape, seconds};
 
 const WIDTH: f64 = 900.0;
 /// Where the plots begin and end.

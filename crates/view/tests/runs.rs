@@ -1,4 +1,4 @@
-//! Runs of simulated devices, whose clocks are exact, as trace events and as statistics.
+//! Trace events and statistics of simulated devices, whose clocks are exact.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use quadriga_graph::{DType, Data, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, Cost, Detail, DeviceKind, Plan, Scheduler, Trace};
 use quadriga_sim::Sim;
-use quadriga_view::{ChromeTrace, Happening, Limits, Statistics};
+use quadriga_view::{ChromeTrace, Limits, Statistics, TracedRun};
 use serde_json::Value;
 
-/// Two products on one device, two on another; a node takes 2 s, a copy 3 s.
+/// Two matmuls on one device, two on another; a node takes 2 s, a copy 3 s.
 fn run() -> (Vec<Arc<dyn Backend>>, Plan, Trace) {
     let g = GraphBuilder::new();
     let mut x = g.input("x", DType::F32, [4, 8]);
@@ -32,11 +32,11 @@ fn run() -> (Vec<Arc<dyn Backend>>, Plan, Trace) {
 }
 
 #[test]
-fn slices_flows_and_counters_are_where_they_belong() {
+fn a_trace_has_slices_flows_and_counters_at_exact_times() {
     let (devices, plan, trace) = run();
     let mut file = ChromeTrace::new(Vec::new(), &devices).unwrap();
     for start in [10.0, 40.0] {
-        file.run(&Happening { plan: &plan, trace: &trace, start, name: "a \"run\"" }).unwrap();
+        file.run(&TracedRun { plan: &plan, trace: &trace, start, name: "a \"run\"" }).unwrap();
     }
     file.token("\"the\" at 3", 41.0).unwrap();
     let text = String::from_utf8(file.finish(60.0).unwrap()).unwrap();
@@ -44,11 +44,11 @@ fn slices_flows_and_counters_are_where_they_belong() {
     let events = json["traceEvents"].as_array().unwrap();
     let of = |phase: &str| events.iter().filter(|e| e["ph"] == phase).collect::<Vec<_>>();
     let at = |name: &str| -> Vec<(f64, f64)> {
-        let mine = of("X").into_iter().filter(|e| e["name"] == name);
-        mine.map(|e| (e["ts"].as_f64().unwrap() / 1e6, e["dur"].as_f64().unwrap() / 1e6)).collect()
+        let named = of("X").into_iter().filter(|e| e["name"] == name);
+        named.map(|e| (e["ts"].as_f64().unwrap() / 1e6, e["dur"].as_f64().unwrap() / 1e6)).collect()
     };
-    // The input takes 3 s to arrive. It is small and goes in the compute queue, whose clock starts behind it; that of
-    // the other device does not.
+    // Copying the input takes 3 s, but it is small and goes through the compute queue, whose clock starts after it; the
+    // clock of the other device starts earlier.
     assert_eq!(at("split 0"), [(10.0, 4.0), (40.0, 4.0)]);
     let copied = &at("b#blk.1.mul_mat#1");
     assert_eq!(copied, &[(17.0, 3.0), (47.0, 3.0)]);
@@ -61,16 +61,16 @@ fn slices_flows_and_counters_are_where_they_belong() {
         .map(|e| (e["ph"].as_str().unwrap(), e["ts"].as_f64().unwrap()))
         .collect();
     assert_eq!(flows, [("s", 14e6 - 0.001), ("t", 17e6), ("f", 20e6)]);
-    // The peak of a device's arena is what its plan says.
-    let most = of("C").into_iter().filter(|e| e["name"] == "memory of a");
-    let most = most.filter_map(|e| e["args"]["compute"].as_u64()).max();
-    assert_eq!(most, Some(plan.explain().backends[0].lower_bound));
+    // The counter's peak is the lower bound in the plan.
+    let peak = of("C").into_iter().filter(|e| e["name"] == "memory of a");
+    let peak = peak.filter_map(|e| e["args"]["compute"].as_u64()).max();
+    assert_eq!(peak, Some(plan.explain().backends[0].lower_bound));
     assert_eq!(of("i")[0]["name"], "\"the\" at 3");
     assert_eq!(json["otherData"]["seconds"], 60.0);
 }
 
 #[test]
-fn statistics_add_up_and_are_set_beside_the_limits() {
+fn statistics_add_up_and_are_compared_with_the_limits() {
     let (devices, plan, trace) = run();
     let limits: Vec<Limits> = devices
         .iter()
@@ -87,14 +87,14 @@ fn statistics_add_up_and_are_set_beside_the_limits() {
     let splits = statistics.splits();
     let first = &splits["prompt: split 0 on a"];
     assert_eq!((first.count, first.seconds), (1, 4.0));
-    // Two products of 4 × 8 by 8 × 8.
+    // Two matmuls of 4 × 8 by 8 × 8.
     let one = Cost::of(plan.graph(), plan.splits().nodes_of(0)[0]);
     assert_eq!((one.operations, one.traffic), (2 * 4 * 8 * 8, 4 * (32 + 64 + 32)));
     assert_eq!((first.operations, first.traffic), (1024.0, 1024.0));
-    assert_eq!((first.least_computing, first.least_moving), (2.0, 8.0));
+    assert_eq!((first.min_compute_seconds, first.min_memory_seconds), (2.0, 8.0));
     assert_eq!((first.bandwidth(), first.speed()), (256.0, 256.0));
-    let products = &statistics.operations()["mul_mat on b"];
-    assert_eq!((products.count, products.seconds), (4, 8.0));
+    let matmuls = &statistics.operations()["mul_mat on b"];
+    assert_eq!((matmuls.count, matmuls.seconds), (4, 8.0));
     let text = statistics.to_string();
     for part in ["2 runs", "token: split 1 on b", "2 copies of 128 B on average in 6.0 s", "50 %", "200 %"] {
         assert!(text.contains(part), "{part:?} is missing: {text}");
@@ -102,7 +102,7 @@ fn statistics_add_up_and_are_set_beside_the_limits() {
 }
 
 #[test]
-fn limits_of_another_device_do_not_count() {
+fn limits_of_another_device_are_not_used() {
     let (devices, ..) = run();
     let other = Limits { measured: true, ..Limits::nominal("a", "another machine", DeviceKind::Cpu) };
     assert!(!Limits::of(&*devices[0], std::slice::from_ref(&other)).measured);

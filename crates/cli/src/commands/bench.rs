@@ -1,4 +1,4 @@
-//! `quadriga bench`: tokens a second, for prompts and for generation.
+//! `quadriga bench`: tokens per second of prompt processing and text generation.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -11,36 +11,36 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
 use crate::size;
+use quadriga_view::format::plural;
 
-/// What to measure.
+/// Arguments of `quadriga bench`.
 #[derive(clap::Args)]
-pub(crate) struct Bench {
-    /// Tokens of the prompt; 0: do not measure prompts
+pub(crate) struct BenchArgs {
+    /// Number of prompt tokens, 0 to skip
     #[arg(short = 'p', long = "n-prompt", value_name = "N", default_value_t = 512)]
     prompt: usize,
-    /// Tokens to generate, one by one; 0: do not measure generation
+    /// Number of tokens to generate, 0 to skip
     #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 128)]
     generate: usize,
-    /// Tokens that are in the cache already
+    /// Number of tokens in the KV cache before the measurement
     #[arg(short = 'd', long = "n-depth", value_name = "N", default_value_t = 0)]
     depth: usize,
-    /// Rounds, after one that is not counted
+    /// Number of repetitions, after one warm-up
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     rounds: usize,
-    /// Bring the logits of every token to the host, as sampling with a temperature does, even from a device that could
-    /// choose the most probable token itself
+    /// Copy the logits of every token to the host, as sampling does, instead of computing the argmax on the device
     #[arg(long)]
     logits: bool,
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
     record: RecordOptions,
-    /// Print JSON
+    /// Print the results as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The tokens a second of all rounds.
+/// Tokens per second of all rounds.
 struct Samples {
     tokens: usize,
     speeds: Vec<f64>,
@@ -63,11 +63,11 @@ impl Samples {
         (lower + upper) / 2.0
     }
 
-    /// From the slowest to the fastest, relative to the median.
+    /// Difference between the fastest and the slowest round, relative to the median.
     fn spread(&self) -> f64 {
-        let most = self.speeds.iter().copied().fold(0.0, f64::max);
-        let least = self.speeds.iter().copied().fold(f64::INFINITY, f64::min);
-        (most - least) / self.median().max(1e-9)
+        let fastest = self.speeds.iter().copied().fold(0.0, f64::max);
+        let slowest = self.speeds.iter().copied().fold(f64::INFINITY, f64::min);
+        (fastest - slowest) / self.median().max(1e-9)
     }
 
     fn json(&self) -> Value {
@@ -78,13 +78,11 @@ impl Samples {
     }
 }
 
-/// Measures and prints.
-pub(crate) fn bench(arguments: &Bench) -> Outcome {
-    let Bench { prompt, generate, depth, rounds, model, .. } = arguments;
+/// Measures and prints the speeds.
+pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
+    let BenchArgs { prompt, generate, depth, rounds, model, .. } = arguments;
     if *rounds == 0 || (*prompt == 0 && *generate == 0) {
-        return Err(Failure::Usage(
-            "there is nothing to measure: -r and one of -p and -n must be above 0".into(),
-        ));
+        return Err(Failure::Usage("nothing to measure: -r and one of -p and -n must be above 0".into()));
     }
     let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine() };
     let needed = depth.saturating_add(*prompt.max(generate));
@@ -92,8 +90,9 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
         options.context = needed;
     } else if options.context < needed {
         return Err(Failure::Usage(format!(
-            "a context of {} has no room for {needed} tokens",
-            options.context
+            "a context of {} does not hold {}",
+            plural(options.context, "token", "tokens"),
+            plural(needed, "token", "tokens")
         )));
     }
     let prepared = model.prepare(&options)?;
@@ -103,21 +102,21 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     let before = free(&prepared.devices);
     let recording = arguments.record.start(model, &prepared)?;
     let (mut engine, load_seconds) = prepared.engine(options)?;
-    engine.observe(recording.as_ref().map(Recording::watcher));
+    engine.observe(recording.as_ref().map(Recording::observer));
     let (mut prompts, mut generations) = (Samples::new(*prompt), Samples::new(*generate));
     let some = tokens(&engine, needed);
     if *depth > 0 {
         engine.feed(some.get(..*depth).unwrap_or_default())?;
     }
     for round in 0..=*rounds {
-        let mut measure = |samples: &mut Samples, together: bool| -> Outcome {
+        let mut measure = |samples: &mut Samples, batched: bool| -> Outcome {
             if samples.tokens == 0 {
                 return Ok(());
             }
             engine.truncate(0, *depth);
             let fed = some.get(..samples.tokens).unwrap_or_default();
             let started = Instant::now();
-            if together {
+            if batched {
                 engine.feed(fed)?;
             } else if engine.options().greedy {
                 continue_greedily(&mut engine, fed)?;
@@ -125,7 +124,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
                 fed.iter().try_for_each(|token| engine.feed(&[*token]))?;
             }
             engine.wait()?;
-            // The first round brings everything into its place.
+            // Round 0 is the warm-up.
             if round > 0 {
                 samples.speeds.push(samples.tokens as f64 / started.elapsed().as_secs_f64().max(1e-9));
             }
@@ -134,7 +133,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
         measure(&mut prompts, true)?;
         measure(&mut generations, false)?;
     }
-    // What was taken of each device, by its own account: buffers, and what the driver keeps for itself.
+    // Memory taken from each device as the device reports it: buffers and the driver's own.
     let taken: Vec<Option<u64>> = before
         .iter()
         .zip(free(&prepared.devices))
@@ -169,9 +168,9 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     writeln!(out, "model    {} ({})", name.escape_debug(), size::text(bytes))?;
     writeln!(
         out,
-        "devices  {} ({} threads, {})",
+        "devices  {} ({}, {})",
         prepared.devices.names().join(", "),
-        cpu.threads(),
+        plural(cpu.threads(), "thread", "threads"),
         cpu.isa()
     )?;
     writeln!(out, "load     {load_seconds:.2} s\n")?;
@@ -189,7 +188,7 @@ pub(crate) fn bench(arguments: &Bench) -> Outcome {
     Ok(())
 }
 
-/// Feeds the first token, and then as many that the engine chose as there are others.
+/// Feeds the first token, then as many argmax tokens of the engine as there are others.
 fn continue_greedily(engine: &mut Engine, fed: &[u32]) -> Outcome {
     let Some((first, rest)) = fed.split_first() else { return Ok(()) };
     engine.feed(&[*first])?;
@@ -201,7 +200,7 @@ fn continue_greedily(engine: &mut Engine, fed: &[u32]) -> Outcome {
     Ok(())
 }
 
-/// Tokens that are neither all alike nor special, the same for every engine that is compared.
+/// A fixed sequence of varied ordinary tokens, the same for every engine that is compared.
 fn tokens(engine: &Engine, count: usize) -> Vec<u32> {
     let vocabulary = engine.model().hyperparameters().vocabulary.clamp(1, 40_000);
     (0..count).map(|k| ((k * 37 + 11) % vocabulary) as u32).collect()

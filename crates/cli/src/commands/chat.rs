@@ -1,4 +1,4 @@
-//! `quadriga chat`: a conversation.
+//! `quadriga chat`: an interactive conversation.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -10,10 +10,11 @@ use crate::answer::{AnswerOptions, Answered, stream};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::{ModelOptions, Prepared};
+use quadriga_view::format::plural;
 
-/// With which model to talk, and how it answers.
+/// Arguments of `quadriga chat`.
 #[derive(clap::Args)]
-pub(crate) struct Chat {
+pub(crate) struct ChatArgs {
     #[command(flatten)]
     answer: AnswerOptions,
     #[command(flatten)]
@@ -21,37 +22,37 @@ pub(crate) struct Chat {
 }
 
 const HELP: &str = "\
-/reset  forget the conversation
-/stats  speed and memory
-/exit   end (also Ctrl-D)
-Ctrl-C stops an answer, or the reading of a long question; what the answer said so far stays in the conversation.";
+/reset  clear the conversation
+/stats  print speed and memory
+/exit   quit (also Ctrl-D)
+Ctrl-C stops the current answer; the text so far stays in the conversation.";
 
-/// Talks until the input ends.
-pub(crate) fn chat(arguments: &Chat) -> Outcome {
+/// Answers line by line until the input ends.
+pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
     let options = arguments.answer.generator(&arguments.model);
     let prepared = arguments.model.prepare(&options.engine)?;
     let (generator, load_seconds) = prepared.generator(options)?;
-    let mut lines = Lines::new()?;
+    let mut lines = LineReader::new()?;
     if !arguments.model.quiet {
         let name = prepared.model.file().find::<&str>("general.name").ok().flatten().unwrap_or("the model");
         note!("{} · loaded in {load_seconds:.2} s · /help for commands", name.escape_debug());
     }
     let mut conversation =
-        Conversation { generator, prepared, messages: Vec::new(), totals: Totals::default() };
+        Conversation { generator, prepared, messages: Vec::new(), totals: ChatTotals::default() };
     while let Some(line) = lines.next()? {
         match line.trim() {
             "" => {}
             "/help" => note!("{HELP}"),
             "/reset" => {
                 conversation.messages.clear();
-                note!("The conversation is forgotten.");
+                note!("Conversation cleared.");
             }
             "/stats" => conversation.print_stats(),
             "/exit" | "/quit" => break,
             command if command.starts_with('/') => {
-                note!("There is no command {command}; /help lists them.")
+                note!("Unknown command {command}; /help lists all commands.")
             }
-            said => conversation.answer(said)?,
+            message => conversation.answer(message)?,
         }
     }
     if !arguments.model.quiet {
@@ -60,8 +61,9 @@ pub(crate) fn chat(arguments: &Chat) -> Outcome {
     Ok(())
 }
 
+/// Tokens and seconds of all answers.
 #[derive(Default)]
-struct Totals {
+struct ChatTotals {
     answers: usize,
     prompt: (usize, f64),
     answer: (usize, f64),
@@ -71,36 +73,36 @@ struct Conversation {
     generator: Generator,
     prepared: Prepared,
     messages: Vec<Message>,
-    totals: Totals,
+    totals: ChatTotals,
 }
 
 impl Conversation {
-    /// Answers what was said. What goes wrong with one answer does not end the conversation.
-    fn answer(&mut self, said: &str) -> Outcome {
-        self.messages.push(Message::new("user", said));
-        let gentle = interrupt::gently_setting(self.generator.cancel_flag());
+    /// Answers one message. An error of one answer is printed and does not end the conversation.
+    fn answer(&mut self, message: &str) -> Outcome {
+        self.messages.push(Message::new("user", message));
+        let ctrl_c = interrupt::catch_and_cancel(self.generator.cancel_flag());
         let mut out = io::stdout().lock();
         let answered = match self.generator.chat(&self.messages) {
-            Ok(answer) => stream(answer, &gentle, &mut out),
+            Ok(answer) => stream(answer, &ctrl_c, &mut out),
             Err(error) => Err(Failure::from(error)),
         };
         match answered {
             Ok(answered) => {
                 writeln!(out)?;
                 if answered.finish.is_none() && answered.answer.0 == 0 {
-                    note!("(stopped before the answer began; the question is not part of the conversation)");
+                    note!("(stopped before the first token; the message was removed from the conversation)");
                     self.messages.pop();
                     return Ok(());
                 }
                 if answered.finish == Some(Finish::Context) {
-                    note!("(the context is full; /reset starts anew)");
+                    note!("(the context is full; /reset clears the conversation)");
                 }
                 self.totals.add(&answered);
                 self.messages.push(Message::new("assistant", answered.text));
                 Ok(())
             }
             Err(Failure::Message(text)) => {
-                note!("quadriga: {text} (/reset forgets the conversation so far)");
+                note!("quadriga: {text} (/reset clears the conversation)");
                 self.messages.pop();
                 Ok(())
             }
@@ -109,14 +111,15 @@ impl Conversation {
     }
 
     fn print_stats(&self) {
-        let Totals { answers, prompt, answer } = &self.totals;
+        let ChatTotals { answers, prompt, answer } = &self.totals;
         let speed = |(tokens, seconds): &(usize, f64)| *tokens as f64 / seconds.max(1e-9);
         if *answers > 0 {
             note!(
-                "{answers} answers · prompt {} tokens, {:.1} tok/s · answers {} tokens, {:.1} tok/s",
-                prompt.0,
+                "{} · prompt {}, {:.1} tok/s · generation {}, {:.1} tok/s",
+                plural(*answers, "answer", "answers"),
+                plural(prompt.0, "token", "tokens"),
                 speed(prompt),
-                answer.0,
+                plural(answer.0, "token", "tokens"),
                 speed(answer)
             );
         }
@@ -124,7 +127,7 @@ impl Conversation {
     }
 }
 
-impl Totals {
+impl ChatTotals {
     fn add(&mut self, answered: &Answered) {
         let add = |total: &mut (usize, f64), (tokens, speed): (usize, f64)| {
             total.0 += tokens;
@@ -136,19 +139,19 @@ impl Totals {
     }
 }
 
-/// Where lines come from: an editor on a terminal, or plain standard input.
-enum Lines {
+/// The source of input lines: a line editor on a terminal, else stdin.
+enum LineReader {
     Editor(Box<rustyline::DefaultEditor>),
     Plain,
 }
 
-impl Lines {
-    fn new() -> Outcome<Lines> {
+impl LineReader {
+    fn new() -> Outcome<LineReader> {
         if !io::stdin().is_terminal() {
-            return Ok(Lines::Plain);
+            return Ok(LineReader::Plain);
         }
         match rustyline::DefaultEditor::new() {
-            Ok(editor) => Ok(Lines::Editor(Box::new(editor))),
+            Ok(editor) => Ok(LineReader::Editor(Box::new(editor))),
             Err(error) => Err(Failure::Message(format!("cannot use the terminal: {error}"))),
         }
     }
@@ -157,26 +160,26 @@ impl Lines {
     fn next(&mut self) -> Outcome<Option<String>> {
         let unreadable = |reason: String| Err(Failure::Message(format!("cannot read the input: {reason}")));
         match self {
-            Lines::Editor(editor) => loop {
+            LineReader::Editor(editor) => loop {
                 match editor.readline("> ") {
                     Ok(line) => {
-                        // A line that is not remembered can still be answered.
+                        // A missing history entry is no reason to stop.
                         let _ = editor.add_history_entry(&line);
                         return Ok(Some(line));
                     }
                     Err(ReadlineError::Eof) => return Ok(None),
-                    // It may have been meant for an answer that has just ended.
-                    Err(ReadlineError::Interrupted) => note!("(Ctrl-D or /exit ends the chat)"),
+                    // It may have been meant for an answer that ended just before.
+                    Err(ReadlineError::Interrupted) => note!("(Ctrl-D or /exit quits)"),
                     Err(error) => return unreadable(error.to_string()),
                 }
             },
-            Lines::Plain => {
+            LineReader::Plain => {
                 let mut bytes = Vec::new();
                 match io::stdin().lock().read_until(b'\n', &mut bytes) {
                     Ok(0) => Ok(None),
                     Ok(_) => match String::from_utf8(bytes) {
                         Ok(line) => Ok(Some(line)),
-                        Err(_) => unreadable("it is not UTF-8; convert it, for example with iconv".into()),
+                        Err(_) => unreadable("not valid UTF-8; convert it, for example with iconv".into()),
                     },
                     Err(error) => unreadable(error.to_string()),
                 }

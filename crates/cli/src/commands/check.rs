@@ -1,5 +1,5 @@
-//! `quadriga check`: runs the conformance suite on a device, by way of scheduler and session; then the default model, whose
-//! exact results are known.
+//! `quadriga check`: runs the conformance suite on a device, through scheduler and session, then compares the default
+//! model with its exact results.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -13,86 +13,141 @@ use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
 use crate::backends;
 use crate::commands::{eval, faults};
 use crate::failure::{Failure, Outcome};
-use crate::model_options::ModelOptions;
+use crate::model_options::{ModelOptions, at_least_one};
+use quadriga_view::format::plural;
 
-/// What to check.
+/// Arguments of `quadriga check`.
 #[derive(clap::Args)]
-pub(crate) struct Check {
-    /// The device: cpu, sim, cuda:0 …
+pub(crate) struct CheckArgs {
+    /// Device: cpu, cuda:N or sim
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     device: String,
-    /// Only cases whose names contain this text
-    #[arg(value_name = "TEXT")]
-    text: Option<String>,
-    /// Only about so many cases, spread over all operations
+    /// Run only cases whose name contains this text; case, _ and - are ignored if nothing matches exactly
+    #[arg(value_name = "FILTER")]
+    filter: Option<String>,
+    /// Run about N random cases, spread over all operations
     #[arg(long, value_name = "N")]
     sample: Option<usize>,
-    /// Which cases a sample has
+    /// Random seed of --sample
     #[arg(short, long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// On the backend alone, each tensor in guarded memory, instead of by way of scheduler and session
+    /// Run on the backend directly, each tensor in guarded memory, without scheduler and session
     #[arg(long)]
     guarded: bool,
-    /// Instead of cases: what happens when the device's memory runs out, and when a CUDA device is lost
+    /// Test recovery from exhausted device memory and from a lost CUDA device instead of running cases
     #[arg(long)]
     faults: bool,
-    /// Threads of the CPU [one for each core]
-    #[arg(short, long, value_name = "N")]
+    /// Number of CPU threads [default: number of cores]
+    #[arg(short, long, value_name = "N", value_parser = at_least_one)]
     threads: Option<usize>,
-    /// The default model's file, with whose exact results a check of all cases ends [fetched]
+    /// File of the default model, which a full check compares with exact results [default: downloaded]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// No model at the end
+    /// Skip the comparison of the default model
     #[arg(long)]
     no_model: bool,
 }
 
-/// Prints a table of operations, and fails if a case does.
-pub(crate) fn check(arguments: &Check) -> Outcome {
+/// Prints a table of results by operation; fails if any case fails.
+pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     if arguments.faults {
         return faults::check(&arguments.device, arguments.threads);
     }
     let backend = backends::open_one(&arguments.device, arguments.threads)?;
     let suite = Suite::new();
-    let mut chosen: Vec<usize> = match arguments.sample {
+    let mut selected: Vec<usize> = match arguments.sample {
         Some(count) => suite.sample(count, arguments.seed),
         None => (0..suite.len()).collect(),
     };
-    if let Some(text) = &arguments.text {
-        chosen.retain(|case| suite.name(*case).is_some_and(|name| name.contains(text.as_str())));
+    if let Some(filter) = &arguments.filter {
+        selected = select(&suite, &selected, filter)?;
     }
-    if chosen.is_empty() {
-        return Err(Failure::Usage("no case has such a name".into()));
-    }
-    let bar = ProgressBar::new(chosen.len() as u64);
+    let bar = ProgressBar::new(selected.len() as u64);
     let style = ProgressStyle::with_template("checking [{wide_bar}] {pos}/{len} {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let cases = chosen.iter().filter_map(|case| {
+    let cases = selected.iter().filter_map(|case| {
         bar.inc(1);
         suite.case(*case)
     });
     let report = if arguments.guarded {
         run_cases(cases, &mut BackendTarget::new(&*backend))
     } else {
-        run_cases(cases, &mut Scheduled { backend: Arc::clone(&backend) })
+        run_cases(cases, &mut ScheduledTarget { backend: Arc::clone(&backend) })
     };
     bar.finish_and_clear();
     let mut out = io::stdout().lock();
     write!(out, "{report}")?;
-    let whole = arguments.sample.is_none() && arguments.text.is_none() && !arguments.guarded;
+    let whole = arguments.sample.is_none() && arguments.filter.is_none() && !arguments.guarded;
     if report.is_clean() {
         return if whole && !arguments.no_model { exact_results(arguments, &mut out) } else { Ok(()) };
     }
     Err(Failure::Message(format!(
-        "{} of {} cases failed on {}",
+        "{} of {} failed on {}",
         report.failures.len(),
-        chosen.len(),
+        plural(selected.len(), "case", "cases"),
         backend.name()
     )))
 }
 
-/// The default model's cases with known results, all layers on the device.
-fn exact_results(arguments: &Check, out: &mut dyn Write) -> Outcome {
+/// Names without the differences that users do not remember: case, `_` and `-`.
+fn normalized(name: &str) -> String {
+    name.chars().filter(|c| !matches!(c, '_' | '-')).flat_map(char::to_lowercase).collect()
+}
+
+/// The cases whose name contains the filter, exactly or else normalized.
+fn select(suite: &Suite, cases: &[usize], filter: &str) -> Outcome<Vec<usize>> {
+    let matching = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
+        cases.iter().copied().filter(|case| suite.name(*case).is_some_and(matches)).collect()
+    };
+    let exact = matching(&|name| name.contains(filter));
+    if !exact.is_empty() {
+        return Ok(exact);
+    }
+    let wanted = normalized(filter);
+    let similar = matching(&|name| normalized(name).contains(&wanted));
+    if !similar.is_empty() {
+        return Ok(similar);
+    }
+    let names = cases.iter().filter_map(|case| suite.name(*case));
+    let near = nearest(names.map(operation_of), &wanted);
+    let advice = if near.is_empty() { String::new() } else { format!("; similar: {}", near.join(", ")) };
+    Err(Failure::Usage(format!("no case matches \"{filter}\"{advice}")))
+}
+
+/// The operation at the start of a case's name.
+fn operation_of(name: &str) -> &str {
+    name.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or(name)
+}
+
+/// Up to three distinct names within a third of their length in edits, nearest first.
+fn nearest<'n>(names: impl Iterator<Item = &'n str>, wanted: &str) -> Vec<&'n str> {
+    let distinct: std::collections::BTreeSet<&str> = names.collect();
+    let mut near: Vec<(usize, &str)> = distinct
+        .into_iter()
+        .map(|name| (edit_distance(&normalized(name), wanted), name))
+        .filter(|(distance, name)| distance * 3 <= name.len().max(wanted.len()))
+        .collect();
+    near.sort_unstable();
+    near.into_iter().take(3).map(|(_, name)| name).collect()
+}
+
+/// The Levenshtein distance.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut next = vec![i + 1];
+        for (y, pair) in b.chars().zip(row.windows(2)) {
+            let [diagonal, above] = pair else { continue };
+            let left = next.last().copied().unwrap_or_default();
+            next.push((diagonal + usize::from(x != y)).min(above + 1).min(left + 1));
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+/// Compares the default model with its exact results, all layers on the device.
+fn exact_results(arguments: &CheckArgs, out: &mut dyn Write) -> Outcome {
     let cases = judge::read_cases(judge::DEFAULT_MODEL_CASES)?;
     let model = ModelOptions::on(&arguments.device, arguments.threads, arguments.model.clone());
     let bar = ProgressBar::new(cases.len() as u64);
@@ -102,15 +157,15 @@ fn exact_results(arguments: &Check, out: &mut dyn Write) -> Outcome {
     })?;
     bar.finish_and_clear();
     let line = verdict.holds(true).map_err(Failure::Message)?;
-    Ok(writeln!(out, "exact results of the default model: {line}")?)
+    Ok(writeln!(out, "default model against exact results: {line}")?)
 }
 
-/// A backend that is planned for and run as any user's graph is.
-struct Scheduled {
+/// Runs cases on a backend through scheduler and session, as users do.
+struct ScheduledTarget {
     backend: Arc<dyn Backend>,
 }
 
-impl Target for Scheduled {
+impl Target for ScheduledTarget {
     fn name(&self) -> String {
         format!("{} ({})", self.backend.name(), self.backend.device().description)
     }
@@ -130,7 +185,7 @@ impl Target for Scheduled {
     }
 }
 
-impl Scheduled {
+impl ScheduledTarget {
     fn compute(&self, case: &Case) -> Result<Outputs, RuntimeError> {
         let plan = Scheduler::new([Arc::clone(&self.backend)]).plan(&case.graph)?;
         let mut session: Session = plan.session()?;
@@ -139,5 +194,31 @@ impl Scheduled {
         }
         session.run(&[])?;
         case.graph.outputs().iter().map(|(name, _)| session.read::<u8>(name)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_counted() {
+        for (a, b, distance) in
+            [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("softmax", "sofmax", 1), ("norm", "morn", 2)]
+        {
+            assert_eq!(edit_distance(a, b), distance, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn filters_ignore_case_and_separators_only_if_needed() {
+        let suite = Suite::new();
+        let all: Vec<usize> = (0..suite.len()).collect();
+        let select = |filter: &str| select(&suite, &all, filter);
+        assert!(!select("softmax").unwrap().is_empty());
+        assert_eq!(select("softmax").unwrap(), select("SOFT-MAX").unwrap());
+        assert_eq!(select("softmax").unwrap(), select("soft_max").unwrap());
+        let Err(Failure::Usage(text)) = select("sofmax") else { panic!("no usage error") };
+        assert!(text.contains("soft_max"), "{text}");
     }
 }

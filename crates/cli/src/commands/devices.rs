@@ -1,4 +1,4 @@
-//! `quadriga devices`: what there is to run on.
+//! `quadriga devices`: lists available devices.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -6,34 +6,34 @@ use std::sync::Arc;
 
 use quadriga_cuda::CudaBackend;
 use quadriga_runtime::{Backend, DeviceKind};
-use quadriga_view::{Limits, words};
+use quadriga_view::{Limits, format};
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
 use crate::{backends, known_limits, size};
 
-/// How to list them.
+/// Arguments of `quadriga devices`.
 #[derive(clap::Args)]
-pub(crate) struct Devices {
-    /// Measure how fast each device reads and multiplies, and keep it for estimates and --stats
+pub(crate) struct DevicesArgs {
+    /// Measure memory bandwidth and matmul speed of each device and store them for estimates and --stats
     #[arg(long)]
     measure: bool,
-    /// Where measured limits are kept [QUADRIGA_CACHE, or the user's cache folder]
+    /// Folder of the measured limits [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
-    /// Print JSON
+    /// Print the list as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Lists the devices that can be used, and says why others cannot.
-pub(crate) fn devices(arguments: &Devices) -> Outcome {
+/// Lists the devices that can be used, and the reason why others cannot.
+pub(crate) fn devices(arguments: &DevicesArgs) -> Outcome {
     let cpu = Arc::new(quadriga_cpu::Backend::new()?);
     let (isa, threads) = (cpu.isa(), cpu.threads());
     let mut found: Vec<Arc<dyn Backend>> = vec![cpu];
     let mut absent = Vec::new();
     match quadriga_cuda::device_count() {
-        Ok(0) => absent.push(("cuda".to_owned(), "the driver knows no device".to_owned())),
+        Ok(0) => absent.push(("cuda".to_owned(), "no device found".to_owned())),
         Ok(count) => {
             for number in 0..count {
                 match CudaBackend::new(number) {
@@ -47,14 +47,14 @@ pub(crate) fn devices(arguments: &Devices) -> Outcome {
     found.push(backends::simulated("sim:0"));
     let cache = arguments.cache_dir.as_deref();
     if arguments.measure {
-        let mut fresh = Vec::new();
+        let mut measured = Vec::new();
         for backend in &found {
             note!("measuring {} …", backend.name());
             let limits = quadriga_view::measure(backend, threads);
-            fresh.push(limits.map_err(|error| Failure::Message(format!("{}: {error}", backend.name())))?);
+            measured.push(limits.map_err(|error| Failure::Message(format!("{}: {error}", backend.name())))?);
         }
-        let path = known_limits::store(cache, &fresh)?;
-        note!("kept in {}", path.display());
+        let path = known_limits::store(cache, &measured)?;
+        note!("limits stored in {}", path.display());
     }
     let known = known_limits::load(cache);
     let limits = |backend: &dyn Backend| Some(Limits::of(backend, &known)).filter(|limits| limits.measured);
@@ -83,23 +83,23 @@ pub(crate) fn devices(arguments: &Devices) -> Outcome {
     for backend in &found {
         let device = backend.device();
         let memory = match (device.free_bytes, device.total_bytes) {
-            _ if device.kind == DeviceKind::Simulated => "the host's memory".to_owned(),
+            _ if device.kind == DeviceKind::Simulated => "host memory".to_owned(),
             (Some(free), Some(total)) => format!("{} of {} free", size::text(free), size::text(total)),
             (_, Some(total)) => size::text(total),
             _ => "unknown memory".to_owned(),
         };
         writeln!(out, "{:8} {} · {memory}", backend.name(), device.description)?;
         if let Some(Limits { read, int8, bf16, f32, .. }) = limits(&**backend) {
-            let [read, int8, bf16, f32] = [read, int8, bf16, f32].map(words::count);
+            let [read, int8, bf16, f32] = [read, int8, bf16, f32].map(format::count);
             writeln!(
                 out,
-                "{:8} reads {read}B/s; products of 8-bit weights {int8}op/s, 16-bit {bf16}op/s, f32 {f32}op/s",
+                "{:8} memory {read}B/s; matmul with 8-bit weights {int8}op/s, 16-bit {bf16}op/s, f32 {f32}op/s",
                 ""
             )?;
         }
     }
     for (name, reason) in &absent {
-        writeln!(out, "{name:8} absent: {reason}")?;
+        writeln!(out, "{name:8} not available: {reason}")?;
     }
     Ok(())
 }

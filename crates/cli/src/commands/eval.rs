@@ -1,4 +1,4 @@
-//! `quadriga eval`: results of cases, to be compared with exact ones.
+//! `quadriga eval`: evaluates test cases, to be compared with exact results.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -10,20 +10,20 @@ use quadriga_llm::judge::{Exact, Verdict};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 
-/// What to evaluate.
+/// Arguments of `quadriga eval`.
 #[derive(clap::Args)]
-pub(crate) struct Eval {
-    /// A file with one case (a JSON object) a line; - is standard input
+pub(crate) struct EvalArgs {
+    /// File with one case per line as a JSON object, - for stdin
     cases: PathBuf,
-    /// Judge the results by the exact ones that the file has; fail if they do not hold
+    /// Compare with the exact results in the file; fail if they differ too much
     #[arg(long)]
     judge: bool,
     #[command(flatten)]
     model: ModelOptions,
 }
 
-/// Prints one JSON object a line.
-pub(crate) fn eval(arguments: &Eval) -> Outcome {
+/// Prints one JSON object per line.
+pub(crate) fn eval(arguments: &EvalArgs) -> Outcome {
     let cases = read(&arguments.cases)?;
     let mut out = io::stdout().lock();
     let verdict = compute(&arguments.model, &cases, &mut |result| {
@@ -38,7 +38,7 @@ pub(crate) fn eval(arguments: &Eval) -> Outcome {
     Ok(())
 }
 
-/// Computes cases with a model, handing out each result, and judges them.
+/// Evaluates cases with a model, passes each result to `each`, and compares it with the exact one.
 pub(crate) fn compute(
     model: &ModelOptions,
     cases: &[Exact],

@@ -1,4 +1,4 @@
-//! `quadriga check --faults`: memory that runs out, and a device that is lost, on the real thing.
+//! `quadriga check --faults`: exhausted memory and a lost device, on real hardware.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use quadriga_runtime::{Backend, BackendError, Buffer, RuntimeError, Scheduler, U
 use crate::backends;
 use crate::failure::{Failure, Outcome};
 
-/// Bytes that are left free while memory is short.
+/// Free bytes that remain while memory is exhausted.
 const LEFT: u64 = 64 << 20;
-/// Bytes that may be missing afterwards: what the driver keeps for itself.
+/// Bytes that may be missing afterwards: the driver's own allocations.
 const KEPT: u64 = 256 << 20;
 
-/// Prints a line for each thing that was tried, and fails at the first that does not go as it should.
+/// Prints a line per fault, and fails at the first that is not handled as it should be.
 pub(crate) fn check(device: &str, threads: Option<usize>) -> Outcome {
     let backend = backends::open_one(device, threads)?;
     memory(&backend)?;
@@ -28,7 +28,7 @@ pub(crate) fn check(device: &str, threads: Option<usize>) -> Outcome {
     Ok(())
 }
 
-fn say(line: String) -> Outcome {
+fn print(line: String) -> Outcome {
     Ok(writeln!(io::stdout(), "{line}")?)
 }
 
@@ -36,7 +36,7 @@ fn wrong(what: &str, found: impl std::fmt::Display) -> Failure {
     Failure::Message(format!("{what}: {found}"))
 }
 
-/// `rows` products with an f32 matrix of so many megabytes.
+/// A matmul of `rows` rows with an f32 matrix of this many megabytes.
 fn graph(megabytes: usize, rows: usize) -> Outcome<Graph> {
     let g = GraphBuilder::new();
     let n = megabytes << 8;
@@ -49,35 +49,35 @@ fn runs(backend: &Arc<dyn Backend>, when: &str) -> Outcome {
     let plan = Scheduler::new([Arc::clone(backend)]).plan(graph(16, 4)?);
     let ran = plan.and_then(|plan| plan.session()?.run(&[("x", &vec![1.0f32; 4096])]));
     ran.map_err(|error| wrong(when, error))?;
-    say(format!("ok: a model runs {when}"))?;
+    print(format!("ok: a graph runs {when}"))?;
     Ok(())
 }
 
-/// Takes all but [`LEFT`] of what is free.
+/// Allocates all free memory but [`LEFT`] bytes.
 fn fill(backend: &Arc<dyn Backend>) -> Vec<Arc<dyn Buffer>> {
-    let mut held = Vec::new();
-    let mut piece = 1u64 << 34;
-    while piece >= 1 << 20 {
+    let mut buffers = Vec::new();
+    let mut size = 1u64 << 34;
+    while size >= 1 << 20 {
         match backend.device().free_bytes {
-            Some(free) if free >= LEFT + piece => match backend.allocate(piece as usize, Usage::Weights) {
-                Ok(buffer) => held.push(buffer),
-                Err(_) => piece /= 2,
+            Some(free) if free >= LEFT + size => match backend.allocate(size as usize, Usage::Weights) {
+                Ok(buffer) => buffers.push(buffer),
+                Err(_) => size /= 2,
             },
-            _ => piece /= 2,
+            _ => size /= 2,
         }
     }
-    held
+    buffers
 }
 
-/// Expects that making a session fails for lack of memory.
-fn short(backend: &Arc<dyn Backend>, graph: Graph, least: u64, when: &str) -> Outcome {
+/// Expects that creating a session fails with an out-of-memory error of at least this many bytes.
+fn expect_out_of_memory(backend: &Arc<dyn Backend>, graph: Graph, least: u64, when: &str) -> Outcome {
     let plan = Scheduler::new([Arc::clone(backend)]).plan(graph).map_err(|error| wrong(when, error))?;
     match plan.session() {
-        Ok(_) => Err(wrong(when, "there was memory enough")),
+        Ok(_) => Err(wrong(when, "the session was created")),
         Err(error) => match &error {
             RuntimeError::Device { error: device, .. } if matches!(**device, BackendError::OutOfMemory { wanted, .. } if wanted >= least) =>
             {
-                say(format!("ok: {when}: {error}"))?;
+                print(format!("ok: {when}: {error}"))?;
                 Ok(())
             }
             other => Err(wrong(when, other)),
@@ -86,27 +86,27 @@ fn short(backend: &Arc<dyn Backend>, graph: Graph, least: u64, when: &str) -> Ou
 }
 
 fn memory(backend: &Arc<dyn Backend>) -> Outcome {
-    runs(backend, "at first")?;
+    runs(backend, "initially")?;
     let before = backend.device().free_bytes;
     let over = Scheduler::new([Arc::clone(backend)]).budget(0, 1 << 20).plan(graph(16, 4)?);
     match over {
-        Err(error @ RuntimeError::OverBudget(_)) => say(format!("ok: in planning: {error}"))?,
-        Err(error) => return Err(wrong("in planning", error)),
-        Ok(_) => return Err(wrong("in planning", "the budget was ignored")),
+        Err(error @ RuntimeError::OverBudget(_)) => print(format!("ok: planning over budget: {error}"))?,
+        Err(error) => return Err(wrong("planning over budget", error)),
+        Ok(_) => return Err(wrong("planning over budget", "the budget was ignored")),
     }
     if before.is_none() || backend.memory().host {
-        say("memory that is the host's is not filled".to_owned())?;
+        print("skipped: exhausting host memory".to_owned())?;
         return Ok(());
     }
-    let held = fill(backend);
-    short(backend, graph(512, 4)?, 512 << 20, "at load")?;
-    short(backend, graph(16, 1 << 15)?, 256 << 20, "in the middle")?;
-    drop(held);
-    runs(backend, "after memory ran out")?;
+    let buffers = fill(backend);
+    expect_out_of_memory(backend, graph(512, 4)?, 512 << 20, "loading weights")?;
+    expect_out_of_memory(backend, graph(16, 1 << 15)?, 256 << 20, "allocating the arena")?;
+    drop(buffers);
+    runs(backend, "after memory was exhausted")?;
     let after = backend.device().free_bytes;
     match (before, after) {
         (Some(before), Some(after)) if before > after + KEPT => {
-            Err(wrong("memory was not given back", format!("{before} bytes were free, now {after}")))
+            Err(wrong("memory was not freed", format!("{before} bytes were free, now {after}")))
         }
         _ => Ok(()),
     }
@@ -116,21 +116,21 @@ fn loss(backend: &Arc<CudaBackend>) -> Outcome {
     let g = GraphBuilder::new();
     g.output("y", g.input("x", DType::F32, [256]).tanh());
     let graph = g.finish().map_err(|error| wrong("building a graph", error))?;
-    let failed = |error: RuntimeError| wrong("before the device is lost", error);
+    let failed = |error: RuntimeError| wrong("before the device was lost", error);
     let all = [Arc::clone(backend) as Arc<dyn Backend>];
     let mut session = Scheduler::new(all).plan(&graph).and_then(|plan| plan.session()).map_err(failed)?;
     session.run(&[("x", &vec![0.5f32; 256])]).map_err(failed)?;
     match backend.lose() {
-        error @ BackendError::Lost { .. } => say(format!("ok: {error}"))?,
-        other => return Err(wrong("a kernel that traps", other)),
+        error @ BackendError::Lost { .. } => print(format!("ok: {error}"))?,
+        other => return Err(wrong("a trapping kernel", other)),
     }
     match session.run(&[("x", &vec![0.5f32; 256])]) {
         Err(error) if matches!(&error, RuntimeError::Device { error, .. } if matches!(**error, BackendError::Lost { .. })) =>
         {
-            say(format!("ok: {error}"))?;
+            print(format!("ok: {error}"))?;
             Ok(())
         }
         Err(other) => Err(wrong("a run on a lost device", other)),
-        Ok(()) => Err(wrong("a run on a lost device", "it went on")),
+        Ok(()) => Err(wrong("a run on a lost device", "it succeeded")),
     }
 }

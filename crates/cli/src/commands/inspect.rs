@@ -1,4 +1,4 @@
-//! `quadriga inspect`: what is in a model file.
+//! `quadriga inspect`: metadata and tensors of a GGUF file.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -8,21 +8,21 @@ use serde_json::{Map, json};
 
 use crate::failure::Outcome;
 
-/// What to look at.
+/// Arguments of `quadriga inspect`.
 #[derive(clap::Args)]
-pub(crate) struct Inspect {
-    /// The GGUF file; of a split model, any of its parts
+pub(crate) struct InspectArgs {
+    /// GGUF file; of a split model, any of its parts
     file: PathBuf,
-    /// Also list every tensor
+    /// List every tensor
     #[arg(long)]
     tensors: bool,
-    /// Print everything as JSON
+    /// Print all metadata and tensors as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Prints what is in a model file: a summary, the table of its tensors if asked for, or everything as JSON.
-pub(crate) fn inspect(arguments: &Inspect) -> Outcome {
+/// Prints a summary of a model file, optionally with a table of its tensors, or everything as JSON.
+pub(crate) fn inspect(arguments: &InspectArgs) -> Outcome {
     let file = File::open(&arguments.file)?;
     let mut out = BufWriter::new(io::stdout().lock());
     if arguments.json {
@@ -38,7 +38,7 @@ fn print_text(file: &File, tensors: bool, out: &mut impl Write) -> io::Result<()
     if !tensors {
         return Ok(());
     }
-    // Escaped: a name goes to a terminal, and may not command it.
+    // Escaped, so that names cannot contain terminal control sequences.
     let name = |tensor: &Tensor<'_>| tensor.name().escape_debug().to_string();
     let width = file.tensors().map(|tensor| name(&tensor).chars().count()).max().unwrap_or(0).clamp(4, 60);
     writeln!(out, "\n{:width$}  {:8} {:>24} {:>14} {:>14}", "name", "type", "shape", "bytes", "offset")?;
@@ -101,7 +101,7 @@ fn print_json(file: &File, out: &mut impl Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// A metadata value as JSON; what JSON has no number for is null.
+/// A metadata value as JSON; NaN and infinities become null.
 fn to_json(value: Value<'_>) -> serde_json::Value {
     match value {
         Value::U8(value) => value.into(),
@@ -110,7 +110,7 @@ fn to_json(value: Value<'_>) -> serde_json::Value {
         Value::I16(value) => value.into(),
         Value::U32(value) => value.into(),
         Value::I32(value) => value.into(),
-        // By way of its shortest decimal: 0.1, not 0.10000000149011612.
+        // Through its shortest decimal form: 0.1, not 0.10000000149011612.
         Value::F32(value) => value.to_string().parse::<f64>().map_or(serde_json::Value::Null, Into::into),
         Value::Bool(value) => value.into(),
         Value::String(value) => value.into(),

@@ -1,9 +1,10 @@
-//! `quadriga plan`: where a model would go and what it would take, before anything is loaded.
+//! `quadriga plan`: placement, splits and memory of a model, before anything is loaded.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_llm::EngineOptions;
+use quadriga_view::format::plural;
 use quadriga_view::{Limits, Picture};
 
 use crate::atomic_file::AtomicFile;
@@ -12,39 +13,53 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::{known_limits, size};
 
-/// What to plan, and how to show it.
+/// Arguments of `quadriga plan`.
 #[derive(clap::Args)]
-pub(crate) struct Plan {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
     model: ModelOptions,
-    /// Also say for each node where it runs, and why
+    /// List every node with its device and the reason for it
     #[arg(long)]
     nodes: bool,
-    /// Write a page that shows the plan in any browser
+    /// Write an interactive page of the plan
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
     /// Write a drawing of the plan
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
-    /// Print everything as JSON, or write it to a file
+    /// Print the plan as JSON, or write it to a file
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with = "nodes")]
     json: Option<PathBuf>,
-    /// Print splits and copies in the dot language
+    /// Print splits and copies in the DOT language
     #[arg(long, conflicts_with_all = ["nodes", "json"])]
     dot: bool,
-    /// Instead of a model, pack the storages in a file: `id,lower,upper,size` a line
-    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["nodes", "dot", "model", "html", "svg"])]
+    /// Pack the buffers of a CSV file with columns id,lower,upper,size instead of planning a model
+    #[arg(
+        long,
+        value_name = "FILE.csv",
+        conflicts_with_all = ["nodes", "dot", "model", "html", "svg"],
+        help_heading = PACKING
+    )]
     instance: Option<PathBuf>,
-    /// How hard to try with --instance: fast, search or exact
-    #[arg(long, value_enum, default_value = "fast", requires = "instance")]
+    /// Packing effort
+    #[arg(long, value_enum, default_value = "fast", requires = "instance", help_heading = PACKING)]
     effort: EffortLevel,
-    /// Say whether an --instance fits into so many bytes
-    #[arg(long, value_name = "BYTES", value_parser = size::parse, requires = "instance")]
+    /// Report whether the packing fits into this many bytes
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_parser = size::parse,
+        requires = "instance",
+        help_heading = PACKING
+    )]
     capacity: Option<u64>,
 }
 
-/// Prints the forecast for the largest batch over a full cache.
-pub(crate) fn plan(arguments: &Plan) -> Outcome {
+/// Heading of the help text.
+const PACKING: &str = "Packing options";
+
+/// Prints the plan of the largest batch over a full KV cache.
+pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     if let Some(instance) = &arguments.instance {
         return pack(arguments, instance);
     }
@@ -65,8 +80,8 @@ pub(crate) fn plan(arguments: &Plan) -> Outcome {
         write!(out, "{}", plan.to_dot())?;
         return Ok(());
     }
-    writeln!(out, "context {}, batch {}, cache {}\n", options.context, options.batch, options.cache)?;
-    let columns = ["device", "weights", "file map", "cache", "compute", "in all", "free"];
+    writeln!(out, "context {}, batch {}, KV cache {}\n", options.context, options.batch, options.cache)?;
+    let columns = ["device", "weights", "mmap", "KV cache", "compute", "total", "free"];
     let [first, rest @ ..] = columns;
     write!(out, "{first:10}")?;
     rest.iter().try_for_each(|column| write!(out, " {column:>11}"))?;
@@ -87,13 +102,14 @@ pub(crate) fn plan(arguments: &Plan) -> Outcome {
     Ok(())
 }
 
-/// Writes the files that were asked for, and says in words what they show.
-fn draw(arguments: &Plan, prepared: &Prepared, options: &EngineOptions, out: &mut dyn Write) -> Outcome {
+/// Writes the requested files and prints a summary of the plan.
+fn draw(arguments: &PlanArgs, prepared: &Prepared, options: &EngineOptions, out: &mut dyn Write) -> Outcome {
     let plan = &prepared.forecast;
     let known = known_limits::load(arguments.model.cache_dir());
     let limits: Vec<Limits> = plan.backends().iter().map(|backend| Limits::of(&**backend, &known)).collect();
     let EngineOptions { context, batch, cache, .. } = options;
-    let about = format!("{batch} tokens at once, at the end of a context of {context}; cache in {cache}");
+    let about =
+        format!("batch of {}, context {context}, KV cache {cache}", plural(*batch, "token", "tokens"));
     let picture = Picture::new(prepared.title(), plan.explain()).about(about).limits(&limits);
     let files: [(&Option<PathBuf>, &dyn Fn() -> String); 3] = [
         (&arguments.html, &|| picture.html()),
@@ -102,27 +118,20 @@ fn draw(arguments: &Plan, prepared: &Prepared, options: &EngineOptions, out: &mu
     ];
     for (path, make) in files {
         if let Some(path) = path {
-            write(path, &make())?;
+            AtomicFile::write_text(path, &make())?;
         }
     }
     picture.sentences().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
     Ok(())
 }
 
-/// Writes a file that is seen under its name only once it is whole.
-fn write(path: &Path, text: &str) -> Outcome {
-    let mut file = AtomicFile::create(path)?;
-    file.write_all(text.as_bytes()).map_err(|error| Failure::file("write", path, &error))?;
-    file.publish()
-}
-
-/// Packs storages that a file lists.
-fn pack(arguments: &Plan, instance: &Path) -> Outcome {
+/// Packs the buffers of a CSV file.
+fn pack(arguments: &PlanArgs, instance: &Path) -> Outcome {
     let json = arguments.json.is_some();
     let text = plan_instance::run(instance, arguments.effort, arguments.capacity, json)
         .map_err(|error| Failure::Message(error.to_string()))?;
     match &arguments.json {
-        Some(path) if path != Path::new("-") => write(path, &text),
+        Some(path) if path != Path::new("-") => AtomicFile::write_text(path, &text),
         _ => Ok(io::stdout().lock().write_all(text.as_bytes())?),
     }
 }

@@ -1,4 +1,4 @@
-//! `quadriga run`: one answer, as it comes.
+//! `quadriga run`: generates the answer to one prompt.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
@@ -11,17 +11,18 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
+use quadriga_view::format::plural;
 
-/// What to ask, of which model.
+/// Arguments of `quadriga run`.
 #[derive(clap::Args)]
-pub(crate) struct Run {
-    /// The prompt; without one it is read from standard input
+pub(crate) struct RunArgs {
+    /// Prompt [default: read from stdin]
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file"])]
-    words: Vec<String>,
-    /// The prompt, as an option
+    prompt_words: Vec<String>,
+    /// Prompt as an option
     #[arg(short, long, value_name = "PROMPT", conflicts_with = "file")]
     prompt: Option<String>,
-    /// A file with the prompt
+    /// File with the prompt
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -30,17 +31,17 @@ pub(crate) struct Run {
     model: ModelOptions,
     #[command(flatten)]
     record: RecordOptions,
-    /// Print the answer and its numbers as one JSON object
+    /// Print the answer, speed and memory as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Prints one answer.
-pub(crate) fn run(arguments: &Run) -> Outcome {
+/// Prints the answer while it is generated, then a summary.
+pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     let prompt = prompt(arguments)?;
     if prompt.trim().is_empty() {
         return Err(Failure::Message(
-            "the prompt is empty; give one as an argument, with -p, with -f FILE or on standard input".into(),
+            "the prompt is empty; give one as an argument, with -p, with -f FILE or on stdin".into(),
         ));
     }
     let options = arguments.answer.generator(&arguments.model);
@@ -49,16 +50,16 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     let context = context.resolve(&prepared.model)?.context;
     let recording = arguments.record.start(&arguments.model, &prepared)?;
     let (mut generator, load_seconds) = prepared.generator(options)?;
-    generator.observe(recording.as_ref().map(Recording::watcher));
+    generator.observe(recording.as_ref().map(Recording::observer));
     let answer = generator.answer(&prompt)?;
-    let gentle = interrupt::gently();
+    let ctrl_c = interrupt::catch();
     let mut stdout = io::stdout().lock();
     let answered = if arguments.json {
-        stream(answer, &gentle, &mut io::sink())?
+        stream(answer, &ctrl_c, &mut io::sink())?
     } else {
-        stream(answer, &gentle, &mut stdout)?
+        stream(answer, &ctrl_c, &mut stdout)?
     };
-    drop(gentle);
+    drop(ctrl_c);
     let statistics = recording.map(Recording::finish).transpose()?.flatten();
     if arguments.json {
         let object = json!({
@@ -77,9 +78,9 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     }
     if !arguments.model.quiet {
         let ((prompt, prompt_speed), (tokens, speed)) = (answered.prompt, answered.answer);
+        let [prompt, tokens] = [prompt, tokens].map(|count| plural(count, "token", "tokens"));
         note!(
-            "\nload {load_seconds:.2} s · prompt {prompt} tokens, {prompt_speed:.1} tok/s · answer {tokens} tokens, \
-             {speed:.1} tok/s · seed {seed}\nmemory: {}",
+            "\nload {load_seconds:.2} s · prompt {prompt}, {prompt_speed:.1} tok/s · answer {tokens}, {speed:.1} tok/s · seed {seed}\nmemory: {}",
             prepared.memory()
         );
     }
@@ -89,36 +90,38 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     match answered.finish {
         None => Err(Failure::Interrupted),
         Some(Finish::Context) => {
-            note!("quadriga: the context of {context} tokens is full; give a larger one with -c");
+            note!(
+                "quadriga: the context of {} is full; use a larger one (-c)",
+                plural(context, "token", "tokens")
+            );
             Ok(())
         }
         Some(_) => Ok(()),
     }
 }
 
-fn prompt(arguments: &Run) -> Outcome<String> {
+fn prompt(arguments: &RunArgs) -> Outcome<String> {
     let (bytes, from) = match (&arguments.prompt, &arguments.file) {
         (Some(prompt), _) => return Ok(prompt.clone()),
         (None, Some(path)) => {
             let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, &error))?;
             (bytes, path.display().to_string())
         }
-        (None, None) if !arguments.words.is_empty() => return Ok(arguments.words.join(" ")),
+        (None, None) if !arguments.prompt_words.is_empty() => return Ok(arguments.prompt_words.join(" ")),
         (None, None) if io::stdin().is_terminal() => {
             return Err(Failure::Usage(
-                "there is no prompt; give one as an argument, for example: quadriga run \"What is gravity?\""
-                    .into(),
+                "no prompt; give one as an argument, for example: quadriga run \"What is gravity?\"".into(),
             ));
         }
         (None, None) => {
             let mut bytes = Vec::new();
             let read = io::stdin().lock().read_to_end(&mut bytes);
-            read.map_err(|error| Failure::Message(format!("cannot read standard input: {error}")))?;
-            (bytes, "standard input".to_owned())
+            read.map_err(|error| Failure::Message(format!("cannot read stdin: {error}")))?;
+            (bytes, "stdin".to_owned())
         }
     };
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        Failure::Message(format!("{from} is not UTF-8 (byte {at}); convert it, for example with iconv"))
+        Failure::Message(format!("{from} is not valid UTF-8 (byte {at}); convert it, for example with iconv"))
     })
 }

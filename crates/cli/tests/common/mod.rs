@@ -1,5 +1,5 @@
-//! What the tests of the command share: the built binary, and small models made by its own `synth`.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
+//! Shared by the tests of the command: running the binary, and small models written by `quadriga synth`.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// The command, with an empty standard input and nothing of the user's settings.
+/// The command, with an empty stdin and without the user's environment variables.
 pub fn quadriga<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quadriga"));
     command.args(arguments).stdin(Stdio::null());
@@ -15,17 +15,17 @@ pub fn quadriga<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Comm
     command
 }
 
-/// What a command printed and how it ended.
+/// The output and exit code of a command.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl From<Output> for Ended {
-    fn from(output: Output) -> Ended {
-        Ended {
+impl From<Output> for CommandOutput {
+    fn from(output: Output) -> CommandOutput {
+        CommandOutput {
             code: output.status.code(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
             err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -33,17 +33,17 @@ impl From<Output> for Ended {
     }
 }
 
-impl Ended {
-    /// It went well.
+impl CommandOutput {
+    /// Asserts exit code 0.
     #[track_caller]
-    pub fn well(self) -> Ended {
+    pub fn success(self) -> CommandOutput {
         assert_eq!(self.code, Some(0), "{self:?}");
         self
     }
 
-    /// It failed with this code and one line on standard error that has all of these parts.
+    /// Asserts this exit code and one line on stderr that contains all of these parts.
     #[track_caller]
-    pub fn failed(self, code: i32, parts: &[&str]) -> Ended {
+    pub fn failed(self, code: i32, parts: &[&str]) -> CommandOutput {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert_eq!(self.out, "", "{self:?}");
         assert_eq!(self.err.trim_end().lines().count(), 1, "{self:?}");
@@ -53,54 +53,52 @@ impl Ended {
         }
         self
     }
-}
 
-impl Ended {
-    /// The command line made no sense; the parser says why in lines of its own.
+    /// Asserts a usage error of the argument parser, which prints several lines.
     #[track_caller]
-    pub fn failed_usage(self) -> Ended {
+    pub fn failed_usage(self) -> CommandOutput {
         assert_eq!(self.code, Some(2), "{self:?}");
         self
     }
 }
 
-/// Runs the command to its end.
+/// Runs the command to completion.
 #[track_caller]
-pub fn end(command: &mut Command) -> Ended {
+pub fn output(command: &mut Command) -> CommandOutput {
     command.output().unwrap().into()
 }
 
-/// Runs the command to its end, with this on its standard input.
+/// Runs the command to completion with this stdin.
 #[track_caller]
-pub fn end_with_input(command: &mut Command, input: &[u8]) -> Ended {
+pub fn output_with_input(command: &mut Command, input: &[u8]) -> CommandOutput {
     use std::io::Write;
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A command that fails early does not read what it is given.
+    // A command that fails early does not read stdin.
     let _ = child.stdin.take().unwrap().write_all(input);
     child.wait_with_output().unwrap().into()
 }
 
 /// A folder with a small random model.
-pub struct Stage {
+pub struct Fixture {
     pub folder: TempDir,
     pub model: PathBuf,
 }
 
-impl Stage {
-    /// A model of 2 layers, 64 wide, changed by these flags of `synth`.
-    pub fn new(flags: &[&str]) -> Stage {
+impl Fixture {
+    /// Writes a model of 2 layers, 64 wide, changed by these options of `synth`.
+    pub fn new(flags: &[&str]) -> Fixture {
         let folder = TempDir::new().unwrap();
         let model = folder.path().join("tiny.gguf");
-        end(quadriga(["synth", "-o"]).arg(&model).args(flags)).well();
-        Stage { folder, model }
+        output(quadriga(["synth", "-o"]).arg(&model).args(flags)).success();
+        Fixture { folder, model }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A command with this stage's model.
+    /// A command with this model.
     pub fn command(&self, name: &str, flags: &[&str]) -> Command {
         let mut command = quadriga([name]);
         command.arg("-m").arg(&self.model).args(flags);
@@ -108,7 +106,7 @@ impl Stage {
     }
 }
 
-/// The data that the tests of the language models share.
+/// A data file of the tests of crates/llm.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../llm/tests/data").join(name)
 }

@@ -1,4 +1,4 @@
-//! `quadriga synth`: a model file of any shape and type with random weights, for benchmarks and tests.
+//! `quadriga synth`: writes a GGUF file of any shape and type with random weights, for benchmarks and tests.
 
 mod vocabulary;
 mod weights;
@@ -9,66 +9,67 @@ use clap::ValueEnum;
 use quadriga_gguf::Writer;
 use quadriga_graph::DType;
 
-use self::weights::Source;
+use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
+use quadriga_view::format::plural;
 
-/// The shape of the model to write.
+/// Arguments of `quadriga synth`.
 #[derive(clap::Args)]
-pub(crate) struct Synth {
-    /// The file to write
+pub(crate) struct SynthArgs {
+    /// Output file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Start from a known shape; the options below change it
+    /// Known model shape, which the options below change
     #[arg(long, value_enum)]
     preset: Option<Preset>,
-    /// The architecture
+    /// Model architecture
     #[arg(long, value_enum, default_value = "llama")]
     arch: Arch,
-    /// Blocks [2]
+    /// Number of layers [default: 2]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Width of the residual stream [64]
+    /// Embedding width [default: 64]
     #[arg(long, value_name = "N")]
     width: Option<usize>,
-    /// Width of the feed-forward layer [twice the width]
+    /// Feed-forward width [default: twice the embedding width]
     #[arg(long, value_name = "N")]
     ffn: Option<usize>,
-    /// Query heads [4]
+    /// Number of attention heads [default: 4]
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Key and value heads [as many as query heads]
+    /// Number of KV heads [default: number of attention heads]
     #[arg(long, value_name = "N")]
     kv_heads: Option<usize>,
-    /// Tokens in the vocabulary [512]
+    /// Vocabulary size [default: 512]
     #[arg(long, value_name = "N")]
     vocab: Option<usize>,
-    /// The context that the file names
+    /// Context length in the metadata
     #[arg(long, value_name = "N", default_value_t = 4096)]
     context: u32,
-    /// The type of the matrices: f32, f16, bf16, q4_0 … q6_k, iq4_nl, iq4_xs, mxfp4
+    /// Data type of the matrices: f32, f16, bf16, q4_0 … q6_k, iq4_nl, iq4_xs, mxfp4
     #[arg(long = "type", value_name = "TYPE", default_value = "q4_0", value_parser = matrix_type)]
     dtype: DType,
-    /// Where the random numbers start
-    #[arg(short, long, default_value_t = 0)]
+    /// Random seed
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Let the embedding be the output matrix, too
+    /// Tie the output matrix to the token embedding
     #[arg(long)]
     tied: bool,
-    /// Leave out the words: the model can be benchmarked, but not talked to
+    /// Write no vocabulary: the model can be benchmarked, but not used with text
     #[arg(long)]
     no_vocab: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Preset {
-    /// Llama 7B: 32 blocks, 4096 wide, 32000 tokens
+    /// Llama 7B: 32 layers, 4096 wide, vocabulary of 32000
     #[value(name = "7b")]
     Llama7B,
-    /// Llama 3 8B: 32 blocks, 4096 wide, 8 key heads, 128256 tokens
+    /// Llama 3 8B: 32 layers, 4096 wide, 8 KV heads, vocabulary of 128256
     #[value(name = "8b")]
     Llama8B,
-    /// SmolLM2 135M: 30 blocks, 576 wide, 3 key heads, 49152 tokens
+    /// SmolLM2 135M: 30 layers, 576 wide, 3 KV heads, vocabulary of 49152
     #[value(name = "135m")]
     Smol135M,
 }
@@ -94,13 +95,13 @@ fn matrix_type(name: &str) -> Result<DType, String> {
     let known = || DType::all().filter(|dtype| dtype.is_computable());
     known().find(|dtype| dtype.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         let names: Vec<String> = known().map(|dtype| dtype.name().to_lowercase()).collect();
-        format!("the types are {}", names.join(", "))
+        format!("must be one of {}", names.join(", "))
     })
 }
 
-/// A shape with everything filled in.
+/// The dimensions of the model, with defaults filled in.
 #[derive(Clone, Copy)]
-struct Shape {
+struct ModelShape {
     layers: usize,
     width: usize,
     ffn: usize,
@@ -109,11 +110,11 @@ struct Shape {
     vocab: usize,
 }
 
-/// More than any model has of anything: keeps sizes within what can be counted.
-const MOST: usize = 1 << 24;
+/// The largest value of any dimension: keeps products of two dimensions within `usize`.
+const MAX_DIMENSION: usize = 1 << 24;
 
-impl Shape {
-    fn of(arguments: &Synth) -> Outcome<Shape> {
+impl ModelShape {
+    fn of(arguments: &SynthArgs) -> Outcome<ModelShape> {
         let (layers, width, ffn, heads, kv_heads, vocab) = match arguments.preset {
             Some(Preset::Llama7B) => (32, 4096, Some(11008), 32, Some(32), 32000),
             Some(Preset::Llama8B) => (32, 4096, Some(14336), 32, Some(8), 128_256),
@@ -122,7 +123,7 @@ impl Shape {
         };
         let width = arguments.width.unwrap_or(width);
         let heads = arguments.heads.unwrap_or(heads);
-        let shape = Shape {
+        let shape = ModelShape {
             layers: arguments.layers.unwrap_or(layers),
             width,
             ffn: arguments.ffn.or(ffn).unwrap_or(width.saturating_mul(2)),
@@ -139,20 +140,27 @@ impl Shape {
             ("--kv-heads", shape.kv_heads),
             ("--vocab", shape.vocab),
         ] {
-            if value == 0 || value > MOST {
-                return usage(format!("{name} is {value}; it must be from 1 to {MOST}"));
+            if value == 0 || value > MAX_DIMENSION {
+                return usage(format!("{name} is {value}; it must be from 1 to {MAX_DIMENSION}"));
             }
         }
         if !width.is_multiple_of(2 * heads) {
-            return usage(format!("a width of {width} cannot be shared by {heads} heads of even size"));
+            return usage(format!(
+                "a width of {width} cannot be divided into {} of even size",
+                plural(heads, "head", "heads")
+            ));
         }
         if !heads.is_multiple_of(shape.kv_heads) {
-            return usage(format!("--kv-heads {} does not divide the {heads} heads", shape.kv_heads));
-        }
-        if !arguments.no_vocab && shape.vocab < vocabulary::LEAST {
             return usage(format!(
-                "a vocabulary of bytes needs at least {} tokens; use a larger --vocab, or --no-vocab",
-                vocabulary::LEAST
+                "--kv-heads {} does not divide {}",
+                shape.kv_heads,
+                plural(heads, "head", "heads")
+            ));
+        }
+        if !arguments.no_vocab && shape.vocab < vocabulary::MIN_TOKENS {
+            return usage(format!(
+                "the byte-level vocabulary needs at least {} tokens; use a larger --vocab, or --no-vocab",
+                vocabulary::MIN_TOKENS
             ));
         }
         Ok(shape)
@@ -160,20 +168,20 @@ impl Shape {
 }
 
 /// Writes the file.
-pub(crate) fn synth(arguments: &Synth) -> Outcome {
-    let shape = Shape::of(arguments)?;
-    let gentle = interrupt::gently();
+pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
+    let shape = ModelShape::of(arguments)?;
+    let ctrl_c = interrupt::catch();
     let mut writer = Writer::new();
     metadata(&mut writer, arguments, shape)?;
-    let mut source = Source::new(arguments.seed, &gentle);
-    tensors(&mut writer, &mut source, arguments, shape)?;
+    let mut weights = RandomWeights::new(arguments.seed, &ctrl_c);
+    tensors(&mut writer, &mut weights, arguments, shape)?;
     match writer.write(&arguments.output) {
-        Err(_) if gentle.is_interrupted() => Err(Failure::Interrupted),
+        Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),
         result => Ok(result?),
     }
 }
 
-fn metadata(writer: &mut Writer<'_>, arguments: &Synth, shape: Shape) -> quadriga_gguf::Result<()> {
+fn metadata(writer: &mut Writer<'_>, arguments: &SynthArgs, shape: ModelShape) -> quadriga_gguf::Result<()> {
     let arch = arguments.arch.name();
     writer.set("general.architecture", arch)?;
     writer.set("general.name", format!("random {} × {}", shape.layers, shape.width))?;
@@ -196,36 +204,36 @@ fn metadata(writer: &mut Writer<'_>, arguments: &Synth, shape: Shape) -> quadrig
 
 fn tensors<'a>(
     writer: &mut Writer<'a>,
-    source: &mut Source<'a>,
-    arguments: &Synth,
-    shape: Shape,
+    weights: &mut RandomWeights<'a>,
+    arguments: &SynthArgs,
+    shape: ModelShape,
 ) -> quadriga_gguf::Result<()> {
-    let Shape { layers, width, ffn, heads, kv_heads, vocab } = shape;
+    let ModelShape { layers, width, ffn, heads, kv_heads, vocab } = shape;
     let head = width / heads;
     let dtype = arguments.dtype;
-    source.matrix(writer, "token_embd.weight", dtype, [vocab, width])?;
+    weights.matrix(writer, "token_embd.weight", dtype, [vocab, width])?;
     for layer in 0..layers {
         let name = |part: &str| format!("blk.{layer}.{part}");
-        source.norm(writer, &name("attn_norm.weight"), width)?;
+        weights.norm(writer, &name("attn_norm.weight"), width)?;
         for (part, rows) in [("attn_q", width), ("attn_k", kv_heads * head), ("attn_v", kv_heads * head)] {
-            source.matrix(writer, &name(&format!("{part}.weight")), dtype, [rows, width])?;
+            weights.matrix(writer, &name(&format!("{part}.weight")), dtype, [rows, width])?;
             if arguments.arch == Arch::Qwen2 {
-                source.bias(writer, &name(&format!("{part}.bias")), rows)?;
+                weights.bias(writer, &name(&format!("{part}.bias")), rows)?;
             }
         }
         if arguments.arch == Arch::Qwen3 {
-            source.norm(writer, &name("attn_q_norm.weight"), head)?;
-            source.norm(writer, &name("attn_k_norm.weight"), head)?;
+            weights.norm(writer, &name("attn_q_norm.weight"), head)?;
+            weights.norm(writer, &name("attn_k_norm.weight"), head)?;
         }
-        source.matrix(writer, &name("attn_output.weight"), dtype, [width, width])?;
-        source.norm(writer, &name("ffn_norm.weight"), width)?;
-        source.matrix(writer, &name("ffn_gate.weight"), dtype, [ffn, width])?;
-        source.matrix(writer, &name("ffn_up.weight"), dtype, [ffn, width])?;
-        source.matrix(writer, &name("ffn_down.weight"), dtype, [width, ffn])?;
+        weights.matrix(writer, &name("attn_output.weight"), dtype, [width, width])?;
+        weights.norm(writer, &name("ffn_norm.weight"), width)?;
+        weights.matrix(writer, &name("ffn_gate.weight"), dtype, [ffn, width])?;
+        weights.matrix(writer, &name("ffn_up.weight"), dtype, [ffn, width])?;
+        weights.matrix(writer, &name("ffn_down.weight"), dtype, [width, ffn])?;
     }
-    source.norm(writer, "output_norm.weight", width)?;
+    weights.norm(writer, "output_norm.weight", width)?;
     if !arguments.tied {
-        source.matrix(writer, "output.weight", dtype, [vocab, width])?;
+        weights.matrix(writer, "output.weight", dtype, [vocab, width])?;
     }
     Ok(())
 }

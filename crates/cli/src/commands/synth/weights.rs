@@ -1,8 +1,8 @@
-//! Random weights, made directly in the file's format.
+//! Random weights, generated directly as quantized blocks.
 //!
-//! A block is random bits with scales that make its values as large as those of a trained matrix: about one over the
-//! square root of the row's length, so that activations neither vanish nor overflow. How large values are for a scale
-//! of 1 is measured once for each type, by the graph crate's own dequantization.
+//! A block is random bits with scales such that the root mean square of its values is one over the square root of the
+//! row's length, as in a trained matrix, so that activations neither vanish nor overflow. The root mean square at a
+//! scale of 1 is measured for each type by the graph crate's dequantization.
 
 use std::io;
 
@@ -10,26 +10,26 @@ use quadriga_conformance::Rng;
 use quadriga_gguf::{Result, Writer};
 use quadriga_graph::{DType, blocks};
 
-use crate::interrupt::Gentle;
+use crate::interrupt::CtrlC;
 
-/// Bytes that are made at a time, about.
-const PIECE: usize = 1 << 20;
+/// Bytes generated at a time, rounded down to whole blocks.
+const CHUNK: usize = 1 << 20;
 
-/// How many different scales the blocks of a matrix have.
+/// Number of distinct scales in a matrix.
 const SCALES: usize = 16;
 
-/// Adds tensors with random contents to a file.
-pub(super) struct Source<'a> {
+/// Adds random tensors to a file.
+pub(super) struct RandomWeights<'a> {
     seeds: Rng,
-    gentle: &'a Gentle,
+    ctrl_c: &'a CtrlC,
 }
 
-impl<'a> Source<'a> {
-    pub(super) fn new(seed: u64, gentle: &'a Gentle) -> Source<'a> {
-        Source { seeds: Rng::new(seed), gentle }
+impl<'a> RandomWeights<'a> {
+    pub(super) fn new(seed: u64, ctrl_c: &'a CtrlC) -> RandomWeights<'a> {
+        RandomWeights { seeds: Rng::new(seed), ctrl_c }
     }
 
-    /// A matrix `[rows, columns]` of the type asked for, or the next best where its rows are not whole blocks.
+    /// Adds a matrix `[rows, columns]` of this type, or of a similar one if its rows are not whole blocks.
     pub(super) fn matrix(
         &mut self,
         writer: &mut Writer<'a>,
@@ -38,16 +38,16 @@ impl<'a> Source<'a> {
         [rows, columns]: [usize; 2],
     ) -> Result<()> {
         let dtype = fitting(dtype, columns);
-        let size = 1.0 / (columns as f32).sqrt();
-        self.add(writer, name, dtype, &[rows, columns], move |rng, out| fill(dtype, size, rng, out))
+        let rms = 1.0 / (columns as f32).sqrt();
+        self.add(writer, name, dtype, &[rows, columns], move |rng, out| fill(dtype, rms, rng, out))
     }
 
-    /// The weights of a norm: about 1.
+    /// Adds the weights of a norm: 0.9 to 1.1.
     pub(super) fn norm(&mut self, writer: &mut Writer<'a>, name: &str, len: usize) -> Result<()> {
         self.add(writer, name, DType::F32, &[len], |rng, out| floats(DType::F32, 0.9..1.1, rng, out))
     }
 
-    /// The biases of a matrix: small.
+    /// Adds the biases of a matrix: −0.1 to 0.1.
     pub(super) fn bias(&mut self, writer: &mut Writer<'a>, name: &str, len: usize) -> Result<()> {
         self.add(writer, name, DType::F32, &[len], |rng, out| floats(DType::F32, -0.1..0.1, rng, out))
     }
@@ -60,20 +60,20 @@ impl<'a> Source<'a> {
         dims: &[usize],
         fill: impl Fn(&mut Rng, &mut [u8]) + Sync + 'a,
     ) -> Result<()> {
-        let (seed, gentle) = (self.seeds.next_u64(), self.gentle);
+        let (seed, ctrl_c) = (self.seeds.next_u64(), self.ctrl_c);
         let block = dtype.block_bytes();
-        let piece = PIECE / block * block;
+        let chunk = CHUNK / block * block;
         let elements = dims.iter().fold(1usize, |product, dim| product.saturating_mul(*dim));
-        // A shape that is too large is refused by the writer, before anything is made.
+        // The writer rejects a shape that is too large before anything is generated.
         let bytes = dtype.row_bytes(elements).unwrap_or(0);
         let shape = quadriga_graph::Shape::new(dims).unwrap_or(quadriga_graph::Shape::from([0]));
         writer.tensor(name, dtype, shape, move |out| {
-            let mut buffer = vec![0; piece.min(bytes)];
-            for (number, start) in (0u64..).zip((0..bytes).step_by(piece.max(1))) {
-                if gentle.is_interrupted() {
+            let mut buffer = vec![0; chunk.min(bytes)];
+            for (number, start) in (0u64..).zip((0..bytes).step_by(chunk.max(1))) {
+                if ctrl_c.is_pressed() {
                     return Err(io::Error::other("interrupted"));
                 }
-                let part = buffer.get_mut(..piece.min(bytes - start)).unwrap_or_default();
+                let part = buffer.get_mut(..chunk.min(bytes - start)).unwrap_or_default();
                 fill(&mut Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d)), part);
                 out.write_all(part)?;
             }
@@ -83,8 +83,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The type itself where rows of this length are whole blocks of it; else one with shorter blocks and about as many
-/// bits.
+/// The type itself if rows of this length are whole blocks; else a type with shorter blocks and a similar bit width.
 fn fitting(dtype: DType, columns: usize) -> DType {
     if dtype.row_bytes(columns).is_some() {
         return dtype;
@@ -99,61 +98,63 @@ fn fitting(dtype: DType, columns: usize) -> DType {
     fitting(next, columns)
 }
 
-/// Where a block keeps the numbers that decide how large its values are.
-enum Scale {
-    /// Half-precision fields: offset, and the value in terms of the block's scale.
-    Halves(&'static [(usize, f32)]),
-    /// A power of two in one byte, at the start.
+/// The scale fields of a block.
+enum ScaleFields {
+    /// f16 fields: byte offset, and value relative to the block's scale.
+    F16(&'static [(usize, f32)]),
+    /// An exponent of two in the first byte.
     Exponent,
-    /// Plain numbers have none.
+    /// None: a float type.
     None,
 }
 
-fn scale_of(dtype: DType) -> Scale {
-    // Where a block has a minimum, it is set such that values are positive as often as negative.
+fn scale_of(dtype: DType) -> ScaleFields {
+    // The minimum of a block is set such that its values are centred on 0.
     match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => Scale::Halves(&[(0, 1.0)]),
-        DType::Q4_1 => Scale::Halves(&[(0, 1.0), (2, -7.5)]),
-        DType::Q5_1 => Scale::Halves(&[(0, 1.0), (2, -15.5)]),
-        DType::Q2_K => Scale::Halves(&[(80, 1.0), (82, 1.5)]),
-        DType::Q3_K => Scale::Halves(&[(108, 1.0)]),
-        DType::Q4_K => Scale::Halves(&[(0, 1.0), (2, 7.5)]),
-        DType::Q5_K => Scale::Halves(&[(0, 1.0), (2, 15.5)]),
-        DType::Q6_K => Scale::Halves(&[(208, 1.0)]),
-        DType::MXFP4 => Scale::Exponent,
-        _ => Scale::None,
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => {
+            ScaleFields::F16(&[(0, 1.0)])
+        }
+        DType::Q4_1 => ScaleFields::F16(&[(0, 1.0), (2, -7.5)]),
+        DType::Q5_1 => ScaleFields::F16(&[(0, 1.0), (2, -15.5)]),
+        DType::Q2_K => ScaleFields::F16(&[(80, 1.0), (82, 1.5)]),
+        DType::Q3_K => ScaleFields::F16(&[(108, 1.0)]),
+        DType::Q4_K => ScaleFields::F16(&[(0, 1.0), (2, 7.5)]),
+        DType::Q5_K => ScaleFields::F16(&[(0, 1.0), (2, 15.5)]),
+        DType::Q6_K => ScaleFields::F16(&[(208, 1.0)]),
+        DType::MXFP4 => ScaleFields::Exponent,
+        _ => ScaleFields::None,
     }
 }
 
 /// Fills whole blocks with values of this root mean square.
-fn fill(dtype: DType, size: f32, rng: &mut Rng, out: &mut [u8]) {
+fn fill(dtype: DType, rms: f32, rng: &mut Rng, out: &mut [u8]) {
     match scale_of(dtype) {
-        Scale::None => {
-            let most = size * 3f32.sqrt();
-            floats(dtype, -most..most, rng, out);
+        ScaleFields::None => {
+            let bound = rms * 3f32.sqrt();
+            floats(dtype, -bound..bound, rng, out);
         }
-        Scale::Halves(fields) => {
-            let unit = size_of_unit(dtype);
-            let step = |number: usize| size / unit * (0.7 + 0.04 * number as f32);
+        ScaleFields::F16(fields) => {
+            let unit = unit_rms(dtype);
+            let step = |number: usize| rms / unit * (0.7 + 0.04 * number as f32);
             let scales: [f32; SCALES] = std::array::from_fn(step);
             random_bits(dtype, rng, out);
-            set_halves(dtype, fields, &scales, rng, out);
+            set_scales(dtype, fields, &scales, rng, out);
         }
-        Scale::Exponent => {
-            let exponent = 127.0 + (size / size_of_unit(dtype)).log2().round();
+        ScaleFields::Exponent => {
+            let exponent = 127.0 + (rms / unit_rms(dtype)).log2().round();
             random_bits(dtype, rng, out);
             set_exponent(dtype, exponent.clamp(0.0, 254.0) as u8, out);
         }
     }
 }
 
-/// Random numbers of a plain type, evenly in a range.
+/// Random values of a float type, uniform in a range.
 fn floats(dtype: DType, range: std::ops::Range<f32>, rng: &mut Rng, out: &mut [u8]) {
     let (low, width) = (range.start, range.end - range.start);
     let values: Vec<f32> = (0..out.len() / dtype.block_bytes())
         .map(|_| low + width * ((rng.next_u64() >> 40) as f32 / (1u64 << 24) as f32))
         .collect();
-    // Plain types take any values, and the lengths agree.
+    // Float types represent any value, and the lengths agree.
     let _ = blocks::quantize(dtype, &values, out);
 }
 
@@ -166,13 +167,13 @@ fn random_bits(dtype: DType, rng: &mut Rng, out: &mut [u8]) {
         *byte = random;
     }
     if matches!(dtype, DType::Q8_0 | DType::Q6_K) {
-        // Quantizers use a symmetric range of signed bytes: −128 does not occur.
+        // Quantizers use the symmetric range −127..=127.
         out.iter_mut().for_each(|byte| *byte = if *byte == 0x80 { 0x81 } else { *byte });
     }
 }
 
-fn set_halves(dtype: DType, fields: &[(usize, f32)], scales: &[f32; SCALES], rng: &mut Rng, out: &mut [u8]) {
-    // A lone scale of either sign makes up for ranges that are not symmetric, such as −8 to 7.
+fn set_scales(dtype: DType, fields: &[(usize, f32)], scales: &[f32; SCALES], rng: &mut Rng, out: &mut [u8]) {
+    // In formats without a minimum, alternating signs centre asymmetric ranges such as −8..=7.
     let sign = |number: usize| if fields.len() == 1 && number % 2 == 1 { -1.0 } else { 1.0 };
     for (offset, factor) in fields {
         let bytes: [[u8; 2]; SCALES] = std::array::from_fn(|number| {
@@ -195,16 +196,16 @@ fn set_exponent(dtype: DType, exponent: u8, out: &mut [u8]) {
         .for_each(|byte| *byte = exponent);
 }
 
-/// The root mean square of random values of a type whose scale is 1.
-fn size_of_unit(dtype: DType) -> f32 {
+/// The root mean square of random values of a type at a scale of 1.
+fn unit_rms(dtype: DType) -> f32 {
     const BLOCKS: usize = 64;
     let mut rng = Rng::new(1);
     let mut bytes = vec![0; BLOCKS * dtype.block_bytes()];
     random_bits(dtype, &mut rng, &mut bytes);
     match scale_of(dtype) {
-        Scale::Halves(fields) => set_halves(dtype, fields, &[1.0; SCALES], &mut rng, &mut bytes),
-        Scale::Exponent => set_exponent(dtype, 127, &mut bytes),
-        Scale::None => return 1.0,
+        ScaleFields::F16(fields) => set_scales(dtype, fields, &[1.0; SCALES], &mut rng, &mut bytes),
+        ScaleFields::Exponent => set_exponent(dtype, 127, &mut bytes),
+        ScaleFields::None => return 1.0,
     }
     let mut values = vec![0.0; BLOCKS * dtype.block_len()];
     if blocks::dequantize(dtype, &bytes, &mut values).is_err() {

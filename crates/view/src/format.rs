@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formatting of numbers, units, plurals and escaped text.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ pub fn bytes(bytes: u64) -> String {
         return format!("{bytes} B");
     }
     let (value, unit) = scale(bytes as f64 / 1024.0, 1024.0, &UNITS);
-    // Halves go up, as they do on the page.
+    // Rounds half up, as the page's `toFixed` does.
     format!("{:.1} {unit}", (value * 10.0).round() / 10.0)
 }
 
@@ -43,12 +43,12 @@ fn scale<'u>(mut value: f64, step: f64, units: &[&'u str]) -> (f64, &'u str) {
     (value, unit.copied().unwrap_or_default())
 }
 
-/// A number with the right form of a word: `1 copy`, `2 copies`.
+/// A count with its noun in the singular or plural: `1 copy`, `2 copies`.
 pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { many })
 }
 
-/// A number with commas between thousands.
+/// A number with commas as thousands separators.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut out = String::new();
@@ -70,7 +70,7 @@ pub fn list(parts: &[String]) -> String {
     }
 }
 
-/// Text for HTML and SVG, in elements and in quoted attributes. Characters that no XML may hold become `�`.
+/// Escapes text for elements and quoted attributes of HTML and SVG. Characters that XML forbids become `�`.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -88,7 +88,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// A number for SVG: one digit after the point, none if it is zero.
+/// Appends a number for SVG: rounded to one decimal, which is left out if it is zero.
 pub(crate) fn coordinate(out: &mut String, value: f64) {
     let tenths = (value * 10.0).round() as i64;
     let sign = if tenths < 0 { "-" } else { "" };
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_have_commas_and_the_right_word() {
+    fn counts_have_commas_and_the_right_plural() {
         assert_eq!(
             [plural(1, "copy", "copies"), plural(100_000, "copy", "copies")],
             ["1 copy", "100,000 copies"]
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn text_cannot_leave_its_place() {
+    fn markup_is_escaped() {
         assert_eq!(escape("</text>&\"'\u{1}\n"), "&lt;/text&gt;&amp;&quot;&#39;\u{fffd} ");
     }
 }
