@@ -38,8 +38,8 @@ struct Arguments {
 
 const AFTER_HELP: &str = "\
 Without -m, the default model (SmolLM2 135M) is downloaded once into the cache
-folder (--cache-dir or QUADRIGA_CACHE). Results go to stdout, messages to stderr.
-Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted.";
+folder (--cache-dir or QUADRIGA_CACHE). Results go to stdout, everything else
+to stderr. Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted.";
 
 #[derive(Subcommand)]
 enum Command {

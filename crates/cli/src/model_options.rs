@@ -34,7 +34,7 @@ pub(crate) struct ModelOptions {
         help_heading = MODEL
     )]
     batch: usize,
-    /// Number of layers on the GPU: N, all, or auto for as many as fit [short: -ngl]
+    /// Number of layers on the GPU, also -ngl: a number, all, or auto for as many as fit
     #[arg(
         long,
         alias = "n-gpu-layers",
@@ -44,7 +44,7 @@ pub(crate) struct ModelOptions {
         help_heading = DEVICE
     )]
     gpu_layers: GpuLayers,
-    /// Comma-separated list of devices: cpu, cuda:N, sim; the CPU is always added last [default: the first GPU]
+    /// Comma-separated devices: cpu, cuda:N, sim; the CPU is always added last [default: first GPU]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = DEVICE)]
     device: Vec<String>,
     /// Memory budget per GPU, such as 6G [default: free memory]

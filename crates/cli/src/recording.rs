@@ -17,18 +17,20 @@ use crate::model_options::{ModelOptions, Prepared};
 
 /// Options of profiling.
 #[derive(clap::Args)]
-#[command(next_help_heading = "Profiling options")]
 pub(crate) struct RecordOptions {
     /// Write a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, value_name = "FILE.json", help_heading = PROFILING)]
     trace: Option<PathBuf>,
     /// Include every operation in the timeline
-    #[arg(long, requires = "trace")]
+    #[arg(long, requires = "trace", help_heading = PROFILING)]
     trace_ops: bool,
     /// Print time by device, split and operation
-    #[arg(long)]
+    #[arg(long, help_heading = PROFILING)]
     stats: bool,
 }
+
+/// Heading of the help text.
+const PROFILING: &str = "Profiling options";
 
 /// A recording in progress.
 pub(crate) struct Recording {
