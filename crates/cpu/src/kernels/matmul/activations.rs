@@ -52,19 +52,19 @@ unsafe impl Send for Activations<'_> {}
 unsafe impl Sync for Activations<'_> {}
 
 /// The largest quant of [`ActivationFormat::Int8x2`]: 127 × 128, so that both of its bytes are at most 127 in size.
-pub(super) const BYTES_STEPS: f32 = 127.0 * 128.0;
+pub(super) const INT8X2_MAX: f32 = 127.0 * 128.0;
 
 /// Digits of the sums of 256 columns: three for each of sixteen half blocks, whose sums are at most 16 × 127 × 128.
 pub(super) const DIGITS: usize = 48;
 
 /// Columns of [`ActivationFormat::Int16`] that share a scale.
-pub(super) const SPAN: usize = 128;
+pub(super) const INT16_SPAN: usize = 128;
 
 /// The largest quants of activations and of weights in [`ActivationFormat::Int16`]: a sum over a span fits 32 bits.
-pub(super) const WORDS_STEPS: f32 = 16383.0;
-pub(super) const WEIGHT_STEPS: f32 = 1023.0;
+pub(super) const INT16_MAX: f32 = 16383.0;
+pub(super) const WEIGHT_MAX: f32 = 1023.0;
 
-const _: () = assert!(WORDS_STEPS as u64 * WEIGHT_STEPS as u64 * SPAN as u64 <= i32::MAX as u64);
+const _: () = assert!(INT16_MAX as u64 * WEIGHT_MAX as u64 * INT16_SPAN as u64 <= i32::MAX as u64);
 
 /// The step between quants of which the largest is `steps`, and its inverse. Numbers too small for an inverse count as
 /// zeros; a NaN or an infinity makes the step one, and with it every sum that it is part of.
@@ -74,7 +74,7 @@ pub(super) fn step(largest: f32, steps: f32) -> (f32, f32) {
 
 /// One row of activations as bytes.
 #[derive(Clone, Copy)]
-pub(super) struct BytesRow {
+pub(super) struct Int8x2Row {
     pub(super) quants: *mut i8,
     pub(super) scales: *mut f32,
     pub(super) sums: *mut f32,
@@ -99,7 +99,7 @@ fn form_bytes(form: ActivationFormat, rows: usize, columns: usize) -> Option<usi
             round_up(elements.checked_mul(2)?)?.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)
         }
         ActivationFormat::Int16 => {
-            round_up(rows.checked_mul(columns.div_ceil(SPAN))?.checked_mul(2 * SPAN + 4)?)
+            round_up(rows.checked_mul(columns.div_ceil(INT16_SPAN))?.checked_mul(2 * INT16_SPAN + 4)?)
         }
         ActivationFormat::Bf16Tiles => rows
             .checked_next_multiple_of(GROUP)?
@@ -251,25 +251,25 @@ impl<'w> Activations<'w> {
             match self.form {
                 #[cfg(target_arch = "x86_64")]
                 ActivationFormat::F32Panels(_) if let Some(token) = self.isa.avx512() => {
-                    super::avx512_prepare::panel_rows(token, self, input, rows);
+                    super::avx512::prepare::f32_panel(token, self, input, rows);
                 }
-                ActivationFormat::F32Panels(_) => scalar::prepare_panel(self, input, rows),
+                ActivationFormat::F32Panels(_) => scalar::f32_panel(self, input, rows),
                 #[cfg(target_arch = "x86_64")]
                 ActivationFormat::Int8x2(span) => match (self.isa.avx512(), self.isa.avx2()) {
-                    (Some(token), _) => super::avx512_prepare::bytes_row(token, self, input, first, span),
-                    (None, Some(token)) => super::avx2_prepare::bytes_row(token, self, input, first),
+                    (Some(token), _) => super::avx512::prepare::int8x2_row(token, self, input, first, span),
+                    (None, Some(token)) => super::avx2::prepare::int8x2_row(token, self, input, first),
                     (None, None) => {}
                 },
                 #[cfg(target_arch = "x86_64")]
                 ActivationFormat::Int16 => match (self.isa.avx512(), self.isa.avx2()) {
-                    (Some(token), _) => super::avx512_prepare::words_row(token, self, input, first),
-                    (None, Some(token)) => super::avx2_prepare::words_row(token, self, input, first),
+                    (Some(token), _) => super::avx512::prepare::int16_row(token, self, input, first),
+                    (None, Some(token)) => super::avx2::prepare::int16_row(token, self, input, first),
                     (None, None) => {}
                 },
                 #[cfg(target_arch = "x86_64")]
                 ActivationFormat::Bf16Tiles => {
                     if let Some(token) = self.isa.avx512() {
-                        super::avx512_prepare::tile_rows(token, self, input, rows);
+                        super::avx512::prepare::bf16_tile_rows(token, self, input, rows);
                     }
                 }
                 // `ActivationFormat::choose` gives these forms only where the instructions exist.
@@ -280,18 +280,18 @@ impl<'w> Activations<'w> {
     }
 
     /// The panel that starts at row `first`, and its rows.
-    pub(super) fn panel(&self, first: usize) -> (*mut f32, usize) {
+    pub(super) fn f32_panel(&self, first: usize) -> (*mut f32, usize) {
         let ActivationFormat::F32Panels(step) = self.form else { return (std::ptr::null_mut(), 0) };
         (self.base.cast::<f32>().wrapping_add(first * self.columns), step.min(self.rows - first))
     }
 
     /// The form in bytes of a row.
-    pub(super) fn bytes(&self, row: usize) -> BytesRow {
+    pub(super) fn int8x2_row(&self, row: usize) -> Int8x2Row {
         let elements = self.rows * self.columns;
         let blocks = elements / BLOCK;
         let at = row * (self.columns / BLOCK);
         let floats = self.base.wrapping_add((2 * elements).next_multiple_of(ALIGN)).cast::<f32>();
-        BytesRow {
+        Int8x2Row {
             quants: self.base.wrapping_add(2 * row * self.columns).cast(),
             scales: floats.wrapping_add(at),
             sums: floats.wrapping_add(blocks + at),
@@ -302,14 +302,17 @@ impl<'w> Activations<'w> {
     }
 
     /// The words of a row in a span, and its scale there; the next row's follow.
-    pub(super) fn words(&self, row: usize, span: usize) -> (*mut i16, *mut f32) {
+    pub(super) fn int16_row(&self, row: usize, span: usize) -> (*mut i16, *mut f32) {
         let at = span * self.rows + row;
-        let scales = self.base.wrapping_add(self.rows * self.columns.div_ceil(SPAN) * 2 * SPAN).cast::<f32>();
-        (self.base.cast::<i16>().wrapping_add(at * SPAN), scales.wrapping_add(at))
+        let scales = self
+            .base
+            .wrapping_add(self.rows * self.columns.div_ceil(INT16_SPAN) * 2 * INT16_SPAN)
+            .cast::<f32>();
+        (self.base.cast::<i16>().wrapping_add(at * INT16_SPAN), scales.wrapping_add(at))
     }
 
     /// The first tile of the sixteen rows that start at `16 × strip`.
-    pub(super) fn tiles(&self, strip: usize) -> *mut u8 {
+    pub(super) fn bf16_tiles(&self, strip: usize) -> *mut u8 {
         self.base.wrapping_add(strip * self.columns.div_ceil(BLOCK) * 1024)
     }
 

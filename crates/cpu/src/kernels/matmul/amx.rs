@@ -19,8 +19,8 @@ use quadriga_graph::DType;
 
 use super::Task;
 use super::activations::{PANEL_COLUMNS, SCRATCH};
-use super::avx512_unpack::{self as unpack, Packed, with_packed};
-use super::format::{BLOCK, GROUP};
+use super::avx512::Avx512Format;
+use super::format::{BLOCK, GROUP, with_format};
 use crate::isa::Amx;
 
 const TILE: usize = 1024;
@@ -48,7 +48,7 @@ static CONFIGURATION: Configuration = Configuration {
 };
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(token: Amx, task: &Task<'_>) {
+pub(super) fn multiply(token: Amx, task: &Task<'_>) {
     // SAFETY: the token proves the instructions and the permission to use tiles; the task was checked by `multiply`.
     unsafe {
         configure(token);
@@ -57,7 +57,7 @@ pub(super) fn product(token: Amx, task: &Task<'_>) {
             DType::F16 => {
                 unpacked(task, |group, first, count, out| half_panel(task, group, first, count, out))
             }
-            dtype => with_packed!(dtype, quantized(task)),
+            dtype => with_format!(dtype, F => quantized::<F>(task), else {}),
         }
         release(token);
     }
@@ -76,10 +76,10 @@ pub(crate) fn release(_token: Amx) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,gfni,f16c")]
-unsafe fn quantized<P: Packed>(task: &Task<'_>) {
+unsafe fn quantized<F: Avx512Format>(task: &Task<'_>) {
     // SAFETY: promised by the caller.
     unsafe {
-        unpacked(task, |group, first, count, out| quantized_panel::<P>(task, group, first, count, out));
+        unpacked(task, |group, first, count, out| quantized_panel::<F>(task, group, first, count, out));
     }
 }
 
@@ -126,8 +126,8 @@ unsafe fn strips(
     let first_strip = task.first_row / GROUP;
     for strip in (0..total).step_by(2) {
         let two = strip + 1 < total;
-        let a = task.activations.tiles(first_strip + strip).wrapping_add(first * TILE).cast_const();
-        let next = task.activations.tiles(first_strip + strip + usize::from(two));
+        let a = task.activations.bf16_tiles(first_strip + strip).wrapping_add(first * TILE).cast_const();
+        let next = task.activations.bf16_tiles(first_strip + strip + usize::from(two));
         let next = next.wrapping_add(first * TILE).cast_const();
         // SAFETY: strips and panels hold `count` tiles from here on.
         unsafe {
@@ -354,7 +354,7 @@ pub(crate) fn pair_order() -> __m512i {
 
 /// Unpacks `count` blocks of a group, from block `first`, to bf16 tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,gfni,f16c")]
-unsafe fn quantized_panel<P: Packed>(
+unsafe fn quantized_panel<F: Avx512Format>(
     task: &Task<'_>,
     group: usize,
     first: usize,
@@ -365,11 +365,11 @@ unsafe fn quantized_panel<P: Packed>(
     let order = pair_order();
     let byte = _mm512_set1_epi32(255);
     for i in 0..count {
-        let (cell, block) = ((first + i) / P::BLOCKS, (first + i) % P::BLOCKS);
-        // SAFETY: the cell is inside the group; the panel has room for `count` tiles.
+        let (superblock, block) = ((first + i) / F::BLOCKS, (first + i) % F::BLOCKS);
+        // SAFETY: the superblock is inside the group; the panel has room for `count` tiles.
         unsafe {
-            let cell = packed.add(cell * P::BYTES);
-            let (quants, affine) = (P::quants(cell, block), P::scales(cell, block));
+            let superblock = packed.add(superblock * F::BYTES);
+            let (quants, affine) = (F::quants(superblock, block), F::scales(superblock, block));
             let tile = out.add(i * TILE).cast::<__m512i>();
             for (v, q) in quants.into_iter().enumerate() {
                 let half = v / 4;

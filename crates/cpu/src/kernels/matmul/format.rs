@@ -1,175 +1,245 @@
-//! How quantized weights are laid out once packed: one layout per type, the same for every instruction set.
+//! Packed formats of the quantized weight types: one description per type, the same for every instruction set.
 //!
-//! Rows are taken sixteen at a time and columns thirty-two at a time. Such a *block* stores its quants so that the
-//! four bytes of one 32-bit lane are four neighbouring columns of one row, and a 512-bit vector holds four columns of
-//! all sixteen rows. That is what VNNI's dot product wants, and a block is also half of an AMX int8 tile:
+//! Rows are packed in groups of sixteen ([`GROUP`]), and columns in blocks of thirty-two ([`BLOCK`]). A *superblock* is
+//! sixteen blocks of the file, one of each row of a group: one block of columns (types with 32 columns to a scale) or
+//! eight (K-quants and IQ4_XS, 256 columns). It stores the quants of all its blocks (see [`quants`](super::quants)) and
+//! then their scales (see [`scales`](super::scales)). A packed matrix is exactly as long as the file's, apart from the
+//! last group of rows, which is filled up with zeros.
 //!
-//! ```text
-//! vector v (v = 0..8), lane r (r = 0..16), byte i (i = 0..4)  =  row r, column 4 v + i
-//!
-//!            lane 0          lane 1                lane 15
-//! vector 0 | r0: c0 c1 c2 c3 | r1: c0 c1 c2 c3 | … | r15: c0 c1 c2 c3 |
-//! vector 1 | r0: c4 c5 c6 c7 | …
-//! ```
-//!
-//! Narrow quants are stored as planes of 64-byte vectors; "vector v" below is what vector v of the block is made of:
-//!
-//! ```text
-//! Byte       8 planes: the byte itself                                                          512 bytes
-//! Nibble     4 planes: vector v in the low half of each byte, vector v + 4 in the high half     256
-//! NibbleOne  Nibble, then 1 plane: bit 4 of vector v is bit v + 4 of each byte (mod 8)          320
-//! NibbleTwo  Nibble, then 2 planes: bits 4 and 5 of vectors 0 1 2 3 are in the high halves,     384
-//!            those of vectors 4 5 6 7 in the low halves: two in the first plane, two in the next
-//! Two        2 planes: bits 2 (v mod 4) of plane v / 4 are vector v                             128
-//! Three      3 planes, from bit 7 down:                                                         192
-//!            plane 0 | vector 6, bits 1 0 | vector 3 | vector 0 |
-//!            plane 1 | vector 7, bits 1 0 | vector 4 | vector 1 |
-//!            plane 2 | vector 5 | vector 7, bit 2 | vector 6, bit 2 | vector 2 |
-//! ```
-//!
-//! What the high half of a byte needs from another plane lies in that plane's low half, and the other way round: one
-//! instruction puts the two halves together, and one more (a linear map of bits) moves every bit into its place.
-//!
-//! A *cell* is one block (types with 32 columns to a scale) or eight (types with 256), all quants first and then the
-//! scales of the sixteen rows, each kind as an array over the rows:
-//!
-//! ```text
-//! Half         d: f16 × 16                                                             32 bytes
-//! HalfMinimum  d: f16 × 16, m: f16 × 16                                                64
-//! Exponent     e: u8 × 16                                                              16
-//! SixPair      d: f16 × 16, dm: f16 × 16; three words of 32 bits × 16                  64 + 192
-//!              number i = 0..15 (s of block i, t of block i - 8): word i / 5, from bit 6 (i mod 5);
-//!              number 15: bits 30 and 31 of the three words, the lowest first
-//! SixTwice     d: f16 × 16; three words of 32 bits × 16; signed numbers; low half of a word: 32 + 192
-//!              columns 0..16, high half: columns 16..32. In each half:
-//!              bits 10..16 of word i: block i; bits 4..10 of word i: block 3 + i;
-//!              block 6: bits 0..4 of word 0, then bits 0..2 of word 2; block 7: bits 0..4 of word 1, 2..4 of word 2
-//! ByteTwice    d: f16 × 16; per block s0: i8 × 16, s1: i8 × 16                         32 + 8 × 32
-//! NibbleTwice  d, dm: f16 × 16; four words of 32 bits × 16, of four bits for each half block: 64 + 256
-//!              words 0 and 1, s: blocks 0..4 and 4..8, from the low end; columns 0..16 in the low half of the word,
-//!              columns 16..32 in the high half
-//!              words 2 and 3, t: half blocks 0..8 and 8..16: i and i + 4 in the two halves of byte i
-//! Six          d: f16 × 16; a word of 32 bits × 16, a word of 16 bits × 16; signed:     32 + 96
-//!              number i = 0..5: bits from 2 + 6 i of the first; 5 and 6: bits from 4 and 10 of the second;
-//!              7: bits 0..4 of the second, then bits 0..2 of the first
-//! ```
-//!
-//! A number in parts has its high bits in the part named first. Words of a kind follow each other: word 0 of all rows,
-//! word 1 of all rows.
-//!
-//! A packed matrix is exactly as long as the file's, apart from the last group of rows, which is filled up with zeros.
+//! The table `formats!` below is all that the backend knows of a weight type: kernels are generic over
+//! [`PackedFormat`], and `with_format!` instantiates them for a [`DType`]. A new type is a new row of the table, and a
+//! new storage in `quants` or `scales` if it needs one.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "blocks and superblocks have the lengths of their format, which the callers have checked"
+)]
 
-use quadriga_graph::DType;
+use bytemuck::pod_read_unaligned;
+use quadriga_graph::{DType, blocks};
 
-/// Rows stored together.
+use super::quants::{Fp4Levels, Iq4Levels, Lut, Q2, Q3, Q4, Q4Lut, Q5, Q6, Q8, QuantStorage};
+use super::scales::{
+    E8M0Scale, F16Scale, F16ScaleMin, I8Scale16, K4ScaleMin16, K6Scale, K6Scale16, K6ScaleMin, Lane,
+    ScaleStorage,
+};
+
+/// Rows of weights packed together.
 pub const GROUP: usize = 16;
 
-/// Columns of one block.
+/// Columns of a block.
 pub const BLOCK: usize = 32;
 
-/// How the quants of a block are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Quants {
-    Two,
-    Three,
-    Nibble,
-    NibbleOne,
-    NibbleTwo,
-    Byte,
+/// One row of a superblock, as integers.
+pub(super) struct QuantRow {
+    /// Quants as packed: unsigned, or codes of a lookup table.
+    quants: [u8; 256],
+    /// The bits of the f16 scale or super-scale `d`; for MXFP4 the exponent.
+    pub(super) scale: u16,
+    /// The bits of the f16 minimum `m`, or of the super-scale of minimums `dmin`.
+    pub(super) min: u16,
+    /// Scales and minimums of 16 or 32 columns each; signed 6-bit scales are offset by 32.
+    pub(super) sub_scales: [u8; 16],
+    pub(super) sub_mins: [u8; 16],
 }
 
-impl Quants {
-    pub(super) const fn bytes(self) -> usize {
-        match self {
-            Quants::Two => 128,
-            Quants::Three => 192,
-            Quants::Nibble => 256,
-            Quants::NibbleOne => 320,
-            Quants::NibbleTwo => 384,
-            Quants::Byte => 512,
+impl QuantRow {
+    pub(super) const fn new() -> QuantRow {
+        QuantRow { quants: [0; 256], scale: 0, min: 0, sub_scales: [0; 16], sub_mins: [0; 16] }
+    }
+
+    /// Sets 32 quants from the file's nibbles: byte i has columns i and i + 16.
+    fn set_nibbles(&mut self, block: usize, nibbles: &[u8; 16]) {
+        for (i, byte) in nibbles.iter().enumerate() {
+            self.quants[block * BLOCK + i] = byte & 15;
+            self.quants[block * BLOCK + i + 16] = byte >> 4;
+        }
+    }
+
+    fn set_quants(&mut self, count: usize, quant: impl Fn(usize) -> u8) {
+        for (i, place) in self.quants.iter_mut().enumerate().take(count) {
+            *place = quant(i);
+        }
+    }
+
+    /// Writes row `row` of a superblock; the row's bits must be 0.
+    fn pack<F: PackedFormat>(&self, superblock: &mut [u8], row: usize) {
+        let (blocks, scales) = superblock.split_at_mut(F::BLOCKS * F::Quants::BYTES);
+        let quants = self.quants.chunks_exact(BLOCK);
+        for (block, quants) in blocks.chunks_exact_mut(F::Quants::BYTES).zip(quants) {
+            F::Quants::pack(quants, block, row);
+        }
+        F::Scales::pack(self, &mut Lane { scales, row });
+    }
+
+    /// Reads row `row` of a superblock.
+    fn unpack<F: PackedFormat>(&mut self, superblock: &[u8], row: usize) {
+        let (blocks, scales) = superblock.split_at(F::BLOCKS * F::Quants::BYTES);
+        let quants = self.quants.chunks_exact_mut(BLOCK);
+        for (block, quants) in blocks.chunks_exact(F::Quants::BYTES).zip(quants) {
+            F::Quants::unpack(block, row, quants);
+        }
+        F::Scales::unpack(&Lane { scales, row }, self);
+    }
+}
+
+/// The packed format of a weight type. A weight is `d q + m`, with a quant `q` and the scales `d` and `m`.
+pub(super) trait PackedFormat: Sized {
+    /// The storage of the quants of a block.
+    type Quants: QuantStorage;
+    /// The storage of the scales of a superblock.
+    type Scales: ScaleStorage;
+    /// Blocks of a superblock: 1 or 8.
+    const BLOCKS: usize;
+    /// The quant that stands for 0, unless there are minimums: `m = -ZERO_POINT × d`.
+    const ZERO_POINT: i32;
+    /// Columns of a superblock.
+    const COLUMNS: usize = Self::BLOCKS * BLOCK;
+    /// Bytes of a superblock.
+    const BYTES: usize = Self::BLOCKS * Self::Quants::BYTES + Self::Scales::BYTES;
+
+    /// Writes a block of the file as row `row` of a superblock, in which the row's bits are 0.
+    fn pack_block(block: &[u8], superblock: &mut [u8], row: usize, buffer: &mut QuantRow);
+
+    /// The weights of row `row` of a superblock: the same numbers as `blocks::dequantize` gives.
+    fn dequantize(superblock: &[u8], row: usize, buffer: &mut QuantRow, out: &mut [f32]) {
+        buffer.unpack::<Self>(superblock, row);
+        let scales = Self::Scales::decode(buffer);
+        for (column, value) in out.iter_mut().enumerate().take(Self::COLUMNS) {
+            let quant = Self::Quants::value(buffer.quants[column], Self::ZERO_POINT);
+            *value = Self::Scales::weight(buffer, scales, column, quant as f32);
         }
     }
 }
 
-/// How the scales of a cell are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scales {
-    Half,
-    HalfMinimum,
-    Exponent,
-    SixPair,
-    SixTwice,
-    ByteTwice,
-    NibbleTwice,
-    Six,
-}
-
-impl Scales {
-    /// Bytes of a cell's scales.
-    pub(super) const fn bytes(self) -> usize {
-        match self {
-            Scales::Exponent => 16,
-            Scales::Half => 32,
-            Scales::HalfMinimum => 64,
-            Scales::Six => 32 + 96,
-            Scales::SixTwice => 32 + 192,
-            Scales::SixPair => 64 + 192,
-            Scales::ByteTwice => 32 + 256,
-            Scales::NibbleTwice => 64 + 256,
-        }
+/// Copies a block of the file that is the row's f16 scales and then 16 bytes of nibbles, each with columns i and i + 16:
+/// these are the row's lanes of the four planes of [`Q4`].
+fn copy_nibbles<F: PackedFormat>(block: &[u8], superblock: &mut [u8], row: usize) {
+    let (scales, nibbles) = block.split_at(block.len() - BLOCK / 2);
+    let (planes, places) = superblock.split_at_mut(F::Quants::BYTES);
+    for (plane, four) in planes.chunks_exact_mut(4 * GROUP).zip(nibbles.chunks_exact(4)) {
+        plane[4 * row..4 * row + 4].copy_from_slice(four);
+    }
+    for (place, half) in places.chunks_exact_mut(2 * GROUP).zip(scales.chunks_exact(2)) {
+        place[2 * row..2 * row + 2].copy_from_slice(half);
     }
 }
 
-/// The packed form of one quantized type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Format {
-    pub(super) quants: Quants,
-    pub(super) scales: Scales,
-    /// Blocks of a cell: 1 or 8.
-    pub(super) blocks: usize,
-    /// What a quant stands for, when it is an index into a table.
-    pub(super) levels: Option<&'static [i8; 16]>,
-    /// What is taken off a quant to give a signed number.
-    pub(super) offset: u8,
+/// Makes a [`PackedFormat`] of each row, and the macro `with_format!`. The last column says how a block of the file
+/// becomes a [`QuantRow`]; `copied` if it need not ([`copy_nibbles`]).
+macro_rules! formats {
+    ($d:tt $($name:ident: $quants:ty, $scales:ty, $blocks:literal, $zero_point:expr, $from_file:tt;)*) => {
+        $(
+            #[doc = concat!("The packed format of [`DType::", stringify!($name), "`].")]
+            #[allow(non_camel_case_types, reason = "the name of the type")]
+            pub(super) struct $name;
+
+            impl PackedFormat for $name {
+                type Quants = $quants;
+                type Scales = $scales;
+                const BLOCKS: usize = $blocks;
+                const ZERO_POINT: i32 = $zero_point;
+
+                formats!(@pack $from_file);
+            }
+        )*
+
+        /// `with_format!(dtype, F => body, else other)`: the body with `F` as the packed format of a type, or the other
+        /// expression if it has none.
+        macro_rules! with_format {
+            ($d dtype:expr, $d format:ident => $d body:expr, else $d other:expr) => {
+                match $d dtype {
+                    $(quadriga_graph::DType::$name => {
+                        type $d format = $crate::kernels::matmul::format::$name;
+                        $d body
+                    })*
+                    _ => $d other,
+                }
+            };
+        }
+        pub(super) use with_format;
+    };
+    (@pack copied) => {
+        fn pack_block(block: &[u8], superblock: &mut [u8], row: usize, _buffer: &mut QuantRow) {
+            copy_nibbles::<Self>(block, superblock, row);
+        }
+    };
+    (@pack (|$block:ident: $type:ty, $row:ident| $read:block)) => {
+        fn pack_block(block: &[u8], superblock: &mut [u8], row: usize, buffer: &mut QuantRow) {
+            let $block: $type = pod_read_unaligned(block);
+            let $row = &mut *buffer;
+            $read
+            buffer.pack::<Self>(superblock, row);
+        }
+    };
 }
 
-impl Format {
-    /// The format of a type, if it is a quantized type that can be computed with.
-    pub(super) const fn of(dtype: DType) -> Option<Format> {
-        use quadriga_graph::blocks::{IQ4_LEVELS, MXFP4_LEVELS};
-        const fn format(quants: Quants, scales: Scales, blocks: usize, offset: u8) -> Option<Format> {
-            Some(Format { quants, scales, blocks, levels: None, offset })
+formats! { $
+    Q4_0: Q4, F16Scale, 1, 8, copied;
+    Q4_1: Q4, F16ScaleMin, 1, 0, copied;
+    Q5_0: Q5, F16Scale, 1, 16, (|block: blocks::BlockQ5_0, row| {
+        row.scale = bits(block.scale);
+        row.set_quants(32, |i| (block.quant(i) + 16) as u8);
+    });
+    Q5_1: Q5, F16ScaleMin, 1, 0, (|block: blocks::BlockQ5_1, row| {
+        (row.scale, row.min) = (bits(block.scale), bits(block.minimum));
+        row.set_quants(32, |i| block.quant(i));
+    });
+    Q8_0: Q8, F16Scale, 1, 128, (|block: blocks::BlockQ8_0, row| {
+        row.scale = bits(block.scale);
+        row.set_quants(32, |i| block.quants[i] as u8 ^ 0x80);
+    });
+    Q2_K: Q2, K4ScaleMin16, 8, 0, (|block: blocks::BlockQ2_K, row| {
+        (row.scale, row.min) = (bits(block.scale), bits(block.min_scale));
+        row.set_quants(256, |i| block.quant(i));
+        for i in 0..16 {
+            (row.sub_scales[i], row.sub_mins[i]) = block.group_scale_and_minimum(i);
         }
-        const fn table(scales: Scales, blocks: usize, levels: &'static [i8; 16]) -> Option<Format> {
-            Some(Format { quants: Quants::Nibble, scales, blocks, levels: Some(levels), offset: 0 })
+    });
+    Q3_K: Q3, K6Scale16, 8, 4, (|block: blocks::BlockQ3_K, row| {
+        row.scale = bits(block.scale);
+        row.set_quants(256, |i| (block.quant(i) + 4) as u8);
+        (0..16).for_each(|i| row.sub_scales[i] = (block.group_scale(i) + 32) as u8);
+    });
+    Q4_K: Q4, K6ScaleMin, 8, 0, (|block: blocks::BlockQ4_K, row| {
+        (row.scale, row.min) = (bits(block.scale), bits(block.min_scale));
+        row.set_quants(256, |i| block.quant(i));
+        for i in 0..8 {
+            (row.sub_scales[i], row.sub_mins[i]) = block.group_scales.get(i);
         }
-        match dtype {
-            DType::Q4_0 => format(Quants::Nibble, Scales::Half, 1, 8),
-            DType::Q4_1 => format(Quants::Nibble, Scales::HalfMinimum, 1, 0),
-            DType::Q5_0 => format(Quants::NibbleOne, Scales::Half, 1, 16),
-            DType::Q5_1 => format(Quants::NibbleOne, Scales::HalfMinimum, 1, 0),
-            DType::Q8_0 => format(Quants::Byte, Scales::Half, 1, 128),
-            DType::Q2_K => format(Quants::Two, Scales::NibbleTwice, 8, 0),
-            DType::Q3_K => format(Quants::Three, Scales::SixTwice, 8, 4),
-            DType::Q4_K => format(Quants::Nibble, Scales::SixPair, 8, 0),
-            DType::Q5_K => format(Quants::NibbleOne, Scales::SixPair, 8, 0),
-            DType::Q6_K => format(Quants::NibbleTwo, Scales::ByteTwice, 8, 32),
-            DType::IQ4_NL => table(Scales::Half, 1, &IQ4_LEVELS),
-            DType::IQ4_XS => table(Scales::Six, 8, &IQ4_LEVELS),
-            DType::MXFP4 => table(Scales::Exponent, 1, &MXFP4_LEVELS),
-            _ => None,
+    });
+    Q5_K: Q5, K6ScaleMin, 8, 0, (|block: blocks::BlockQ5_K, row| {
+        (row.scale, row.min) = (bits(block.scale), bits(block.min_scale));
+        row.set_quants(256, |i| block.quant(i));
+        for i in 0..8 {
+            (row.sub_scales[i], row.sub_mins[i]) = block.group_scales.get(i);
         }
-    }
+    });
+    Q6_K: Q6, I8Scale16, 8, 32, (|block: blocks::BlockQ6_K, row| {
+        row.scale = bits(block.scale);
+        row.set_quants(256, |i| (block.quant(i) + 32) as u8);
+        (0..16).for_each(|i| row.sub_scales[i] = block.group_scales[i] as u8);
+    });
+    IQ4_NL: Q4Lut<Iq4Levels>, F16Scale, 1, Iq4Levels::ZERO_POINT, copied;
+    IQ4_XS: Q4Lut<Iq4Levels>, K6Scale, 8, Iq4Levels::ZERO_POINT, (|block: blocks::BlockIQ4_XS, row| {
+        row.scale = bits(block.scale);
+        for i in 0..8 {
+            row.set_nibbles(i, &block.codes[i]);
+            row.sub_scales[i] = (block.group_scale(i) + 32) as u8;
+        }
+    });
+    MXFP4: Q4Lut<Fp4Levels>, E8M0Scale, 1, Fp4Levels::ZERO_POINT, (|block: blocks::BlockMXFP4, row| {
+        row.scale = u16::from(block.exponent);
+        row.set_nibbles(0, &block.codes);
+    });
+}
 
-    /// Columns of a cell.
-    pub(super) const fn columns(&self) -> usize {
-        self.blocks * BLOCK
-    }
+fn bits(half: blocks::HalfBytes) -> u16 {
+    u16::from_le_bytes(half.0)
+}
 
-    /// Bytes of a cell.
-    pub(super) const fn cell_bytes(&self) -> usize {
-        self.blocks * self.quants.bytes() + self.scales.bytes()
-    }
+/// Columns and bytes of a superblock of a type; `None` if there is no packed format of it.
+pub(super) fn superblock_size(dtype: DType) -> Option<(usize, usize)> {
+    with_format!(dtype, F => Some((F::COLUMNS, F::BYTES)), else None)
 }
 
 #[cfg(test)]
@@ -177,15 +247,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_is_as_long_as_sixteen_blocks_of_the_file() {
+    fn a_superblock_is_as_long_as_sixteen_blocks_of_the_file() {
         let mut formats = 0;
         for dtype in DType::all() {
-            if let Some(format) = Format::of(dtype) {
-                assert_eq!(format.columns(), dtype.block_len(), "{dtype}");
-                assert_eq!(format.cell_bytes(), GROUP * dtype.block_bytes(), "{dtype}");
+            let size = superblock_size(dtype);
+            if let Some(size) = size {
+                assert_eq!(size, (dtype.block_len(), GROUP * dtype.block_bytes()), "{dtype}");
                 formats += 1;
             }
-            assert_eq!(Format::of(dtype).is_some(), dtype.is_quantized() && dtype.is_computable(), "{dtype}");
+            assert_eq!(size.is_some(), dtype.is_quantized() && dtype.is_computable(), "{dtype}");
         }
         assert_eq!(formats, 13);
     }

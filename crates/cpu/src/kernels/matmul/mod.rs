@@ -22,40 +22,25 @@
 //!
 //! Results depend neither on the number of threads nor on how rows of weights are shared out.
 
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every form"))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every format"))]
 mod activations;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx2_float;
-#[cfg(target_arch = "x86_64")]
-mod avx2_prepare;
-#[cfg(target_arch = "x86_64")]
-mod avx2_unpack;
-#[cfg(target_arch = "x86_64")]
-mod avx2_words;
-#[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod avx512_float;
-#[cfg(target_arch = "x86_64")]
-mod avx512_prepare;
-#[cfg(target_arch = "x86_64")]
-mod avx512_row;
-#[cfg(target_arch = "x86_64")]
-mod avx512_unpack;
-#[cfg(target_arch = "x86_64")]
-mod avx512_words;
-mod codes;
 pub mod format;
 mod pack;
 mod partition;
 #[cfg(target_arch = "x86_64")]
 mod prefetch;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels need the ranges"))]
+mod quants;
 mod scalar;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every form"))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels need the constants"))]
+mod scales;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every format"))]
 mod view;
 
 use std::ops::Range;
@@ -334,28 +319,28 @@ fn run(task: &Task<'_>) {
     match task.activations.form() {
         ActivationFormat::Bf16Tiles => {
             if let Some(token) = isa.amx() {
-                amx::product(token, task);
+                amx::multiply(token, task);
             }
         }
         ActivationFormat::Int8x2(_) => match (isa.avx512(), isa.avx2()) {
-            (Some(token), _) => avx512::product(token, task),
-            (None, Some(token)) => avx2::product(token, task),
+            (Some(token), _) => avx512::int8x2::multiply(token, task),
+            (None, Some(token)) => avx2::int8x2::multiply(token, task),
             (None, None) => {}
         },
         ActivationFormat::Int16 => match (isa.avx512(), isa.avx2()) {
-            (Some(token), _) => avx512_words::product(token, task),
-            (None, Some(token)) => avx2_words::product(token, task),
+            (Some(token), _) => avx512::int16::multiply(token, task),
+            (None, Some(token)) => avx2::int16::multiply(token, task),
             (None, None) => {}
         },
         ActivationFormat::F32Panels(12) if let Some(token) = isa.avx512() => {
-            avx512_float::product(token, task)
+            avx512::f32::multiply(token, task)
         }
-        ActivationFormat::F32Panels(6) if let Some(token) = isa.avx2() => avx2_float::product(token, task),
-        ActivationFormat::F32Panels(_) => scalar::product(task),
+        ActivationFormat::F32Panels(6) if let Some(token) = isa.avx2() => avx2::f32::multiply(token, task),
+        ActivationFormat::F32Panels(_) => scalar::multiply(task),
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn run(task: &Task<'_>) {
-    scalar::product(task);
+    scalar::multiply(task);
 }

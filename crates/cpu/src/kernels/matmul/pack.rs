@@ -7,8 +7,7 @@
 use half::{bf16, f16};
 use quadriga_graph::DType;
 
-use super::codes::Codes;
-use super::format::{BLOCK, Format, GROUP};
+use super::format::{BLOCK, GROUP, PackedFormat, QuantRow, superblock_size, with_format};
 use crate::kernels::KernelError;
 
 /// How one weight matrix is packed: `rows` rows of `columns` elements, as in the file.
@@ -43,11 +42,12 @@ impl PackedLayout {
             DType::F16 => columns.checked_mul(2 * GROUP),
             DType::BF16 => columns.div_ceil(BLOCK).checked_mul(2 * GROUP * BLOCK),
             _ => {
-                let format = Format::of(dtype).ok_or(KernelError::Type { dtype })?;
-                if !columns.is_multiple_of(format.columns()) {
+                let (superblock_columns, superblock_bytes) =
+                    superblock_size(dtype).ok_or(KernelError::Type { dtype })?;
+                if !columns.is_multiple_of(superblock_columns) {
                     return Err(KernelError::Blocks { dtype, columns });
                 }
-                (columns / format.columns()).checked_mul(format.cell_bytes())
+                (columns / superblock_columns).checked_mul(superblock_bytes)
             }
         };
         let Some(((bytes, group_bytes), file_row_bytes)) = group_bytes
@@ -111,45 +111,23 @@ impl PackedLayout {
     }
 
     fn pack_row(&self, row: usize, source: &[u8], out: &mut [u8]) {
-        match (self.dtype, Format::of(self.dtype)) {
-            // These blocks of the file are the row's scales and then 16 bytes, each with column i and column i + 16:
-            // just what a row's part of the four planes is.
-            (DType::Q4_0 | DType::Q4_1 | DType::IQ4_NL, Some(format)) => {
-                let cells = out.chunks_exact_mut(format.cell_bytes());
-                for (cell, block) in cells.zip(source.chunks_exact(self.dtype.block_bytes())) {
-                    let (scales, quants) = block.split_at(block.len() - BLOCK / 2);
-                    let (planes, places) = cell.split_at_mut(format.quants.bytes());
-                    for (plane, four) in planes.chunks_exact_mut(4 * GROUP).zip(quants.chunks_exact(4)) {
-                        plane[4 * row..4 * row + 4].copy_from_slice(four);
-                    }
-                    for (place, half) in places.chunks_exact_mut(2 * GROUP).zip(scales.chunks_exact(2)) {
-                        place[2 * row..2 * row + 2].copy_from_slice(half);
-                    }
-                }
-            }
-            (_, Some(format)) => {
-                let mut codes = Codes::new();
-                let cells = out.chunks_exact_mut(format.cell_bytes());
-                for (cell, block) in cells.zip(source.chunks_exact(self.dtype.block_bytes())) {
-                    codes.read_file_block(self.dtype, block);
-                    codes.write(&format, cell, row);
-                }
-            }
-            (DType::F32, _) => {
+        match self.dtype {
+            DType::F32 => {
                 for (place, value) in out.chunks_exact_mut(4 * GROUP).zip(source.chunks_exact(4)) {
                     place[4 * row..4 * row + 4].copy_from_slice(value);
                 }
             }
-            (DType::BF16, _) => {
+            DType::BF16 => {
                 for (place, pair) in out.chunks_exact_mut(4 * GROUP).zip(source.chunks(4)) {
                     place[4 * row..4 * row + pair.len()].copy_from_slice(pair);
                 }
             }
-            _ => {
+            DType::F16 => {
                 for (place, value) in out.chunks_exact_mut(2 * GROUP).zip(source.chunks_exact(2)) {
                     place[2 * row..2 * row + 2].copy_from_slice(value);
                 }
             }
+            dtype => with_format!(dtype, F => pack_blocks::<F>(dtype, row, source, out), else {}),
         }
     }
 
@@ -182,35 +160,28 @@ impl PackedLayout {
         Ok(())
     }
 
-    /// Reads columns `first..` of one row of a group; `first` is a multiple of the cell's columns.
+    /// Reads columns `first..` of one row of a group; `first` is a multiple of the superblock's columns.
     pub(super) fn read_lane(&self, group: &[u8], lane: usize, first: usize, out: &mut [f32]) {
         let half_at = |at: usize| u16::from_le_bytes([group[at], group[at + 1]]);
-        match (self.dtype, Format::of(self.dtype)) {
-            (_, Some(format)) => {
-                let mut codes = Codes::new();
-                let cells = group.chunks_exact(format.cell_bytes()).skip(first / format.columns());
-                for (cell, values) in cells.zip(out.chunks_mut(format.columns())) {
-                    codes.read(&format, cell, lane);
-                    codes.values(&format, values);
-                }
-            }
-            (DType::F32, _) => {
+        match self.dtype {
+            DType::F32 => {
                 for (k, value) in out.iter_mut().enumerate() {
                     let at = ((first + k) * GROUP + lane) * 4;
                     *value = f32::from_le_bytes([group[at], group[at + 1], group[at + 2], group[at + 3]]);
                 }
             }
-            (DType::BF16, _) => {
+            DType::BF16 => {
                 for (k, value) in out.iter_mut().enumerate() {
                     let k = first + k;
                     *value = bf16::from_bits(half_at((k / 2 * GROUP + lane) * 4 + k % 2 * 2)).to_f32();
                 }
             }
-            _ => {
+            DType::F16 => {
                 for (k, value) in out.iter_mut().enumerate() {
                     *value = f16::from_bits(half_at(((first + k) * GROUP + lane) * 2)).to_f32();
                 }
             }
+            dtype => with_format!(dtype, F => dequantize::<F>(group, lane, first, out), else {}),
         }
     }
 
@@ -220,6 +191,25 @@ impl PackedLayout {
     }
 }
 
+/// Packs a row of the file as row `row` of a group, in which the row's bits are 0.
+fn pack_blocks<F: PackedFormat>(dtype: DType, row: usize, source: &[u8], out: &mut [u8]) {
+    let mut buffer = QuantRow::new();
+    let superblocks = out.chunks_exact_mut(F::BYTES);
+    for (superblock, block) in superblocks.zip(source.chunks_exact(dtype.block_bytes())) {
+        F::pack_block(block, superblock, row, &mut buffer);
+    }
+}
+
+/// Reads columns `first..` of row `row` of a group.
+fn dequantize<F: PackedFormat>(group: &[u8], row: usize, first: usize, out: &mut [f32]) {
+    let mut buffer = QuantRow::new();
+    let superblocks = group.chunks_exact(F::BYTES).skip(first / F::COLUMNS);
+    for (superblock, values) in superblocks.zip(out.chunks_mut(F::COLUMNS)) {
+        F::dequantize(superblock, row, &mut buffer, values);
+    }
+}
+
+/// Checks that something is long enough.
 pub(super) fn check(what: &'static str, has: usize, needs: usize) -> Result<(), KernelError> {
     if has < needs { Err(KernelError::Short { what, has, needs }) } else { Ok(()) }
 }

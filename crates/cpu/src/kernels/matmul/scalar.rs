@@ -12,10 +12,10 @@ const STEP: usize = 256;
 
 /// Transposes the rows of one panel: column after column.
 #[expect(clippy::indexing_slicing, reason = "panels have at most 16 rows, and pieces at most PIECE columns")]
-pub(super) fn prepare_panel(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
+pub(super) fn f32_panel(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
     /// Columns at a time, of all rows.
     const PIECE: usize = 64;
-    let (panel, count) = activations.panel(rows.start);
+    let (panel, count) = activations.f32_panel(rows.start);
     let mut values = [[0.0_f32; PIECE]; 16];
     for first in (0..activations.columns()).step_by(PIECE) {
         let length = PIECE.min(activations.columns() - first);
@@ -34,7 +34,7 @@ pub(super) fn prepare_panel(activations: &Activations<'_>, input: &Input<'_>, ro
 
 /// Rows of activations × groups of weight rows.
 #[expect(clippy::indexing_slicing, reason = "all indices are below the fixed array lengths")]
-pub(super) fn product(task: &Task<'_>) {
+pub(super) fn multiply(task: &Task<'_>) {
     let columns = task.layout.columns();
     let mut weights = [[0.0_f32; STEP]; GROUP];
     for group in task.groups.clone() {
@@ -48,7 +48,7 @@ pub(super) fn product(task: &Task<'_>) {
             }
             for row in 0..task.rows {
                 let Some(out) = task.output.row(row) else { continue };
-                let (x, _) = task.activations.panel(task.first_row + row);
+                let (x, _) = task.activations.f32_panel(task.first_row + row);
                 // SAFETY: panels of one row are rows; `first + length <= columns`.
                 let x = unsafe { std::slice::from_raw_parts(x.add(first), length) };
                 for (lane, values) in weights.iter().enumerate().take(count) {

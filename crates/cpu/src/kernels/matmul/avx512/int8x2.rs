@@ -2,13 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use quadriga_graph::DType;
-
-use super::activations::{BytesRow, PANEL_COLUMNS};
-use super::avx512_unpack::{self as unpack, Packed, with_packed};
-use super::format::{BLOCK, GROUP};
-use super::{Task, avx512_row};
+use super::{Avx512Format, int8x2_gemv};
 use crate::isa::Avx512;
+use crate::kernels::matmul::Task;
+use crate::kernels::matmul::activations::{Int8x2Row, PANEL_COLUMNS};
+use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
+use crate::kernels::matmul::scales::{Affine, ScaleStorage};
 
 /// Blocks unpacked at a time for many rows.
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
@@ -21,15 +20,15 @@ struct PanelBlock {
     m: [__m512; 2],
 }
 
-const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= super::activations::SCRATCH);
+const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= crate::kernels::matmul::activations::SCRATCH);
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(token: Avx512, task: &Task<'_>) {
+pub(in crate::kernels::matmul) fn multiply(token: Avx512, task: &Task<'_>) {
     if task.rows == 1 {
-        avx512_row::product(token, task);
+        int8x2_gemv::multiply(token, task);
     } else {
         // SAFETY: the token proves the instructions; the task was checked by `multiply`.
-        unsafe { with_packed!(task.layout.dtype(), many_rows(task)) }
+        unsafe { with_format!(task.layout.dtype(), F => many_rows::<F>(task), else {}) }
     }
 }
 
@@ -76,8 +75,8 @@ pub(super) unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
 pub(super) unsafe fn add_block<const HALVES: bool>(
     sums: [__m512; 2],
     quants: &[__m512i; 8],
-    affine: &unpack::Affine,
-    x: &BytesRow,
+    affine: &Affine<__m512>,
+    x: &Int8x2Row,
     block: usize,
 ) -> [__m512; 2] {
     let [mut main, mut rest] = sums;
@@ -103,7 +102,7 @@ pub(super) unsafe fn add_block<const HALVES: bool>(
 
 /// Many rows: a group is unpacked once, and used for all rows, eight at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
+unsafe fn many_rows<F: Avx512Format>(task: &Task<'_>) {
     let panel = task.scratch.cast::<PanelBlock>();
     let blocks = task.layout.columns() / BLOCK;
     for group in task.groups.clone() {
@@ -111,13 +110,13 @@ unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
         for first in (0..blocks).step_by(PANEL_BLOCKS) {
             let count = PANEL_BLOCKS.min(blocks - first);
             for i in 0..count {
-                let (cell, block) = ((first + i) / P::BLOCKS, (first + i) % P::BLOCKS);
-                // SAFETY: the scratch memory holds PANEL_BLOCKS blocks; the cell is inside the group.
+                let (superblock, block) = ((first + i) / F::BLOCKS, (first + i) % F::BLOCKS);
+                // SAFETY: the scratch memory holds PANEL_BLOCKS blocks; the superblock is inside the group.
                 unsafe {
-                    let cell = packed.add(cell * P::BYTES);
-                    let affine = P::scales(cell, block);
+                    let superblock = packed.add(superblock * F::BYTES);
+                    let affine = F::scales(superblock, block);
                     panel.add(i).write(PanelBlock {
-                        quants: P::quants(cell, block),
+                        quants: F::quants(superblock, block),
                         d: affine.d,
                         m: affine.m,
                     });
@@ -127,18 +126,18 @@ unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
             // SAFETY: rows below `task.rows` exist in activations and output.
             unsafe {
                 while row + 8 <= task.rows {
-                    panel_rows::<8, P>(task, panel, group, row, first, count);
+                    panel_rows::<8, F>(task, panel, group, row, first, count);
                     row += 8;
                 }
                 match task.rows - row {
                     0 => {}
-                    1 => panel_rows::<1, P>(task, panel, group, row, first, count),
-                    2 => panel_rows::<2, P>(task, panel, group, row, first, count),
-                    3 => panel_rows::<3, P>(task, panel, group, row, first, count),
-                    4 => panel_rows::<4, P>(task, panel, group, row, first, count),
-                    5 => panel_rows::<5, P>(task, panel, group, row, first, count),
-                    6 => panel_rows::<6, P>(task, panel, group, row, first, count),
-                    _ => panel_rows::<7, P>(task, panel, group, row, first, count),
+                    1 => panel_rows::<1, F>(task, panel, group, row, first, count),
+                    2 => panel_rows::<2, F>(task, panel, group, row, first, count),
+                    3 => panel_rows::<3, F>(task, panel, group, row, first, count),
+                    4 => panel_rows::<4, F>(task, panel, group, row, first, count),
+                    5 => panel_rows::<5, F>(task, panel, group, row, first, count),
+                    6 => panel_rows::<6, F>(task, panel, group, row, first, count),
+                    _ => panel_rows::<7, F>(task, panel, group, row, first, count),
                 }
             }
         }
@@ -147,7 +146,7 @@ unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
 
 /// `ROWS` rows × the blocks of a panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn panel_rows<const ROWS: usize, P: Packed>(
+unsafe fn panel_rows<const ROWS: usize, F: Avx512Format>(
     task: &Task<'_>,
     panel: *const PanelBlock,
     group: usize,
@@ -155,17 +154,17 @@ unsafe fn panel_rows<const ROWS: usize, P: Packed>(
     first: usize,
     count: usize,
 ) {
-    let x: [BytesRow; ROWS] = std::array::from_fn(|r| task.activations.bytes(task.first_row + row + r));
+    let x: [Int8x2Row; ROWS] = std::array::from_fn(|r| task.activations.int8x2_row(task.first_row + row + r));
     let mut sums = [_mm512_setzero_ps(); ROWS];
     for i in 0..count {
         // SAFETY: the panel holds `count` blocks.
         let block = unsafe { &*panel.add(i) };
-        let affine = unpack::Affine { d: block.d, m: block.m };
+        let affine = Affine { d: block.d, m: block.m };
         for (sum, x) in sums.iter_mut().zip(&x) {
             // SAFETY: the rows have block `first + i`.
             unsafe {
                 let both = [*sum, _mm512_setzero_ps()];
-                *sum = if P::HALVES {
+                *sum = if F::Scales::PER_16 {
                     let [a, b] = add_block::<true>(both, &block.quants, &affine, x, first + i);
                     _mm512_add_ps(a, b)
                 } else {

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! types with 32 columns to a scale    sums += d × (x scale × Σ q x)                                     block by block
-//! types with 256 columns to a scale   sums += head × x scale × Σ over blocks of step × Σ q x            cell by cell
+//! types with 256 columns to a scale   sums += head × x scale × Σ over blocks of step × Σ q x            superblock by superblock
 //! those of 2 and 3 bits               the same in 32-bit integers: quants and steps are so small that the dot products
 //!                                     of 16 columns fit 16 bits. Those of two half blocks share a lane,
 //!
@@ -20,75 +20,79 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use quadriga_graph::DType;
-
-use super::activations::{BytesRow, DIGITS};
-use super::avx512::{add_block, dots, store};
-use super::avx512_unpack::{self as unpack, Packed, Scales, with_packed};
-use super::format::BLOCK;
-use super::{Task, prefetch};
+use super::Avx512Format;
+use super::int8x2::{add_block, dots, store};
 use crate::isa::Avx512;
+use crate::kernels::matmul::activations::{DIGITS, Int8x2Row};
+use crate::kernels::matmul::format::{BLOCK, with_format};
+use crate::kernels::matmul::scales::{ScaleLoads, ScaleStorage};
+use crate::kernels::matmul::{Task, prefetch};
 
 /// One row of activations × groups of weight rows.
-pub(super) fn product(_token: Avx512, task: &Task<'_>) {
+pub(super) fn multiply(_token: Avx512, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
-    unsafe { with_packed!(task.layout.dtype(), one_row(task)) }
+    unsafe { with_format!(task.layout.dtype(), F => one_row::<F>(task), else {}) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn one_row<P: Packed>(task: &Task<'_>) {
-    let x = task.activations.bytes(task.first_row);
-    let cells = task.layout.columns() / (P::BLOCKS * BLOCK);
+unsafe fn one_row<F: Avx512Format>(task: &Task<'_>) {
+    let x = task.activations.int8x2_row(task.first_row);
+    let superblocks = task.layout.columns() / (F::BLOCKS * BLOCK);
     for group in task.groups.clone() {
-        let mut cell = task.group(group).as_ptr();
+        let mut superblock = task.group(group).as_ptr();
         let mut sums = [_mm512_setzero_ps(); 2];
-        for index in 0..cells {
-            // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
+        for index in 0..superblocks {
+            // SAFETY: the group has `superblocks` superblocks, and the row of activations as many blocks.
             unsafe {
-                sums = if P::BLOCKS == 1 {
-                    prefetch::stream(cell, P::BYTES);
-                    let (quants, affine) = (P::quants(cell, 0), P::scales(cell, 0));
+                sums = if F::BLOCKS == 1 {
+                    prefetch::stream(superblock, F::BYTES);
+                    let (quants, affine) = (F::quants(superblock, 0), F::scales(superblock, 0));
                     add_block::<false>(sums, &quants, &affine, &x, index)
-                } else if P::PAIRS {
-                    add_pairs::<P>(sums, cell, &x, index * P::BLOCKS)
+                } else if F::Scales::I16_PAIRS {
+                    add_pairs::<F>(sums, superblock, &x, index * F::BLOCKS)
                 } else {
-                    add_cell::<P>(sums, cell, &x, index * P::BLOCKS)
+                    add_cell::<F>(sums, superblock, &x, index * F::BLOCKS)
                 };
             }
-            cell = cell.wrapping_add(P::BYTES);
+            superblock = superblock.wrapping_add(F::BYTES);
         }
         // SAFETY: the group is one of the layout's.
         unsafe { store(task, group, 0, _mm512_add_ps(sums[0], sums[1]), false) };
     }
 }
 
-/// Calls `$function::<P, block>($sums, $arguments)` for the eight blocks of a cell, and puts what it returns in
+/// Calls `$function::<P, block>($sums, $arguments)` for the eight blocks of a superblock, and puts what it returns in
 /// `$sums`.
 macro_rules! each_block {
-    ($sums:ident = $function:ident($cell:expr, $x:expr, $first:expr)) => {
-        each_block!($sums = $function($cell, $x, $first); 0 1 2 3 4 5 6 7)
+    ($sums:ident = $function:ident($superblock:expr, $x:expr, $first:expr)) => {
+        each_block!($sums = $function($superblock, $x, $first); 0 1 2 3 4 5 6 7)
     };
-    ($sums:ident = $function:ident($cell:expr, $x:expr, $first:expr); $($block:literal)*) => {
-        $($sums = $function::<P, $block>($sums, $cell, $x, $first);)*
+    ($sums:ident = $function:ident($superblock:expr, $x:expr, $first:expr); $($block:literal)*) => {
+        $($sums = $function::<F, $block>($sums, $superblock, $x, $first);)*
     };
 }
 
-/// Asks for as many lines as a block has, its share of a cell.
+/// Asks for as many lines as a block has, its share of a superblock.
 #[inline(always)]
-fn ask_for<P: Packed>(cell: *const u8, block: usize) {
-    let line = |block: usize| (block * P::BYTES).div_ceil(P::BLOCKS * 64);
-    prefetch::stream(cell.wrapping_add(64 * line(block)), 64 * (line(block + 1) - line(block)));
+fn ask_for<F: Avx512Format>(superblock: *const u8, block: usize) {
+    let line = |block: usize| (block * F::BYTES).div_ceil(F::BLOCKS * 64);
+    prefetch::stream(superblock.wrapping_add(64 * line(block)), 64 * (line(block + 1) - line(block)));
 }
 
-/// Adds a cell's part to sixteen sums; `first` is the first of its blocks in the row.
+/// Adds a superblock's part to sixteen sums; `first` is the first of its blocks in the row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn add_cell<P: Packed>(sums: [__m512; 2], cell: *const u8, x: &BytesRow, first: usize) -> [__m512; 2] {
+unsafe fn add_cell<F: Avx512Format>(
+    sums: [__m512; 2],
+    superblock: *const u8,
+    x: &Int8x2Row,
+    first: usize,
+) -> [__m512; 2] {
     let mut parts = [_mm512_setzero_ps(); 2];
     // SAFETY: promised by the caller.
     unsafe {
-        each_block!(parts = cell_block(cell, x, first));
-        let [d, m] = P::Scales::head(P::scales_of(cell));
+        each_block!(parts = cell_block(superblock, x, first));
+        let [d, m] = F::super_scales(superblock);
         let d = _mm512_mul_ps(d, _mm512_set1_ps(*x.scales.add(first)));
         [_mm512_fmadd_ps(d, parts[0], sums[0]), _mm512_fmadd_ps(m, parts[1], sums[1])]
     }
@@ -97,20 +101,20 @@ unsafe fn add_cell<P: Packed>(sums: [__m512; 2], cell: *const u8, x: &BytesRow, 
 /// Adds the steps of a block times its dot products, and times the sums of the activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn cell_block<P: Packed, const INDEX: usize>(
+unsafe fn cell_block<F: Avx512Format, const INDEX: usize>(
     parts: [__m512; 2],
-    cell: *const u8,
-    x: &BytesRow,
+    superblock: *const u8,
+    x: &Int8x2Row,
     first: usize,
 ) -> [__m512; 2] {
     let [mut main, mut rest] = parts;
-    ask_for::<P>(cell, INDEX);
+    ask_for::<F>(superblock, INDEX);
     // SAFETY: promised by the caller.
     unsafe {
         let block = first + INDEX;
-        let [low, high] = dots(&P::quants(cell, INDEX), x.quants.add(2 * block * BLOCK));
-        let steps = P::Scales::steps(P::scales_of(cell), INDEX);
-        if P::HALVES {
+        let [low, high] = dots(&F::quants(superblock, INDEX), x.quants.add(2 * block * BLOCK));
+        let steps = F::Scales::sub_scales(F::scales_of(superblock), INDEX);
+        if F::Scales::PER_16 {
             main = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), steps.d[0], main);
             main = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), steps.d[1], main);
             rest = _mm512_fmadd_ps(steps.m[0], _mm512_set1_ps(*x.half_sums.add(2 * block)), rest);
@@ -127,23 +131,23 @@ unsafe fn cell_block<P: Packed, const INDEX: usize>(
 /// As [`add_cell`], in integers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn add_pairs<P: Packed>(
+unsafe fn add_pairs<F: Avx512Format>(
     sums: [__m512; 2],
-    cell: *const u8,
-    x: &BytesRow,
+    superblock: *const u8,
+    x: &Int8x2Row,
     first: usize,
 ) -> [__m512; 2] {
     let mut parts = [_mm512_setzero_si512(); 4];
     // SAFETY: promised by the caller.
     unsafe {
-        each_block!(parts = pair_block(cell, x, first));
-        let [d, m] = P::Scales::head(P::scales_of(cell));
+        each_block!(parts = pair_block(superblock, x, first));
+        let [d, m] = F::super_scales(superblock);
         let scale = _mm512_set1_ps(*x.scales.add(first));
         let [main, main_low, rest, rest_low] = parts;
         let whole = |high, low| _mm512_add_epi32(_mm512_slli_epi32::<7>(high), low);
-        let rest = if P::Scales::BYTES_OF_M {
-            let steps = P::Scales::bytes_of_m(P::scales_of(cell));
-            steps_times_sums(&steps, x.digits.add(first / P::BLOCKS * DIGITS))
+        let rest = if F::Scales::MIN_BYTES {
+            let steps = F::Scales::min_bytes(F::scales_of(superblock));
+            steps_times_sums(&steps, x.digits.add(first / F::BLOCKS * DIGITS))
         } else {
             whole(rest, rest_low)
         };
@@ -172,23 +176,23 @@ unsafe fn steps_times_sums(steps: &[__m512i; 4], digits: *const i8) -> __m512i {
 }
 
 /// Adds the steps of a block times its dot products, and times the sums of the activations unless that is done for the
-/// whole cell: for the high and the low byte of the activations each.
+/// whole superblock: for the high and the low byte of the activations each.
 ///
-/// A dot product of 16 columns is at most 16 × 7 × 127 in size. A cell's sixteen of them with steps of at most 32 are
+/// A dot product of 16 columns is at most 16 × 7 × 127 in size. A superblock's sixteen of them with steps of at most 32 are
 /// below 2²³, and below 2³⁰ when shifted by the low byte's 7 bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn pair_block<P: Packed, const INDEX: usize>(
+unsafe fn pair_block<F: Avx512Format, const INDEX: usize>(
     parts: [__m512i; 4],
-    cell: *const u8,
-    x: &BytesRow,
+    superblock: *const u8,
+    x: &Int8x2Row,
     first: usize,
 ) -> [__m512i; 4] {
-    ask_for::<P>(cell, INDEX);
+    ask_for::<F>(superblock, INDEX);
     // SAFETY: promised by the caller.
     unsafe {
         let block = first + INDEX;
-        let [a, b, c, d, e, f, g, h] = P::quants(cell, INDEX);
+        let [a, b, c, d, e, f, g, h] = F::quants(superblock, INDEX);
         let x_quants = x.quants.add(2 * block * BLOCK).cast::<i32>();
         let four = |i: usize| _mm512_set1_epi32(x_quants.add(i).read_unaligned());
         let dot = |q: [__m512i; 4], first: usize| {
@@ -199,9 +203,9 @@ unsafe fn pair_block<P: Packed, const INDEX: usize>(
         };
         let main = pair(dot([a, b, c, d], 0), dot([e, f, g, h], 4));
         let rest = pair(dot([a, b, c, d], 8), dot([e, f, g, h], 12));
-        let steps = P::Scales::pairs(P::scales_of(cell), INDEX);
+        let steps = F::Scales::i16_pairs(F::scales_of(superblock), INDEX);
         let (main, rest) = (add_products(parts[0], main, steps), add_products(parts[1], rest, steps));
-        if P::Scales::BYTES_OF_M {
+        if F::Scales::MIN_BYTES {
             return [main, rest, parts[2], parts[3]];
         }
         let sums = x.pairs.add(4 * block).cast::<i32>();

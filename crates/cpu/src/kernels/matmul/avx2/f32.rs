@@ -7,16 +7,16 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::Task;
-use super::activations::SCRATCH;
-use super::format::GROUP;
 use crate::isa::Avx2;
+use crate::kernels::matmul::Task;
+use crate::kernels::matmul::activations::SCRATCH;
+use crate::kernels::matmul::format::GROUP;
 
 /// Columns widened at a time.
 const PANEL: usize = SCRATCH / (GROUP * 4) / 32 * 32;
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(_token: Avx2, task: &Task<'_>) {
+pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe {
         match task.layout.dtype() {
@@ -115,7 +115,7 @@ unsafe fn rows<W: Plain>(task: &Task<'_>) {
             for row in (0..task.rows).step_by(6) {
                 // SAFETY: the panel has `count` columns.
                 unsafe {
-                    match task.activations.panel(task.first_row + row).1 {
+                    match task.activations.f32_panel(task.first_row + row).1 {
                         1 => panel::<1>(task, group, row, wide, first, count),
                         2 => panel::<2>(task, group, row, wide, first, count),
                         3 => panel::<3>(task, group, row, wide, first, count),
@@ -138,7 +138,7 @@ unsafe fn rows<W: Plain>(task: &Task<'_>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn one_row<W: Plain>(task: &Task<'_>, group: usize, packed: *const u8) {
     let columns = task.layout.columns();
-    let (x, _) = task.activations.panel(task.first_row);
+    let (x, _) = task.activations.f32_panel(task.first_row);
     let mut sums = [[_mm256_setzero_ps(); 2]; 4];
     // SAFETY: columns below the last are inside the group and the row.
     unsafe {
@@ -178,7 +178,7 @@ unsafe fn panel<const ROWS: usize>(
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
     // SAFETY: the panel of activations holds ROWS values for each column, the group sixteen.
     unsafe {
-        let x = task.activations.panel(task.first_row + row).0.add(first * ROWS).cast_const();
+        let x = task.activations.f32_panel(task.first_row + row).0.add(first * ROWS).cast_const();
         for column in 0..count {
             let low = _mm256_loadu_ps(w.add(column * GROUP));
             let high = _mm256_loadu_ps(w.add(column * GROUP + 8));

@@ -5,14 +5,12 @@
 
 use std::arch::x86_64::*;
 
-use quadriga_graph::DType;
-
-use super::activations::{BytesRow, PANEL_COLUMNS};
-use super::avx2_unpack::{self as unpack, Packed};
-use super::avx512_unpack::with_packed;
-use super::format::{BLOCK, GROUP};
-use super::{Task, prefetch};
+use super::Avx2Format;
 use crate::isa::Avx2;
+use crate::kernels::matmul::activations::{Int8x2Row, PANEL_COLUMNS};
+use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
+use crate::kernels::matmul::scales::{Affine, ScaleStorage};
+use crate::kernels::matmul::{Task, prefetch};
 
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
 
@@ -24,16 +22,16 @@ struct PanelBlock {
     m: [__m256; 2],
 }
 
-const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= super::activations::SCRATCH);
+const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= crate::kernels::matmul::activations::SCRATCH);
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(_token: Avx2, task: &Task<'_>) {
+pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe {
         if task.rows == 1 {
-            with_packed!(task.layout.dtype(), one_row(task));
+            with_format!(task.layout.dtype(), F => one_row::<F>(task), else {});
         } else {
-            with_packed!(task.layout.dtype(), many_rows(task));
+            with_format!(task.layout.dtype(), F => many_rows::<F>(task), else {});
         }
     }
 }
@@ -59,23 +57,23 @@ unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256, add: bo
 /// they have scales of their own.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots<P: Packed>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
+unsafe fn dots<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
     let ones = _mm256_set1_epi16(1);
     let [mut low, mut high] = [_mm256_setzero_si256(); 2];
     let mut run = _mm256_setzero_si256();
     for (v, q) in quants.iter().enumerate() {
         // SAFETY: promised by the caller: 32 bytes.
         let four = _mm256_set1_epi32(unsafe { x.cast::<i32>().add(v).read_unaligned() });
-        let pairs = if P::SIGNED {
+        let pairs = if F::SIGNED {
             _mm256_maddubs_epi16(_mm256_abs_epi8(*q), _mm256_sign_epi8(four, *q))
         } else {
             _mm256_maddubs_epi16(*q, four)
         };
-        run = if v % P::RUN == 0 { pairs } else { _mm256_add_epi16(run, pairs) };
+        run = if v % F::MADDUBS_RUN == 0 { pairs } else { _mm256_add_epi16(run, pairs) };
         // Widen at the end of a run, and where the half block ends if it has a scale of its own.
-        if (v + 1) % P::RUN == 0 || (P::HALVES && v == 3) {
+        if (v + 1) % F::MADDUBS_RUN == 0 || (F::Scales::PER_16 && v == 3) {
             let wide = _mm256_madd_epi16(run, ones);
-            if P::HALVES && v >= 4 {
+            if F::Scales::PER_16 && v >= 4 {
                 high = _mm256_add_epi32(high, wide);
             } else {
                 low = _mm256_add_epi32(low, wide);
@@ -89,31 +87,31 @@ unsafe fn dots<P: Packed>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
 /// Adds a block's part to eight sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_block<P: Packed>(
+unsafe fn add_block<F: Avx2Format>(
     sum: __m256,
     quants: &[__m256i; 8],
-    affine: &unpack::Affine,
-    x: &BytesRow,
+    affine: &Affine<__m256>,
+    x: &Int8x2Row,
     block: usize,
 ) -> __m256 {
     let mut sum = sum;
     // SAFETY: the row of activations has this block.
     unsafe {
         let at = x.quants.add(2 * block * BLOCK);
-        let (main, rest) = (dots::<P>(quants, at), dots::<P>(quants, at.add(BLOCK)));
+        let (main, rest) = (dots::<F>(quants, at), dots::<F>(quants, at.add(BLOCK)));
         let scale = _mm256_set1_ps(*x.scales.add(block));
         let dot = |main: __m256i, rest: __m256i| {
             let both = _mm256_add_epi32(_mm256_slli_epi32::<7>(main), rest);
             _mm256_mul_ps(_mm256_cvtepi32_ps(both), scale)
         };
         sum = _mm256_fmadd_ps(dot(main[0], rest[0]), affine.d[0], sum);
-        if P::HALVES {
+        if F::Scales::PER_16 {
             sum = _mm256_fmadd_ps(dot(main[1], rest[1]), affine.d[1], sum);
         }
-        if P::MINIMUM && P::HALVES {
+        if F::HAS_M && F::Scales::PER_16 {
             sum = _mm256_fmadd_ps(affine.m[0], _mm256_set1_ps(*x.half_sums.add(2 * block)), sum);
             sum = _mm256_fmadd_ps(affine.m[1], _mm256_set1_ps(*x.half_sums.add(2 * block + 1)), sum);
-        } else if P::MINIMUM {
+        } else if F::HAS_M {
             sum = _mm256_fmadd_ps(affine.m[0], _mm256_set1_ps(*x.sums.add(block)), sum);
         }
     }
@@ -122,25 +120,25 @@ unsafe fn add_block<P: Packed>(
 
 /// One row: the packed weights are read once, front to back.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn one_row<P: Packed>(task: &Task<'_>) {
-    let x = task.activations.bytes(task.first_row);
-    let cells = task.layout.columns() / (P::BLOCKS * BLOCK);
+unsafe fn one_row<F: Avx2Format>(task: &Task<'_>) {
+    let x = task.activations.int8x2_row(task.first_row);
+    let superblocks = task.layout.columns() / (F::BLOCKS * BLOCK);
     for group in task.groups.clone() {
-        let mut cell = task.group(group).as_ptr();
+        let mut superblock = task.group(group).as_ptr();
         let mut sums = [_mm256_setzero_ps(); 2];
-        for index in 0..cells {
-            for block in 0..P::BLOCKS {
-                prefetch::stream(cell.wrapping_add(block * P::BYTES / P::BLOCKS), P::BYTES / P::BLOCKS);
+        for index in 0..superblocks {
+            for block in 0..F::BLOCKS {
+                prefetch::stream(superblock.wrapping_add(block * F::BYTES / F::BLOCKS), F::BYTES / F::BLOCKS);
                 for (half, sum) in sums.iter_mut().enumerate() {
-                    // SAFETY: the group has `cells` cells, and the row of activations as many blocks.
+                    // SAFETY: the group has `superblocks` superblocks, and the row of activations as many blocks.
                     unsafe {
-                        let quants = P::quants(cell, block, half);
-                        let affine = P::scales(cell, block, half);
-                        *sum = add_block::<P>(*sum, &quants, &affine, &x, index * P::BLOCKS + block);
+                        let quants = F::quants(superblock, block, half);
+                        let affine = F::scales(superblock, block, half);
+                        *sum = add_block::<F>(*sum, &quants, &affine, &x, index * F::BLOCKS + block);
                     }
                 }
             }
-            cell = cell.wrapping_add(P::BYTES);
+            superblock = superblock.wrapping_add(F::BYTES);
         }
         for (half, sum) in sums.into_iter().enumerate() {
             // SAFETY: the group is one of the layout's.
@@ -151,7 +149,7 @@ unsafe fn one_row<P: Packed>(task: &Task<'_>) {
 
 /// Many rows: eight weight rows are unpacked once, and used for all rows, four at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
+unsafe fn many_rows<F: Avx2Format>(task: &Task<'_>) {
     let panel = task.scratch.cast::<PanelBlock>();
     let blocks = task.layout.columns() / BLOCK;
     for (group, half) in task.groups.clone().flat_map(|group| [(group, 0), (group, 1)]) {
@@ -160,12 +158,12 @@ unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
         for first in (0..blocks).step_by(PANEL_BLOCKS) {
             let count = PANEL_BLOCKS.min(blocks - first);
             for i in 0..count {
-                let (cell, block) = ((first + i) / P::BLOCKS, (first + i) % P::BLOCKS);
-                // SAFETY: the scratch memory holds PANEL_BLOCKS blocks; the cell is inside the group.
+                let (superblock, block) = ((first + i) / F::BLOCKS, (first + i) % F::BLOCKS);
+                // SAFETY: the scratch memory holds PANEL_BLOCKS blocks; the superblock is inside the group.
                 unsafe {
-                    let cell = packed.add(cell * P::BYTES);
-                    let affine = P::scales(cell, block, half);
-                    let quants = P::quants(cell, block, half);
+                    let superblock = packed.add(superblock * F::BYTES);
+                    let affine = F::scales(superblock, block, half);
+                    let quants = F::quants(superblock, block, half);
                     panel.add(i).write(PanelBlock { quants, d: affine.d, m: affine.m });
                 }
             }
@@ -173,14 +171,14 @@ unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
             // SAFETY: rows below `task.rows` exist in activations and output.
             unsafe {
                 while row + 4 <= task.rows {
-                    panel_rows::<4, P>(task, panel, column, row, first, count);
+                    panel_rows::<4, F>(task, panel, column, row, first, count);
                     row += 4;
                 }
                 match task.rows - row {
                     0 => {}
-                    1 => panel_rows::<1, P>(task, panel, column, row, first, count),
-                    2 => panel_rows::<2, P>(task, panel, column, row, first, count),
-                    _ => panel_rows::<3, P>(task, panel, column, row, first, count),
+                    1 => panel_rows::<1, F>(task, panel, column, row, first, count),
+                    2 => panel_rows::<2, F>(task, panel, column, row, first, count),
+                    _ => panel_rows::<3, F>(task, panel, column, row, first, count),
                 }
             }
         }
@@ -189,7 +187,7 @@ unsafe fn many_rows<P: Packed>(task: &Task<'_>) {
 
 /// `ROWS` rows × the blocks of a panel.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panel_rows<const ROWS: usize, P: Packed>(
+unsafe fn panel_rows<const ROWS: usize, F: Avx2Format>(
     task: &Task<'_>,
     panel: *const PanelBlock,
     column: usize,
@@ -197,15 +195,15 @@ unsafe fn panel_rows<const ROWS: usize, P: Packed>(
     first: usize,
     count: usize,
 ) {
-    let x: [BytesRow; ROWS] = std::array::from_fn(|r| task.activations.bytes(task.first_row + row + r));
+    let x: [Int8x2Row; ROWS] = std::array::from_fn(|r| task.activations.int8x2_row(task.first_row + row + r));
     let mut sums = [_mm256_setzero_ps(); ROWS];
     for i in 0..count {
         // SAFETY: the panel holds `count` blocks.
         let block = unsafe { &*panel.add(i) };
-        let affine = unpack::Affine { d: block.d, m: block.m };
+        let affine = Affine { d: block.d, m: block.m };
         for (sum, x) in sums.iter_mut().zip(&x) {
             // SAFETY: the rows have block `first + i`.
-            *sum = unsafe { add_block::<P>(*sum, &block.quants, &affine, x, first + i) };
+            *sum = unsafe { add_block::<F>(*sum, &block.quants, &affine, x, first + i) };
         }
     }
     for (r, sum) in sums.into_iter().enumerate() {

@@ -13,17 +13,15 @@
 
 use std::arch::x86_64::*;
 
-use quadriga_graph::DType;
-
-use super::activations::{SCRATCH, SPAN, WEIGHT_STEPS};
-use super::avx2_unpack::{self as unpack, Packed};
-use super::avx512_unpack::with_packed;
-use super::format::{BLOCK, GROUP};
-use super::{Task, prefetch};
+use super::Avx2Format;
 use crate::isa::Avx2;
+use crate::kernels::matmul::activations::{INT16_SPAN, SCRATCH, WEIGHT_MAX};
+use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
+use crate::kernels::matmul::scales::ScaleStorage;
+use crate::kernels::matmul::{Task, prefetch};
 
 /// Pairs of columns of a span.
-const PAIRS: usize = SPAN / 2;
+const PAIRS: usize = INT16_SPAN / 2;
 
 /// Rows of activations that share one unpacking of the weights.
 const ROWS: usize = 512;
@@ -38,10 +36,10 @@ struct Scratch {
 const _: () = assert!(size_of::<Scratch>() <= SCRATCH);
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(_token: Avx2, task: &Task<'_>) {
+pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
     let rows: SomeRows = if is_x86_feature_detected!("avxvnni") { some_rows_vnni } else { some_rows };
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
-    unsafe { with_packed!(task.layout.dtype(), groups(task, rows)) }
+    unsafe { with_format!(task.layout.dtype(), F => groups::<F>(task, rows), else {}) }
 }
 
 /// `(activations, their scales, scratch memory, row, rows, blocks, whether to add)`: up to six rows × one group × one
@@ -49,7 +47,7 @@ pub(super) fn product(_token: Avx2, task: &Task<'_>) {
 type SomeRows = unsafe fn(*const i16, *const f32, *mut Scratch, usize, usize, usize, bool);
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn groups<P: Packed>(task: &Task<'_>, some_rows: SomeRows) {
+unsafe fn groups<F: Avx2Format>(task: &Task<'_>, some_rows: SomeRows) {
     let columns = task.layout.columns();
     let scratch = task.scratch.cast::<Scratch>();
     for group in task.groups.clone() {
@@ -59,19 +57,19 @@ unsafe fn groups<P: Packed>(task: &Task<'_>, some_rows: SomeRows) {
             // SAFETY: the scratch memory is aligned, long enough and this thread's alone; the group is one of the
             // layout's, and the rows are there.
             unsafe {
-                for first in (0..columns).step_by(SPAN) {
-                    let blocks = SPAN.min(columns - first) / BLOCK;
+                for first in (0..columns).step_by(INT16_SPAN) {
+                    let blocks = INT16_SPAN.min(columns - first) / BLOCK;
                     for half in 0..2 {
-                        unpack_span::<P>(packed, first / BLOCK, blocks, scratch, half);
+                        unpack_span::<F>(packed, first / BLOCK, blocks, scratch, half);
                     }
-                    let last = first + SPAN >= columns;
+                    let last = first + INT16_SPAN >= columns;
                     for row in (0..rows).step_by(6) {
                         let count = 6.min(rows - row);
                         if last {
                             prefetch::output(task, group, first_row + row..first_row + row + count);
                         }
                         let (x, scales) =
-                            task.activations.words(task.first_row + first_row + row, first / SPAN);
+                            task.activations.int16_row(task.first_row + first_row + row, first / INT16_SPAN);
                         some_rows(x, scales, scratch, row, count, blocks, first > 0);
                         if last {
                             // Now, while the sums and the places of the results are in the first-level cache.
@@ -108,29 +106,29 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: [__m256; 2]) {
 
 /// Rounds `blocks` blocks of half a group, from block `first`, to words with one scale for each row.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_span<P: Packed>(
+unsafe fn unpack_span<F: Avx2Format>(
     packed: *const u8,
     first: usize,
     blocks: usize,
     scratch: *mut Scratch,
     half: usize,
 ) {
-    let cell = |block: usize| packed.wrapping_add((first + block) / P::BLOCKS * P::BYTES);
-    let within = |block: usize| (first + block) % P::BLOCKS;
+    let superblock = |block: usize| packed.wrapping_add((first + block) / F::BLOCKS * F::BYTES);
+    let within = |block: usize| (first + block) % F::BLOCKS;
     let sign = _mm256_set1_ps(-0.0);
-    let [least, most] = P::RANGE.map(|q| _mm256_set1_ps(q));
+    let [least, most] = F::RANGE.map(|q| _mm256_set1_ps(q as f32));
     let mut largest = _mm256_setzero_ps();
     for block in 0..blocks {
         // SAFETY: the block is inside the group.
-        let affine = unsafe { P::scales(cell(block), within(block), half) };
-        for i in 0..1 + usize::from(P::HALVES) {
+        let affine = unsafe { F::scales(superblock(block), within(block), half) };
+        for i in 0..1 + usize::from(F::Scales::PER_16) {
             let (d, m) = if i == 0 { (affine.d[0], affine.m[0]) } else { (affine.d[1], affine.m[1]) };
             for q in [least, most] {
                 largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_fmadd_ps(q, d, m)));
             }
         }
     }
-    let steps = _mm256_set1_ps(WEIGHT_STEPS);
+    let steps = _mm256_set1_ps(WEIGHT_MAX);
     let some = _mm256_cmp_ps::<_CMP_NLT_UQ>(largest, _mm256_set1_ps(1e-30));
     let inverse = _mm256_and_ps(some, _mm256_div_ps(steps, largest));
     let byte = _mm256_set1_epi32(255);
@@ -140,22 +138,22 @@ unsafe fn unpack_span<P: Packed>(
         scales.add(half).write(_mm256_and_ps(some, _mm256_div_ps(largest, steps)));
         let panel = (&raw mut (*scratch).panel).cast::<__m256i>().add(half);
         for block in 0..blocks {
-            let quants = P::quants(cell(block), within(block), half);
-            let affine = P::scales(cell(block), within(block), half);
+            let quants = F::quants(superblock(block), within(block), half);
+            let affine = F::scales(superblock(block), within(block), half);
             let d = affine.d.map(|d| _mm256_mul_ps(d, inverse));
             let m = affine.m.map(|m| _mm256_mul_ps(m, inverse));
             for (v, q) in quants.into_iter().enumerate() {
                 let (d, m) = if v < 4 { (d[0], m[0]) } else { (d[1], m[1]) };
                 let word = |q| _mm256_cvtps_epi32(_mm256_fmadd_ps(_mm256_cvtepi32_ps(q), d, m));
                 let lower = |q| {
-                    if P::SIGNED {
+                    if F::SIGNED {
                         _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(q))
                     } else {
                         _mm256_and_si256(q, byte)
                     }
                 };
                 let upper = |q| {
-                    if P::SIGNED { _mm256_srai_epi32::<24>(q) } else { _mm256_srli_epi32::<24>(q) }
+                    if F::SIGNED { _mm256_srai_epi32::<24>(q) } else { _mm256_srli_epi32::<24>(q) }
                 };
                 let c0 = word(lower(q));
                 let c1 = word(lower(_mm256_srli_epi32::<8>(q)));
@@ -239,7 +237,7 @@ unsafe fn rows_of<const ROWS: usize>(
     add: bool,
     step: impl Fn(__m256i, __m256i, __m256i) -> __m256i,
 ) {
-    // SAFETY: the callers have AVX2 and FMA. A row of activations is SPAN words; the panel holds as many pairs of
+    // SAFETY: the callers have AVX2 and FMA. A row of activations is INT16_SPAN words; the panel holds as many pairs of
     // columns as the blocks have.
     unsafe {
         let mut dots = [[_mm256_setzero_si256(); 2]; ROWS];
@@ -277,7 +275,7 @@ mod tests {
             return;
         }
         let words = |seed: usize, range: usize| move |i: usize| ((i * 7919 + seed) % range) as i16;
-        let x: Vec<i16> = (0..6 * SPAN).map(words(5, 32767)).map(|x| x - 16383).collect();
+        let x: Vec<i16> = (0..6 * INT16_SPAN).map(words(5, 32767)).map(|x| x - 16383).collect();
         let scales = [1.0, 0.5, 2.0, 3.0, 0.25, 7.0];
         let run = |some_rows: SomeRows| {
             let mut scratch = Box::new(std::mem::MaybeUninit::<Scratch>::zeroed());
@@ -288,7 +286,7 @@ mod tests {
                 (0..PAIRS * 2 * 16).for_each(|i| *panel.add(i) = words(3, 2047)(i) - 1023);
                 (&raw mut (*scratch).scales).cast::<f32>().write_bytes(0x3f, 16);
                 for rows in [1, 6, 2, 5, 3, 4] {
-                    some_rows(x.as_ptr(), scales.as_ptr(), scratch, rows, rows, SPAN / BLOCK, rows > 1);
+                    some_rows(x.as_ptr(), scales.as_ptr(), scratch, rows, rows, INT16_SPAN / BLOCK, rows > 1);
                 }
                 std::slice::from_raw_parts((&raw const (*scratch).sums).cast::<u32>(), 16 * 16).to_vec()
             }

@@ -13,16 +13,16 @@
 
 use std::arch::x86_64::*;
 
-use quadriga_graph::DType;
-
-use super::activations::{SCRATCH, SPAN, WEIGHT_STEPS};
-use super::avx512_unpack::{self as unpack, Packed, with_packed};
-use super::format::{BLOCK, GROUP};
-use super::{Task, prefetch};
+use super::Avx512Format;
 use crate::isa::Avx512;
+use crate::kernels::matmul::activations::{INT16_SPAN, SCRATCH, WEIGHT_MAX};
+use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
+use crate::kernels::matmul::quants::QuantStorage;
+use crate::kernels::matmul::scales::ScaleStorage;
+use crate::kernels::matmul::{Task, prefetch};
 
 /// Pairs of columns of a span.
-const PAIRS: usize = SPAN / 2;
+const PAIRS: usize = INT16_SPAN / 2;
 
 /// Rows of activations that share one unpacking of the weights.
 const ROWS: usize = 512;
@@ -37,13 +37,13 @@ struct Scratch {
 const _: () = assert!(size_of::<Scratch>() <= SCRATCH);
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(_token: Avx512, task: &Task<'_>) {
+pub(in crate::kernels::matmul) fn multiply(_token: Avx512, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
-    unsafe { with_packed!(task.layout.dtype(), groups(task)) }
+    unsafe { with_format!(task.layout.dtype(), F => groups::<F>(task), else {}) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn groups<P: Packed>(task: &Task<'_>) {
+unsafe fn groups<F: Avx512Format>(task: &Task<'_>) {
     let columns = task.layout.columns();
     let scratch = task.scratch.cast::<Scratch>();
     for group in task.groups.clone().step_by(2) {
@@ -53,12 +53,12 @@ unsafe fn groups<P: Packed>(task: &Task<'_>) {
             // SAFETY: the scratch memory is aligned, long enough and this thread's alone; the groups are the
             // layout's, and the rows are there.
             unsafe {
-                for first in (0..columns).step_by(SPAN) {
-                    let blocks = SPAN.min(columns - first) / BLOCK;
+                for first in (0..columns).step_by(INT16_SPAN) {
+                    let blocks = INT16_SPAN.min(columns - first) / BLOCK;
                     for (i, group) in (group..group + 1 + usize::from(pair)).enumerate() {
-                        unpack_span::<P>(task.group(group).as_ptr(), first / BLOCK, blocks, scratch, i);
+                        unpack_span::<F>(task.group(group).as_ptr(), first / BLOCK, blocks, scratch, i);
                     }
-                    let last = first + SPAN >= columns;
+                    let last = first + INT16_SPAN >= columns;
                     for row in (0..rows).step_by(8) {
                         let count = 8.min(rows - row);
                         if last {
@@ -101,28 +101,28 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512) {
 
 /// Rounds `blocks` blocks of a group, from block `first`, to words with one scale for each row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,f16c")]
-unsafe fn unpack_span<P: Packed>(
+unsafe fn unpack_span<F: Avx512Format>(
     packed: *const u8,
     first: usize,
     blocks: usize,
     scratch: *mut Scratch,
     index: usize,
 ) {
-    let cell = |block: usize| packed.wrapping_add((first + block) / P::BLOCKS * P::BYTES);
-    let within = |block: usize| (first + block) % P::BLOCKS;
-    let [least, most] = P::RANGE.map(|q| _mm512_set1_ps(q));
+    let superblock = |block: usize| packed.wrapping_add((first + block) / F::BLOCKS * F::BYTES);
+    let within = |block: usize| (first + block) % F::BLOCKS;
+    let [least, most] = F::Quants::RANGE.map(|q| _mm512_set1_ps(q as f32));
     let mut largest = _mm512_setzero_ps();
     for block in 0..blocks {
         // SAFETY: the block is inside the group.
-        let affine = unsafe { P::scales(cell(block), within(block)) };
-        for half in 0..1 + usize::from(P::HALVES) {
+        let affine = unsafe { F::scales(superblock(block), within(block)) };
+        for half in 0..1 + usize::from(F::Scales::PER_16) {
             let (d, m) = if half == 0 { (affine.d[0], affine.m[0]) } else { (affine.d[1], affine.m[1]) };
             for q in [least, most] {
                 largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_fmadd_ps(q, d, m)));
             }
         }
     }
-    let steps = _mm512_set1_ps(WEIGHT_STEPS);
+    let steps = _mm512_set1_ps(WEIGHT_MAX);
     let some = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(largest, _mm512_set1_ps(1e-30));
     let inverse = _mm512_maskz_div_ps(some, steps, largest);
     let byte = _mm512_set1_epi32(255);
@@ -133,7 +133,7 @@ unsafe fn unpack_span<P: Packed>(
         let panel = (&raw mut (*scratch).panel).cast::<__m512i>().add(index * PAIRS);
         for block in 0..blocks {
             let (quants, affine) =
-                (P::quants(cell(block), within(block)), P::scales(cell(block), within(block)));
+                (F::quants(superblock(block), within(block)), F::scales(superblock(block), within(block)));
             let d = affine.d.map(|d| _mm512_mul_ps(d, inverse));
             let m = affine.m.map(|m| _mm512_mul_ps(m, inverse));
             for (v, q) in quants.into_iter().enumerate() {
@@ -162,7 +162,7 @@ unsafe fn some_rows<const GROUPS: usize>(
     count: usize,
     blocks: usize,
 ) {
-    let (x, scales) = task.activations.words(task.first_row + first_row + row, first / SPAN);
+    let (x, scales) = task.activations.int16_row(task.first_row + first_row + row, first / INT16_SPAN);
     let add = first > 0;
     macro_rules! counted {
         ($($rows:literal)*) => {
@@ -189,7 +189,7 @@ unsafe fn rows_of<const ROWS: usize, const GROUPS: usize>(
     add: bool,
 ) {
     let mut dots = [[_mm512_setzero_si512(); GROUPS]; ROWS];
-    // SAFETY: a row of activations is SPAN words; the panels hold as many pairs of columns as the blocks have.
+    // SAFETY: a row of activations is INT16_SPAN words; the panels hold as many pairs of columns as the blocks have.
     unsafe {
         let x = x.cast::<i32>();
         let panel = (&raw const (*scratch).panel).cast::<__m512i>();

@@ -10,10 +10,10 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::activations::SCRATCH;
-use super::format::GROUP;
-use super::{PLAIN_GROUPS, Task, prefetch};
 use crate::isa::Avx512;
+use crate::kernels::matmul::activations::SCRATCH;
+use crate::kernels::matmul::format::GROUP;
+use crate::kernels::matmul::{PLAIN_GROUPS, Task, prefetch};
 
 /// Columns taken at a time.
 const PANEL: usize = 192;
@@ -31,7 +31,7 @@ struct Scratch {
 const _: () = assert!(size_of::<Scratch>() <= SCRATCH && ROWS.is_multiple_of(12));
 
 /// Rows of activations × groups of weight rows.
-pub(super) fn product(_token: Avx512, task: &Task<'_>) {
+pub(in crate::kernels::matmul) fn multiply(_token: Avx512, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe {
         match (task.layout.dtype(), task.rows) {
@@ -120,7 +120,7 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn one_row<W: Plain>(task: &Task<'_>) {
     let columns = task.layout.columns();
-    let (x, _) = task.activations.panel(task.first_row);
+    let (x, _) = task.activations.f32_panel(task.first_row);
     for group in task.groups.clone() {
         let packed = task.group(group).as_ptr();
         let mut sums = [_mm512_setzero_ps(); 4];
@@ -235,9 +235,9 @@ unsafe fn panel(
     first: usize,
     count: usize,
 ) {
-    let (x, rows) = task.activations.panel(task.first_row + row);
+    let (x, rows) = task.activations.f32_panel(task.first_row + row);
     let x = x.wrapping_add(first * rows).cast_const();
-    let (next, next_rows) = task.activations.panel(task.first_row + next);
+    let (next, next_rows) = task.activations.f32_panel(task.first_row + next);
     let next = next.wrapping_add(first * next_rows).cast_const();
     macro_rules! sized {
         ($($rows:literal)*) => {

@@ -2,10 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::{Activations, BYTES_STEPS, SPAN, WORDS_STEPS, step};
-use super::format::BLOCK;
-use super::view::{Input, InputType};
 use crate::isa::Avx2;
+use crate::kernels::matmul::activations::{Activations, INT8X2_MAX, INT16_MAX, INT16_SPAN, step};
+use crate::kernels::matmul::format::BLOCK;
+use crate::kernels::matmul::view::{Input, InputType};
 
 /// Eight elements of a row as `f32`.
 #[inline]
@@ -54,14 +54,19 @@ fn sum(words: __m256i) -> i32 {
 }
 
 /// Quantizes one row to 15 bits in two bytes, by blocks of 32.
-pub(super) fn bytes_row(_token: Avx2, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+pub(in crate::kernels::matmul) fn int8x2_row(
+    _token: Avx2,
+    activations: &Activations<'_>,
+    input: &Input<'_>,
+    row: usize,
+) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { bytes_row_inner(activations, input, row) }
+    unsafe { int8x2_row_inner(activations, input, row) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn bytes_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
-    let out = activations.bytes(row);
+unsafe fn int8x2_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+    let out = activations.int8x2_row(row);
     let source = input.row(row);
     for block in 0..activations.columns() / BLOCK {
         let mut values = [_mm256_setzero_ps(); 4];
@@ -71,7 +76,7 @@ unsafe fn bytes_row_inner(activations: &Activations<'_>, input: &Input<'_>, row:
                 *value = unsafe { load(input.element(), source, block * BLOCK + 8 * i) };
             }
         }
-        let (scale, inverse) = step(largest(&values), BYTES_STEPS);
+        let (scale, inverse) = step(largest(&values), INT8X2_MAX);
         let [a, b, c, d] = values.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse))));
         let halves = [words(a, b), words(c, d)];
         let high = halves.map(|x| _mm256_srai_epi16::<7>(_mm256_adds_epi16(x, _mm256_set1_epi16(64))));
@@ -93,25 +98,30 @@ unsafe fn bytes_row_inner(activations: &Activations<'_>, input: &Input<'_>, row:
 }
 
 /// Quantizes one row to 15 bits, by spans.
-pub(super) fn words_row(_token: Avx2, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+pub(in crate::kernels::matmul) fn int16_row(
+    _token: Avx2,
+    activations: &Activations<'_>,
+    input: &Input<'_>,
+    row: usize,
+) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { words_row_inner(activations, input, row) }
+    unsafe { int16_row_inner(activations, input, row) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn words_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+unsafe fn int16_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
     let source = input.row(row);
-    for first in (0..activations.columns()).step_by(SPAN) {
-        let count = SPAN.min(activations.columns() - first);
-        let (place, scale_place) = activations.words(row, first / SPAN);
-        let mut values = [_mm256_setzero_ps(); SPAN / 8];
+    for first in (0..activations.columns()).step_by(INT16_SPAN) {
+        let count = INT16_SPAN.min(activations.columns() - first);
+        let (place, scale_place) = activations.int16_row(row, first / INT16_SPAN);
+        let mut values = [_mm256_setzero_ps(); INT16_SPAN / 8];
         if let Some(source) = source {
             for (i, value) in values.iter_mut().enumerate().take(count / 8) {
                 // SAFETY: the row has these columns.
                 *value = unsafe { load(input.element(), source, first + 8 * i) };
             }
         }
-        let (scale, inverse) = step(largest(&values), WORDS_STEPS);
+        let (scale, inverse) = step(largest(&values), INT16_MAX);
         let inverse = _mm256_set1_ps(inverse);
         for (i, pair) in values.chunks_exact(2).enumerate() {
             let [a, b] = [pair.first(), pair.last()].map(|value| {

@@ -3,10 +3,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activations::{Activations, BYTES_STEPS, DIGITS, SPAN, WORDS_STEPS, step};
-use super::format::{BLOCK, GROUP};
-use super::view::{Input, InputType};
 use crate::isa::Avx512;
+use crate::kernels::matmul::activations::{Activations, DIGITS, INT8X2_MAX, INT16_MAX, INT16_SPAN, step};
+use crate::kernels::matmul::format::{BLOCK, GROUP};
+use crate::kernels::matmul::view::{Input, InputType};
 
 /// Sixteen elements of a row as `f32`, those at `mask`; the others are 0.
 #[inline]
@@ -35,7 +35,7 @@ fn largest(values: &[__m512]) -> f32 {
 }
 
 /// Quantizes one row to 15 bits in two bytes, with a scale for `span` elements: 32 or 256.
-pub(super) fn bytes_row(
+pub(in crate::kernels::matmul) fn int8x2_row(
     _token: Avx512,
     activations: &Activations<'_>,
     input: &Input<'_>,
@@ -45,17 +45,21 @@ pub(super) fn bytes_row(
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
     unsafe {
         if span == BLOCK {
-            bytes_row_inner::<1>(activations, input, row);
+            int8x2_row_inner::<1>(activations, input, row);
         } else {
-            bytes_row_inner::<8>(activations, input, row);
+            int8x2_row_inner::<8>(activations, input, row);
         }
     }
 }
 
 /// `BLOCKS` blocks share a scale.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn bytes_row_inner<const BLOCKS: usize>(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
-    let out = activations.bytes(row);
+unsafe fn int8x2_row_inner<const BLOCKS: usize>(
+    activations: &Activations<'_>,
+    input: &Input<'_>,
+    row: usize,
+) {
+    let out = activations.int8x2_row(row);
     let source = input.row(row);
     for first in (0..activations.columns() / BLOCK).step_by(BLOCKS) {
         // SAFETY: the row has these blocks in the input, and places for them in the activations.
@@ -64,7 +68,7 @@ unsafe fn bytes_row_inner<const BLOCKS: usize>(activations: &Activations<'_>, in
                 Some(source) => [0, 16].map(|k| load(input.element(), source, (first + i) * BLOCK + k, !0)),
                 None => [_mm512_setzero_ps(); 2],
             });
-            let (scale, inverse) = step(largest(values.as_flattened()), BYTES_STEPS);
+            let (scale, inverse) = step(largest(values.as_flattened()), INT8X2_MAX);
             let inverse = _mm512_set1_ps(inverse);
             let mut half_sums = [0_i64; BLOCKS];
             for ((block, values), half_sums) in (first..).zip(values).zip(&mut half_sums) {
@@ -136,25 +140,30 @@ fn sums_of_bytes(bytes: __m512i) -> __m128i {
 }
 
 /// Quantizes one row to 15 bits, by spans.
-pub(super) fn words_row(_token: Avx512, activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+pub(in crate::kernels::matmul) fn int16_row(
+    _token: Avx512,
+    activations: &Activations<'_>,
+    input: &Input<'_>,
+    row: usize,
+) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { words_row_inner(activations, input, row) }
+    unsafe { int16_row_inner(activations, input, row) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn words_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
+unsafe fn int16_row_inner(activations: &Activations<'_>, input: &Input<'_>, row: usize) {
     let source = input.row(row);
-    for first in (0..activations.columns()).step_by(SPAN) {
-        let count = SPAN.min(activations.columns() - first);
-        let (words, place) = activations.words(row, first / SPAN);
-        let mut values = [_mm512_setzero_ps(); SPAN / 16];
+    for first in (0..activations.columns()).step_by(INT16_SPAN) {
+        let count = INT16_SPAN.min(activations.columns() - first);
+        let (words, place) = activations.int16_row(row, first / INT16_SPAN);
+        let mut values = [_mm512_setzero_ps(); INT16_SPAN / 16];
         if let Some(source) = source {
             for (i, value) in values.iter_mut().enumerate().take(count / 16) {
                 // SAFETY: the row has these columns.
                 *value = unsafe { load(input.element(), source, first + 16 * i, !0) };
             }
         }
-        let (scale, inverse) = step(largest(&values), WORDS_STEPS);
+        let (scale, inverse) = step(largest(&values), INT16_MAX);
         let inverse = _mm512_set1_ps(inverse);
         for (i, value) in values.into_iter().enumerate() {
             let x = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(value, inverse)));
@@ -167,19 +176,19 @@ unsafe fn words_row_inner(activations: &Activations<'_>, input: &Input<'_>, row:
 }
 
 /// Writes a panel of up to sixteen rows: column after column.
-pub(super) fn panel_rows(
+pub(in crate::kernels::matmul) fn f32_panel(
     _token: Avx512,
     activations: &Activations<'_>,
     input: &Input<'_>,
     rows: Range<usize>,
 ) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { panel_rows_inner(activations, input, rows) }
+    unsafe { f32_panel_inner(activations, input, rows) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn panel_rows_inner(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
-    let (panel, count) = activations.panel(rows.start);
+unsafe fn f32_panel_inner(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
+    let (panel, count) = activations.f32_panel(rows.start);
     let columns = activations.columns();
     let lanes = ((1_u32 << count) - 1) as __mmask16;
     for first in (0..columns).step_by(16) {
@@ -238,19 +247,19 @@ fn transposed(rows: [__m512; 16]) -> [__m512; 16] {
 }
 
 /// Writes the bf16 tiles of up to sixteen rows; `rows` starts at a multiple of 16.
-pub(super) fn tile_rows(
+pub(in crate::kernels::matmul) fn bf16_tile_rows(
     _token: Avx512,
     activations: &Activations<'_>,
     input: &Input<'_>,
     rows: Range<usize>,
 ) {
     // SAFETY: the token proves the instructions; the shapes were compared by `Activations::prepare`.
-    unsafe { tile_rows_inner(activations, input, rows) }
+    unsafe { bf16_tile_rows_inner(activations, input, rows) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn tile_rows_inner(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
-    let tiles = activations.tiles(rows.start / GROUP);
+unsafe fn bf16_tile_rows_inner(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
+    let tiles = activations.bf16_tiles(rows.start / GROUP);
     let columns = activations.columns();
     for lane in 0..GROUP {
         let source = if lane < rows.len() { input.row(rows.start + lane) } else { None };
