@@ -14,7 +14,7 @@
 mod transformer;
 
 use quadriga_runtime::memory::packing::{Effort, Packer, PackingItem, PackingProblem};
-use quadriga_runtime::memory::{Memory, MemoryPlan, Planner, Request};
+use quadriga_runtime::memory::{BackendMemory, MemoryPlan, MemoryRequest, Planner};
 use quadriga_runtime::{Scheduler, Session};
 use quadriga_sim::Sim;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -80,9 +80,9 @@ fn main() {
     for &nodes in sizes.unwrap_or(&[1_000, 10_000, 100_000, 300_000, 1_000_000]) {
         let graph = transformer::of_nodes(nodes);
         let count = graph.nodes().len() as f64;
-        let memories = [Memory::measuring("a", 64, None)];
+        let memories = [BackendMemory::measuring("a", 64, None)];
         let backends = vec![0; graph.tensors().len()];
-        let request = Request { backends: &backends, ..Request::new(&graph, &memories) };
+        let request = MemoryRequest { backends: &backends, ..MemoryRequest::new(&graph, &memories) };
         let (mut planner, mut plan) = (Planner::default(), MemoryPlan::default());
         planner.plan_into(&request, &mut plan).unwrap();
         let (fresh, allocations) = median(rounds, || planner.plan_into(&request, &mut plan).unwrap());

@@ -9,7 +9,7 @@ mod transformer;
 
 use heap::{Heap, HeapCounts};
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::memory::{Arena, Memory, Planner, Request, Spot};
+use quadriga_runtime::memory::{Arena, BackendMemory, MemoryRequest, Planner, TensorLocation};
 use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session, Usage};
 use quadriga_sim::{Sim, What};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn b2_b3_tensors_are_aligned_inside_their_buffer_and_padded_as_the_backend_requi
         assert!(storage + heap.storage_bytes(&record.tensor) <= record.buffer_bytes, "{record:?}");
     }
     // Without a backend a storage takes the tensor's own bytes.
-    assert_eq!(Memory::measuring("m", 4, None).storage_bytes(&plan.graph().tensors()[0]), 20);
+    assert_eq!(BackendMemory::measuring("m", 4, None).storage_bytes(&plan.graph().tensors()[0]), 20);
 }
 
 #[test]
@@ -102,8 +102,8 @@ fn b5_g5_a_tensor_is_in_a_buffer_of_its_backend_and_a_weight_is_not_in_the_arena
     let plan = scheduler(&heap).plan(chain(8).unwrap()).unwrap();
     let graph = plan.graph();
     let output = graph.output("y").unwrap();
-    assert!(matches!(plan.memory().spot(output), Spot::Arena { backend: 0, .. }));
-    assert_eq!(plan.memory().spot(graph.leaf("w8").unwrap()), Spot::Placed { backend: 0 });
+    assert!(matches!(plan.memory().location(output), TensorLocation::Arena { backend: 0, .. }));
+    assert_eq!(plan.memory().location(graph.leaf("w8").unwrap()), TensorLocation::External { backend: 0 });
     let _session = plan.session().unwrap();
     assert!(heap.records.lock().unwrap().iter().all(|record| record.owner == "h"));
 }
@@ -122,7 +122,7 @@ fn g8_a_session_plans_and_allocates_in_one_call_and_allocates_what_is_forecast()
         assert_eq!(session.arena(0).len(), forecast.backends[0].plan.chunks.len());
         assert_eq!(session.arena(0).len() > 1, max.is_some());
         assert_eq!(heap.counts().live, plan.bytes()[0].total());
-        assert!(!forecast.backends[0].alive.is_empty());
+        assert!(!forecast.backends[0].live.is_empty());
         assert!(!forecast.to_string().is_empty());
         drop(session);
         assert_eq!(heap.counts().live, 0);
@@ -250,10 +250,10 @@ fn an_arena_starts_empty_and_fits_what_its_chunks_hold() {
 #[test]
 fn planning_a_graph_alone_is_the_same_after_any_other() {
     let heap = Heap::new("h", 16, None);
-    let memories = [Memory::of(&heap)];
+    let memories = [BackendMemory::of(&heap)];
     let (small, large) = (chain(10).unwrap(), chain(300).unwrap());
     let mut planner = Planner::default();
-    let first = planner.plan(&Request::new(&small, &memories)).unwrap();
-    planner.plan(&Request::new(&large, &memories)).unwrap();
-    assert_eq!(planner.plan(&Request::new(&small, &memories)).unwrap(), first);
+    let first = planner.plan(&MemoryRequest::new(&small, &memories)).unwrap();
+    planner.plan(&MemoryRequest::new(&large, &memories)).unwrap();
+    assert_eq!(planner.plan(&MemoryRequest::new(&small, &memories)).unwrap(), first);
 }

@@ -4,15 +4,15 @@
 #[path = "common/transformer.rs"]
 mod transformer;
 
-use quadriga_runtime::memory::{Inputs, Memory, Planner, Request, check};
+use quadriga_runtime::memory::{BackendMemory, InputPolicy, MemoryRequest, Planner, check};
 use transformer::{LLAMA_7B, SMOL_135M, Sizes};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
 fn peak(sizes: Sizes, max_buffer: Option<usize>) -> (u64, u64) {
     let graph = transformer::transformer(sizes);
-    let memories = [Memory::measuring("a", 64, max_buffer)];
-    let request = Request { inputs: Inputs::Release, ..Request::new(&graph, &memories) };
+    let memories = [BackendMemory::measuring("a", 64, max_buffer)];
+    let request = MemoryRequest { inputs: InputPolicy::Release, ..MemoryRequest::new(&graph, &memories) };
     let plan = Planner::default().plan(&request).unwrap();
     check(&request, &plan).unwrap();
     println!("{}", plan.forecast(&graph));

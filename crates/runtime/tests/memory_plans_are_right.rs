@@ -9,7 +9,9 @@ mod random;
 
 use quadriga_conformance::Rng;
 use quadriga_graph::{Graph, TensorId, TensorKind};
-use quadriga_runtime::memory::{Flaw, Inputs, MemoryPlan, Planner, Request, Spot, check};
+use quadriga_runtime::memory::{
+    InputPolicy, MemoryPlan, MemoryRequest, PlanViolation, Planner, TensorLocation, check,
+};
 use std::collections::HashMap;
 
 /// Bytes by place: the chunks of each backend, or the own memory of what was placed beforehand.
@@ -24,7 +26,7 @@ impl Bytes {
         let tensor = &graph[id];
         let bytes = tensor.bytes();
         if let Some(plan) = plan
-            && let Spot::Arena { backend, chunk, offset } = plan.spot(id)
+            && let TensorLocation::Arena { backend, chunk, offset } = plan.location(id)
         {
             let size = plan.backends[usize::from(backend)].chunks[chunk as usize] as usize;
             let chunk = self.chunks.entry((backend, chunk)).or_insert_with(|| vec![0; size]);
@@ -38,13 +40,13 @@ impl Bytes {
 
 /// Runs the graph twice, on planned memory and with memory of its own for every storage; writing random bytes for each
 /// result, and comparing what every node reads.
-fn run(request: &Request<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
+fn run(request: &MemoryRequest<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
     let graph = request.graph;
     let (mut planned, mut plain) = (Bytes::default(), Bytes::default());
     let write = |planned: &mut Bytes, plain: &mut Bytes, id: TensorId, rng: &mut Rng| {
         let value: Vec<u8> = (0..graph[id].bytes()).map(|_| rng.next_u64() as u8).collect();
         plain.at(graph, None, id).copy_from_slice(&value);
-        if plan.spot(id) != Spot::Unused {
+        if plan.location(id) != TensorLocation::Unused {
             planned.at(graph, Some(plan), id).copy_from_slice(&value);
         }
     };
@@ -69,8 +71,8 @@ fn run(request: &Request<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
     for (name, output) in graph.outputs() {
         same(&mut planned, &mut plain, *output, name);
     }
-    let kept = graph.of_kind(TensorKind::Input).filter(|id| plan.spot(*id) != Spot::Unused);
-    if request.inputs == Inputs::Keep {
+    let kept = graph.of_kind(TensorKind::Input).filter(|id| plan.location(*id) != TensorLocation::Unused);
+    if request.inputs == InputPolicy::Keep {
         kept.for_each(|input| same(&mut planned, &mut plain, input, "the next run"));
     }
 }
@@ -78,13 +80,13 @@ fn run(request: &Request<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
 /// The high-water mark of ggml's allocator for the storages of one backend.
 fn free_list_peak(plan: &MemoryPlan, backend: u16, alignment: u64) -> u64 {
     let mut items: Vec<(u64, u32, u32)> = Vec::new();
-    let here = |spot: &Spot| matches!(spot, Spot::Arena { backend: home, .. } if *home == backend);
-    for ((spot, life), bytes) in plan.spots.iter().zip(&plan.lifetimes).zip(&plan.bytes) {
-        if here(spot) && !life.is_empty() {
+    let here = |location: &TensorLocation| matches!(location, TensorLocation::Arena { backend: home, .. } if *home == backend);
+    for ((location, life), bytes) in plan.locations.iter().zip(&plan.lifetimes).zip(&plan.bytes) {
+        if here(location) && !life.is_empty() {
             items.push((*bytes, life.start, life.end));
         }
     }
-    for (extra, _) in plan.extras.iter().zip(&plan.extra_spots).filter(|(_, spot)| here(spot)) {
+    for (extra, _) in plan.extras.iter().zip(&plan.extra_locations).filter(|(_, location)| here(location)) {
         items.push((extra.bytes, extra.lifetime.start, extra.lifetime.end.min(plan.horizon)));
     }
     best_fit::best_fit_peak(&items, alignment)
@@ -144,18 +146,18 @@ fn plans_of_random_graphs_keep_what_is_read_4() {
 
 /// Whether two storages of the plan that live at the same time have a byte in common, looking at all pairs.
 fn any_pair_overlaps(plan: &MemoryPlan) -> bool {
-    let tenants: Vec<_> = (0..plan.spots.len())
+    let tenants: Vec<_> = (0..plan.locations.len())
         .filter(|i| !plan.lifetimes[*i].is_empty())
-        .map(|i| (plan.spots[i], plan.lifetimes[i], plan.bytes[i]))
+        .map(|i| (plan.locations[i], plan.lifetimes[i], plan.bytes[i]))
         .collect();
-    let bytes = |spot: Spot, size: u64| match spot {
-        Spot::Arena { backend, chunk, offset } => Some((backend, chunk, offset, offset + size)),
+    let bytes = |location: TensorLocation, size: u64| match location {
+        TensorLocation::Arena { backend, chunk, offset } => Some((backend, chunk, offset, offset + size)),
         _ => None,
     };
     tenants.iter().enumerate().any(|(i, (a, life_a, size_a))| {
         tenants[..i].iter().any(|(b, life_b, size_b)| {
             let (Some(a), Some(b)) = (bytes(*a, *size_a), bytes(*b, *size_b)) else { return false };
-            life_a.meets(*life_b) && (a.0, a.1) == (b.0, b.1) && a.2.max(b.2) < a.3.min(b.3)
+            life_a.overlaps(*life_b) && (a.0, a.1) == (b.0, b.1) && a.2.max(b.2) < a.3.min(b.3)
         })
     })
 }
@@ -163,7 +165,7 @@ fn any_pair_overlaps(plan: &MemoryPlan) -> bool {
 /// Moves the storage of a root, and all that lies in it.
 fn move_storage(graph: &Graph, plan: &mut MemoryPlan, root: TensorId, to: (u32, u64)) {
     for id in graph.tensor_ids().filter(|id| plan.sharing.root(*id) == Some(root)).collect::<Vec<_>>() {
-        if let Spot::Arena { chunk, offset, .. } = &mut plan.spots[id.index()] {
+        if let TensorLocation::Arena { chunk, offset, .. } = &mut plan.locations[id.index()] {
             (*chunk, *offset) = (to.0, to.1 + graph[id].offset() as u64);
         }
     }
@@ -183,8 +185,8 @@ fn the_judge_agrees_with_comparing_all_pairs() {
         let mut plan = Planner::default().plan(&request).unwrap();
         let roots: Vec<_> = graph.tensor_ids().filter(|id| !plan.lifetimes[id.index()].is_empty()).collect();
         let (Some(from), Some(to)) = (rng.pick(&roots).copied(), rng.pick(&roots).copied()) else { continue };
-        let Spot::Arena { backend: home, .. } = plan.spot(from) else { continue };
-        let Spot::Arena { backend, chunk, offset } = plan.spot(to) else { continue };
+        let TensorLocation::Arena { backend: home, .. } = plan.location(from) else { continue };
+        let TensorLocation::Arena { backend, chunk, offset } = plan.location(to) else { continue };
         let chunks = &plan.backends[usize::from(home)].chunks;
         if home != backend || offset + plan.bytes[from.index()] > chunks[chunk as usize] {
             continue;
@@ -192,7 +194,10 @@ fn the_judge_agrees_with_comparing_all_pairs() {
         move_storage(&graph, &mut plan, from, (chunk, offset));
         let verdict = check(&request, &plan);
         assert_eq!(verdict.is_err(), any_pair_overlaps(&plan), "seed {seed}: {verdict:?}");
-        assert!(verdict.is_ok() || matches!(verdict, Err(Flaw::Overlap { .. })), "seed {seed}: {verdict:?}");
+        assert!(
+            verdict.is_ok() || matches!(verdict, Err(PlanViolation::Overlap { .. })),
+            "seed {seed}: {verdict:?}"
+        );
         if verdict.is_ok() { right += 1 } else { wrong += 1 }
     }
     assert!(right > 100 && wrong > 100, "{right} right, {wrong} wrong");
@@ -206,38 +211,38 @@ fn spoiled_plans_are_rejected() {
             plan.graph.0 ^= 1;
             Some(())
         }),
-        ("a list cut short", |plan, _, _| plan.spots.pop().map(|_| ())),
+        ("a list cut short", |plan, _, _| plan.locations.pop().map(|_| ())),
         ("lifetimes cut short", |plan, _, _| plan.lifetimes.pop().map(|_| ())),
-        ("no memory", |plan, _, id| match plan.spot(id) {
-            Spot::Unused => None,
+        ("no memory", |plan, _, id| match plan.location(id) {
+            TensorLocation::Unused => None,
             _ => {
-                plan.spots[id.index()] = Spot::Unused;
+                plan.locations[id.index()] = TensorLocation::Unused;
                 Some(())
             }
         }),
-        ("left to others", |plan, _, id| match plan.spot(id) {
-            Spot::Arena { backend, .. } => {
-                plan.spots[id.index()] = Spot::Placed { backend };
+        ("left to others", |plan, _, id| match plan.location(id) {
+            TensorLocation::Arena { backend, .. } => {
+                plan.locations[id.index()] = TensorLocation::External { backend };
                 Some(())
             }
             _ => None,
         }),
-        ("not aligned, or not where its source is", |plan, _, id| match &mut plan.spots[id.index()] {
-            Spot::Arena { offset, .. } => {
+        ("not aligned, or not where its source is", |plan, _, id| match &mut plan.locations[id.index()] {
+            TensorLocation::Arena { offset, .. } => {
                 *offset += 1;
                 Some(())
             }
             _ => None,
         }),
-        ("another backend", |plan, _, id| match &mut plan.spots[id.index()] {
-            Spot::Arena { backend, .. } | Spot::Placed { backend } => {
+        ("another backend", |plan, _, id| match &mut plan.locations[id.index()] {
+            TensorLocation::Arena { backend, .. } | TensorLocation::External { backend } => {
                 *backend += 1;
                 Some(())
             }
-            Spot::Unused => None,
+            TensorLocation::Unused => None,
         }),
-        ("a chunk that does not exist", |plan, _, id| match &mut plan.spots[id.index()] {
-            Spot::Arena { chunk, .. } => {
+        ("a chunk that does not exist", |plan, _, id| match &mut plan.locations[id.index()] {
+            TensorLocation::Arena { chunk, .. } => {
                 *chunk += 1000;
                 Some(())
             }
@@ -261,8 +266,10 @@ fn spoiled_plans_are_rejected() {
             (!life.is_empty()).then(|| life.start += 1)
         }),
         ("a root that is not", |plan, rng, id| {
-            let other = TensorId::from_index(rng.below(plan.spots.len()));
-            if plan.sharing.root(id) == Some(other) || plan.spots[id.index()] == plan.spots[other.index()] {
+            let other = TensorId::from_index(rng.below(plan.locations.len()));
+            if plan.sharing.root(id) == Some(other)
+                || plan.locations[id.index()] == plan.locations[other.index()]
+            {
                 return None;
             }
             plan.sharing.roots[id.index()] = other;

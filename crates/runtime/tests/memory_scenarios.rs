@@ -3,7 +3,7 @@
 
 use quadriga_graph::{DType, Graph, GraphBuilder, Value, Weight};
 use quadriga_runtime::memory::packing::Effort;
-use quadriga_runtime::memory::{Inputs, Memory, MemoryPlan, Planner, Request, check};
+use quadriga_runtime::memory::{BackendMemory, InputPolicy, MemoryPlan, MemoryRequest, Planner, check};
 
 /// An input of this many bytes.
 fn input<'g>(g: &'g GraphBuilder, name: &str, bytes: usize) -> Value<'g> {
@@ -18,9 +18,10 @@ fn build(make: impl for<'g> Fn(&'g GraphBuilder) -> Value<'g>) -> Graph {
 }
 
 fn plan(graph: &Graph, alignment: usize, max: Option<usize>) -> MemoryPlan {
-    let memories = [Memory::measuring("a", alignment, max)];
+    let memories = [BackendMemory::measuring("a", alignment, max)];
     let effort = Effort::Search { seed: 1, steps: 10_000 };
-    let request = Request { inputs: Inputs::Release, effort, ..Request::new(graph, &memories) };
+    let request =
+        MemoryRequest { inputs: InputPolicy::Release, effort, ..MemoryRequest::new(graph, &memories) };
     let plan = Planner::default().plan(&request).unwrap();
     check(&request, &plan).unwrap();
     println!("{plan}{}", plan.forecast(graph));
@@ -134,8 +135,12 @@ fn g7_two_backends_in_one_pass() {
     g.output("x8", x8);
     let graph = g.finish().unwrap();
     let backends: Vec<u16> = graph.tensor_ids().map(|id| u16::from(on_b.contains(&id))).collect();
-    let memories = [Memory::measuring("A", 8, Some(32)), Memory::measuring("B", 8, None)];
-    let request = Request { backends: &backends, inputs: Inputs::Release, ..Request::new(&graph, &memories) };
+    let memories = [BackendMemory::measuring("A", 8, Some(32)), BackendMemory::measuring("B", 8, None)];
+    let request = MemoryRequest {
+        backends: &backends,
+        inputs: InputPolicy::Release,
+        ..MemoryRequest::new(&graph, &memories)
+    };
     let plan = Planner::default().plan(&request).unwrap();
     check(&request, &plan).unwrap();
     let totals: Vec<u64> = plan.backends.iter().map(|b| b.arena_bytes() + b.weights).collect();
@@ -145,8 +150,8 @@ fn g7_two_backends_in_one_pass() {
 #[test]
 fn a_backend_that_gets_nothing() {
     let graph = build(|g| input(g, "a", 16).scale(2.0));
-    let memories = [Memory::measuring("A", 8, None), Memory::measuring("B", 8, None)];
-    let request = Request { inputs: Inputs::Release, ..Request::new(&graph, &memories) };
+    let memories = [BackendMemory::measuring("A", 8, None), BackendMemory::measuring("B", 8, None)];
+    let request = MemoryRequest { inputs: InputPolicy::Release, ..MemoryRequest::new(&graph, &memories) };
     let plan = Planner::default().plan(&request).unwrap();
     assert_eq!((plan.arena_bytes(0), plan.arena_bytes(1)), (16, 0));
     assert!(plan.backends[1].chunks.is_empty());

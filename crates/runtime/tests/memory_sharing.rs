@@ -3,21 +3,21 @@
 
 use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, TensorId, Value, Weight};
 use quadriga_runtime::memory::{
-    Extra, Hold, Inputs, Lifetime, Memory, MemoryError, MemoryPlan, Planner, Request, Spot, barrier_steps,
-    check,
+    BackendMemory, Extra, Hold, InputPolicy, Lifetime, MemoryError, MemoryPlan, MemoryRequest, Planner,
+    TensorLocation, barrier_steps, check,
 };
 
-const MEMORIES: fn() -> [Memory<'static>; 2] =
-    || [Memory::measuring("a", 4, None), Memory::measuring("b", 4, None)];
+const MEMORIES: fn() -> [BackendMemory<'static>; 2] =
+    || [BackendMemory::measuring("a", 4, None), BackendMemory::measuring("b", 4, None)];
 
-fn plan_of(request: &Request<'_>) -> MemoryPlan {
+fn plan_of(request: &MemoryRequest<'_>) -> MemoryPlan {
     let plan = Planner::default().plan(request).unwrap();
     check(request, &plan).unwrap();
     plan
 }
 
-fn plan(graph: &Graph, inputs: Inputs) -> MemoryPlan {
-    plan_of(&Request { inputs, ..Request::new(graph, &MEMORIES()) })
+fn plan(graph: &Graph, inputs: InputPolicy) -> MemoryPlan {
+    plan_of(&MemoryRequest { inputs, ..MemoryRequest::new(graph, &MEMORIES()) })
 }
 
 /// A fresh result of 16 elements that is computed from an input.
@@ -39,7 +39,7 @@ fn g1_memory_is_released_at_the_last_use() {
     g.output("d", d);
     let ids = [a, b, c, d].map(Value::id);
     let graph = g.finish().unwrap();
-    let plan = plan(&graph, Inputs::Keep);
+    let plan = plan(&graph, InputPolicy::Keep);
     let lives = ids.map(|id| plan.lifetimes[id.index()]);
     // Nodes: cast, pad, slice, pad, concat. The view's reader is what keeps `a`.
     let expected = [(0, 4), (1, 5), (3, 5), (4, 5)].map(|(start, end)| Lifetime { start, end });
@@ -55,7 +55,7 @@ fn g2_g3_views_and_chains_share_one_storage() {
     let b = a.reshape([16]).silu().reshape([2, 8]).scale(2.0);
     g.output("b", b);
     let graph = g.finish().unwrap();
-    let plan = plan(&graph, Inputs::Keep);
+    let plan = plan(&graph, InputPolicy::Keep);
     assert_eq!(plan.arena_bytes(0), 128);
     assert_eq!(plan.sharing.in_place_count(&graph), 2);
     assert!(plan.sharing.table(&graph).contains("in place"));
@@ -86,7 +86,7 @@ fn g3_every_in_place_operation_takes_over_its_source() {
         g.output("y", y);
         let (x, y) = (x.id(), y.id());
         let graph = g.finish().unwrap();
-        let plan = plan(&graph, Inputs::Keep);
+        let plan = plan(&graph, InputPolicy::Keep);
         assert!(same(&plan, x, y), "{name}");
     }
 }
@@ -125,7 +125,7 @@ fn g3_nothing_is_taken_over_that_somebody_still_needs() {
         g.output("y", y);
         let (x, y) = (x.id(), y.id());
         let graph = g.finish().unwrap();
-        assert!(!same(&plan(&graph, Inputs::Release), x, y), "{name}");
+        assert!(!same(&plan(&graph, InputPolicy::Release), x, y), "{name}");
     }
 }
 
@@ -137,7 +137,7 @@ fn an_in_place_result_may_be_an_output() {
     g.output("y", y);
     let (x, y) = (x.id(), y.id());
     let graph = g.finish().unwrap();
-    assert!(same(&plan(&graph, Inputs::Keep), x, y));
+    assert!(same(&plan(&graph, InputPolicy::Keep), x, y));
 }
 
 #[test]
@@ -147,10 +147,10 @@ fn inputs_are_kept_unless_the_caller_releases_them() {
     g.input("nobody reads this", DType::F32, [1000]);
     g.output("y", x.scale(2.0));
     let graph = g.finish().unwrap();
-    assert_eq!(plan(&graph, Inputs::Keep).arena_bytes(0), 128);
-    assert_eq!(plan(&graph, Inputs::Release).arena_bytes(0), 64);
+    assert_eq!(plan(&graph, InputPolicy::Keep).arena_bytes(0), 128);
+    assert_eq!(plan(&graph, InputPolicy::Release).arena_bytes(0), 64);
     let unused = graph.leaf("nobody reads this").unwrap();
-    assert_eq!(plan(&graph, Inputs::Keep).spot(unused), Spot::Unused);
+    assert_eq!(plan(&graph, InputPolicy::Keep).location(unused), TensorLocation::Unused);
 }
 
 #[test]
@@ -163,9 +163,9 @@ fn a_result_that_nobody_reads_is_released_at_once() {
     g.output("y", y);
     let y = y.id();
     let graph = g.finish().unwrap();
-    let plan = plan(&graph, Inputs::Keep);
+    let plan = plan(&graph, InputPolicy::Keep);
     assert_eq!(plan.lifetimes[dead_id.index()], Lifetime { start: 0, end: 1 });
-    assert_eq!(plan.spot(dead_id), plan.spot(y));
+    assert_eq!(plan.location(dead_id), plan.location(y));
 }
 
 #[test]
@@ -177,9 +177,9 @@ fn g4_sharing_never_moves_a_node_to_another_backend() {
     let (x, y) = (x.id(), y.id());
     let graph = g.finish().unwrap();
     let backends: Vec<u16> = graph.tensor_ids().map(|id| u16::from(id == y)).collect();
-    let plan = plan_of(&Request { backends: &backends, ..Request::new(&graph, &MEMORIES()) });
+    let plan = plan_of(&MemoryRequest { backends: &backends, ..MemoryRequest::new(&graph, &MEMORIES()) });
     assert!(!same(&plan, x, y));
-    assert!(matches!(plan.spot(y), Spot::Arena { backend: 1, .. }));
+    assert!(matches!(plan.location(y), TensorLocation::Arena { backend: 1, .. }));
 }
 
 #[test]
@@ -199,10 +199,13 @@ fn g5_x10_what_is_placed_beforehand_is_left_alone_and_its_views_are_resolved() {
     let [row, part, written, input] = [row, part, written, input].map(Value::id);
     let graph = g.finish().unwrap();
     let placed = [input];
-    let plan =
-        plan_of(&Request { placed: &placed, inputs: Inputs::Release, ..Request::new(&graph, &MEMORIES()) });
+    let plan = plan_of(&MemoryRequest {
+        external: &placed,
+        inputs: InputPolicy::Release,
+        ..MemoryRequest::new(&graph, &MEMORIES())
+    });
     for id in [row, part, written, input] {
-        assert_eq!(plan.spot(id), Spot::Placed { backend: 0 });
+        assert_eq!(plan.location(id), TensorLocation::External { backend: 0 });
     }
     assert_eq!((plan.backends[0].weights, plan.backends[0].state), (256, 256));
 }
@@ -222,16 +225,17 @@ fn g6_with_barriers_memory_is_released_only_at_a_barrier() {
         (0..4).flat_map(|i| [vec![nodes[i]], vec![nodes[4 + i]]]).chain([vec![nodes[8]]]).collect();
     let groups: Vec<&[NodeId]> = groups.iter().map(Vec::as_slice).collect();
     let steps = barrier_steps(&graph, &groups).unwrap();
-    let one_by_one = plan_of(&Request { steps: &steps, ..Request::new(&graph, &MEMORIES()) });
+    let one_by_one = plan_of(&MemoryRequest { steps: &steps, ..MemoryRequest::new(&graph, &MEMORIES()) });
     assert_eq!(one_by_one.arena_bytes(0), 64 + 128 + 4 * 4);
     // All parts at the same time: nothing is used again before the barrier.
     let steps = barrier_steps(&graph, &[&nodes[..4], &nodes[4..8], &nodes[8..]]).unwrap();
-    let together = plan_of(&Request { steps: &steps, ..Request::new(&graph, &MEMORIES()) });
+    let together = plan_of(&MemoryRequest { steps: &steps, ..MemoryRequest::new(&graph, &MEMORIES()) });
     assert_eq!(together.arena_bytes(0), 64 + 4 * 128 + 4 * 4);
     // An order that contradicts the graph is refused.
     let steps = barrier_steps(&graph, &[&nodes[4..8], &nodes[..4], &nodes[8..]]).unwrap();
     let memories = MEMORIES();
-    let error = Planner::default().plan(&Request { steps: &steps, ..Request::new(&graph, &memories) });
+    let error =
+        Planner::default().plan(&MemoryRequest { steps: &steps, ..MemoryRequest::new(&graph, &memories) });
     assert!(matches!(error, Err(MemoryError::Order { .. })));
 }
 
@@ -245,11 +249,11 @@ fn what_another_lane_still_reads_is_held() {
     let (x, y) = (x.id(), y.id());
     let graph = g.finish().unwrap();
     let memories = MEMORIES();
-    let base = Request::new(&graph, &memories);
+    let base = MemoryRequest::new(&graph, &memories);
     assert!(same(&plan_of(&base), x, y));
     for until in [1, 2, 7] {
         let holds = [Hold { tensor: x, until }];
-        let plan = plan_of(&Request { holds: &holds, ..base });
+        let plan = plan_of(&MemoryRequest { holds: &holds, ..base });
         assert!(!same(&plan, x, y), "held until {until}");
         assert_eq!(plan.lifetimes[x.index()].end, until + 1);
     }
@@ -257,11 +261,11 @@ fn what_another_lane_still_reads_is_held() {
     let backends: Vec<u16> = graph.tensor_ids().map(|id| u16::from(id.index() > x.index())).collect();
     let holds = [Hold { tensor: x, until: 0 }];
     let extras = [Extra { backend: 1, bytes: 64, lifetime: Lifetime { start: 0, end: 2 } }];
-    let request = Request { backends: &backends, holds: &holds, extras: &extras, ..base };
+    let request = MemoryRequest { backends: &backends, holds: &holds, extras: &extras, ..base };
     let plan = plan_of(&request);
     assert_eq!(plan.lifetimes[x.index()], Lifetime { start: 0, end: 1 });
     assert_eq!(plan.backends[1].extras, 64);
-    assert!(matches!(plan.extra_spot(0), Spot::Arena { backend: 1, .. }));
+    assert!(matches!(plan.extra_location(0), TensorLocation::Arena { backend: 1, .. }));
 }
 
 #[test]
@@ -274,27 +278,33 @@ fn requests_that_make_no_sense_are_refused() {
     let (x, written) = (x.id(), written.id());
     let graph = g.finish().unwrap();
     let memories = MEMORIES();
-    let base = Request::new(&graph, &memories);
-    let refused = |request: Request<'_>| Planner::default().plan(&request).unwrap_err();
-    assert!(matches!(refused(Request { backends: &[0], ..base }), MemoryError::Length { .. }));
-    assert!(matches!(refused(Request { steps: &[0], ..base }), MemoryError::Length { .. }));
-    assert!(matches!(refused(Request { memories: &[], ..base }), MemoryError::Length { .. }));
+    let base = MemoryRequest::new(&graph, &memories);
+    let refused = |request: MemoryRequest<'_>| Planner::default().plan(&request).unwrap_err();
+    assert!(matches!(refused(MemoryRequest { backends: &[0], ..base }), MemoryError::Length { .. }));
+    assert!(matches!(refused(MemoryRequest { steps: &[0], ..base }), MemoryError::Length { .. }));
+    assert!(matches!(refused(MemoryRequest { memories: &[], ..base }), MemoryError::Length { .. }));
     assert!(matches!(
-        refused(Request { backends: &[0, 2, 0, 0], ..base }),
+        refused(MemoryRequest { backends: &[0, 2, 0, 0], ..base }),
         MemoryError::UnknownBackend { .. }
     ));
-    assert!(matches!(refused(Request { steps: &[0, u32::MAX], ..base }), MemoryError::Step { .. }));
+    assert!(matches!(refused(MemoryRequest { steps: &[0, u32::MAX], ..base }), MemoryError::Step { .. }));
     let far = [Hold { tensor: x, until: u32::MAX }];
-    assert!(matches!(refused(Request { holds: &far, ..base }), MemoryError::Step { .. }));
+    assert!(matches!(refused(MemoryRequest { holds: &far, ..base }), MemoryError::Step { .. }));
     let stranger = [TensorId::from_index(99)];
-    assert!(matches!(refused(Request { placed: &stranger, ..base }), MemoryError::UnknownTensor { .. }));
+    assert!(matches!(
+        refused(MemoryRequest { external: &stranger, ..base }),
+        MemoryError::UnknownTensor { .. }
+    ));
     let never = [Extra { backend: 0, bytes: 1, lifetime: Lifetime { start: 3, end: 3 } }];
-    assert!(matches!(refused(Request { extras: &never, ..base }), MemoryError::Step { .. }));
+    assert!(matches!(refused(MemoryRequest { extras: &never, ..base }), MemoryError::Step { .. }));
     let huge = [Extra { backend: 0, bytes: u64::MAX, lifetime: Lifetime::WHOLE }];
-    assert!(matches!(refused(Request { extras: &huge, ..base }), MemoryError::Packing(_)));
-    let odd = [Memory::measuring("odd", 24, None)];
-    assert!(matches!(refused(Request { memories: &odd, ..base }), MemoryError::Alignment { .. }));
+    assert!(matches!(refused(MemoryRequest { extras: &huge, ..base }), MemoryError::Packing(_)));
+    let odd = [BackendMemory::measuring("odd", 24, None)];
+    assert!(matches!(refused(MemoryRequest { memories: &odd, ..base }), MemoryError::Alignment { .. }));
     let mut backends = vec![0; 4];
     backends[written.index()] = 1;
-    assert!(matches!(refused(Request { backends: &backends, ..base }), MemoryError::ForeignWrite { .. }));
+    assert!(matches!(
+        refused(MemoryRequest { backends: &backends, ..base }),
+        MemoryError::ForeignWrite { .. }
+    ));
 }

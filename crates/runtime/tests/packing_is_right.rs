@@ -6,8 +6,8 @@ mod best_fit;
 
 use quadriga_conformance::Rng;
 use quadriga_runtime::memory::packing::{
-    Effort, Flaw, Packer, Packing, PackingError, PackingItem, PackingProblem, Placement, Strategy, check,
-    pack,
+    Effort, Packer, Packing, PackingError, PackingItem, PackingProblem, PackingViolation, Placement,
+    Strategy, check, pack,
 };
 
 fn random_problem(rng: &mut Rng, most: usize) -> PackingProblem {
@@ -171,29 +171,35 @@ fn spoiled_packings_are_rejected() {
         change(&mut packing);
         check(&problem, &packing).unwrap_err()
     };
-    assert_eq!(spoil(&|p| p.placements.truncate(3)), Flaw::Count { items: 4, placements: 3 });
-    assert_eq!(spoil(&|p| p.peak = 16), Flaw::WrongPeak { peak: 16, sum: 24 });
-    assert_eq!(spoil(&|p| p.placements[2] = place(2, 0)), Flaw::NoSuchChunk { item: 2, chunk: 2, chunks: 2 });
+    assert_eq!(spoil(&|p| p.placements.truncate(3)), PackingViolation::Count { items: 4, placements: 3 });
+    assert_eq!(spoil(&|p| p.peak = 16), PackingViolation::WrongPeak { peak: 16, sum: 24 });
+    assert_eq!(
+        spoil(&|p| p.placements[2] = place(2, 0)),
+        PackingViolation::NoSuchChunk { item: 2, chunk: 2, chunks: 2 }
+    );
     assert_eq!(
         spoil(&|p| p.placements[2] = place(1, 4)),
-        Flaw::Misaligned { item: 2, offset: 4, alignment: 8 }
+        PackingViolation::Misaligned { item: 2, offset: 4, alignment: 8 }
     );
     assert_eq!(
         spoil(&|p| p.placements[2] = place(1, 16)),
-        Flaw::OutOfBounds { item: 2, offset: 16, size: 16 }
+        PackingViolation::OutOfBounds { item: 2, offset: 16, size: 16 }
     );
     assert_eq!(
         spoil(&|p| p.placements[2] = place(1, u64::MAX - 7)),
-        Flaw::OutOfBounds { item: 2, offset: u64::MAX - 7, size: 16 }
+        PackingViolation::OutOfBounds { item: 2, offset: u64::MAX - 7, size: 16 }
     );
-    assert_eq!(spoil(&|p| p.placements[2] = place(0, 0)), Flaw::Overlap { first: 0, second: 2, time: 3 });
+    assert_eq!(
+        spoil(&|p| p.placements[2] = place(0, 0)),
+        PackingViolation::Overlap { first: 0, second: 2, time: 3 }
+    );
     assert_eq!(
         spoil(&|p| {
             p.placements[0] = place(1, 16);
             p.chunks[1] = 24;
             p.peak = 32;
         }),
-        Flaw::ChunkTooLarge { chunk: 1, size: 24, limit: 16 }
+        PackingViolation::ChunkTooLarge { chunk: 1, size: 24, limit: 16 }
     );
 }
 

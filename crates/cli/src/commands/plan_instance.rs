@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use quadriga_runtime::memory::packing::{
-    Effort, Flaw, PackingError, PackingItem, PackingProblem, check, pack,
+    Effort, PackingError, PackingItem, PackingProblem, PackingViolation, check, pack,
 };
 use serde::Serialize;
 
@@ -83,7 +83,7 @@ pub(crate) enum InstanceError {
     Unpackable { line: usize, error: PackingError },
     /// The checker rejected the packing.
     #[error("internal error: the packing is invalid: {0}")]
-    Invalid(Flaw),
+    Invalid(PackingViolation),
 }
 
 /// Reads the buffers from the text of a CSV file.

@@ -1,16 +1,17 @@
-//! The memory behind plans: the chunks of one backend.
+//! Arenas: the buffers of one backend that memory plans use.
 
 use quadriga_graph::Graph;
 use std::sync::Arc;
 
 use super::MemoryError;
-use super::plan::{MemoryPlan, Tenant};
+use super::plan::{MemoryPlan, StorageOwner};
 use crate::{Backend, Buffer, Region, Usage};
 
-/// New chunks with their numbers, not yet in place.
+/// New chunks with their indices, not yet part of an arena.
 pub(crate) type Grown = Vec<(usize, Arc<dyn Buffer>)>;
 
-/// The chunks of memory that plans use on one backend. It grows on need and never shrinks on its own.
+/// The buffers (*chunks*) of one backend that hold the tensors of memory plans. All plans of a session share one arena per
+/// backend, as large as the largest of them needs. An arena grows on demand and never shrinks by itself.
 #[derive(Clone, Debug)]
 pub struct Arena {
     backend: Arc<dyn Backend>,
@@ -18,12 +19,12 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena without memory.
+    /// An arena without chunks.
     pub fn new(backend: Arc<dyn Backend>) -> Arena {
         Arena { backend, chunks: Vec::new() }
     }
 
-    /// The backend whose memory it is.
+    /// The backend that owns the memory.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
@@ -38,14 +39,14 @@ impl Arena {
         self.chunks.iter().map(|chunk| chunk.bytes() as u64).sum()
     }
 
-    /// Whether chunks of these sizes are there already.
+    /// Whether its chunks are at least as large as these sizes.
     pub fn fits(&self, sizes: &[u64]) -> bool {
         sizes.len() <= self.chunks.len()
             && self.chunks.iter().zip(sizes).all(|(chunk, size)| chunk.bytes() as u64 >= *size)
     }
 
-    /// The chunks that are missing or too small, allocated but not yet in place; nothing changes when one is refused.
-    /// `purpose` says what a chunk is for, should it be refused.
+    /// Allocates the chunks that are missing or too small, without changing the arena. `purpose` describes a chunk in the
+    /// error of a refused allocation.
     pub(crate) fn prepare(
         &self,
         sizes: &[u64],
@@ -69,7 +70,7 @@ impl Arena {
         Ok(grown)
     }
 
-    /// Puts new chunks in place; true if one of them replaces an old one.
+    /// Puts new chunks in place; true if one of them replaces a smaller one.
     pub(crate) fn commit(&mut self, grown: Grown) -> bool {
         let mut replaced = false;
         for (chunk, buffer) in grown {
@@ -84,23 +85,23 @@ impl Arena {
         replaced
     }
 
-    /// Gives all memory back, as far as nobody else holds it.
+    /// Drops all chunks. Their memory is freed when nothing else refers to it.
     pub fn release(&mut self) {
         self.chunks.clear();
     }
 
-    /// The bytes from `offset` on of a chunk.
+    /// `bytes` bytes from `offset` on in a chunk.
     pub(crate) fn region(&self, chunk: u32, offset: u64, bytes: usize) -> Option<Region> {
         let buffer = self.chunks.get(chunk as usize)?;
         Region::new(Arc::clone(buffer), usize::try_from(offset).ok()?, bytes).ok()
     }
 }
 
-/// What a chunk of a plan is for: the largest that lies in it.
+/// A description of a plan's chunk for error messages: its index and its largest storage.
 pub(crate) fn purpose(graph: &Graph, plan: &MemoryPlan, backend: usize, chunk: usize) -> String {
     match plan.largest_in(backend, chunk) {
-        Some(Tenant::Tensor(tensor)) => format!("chunk {chunk} with {}", graph.name(tensor)),
-        Some(Tenant::Extra(extra)) => format!("chunk {chunk} with extra {extra}"),
+        Some(StorageOwner::Tensor(tensor)) => format!("chunk {chunk} with {}", graph.name(tensor)),
+        Some(StorageOwner::Extra(extra)) => format!("chunk {chunk} with extra {extra}"),
         None => format!("chunk {chunk}"),
     }
 }

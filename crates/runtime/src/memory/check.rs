@@ -1,32 +1,32 @@
-//! The judge of memory plans. It shares no code with the planner, and is meant to be believed by reading.
+//! The checker of memory plans. It shares no code with the planner, and is written to be verified by reading.
 //!
-//! It knows the graph and the request, collects every use of every storage as a plain list, and then asks of the plan:
-//! is everything that is used somewhere, on the right backend, aligned and inside its chunk? Does every view lie where
-//! its source puts it? Was every storage that is taken over in place free to take? And do any two storages that are in
-//! use in the same step have a byte in common?
+//! From graph and request it collects every use of every storage as a plain list, and then checks the plan: every tensor
+//! that is used has memory on its backend, aligned and inside its chunk; every view lies at its offset in its source;
+//! every in-place result reuses a storage that nothing else still needs; and no two storages that are live in the same
+//! step overlap.
 
 use quadriga_graph::{Graph, NodeId, Tensor, TensorId, TensorKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lifetimes::Lifetime;
-use super::plan::{MemoryPlan, Spot};
-use super::request::{Inputs, Request};
+use super::plan::{MemoryPlan, TensorLocation};
+use super::request::{InputPolicy, MemoryRequest};
 
-/// What is wrong with a plan.
+/// A rule that a memory plan breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Flaw {
+pub enum PlanViolation {
     /// The plan is not for this graph, or has lists of the wrong length.
     #[error("the plan does not describe this graph")]
     OtherGraph,
-    /// A tensor that is used has no memory, or one that has memory of its own was given some.
+    /// A tensor that is used has no memory, or one with external memory was given some.
     #[error("{tensor} is {found}, but should be {expected}")]
-    WrongSpot {
+    WrongLocation {
         /// The tensor.
         tensor: String,
-        /// Where the plan has it.
+        /// Its location in the plan.
         found: String,
-        /// Where it should be.
+        /// The location it should have.
         expected: &'static str,
     },
     /// A tensor is not on its backend.
@@ -34,25 +34,25 @@ pub enum Flaw {
     WrongBackend {
         /// The tensor.
         tensor: String,
-        /// Where the plan has it.
+        /// The backend in the plan.
         found: u16,
-        /// Where it belongs.
+        /// The backend in the request.
         expected: u16,
     },
-    /// A place is not a multiple of the backend's alignment.
+    /// An offset is not a multiple of the backend's alignment.
     #[error("{what} is at offset {offset}, which is not a multiple of {alignment}")]
     Misaligned {
-        /// What is there.
+        /// The tensor or extra.
         what: String,
         /// The offset.
         offset: u64,
         /// The backend's alignment.
         alignment: u64,
     },
-    /// Something reaches past the end of its chunk, or its chunk does not exist.
+    /// A storage reaches past the end of its chunk, or its chunk does not exist.
     #[error("{what} takes {bytes} bytes at offset {offset} of chunk {chunk}, which has {size}")]
     OutOfBounds {
-        /// What is there.
+        /// The tensor or extra.
         what: String,
         /// Its chunk.
         chunk: u32,
@@ -63,9 +63,9 @@ pub enum Flaw {
         /// Bytes of the chunk; 0 if there is none.
         size: u64,
     },
-    /// A chunk is larger than the backend's largest buffer, and than any one thing in it.
+    /// A chunk is larger than the backend's largest buffer, though no single storage needs that.
     #[error(
-        "chunk {chunk} of backend {backend} has {size} bytes, more than {limit} and than any one thing in it"
+        "chunk {chunk} of backend {backend} has {size} bytes, more than the limit of {limit} and than any storage in it"
     )]
     ChunkTooLarge {
         /// The backend.
@@ -77,26 +77,26 @@ pub enum Flaw {
         /// The largest buffer.
         limit: u64,
     },
-    /// A view or a written result is not where its source puts it, or not inside it.
-    #[error("{view} does not lie where its source {source_name} puts it")]
+    /// A view, or the result of a write into a tensor, is not at its offset inside its source.
+    #[error("{view} is not at its offset in {source_name}")]
     ViewElsewhere {
         /// The view.
         view: String,
         /// The tensor that owns the storage.
         source_name: String,
     },
-    /// A result took over a storage that it may not.
-    #[error("{result} may not take over the memory of {taken}: {why}")]
+    /// A result reuses a storage in place though a rule forbids it.
+    #[error("{result} may not reuse the memory of {reused} in place: {why}")]
     NotInPlace {
         /// The result.
         result: String,
         /// The root of the storage.
-        taken: String,
+        reused: String,
         /// The rule that is broken.
         why: &'static str,
     },
-    /// A storage is said to live shorter than it is used.
-    #[error("{tensor} is used during {needed}, but planned for {planned}")]
+    /// The planned lifetime of a storage does not cover its uses.
+    #[error("{tensor} is used in steps {needed}, but planned for {planned}")]
     TooShort {
         /// The root of the storage.
         tensor: String,
@@ -105,10 +105,10 @@ pub enum Flaw {
         /// The lifetime in the plan.
         planned: Lifetime,
     },
-    /// Two storages that are in use in the same step have a byte in common.
+    /// Two storages that are live in the same step have a byte in common.
     #[error("{first} and {second} overlap in step {step}")]
     Overlap {
-        /// The one.
+        /// One of them.
         first: String,
         /// The other.
         second: String,
@@ -117,55 +117,55 @@ pub enum Flaw {
     },
 }
 
-/// One use of a storage: in which step, and by which node, if it is one.
+/// One use of a storage: its step, and the node that uses it; no node for outputs and holds.
 #[derive(Clone, Copy)]
 struct Use {
     step: u32,
     by: Option<NodeId>,
 }
 
-/// Something that occupies bytes for a while.
+/// A storage with memory in an arena.
 struct Occupant {
     name: String,
-    spot: Spot,
+    location: TensorLocation,
     bytes: u64,
     life: Lifetime,
 }
 
-/// Finds out whether `plan` is a right answer to `request`.
-pub fn check(request: &Request<'_>, plan: &MemoryPlan) -> Result<(), Flaw> {
+/// Checks that `plan` is a correct plan for `request`.
+pub fn check(request: &MemoryRequest<'_>, plan: &MemoryPlan) -> Result<(), PlanViolation> {
     let graph = request.graph;
     let count = graph.tensors().len();
-    let lengths = [plan.spots.len(), plan.lifetimes.len(), plan.bytes.len(), plan.sharing.roots.len()];
+    let lengths = [plan.locations.len(), plan.lifetimes.len(), plan.bytes.len(), plan.sharing.roots.len()];
     if plan.graph != graph.fingerprint()
         || lengths.iter().any(|length| *length != count)
-        || plan.extra_spots.len() != request.extras.len()
+        || plan.extra_locations.len() != request.extras.len()
         || plan.backends.len() != request.memories.len()
     {
-        return Err(Flaw::OtherGraph);
+        return Err(PlanViolation::OtherGraph);
     }
     let end = end_of_run(request);
     let outputs = graph.outputs().iter().map(|(_, output)| *output);
-    let mut placed = storages(graph, request.placed.iter().copied());
-    for (flag, tensor) in placed.iter_mut().zip(graph.tensors()) {
+    let mut external = storages(graph, request.external.iter().copied());
+    for (flag, tensor) in external.iter_mut().zip(graph.tensors()) {
         *flag |= matches!(tensor.kind(), TensorKind::Weight | TensorKind::Constant | TensorKind::State);
     }
-    let judge = Judge {
+    let checker = Checker {
         request,
         graph,
         plan,
         uses: collect_uses(request, end),
         outputs: storages(graph, outputs),
-        placed,
+        external,
         end,
     };
-    judge.spots()?;
-    judge.in_place()?;
-    judge.overlaps(&judge.occupants()?)
+    checker.locations()?;
+    checker.in_place()?;
+    checker.overlaps(&checker.occupants()?)
 }
 
-/// One past the last step that anything happens in.
-fn end_of_run(request: &Request<'_>) -> u32 {
+/// One past the last step of the run.
+fn end_of_run(request: &MemoryRequest<'_>) -> u32 {
     let nodes = (0..request.graph.nodes().len()).map(|node| request.step(node) + 1);
     let holds = request.holds.iter().map(|hold| hold.until + 1);
     let extras = request.extras.iter().map(|extra| match extra.lifetime.end {
@@ -175,7 +175,7 @@ fn end_of_run(request: &Request<'_>) -> u32 {
     nodes.chain(holds).chain(extras).max().unwrap_or(0).max(1)
 }
 
-/// For each tensor whether it is the storage of one of those named.
+/// For each tensor whether it owns the storage of one of `named`.
 fn storages(graph: &Graph, named: impl Iterator<Item = TensorId>) -> Vec<bool> {
     let mut flags = vec![false; graph.tensors().len()];
     for tensor in named.filter_map(|id| graph.get(id)) {
@@ -187,7 +187,7 @@ fn storages(graph: &Graph, named: impl Iterator<Item = TensorId>) -> Vec<bool> {
 }
 
 /// For each tensor that owns a storage, all uses of it.
-fn collect_uses(request: &Request<'_>, end: u32) -> Vec<Vec<Use>> {
+fn collect_uses(request: &MemoryRequest<'_>, end: u32) -> Vec<Vec<Use>> {
     let graph = request.graph;
     let held: BTreeSet<TensorId> = request.holds.iter().map(|hold| hold.tensor).collect();
     let mut uses = vec![Vec::new(); graph.tensors().len()];
@@ -200,7 +200,7 @@ fn collect_uses(request: &Request<'_>, end: u32) -> Vec<Vec<Use>> {
         let step = request.step(id.index());
         add(node.output(), step, Some(id));
         for input in graph.inputs(id) {
-            // Read through a copy, which the caller's hold accounts for.
+            // The node reads a copy; the hold covers the original.
             let elsewhere = storage_backend(request, *input) != request.backend(node.output().index());
             if !(elsewhere && held.contains(input)) {
                 add(*input, step, Some(id));
@@ -216,25 +216,25 @@ fn collect_uses(request: &Request<'_>, end: u32) -> Vec<Vec<Use>> {
     uses
 }
 
-/// The backend of the storage that a tensor lies in.
-fn storage_backend(request: &Request<'_>, tensor: TensorId) -> u16 {
+/// The backend of a tensor's storage.
+fn storage_backend(request: &MemoryRequest<'_>, tensor: TensorId) -> u16 {
     let storage = request.graph.get(tensor).map_or(tensor, Tensor::storage);
     request.backend(storage.index())
 }
 
-struct Judge<'a> {
-    request: &'a Request<'a>,
+struct Checker<'a> {
+    request: &'a MemoryRequest<'a>,
     graph: &'a Graph,
     plan: &'a MemoryPlan,
     uses: Vec<Vec<Use>>,
     /// For each storage whether an output lies in it.
     outputs: Vec<bool>,
-    /// For each storage whether the planner must leave it alone.
-    placed: Vec<bool>,
+    /// For each storage whether its memory is external.
+    external: Vec<bool>,
     end: u32,
 }
 
-impl Judge<'_> {
+impl Checker<'_> {
     fn uses_of(&self, storage: TensorId) -> &[Use] {
         self.uses.get(storage.index()).map_or(&[], Vec::as_slice)
     }
@@ -247,48 +247,51 @@ impl Judge<'_> {
         self.outputs.get(storage.index()).copied().unwrap_or(false)
     }
 
-    fn is_placed(&self, storage: TensorId) -> bool {
-        self.placed.get(storage.index()).copied().unwrap_or(false)
+    fn is_external(&self, storage: TensorId) -> bool {
+        self.external.get(storage.index()).copied().unwrap_or(false)
     }
 
-    /// Every tensor is where its storage is, on the right backend.
-    fn spots(&self) -> Result<(), Flaw> {
+    /// Every tensor is in its storage, on the right backend.
+    fn locations(&self) -> Result<(), PlanViolation> {
         for (id, tensor) in self.graph.tensor_ids().zip(self.graph.tensors()) {
             let storage = tensor.storage();
-            let (spot, home) = (self.plan.spot(id), self.plan.spot(storage));
-            let expected = match (self.is_placed(storage), self.uses_of(storage).is_empty(), home) {
-                (true, _, Spot::Placed { .. }) | (false, true, Spot::Unused) => None,
-                (false, false, Spot::Arena { .. }) => None,
-                (true, ..) => Some("left alone"),
-                (false, true, _) => Some("nowhere, as nobody uses it"),
-                (false, false, _) => Some("in an arena"),
-            };
+            let (location, storage_location) = (self.plan.location(id), self.plan.location(storage));
+            let expected =
+                match (self.is_external(storage), self.uses_of(storage).is_empty(), storage_location) {
+                    (true, _, TensorLocation::External { .. }) | (false, true, TensorLocation::Unused) => {
+                        None
+                    }
+                    (false, false, TensorLocation::Arena { .. }) => None,
+                    (true, ..) => Some("external"),
+                    (false, true, _) => Some("without memory, as nothing uses it"),
+                    (false, false, _) => Some("in an arena"),
+                };
             if let Some(expected) = expected {
-                let (tensor, found) = (self.graph.name(id), format!("{spot:?}"));
-                return Err(Flaw::WrongSpot { tensor, found, expected });
+                let (tensor, found) = (self.graph.name(id), format!("{location:?}"));
+                return Err(PlanViolation::WrongLocation { tensor, found, expected });
             }
-            let backend = match home {
-                Spot::Unused => None,
-                Spot::Placed { backend } | Spot::Arena { backend, .. } => Some(backend),
+            let backend = match storage_location {
+                TensorLocation::Unused => None,
+                TensorLocation::External { backend } | TensorLocation::Arena { backend, .. } => Some(backend),
             };
             let expected = self.request.backend(storage.index());
             if let Some(found) = backend.filter(|found| *found != expected) {
-                return Err(Flaw::WrongBackend { tensor: self.graph.name(id), found, expected });
+                return Err(PlanViolation::WrongBackend { tensor: self.graph.name(id), found, expected });
             }
             let source_end = self.graph.get(storage).map_or(0, Tensor::bytes);
             let inside = tensor.offset().checked_add(tensor.bytes()).is_some_and(|end| end <= source_end);
-            let put = match home {
-                Spot::Arena { backend, chunk, offset } => {
-                    Spot::Arena { backend, chunk, offset: offset + tensor.offset() as u64 }
+            let put = match storage_location {
+                TensorLocation::Arena { backend, chunk, offset } => {
+                    TensorLocation::Arena { backend, chunk, offset: offset + tensor.offset() as u64 }
                 }
                 other => other,
             };
-            if !inside || spot != put {
+            if !inside || location != put {
                 let (view, source_name) = (self.graph.name(id), self.graph.name(storage));
-                return Err(Flaw::ViewElsewhere { view, source_name });
+                return Err(PlanViolation::ViewElsewhere { view, source_name });
             }
             if self.root(id) != self.root(storage) {
-                return Err(Flaw::ViewElsewhere {
+                return Err(PlanViolation::ViewElsewhere {
                     view: self.graph.name(id),
                     source_name: self.graph.name(self.root(id)),
                 });
@@ -297,17 +300,20 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Every storage that lies in another one's place was free to take it.
-    fn in_place(&self) -> Result<(), Flaw> {
+    /// Every in-place result follows the rules of [`sharing`](super::sharing).
+    fn in_place(&self) -> Result<(), PlanViolation> {
         for (result, tensor) in self.graph.tensor_ids().zip(self.graph.tensors()) {
             let root = self.root(result);
             if tensor.storage() != result || root == result {
                 continue;
             }
-            let broken =
-                |why| Flaw::NotInPlace { result: self.graph.name(result), taken: self.graph.name(root), why };
-            if self.root(root) != root || self.plan.spot(result) != self.plan.spot(root) {
-                return Err(broken("it is not where the storage is"));
+            let broken = |why| PlanViolation::NotInPlace {
+                result: self.graph.name(result),
+                reused: self.graph.name(root),
+                why,
+            };
+            if self.root(root) != root || self.plan.location(result) != self.plan.location(root) {
+                return Err(broken("it is not at the start of the storage"));
             }
             let TensorKind::Computed(node) = tensor.kind() else { return Err(broken("it is not computed")) };
             let Some(op) = self.graph.get_node(node).map(|node| node.op()) else {
@@ -316,22 +322,24 @@ impl Judge<'_> {
             let inputs = self.graph.inputs(node);
             let from_here: Vec<usize> =
                 (0..inputs.len()).filter(|i| inputs.get(*i).is_some_and(|x| self.root(*x) == root)).collect();
-            let [choice] = from_here[..] else { return Err(broken("not exactly one input lies there")) };
-            if !op.declaration().in_place.contains(&choice) {
-                return Err(broken("the operation does not work in place"));
+            let [reused] = from_here[..] else {
+                return Err(broken("not exactly one input is in that storage"));
+            };
+            if !op.declaration().in_place.contains(&reused) {
+                return Err(broken("the operation does not run in place on that input"));
             }
-            let Some(input) = inputs.get(choice).and_then(|id| self.graph.get(*id)) else {
+            let Some(input) = inputs.get(reused).and_then(|id| self.graph.get(*id)) else {
                 return Err(broken("its input does not exist"));
             };
             let whole = self.graph.get(input.storage()).map_or(0, Tensor::bytes);
             if !input.same_layout(tensor) || input.offset() != 0 || input.bytes() != whole {
-                return Err(broken("the input has another layout, or is a part of its storage"));
+                return Err(broken("the input has another layout, or is only a part of its storage"));
             }
-            if self.is_placed(input.storage()) || self.is_output(input.storage()) {
-                return Err(broken("the input is placed beforehand, or an output"));
+            if self.is_external(input.storage()) || self.is_output(input.storage()) {
+                return Err(broken("the input has external memory, or is an output"));
             }
             if self.graph.get(input.storage()).is_some_and(|t| t.kind() == TensorKind::Input)
-                && self.request.inputs == Inputs::Keep
+                && self.request.inputs == InputPolicy::Keep
             {
                 return Err(broken("inputs are kept"));
             }
@@ -341,26 +349,26 @@ impl Judge<'_> {
             let step = self.request.step(node.index());
             let used_later = |u: &Use| u.by != Some(node) && u.step >= step;
             if self.uses_of(input.storage()).iter().any(used_later) {
-                return Err(broken("something else uses the input at that time or later"));
+                return Err(broken("the input is used elsewhere in that step or later"));
             }
         }
         Ok(())
     }
 
-    /// Everything that has bytes in an arena, with the lifetime that its uses need.
-    fn occupants(&self) -> Result<Vec<Occupant>, Flaw> {
+    /// Every storage in an arena, with the lifetime that its uses need.
+    fn occupants(&self) -> Result<Vec<Occupant>, PlanViolation> {
         let mut needed: BTreeMap<TensorId, (Lifetime, u64)> = BTreeMap::new();
         for (id, tensor) in self.graph.tensor_ids().zip(self.graph.tensors()) {
             let uses = self.uses_of(id);
-            if tensor.storage() != id || self.is_placed(id) || uses.is_empty() {
+            if tensor.storage() != id || self.is_external(id) || uses.is_empty() {
                 continue;
             }
             let given = tensor.kind() == TensorKind::Input;
-            // A hold that ends before there is something to hold means nothing.
+            // A hold that ends before the tensor is computed has no effect.
             let by_nodes = uses.iter().filter(|u| u.by.is_some()).map(|u| u.step);
             let first = if given { 0 } else { by_nodes.min().unwrap_or(0) };
             let last = uses.iter().map(|u| u.step + 1).max().unwrap_or(0);
-            let kept = self.is_output(id) || (given && self.request.inputs == Inputs::Keep);
+            let kept = self.is_output(id) || (given && self.request.inputs == InputPolicy::Keep);
             let end = if kept { self.end } else { last };
             let memory = self.request.memories.get(usize::from(self.request.backend(id.index())));
             let bytes = memory.map_or(0, |memory| memory.storage_bytes(tensor));
@@ -373,42 +381,51 @@ impl Judge<'_> {
         for (root, (life, bytes)) in needed {
             let planned = self.plan.lifetimes.get(root.index()).copied().unwrap_or_default();
             if planned.start > life.start || planned.end < life.end {
-                return Err(Flaw::TooShort { tensor: self.graph.name(root), needed: life, planned });
+                return Err(PlanViolation::TooShort { tensor: self.graph.name(root), needed: life, planned });
             }
-            occupants.push(Occupant { name: self.graph.name(root), spot: self.plan.spot(root), bytes, life });
+            occupants.push(Occupant {
+                name: self.graph.name(root),
+                location: self.plan.location(root),
+                bytes,
+                life,
+            });
         }
         for (index, extra) in self.request.extras.iter().enumerate() {
             let life = Lifetime { start: extra.lifetime.start, end: extra.lifetime.end.min(self.end) };
-            let spot = self.plan.extra_spot(index);
+            let location = self.plan.extra_location(index);
             let name = format!("extra {index}");
-            match spot {
-                Spot::Arena { backend, .. } if backend == extra.backend => {}
+            match location {
+                TensorLocation::Arena { backend, .. } if backend == extra.backend => {}
                 _ => {
-                    let found = format!("{spot:?}");
-                    return Err(Flaw::WrongSpot { tensor: name, found, expected: "on its backend" });
+                    let found = format!("{location:?}");
+                    return Err(PlanViolation::WrongLocation {
+                        tensor: name,
+                        found,
+                        expected: "in its backend's arena",
+                    });
                 }
             }
-            occupants.push(Occupant { name, spot, bytes: extra.bytes, life });
+            occupants.push(Occupant { name, location, bytes: extra.bytes, life });
         }
         Ok(occupants)
     }
 
-    /// Everything is aligned and inside its chunk, and nothing overlaps.
-    fn overlaps(&self, occupants: &[Occupant]) -> Result<(), Flaw> {
+    /// Every storage is aligned and inside its chunk, and no two that are live together overlap.
+    fn overlaps(&self, occupants: &[Occupant]) -> Result<(), PlanViolation> {
         let mut largest: BTreeMap<(u16, u32), u64> = BTreeMap::new();
         let mut events = Vec::new();
-        for (index, Occupant { name, spot, bytes, life }) in occupants.iter().enumerate() {
-            let Spot::Arena { backend, chunk, offset } = *spot else { continue };
+        for (index, Occupant { name, location, bytes, life }) in occupants.iter().enumerate() {
+            let TensorLocation::Arena { backend, chunk, offset } = *location else { continue };
             let memory = self.request.memories.get(usize::from(backend));
             let alignment = memory.map_or(1, |memory| memory.facts.alignment) as u64;
             if !offset.is_multiple_of(alignment) {
-                return Err(Flaw::Misaligned { what: name.clone(), offset, alignment });
+                return Err(PlanViolation::Misaligned { what: name.clone(), offset, alignment });
             }
             let chunks = self.plan.backends.get(usize::from(backend)).map(|plan| &plan.chunks);
             let size = chunks.and_then(|chunks| chunks.get(chunk as usize)).copied();
             if size.is_none() || offset.checked_add(*bytes) > size {
                 let (what, size) = (name.clone(), size.unwrap_or(0));
-                return Err(Flaw::OutOfBounds { what, chunk, offset, bytes: *bytes, size });
+                return Err(PlanViolation::OutOfBounds { what, chunk, offset, bytes: *bytes, size });
             }
             let most = largest.entry((backend, chunk)).or_default();
             *most = bytes.next_multiple_of(alignment).max(*most);
@@ -422,16 +439,16 @@ impl Judge<'_> {
             for (chunk, size) in plan.chunks.iter().enumerate() {
                 let most = largest.get(&(backend as u16, chunk as u32)).copied().unwrap_or(0);
                 if *size > limit && *size > most && *size > memory.facts.alignment as u64 {
-                    return Err(Flaw::ChunkTooLarge { backend, chunk, size: *size, limit });
+                    return Err(PlanViolation::ChunkTooLarge { backend, chunk, size: *size, limit });
                 }
             }
         }
 
-        // Ends before starts: what ends at a step is not in use in it.
+        // Ends sort before starts: a storage that ends at a step is not live in it.
         events.sort_unstable();
         let mut in_use: BTreeMap<(u16, u32, u64), (u64, usize)> = BTreeMap::new();
         for (step, starts, index) in events {
-            let Some(Occupant { spot: Spot::Arena { backend, chunk, offset }, bytes, .. }) =
+            let Some(Occupant { location: TensorLocation::Arena { backend, chunk, offset }, bytes, .. }) =
                 occupants.get(index)
             else {
                 continue;
@@ -445,7 +462,7 @@ impl Judge<'_> {
                 && end > offset
             {
                 let name = |index: usize| occupants.get(index).map(|o| o.name.clone()).unwrap_or_default();
-                return Err(Flaw::Overlap { first: name(*other), second: name(index), step });
+                return Err(PlanViolation::Overlap { first: name(*other), second: name(index), step });
             }
             in_use.insert((*backend, *chunk, *offset), (offset + bytes, index));
         }

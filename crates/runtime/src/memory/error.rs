@@ -1,28 +1,28 @@
-//! Why memory could not be planned or had.
+//! Errors of planning and allocation.
 
 use super::packing::PackingError;
 use crate::BackendError;
 
-/// A failure of planning or of allocation. Whatever was planned or allocated before is still there.
+/// A failure of planning or of allocation. Earlier plans and allocations are not affected.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// A list that must have one entry for each tensor or node has another length.
-    #[error("{found} {what} are given, {expected} are needed")]
+    #[error("{found} {what} given, {expected} needed")]
     Length {
-        /// What the list holds.
+        /// The elements of the list.
         what: &'static str,
-        /// How many are needed.
+        /// The required length.
         expected: usize,
-        /// How many there are.
+        /// The length given.
         found: usize,
     },
-    /// A tensor or extra is on a backend that is not among those given.
-    #[error("{what} is on backend {backend}, of {count}")]
+    /// The backend of a tensor or extra does not exist.
+    #[error("{what} is on backend {backend}, but there are only {count}")]
     UnknownBackend {
-        /// The tensor's name, or "extra" with its number.
+        /// The tensor's name, or "extra" with its index.
         what: String,
-        /// The number given.
+        /// The index given.
         backend: u16,
         /// How many backends there are.
         count: usize,
@@ -35,24 +35,24 @@ pub enum MemoryError {
         /// The alignment.
         alignment: usize,
     },
-    /// A node is to run before one that it needs.
+    /// A node has an earlier step than one of its inputs.
     #[error(
-        "{reader} is to run in step {step}, but what it reads, {source_name}, only in step {source_step}"
+        "{reader} runs in step {step}, but its input {source_name} is computed only in step {source_step}"
     )]
     Order {
         /// The node.
         reader: String,
         /// Its step.
         step: u32,
-        /// What it needs.
+        /// Its input.
         source_name: String,
-        /// The step of that.
+        /// The input's step.
         source_step: u32,
     },
-    /// A step beyond the last that can be counted, or an extra without a lifetime.
-    #[error("{what} at step {step}: steps go up to 2^32 - 4, and a lifetime ends after it starts")]
+    /// A step number that is too large, or an extra with an empty lifetime.
+    #[error("{what} at step {step}: steps go up to 2^32 - 6, and a lifetime ends after it starts")]
     Step {
-        /// What it belongs to.
+        /// The node, tensor or extra.
         what: String,
         /// The step.
         step: u32,
@@ -60,13 +60,13 @@ pub enum MemoryError {
     /// A tensor that is not in the graph.
     #[error("tensor {index} is not in the graph, which has {count}")]
     UnknownTensor {
-        /// The number given.
+        /// The index given.
         index: usize,
         /// How many there are.
         count: usize,
     },
     /// A node writes into a tensor of another backend.
-    #[error("{node} runs on backend {backend}, but writes into {target}, which is on backend {home}")]
+    #[error("{node} runs on backend {backend}, but writes into {target} on backend {target_backend}")]
     ForeignWrite {
         /// The node.
         node: String,
@@ -74,24 +74,24 @@ pub enum MemoryError {
         backend: u16,
         /// The tensor it writes into.
         target: String,
-        /// Where that is.
-        home: u16,
+        /// The backend of that tensor.
+        target_backend: u16,
     },
-    /// The sizes are beyond what can be packed.
+    /// The storages cannot be packed.
     #[error(transparent)]
     Packing(#[from] PackingError),
-    /// A backend did not give memory.
-    #[error("{backend}: {wanted} bytes are wanted for {purpose}{}: {source}", free_text(.free))]
+    /// A backend refused an allocation.
+    #[error("{backend}: cannot allocate {wanted} bytes for {purpose}{}: {source}", free_text(.free))]
     Allocation {
         /// The backend's name.
         backend: String,
-        /// What for: a tensor's name, if one alone is larger than the largest buffer, else the chunk.
+        /// The chunk and its largest tensor.
         purpose: String,
-        /// Bytes wanted.
+        /// Bytes requested.
         wanted: u64,
         /// Bytes free, if known.
         free: Option<u64>,
-        /// What the backend said.
+        /// The backend's error.
         source: Box<BackendError>,
     },
 }

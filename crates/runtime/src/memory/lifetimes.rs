@@ -1,8 +1,8 @@
-//! How long each storage lives: from the step that first writes it up to the last step that uses it.
+//! Liveness: the lifetime of each storage, from the step that first writes it to the last step that uses it.
 //!
-//! A use is a read or a write by a node; a hold that the caller adds; or being an output, which lasts to the end. Views
-//! compute nothing, so they use nothing: a view matters through those that read it. A result that nobody reads is used
-//! once, by the node that writes it.
+//! A use is a read or a write by a node, or a hold of the request; outputs are used to the end of the run. A view node is
+//! no use, since it computes nothing; the readers of the view are. A result that nothing reads is used once, by the node
+//! that writes it.
 
 #![expect(
     clippy::indexing_slicing,
@@ -13,37 +13,37 @@ use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use std::fmt;
 
 use super::MemoryError;
-use super::request::{Inputs, Request};
+use super::request::{InputPolicy, MemoryRequest};
 use crate::flow::{Flow, Maker};
 
-/// The steps `start..end`.
+/// A half-open range of steps, `start..end`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Lifetime {
     /// The first step.
     pub start: u32,
-    /// One past the last step. Nothing lives where this is not after `start`.
+    /// One past the last step. The lifetime is empty if this is not after `start`.
     pub end: u32,
 }
 
 impl Lifetime {
-    /// From before the first step to after the last.
+    /// The whole run.
     pub const WHOLE: Lifetime = Lifetime { start: 0, end: u32::MAX };
 
-    /// Nothing ever uses it.
+    /// An empty lifetime.
     pub const NEVER: Lifetime = Lifetime { start: 0, end: 0 };
 
-    /// Whether there is a step in it.
+    /// Whether it contains no step.
     pub fn is_empty(self) -> bool {
         self.start >= self.end
     }
 
-    /// Whether a step is in it.
+    /// Whether it contains a step.
     pub fn contains(self, step: u32) -> bool {
         (self.start..self.end).contains(&step)
     }
 
     /// Whether the two have a step in common.
-    pub fn meets(self, other: Lifetime) -> bool {
+    pub fn overlaps(self, other: Lifetime) -> bool {
         self.start.max(other.start) < self.end.min(other.end)
     }
 }
@@ -54,8 +54,9 @@ impl fmt::Display for Lifetime {
     }
 }
 
-/// The steps of a caller-given order with barriers: nodes between two barriers share a step, so memory changes hands
-/// only at a barrier. Each slice of `groups` holds the nodes between two barriers; nodes that are not named stand first.
+/// The [steps](super::MemoryRequest::steps) of an execution order with barriers: nodes between two barriers share a step,
+/// so memory is reused only at a barrier. Each slice of `groups` holds the nodes between two barriers; all other nodes
+/// come before the first.
 pub fn barrier_steps(graph: &Graph, groups: &[&[NodeId]]) -> Result<Vec<u32>, MemoryError> {
     let mut steps = vec![0; graph.nodes().len()];
     for (group, nodes) in groups.iter().enumerate() {
@@ -73,9 +74,9 @@ pub fn barrier_steps(graph: &Graph, groups: &[&[NodeId]]) -> Result<Vec<u32>, Me
     Ok(steps)
 }
 
-/// The last step that can be counted; above it are the marks below.
+/// The largest step number that is allowed.
 pub(crate) const LAST_STEP: u32 = u32::MAX - 5;
-/// The end of what is kept to the end of the run, whenever that is.
+/// The end of a lifetime that lasts to the end of the run.
 pub(crate) const KEPT: u32 = u32::MAX;
 
 /// The last use of a storage.
@@ -83,7 +84,7 @@ pub(crate) const KEPT: u32 = u32::MAX;
 pub(crate) struct LastUse {
     /// One past the last step that uses it; 0 if none does; [`KEPT`] for outputs.
     pub(crate) end: u32,
-    /// Whether more than one thing uses it in that step.
+    /// Whether it has more than one use in that step.
     pub(crate) tied: bool,
 }
 
@@ -95,22 +96,22 @@ impl LastUse {
     }
 }
 
-/// The uses of each storage of a graph, before anything is taken over in place.
+/// The uses of each storage of a graph.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Uses {
-    /// For each tensor that owns a storage, the last of its uses.
+pub(crate) struct StorageUses {
+    /// For each tensor that owns a storage, the last use of that storage.
     pub(crate) last: Vec<LastUse>,
-    /// The results that took over the storage of an input.
-    pub(crate) taken: Vec<TensorId>,
-    /// For each tensor whether it has a hold; empty where there are none.
+    /// The results that are computed in place, filled in by [`Sharing`](super::Sharing).
+    pub(crate) in_place: Vec<TensorId>,
+    /// For each tensor whether it has a hold; empty if the request has no holds.
     held: Vec<bool>,
-    /// One past the last step of all.
+    /// One past the last step of the run.
     pub(crate) horizon: u32,
 }
 
-impl Uses {
-    /// Collects all uses; refuses steps that contradict the graph.
-    pub(crate) fn collect(&mut self, request: &Request<'_>, flow: &Flow) -> Result<(), MemoryError> {
+impl StorageUses {
+    /// Collects all uses; fails if the steps contradict the graph.
+    pub(crate) fn collect(&mut self, request: &MemoryRequest<'_>, flow: &Flow) -> Result<(), MemoryError> {
         let graph = request.graph;
         self.last.clear();
         self.last.resize(flow.storage.len(), LastUse::default());
@@ -119,12 +120,12 @@ impl Uses {
         self.collect_holds(request, flow)?;
         for (maker, sources) in flow.iter() {
             let step = request.step(maker.node.index());
-            let home = maker.storage.index();
-            let backend = request.backend(home);
+            let written = maker.storage.index();
+            let backend = request.backend(written);
             if maker.overwrites {
-                check_home(request, maker, backend)?;
+                check_written_backend(request, maker, backend)?;
             }
-            self.last[home].at(step);
+            self.last[written].at(step);
             for source in sources {
                 let storage = source.storage.index();
                 let by_copy = !self.held.is_empty()
@@ -141,8 +142,8 @@ impl Uses {
         Ok(())
     }
 
-    /// Checks the steps of all nodes, and finds the last.
-    fn collect_steps(&mut self, request: &Request<'_>) -> Result<(), MemoryError> {
+    /// Checks the steps of all nodes, and sets the horizon.
+    fn collect_steps(&mut self, request: &MemoryRequest<'_>) -> Result<(), MemoryError> {
         let graph = request.graph;
         if request.steps.is_empty() && graph.nodes().len() <= LAST_STEP as usize {
             self.horizon = (graph.nodes().len() as u32).max(1);
@@ -161,7 +162,7 @@ impl Uses {
         Ok(())
     }
 
-    fn collect_holds(&mut self, request: &Request<'_>, flow: &Flow) -> Result<(), MemoryError> {
+    fn collect_holds(&mut self, request: &MemoryRequest<'_>, flow: &Flow) -> Result<(), MemoryError> {
         self.held.clear();
         if !request.holds.is_empty() {
             self.held.resize(flow.storage.len(), false);
@@ -174,7 +175,7 @@ impl Uses {
             self.held[index] = true;
             let last = &mut self.last[flow.storage[index].index()];
             last.at(hold.until);
-            // Whatever else happens in that step is not alone.
+            // A hold in the last step rules out in-place reuse by a node of that step.
             last.tied |= last.end == hold.until + 1;
             self.horizon = self.horizon.max(hold.until + 1);
         }
@@ -189,35 +190,38 @@ impl Uses {
         Ok(())
     }
 
-    /// The life of a storage that the planner places, given what became of it by in-place operations. Empty if nothing
-    /// uses it.
-    pub(crate) fn lifetime(&self, request: &Request<'_>, kind: TensorKind, owner: usize) -> Lifetime {
+    /// The lifetime of a planned storage, in-place results included. Empty if nothing uses it.
+    pub(crate) fn lifetime(&self, request: &MemoryRequest<'_>, kind: TensorKind, owner: usize) -> Lifetime {
         let end = self.last[owner].end;
         let (start, kept) = match kind {
             _ if end == 0 => return Lifetime::NEVER,
             TensorKind::Computed(node) => (request.step(node.index()), end == KEPT),
-            _ => (0, end == KEPT || request.inputs == Inputs::Keep),
+            _ => (0, end == KEPT || request.inputs == InputPolicy::Keep),
         };
         Lifetime { start, end: if kept { self.horizon } else { end } }
     }
 }
 
-/// Refuses a node that writes into a storage of another backend.
-fn check_home(request: &Request<'_>, maker: Maker, home: u16) -> Result<(), MemoryError> {
+/// An error if a node writes into a storage of another backend.
+fn check_written_backend(
+    request: &MemoryRequest<'_>,
+    maker: Maker,
+    target_backend: u16,
+) -> Result<(), MemoryError> {
     let graph = request.graph;
     let output = graph[maker.node].output();
     match request.backend(output.index()) {
-        backend if backend == home => Ok(()),
+        backend if backend == target_backend => Ok(()),
         backend => Err(MemoryError::ForeignWrite {
             node: graph.name(output),
             backend,
             target: graph.name(maker.storage),
-            home,
+            target_backend,
         }),
     }
 }
 
-fn check_order(request: &Request<'_>, node: usize, step: u32, input: usize) -> Result<(), MemoryError> {
+fn check_order(request: &MemoryRequest<'_>, node: usize, step: u32, input: usize) -> Result<(), MemoryError> {
     let graph = request.graph;
     let source = graph.tensors()[input].node().map(|node| request.step(node.index()));
     match source {

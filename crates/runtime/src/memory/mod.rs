@@ -1,37 +1,37 @@
-//! Memory: which bytes every tensor gets, and for how long, decided before anything is allocated.
+//! Memory planning: which bytes of which buffer each tensor of a graph gets, decided before anything is allocated.
 //!
-//! Planning the memory of a graph is three questions, asked one after the other, each answered with plain data that can
-//! be printed and checked:
+//! Tensors whose lifetimes do not overlap can share memory. A [`Planner`] turns a [`MemoryRequest`] (a graph, the backend
+//! of each tensor, the step of each node) into a [`MemoryPlan`] in three stages, each with a result that can be printed:
 //!
-//! 1. **Who shares a storage?** ([`sharing`]) A view lies inside its source; an operation that writes into a tensor
-//!    gives back that tensor's memory; and an operation that may run in place takes over the memory of an input that
-//!    nobody reads after it. Everything else has a storage of its own. Weights, constants and state are placed once for
-//!    all runs, so their storages are not the planner's to give.
-//! 2. **How long does each storage live?** ([`lifetimes`]) From the step that first writes it to the last step that
-//!    reads any tensor in it. Steps are node numbers, unless the caller says otherwise: nodes that run at the same time
-//!    get the same step, and what another lane still reads is held up to a later one. Outputs live to the end.
-//! 3. **Where does it go?** ([`packing`]) Storages with sizes and lifetimes are rectangles to be piled as low as
-//!    possible, in one or several buffers for each backend.
+//! 1. **Aliasing** ([`sharing`]): which tensors share one storage. Views lie in their source; an operation that can run
+//!    in place writes its result over an input that nothing reads afterwards. Weights, constants and state keep the same
+//!    memory in every run and are not planned.
+//! 2. **Liveness** ([`lifetimes`]): the lifetime of each storage, from the first step that writes it to the last that
+//!    reads it. A step is a node, unless the caller gives concurrent nodes the same step or extends a lifetime with a
+//!    [`Hold`].
+//! 3. **Packing** ([`packing`]): an offset for each storage such that storages with overlapping lifetimes do not overlap
+//!    in memory and the total is small. This is offline *dynamic storage allocation* (DSA), which is NP-hard; the peak of
+//!    live bytes is a lower bound.
 //!
-//! A [`Planner`] answers all three for a [`Request`] and writes the answers into a [`MemoryPlan`]: for each tensor its
-//! backend, chunk and offset; for each backend the chunks to allocate, and the figures of a [`Forecast`]. [`check()`] judges
-//! a plan without using anything that made it. Then, and only then, is there memory: an [`Arena`] holds a backend's
-//! chunks, and all plans of a session share them.
+//! The plan has the location of each tensor, the buffers to allocate on each backend (*chunks*, one or, where the backend
+//! limits the size of a buffer, several) and a [`Forecast`] of the bytes. [`check()`] verifies a plan with code of its
+//! own. A session then allocates the chunks in one [`Arena`] per backend, which all of its plans share.
 //!
-//! [`TensorAllocator`] stands beside all this: it places one tensor at a time, without a graph.
+//! [`TensorAllocator`] needs no graph: it allocates and frees single tensors in one buffer, best fit over a free list,
+//! and reports its high-water mark.
 //!
 //! ```
 //! use quadriga_graph::{DType, GraphBuilder};
-//! use quadriga_runtime::memory::{Memory, Planner, Request};
+//! use quadriga_runtime::memory::{BackendMemory, Planner, MemoryRequest};
 //!
 //! let g = GraphBuilder::new();
 //! let x = g.input("x", DType::F32, [8, 64]);
 //! g.output("y", x.sqr().silu().add(x));
 //! let graph = g.finish()?;
 //!
-//! let memories = [Memory::measuring("cpu", 64, None)];
-//! let plan = Planner::default().plan(&Request::new(&graph, &memories))?;
-//! // The input is kept for the next run; square, activation and sum are computed in one storage.
+//! let memories = [BackendMemory::measuring("cpu", 64, None)];
+//! let plan = Planner::default().plan(&MemoryRequest::new(&graph, &memories))?;
+//! // The input is kept for the next run; square, activation and sum are computed in place in one storage.
 //! assert_eq!(plan.arena_bytes(0), 2 * 8 * 64 * 4);
 //! println!("{plan}");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -52,12 +52,14 @@ pub mod sharing;
 mod tensor_allocator;
 
 pub use arena::Arena;
-pub use check::{Flaw, check};
+pub use check::{PlanViolation, check};
 pub use error::MemoryError;
 pub use lifetimes::{Lifetime, barrier_steps};
-pub use plan::{Alive, BackendForecast, BackendPlan, Forecast, MemoryPlan, Spot, Tenant};
+pub use plan::{
+    BackendForecast, BackendPlan, Forecast, LiveStorage, MemoryPlan, StorageOwner, TensorLocation,
+};
 pub use planner::Planner;
-pub use request::{Extra, Hold, Inputs, Memory, Request};
+pub use request::{BackendMemory, Extra, Hold, InputPolicy, MemoryRequest};
 pub use sharing::Sharing;
 pub use tensor_allocator::{AllocatorError, LiveTensor, TensorAllocation, TensorAllocator};
 

@@ -1,4 +1,4 @@
-//! The answer: where every tensor goes, how much memory that takes, and who takes it.
+//! The memory plan: the location of every tensor, and the memory that each backend must allocate.
 
 use quadriga_graph::{Fingerprint, Graph, TensorId};
 use std::fmt;
@@ -8,53 +8,54 @@ use super::packing::Strategy;
 use super::request::Extra;
 use super::sharing::Sharing;
 
-/// Where a tensor is.
+/// The location of a tensor or extra.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Spot {
-    /// Nowhere: nobody uses it.
+pub enum TensorLocation {
+    /// No memory: nothing uses it.
     #[default]
     Unused,
-    /// In memory that is not the planner's: weights, constants, state, and what was placed beforehand.
-    Placed {
-        /// The number of its backend.
+    /// In memory that the planner does not manage: weights, constants, state, and
+    /// [external](super::MemoryRequest::external) tensors.
+    External {
+        /// The index of its backend.
         backend: u16,
     },
     /// In a backend's arena.
     Arena {
-        /// The number of its backend.
+        /// The index of its backend.
         backend: u16,
-        /// The number of the chunk.
+        /// The index of the chunk.
         chunk: u32,
         /// Bytes from the start of the chunk to the tensor's first byte.
         offset: u64,
     },
 }
 
-/// What a plan takes of one backend.
+/// The memory that a plan needs on one backend.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BackendPlan {
     /// The backend's name.
     pub name: String,
     /// Bytes of each chunk of the arena.
     pub chunks: Vec<u64>,
-    /// The most bytes of the arena that are in use in one step, all but the last rounded up to the alignment: no plan
-    /// with this sharing can do with less.
+    /// The peak of live bytes over all steps, all storages but the last rounded up to the alignment: no packing with this
+    /// sharing needs less.
     pub lower_bound: u64,
-    /// What found the packing.
+    /// The strategy that found the packing.
     pub strategy: Strategy,
-    /// Whether no packing is smaller.
+    /// Whether the packing is proved optimal.
     pub proved_optimal: bool,
-    /// Bytes of the weights in use, outside the arena.
+    /// Bytes of the weights that are read, outside the arena.
     pub weights: u64,
-    /// Bytes of the constants in use, outside the arena.
+    /// Bytes of the constants that are read, outside the arena.
     pub constants: u64,
-    /// Bytes of the state in use, outside the arena.
+    /// Bytes of the state that is used, outside the arena.
     pub state: u64,
-    /// Bytes of the inputs in use, all together.
+    /// Sum of the bytes of all inputs that are read.
     pub inputs: u64,
-    /// Bytes of all storages of results, were each to have its own memory.
+    /// Sum of the bytes of all storages of results, without reuse.
     pub results: u64,
-    /// Bytes of all extras, were each to have its own memory.
+    /// Sum of the bytes of all extras, without reuse.
     pub extras: u64,
 }
 
@@ -65,38 +66,38 @@ impl BackendPlan {
     }
 }
 
-/// Where every tensor of one graph goes. Made by a [`Planner`](super::Planner); plain data.
+/// The memory of one graph, as plain data. Made by a [`Planner`](super::Planner).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct MemoryPlan {
-    /// The graph it is for.
+    /// The fingerprint of the graph.
     pub graph: Fingerprint,
-    /// Who shares a storage.
+    /// Which tensors share a storage.
     pub sharing: Sharing,
     /// For each tensor that is the root of a planned storage, its lifetime; for others it is empty.
     pub lifetimes: Vec<Lifetime>,
     /// For each tensor that is the root of a planned storage, the bytes of the storage; for others 0.
     pub bytes: Vec<u64>,
-    /// For each tensor where it is.
-    pub spots: Vec<Spot>,
-    /// The extras, as they were asked for.
+    /// For each tensor its location.
+    pub locations: Vec<TensorLocation>,
+    /// The extras of the request.
     pub extras: Vec<Extra>,
-    /// For each extra where it is.
-    pub extra_spots: Vec<Spot>,
-    /// For each backend what it must give.
+    /// For each extra its location.
+    pub extra_locations: Vec<TensorLocation>,
+    /// For each backend its memory.
     pub backends: Vec<BackendPlan>,
     /// One past the last step.
     pub horizon: u32,
 }
 
 impl MemoryPlan {
-    /// Where a tensor is.
-    pub fn spot(&self, tensor: TensorId) -> Spot {
-        self.spots.get(tensor.index()).copied().unwrap_or_default()
+    /// The location of a tensor.
+    pub fn location(&self, tensor: TensorId) -> TensorLocation {
+        self.locations.get(tensor.index()).copied().unwrap_or_default()
     }
 
-    /// Where an extra is.
-    pub fn extra_spot(&self, extra: usize) -> Spot {
-        self.extra_spots.get(extra).copied().unwrap_or_default()
+    /// The location of an extra.
+    pub fn extra_location(&self, extra: usize) -> TensorLocation {
+        self.extra_locations.get(extra).copied().unwrap_or_default()
     }
 
     /// Bytes of a backend's arena.
@@ -104,146 +105,146 @@ impl MemoryPlan {
         self.backends.get(backend).map_or(0, BackendPlan::arena_bytes)
     }
 
-    /// All that has a place in a backend's arena: tensors that are roots, and extras, with lifetime and bytes.
-    fn tenants(&self, backend: usize) -> impl Iterator<Item = (Tenant, Lifetime, u64, u64)> + '_ {
-        let here = move |spot: &Spot| match spot {
-            Spot::Arena { backend: home, offset, .. } if usize::from(*home) == backend => Some(*offset),
+    /// All storages in a backend's arena: owner, lifetime, bytes and offset.
+    fn storages(&self, backend: usize) -> impl Iterator<Item = (StorageOwner, Lifetime, u64, u64)> + '_ {
+        let here = move |location: &TensorLocation| match location {
+            TensorLocation::Arena { backend: on, offset, .. } if usize::from(*on) == backend => Some(*offset),
             _ => None,
         };
-        let tensors = self.spots.iter().zip(&self.lifetimes).zip(&self.bytes).enumerate().filter_map(
-            move |(index, ((spot, life), bytes))| {
-                let offset = here(spot).filter(|_| !life.is_empty())?;
-                Some((Tenant::Tensor(TensorId::from_index(index)), *life, *bytes, offset))
+        let tensors = self.locations.iter().zip(&self.lifetimes).zip(&self.bytes).enumerate().filter_map(
+            move |(index, ((location, life), bytes))| {
+                let offset = here(location).filter(|_| !life.is_empty())?;
+                Some((StorageOwner::Tensor(TensorId::from_index(index)), *life, *bytes, offset))
             },
         );
-        let extras = self.extra_spots.iter().zip(&self.extras).enumerate().filter_map(
-            move |(index, (spot, extra))| {
+        let extras = self.extra_locations.iter().zip(&self.extras).enumerate().filter_map(
+            move |(index, (location, extra))| {
                 let end = extra.lifetime.end.min(self.horizon);
                 let life = Lifetime { start: extra.lifetime.start, end };
-                Some((Tenant::Extra(index), life, extra.bytes, here(spot)?))
+                Some((StorageOwner::Extra(index), life, extra.bytes, here(location)?))
             },
         );
         tensors.chain(extras)
     }
 
-    /// The largest of all that lies in a chunk.
-    pub fn largest_in(&self, backend: usize, chunk: usize) -> Option<Tenant> {
-        let in_chunk = |tenant: &Tenant| {
-            let spot = match tenant {
-                Tenant::Tensor(tensor) => self.spot(*tensor),
-                Tenant::Extra(extra) => self.extra_spot(*extra),
+    /// The largest storage in a chunk.
+    pub fn largest_in(&self, backend: usize, chunk: usize) -> Option<StorageOwner> {
+        let in_chunk = |owner: &StorageOwner| {
+            let location = match owner {
+                StorageOwner::Tensor(tensor) => self.location(*tensor),
+                StorageOwner::Extra(extra) => self.extra_location(*extra),
             };
-            matches!(spot, Spot::Arena { chunk: home, .. } if home as usize == chunk)
+            matches!(location, TensorLocation::Arena { chunk: of, .. } if of as usize == chunk)
         };
-        let here = self.tenants(backend).filter(|(tenant, ..)| in_chunk(tenant));
-        here.max_by_key(|(_, _, bytes, _)| *bytes).map(|(tenant, ..)| tenant)
+        let here = self.storages(backend).filter(|(owner, ..)| in_chunk(owner));
+        here.max_by_key(|(_, _, bytes, _)| *bytes).map(|(owner, ..)| owner)
     }
 
-    /// The first step in which most bytes of a backend's arena are in use.
+    /// The first step at which the live bytes of a backend's arena reach their peak.
     pub fn peak_step(&self, backend: usize) -> u32 {
         let mut changes: Vec<(u32, i128)> = Vec::new();
-        for (_, life, bytes, _) in self.tenants(backend) {
+        for (_, life, bytes, _) in self.storages(backend) {
             changes.extend([(life.start, i128::from(bytes)), (life.end, -i128::from(bytes))]);
         }
-        // Of the changes at one step, losses come first.
+        // Of the changes at one step, frees sort first.
         changes.sort_unstable();
-        let (mut now, mut most, mut at) = (0, 0, 0);
+        let (mut now, mut peak, mut at) = (0, 0, 0);
         for (step, change) in changes {
             now += change;
-            if now > most {
-                (most, at) = (now, step);
+            if now > peak {
+                (peak, at) = (now, step);
             }
         }
         at
     }
 
-    /// What is in use in a step of a backend's arena, largest first.
-    pub fn alive_at(&self, backend: usize, step: u32) -> Vec<Alive> {
-        let mut alive: Vec<Alive> = self
-            .tenants(backend)
+    /// The live storages of a backend's arena at a step, largest first.
+    pub fn live_at(&self, backend: usize, step: u32) -> Vec<LiveStorage> {
+        let mut live: Vec<LiveStorage> = self
+            .storages(backend)
             .filter(|(_, life, ..)| life.contains(step))
-            .map(|(tenant, lifetime, bytes, offset)| Alive { tenant, lifetime, bytes, offset })
+            .map(|(owner, lifetime, bytes, offset)| LiveStorage { owner, lifetime, bytes, offset })
             .collect();
-        alive.sort_by_key(|a| (std::cmp::Reverse(a.bytes), a.offset));
-        alive
+        live.sort_by_key(|storage| (std::cmp::Reverse(storage.bytes), storage.offset));
+        live
     }
 
-    /// What the plan will take, before anything is allocated.
+    /// The memory that the plan needs, with the storages that are live at the peak.
     pub fn forecast(&self, graph: &Graph) -> Forecast {
         let of = |(index, plan): (usize, &BackendPlan)| {
             let peak_step = self.peak_step(index);
-            let alive = self
-                .alive_at(index, peak_step)
+            let live = self
+                .live_at(index, peak_step)
                 .into_iter()
-                .map(|alive| match alive.tenant {
-                    Tenant::Tensor(tensor) => (graph.name(tensor), alive),
-                    Tenant::Extra(extra) => (format!("extra {extra}"), alive),
+                .map(|storage| match storage.owner {
+                    StorageOwner::Tensor(tensor) => (graph.name(tensor), storage),
+                    StorageOwner::Extra(extra) => (format!("extra {extra}"), storage),
                 })
                 .collect();
-            BackendForecast { plan: plan.clone(), peak_step, alive }
+            BackendForecast { plan: plan.clone(), peak_step, live }
         };
         Forecast { backends: self.backends.iter().enumerate().map(of).collect() }
     }
 
-    /// Empties the plan and keeps its memory.
+    /// Empties the plan but keeps its capacity.
     pub(crate) fn clear(&mut self) {
         self.graph = Fingerprint::default();
         self.sharing.roots.clear();
-        self.sharing.placed.clear();
+        self.sharing.external.clear();
         self.lifetimes.clear();
         self.bytes.clear();
-        self.spots.clear();
+        self.locations.clear();
         self.extras.clear();
-        self.extra_spots.clear();
+        self.extra_locations.clear();
         self.backends.iter_mut().for_each(|backend| backend.chunks.clear());
         self.horizon = 0;
     }
 }
 
-/// Who has memory in an arena.
+/// The owner of a storage in an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tenant {
-    /// The storage of a tensor.
+pub enum StorageOwner {
+    /// A tensor: the root of the storage.
     Tensor(TensorId),
-    /// The extra with this number.
+    /// The extra with this index.
     Extra(usize),
 }
 
-/// Something that is in use in some step.
+/// A storage that is live at some step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Alive {
-    /// What it is.
-    pub tenant: Tenant,
-    /// From when to when.
+pub struct LiveStorage {
+    /// Its owner.
+    pub owner: StorageOwner,
+    /// Its lifetime.
     pub lifetime: Lifetime,
     /// Its bytes.
     pub bytes: u64,
-    /// Where in its chunk it starts.
+    /// Bytes from the start of its chunk.
     pub offset: u64,
 }
 
-/// What a plan takes of one backend, and when it takes most.
+/// The memory that a plan needs on one backend, and its peak.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BackendForecast {
-    /// The figures.
+    /// Its memory.
     pub plan: BackendPlan,
-    /// The first step in which most bytes of the arena are in use.
+    /// The first step at which the live bytes reach their peak.
     pub peak_step: u32,
-    /// What is in use then, with names, largest first.
-    pub alive: Vec<(String, Alive)>,
+    /// The storages that are live at that step, with names, largest first.
+    pub live: Vec<(String, LiveStorage)>,
 }
 
 impl BackendForecast {
-    /// Bytes of the arena beyond what is ever in use in one step.
+    /// Bytes of the arena beyond the peak of live bytes.
     pub fn waste(&self) -> u64 {
         self.plan.arena_bytes().saturating_sub(self.plan.lower_bound)
     }
 }
 
-/// What a plan will take, backend by backend: exactly what is then allocated.
+/// The memory that a plan needs on each backend: exactly what a session then allocates.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Forecast {
-    /// The backends, by number.
+    /// The backends, by index.
     pub backends: Vec<BackendForecast>,
 }
 
@@ -251,7 +252,7 @@ impl fmt::Display for BackendPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: {} bytes in {} chunk{} ({} at least, {}{})",
+            "{}: {} bytes in {} chunk{} (lower bound {}, {}{})",
             self.name,
             self.arena_bytes(),
             self.chunks.len(),
@@ -280,21 +281,21 @@ impl fmt::Display for Forecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for backend in &self.backends {
             writeln!(f, "{}", backend.plan)?;
-            if !backend.alive.is_empty() {
+            if !backend.live.is_empty() {
                 writeln!(
                     f,
-                    "  {} bytes wasted; most in use in step {}:",
+                    "  {} bytes wasted; live at the peak in step {}:",
                     backend.waste(),
                     backend.peak_step
                 )?;
             }
-            for (name, alive) in &backend.alive {
+            for (name, storage) in &backend.live {
                 writeln!(
                     f,
                     "  {:>12} at {:>12}  {:<12} {name}",
-                    alive.bytes,
-                    alive.offset,
-                    alive.lifetime.to_string()
+                    storage.bytes,
+                    storage.offset,
+                    storage.lifetime.to_string()
                 )?;
             }
         }

@@ -1,77 +1,81 @@
-//! From a request to a plan: the three questions, one after the other.
+//! The planner: aliasing, liveness and packing, one after the other.
 
 #![expect(
     clippy::indexing_slicing,
-    reason = "arrays are sized by the graph's tensors and the request's backends; what indexes them is validated first"
+    reason = "arrays are sized by the graph's tensors and the request's backends; indices are validated first"
 )]
 
 use quadriga_graph::TensorKind;
 
 use super::MemoryError;
-use super::lifetimes::{Lifetime, Uses};
+use super::lifetimes::{Lifetime, StorageUses};
 use super::packing::{Packer, PackingItem, PackingProblem};
-use super::plan::{BackendPlan, MemoryPlan, Spot};
-use super::request::Request;
+use super::plan::{BackendPlan, MemoryPlan, TensorLocation};
+use super::request::MemoryRequest;
 use crate::flow::Flow;
 
-/// Plans memory, and keeps its working memory for the next plan: planning again what has about the same size allocates
+/// Plans memory. It keeps its working memory between plans: planning a graph of about the same size again allocates
 /// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Planner {
     flow: Flow,
-    uses: Uses,
+    uses: StorageUses,
     packer: Packer,
-    /// For each backend the packing problem, and for each item of it the tensor whose storage it is. Extras follow.
+    /// For each backend its packing problem, and the tensor of each item; the items of extras follow those of tensors.
     problems: Vec<(PackingProblem, Vec<u32>)>,
 }
 
 impl Planner {
     /// Plans the memory of a graph.
-    pub fn plan(&mut self, request: &Request<'_>) -> Result<MemoryPlan, MemoryError> {
+    pub fn plan(&mut self, request: &MemoryRequest<'_>) -> Result<MemoryPlan, MemoryError> {
         let mut plan = MemoryPlan::default();
         self.plan_into(request, &mut plan)?;
         Ok(plan)
     }
 
-    /// As [`Planner::plan`], into a plan whose memory is used again. After an error that plan is empty.
-    pub fn plan_into(&mut self, request: &Request<'_>, plan: &mut MemoryPlan) -> Result<(), MemoryError> {
+    /// As [`Planner::plan`], reusing the memory of an existing plan. After an error that plan is empty.
+    pub fn plan_into(
+        &mut self,
+        request: &MemoryRequest<'_>,
+        plan: &mut MemoryPlan,
+    ) -> Result<(), MemoryError> {
         let mut flow = std::mem::take(&mut self.flow);
         flow.read(request.graph);
-        let done = self.plan_read(request, &flow, plan);
+        let done = self.plan_flow(request, &flow, plan);
         self.flow = flow;
         done
     }
 
-    /// As [`Planner::plan_into`], for a graph that has been read already.
-    pub(crate) fn plan_read(
+    /// As [`Planner::plan_into`], for a graph whose [`Flow`] is known already.
+    pub(crate) fn plan_flow(
         &mut self,
-        request: &Request<'_>,
+        request: &MemoryRequest<'_>,
         flow: &Flow,
         plan: &mut MemoryPlan,
     ) -> Result<(), MemoryError> {
         plan.clear();
-        let done = self.answer(request, flow, plan);
+        let done = self.fill(request, flow, plan);
         if done.is_err() {
             plan.clear();
         }
         #[cfg(debug_assertions)]
         if done.is_ok()
-            && let Err(flaw) = super::check(request, plan)
+            && let Err(violation) = super::check(request, plan)
         {
-            debug_assert!(false, "memory plan: {flaw}");
+            debug_assert!(false, "memory plan: {violation}");
         }
         done
     }
 
-    fn answer(
+    fn fill(
         &mut self,
-        request: &Request<'_>,
+        request: &MemoryRequest<'_>,
         flow: &Flow,
         plan: &mut MemoryPlan,
     ) -> Result<(), MemoryError> {
         validate(request)?;
         self.uses.collect(request, flow)?;
-        plan.sharing.analyse(request, flow, &mut self.uses);
+        plan.sharing.compute(request, flow, &mut self.uses);
         plan.graph = request.graph.fingerprint();
         plan.horizon = self.uses.horizon;
         plan.extras.extend_from_slice(request.extras);
@@ -81,14 +85,14 @@ impl Planner {
             *backend = BackendPlan { name, chunks, ..BackendPlan::default() };
             memory.name.clone_into(&mut backend.name);
         }
-        self.state_problems(request);
-        self.gather(request, flow, plan);
-        self.place(request, flow, plan)?;
+        self.reset_problems(request);
+        self.collect_items(request, flow, plan);
+        self.pack(request, flow, plan)?;
         Ok(())
     }
 
-    /// For each backend a packing problem without items.
-    fn state_problems(&mut self, request: &Request<'_>) {
+    /// Makes an empty packing problem for each backend.
+    fn reset_problems(&mut self, request: &MemoryRequest<'_>) {
         self.problems.resize_with(request.memories.len(), || (PackingProblem::new(Vec::new()), Vec::new()));
         for ((problem, owners), memory) in self.problems.iter_mut().zip(request.memories) {
             let alignment = memory.facts.alignment as u64;
@@ -99,13 +103,13 @@ impl Planner {
         }
     }
 
-    /// Fills in lifetimes, sizes and figures, and the items of each backend's packing problem.
-    fn gather(&mut self, request: &Request<'_>, flow: &Flow, plan: &mut MemoryPlan) {
+    /// Fills in the plan's lifetimes and bytes, and the items of each backend's packing problem.
+    fn collect_items(&mut self, request: &MemoryRequest<'_>, flow: &Flow, plan: &mut MemoryPlan) {
         let Planner { uses, problems, .. } = self;
         plan.bytes.resize(flow.storage.len(), 0);
         plan.lifetimes.resize(flow.storage.len(), Lifetime::NEVER);
-        // A storage is as large as the largest of those that follow each other in it, which is known when they have been
-        // seen: from the last to the root.
+        // A storage is as large as the largest of its in-place results with padding. The root comes first in the graph, so
+        // tensors are visited in reverse.
         for (index, tensor) in request.graph.tensors().iter().enumerate().rev() {
             if flow.storage[index].index() != index || uses.last[index].end == 0 {
                 continue;
@@ -115,16 +119,16 @@ impl Planner {
             let bytes = if memory.pads() { memory.storage_bytes(tensor) } else { flow.bytes[index] };
             let root = plan.sharing.roots[index].index();
             let bytes = bytes.max(plan.bytes[root]);
-            let figures = &mut plan.backends[backend];
-            let figure = match flow.kind[index] {
+            let totals = &mut plan.backends[backend];
+            let total = match flow.kind[index] {
                 _ if root != index => {
                     plan.bytes[root] = bytes;
                     continue;
                 }
-                TensorKind::Weight => &mut figures.weights,
-                TensorKind::Constant => &mut figures.constants,
-                TensorKind::State => &mut figures.state,
-                _ if plan.sharing.placed[index] => continue,
+                TensorKind::Weight => &mut totals.weights,
+                TensorKind::Constant => &mut totals.constants,
+                TensorKind::State => &mut totals.state,
+                _ if plan.sharing.external[index] => continue,
                 kind => {
                     let life = uses.lifetime(request, kind, index);
                     plan.lifetimes[index] = life;
@@ -132,10 +136,10 @@ impl Planner {
                     let (problem, owners) = &mut problems[backend];
                     problem.items.push(PackingItem { size: bytes, start: life.start, end: life.end });
                     owners.push(index as u32);
-                    if kind == TensorKind::Input { &mut figures.inputs } else { &mut figures.results }
+                    if kind == TensorKind::Input { &mut totals.inputs } else { &mut totals.results }
                 }
             };
-            *figure = figure.saturating_add(bytes);
+            *total = total.saturating_add(bytes);
         }
         for (problem, owners) in &mut *problems {
             problem.items.reverse();
@@ -146,42 +150,44 @@ impl Planner {
             let end = end.min(uses.horizon);
             let backend = usize::from(extra.backend);
             problems[backend].0.items.push(PackingItem { size: extra.bytes, start, end });
-            let figure = &mut plan.backends[backend].extras;
-            *figure = figure.saturating_add(extra.bytes);
+            let total = &mut plan.backends[backend].extras;
+            *total = total.saturating_add(extra.bytes);
         }
     }
 
-    /// Packs each backend's storages and writes down where everything is.
-    fn place(
+    /// Packs each backend's storages and fills in the plan's locations.
+    fn pack(
         &mut self,
-        request: &Request<'_>,
+        request: &MemoryRequest<'_>,
         flow: &Flow,
         plan: &mut MemoryPlan,
     ) -> Result<(), MemoryError> {
-        plan.spots.extend(plan.sharing.placed.iter().enumerate().map(|(index, placed)| match placed {
-            true => Spot::Placed { backend: request.backend(index) },
-            false => Spot::Unused,
-        }));
-        plan.extra_spots.resize(request.extras.len(), Spot::Unused);
+        plan.locations.extend(plan.sharing.external.iter().enumerate().map(
+            |(index, external)| match external {
+                true => TensorLocation::External { backend: request.backend(index) },
+                false => TensorLocation::Unused,
+            },
+        ));
+        plan.extra_locations.resize(request.extras.len(), TensorLocation::Unused);
         for (number, (problem, owners)) in self.problems.iter().enumerate() {
             if problem.items.is_empty() {
                 continue;
             }
             let packing = self.packer.pack(problem, request.effort)?;
-            let spot = |item: usize| {
+            let location = |item: usize| {
                 let place = packing.placements[item];
-                Spot::Arena { backend: number as u16, chunk: place.chunk, offset: place.offset }
+                TensorLocation::Arena { backend: number as u16, chunk: place.chunk, offset: place.offset }
             };
             for (item, owner) in owners.iter().enumerate() {
-                plan.spots[*owner as usize] = spot(item);
+                plan.locations[*owner as usize] = location(item);
             }
             let extras = request.extras.iter().enumerate();
-            let mine = extras.filter(|(_, extra)| usize::from(extra.backend) == number);
-            for (item, (extra, _)) in (owners.len()..).zip(mine) {
-                plan.extra_spots[extra] = spot(item);
+            let here = extras.filter(|(_, extra)| usize::from(extra.backend) == number);
+            for (item, (extra, _)) in (owners.len()..).zip(here) {
+                plan.extra_locations[extra] = location(item);
             }
             let backend = &mut plan.backends[number];
-            // A chunk ends with the last byte in use, which the packing has rounded up to the alignment.
+            // A chunk ends with its last tensor's last byte; the packing has rounded that up to the alignment.
             backend.chunks.resize(packing.chunks.len(), 0);
             for (item, place) in problem.items.iter().zip(&packing.placements) {
                 let size = &mut backend.chunks[place.chunk as usize];
@@ -190,28 +196,28 @@ impl Planner {
             backend.lower_bound = packing.lower_bound.min(backend.arena_bytes());
             backend.strategy = packing.strategy;
             backend.proved_optimal = packing.proved_optimal;
-            // Tensors without a byte still need a buffer to point into.
+            // Tensors of zero bytes still need a buffer.
             if packing.peak == 0 {
                 backend.chunks.clear();
                 backend.chunks.push(problem.alignment);
             }
         }
-        for tensor in &self.uses.taken {
-            plan.spots[tensor.index()] = plan.spots[plan.sharing.roots[tensor.index()].index()];
+        for tensor in &self.uses.in_place {
+            plan.locations[tensor.index()] = plan.locations[plan.sharing.roots[tensor.index()].index()];
         }
         for lodger in &flow.lodgers {
-            let mut spot = plan.spots[lodger.storage.index()];
-            if let Spot::Arena { offset, .. } = &mut spot {
+            let mut location = plan.locations[lodger.storage.index()];
+            if let TensorLocation::Arena { offset, .. } = &mut location {
                 *offset += lodger.offset;
             }
-            plan.spots[lodger.tensor.index()] = spot;
+            plan.locations[lodger.tensor.index()] = location;
         }
         Ok(())
     }
 }
 
-/// Refuses lists of the wrong length, numbers of backends and tensors that do not exist, and impossible alignments.
-fn validate(request: &Request<'_>) -> Result<(), MemoryError> {
+/// Checks the lengths of lists, the indices of backends and tensors, and alignments.
+fn validate(request: &MemoryRequest<'_>) -> Result<(), MemoryError> {
     let graph = request.graph;
     let length = |what, expected: usize, found: usize| {
         if found == 0 || found == expected {
@@ -233,7 +239,7 @@ fn validate(request: &Request<'_>) -> Result<(), MemoryError> {
         return Err(MemoryError::Length { what: "memories", expected: 1, found: 0 });
     }
     let known = |backend: u16| usize::from(backend) < count;
-    // They are looked at one by one only where one is wrong.
+    // The tensor is searched for only if some backend is unknown.
     let highest = request.backends.iter().fold(0, |highest, backend| highest.max(*backend));
     if !known(highest)
         && let Some(index) = request.backends.iter().position(|backend| !known(*backend))
@@ -245,7 +251,7 @@ fn validate(request: &Request<'_>) -> Result<(), MemoryError> {
         let backend = request.extras[index].backend;
         return Err(MemoryError::UnknownBackend { what: format!("extra {index}"), backend, count });
     }
-    let named = request.holds.iter().map(|hold| hold.tensor).chain(request.placed.iter().copied());
+    let named = request.holds.iter().map(|hold| hold.tensor).chain(request.external.iter().copied());
     for index in named.map(|tensor| tensor.index()) {
         if index >= graph.tensors().len() {
             return Err(MemoryError::UnknownTensor { index, count: graph.tensors().len() });

@@ -1,16 +1,16 @@
-//! Which tensors share one storage.
+//! Aliasing: which tensors share one storage.
 //!
-//! Every tensor of a graph lies in the storage of some tensor: its own, or, for views and for results that are written
-//! into another tensor, that one's. On top of this an operation that may run in place takes over a whole storage, and a
-//! chain of such operations ends up in the storage of its first tensor, the *root*. That is allowed where
+//! A tensor has a storage of its own, or is an alias of another tensor: views, and results that are written into an
+//! existing tensor, lie in that tensor's storage. In addition a result may be computed in place, in the storage of one
+//! of its inputs; a chain of in-place operations shares the storage of its first tensor, the *root*. A result is computed
+//! in place if
 //!
 //! - the operation declares it for that input, and the input has the result's type, shape and strides;
-//! - the input is all of its storage, be it directly or through views (a part of a larger storage would keep all of it
-//!   alive);
+//! - the input is all of its storage, directly or through views (a part would keep the whole storage alive);
 //! - nothing else uses the storage in the node's step or later: no other reader, no view that is still read, no hold;
-//! - the storage is no output and was not placed beforehand (weights, constants and state never are the planner's), and
-//!   is no input, unless inputs may be released;
-//! - the node runs on the storage's backend. Sharing follows the assignment of backends and never changes it.
+//! - the storage holds no output, its memory is not external (that of weights, constants and state always is), and it is
+//!   no input, unless the memory of inputs may be reused;
+//! - the node runs on the storage's backend: sharing never changes the assignment of backends.
 
 #![expect(
     clippy::indexing_slicing,
@@ -20,34 +20,34 @@
 use quadriga_graph::{Graph, TensorId, TensorKind};
 use std::fmt::{self, Write};
 
-use super::lifetimes::Uses;
-use super::request::{Inputs, Request};
+use super::lifetimes::StorageUses;
+use super::request::{InputPolicy, MemoryRequest};
 use crate::flow::{Flow, Takeover};
 
-/// For each tensor the root of its storage. Offsets are the tensors' own: an in-place result starts where its root does.
+/// For each tensor the root of its storage. An in-place result starts where its root does; a view, at its own offset.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Sharing {
-    /// For each tensor the tensor whose storage it lies in.
+    /// For each tensor the root of its storage.
     pub roots: Vec<TensorId>,
-    /// For each tensor whether it owns a storage that the planner leaves alone.
-    pub placed: Vec<bool>,
+    /// For each tensor whether it owns a storage with external memory.
+    pub external: Vec<bool>,
 }
 
 impl Sharing {
-    /// The tensor whose storage a tensor lies in.
+    /// The root of a tensor's storage.
     pub fn root(&self, tensor: TensorId) -> Option<TensorId> {
         self.roots.get(tensor.index()).copied()
     }
 
-    /// How many results took over the storage of an input.
+    /// How many results are computed in place.
     pub fn in_place_count(&self, graph: &Graph) -> usize {
-        let taken = |(tensor, root): &(TensorId, &TensorId)| {
+        let in_place = |(tensor, root): &(TensorId, &TensorId)| {
             graph.get(*tensor).is_some_and(|t| t.storage() == *tensor) && **root != *tensor
         };
-        graph.tensor_ids().zip(&self.roots).filter(taken).count()
+        graph.tensor_ids().zip(&self.roots).filter(in_place).count()
     }
 
-    /// A table of all storages that more than one tensor lies in: each root, and who lies there.
+    /// A table of all storages with more than one tensor: each root and its aliases.
     pub fn table(&self, graph: &Graph) -> String {
         let mut members: Vec<Vec<TensorId>> = vec![Vec::new(); self.roots.len()];
         for (tensor, root) in graph.tensor_ids().zip(&self.roots) {
@@ -70,39 +70,39 @@ impl Sharing {
         text
     }
 
-    /// Fills in who shares with whom, and lengthens the uses of each root to those of its last tenant.
-    pub(crate) fn analyse(&mut self, request: &Request<'_>, flow: &Flow, uses: &mut Uses) {
+    /// Decides what is computed in place, and extends the last use of each root to that of its last in-place result.
+    pub(crate) fn compute(&mut self, request: &MemoryRequest<'_>, flow: &Flow, uses: &mut StorageUses) {
         self.roots.clear();
         self.roots.extend_from_slice(&flow.storage);
-        self.placed.clear();
-        self.placed.extend(
+        self.external.clear();
+        self.external.extend(
             flow.kind.iter().map(|kind| !matches!(kind, TensorKind::Computed(_) | TensorKind::Input)),
         );
-        for tensor in request.placed {
-            self.placed[flow.storage[tensor.index()].index()] = true;
+        for tensor in request.external {
+            self.external[flow.storage[tensor.index()].index()] = true;
         }
 
-        uses.taken.clear();
+        uses.in_place.clear();
         for Takeover { node, result, input } in &flow.takeovers {
             let root = self.roots[flow.storage[input.index()].index()];
             let last = uses.last[root.index()];
             if last.end != request.step(node.index()) + 1
                 || last.tied
-                || self.placed[root.index()]
-                || self.placed[result.index()]
+                || self.external[root.index()]
+                || self.external[result.index()]
                 || self.roots[result.index()] != *result
-                // A part of a storage has fewer bytes than all of it.
+                // The input must be all of its storage.
                 || flow.bytes[input.index()] != flow.bytes[root.index()]
                 || request.backend(root.index()) != request.backend(result.index())
-                || (flow.kind[root.index()] == TensorKind::Input && request.inputs == Inputs::Keep)
+                || (flow.kind[root.index()] == TensorKind::Input && request.inputs == InputPolicy::Keep)
             {
                 continue;
             }
             self.roots[result.index()] = root;
-            uses.taken.push(*result);
+            uses.in_place.push(*result);
             uses.last[root.index()] = uses.last[result.index()];
         }
-        // Views and written results follow the storage they lie in.
+        // Aliases follow their storage.
         for lodger in &flow.lodgers {
             self.roots[lodger.tensor.index()] = self.roots[lodger.storage.index()];
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::order::ScheduleStep;
 use super::plan::{BackendBytes, Decision, Plan, Uses};
 use super::{Copy, Split};
-use crate::memory::{BackendPlan, Lifetime, Spot};
+use crate::memory::{BackendPlan, Lifetime, TensorLocation};
 use crate::{Cost, Layout};
 
 /// The number of the schema that [`Explanation`] follows.
@@ -313,7 +313,7 @@ impl Places {
             let origin = if copy.source.is_some() { "is made" } else { "lives" };
             lines.extend(made.map(|made| StorageLine {
                 why: format!("split {} reads it here; it {origin} on {from}", copy.reader),
-                ..at(made, plan.memory().extra_spot(extra))
+                ..at(made, plan.memory().extra_location(extra))
             }));
         }
         scratches(plan, &mut lines);
@@ -335,11 +335,11 @@ fn scratches(plan: &Plan, lines: &mut Vec<StorageLine>) {
         let (Some(node), Some(extra)) = (first, plan.memory().extras.get(*extra as usize)) else { continue };
         let backend = usize::from(extra.backend);
         let made = line(plan, node.output(), StorageUse::Scratch, backend, extra.bytes, extra.lifetime);
-        let spot = plan.space().scratch(*split as usize);
+        let location = plan.space().scratch(*split as usize);
         lines.extend(made.map(|made| StorageLine {
             why: format!("split {split} works in it"),
-            chunk: spot.map(|(slot, _)| slot.chunk),
-            offset: spot.map(|(slot, _)| slot.offset),
+            chunk: location.map(|(slot, _)| slot.chunk),
+            offset: location.map(|(slot, _)| slot.offset),
             ..made
         }));
     }
@@ -375,10 +375,12 @@ fn line(
     })
 }
 
-fn at(line: StorageLine, spot: Spot) -> StorageLine {
-    match spot {
-        Spot::Arena { chunk, offset, .. } => StorageLine { chunk: Some(chunk), offset: Some(offset), ..line },
-        Spot::Unused | Spot::Placed { .. } => line,
+fn at(line: StorageLine, location: TensorLocation) -> StorageLine {
+    match location {
+        TensorLocation::Arena { chunk, offset, .. } => {
+            StorageLine { chunk: Some(chunk), offset: Some(offset), ..line }
+        }
+        TensorLocation::Unused | TensorLocation::External { .. } => line,
     }
 }
 
@@ -408,7 +410,7 @@ fn inputs(plan: &Plan, horizon: u32, lines: &mut Vec<StorageLine>) {
             let bytes = plan.memory().extras.get(extra).map_or(0, |extra| extra.bytes);
             let life = Lifetime { start: 0, end: horizon };
             let made = line(plan, id, StorageUse::Input, leaf.backend, bytes, life);
-            lines.extend(made.map(|made| at(made, plan.memory().extra_spot(extra))));
+            lines.extend(made.map(|made| at(made, plan.memory().extra_location(extra))));
         }
     }
 }
@@ -420,9 +422,9 @@ fn results(plan: &Plan, lines: &mut Vec<StorageLine>, of_root: &mut HashMap<usiz
         let own = graph.get(id).is_some_and(|t| t.storage() == id && t.node().is_some());
         *tenants.entry(root.index()).or_default() += usize::from(own);
     }
-    let places = memory.lifetimes.iter().zip(&memory.bytes).zip(&memory.spots).enumerate();
-    for (index, ((life, bytes), spot)) in places {
-        let Spot::Arena { backend, .. } = spot else { continue };
+    let places = memory.lifetimes.iter().zip(&memory.bytes).zip(&memory.locations).enumerate();
+    for (index, ((life, bytes), location)) in places {
+        let TensorLocation::Arena { backend, .. } = location else { continue };
         if life.is_empty() {
             continue;
         }
@@ -433,7 +435,7 @@ fn results(plan: &Plan, lines: &mut Vec<StorageLine>, of_root: &mut HashMap<usiz
         if let Some(made) = made {
             of_root.insert(index, lines.len());
             let tenants = tenants.get(&index).copied().unwrap_or(1).max(1);
-            lines.push(StorageLine { tenants, ..at(made, *spot) });
+            lines.push(StorageLine { tenants, ..at(made, *location) });
         }
     }
 }

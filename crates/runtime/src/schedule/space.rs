@@ -22,7 +22,9 @@ use super::assign::Homes;
 use super::split::Splits;
 use crate::flow::Flow;
 use crate::memory::packing::Effort;
-use crate::memory::{Extra, Hold, Lifetime, Memory, MemoryPlan, Planner, Request, Spot};
+use crate::memory::{
+    BackendMemory, Extra, Hold, Lifetime, MemoryPlan, MemoryRequest, Planner, TensorLocation,
+};
 use crate::{Backend, RuntimeError};
 
 /// A place in a backend's arena.
@@ -47,10 +49,10 @@ pub(crate) struct Space {
     pub(crate) banks: Vec<u8>,
 }
 
-fn slot(spot: Spot) -> Option<Slot> {
-    match spot {
-        Spot::Arena { backend, chunk, offset } => Some(Slot { backend, chunk, offset }),
-        Spot::Unused | Spot::Placed { .. } => None,
+fn slot(location: TensorLocation) -> Option<Slot> {
+    match location {
+        TensorLocation::Arena { backend, chunk, offset } => Some(Slot { backend, chunk, offset }),
+        TensorLocation::Unused | TensorLocation::External { .. } => None,
     }
 }
 
@@ -64,7 +66,7 @@ impl Space {
         effort: Effort,
         planner: &mut Planner,
     ) -> Result<Space, RuntimeError> {
-        let memories: Vec<Memory<'_>> = backends.iter().map(|b| Memory::of(&**b)).collect();
+        let memories: Vec<BackendMemory<'_>> = backends.iter().map(|b| BackendMemory::of(&**b)).collect();
         let mut space = Space {
             banks: asynchronous.iter().map(|asynchronous| if *asynchronous { 2 } else { 1 }).collect(),
             ..Space::default()
@@ -110,40 +112,40 @@ impl Space {
         for lodger in &flow.lodgers {
             of_tensor[lodger.tensor.index()] = of_tensor[lodger.storage.index()];
         }
-        let request = Request {
+        let request = MemoryRequest {
             backends: &of_tensor,
             holds: &holds,
             extras: &extras,
-            placed: &placed,
+            external: &placed,
             effort,
-            ..Request::new(graph, &memories)
+            ..MemoryRequest::new(graph, &memories)
         };
-        planner.plan_read(&request, flow, &mut space.memory)?;
+        planner.plan_flow(&request, flow, &mut space.memory)?;
         Ok(space)
     }
 
     /// Where a computed tensor is on its home.
     pub(crate) fn result(&self, tensor: TensorId) -> Option<Slot> {
-        slot(self.memory.spot(tensor))
+        slot(self.memory.location(tensor))
     }
 
     /// Where an input is on a backend.
     pub(crate) fn input(&self, tensor: TensorId, backend: u16, bank: usize) -> Option<Slot> {
         let first = *self.inputs.get(&(tensor.index() as u32, backend))? as usize;
         let bank = bank % usize::from(*self.banks.get(usize::from(backend))?).max(1);
-        slot(self.memory.extra_spot(first + bank))
+        slot(self.memory.extra_location(first + bank))
     }
 
     /// Where a split's program works, and how many bytes that are.
     pub(crate) fn scratch(&self, split: usize) -> Option<(Slot, usize)> {
         let at = self.scratches.binary_search_by_key(&(split as u32), |(split, _)| *split).ok()?;
         let extra = self.scratches.get(at)?.1 as usize;
-        Some((slot(self.memory.extra_spot(extra))?, self.memory.extras.get(extra)?.bytes as usize))
+        Some((slot(self.memory.extra_location(extra))?, self.memory.extras.get(extra)?.bytes as usize))
     }
 
     /// Where a copy is on the backend that reads it.
     pub(crate) fn copy(&self, copy: usize) -> Option<Slot> {
-        slot(self.memory.extra_spot(self.first_copy + copy))
+        slot(self.memory.extra_location(self.first_copy + copy))
     }
 }
 

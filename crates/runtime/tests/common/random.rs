@@ -5,7 +5,7 @@
 use quadriga_conformance::Rng;
 use quadriga_graph::{DType, Graph, GraphBuilder, TensorId, Value, Weight};
 use quadriga_runtime::memory::packing::Effort;
-use quadriga_runtime::memory::{Extra, Hold, Inputs, Lifetime, Memory, Request};
+use quadriga_runtime::memory::{BackendMemory, Extra, Hold, InputPolicy, Lifetime, MemoryRequest};
 
 /// A value, and a number that all values in the same storage have.
 type Known<'g> = (Value<'g>, usize);
@@ -92,8 +92,8 @@ pub(crate) struct Lists {
     pub(crate) steps: Vec<u32>,
     pub(crate) holds: Vec<Hold>,
     pub(crate) extras: Vec<Extra>,
-    pub(crate) placed: Vec<TensorId>,
-    pub(crate) inputs: Inputs,
+    pub(crate) external: Vec<TensorId>,
+    pub(crate) inputs: InputPolicy,
     pub(crate) effort: Effort,
 }
 
@@ -124,27 +124,31 @@ pub(crate) fn lists(rng: &mut Rng, graph: &Graph) -> Lists {
     });
     let extras = extras.collect();
     let placed = (0..few(rng) / 2).map(|_| tensor(rng)).collect();
-    let inputs = if rng.chance(0.5) { Inputs::Keep } else { Inputs::Release };
-    Lists { memories, backends, steps, holds, extras, placed, inputs, effort: Effort::Fast }
+    let inputs = if rng.chance(0.5) { InputPolicy::Keep } else { InputPolicy::Release };
+    Lists { memories, backends, steps, holds, extras, external: placed, inputs, effort: Effort::Fast }
 }
 
 impl Lists {
-    pub(crate) fn memories(&self) -> Vec<Memory<'static>> {
+    pub(crate) fn memories(&self) -> Vec<BackendMemory<'static>> {
         let names = ["a", "b", "c", "d"];
         let with_names = self.memories.iter().zip(names);
-        with_names.map(|((alignment, max), name)| Memory::measuring(name, *alignment, *max)).collect()
+        with_names.map(|((alignment, max), name)| BackendMemory::measuring(name, *alignment, *max)).collect()
     }
 
-    pub(crate) fn request<'a>(&'a self, graph: &'a Graph, memories: &'a [Memory<'a>]) -> Request<'a> {
-        Request {
+    pub(crate) fn request<'a>(
+        &'a self,
+        graph: &'a Graph,
+        memories: &'a [BackendMemory<'a>],
+    ) -> MemoryRequest<'a> {
+        MemoryRequest {
             backends: &self.backends,
             steps: &self.steps,
             holds: &self.holds,
             extras: &self.extras,
-            placed: &self.placed,
+            external: &self.external,
             inputs: self.inputs,
             effort: self.effort,
-            ..Request::new(graph, memories)
+            ..MemoryRequest::new(graph, memories)
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// What is wrong with a packing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Flaw {
+pub enum PackingViolation {
     /// Not one placement for each item.
     #[error("{placements} placements for {items} items")]
     Count {
@@ -78,14 +78,14 @@ pub enum Flaw {
 ///
 /// Goes through time, keeping for each chunk the map of the addresses in use, and looks at every item's two neighbours
 /// when it comes alive.
-pub fn check(problem: &PackingProblem, packing: &Packing) -> Result<(), Flaw> {
+pub fn check(problem: &PackingProblem, packing: &Packing) -> Result<(), PackingViolation> {
     let items = &problem.items;
     if items.len() != packing.placements.len() {
-        return Err(Flaw::Count { items: items.len(), placements: packing.placements.len() });
+        return Err(PackingViolation::Count { items: items.len(), placements: packing.placements.len() });
     }
     let sum: u128 = packing.chunks.iter().map(|size| u128::from(*size)).sum();
     if sum != u128::from(packing.peak) {
-        return Err(Flaw::WrongPeak { peak: packing.peak, sum });
+        return Err(PackingViolation::WrongPeak { peak: packing.peak, sum });
     }
 
     let mut largest = vec![0; packing.chunks.len()];
@@ -93,20 +93,28 @@ pub fn check(problem: &PackingProblem, packing: &Packing) -> Result<(), Flaw> {
         let (Some(size), Some(largest)) =
             (packing.chunks.get(place.chunk as usize), largest.get_mut(place.chunk as usize))
         else {
-            return Err(Flaw::NoSuchChunk { item, chunk: place.chunk, chunks: packing.chunks.len() });
+            return Err(PackingViolation::NoSuchChunk {
+                item,
+                chunk: place.chunk,
+                chunks: packing.chunks.len(),
+            });
         };
         if !place.offset.is_multiple_of(problem.alignment) {
-            return Err(Flaw::Misaligned { item, offset: place.offset, alignment: problem.alignment });
+            return Err(PackingViolation::Misaligned {
+                item,
+                offset: place.offset,
+                alignment: problem.alignment,
+            });
         }
         if place.offset.checked_add(what.size).is_none_or(|end| end > *size) {
-            return Err(Flaw::OutOfBounds { item, offset: place.offset, size: *size });
+            return Err(PackingViolation::OutOfBounds { item, offset: place.offset, size: *size });
         }
         *largest = what.size.next_multiple_of(problem.alignment).max(*largest);
     }
     if let Some(limit) = problem.max_chunk {
         for (chunk, (&size, &largest)) in packing.chunks.iter().zip(&largest).enumerate() {
             if size > limit && size > largest {
-                return Err(Flaw::ChunkTooLarge { chunk, size, limit });
+                return Err(PackingViolation::ChunkTooLarge { chunk, size, limit });
             }
         }
     }
@@ -130,7 +138,7 @@ pub fn check(problem: &PackingProblem, packing: &Packing) -> Result<(), Flaw> {
         if let Some((_, &(end, other))) = alive.range(..to).next_back()
             && end > from
         {
-            return Err(Flaw::Overlap { first: other, second: item, time });
+            return Err(PackingViolation::Overlap { first: other, second: item, time });
         }
         alive.insert(from, (to, item));
     }

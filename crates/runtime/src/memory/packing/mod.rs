@@ -38,6 +38,6 @@ mod time_order;
 mod timeline;
 mod walls;
 
-pub use check::{Flaw, check};
+pub use check::{PackingViolation, check};
 pub use packer::{Packer, pack};
 pub use problem::{Effort, Packing, PackingError, PackingItem, PackingProblem, Placement, Strategy};
