@@ -91,9 +91,7 @@ pub enum Error {
     },
 
     /// More tokens than the context holds.
-    #[error(
-        "{wanted} tokens do not fit the context of {context} ({used} are used); give a larger one with -c, or a shorter prompt"
-    )]
+    #[error("{wanted} tokens do not fit the context of {context} ({used} are used)")]
     ContextFull {
         /// Tokens to be added.
         wanted: usize,
@@ -129,7 +127,7 @@ pub enum Error {
 
     /// The cache's type has blocks that the model's heads do not fill.
     #[error(
-        "a q8_0 cache stores blocks of 32 numbers, which heads of {keys} (keys) and {values} (values) numbers do not fill; use --cache-type f16 or f32"
+        "a q8_0 cache stores blocks of 32 numbers, which heads of {keys} (keys) and {values} (values) numbers do not fill"
     )]
     CacheBlocks {
         /// Numbers of a head's key.
@@ -168,7 +166,7 @@ pub enum Error {
     },
 
     /// The chat template cannot be parsed or rendered.
-    #[error("the model's chat template failed: {reason}; use --raw to send the prompt as it is")]
+    #[error("the model's chat template failed: {reason}")]
     Template {
         /// What the template engine says.
         reason: String,
@@ -216,9 +214,7 @@ pub enum Error {
     FetchCancelled,
 
     /// There is no folder to keep the default model in.
-    #[error(
-        "no cache folder: set QUADRIGA_CACHE (or HOME) to a folder that can be written, or give a model with -m"
-    )]
+    #[error("no cache folder: neither QUADRIGA_CACHE nor HOME is set")]
     NoCacheFolder,
 
     /// A file or folder could not be used.

@@ -21,6 +21,7 @@
 
 pub mod default_model;
 mod engine;
+mod environment;
 mod error;
 pub mod evaluate;
 mod generator;

@@ -45,7 +45,7 @@ fn llama2_with_its_system_turn_inside_the_first_question() {
     let template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
     let twice = [Message::new("user", "a"), Message::new("user", "b")];
     let error = template.render(&twice, true).unwrap_err().to_string();
-    assert!(error.contains("Roles must alternate") && error.contains("--raw"), "{error}");
+    assert!(error.contains("Roles must alternate"), "{error}");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn bad_templates_are_one_clear_line() {
     let endless = failure(
         "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a %}{% endfor %}{% endfor %}",
     );
-    assert!(endless.contains("did not end within") && endless.contains("--raw"), "{endless}");
+    assert!(endless.contains("did not end within"), "{endless}");
     let deep = failure("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}");
     assert!(deep.contains("recursion") || deep.contains("did not end"), "{deep}");
     let loud = failure("{% set a = 'x' * 1000000 %}{% for i in range(10000) %}{{ a }}{% endfor %}");
@@ -107,11 +107,11 @@ fn bad_templates_are_one_clear_line() {
         ["{% if %}", "{{ messages[0].content.no_such_method() }}", "{{ 1 / 0 }}", "{% include 'x' %}", "{{"]
     {
         let message = failure(source);
-        assert!(!message.contains('\n') && message.contains("--raw"), "{message}");
+        assert!(!message.contains('\n') && message.contains("chat template failed"), "{message}");
     }
     assert!(failure(&" ".repeat(2 << 20)).contains("bytes"));
     let nested = failure(&"{% if true %}".repeat(50_000));
-    assert!(nested.contains("--raw"));
+    assert!(nested.contains("chat template failed"));
     let brackets = failure(&format!("{{{{ {}", "(".repeat(100_000)));
-    assert!(brackets.contains("--raw"));
+    assert!(brackets.contains("chat template failed"));
 }

