@@ -37,7 +37,9 @@ pub struct GeneratorOptions {
 pub struct Generator {
     engine: Engine,
     options: GeneratorOptions,
-    /// The tokens in the cache of sequence 0: a prompt that begins with them need not compute them again.
+    /// Its random state goes on from answer to answer.
+    sampler: Sampler,
+    /// The tokens in the KV cache of sequence 0: a prompt that begins with them need not compute them again.
     cached: Vec<u32>,
     cancel: Arc<AtomicBool>,
 }
@@ -70,6 +72,7 @@ impl Generator {
     /// A generator on the devices of [`GeneratorOptions::placement`]: by default the first GPU, for as many layers as
     /// fit, and the CPU.
     pub fn new(model: Model, mut options: GeneratorOptions) -> Result<Generator> {
+        options.sampling.check()?;
         options.engine.greedy = options.sampling.is_greedy();
         let devices = options.placement.open_devices()?;
         let placed = options.placement.plan(&model, &devices, &options.engine)?;
@@ -83,10 +86,10 @@ impl Generator {
         mut options: GeneratorOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Generator> {
-        Sampler::new(options.sampling.clone())?;
+        let sampler = Sampler::new(options.sampling.clone())?;
         options.engine.greedy = options.sampling.is_greedy();
         let engine = Engine::new(model, scheduler, options.engine.clone(), progress)?;
-        Ok(Generator { engine, options, cached: Vec::new(), cancel: Arc::default() })
+        Ok(Generator { engine, options, sampler, cached: Vec::new(), cancel: Arc::default() })
     }
 
     /// The engine.
@@ -169,11 +172,11 @@ impl Generator {
             return Err(error);
         }
         let prompt_time = started.elapsed();
-        let mut sampler = Sampler::new(self.options.sampling.clone())?;
-        tokens.iter().for_each(|token| sampler.accept(*token));
+        self.sampler.clear_recent();
+        tokens.iter().for_each(|token| self.sampler.accept(*token));
         let most = self.options.most_tokens.unwrap_or(usize::MAX);
         let prompt_tokens = self.cached.len() - kept;
-        let Generator { engine, options, cached, cancel } = self;
+        let Generator { engine, options, sampler, cached, cancel } = self;
         let model = engine.model().clone();
         Ok(Answer {
             engine,
@@ -221,7 +224,7 @@ pub struct Answer<'g> {
     cached: &'g mut Vec<u32>,
     cancel: &'g AtomicBool,
     model: Model,
-    sampler: Sampler,
+    sampler: &'g mut Sampler,
     /// Bytes that are not a whole character yet.
     pending: Pending,
     stops: StopMatcher,

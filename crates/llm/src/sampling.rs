@@ -62,7 +62,8 @@ impl SamplingOptions {
         (self.temperature == 0.0 || self.top_k == 1) && self.repeat_penalty == 1.0
     }
 
-    fn check(&self) -> Result<()> {
+    /// An error if an option is outside its range.
+    pub(crate) fn check(&self) -> Result<()> {
         let wrong =
             |name, value: f32, wanted| Err(Error::SamplingOption { name, value: value.into(), wanted });
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
@@ -115,6 +116,11 @@ impl Sampler {
     /// The options in use.
     pub fn options(&self) -> &SamplingOptions {
         &self.options
+    }
+
+    /// Forgets the recent tokens, before another prompt. The random state goes on.
+    pub fn clear_recent(&mut self) {
+        self.recent.clear();
     }
 
     /// Counts a token as recent: call it for each token of the prompt that the penalty is to see, and for each chosen

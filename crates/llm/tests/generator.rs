@@ -55,17 +55,20 @@ fn greedy_answers_are_the_same_every_time() {
 }
 
 #[test]
-fn a_seed_decides_an_answer_and_another_seed_gives_another() {
+fn a_seed_makes_a_conversation_reproducible_and_its_answers_differ() {
     let with = |seed| {
         let sampling =
             SamplingOptions { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..greedy() };
         generator(GeneratorOptions { sampling, ..options(30) })
     };
-    let wanted = answer(&mut with(7), "the");
-    let mut again = with(7);
-    assert_eq!(answer(&mut again, "the"), wanted);
-    assert_eq!(answer(&mut again, "the"), wanted, "the seed counts for every answer");
-    assert_ne!(answer(&mut with(8), "the").0, wanted.0);
+    let conversation = |mut generator: Generator| {
+        ["the", "the", "the cat", "the"].map(|prompt| answer(&mut generator, prompt).0)
+    };
+    let answers = conversation(with(7));
+    assert_eq!(conversation(with(7)), answers, "the seed decides all answers");
+    let [first, second, _, last] = &answers;
+    assert!(first != second && second != last && first != last, "the same prompt is answered anew");
+    assert_ne!(conversation(with(8))[0], *first);
 }
 
 #[test]
