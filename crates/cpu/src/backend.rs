@@ -1,6 +1,6 @@
-//! The backend: its threads, its instruction set, its work memory.
+//! The backend and its builder.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
@@ -11,58 +11,38 @@ use quadriga_runtime::{
 use crate::NAME;
 use crate::buffer::HostBuffer;
 use crate::compile::compile;
+use crate::environment;
 use crate::isa::{Isa, IsaError};
-use crate::memory::{ALIGNMENT, Block, Slabs, host_bytes};
+use crate::memory::{ALIGNMENT, HostBlock, StateSlabs, host_bytes};
 use crate::pool::{Pool, PoolError};
-use crate::profile::{Ledger, Profile};
+use crate::profile::{Profile, ProfileRecorder};
 use crate::queue::{CpuEvent, CpuQueue};
+use crate::state::BackendInner;
 use crate::weights;
 
-/// Switches the joining of steps off: every operation runs on its own, between barriers.
-pub const FUSE_VARIABLE: &str = "QUADRIGA_FUSE";
-
-/// Why a CPU backend cannot be made or changed.
+/// Why a CPU backend cannot be built or changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The instruction set asked for cannot be had.
+    /// The requested instruction set is not available.
     #[error(transparent)]
     Isa(#[from] IsaError),
-    /// The threads asked for cannot be had.
+    /// The requested number of threads is not available.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// What the queues and programs of one backend share.
-pub(crate) struct Shared {
-    pub(crate) pool: Pool,
-    pub(crate) isa: Isa,
-    /// Where times are written down, if they are taken.
-    pub(crate) ledger: Option<Ledger>,
-    work: Mutex<Block>,
-}
-
-impl Shared {
-    /// The work memory, held for one run. Held, too, while the number of threads changes.
-    pub(crate) fn work(&self) -> MutexGuard<'_, Block> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the work memory at least this large.
-    ///
-    /// # Errors
-    /// Memory is short; the work memory is then what it was before (defect X14).
-    pub(crate) fn grow(work: &mut Block, bytes: usize) -> Result<(), BackendError> {
-        if work.bytes() < bytes {
-            *work = Block::zeroed(bytes)?;
-        }
-        Ok(())
-    }
-}
-
-/// How to make a [`Backend`].
+/// Settings of a [`Backend`].
+///
+/// ```
+/// use quadriga_cpu::{Backend, isa::Isa};
+///
+/// let backend = Backend::builder().threads(2).isa(Isa::Scalar).fuse(false).build()?;
+/// assert_eq!((backend.threads(), backend.isa()), (2, Isa::Scalar));
+/// # Ok::<(), quadriga_cpu::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
-pub struct Builder {
+pub struct BackendBuilder {
     threads: Option<usize>,
     isa: Option<Isa>,
     fuse: Option<bool>,
@@ -70,47 +50,48 @@ pub struct Builder {
     profile: bool,
 }
 
-impl Builder {
-    /// How many threads compute, the caller's included. Otherwise as many as there are cores.
+impl BackendBuilder {
+    /// The number of threads, the caller's included. [default: the number of cores]
     #[must_use]
-    pub fn threads(mut self, threads: usize) -> Builder {
+    pub fn threads(mut self, threads: usize) -> BackendBuilder {
         self.threads = Some(threads);
         self
     }
 
-    /// Which kernels to use. Otherwise those that the environment variable `QUADRIGA_ISA` names, or the best.
+    /// The instruction set of the kernels. [default: the environment variable `QUADRIGA_ISA`, or the best available]
     #[must_use]
-    pub fn isa(mut self, isa: Isa) -> Builder {
+    pub fn isa(mut self, isa: Isa) -> BackendBuilder {
         self.isa = Some(isa);
         self
     }
 
-    /// Whether neighbouring operations may run as one step. Otherwise yes, unless the environment variable
-    /// `QUADRIGA_FUSE` is `0`.
+    /// Whether to fuse operations into common steps; results are the same bit for bit. [default: yes, unless the
+    /// environment variable `QUADRIGA_FUSE` is `0`]
     #[must_use]
-    pub fn fuse(mut self, fuse: bool) -> Builder {
+    pub fn fuse(mut self, fuse: bool) -> BackendBuilder {
         self.fuse = Some(fuse);
         self
     }
 
-    /// Uses weights as the file has them instead of packing them while loading: starts sooner, computes slower.
+    /// Whether to compute from weights in the file's layout instead of packing them while loading: loads faster,
+    /// computes slower. [default: no]
     #[must_use]
-    pub fn plain_weights(mut self, plain: bool) -> Builder {
+    pub fn plain_weights(mut self, plain: bool) -> BackendBuilder {
         self.plain_weights = plain;
         self
     }
 
-    /// Takes the time of every step, for [`Backend::take_profile`]. Costs a little.
+    /// Whether to record the time of every step for [`Backend::take_profile`], at a small cost. [default: no]
     #[must_use]
-    pub fn profile(mut self, profile: bool) -> Builder {
+    pub fn profile(mut self, profile: bool) -> BackendBuilder {
         self.profile = profile;
         self
     }
 
-    /// The backend.
+    /// Builds the backend and starts its threads.
     ///
     /// # Errors
-    /// The CPU lacks the instruction set, or the system gives no threads.
+    /// The CPU lacks the instruction set, the number of threads is out of range, or a thread cannot be started.
     pub fn build(self) -> Result<Backend, Error> {
         let isa = match self.isa {
             Some(isa) => isa,
@@ -118,72 +99,88 @@ impl Builder {
         };
         let threads =
             self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let fuse =
-            self.fuse.unwrap_or_else(|| std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0"));
-        let ledger = self.profile.then(Ledger::default);
-        let shared = Shared { pool: Pool::new(threads)?, isa, ledger, work: Mutex::new(Block::empty()) };
-        let slabs = Slabs::default();
-        Ok(Backend { shared: Arc::new(shared), fuse, plain_weights: self.plain_weights, slabs })
+        let fuse = self.fuse.unwrap_or_else(environment::fuse);
+        let recorder = self.profile.then(ProfileRecorder::default);
+        let inner = BackendInner::new(Pool::new(threads)?, isa, recorder);
+        let slabs = StateSlabs::default();
+        Ok(Backend { inner: Arc::new(inner), fuse, plain_weights: self.plain_weights, slabs })
     }
 }
 
-/// The host's own processor as a device.
+/// The host's CPU as a device of a scheduler.
+///
+/// ```
+/// use quadriga_cpu::Backend;
+/// use quadriga_graph::{DType, GraphBuilder};
+/// use quadriga_runtime::{Scheduler, Session};
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [4]);
+/// g.output("y", x.silu());
+/// let cpu = Backend::builder().threads(2).build()?;
+/// let mut session = Session::new(&Scheduler::new([std::sync::Arc::new(cpu) as _]))?;
+/// session.use_graph(g.finish()?)?;
+/// session.run(&[("x", &[0.0_f32, 1.0, 2.0, 3.0])])?;
+/// let y: Vec<f32> = session.read("y")?;
+/// assert_eq!(y[0], 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Backend {
-    shared: Arc<Shared>,
+    inner: Arc<BackendInner>,
     fuse: bool,
     plain_weights: bool,
-    /// Memory of states.
-    slabs: Slabs,
+    /// Memory of states, such as KV caches.
+    slabs: StateSlabs,
 }
 
 impl Backend {
-    /// A backend with as many threads as there are cores, and the best kernels that the CPU can run.
+    /// A backend with default settings: one thread per core, the best instruction set.
     ///
     /// # Errors
-    /// The environment variable `QUADRIGA_ISA` names an instruction set that the CPU lacks, or the system gives no
-    /// threads.
+    /// The environment variable `QUADRIGA_ISA` names an instruction set that the CPU lacks, or a thread cannot be
+    /// started.
     pub fn new() -> Result<Backend, Error> {
         Backend::builder().build()
     }
 
-    /// Choices to make before the backend is made.
-    pub fn builder() -> Builder {
-        Builder::default()
+    /// Settings for a new backend.
+    pub fn builder() -> BackendBuilder {
+        BackendBuilder::default()
     }
 
-    /// How many threads compute.
+    /// The number of threads that compute.
     pub fn threads(&self) -> usize {
-        self.shared.pool.threads()
+        self.inner.pool.threads()
     }
 
-    /// Changes how many threads compute, once the current run is over. Programs compiled before run with the new
-    /// number, and give the same results.
+    /// Changes the number of threads, once the current run is over. Compiled programs run with the new number and give
+    /// the same results.
     ///
     /// # Errors
-    /// The count is 0 or too large, or the system gives no more threads; the number then stays what it was.
+    /// The count is 0 or too large, or a thread cannot be started; the number then stays as it is.
     pub fn set_threads(&self, threads: usize) -> Result<(), Error> {
-        let _work = self.shared.work();
-        Ok(self.shared.pool.set_threads(threads)?)
+        let _held = self.inner.work_memory();
+        Ok(self.inner.pool.set_threads(threads)?)
     }
 
-    /// The kernels in use.
+    /// The instruction set in use.
     pub fn isa(&self) -> Isa {
-        self.shared.isa
+        self.inner.isa
     }
 
-    /// Where the time of all runs since the last call went; empty unless the backend was made with
-    /// [`Builder::profile`].
+    /// The time of every kind of step in all runs since the last call; empty unless the backend was built with
+    /// [`BackendBuilder::profile`].
     pub fn take_profile(&self) -> Profile {
-        self.shared.ledger.as_ref().map(Ledger::take).unwrap_or_default()
+        self.inner.recorder.as_ref().map(ProfileRecorder::take).unwrap_or_default()
     }
 
-    /// Bytes of the work memory that all programs share. It only grows.
+    /// Bytes of the work memory that all programs share. It never shrinks.
     pub fn work_bytes(&self) -> usize {
-        self.shared.work().bytes()
+        self.inner.work_memory().bytes()
     }
 }
 
-/// What the maker calls the processor, as far as the system tells.
+/// The model name of the processor, or the architecture where the system does not tell.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -199,7 +196,7 @@ impl quadriga_runtime::Backend for Backend {
         let (total_bytes, free_bytes) = host_bytes();
         let threads = self.threads();
         Device {
-            description: format!("{}, {threads} threads, {}", processor(), self.shared.isa),
+            description: format!("{}, {threads} threads, {}", processor(), self.inner.isa),
             kind: DeviceKind::Cpu,
             asynchronous: false,
             total_bytes,
@@ -212,11 +209,11 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
-        let block = if usage == Usage::State { self.slabs.zeroed(bytes)? } else { Block::zeroed(bytes)? };
+        let block = if usage == Usage::State { self.slabs.zeroed(bytes)? } else { HostBlock::zeroed(bytes)? };
         Ok(Arc::new(HostBuffer::new(block, usage)))
     }
 
-    /// The system gives zeros, and only when they are touched: most of a long cache never is.
+    /// The system maps zeroed pages on first touch, and most of a long KV cache is never touched.
     fn allocate_zeroed(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
         self.allocate(bytes, usage)
     }
@@ -226,7 +223,7 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
-        // Elements must be aligned; anything else is copied to memory of the backend's own.
+        // Elements must be aligned; other data is copied to a buffer of the backend.
         data.bytes()
             .as_ptr()
             .addr()
@@ -245,23 +242,23 @@ impl quadriga_runtime::Backend for Backend {
         data: &[u8],
         to: &Region,
     ) -> Result<(), BackendError> {
-        weights::load(&self.shared, weight, layout, data, to)
+        weights::load(&self.inner, weight, layout, data, to)
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         match graph.get_node(node) {
-            Some(node) if crate::ops::is_known(node.op()) => Ok(()),
+            Some(node) if crate::ops::is_supported(node.op()) => Ok(()),
             Some(node) => Err(Refusal(format!("there is no kernel for {}", node.op().name()).into())),
-            None => Err(Refusal("there is no such node".into())),
+            None => Err(Refusal("the graph has no such node".into())),
         }
     }
 
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {
-        Ok(Box::new(compile(&self.shared, split, self.fuse)?))
+        Ok(Box::new(compile(&self.inner, split, self.fuse)?))
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>, BackendError> {
-        Ok(Box::new(CpuQueue { shared: Arc::clone(&self.shared) }))
+        Ok(Box::new(CpuQueue { inner: Arc::clone(&self.inner) }))
     }
 
     fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError> {

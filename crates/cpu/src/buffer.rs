@@ -7,12 +7,12 @@ use quadriga_graph::Data;
 use quadriga_runtime::{BackendError, Buffer, Region, Usage, check_range};
 
 use crate::NAME;
-use crate::memory::Block;
+use crate::memory::HostBlock;
 
 /// What stands behind a buffer.
-enum Memory {
+enum BufferMemory {
     /// Its own block.
-    Owned(Block),
+    Owned(HostBlock),
     /// Bytes of someone else, which are only read. The handle keeps them alive, and the address was asked once, so
     /// that it stays the same whatever the owner answers later.
     Mapped { pointer: *const u8, _data: Data },
@@ -20,7 +20,7 @@ enum Memory {
 
 /// Who uses a buffer now: any number of readers, or one writer.
 #[derive(Default)]
-struct Users {
+struct BufferUsers {
     readers: usize,
     writing: bool,
     waiting_writers: usize,
@@ -31,34 +31,34 @@ struct Users {
 /// Every use takes the buffer for reading (shared) or writing (alone), so that no two threads can race through it:
 /// weights that several sessions read never make them wait for each other.
 pub(crate) struct HostBuffer {
-    memory: Memory,
+    memory: BufferMemory,
     bytes: usize,
     usage: Usage,
-    users: Mutex<Users>,
+    users: Mutex<BufferUsers>,
     changed: Condvar,
 }
 
 // SAFETY: the pointer of a mapped buffer is to bytes that `Data`, which is Send and Sync, keeps alive and nobody
 // writes.
 unsafe impl Send for HostBuffer {}
-// SAFETY: as above; memory of its own is only touched by those who hold it (see `Users`).
+// SAFETY: as above; memory of its own is only touched by those who hold it (see `BufferUsers`).
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
     /// A buffer of this memory.
-    pub(crate) fn new(block: Block, usage: Usage) -> HostBuffer {
+    pub(crate) fn new(block: HostBlock, usage: Usage) -> HostBuffer {
         let bytes = block.bytes();
-        HostBuffer::over(Memory::Owned(block), bytes, usage)
+        HostBuffer::over(BufferMemory::Owned(block), bytes, usage)
     }
 
     pub(crate) fn map(data: &Data) -> HostBuffer {
         let data = data.clone();
         let bytes = data.bytes();
         let (pointer, bytes) = (bytes.as_ptr(), bytes.len());
-        HostBuffer::over(Memory::Mapped { pointer, _data: data }, bytes, Usage::Weights)
+        HostBuffer::over(BufferMemory::Mapped { pointer, _data: data }, bytes, Usage::Weights)
     }
 
-    fn over(memory: Memory, bytes: usize, usage: Usage) -> HostBuffer {
+    fn over(memory: BufferMemory, bytes: usize, usage: Usage) -> HostBuffer {
         HostBuffer { memory, bytes, usage, users: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -68,26 +68,26 @@ impl HostBuffer {
     }
 
     /// Moves it into large pages where that pays: much of it is going to be read again and again.
-    pub(crate) fn use_large_pages(&self) {
-        if let Memory::Owned(block) = &self.memory {
-            block.use_large_pages();
+    pub(crate) fn use_huge_pages(&self) {
+        if let BufferMemory::Owned(block) = &self.memory {
+            block.use_huge_pages();
         }
     }
 
     /// Whether nothing may be written to it.
     pub(crate) fn is_read_only(&self) -> bool {
-        matches!(self.memory, Memory::Mapped { .. })
+        matches!(self.memory, BufferMemory::Mapped { .. })
     }
 
     /// Its first byte. Reading needs [`begin`](HostBuffer::begin), writing also that it is not read-only.
     pub(crate) fn pointer(&self) -> *mut u8 {
         match &self.memory {
-            Memory::Owned(block) => block.pointer(),
-            Memory::Mapped { pointer, .. } => pointer.cast_mut(),
+            BufferMemory::Owned(block) => block.pointer(),
+            BufferMemory::Mapped { pointer, .. } => pointer.cast_mut(),
         }
     }
 
-    fn users(&self) -> MutexGuard<'_, Users> {
+    fn users(&self) -> MutexGuard<'_, BufferUsers> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,23 +138,23 @@ impl HostBuffer {
     ) -> Result<T, BackendError> {
         check_range(self, offset, len)?;
         self.check_writable()?;
-        let _held = Held::new(self, true);
+        let _held = BufferGuard::new(self, true);
         // SAFETY: the range is inside the block, which is initialised, and nobody else uses the buffer meanwhile.
         Ok(fill(unsafe { std::slice::from_raw_parts_mut(self.pointer().add(offset), len) }))
     }
 }
 
 /// A buffer that is taken as long as this lives.
-struct Held<'a>(&'a HostBuffer, bool);
+struct BufferGuard<'a>(&'a HostBuffer, bool);
 
-impl<'a> Held<'a> {
-    fn new(buffer: &'a HostBuffer, write: bool) -> Held<'a> {
+impl<'a> BufferGuard<'a> {
+    fn new(buffer: &'a HostBuffer, write: bool) -> BufferGuard<'a> {
         buffer.begin(write);
-        Held(buffer, write)
+        BufferGuard(buffer, write)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for BufferGuard<'_> {
     fn drop(&mut self) {
         self.0.end(self.1);
     }
@@ -179,7 +179,7 @@ impl Buffer for HostBuffer {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(self, offset, into.len())?;
-        let _held = Held::new(self, false);
+        let _held = BufferGuard::new(self, false);
         // SAFETY: the range is inside the memory, which is initialised, and nobody writes meanwhile.
         into.copy_from_slice(unsafe {
             std::slice::from_raw_parts(self.pointer().cast_const().add(offset), into.len())
@@ -216,7 +216,7 @@ pub(crate) fn copy(from: &Region, to: &Region) -> Result<bool, BackendError> {
     check_range(target, to.offset, to.bytes)?;
     target.check_writable()?;
     if std::ptr::eq(source, target) {
-        let _held = Held::new(target, true);
+        let _held = BufferGuard::new(target, true);
         // SAFETY: both ranges are inside the buffer, which this thread holds alone; `copy` takes any overlap.
         unsafe {
             let base = target.pointer();
@@ -226,8 +226,10 @@ pub(crate) fn copy(from: &Region, to: &Region) -> Result<bool, BackendError> {
     }
     // Always in the order of addresses, as programs do, so that two threads cannot wait for each other.
     let first_is_source = std::ptr::from_ref(source) < std::ptr::from_ref(target);
-    let _first = if first_is_source { Held::new(source, false) } else { Held::new(target, true) };
-    let _second = if first_is_source { Held::new(target, true) } else { Held::new(source, false) };
+    let _first =
+        if first_is_source { BufferGuard::new(source, false) } else { BufferGuard::new(target, true) };
+    let _second =
+        if first_is_source { BufferGuard::new(target, true) } else { BufferGuard::new(source, false) };
     // SAFETY: both ranges are inside their buffers, which are held; different buffers do not overlap, except maps of
     // the same bytes, and those are never written.
     unsafe {

@@ -1,4 +1,4 @@
-//! From the nodes of a split to a list of steps: addresses resolved and checked, kernels picked, steps joined.
+//! Compiles a split: resolves and checks addresses, lowers nodes to kernels, and fuses them into steps.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -8,32 +8,32 @@ use quadriga_graph::{Graph, NodeId, Op, TensorId};
 use quadriga_runtime::{BackendError, Layout, SplitSource, check_range};
 
 use crate::NAME;
-use crate::backend::Shared;
 use crate::buffer::HostBuffer;
-use crate::chains;
-use crate::fuse::{Item, join};
+use crate::fusion::build_steps;
 use crate::memory::ALIGNMENT;
-use crate::ops::{self, Operand, Packed, RopeTables, Source};
+use crate::ops::{self, ActivationSource, LoweredOp, Operand, PackedWeight, RopeTables};
 use crate::places::Places;
-use crate::program::{CpuProgram, Use};
-use crate::step::Step;
-use crate::view::View;
-use crate::weights::Matrices;
+use crate::program::{BufferUse, CpuProgram};
+use crate::prologue;
+use crate::state::BackendInner;
+use crate::step::KernelStep;
+use crate::view::TensorView;
+use crate::weights::PackedMatrices;
 
-/// Bytes of keys or values that are worth large pages.
-const LARGE_FROM: usize = 256 << 10;
+/// Keys or values of at least this many bytes go into huge pages.
+const HUGE_PAGES_FROM: usize = 256 << 10;
 
 /// Compiles a split.
 pub(crate) fn compile(
-    shared: &Shared,
+    inner: &BackendInner,
     split: &SplitSource<'_>,
     fuse: bool,
 ) -> Result<CpuProgram, BackendError> {
     let places = Places::new(split);
-    let chains = if fuse { chains::find(split, &places) } else { HashMap::new() };
-    // Nodes that products compute, and the indices of their names.
-    let mut inside: HashMap<NodeId, Option<usize>> =
-        chains.values().flat_map(|chain| &chain.nodes).map(|node| (*node, None)).collect();
+    let prologues = if fuse { prologue::find(split, &places) } else { HashMap::new() };
+    // Nodes that run as prologues of matmuls, and the indices of their names.
+    let mut fused: HashMap<NodeId, Option<usize>> =
+        prologues.values().flat_map(|prologue| &prologue.nodes).map(|node| (*node, None)).collect();
     let mut compiler = Compiler {
         graph: split.graph,
         places: &places,
@@ -41,41 +41,42 @@ pub(crate) fn compile(
         uses: HashMap::new(),
         tables: RopeTables::default(),
     };
-    let mut items: Vec<Item> = Vec::new();
+    let mut lowered: Vec<LoweredOp> = Vec::new();
     let (mut names, mut nodes) = (Vec::new(), Vec::new());
     for &id in split.nodes {
-        let first = items.len();
+        let first = lowered.len();
         let source = split.graph.inputs(id).get(1).and_then(|tensor| {
-            let chain = chains.get(tensor)?;
-            let names = chain.nodes.iter().filter_map(|node| inside.get(node).copied().flatten()).collect();
-            Some(Arc::new(Source { tensor: *tensor, recipe: chain.recipe, names }))
+            let found = prologues.get(tensor)?;
+            let names = found.nodes.iter().filter_map(|node| fused.get(node).copied().flatten()).collect();
+            Some(Arc::new(ActivationSource { tensor: *tensor, prologue: found.prologue, names }))
         });
-        if let Some(name) = inside.get_mut(&id) {
+        if let Some(name) = fused.get_mut(&id) {
             *name = Some(names.len());
-            // The buffers are used, and the memory is checked, as if the node ran by itself.
-            compiler.node(shared, id, None, &mut Vec::new())?;
+            // Its memory is checked, and its buffers are taken, as if the node ran by itself.
+            compiler.node(inner, id, None, &mut Vec::new())?;
             names.push(split.graph.node_name(id));
             nodes.push(id);
             continue;
         }
-        compiler.node(shared, id, source, &mut items)?;
-        if items.len() > first {
+        compiler.node(inner, id, source, &mut lowered)?;
+        if lowered.len() > first {
             let label = split.graph.get_node(id).map_or("", |node| node.op().name());
-            for item in items.iter_mut().skip(first) {
-                item.set_name(names.len(), label);
+            for op in lowered.iter_mut().skip(first) {
+                op.set_name(names.len(), label);
             }
             names.push(split.graph.node_name(id));
             nodes.push(id);
         }
     }
     let own_bytes = compiler.tables.bytes();
-    let mut uses: Vec<Use> = compiler.uses.into_values().collect();
+    let mut uses: Vec<BufferUse> = compiler.uses.into_values().collect();
     uses.sort_unstable_by_key(|used| Arc::as_ptr(&used.buffer).cast::<u8>().addr());
-    let (steps, work_bytes) = join(items, fuse);
-    let labels = if shared.ledger.is_some() { steps.iter().map(Step::label).collect() } else { Vec::new() };
+    let (steps, work_bytes) = build_steps(lowered, fuse);
+    let labels =
+        if inner.recorder.is_some() { steps.iter().map(KernelStep::label).collect() } else { Vec::new() };
     let mut program =
         CpuProgram { steps, uses, names, nodes, labels, work_bytes, own_bytes, marks: Vec::new() };
-    program.reserve(shared)?;
+    program.reserve(inner)?;
     Ok(program)
 }
 
@@ -84,7 +85,7 @@ struct Compiler<'a> {
     places: &'a Places<'a>,
     fuse: bool,
     /// The buffers of the nodes compiled so far, by address.
-    uses: HashMap<usize, Use>,
+    uses: HashMap<usize, BufferUse>,
     tables: RopeTables,
 }
 
@@ -94,16 +95,16 @@ impl<'a> Compiler<'a> {
         BackendError::Unsupported { backend: NAME.into(), node, reason: reason.into() }
     }
 
-    /// The steps of one node; none for views and empty results.
+    /// Lowers one node; views and empty results need no kernel.
     fn node(
         &mut self,
-        shared: &Shared,
+        inner: &BackendInner,
         id: NodeId,
-        source: Option<Arc<Source>>,
-        items: &mut Vec<Item>,
+        source: Option<Arc<ActivationSource>>,
+        lowered: &mut Vec<LoweredOp>,
     ) -> Result<(), BackendError> {
         let Some(node) = self.graph.get_node(id) else {
-            return Err(self.unsupported(id, "there is no such node"));
+            return Err(self.unsupported(id, "the graph has no such node"));
         };
         let op = node.op().clone();
         let result = node.output();
@@ -121,36 +122,35 @@ impl<'a> Compiler<'a> {
             self.check_overlap(id, i, &operand, &output.view)?;
             inputs.push(operand);
         }
-        let context = ops::Context { isa: shared.isa, input_ids: &ids, fuse: self.fuse, source };
-        ops::prepare(&op, &inputs, &output.view, &context, &mut self.tables, items)
+        let context = ops::LoweringContext { isa: inner.isa, input_ids: &ids, fuse: self.fuse, source };
+        ops::lower(&op, &inputs, &output.view, &context, &mut self.tables, lowered)
             .map_err(|reason| self.unsupported(id, reason))?;
         if matches!(op, Op::Attention(_)) {
             for key_or_value in ids.iter().skip(1).take(2) {
-                self.use_large_pages(*key_or_value);
+                self.use_huge_pages(*key_or_value);
             }
         }
         Ok(())
     }
 
-    /// Large pages for keys and values, if there may be many.
-    fn use_large_pages(&self, id: TensorId) {
-        let many = self.graph.get(id).is_some_and(|tensor| tensor.bytes() >= LARGE_FROM);
-        if many
+    /// Moves a long KV cache into huge pages.
+    fn use_huge_pages(&self, id: TensorId) {
+        let long = self.graph.get(id).is_some_and(|tensor| tensor.bytes() >= HUGE_PAGES_FROM);
+        if long
             && let Some(place) = self.places.get(id)
             && let Some(buffer) = HostBuffer::of(&place.region)
         {
-            buffer.use_large_pages();
+            buffer.use_huge_pages();
         }
     }
 
-    /// A result may lie exactly where an input lies, if the operation can work in place; it must not overlap an
-    /// input in any other way.
+    /// Refuses a result that overlaps an input, except exactly in place where the operation allows that.
     fn check_overlap(
         &self,
         node: NodeId,
         index: usize,
         input: &Operand,
-        output: &View,
+        output: &TensorView,
     ) -> Result<(), BackendError> {
         let (a, b) = (input.range(), output.range());
         if a.start >= b.end || b.start >= a.end {
@@ -168,20 +168,20 @@ impl<'a> Compiler<'a> {
         Err(self.unsupported(node, format!("its result overlaps input {index} in memory")))
     }
 
-    /// A tensor of a node in memory, checked.
+    /// A tensor of a node in memory, with its range, alignment and layout checked.
     fn operand(&mut self, node: NodeId, id: TensorId, write: bool) -> Result<Operand, BackendError> {
         let Some(tensor) = self.graph.get(id) else {
-            return Err(self.unsupported(node, "there is no such tensor"));
+            return Err(self.unsupported(node, "the graph has no such tensor"));
         };
         if tensor.bytes() == 0 {
             let base = NonNull::<u64>::dangling().as_ptr().cast();
             // SAFETY: an empty tensor reaches no bytes.
-            let view = unsafe { View::new(tensor, base) };
+            let view = unsafe { TensorView::new(tensor, base) };
             return Ok(Operand { view, packed: None });
         }
         let Some(place) = self.places.get(id) else {
             let name = self.graph.name(id);
-            return Err(self.unsupported(node, format!("{name} has no memory here")));
+            return Err(self.unsupported(node, format!("{name} has no memory on this backend")));
         };
         let region = &place.region;
         let Some(buffer) = HostBuffer::of(region) else {
@@ -193,9 +193,9 @@ impl<'a> Compiler<'a> {
         }
         let matrices = match place.layout {
             Layout::Plain => None,
-            Layout::Packed(number) => match Matrices::numbered(tensor, number) {
+            Layout::Packed(number) => match PackedMatrices::numbered(tensor, number) {
                 Some(matrices) => Some(matrices),
-                None => return Err(self.unsupported(node, "a weight is packed in an unknown way")),
+                None => return Err(self.unsupported(node, "a weight has an unknown packed layout")),
             },
         };
         let needs = matrices.map_or(tensor.bytes(), |matrices| matrices.bytes);
@@ -215,19 +215,19 @@ impl<'a> Compiler<'a> {
         let aligned = base.addr().is_multiple_of(align) && tensor.strides().iter().all(|s| s % align == 0);
         if matrices.is_none() && !aligned {
             let name = self.graph.name(id);
-            return Err(self.unsupported(node, format!("{name} does not lie at a multiple of {align} bytes")));
+            return Err(self.unsupported(node, format!("{name} is not aligned to {align} bytes")));
         }
         let used = self
             .uses
             .entry(Arc::as_ptr(&region.buffer).cast::<u8>().addr())
-            .or_insert_with(|| Use { buffer: Arc::clone(&region.buffer), write: false });
+            .or_insert_with(|| BufferUse { buffer: Arc::clone(&region.buffer), write: false });
         used.write |= write;
         // SAFETY: the region holds the packed matrices, in a buffer that the program keeps alive and takes; a packed
         // weight is never written, since results cannot be packed.
-        let packed = matrices.map(|matrices| unsafe { Packed::new(base, &matrices) });
+        let packed = matrices.map(|matrices| unsafe { PackedWeight::new(base, &matrices) });
         // SAFETY: the region holds the tensor, plain elements are aligned, the program keeps the buffer alive and
         // takes it (for writing, where a node writes) while it runs. A packed weight is only read through `packed`.
-        let view = unsafe { View::new(tensor, base) };
+        let view = unsafe { TensorView::new(tensor, base) };
         Ok(Operand { view, packed })
     }
 }

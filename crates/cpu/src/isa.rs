@@ -1,12 +1,9 @@
-//! Instruction sets: what this CPU has, which one is used, and tokens that prove it.
+//! Instruction sets: detection, selection, and tokens that prove that the CPU has one.
 //!
-//! A token such as [`Avx512`] can only be made by detection, and every kernel that needs the instructions takes the
+//! A token such as [`Avx512`] can only be created by detection, and every kernel that needs the instructions takes the
 //! token: holding it is the proof that makes calling the kernel sound.
 
 use std::fmt;
-
-/// Names the instruction set to use instead of the best one: `scalar`, `avx2`, `avx512` or `amx`.
-pub const ISA_VARIABLE: &str = "QUADRIGA_ISA";
 
 /// Proof that the CPU and the system support AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,11 +13,11 @@ pub struct Avx2(());
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512(());
 
-/// Proof of AMX tiles with int8 and bf16, granted to this process by the system, and of [`Avx512`].
+/// Proof of AMX tiles with int8 and bf16, enabled for this process by the operating system, and of [`Avx512`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amx(());
 
-/// A family of kernels, with the proof that this CPU can run it.
+/// A family of kernels for one instruction set, with the proof that this CPU has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// Plain Rust, on any CPU.
@@ -33,27 +30,27 @@ pub enum Isa {
     Amx(Amx),
 }
 
-/// Why an instruction set asked for by name cannot be used.
+/// Why the requested instruction set cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
-    /// The CPU, or the system, lacks it.
-    #[error("this CPU has no {wanted}; it has {has}")]
+    /// The CPU lacks it, or the operating system does not enable it.
+    #[error("this CPU has no {requested}; it has {has}")]
     Missing {
-        /// The name asked for.
-        wanted: &'static str,
-        /// The names that would work, separated by commas.
+        /// The requested name.
+        requested: &'static str,
+        /// The names that this CPU supports, separated by commas.
         has: String,
     },
     /// No instruction set has this name.
     #[error("unknown instruction set {name:?}; the names are scalar, avx2, avx512 and amx")]
     Unknown {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
 }
 
 impl Isa {
-    /// The best family that this CPU can run.
+    /// The fastest family that this CPU can run.
     pub fn detect() -> Isa {
         Isa::available().pop().unwrap_or(Isa::Scalar)
     }
@@ -73,30 +70,19 @@ impl Isa {
         all
     }
 
-    /// The family named by the environment variable [`ISA_VARIABLE`], or the best one if it is not set.
-    ///
-    /// # Errors
-    /// The name is unknown, or the CPU lacks the family.
-    pub fn from_environment() -> Result<Isa, IsaError> {
-        match std::env::var(ISA_VARIABLE) {
-            Ok(name) if !name.is_empty() => Isa::named(&name),
-            _ => Ok(Isa::detect()),
-        }
-    }
-
     /// The family with this name.
     ///
     /// # Errors
     /// The name is unknown, or the CPU lacks the family.
     pub fn named(name: &str) -> Result<Isa, IsaError> {
         let known = ["scalar", "avx2", "avx512", "amx"];
-        let wanted = known
+        let requested = known
             .into_iter()
             .find(|k| k.eq_ignore_ascii_case(name))
             .ok_or_else(|| IsaError::Unknown { name: name.to_owned() })?;
         let available = Isa::available();
-        available.iter().copied().find(|isa| isa.name() == wanted).ok_or_else(|| IsaError::Missing {
-            wanted,
+        available.iter().copied().find(|isa| isa.name() == requested).ok_or_else(|| IsaError::Missing {
+            requested,
             has: available.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", "),
         })
     }
@@ -172,9 +158,9 @@ impl Avx512 {
 
 #[cfg(target_arch = "x86_64")]
 impl Amx {
-    /// The token, if the CPU has the instructions and the system lets this process use the tile registers.
+    /// The token, if the CPU has the instructions and the operating system lets this process use the tile registers.
     ///
-    /// Linux keeps the large tile state off until a process asks for it; the answer is remembered.
+    /// Linux enables the tile state only when a process requests it; the answer is cached.
     pub fn detect() -> Option<Amx> {
         static GRANTED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
         let granted = *GRANTED.get_or_init(|| Avx512::detect().is_some() && cpu_has_amx() && request_tiles());
@@ -208,7 +194,7 @@ fn cpu_has_amx() -> bool {
 fn request_tiles() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: this call only asks the kernel for a permission; it reads and writes no memory of ours.
+    // SAFETY: the call only requests a permission from the kernel; it reads and writes no memory of the process.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 
@@ -256,10 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_unknown_family_is_an_error_that_says_what_there_is() {
+    fn the_error_for_a_missing_or_unknown_family_lists_the_available_ones() {
         let unknown = Isa::named("neon").unwrap_err().to_string();
         assert!(unknown.contains("neon") && unknown.contains("avx512"));
-        let missing = IsaError::Missing { wanted: "amx", has: "scalar, avx2".into() }.to_string();
+        let missing = IsaError::Missing { requested: "amx", has: "scalar, avx2".into() }.to_string();
         assert_eq!(missing, "this CPU has no amx; it has scalar, avx2");
     }
 }

@@ -36,39 +36,39 @@ pub(crate) fn host_bytes() -> (Option<u64>, Option<u64>) {
 
 /// A zeroed block of memory, freed when dropped.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct HostBlock {
     pointer: NonNull<u8>,
     bytes: usize,
     /// The larger block that it is part of, if it is.
-    part_of: Option<Arc<Block>>,
+    part_of: Option<Arc<HostBlock>>,
 }
 
 // SAFETY: the block owns its memory; whoever shares it sees to the order of reads and writes.
-unsafe impl Send for Block {}
+unsafe impl Send for HostBlock {}
 // SAFETY: as above: a shared block only gives out its address.
-unsafe impl Sync for Block {}
+unsafe impl Sync for HostBlock {}
 
-impl Block {
+impl HostBlock {
     /// A block of no bytes.
-    pub(crate) const fn empty() -> Block {
+    pub(crate) const fn empty() -> HostBlock {
         #[repr(align(64))]
         struct Aligned;
         // The address is never dereferenced; it is aligned like that of any block.
-        Block { pointer: NonNull::<Aligned>::dangling().cast(), bytes: 0, part_of: None }
+        HostBlock { pointer: NonNull::<Aligned>::dangling().cast(), bytes: 0, part_of: None }
     }
 
     /// A block of zeros at a multiple of [`ALIGNMENT`].
     ///
     /// # Errors
     /// The system has no such memory, or less than that is free.
-    pub(crate) fn zeroed(bytes: usize) -> Result<Block, BackendError> {
-        Block::paged(bytes, true)
+    pub(crate) fn zeroed(bytes: usize) -> Result<HostBlock, BackendError> {
+        HostBlock::paged(bytes, true)
     }
 
-    /// As [`zeroed`](Block::zeroed), in large pages from the start or not.
-    fn paged(bytes: usize, large: bool) -> Result<Block, BackendError> {
+    /// As [`zeroed`](HostBlock::zeroed), in large pages from the start or not.
+    fn paged(bytes: usize, large: bool) -> Result<HostBlock, BackendError> {
         if bytes == 0 {
-            return Ok(Block::empty());
+            return Ok(HostBlock::empty());
         }
         let missing = |free| BackendError::OutOfMemory { backend: NAME.into(), wanted: bytes as u64, free };
         // The system lends more than it has and ends a process that uses it: large blocks are checked before.
@@ -79,7 +79,7 @@ impl Block {
             }
         }
         match allocate(bytes, large) {
-            Some(pointer) => Ok(Block { pointer, bytes, part_of: None }),
+            Some(pointer) => Ok(HostBlock { pointer, bytes, part_of: None }),
             None => Err(missing(host_bytes().1)),
         }
     }
@@ -95,7 +95,7 @@ impl Block {
     }
 
     /// Moves what is part of a larger block into large pages, as far as the system can: its contents stay.
-    pub(crate) fn use_large_pages(&self) {
+    pub(crate) fn use_huge_pages(&self) {
         #[cfg(target_os = "linux")]
         if let Some(whole) = &self.part_of {
             const LARGE: usize = 2 << 20;
@@ -117,7 +117,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for HostBlock {
     fn drop(&mut self) {
         if self.bytes > 0 && self.part_of.is_none() {
             // SAFETY: the pointer came from `allocate` with the same size, and is released once.
@@ -130,35 +130,35 @@ impl Drop for Block {
 ///
 /// The cache of a model is many tensors of a megabyte or two, each too small for a large page of its own. Attention
 /// over four thousand tokens is 1.4 times as fast where they share large pages. These are asked for when much of a
-/// tensor is going to be read ([`Block::use_large_pages`]): until then, only the pages that were written are there.
+/// tensor is going to be read ([`HostBlock::use_huge_pages`]): until then, only the pages that were written are there.
 #[derive(Debug, Default)]
-pub(crate) struct Slabs {
+pub(crate) struct StateSlabs {
     /// The block that is being given out, while any of it is in use, and how much of it was.
-    current: Mutex<(Weak<Block>, usize)>,
+    current: Mutex<(Weak<HostBlock>, usize)>,
 }
 
-impl Slabs {
+impl StateSlabs {
     /// Bytes of a large block.
     const BYTES: usize = 32 << 20;
 
-    /// As [`Block::zeroed`], side by side with others if it is neither tiny nor large.
+    /// As [`HostBlock::zeroed`], side by side with others if it is neither tiny nor large.
     ///
     /// # Errors
-    /// As [`Block::zeroed`].
-    pub(crate) fn zeroed(&self, bytes: usize) -> Result<Block, BackendError> {
-        if !(16 << 10..=Slabs::BYTES / 4).contains(&bytes) {
-            return Block::zeroed(bytes);
+    /// As [`HostBlock::zeroed`].
+    pub(crate) fn zeroed(&self, bytes: usize) -> Result<HostBlock, BackendError> {
+        if !(16 << 10..=StateSlabs::BYTES / 4).contains(&bytes) {
+            return HostBlock::zeroed(bytes);
         }
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let (slab, used) = &mut *current;
         let (block, first) = match slab.upgrade() {
             Some(block) if *used + bytes <= block.bytes => (block, *used),
-            _ => (Arc::new(Block::paged(Slabs::BYTES, false)?), 0),
+            _ => (Arc::new(HostBlock::paged(StateSlabs::BYTES, false)?), 0),
         };
         (*slab, *used) = (Arc::downgrade(&block), (first + bytes).next_multiple_of(ALIGNMENT));
         // SAFETY: `first + bytes` is inside the block, and no part of a block is given out twice.
         let pointer = unsafe { block.pointer.add(first) };
-        Ok(Block { pointer, bytes, part_of: Some(block) })
+        Ok(HostBlock { pointer, bytes, part_of: Some(block) })
     }
 }
 
@@ -191,7 +191,7 @@ fn allocate(bytes: usize, large: bool) -> Option<NonNull<u8>> {
         }
         return NonNull::new(pointer.cast());
     }
-    // SAFETY: the size is not 0: `Block::zeroed` answers that itself.
+    // SAFETY: the size is not 0: `HostBlock::zeroed` answers that itself.
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
 }
 
@@ -216,8 +216,8 @@ mod tests {
 
     #[test]
     fn blocks_side_by_side_are_apart_zero_and_free_their_memory_when_the_last_is_dropped() {
-        let slabs = Slabs::default();
-        let blocks: Vec<Block> = (0..40).map(|i| slabs.zeroed(1_500_000 + i * 1000).unwrap()).collect();
+        let slabs = StateSlabs::default();
+        let blocks: Vec<HostBlock> = (0..40).map(|i| slabs.zeroed(1_500_000 + i * 1000).unwrap()).collect();
         for (i, block) in blocks.iter().enumerate() {
             assert_eq!(block.pointer() as usize % ALIGNMENT, 0);
             // SAFETY: the block has these bytes, which are zeros until the next line.
@@ -225,7 +225,7 @@ mod tests {
             assert!(all.iter().all(|b| *b == 0), "block {i}");
             all.fill(1 + i as u8);
             if i % 3 == 0 {
-                block.use_large_pages();
+                block.use_huge_pages();
             }
         }
         for (i, block) in blocks.iter().enumerate() {
@@ -233,7 +233,7 @@ mod tests {
             let all = unsafe { std::slice::from_raw_parts(block.pointer(), block.bytes()) };
             assert!(all.iter().all(|b| *b == 1 + i as u8), "block {i}");
         }
-        let slab = |block: &Block| Arc::downgrade(block.part_of.as_ref().unwrap());
+        let slab = |block: &HostBlock| Arc::downgrade(block.part_of.as_ref().unwrap());
         let (first, last) = (slab(&blocks[0]), slab(&blocks[39]));
         assert!(!first.ptr_eq(&last), "40 blocks need more than one");
         drop(blocks);
@@ -245,16 +245,16 @@ mod tests {
     #[test]
     fn blocks_are_zero_aligned_and_refused_when_too_large() {
         for bytes in [1, 63, 4096, (1 << 20) - 1, 1 << 20, (1 << 21) + 5] {
-            let block = Block::zeroed(bytes).unwrap();
+            let block = HostBlock::zeroed(bytes).unwrap();
             assert_eq!(block.pointer() as usize % ALIGNMENT, 0);
             assert_eq!(block.bytes(), bytes);
             // SAFETY: the block has these bytes, all zero.
             let all = unsafe { std::slice::from_raw_parts(block.pointer(), bytes) };
             assert!(all.iter().all(|b| *b == 0));
         }
-        assert_eq!(Block::zeroed(0).unwrap().bytes(), 0);
+        assert_eq!(HostBlock::zeroed(0).unwrap().bytes(), 0);
         for bytes in [1 << 45, usize::MAX / 2, usize::MAX] {
-            let error = Block::zeroed(bytes).unwrap_err();
+            let error = HostBlock::zeroed(bytes).unwrap_err();
             assert!(matches!(error, BackendError::OutOfMemory { wanted, .. } if wanted == bytes as u64));
         }
     }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::view::{SEGMENT, View};
+use crate::view::{SEGMENT, TensorView};
 
 /// With fewer rows than this, rows are cut into pieces.
 const FEW_ROWS: usize = 16;
@@ -40,7 +40,7 @@ impl Partition {
     }
 
     /// One unit per row of a tensor; several where it has few, long rows.
-    pub(crate) fn by_pieces(view: &View) -> Partition {
+    pub(crate) fn by_pieces(view: &TensorView) -> Partition {
         let (groups, cols) = (view.rows(), view.cols());
         let pieces = if groups < FEW_ROWS { cols.div_ceil(PIECE).max(1) } else { 1 };
         Partition { groups, pieces, cols }
@@ -67,7 +67,7 @@ impl Partition {
 
     /// The bytes of a tensor that each unit touches, if it touches nothing outside its own rows and columns of it.
     /// `None` for tensors that are not contiguous or that cannot be cut like this.
-    pub(crate) fn share(self, view: &View) -> Option<UnitShare> {
+    pub(crate) fn share(self, view: &TensorView) -> Option<UnitShare> {
         let total = view.range().len();
         if self.groups == 0 || !view.is_contiguous() || !total.is_multiple_of(self.groups) {
             return None;
@@ -114,8 +114,9 @@ mod tests {
                 for cols in [1, 512, 6144, PIECE - 1, PIECE, PIECE + 1, 12288, 2 * PIECE, 3 * PIECE - 5] {
                     let graph = tensor(dtype, rows, cols);
                     // SAFETY: only the numbers of the view are used.
-                    let view =
-                        unsafe { View::new(&graph[graph.leaf("x").unwrap()], std::ptr::null_mut::<u8>()) };
+                    let view = unsafe {
+                        TensorView::new(&graph[graph.leaf("x").unwrap()], std::ptr::null_mut::<u8>())
+                    };
                     let partition = Partition::by_pieces(&view);
                     let share = partition.share(&view).unwrap();
                     let size = dtype.block_bytes();
@@ -137,7 +138,7 @@ mod tests {
     fn pieces_with_a_remainder_differ_from_rows_of_equal_length() {
         let graph = tensor(DType::F32, 1, 12288);
         // SAFETY: only the numbers of the view are used.
-        let view = unsafe { View::new(&graph[graph.leaf("x").unwrap()], std::ptr::null_mut::<u8>()) };
+        let view = unsafe { TensorView::new(&graph[graph.leaf("x").unwrap()], std::ptr::null_mut::<u8>()) };
         let pieces = Partition::by_pieces(&view);
         let rows = Partition::equal(2);
         assert_eq!(pieces.units(), rows.units());

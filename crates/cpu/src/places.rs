@@ -9,7 +9,7 @@ use quadriga_graph::{Graph, TensorId};
 use quadriga_runtime::{Layout, SplitSource, TensorPlace, check_range};
 
 use crate::buffer::HostBuffer;
-use crate::view::View;
+use crate::view::TensorView;
 
 /// The places of all tensors that the nodes of a split read and write.
 pub(crate) struct Places<'a> {
@@ -47,7 +47,7 @@ impl<'a> Places<'a> {
     }
 
     /// A plain tensor in memory; `None` if it is packed, has no memory here, or its memory is not inside its buffer.
-    pub(crate) fn plain_view(&self, id: TensorId) -> Option<View> {
+    pub(crate) fn plain_view(&self, id: TensorId) -> Option<TensorView> {
         let (tensor, place) = (self.graph.get(id)?, self.get(id)?);
         let buffer = HostBuffer::of(&place.region).filter(|_| place.layout == Layout::Plain)?;
         check_range(buffer, place.region.offset, place.region.bytes).ok()?;
@@ -56,6 +56,6 @@ impl<'a> Places<'a> {
         }
         // SAFETY: the tensor's bytes are inside the buffer. Nothing is read through the view unless compiling the nodes
         // that read and write the tensor has also checked its alignment and taken its buffer.
-        Some(unsafe { View::new(tensor, buffer.pointer().wrapping_add(place.region.offset)) })
+        Some(unsafe { TensorView::new(tensor, buffer.pointer().wrapping_add(place.region.offset)) })
     }
 }

@@ -5,23 +5,23 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time spent in one kind of step.
+/// Time totals in one kind of step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spent {
+pub struct StepTotals {
     /// How many steps were run.
     pub steps: u64,
     /// The time they took, from barrier to barrier.
     pub time: Duration,
 }
 
-/// Time spent, by the operations that a step consists of. Prints as a table.
+/// Time totals, by the operations that a step consists of. Prints as a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Profile(pub BTreeMap<String, Spent>);
+pub struct Profile(pub BTreeMap<String, StepTotals>);
 
 impl Profile {
     /// All time together.
     pub fn total(&self) -> Duration {
-        self.0.values().map(|spent| spent.time).sum()
+        self.0.values().map(|totals| totals.time).sum()
     }
 }
 
@@ -29,9 +29,9 @@ impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.total().as_secs_f64();
         let mut lines: Vec<_> = self.0.iter().collect();
-        lines.sort_by_key(|(_, spent)| std::cmp::Reverse(spent.time));
+        lines.sort_by_key(|(_, totals)| std::cmp::Reverse(totals.time));
         writeln!(f, "{:>9} {:>6} {:>8} {:>9}  step", "ms", "%", "steps", "µs/step")?;
-        for (label, Spent { steps, time }) in lines {
+        for (label, StepTotals { steps, time }) in lines {
             let seconds = time.as_secs_f64();
             let each = seconds * 1e6 / (*steps).max(1) as f64;
             writeln!(
@@ -45,11 +45,11 @@ impl fmt::Display for Profile {
     }
 }
 
-/// What the programs of a backend have spent.
+/// What the programs of a backend have totals.
 #[derive(Default)]
-pub(crate) struct Ledger(Mutex<Profile>);
+pub(crate) struct ProfileRecorder(Mutex<Profile>);
 
-impl Ledger {
+impl ProfileRecorder {
     /// What was written down so far.
     pub(crate) fn take(&self) -> Profile {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -58,25 +58,25 @@ impl Ledger {
     fn add(&self, label: &str, time: Duration) {
         let mut profile = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !profile.0.contains_key(label) {
-            profile.0.insert(label.to_owned(), Spent::default());
+            profile.0.insert(label.to_owned(), StepTotals::default());
         }
-        if let Some(spent) = profile.0.get_mut(label) {
-            spent.steps += 1;
-            spent.time += time;
+        if let Some(totals) = profile.0.get_mut(label) {
+            totals.steps += 1;
+            totals.time += time;
         }
     }
 }
 
 /// Writes down the steps of one run: told at every barrier which step comes next.
-pub(crate) struct Clock<'a> {
-    ledger: &'a Ledger,
+pub(crate) struct StepTimer<'a> {
+    recorder: &'a ProfileRecorder,
     labels: &'a [String],
     running: Option<(usize, Instant)>,
 }
 
-impl<'a> Clock<'a> {
-    pub(crate) fn new(ledger: &'a Ledger, labels: &'a [String]) -> Clock<'a> {
-        Clock { ledger, labels, running: None }
+impl<'a> StepTimer<'a> {
+    pub(crate) fn new(recorder: &'a ProfileRecorder, labels: &'a [String]) -> StepTimer<'a> {
+        StepTimer { recorder, labels, running: None }
     }
 
     /// The step before is over, and this one begins.
@@ -91,12 +91,12 @@ impl<'a> Clock<'a> {
         if let Some((step, since)) = self.running.take()
             && let Some(label) = self.labels.get(step)
         {
-            self.ledger.add(label, now.saturating_duration_since(since));
+            self.recorder.add(label, now.saturating_duration_since(since));
         }
     }
 }
 
-impl Drop for Clock<'_> {
+impl Drop for StepTimer<'_> {
     fn drop(&mut self) {
         self.end(Instant::now());
     }

@@ -8,20 +8,20 @@ use quadriga_graph::NodeId;
 use quadriga_runtime::{BackendError, Buffer, Program, StepTime};
 
 use crate::NAME;
-use crate::backend::Shared;
 use crate::buffer::HostBuffer;
-use crate::fuse::WorkBytes;
+use crate::ops::WorkBytes;
 use crate::pool::Stopped;
-use crate::profile::Clock;
-use crate::step::{Failure, Step, Work};
+use crate::profile::StepTimer;
+use crate::state::BackendInner;
+use crate::step::{KernelStep, StepFailure, WorkMemory};
 
 /// A buffer that a program uses.
-pub(crate) struct Use {
+pub(crate) struct BufferUse {
     pub(crate) buffer: Arc<dyn Buffer>,
     pub(crate) write: bool,
 }
 
-impl Use {
+impl BufferUse {
     fn host(&self) -> Option<&HostBuffer> {
         self.buffer.as_any().downcast_ref()
     }
@@ -29,9 +29,9 @@ impl Use {
 
 /// Prepared steps, and the buffers they use.
 pub(crate) struct CpuProgram {
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<KernelStep>,
     /// In the order of addresses, each once: the order in which they are taken.
-    pub(crate) uses: Vec<Use>,
+    pub(crate) uses: Vec<BufferUse>,
     /// Names of the nodes, for messages.
     pub(crate) names: Vec<String>,
     /// The nodes themselves, each where its name is.
@@ -47,20 +47,20 @@ pub(crate) struct CpuProgram {
 }
 
 /// The buffers of a program, held.
-struct Held<'a>(&'a [Use]);
+struct BufferGuards<'a>(&'a [BufferUse]);
 
-impl<'a> Held<'a> {
-    fn new(uses: &'a [Use]) -> Held<'a> {
+impl<'a> BufferGuards<'a> {
+    fn new(uses: &'a [BufferUse]) -> BufferGuards<'a> {
         for used in uses {
             if let Some(buffer) = used.host() {
                 buffer.begin(used.write);
             }
         }
-        Held(uses)
+        BufferGuards(uses)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for BufferGuards<'_> {
     fn drop(&mut self) {
         for used in self.0 {
             if let Some(buffer) = used.host() {
@@ -80,18 +80,18 @@ impl CpuProgram {
     }
 
     /// Makes the work memory large enough now, so that a run does not have to.
-    pub(crate) fn reserve(&mut self, shared: &Shared) -> Result<(), BackendError> {
-        let mut memory = shared.work();
-        Shared::grow(&mut memory, self.needs(shared.pool.threads())?)
+    pub(crate) fn reserve(&mut self, inner: &BackendInner) -> Result<(), BackendError> {
+        let mut memory = inner.work_memory();
+        BackendInner::grow(&mut memory, self.needs(inner.pool.threads())?)
     }
 
     /// Runs all steps, and takes their times if asked to.
-    pub(crate) fn run(&mut self, shared: &Shared, timed: bool) -> Result<(), BackendError> {
+    pub(crate) fn run(&mut self, inner: &BackendInner, timed: bool) -> Result<(), BackendError> {
         // The first thread writes; the lock is never waited for.
         let mut marks = std::mem::take(&mut self.marks);
         marks.clear();
         let marks = timed.then(|| Mutex::new(marks));
-        let ran = self.run_steps(shared, marks.as_ref());
+        let ran = self.run_steps(inner, marks.as_ref());
         if let Some(marks) = marks {
             self.marks = marks.into_inner().unwrap_or_else(PoisonError::into_inner);
             self.marks.push(Instant::now());
@@ -99,17 +99,21 @@ impl CpuProgram {
         ran
     }
 
-    fn run_steps(&self, shared: &Shared, marks: Option<&Mutex<Vec<Instant>>>) -> Result<(), BackendError> {
-        let _held = Held::new(&self.uses);
-        // Held to the end: no other program uses the work memory, and the number of threads stays.
-        let mut memory = shared.work();
-        let threads = shared.pool.threads();
-        Shared::grow(&mut memory, self.needs(threads)?)?;
-        let work = Work { pointer: memory.pointer(), bytes: memory.bytes(), threads };
+    fn run_steps(
+        &self,
+        inner: &BackendInner,
+        marks: Option<&Mutex<Vec<Instant>>>,
+    ) -> Result<(), BackendError> {
+        let _held = BufferGuards::new(&self.uses);
+        // BufferGuards to the end: no other program uses the work memory, and the number of threads stays.
+        let mut memory = inner.work_memory();
+        let threads = inner.pool.threads();
+        BackendInner::grow(&mut memory, self.needs(threads)?)?;
+        let work = WorkMemory { pointer: memory.pointer(), bytes: memory.bytes(), threads };
         let (steps, labels) = (&self.steps, &self.labels);
-        let result = shared.pool.run::<Failure>(&|worker| {
-            let ledger = shared.ledger.as_ref().filter(|_| worker.index() == 0);
-            let mut clock = ledger.map(|ledger| Clock::new(ledger, labels));
+        let result = inner.pool.run::<StepFailure>(&|worker| {
+            let recorder = inner.recorder.as_ref().filter(|_| worker.index() == 0);
+            let mut clock = recorder.map(|recorder| StepTimer::new(recorder, labels));
             for (i, step) in steps.iter().enumerate() {
                 if i > 0 {
                     worker.barrier()?;
@@ -122,21 +126,21 @@ impl CpuProgram {
                 }
                 step.run(worker, work)?;
                 if let Some(next) = steps.get(i + 1) {
-                    next.ask_ahead(worker);
+                    next.prefetch(worker);
                 }
             }
-            if shared.ledger.is_some() {
+            if inner.recorder.is_some() {
                 worker.barrier()?;
             }
             Ok(())
         });
         result.map_err(|failure| match failure {
-            Failure::Part { name, reason } => BackendError::Node {
+            StepFailure::Data { name, reason } => BackendError::Node {
                 backend: NAME.into(),
                 node: self.names.get(name).cloned().unwrap_or_default(),
                 reason,
             },
-            Failure::Stopped(stopped) => BackendError::Failed {
+            StepFailure::Stopped(stopped) => BackendError::Failed {
                 backend: NAME.into(),
                 what: "a run",
                 reason: match stopped {
@@ -163,7 +167,7 @@ impl Program for CpuProgram {
             }
         }
         let spans = self.marks.iter().zip(self.marks.iter().skip(1));
-        let time = |((number, step), (begin, end)): ((usize, &Step), (&Instant, &Instant))| {
+        let time = |((number, step), (begin, end)): ((usize, &KernelStep), (&Instant, &Instant))| {
             let ended = step.names().into_iter().filter(|name| last.get(*name) == Some(&number));
             StepTime {
                 nodes: ended.filter_map(|name| self.nodes.get(name).copied()).collect(),

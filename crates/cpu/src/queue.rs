@@ -7,13 +7,13 @@ use std::time::Instant;
 use quadriga_runtime::{BackendError, Event, Program, Queue, Region, check_range};
 
 use crate::NAME;
-use crate::backend::Shared;
 use crate::buffer;
 use crate::program::CpuProgram;
+use crate::state::BackendInner;
 
 /// A queue that does its work at once.
 pub(crate) struct CpuQueue {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) inner: Arc<BackendInner>,
 }
 
 fn foreign(what: &'static str) -> BackendError {
@@ -44,12 +44,12 @@ impl Queue for CpuQueue {
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
         let program = program.as_any().downcast_mut::<CpuProgram>().ok_or_else(|| foreign("program"))?;
-        program.run(&self.shared, false)
+        program.run(&self.inner, false)
     }
 
     fn run_timed(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
         let program = program.as_any().downcast_mut::<CpuProgram>().ok_or_else(|| foreign("program"))?;
-        program.run(&self.shared, true)
+        program.run(&self.inner, true)
     }
 
     fn record(&mut self, event: &dyn Event) -> Result<(), BackendError> {

@@ -1,68 +1,68 @@
-//! What a compiled split consists of: kernels over units of work, and the memory they touch.
+//! The steps of a compiled split: kernels over units of work, and the memory that they access.
 
 use std::ops::Range;
 
 use crate::kernels::KernelError;
 use crate::partition::{Partition, UnitShare};
 use crate::pool::{Stopped, Worker};
-use crate::view::View;
+use crate::view::TensorView;
 
 /// Why a step did not finish.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum StepFailure {
     /// Another thread failed.
     Stopped(Stopped),
-    /// The part with this number met data it cannot work with.
-    Part {
-        /// Index of the part's name in the program.
+    /// The data of a node is invalid, such as an index out of range.
+    Data {
+        /// Index of the node's name in the program.
         name: usize,
-        /// What was wrong.
+        /// The value and the range it should be in.
         reason: String,
     },
 }
 
-impl From<Stopped> for Failure {
-    fn from(stopped: Stopped) -> Failure {
-        Failure::Stopped(stopped)
+impl From<Stopped> for StepFailure {
+    fn from(stopped: Stopped) -> StepFailure {
+        StepFailure::Stopped(stopped)
     }
 }
 
-/// Work memory of a run, shared by all steps one after another.
+/// Work memory of a run; each step uses all of it.
 #[derive(Clone, Copy)]
-pub(crate) struct Work {
+pub(crate) struct WorkMemory {
     pub(crate) pointer: *mut u8,
     pub(crate) bytes: usize,
     pub(crate) threads: usize,
 }
 
-// SAFETY: an address and numbers; steps agree on who writes where.
-unsafe impl Send for Work {}
+// SAFETY: an address and numbers; the kernels of a step write disjoint parts.
+unsafe impl Send for WorkMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Work {}
+unsafe impl Sync for WorkMemory {}
 
-/// An operation cut into units that can be computed in any order and by any thread, with the same result.
+/// An operation cut into independent units: any thread may compute them, in any order, with the same result.
 pub(crate) trait Kernel: Send + Sync {
     /// Computes these units.
-    fn run(&self, units: Range<usize>, work: Work) -> Result<(), String>;
+    fn run(&self, units: Range<usize>, work: WorkMemory) -> Result<(), String>;
 
-    /// Computes some columns of all rows; only of parts that are [`by_columns`](Part::by_columns).
+    /// Computes some columns of all rows; only of parts that are [`by_columns`](StepPart::by_columns).
     fn run_columns(&self, _columns: Range<usize>) {}
 }
 
-/// An operation that all threads compute together, with barriers of its own inside.
-pub(crate) trait Team: Send + Sync {
+/// An operation that all threads compute together, with barriers inside.
+pub(crate) trait TeamKernel: Send + Sync {
     /// This thread's share; every thread of the run calls it.
-    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError>;
+    fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), TeamError>;
 
-    /// Asks for the memory that this thread will read first, while others may still be at the step before.
-    fn ask_ahead(&self, _worker: &Worker<'_>) {}
+    /// Prefetches the memory that this thread reads first, while other threads may still run the previous step.
+    fn prefetch(&self, _worker: &Worker<'_>) {}
 }
 
-/// Why a team did not finish.
+/// Why a team kernel did not finish.
 pub(crate) enum TeamError {
     /// Another thread failed.
     Stopped(Stopped),
-    /// Data it cannot work with.
+    /// The node's data is invalid, such as an index out of range.
     Data(String),
 }
 
@@ -91,28 +91,28 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    fn new(view: &View, partition: Option<Partition>, write: bool) -> Access {
+    fn new(view: &TensorView, partition: Option<Partition>, write: bool) -> Access {
         let share = partition.and_then(|partition| partition.share(view));
         Access { range: view.range(), share, write }
     }
 
     /// Any part of the tensor is read by any unit.
-    pub(crate) fn reads(view: &View) -> Access {
+    pub(crate) fn reads(view: &TensorView) -> Access {
         Access::new(view, None, false)
     }
 
     /// Any part of the tensor is written by any unit.
-    pub(crate) fn writes(view: &View) -> Access {
+    pub(crate) fn writes(view: &TensorView) -> Access {
         Access::new(view, None, true)
     }
 
     /// Each unit reads only its own share of the tensor.
-    pub(crate) fn reads_own(view: &View, partition: Partition) -> Access {
+    pub(crate) fn reads_own(view: &TensorView, partition: Partition) -> Access {
         Access::new(view, Some(partition), false)
     }
 
     /// Each unit writes only its own share of the tensor.
-    pub(crate) fn writes_own(view: &View, partition: Partition) -> Access {
+    pub(crate) fn writes_own(view: &TensorView, partition: Partition) -> Access {
         Access::new(view, Some(partition), true)
     }
 
@@ -121,7 +121,7 @@ impl Access {
         Access { range, share: None, write }
     }
 
-    /// Whether they are of exactly the same addresses.
+    /// Whether both cover exactly the same addresses.
     pub(crate) fn is_where(&self, other: &Access) -> bool {
         self.range == other.range
     }
@@ -131,7 +131,7 @@ impl Access {
         self.write
     }
 
-    /// Whether the order of the two matters: one writes what the other touches.
+    /// Whether the order of the two matters: one writes memory that the other accesses.
     pub(crate) fn conflicts(&self, other: &Access) -> bool {
         (self.write || other.write)
             && self.range.start < other.range.end
@@ -146,92 +146,94 @@ impl Access {
     }
 }
 
-/// A kernel with what is known of it.
-pub(crate) struct Part {
+/// A kernel as part of a step: its units, its cost and the memory it accesses.
+pub(crate) struct StepPart {
     pub(crate) kernel: Box<dyn Kernel>,
     pub(crate) units: usize,
     /// About how many elements are computed in all.
     pub(crate) cost: usize,
-    /// Threads take a whole number of this many units.
+    /// Threads take multiples of this many units.
     pub(crate) grain: usize,
     pub(crate) accesses: Vec<Access>,
-    /// Rows and columns, if an element of the result depends on that element of dense inputs alone (or of one row of
-    /// them), so that any columns can be computed by themselves.
+    /// Rows and columns of the result, if each element depends only on the same element of contiguous inputs (or of an
+    /// input of one row): the part can then run on any range of columns, as the epilogue of a matmul.
     pub(crate) by_columns: Option<[usize; 2]>,
     /// Index of the node's name in the program.
     pub(crate) name: usize,
-    /// What it does, in a word.
+    /// The operation's name.
     pub(crate) label: &'static str,
 }
 
-impl Part {
+impl StepPart {
     /// A kernel of `units` units that computes about `cost` elements.
     pub(crate) fn new(
         kernel: impl Kernel + 'static,
         units: usize,
         cost: usize,
         accesses: Vec<Access>,
-    ) -> Part {
+    ) -> StepPart {
         let kernel = Box::new(kernel);
-        Part { kernel, units, cost, grain: 1, accesses, by_columns: None, name: 0, label: "" }
+        StepPart { kernel, units, cost, grain: 1, accesses, by_columns: None, name: 0, label: "" }
     }
 }
 
-/// Elements that are not worth sharing among threads.
+/// Operations of at most this many elements run on one thread.
 pub(crate) const TINY: usize = 4096;
 
 /// One step of a program; a barrier follows each.
-pub(crate) enum Step {
+pub(crate) enum KernelStep {
     /// Parts one after another, on one thread.
-    Single(Vec<Part>),
-    /// Parts with equal units: each thread takes some units through all parts.
-    Shared(Vec<Part>),
-    /// All threads together.
+    Serial(Vec<StepPart>),
+    /// Parts of the same partition: each thread takes some units through all parts.
+    Parallel(Vec<StepPart>),
+    /// A kernel that all threads run together.
     Team {
-        /// The work.
-        team: Box<dyn Team>,
+        /// The kernel.
+        kernel: Box<dyn TeamKernel>,
         /// Indices of the nodes' names in the program.
         names: Vec<usize>,
-        /// What it does.
+        /// The names of its operations.
         label: String,
     },
 }
 
-impl Step {
-    /// What the step does: its operations, joined by plus signs.
+impl KernelStep {
+    /// The names of its operations, joined by plus signs.
     pub(crate) fn label(&self) -> String {
         match self {
-            Step::Single(parts) | Step::Shared(parts) => {
+            KernelStep::Serial(parts) | KernelStep::Parallel(parts) => {
                 parts.iter().map(|part| part.label).collect::<Vec<_>>().join(" + ")
             }
-            Step::Team { label, .. } => label.clone(),
+            KernelStep::Team { label, .. } => label.clone(),
         }
     }
 
     /// Indices of the names of the nodes that the step computes, each once.
     pub(crate) fn names(&self) -> Vec<usize> {
         let mut names: Vec<usize> = match self {
-            Step::Single(parts) | Step::Shared(parts) => parts.iter().map(|part| part.name).collect(),
-            Step::Team { names, .. } => names.clone(),
+            KernelStep::Serial(parts) | KernelStep::Parallel(parts) => {
+                parts.iter().map(|part| part.name).collect()
+            }
+            KernelStep::Team { names, .. } => names.clone(),
         };
         names.sort_unstable();
         names.dedup();
         names
     }
 
-    /// Asks for the memory that this thread will read first in this step.
-    pub(crate) fn ask_ahead(&self, worker: &Worker<'_>) {
-        if let Step::Team { team, .. } = self {
-            team.ask_ahead(worker);
+    /// Prefetches the memory that this thread reads first in this step.
+    pub(crate) fn prefetch(&self, worker: &Worker<'_>) {
+        if let KernelStep::Team { kernel, .. } = self {
+            kernel.prefetch(worker);
         }
     }
 
     /// This thread's share of the step.
-    pub(crate) fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), Failure> {
+    pub(crate) fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), StepFailure> {
         match self {
-            Step::Single(parts) => worker
+            KernelStep::Serial(parts) => worker
                 .try_chunks(1, |_| parts.iter().try_for_each(|part| run_part(part, 0..part.units, work))),
-            Step::Shared(parts) => {
+            KernelStep::Parallel(parts) => {
                 let units = parts.first().map_or(0, |part| part.units);
                 let cost: usize = parts.iter().map(|part| part.cost).sum();
                 let grain = parts.iter().map(|part| part.grain).max().unwrap_or(1);
@@ -243,16 +245,16 @@ impl Step {
                     parts.iter().try_for_each(|part| run_part(part, range.clone(), work))
                 })
             }
-            Step::Team { team, names, .. } => team.run(worker, work).map_err(|error| match error {
-                TeamError::Stopped(stopped) => Failure::Stopped(stopped),
+            KernelStep::Team { kernel, names, .. } => kernel.run(worker, work).map_err(|error| match error {
+                TeamError::Stopped(stopped) => StepFailure::Stopped(stopped),
                 TeamError::Data(reason) => {
-                    Failure::Part { name: names.first().copied().unwrap_or_default(), reason }
+                    StepFailure::Data { name: names.first().copied().unwrap_or_default(), reason }
                 }
             }),
         }
     }
 }
 
-fn run_part(part: &Part, units: Range<usize>, work: Work) -> Result<(), Failure> {
-    part.kernel.run(units, work).map_err(|reason| Failure::Part { name: part.name, reason })
+fn run_part(part: &StepPart, units: Range<usize>, work: WorkMemory) -> Result<(), StepFailure> {
+    part.kernel.run(units, work).map_err(|reason| StepFailure::Data { name: part.name, reason })
 }

@@ -21,7 +21,7 @@ pub(crate) fn segments(cols: usize) -> impl Iterator<Item = Range<usize>> {
 /// holds the buffer ([`HostBuffer::begin`](crate::buffer::HostBuffer)), for writing if it writes. Elements that one
 /// thread writes are not touched by another before the next barrier.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View {
+pub(crate) struct TensorView {
     base: *mut u8,
     pub(crate) dtype: DType,
     pub(crate) dims: [usize; MAX_DIMS],
@@ -31,17 +31,17 @@ pub(crate) struct View {
 }
 
 // SAFETY: a view is an address and numbers; the rules for using it are the type's invariant.
-unsafe impl Send for View {}
+unsafe impl Send for TensorView {}
 // SAFETY: as above.
-unsafe impl Sync for View {}
+unsafe impl Sync for TensorView {}
 
-impl View {
+impl TensorView {
     /// A tensor at an address.
     ///
     /// # Safety
     /// The type's invariant must hold wherever the view is used.
-    pub(crate) unsafe fn new(tensor: &Tensor, base: *mut u8) -> View {
-        View {
+    pub(crate) unsafe fn new(tensor: &Tensor, base: *mut u8) -> TensorView {
+        TensorView {
             base,
             dtype: tensor.dtype(),
             dims: tensor.dims4(),
@@ -134,7 +134,7 @@ impl View {
         self.load_at(self.place(row), first, out);
     }
 
-    /// As [`load`](View::load), for a row given by its place.
+    /// As [`load`](TensorView::load), for a row given by its place.
     pub(crate) fn load_at(&self, place: [usize; 3], first: usize, out: &mut [f32]) {
         let Some(at) = self.at(place, first, out.len()) else { return };
         let len = out.len();
@@ -166,7 +166,7 @@ impl View {
         self.store_at(self.place(row), first, values);
     }
 
-    /// As [`store`](View::store), for a row given by its place.
+    /// As [`store`](TensorView::store), for a row given by its place.
     pub(crate) fn store_at(&self, place: [usize; 3], first: usize, values: &[f32]) {
         let Some(at) = self.at(place, first, values.len()) else { return };
         let len = values.len();
@@ -233,7 +233,7 @@ impl View {
         &self,
         place: [usize; 3],
         first: usize,
-        from: &View,
+        from: &TensorView,
         from_place: [usize; 3],
         from_first: usize,
         len: usize,
@@ -282,7 +282,7 @@ impl View {
         Some(self.at(place, first, len)?.cast())
     }
 
-    /// As [`floats_at`](View::floats_at), for `f16` elements at an address that suits them.
+    /// As [`floats_at`](TensorView::floats_at), for `f16` elements at an address that suits them.
     pub(crate) fn halves_at(&self, place: [usize; 3], first: usize, len: usize) -> Option<*mut f16> {
         if self.dtype != DType::F16 || !self.is_dense() {
             return None;

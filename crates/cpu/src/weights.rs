@@ -4,9 +4,9 @@ use quadriga_graph::{Op, Tensor};
 use quadriga_runtime::{BackendError, Layout, Region, WeightLayout};
 
 use crate::NAME;
-use crate::backend::Shared;
 use crate::buffer::HostBuffer;
 use crate::kernels::{KernelError, matmul};
+use crate::state::BackendInner;
 
 /// The number of the one packed layout: every matrix of the weight packed as [`matmul::PackedLayout`] says, in order.
 const PACKED: u32 = 1;
@@ -21,7 +21,7 @@ pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
     let is_product = |op: &Op| matches!(op, Op::MulMat | Op::MulMatId);
     let packable = uses.iter().any(|(op, input)| is_product(op) && *input == 0)
         && uses.iter().all(|(op, input)| (is_product(op) || matches!(op, Op::GetRows)) && *input == 0);
-    match Matrices::of(weight) {
+    match PackedMatrices::of(weight) {
         Some(matrices) if packable => {
             WeightLayout { layout: Layout::Packed(PACKED), bytes: matrices.bytes, mappable: false }
         }
@@ -31,7 +31,7 @@ pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
 
 /// The matrices of a packed weight.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrices {
+pub(crate) struct PackedMatrices {
     /// How each is packed.
     pub(crate) layout: matmul::PackedLayout,
     /// How many there are.
@@ -40,14 +40,14 @@ pub(crate) struct Matrices {
     pub(crate) bytes: usize,
 }
 
-impl Matrices {
+impl PackedMatrices {
     /// `None` for weights that cannot be packed: empty, strided, or of a type without products.
-    fn of(weight: &Tensor) -> Option<Matrices> {
+    fn of(weight: &Tensor) -> Option<PackedMatrices> {
         let [d0, d1, rows, columns] = weight.dims4();
         let layout = matmul::PackedLayout::new(weight.dtype(), rows, columns).ok()?;
         let count = d0.checked_mul(d1)?;
         let bytes = layout.bytes().checked_mul(count)?;
-        (bytes > 0 && weight.bytes() > 0 && weight.is_contiguous()).then_some(Matrices {
+        (bytes > 0 && weight.bytes() > 0 && weight.is_contiguous()).then_some(PackedMatrices {
             layout,
             count,
             bytes,
@@ -55,14 +55,14 @@ impl Matrices {
     }
 
     /// The packed layout with this number.
-    pub(crate) fn numbered(weight: &Tensor, number: u32) -> Option<Matrices> {
-        if number == PACKED { Matrices::of(weight) } else { None }
+    pub(crate) fn numbered(weight: &Tensor, number: u32) -> Option<PackedMatrices> {
+        if number == PACKED { PackedMatrices::of(weight) } else { None }
     }
 }
 
 /// Puts a weight's bytes into place; packing is shared among the threads of the pool.
 pub(crate) fn load(
-    shared: &Shared,
+    inner: &BackendInner,
     weight: &Tensor,
     layout: Layout,
     data: &[u8],
@@ -71,7 +71,7 @@ pub(crate) fn load(
     let Layout::Packed(number) = layout else { return to.buffer.write(to.offset, data) };
     let failed =
         |reason: String| BackendError::Failed { backend: NAME.into(), what: "packing a weight", reason };
-    let Some(matrices) = Matrices::numbered(weight, number) else {
+    let Some(matrices) = PackedMatrices::numbered(weight, number) else {
         return Err(failed("it cannot be packed in this way".into()));
     };
     if data.len() != weight.bytes() || to.bytes < matrices.bytes {
@@ -85,29 +85,33 @@ pub(crate) fn load(
     let Some(buffer) = HostBuffer::of(to) else {
         return Err(BackendError::Foreign { backend: NAME.into(), what: "buffer" });
     };
-    let packed =
-        buffer.with_bytes_mut(to.offset, matrices.bytes, |out| pack(shared, &matrices, data, out))?;
+    let packed = buffer.with_bytes_mut(to.offset, matrices.bytes, |out| pack(inner, &matrices, data, out))?;
     packed.map_err(|error| failed(error.to_string()))
 }
 
 /// An address that threads write disjoint parts of.
 #[derive(Clone, Copy)]
-struct Target(*mut u8);
+struct PackTarget(*mut u8);
 
 // SAFETY: each group of rows is written by one thread alone.
-unsafe impl Send for Target {}
+unsafe impl Send for PackTarget {}
 // SAFETY: as above.
-unsafe impl Sync for Target {}
+unsafe impl Sync for PackTarget {}
 
-fn pack(shared: &Shared, matrices: &Matrices, data: &[u8], out: &mut [u8]) -> Result<(), KernelError> {
+fn pack(
+    inner: &BackendInner,
+    matrices: &PackedMatrices,
+    data: &[u8],
+    out: &mut [u8],
+) -> Result<(), KernelError> {
     let layout = matrices.layout;
     let (groups, group_bytes) = (layout.groups(), layout.group_bytes());
     let file_bytes = data.len() / matrices.count.max(1);
     // Enough bytes a turn that taking turns costs nothing.
     let turn = ((64 << 10) / group_bytes.max(1)).max(1);
-    let target = Target(out.as_mut_ptr());
+    let target = PackTarget(out.as_mut_ptr());
     let total = out.len();
-    shared.pool.run::<KernelError>(&|worker| {
+    inner.pool.run::<KernelError>(&|worker| {
         let target = &target;
         worker.try_chunks((matrices.count * groups).div_ceil(turn), |chunk| {
             for index in chunk * turn..((chunk + 1) * turn).min(matrices.count * groups) {

@@ -3,25 +3,25 @@
 use std::ops::Range;
 
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{SEGMENT, View, segments};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{SEGMENT, TensorView, segments};
 
 struct DiagMaskKernel {
     past: usize,
     value: f32,
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn diag_mask(past: usize, value: f32, x: &View, out: &View) -> Part {
+pub(super) fn diag_mask(past: usize, value: f32, x: &TensorView, out: &TensorView) -> StepPart {
     let units = out.rows();
     let accesses =
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
-    Part::new(DiagMaskKernel { past, value, x: *x, out: *out }, units, out.elements(), accesses)
+    StepPart::new(DiagMaskKernel { past, value, x: *x, out: *out }, units, out.elements(), accesses)
 }
 
 impl Kernel for DiagMaskKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let mut values = [0.0; SEGMENT];
         for row in units {
             let place = self.x.place(row);
@@ -42,11 +42,11 @@ impl Kernel for DiagMaskKernel {
 struct ConcatKernel {
     axis: usize,
     /// Each input with where it starts along the joined dimension.
-    inputs: Vec<(usize, View)>,
-    out: View,
+    inputs: Vec<(usize, TensorView)>,
+    out: TensorView,
 }
 
-pub(super) fn concat(axis: usize, inputs: &[View], out: &View) -> Part {
+pub(super) fn concat(axis: usize, inputs: &[TensorView], out: &TensorView) -> StepPart {
     let mut start = 0;
     let placed = inputs
         .iter()
@@ -58,11 +58,11 @@ pub(super) fn concat(axis: usize, inputs: &[View], out: &View) -> Part {
         .collect();
     let mut accesses: Vec<Access> = inputs.iter().map(Access::reads).collect();
     accesses.push(Access::writes_own(out, Partition::equal(out.rows())));
-    Part::new(ConcatKernel { axis, inputs: placed, out: *out }, out.rows(), out.elements(), accesses)
+    StepPart::new(ConcatKernel { axis, inputs: placed, out: *out }, out.rows(), out.elements(), accesses)
 }
 
 impl Kernel for ConcatKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         for row in units {
             let place = self.out.place(row);
             for (start, view) in &self.inputs {
@@ -85,17 +85,17 @@ impl Kernel for ConcatKernel {
 }
 
 struct RepeatKernel {
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn repeat(x: &View, out: &View) -> Part {
+pub(super) fn repeat(x: &TensorView, out: &TensorView) -> StepPart {
     let accesses = vec![Access::reads(x), Access::writes_own(out, Partition::equal(out.rows()))];
-    Part::new(RepeatKernel { x: *x, out: *out }, out.rows(), out.elements(), accesses)
+    StepPart::new(RepeatKernel { x: *x, out: *out }, out.rows(), out.elements(), accesses)
 }
 
 impl Kernel for RepeatKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let [d0, d1, d2, cols] = self.x.dims.map(|d| d.max(1));
         for row in units {
             let place = self.out.place(row);
@@ -110,17 +110,17 @@ impl Kernel for RepeatKernel {
 
 struct PadKernel {
     before: [usize; 4],
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn pad(before: [usize; 4], x: &View, out: &View) -> Part {
+pub(super) fn pad(before: [usize; 4], x: &TensorView, out: &TensorView) -> StepPart {
     let accesses = vec![Access::reads(x), Access::writes_own(out, Partition::equal(out.rows()))];
-    Part::new(PadKernel { before, x: *x, out: *out }, out.rows(), out.elements(), accesses)
+    StepPart::new(PadKernel { before, x: *x, out: *out }, out.rows(), out.elements(), accesses)
 }
 
 impl Kernel for PadKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let zeros = [0.0; SEGMENT];
         let [b0, b1, b2, before] = self.before;
         let [d0, d1, d2, cols] = self.x.dims;

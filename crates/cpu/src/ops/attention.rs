@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use quadriga_graph::Attention;
 
-use super::Context;
+use super::lowered::{LoweredOp, TeamOp};
+use super::operand::LoweringContext;
 use super::scratch::with_floats;
-use crate::fuse::{Item, TeamItem};
 use crate::isa::Isa;
 use crate::kernels::attention::{self as fast, Mask, Memory, Rows, Shape};
 use crate::kernels::vec;
 use crate::pool::Worker;
-use crate::step::{Access, Kernel, Part, Team, TeamError, Work};
-use crate::view::View;
+use crate::step::{Access, Kernel, StepPart, TeamError, TeamKernel, WorkMemory};
+use crate::view::TensorView;
 
 /// Queries whose results a worker looks at in one go.
 const LINES: usize = 16;
@@ -21,21 +21,21 @@ struct AttentionKernel {
     isa: Isa,
     scale: f32,
     soft_cap: Option<f32>,
-    q: View,
-    k: View,
-    v: View,
-    mask: Option<View>,
-    spans: Option<View>,
-    out: View,
+    q: TensorView,
+    k: TensorView,
+    v: TensorView,
+    mask: Option<TensorView>,
+    spans: Option<TensorView>,
+    out: TensorView,
 }
 
 pub(super) fn attention(
     parameters: &Attention,
-    [q, k, v]: [&View; 3],
-    rest: &[View],
-    out: &View,
-    context: &Context<'_>,
-    items: &mut Vec<Item>,
+    [q, k, v]: [&TensorView; 3],
+    rest: &[TensorView],
+    out: &TensorView,
+    context: &LoweringContext<'_>,
+    lowered: &mut Vec<LoweredOp>,
 ) -> Result<(), String> {
     let mut rest = rest.iter().copied();
     let mut take = |wanted: bool| if wanted { rest.next() } else { None };
@@ -63,8 +63,8 @@ pub(super) fn attention(
     let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
     let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
     if spans_fit && shape.cells > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
-        items.push(Item::Team(TeamItem {
-            team: Box::new(FastAttention { shape, plain }),
+        lowered.push(LoweredOp::Team(TeamOp {
+            kernel: Box::new(FastAttention { shape, plain }),
             accesses,
             work_bytes: Box::new(move |threads| fast::Attention::work_bytes(isa, &shape, threads)),
             name: 0,
@@ -73,12 +73,12 @@ pub(super) fn attention(
         return Ok(());
     }
     let cost = (b * h * t).saturating_mul(k.dims[2]).saturating_mul(d + v.cols());
-    items.push(Item::Part(Part::new(plain, b * h * t, cost, accesses)));
+    lowered.push(LoweredOp::Part(StepPart::new(plain, b * h * t, cost, accesses)));
     Ok(())
 }
 
 /// The keys that query `t` sees, checked.
-pub(super) fn span(spans: Option<&View>, t: usize, keys: usize) -> Result<Range<usize>, String> {
+pub(super) fn span(spans: Option<&TensorView>, t: usize, keys: usize) -> Result<Range<usize>, String> {
     let Some(spans) = spans else { return Ok(0..keys) };
     let (first, end) = (spans.index([0, 0, t], 0), spans.index([0, 0, t], 1));
     match (usize::try_from(first), usize::try_from(end)) {
@@ -95,7 +95,7 @@ struct FastAttention {
 }
 
 /// Rows of one batch: token or cell by head.
-fn rows(view: &View, batch: usize, token_axis: usize, head_axis: usize) -> Result<Rows, TeamError> {
+fn rows(view: &TensorView, batch: usize, token_axis: usize, head_axis: usize) -> Result<Rows, TeamError> {
     let stride = |axis: usize| match (view.dims.get(axis), view.strides.get(axis)) {
         (Some(extent), Some(stride)) if *extent > 1 => *stride,
         _ => 0,
@@ -106,8 +106,8 @@ fn rows(view: &View, batch: usize, token_axis: usize, head_axis: usize) -> Resul
     Ok(Rows { pointer, stride: stride(token_axis), head_stride: stride(head_axis) })
 }
 
-impl Team for FastAttention {
-    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
+impl TeamKernel for FastAttention {
+    fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), TeamError> {
         let AttentionKernel { isa, q, k, v, mask, spans, out, .. } = &self.plain;
         let tokens = self.shape.tokens;
         // The kernel keeps to the keys there are, whatever the spans say; that they are right is checked here.
@@ -186,7 +186,7 @@ impl Team for FastAttention {
 }
 
 impl Kernel for AttentionKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let [_, h, t, d] = self.q.dims;
         let (groups, keys, e) = (self.k.dims[1], self.k.dims[2], self.v.cols());
         with_floats(2 * d.max(e) + d + e, |floats| {

@@ -3,21 +3,21 @@
 use std::ops::Range;
 
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{SEGMENT, View};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{SEGMENT, TensorView};
 
 /// Elements of a unit: whole blocks of every type.
 const UNIT: usize = 4 * SEGMENT;
 
 struct CopyKernel {
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
     serial: bool,
 }
 
 /// The elements of `x`, in row-major order, written to `out` in its type. Where one of them is a block type, their
 /// rows have the same length.
-pub(super) fn copy(x: &View, out: &View) -> Part {
+pub(super) fn copy(x: &TensorView, out: &TensorView) -> StepPart {
     let serial = out.overlaps_itself();
     let elements = out.elements();
     if x.dims == out.dims && !serial {
@@ -27,15 +27,23 @@ pub(super) fn copy(x: &View, out: &View) -> Part {
             Access::writes_own(out, Partition::equal(units)),
         ];
         let by_rows = RowsKernel { x: *x, out: *out };
-        return Part::new(by_rows, units, elements, accesses);
+        return StepPart::new(by_rows, units, elements, accesses);
     }
     let units = if serial { 1 } else { elements.div_ceil(UNIT) };
     let accesses = vec![Access::reads(x), Access::writes(out)];
-    Part::new(CopyKernel { x: *x, out: *out, serial }, units, elements, accesses)
+    StepPart::new(CopyKernel { x: *x, out: *out, serial }, units, elements, accesses)
 }
 
 /// Copies a run of elements inside one row of each.
-fn run(x: &View, from: [usize; 3], x_first: usize, out: &View, to: [usize; 3], first: usize, len: usize) {
+fn run(
+    x: &TensorView,
+    from: [usize; 3],
+    x_first: usize,
+    out: &TensorView,
+    to: [usize; 3],
+    first: usize,
+    len: usize,
+) {
     if x.dtype == out.dtype {
         out.copy_from(to, first, x, from, x_first, len);
         return;
@@ -49,12 +57,12 @@ fn run(x: &View, from: [usize; 3], x_first: usize, out: &View, to: [usize; 3], f
 }
 
 struct RowsKernel {
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
 impl Kernel for RowsKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         for row in units {
             let place = self.x.place(row);
             run(&self.x, place, 0, &self.out, place, 0, self.x.cols());
@@ -64,7 +72,7 @@ impl Kernel for RowsKernel {
 }
 
 impl Kernel for CopyKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let elements = self.out.elements();
         let (mut at, end) =
             if self.serial { (0, elements) } else { (units.start * UNIT, (units.end * UNIT).min(elements)) };

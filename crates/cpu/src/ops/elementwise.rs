@@ -8,8 +8,8 @@ use super::functions;
 use crate::isa::Isa;
 use crate::kernels::vec::{self, Map, Zip};
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{SEGMENT, View, segments};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{SEGMENT, TensorView, segments};
 
 /// The row and the columns of each segment of some units.
 fn segments_of(partition: Partition, units: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
@@ -22,10 +22,10 @@ fn segments_of(partition: Partition, units: Range<usize>) -> impl Iterator<Item 
 fn elementwise_part(
     partition: Partition,
     kernel: impl Kernel + 'static,
-    inputs: &[&View],
-    out: &View,
+    inputs: &[&TensorView],
+    out: &TensorView,
     weight: usize,
-) -> Part {
+) -> StepPart {
     let mut accesses = vec![Access::writes_own(out, partition)];
     for input in inputs {
         accesses.push(if input.dims == out.dims {
@@ -34,19 +34,19 @@ fn elementwise_part(
             Access::reads(input)
         });
     }
-    Part::new(kernel, partition.units(), out.elements() * weight, accesses)
+    StepPart::new(kernel, partition.units(), out.elements() * weight, accesses)
 }
 
 struct ZipKernel {
     function: Zip,
     isa: Isa,
-    a: View,
-    b: View,
-    out: View,
+    a: TensorView,
+    b: TensorView,
+    out: TensorView,
     partition: Partition,
 }
 
-pub(super) fn binary(binary: Binary, a: &View, b: &View, out: &View, isa: Isa) -> Part {
+pub(super) fn binary(binary: Binary, a: &TensorView, b: &TensorView, out: &TensorView, isa: Isa) -> StepPart {
     let function = match binary {
         Binary::Add => Zip::Add,
         Binary::Sub => Zip::Sub,
@@ -56,7 +56,8 @@ pub(super) fn binary(binary: Binary, a: &View, b: &View, out: &View, isa: Isa) -
     let partition = Partition::by_pieces(out);
     let kernel = ZipKernel { function, isa, a: *a, b: *b, out: *out, partition };
     let mut part = elementwise_part(partition, kernel, &[a, b], out, 1);
-    let plain = |view: &View| view.dtype == DType::F32 && view.is_contiguous() && view.cols() == out.cols();
+    let plain =
+        |view: &TensorView| view.dtype == DType::F32 && view.is_contiguous() && view.cols() == out.cols();
     if [a, b, out].into_iter().all(plain) && a.dims == out.dims {
         part.by_columns = Some([out.rows(), out.cols()]);
     }
@@ -92,7 +93,7 @@ impl Kernel for ZipKernel {
         }
     }
 
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let (mut first, mut second) = ([0.0; SEGMENT], [0.0; SEGMENT]);
         for (row, columns) in units.map(|unit| self.partition.unit(unit)) {
             let place = self.a.place(row);
@@ -114,13 +115,13 @@ impl Kernel for ZipKernel {
 }
 
 /// The place of a row in a tensor that is repeated along every dimension.
-fn repeated(from: &View, [i0, i1, i2]: [usize; 3]) -> [usize; 3] {
+fn repeated(from: &TensorView, [i0, i1, i2]: [usize; 3]) -> [usize; 3] {
     let [d0, d1, d2, _] = from.dims.map(|d| d.max(1));
     [i0 % d0, i1 % d1, i2 % d2]
 }
 
 /// Loads from a tensor that is repeated along every dimension.
-fn load_repeated(from: &View, place: [usize; 3], first: usize, out: &mut [f32]) {
+fn load_repeated(from: &TensorView, place: [usize; 3], first: usize, out: &mut [f32]) {
     let cols = from.cols();
     let place = repeated(from, place);
     if cols == 1 {
@@ -141,22 +142,22 @@ fn load_repeated(from: &View, place: [usize; 3], first: usize, out: &mut [f32]) 
 }
 
 /// A function of a segment.
-type Change = Box<dyn Fn(&mut [f32]) + Send + Sync>;
+type SegmentFunction = Box<dyn Fn(&mut [f32]) + Send + Sync>;
 
 struct MapKernel {
-    apply: Change,
-    x: View,
-    out: View,
+    apply: SegmentFunction,
+    x: TensorView,
+    out: TensorView,
     partition: Partition,
 }
 
-fn map(apply: Change, x: &View, out: &View, weight: usize) -> Part {
+fn map(apply: SegmentFunction, x: &TensorView, out: &TensorView, weight: usize) -> StepPart {
     let partition = Partition::by_pieces(out);
     elementwise_part(partition, MapKernel { apply, x: *x, out: *out, partition }, &[x], out, weight)
 }
 
 impl Kernel for MapKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let mut values = [0.0; SEGMENT];
         for (row, columns) in segments_of(self.partition, units) {
             let Some(x) = values.get_mut(..columns.len()) else { continue };
@@ -168,15 +169,15 @@ impl Kernel for MapKernel {
     }
 }
 
-pub(super) fn scale(scale: f32, bias: f32, x: &View, out: &View) -> Part {
+pub(super) fn scale(scale: f32, bias: f32, x: &TensorView, out: &TensorView) -> StepPart {
     map(Box::new(move |x| x.iter_mut().for_each(|x| *x = scale * *x + bias)), x, out, 1)
 }
 
-pub(super) fn clamp(min: f32, max: f32, x: &View, out: &View) -> Part {
+pub(super) fn clamp(min: f32, max: f32, x: &TensorView, out: &TensorView) -> StepPart {
     map(Box::new(move |x| x.iter_mut().for_each(|x| *x = x.max(min).min(max))), x, out, 1)
 }
 
-pub(super) fn unary(unary: Unary, x: &View, out: &View, isa: Isa) -> Part {
+pub(super) fn unary(unary: Unary, x: &TensorView, out: &TensorView, isa: Isa) -> StepPart {
     let fast = match unary {
         Unary::Exp => Some(Map::Exp),
         Unary::Sigmoid => Some(Map::Sigmoid),
@@ -198,15 +199,21 @@ pub(super) fn unary(unary: Unary, x: &View, out: &View, isa: Isa) -> Part {
 struct GatedKernel {
     function: Zip,
     isa: Isa,
-    gate: View,
+    gate: TensorView,
     gate_column: usize,
-    up: View,
+    up: TensorView,
     up_column: usize,
-    out: View,
+    out: TensorView,
     partition: Partition,
 }
 
-pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, isa: Isa) -> Part {
+pub(super) fn gated(
+    gate: Gate,
+    swapped: bool,
+    inputs: &[TensorView],
+    out: &TensorView,
+    isa: Isa,
+) -> StepPart {
     let half = out.cols();
     let [(gate_view, gate_column), (up, up_column)] = match (inputs, swapped) {
         ([a, b], false) => [(*a, 0), (*b, 0)],
@@ -220,7 +227,7 @@ pub(super) fn gated(gate: Gate, swapped: bool, inputs: &[View], out: &View, isa:
     let kernel =
         GatedKernel { function, isa, gate: gate_view, gate_column, up, up_column, out: *out, partition };
     let mut part = elementwise_part(partition, kernel, &[&gate_view, &up], out, 4);
-    let plain = |view: &View| view.dtype == DType::F32 && view.is_contiguous() && view.dims == out.dims;
+    let plain = |view: &TensorView| view.dtype == DType::F32 && view.is_contiguous() && view.dims == out.dims;
     if inputs.len() == 2 && [&gate_view, &up, out].into_iter().all(plain) {
         part.by_columns = Some([out.rows(), out.cols()]);
     }
@@ -257,7 +264,7 @@ impl Kernel for GatedKernel {
         }
     }
 
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let (mut first, mut second) = ([0.0; SEGMENT], [0.0; SEGMENT]);
         for (row, columns) in units.map(|unit| self.partition.unit(unit)) {
             let place = self.out.place(row);

@@ -2,18 +2,18 @@
 
 use quadriga_graph::DType;
 
-use super::packed::{Matrix, WorkNeed};
-use super::{Context, Packed};
-use crate::fuse::{Item, TeamItem};
+use super::lowered::{LoweredOp, TeamOp};
+use super::operand::{LoweringContext, PackedWeight};
+use super::packed_matmul::{ActivationMatrix, WorkMemoryNeed};
 use crate::isa::Isa;
 use crate::kernels::matmul::{self, ActivationFormat, Activations, NO_ROW, Output};
-use crate::memory::Block;
+use crate::memory::HostBlock;
 use crate::pool::Worker;
-use crate::step::{Access, Team, TeamError, Work};
-use crate::view::View;
+use crate::step::{Access, TeamError, TeamKernel, WorkMemory};
+use crate::view::TensorView;
 
 /// The expert of token `t`, choice `u`, checked.
-pub(super) fn expert(ids: &View, t: usize, u: usize, experts: usize) -> Result<usize, String> {
+pub(super) fn expert(ids: &TensorView, t: usize, u: usize, experts: usize) -> Result<usize, String> {
     let id = ids.index([0, 0, t], u);
     usize::try_from(id)
         .ok()
@@ -28,13 +28,13 @@ pub(super) fn expert(ids: &View, t: usize, u: usize, experts: usize) -> Result<u
 /// gather  [places]    which row of the activations goes to each place, or none
 /// scatter [places]    which row of the result comes from each place, or none
 /// ```
-struct Lists {
-    block: Block,
+struct ExpertLists {
+    block: HostBlock,
     experts: usize,
     places: usize,
 }
 
-impl Lists {
+impl ExpertLists {
     fn part(&self, first: usize, len: usize) -> *mut u32 {
         debug_assert!((first + len) * size_of::<u32>() <= self.block.bytes());
         self.block.pointer().cast::<u32>().wrapping_add(first)
@@ -81,7 +81,7 @@ struct RowsOfTokens {
 }
 
 impl RowsOfTokens {
-    fn new(x: &View) -> RowsOfTokens {
+    fn new(x: &TensorView) -> RowsOfTokens {
         let [_, tokens, choices, _] = x.dims;
         let [_, s1, s2, _] = x.strides;
         let (s1, s2) = (if tokens > 1 { s1 } else { 0 }, if choices > 1 { s2 } else { 0 });
@@ -98,39 +98,39 @@ impl RowsOfTokens {
     }
 
     /// All rows as a matrix; `None` if there are too many to be counted.
-    fn matrix(self, x: &View) -> Option<Matrix> {
+    fn matrix(self, x: &TensorView) -> Option<ActivationMatrix> {
         let [_, tokens, choices, _] = x.dims;
         let last = (tokens - 1) * self.token + (choices - 1) * self.choice;
         (last < NO_ROW as usize).then_some(())?;
-        Matrix::new(x, [0; 3], last + 1, self.step, x.cols())
+        ActivationMatrix::new(x, [0; 3], last + 1, self.step, x.cols())
     }
 }
 
-struct Experts {
-    packed: Packed,
-    x: Matrix,
+struct ExpertMatMul {
+    packed: PackedWeight,
+    x: ActivationMatrix,
     x_rows: RowsOfTokens,
-    ids: View,
+    ids: TensorView,
     out: *mut f32,
     tokens: usize,
     used: usize,
     isa: Isa,
     step: usize,
-    lists: Lists,
+    lists: ExpertLists,
 }
 
-// SAFETY: addresses and numbers; the invariant of `View` says when they may be used.
-unsafe impl Send for Experts {}
+// SAFETY: addresses and numbers; the invariant of `TensorView` says when they may be used.
+unsafe impl Send for ExpertMatMul {}
 // SAFETY: as above; the lists are written by one thread, with a barrier before others read them.
-unsafe impl Sync for Experts {}
+unsafe impl Sync for ExpertMatMul {}
 
 pub(super) fn mul_mat_id(
-    packed: Packed,
-    x: &View,
-    ids: &View,
-    out: &View,
-    context: &Context<'_>,
-    items: &mut Vec<Item>,
+    packed: PackedWeight,
+    x: &TensorView,
+    ids: &TensorView,
+    out: &TensorView,
+    context: &LoweringContext<'_>,
+    lowered: &mut Vec<LoweredOp>,
 ) -> Result<(), String> {
     let [_, tokens, used, _] = out.dims;
     let missing = "its activations cannot be read as a matrix";
@@ -149,9 +149,10 @@ pub(super) fn mul_mat_id(
         .checked_add(places.checked_mul(2).ok_or("too many rows")?)
         .and_then(|count| count.checked_mul(size_of::<u32>()))
         .ok_or("too many rows")?;
-    let lists = Lists { block: Block::zeroed(bytes).map_err(|error| error.to_string())?, experts, places };
-    let need = WorkNeed { isa: context.isa, dtype, rows: places, columns: x.cols(), private: false };
-    let team = Experts {
+    let lists =
+        ExpertLists { block: HostBlock::zeroed(bytes).map_err(|error| error.to_string())?, experts, places };
+    let need = WorkMemoryNeed { isa: context.isa, dtype, rows: places, columns: x.cols(), private: false };
+    let kernel = ExpertMatMul {
         packed,
         x: x_matrix,
         x_rows: rows_of_x,
@@ -163,8 +164,8 @@ pub(super) fn mul_mat_id(
         step,
         lists,
     };
-    items.push(Item::Team(TeamItem {
-        team: Box::new(team),
+    lowered.push(LoweredOp::Team(TeamOp {
+        kernel: Box::new(kernel),
         accesses: vec![
             Access::range(packed.range(), false),
             Access::reads(x),
@@ -178,7 +179,7 @@ pub(super) fn mul_mat_id(
     Ok(())
 }
 
-impl Experts {
+impl ExpertMatMul {
     fn dtype(&self) -> DType {
         self.packed.layout.dtype()
     }
@@ -216,8 +217,8 @@ impl Experts {
     }
 }
 
-impl Team for Experts {
-    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
+impl TeamKernel for ExpertMatMul {
+    fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), TeamError> {
         worker.try_chunks(1, |_| self.sort()).map_err(TeamError::Data)?;
         worker.barrier()?;
         // SAFETY: the lists were written before the barrier.

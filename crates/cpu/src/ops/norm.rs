@@ -5,12 +5,12 @@ use std::ops::Range;
 use crate::isa::Isa;
 use crate::kernels::vec;
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{SEGMENT, View, segments};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{SEGMENT, TensorView, segments};
 
 /// Which normalisation.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum NormKind {
     Norm,
     Rms,
     L2,
@@ -18,17 +18,17 @@ pub(super) enum Kind {
 
 struct NormKernel {
     isa: Isa,
-    kind: Kind,
+    kind: NormKind,
     eps: f32,
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn norm(kind: Kind, eps: f32, x: &View, out: &View, isa: Isa) -> Part {
+pub(super) fn norm(kind: NormKind, eps: f32, x: &TensorView, out: &TensorView, isa: Isa) -> StepPart {
     let units = out.rows();
     let accesses =
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
-    Part::new(NormKernel { isa, kind, eps, x: *x, out: *out }, units, 2 * out.elements(), accesses)
+    StepPart::new(NormKernel { isa, kind, eps, x: *x, out: *out }, units, 2 * out.elements(), accesses)
 }
 
 /// The sum of a function over a segment, by sixteen partial sums.
@@ -47,7 +47,7 @@ pub(super) fn sum_of(values: &[f32], f: impl Fn(f32) -> f32) -> f64 {
 }
 
 /// A running sum over the rows of a tensor.
-fn sum_rows(x: &View, rows: impl Iterator<Item = usize>, f: impl Fn(f32) -> f32) -> f64 {
+fn sum_rows(x: &TensorView, rows: impl Iterator<Item = usize>, f: impl Fn(f32) -> f32) -> f64 {
     let mut values = [0.0; SEGMENT];
     let mut sum = 0.0;
     for row in rows {
@@ -61,7 +61,7 @@ fn sum_rows(x: &View, rows: impl Iterator<Item = usize>, f: impl Fn(f32) -> f32)
 }
 
 /// Writes `(x − mean) · factor` for some rows.
-fn apply(x: &View, out: &View, rows: impl Iterator<Item = usize>, mean: f32, factor: f32) {
+fn apply(x: &TensorView, out: &TensorView, rows: impl Iterator<Item = usize>, mean: f32, factor: f32) {
     let mut values = [0.0; SEGMENT];
     for row in rows {
         for columns in segments(x.cols()) {
@@ -92,18 +92,20 @@ impl NormKernel {
 }
 
 impl Kernel for NormKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let count = self.x.cols().max(1) as f64;
         let eps = f64::from(self.eps);
         for row in units {
-            if self.kind == Kind::Rms && self.direct(row) {
+            if self.kind == NormKind::Rms && self.direct(row) {
                 continue;
             }
             let rows = row..row + 1;
             let (mean, factor) = match self.kind {
-                Kind::Rms => (0.0, 1.0 / (sum_rows(&self.x, rows.clone(), |v| v * v) / count + eps).sqrt()),
-                Kind::L2 => (0.0, 1.0 / sum_rows(&self.x, rows.clone(), |v| v * v).sqrt().max(eps)),
-                Kind::Norm => {
+                NormKind::Rms => {
+                    (0.0, 1.0 / (sum_rows(&self.x, rows.clone(), |v| v * v) / count + eps).sqrt())
+                }
+                NormKind::L2 => (0.0, 1.0 / sum_rows(&self.x, rows.clone(), |v| v * v).sqrt().max(eps)),
+                NormKind::Norm => {
                     let mean = (sum_rows(&self.x, rows.clone(), |v| v) / count) as f32;
                     let variance = sum_rows(&self.x, rows.clone(), |v| (v - mean) * (v - mean)) / count;
                     (mean, 1.0 / (variance + eps).sqrt())
@@ -118,19 +120,19 @@ impl Kernel for NormKernel {
 struct GroupNormKernel {
     groups: usize,
     eps: f32,
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn group_norm(groups: usize, eps: f32, x: &View, out: &View) -> Part {
+pub(super) fn group_norm(groups: usize, eps: f32, x: &TensorView, out: &TensorView) -> StepPart {
     let units = out.dims[0] * groups;
     let accesses =
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
-    Part::new(GroupNormKernel { groups, eps, x: *x, out: *out }, units, 3 * out.elements(), accesses)
+    StepPart::new(GroupNormKernel { groups, eps, x: *x, out: *out }, units, 3 * out.elements(), accesses)
 }
 
 impl Kernel for GroupNormKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let rows_each = self.x.dims[1] / self.groups.max(1) * self.x.dims[2];
         let count = (rows_each * self.x.cols()).max(1) as f64;
         for unit in units {

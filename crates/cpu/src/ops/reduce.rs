@@ -8,10 +8,10 @@ use quadriga_graph::Order;
 use super::norm::sum_of;
 use super::scratch::with_floats;
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{SEGMENT, View, segments};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{SEGMENT, TensorView, segments};
 
-fn row_sum(x: &View, row: usize) -> f64 {
+fn row_sum(x: &TensorView, row: usize) -> f64 {
     let mut values = [0.0; SEGMENT];
     let mut sum = 0.0;
     for columns in segments(x.cols()) {
@@ -23,18 +23,18 @@ fn row_sum(x: &View, row: usize) -> f64 {
 }
 
 struct SumKernel {
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
 /// One unit: a sum in a fixed order, whatever the number of threads.
-pub(super) fn sum(x: &View, out: &View) -> Part {
+pub(super) fn sum(x: &TensorView, out: &TensorView) -> StepPart {
     let accesses = vec![Access::reads(x), Access::writes(out)];
-    Part::new(SumKernel { x: *x, out: *out }, 1, x.elements(), accesses)
+    StepPart::new(SumKernel { x: *x, out: *out }, 1, x.elements(), accesses)
 }
 
 impl Kernel for SumKernel {
-    fn run(&self, _units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, _units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let rows = if self.x.cols() == 0 { 0 } else { self.x.rows() };
         let sum: f64 = (0..rows).map(|row| row_sum(&self.x, row)).sum();
         self.out.store(0, 0, &[sum as f32]);
@@ -44,19 +44,19 @@ impl Kernel for SumKernel {
 
 struct SumRowsKernel {
     mean: bool,
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn sum_rows(mean: bool, x: &View, out: &View) -> Part {
+pub(super) fn sum_rows(mean: bool, x: &TensorView, out: &TensorView) -> StepPart {
     let units = out.rows();
     let accesses =
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
-    Part::new(SumRowsKernel { mean, x: *x, out: *out }, units, x.elements(), accesses)
+    StepPart::new(SumRowsKernel { mean, x: *x, out: *out }, units, x.elements(), accesses)
 }
 
 impl Kernel for SumRowsKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         for row in units {
             let sum = row_sum(&self.x, row);
             let value = if self.mean { sum / self.x.cols() as f64 } else { sum };
@@ -67,19 +67,19 @@ impl Kernel for SumRowsKernel {
 }
 
 struct ArgMaxKernel {
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn argmax(x: &View, out: &View) -> Part {
+pub(super) fn argmax(x: &TensorView, out: &TensorView) -> StepPart {
     let units = x.rows();
     let accesses =
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
-    Part::new(ArgMaxKernel { x: *x, out: *out }, units, x.elements(), accesses)
+    StepPart::new(ArgMaxKernel { x: *x, out: *out }, units, x.elements(), accesses)
 }
 
 impl Kernel for ArgMaxKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let mut values = [0.0; SEGMENT];
         let cols = self.out.cols().max(1);
         for row in units {
@@ -107,27 +107,32 @@ fn ascending(a: f32, b: f32) -> Ordering {
 
 struct SortKernel {
     order: Order,
-    x: View,
-    out: View,
+    x: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn argsort(order: Order, x: &View, out: &View) -> Part {
+pub(super) fn argsort(order: Order, x: &TensorView, out: &TensorView) -> StepPart {
     let units = out.rows();
     let accesses =
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
-    Part::new(SortKernel { order, x: *x, out: *out }, units, 16 * x.elements(), accesses)
+    StepPart::new(SortKernel { order, x: *x, out: *out }, units, 16 * x.elements(), accesses)
 }
 
 /// The `k` largest are the first of the descending order.
-pub(super) fn top_k(_k: usize, x: &View, out: &View) -> Part {
+pub(super) fn top_k(_k: usize, x: &TensorView, out: &TensorView) -> StepPart {
     let units = x.rows();
     let accesses =
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
-    Part::new(SortKernel { order: Order::Descending, x: *x, out: *out }, units, 4 * x.elements(), accesses)
+    StepPart::new(
+        SortKernel { order: Order::Descending, x: *x, out: *out },
+        units,
+        4 * x.elements(),
+        accesses,
+    )
 }
 
 impl Kernel for SortKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let (cols, wanted) = (self.x.cols(), self.out.cols());
         let mut indices: Vec<i32> = Vec::with_capacity(cols);
         with_floats(cols, |values| {

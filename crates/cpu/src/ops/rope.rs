@@ -7,31 +7,31 @@ use std::sync::Arc;
 use quadriga_graph::{Pairing, Rope, TensorId};
 use quadriga_runtime::BackendError;
 
-use super::Context;
+use super::lowered::LoweredOp;
+use super::operand::LoweringContext;
 use super::scratch::with_floats;
-use crate::fuse::Item;
 use crate::isa::Isa;
 use crate::kernels::vec;
-use crate::memory::Block;
+use crate::memory::HostBlock;
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::View;
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::TensorView;
 
 /// What makes two tables equal.
 #[derive(Clone, Copy, PartialEq)]
-struct Key {
+struct RopeTableKey {
     positions: TensorId,
     factors: Option<TensorId>,
     rope: Rope,
 }
 
 /// Cosine and sine (each times the magnitude) for every token and pair: `[tokens][2][pairs]`.
-struct Table {
-    block: Block,
+struct RopeTable {
+    block: HostBlock,
     pairs: usize,
 }
 
-impl Table {
+impl RopeTable {
     fn row_bytes(&self) -> usize {
         self.pairs * 2 * size_of::<f32>()
     }
@@ -45,7 +45,7 @@ impl Table {
 /// The tables of one program.
 #[derive(Default)]
 pub(crate) struct RopeTables {
-    made: Vec<(Key, Arc<Table>)>,
+    made: Vec<(RopeTableKey, Arc<RopeTable>)>,
 }
 
 impl RopeTables {
@@ -60,13 +60,13 @@ struct TableKernel {
     /// Angle per position of each pair, without factors, and the magnitude.
     rates: Vec<f64>,
     magnitude: f64,
-    positions: View,
-    factors: Option<View>,
-    table: Arc<Table>,
+    positions: TensorView,
+    factors: Option<TensorView>,
+    table: Arc<RopeTable>,
 }
 
 impl Kernel for TableKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         for token in units {
             let position = f64::from(self.positions.index([0, 0, 0], token));
             let Some(row) = self.table.row_pointer(token) else { continue };
@@ -92,34 +92,34 @@ struct RopeKernel {
     isa: Isa,
     dims: usize,
     pairing: Pairing,
-    table: Arc<Table>,
-    x: View,
-    out: View,
+    table: Arc<RopeTable>,
+    x: TensorView,
+    out: TensorView,
 }
 
 #[expect(clippy::too_many_arguments, reason = "the operation has these inputs")]
 pub(super) fn rope(
     rope: &Rope,
-    x: &View,
-    positions: &View,
-    factors: Option<&View>,
-    out: &View,
-    context: &Context<'_>,
+    x: &TensorView,
+    positions: &TensorView,
+    factors: Option<&TensorView>,
+    out: &TensorView,
+    context: &LoweringContext<'_>,
     tables: &mut RopeTables,
-    items: &mut Vec<Item>,
-) -> Result<Part, String> {
+    lowered: &mut Vec<LoweredOp>,
+) -> Result<StepPart, String> {
     let [Some(id), factors_id] = [1, 2].map(|i| context.input_ids.get(i).copied()) else {
         return Err("an input is missing".into());
     };
-    let key = Key { positions: id, factors: factors_id, rope: *rope };
+    let key = RopeTableKey { positions: id, factors: factors_id, rope: *rope };
     let tokens = x.dims[1];
     let pairs = rope.dims / 2;
     let table = match tables.made.iter().find(|(k, _)| *k == key) {
         Some((_, table)) => Arc::clone(table),
         None => {
             let bytes = tokens.checked_mul(pairs * 8).ok_or("the table of angles is too large")?;
-            let block = Block::zeroed(bytes).map_err(|error: BackendError| error.to_string())?;
-            let table = Arc::new(Table { block, pairs });
+            let block = HostBlock::zeroed(bytes).map_err(|error: BackendError| error.to_string())?;
+            let table = Arc::new(RopeTable { block, pairs });
             tables.made.push((key, Arc::clone(&table)));
             // Angles are proportional to the position and to 1 / factor.
             let rates = (0..pairs).map(|pair| rope.angle(1, pair, 1.0).0).collect();
@@ -134,7 +134,7 @@ pub(super) fn rope(
             };
             let mut accesses = vec![Access::reads(positions), table_access(&table, true)];
             accesses.extend(factors.map(Access::reads));
-            items.push(Item::Part(Part::new(kernel, tokens, tokens * pairs * 16, accesses)));
+            lowered.push(LoweredOp::Part(StepPart::new(kernel, tokens, tokens * pairs * 16, accesses)));
             table
         }
     };
@@ -147,10 +147,10 @@ pub(super) fn rope(
     ];
     let kernel =
         RopeKernel { isa: context.isa, dims: rope.dims, pairing: rope.pairing, table, x: *x, out: *out };
-    Ok(Part::new(kernel, units, 2 * out.elements(), accesses))
+    Ok(StepPart::new(kernel, units, 2 * out.elements(), accesses))
 }
 
-fn table_access(table: &Table, write: bool) -> Access {
+fn table_access(table: &RopeTable, write: bool) -> Access {
     let start = table.block.pointer().addr();
     Access::range(start..start + table.block.bytes(), write)
 }
@@ -182,7 +182,7 @@ impl RopeKernel {
 }
 
 impl Kernel for RopeKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let [_, tokens, heads, cols] = self.x.dims;
         with_floats(cols, |values| {
             for unit in units {

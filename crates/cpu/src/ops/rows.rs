@@ -2,22 +2,22 @@
 
 use std::ops::Range;
 
+use super::operand::{Operand, PackedWeight};
 use super::scratch::with_floats;
-use super::{Operand, Packed};
 use crate::isa::Isa;
 use crate::kernels::vec;
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{SEGMENT, View, segments};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{SEGMENT, TensorView, segments};
 
 struct GetRowsKernel {
-    x: View,
-    packed: Option<Packed>,
-    ids: View,
-    out: View,
+    x: TensorView,
+    packed: Option<PackedWeight>,
+    ids: TensorView,
+    out: TensorView,
 }
 
-pub(super) fn get_rows(x: Option<&Operand>, ids: &View, out: &View) -> Result<Part, String> {
+pub(super) fn get_rows(x: Option<&Operand>, ids: &TensorView, out: &TensorView) -> Result<StepPart, String> {
     let x = x.ok_or("an input is missing")?;
     let accesses = vec![
         Access::range(x.range(), false),
@@ -25,7 +25,7 @@ pub(super) fn get_rows(x: Option<&Operand>, ids: &View, out: &View) -> Result<Pa
         Access::writes_own(out, Partition::equal(out.rows())),
     ];
     let kernel = GetRowsKernel { x: x.view, packed: x.packed, ids: *ids, out: *out };
-    Ok(Part::new(kernel, out.rows(), out.elements(), accesses))
+    Ok(StepPart::new(kernel, out.rows(), out.elements(), accesses))
 }
 
 /// An index of a row, checked.
@@ -37,7 +37,7 @@ fn row_index(index: i32, rows: usize) -> Result<usize, String> {
 }
 
 impl Kernel for GetRowsKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let mut values = [0.0; SEGMENT];
         for unit in units {
             let [b, h, t] = self.out.place(unit);
@@ -76,21 +76,21 @@ const CHUNKS: usize = 64;
 
 struct SetRowsKernel {
     isa: Isa,
-    x: View,
-    ids: View,
-    target: View,
+    x: TensorView,
+    ids: TensorView,
+    target: TensorView,
     /// One unit does everything: for targets whose rows share memory.
     serial: bool,
 }
 
 /// A unit takes some columns of some new rows of one matrix. If their places are not in ascending order, one unit takes
 /// all rows in turn, so that of two rows for one place the last wins, whatever the number of threads.
-pub(super) fn set_rows(x: &View, ids: &View, target: &View, isa: Isa) -> Part {
+pub(super) fn set_rows(x: &TensorView, ids: &TensorView, target: &TensorView, isa: Isa) -> StepPart {
     let serial = target.overlaps_itself();
     let kernel = SetRowsKernel { isa, x: *x, ids: *ids, target: *target, serial };
     let units = if serial { 1 } else { kernel.units() };
     let accesses = vec![Access::reads(x), Access::reads(ids), Access::writes(target)];
-    Part::new(kernel, units, x.elements() * 2, accesses)
+    StepPart::new(kernel, units, x.elements() * 2, accesses)
 }
 
 impl SetRowsKernel {
@@ -162,7 +162,7 @@ impl SetRowsKernel {
 }
 
 impl Kernel for SetRowsKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let mut units = if self.serial { 0..self.units() } else { units };
         units.try_for_each(|unit| self.unit(unit))
     }

@@ -5,27 +5,27 @@ use std::ops::Range;
 use crate::isa::Isa;
 use crate::kernels::vec::{self, Map};
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{SEGMENT, View, segments};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{SEGMENT, TensorView, segments};
 
 struct SoftMaxKernel {
     isa: Isa,
     scale: f32,
-    mask: Option<View>,
-    sinks: Option<View>,
-    x: View,
-    out: View,
+    mask: Option<TensorView>,
+    sinks: Option<TensorView>,
+    x: TensorView,
+    out: TensorView,
 }
 
 pub(super) fn soft_max(
     scale: f32,
     mask: bool,
     sinks: bool,
-    x: &View,
-    rest: &[View],
-    out: &View,
+    x: &TensorView,
+    rest: &[TensorView],
+    out: &TensorView,
     isa: Isa,
-) -> Result<Part, String> {
+) -> Result<StepPart, String> {
     let mut rest = rest.iter().copied();
     let mut take = |wanted: bool| if wanted { rest.next() } else { None };
     let (mask_view, sinks_view) = (take(mask), take(sinks));
@@ -37,7 +37,7 @@ pub(super) fn soft_max(
         vec![Access::reads_own(x, Partition::equal(units)), Access::writes_own(out, Partition::equal(units))];
     accesses.extend(mask_view.iter().chain(&sinks_view).map(Access::reads));
     let kernel = SoftMaxKernel { isa, scale, mask: mask_view, sinks: sinks_view, x: *x, out: *out };
-    Ok(Part::new(kernel, units, 6 * out.elements(), accesses))
+    Ok(StepPart::new(kernel, units, 6 * out.elements(), accesses))
 }
 
 impl SoftMaxKernel {
@@ -61,7 +61,7 @@ impl SoftMaxKernel {
 }
 
 impl Kernel for SoftMaxKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let mut values = [0.0; SEGMENT];
         let cols = self.x.cols();
         for row in units {

@@ -3,48 +3,97 @@
 use std::ops::Range;
 
 use super::experts::{self, expert};
-use super::packed;
+use super::lowered::LoweredOp;
+use super::operand::{LoweringContext, Operand, PackedWeight};
+use super::packed_matmul::{ActivationMatrix, PackedMatMul, is_small};
 use super::scratch::with_floats;
-use super::{Context, Operand};
-use crate::fuse::Item;
 use crate::isa::Isa;
+use crate::kernels::matmul::ActivationFormat;
 use crate::kernels::vec;
 use crate::partition::Partition;
-use crate::step::{Access, Kernel, Part, Work};
-use crate::view::{View, segments};
+use crate::step::{Access, Kernel, StepPart, WorkMemory};
+use crate::view::{TensorView, segments};
 
 /// Rows of weights that one unit multiplies.
 const UNIT: usize = 16;
 
-struct ProductKernel {
+struct MatMulKernel {
     isa: Isa,
-    w: View,
-    x: View,
-    out: View,
+    w: TensorView,
+    x: TensorView,
+    out: TensorView,
 }
 
 pub(super) fn mul_mat(
     w: Option<&Operand>,
-    x: &View,
-    out: &View,
-    context: &Context<'_>,
-    items: &mut Vec<Item>,
+    x: &TensorView,
+    out: &TensorView,
+    context: &LoweringContext<'_>,
+    lowered: &mut Vec<LoweredOp>,
 ) -> Result<(), String> {
     let w = w.ok_or("an input is missing")?;
     if let Some(packed) = w.packed {
-        return packed::mul_mat(w, packed, x, out, context, items);
+        return mul_mat_packed(w, packed, x, out, context, lowered);
     }
     let [b, h, m, n] = out.dims;
     let units = b * h * n.div_ceil(UNIT);
     let accesses = vec![Access::reads(&w.view), Access::reads(x), Access::writes(out)];
     let cost = (b * h * m * n).saturating_mul(x.cols().max(1));
-    let kernel = ProductKernel { isa: context.isa, w: w.view, x: *x, out: *out };
-    items.push(Item::Part(Part::new(kernel, units, cost, accesses)));
+    let kernel = MatMulKernel { isa: context.isa, w: w.view, x: *x, out: *out };
+    lowered.push(LoweredOp::Part(StepPart::new(kernel, units, cost, accesses)));
     Ok(())
 }
 
-impl Kernel for ProductKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+/// Lowers a `mul_mat` with packed weights: one matmul, or one for each batch and head.
+fn mul_mat_packed(
+    w: &Operand,
+    packed: PackedWeight,
+    x: &TensorView,
+    out: &TensorView,
+    context: &LoweringContext<'_>,
+    lowered: &mut Vec<LoweredOp>,
+) -> Result<(), String> {
+    let mut add = |matrix: Option<ActivationMatrix>, packed: PackedWeight, place: [usize; 3]| {
+        let (Some(matrix), Some(target)) = (matrix, out.row_pointer(place)) else {
+            return Err("its activations cannot be read as a matrix".to_owned());
+        };
+        let format = ActivationFormat::choose(context.isa, w.view.dtype, matrix.rows)
+            .map_err(|error| error.to_string())?;
+        let source = context.source.clone();
+        let mut accesses = vec![Access::writes(out), Access::range(packed.range(), false)];
+        match &source {
+            None => accesses.push(Access::reads(x)),
+            Some(source) => accesses.extend(source.prologue.inputs().map(Access::reads)),
+        }
+        lowered.push(LoweredOp::MatMul(PackedMatMul::new(
+            matrix,
+            *x,
+            packed,
+            target.cast(),
+            context.isa,
+            format,
+            context.fuse && is_small(matrix.rows, matrix.columns),
+            source,
+            accesses,
+        )));
+        Ok(())
+    };
+    let [wb, wh, ..] = w.view.dims;
+    let [b, h, ..] = x.dims;
+    if let (1, 1, Some(matrix)) = (wb, wh, ActivationMatrix::of(x)) {
+        return add(Some(matrix), packed, [0; 3]);
+    }
+    for i0 in 0..b {
+        for i1 in 0..h {
+            let (w0, w1) = (i0 / (b / wb.max(1)).max(1), i1 / (h / wh.max(1)).max(1));
+            add(ActivationMatrix::at(x, i0, i1), packed.matrix(w0 * wh + w1)?, [i0, i1, 0])?;
+        }
+    }
+    Ok(())
+}
+
+impl Kernel for MatMulKernel {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let [_, h, m, n] = self.out.dims;
         let k = self.x.cols();
         let blocks = n.div_ceil(UNIT);
@@ -79,7 +128,7 @@ impl Kernel for ProductKernel {
 }
 
 /// Loads a whole row.
-fn load_row(from: &View, place: [usize; 3], out: &mut [f32]) {
+fn load_row(from: &TensorView, place: [usize; 3], out: &mut [f32]) {
     for columns in segments(from.cols()) {
         if let Some(values) = out.get_mut(columns.clone()) {
             from.load_at(place, columns.start, values);
@@ -87,36 +136,36 @@ fn load_row(from: &View, place: [usize; 3], out: &mut [f32]) {
     }
 }
 
-struct ExpertsKernel {
+struct ExpertMatMulKernel {
     isa: Isa,
-    w: View,
-    x: View,
-    ids: View,
-    out: View,
+    w: TensorView,
+    x: TensorView,
+    ids: TensorView,
+    out: TensorView,
 }
 
 pub(super) fn mul_mat_id(
     w: Option<&Operand>,
-    x: &View,
-    ids: &View,
-    out: &View,
-    context: &Context<'_>,
-    items: &mut Vec<Item>,
+    x: &TensorView,
+    ids: &TensorView,
+    out: &TensorView,
+    context: &LoweringContext<'_>,
+    lowered: &mut Vec<LoweredOp>,
 ) -> Result<(), String> {
     let w = w.ok_or("an input is missing")?;
     if let Some(packed) = w.packed {
-        return experts::mul_mat_id(packed, x, ids, out, context, items);
+        return experts::mul_mat_id(packed, x, ids, out, context, lowered);
     }
     let [_, t, u, n] = out.dims;
     let accesses = vec![Access::reads(&w.view), Access::reads(x), Access::reads(ids), Access::writes(out)];
     let cost = (t * u * n).saturating_mul(x.cols().max(1));
-    let kernel = ExpertsKernel { isa: context.isa, w: w.view, x: *x, ids: *ids, out: *out };
-    items.push(Item::Part(Part::new(kernel, t * u * n.div_ceil(UNIT), cost, accesses)));
+    let kernel = ExpertMatMulKernel { isa: context.isa, w: w.view, x: *x, ids: *ids, out: *out };
+    lowered.push(LoweredOp::Part(StepPart::new(kernel, t * u * n.div_ceil(UNIT), cost, accesses)));
     Ok(())
 }
 
-impl Kernel for ExpertsKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+impl Kernel for ExpertMatMulKernel {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let [_, _, used, n] = self.out.dims;
         let k = self.x.cols();
         let blocks = n.div_ceil(UNIT);
@@ -137,23 +186,23 @@ impl Kernel for ExpertsKernel {
     }
 }
 
-struct OuterKernel {
+struct OuterProductKernel {
     isa: Isa,
-    a: View,
-    b: View,
-    out: View,
+    a: TensorView,
+    b: TensorView,
+    out: TensorView,
 }
 
 /// Sums of outer products: a row of the result is the sum of the rows of `a`, each times an element of `b`.
-pub(super) fn out_prod(a: &View, b: &View, out: &View, isa: Isa) -> Part {
+pub(super) fn out_prod(a: &TensorView, b: &TensorView, out: &TensorView, isa: Isa) -> StepPart {
     let accesses =
         vec![Access::reads(a), Access::reads(b), Access::writes_own(out, Partition::equal(out.rows()))];
     let cost = out.elements().saturating_mul(a.dims[2].max(1));
-    Part::new(OuterKernel { isa, a: *a, b: *b, out: *out }, out.rows(), cost, accesses)
+    StepPart::new(OuterProductKernel { isa, a: *a, b: *b, out: *out }, out.rows(), cost, accesses)
 }
 
-impl Kernel for OuterKernel {
-    fn run(&self, units: Range<usize>, _work: Work) -> Result<(), String> {
+impl Kernel for OuterProductKernel {
+    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let (p, count) = (self.a.cols(), self.a.dims[2]);
         with_floats(2 * p, |floats| {
             let (sums, values) = floats.split_at_mut(p);

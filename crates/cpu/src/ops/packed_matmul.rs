@@ -6,23 +6,22 @@ use std::sync::Arc;
 
 use quadriga_graph::DType;
 
-use super::source::Source;
-use super::{Context, Operand, Packed};
-use crate::fuse::Item;
+use super::activation_source::ActivationSource;
+use super::operand::PackedWeight;
 use crate::isa::Isa;
 use crate::kernels::KernelError;
 use crate::kernels::matmul::{self, ActivationFormat, Activations, Input, InputType, Output};
 use crate::partition::Partition;
 use crate::pool::Worker;
-use crate::step::{Access, Kernel, Part, TINY, Team, TeamError, Work};
-use crate::view::View;
+use crate::step::{Access, Kernel, StepPart, TINY, TeamError, TeamKernel, WorkMemory};
+use crate::view::TensorView;
 
 /// The most products that share one step.
-pub(crate) const MOST: usize = 8;
+pub(crate) const MAX_MATMULS: usize = 8;
 
 /// Rows of activations in memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Matrix {
+pub(super) struct ActivationMatrix {
     pub(super) pointer: *const u8,
     pub(super) element: InputType,
     pub(super) rows: usize,
@@ -30,9 +29,9 @@ pub(super) struct Matrix {
     pub(super) row_bytes: usize,
 }
 
-impl Matrix {
+impl ActivationMatrix {
     /// All rows of a tensor, if they are equally far apart.
-    pub(super) fn of(view: &View) -> Option<Matrix> {
+    pub(super) fn of(view: &TensorView) -> Option<ActivationMatrix> {
         let [d0, d1, d2, columns] = view.dims;
         let [s0, s1, s2, _] = view.strides;
         // The distance between rows is that of the innermost dimension that has more than one.
@@ -48,32 +47,32 @@ impl Matrix {
             }
             rows *= extent;
         }
-        Matrix::new(view, [0; 3], rows, row_bytes, columns)
+        ActivationMatrix::new(view, [0; 3], rows, row_bytes, columns)
     }
 
     /// The rows of one matrix of a tensor.
-    fn at(view: &View, i0: usize, i1: usize) -> Option<Matrix> {
-        Matrix::new(view, [i0, i1, 0], view.dims[2], view.strides[2], view.cols())
+    pub(super) fn at(view: &TensorView, i0: usize, i1: usize) -> Option<ActivationMatrix> {
+        ActivationMatrix::new(view, [i0, i1, 0], view.dims[2], view.strides[2], view.cols())
     }
 
     /// Rows of a tensor, equally far apart, from a place on.
     pub(super) fn new(
-        view: &View,
+        view: &TensorView,
         place: [usize; 3],
         rows: usize,
         row_bytes: usize,
         columns: usize,
-    ) -> Option<Matrix> {
+    ) -> Option<ActivationMatrix> {
         let element = match view.dtype {
             DType::F32 => InputType::F32,
             DType::F16 => InputType::F16,
             _ => return None,
         };
-        Some(Matrix { pointer: view.row_pointer(place)?, element, rows, columns, row_bytes })
+        Some(ActivationMatrix { pointer: view.row_pointer(place)?, element, rows, columns, row_bytes })
     }
 
     /// # Safety
-    /// The invariant of the [`View`] that the matrix is of holds, and nobody writes to it.
+    /// The invariant of the [`TensorView`] that the matrix is of holds, and nobody writes to it.
     pub(super) unsafe fn input<'a>(&self) -> Input<'a> {
         // SAFETY: promised by the caller.
         unsafe { Input::from_raw(self.pointer, self.element, self.rows, self.columns, self.row_bytes) }
@@ -82,7 +81,7 @@ impl Matrix {
 
 /// Work memory of a product.
 #[derive(Clone, Copy)]
-pub(crate) struct WorkNeed {
+pub(crate) struct WorkMemoryNeed {
     pub(super) isa: Isa,
     pub(super) dtype: DType,
     pub(super) rows: usize,
@@ -91,7 +90,7 @@ pub(crate) struct WorkNeed {
     pub(super) private: bool,
 }
 
-impl WorkNeed {
+impl WorkMemoryNeed {
     /// Bytes for a number of threads.
     pub(crate) fn bytes(&self, threads: usize) -> Result<usize, KernelError> {
         if self.private {
@@ -113,81 +112,48 @@ impl WorkNeed {
 }
 
 /// A product of activations with one packed matrix.
-pub(crate) struct Product {
-    x: Matrix,
-    x_view: View,
-    packed: Packed,
+pub(crate) struct PackedMatMul {
+    x: ActivationMatrix,
+    x_view: TensorView,
+    packed: PackedWeight,
     out: *mut f32,
     isa: Isa,
-    form: ActivationFormat,
+    format: ActivationFormat,
     /// Whether every thread prepares the activations for itself.
     private: bool,
     /// How they come about, where they are not `x` in memory.
-    source: Option<Arc<Source>>,
+    source: Option<Arc<ActivationSource>>,
     accesses: Vec<Access>,
     name: usize,
 }
 
-// SAFETY: addresses and numbers; the invariant of `View` says when they may be used.
-unsafe impl Send for Product {}
+// SAFETY: addresses and numbers; the invariant of `TensorView` says when they may be used.
+unsafe impl Send for PackedMatMul {}
 // SAFETY: as above.
-unsafe impl Sync for Product {}
-
-/// Adds the products of a `mul_mat` with packed weights.
-pub(super) fn mul_mat(
-    w: &Operand,
-    packed: Packed,
-    x: &View,
-    out: &View,
-    context: &Context<'_>,
-    items: &mut Vec<Item>,
-) -> Result<(), String> {
-    let mut add = |matrix: Option<Matrix>, packed: Packed, place: [usize; 3]| {
-        let (Some(matrix), Some(target)) = (matrix, out.row_pointer(place)) else {
-            return Err("its activations cannot be read as a matrix".to_owned());
-        };
-        let form = ActivationFormat::choose(context.isa, w.view.dtype, matrix.rows)
-            .map_err(|error| error.to_string())?;
-        let source = context.source.clone();
-        let mut accesses = vec![Access::writes(out), Access::range(packed.range(), false)];
-        match &source {
-            None => accesses.push(Access::reads(x)),
-            Some(source) => accesses.extend(source.recipe.inputs().map(Access::reads)),
-        }
-        items.push(Item::Product(Product {
-            private: context.fuse && is_small(matrix.rows, matrix.columns),
-            x: matrix,
-            x_view: *x,
-            packed,
-            out: target.cast(),
-            isa: context.isa,
-            form,
-            source,
-            accesses,
-            name: 0,
-        }));
-        Ok(())
-    };
-    let [wb, wh, ..] = w.view.dims;
-    let [b, h, ..] = x.dims;
-    if let (1, 1, Some(matrix)) = (wb, wh, Matrix::of(x)) {
-        return add(Some(matrix), packed, [0; 3]);
-    }
-    for i0 in 0..b {
-        for i1 in 0..h {
-            let (w0, w1) = (i0 / (b / wb.max(1)).max(1), i1 / (h / wh.max(1)).max(1));
-            add(Matrix::at(x, i0, i1), packed.matrix(w0 * wh + w1)?, [i0, i1, 0])?;
-        }
-    }
-    Ok(())
-}
+unsafe impl Sync for PackedMatMul {}
 
 /// Whether activations are so few that threads had better not share the work of preparing them.
 pub(crate) fn is_small(rows: usize, columns: usize) -> bool {
     rows <= 1 || rows.saturating_mul(columns) <= TINY
 }
 
-impl Product {
+impl PackedMatMul {
+    /// A matmul that writes its result at `out`.
+    #[expect(clippy::too_many_arguments, reason = "all that a matmul consists of")]
+    pub(super) fn new(
+        x: ActivationMatrix,
+        x_view: TensorView,
+        packed: PackedWeight,
+        out: *mut f32,
+        isa: Isa,
+        format: ActivationFormat,
+        private: bool,
+        source: Option<Arc<ActivationSource>>,
+        accesses: Vec<Access>,
+    ) -> PackedMatMul {
+        PackedMatMul { x, x_view, packed, out, isa, format, private, source, accesses, name: 0 }
+    }
+
     pub(crate) fn set_name(&mut self, name: usize) {
         self.name = name;
     }
@@ -213,19 +179,19 @@ impl Product {
     }
 
     /// Whether two products can use the same prepared activations.
-    pub(crate) fn shares_activations(&self, other: &Product) -> bool {
-        let tensor = |product: &Product| product.source.as_ref().map(|source| source.tensor);
-        self.x == other.x && self.form == other.form && tensor(self) == tensor(other)
+    pub(crate) fn shares_activations(&self, other: &PackedMatMul) -> bool {
+        let tensor = |product: &PackedMatMul| product.source.as_ref().map(|source| source.tensor);
+        self.x == other.x && self.format == other.format && tensor(self) == tensor(other)
     }
 
     /// Work memory that it needs.
-    pub(crate) fn work_need(&self) -> WorkNeed {
+    pub(crate) fn work_need(&self) -> WorkMemoryNeed {
         let dtype = self.packed.layout.dtype();
         let private = self.private;
-        WorkNeed { isa: self.isa, dtype, rows: self.x.rows, columns: self.x.columns, private }
+        WorkMemoryNeed { isa: self.isa, dtype, rows: self.x.rows, columns: self.x.columns, private }
     }
 
-    fn activations(&self, work: Work) -> Result<Activations<'static>, KernelError> {
+    fn activations(&self, work: WorkMemory) -> Result<Activations<'static>, KernelError> {
         self.check_work(work)?;
         // SAFETY: the work memory is long enough, zeroed when made, and used for these activations alone from the
         // step that prepares them to the one that multiplies them, which are neighbours.
@@ -241,7 +207,7 @@ impl Product {
         }
     }
 
-    fn check_work(&self, work: Work) -> Result<(), KernelError> {
+    fn check_work(&self, work: WorkMemory) -> Result<(), KernelError> {
         let needs = self.work_need().bytes(work.threads)?;
         if work.bytes < needs {
             return Err(KernelError::Short { what: "work memory", has: work.bytes, needs });
@@ -250,7 +216,11 @@ impl Product {
     }
 
     /// The activations, made by this thread for itself.
-    fn own_activations(&self, worker: &Worker<'_>, work: Work) -> Result<Activations<'static>, KernelError> {
+    fn own_activations(
+        &self,
+        worker: &Worker<'_>,
+        work: WorkMemory,
+    ) -> Result<Activations<'static>, KernelError> {
         self.check_work(work)?;
         if worker.index() >= work.threads {
             let (has, needs) = (work.threads, worker.index() + 1);
@@ -258,7 +228,7 @@ impl Product {
         }
         let need = self.work_need();
         let [floats_bytes, prepared_bytes] = need.private_bytes()?;
-        let Matrix { rows, columns, .. } = self.x;
+        let ActivationMatrix { rows, columns, .. } = self.x;
         let floats = work.pointer.wrapping_add(worker.index() * (floats_bytes + prepared_bytes));
         // SAFETY: each thread has as much of the work memory, which is long enough, for itself; what it reads was written
         // before the last barrier, and joining has checked that this step does not write it.
@@ -278,25 +248,25 @@ impl Product {
     }
 
     /// The part that prepares the activations.
-    pub(crate) fn preparation(&self) -> Part {
+    pub(crate) fn preparation(&self) -> StepPart {
         let units = self.x.rows;
         let mut accesses = vec![Access::reads_own(&self.x_view, Partition::equal(units))];
         if self.x_view.rows() != units {
             accesses = vec![Access::reads(&self.x_view)];
         }
-        let kernel = Preparation(Product { accesses: Vec::new(), source: None, ..*self });
-        let mut part = Part::new(kernel, units, units * self.x.columns, accesses);
-        part.grain = self.form.row_granularity();
+        let kernel = PrepareKernel(PackedMatMul { accesses: Vec::new(), source: None, ..*self });
+        let mut part = StepPart::new(kernel, units, units * self.x.columns, accesses);
+        part.grain = self.format.row_granularity();
         part.name = self.name;
         part.label = "prepare";
         part
     }
 }
 
-struct Preparation(Product);
+struct PrepareKernel(PackedMatMul);
 
-impl Kernel for Preparation {
-    fn run(&self, units: Range<usize>, work: Work) -> Result<(), String> {
+impl Kernel for PrepareKernel {
+    fn run(&self, units: Range<usize>, work: WorkMemory) -> Result<(), String> {
         let activations = self.0.activations(work).map_err(|error| error.to_string())?;
         // SAFETY: the program holds the buffer, and no part that runs at the same time uses these rows, of either matrix;
         // parts are cut at multiples of the row granularity.
@@ -306,45 +276,45 @@ impl Kernel for Preparation {
 }
 
 /// Products of the same activations.
-pub(crate) struct Multiplication {
-    /// At most [`MOST`].
-    pub(crate) products: Vec<Product>,
+pub(crate) struct MatMulStep {
+    /// At most [`MAX_MATMULS`].
+    pub(crate) matmuls: Vec<PackedMatMul>,
     /// What is done to the columns of a product (by number) as soon as they are there, in this order.
-    pub(crate) then: Vec<(usize, Part)>,
+    pub(crate) epilogues: Vec<(usize, StepPart)>,
     /// Whether a thread computes the same columns of all products, which have equally many.
     pub(crate) together: bool,
 }
 
-impl Multiplication {
+impl MatMulStep {
     /// One product.
-    pub(crate) fn new(product: Product) -> Multiplication {
-        Multiplication { products: vec![product], then: Vec::new(), together: false }
+    pub(crate) fn new(matmul: PackedMatMul) -> MatMulStep {
+        MatMulStep { matmuls: vec![matmul], epilogues: Vec::new(), together: false }
     }
 }
 
-impl Team for Multiplication {
-    fn ask_ahead(&self, worker: &Worker<'_>) {
-        let Some(first) = self.products.first().filter(|first| first.x.rows == 1) else { return };
-        let matrices = self.products.iter().map(|product| {
+impl TeamKernel for MatMulStep {
+    fn prefetch(&self, worker: &Worker<'_>) {
+        let Some(first) = self.matmuls.first().filter(|first| first.x.rows == 1) else { return };
+        let matrices = self.matmuls.iter().map(|product| {
             // SAFETY: the program holds the buffer of the weights, which nobody writes.
             (&product.packed.layout, unsafe { product.packed.bytes() })
         });
-        matmul::prefetch_first(worker, first.form, matrices, self.together);
+        matmul::prefetch_first(worker, first.format, matrices, self.together);
     }
 
-    fn run(&self, worker: &Worker<'_>, work: Work) -> Result<(), TeamError> {
-        let (Some(first), Some(last)) = (self.products.first(), self.products.last()) else { return Ok(()) };
+    fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), TeamError> {
+        let (Some(first), Some(last)) = (self.matmuls.first(), self.matmuls.last()) else { return Ok(()) };
         let activations =
             if first.private { first.own_activations(worker, work)? } else { first.activations(work)? };
-        let outputs: [Output<'_>; MOST] = std::array::from_fn(|i| {
-            let product = self.products.get(i).unwrap_or(last);
+        let outputs: [Output<'_>; MAX_MATMULS] = std::array::from_fn(|i| {
+            let product = self.matmuls.get(i).unwrap_or(last);
             let columns = product.packed.layout.rows();
             // SAFETY: the result is a contiguous tensor of these rows and columns in a buffer that the program
             // holds for writing, and no other product or step writes it before the next barrier.
             unsafe { Output::from_raw(product.out, product.x.rows, columns, columns) }
         });
-        let products: [matmul::Matmul<'_>; MOST] = std::array::from_fn(|i| {
-            let product = self.products.get(i).unwrap_or(last);
+        let products: [matmul::Matmul<'_>; MAX_MATMULS] = std::array::from_fn(|i| {
+            let product = self.matmuls.get(i).unwrap_or(last);
             matmul::Matmul {
                 layout: &product.packed.layout,
                 // SAFETY: the program holds the buffer of the weights, which nobody writes.
@@ -353,9 +323,9 @@ impl Team for Multiplication {
                 first_row: 0,
             }
         });
-        let products = products.get(..self.products.len()).unwrap_or(&products);
+        let products = products.get(..self.matmuls.len()).unwrap_or(&products);
         let epilogue = |product: usize, columns: Range<usize>| {
-            for (_, part) in self.then.iter().filter(|(number, _)| *number == product) {
+            for (_, part) in self.epilogues.iter().filter(|(number, _)| *number == product) {
                 part.kernel.run_columns(columns.clone());
             }
         };
