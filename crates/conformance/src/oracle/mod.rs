@@ -141,6 +141,20 @@ impl<'g> Oracle<'g> {
         self.graph.node_ids().try_for_each(|node| self.run_node(node))
     }
 
+    /// Computes every node and lets `disturb` change each F32 result before it is used, to simulate rounding.
+    pub(crate) fn run_disturbed(&mut self, mut disturb: impl FnMut(&mut [f64])) -> Result<(), OracleError> {
+        for id in self.graph.node_ids() {
+            self.run_node(id)?;
+            let computed = self.graph.get_node(id).filter(|node| !node.op().is_view());
+            let storage = computed.and_then(|node| self.graph.get(node.output())).map(Tensor::storage);
+            let storage = storage.and_then(|storage| self.storages.get_mut(storage.index()));
+            if let Some(Storage::Exact(values)) = storage {
+                disturb(values);
+            }
+        }
+        Ok(())
+    }
+
     /// Computes one node; those it depends on must have been computed.
     pub fn run_node(&mut self, id: NodeId) -> Result<(), OracleError> {
         let node = self.graph.get_node(id).ok_or(OracleError::NoSuchId(id.index()))?;
