@@ -33,6 +33,7 @@
 
 mod backend_target;
 mod cases;
+mod fixture;
 mod judge;
 mod oracle;
 mod random_graph;
@@ -41,6 +42,7 @@ mod runner;
 
 pub use backend_target::BackendTarget;
 pub use cases::{BrokenCase, Case, Suite};
+pub use fixture::Fixture;
 pub use judge::{Tolerance, Wrong, judge};
 pub use oracle::{Fault, Oracle, OracleError, compute_node};
 pub use random_graph::{Difference, Expected, RandomGraph, compare};

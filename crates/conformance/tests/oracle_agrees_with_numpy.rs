@@ -1,7 +1,7 @@
 //! A whole model: two layers of llama with random weights, whose logits an independent program computed.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
-use quadriga_conformance::Oracle;
+use quadriga_conformance::{Fixture, Oracle};
 use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Pairing, Rope, Value, Weight};
 
 const LAYERS: usize = 2;
@@ -14,23 +14,19 @@ const VOCAB: usize = 40;
 /// Room in the cache.
 const LENGTH: usize = 16;
 
-/// What `fixtures/make_two_layer_llama.py` wrote.
-struct Fixture {
+/// The content of `fixtures/two_layer_llama.bin`, written by `make_two_layer_llama.py`.
+struct Model {
     tokens: Vec<i32>,
     weights: Vec<u8>,
     logits: Vec<f64>,
 }
 
-fn fixture() -> Fixture {
-    let bytes = include_bytes!("fixtures/two_layer_llama.bin");
-    let count = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
-    let (tokens, rest) = bytes[4..].split_at(4 * count);
-    let (weights, logits) = rest.split_at(rest.len() - 8 * count * VOCAB);
-    Fixture {
-        tokens: tokens.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect(),
-        weights: weights.to_vec(),
-        logits: logits.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
-    }
+fn read_model() -> Model {
+    let mut fixture = Fixture::new(include_bytes!("fixtures/two_layer_llama.bin").to_vec());
+    let count = fixture.u32() as usize;
+    let tokens = fixture.i32s(count);
+    let weights = fixture.bytes(fixture.remaining() - 8 * count * VOCAB).to_vec();
+    Model { tokens, weights, logits: fixture.f64s(count * VOCAB) }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +38,7 @@ enum Path {
 }
 
 /// The graph of a step over `count` tokens. The cache has a row per position.
-fn model(weights: &[u8], count: usize, path: Path) -> Graph {
+fn build(weights: &[u8], count: usize, path: Path) -> Graph {
     let g = GraphBuilder::new();
     let mut rest = weights;
     let mut weight = |name: String, rows: usize, columns: usize| {
@@ -93,12 +89,12 @@ fn cached<'g>(g: &'g GraphBuilder, name: &str, rows: Value<'g>, positions: Value
 }
 
 /// The logits of all tokens, computed `step` tokens at a time.
-fn logits(fixture: &Fixture, step: usize, path: Path) -> Vec<f64> {
-    let graph = model(&fixture.weights, step, path);
+fn logits(model: &Model, step: usize, path: Path) -> Vec<f64> {
+    let graph = build(&model.weights, step, path);
     let mut oracle = Oracle::new(&graph).unwrap();
     let mut logits = Vec::new();
-    let positions: Vec<i32> = (0..fixture.tokens.len() as i32).collect();
-    for (tokens, positions) in fixture.tokens.chunks(step).zip(positions.chunks(step)) {
+    let positions: Vec<i32> = (0..model.tokens.len() as i32).collect();
+    for (tokens, positions) in model.tokens.chunks(step).zip(positions.chunks(step)) {
         oracle.set_i32("tokens", tokens).unwrap();
         oracle.set_i32("positions", positions).unwrap();
         oracle.set_i32("spans", &positions.iter().flat_map(|p| [0, p + 1]).collect::<Vec<_>>()).unwrap();
@@ -112,14 +108,14 @@ fn logits(fixture: &Fixture, step: usize, path: Path) -> Vec<f64> {
 }
 
 #[test]
-fn a_two_layer_model_has_the_logits_that_numpy_finds() {
-    let fixture = fixture();
+fn a_two_layer_model_has_the_logits_of_numpy() {
+    let model = read_model();
     for path in [Path::OnePass, Path::StepByStep] {
-        for step in [fixture.tokens.len(), 1] {
-            let found = logits(&fixture, step, path);
-            assert_eq!(found.len(), fixture.logits.len());
-            let size = fixture.logits.iter().fold(0f64, |most, l| most.max(l.abs()));
-            for (found, right) in found.iter().zip(&fixture.logits) {
+        for step in [model.tokens.len(), 1] {
+            let found = logits(&model, step, path);
+            assert_eq!(found.len(), model.logits.len());
+            let size = model.logits.iter().fold(0f64, |most, l| most.max(l.abs()));
+            for (found, right) in found.iter().zip(&model.logits) {
                 assert!((found - right).abs() < 1e-11 * size, "{path:?} by {step}: {found} is not {right}");
             }
         }

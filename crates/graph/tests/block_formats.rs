@@ -9,7 +9,7 @@
     reason = "a test fails by panicking"
 )]
 
-use quadriga_conformance::Rng;
+use quadriga_conformance::{Fixture, Rng};
 use quadriga_graph::DType;
 use quadriga_graph::blocks::{self, Block, BlockQ4_0, FormatError};
 
@@ -33,23 +33,20 @@ const COMPUTABLE: [DType; 16] = [
 ];
 const QUANTIZABLE: [DType; 5] = [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0];
 
-fn fixture(name: &str) -> Vec<u8> {
-    let path = format!("{}/tests/fixtures/{name}.bin", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+fn fixture(name: &str) -> Fixture {
+    Fixture::open(format!("{}/tests/fixtures/{name}.bin", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-}
-
-fn number(bytes: &[u8], at: usize) -> usize {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
+/// The rows in the type that the `gguf` package quantized.
+fn quantized_by_gguf(dtype: DType) -> Vec<u8> {
+    fixture(&format!("quantize_{dtype}")).rest().to_vec()
 }
 
 /// The rows that the quantize fixtures were made from, and the length of a row.
 fn rows() -> (Vec<f32>, usize) {
-    let bytes = fixture("quantize_rows");
-    (floats(&bytes[8..]), number(&bytes, 4))
+    let mut fixture = fixture("quantize_rows");
+    let (count, length) = (fixture.u32() as usize, fixture.u32() as usize);
+    (fixture.f32s(count * length), length)
 }
 
 fn quantize(dtype: DType, values: &[f32]) -> Vec<u8> {
@@ -72,10 +69,11 @@ fn error(values: &[f32], back: &[f32]) -> f64 {
 #[test]
 fn dequantize_is_bit_exact_with_gguf() {
     for dtype in COMPUTABLE {
-        let bytes = fixture(&format!("dequantize_{dtype}"));
-        let data = number(&bytes, 0) * dtype.block_bytes();
-        let expected = floats(&bytes[4 + data..]);
-        let values = dequantize(dtype, &bytes[4..4 + data]);
+        let mut fixture = fixture(&format!("dequantize_{dtype}"));
+        let blocks = fixture.u32() as usize;
+        let values = dequantize(dtype, fixture.bytes(blocks * dtype.block_bytes()));
+        let expected = fixture.f32s(blocks * dtype.block_len());
+        assert!(fixture.rest().is_empty());
         assert_eq!(values.len(), expected.len(), "{dtype}");
         for (i, (value, expected)) in values.iter().zip(&expected).enumerate() {
             // Which NaN an operation yields differs between processors; that it is one does not.
@@ -105,7 +103,7 @@ fn exactly_the_computable_types_dequantize() {
 fn half_and_bfloat_are_rounded_as_gguf_rounds_them() {
     let (values, _) = rows();
     for dtype in [DType::F16, DType::BF16] {
-        assert_eq!(quantize(dtype, &values), fixture(&format!("quantize_{dtype}")), "{dtype}");
+        assert_eq!(quantize(dtype, &values), quantized_by_gguf(dtype), "{dtype}");
     }
     assert_eq!(dequantize(DType::F32, &quantize(DType::F32, &values)), values);
 }
@@ -115,7 +113,7 @@ fn quantize_makes_no_more_error_than_gguf_on_any_row() {
     let (values, row_length) = rows();
     for dtype in QUANTIZABLE {
         let ours = dequantize(dtype, &quantize(dtype, &values));
-        let theirs = dequantize(dtype, &fixture(&format!("quantize_{dtype}")));
+        let theirs = dequantize(dtype, &quantized_by_gguf(dtype));
         let rows = values.chunks(row_length).zip(ours.chunks(row_length)).zip(theirs.chunks(row_length));
         for (i, ((row, ours), theirs)) in rows.enumerate() {
             let (ours, theirs) = (error(row, ours), error(row, theirs));
@@ -132,7 +130,7 @@ fn k_quants_keep_close_to_formats_of_their_size() {
     let (values, row_length) = rows();
     for (dtype, other, bound) in [(DType::Q4_K, DType::Q4_1, 1.05), (DType::Q6_K, DType::Q5_1, 0.65)] {
         let ours = dequantize(dtype, &quantize(dtype, &values));
-        let theirs = dequantize(other, &fixture(&format!("quantize_{other}")));
+        let theirs = dequantize(other, &quantized_by_gguf(other));
         for i in (0..10).chain(12..20).chain(22..24) {
             let row = i * row_length..(i + 1) * row_length;
             let (ours, theirs) =

@@ -9,18 +9,13 @@
     reason = "a benchmark"
 )]
 
-use quadriga_runtime::memory::packing::{Effort, Packer, PackingItem, PackingProblem, check};
+use quadriga_runtime::memory::packing::{Effort, Packer, PackingItem, PackingProblem, check, parse_csv};
 use std::path::Path;
 use std::time::Instant;
 
 fn read(path: &Path) -> PackingProblem {
     let text = std::fs::read_to_string(path).expect("a readable file");
-    let items = text.lines().skip(1).filter(|line| !line.is_empty()).map(|line| {
-        let mut fields = line.split(',').skip(1).map(|field| field.trim().parse::<u64>().expect("a number"));
-        let (start, end) = (fields.next().unwrap() as u32, fields.next().unwrap() as u32);
-        PackingItem { size: fields.next().unwrap(), start, end }
-    });
-    PackingProblem::new(items.collect())
+    PackingProblem::new(parse_csv(&text).expect("a packing instance"))
 }
 
 /// The lifetimes of a transformer's prefill: so many layers, each with the storages of a real one.

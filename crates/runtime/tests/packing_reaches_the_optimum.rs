@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::Rng;
-use quadriga_runtime::memory::packing::{Effort, Packer, PackingItem, PackingProblem, check, pack};
+use quadriga_runtime::memory::packing::{
+    Effort, Packer, PackingItem, PackingProblem, check, pack, parse_csv,
+};
 use std::path::PathBuf;
 
 /// The best peak there is: every order of placing, each item at its lowest place. Some order is that of the offsets in
@@ -165,11 +167,7 @@ fn instances() -> Vec<(String, PackingProblem)> {
     paths.sort();
     let read = |path: &PathBuf| {
         let text = std::fs::read_to_string(path).unwrap();
-        let items = text.lines().skip(1).map(|line| {
-            let fields: Vec<u64> = line.split(',').map(|field| field.parse().unwrap()).collect();
-            PackingItem { size: fields[3], start: fields[1] as u32, end: fields[2] as u32 }
-        });
-        PackingProblem::new(items.collect())
+        PackingProblem::new(parse_csv(&text).unwrap())
     };
     paths.iter().map(|path| (path.file_stem().unwrap().to_string_lossy().into_owned(), read(path))).collect()
 }

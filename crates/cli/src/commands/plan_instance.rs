@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use quadriga_runtime::memory::packing::{
-    Effort, PackingError, PackingItem, PackingProblem, PackingViolation, check, pack,
+    CsvError, Effort, PackingError, PackingProblem, PackingViolation, check, pack, parse_csv,
 };
 use serde::Serialize;
 
@@ -72,48 +72,15 @@ pub(crate) enum InstanceError {
     /// The file cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Read { path: PathBuf, error: std::io::Error },
-    /// A column is missing from the heading.
-    #[error("line 1: no column `{column}`; the heading must name `id,lower,upper,size`")]
-    Heading { column: &'static str },
-    /// A field is missing or not a whole number. Lines are counted from 1.
-    #[error("line {line}, column `{column}`: {reason}")]
-    Field { line: usize, column: &'static str, reason: String },
+    /// The file is not a packing instance.
+    #[error(transparent)]
+    Csv(#[from] CsvError),
     /// The buffer on this line cannot be packed.
     #[error("line {line}: {error}")]
     Unpackable { line: usize, error: PackingError },
     /// The checker rejected the packing.
     #[error("internal error: the packing is invalid: {0}")]
     Invalid(PackingViolation),
-}
-
-/// Reads the buffers from the text of a CSV file.
-fn parse(text: &str) -> Result<Vec<PackingItem>, InstanceError> {
-    let mut lines = text.lines().enumerate();
-    let heading = lines.next().map(|(_, line)| line).unwrap_or_default();
-    let find = |column: &'static str| {
-        let index = heading.split(',').position(|name| name.trim() == column);
-        index.map(|index| (column, index)).ok_or(InstanceError::Heading { column })
-    };
-    let (lower, upper, size) = (find("lower")?, find("upper")?, find("size")?);
-    let mut items = Vec::new();
-    for (index, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
-        let field = |(column, index_in_line): (&'static str, usize)| {
-            let wrong = |reason: String| InstanceError::Field { line: index + 1, column, reason };
-            let text = line.split(',').nth(index_in_line).ok_or_else(|| wrong("missing".into()))?.trim();
-            text.parse::<u64>().map_err(|error| wrong(format!("`{}`: {error}", text.escape_debug())))
-        };
-        let step = |at: (&'static str, usize)| {
-            field(at).and_then(|step| {
-                u32::try_from(step).map_err(|_| InstanceError::Field {
-                    line: index + 1,
-                    column: at.0,
-                    reason: format!("`{step}`: time steps must be below 2^32"),
-                })
-            })
-        };
-        items.push(PackingItem { start: step(lower)?, end: step(upper)?, size: field(size)? });
-    }
-    Ok(items)
 }
 
 /// Packs the instance in a file and returns the report as text, ending with a newline.
@@ -128,7 +95,7 @@ pub(crate) fn run(
 ) -> Result<String, InstanceError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| InstanceError::Read { path: path.to_owned(), error })?;
-    let problem = PackingProblem::new(parse(&text)?);
+    let problem = PackingProblem::new(parse_csv(&text)?);
     let effort = match effort {
         EffortLevel::Fast => Effort::Fast,
         EffortLevel::Search => Effort::Search { seed: 1, steps: 50_000_000 },

@@ -27,6 +27,7 @@
 mod check;
 mod chunks;
 mod conflicts;
+mod csv;
 mod exact;
 mod fast;
 mod greedy;
@@ -39,5 +40,6 @@ mod timeline;
 mod walls;
 
 pub use check::{PackingViolation, check};
+pub use csv::{CsvError, parse_csv};
 pub use packer::{Packer, pack};
 pub use problem::{Effort, Packing, PackingError, PackingItem, PackingProblem, Placement, Strategy};
