@@ -11,7 +11,7 @@ use quadriga_graph::DType;
 use quadriga_llm::placement::offload;
 use quadriga_llm::{Engine, EngineOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 
 fn options() -> EngineOptions {
     EngineOptions { cache: DType::F32, batch: 8, ..EngineOptions::default() }
@@ -54,7 +54,7 @@ fn cut_at_any_layer_between_a_simulated_device_and_the_cpu() {
                 let found = distance(&run(&mut engine, &tokens), &wanted);
                 let context = format!("{}, {on_device} layers on the device", recipe.architecture);
                 assert!(found < 1e-4, "{context}: off by {found:.2e}");
-                assert_eq!(sim.counts().of(What::Run) > 0, on_device > 0, "{context}");
+                assert_eq!(sim.counts().of(FaultPoint::Run) > 0, on_device > 0, "{context}");
                 let shares: Vec<u64> =
                     engine.session().plan().unwrap().bytes().iter().map(|bytes| bytes.total()).collect();
                 assert_eq!(shares[0] > 0, on_device > 0, "{context}: {shares:?}");
@@ -80,7 +80,7 @@ fn a_device_that_fails_once_leaves_the_sequences_as_they_were() {
     let recipe = &recipes()[0];
     let tokens = recipe.tokens(17);
     let wanted = run(&mut engine(recipe.model(), options()), &tokens);
-    for what in [What::Run, What::Transfer, What::Compile, What::Allocation] {
+    for what in [FaultPoint::Run, FaultPoint::Transfer, FaultPoint::Compile, FaultPoint::Allocation] {
         for after in 0..6 {
             let sim = Sim::new("sim:0").device();
             let mut engine = cut(recipe.model(), [Arc::clone(&sim) as _, cpu(1)], 3);
@@ -88,7 +88,7 @@ fn a_device_that_fails_once_leaves_the_sequences_as_they_were() {
             sim.fail(what, after);
             // Two batches: the second may fail when the first is done already.
             let result = engine.extend(&common::all_wanted(0, &tokens[5..16]));
-            sim.mend();
+            sim.clear_faults();
             let context = format!("{what:?} {after}: {:?}", result.as_ref().err().map(ToString::to_string));
             if result.is_err() {
                 assert_eq!(engine.len(0), 5, "{context}");

@@ -12,7 +12,7 @@ use quadriga_llm::placement::offload;
 use quadriga_llm::sampling::{SamplingOptions, argmax};
 use quadriga_llm::{Engine, EngineOptions, Error, Finish, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{Backend, Detail, Scheduler};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 
 fn options(greedy: bool) -> EngineOptions {
     EngineOptions { cache: DType::F32, batch: 8, context: 40, greedy, ..EngineOptions::default() }
@@ -152,7 +152,7 @@ fn a_device_that_fails_leaves_the_sequence_as_it_was() {
     let recipe = Recipe::new("llama");
     let prompt = recipe.tokens(5);
     let wanted = continued(&mut engine_on(device(), recipe.model(), options(false)), &prompt).0;
-    for what in [What::Run, What::Transfer] {
+    for what in [FaultPoint::Run, FaultPoint::Transfer] {
         for after in 0..12 {
             let sim = Sim::new("sim:0").device();
             let mut engine = engine_on(Arc::clone(&sim) as _, recipe.model(), options(true));
@@ -169,7 +169,7 @@ fn a_device_that_fails_leaves_the_sequence_as_it_was() {
                 match next() {
                     Ok(token) => fed.push(token),
                     Err(_) => {
-                        sim.mend();
+                        sim.clear_faults();
                         // What is appended is known to be computed: the rest is fed again.
                         let kept = engine.len(0);
                         assert!(kept <= prompt.len() + fed.len() && kept + 2 > prompt.len() + fed.len());
@@ -198,9 +198,9 @@ fn a_failure_after_a_truncation_does_not_bring_tokens_back() {
     engine.wait().unwrap();
     engine.feed(&[3]).unwrap();
     engine.truncate(0, 4);
-    sim.fail(What::Transfer, 0);
+    sim.fail(FaultPoint::Transfer, 0);
     assert!(engine.wait().is_err());
-    sim.mend();
+    sim.clear_faults();
     assert_eq!(engine.len(0), 4);
     engine.feed(&[3]).unwrap();
     assert!(engine.session_mut().plan().is_some());

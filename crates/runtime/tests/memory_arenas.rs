@@ -11,7 +11,7 @@ use heap::{Heap, HeapCounts};
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
 use quadriga_runtime::memory::{Arena, BackendMemory, MemoryRequest, Planner, TensorLocation};
 use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session, Usage};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 use std::sync::Arc;
 
 /// A matmul, an activation and a padded square; the weight is all ones.
@@ -192,10 +192,10 @@ fn x14_x19_when_any_allocation_of_a_larger_plan_fails_the_smaller_one_still_runs
         let scheduler = Scheduler::new([a.clone() as Arc<dyn Backend>]);
         let mut session = Session::new(&scheduler).unwrap();
         assert_eq!(run(&mut session, 10).unwrap(), expected(10));
-        let before = a.counts().of(What::Allocation);
-        a.fail(What::Allocation, refused);
+        let before = a.counts().of(FaultPoint::Allocation);
+        a.fail(FaultPoint::Allocation, refused);
         let grown = run(&mut session, 20);
-        let done = a.counts().of(What::Allocation) - before <= refused;
+        let done = a.counts().of(FaultPoint::Allocation) - before <= refused;
         match grown {
             Ok(values) => assert_eq!(values, expected(20)),
             Err(RuntimeError::Device { backend, .. }) => {
@@ -204,7 +204,7 @@ fn x14_x19_when_any_allocation_of_a_larger_plan_fails_the_smaller_one_still_runs
             }
             Err(other) => panic!("{other}"),
         }
-        a.mend();
+        a.clear_faults();
         assert_eq!(run(&mut session, 10).unwrap(), expected(10));
         assert_eq!(run(&mut session, 20).unwrap(), expected(20));
         drop((session, scheduler));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{BuildError, DType, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, Scheduler, Session};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
@@ -73,15 +73,17 @@ fn the_steady_state_of_a_decode_loop_allocates_nothing_and_asks_nothing() {
     for position in 0..130 {
         token(position, &mut out);
     }
-    let asked =
-        sims.each_ref().map(|sim| (sim.counts().of(What::Allocation), sim.counts().of(What::Compile)));
+    let asked = sims
+        .each_ref()
+        .map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
     let before = COUNT.with(Cell::get);
     for position in 130..330 {
         token(position, &mut out);
     }
     assert_eq!(COUNT.with(Cell::get) - before, 0);
-    let after =
-        sims.each_ref().map(|sim| (sim.counts().of(What::Allocation), sim.counts().of(What::Compile)));
+    let after = sims
+        .each_ref()
+        .map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
     assert_eq!(asked, after);
 }
 
@@ -102,9 +104,9 @@ fn runs_that_follow_one_another_on_a_device_allocate_nothing_either() {
         session.receive(fetched, bytes).unwrap();
     };
     (0..50).for_each(|_| token(&mut bytes));
-    let asked = sim.counts().of(What::Allocation);
+    let asked = sim.counts().of(FaultPoint::Allocation);
     let before = COUNT.with(Cell::get);
     (0..100).for_each(|_| token(&mut bytes));
     assert_eq!(COUNT.with(Cell::get) - before, 0);
-    assert_eq!(sim.counts().of(What::Allocation), asked);
+    assert_eq!(sim.counts().of(FaultPoint::Allocation), asked);
 }

@@ -275,11 +275,11 @@ fn a5_b4_a_simulated_device_is_told_of_tensors_too() {
     let mut allocator = TensorAllocator::on(&backend, 1024, Usage::Compute).unwrap();
     let first = allocator.allocate("t", &tensor_of(40)).unwrap();
     allocator.allocate("t", &tensor_of(40)).unwrap();
-    assert_eq!(sim.tenants(), 2);
+    assert_eq!(sim.placed_tensors(), 2);
     allocator.free(&first).unwrap();
-    assert_eq!(sim.tenants(), 1);
+    assert_eq!(sim.placed_tensors(), 1);
     drop(allocator);
-    assert_eq!(sim.tenants(), 0);
+    assert_eq!(sim.placed_tensors(), 0);
 }
 
 #[test]

@@ -1,65 +1,66 @@
-//! Events: points in a queue's work, with the time at which they are passed.
+//! Events: points in a queue's commands, with the time at which the queue reaches them.
 
 use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use quadriga_runtime::{BackendError, Event};
 
-use crate::device;
+use crate::inner::DeviceInner;
 
-/// Recordings are numbered: a wait is for the one that was latest when the wait was given.
-struct State {
+/// Recordings are numbered; a wait refers to the latest recording at the time it was enqueued.
+struct EventState {
     recorded: u64,
     passed: u64,
-    /// The latest recording that failed, and how.
+    /// The latest recording whose work failed, and the error.
     error: Option<(u64, BackendError)>,
-    /// When the latest recordings were passed: the time of recording `n` stands at `n % PAST`.
-    seconds: [f64; PAST],
+    /// The times of the latest recordings: that of recording `n` at index `n % KEPT_TIMES`.
+    seconds: [f64; KEPT_TIMES],
 }
 
-/// How many recordings keep their time. Virtual clocks run apart by as many runs as are under way.
-const PAST: usize = 64;
+/// How many recordings keep their time. Virtual clocks diverge by as many runs as are in flight.
+const KEPT_TIMES: usize = 64;
 
-impl Default for State {
-    fn default() -> State {
-        State { recorded: 0, passed: 0, error: None, seconds: [0.0; PAST] }
+impl Default for EventState {
+    fn default() -> EventState {
+        EventState { recorded: 0, passed: 0, error: None, seconds: [0.0; KEPT_TIMES] }
     }
 }
 
-impl State {
+impl EventState {
     fn at(&self, recording: u64) -> f64 {
-        self.seconds.get(recording as usize % PAST).copied().unwrap_or(0.0)
+        self.seconds.get(recording as usize % KEPT_TIMES).copied().unwrap_or(0.0)
     }
 }
 
+/// The recordings of an event, shared with the queues that record and wait for it.
 #[derive(Default)]
-pub(crate) struct Shared {
-    state: Mutex<State>,
+pub(crate) struct EventInner {
+    state: Mutex<EventState>,
     passed: Condvar,
 }
 
 /// An event of a simulated device.
 #[derive(Clone)]
 pub(crate) struct SimEvent {
-    pub(crate) device: Arc<device::Shared>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) inner: Arc<EventInner>,
     pub(crate) timing: bool,
 }
 
-impl Shared {
-    /// A new recording.
+impl EventInner {
+    /// Starts a new recording.
     pub(crate) fn record(&self) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.recorded += 1;
         state.recorded
     }
 
-    /// The latest recording.
+    /// The number of the latest recording.
     pub(crate) fn latest(&self) -> u64 {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).recorded
     }
 
-    /// The work before a recording is done, or failed.
+    /// Marks a recording as reached: the work before it is done, or failed.
     pub(crate) fn pass(&self, recording: u64, seconds: f64, error: Option<BackendError>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if recording > state.passed {
@@ -67,14 +68,14 @@ impl Shared {
             if let Some(error) = error {
                 state.error = Some((recording, error));
             }
-            if let Some(slot) = state.seconds.get_mut(recording as usize % PAST) {
+            if let Some(slot) = state.seconds.get_mut(recording as usize % KEPT_TIMES) {
                 *slot = seconds;
             }
         }
         self.passed.notify_all();
     }
 
-    /// Waits for a recording: the time at which it is passed, or what failed.
+    /// Waits for a recording; returns its time, or the error of the work before it.
     pub(crate) fn wait_for(&self, recording: u64) -> Result<f64, BackendError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.passed < recording {
@@ -89,7 +90,7 @@ impl Shared {
 
 impl Event for SimEvent {
     fn is_done(&self) -> Result<bool, BackendError> {
-        let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.inner.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &state.error {
             Some((failed, error)) if *failed == state.recorded => Err(error.clone()),
             _ => Ok(state.passed >= state.recorded),
@@ -97,7 +98,7 @@ impl Event for SimEvent {
     }
 
     fn wait(&self) -> Result<(), BackendError> {
-        self.shared.wait_for(self.shared.latest()).map(|_| ())
+        self.inner.wait_for(self.inner.latest()).map(|_| ())
     }
 
     fn seconds_since(&self, earlier: &dyn Event) -> Option<f64> {
@@ -106,7 +107,7 @@ impl Event for SimEvent {
             return None;
         }
         let at = |event: &SimEvent| {
-            let state = event.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = event.inner.state.lock().unwrap_or_else(PoisonError::into_inner);
             (state.passed >= state.recorded).then(|| state.at(state.recorded))
         };
         Some(at(self)? - at(earlier)?)

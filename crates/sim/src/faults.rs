@@ -1,25 +1,26 @@
-//! Faults: the n-th thing of a kind fails, or takes the device with it.
+//! Fault injection: the n-th operation of a kind fails, or the device is lost with it.
 
 use std::sync::{Mutex, PoisonError};
 
 use quadriga_runtime::BackendError;
 
-/// What can fail.
+/// An operation at which a fault can be injected.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum What {
-    /// Getting memory.
+pub enum FaultPoint {
+    /// An allocation of memory.
     Allocation,
-    /// Moving bytes to, from or within the device.
+    /// A transfer to, from or within the device.
     Transfer,
-    /// Preparing a split.
+    /// The compilation of a split.
     Compile,
-    /// Running a split.
+    /// The run of a split.
     Run,
 }
 
-impl What {
-    /// All of them.
-    pub const ALL: [What; 4] = [What::Allocation, What::Transfer, What::Compile, What::Run];
+impl FaultPoint {
+    /// Every fault point.
+    pub const ALL: [FaultPoint; 4] =
+        [FaultPoint::Allocation, FaultPoint::Transfer, FaultPoint::Compile, FaultPoint::Run];
 
     fn index(self) -> usize {
         self as usize
@@ -27,44 +28,44 @@ impl What {
 
     fn name(self) -> &'static str {
         match self {
-            What::Allocation => "an allocation",
-            What::Transfer => "a transfer",
-            What::Compile => "compiling",
-            What::Run => "a run",
+            FaultPoint::Allocation => "an allocation",
+            FaultPoint::Transfer => "a transfer",
+            FaultPoint::Compile => "compiling",
+            FaultPoint::Run => "a run",
         }
     }
 }
 
-/// How often each thing was tried.
+/// The number of attempted operations per fault point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counts([u64; 4]);
+pub struct FaultCounts([u64; 4]);
 
-impl Counts {
-    /// How often this was tried.
-    pub fn of(&self, what: What) -> u64 {
-        self.0.get(what.index()).copied().unwrap_or(0)
+impl FaultCounts {
+    /// The number of attempts at this point.
+    pub fn of(&self, point: FaultPoint) -> u64 {
+        self.0.get(point.index()).copied().unwrap_or(0)
     }
 }
 
 #[derive(Default)]
-struct State {
-    counts: Counts,
-    /// What fails, at which count, and whether the device goes with it.
-    planned: Option<(What, u64, bool)>,
+struct FaultState {
+    counts: FaultCounts,
+    /// The injected fault: where, at which attempt, and whether the device is lost.
+    planned: Option<(FaultPoint, u64, bool)>,
     lost: bool,
 }
 
 /// The faults of a device.
 #[derive(Default)]
 pub(crate) struct Faults {
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
 impl Faults {
-    pub(crate) fn plan(&self, what: What, after: u64, lose: bool) {
+    pub(crate) fn plan(&self, point: FaultPoint, after: u64, lose: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = state.counts.of(what) + after;
-        state.planned = Some((what, at, lose));
+        let at = state.counts.of(point) + after;
+        state.planned = Some((point, at, lose));
     }
 
     pub(crate) fn clear(&self) {
@@ -73,47 +74,47 @@ impl Faults {
         state.lost = false;
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> FaultCounts {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).counts
     }
 
-    /// Counts something, and says whether it fails.
-    pub(crate) fn check(&self, backend: &str, what: What) -> Result<(), BackendError> {
+    /// FaultCounts something, and says whether it fails.
+    pub(crate) fn check(&self, backend: &str, point: FaultPoint) -> Result<(), BackendError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = state.counts.of(what);
-        if let Some(counted) = state.counts.0.get_mut(what.index()) {
+        let count = state.counts.of(point);
+        if let Some(counted) = state.counts.0.get_mut(point.index()) {
             *counted += 1;
         }
-        let now = state.planned.filter(|(kind, at, _)| *kind == what && *at == count);
+        let now = state.planned.filter(|(planned, at, _)| *planned == point && *at == count);
         if let Some((_, _, lose)) = now {
             state.planned = None;
             state.lost |= lose;
             if !lose {
-                return Err(match what {
-                    What::Allocation => {
+                return Err(match point {
+                    FaultPoint::Allocation => {
                         BackendError::OutOfMemory { backend: backend.to_owned(), wanted: 0, free: None }
                     }
                     _ => BackendError::Failed {
                         backend: backend.to_owned(),
-                        what: what.name(),
-                        reason: format!("fault planned for number {count}"),
+                        what: point.name(),
+                        reason: format!("fault injected at number {count}"),
                     },
                 });
             }
         }
-        self.alive_in(&state, backend)
+        alive(&state, backend)
     }
 
-    /// An error if the device is gone.
+    /// An error if the device is lost.
     pub(crate) fn alive(&self, backend: &str) -> Result<(), BackendError> {
-        self.alive_in(&self.state.lock().unwrap_or_else(PoisonError::into_inner), backend)
+        alive(&self.state.lock().unwrap_or_else(PoisonError::into_inner), backend)
     }
+}
 
-    fn alive_in(&self, state: &State, backend: &str) -> Result<(), BackendError> {
-        if state.lost {
-            let reason = "fault planned".to_owned();
-            return Err(BackendError::Lost { backend: backend.to_owned(), reason });
-        }
-        Ok(())
+fn alive(state: &FaultState, backend: &str) -> Result<(), BackendError> {
+    if state.lost {
+        let reason = "fault injected".to_owned();
+        return Err(BackendError::Lost { backend: backend.to_owned(), reason });
     }
+    Ok(())
 }

@@ -1,7 +1,9 @@
-//! A device that exists only in software: memory of its own that the host reaches only through the backend traits, command
-//! queues on threads of their own, latencies, limits and faults. It computes with the exact oracle, so results are real.
+//! A simulated device for tests and for planning: a backend with its own memory, command queues, latencies, memory
+//! limits and injectable faults, all in software. It computes with the f64 oracle of `quadriga-conformance`, so its
+//! results are correct.
 //!
-//! It serves tests of everything that happens between devices, and people without a second device.
+//! Tests use it to exercise everything that happens between devices (copies, scheduling, memory limits, lost devices)
+//! on a machine with only a CPU.
 //!
 //! ```
 //! use quadriga_graph::{DType, GraphBuilder};
@@ -25,11 +27,12 @@
 mod device;
 mod event;
 mod faults;
+mod inner;
 mod memory;
 mod program;
 mod queue;
 mod settings;
 
 pub use device::Sim;
-pub use faults::{Counts, What};
-pub use settings::{Clock, Settings};
+pub use faults::{FaultCounts, FaultPoint};
+pub use settings::{Clock, SimSettings};

@@ -1,4 +1,4 @@
-//! Memory that the host reaches only through the device.
+//! Device memory: the host reaches it only through the backend traits.
 
 use std::any::Any;
 use std::sync::atomic::Ordering;
@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use quadriga_runtime::{BackendError, Buffer, Usage, check_range};
 
-use crate::device::Shared;
-use crate::faults::What;
+use crate::faults::FaultPoint;
+use crate::inner::DeviceInner;
 
-/// What fresh memory holds: whoever reads it before writing gets nonsense.
+/// The content of fresh memory: a read before the first write yields garbage.
 const FRESH: u8 = 0xa5;
 
 /// A buffer of a simulated device.
 pub(crate) struct SimBuffer {
-    device: Arc<Shared>,
+    device: Arc<DeviceInner>,
     bytes: Mutex<Vec<u8>>,
     size: usize,
     usage: Usage,
@@ -23,13 +23,13 @@ pub(crate) struct SimBuffer {
 
 impl SimBuffer {
     pub(crate) fn new(
-        device: &Arc<Shared>,
+        device: &Arc<DeviceInner>,
         size: usize,
         usage: Usage,
         host: bool,
     ) -> Result<SimBuffer, BackendError> {
         let name = &device.settings.name;
-        device.faults.check(name, What::Allocation)?;
+        device.faults.check(name, FaultPoint::Allocation)?;
         let free = device.free();
         let refused =
             BackendError::OutOfMemory { backend: name.clone(), wanted: size as u64, free: Some(free) };
@@ -44,11 +44,11 @@ impl SimBuffer {
         Ok(SimBuffer { device: Arc::clone(device), bytes: Mutex::new(bytes), size, usage, host })
     }
 
-    pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
+    pub(crate) fn is_of(&self, device: &Arc<DeviceInner>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Copies bytes out, without counting it as a transfer of its own.
+    /// Copies bytes out without counting a transfer.
     pub(crate) fn get(&self, offset: usize, into: &mut [u8]) {
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(from) = bytes.get(offset..offset + into.len()) {
@@ -56,7 +56,7 @@ impl SimBuffer {
         }
     }
 
-    /// Copies bytes in, without counting it as a transfer of its own.
+    /// Copies bytes in without counting a transfer.
     pub(crate) fn put(&self, offset: usize, from: &[u8]) {
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(into) = bytes.get_mut(offset..offset + from.len()) {
@@ -90,21 +90,21 @@ impl Buffer for SimBuffer {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(self, offset, into.len())?;
-        self.device.faults.check(self.backend(), What::Transfer)?;
+        self.device.faults.check(self.backend(), FaultPoint::Transfer)?;
         self.get(offset, into);
         Ok(())
     }
 
     fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError> {
         check_range(self, offset, from.len())?;
-        self.device.faults.check(self.backend(), What::Transfer)?;
+        self.device.faults.check(self.backend(), FaultPoint::Transfer)?;
         self.put(offset, from);
         Ok(())
     }
 
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
         check_range(self, offset, len)?;
-        self.device.faults.check(self.backend(), What::Transfer)?;
+        self.device.faults.check(self.backend(), FaultPoint::Transfer)?;
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(range) = bytes.get_mut(offset..offset + len) {
             range.fill(0);

@@ -1,4 +1,4 @@
-//! A compiled split: for each node where its inputs and its result are.
+//! A compiled split: the places of inputs and result of each node.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,33 +8,34 @@ use quadriga_conformance::compute_node;
 use quadriga_graph::{Graph, NodeId};
 use quadriga_runtime::{BackendError, Layout, Program, Region, SplitSource, StepTime, TensorPlace};
 
-use crate::device::Shared;
+use crate::inner::DeviceInner;
 use crate::memory::SimBuffer;
 use crate::settings::Clock;
 
-/// The arrangement of packed weights: every bit turned over. Whoever takes it for plain gets nonsense.
+/// The layout of packed weights: every bit inverted. Reading them as plain yields garbage.
 pub(crate) const PACKED: Layout = Layout::Packed(7);
 
-struct Step {
+/// One node with the places of its inputs and its result.
+struct SimStep {
     node: NodeId,
     inputs: Vec<TensorPlace>,
     output: Region,
 }
 
-/// What a program does; shared with the queues that run it.
-pub(crate) struct Steps {
-    device: Arc<Shared>,
+/// The steps of a program, shared with the queues that run it.
+pub(crate) struct ProgramSteps {
+    device: Arc<DeviceInner>,
     graph: Arc<Graph>,
-    steps: Vec<Step>,
-    /// What it works in, where its device is set to need that.
+    steps: Vec<SimStep>,
+    /// Scratch memory, if the settings require it.
     scratch: Option<Region>,
-    /// Of the latest run that was timed, by the host's clock: when each step began, and when the last one ended.
+    /// The host time at which each step of the latest timed run began, then the end of the last step.
     marks: Mutex<Vec<Instant>>,
 }
 
 /// A compiled split.
 pub(crate) struct SimProgram {
-    pub(crate) steps: Arc<Steps>,
+    pub(crate) steps: Arc<ProgramSteps>,
 }
 
 impl Program for SimProgram {
@@ -49,7 +50,7 @@ impl Program for SimProgram {
 
 impl SimProgram {
     pub(crate) fn new(
-        device: &Arc<Shared>,
+        device: &Arc<DeviceInner>,
         graph: Arc<Graph>,
         split: &SplitSource<'_>,
     ) -> Result<SimProgram, BackendError> {
@@ -75,37 +76,38 @@ impl SimProgram {
             };
             let inputs: Result<Vec<TensorPlace>, _> =
                 graph.inputs(*node).iter().map(|id| place(*id)).collect();
-            steps.push(Step { node: *node, inputs: inputs?, output: place(n.output())?.region });
+            steps.push(SimStep { node: *node, inputs: inputs?, output: place(n.output())?.region });
         }
         let scratch = split.scratch.clone().filter(|scratch| scratch.bytes >= device.settings.scratch);
         if scratch.is_none() && device.settings.scratch > 0 {
             let first = split.nodes.first().copied().unwrap_or(NodeId::from_index(0));
-            return Err(missing(first, "the split has too little memory to work in".into()));
+            return Err(missing(first, "the split has too little scratch memory".into()));
         }
         let (device, marks) = (Arc::clone(device), Mutex::default());
-        Ok(SimProgram { steps: Arc::new(Steps { device, graph, steps, scratch, marks }) })
+        Ok(SimProgram { steps: Arc::new(ProgramSteps { device, graph, steps, scratch, marks }) })
     }
 }
 
-/// Memory that is used again from node to node.
+/// Host copies of a node's inputs and result; the memory is reused from node to node.
 #[derive(Default)]
-pub(crate) struct Scratch {
+pub(crate) struct NodeBuffers {
     inputs: Vec<Vec<u8>>,
     output: Vec<u8>,
 }
 
-impl Steps {
+impl ProgramSteps {
+    /// The time that a run takes by the device's clock.
     pub(crate) fn seconds(&self) -> f64 {
         self.steps.len() as f64 * self.device.settings.node_seconds
     }
 
-    /// The times of the steps, by the device's clock.
+    /// The times of the steps in the latest timed run, by the device's clock.
     fn times(&self) -> Vec<StepTime> {
         let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(first) = marks.first() else { return Vec::new() };
         let each = self.device.settings.node_seconds;
         let spans = marks.iter().zip(marks.iter().skip(1)).enumerate();
-        let time = |(step, (number, (begin, end))): (&Step, (usize, (&Instant, &Instant)))| {
+        let time = |(step, (number, (begin, end))): (&SimStep, (usize, (&Instant, &Instant)))| {
             let (start, seconds) = match self.device.settings.clock {
                 Clock::Virtual | Clock::Real => (number as f64 * each, each),
                 Clock::Host => ((*begin - *first).as_secs_f64(), (*end - *begin).as_secs_f64()),
@@ -116,7 +118,7 @@ impl Steps {
     }
 
     /// Computes all nodes.
-    pub(crate) fn run(&self, scratch: &mut Scratch, timed: bool) -> Result<(), BackendError> {
+    pub(crate) fn run(&self, buffers: &mut NodeBuffers, timed: bool) -> Result<(), BackendError> {
         let mut marks = Vec::new();
         if !self.device.settings.computes {
             return Ok(());
@@ -128,26 +130,26 @@ impl Steps {
             if let Some(region) = &self.scratch {
                 put(region, &vec![0xa5; region.bytes])?;
             }
-            while scratch.inputs.len() < step.inputs.len() {
-                scratch.inputs.push(Vec::new());
+            while buffers.inputs.len() < step.inputs.len() {
+                buffers.inputs.push(Vec::new());
             }
-            for (bytes, place) in scratch.inputs.iter_mut().zip(&step.inputs) {
+            for (bytes, place) in buffers.inputs.iter_mut().zip(&step.inputs) {
                 get(&place.region, bytes)?;
                 if place.layout == PACKED {
                     bytes.iter_mut().for_each(|byte| *byte = !*byte);
                 }
             }
-            get(&step.output, &mut scratch.output)?;
+            get(&step.output, &mut buffers.output)?;
             let inputs: Vec<&[u8]> =
-                scratch.inputs.iter().take(step.inputs.len()).map(Vec::as_slice).collect();
-            compute_node(&self.graph, step.node, &inputs, &mut scratch.output).map_err(|error| {
+                buffers.inputs.iter().take(step.inputs.len()).map(Vec::as_slice).collect();
+            compute_node(&self.graph, step.node, &inputs, &mut buffers.output).map_err(|error| {
                 BackendError::Node {
                     backend: self.device.settings.name.clone(),
                     node: self.graph.node_name(step.node),
                     reason: error.to_string(),
                 }
             })?;
-            put(&step.output, &scratch.output)?;
+            put(&step.output, &buffers.output)?;
         }
         if timed {
             marks.push(Instant::now());
@@ -157,6 +159,7 @@ impl Steps {
     }
 }
 
+/// Copies a region out of its buffer.
 pub(crate) fn get(region: &Region, into: &mut Vec<u8>) -> Result<(), BackendError> {
     into.resize(region.bytes, 0);
     match region.buffer.as_any().downcast_ref::<SimBuffer>() {
@@ -168,6 +171,7 @@ pub(crate) fn get(region: &Region, into: &mut Vec<u8>) -> Result<(), BackendErro
     }
 }
 
+/// Copies bytes into a region.
 pub(crate) fn put(region: &Region, from: &[u8]) -> Result<(), BackendError> {
     match region.buffer.as_any().downcast_ref::<SimBuffer>() {
         Some(buffer) => {

@@ -1,4 +1,4 @@
-//! Command queues: each works through its commands on a thread of its own, or at once on a synchronous device.
+//! Command queues: each executes its commands on its own thread, or immediately on a synchronous device.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,85 +7,90 @@ use std::time::Duration;
 
 use quadriga_runtime::{BackendError, Event, Program, Queue, Region, check_range};
 
-use crate::device::Shared;
-use crate::event::{Shared as EventShared, SimEvent};
-use crate::faults::What;
+use crate::event::{EventInner, SimEvent};
+use crate::faults::FaultPoint;
+use crate::inner::DeviceInner;
 use crate::memory::SimBuffer;
-use crate::program::{Scratch, SimProgram, Steps, get, put};
+use crate::program::{NodeBuffers, ProgramSteps, SimProgram, get, put};
 use crate::settings::Clock;
 
+/// A command of a queue.
 enum Command {
     Write(Region, Vec<u8>),
     Read(Region),
     Copy(Region, Region),
-    /// What to run, and whether to take the times of its steps.
-    Run(Arc<Steps>, bool),
-    Record(Arc<EventShared>, u64),
-    Wait(Arc<EventShared>, u64),
+    /// Runs a program, optionally timing its steps.
+    Run(Arc<ProgramSteps>, bool),
+    Record(Arc<EventInner>, u64),
+    Wait(Arc<EventInner>, u64),
     Stop,
 }
 
+/// The commands of a queue and what its thread reports back.
 #[derive(Default)]
-struct State {
+struct QueueState {
     commands: VecDeque<Command>,
-    /// Commands given and commands done.
-    given: u64,
+    /// How many commands were enqueued, and how many are done.
+    enqueued: u64,
     done: u64,
-    /// The first failure since the last time somebody asked.
+    /// The first error since the last synchronization.
     error: Option<BackendError>,
-    /// What the latest read brought.
+    /// The result of the latest read.
     read: Vec<u8>,
-    /// Memory of earlier writes, to be used again.
+    /// Buffers of completed writes, for reuse.
     spare: Vec<Vec<u8>>,
 }
 
+/// The state of a queue, shared with its thread.
 #[derive(Default)]
-struct Line {
-    state: Mutex<State>,
+struct CommandQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
-impl Line {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl CommandQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Carries out commands.
-struct Worker {
-    device: Arc<Shared>,
+/// Executes commands and keeps the queue's clock.
+struct QueueWorker {
+    device: Arc<DeviceInner>,
     seconds: f64,
-    scratch: Scratch,
+    buffers: NodeBuffers,
     bytes: Vec<u8>,
 }
 
-impl Worker {
-    /// What the queue's clock says.
+impl QueueWorker {
+    /// The queue's time in seconds.
     fn now(&self) -> f64 {
         match self.device.settings.clock {
             Clock::Virtual | Clock::Real => self.seconds,
-            Clock::Host => self.device.made.elapsed().as_secs_f64(),
+            Clock::Host => self.device.created.elapsed().as_secs_f64(),
         }
     }
 
-    fn take_time(&mut self, seconds: f64) {
+    /// Advances the queue's clock; with a real clock, sleeps.
+    fn spend(&mut self, seconds: f64) {
         self.seconds += seconds;
         if self.device.settings.clock == Clock::Real && seconds > 0.0 {
             std::thread::sleep(Duration::from_secs_f64(seconds));
         }
-        self.device.reached(self.seconds);
+        self.device.advance_clock(self.seconds);
     }
 
+    /// Accounts for a transfer, which may fail.
     fn transfer(&mut self, bytes: usize) -> Result<(), BackendError> {
         let settings = &self.device.settings;
         let seconds = settings.copy_seconds + settings.byte_seconds * bytes as f64;
-        self.device.faults.check(&settings.name, What::Transfer)?;
-        self.take_time(seconds);
+        self.device.faults.check(&settings.name, FaultPoint::Transfer)?;
+        self.spend(seconds);
         Ok(())
     }
 
-    /// Carries out a command that does work; the bytes of a read go to `read`.
-    fn work(&mut self, command: &Command, read: &mut Vec<u8>) -> Result<(), BackendError> {
+    /// Executes a command; the result of a read goes to `read`.
+    fn execute(&mut self, command: &Command, read: &mut Vec<u8>) -> Result<(), BackendError> {
         match command {
             Command::Write(to, bytes) => {
                 self.transfer(bytes.len())?;
@@ -101,9 +106,9 @@ impl Worker {
                 put(to, &self.bytes)
             }
             Command::Run(steps, timed) => {
-                self.device.faults.check(&self.device.settings.name, What::Run)?;
-                self.take_time(steps.seconds());
-                steps.run(&mut self.scratch, *timed)
+                self.device.faults.check(&self.device.settings.name, FaultPoint::Run)?;
+                self.spend(steps.seconds());
+                steps.run(&mut self.buffers, *timed)
             }
             Command::Wait(event, recording) => {
                 self.seconds = self.seconds.max(event.wait_for(*recording)?);
@@ -113,15 +118,16 @@ impl Worker {
         }
     }
 
-    fn live(mut self, line: &Line) {
+    /// The queue's thread: executes commands until it is stopped.
+    fn run_commands(mut self, commands: &CommandQueue) {
         let mut read = Vec::new();
         loop {
             let (command, failed) = {
-                let mut state = line.lock();
+                let mut state = commands.lock();
                 loop {
                     match state.commands.pop_front() {
                         Some(command) => break (command, state.error.clone()),
-                        None => state = line.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                        None => state = commands.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                     }
                 }
             };
@@ -131,12 +137,12 @@ impl Worker {
                     event.pass(*recording, self.now(), failed.clone());
                     Ok(())
                 }
-                // After a failure the rest is skipped until somebody has seen it.
+                // After an error commands are skipped until the error was reported.
                 (_, Some(_)) => Ok(()),
-                (command, None) => self.work(command, &mut read),
+                (command, None) => self.execute(command, &mut read),
             };
             let is_read = matches!(command, Command::Read(_));
-            // What the command holds is let go before anybody hears that it is done.
+            // The command's regions are released before it counts as done.
             let spare = match command {
                 Command::Write(region, bytes) => {
                     drop(region);
@@ -147,7 +153,7 @@ impl Worker {
                     None
                 }
             };
-            let mut state = line.lock();
+            let mut state = commands.lock();
             state.spare.extend(spare);
             state.done += 1;
             if let Err(error) = result {
@@ -157,85 +163,87 @@ impl Worker {
                 std::mem::swap(&mut state.read, &mut read);
             }
             drop(state);
-            line.changed.notify_all();
+            commands.changed.notify_all();
         }
     }
 }
 
 /// A queue of a simulated device.
 pub(crate) struct SimQueue {
-    device: Arc<Shared>,
-    kind: Kind,
+    device: Arc<DeviceInner>,
+    kind: QueueKind,
 }
 
-enum Kind {
-    Thread { line: Arc<Line>, thread: Option<JoinHandle<()>> },
-    Inline(Box<Worker>),
+/// Where a queue executes its commands.
+enum QueueKind {
+    Thread { commands: Arc<CommandQueue>, thread: Option<JoinHandle<()>> },
+    Inline(Box<QueueWorker>),
 }
 
 impl SimQueue {
-    pub(crate) fn new(device: &Arc<Shared>) -> Result<SimQueue, BackendError> {
+    pub(crate) fn new(device: &Arc<DeviceInner>) -> Result<SimQueue, BackendError> {
         let name = &device.settings.name;
         device.faults.alive(name)?;
-        let worker = Worker {
+        let worker = QueueWorker {
             device: Arc::clone(device),
             seconds: 0.0,
-            scratch: Scratch::default(),
+            buffers: NodeBuffers::default(),
             bytes: Vec::new(),
         };
         let kind = if device.settings.asynchronous {
-            let line = Arc::new(Line::default());
-            let theirs = Arc::clone(&line);
-            let thread = std::thread::Builder::new().name(name.clone()).spawn(move || worker.live(&theirs));
+            let commands = Arc::new(CommandQueue::default());
+            let shared = Arc::clone(&commands);
+            let thread =
+                std::thread::Builder::new().name(name.clone()).spawn(move || worker.run_commands(&shared));
             let failed = |error: std::io::Error| BackendError::Failed {
                 backend: name.clone(),
-                what: "starting a queue's thread",
+                what: "starting a queue thread",
                 reason: error.to_string(),
             };
-            Kind::Thread { line, thread: Some(thread.map_err(failed)?) }
+            QueueKind::Thread { commands, thread: Some(thread.map_err(failed)?) }
         } else {
-            Kind::Inline(Box::new(worker))
+            QueueKind::Inline(Box::new(worker))
         };
         Ok(SimQueue { device: Arc::clone(device), kind })
     }
 
-    /// Gives a command, or carries it out.
-    fn give(&mut self, command: Command) -> Result<(), BackendError> {
+    /// Enqueues a command; a synchronous queue executes it.
+    fn enqueue(&mut self, command: Command) -> Result<(), BackendError> {
         match &mut self.kind {
-            Kind::Thread { line, .. } => {
-                let mut state = line.lock();
+            QueueKind::Thread { commands, .. } => {
+                let mut state = commands.lock();
                 state.commands.push_back(command);
-                state.given += 1;
+                state.enqueued += 1;
                 drop(state);
-                line.changed.notify_all();
+                commands.changed.notify_all();
                 Ok(())
             }
-            Kind::Inline(worker) => match command {
+            QueueKind::Inline(worker) => match command {
                 Command::Record(event, recording) => {
                     event.pass(recording, worker.now(), None);
                     Ok(())
                 }
-                command => worker.work(&command, &mut Vec::new()),
+                command => worker.execute(&command, &mut Vec::new()),
             },
         }
     }
 
-    fn give_program(&mut self, program: &mut dyn Program, timed: bool) -> Result<(), BackendError> {
+    fn enqueue_program(&mut self, program: &mut dyn Program, timed: bool) -> Result<(), BackendError> {
         let Some(program) = program.as_any().downcast_ref::<SimProgram>() else {
             return Err(BackendError::Foreign {
                 backend: self.device.settings.name.clone(),
                 what: "program",
             });
         };
-        self.give(Command::Run(Arc::clone(&program.steps), timed))
+        self.enqueue(Command::Run(Arc::clone(&program.steps), timed))
     }
 
-    /// Waits until all is done, and hands over the first failure.
-    fn finish<T>(&mut self, after: impl FnOnce(&mut State) -> T) -> Result<Option<T>, BackendError> {
-        let Kind::Thread { line, .. } = &self.kind else { return Ok(None) };
-        let mut state = line.lock();
-        while state.done < state.given {
-            state = line.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    /// Waits until all commands are done; the first error, or the result of `after`.
+    fn finish<T>(&mut self, after: impl FnOnce(&mut QueueState) -> T) -> Result<Option<T>, BackendError> {
+        let QueueKind::Thread { commands, .. } = &self.kind else { return Ok(None) };
+        let mut state = commands.lock();
+        while state.done < state.enqueued {
+            state = commands.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         match state.error.take() {
             Some(error) => Err(error),
@@ -243,7 +251,7 @@ impl SimQueue {
         }
     }
 
-    /// Whether this device can get at a region.
+    /// Whether the device can access a region.
     fn reaches(&self, region: &Region) -> bool {
         let settings = &self.device.settings;
         match region.buffer.as_any().downcast_ref::<SimBuffer>() {
@@ -253,6 +261,7 @@ impl SimQueue {
         }
     }
 
+    /// An error unless the region is in this device's memory.
     fn own(&self, region: &Region) -> Result<(), BackendError> {
         let buffer = region.buffer.as_any().downcast_ref::<SimBuffer>();
         match buffer.filter(|buffer| buffer.is_of(&self.device)) {
@@ -274,27 +283,27 @@ impl Queue for SimQueue {
         self.own(to)?;
         self.same_size(bytes.len(), to.bytes)?;
         let mut owned = match &mut self.kind {
-            Kind::Thread { line, .. } => line.lock().spare.pop().unwrap_or_default(),
-            Kind::Inline(worker) => {
+            QueueKind::Thread { commands, .. } => commands.lock().spare.pop().unwrap_or_default(),
+            QueueKind::Inline(worker) => {
                 worker.transfer(bytes.len())?;
                 return put(to, bytes);
             }
         };
         owned.clear();
         owned.extend_from_slice(bytes);
-        self.give(Command::Write(to.clone(), owned))
+        self.enqueue(Command::Write(to.clone(), owned))
     }
 
     fn read(&mut self, from: &Region, into: &mut [u8]) -> Result<(), BackendError> {
         self.own(from)?;
         self.same_size(from.bytes, into.len())?;
-        if let Kind::Inline(worker) = &mut self.kind {
+        if let QueueKind::Inline(worker) = &mut self.kind {
             let mut bytes = Vec::new();
-            worker.work(&Command::Read(from.clone()), &mut bytes)?;
+            worker.execute(&Command::Read(from.clone()), &mut bytes)?;
             into.copy_from_slice(&bytes);
             return Ok(());
         }
-        self.give(Command::Read(from.clone()))?;
+        self.enqueue(Command::Read(from.clone()))?;
         self.finish(|state| into.copy_from_slice(&state.read)).map(|_| ())
     }
 
@@ -305,16 +314,16 @@ impl Queue for SimQueue {
         if !self.reaches(from) || !self.reaches(to) {
             return Ok(false);
         }
-        self.give(Command::Copy(from.clone(), to.clone()))?;
+        self.enqueue(Command::Copy(from.clone(), to.clone()))?;
         Ok(true)
     }
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
-        self.give_program(program, false)
+        self.enqueue_program(program, false)
     }
 
     fn run_timed(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
-        self.give_program(program, true)
+        self.enqueue_program(program, true)
     }
 
     fn record(&mut self, event: &dyn Event) -> Result<(), BackendError> {
@@ -322,15 +331,15 @@ impl Queue for SimQueue {
         let Some(event) = own else {
             return Err(BackendError::Foreign { backend: self.device.settings.name.clone(), what: "event" });
         };
-        let recording = event.shared.record();
-        self.give(Command::Record(Arc::clone(&event.shared), recording))
+        let recording = event.inner.record();
+        self.enqueue(Command::Record(Arc::clone(&event.inner), recording))
     }
 
     fn wait(&mut self, event: &dyn Event) -> Result<(), BackendError> {
         match event.as_any().downcast_ref::<SimEvent>() {
             Some(event) => {
-                let recording = event.shared.latest();
-                self.give(Command::Wait(Arc::clone(&event.shared), recording))
+                let recording = event.inner.latest();
+                self.enqueue(Command::Wait(Arc::clone(&event.inner), recording))
             }
             None => event.wait(),
         }
@@ -344,8 +353,8 @@ impl Queue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        let _ = self.give(Command::Stop);
-        if let Kind::Thread { thread, .. } = &mut self.kind
+        let _ = self.enqueue(Command::Stop);
+        if let QueueKind::Thread { thread, .. } = &mut self.kind
             && let Some(thread) = thread.take()
         {
             let _ = thread.join();

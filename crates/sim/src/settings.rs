@@ -1,31 +1,41 @@
-//! What a simulated device is like.
+//! The settings of a simulated device.
 
 use std::fmt;
 use std::sync::Arc;
 
 use quadriga_graph::{Graph, NodeId};
-use quadriga_runtime::Backend;
 
-use crate::device::Sim;
-
-/// What time is on a simulated device.
+/// How time passes on a simulated device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Clock {
-    /// Computed: each queue counts the seconds that its work would take, and nobody waits for them to pass.
+    /// Virtual time: each queue adds up the seconds that its commands would take, and returns at once.
     #[default]
     Virtual,
-    /// The device really takes its time.
+    /// Real time: commands take as long as the settings say.
     Real,
-    /// The host's: the time that the work really takes, however long it would have taken.
+    /// The host's clock: the time that the simulation itself takes; the settings' times are ignored.
     Host,
 }
 
-/// Says why a node is refused, if it is.
+/// The reason to refuse a node, or `None`.
 pub(crate) type Refuses = Arc<dyn Fn(&Graph, NodeId) -> Option<String> + Send + Sync>;
 
-/// The settings of a simulated device, before it is [built](Settings::build).
+/// The settings of a simulated device, before it is [built](SimSettings::build).
+///
+/// ```
+/// use quadriga_runtime::Backend;
+/// use quadriga_sim::{Clock, Sim};
+///
+/// let sim = Sim::new("sim:0")
+///     .capacity(64 << 20)
+///     .alignment(256)
+///     .clock(Clock::Virtual)
+///     .copy_seconds(10e-6, 1.0 / 25e9)
+///     .build();
+/// assert_eq!(sim.device().total_bytes, Some(64 << 20));
+/// ```
 #[derive(Clone)]
-pub struct Settings {
+pub struct SimSettings {
     pub(crate) name: String,
     pub(crate) asynchronous: bool,
     pub(crate) alignment: usize,
@@ -45,9 +55,9 @@ pub struct Settings {
     pub(crate) refuses: Option<Refuses>,
 }
 
-impl Settings {
-    pub(crate) fn new(name: &str) -> Settings {
-        Settings {
+impl SimSettings {
+    pub(crate) fn new(name: &str) -> SimSettings {
+        SimSettings {
             name: name.to_owned(),
             asynchronous: true,
             alignment: 64,
@@ -68,113 +78,103 @@ impl Settings {
         }
     }
 
-    /// Does all work before a call returns, as the host's own processor does.
-    pub fn synchronous(mut self) -> Settings {
+    /// Makes queues synchronous: a call returns when its work is done, as on the CPU.
+    pub fn synchronous(mut self) -> SimSettings {
         self.asynchronous = false;
         self
     }
 
-    /// Every tensor starts at a multiple of this power of two. 64 unless set.
-    pub fn alignment(mut self, bytes: usize) -> Settings {
+    /// Sets the alignment of tensors, a power of two [default: 64].
+    pub fn alignment(mut self, bytes: usize) -> SimSettings {
         self.alignment = bytes.max(1).next_power_of_two();
         self
     }
 
-    /// Tensors take a whole multiple of this many bytes. 1 unless set.
-    pub fn padding(mut self, bytes: usize) -> Settings {
+    /// Pads the size of tensors to a multiple of this [default: 1].
+    pub fn padding(mut self, bytes: usize) -> SimSettings {
         self.padding = bytes.max(1);
         self
     }
 
-    /// Programs need so many bytes to work in, which they fill with nonsense whenever they run. None unless set.
-    pub fn scratch(mut self, bytes: usize) -> Settings {
+    /// Sets the scratch memory that programs need; each run overwrites it with garbage [default: 0].
+    pub fn scratch(mut self, bytes: usize) -> SimSettings {
         self.scratch = bytes;
         self
     }
 
-    /// The most bytes of one buffer.
-    pub fn max_buffer(mut self, bytes: usize) -> Settings {
+    /// Limits the size of a buffer [default: no limit].
+    pub fn max_buffer(mut self, bytes: usize) -> SimSettings {
         self.max_buffer = Some(bytes);
         self
     }
 
-    /// The most bytes of all buffers together.
-    pub fn capacity(mut self, bytes: u64) -> Settings {
+    /// Sets the size of the memory [default: 1 TiB].
+    pub fn capacity(mut self, bytes: u64) -> SimSettings {
         self.capacity = bytes;
         self
     }
 
-    /// Its memory is host memory, which other devices can reach.
-    pub fn host(mut self) -> Settings {
+    /// Makes the memory host memory, which other devices can access.
+    pub fn host(mut self) -> SimSettings {
         self.host = true;
         self
     }
 
-    /// Cannot reach the memory of other simulated devices.
-    pub fn without_peers(mut self) -> Settings {
+    /// Disables peer access to other simulated devices.
+    pub fn without_peers(mut self) -> SimSettings {
         self.peers = false;
         self
     }
 
-    /// Reaches no memory but its own: not even the host's.
-    pub fn isolated(mut self) -> Settings {
+    /// Disables direct copies from and to any other memory, that of the host included.
+    pub fn isolated(mut self) -> SimSettings {
         self.isolated = true;
         self.peers = false;
         self
     }
 
-    /// Rearranges weights that are only used in matrix products.
-    pub fn packs_weights(mut self) -> Settings {
+    /// Packs weights that are only used by `mul_mat`.
+    pub fn packs_weights(mut self) -> SimSettings {
         self.packs = true;
         self
     }
 
-    /// Leaves results as they are: for measuring everything else.
-    pub fn without_computing(mut self) -> Settings {
+    /// Skips the computation, to measure everything around it.
+    pub fn without_computing(mut self) -> SimSettings {
         self.computes = false;
         self
     }
 
-    /// What time is. [`Clock::Virtual`] unless set.
-    pub fn clock(mut self, clock: Clock) -> Settings {
+    /// Sets how time passes [default: `Clock::Virtual`].
+    pub fn clock(mut self, clock: Clock) -> SimSettings {
         self.clock = clock;
         self
     }
 
-    /// How long a node takes.
-    pub fn node_seconds(mut self, seconds: f64) -> Settings {
+    /// Sets the time that a node takes [default: 0].
+    pub fn node_seconds(mut self, seconds: f64) -> SimSettings {
         self.node_seconds = seconds;
         self
     }
 
-    /// How long a transfer takes: so much each, and so much for each byte.
-    pub fn copy_seconds(mut self, each: f64, per_byte: f64) -> Settings {
+    /// Sets the time that a transfer takes: a latency and the time per byte [default: 0].
+    pub fn copy_seconds(mut self, each: f64, per_byte: f64) -> SimSettings {
         self.copy_seconds = each;
         self.byte_seconds = per_byte;
         self
     }
 
-    /// Refuses to compute nodes that this gives a reason for.
+    /// Refuses to compute the nodes for which this returns a reason.
     pub fn refuse(
         mut self,
         why: impl Fn(&Graph, NodeId) -> Option<String> + Send + Sync + 'static,
-    ) -> Settings {
+    ) -> SimSettings {
         self.refuses = Some(Arc::new(why));
         self
     }
-
-    /// The device, to be given to a scheduler. See [`Settings::device`] for one whose faults can be set.
-    pub fn build(self) -> Arc<dyn Backend> {
-        self.device()
-    }
-
-    /// The device itself.
-    pub fn device(self) -> Arc<Sim> {
-        Arc::new(Sim::with(self))
-    }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for SimSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "simulated device {}", self.name)
     }

@@ -1,11 +1,11 @@
-//! The conformance suite on simulated devices, through the scheduler, with nodes sent to one or another at random.
+//! The conformance suite on two simulated devices, through the scheduler, with tensors pinned at random.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use quadriga_conformance::{Case, Outputs, Rng, Suite, Target, TargetError, run_cases};
 use quadriga_runtime::{Element, RuntimeError, Scheduler, Values};
 use quadriga_sim::Sim;
 
-/// Two devices with very different habits.
+/// Two devices that differ in alignment, padding, packing and queues; the generator assigns tensors to them.
 struct Pair(Rng);
 
 impl Pair {
@@ -41,8 +41,8 @@ impl Target for Pair {
 }
 
 #[test]
-fn a_sample_of_the_suite_is_right_however_it_is_spread() {
-    // Values of any element type go in as bytes.
+fn a_sample_of_the_suite_passes_on_any_assignment() {
+    // Inputs of any element type are set as bytes.
     assert_eq!(<u8 as Element>::DTYPE, [0u8].dtype());
     let suite = Suite::new();
     let cases = suite.sample(1500, 11).into_iter().filter_map(|index| suite.case(index));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder};
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{device, host};
 
@@ -100,7 +100,7 @@ fn mistakes_are_errors_and_harm_nothing() {
 
 #[test]
 fn a_device_that_fails_says_so_when_its_results_are_received() {
-    for what in [What::Run, What::Transfer] {
+    for what in [FaultPoint::Run, FaultPoint::Transfer] {
         for after in 0..4 {
             let sim = Sim::new("a").device();
             let mut session = session(vec![Arc::clone(&sim) as _]);
@@ -116,7 +116,7 @@ fn a_device_that_fails_says_so_when_its_results_are_received() {
                 session.wait()
             };
             let failed = go();
-            sim.mend();
+            sim.clear_faults();
             assert!(matches!(failed, Err(RuntimeError::Device { .. })) || after > 2, "{what:?} {after}");
             session.run(&[("x", &[1.0f32; 4]), ("step", &[0.0f32; 4])]).unwrap();
             assert_eq!(session.read::<f32>("y").unwrap(), [2.0; 4], "{what:?} {after}");

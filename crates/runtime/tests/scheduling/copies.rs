@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, TensorId};
 use quadriga_runtime::{Backend, Plan, Scheduler};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{device, host};
 
@@ -48,9 +48,9 @@ fn transfers(backends: [Arc<Sim>; 2]) -> (Vec<f32>, [u64; 2]) {
     let values: Vec<f32> = (0..16).map(|i| i as f32 / 7.0).collect();
     session.run(&[("x", &values)]).unwrap();
     session.run(&[("x", &values)]).unwrap();
-    let before = [0, 1].map(|i| backends[i].counts().of(What::Transfer));
+    let before = [0, 1].map(|i| backends[i].counts().of(FaultPoint::Transfer));
     session.run(&[]).unwrap();
-    let after = [0, 1].map(|i| backends[i].counts().of(What::Transfer) - before[i]);
+    let after = [0, 1].map(|i| backends[i].counts().of(FaultPoint::Transfer) - before[i]);
     (session.read("y").unwrap(), after)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::numbers;
 
@@ -50,14 +50,14 @@ fn run(session: &mut Session) -> Result<Vec<f32>, RuntimeError> {
 }
 
 /// An error must name the backend, and what happened in or for a split must name the split and a node.
-fn judge(error: &RuntimeError, name: &str, what: What) {
+fn judge(error: &RuntimeError, name: &str, what: FaultPoint) {
     let RuntimeError::Device { backend, split, node, error: inner } = error else {
         panic!("{what:?} on {name}: {error}");
     };
     assert_eq!(backend, name, "{error}");
     assert!(!matches!(**inner, BackendError::Foreign { .. } | BackendError::OutOfBounds { .. }), "{error}");
     assert!(node.as_ref().is_some_and(|node| !node.is_empty()), "{what:?}: {error}");
-    if matches!(what, What::Compile | What::Run) {
+    if matches!(what, FaultPoint::Compile | FaultPoint::Run) {
         assert!(split.is_some(), "{what:?}: {error}");
     }
 }
@@ -77,12 +77,12 @@ fn x19_every_allocation_transfer_compile_and_run_may_fail_in_turn() {
         let scheduler = scheduler(&devices);
         let plan = scheduler.plan(&graph).unwrap();
         for (device, name) in [(0, "a"), (1, "b")] {
-            for what in What::ALL {
+            for what in FaultPoint::ALL {
                 // While the session is made.
                 for after in 0.. {
                     devices[device].fail(what, after);
                     let made = plan.session();
-                    devices[device].mend();
+                    devices[device].clear_faults();
                     match made {
                         Err(error) => judge(&error, name, what),
                         Ok(mut session) => {
@@ -102,7 +102,7 @@ fn x19_every_allocation_transfer_compile_and_run_may_fail_in_turn() {
                         }
                         devices[device].fail(what, after);
                         let ran = run(&mut session);
-                        devices[device].mend();
+                        devices[device].clear_faults();
                         match ran {
                             Err(error) => {
                                 judge(&error, name, what);
@@ -137,14 +137,14 @@ fn a_lost_device_is_said_to_be_lost_until_it_is_found_again() {
         let plan = scheduler(&devices).plan(&graph).unwrap();
         let mut session = plan.session().unwrap();
         let expected = run(&mut session).unwrap();
-        for what in [What::Transfer, What::Run] {
+        for what in [FaultPoint::Transfer, FaultPoint::Run] {
             for after in 0..5 {
                 devices[0].lose(what, after);
                 for _ in 0..2 {
                     let error = run(&mut session).unwrap_err();
                     assert!(error.is_lost(), "{error}");
                 }
-                devices[0].mend();
+                devices[0].clear_faults();
                 assert_eq!(run(&mut session).unwrap(), expected);
             }
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{RuntimeError, Scheduler, Session};
-use quadriga_sim::{Sim, What};
+use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{chain, chain_input, device, host};
 
@@ -104,9 +104,9 @@ fn graphs_of_a_family_share_weights_state_and_arena_and_are_found_by_key() {
     assert!(seen[..32].iter().all(|v| *v != 0.0) && seen[32..56].iter().all(|v| *v == 0.0));
     assert!(seen[56..96].iter().all(|v| *v != 0.0) && seen[96..].iter().all(|v| *v == 0.0));
     // An equal graph is found by its fingerprint.
-    let compiled = a.counts().of(What::Compile);
+    let compiled = a.counts().of(FaultPoint::Compile);
     session.use_graph(family(4).unwrap()).unwrap();
-    assert_eq!(a.counts().of(What::Compile), compiled);
+    assert_eq!(a.counts().of(FaultPoint::Compile), compiled);
     session.clear_state().unwrap();
     session.run(&[("x", &[1.0f32; 32]), ("ids", &[0, 1, 2, 3])]).unwrap();
     assert!(session.read::<f32>("seen").unwrap()[32..].iter().all(|v| *v == 0.0));
@@ -351,7 +351,7 @@ fn b4_backends_are_told_of_every_tensor_that_a_session_gives_memory_and_takes_it
     let devices = ["a", "b"].map(|name| Sim::new(name).device());
     let scheduler =
         || Scheduler::new(devices.each_ref().map(|d| d.clone() as _)).place(|n| Some((n > "w.1").into()));
-    let told = || devices.each_ref().map(|d| d.tenants());
+    let told = || devices.each_ref().map(|d| d.placed_tensors());
     let plan = scheduler().plan(chain(4)).unwrap();
     assert_eq!(told(), [0, 0], "planning has no memory to tell of");
     let mut session = plan.session().unwrap();
@@ -430,12 +430,12 @@ fn a_session_dropped_with_work_under_way_waits_for_it() {
     let a = Sim::new("a").device();
     let plan = Scheduler::new([a.clone() as _]).plan(chain(20)).unwrap();
     let mut session = plan.session().unwrap();
-    let before = a.counts().of(What::Run);
+    let before = a.counts().of(FaultPoint::Run);
     for _ in 0..5 {
         session.set("x", &chain_input()).unwrap();
         session.start().unwrap();
     }
     drop(session);
-    assert_eq!(a.counts().of(What::Run) - before, 5);
+    assert_eq!(a.counts().of(FaultPoint::Run) - before, 5);
     assert_eq!(a.used_bytes(), 0);
 }

@@ -1,0 +1,69 @@
+//! The state of a device that its buffers, queues, events and programs share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use quadriga_graph::{Fingerprint, Graph};
+
+use crate::faults::Faults;
+use crate::settings::SimSettings;
+
+/// Settings, faults, counters and clock of a device.
+pub(crate) struct DeviceInner {
+    pub(crate) settings: SimSettings,
+    pub(crate) faults: Faults,
+    /// Allocated bytes.
+    pub(crate) used: AtomicU64,
+    /// Tensors that were placed and not yet released.
+    pub(crate) tensors: AtomicU64,
+    /// The latest time that any queue has reached, as the bits of an `f64` that is never negative.
+    latest: AtomicU64,
+    /// When the device was created.
+    pub(crate) created: Instant,
+    /// The graphs of living programs, each kept once.
+    graphs: Mutex<HashMap<Fingerprint, Weak<Graph>>>,
+}
+
+impl DeviceInner {
+    pub(crate) fn new(settings: SimSettings) -> DeviceInner {
+        DeviceInner {
+            settings,
+            faults: Faults::default(),
+            used: AtomicU64::new(0),
+            tensors: AtomicU64::new(0),
+            latest: AtomicU64::new(0),
+            created: Instant::now(),
+            graphs: Mutex::default(),
+        }
+    }
+
+    /// Bytes that can still be allocated.
+    pub(crate) fn free(&self) -> u64 {
+        self.settings.capacity.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
+    /// Advances the device's clock to the time that a queue has reached.
+    pub(crate) fn advance_clock(&self, seconds: f64) {
+        // The bits of positive floats are ordered like the floats.
+        self.latest.fetch_max(seconds.max(0.0).to_bits(), Ordering::Relaxed);
+    }
+
+    /// The latest time that any queue has reached, in seconds.
+    pub(crate) fn seconds(&self) -> f64 {
+        f64::from_bits(self.latest.load(Ordering::Relaxed))
+    }
+
+    /// An owned copy of a graph, shared by all programs of graphs with this fingerprint.
+    pub(crate) fn graph(&self, graph: &Graph) -> Arc<Graph> {
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = graphs.get(&graph.fingerprint()).and_then(Weak::upgrade) {
+            return known;
+        }
+        graphs.retain(|_, graph| graph.strong_count() > 0);
+        let owned = Arc::new(graph.clone());
+        graphs.insert(graph.fingerprint(), Arc::downgrade(&owned));
+        owned
+    }
+}
