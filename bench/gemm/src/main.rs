@@ -1,4 +1,4 @@
-//! The f32 product of 1024³ on one thread: this project's beside the crate `gemm`, alternating, the fastest of each.
+//! f32 GEMM of 1024³ on one thread: this project beside the crate `gemm`, alternating, the fastest run of each.
 //!
 //! `cargo run --release --manifest-path bench/gemm/Cargo.toml -- [size] [seconds]`
 //!

@@ -1,5 +1,5 @@
-//! What this machine gives to one thread, and to several that have nothing to do with each other: the bounds for every
-//! "one thread to two" of the other benchmarks.
+//! Limits of the machine: the throughput of one thread and of several independent ones, which bounds the scaling of
+//! the other benchmarks.
 //!
 //! `cargo bench -p quadriga-cpu --bench limits -- [threads]`
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
@@ -47,8 +47,8 @@ fn read(isa: Isa, bytes: usize) -> impl FnMut() {
     }
 }
 
-/// A product of many rows that stays in the second-level cache.
-fn product(isa: Isa, dtype: DType, rows: usize) -> (f64, impl Fn(usize) -> Box<dyn FnMut()> + Sync) {
+/// A GEMM that stays in the L2 cache.
+fn gemm(isa: Isa, dtype: DType, rows: usize) -> (f64, impl Fn(usize) -> Box<dyn FnMut()> + Sync) {
     let (n, k) = (256, 512);
     let work = move |_| {
         let layout = PackedLayout::new(dtype, n, k).unwrap();
@@ -78,7 +78,7 @@ fn product(isa: Isa, dtype: DType, rows: usize) -> (f64, impl Fn(usize) -> Box<d
     (2.0 * (n * k * rows) as f64, work)
 }
 
-/// What a meeting of all threads of a pool costs, alone and with one tiny step that one thread takes.
+/// The cost of a barrier, alone and after a step of one tiny chunk.
 fn barriers(threads: usize) {
     let pool = Pool::new(threads).unwrap();
     let taken = AtomicU32::new(0);
@@ -111,7 +111,7 @@ fn barriers(threads: usize) {
     for _ in 0..10_000 {
         pool.run(&|_| Ok::<(), KernelError>(())).unwrap();
     }
-    println!("{threads} threads: a run of nothing {:.0} ns", start.elapsed().as_secs_f64() * 1e9 / 1e4);
+    println!("{threads} threads: an empty run {:.0} ns", start.elapsed().as_secs_f64() * 1e9 / 1e4);
 }
 
 fn main() {
@@ -122,8 +122,8 @@ fn main() {
         println!("{name:<44} {:8.1} {:8.1} {unit:<8} {:5.2} ×", one / 1e9, all / 1e9, all / one);
     };
     for (dtype, rows) in [(DType::F32, 240), (DType::BF16, 256), (DType::Q4_1, 256)] {
-        let (units, work) = product(isa, dtype, rows);
-        let name = format!("product of {rows} rows with {dtype}, separate");
+        let (units, work) = gemm(isa, dtype, rows);
+        let name = format!("GEMM of {rows} rows with {dtype}, separate");
         line(&name, "GFLOP/s", rate(1, units, &work), rate(most, units, &work));
     }
     for (name, bytes) in

@@ -1,6 +1,6 @@
-//! How fast the kernels are: products and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
+//! Speed of the kernels: matmul and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
 //!
-//! `cargo bench -p quadriga-cpu --bench products -- [one-row|cached-row|many-rows|f32|attention|pack] [threads] [isa]
+//! `cargo bench -p quadriga-cpu --bench products -- [gemv|cached-gemv|gemm|f32|attention|pack] [threads] [isa]
 //! [rows, case or type]`
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
@@ -14,7 +14,7 @@ use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::DType;
 
-/// With one thread, its own CPU time is measured: it does not count what other programs take.
+/// With one thread, its own CPU time is measured, which leaves out the time of other programs.
 static ONE_THREAD: AtomicBool = AtomicBool::new(false);
 
 fn thread_seconds() -> f64 {
@@ -24,14 +24,14 @@ fn thread_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Seconds of the fastest run, after one to warm up: what the code can do when nothing else runs. At least `runs`, and
-/// as many as fit half a second: on a shared machine only some are undisturbed.
+/// Seconds of the fastest run, after a warm-up: the speed when nothing else runs. At least `runs`, and as many as fit
+/// half a second: on a shared machine only some are undisturbed.
 fn best(runs: usize, mut body: impl FnMut()) -> f64 {
     let [least] = best_of(runs, [&mut body]);
     least
 }
 
-/// As [`best`], of several that take turns, so that all of them see the machine at its best.
+/// As [`best`], of several that alternate, so that all of them are measured under the same conditions.
 fn best_of<const N: usize>(runs: usize, mut bodies: [&mut dyn FnMut(); N]) -> [f64; N] {
     bodies.iter_mut().for_each(|body| body());
     let begin = Instant::now();
@@ -48,8 +48,8 @@ fn best_of<const N: usize>(runs: usize, mut bodies: [&mut dyn FnMut(); N]) -> [f
     least
 }
 
-/// Bytes in large pages, as the backend's buffers are.
-fn large_pages(bytes: usize) -> Vec<u8> {
+/// Bytes in huge pages, as the backend's buffers are.
+fn huge_pages(bytes: usize) -> Vec<u8> {
     let mut memory = Vec::<u8>::with_capacity(bytes);
     let first = memory.as_ptr().align_offset(1 << 21);
     if first + (1 << 21) <= bytes {
@@ -60,7 +60,7 @@ fn large_pages(bytes: usize) -> Vec<u8> {
     memory
 }
 
-/// Reads memory front to back on all threads, as plainly as vectors can.
+/// Reads memory front to back on all threads: the bandwidth that a GEMV can reach.
 fn read(pool: &Pool, isa: Isa, floats: &[f32]) {
     let pieces: Vec<&[f32]> = floats.chunks(1 << 18).collect();
     let total = std::sync::Mutex::new(0.0);
@@ -73,13 +73,13 @@ fn read(pool: &Pool, isa: Isa, floats: &[f32]) {
     .unwrap();
 }
 
-/// A product of `m` rows; returns seconds.
-fn product(pool: &Pool, isa: Isa, layout: &PackedLayout, packed: &[u8], m: usize, runs: usize) -> f64 {
-    with_product(pool, isa, layout, packed, m, |run| best(runs, run))
+/// Seconds of a matmul of `m` rows.
+fn matmul(pool: &Pool, isa: Isa, layout: &PackedLayout, packed: &[u8], m: usize, runs: usize) -> f64 {
+    with_matmul(pool, isa, layout, packed, m, |run| best(runs, run))
 }
 
-/// Gives `time` a product of `m` rows to run.
-fn with_product<R>(
+/// Passes a matmul of `m` rows to `time`.
+fn with_matmul<R>(
     pool: &Pool,
     isa: Isa,
     layout: &PackedLayout,
@@ -126,10 +126,10 @@ const TYPES: [DType; 15] = [
     DType::BF16,
 ];
 
-fn one_row(pool: &Pool, isa: Isa) {
+fn gemv(pool: &Pool, isa: Isa) {
     let bytes = 600 << 20;
-    // Aligned, and in large pages if the system has them, as the backend holds weights. The same memory is read
-    // plainly.
+    // Aligned, and in huge pages if the system has them, as the backend holds weights. The plain read is of the same
+    // memory.
     let mut memory = vec![0_u8; bytes + (4 << 20)];
     let start = memory.as_ptr().align_offset(2 << 20);
     let memory = &mut memory[start..start + bytes];
@@ -138,13 +138,13 @@ fn one_row(pool: &Pool, isa: Isa) {
     memory.fill(0x33);
     let memory = &*memory;
     let floats: &[f32] = bytemuck::cast_slice(memory);
-    println!("one row, weights of {} MiB (larger than the last-level cache), {isa}:", bytes >> 20);
+    println!("GEMV, weights of {} MiB (larger than the last-level cache), {isa}:", bytes >> 20);
     for dtype in TYPES {
         let k = 4096;
         let n = bytes / dtype.row_bytes(k).unwrap() / 16 * 16;
         let layout = PackedLayout::new(dtype, n, k).unwrap();
         let packed = &memory[..layout.bytes()];
-        let [plain, seconds] = with_product(pool, isa, &layout, packed, 1, |run| {
+        let [plain, seconds] = with_matmul(pool, isa, &layout, packed, 1, |run| {
             best_of(10, [&mut || read(pool, isa, floats), run])
         });
         let plain = bytes as f64 / plain / 1e9;
@@ -156,16 +156,16 @@ fn one_row(pool: &Pool, isa: Isa) {
     }
 }
 
-/// Cycles that one thread needs for 16 rows × 32 columns of weights in the second-level cache: what computing costs
-/// when memory does not hold it up. A chain of multiplications tells how long a cycle is at the moment.
-fn cached_row(isa: Isa, only: Option<&str>) {
+/// Cycles of one thread for 16 rows × 32 columns of weights in the L2 cache: the cost of computing when memory is no
+/// bottleneck. A dependency chain of multiplications measures the length of a cycle.
+fn cached_gemv(isa: Isa, only: Option<&str>) {
     let pool = Pool::new(1).unwrap();
     let (n, k) = (512, 4096);
-    println!("one row, one thread, weights in the second-level cache, {isa}:");
+    println!("GEMV, one thread, weights in the L2 cache, {isa}:");
     for dtype in TYPES.into_iter().filter(|dtype| only.is_none_or(|name| dtype.to_string() == name)) {
         let n = if dtype.is_quantized() { n } else { n / 4 };
         let layout = PackedLayout::new(dtype, n, k).unwrap();
-        let packed = large_pages(layout.bytes() + 64);
+        let packed = huge_pages(layout.bytes() + 64);
         let packed = &packed[packed.as_ptr().align_offset(64)..][..layout.bytes()];
         let steps = 20_000_u64;
         let mut multiplications = || {
@@ -177,7 +177,7 @@ fn cached_row(isa: Isa, only: Option<&str>) {
             std::hint::black_box(sum);
         };
         let [cycles, seconds] =
-            with_product(&pool, isa, &layout, packed, 1, |run| best_of(50, [&mut multiplications, run]));
+            with_matmul(&pool, isa, &layout, packed, 1, |run| best_of(50, [&mut multiplications, run]));
         let cycle = cycles / (3 * steps) as f64;
         let blocks = (n / 16 * k / 32) as f64;
         println!(
@@ -191,7 +191,7 @@ fn cached_row(isa: Isa, only: Option<&str>) {
     }
 }
 
-fn many_rows(pool: &Pool, isa: Isa, rows: Option<usize>) {
+fn gemm(pool: &Pool, isa: Isa, rows: Option<usize>) {
     for m in [512, 64, 16, 8, 4, 2, 1].into_iter().filter(|m| rows.is_none_or(|rows| rows == *m)) {
         println!("{m} rows, {isa}:");
         for (dtype, n, k) in [
@@ -204,7 +204,7 @@ fn many_rows(pool: &Pool, isa: Isa, rows: Option<usize>) {
         ] {
             let layout = PackedLayout::new(dtype, n, k).unwrap();
             let packed = vec![0x33_u8; layout.bytes()];
-            let seconds = product(pool, isa, &layout, &packed, m, 15);
+            let seconds = matmul(pool, isa, &layout, &packed, m, 15);
             let work = 2.0 * (n * k * m) as f64;
             let (gflops, speed) = (work / seconds / 1e9, layout.bytes() as f64 / seconds / 1e9);
             println!(
@@ -219,13 +219,13 @@ fn f32_cube(pool: &Pool, isa: Isa) {
     let size = 1024;
     let layout = PackedLayout::new(DType::F32, size, size).unwrap();
     let packed = vec![0x33_u8; layout.bytes()];
-    let seconds = product(pool, isa, &layout, &packed, size, 7);
+    let seconds = matmul(pool, isa, &layout, &packed, size, 7);
     println!("f32 {size}³, {isa}: {:.1} GFLOP/s", 2.0 * (size as f64).powi(3) / seconds / 1e9);
 }
 
 fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
-    // One layer stays in the cache and shows the computing; thirty read as much memory as a model does.
-    // A hundred and fifty are more than the last-level cache holds.
+    // One layer stays in the cache; thirty read as much memory as a model does; a hundred and fifty are larger than the
+    // last-level cache.
     let (half, byte) = (DType::F16, DType::Q8_0);
     for (tokens, cells, layers, dtype, runs) in [
         (1, 512, 1, half, 500),
@@ -255,7 +255,7 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
         };
         let head = dtype.row_bytes(64).unwrap();
         let row = 3 * head;
-        let cache = large_pages(2 * layers * cells * row + 64);
+        let cache = huge_pages(2 * layers * cells * row + 64);
         let cache = &cache[cache.as_ptr().align_offset(64)..][..2 * layers * cells * row];
         let q = vec![0.1_f32; tokens * 9 * 64];
         let mut out = vec![0.0_f32; tokens * 9 * 64];
@@ -328,8 +328,8 @@ fn main() {
     if wants("f32") {
         f32_cube(&Pool::new(1).unwrap(), isa);
     }
-    if wants("many-rows") {
-        many_rows(&pool, isa, arguments.get(3).and_then(|rows| rows.parse().ok()));
+    if wants("gemm") {
+        gemm(&pool, isa, arguments.get(3).and_then(|rows| rows.parse().ok()));
     }
     if wants("attention") {
         attention(&pool, isa, arguments.get(3).and_then(|case| case.parse().ok()));
@@ -337,13 +337,13 @@ fn main() {
     if wants("pack") {
         pack(&pool);
     }
-    if wants("cached-row") {
-        // Short runs: some of them are undisturbed, and the clock of a thread is not fine enough for them.
+    if wants("cached-gemv") {
+        // Short runs: some of them are undisturbed, and the resolution of a thread's clock is too low for them.
         ONE_THREAD.store(false, Ordering::Relaxed);
-        cached_row(isa, arguments.get(3).map(String::as_str));
+        cached_gemv(isa, arguments.get(3).map(String::as_str));
         ONE_THREAD.store(threads == 1, Ordering::Relaxed);
     }
-    if wants("one-row") {
-        one_row(&pool, isa);
+    if wants("gemv") {
+        gemv(&pool, isa);
     }
 }

@@ -1,4 +1,4 @@
-//! Products of every weight type on every instruction set, judged by plain f64 arithmetic.
+//! Matmuls of every weight type on every instruction set, compared with f64 arithmetic.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
@@ -31,7 +31,7 @@ const TYPES: [DType; 16] = [
     DType::MXFP4,
 ];
 
-/// Where a block keeps its f16 scales.
+/// The offsets of the f16 scales in a block of the file.
 fn half_offsets(dtype: DType) -> &'static [usize] {
     match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
@@ -82,7 +82,7 @@ fn random_rows(rng: &mut Rng, count: usize) -> Vec<f32> {
     (0..count).map(|_| (rng.uniform(-1.0, 1.0) + rng.uniform(-1.0, 1.0)) as f32).collect()
 }
 
-/// Plain f64 products, `[m, n]`, each with the sum of the squares of its terms.
+/// The matmul in f64, `[m, n]`, each element with the sum of the squares of its terms.
 fn exact(w: &[f32], x: &[f32], n: usize, k: usize) -> Vec<(f64, f64)> {
     let dot = |w: &[f32], x: &[f32]| {
         let terms = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
@@ -100,7 +100,7 @@ fn normalised_error(got: &[f32], want: &[(f64, f64)]) -> f64 {
 
 const GUARD: f32 = 12345.0;
 
-/// A product with everything at odd offsets, guard values around the output rows, on `pool`.
+/// A matmul with everything at odd offsets and guard values around the output rows, on `pool`.
 fn product(pool: &Pool, isa: Isa, layout: &PackedLayout, packed: &[u8], x: &[f32], m: usize) -> Vec<f32> {
     let (n, k) = (layout.rows(), layout.columns());
     let mut shifted_weights = vec![0_u8; packed.len() + 1];
@@ -164,7 +164,7 @@ fn packed_rows_read_back_exactly() {
 }
 
 #[test]
-fn products_of_every_type_on_every_instruction_set() {
+fn every_type_matches_f64_on_every_instruction_set() {
     let seed = 42;
     let mut rng = Rng::new(seed);
     let pools: Vec<Pool> = [1, 2, 3, 8].map(|t| Pool::new(t).unwrap()).into();
@@ -212,7 +212,7 @@ fn products_of_every_type_on_every_instruction_set() {
 }
 
 #[test]
-fn long_rows_are_summed_in_pieces() {
+fn rows_longer_than_a_panel_are_summed_in_parts() {
     let mut rng = Rng::new(9);
     let pool = Pool::new(2).unwrap();
     let (n, k, m) = (40, 7168, 18);
@@ -295,7 +295,7 @@ fn experts_gather_and_scatter_rows() {
 }
 
 #[test]
-fn mistakes_are_errors() {
+fn shape_mismatches_are_errors() {
     assert!(matches!(PackedLayout::new(DType::I32, 4, 4), Err(KernelError::Type { .. })));
     assert!(matches!(PackedLayout::new(DType::Q4_K, 4, 300), Err(KernelError::Blocks { .. })));
     assert!(matches!(PackedLayout::new(DType::F32, usize::MAX, 4), Err(KernelError::TooLarge { .. })));
@@ -327,7 +327,7 @@ fn mistakes_are_errors() {
 }
 
 #[test]
-fn activations_of_one_form_are_refused_by_weights_of_another() {
+fn activations_in_the_format_of_other_weights_are_an_error() {
     let pool = Pool::new(1).unwrap();
     let (n, k) = (16, 256);
     let x = vec![1.0; k];
@@ -353,6 +353,42 @@ fn activations_of_one_form_are_refused_by_weights_of_another() {
                 ActivationFormat::choose(isa, prepared, 1) == ActivationFormat::choose(isa, multiplied, 1);
             assert_eq!(result.is_ok(), same, "{isa}: {prepared} and {multiplied}");
             assert_eq!(y == vec![0.0; n], same, "{isa}: nothing is written on error");
+        }
+    }
+}
+
+#[test]
+fn one_row_out_of_several_prepared_ones() {
+    let mut rng = Rng::new(13);
+    let pool = Pool::new(1).unwrap();
+    let (n, k, m) = (20, 64, 29);
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q4_0] {
+        let file = random_weights(&mut rng, dtype, n, k);
+        let x = random_rows(&mut rng, m * k);
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
+        let mut packed = vec![0; layout.bytes()];
+        layout.pack(&file, &mut packed).unwrap();
+        let want = exact(&values(dtype, &file, n * k), &x, n, k);
+        for isa in Isa::available() {
+            let step = ActivationFormat::choose(isa, dtype, m).unwrap().row_granularity();
+            let mut work = vec![0; Activations::work_bytes(isa, dtype, m, k, 1).unwrap()];
+            let activations = Activations::new(isa, dtype, m, k, 1, &mut work).unwrap();
+            for first_row in (0..m).step_by(step) {
+                let mut y = vec![0.0; n];
+                let input = Input::f32(&x, m, k, k).unwrap();
+                let output = Output::new(&mut y, 1, n, n).unwrap();
+                pool.run(&|worker| {
+                    // SAFETY: one thread prepares and then multiplies.
+                    unsafe {
+                        activations.prepare(worker, &input)?;
+                        let matmul = Matmul { layout: &layout, packed: &packed, output: &output, first_row };
+                        multiply(worker, &activations, &[matmul])
+                    }
+                })
+                .unwrap();
+                let error = normalised_error(&y, &want[first_row * n..(first_row + 1) * n]);
+                assert!(error < 1e-4, "{dtype} {isa} row {first_row}: error {error:e}");
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Kernels: the arithmetic, one file per family and purpose.
+//! Compute kernels.
 //!
 //! Kernels know nothing of graphs. They take matrices as checked views ([`matmul::Input`], [`matmul::Output`], …) and
 //! a [`Worker`](crate::pool::Worker): every thread of a run calls the same kernel with the same views, and the kernel
-//! shares the work out among them. Results never depend on the number of threads.
+//! distributes the work among them. Results never depend on the number of threads.
 
 pub mod attention;
 mod error;

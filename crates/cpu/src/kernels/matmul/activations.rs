@@ -1,4 +1,4 @@
-//! Activations in the form a kernel wants: made once per product, in parallel, in a work buffer.
+//! Activations in the format of a kernel: converted once per matmul, in parallel, in a work buffer.
 
 use std::ops::Range;
 
@@ -12,35 +12,36 @@ use crate::isa::Isa;
 use crate::kernels::KernelError;
 use crate::pool::Worker;
 
-/// Columns of weights that one thread unpacks at a time for many-row products.
+/// Columns of weights that one thread unpacks at a time in a GEMM.
 pub(super) const PANEL_COLUMNS: usize = 3072;
 
-/// Scratch bytes of one thread: two groups of [`PANEL_COLUMNS`] in bf16 or one and a half in bytes with their scales.
+/// Scratch bytes of one thread: two groups of [`PANEL_COLUMNS`] in bf16, or one and a half in bytes with their scales.
 pub(super) const SCRATCH: usize = 2 * GROUP * PANEL_COLUMNS * 2 + 4096;
 
 const ALIGN: usize = 64;
 
-/// Activations prepared for products with weights of one kind, and scratch memory for the threads.
+/// Activations in an [`ActivationFormat`], and scratch memory for the threads.
 ///
 /// ```text
-/// Panels(r)  rows in panels of r (the last one shorter): column 0 of the panel's rows, column 1, …     f32
-/// Bytes(s)   row after row, for every block of 32 columns: x / 128 rounded, as 32 × i8, then the rest of x, as 32 × i8;
-///            then for every row and block: scale, scale × sum (f32); for every row and half block: scale × sum (f32);
-///            then, where s is 256, for every row and block: sum of the high bytes of the first half, of the second,
-///            sum of the low bytes of the first, of the second (i16); then for every row and 256 columns: the sums
-///            of its sixteen half blocks, in three digits to the base 128: 16 × i8, the highest first, three times.
-///            Blocks within s columns have the same scale.
-/// Words      span after span of 128 columns, row after row: 128 × i16; then span after span: a scale for every row (f32)
-/// Tiles      16 rows × 32 columns of bf16 = one AMX tile of 1024 bytes, row-major inside;
-///            tiles of 16 rows side by side over the columns, then the next 16 rows; filled up with zeros
+/// F32Panels(r)  rows in panels of r (the last one shorter): column 0 of the panel's rows, column 1, …    f32
+/// Int8x2(s)     row after row, for every block of 32 columns: the high bytes, x / 128 rounded, as 32 × i8, then the
+///               low bytes, x - 128 × high, as 32 × i8;
+///               then for every row and block: scale, scale × Σ x (f32); for every row and half block: scale × Σ x
+///               (f32); then, where s is 256, for every row and block: Σ high of the first half, of the second, Σ low
+///               of the first half, of the second (i16); then for every row and 256 columns: Σ x of its sixteen half
+///               blocks as three digits in base 128: 16 × i8, the highest first, three times.
+///               Blocks within s columns have the same scale.
+/// Int16         span after span of 128 columns, row after row: 128 × i16; then span after span: a scale per row (f32)
+/// Bf16Tiles     16 rows × 32 columns of bf16 = one AMX tile of 1024 bytes, row-major inside;
+///               tiles of 16 rows side by side over the columns, then the next 16 rows; padded with zeros
 /// ```
 #[derive(Debug)]
 pub struct Activations<'w> {
-    form: ActivationFormat,
+    format: ActivationFormat,
     isa: Isa,
     rows: usize,
     columns: usize,
-    /// How many threads have scratch memory; none, if all of it is one thread's.
+    /// The number of threads with scratch memory; `None` if all of it is one thread's.
     threads: Option<usize>,
     base: *mut u8,
     lifetime: std::marker::PhantomData<&'w mut [u8]>,
@@ -51,10 +52,11 @@ unsafe impl Send for Activations<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Activations<'_> {}
 
-/// The largest quant of [`ActivationFormat::Int8x2`]: 127 × 128, so that both of its bytes are at most 127 in size.
+/// The largest quant of [`ActivationFormat::Int8x2`]: 127 × 128, so that both of its bytes are in -127..=127.
 pub(super) const INT8X2_MAX: f32 = 127.0 * 128.0;
 
-/// Digits of the sums of 256 columns: three for each of sixteen half blocks, whose sums are at most 16 × 127 × 128.
+/// Bytes of the sums of 256 columns: three digits for each of sixteen half blocks, whose sums are at most
+/// 16 × 127 × 128.
 pub(super) const DIGITS: usize = 48;
 
 /// Columns of [`ActivationFormat::Int16`] that share a scale.
@@ -66,22 +68,22 @@ pub(super) const WEIGHT_MAX: f32 = 1023.0;
 
 const _: () = assert!(INT16_MAX as u64 * WEIGHT_MAX as u64 * INT16_SPAN as u64 <= i32::MAX as u64);
 
-/// The step between quants of which the largest is `steps`, and its inverse. Numbers too small for an inverse count as
-/// zeros; a NaN or an infinity makes the step one, and with it every sum that it is part of.
-pub(super) fn step(largest: f32, steps: f32) -> (f32, f32) {
-    if largest < 1e-30 { (0.0, 0.0) } else { (largest / steps, steps / largest) }
+/// The scale of numbers up to `largest` in magnitude, quantized to integers up to `max`, and its inverse. Numbers too
+/// small for an inverse count as zeros; a NaN or an infinity makes the scale one, and every sum with it.
+pub(super) fn quant_scale(largest: f32, max: f32) -> (f32, f32) {
+    if largest < 1e-30 { (0.0, 0.0) } else { (largest / max, max / largest) }
 }
 
-/// One row of activations as bytes.
+/// One row of [`ActivationFormat::Int8x2`].
 #[derive(Clone, Copy)]
 pub(super) struct Int8x2Row {
     pub(super) quants: *mut i8,
     pub(super) scales: *mut f32,
     pub(super) sums: *mut f32,
     pub(super) half_sums: *mut f32,
-    /// Sums of bytes; only in [`ActivationFormat::Int8x2`] with scales for more than a block.
-    pub(super) pairs: *mut i16,
-    /// Sums of half blocks as digits, [`DIGITS`] for 256 columns; as above.
+    /// Sums of high and low bytes; only where 256 columns share a scale.
+    pub(super) byte_sums: *mut i16,
+    /// Sums of half blocks as digits, [`DIGITS`] for 256 columns; only where 256 columns share a scale.
     pub(super) digits: *mut i8,
 }
 
@@ -89,10 +91,10 @@ fn round_up(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(ALIGN)
 }
 
-/// Bytes of the prepared activations alone.
-fn form_bytes(form: ActivationFormat, rows: usize, columns: usize) -> Option<usize> {
+/// Bytes of the converted activations, without scratch memory.
+fn format_bytes(format: ActivationFormat, rows: usize, columns: usize) -> Option<usize> {
     let elements = rows.checked_mul(columns)?;
-    match form {
+    match format {
         ActivationFormat::F32Panels(_) => round_up(elements.checked_mul(4)?),
         ActivationFormat::Int8x2(span) => {
             let each = if span > BLOCK { 16 + 8 + DIGITS / 8 } else { 16 };
@@ -109,7 +111,7 @@ fn form_bytes(form: ActivationFormat, rows: usize, columns: usize) -> Option<usi
 }
 
 impl<'w> Activations<'w> {
-    /// Bytes of work memory for a product of `rows` activations of `columns` elements with weights of a type.
+    /// Bytes of work memory for a matmul of `rows` activations of `columns` elements with weights of a type.
     ///
     /// # Errors
     /// There is no kernel for the type, or the sizes overflow.
@@ -120,8 +122,8 @@ impl<'w> Activations<'w> {
         columns: usize,
         threads: usize,
     ) -> Result<usize, KernelError> {
-        let form = ActivationFormat::choose(isa, dtype, rows)?;
-        form_bytes(form, rows, columns)
+        let format = ActivationFormat::choose(isa, dtype, rows)?;
+        format_bytes(format, rows, columns)
             .and_then(|bytes| bytes.checked_add(threads.checked_mul(SCRATCH)?)?.checked_add(ALIGN))
             .ok_or(KernelError::TooLarge { rows, columns })
     }
@@ -160,8 +162,8 @@ impl<'w> Activations<'w> {
         threads: usize,
         work: *mut u8,
     ) -> Result<Activations<'w>, KernelError> {
-        let form = ActivationFormat::choose(isa, dtype, rows)?;
-        let multiple = match form {
+        let format = ActivationFormat::choose(isa, dtype, rows)?;
+        let multiple = match format {
             ActivationFormat::Int8x2(span) => span,
             ActivationFormat::Int16 => BLOCK,
             ActivationFormat::F32Panels(_) | ActivationFormat::Bf16Tiles => 1,
@@ -171,7 +173,7 @@ impl<'w> Activations<'w> {
         }
         let base = work.wrapping_add(work.align_offset(ALIGN));
         let threads = Some(threads);
-        Ok(Activations { form, isa, rows, columns, threads, base, lifetime: std::marker::PhantomData })
+        Ok(Activations { format, isa, rows, columns, threads, base, lifetime: std::marker::PhantomData })
     }
 
     /// As [`from_raw`](Activations::from_raw) for one thread, whichever it is: it fills them itself, and multiplies
@@ -194,9 +196,9 @@ impl<'w> Activations<'w> {
         Ok(Activations { threads: None, ..shared })
     }
 
-    /// The form, which tells what weights these activations can be multiplied with.
-    pub const fn form(&self) -> ActivationFormat {
-        self.form
+    /// The format.
+    pub const fn format(&self) -> ActivationFormat {
+        self.format
     }
 
     /// The instruction set they were made for.
@@ -220,16 +222,19 @@ impl<'w> Activations<'w> {
     /// The shapes differ.
     ///
     /// # Safety
-    /// Every thread of the worker's run calls this with the same matrix. Barriers separate the call from every other use
-    /// of the activations, above all from [`multiply`](super::multiply).
+    /// Every thread of the worker's run calls this with the same matrix. Barriers separate the call from every other
+    /// use of the activations, above all from [`multiply`](super::multiply).
     pub unsafe fn prepare(&self, worker: &Worker<'_>, input: &Input<'_>) -> Result<(), KernelError> {
         let differ = |what, left, right| {
             if left == right { Ok(()) } else { Err(KernelError::Differ { what, left, right }) }
         };
         differ("rows of input and activations", input.rows(), self.rows)?;
         differ("columns of input and activations", input.columns(), self.columns)?;
-        let step =
-            if self.form.row_granularity() == 1 && self.rows > 64 { 8 } else { self.form.row_granularity() };
+        let step = if self.format.row_granularity() == 1 && self.rows > 64 {
+            8
+        } else {
+            self.format.row_granularity()
+        };
         worker.chunks(self.rows.div_ceil(step), |chunk| {
             // SAFETY: promised by the caller; each chunk of rows goes to one thread.
             unsafe { self.prepare_rows(chunk * step..((chunk + 1) * step).min(self.rows), input) };
@@ -241,14 +246,14 @@ impl<'w> Activations<'w> {
     ///
     /// # Safety
     /// - The matrix has the shape of the activations.
-    /// - The first row is a multiple of [`row_granularity`](ActivationFormat::row_granularity), and so is the end unless
-    ///   it is the last row.
+    /// - The first row is a multiple of [`row_granularity`](ActivationFormat::row_granularity), and so is the end
+    ///   unless it is the last row.
     /// - No other thread uses these rows of the activations at the same time.
     pub(crate) unsafe fn prepare_rows(&self, rows: Range<usize>, input: &Input<'_>) {
-        let step = self.form.row_granularity();
+        let step = self.format.row_granularity();
         for first in rows.clone().step_by(step) {
             let rows = first..(first + step).min(rows.end);
-            match self.form {
+            match self.format {
                 #[cfg(target_arch = "x86_64")]
                 ActivationFormat::F32Panels(_) if let Some(token) = self.isa.avx512() => {
                     super::avx512::prepare::f32_panel(token, self, input, rows);
@@ -281,11 +286,11 @@ impl<'w> Activations<'w> {
 
     /// The panel that starts at row `first`, and its rows.
     pub(super) fn f32_panel(&self, first: usize) -> (*mut f32, usize) {
-        let ActivationFormat::F32Panels(step) = self.form else { return (std::ptr::null_mut(), 0) };
+        let ActivationFormat::F32Panels(step) = self.format else { return (std::ptr::null_mut(), 0) };
         (self.base.cast::<f32>().wrapping_add(first * self.columns), step.min(self.rows - first))
     }
 
-    /// The form in bytes of a row.
+    /// A row of [`ActivationFormat::Int8x2`].
     pub(super) fn int8x2_row(&self, row: usize) -> Int8x2Row {
         let elements = self.rows * self.columns;
         let blocks = elements / BLOCK;
@@ -296,12 +301,12 @@ impl<'w> Activations<'w> {
             scales: floats.wrapping_add(at),
             sums: floats.wrapping_add(blocks + at),
             half_sums: floats.wrapping_add(2 * blocks + 2 * at),
-            pairs: floats.wrapping_add(4 * blocks).cast::<i16>().wrapping_add(4 * at),
+            byte_sums: floats.wrapping_add(4 * blocks).cast::<i16>().wrapping_add(4 * at),
             digits: floats.wrapping_add(6 * blocks).cast::<i8>().wrapping_add(at / 8 * DIGITS),
         }
     }
 
-    /// The words of a row in a span, and its scale there; the next row's follow.
+    /// The quants of a row in a span, and its scale there; those of the next row follow.
     pub(super) fn int16_row(&self, row: usize, span: usize) -> (*mut i16, *mut f32) {
         let at = span * self.rows + row;
         let scales = self
@@ -327,7 +332,7 @@ impl<'w> Activations<'w> {
         } else {
             0
         };
-        let bytes = form_bytes(self.form, self.rows, self.columns)
+        let bytes = format_bytes(self.format, self.rows, self.columns)
             .ok_or(KernelError::TooLarge { rows: self.rows, columns: self.columns })?;
         Ok(self.base.wrapping_add(bytes + index * SCRATCH))
     }

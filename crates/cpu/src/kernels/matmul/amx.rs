@@ -1,4 +1,4 @@
-//! Products of bf16 activations with weights unpacked to bf16: AMX tiles.
+//! GEMM of `Bf16Tiles` activations with weights unpacked to bf16: AMX.
 //!
 //! ```text
 //! C (16 rows × 16 weight rows, f32) += A (16 rows × 32 columns, bf16) · B (32 columns × 16 weight rows, bf16)
@@ -9,8 +9,8 @@
 //! tmm6 tmm7   B of the two groups: byte row p holds columns 2p and 2p + 1 of the sixteen weight rows
 //! ```
 //!
-//! The two groups are unpacked into a panel in scratch memory (36 KiB for 576 columns), which stays in the first two
-//! levels of cache while all strips of rows pass by. BF16 weights are stored as tiles and need no panel.
+//! The two groups are unpacked into a panel in scratch memory (36 KiB for 576 columns), which stays in the L2 cache
+//! while all strips of rows pass by. BF16 weights are stored as tiles and need no panel.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -47,7 +47,7 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 pub(super) fn multiply(token: Amx, task: &Task<'_>) {
     // SAFETY: the token proves the instructions and the permission to use tiles; the task was checked by `multiply`.
     unsafe {
@@ -63,13 +63,13 @@ pub(super) fn multiply(token: Amx, task: &Task<'_>) {
     }
 }
 
-/// Sets this thread's tile registers up: eight tiles of 16 rows × 64 bytes.
+/// Configures this thread's tile registers: eight tiles of 16 rows × 64 bytes.
 pub(crate) fn configure(_token: Amx) {
     // SAFETY: the token proves that the instruction exists and that the process may use it.
     unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
 }
 
-/// Gives the tile registers back, so that the system need not save them.
+/// Releases the tile registers, so that the system need not save them.
 pub(crate) fn release(_token: Amx) {
     // SAFETY: the token proves that the instruction exists.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
@@ -179,7 +179,7 @@ pub(crate) unsafe fn tile_2x2(a: [*const u8; 2], b: [*const u8; 2], count: usize
     }
 }
 
-/// As [`tile_2x2`], added to what tmm0 to tmm3 hold.
+/// As [`tile_2x2`], but accumulates into tmm0 to tmm3.
 ///
 /// # Safety
 /// As [`tile_2x2`].
@@ -316,7 +316,7 @@ pub(crate) unsafe fn store_2x2(to: *mut f32, stride: usize) {
     }
 }
 
-/// Writes one tile of sums: straight to the output where it is whole, else row by row.
+/// Writes one tile of sums: directly to the output where it is whole, else row by row.
 unsafe fn store<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group: usize, add: bool) {
     let (row, column) = (strip * GROUP, group * GROUP);
     let rows = GROUP.min(task.rows - row);
@@ -343,7 +343,7 @@ unsafe fn store<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group
     }
 }
 
-/// The lane order that turns sixteen even and sixteen odd columns into pairs.
+/// The permutation that interleaves sixteen even and sixteen odd columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) fn pair_order() -> __m512i {
@@ -390,7 +390,7 @@ unsafe fn quantized_panel<F: Avx512Format>(
     }
 }
 
-/// Turns f16 columns of a group, `count` times 32 from tile `first`, into bf16 tiles; zeros past the last column.
+/// Converts f16 columns of a group, `count` times 32 from tile `first`, to bf16 tiles; zeros past the last column.
 unsafe fn half_panel(task: &Task<'_>, group: usize, first: usize, count: usize, out: *mut u8) {
     // SAFETY: promised by the caller.
     unsafe { half_panel_inner(task, group, first, count, out) }

@@ -111,8 +111,8 @@ pub(super) trait PackedFormat: Sized {
     }
 }
 
-/// Copies a block of the file that is the row's f16 scales and then 16 bytes of nibbles, each with columns i and i + 16:
-/// these are the row's lanes of the four planes of [`Q4`].
+/// Copies a block of the file that is the row's f16 scales and then 16 bytes of nibbles, each with columns i and i +
+/// 16: these are the row's lanes of the four planes of [`Q4`].
 fn copy_nibbles<F: PackedFormat>(block: &[u8], superblock: &mut [u8], row: usize) {
     let (scales, nibbles) = block.split_at(block.len() - BLOCK / 2);
     let (planes, places) = superblock.split_at_mut(F::Quants::BYTES);

@@ -1,26 +1,25 @@
-//! Matrix products: weights `W [n, k]` of any type × activations `X [m, k]` → `Y [m, n]`, `Y = X Wᵀ`.
+//! Matrix multiplication: weights `W [n, k]` of any type × activations `X [m, k]` → `Y [m, n]`, `Y = X Wᵀ`.
 //!
-//! Weights are packed once ([`PackedLayout`]); one packed layout serves one row and many rows, and every instruction set.
-//! Activations are brought into the form that the kernel wants ([`Activations`]) once per product:
+//! Weights are packed once ([`PackedLayout`]); one packed layout serves GEMV and GEMM on every instruction set.
+//! Activations are converted to the format of the kernel ([`ActivationFormat`]) once per matmul:
 //!
-//! - **Bytes**: 15-bit integers with one scale for 32 elements (for 256 where the weights have such blocks and the CPU
-//!   AVX-512), in two bytes each, for few rows with quantized weights.
-//!   Weights are affine in their stored integers, `w = d q + m`, so a block adds `d · dₓ · Σ q xq + m · dₓ Σ xq`: an
-//!   integer dot product for each of the two bytes, one conversion, and two multiply-adds. One-row products read the
-//!   packed weights straight through, at the speed of memory. A few rows unpack a group's quants once into a panel of
-//!   bytes and use it for all rows.
-//! - **Words**: 15-bit integers with one scale for 128 elements, for many rows with quantized weights. A group's weights
-//!   are unpacked once for all rows and rounded to 11-bit integers, also with one scale for 128: then a sum of 128
-//!   products fits 32 bits and is scaled once, which leaves 97 % of all instructions to the products. (8-bit
-//!   activations with a scale for 32 need fewer, 13 for 32 columns instead of 16.5, but are an order of magnitude less
-//!   exact: near ties between tokens then fall the wrong way.) The error is below that of bf16.
-//! - **Tiles**: bf16 in the layout of AMX tiles, for many rows. A scale every 32 columns would end every int8 tile
-//!   product (16 cycles) with a store, conversion and scaling of 256 sums (40 cycles and more): 200 multiply-adds a
-//!   cycle. Weights unpacked to bf16 into a panel in the second-level cache need no scaling: 512 a cycle, and the
-//!   unpacking (about 80 cycles for 16 × 32 weights) is paid once for all rows.
-//! - **Panels**: f32, for plain weights, and for everything on a CPU without vectors.
+//! - **`Int8x2`**: GEMV, and GEMM with a few rows, of quantized weights. Activations are 15-bit integers with one
+//!   scale for 32 elements (256 with AVX-512, where the weights have superblocks of 256), each split into a high and a
+//!   low int8. A weight is `w = d q + m`, so a block adds `d · dₓ · Σ q xq + m · dₓ Σ xq`: an integer dot product for
+//!   each of the two bytes, one conversion, and two multiply-adds. GEMV streams the packed weights once, at the speed
+//!   of memory. GEMM unpacks the quants of a row group once into a panel of bytes, for all rows of activations.
+//! - **`Int16`**: GEMM with many rows of quantized weights. Activations are 15-bit integers with one scale for 128
+//!   elements. A group's weights are unpacked once for all rows and rounded to 11-bit integers, also with one scale
+//!   for 128: a sum of 128 products fits 32 bits and is scaled once, which leaves 97 % of all instructions to the
+//!   products. (8-bit activations with a scale for 32 need fewer, 13 for 32 columns instead of 16.5, but are an order
+//!   of magnitude less exact: near ties between tokens would be decided wrongly.) The error is below that of bf16.
+//! - **`Bf16Tiles`**: GEMM with many rows on AMX, in bf16. With int8 tiles, a scale for every 32 columns would follow
+//!   each tile product (16 cycles) with a store, conversion and scaling of 256 sums (40 cycles and more): 200
+//!   multiply-adds a cycle. Weights unpacked to bf16, into a panel in the L2 cache, need no scaling: 512 a cycle, and
+//!   the unpacking (about 80 cycles for 16 × 32 weights) is paid once for all rows.
+//! - **`F32Panels`**: F32, F16 and BF16 weights in f32 arithmetic, and every type on a CPU without vector kernels.
 //!
-//! Results depend neither on the number of threads nor on how rows of weights are shared out.
+//! Results depend neither on the number of threads nor on how rows of weights are distributed among them.
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every format"))]
 mod activations;
@@ -57,39 +56,39 @@ use crate::isa::Isa;
 use crate::kernels::KernelError;
 use crate::pool::Worker;
 
-/// From how many rows on AMX tiles beat vector kernels: below, most of a tile and of the unpacking is wasted.
-const TILE_ROWS: usize = 12;
+/// The number of rows from which AMX tiles beat vector kernels: below, most of a tile and of the unpacking is wasted.
+const MIN_TILE_ROWS: usize = 12;
 
-/// From how many rows on rounding weights to words pays.
-const WORD_ROWS: usize = 16;
+/// The number of rows from which rounding weights to int16 pays.
+const MIN_INT16_ROWS: usize = 16;
 
-/// Bytes of weights that a thread takes at a time, when there are enough for every thread and few rows: about a
-/// microsecond's worth, so that all threads end at nearly the same time. A thread's chunks are neighbours.
+/// Bytes of weights in a chunk of few rows, when there are enough chunks for every thread: about a microsecond's worth,
+/// so that all threads finish at nearly the same time. Each thread takes a contiguous run of chunks.
 const CHUNK_BYTES: usize = 24 << 10;
 
-/// Groups of plain weights that a thread takes at a time, when there are enough for every thread and many rows.
+/// Row groups of unquantized weights in a chunk of many rows, when there are enough chunks for every thread.
 const PLAIN_GROUPS: usize = 8;
 
-/// Multiplications that a thread takes at a time, when there are enough for every thread: small, so that all threads end
-/// at nearly the same time, but some tens of microseconds.
+/// Multiply-adds of a chunk, when there are enough chunks for every thread: small, so that all threads finish at nearly
+/// the same time, but some tens of microseconds.
 const CHUNK_WORK: usize = 4 << 20;
 
-/// The form of activations that a product works on.
+/// The format of activations that a kernel works on; the [module](self) explains which is used when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationFormat {
-    /// f32, in panels of this many rows.
+    /// f32, in panels of this many rows, column-major inside.
     F32Panels(usize),
-    /// 15-bit integers in two bytes each, with a scale for this many elements: 32 or 256.
+    /// 15-bit integers split into two int8, with a scale for this many elements: 32 or 256.
     Int8x2(usize),
-    /// 15-bit integers with a scale for 128 elements.
+    /// 15-bit integers as int16, with a scale for 128 elements.
     Int16,
     /// bf16 in AMX tiles.
     Bf16Tiles,
 }
 
 impl ActivationFormat {
-    /// The form for products of `rows` activations with weights of a type. Products of the same activations with
-    /// weights of the same form can share one preparation.
+    /// The format for a matmul of `rows` activations with weights of a type. Matmuls of the same activations with
+    /// weights that need the same format can share the converted activations.
     ///
     /// # Errors
     /// There is no kernel for the type.
@@ -98,9 +97,9 @@ impl ActivationFormat {
             return Err(KernelError::Type { dtype });
         }
         Ok(match isa {
-            Isa::Amx(_) if rows >= TILE_ROWS && dtype != DType::F32 => ActivationFormat::Bf16Tiles,
+            Isa::Amx(_) if rows >= MIN_TILE_ROWS && dtype != DType::F32 => ActivationFormat::Bf16Tiles,
             Isa::Scalar => ActivationFormat::F32Panels(1),
-            _ if dtype.is_quantized() && rows >= WORD_ROWS => ActivationFormat::Int16,
+            _ if dtype.is_quantized() && rows >= MIN_INT16_ROWS => ActivationFormat::Int16,
             Isa::Avx512(_) | Isa::Amx(_) if dtype.is_quantized() => {
                 ActivationFormat::Int8x2(dtype.block_len())
             }
@@ -109,10 +108,8 @@ impl ActivationFormat {
             Isa::Avx512(_) | Isa::Amx(_) => ActivationFormat::F32Panels(12),
         })
     }
-}
 
-impl ActivationFormat {
-    /// Rows that are prepared together: a product may start at any multiple of it.
+    /// Rows that are converted together: a matmul may start at any multiple of it.
     pub const fn row_granularity(self) -> usize {
         match self {
             ActivationFormat::F32Panels(rows) => rows,
@@ -122,20 +119,20 @@ impl ActivationFormat {
     }
 }
 
-/// One product of prepared activations with packed weights.
+/// One weight matrix to multiply with prepared activations, and the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Matmul<'a> {
-    /// How the weights are packed.
+    /// The layout of the packed weights.
     pub layout: &'a PackedLayout,
     /// The packed weights.
     pub packed: &'a [u8],
-    /// Where the results go: `[rows, layout.rows()]`.
+    /// The output, `[rows, layout.rows()]`.
     pub output: &'a Output<'a>,
-    /// The first row of the activations to use; a multiple of 16 (of 12 and 6 for plain weights) unless 0.
+    /// The first row of activations to use: a multiple of [`ActivationFormat::row_granularity`].
     pub first_row: usize,
 }
 
-/// Part of a product: some groups of weight rows, all rows of activations.
+/// Part of a matmul, for one thread: some row groups of weights, all rows of activations.
 struct Task<'a> {
     layout: &'a PackedLayout,
     packed: &'a [u8],
@@ -156,7 +153,14 @@ impl Task<'_> {
         self.packed.get(group * bytes..(group + 1) * bytes).unwrap_or(&[])
     }
 
-    /// Writes zeros: the product over no columns.
+    /// Whether the activations are one row in a panel of its own, so that the panel is the row. One row out of a panel
+    /// of several is not.
+    #[cfg(target_arch = "x86_64")]
+    fn is_single_row_panel(&self) -> bool {
+        self.rows == 1 && self.activations.f32_panel(self.first_row).1 == 1
+    }
+
+    /// Writes zeros: the result of a matmul over no columns.
     fn clear(&self) {
         let columns =
             self.groups.start * format::GROUP..(self.groups.end * format::GROUP).min(self.layout.rows());
@@ -179,14 +183,14 @@ impl Task<'_> {
 ///   [private](Activations::private) activations, with its own copy of the same values).
 /// - The activations are filled: a barrier separates this call from [`Activations::prepare`], and from whatever refills
 ///   them later.
-/// - No thread reads or writes the outputs before the next barrier, and no two outputs of the call overlap.
+/// - Until the next barrier no other code reads or writes the outputs, and no two outputs of the call overlap.
 pub unsafe fn multiply(
     worker: &Worker<'_>,
     activations: &Activations<'_>,
-    products: &[Matmul<'_>],
+    matmuls: &[Matmul<'_>],
 ) -> Result<(), KernelError> {
     // SAFETY: promised by the caller.
-    unsafe { multiply_fused(worker, activations, products, false, |_, _| {}) }
+    unsafe { multiply_fused(worker, activations, matmuls, false, |_, _| {}) }
 }
 
 /// As [`multiply`], with a fused epilogue: calls `epilogue(matmul, columns)` on the thread that has computed these
@@ -201,39 +205,43 @@ pub unsafe fn multiply(
 pub unsafe fn multiply_fused(
     worker: &Worker<'_>,
     activations: &Activations<'_>,
-    products: &[Matmul<'_>],
+    matmuls: &[Matmul<'_>],
     together: bool,
     epilogue: impl Fn(usize, Range<usize>),
 ) -> Result<(), KernelError> {
-    for product in products {
-        verify(activations, product)?;
-        let (left, right) = (product.layout.rows(), products.first().map_or(0, |first| first.layout.rows()));
+    for matmul in matmuls {
+        verify(activations, matmul)?;
+        let (left, right) = (matmul.layout.rows(), matmuls.first().map_or(0, |first| first.layout.rows()));
         if together && left != right {
-            return Err(KernelError::Differ { what: "columns of products computed together", left, right });
+            return Err(KernelError::Differ {
+                what: "output columns of matmuls computed together",
+                left,
+                right,
+            });
         }
     }
     let scratch = activations.scratch(worker)?;
-    let piece = |product: &Matmul<'_>| piece(activations.form(), product.layout, product.output.rows());
-    // Products that are computed together are cut like the first of them, chunk by chunk.
-    let pieces = || products.iter().map(piece).take(if together { 1 } else { products.len() });
-    let cut = Partition::new(pieces(), worker.threads());
-    // The chunk this thread has just done: its chunks are neighbours, until it helps others with theirs.
+    let work = |matmul: &Matmul<'_>| matrix_work(activations.format(), matmul.layout, matmul.output.rows());
+    // Matmuls that are computed together are all partitioned like the first of them.
+    let works = || matmuls.iter().map(work).take(if together { 1 } else { matmuls.len() });
+    let partition = Partition::new(works(), worker.threads());
+    // The previous chunk of this thread: chunks are contiguous until the thread helps others with theirs.
     #[cfg(target_arch = "x86_64")]
-    let mut before = None;
-    worker.chunks(cut.chunks(), |chunk| {
-        let mut ranges = cut.ranges(chunk, pieces());
+    let mut previous = None;
+    worker.chunks(partition.chunks(), |chunk| {
+        let mut ranges = partition.ranges(chunk, works());
         let mut groups = 0..0;
-        for (number, product) in products.iter().enumerate() {
+        for (number, matmul) in matmuls.iter().enumerate() {
             groups = ranges.next().unwrap_or(groups);
             if groups.is_empty() {
                 continue;
             }
-            let rows = product.output.rows();
+            let rows = matmul.output.rows();
             let columns =
-                groups.start * format::GROUP..(groups.end * format::GROUP).min(product.layout.rows());
-            let Matmul { layout, packed, output, first_row } = *product;
+                groups.start * format::GROUP..(groups.end * format::GROUP).min(matmul.layout.rows());
+            let Matmul { layout, packed, output, first_row } = *matmul;
             #[cfg(target_arch = "x86_64")]
-            if rows == 1 && (groups.start == 0 || before != chunk.checked_sub(1)) {
+            if rows == 1 && (groups.start == 0 || previous != chunk.checked_sub(1)) {
                 prefetch::first(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
             }
             let groups = groups.clone();
@@ -247,17 +255,17 @@ pub unsafe fn multiply_fused(
         }
         #[cfg(target_arch = "x86_64")]
         {
-            before = Some(chunk);
+            previous = Some(chunk);
         }
     });
     Ok(())
 }
 
-/// What [`Partition`] must know of a matrix.
-fn piece(form: ActivationFormat, layout: &PackedLayout, rows: usize) -> MatrixWork {
+/// The cost of a matmul, for [`Partition`].
+fn matrix_work(format: ActivationFormat, layout: &PackedLayout, rows: usize) -> MatrixWork {
     let group_work = format::GROUP * layout.columns() * rows;
-    let (cost, most) = match form {
-        // All rows pass through the cache once for each chunk.
+    let (cost, max_groups) = match format {
+        // All rows of activations pass through the cache once for each chunk.
         ActivationFormat::F32Panels(_) if rows > 1 => (group_work, PLAIN_GROUPS),
         ActivationFormat::F32Panels(_) | ActivationFormat::Int8x2(_) => {
             let bytes = layout.group_bytes().max(1);
@@ -265,23 +273,23 @@ fn piece(form: ActivationFormat, layout: &PackedLayout, rows: usize) -> MatrixWo
         }
         ActivationFormat::Int16 | ActivationFormat::Bf16Tiles => (group_work, CHUNK_WORK / group_work.max(1)),
     };
-    MatrixWork { groups: layout.groups(), cost, most }
+    MatrixWork { groups: layout.groups(), cost, max_groups }
 }
 
-/// Asks for the packed weights that this thread will read first in a product of one row with these matrices (or with all
-/// of them `together`): to be called while the thread still has to wait.
+/// Prefetches the packed weights that this thread will read first in a GEMV with these matrices (or with all of them
+/// `together`): to be called while the thread still has to wait.
 pub fn prefetch_first<'a>(
     worker: &Worker<'_>,
-    form: ActivationFormat,
+    format: ActivationFormat,
     matrices: impl Iterator<Item = (&'a PackedLayout, &'a [u8])> + Clone,
     together: bool,
 ) {
-    let pieces = || {
-        let most = if together { 1 } else { usize::MAX };
-        matrices.clone().map(|(layout, _)| piece(form, layout, 1)).take(most)
+    let works = || {
+        let count = if together { 1 } else { usize::MAX };
+        matrices.clone().map(|(layout, _)| matrix_work(format, layout, 1)).take(count)
     };
-    let cut = Partition::new(pieces(), worker.threads());
-    let ranges = cut.ranges(worker.first_of(cut.chunks()), pieces());
+    let partition = Partition::new(works(), worker.threads());
+    let ranges = partition.ranges(worker.first_of(partition.chunks()), works());
     if let Some(((layout, packed), groups)) = matrices.zip(ranges).find(|(_, groups)| !groups.is_empty()) {
         #[cfg(target_arch = "x86_64")]
         prefetch::first(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
@@ -290,8 +298,9 @@ pub fn prefetch_first<'a>(
     }
 }
 
-fn verify(activations: &Activations<'_>, product: &Matmul<'_>) -> Result<(), KernelError> {
-    let Matmul { layout, packed, output, first_row } = product;
+/// Checks a matmul against its activations.
+fn verify(activations: &Activations<'_>, matmul: &Matmul<'_>) -> Result<(), KernelError> {
+    let Matmul { layout, packed, output, first_row } = matmul;
     let differ = |what, left, right| {
         if left == right { Ok(()) } else { Err(KernelError::Differ { what, left, right }) }
     };
@@ -299,13 +308,17 @@ fn verify(activations: &Activations<'_>, product: &Matmul<'_>) -> Result<(), Ker
     differ("rows of weights and columns of the output", layout.rows(), output.columns())?;
     pack::check("packed weights", packed.len(), layout.bytes())?;
     pack::check("rows of activations", activations.rows(), first_row.saturating_add(output.rows()))?;
-    let step = activations.form().row_granularity();
-    differ("first row, rounded to the step of the form, and first row", first_row / step * step, *first_row)?;
-    let fits = match activations.form() {
+    let step = activations.format().row_granularity();
+    differ(
+        "first row of activations and its last multiple of the row granularity",
+        *first_row,
+        first_row / step * step,
+    )?;
+    let fits = match activations.format() {
         ActivationFormat::F32Panels(1) => true,
         ActivationFormat::F32Panels(_) => !layout.is_quantized(),
         ActivationFormat::Int8x2(_) => {
-            ActivationFormat::choose(activations.isa(), layout.dtype(), 1) == Ok(activations.form())
+            ActivationFormat::choose(activations.isa(), layout.dtype(), 1) == Ok(activations.format())
         }
         ActivationFormat::Int16 => layout.is_quantized(),
         ActivationFormat::Bf16Tiles => layout.dtype() != DType::F32,
@@ -316,7 +329,7 @@ fn verify(activations: &Activations<'_>, product: &Matmul<'_>) -> Result<(), Ker
 #[cfg(target_arch = "x86_64")]
 fn run(task: &Task<'_>) {
     let isa = task.activations.isa();
-    match task.activations.form() {
+    match task.activations.format() {
         ActivationFormat::Bf16Tiles => {
             if let Some(token) = isa.amx() {
                 amx::multiply(token, task);

@@ -10,15 +10,15 @@ use quadriga_graph::DType;
 use super::format::{BLOCK, GROUP, PackedFormat, QuantRow, superblock_size, with_format};
 use crate::kernels::KernelError;
 
-/// How one weight matrix is packed: `rows` rows of `columns` elements, as in the file.
+/// The layout of a packed weight matrix of `rows` rows of `columns` elements, as in the file.
 ///
 /// Rows are packed in groups of [`GROUP`]; each group is contiguous and independent of the others, so groups can be
-/// packed in parallel, straight from a file map. Quantized types: see [`format`](super::format). Plain types:
+/// packed in parallel, straight from a file map. Quantized types: see [`format`](super::format). Others:
 ///
 /// ```text
 /// F32, F16   column 0: row 0, row 1, … row 15; column 1: row 0, …
 /// BF16       columns 0 and 1 of row 0, columns 0 and 1 of row 1, … ; columns 2 and 3 of row 0, …
-///            (sixteen pairs of columns are one AMX tile; the columns are filled up with zeros to a whole tile)
+///            (sixteen pairs of columns are one AMX tile; the columns are padded with zeros to a whole tile)
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedLayout {
@@ -67,12 +67,12 @@ impl PackedLayout {
         self.dtype
     }
 
-    /// Rows of the matrix: outputs of a product.
+    /// Rows of the matrix: output features.
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns of the matrix: inputs of a product.
+    /// Columns of the matrix: input features.
     pub const fn columns(&self) -> usize {
         self.columns
     }
@@ -185,7 +185,7 @@ impl PackedLayout {
         }
     }
 
-    /// Whether this type is quantized, with integer kernels of its own.
+    /// Whether the type is quantized, with integer kernels.
     pub(super) fn is_quantized(&self) -> bool {
         self.dtype.is_quantized()
     }

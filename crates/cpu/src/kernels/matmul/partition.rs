@@ -1,21 +1,21 @@
-//! How the groups of several matrices are shared out: in chunks of about equal cost, equally many for each thread.
+//! Distribution of the row groups of several weight matrices: in chunks of about equal cost, equally many per thread.
 //!
-//! The matrices are laid end to end, and the whole is cut at equal distances; a chunk may hold the end of one matrix and
-//! the beginning of the next. Cuts are between pairs of groups, which kernels for many rows take together.
+//! The matrices are laid end to end, and the whole is cut at equal distances; a chunk may hold the end of one matrix
+//! and the beginning of the next. Chunks are whole pairs of groups, which GEMM kernels take together.
 
 use std::ops::Range;
 
-/// Chunks for each thread: a thread that is done helps another with what is left of its share.
-const EACH: usize = 4;
+/// Chunks per thread: a thread that has finished its own takes over chunks of others.
+const CHUNKS_PER_THREAD: usize = 4;
 
-/// One matrix to be cut.
+/// The work that one matrix makes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatrixWork {
     pub(super) groups: usize,
-    /// What a group costs, in any unit that the matrices share.
+    /// The cost of a group, in any unit that the matrices share.
     pub(super) cost: usize,
     /// Groups that a chunk should have at most, if there are more than enough.
-    pub(super) most: usize,
+    pub(super) max_groups: usize,
 }
 
 impl MatrixWork {
@@ -27,12 +27,12 @@ impl MatrixWork {
         (self.cost as u64).max(1)
     }
 
-    fn whole(&self) -> u64 {
+    fn total_cost(&self) -> u64 {
         (self.pairs() as u64).saturating_mul(self.pair_cost())
     }
 }
 
-/// Where several matrices are cut.
+/// The chunks of several matrices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partition {
     cost: u64,
@@ -40,30 +40,30 @@ pub(super) struct Partition {
 }
 
 impl Partition {
-    /// Cuts matrices for a number of threads.
-    pub(super) fn new(pieces: impl Iterator<Item = MatrixWork>, threads: usize) -> Partition {
+    /// Partitions matrices for a number of threads.
+    pub(super) fn new(works: impl Iterator<Item = MatrixWork>, threads: usize) -> Partition {
         let (mut cost, mut pairs, mut chunks) = (0_u64, 0, 0);
-        for piece in pieces {
-            cost = cost.saturating_add(piece.whole());
-            pairs += piece.pairs();
-            chunks += piece.pairs().div_ceil((piece.most / 2).max(1));
+        for work in works {
+            cost = cost.saturating_add(work.total_cost());
+            pairs += work.pairs();
+            chunks += work.pairs().div_ceil((work.max_groups / 2).max(1));
         }
         let threads = threads.max(1);
-        let chunks = chunks.max(EACH * threads).min(pairs);
+        let chunks = chunks.max(CHUNKS_PER_THREAD * threads).min(pairs);
         let even = chunks.next_multiple_of(threads);
         Partition { cost, chunks: if even <= pairs { even } else { chunks } }
     }
 
-    /// Into how many chunks.
+    /// The number of chunks.
     pub(super) fn chunks(&self) -> usize {
         self.chunks
     }
 
-    /// The groups of each matrix that a chunk has.
+    /// The groups of each matrix in a chunk.
     pub(super) fn ranges(
         &self,
         chunk: usize,
-        pieces: impl Iterator<Item = MatrixWork>,
+        works: impl Iterator<Item = MatrixWork>,
     ) -> impl Iterator<Item = Range<usize>> {
         let at = |chunk: usize| {
             let chunks = self.chunks.max(1);
@@ -77,13 +77,13 @@ impl Partition {
         };
         let (begin, end) = (at(chunk), at(chunk + 1));
         let mut first = 0_u64;
-        pieces.map(move |piece| {
+        works.map(move |work| {
             let pair = |position: u64| {
-                let pairs = position.saturating_sub(first).div_ceil(piece.pair_cost());
-                usize::try_from(pairs).map_or(piece.pairs(), |pairs| pairs.min(piece.pairs()))
+                let pairs = position.saturating_sub(first).div_ceil(work.pair_cost());
+                usize::try_from(pairs).map_or(work.pairs(), |pairs| pairs.min(work.pairs()))
             };
-            let groups = 2 * pair(begin)..(2 * pair(end)).min(piece.groups);
-            first = first.saturating_add(piece.whole());
+            let groups = 2 * pair(begin)..(2 * pair(end)).min(work.groups);
+            first = first.saturating_add(work.total_cost());
             groups
         })
     }
@@ -102,27 +102,28 @@ mod tests {
         let mut below = |n: usize| (rng.next_u64() % n as u64) as usize;
         for round in 0..2000 {
             let threads = 1 + below(9);
-            let pieces: Vec<MatrixWork> = (0..1 + below(5))
-                .map(|_| MatrixWork { groups: below(200), cost: below(5000), most: 1 + below(40) })
+            let works: Vec<MatrixWork> = (0..1 + below(5))
+                .map(|_| MatrixWork { groups: below(200), cost: below(5000), max_groups: 1 + below(40) })
                 .collect();
-            let cut = Partition::new(pieces.iter().copied(), threads);
-            let mut next = vec![0; pieces.len()];
-            let even = pieces.iter().map(MatrixWork::whole).sum::<u64>() as f64 / cut.chunks().max(1) as f64;
-            let dearest = pieces.iter().map(MatrixWork::pair_cost).max().unwrap_or(1) as f64;
-            for chunk in 0..cut.chunks() {
+            let partition = Partition::new(works.iter().copied(), threads);
+            let mut next = vec![0; works.len()];
+            let even = works.iter().map(MatrixWork::total_cost).sum::<u64>() as f64
+                / partition.chunks().max(1) as f64;
+            let dearest = works.iter().map(MatrixWork::pair_cost).max().unwrap_or(1) as f64;
+            for chunk in 0..partition.chunks() {
                 let mut cost = 0.0;
-                for ((range, next), piece) in
-                    cut.ranges(chunk, pieces.iter().copied()).zip(&mut next).zip(&pieces)
+                for ((range, next), work) in
+                    partition.ranges(chunk, works.iter().copied()).zip(&mut next).zip(&works)
                 {
                     if !range.is_empty() {
                         assert_eq!(range.start, *next, "seed {seed}, round {round}, chunk {chunk}");
                         *next = range.end;
-                        cost += range.len().div_ceil(2) as f64 * piece.pair_cost() as f64;
+                        cost += range.len().div_ceil(2) as f64 * work.pair_cost() as f64;
                     }
                 }
                 assert!(cost <= even + 2.0 * dearest, "seed {seed}, round {round}: {cost} of {even}");
             }
-            assert!(next.iter().zip(&pieces).all(|(next, piece)| *next == piece.groups), "round {round}");
+            assert!(next.iter().zip(&works).all(|(next, work)| *next == work.groups), "round {round}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Asking for memory before it is used: packed weights to be read, places of results to be written.
+//! Software prefetching: packed weights that are about to be read, output rows that are about to be written.
 
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
@@ -7,35 +7,35 @@ use std::ops::Range;
 use super::Task;
 use super::format::GROUP;
 
-/// How far ahead the first-level cache is asked to load, in bytes.
-const NEAR: usize = 2560;
+/// Prefetch distance of the L1 cache, in bytes.
+const L1_DISTANCE: usize = 2560;
 
-/// How far ahead the second-level cache is: so far that memory always has as many requests as a core can have on the
-/// way (about 48 lines), also while the core waits for one of them.
-const FAR: usize = 8192;
+/// Prefetch distance of the L2 cache, in bytes: so far that a core always has as many memory requests in flight as it
+/// can (about 48 lines), also while it waits for one of them.
+const L2_DISTANCE: usize = 8192;
 
-/// Asks for the first of the bytes that a thread is about to read front to back.
+/// Prefetches the beginning of bytes that a thread is about to read front to back.
 pub(super) fn first(bytes: &[u8]) {
-    for line in (0..bytes.len().min(FAR)).step_by(64) {
+    for line in (0..bytes.len().min(L2_DISTANCE)).step_by(64) {
         // SAFETY: a hint, which never faults, of an instruction that every x86-64 CPU has.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(line).cast()) };
     }
 }
 
-/// Asks for as many bytes as are about to be read at an address, further on. Left alone, the hardware asks too late,
-/// and not at all past the end of a page.
+/// Prefetches as many bytes as are about to be read at an address, the prefetch distances ahead of it. The hardware
+/// prefetcher alone is too late, and stops at the end of a page.
 #[inline(always)]
 pub(super) fn stream(at: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {
         // SAFETY: as above.
         unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(FAR + 64 * line).cast());
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(NEAR + 64 * line).cast());
+            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(L2_DISTANCE + 64 * line).cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(L1_DISTANCE + 64 * line).cast());
         }
     }
 }
 
-/// Asks for the places of the results of two groups and some rows, which are about to be written.
+/// Prefetches, for writing, the output of two groups and some rows.
 #[inline]
 pub(super) fn output(task: &Task<'_>, group: usize, rows: Range<usize>) {
     for out in rows.filter_map(|row| task.output.row(row)) {

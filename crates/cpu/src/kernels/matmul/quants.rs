@@ -85,8 +85,8 @@ pub(super) trait QuantStorage {
 /// The vector loads of a storage.
 #[cfg(target_arch = "x86_64")]
 pub(super) trait QuantLoads: QuantStorage {
-    /// Loads eight rows of a block; the address is that of the first of them in plane 0. Quants above 127 would overflow
-    /// the 16-bit pair sums of `maddubs`: a storage that has such quants subtracts 128 from all of them.
+    /// Loads eight rows of a block; the address is that of the first of them in plane 0. Quants above 127 would
+    /// overflow the 16-bit pair sums of `maddubs`: a storage that has such quants subtracts 128 from all of them.
     ///
     /// # Safety
     /// The block must be readable, and the CPU must have AVX2.

@@ -1,4 +1,4 @@
-//! Products in plain Rust: f32 arithmetic on dequantized weights, on any CPU.
+//! Matrix multiplication in portable Rust: f32 arithmetic on dequantized weights, on any CPU.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use super::activations::Activations;
 use super::format::GROUP;
 use super::view::Input;
 
-/// Columns dequantized at a time: a multiple of every cell's columns.
+/// Columns dequantized at a time: a multiple of every superblock's columns.
 const STEP: usize = 256;
 
-/// Transposes the rows of one panel: column after column.
+/// Transposes the rows of one panel.
 #[expect(clippy::indexing_slicing, reason = "panels have at most 16 rows, and pieces at most PIECE columns")]
 pub(super) fn f32_panel(activations: &Activations<'_>, input: &Input<'_>, rows: Range<usize>) {
     /// Columns at a time, of all rows.
@@ -32,7 +32,7 @@ pub(super) fn f32_panel(activations: &Activations<'_>, input: &Input<'_>, rows: 
     }
 }
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 #[expect(clippy::indexing_slicing, reason = "all indices are below the fixed array lengths")]
 pub(super) fn multiply(task: &Task<'_>) {
     let columns = task.layout.columns();

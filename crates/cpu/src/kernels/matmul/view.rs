@@ -1,4 +1,4 @@
-//! The matrices a product reads and writes, as checked views of memory that threads share.
+//! Checked views of the matrices that a matmul reads and writes, in memory that threads share.
 
 use std::marker::PhantomData;
 
@@ -25,12 +25,12 @@ impl InputType {
     }
 }
 
-/// Elements of a matrix from the first to the last, given the distance between rows; `None` if that overflows.
+/// Elements from the first to the last of a matrix with a row stride; `None` if that overflows.
 fn extent(rows: usize, columns: usize, row_stride: usize) -> Option<usize> {
     if rows == 0 || columns == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride)?.checked_add(columns) }
 }
 
-/// A matrix of activations: rows of contiguous `f32` or `f16`, any distance apart, optionally picked by an index list.
+/// A matrix of activations: rows of contiguous `f32` or `f16` with any stride, optionally gathered by an index list.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pointer: *const u8,
@@ -42,12 +42,12 @@ pub struct Input<'a> {
     lifetime: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: a view only reads memory that is borrowed, or promised to the maker of the view, for 'a.
+// SAFETY: a view only reads memory that is borrowed, or promised by the code that made the view, for 'a.
 unsafe impl Send for Input<'_> {}
 // SAFETY: as above; shared reads are free of races.
 unsafe impl Sync for Input<'_> {}
 
-/// In an index list: a row of zeros.
+/// In an index list of [`Input::gather`]: a row of zeros; of [`Output::scatter`]: a row that is dropped.
 pub const NO_ROW: u32 = u32::MAX;
 
 impl<'a> Input<'a> {
@@ -97,7 +97,7 @@ impl<'a> Input<'a> {
         Input { pointer, element, rows, columns, row_bytes, gather: None, lifetime: PhantomData }
     }
 
-    /// Picks rows: row `i` of the result is row `indices[i]` of this matrix, or zeros for [`NO_ROW`].
+    /// Gathers rows: row `i` of the result is row `indices[i]` of this matrix, or zeros for [`NO_ROW`].
     ///
     /// # Errors
     /// An index is out of range.
@@ -111,7 +111,7 @@ impl<'a> Input<'a> {
         Ok(self)
     }
 
-    /// Rows, after picking.
+    /// Rows, after gathering.
     pub fn rows(&self) -> usize {
         self.gather.map_or(self.rows, <[u32]>::len)
     }
@@ -162,7 +162,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A matrix of results: rows of contiguous `f32`, any distance apart, optionally placed by an index list.
+/// An output matrix: rows of contiguous `f32` with any stride, optionally scattered by an index list.
 ///
 /// Threads write disjoint columns of it at the same time.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ pub struct Output<'a> {
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a view writes memory that is borrowed, or promised to the maker of the view, for 'a.
+// SAFETY: a view writes memory that is borrowed, or promised by the code that made the view, for 'a.
 unsafe impl Send for Output<'_> {}
 // SAFETY: kernels share a view among threads, each of which writes elements that no other thread touches.
 unsafe impl Sync for Output<'_> {}
@@ -194,7 +194,7 @@ impl<'a> Output<'a> {
         let needs = extent(rows, columns, row_stride).ok_or(KernelError::TooLarge { rows, columns })?;
         check("output matrix", data.len(), needs)?;
         if rows > 1 {
-            check("distance between output rows", row_stride, columns)?;
+            check("row stride of the output", row_stride, columns)?;
         }
         // SAFETY: the slice covers every row, and is borrowed for 'a.
         Ok(unsafe { Output::from_raw(data.as_mut_ptr(), rows, columns, row_stride) })
@@ -213,7 +213,7 @@ impl<'a> Output<'a> {
         Output { pointer, rows, columns, row_stride, scatter: None, lifetime: PhantomData }
     }
 
-    /// Places rows: row `i` of a product goes to row `indices[i]` of this matrix; [`NO_ROW`] drops it.
+    /// Scatters rows: row `i` of a matmul goes to row `indices[i]` of this matrix; [`NO_ROW`] drops it.
     ///
     /// # Errors
     /// An index is out of range.
@@ -227,7 +227,7 @@ impl<'a> Output<'a> {
         Ok(self)
     }
 
-    /// Rows, after placing.
+    /// Rows, after scattering.
     pub fn rows(&self) -> usize {
         self.scatter.map_or(self.rows, <[u32]>::len)
     }
@@ -237,7 +237,7 @@ impl<'a> Output<'a> {
         self.columns
     }
 
-    /// Elements from one row to the next, when rows are not placed by an index list.
+    /// The row stride in elements, unless rows are scattered.
     pub(super) fn plain_stride(&self) -> Option<usize> {
         if self.scatter.is_some() { None } else { Some(self.row_stride) }
     }

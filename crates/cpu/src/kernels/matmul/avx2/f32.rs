@@ -1,7 +1,7 @@
-//! Products of f32 activations with F32, F16 and BF16 weights, in f32 arithmetic: AVX2.
+//! GEMV and GEMM of F32, F16 and BF16 weights in f32 arithmetic: AVX2.
 //!
-//! A group of sixteen weight rows is two vectors wide. Many rows: panels of up to six rows × one group, twelve sums
-//! in registers. F16 and BF16 are widened as they are loaded.
+//! A group of sixteen weight rows is two vectors wide. The GEMM micro-kernel is 6 × 16: panels of up to six rows × one
+//! group, twelve accumulators in registers. GEMM converts F16 and BF16 columns to f32 in scratch memory first.
 
 use std::arch::x86_64::*;
 
@@ -12,24 +12,25 @@ use crate::kernels::matmul::Task;
 use crate::kernels::matmul::activations::SCRATCH;
 use crate::kernels::matmul::format::GROUP;
 
-/// Columns widened at a time.
+/// Columns converted to f32 at a time.
 const PANEL: usize = SCRATCH / (GROUP * 4) / 32 * 32;
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe {
         match task.layout.dtype() {
-            DType::F16 => rows::<Halves>(task),
-            DType::BF16 => rows::<Brains>(task),
-            _ => rows::<Singles>(task),
+            DType::F16 => rows::<F16Weights>(task),
+            DType::BF16 => rows::<Bf16Weights>(task),
+            _ => rows::<F32Weights>(task),
         }
     }
 }
 
-/// A plain type of weights.
-trait Plain {
-    const IN_PLACE: bool;
+/// An unquantized type of weights.
+trait FloatWeights {
+    /// Whether packed groups can be used without conversion.
+    const IS_F32: bool;
     /// Loads one column of a group.
     ///
     /// # Safety
@@ -37,12 +38,12 @@ trait Plain {
     unsafe fn column(group: *const u8, column: usize) -> [__m256; 2];
 }
 
-struct Singles;
-struct Halves;
-struct Brains;
+struct F32Weights;
+struct F16Weights;
+struct Bf16Weights;
 
-impl Plain for Singles {
-    const IN_PLACE: bool = true;
+impl FloatWeights for F32Weights {
+    const IS_F32: bool = true;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn column(group: *const u8, column: usize) -> [__m256; 2] {
@@ -54,8 +55,8 @@ impl Plain for Singles {
     }
 }
 
-impl Plain for Halves {
-    const IN_PLACE: bool = false;
+impl FloatWeights for F16Weights {
+    const IS_F32: bool = false;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn column(group: *const u8, column: usize) -> [__m256; 2] {
@@ -67,8 +68,8 @@ impl Plain for Halves {
     }
 }
 
-impl Plain for Brains {
-    const IN_PLACE: bool = false;
+impl FloatWeights for Bf16Weights {
+    const IS_F32: bool = false;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn column(group: *const u8, column: usize) -> [__m256; 2] {
@@ -87,20 +88,21 @@ impl Plain for Brains {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<W: Plain>(task: &Task<'_>) {
+unsafe fn rows<W: FloatWeights>(task: &Task<'_>) {
     let columns = task.layout.columns();
+    let single = task.is_single_row_panel();
     for group in task.groups.clone() {
         let packed = task.group(group).as_ptr();
-        if task.rows == 1 {
+        if single {
             // SAFETY: promised by the caller.
-            unsafe { one_row::<W>(task, group, packed) };
+            unsafe { gemv::<W>(task, group, packed) };
             continue;
         }
-        let step = if W::IN_PLACE { columns.max(1) } else { PANEL };
+        let step = if W::IS_F32 { columns.max(1) } else { PANEL };
         for first in (0..columns).step_by(step) {
             let count = step.min(columns - first);
             let mut wide = packed.cast::<f32>();
-            if !W::IN_PLACE {
+            if !W::IS_F32 {
                 let scratch = task.scratch.cast::<f32>();
                 for column in 0..count {
                     // SAFETY: the column is inside the group; the scratch memory holds PANEL columns.
@@ -136,7 +138,7 @@ unsafe fn rows<W: Plain>(task: &Task<'_>) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn one_row<W: Plain>(task: &Task<'_>, group: usize, packed: *const u8) {
+unsafe fn gemv<W: FloatWeights>(task: &Task<'_>, group: usize, packed: *const u8) {
     let columns = task.layout.columns();
     let (x, _) = task.activations.f32_panel(task.first_row);
     let mut sums = [[_mm256_setzero_ps(); 2]; 4];

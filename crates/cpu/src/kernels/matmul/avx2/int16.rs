@@ -1,15 +1,15 @@
-//! Products of 15-bit activations with weights rounded to 11 bits: AVX2, for many rows.
+//! GEMM of many rows of `Int16` activations with weights rounded to 11 bits: AVX2.
 //!
-//! One group of weights × one span of columns is unpacked at a time, into 4 KiB that stay in the first-level cache
-//! while all rows of activations pass by, six at a time:
+//! One group of weights × one span of columns is unpacked at a time, into 4 KiB that stay in the L1 cache while all
+//! rows of activations pass by, six at a time:
 //!
 //! ```text
 //! panel   pair of columns p (p = 0..64), vector h (h = 0..2), lane r (r = 0..8) = row 8 h + r, columns 2 p and 2 p + 1
-//! scales  vector h, lane r = the step between the quants of row 8 h + r
+//! scales  vector h, lane r = the scale of row 8 h + r
 //! sums    for each row of activations: two vectors
 //! ```
 //!
-//! A product of pairs and its addition are two instructions, or one where the CPU has AVX-VNNI.
+//! Multiplying pairs and adding to the accumulator are two instructions, or one where the CPU has AVX-VNNI.
 
 use std::arch::x86_64::*;
 
@@ -27,29 +27,30 @@ const PAIRS: usize = INT16_SPAN / 2;
 const ROWS: usize = 512;
 
 #[repr(C, align(64))]
-struct Scratch {
+struct Int16Scratch {
     panel: [[__m256i; 2]; PAIRS],
     scales: [__m256; 2],
     sums: [[__m256; 2]; ROWS],
 }
 
-const _: () = assert!(size_of::<Scratch>() <= SCRATCH);
+const _: () = assert!(size_of::<Int16Scratch>() <= SCRATCH);
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
-    let rows: SomeRows = if is_x86_feature_detected!("avxvnni") { some_rows_vnni } else { some_rows };
+    let rows: MicroKernel =
+        if is_x86_feature_detected!("avxvnni") { micro_kernel_vnni } else { micro_kernel };
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe { with_format!(task.layout.dtype(), F => groups::<F>(task, rows), else {}) }
 }
 
 /// `(activations, their scales, scratch memory, row, rows, blocks, whether to add)`: up to six rows × one group × one
 /// span. The rows are there, and the scratch memory holds the blocks.
-type SomeRows = unsafe fn(*const i16, *const f32, *mut Scratch, usize, usize, usize, bool);
+type MicroKernel = unsafe fn(*const i16, *const f32, *mut Int16Scratch, usize, usize, usize, bool);
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn groups<F: Avx2Format>(task: &Task<'_>, some_rows: SomeRows) {
+unsafe fn groups<F: Avx2Format>(task: &Task<'_>, micro_kernel: MicroKernel) {
     let columns = task.layout.columns();
-    let scratch = task.scratch.cast::<Scratch>();
+    let scratch = task.scratch.cast::<Int16Scratch>();
     for group in task.groups.clone() {
         let packed = task.group(group).as_ptr();
         for first_row in (0..task.rows).step_by(ROWS) {
@@ -70,9 +71,9 @@ unsafe fn groups<F: Avx2Format>(task: &Task<'_>, some_rows: SomeRows) {
                         }
                         let (x, scales) =
                             task.activations.int16_row(task.first_row + first_row + row, first / INT16_SPAN);
-                        some_rows(x, scales, scratch, row, count, blocks, first > 0);
+                        micro_kernel(x, scales, scratch, row, count, blocks, first > 0);
                         if last {
-                            // Now, while the sums and the places of the results are in the first-level cache.
+                            // Now, while the sums and the output are in the L1 cache.
                             for row in row..row + count {
                                 let sums = (&raw const (*scratch).sums).cast::<[__m256; 2]>().add(row);
                                 store(task, group, first_row + row, sums.read());
@@ -104,13 +105,13 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: [__m256; 2]) {
     }
 }
 
-/// Rounds `blocks` blocks of half a group, from block `first`, to words with one scale for each row.
+/// Rounds `blocks` blocks of half a group, from block `first`, to int16 with one scale for each row.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_span<F: Avx2Format>(
     packed: *const u8,
     first: usize,
     blocks: usize,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     half: usize,
 ) {
     let superblock = |block: usize| packed.wrapping_add((first + block) / F::BLOCKS * F::BYTES);
@@ -144,7 +145,7 @@ unsafe fn unpack_span<F: Avx2Format>(
             let m = affine.m.map(|m| _mm256_mul_ps(m, inverse));
             for (v, q) in quants.into_iter().enumerate() {
                 let (d, m) = if v < 4 { (d[0], m[0]) } else { (d[1], m[1]) };
-                let word = |q| _mm256_cvtps_epi32(_mm256_fmadd_ps(_mm256_cvtepi32_ps(q), d, m));
+                let rounded = |q| _mm256_cvtps_epi32(_mm256_fmadd_ps(_mm256_cvtepi32_ps(q), d, m));
                 let lower = |q| {
                     if F::SIGNED {
                         _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(q))
@@ -155,10 +156,10 @@ unsafe fn unpack_span<F: Avx2Format>(
                 let upper = |q| {
                     if F::SIGNED { _mm256_srai_epi32::<24>(q) } else { _mm256_srli_epi32::<24>(q) }
                 };
-                let c0 = word(lower(q));
-                let c1 = word(lower(_mm256_srli_epi32::<8>(q)));
-                let c2 = word(lower(_mm256_srli_epi32::<16>(q)));
-                let c3 = word(upper(q));
+                let c0 = rounded(lower(q));
+                let c1 = rounded(lower(_mm256_srli_epi32::<8>(q)));
+                let c2 = rounded(lower(_mm256_srli_epi32::<16>(q)));
+                let c3 = rounded(upper(q));
                 let pair = |a, b| _mm256_blend_epi16::<0b1010_1010>(a, _mm256_slli_epi32::<16>(b));
                 let place = panel.add(2 * (block * BLOCK / 2 + 2 * v));
                 place.write(pair(c0, c1));
@@ -168,12 +169,12 @@ unsafe fn unpack_span<F: Avx2Format>(
     }
 }
 
-/// See [`SomeRows`].
+/// See [`MicroKernel`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn some_rows(
+unsafe fn micro_kernel(
     x: *const i16,
     x_scales: *const f32,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     row: usize,
     rows: usize,
     blocks: usize,
@@ -181,15 +182,15 @@ unsafe fn some_rows(
 ) {
     let step = |sum, w, x| _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
     // SAFETY: promised by the caller.
-    unsafe { any_rows(x, x_scales, scratch, row, rows, blocks, add, step) }
+    unsafe { micro_kernel_with(x, x_scales, scratch, row, rows, blocks, add, step) }
 }
 
-/// See [`SomeRows`].
+/// See [`MicroKernel`].
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-unsafe fn some_rows_vnni(
+unsafe fn micro_kernel_vnni(
     x: *const i16,
     x_scales: *const f32,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     row: usize,
     rows: usize,
     blocks: usize,
@@ -197,16 +198,16 @@ unsafe fn some_rows_vnni(
 ) {
     let step = |sum, w, x| _mm256_dpwssd_avx_epi32(sum, w, x);
     // SAFETY: promised by the caller.
-    unsafe { any_rows(x, x_scales, scratch, row, rows, blocks, add, step) }
+    unsafe { micro_kernel_with(x, x_scales, scratch, row, rows, blocks, add, step) }
 }
 
-/// See [`SomeRows`]; `step` adds the products of pairs to a sum.
+/// See [`MicroKernel`]; `step` adds the products of pairs to a sum.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "those of `SomeRows`, and the step")]
-unsafe fn any_rows(
+#[expect(clippy::too_many_arguments, reason = "those of `MicroKernel`, and the step")]
+unsafe fn micro_kernel_with(
     x: *const i16,
     x_scales: *const f32,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     row: usize,
     rows: usize,
     blocks: usize,
@@ -231,14 +232,14 @@ unsafe fn any_rows(
 unsafe fn rows_of<const ROWS: usize>(
     x: *const i16,
     x_scales: *const f32,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     row: usize,
     blocks: usize,
     add: bool,
     step: impl Fn(__m256i, __m256i, __m256i) -> __m256i,
 ) {
-    // SAFETY: the callers have AVX2 and FMA. A row of activations is INT16_SPAN words; the panel holds as many pairs of
-    // columns as the blocks have.
+    // SAFETY: the callers have AVX2 and FMA. A row of activations is INT16_SPAN integers; the panel holds as many
+    // pairs of columns as the blocks have.
     unsafe {
         let mut dots = [[_mm256_setzero_si256(); 2]; ROWS];
         let x = x.cast::<i32>();
@@ -270,27 +271,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_to_add_products_agree() {
+    fn vnni_and_plain_micro_kernels_agree() {
         if !is_x86_feature_detected!("avxvnni") || Avx2::detect().is_none() {
             return;
         }
-        let words = |seed: usize, range: usize| move |i: usize| ((i * 7919 + seed) % range) as i16;
-        let x: Vec<i16> = (0..6 * INT16_SPAN).map(words(5, 32767)).map(|x| x - 16383).collect();
+        let integers = |seed: usize, range: usize| move |i: usize| ((i * 7919 + seed) % range) as i16;
+        let x: Vec<i16> = (0..6 * INT16_SPAN).map(integers(5, 32767)).map(|x| x - 16383).collect();
         let scales = [1.0, 0.5, 2.0, 3.0, 0.25, 7.0];
-        let run = |some_rows: SomeRows| {
-            let mut scratch = Box::new(std::mem::MaybeUninit::<Scratch>::zeroed());
+        let run = |micro_kernel: MicroKernel| {
+            let mut scratch = Box::new(std::mem::MaybeUninit::<Int16Scratch>::zeroed());
             let scratch = scratch.as_mut_ptr();
             // SAFETY: the scratch memory is one of its own, in which zeros are values; the features were detected.
             unsafe {
                 let panel = (&raw mut (*scratch).panel).cast::<i16>();
-                (0..PAIRS * 2 * 16).for_each(|i| *panel.add(i) = words(3, 2047)(i) - 1023);
+                (0..PAIRS * 2 * 16).for_each(|i| *panel.add(i) = integers(3, 2047)(i) - 1023);
                 (&raw mut (*scratch).scales).cast::<f32>().write_bytes(0x3f, 16);
                 for rows in [1, 6, 2, 5, 3, 4] {
-                    some_rows(x.as_ptr(), scales.as_ptr(), scratch, rows, rows, INT16_SPAN / BLOCK, rows > 1);
+                    micro_kernel(
+                        x.as_ptr(),
+                        scales.as_ptr(),
+                        scratch,
+                        rows,
+                        rows,
+                        INT16_SPAN / BLOCK,
+                        rows > 1,
+                    );
                 }
                 std::slice::from_raw_parts((&raw const (*scratch).sums).cast::<u32>(), 16 * 16).to_vec()
             }
         };
-        assert_eq!(run(some_rows), run(some_rows_vnni));
+        assert_eq!(run(micro_kernel), run(micro_kernel_vnni));
     }
 }

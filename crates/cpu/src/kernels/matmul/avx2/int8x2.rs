@@ -1,4 +1,4 @@
-//! Products of activations in two bytes each with quantized weights: AVX2, for few rows.
+//! GEMV and GEMM of few rows of `Int8x2` activations with quantized weights: AVX2.
 //!
 //! `maddubs` multiplies unsigned by signed bytes and adds pairs in 16 bits. As many of these as cannot overflow are
 //! added before they are widened to 32 bits: eight for 4-bit quants, one for signed bytes.
@@ -14,7 +14,7 @@ use crate::kernels::matmul::{Task, prefetch};
 
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
 
-/// Eight rows of a block as many-row products read it.
+/// Eight rows of a block in the panel of a GEMM.
 #[repr(C, align(32))]
 struct PanelBlock {
     quants: [__m256i; 8],
@@ -24,14 +24,14 @@ struct PanelBlock {
 
 const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= crate::kernels::matmul::activations::SCRATCH);
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe {
         if task.rows == 1 {
-            with_format!(task.layout.dtype(), F => one_row::<F>(task), else {});
+            with_format!(task.layout.dtype(), F => gemv::<F>(task), else {});
         } else {
-            with_format!(task.layout.dtype(), F => many_rows::<F>(task), else {});
+            with_format!(task.layout.dtype(), F => gemm::<F>(task), else {});
         }
     }
 }
@@ -53,8 +53,8 @@ unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256, add: bo
     }
 }
 
-/// The sum of products of the two halves of a block with one byte of each activation; of both in the first, unless
-/// they have scales of their own.
+/// The dot products of the two half blocks with one byte of each activation; the first is that of the whole block where
+/// 32 columns share a scale.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
@@ -70,7 +70,7 @@ unsafe fn dots<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 
             _mm256_maddubs_epi16(*q, four)
         };
         run = if v % F::MADDUBS_RUN == 0 { pairs } else { _mm256_add_epi16(run, pairs) };
-        // Widen at the end of a run, and where the half block ends if it has a scale of its own.
+        // Widen to 32 bits at the end of a run, and at the end of the half block if it has its own scale.
         if (v + 1) % F::MADDUBS_RUN == 0 || (F::Scales::PER_16 && v == 3) {
             let wide = _mm256_madd_epi16(run, ones);
             if F::Scales::PER_16 && v >= 4 {
@@ -84,7 +84,7 @@ unsafe fn dots<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 
     [low, high]
 }
 
-/// Adds a block's part to eight sums.
+/// Adds a block's contribution to eight sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_block<F: Avx2Format>(
@@ -118,9 +118,9 @@ unsafe fn add_block<F: Avx2Format>(
     sum
 }
 
-/// One row: the packed weights are read once, front to back.
+/// GEMV: streams the packed weights once.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn one_row<F: Avx2Format>(task: &Task<'_>) {
+unsafe fn gemv<F: Avx2Format>(task: &Task<'_>) {
     let x = task.activations.int8x2_row(task.first_row);
     let superblocks = task.layout.columns() / (F::BLOCKS * BLOCK);
     for group in task.groups.clone() {
@@ -147,9 +147,9 @@ unsafe fn one_row<F: Avx2Format>(task: &Task<'_>) {
     }
 }
 
-/// Many rows: eight weight rows are unpacked once, and used for all rows, four at a time.
+/// GEMM: unpacks eight weight rows once, for all rows of activations, four at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn many_rows<F: Avx2Format>(task: &Task<'_>) {
+unsafe fn gemm<F: Avx2Format>(task: &Task<'_>) {
     let panel = task.scratch.cast::<PanelBlock>();
     let blocks = task.layout.columns() / BLOCK;
     for (group, half) in task.groups.clone().flat_map(|group| [(group, 0), (group, 1)]) {
@@ -171,14 +171,14 @@ unsafe fn many_rows<F: Avx2Format>(task: &Task<'_>) {
             // SAFETY: rows below `task.rows` exist in activations and output.
             unsafe {
                 while row + 4 <= task.rows {
-                    panel_rows::<4, F>(task, panel, column, row, first, count);
+                    micro_kernel::<4, F>(task, panel, column, row, first, count);
                     row += 4;
                 }
                 match task.rows - row {
                     0 => {}
-                    1 => panel_rows::<1, F>(task, panel, column, row, first, count),
-                    2 => panel_rows::<2, F>(task, panel, column, row, first, count),
-                    _ => panel_rows::<3, F>(task, panel, column, row, first, count),
+                    1 => micro_kernel::<1, F>(task, panel, column, row, first, count),
+                    2 => micro_kernel::<2, F>(task, panel, column, row, first, count),
+                    _ => micro_kernel::<3, F>(task, panel, column, row, first, count),
                 }
             }
         }
@@ -187,7 +187,7 @@ unsafe fn many_rows<F: Avx2Format>(task: &Task<'_>) {
 
 /// `ROWS` rows × the blocks of a panel.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panel_rows<const ROWS: usize, F: Avx2Format>(
+unsafe fn micro_kernel<const ROWS: usize, F: Avx2Format>(
     task: &Task<'_>,
     panel: *const PanelBlock,
     column: usize,

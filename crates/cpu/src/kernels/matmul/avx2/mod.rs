@@ -1,7 +1,7 @@
 //! AVX2 kernels, and the loading of packed weights for them: eight rows of a group at a time.
 //!
-//! Quants of up to 7 bits stay unsigned, as `maddubs` wants one side; wider ones are loaded signed, and the kernel moves
-//! their sign to the activations.
+//! Quants of up to 7 bits stay unsigned, as `maddubs` wants one side; wider ones are loaded signed, and the kernel
+//! moves their sign to the activations.
 
 pub(super) mod f32;
 pub(super) mod int16;

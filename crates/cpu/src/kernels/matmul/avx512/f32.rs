@@ -1,10 +1,11 @@
-//! Products of f32 activations with F32, F16 and BF16 weights, in f32 arithmetic: AVX-512.
+//! GEMV and GEMM of F32, F16 and BF16 weights in f32 arithmetic: AVX-512.
 //!
-//! One row: each column of a group is one vector of weights times one activation. Many rows: panels of up to twelve
-//! rows × two groups, 24 sums in registers. [`PANEL`] columns are taken at a time: those of two groups (24 KiB) stay in
-//! the first-level cache while [`ROWS`] rows pass by, and those of the rows in the second-level cache while the groups
-//! of the task do. Sums wait in scratch memory meanwhile: rows of results may lie a power of two apart, where few of
-//! them fit a cache. F16 and BF16 columns are widened into scratch memory first.
+//! GEMV multiplies each column of a group, one vector, with one activation. The GEMM micro-kernel is 12 × 32: panels of
+//! up to twelve rows × two groups, 24 accumulators in registers. [`PANEL`] columns are taken at a time: those of two
+//! groups (24 KiB) stay in the L1 cache while [`ROWS`] rows pass by, and those of the rows in the L2 cache while the
+//! groups of the task do. Sums are kept in scratch memory meanwhile: the row stride of the output may be a power of
+//! two, so that few rows fit a set-associative cache. F16 and BF16 columns are converted to f32 in scratch memory
+//! first.
 
 use std::arch::x86_64::*;
 
@@ -30,25 +31,25 @@ struct Scratch {
 
 const _: () = assert!(size_of::<Scratch>() <= SCRATCH && ROWS.is_multiple_of(12));
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx512, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe {
-        match (task.layout.dtype(), task.rows) {
-            (DType::F16, 1) => one_row::<Halves>(task),
-            (DType::BF16, 1) => one_row::<Brains>(task),
-            (_, 1) => one_row::<Singles>(task),
-            (DType::F16, _) => many_rows::<Halves>(task),
-            (DType::BF16, _) => many_rows::<Brains>(task),
-            _ => many_rows::<Singles>(task),
+        match (task.layout.dtype(), task.is_single_row_panel()) {
+            (DType::F16, true) => gemv::<F16Weights>(task),
+            (DType::BF16, true) => gemv::<Bf16Weights>(task),
+            (_, true) => gemv::<F32Weights>(task),
+            (DType::F16, false) => gemm::<F16Weights>(task),
+            (DType::BF16, false) => gemm::<Bf16Weights>(task),
+            (_, false) => gemm::<F32Weights>(task),
         }
     }
 }
 
-/// A plain type of weights.
-trait Plain {
-    /// Whether packed groups can be used without widening.
-    const IN_PLACE: bool;
+/// An unquantized type of weights.
+trait FloatWeights {
+    /// Whether packed groups can be used without conversion.
+    const IS_F32: bool;
     /// Bytes of two columns of a group.
     const PAIR: usize;
     /// Loads columns 2p and 2p + 1 of a group; the second only if `both`.
@@ -58,12 +59,12 @@ trait Plain {
     unsafe fn pair(group: *const u8, pair: usize, both: bool) -> [__m512; 2];
 }
 
-struct Singles;
-struct Halves;
-struct Brains;
+struct F32Weights;
+struct F16Weights;
+struct Bf16Weights;
 
-impl Plain for Singles {
-    const IN_PLACE: bool = true;
+impl FloatWeights for F32Weights {
+    const IS_F32: bool = true;
     const PAIR: usize = 128;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
@@ -76,8 +77,8 @@ impl Plain for Singles {
     }
 }
 
-impl Plain for Halves {
-    const IN_PLACE: bool = false;
+impl FloatWeights for F16Weights {
+    const IS_F32: bool = false;
     const PAIR: usize = 64;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
@@ -92,8 +93,8 @@ impl Plain for Halves {
     }
 }
 
-impl Plain for Brains {
-    const IN_PLACE: bool = false;
+impl FloatWeights for Bf16Weights {
+    const IS_F32: bool = false;
     const PAIR: usize = 64;
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
@@ -118,7 +119,7 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn one_row<W: Plain>(task: &Task<'_>) {
+unsafe fn gemv<W: FloatWeights>(task: &Task<'_>) {
     let columns = task.layout.columns();
     let (x, _) = task.activations.f32_panel(task.first_row);
     for group in task.groups.clone() {
@@ -151,7 +152,7 @@ unsafe fn one_row<W: Plain>(task: &Task<'_>) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
+unsafe fn gemm<W: FloatWeights>(task: &Task<'_>) {
     let columns = task.layout.columns();
     let scratch = task.scratch.cast::<Scratch>();
     for first_group in task.groups.clone().step_by(PLAIN_GROUPS) {
@@ -168,7 +169,7 @@ unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
                         let w = columns_of::<W>(task, scratch, group, first, count);
                         let sums = (&raw mut (*scratch).sums).cast::<[__m512; 2]>().add(i * ROWS);
                         for row in rows.clone().step_by(12) {
-                            // The panel after this one; after the last, the first again, with the next groups.
+                            // The next panel; after the last, the first again, for the next groups.
                             let next = if row + 12 < rows.end { row + 12 } else { first_row };
                             let sums = sums.add(row - first_row);
                             let done = row..(row + 12).min(rows.end);
@@ -193,16 +194,16 @@ unsafe fn many_rows<W: Plain>(task: &Task<'_>) {
     }
 }
 
-/// Some columns of two groups as `f32`: in place, or widened into scratch memory.
+/// Some columns of two groups as `f32`: in place, or converted into scratch memory.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn columns_of<W: Plain>(
+unsafe fn columns_of<W: FloatWeights>(
     task: &Task<'_>,
     scratch: *mut Scratch,
     group: usize,
     first: usize,
     count: usize,
 ) -> [*const f32; 2] {
-    if W::IN_PLACE {
+    if W::IS_F32 {
         return [group, group + 1].map(|g| task.group(g).as_ptr().cast::<f32>().wrapping_add(first * GROUP));
     }
     let wide = scratch.cast::<f32>();
@@ -224,7 +225,7 @@ unsafe fn columns_of<W: Plain>(
     wide.map(<*mut f32>::cast_const)
 }
 
-/// One panel of rows × one or two groups; asks for the first-level cache to load the panel of rows after it.
+/// One panel of rows × one or two groups; prefetches the next panel of rows into the L1 cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn panel(
     task: &Task<'_>,
@@ -244,8 +245,8 @@ unsafe fn panel(
             // SAFETY: promised by the caller; the panel has this many rows.
             unsafe {
                 match (rows, group + 1 < task.groups.end) {
-                    $(($rows, true) => panel_of::<$rows, 2>(x, w, sums, count, first > 0, next),
-                      ($rows, false) => panel_of::<$rows, 1>(x, w, sums, count, first > 0, next),)*
+                    $(($rows, true) => micro_kernel::<$rows, 2>(x, w, sums, count, first > 0, next),
+                      ($rows, false) => micro_kernel::<$rows, 1>(x, w, sums, count, first > 0, next),)*
                     _ => {}
                 }
             }
@@ -255,7 +256,7 @@ unsafe fn panel(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-unsafe fn panel_of<const ROWS: usize, const GROUPS: usize>(
+unsafe fn micro_kernel<const ROWS: usize, const GROUPS: usize>(
     x: *const f32,
     w: [*const f32; 2],
     sums: *mut [__m512; 2],

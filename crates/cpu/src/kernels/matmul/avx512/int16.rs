@@ -1,11 +1,11 @@
-//! Products of 15-bit activations with weights rounded to 11 bits: AVX-512 with VNNI, for many rows.
+//! GEMM of many rows of `Int16` activations with weights rounded to 11 bits: AVX-512 with VNNI.
 //!
-//! Two groups of weights × one span of columns are unpacked at a time, into 8 KiB that stay in the first-level cache
-//! while all rows of activations pass by, eight at a time:
+//! Two groups of weights × one span of columns are unpacked at a time, into 8 KiB that stay in the L1 cache while all
+//! rows of activations pass by, eight at a time:
 //!
 //! ```text
 //! panel   for each of two groups: pair of columns p (p = 0..64), lane r (r = 0..16) = row r, columns 2 p and 2 p + 1
-//! scales  for each of two groups: lane r = the step between the quants of row r
+//! scales  for each of two groups: lane r = the scale of row r
 //! sums    for each row of activations: two vectors, one for each group
 //!
 //! 16 registers of 32-bit sums (8 rows × 2 groups) += pair of columns of a group × pair of columns of a row
@@ -28,15 +28,15 @@ const PAIRS: usize = INT16_SPAN / 2;
 const ROWS: usize = 512;
 
 #[repr(C, align(64))]
-struct Scratch {
+struct Int16Scratch {
     panel: [[__m512i; PAIRS]; 2],
     scales: [__m512; 2],
     sums: [[__m512; 2]; ROWS],
 }
 
-const _: () = assert!(size_of::<Scratch>() <= SCRATCH);
+const _: () = assert!(size_of::<Int16Scratch>() <= SCRATCH);
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx512, task: &Task<'_>) {
     // SAFETY: the token proves the instructions; the task was checked by `multiply`.
     unsafe { with_format!(task.layout.dtype(), F => groups::<F>(task), else {}) }
@@ -45,7 +45,7 @@ pub(in crate::kernels::matmul) fn multiply(_token: Avx512, task: &Task<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
 unsafe fn groups<F: Avx512Format>(task: &Task<'_>) {
     let columns = task.layout.columns();
-    let scratch = task.scratch.cast::<Scratch>();
+    let scratch = task.scratch.cast::<Int16Scratch>();
     for group in task.groups.clone().step_by(2) {
         let pair = group + 1 < task.groups.end;
         for first_row in (0..task.rows).step_by(ROWS) {
@@ -65,12 +65,12 @@ unsafe fn groups<F: Avx512Format>(task: &Task<'_>) {
                             prefetch::output(task, group, first_row + row..first_row + row + count);
                         }
                         if pair {
-                            some_rows::<2>(task, scratch, first, first_row, row, count, blocks);
+                            micro_kernel::<2>(task, scratch, first, first_row, row, count, blocks);
                         } else {
-                            some_rows::<1>(task, scratch, first, first_row, row, count, blocks);
+                            micro_kernel::<1>(task, scratch, first, first_row, row, count, blocks);
                         }
                         if last {
-                            // Now, while the sums and the places of the results are in the first-level cache.
+                            // Now, while the sums and the output are in the L1 cache.
                             for row in row..row + count {
                                 let sums = (&raw const (*scratch).sums).cast::<[__m512; 2]>().add(row);
                                 let [low, high] = sums.read();
@@ -99,13 +99,13 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m512) {
     }
 }
 
-/// Rounds `blocks` blocks of a group, from block `first`, to words with one scale for each row.
+/// Rounds `blocks` blocks of a group, from block `first`, to int16 with one scale for each row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,f16c")]
 unsafe fn unpack_span<F: Avx512Format>(
     packed: *const u8,
     first: usize,
     blocks: usize,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     index: usize,
 ) {
     let superblock = |block: usize| packed.wrapping_add((first + block) / F::BLOCKS * F::BYTES);
@@ -138,11 +138,11 @@ unsafe fn unpack_span<F: Avx512Format>(
             let m = affine.m.map(|m| _mm512_mul_ps(m, inverse));
             for (v, q) in quants.into_iter().enumerate() {
                 let (d, m) = if v < 4 { (d[0], m[0]) } else { (d[1], m[1]) };
-                let word = |q| _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_cvtepi32_ps(q), d, m));
-                let c0 = word(_mm512_and_si512(q, byte));
-                let c1 = word(_mm512_and_si512(_mm512_srli_epi32::<8>(q), byte));
-                let c2 = word(_mm512_and_si512(_mm512_srli_epi32::<16>(q), byte));
-                let c3 = word(_mm512_srli_epi32::<24>(q));
+                let rounded = |q| _mm512_cvtps_epi32(_mm512_fmadd_ps(_mm512_cvtepi32_ps(q), d, m));
+                let c0 = rounded(_mm512_and_si512(q, byte));
+                let c1 = rounded(_mm512_and_si512(_mm512_srli_epi32::<8>(q), byte));
+                let c2 = rounded(_mm512_and_si512(_mm512_srli_epi32::<16>(q), byte));
+                let c3 = rounded(_mm512_srli_epi32::<24>(q));
                 let pair = |a, b| _mm512_mask_blend_epi16(0xaaaa_aaaa, a, _mm512_slli_epi32::<16>(b));
                 let place = panel.add(block * BLOCK / 2 + 2 * v);
                 place.write(pair(c0, c1));
@@ -153,9 +153,9 @@ unsafe fn unpack_span<F: Avx512Format>(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn some_rows<const GROUPS: usize>(
+unsafe fn micro_kernel<const GROUPS: usize>(
     task: &Task<'_>,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     first: usize,
     first_row: usize,
     row: usize,
@@ -183,7 +183,7 @@ unsafe fn some_rows<const GROUPS: usize>(
 unsafe fn rows_of<const ROWS: usize, const GROUPS: usize>(
     x: *const i16,
     x_scales: *const f32,
-    scratch: *mut Scratch,
+    scratch: *mut Int16Scratch,
     row: usize,
     blocks: usize,
     add: bool,

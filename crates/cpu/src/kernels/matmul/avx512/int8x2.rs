@@ -1,4 +1,4 @@
-//! Products of activations in two bytes each with quantized weights: AVX-512 with VNNI, for a few rows.
+//! GEMM of few rows of `Int8x2` activations with quantized weights: AVX-512 with VNNI.
 
 use std::arch::x86_64::*;
 
@@ -9,10 +9,10 @@ use crate::kernels::matmul::activations::{Int8x2Row, PANEL_COLUMNS};
 use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
 use crate::kernels::matmul::scales::{Affine, ScaleStorage};
 
-/// Blocks unpacked at a time for many rows.
+/// Blocks unpacked at a time.
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
 
-/// A block as many-row products read it: quants as bytes, `d` and `m` for each half.
+/// A block in the panel of a GEMM: quants as bytes, `d` and `m` for each half.
 #[repr(C, align(64))]
 struct PanelBlock {
     quants: [__m512i; 8],
@@ -22,13 +22,13 @@ struct PanelBlock {
 
 const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= crate::kernels::matmul::activations::SCRATCH);
 
-/// Rows of activations × groups of weight rows.
+/// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(token: Avx512, task: &Task<'_>) {
     if task.rows == 1 {
         int8x2_gemv::multiply(token, task);
     } else {
         // SAFETY: the token proves the instructions; the task was checked by `multiply`.
-        unsafe { with_format!(task.layout.dtype(), F => many_rows::<F>(task), else {}) }
+        unsafe { with_format!(task.layout.dtype(), F => gemm::<F>(task), else {}) }
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: __m5
     }
 }
 
-/// The sum of products of the two halves of a block, as integers.
+/// The integer dot products of the two half blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 pub(super) unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
@@ -69,7 +69,7 @@ pub(super) unsafe fn dots(quants: &[__m512i; 8], x: *const i8) -> [__m512i; 2] {
     [both([a, b, c, d], 0), both([e, f, g, h], 4)]
 }
 
-/// Adds a block's part to sixteen sums.
+/// Adds a block's contribution to sixteen sums, those of `d` and those of `m`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 pub(super) unsafe fn add_block<const HALVES: bool>(
@@ -100,9 +100,9 @@ pub(super) unsafe fn add_block<const HALVES: bool>(
     [main, rest]
 }
 
-/// Many rows: a group is unpacked once, and used for all rows, eight at a time.
+/// GEMM: unpacks a group once, for all rows of activations, eight at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn many_rows<F: Avx512Format>(task: &Task<'_>) {
+unsafe fn gemm<F: Avx512Format>(task: &Task<'_>) {
     let panel = task.scratch.cast::<PanelBlock>();
     let blocks = task.layout.columns() / BLOCK;
     for group in task.groups.clone() {
@@ -126,18 +126,18 @@ unsafe fn many_rows<F: Avx512Format>(task: &Task<'_>) {
             // SAFETY: rows below `task.rows` exist in activations and output.
             unsafe {
                 while row + 8 <= task.rows {
-                    panel_rows::<8, F>(task, panel, group, row, first, count);
+                    micro_kernel::<8, F>(task, panel, group, row, first, count);
                     row += 8;
                 }
                 match task.rows - row {
                     0 => {}
-                    1 => panel_rows::<1, F>(task, panel, group, row, first, count),
-                    2 => panel_rows::<2, F>(task, panel, group, row, first, count),
-                    3 => panel_rows::<3, F>(task, panel, group, row, first, count),
-                    4 => panel_rows::<4, F>(task, panel, group, row, first, count),
-                    5 => panel_rows::<5, F>(task, panel, group, row, first, count),
-                    6 => panel_rows::<6, F>(task, panel, group, row, first, count),
-                    _ => panel_rows::<7, F>(task, panel, group, row, first, count),
+                    1 => micro_kernel::<1, F>(task, panel, group, row, first, count),
+                    2 => micro_kernel::<2, F>(task, panel, group, row, first, count),
+                    3 => micro_kernel::<3, F>(task, panel, group, row, first, count),
+                    4 => micro_kernel::<4, F>(task, panel, group, row, first, count),
+                    5 => micro_kernel::<5, F>(task, panel, group, row, first, count),
+                    6 => micro_kernel::<6, F>(task, panel, group, row, first, count),
+                    _ => micro_kernel::<7, F>(task, panel, group, row, first, count),
                 }
             }
         }
@@ -146,7 +146,7 @@ unsafe fn many_rows<F: Avx512Format>(task: &Task<'_>) {
 
 /// `ROWS` rows × the blocks of a panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
-unsafe fn panel_rows<const ROWS: usize, F: Avx512Format>(
+unsafe fn micro_kernel<const ROWS: usize, F: Avx512Format>(
     task: &Task<'_>,
     panel: *const PanelBlock,
     group: usize,
@@ -168,7 +168,7 @@ unsafe fn panel_rows<const ROWS: usize, F: Avx512Format>(
                     let [a, b] = add_block::<true>(both, &block.quants, &affine, x, first + i);
                     _mm512_add_ps(a, b)
                 } else {
-                    // One chain of sums is enough here: other rows hide its latency.
+                    // One dependency chain is enough here: other rows hide its latency.
                     let [low, high] = dots(&block.quants, x.quants.add(2 * (first + i) * BLOCK));
                     let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
                     let scaled = _mm512_mul_ps(dot, _mm512_set1_ps(*x.scales.add(first + i)));

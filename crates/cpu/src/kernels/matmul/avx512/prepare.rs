@@ -1,14 +1,16 @@
-//! Bringing activations into bytes, words and bf16 tiles: AVX-512.
+//! Conversion of activations to every format: AVX-512.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::isa::Avx512;
-use crate::kernels::matmul::activations::{Activations, DIGITS, INT8X2_MAX, INT16_MAX, INT16_SPAN, step};
+use crate::kernels::matmul::activations::{
+    Activations, DIGITS, INT8X2_MAX, INT16_MAX, INT16_SPAN, quant_scale,
+};
 use crate::kernels::matmul::format::{BLOCK, GROUP};
 use crate::kernels::matmul::view::{Input, InputType};
 
-/// Sixteen elements of a row as `f32`, those at `mask`; the others are 0.
+/// The elements of a row at `mask`, of sixteen, as `f32`; the others are 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn load(element: InputType, row: *const u8, first: usize, mask: __mmask16) -> __m512 {
@@ -21,20 +23,20 @@ unsafe fn load(element: InputType, row: *const u8, first: usize, mask: __mmask16
     }
 }
 
-/// The largest magnitude among some numbers; NaN if there is one among them.
+/// The largest magnitude; NaN if any value is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn largest(values: &[__m512]) -> f32 {
     let mut most = _mm512_setzero_ps();
-    let mut strange = 0;
+    let mut nan = 0;
     for value in values {
         most = _mm512_max_ps(most, _mm512_abs_ps(*value));
-        strange |= _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(*value, *value);
+        nan |= _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(*value, *value);
     }
-    if strange == 0 { _mm512_reduce_max_ps(most) } else { f32::NAN }
+    if nan == 0 { _mm512_reduce_max_ps(most) } else { f32::NAN }
 }
 
-/// Quantizes one row to 15 bits in two bytes, with a scale for `span` elements: 32 or 256.
+/// Quantizes one row to `Int8x2` with a scale for `span` columns: 32 or 256.
 pub(in crate::kernels::matmul) fn int8x2_row(
     _token: Avx512,
     activations: &Activations<'_>,
@@ -68,7 +70,7 @@ unsafe fn int8x2_row_inner<const BLOCKS: usize>(
                 Some(source) => [0, 16].map(|k| load(input.element(), source, (first + i) * BLOCK + k, !0)),
                 None => [_mm512_setzero_ps(); 2],
             });
-            let (scale, inverse) = step(largest(values.as_flattened()), INT8X2_MAX);
+            let (scale, inverse) = quant_scale(largest(values.as_flattened()), INT8X2_MAX);
             let inverse = _mm512_set1_ps(inverse);
             let mut half_sums = [0_i64; BLOCKS];
             for ((block, values), half_sums) in (first..).zip(values).zip(&mut half_sums) {
@@ -78,11 +80,11 @@ unsafe fn int8x2_row_inner<const BLOCKS: usize>(
                     _mm512_sub_epi32(x[0], _mm512_slli_epi32::<7>(high[0])),
                     _mm512_sub_epi32(x[1], _mm512_slli_epi32::<7>(high[1])),
                 ];
-                let bytes = four_bytes(high, rest);
+                let bytes = pack_i8(high, rest);
                 _mm512_storeu_si512(out.quants.add(2 * block * BLOCK).cast(), bytes);
                 let sums = sums_of_bytes(bytes);
                 if BLOCKS > 1 {
-                    _mm_storel_epi64(out.pairs.add(4 * block).cast(), _mm_packs_epi32(sums, sums));
+                    _mm_storel_epi64(out.byte_sums.add(4 * block).cast(), _mm_packs_epi32(sums, sums));
                 }
                 // 128 × the sums of the high bytes + those of the low ones, for the two halves of the block.
                 let whole = _mm_add_epi32(_mm_slli_epi32::<7>(sums), _mm_unpackhi_epi64(sums, sums));
@@ -102,7 +104,7 @@ unsafe fn int8x2_row_inner<const BLOCKS: usize>(
     }
 }
 
-/// Writes sixteen numbers as three signed digits each to the base 128, the highest first.
+/// Writes sixteen integers as three signed digits in base 128 each, the highest first.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn write_digits(numbers: __m512i, out: *mut i8) {
@@ -117,10 +119,10 @@ unsafe fn write_digits(numbers: __m512i, out: *mut i8) {
     }
 }
 
-/// 32 high bytes and then 32 low ones, in order, from vectors of sixteen integers each; limited to the range of bytes.
+/// Packs vectors of sixteen integers into 32 high bytes and then 32 low bytes, in order, with saturation.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn four_bytes(high: [__m512i; 2], low: [__m512i; 2]) -> __m512i {
+fn pack_i8(high: [__m512i; 2], low: [__m512i; 2]) -> __m512i {
     let high = _mm512_packs_epi32(high[0], high[1]);
     let low = _mm512_packs_epi32(low[0], low[1]);
     // Each quarter now holds four bytes of each of the four vectors.
@@ -139,7 +141,7 @@ fn sums_of_bytes(bytes: __m512i) -> __m128i {
     _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, one))
 }
 
-/// Quantizes one row to 15 bits, by spans.
+/// Quantizes one row to `Int16`.
 pub(in crate::kernels::matmul) fn int16_row(
     _token: Avx512,
     activations: &Activations<'_>,
@@ -155,7 +157,7 @@ unsafe fn int16_row_inner(activations: &Activations<'_>, input: &Input<'_>, row:
     let source = input.row(row);
     for first in (0..activations.columns()).step_by(INT16_SPAN) {
         let count = INT16_SPAN.min(activations.columns() - first);
-        let (words, place) = activations.int16_row(row, first / INT16_SPAN);
+        let (quants, place) = activations.int16_row(row, first / INT16_SPAN);
         let mut values = [_mm512_setzero_ps(); INT16_SPAN / 16];
         if let Some(source) = source {
             for (i, value) in values.iter_mut().enumerate().take(count / 16) {
@@ -163,19 +165,19 @@ unsafe fn int16_row_inner(activations: &Activations<'_>, input: &Input<'_>, row:
                 *value = unsafe { load(input.element(), source, first + 16 * i, !0) };
             }
         }
-        let (scale, inverse) = step(largest(&values), INT16_MAX);
+        let (scale, inverse) = quant_scale(largest(&values), INT16_MAX);
         let inverse = _mm512_set1_ps(inverse);
         for (i, value) in values.into_iter().enumerate() {
             let x = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(value, inverse)));
             // SAFETY: every row has room for a whole span.
-            unsafe { _mm256_storeu_si256(words.add(16 * i).cast(), x) };
+            unsafe { _mm256_storeu_si256(quants.add(16 * i).cast(), x) };
         }
         // SAFETY: a scale for each row and span.
         unsafe { *place = scale };
     }
 }
 
-/// Writes a panel of up to sixteen rows: column after column.
+/// Transposes up to sixteen rows into a panel.
 pub(in crate::kernels::matmul) fn f32_panel(
     _token: Avx512,
     activations: &Activations<'_>,
@@ -207,11 +209,11 @@ unsafe fn f32_panel_inner(activations: &Activations<'_>, input: &Input<'_>, rows
     }
 }
 
-/// The columns of sixteen rows.
+/// Transposes sixteen rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transposed(rows: [__m512; 16]) -> [__m512; 16] {
-    /// Makes four vectors of four, in each quarter of which lies a column of the quarter's four columns.
+    /// Transposes 4 × 4 numbers in each 128-bit quarter.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn quarters(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {

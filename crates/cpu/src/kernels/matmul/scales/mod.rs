@@ -1,7 +1,7 @@
 //! Storages of scales: how the scales of a superblock are packed, and how AVX2 and AVX-512 load them.
 //!
-//! A superblock is 16 rows × 32 columns (one block) or × 256 columns (eight blocks). Each kind of scale is an array over
-//! the sixteen rows; words of bit fields follow each other: word 0 of all rows, word 1 of all rows.
+//! A superblock is 16 rows × 32 columns (one block) or × 256 columns (eight blocks). Each kind of scale is an array
+//! over the sixteen rows; words of bit fields follow each other: word 0 of all rows, word 1 of all rows.
 //!
 //! ```text
 //! F16Scale      d: f16 × 16                                                             32 bytes
