@@ -1,4 +1,4 @@
-//! The page: one HTML file with everything in it. The plan goes in as columns, so that large ones stay small.
+//! The interactive page: one self-contained HTML file. The plan is embedded as columns, which keeps large plans compact.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::Picture;
 use crate::format::escape;
-use crate::summary::{labels, sentences, waste};
+use crate::summary::{fragmentation, labels, sentences};
 
 const SHELL: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
@@ -19,7 +19,7 @@ const SCRIPTS: [&str; 4] = [
     include_str!("page/controls.js"),
 ];
 
-/// Every text once; the columns hold numbers.
+/// Deduplicated strings; the columns hold their indices.
 #[derive(Default)]
 struct Texts {
     all: Vec<String>,
@@ -41,7 +41,7 @@ impl Texts {
     }
 }
 
-/// A number, or −1 for none.
+/// The value, or −1 for none.
 fn or_none<T: Into<i64>>(value: Option<T>) -> i64 {
     value.map_or(-1, Into::into)
 }
@@ -55,9 +55,9 @@ fn shape(dims: &[usize]) -> String {
 }
 
 impl Picture {
-    /// One page that opens in any browser, needs no network and no other file.
+    /// The plan as one self-contained HTML page that needs no network.
     pub fn html(&self) -> String {
-        // Inside a script element only `<` can end it; JSON has it nowhere but in texts.
+        // Only `<` can end a script element; in JSON it occurs only inside strings.
         let data = self.columns().to_string().replace('<', "\\u003c");
         let scripts: String = SCRIPTS.iter().map(|script| format!("<script>\n{script}</script>\n")).collect();
         let parts = [
@@ -66,11 +66,11 @@ impl Picture {
             ("<!--SCRIPTS-->", scripts),
             ("<!--PLAN-->", data),
         ];
-        // The plan goes in last: what its texts contain is not looked at again.
+        // The plan is inserted last, so that its strings are not searched for placeholders.
         parts.iter().fold(SHELL.to_owned(), |page, (mark, text)| page.replacen(mark, text, 1))
     }
 
-    /// The plan as the page reads it.
+    /// The plan in the form that data.js reads.
     fn columns(&self) -> Value {
         let plan = &self.plan;
         let labels = labels(plan);
@@ -135,7 +135,7 @@ impl Picture {
     }
 }
 
-/// The usages by number, in the order of the legend.
+/// The index of a usage in the legend (`USAGES` of data.js).
 fn usage(usage: StorageUse) -> u8 {
     match usage {
         StorageUse::Weight => 0,
@@ -147,7 +147,7 @@ fn usage(usage: StorageUse) -> u8 {
     }
 }
 
-/// A line of the explanation with a few things added.
+/// A line of the explanation with additional fields.
 fn with(line: impl Serialize, more: &[(&str, Value)]) -> Value {
     let mut object = serde_json::to_value(line).unwrap_or_default();
     if let Some(object) = object.as_object_mut() {
@@ -157,7 +157,7 @@ fn with(line: impl Serialize, more: &[(&str, Value)]) -> Value {
 }
 
 fn backend(line: &quadriga_runtime::BackendLine) -> Value {
-    with(line, &[("waste", json!(waste(line)))])
+    with(line, &[("fragmentation", json!(fragmentation(line)))])
 }
 
 fn split(line: &SplitLine, label: &str, seconds: f64) -> Value {

@@ -1,14 +1,14 @@
-//! A plan in a few sentences: what runs where, what is copied, how big the buffers are and why.
+//! A summary of a plan in sentences: placement, copies, size and peak of each arena.
 
 use quadriga_graph::layer_of;
 use quadriga_runtime::{BackendLine, Explanation, NodeLine, StorageLine};
 
-use crate::format::{bytes, count, list, plural};
+use crate::format::{bytes, list, plural};
 
-/// How many of the tensors at the peak are named.
-const NAMED: usize = 3;
+/// The number of tensors at the peak that are named.
+const MAX_NAMED: usize = 3;
 
-/// What each split computes, in a few words: `layers 0–14`, `layers 15–29 + logits`.
+/// A label of each split's content: `layers 0–14`, `layers 15–29 + logits`.
 pub(crate) fn labels(plan: &Explanation) -> Vec<String> {
     let mut nodes: Vec<Vec<&NodeLine>> = vec![Vec::new(); plan.splits.len()];
     for node in &plan.nodes {
@@ -22,7 +22,7 @@ pub(crate) fn labels(plan: &Explanation) -> Vec<String> {
 fn label(nodes: &[&NodeLine]) -> String {
     let layers = nodes.iter().filter_map(|node| layer_of(&node.name));
     let range = layers.clone().min().zip(layers.max());
-    // The last name of its own; before the layers an operation will do.
+    // The last node with an explicit name; before the layers, else the last operation.
     let named =
         |part: &[&NodeLine]| part.iter().rev().find(|node| !node.name.contains('#')).map(|n| n.name.clone());
     let any = |part: &[&NodeLine]| part.last().map(|node| node.operation.to_owned());
@@ -39,7 +39,7 @@ fn label(nodes: &[&NodeLine]) -> String {
     if parts.is_empty() { "nothing".to_owned() } else { parts.join(" + ") }
 }
 
-/// The plan in sentences, one thing each.
+/// The plan in sentences.
 pub(crate) fn sentences(plan: &Explanation, labels: &[String]) -> Vec<String> {
     let mut all = vec![format!(
         "{} in {} on {}.",
@@ -47,15 +47,15 @@ pub(crate) fn sentences(plan: &Explanation, labels: &[String]) -> Vec<String> {
         plural(plan.splits.len(), "split", "splits"),
         list(&plan.backends.iter().map(|b| b.bytes.backend.clone()).collect::<Vec<_>>())
     )];
-    all.push(what_runs_where(plan, labels));
-    all.push(what_is_copied(plan));
+    all.push(placement(plan, labels));
+    all.push(copies(plan));
     for (number, backend) in plan.backends.iter().enumerate() {
         all.extend(buffer(plan, number, backend));
     }
     all
 }
 
-fn what_runs_where(plan: &Explanation, labels: &[String]) -> String {
+fn placement(plan: &Explanation, labels: &[String]) -> String {
     let mut parts = Vec::new();
     for (number, backend) in plan.backends.iter().enumerate() {
         let mine: Vec<(usize, &String)> = labels
@@ -78,9 +78,9 @@ fn what_runs_where(plan: &Explanation, labels: &[String]) -> String {
     format!("{}.", parts.join("; "))
 }
 
-fn what_is_copied(plan: &Explanation) -> String {
+fn copies(plan: &Explanation) -> String {
     if plan.copies.is_empty() {
-        return "Nothing is copied between devices.".to_owned();
+        return "No copies between devices.".to_owned();
     }
     let name = |backend: usize| plan.backends.get(backend).map_or("", |b| b.bytes.backend.as_str());
     let mut pairs: Vec<(usize, usize)> = plan.copies.iter().map(|c| (c.copy.from, c.copy.to)).collect();
@@ -95,25 +95,25 @@ fn what_is_copied(plan: &Explanation) -> String {
         };
         format!("{} from {} to {}{what}", bytes(sum), name(*from), name(*to))
     };
-    let lent: u64 = plan.copies.iter().filter(|c| c.lent).map(|c| c.copy.bytes as u64).sum();
-    let lent = match lent {
+    let streamed: u64 = plan.copies.iter().filter(|c| c.lent).map(|c| c.copy.bytes as u64).sum();
+    let streamed = match streamed {
         0 => String::new(),
-        lent => format!("; {} of that are weights that are lent for the run", bytes(lent)),
+        streamed => format!(", of which {} are streamed weights", bytes(streamed)),
     };
-    format!("Each run copies {}{lent}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
+    format!("Each run copies {}{streamed}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
 }
 
-/// What is in use in a step of a backend's arena, largest first.
-pub(crate) fn alive(plan: &Explanation, backend: usize, step: u32) -> Vec<&StorageLine> {
+/// The storages of a backend's arena that are live in a step, largest first.
+fn live(plan: &Explanation, backend: usize, step: u32) -> Vec<&StorageLine> {
     let here =
         |s: &&StorageLine| s.backend == backend && s.chunk.is_some() && (s.start..s.end).contains(&step);
-    let mut alive: Vec<&StorageLine> = plan.storages.iter().filter(here).collect();
-    alive.sort_by_key(|s| std::cmp::Reverse(s.bytes));
-    alive
+    let mut live: Vec<&StorageLine> = plan.storages.iter().filter(here).collect();
+    live.sort_by_key(|s| std::cmp::Reverse(s.bytes));
+    live
 }
 
-/// Bytes of a backend's arena beyond what is ever in use in one step, in percent of the arena.
-pub(crate) fn waste(backend: &BackendLine) -> f64 {
+/// The part of a backend's arena that exceeds the most bytes live in one step, in percent.
+pub(crate) fn fragmentation(backend: &BackendLine) -> f64 {
     let compute = backend.bytes.compute;
     100.0 * compute.saturating_sub(backend.lower_bound) as f64 / (compute as f64).max(1.0)
 }
@@ -123,21 +123,20 @@ fn buffer(plan: &Explanation, number: usize, backend: &BackendLine) -> Option<St
     if size == 0 {
         return None;
     }
-    let alive = alive(plan, number, backend.peak_step);
+    let live = live(plan, number, backend.peak_step);
     let mut parts: Vec<String> =
-        alive.iter().take(NAMED).map(|s| format!("{} {}", s.name, bytes(s.bytes))).collect();
-    let rest: u64 = alive.iter().skip(NAMED).map(|s| s.bytes).sum();
-    if alive.len() > NAMED {
-        parts.push(format!("{} others {}", count((alive.len() - NAMED) as f64), bytes(rest)));
+        live.iter().take(MAX_NAMED).map(|s| format!("{} {}", s.name, bytes(s.bytes))).collect();
+    let rest: u64 = live.iter().skip(MAX_NAMED).map(|s| s.bytes).sum();
+    if live.len() > MAX_NAMED {
+        parts.push(format!("{} {}", plural(live.len() - MAX_NAMED, "other", "others"), bytes(rest)));
     }
-    let (most, quality) = if size == backend.lower_bound {
-        ("so much is".to_owned(), "no smaller buffer would do".to_owned())
+    let quality = if size == backend.lower_bound {
+        "equal to the lower bound".to_owned()
     } else {
-        let most = format!("{} are", bytes(backend.lower_bound));
-        (most, format!("{:.1} % of the buffer are gaps", waste(backend)))
+        format!("{:.1} % fragmentation, lower bound {}", fragmentation(backend), bytes(backend.lower_bound))
     };
     Some(format!(
-        "The compute buffer of {} is {}: {most} in use at once in step {} ({}); {quality}. Without sharing it would be {}.",
+        "The compute buffer of {} is {} ({quality}); its peak is at step {} ({}). Without memory reuse it would be {}.",
         backend.bytes.backend,
         bytes(size),
         backend.peak_step,

@@ -1,4 +1,4 @@
-//! A drawing for documents: the lanes, and the memory of each backend, in light and dark.
+//! An SVG drawing of a plan for documents, for light and dark backgrounds: lanes of splits, and memory of each backend.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,38 +6,38 @@ use std::fmt::Write;
 use quadriga_runtime::{BackendLine, SplitLine, StorageLine, StorageUse};
 
 use crate::Picture;
-use crate::format::{bytes, coordinate, escape, seconds};
-use crate::summary::{labels, sentences, waste};
+use crate::format::{bytes, coordinate, escape, plural, seconds};
+use crate::summary::{fragmentation, labels, sentences};
 
 const WIDTH: f64 = 900.0;
-/// Where the plots begin and end.
+/// The horizontal range of the plots.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = WIDTH - 12.0;
 const LANE: f64 = 74.0;
 const BLOCK: f64 = 48.0;
-const LEAST_BLOCK: f64 = 5.0;
+const MIN_BLOCK: f64 = 5.0;
 const MAP: f64 = 170.0;
-/// About how many characters fit into a pixel of width.
+/// Characters per pixel, estimated.
 const CHARACTERS: f64 = 1.0 / 6.6;
 
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b2430}.head{font-weight:600;font-size:14px}.quiet{fill:#55627a}\
 .paper{fill:#fff}.field{fill:#f4f6fa}.block{fill:#dfe7f5;stroke:#6f87b5}.band{fill:#6f87b5;fill-opacity:.1}.weight{fill:#6f87b5}.state{fill:#2f9187}\
 .input{fill:#cf9410}.compute{fill:#7d9e3a}.copy{fill:#c2543f}.scratch{fill:#8a6fb0}.map path{stroke:#fff;stroke-width:.5}\
-.arrow{fill:none;stroke:#c2543f;stroke-width:1.6}.line{stroke:#1b2430;stroke-width:1.2}.least{stroke:#c2543f;stroke-dasharray:6 4}\
+.arrow{fill:none;stroke:#c2543f;stroke-width:1.6}.line{stroke:#1b2430;stroke-width:1.2}.bound{stroke:#c2543f;stroke-dasharray:6 4}\
 @media(prefers-color-scheme:dark){text{fill:#e6ebf3}.quiet{fill:#9aa8bf}.paper{fill:#12161d}.field{fill:#1a202a}.block{fill:#25314a;stroke:#7f9bd4}\
 .weight{fill:#6f8cc7}.state{fill:#35a99d}.input{fill:#e0ac35}.compute{fill:#8fb548}.copy{fill:#e2745f}.scratch{fill:#a88bd0}.map path{stroke:#12161d}\
-.arrow{stroke:#e2745f}.line{stroke:#e6ebf3}.least{stroke:#e2745f}}";
+.arrow{stroke:#e2745f}.line{stroke:#e6ebf3}.bound{stroke:#e2745f}}";
 
 const USES: [(StorageUse, &str, &str); 6] = [
     (StorageUse::Weight, "weight", "weights"),
-    (StorageUse::State, "state", "cache (state)"),
+    (StorageUse::State, "state", "KV cache (state)"),
     (StorageUse::Input, "input", "inputs"),
     (StorageUse::Compute, "compute", "results"),
-    (StorageUse::Copy, "copy", "copies from another device"),
-    (StorageUse::Scratch, "scratch", "working memory"),
+    (StorageUse::Copy, "copy", "copies from other devices"),
+    (StorageUse::Scratch, "scratch", "scratch"),
 ];
 
-/// A drawing that grows downwards.
+/// A drawing in progress; `y` is the bottom of what is drawn.
 struct Drawing<'p> {
     picture: &'p Picture,
     out: String,
@@ -45,7 +45,7 @@ struct Drawing<'p> {
 }
 
 impl Picture {
-    /// A drawing of the plan: lanes with splits and copies, then the memory of each backend.
+    /// The plan as an SVG drawing: lanes with splits and copies, then the memory of each backend.
     pub fn svg(&self) -> String {
         let mut drawing = Drawing { picture: self, out: String::new(), y: 0.0 };
         drawing.head();
@@ -61,14 +61,15 @@ impl Picture {
     }
 }
 
+/// The text, shortened to a width in pixels.
 fn fitted(text: &str, width: f64) -> String {
-    let most = (width * CHARACTERS).max(0.0) as usize;
-    if text.chars().count() <= most {
+    let max = (width * CHARACTERS).max(0.0) as usize;
+    if text.chars().count() <= max {
         return text.to_owned();
     }
-    match most {
+    match max {
         0..=2 => String::new(),
-        _ => text.chars().take(most - 1).chain(['…']).collect(),
+        _ => text.chars().take(max - 1).chain(['…']).collect(),
     }
 }
 
@@ -77,14 +78,14 @@ impl Drawing<'_> {
         LEFT + f64::from(step) / f64::from(self.picture.plan.steps.max(1)) * (RIGHT - LEFT)
     }
 
-    /// Where the block of a split begins and ends; one of few nodes is wide enough to be seen.
+    /// The horizontal range of a split's block, at least [`MIN_BLOCK`] wide.
     fn block(&self, split: &SplitLine) -> (f64, f64) {
         let (from, to) = (self.x(split.first as u32), self.x(split.last as u32 + 1));
-        let from = from.min(RIGHT - LEAST_BLOCK);
-        (from, to.max(from + LEAST_BLOCK))
+        let from = from.min(RIGHT - MIN_BLOCK);
+        (from, to.max(from + MIN_BLOCK))
     }
 
-    /// Adds markup. Writing to a string cannot fail.
+    /// Appends a line of markup. Writing to a string cannot fail.
     fn put(&mut self, markup: std::fmt::Arguments<'_>) {
         let _ = self.out.write_fmt(markup);
         self.out.push('\n');
@@ -136,10 +137,11 @@ impl Drawing<'_> {
             self.text("head", from + 7.0, y + 18.0, &fitted(&name, room * 0.85));
             let time = estimates.get(number).copied().unwrap_or_default();
             let (nodes, traffic) = (split.split.node_count, bytes(split.cost.traffic));
-            let facts = format!("{nodes} nodes, {traffic} read and written, ≈ {}", seconds(time));
+            let nodes = plural(nodes, "node", "nodes");
+            let facts = format!("{nodes}, {traffic} memory traffic, ≈ {}", seconds(time));
             self.text("quiet", from + 7.0, y + 36.0, &fitted(&facts, room));
         }
-        // Copies with the same source and reader are one arrow.
+        // Copies with the same source and reader are drawn as one arrow.
         let mut arrows: BTreeMap<(Option<usize>, usize, usize), (usize, u64)> = BTreeMap::new();
         for copy in plan.copies.iter().map(|line| &line.copy) {
             let (count, sum) = arrows.entry((copy.source, copy.reader, copy.from)).or_default();
@@ -157,10 +159,10 @@ impl Drawing<'_> {
                 true => (lane(from) + BLOCK, lane(reader.split.backend)),
                 false => (lane(from), lane(reader.split.backend) + BLOCK),
             };
-            // Near the end of one block, near the start of the other.
+            // From near the end of the source's block to near the start of the reader's.
             let (left, right) = self.block(reader);
             let x1 = (left + 6.0).min((left + right) / 2.0) + if source.is_some() { 0.0 } else { 5.0 };
-            // What is there before the run comes straight.
+            // Data that exists before the run has no source split: the arrow is vertical.
             let x0 = source.map_or(x1, |source| self.block(source).1 - 6.0);
             let (middle, way) = ((y0 + y1) / 2.0, if down { 1.0 } else { -1.0 });
             self.put(format_args!(
@@ -181,7 +183,7 @@ impl Drawing<'_> {
         self.y = top + plan.backends.len() as f64 * LANE + 4.0;
     }
 
-    /// Everything a backend holds, to the same scale for all.
+    /// All memory of a backend, to the same scale for all backends.
     fn strip(&mut self, number: usize, backend: &BackendLine) {
         let plan = &self.picture.plan;
         let whole = plan.backends.iter().map(|b| b.total + b.bytes.mapped).max().unwrap_or(1).max(1);
@@ -199,19 +201,19 @@ impl Drawing<'_> {
         }
         let mut parts = vec![format!("weights {}", bytes(b.weights + b.mapped))];
         if b.mapped > 0 {
-            parts.push(format!("{} of them in the file map", bytes(b.mapped)));
+            parts.push(format!("{} of them memory-mapped", bytes(b.mapped)));
         }
-        parts.push(format!("cache {}", bytes(b.state)));
+        parts.push(format!("KV cache {}", bytes(b.state)));
         parts.push(format!("compute {}", bytes(b.compute)));
         let splits = plan.splits.iter().filter(|split| split.split.backend == number).count();
         if splits == 0 {
-            parts.push("computes nothing".to_owned());
+            parts.push("no splits".to_owned());
         }
         self.text("quiet", LEFT, top + 31.0, &parts.join(", "));
         self.y = top + 38.0;
     }
 
-    /// A buffer of a backend's arena: address upwards, steps to the right.
+    /// The memory map of one buffer of a backend's arena: address over steps.
     fn map(&mut self, number: usize, backend: &BackendLine, chunk: usize) {
         let picture = self.picture;
         let plan = &picture.plan;
@@ -228,7 +230,7 @@ impl Drawing<'_> {
             let mine =
                 |s: &&StorageLine| s.usage == usage && s.backend == number && s.chunk == Some(chunk as u32);
             let mut path = String::new();
-            // Of rectangles that would look the same one is drawn.
+            // Rectangles that look the same are drawn once.
             let mut seen = std::collections::HashSet::new();
             for s in plan.storages.iter().filter(mine) {
                 let offset = s.offset.unwrap_or(0);
@@ -257,6 +259,7 @@ impl Drawing<'_> {
         self.y = top + MAP + 16.0;
     }
 
+    /// The captions, the lower bound and the peak of a memory map.
     fn lines(&mut self, backend: &BackendLine, chunk: usize, top: f64, y: &dyn Fn(u64) -> f64) {
         let size = backend.chunks.get(chunk).copied().unwrap_or(0);
         let one = backend.chunks.len() == 1;
@@ -264,8 +267,8 @@ impl Drawing<'_> {
         let name = &backend.bytes.backend;
         let quality = match (one, size == backend.lower_bound) {
             (false, _) => format!("buffer {} of {}", chunk + 1, backend.chunks.len()),
-            (true, true) => "no smaller one would do: waste 0.0 %".to_owned(),
-            (true, false) => format!("waste {:.1} %", waste(backend)),
+            (true, true) => "equal to the lower bound".to_owned(),
+            (true, false) => format!("{:.1} % fragmentation", fragmentation(backend)),
         };
         self.text("", LEFT, top - 6.0, &format!("compute buffer of {name}: {}, {quality}", bytes(size)));
         self.text_right("quiet", LEFT - 5.0, top + 10.0, &bytes(size));
@@ -274,11 +277,11 @@ impl Drawing<'_> {
             return;
         }
         if size > backend.lower_bound {
-            let least = y(backend.lower_bound);
-            self.put(format_args!("<path class=\"line least\" d=\"M{LEFT:.1} {least:.1}H{RIGHT:.1}\"/>"));
+            let bound = y(backend.lower_bound);
+            self.put(format_args!("<path class=\"line bound\" d=\"M{LEFT:.1} {bound:.1}H{RIGHT:.1}\"/>"));
         }
         let peak = self.x(backend.peak_step);
-        let text = format!("fullest in step {} of {}", backend.peak_step, self.picture.plan.steps);
+        let text = format!("peak at step {} of {}", backend.peak_step, self.picture.plan.steps);
         self.put(format_args!("<path class=\"line\" d=\"M{peak:.1} {:.1}v5\"/>", top + MAP));
         if peak + 170.0 < RIGHT {
             self.text("quiet", peak + 5.0, top + MAP + 12.0, &text);
@@ -298,7 +301,7 @@ impl Drawing<'_> {
                 x += 30.0 + name.chars().count() as f64 * 6.4;
             }
         }
-        self.text("quiet", LEFT, y + 18.0, "Time goes to the right, step by step; in the maps addresses go up, and a rectangle is memory from its first write to its last read.");
+        self.text("quiet", LEFT, y + 18.0, "Steps go to the right, addresses up. A rectangle in a map is the memory of a tensor from its first write to its last read.");
         self.y = y + 28.0;
     }
 

@@ -1,5 +1,5 @@
 'use strict';
-// Opens pages of plans in a real browser and checks what a person would see. Called by tests/page.rs:
+// Opens pages of plans in a real browser and checks what users see. Called by tests/page.rs:
 //   check.js FOLDER
 // where FOLDER has plan.html and plan.json of a model, names.html of a plan with hostile names, and large.html of a plan of
 // 100,000 nodes. Screenshots go to the same folder.
@@ -14,7 +14,7 @@ const address = (name) => pathToFileURL(path.join(folder, name)).href;
 
 async function open(browser, name, options) {
   const page = await browser.newPage(options);
-  // Machines that run tests are busy.
+  // Test machines are busy.
   page.setDefaultTimeout(120000);
   const complaints = [];
   page.on('console', (message) => {
@@ -31,12 +31,12 @@ async function open(browser, name, options) {
   const started = Date.now();
   await page.goto(address(name));
   await page.waitForSelector('html[data-ready=yes]', { state: 'attached' });
-  // Until the next frame is on the screen.
+  // Wait until the first frame is painted.
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
   return { page, complaints, seconds: (Date.now() - started) / 1000 };
 }
 
-/** The details that pointing at something shows. */
+/** The details shown when the pointer is on an item. */
 async function pointAt(page, type, index) {
   await page.evaluate(([t, i]) => {
     const place = quadriga.place(t, i);
@@ -55,11 +55,11 @@ async function checkModel(browser) {
   assert.deepEqual(counts, {
     rectangles: plan.storages.length, blocks: plan.splits.length, copies: plan.copies.length, nodes: plan.nodes.length,
   });
-  // A row of the table for each device, with the forecast's total.
+  // The table has a row per device.
   assert.equal(await page.locator('#table tbody tr').count(), plan.backends.length);
-  const words = await page.innerText('#sentences');
-  plan.backends.forEach((backend) => assert.ok(words.includes(`The compute buffer of ${backend.backend}`), words));
-  assert.match(words, /Each run copies/);
+  const summary = await page.innerText('#sentences');
+  plan.backends.forEach((backend) => assert.ok(summary.includes(`The compute buffer of ${backend.backend}`), summary));
+  assert.match(summary, /Each run copies/);
 
   // Pointing: a split, a copy, the largest result, the largest weight.
   for (const [index, split] of plan.splits.entries()) {
@@ -67,7 +67,7 @@ async function checkModel(browser) {
     assert.ok(text.includes(`split ${index} on ${plan.backends[split.backend].backend}`), text);
     assert.ok(text.includes(`${split.node_count}, steps ${split.first} to ${split.last}`), text);
   }
-  assert.match(await pointAt(page, 'arrow', 0), /^copy of .* from .* to /);
+  assert.match(await pointAt(page, 'arrow', 0), /^(copy of|\d+ copies,) .* from .* to /);
   const largest = (usage) => plan.storages
     .map((storage, index) => ({ ...storage, index }))
     .filter((storage) => storage.usage === usage)
@@ -81,7 +81,7 @@ async function checkModel(browser) {
     assert.ok(text.includes(storage.why), text);
   }
 
-  // Searching lights what matches and lists it; clearing shows all again.
+  // A search highlights and lists matches; clearing it shows all again.
   await page.fill('#search', 'blk.7. mul_mat');
   const matching = plan.nodes.filter((node) => `${node.name} ${node.operation}`.includes('blk.7.') && node.operation === 'mul_mat');
   await page.waitForFunction(() => document.getElementById('found').textContent !== '');
@@ -101,7 +101,7 @@ async function checkModel(browser) {
   await page.keyboard.press('Escape');
   await page.keyboard.press('Escape');
 
-  // The keyboard alone: to a picture, from thing to thing, details and back.
+  // Keyboard only: focus a chart, move between items, open and close details.
   await page.locator('canvas').first().focus();
   await page.keyboard.press('ArrowRight');
   assert.equal((await page.evaluate(() => quadriga.view().selected)).type, 'split');
@@ -139,7 +139,7 @@ async function checkModel(browser) {
   for (const width of [1400, 400]) {
     for (const colorScheme of ['light', 'dark']) {
       const shown = await open(browser, 'plan.html', { viewport: { width, height: 1000 }, colorScheme });
-      // Nothing is wider than the page.
+      // No horizontal overflow.
       const overflow = await shown.page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
       assert.ok(overflow <= 0, `${width} px: ${overflow} px too wide`);
       await shown.page.screenshot({ path: path.join(folder, `plan-${width}-${colorScheme}.png`), fullPage: true });
@@ -149,7 +149,7 @@ async function checkModel(browser) {
   }
 }
 
-/** Names come from files: they are text, whatever they contain. */
+/** Names from files are inserted as text. */
 async function checkNames(browser) {
   const { page, complaints } = await open(browser, 'names.html', { viewport: { width: 900, height: 900 } });
   const name = '</script><script>alert(1)</script><!-- & "quoted" \'name\'';
@@ -178,7 +178,7 @@ async function checkLarge(browser) {
   assert.deepEqual(complaints, []);
   const size = fs.statSync(path.join(folder, 'large.html')).size / 2 ** 20;
   console.log(`${counts.nodes} nodes, ${counts.rectangles} rectangles: ${size.toFixed(1)} MiB, opens in ${seconds.toFixed(2)} s, `
-    + `${megabytes.toFixed(0)} MiB of script memory, drawn again in ${drawn.toFixed(0)} ms`);
+    + `${megabytes.toFixed(0)} MiB of script memory, redrawn in ${drawn.toFixed(0)} ms`);
   await page.close();
 }
 
@@ -194,7 +194,7 @@ async function checkLarge(browser) {
   } finally {
     await browser.close();
   }
-  console.log('all is well');
+  console.log('ok');
 })().catch((error) => {
   console.error(error);
   process.exit(1);

@@ -1,5 +1,5 @@
 'use strict';
-// The pictures. All share one range of steps; each draws only what is visible, and merges what is under a pixel.
+// The charts. All share one range of steps; each draws only visible items and merges those smaller than a pixel.
 
 const view = { from: 0, to: Math.max(plan.steps, 1), selected: null, hovered: null, matches: null, box: null };
 const charts = [];
@@ -16,7 +16,7 @@ function readPalette() {
   };
   const tints = [0.95, 0.78, 0.62];
   palette.usages = USAGES.map(({ key }) => tints.map((alpha) => shade(colour(key), alpha)));
-  // Text that can be read on each tint.
+  // Text colours with enough contrast on each tint.
   const light = (hex) => [1, 3, 5].reduce((sum, at, k) => sum + parseInt(hex.slice(at, at + 2), 16) * [0.3, 0.59, 0.11][k], 0);
   palette.onUsages = USAGES.map(({ key }) => tints.map((alpha) => {
     const ground = light(colour(key)) * alpha + light(palette.paper) * (1 - alpha);
@@ -28,7 +28,7 @@ function readPalette() {
 
 const sameItem = (a, b) => !!a && !!b && a.type === b.type && a.index === b.index;
 
-/** A text cut to a width. */
+/** The text, shortened to a width. */
 function fitted(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let length = Math.floor(width / 6.2);
@@ -36,7 +36,7 @@ function fitted(context, text, width) {
   return length > 1 ? `${text.slice(0, length)}…` : '';
 }
 
-/** Round numbers between two values, about so many. */
+/** About this many round numbers between two values. */
 function ticks(from, to, about, power) {
   const raw = (to - from) / Math.max(about, 1);
   let step = 1;
@@ -97,7 +97,7 @@ class Chart {
     return context;
   }
 
-  /** The rectangle that is being dragged. */
+  /** The zoom rectangle while dragging. */
   drawBox(context) {
     if (!view.box || view.box.chart !== this) return;
     const { x0, y0, x1, y1 } = view.box;
@@ -120,11 +120,11 @@ class Chart {
   }
 }
 
-/** One lane for each backend: its splits as blocks, copies as arrows. */
+/** One lane per backend: splits as blocks, copies as arrows. */
 class Lanes extends Chart {
   constructor(parent) {
     const lane = 88;
-    super(parent, plan.backends.length * lane + 22, 'Splits and copies over time, a lane for each device');
+    super(parent, plan.backends.length * lane + 22, 'Splits and copies over steps, one lane per device');
     this.lane = lane;
     this.items = plan.splits.map((_, index) => ({ type: 'split', index }))
       .concat(arrows.map((_, index) => ({ type: 'arrow', index })));
@@ -151,21 +151,21 @@ class Lanes extends Chart {
     return [from, this.top(split.backend), to - from, 60];
   }
 
-  /** Where a block begins and ends. Where there are few, one of few nodes is wide enough to be seen. */
+  /** The horizontal range of a block; with few splits at least 5 pixels wide. */
   block(split) {
-    const least = plan.splits.length > 60 ? 1 : 5;
+    const minimum = plan.splits.length > 60 ? 1 : 5;
     let from = this.x(split.first);
-    if (split.last + 1 >= plan.steps - 2) from = Math.min(from, this.x(plan.steps) - least);
-    return [from, Math.max(this.x(split.last + 1), from + least)];
+    if (split.last + 1 >= plan.steps - 2) from = Math.min(from, this.x(plan.steps) - minimum);
+    return [from, Math.max(this.x(split.last + 1), from + minimum)];
   }
 
   curve(arrow) {
     const reader = plan.splits[arrow.reader];
     const source = arrow.source === null ? null : plan.splits[arrow.source];
     const down = arrow.from < reader.backend;
-    // Near the end of one block, near the start of the other.
+    // From near the end of the source's block to near the start of the reader's.
     const [from, to] = this.block(reader);
-    // What is there before the run comes straight.
+    // Data that exists before the run has no source split: the arrow is vertical.
     const straight = Math.min(from + 6, (from + to) / 2) + 5;
     return {
       x0: source ? Math.max(this.block(source)[1] - 6, (this.block(source)[0] + this.block(source)[1]) / 2) : straight,
@@ -206,14 +206,14 @@ class Lanes extends Chart {
     const split = plan.splits[item.index];
     const [x, y, w, h] = this.rectangle(item);
     if (x + w < this.left || x > this.left + this.plotWidth) return;
-    // Of splits under a pixel the first stands for all.
+    // Of several splits within a pixel only the first is drawn.
     if (w <= 2 && Math.round(x) === lastPixel[split.backend] && !sameItem(item, view.selected)) return;
     lastPixel[split.backend] = Math.round(x);
     context.fillStyle = palette.lane;
     context.fillRect(x, y, w, h);
-    const chosen = sameItem(item, view.selected) || sameItem(item, view.hovered);
-    context.strokeStyle = chosen ? palette.focus : palette['lane-line'];
-    context.lineWidth = chosen ? 2 : 1;
+    const marked = sameItem(item, view.selected) || sameItem(item, view.hovered);
+    context.strokeStyle = marked ? palette.focus : palette['lane-line'];
+    context.lineWidth = marked ? 2 : 1;
     if (w > 3) context.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
     const from = Math.max(x, this.left);
     const room = Math.min(x + w, this.left + this.plotWidth) - from - 12;
@@ -225,8 +225,8 @@ class Lanes extends Chart {
     context.font = '12px system-ui, sans-serif';
     context.fillStyle = palette.quiet;
     const lines = room > 230
-      ? [`${split.node_count} nodes, ${bytesText(split.traffic)} read and written`, `≈ ${secondsText(split.seconds)}`]
-      : [split.label, `${split.node_count} nodes, ${bytesText(split.traffic)}, ≈ ${secondsText(split.seconds)}`];
+      ? [`${plural(split.node_count, 'node', 'nodes')}, ${bytesText(split.traffic)} memory traffic`, `≈ ${secondsText(split.seconds)}`]
+      : [split.label, `${plural(split.node_count, 'node', 'nodes')}, ${bytesText(split.traffic)}, ≈ ${secondsText(split.seconds)}`];
     lines.forEach((line, at) => context.fillText(fitted(context, line, room), from + 7, y + 32 + at * 16));
   }
 
@@ -234,10 +234,10 @@ class Lanes extends Chart {
     const arrow = arrows[item.index];
     const { x0, y0, x1, y1 } = this.curve(arrow);
     if (Math.max(x0, x1) < this.left || Math.min(x0, x1) > this.left + this.plotWidth) return;
-    const chosen = sameItem(item, view.selected) || sameItem(item, view.hovered);
-    context.strokeStyle = chosen ? palette.focus : palette.copy;
+    const marked = sameItem(item, view.selected) || sameItem(item, view.hovered);
+    context.strokeStyle = marked ? palette.focus : palette.copy;
     context.fillStyle = context.strokeStyle;
-    context.lineWidth = chosen ? 2.5 : 1.6;
+    context.lineWidth = marked ? 2.5 : 1.6;
     const middle = (y0 + y1) / 2;
     context.beginPath();
     context.moveTo(x0, y0);
@@ -274,7 +274,7 @@ class Lanes extends Chart {
   }
 }
 
-/** The arena of a backend: address upwards, steps to the right. */
+/** The memory map of one buffer of a backend's arena: address over steps. */
 class MemoryMap extends Chart {
   constructor(parent, backend, chunk) {
     const size = plan.backends[backend].chunks[chunk];
@@ -284,12 +284,12 @@ class MemoryMap extends Chart {
     this.size = size;
     this.low = 0;
     this.high = size;
-    const mine = [];
-    for (let s = 0; s < storageCount; s += 1) if (S.backend[s] === backend && S.chunk[s] === chunk) mine.push(s);
-    mine.sort((a, b) => S.start[a] - S.start[b] || S.offset[a] - S.offset[b]);
-    this.items = mine.map((index) => ({ type: 'storage', index }));
-    this.storages = Uint32Array.from(mine);
-    this.canvas.dataset.rectangles = mine.length;
+    const own = [];
+    for (let s = 0; s < storageCount; s += 1) if (S.backend[s] === backend && S.chunk[s] === chunk) own.push(s);
+    own.sort((a, b) => S.start[a] - S.start[b] || S.offset[a] - S.offset[b]);
+    this.items = own.map((index) => ({ type: 'storage', index }));
+    this.storages = Uint32Array.from(own);
+    this.canvas.dataset.rectangles = own.length;
   }
 
   get top() {
@@ -332,7 +332,7 @@ class MemoryMap extends Chart {
     this.drawBox(context);
   }
 
-  /** When the backend is at work. */
+  /** Shades the steps in which the backend computes. */
   drawBands(context) {
     context.fillStyle = palette.band;
     let last = -1;
@@ -356,7 +356,7 @@ class MemoryMap extends Chart {
   drawRectangles(context) {
     const { left, plotWidth, top, plotHeight } = this;
     const right = left + plotWidth;
-    // Thin rectangles that would look the same: the first stands for all.
+    // Of thin rectangles that look the same only the first is drawn.
     const seen = new Set();
     let painted = 0;
     let merged = 0;
@@ -375,8 +375,8 @@ class MemoryMap extends Chart {
       const lit = !view.matches || view.matches[s];
       const usage = S.usage[s];
       if (w < 2 || h < 2) {
-        const looks = ((Math.round(x) * 4096 + Math.round(w)) * 4096 + Math.round(Math.max(y, 0))) * 4096 + Math.round(h);
-        const key = looks * 16 + usage * 2 + (lit ? 1 : 0);
+        const appearance = ((Math.round(x) * 4096 + Math.round(w)) * 4096 + Math.round(Math.max(y, 0))) * 4096 + Math.round(h);
+        const key = appearance * 16 + usage * 2 + (lit ? 1 : 0);
         if (seen.has(key)) {
           merged += 1;
           continue;
@@ -413,12 +413,12 @@ class MemoryMap extends Chart {
     this.canvas.dataset.merged = merged;
   }
 
-  /** Where the label of the fullest step stands, if it is visible. */
+  /** The horizontal range of the label of the peak step, if it is visible. */
   peakLabel(context) {
     const backend = plan.backends[this.backend];
     const x = this.x(backend.peak_step + 0.5);
     if (backend.chunks.length !== 1 || x < this.left || x > this.left + this.plotWidth) return null;
-    const room = context.measureText(`fullest: step ${backend.peak_step}`).width + 8;
+    const room = context.measureText(`peak: step ${backend.peak_step}`).width + 8;
     const from = Math.min(Math.max(x - room / 2, this.left), this.left + this.plotWidth - room);
     return [from, from + room, x];
   }
@@ -426,11 +426,12 @@ class MemoryMap extends Chart {
   sizeText() {
     const backend = plan.backends[this.backend];
     const one = backend.chunks.length === 1;
-    const least = one && backend.lower_bound === this.size && this.plotWidth > 420 ? ' = the least that would do' : '';
-    return `buffer ${bytesText(this.size)}${least}${one ? `, waste ${backend.waste.toFixed(1)} %` : ''}`;
+    const optimal = one && backend.lower_bound === this.size;
+    const fragmentation = one && !optimal ? `, ${backend.fragmentation.toFixed(1)} % fragmentation` : '';
+    return `buffer ${bytesText(this.size)}${optimal && this.plotWidth > 420 ? ' = lower bound' : fragmentation}`;
   }
 
-  /** The buffer's size, the least that would do, the step of the peak, and addresses. */
+  /** The buffer's size, its lower bound, the peak step, and addresses. */
   drawLines(context) {
     const backend = plan.backends[this.backend];
     const { left, plotWidth } = this;
@@ -457,7 +458,7 @@ class MemoryMap extends Chart {
       context.setLineDash([]);
       const at = y > this.top + 20 ? y - 9 : this.top - 11;
       if (align === 'left') {
-        // Over rectangles it needs a ground of its own.
+        // A background, because it is drawn over rectangles.
         context.fillStyle = palette.paper;
         context.fillRect(left + 1, at - 7, context.measureText(text).width + 7, 14);
       }
@@ -467,9 +468,9 @@ class MemoryMap extends Chart {
       context.textAlign = 'left';
     };
     const one = backend.chunks.length === 1;
-    const least = one && backend.lower_bound < this.size;
+    const above = one && backend.lower_bound < this.size;
     horizontal(this.size, palette.ink, [], this.sizeText(), 'right');
-    if (least) horizontal(backend.lower_bound, palette.copy, [6, 4], `least ${bytesText(backend.lower_bound)}`, 'left');
+    if (above) horizontal(backend.lower_bound, palette.copy, [6, 4], `lower bound ${bytesText(backend.lower_bound)}`, 'left');
     const label = this.peakLabel(context);
     if (label) {
       const [from, , x] = label;
@@ -481,7 +482,7 @@ class MemoryMap extends Chart {
       context.stroke();
       context.setLineDash([]);
       context.fillStyle = palette.ink;
-      context.fillText(`fullest: step ${backend.peak_step}`, from + 4, this.height - 9);
+      context.fillText(`peak: step ${backend.peak_step}`, from + 4, this.height - 9);
     }
   }
 
@@ -504,33 +505,33 @@ class MemoryMap extends Chart {
   }
 }
 
-/** Everything that a backend holds, side by side, to the same scale for all backends. */
+/** All memory of a backend, side by side, to the same scale for all backends. */
 class Strip extends Chart {
   constructor(parent, backend) {
     super(parent, 46, `All memory of ${plan.backends[backend].backend}, to scale`, 'strip');
     this.backend = backend;
-    const mine = [];
-    for (let s = 0; s < storageCount; s += 1) if (S.backend[s] === backend && S.chunk[s] < 0) mine.push(s);
-    mine.sort((a, b) => S.usage[a] - S.usage[b] || S.mapped[a] - S.mapped[b] || a - b);
+    const own = [];
+    for (let s = 0; s < storageCount; s += 1) if (S.backend[s] === backend && S.chunk[s] < 0) own.push(s);
+    own.sort((a, b) => S.usage[a] - S.usage[b] || S.mapped[a] - S.mapped[b] || a - b);
     let at = 0;
     this.places = new Map();
-    for (const s of mine) {
+    for (const s of own) {
       this.places.set(s, at);
       at += S.bytes[s];
     }
     this.kept = at;
-    this.items = mine.map((index) => ({ type: 'storage', index }));
+    this.items = own.map((index) => ({ type: 'storage', index }));
     this.items.push({ type: 'buffer', index: backend });
-    this.canvas.dataset.rectangles = mine.length;
+    this.canvas.dataset.rectangles = own.length;
   }
 
-  static whole() {
-    Strip.most ||= Math.max(1, ...plan.backends.map((b) => b.total + b.mapped));
-    return Strip.most;
+  static scale() {
+    Strip.largest ||= Math.max(1, ...plan.backends.map((b) => b.total + b.mapped));
+    return Strip.largest;
   }
 
   place(bytes) {
-    return this.left + (bytes / Strip.whole()) * this.plotWidth;
+    return this.left + (bytes / Strip.scale()) * this.plotWidth;
   }
 
   rectangle(item) {
@@ -550,12 +551,12 @@ class Strip extends Chart {
       const [x, y, w, h] = this.rectangle(item);
       const usage = item.type === 'buffer' ? 3 : S.usage[item.index];
       const lit = item.type === 'buffer' ? !view.matches : !view.matches || view.matches[item.index];
-      // Of neighbours in one pixel that look the same, one is drawn.
-      const looks = Math.round(x * 2) * 16 + usage * 2 + (lit ? 1 : 0);
-      if (w <= 1 && looks === last) continue;
-      last = looks;
+      // Of neighbours within a pixel that look the same only one is drawn.
+      const appearance = Math.round(x * 2) * 16 + usage * 2 + (lit ? 1 : 0);
+      if (w <= 1 && appearance === last) continue;
+      last = appearance;
       context.fillStyle = lit ? palette.usages[usage][item.type !== 'buffer' && S.mapped[item.index] ? 2 : 0] : palette.faint[usage];
-      // A hair more, so that neighbours under a pixel leave no gaps.
+      // Slightly wider, so that neighbours narrower than a pixel leave no gaps.
       context.fillRect(x, y, w + 0.3, h);
       if (w > 3 && x - gap > 3) {
         context.fillStyle = palette.paper;
@@ -574,8 +575,8 @@ class Strip extends Chart {
     const b = plan.backends[this.backend];
     const parts = [];
     if (b.weights) parts.push(`weights ${bytesText(b.weights)}`);
-    if (b.mapped) parts.push(`file map ${bytesText(b.mapped)}`);
-    if (b.state) parts.push(`cache ${bytesText(b.state)}`);
+    if (b.mapped) parts.push(`mmap ${bytesText(b.mapped)}`);
+    if (b.state) parts.push(`KV cache ${bytesText(b.state)}`);
     parts.push(`compute buffer ${bytesText(b.compute)}`);
     context.fillText(fitted(context, parts.join(' · '), this.plotWidth), this.left, 36);
   }

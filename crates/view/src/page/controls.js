@@ -1,8 +1,8 @@
 'use strict';
-// Pointer, keyboard, search; and the words around the pictures.
+// Pointer, keyboard and search; the texts and the table around the charts.
 
 const stale = new Set();
-/** Draws charts again with the next frame: all, unless some are named. */
+/** Redraws these charts, or all, with the next frame. */
 function redraw(...some) {
   if (stale.size === 0) {
     requestAnimationFrame(() => {
@@ -15,9 +15,9 @@ function redraw(...some) {
 }
 
 function zoom(from, to) {
-  const most = Math.max(plan.steps, 1);
-  const span = Math.min(Math.max(to - from, Math.min(4, most)), most);
-  view.from = Math.min(Math.max(from, 0), most - span);
+  const whole = Math.max(plan.steps, 1);
+  const span = Math.min(Math.max(to - from, Math.min(4, whole)), whole);
+  view.from = Math.min(Math.max(from, 0), whole - span);
   view.to = view.from + span;
   redraw();
 }
@@ -40,7 +40,7 @@ function zoomAll() {
 const isWhole = () => view.from === 0 && view.to >= plan.steps
   && charts.every((chart) => !(chart instanceof MemoryMap) || chart.high - chart.low === chart.size);
 
-/** The chart that shows something, and where on the screen it is. */
+/** The chart of an item, and the item's position on the screen. */
 function whereIs(item) {
   const chart = charts.find((one) => one.items.some((own) => sameItem(own, item)));
   if (!chart) return null;
@@ -77,7 +77,7 @@ function select(item, pin, reveal) {
   }
 }
 
-/** The next thing in a direction from the selected one. */
+/** The next item in a direction from the selected one. */
 function neighbour(chart, key) {
   const items = chart.items;
   const at = items.findIndex((item) => sameItem(item, view.selected));
@@ -89,18 +89,18 @@ function neighbour(chart, key) {
     return items[Math.max(visible, 0)] || null;
   }
   if (key === 'ArrowRight' || key === 'ArrowLeft') return items[at + (key === 'ArrowRight' ? 1 : -1)] || items[at];
-  // Up and down: the nearest thing that lies there, beginning with those at the same time.
+  // Up and down: the nearest item in that direction, preferring the same steps.
   const [x, y, w, h] = chart.rectangle(items[at]);
   const up = key === 'ArrowUp';
   let best = items[at];
-  let least = Infinity;
+  let lowest = Infinity;
   for (const item of items) {
     const [x1, y1, w1, h1] = chart.rectangle(item);
     const distance = up ? y - (y1 + h1) : y1 - (y + h);
     if (distance < -0.5 || sameItem(item, items[at])) continue;
     const apart = Math.max(0, x1 - (x + w), x - (x1 + w1));
     const score = Math.max(distance, 0) + apart * 4;
-    if (score < least) [least, best] = [score, item];
+    if (score < lowest) [lowest, best] = [score, item];
   }
   return best;
 }
@@ -196,12 +196,12 @@ function onPointer(chart) {
   }, { passive: false });
 }
 
-/** What is searched for each node and each storage. */
+/** The searchable text of each node and each storage. */
 const haystacks = {
   node: (n) => `${T[N.name[n]]} ${T[N.operation[n]]} ${T[N.dtype[n]]}`.toLowerCase(),
   storage: (s) => `${T[S.name[s]]} ${T[S.dtype[s]]} ${USAGES[S.usage[s]].name}`.toLowerCase(),
 };
-const MOST_RESULTS = 100;
+const MAX_RESULTS = 100;
 
 function search(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
@@ -223,17 +223,17 @@ function search(text) {
     if (!matches(haystacks.node(n))) continue;
     nodes += 1;
     if (N.storage[n] >= 0) view.matches[N.storage[n]] = 1;
-    if (hits.length < MOST_RESULTS) hits.push({ type: 'node', index: n });
+    if (hits.length < MAX_RESULTS) hits.push({ type: 'node', index: n });
   }
   let storages = 0;
   for (let s = 0; s < storageCount; s += 1) {
     if (!view.matches[s] && matches(haystacks.storage(s))) {
       view.matches[s] = 1;
-      if (hits.length < MOST_RESULTS) hits.push({ type: 'storage', index: s });
+      if (hits.length < MAX_RESULTS) hits.push({ type: 'storage', index: s });
     }
     storages += view.matches[s];
   }
-  found.textContent = `${nodes} of ${nodeCount} operations and ${storages} of ${storageCount} pieces of memory match`;
+  found.textContent = `${nodes} of ${nodeCount} operations and ${storages} of ${storageCount} storages match`;
   for (const hit of hits) {
     const button = element('button', undefined, results);
     button.type = 'button';
@@ -244,20 +244,20 @@ function search(text) {
     element('span', `${what} on ${device}, ${bytesText(isNode ? N.bytes[hit.index] : S.bytes[hit.index])}`, button);
     button.addEventListener('click', () => select(hit, true, true));
   }
-  if (nodes + storages > hits.length && hits.length === MOST_RESULTS) {
-    element('span', `the first ${MOST_RESULTS} are listed`, results);
+  if (nodes + storages > hits.length && hits.length === MAX_RESULTS) {
+    element('span', `first ${MAX_RESULTS} shown`, results);
   }
   redraw();
 }
 
-function writeWords() {
+function writeTexts() {
   document.getElementById('title').textContent = `Plan of ${plan.title}`;
   document.getElementById('about').textContent = plan.about;
   const list = document.getElementById('sentences');
   plan.sentences.forEach((sentence) => element('li', sentence, list));
   document.getElementById('estimate-kind').textContent = plan.measured
     ? 'estimates from the measured limits of the devices'
-    : 'rough estimates from round figures (measure with “quadriga devices --measure”)';
+    : 'rough estimates from nominal figures (measure with “quadriga devices --measure”)';
   const legend = document.getElementById('legend');
   const used = new Set(S.usage);
   USAGES.forEach(({ key, name }, usage) => {
@@ -269,10 +269,10 @@ function writeWords() {
 }
 
 function writeTable() {
-  const columns = [['weights', 'weights'], ['file map', 'mapped'], ['cache', 'state'], ['compute', 'compute'], ['staging', 'staging'],
-    ['in all', 'total'], ['free', 'free']];
-  // Where there is little room, columns without anything in them are left out.
-  const className = (key) => (key === 'total' ? 'total' : plan.backends.every((b) => !b[key]) ? 'nothing' : '');
+  const columns = [['weights', 'weights'], ['mmap', 'mapped'], ['KV cache', 'state'], ['compute', 'compute'], ['staging', 'staging'],
+    ['total', 'total'], ['free', 'free']];
+  // Empty columns are hidden on narrow screens.
+  const className = (key) => (key === 'total' ? 'total' : plan.backends.every((b) => !b[key]) ? 'empty' : '');
   const table = document.getElementById('table');
   const head = element('tr', undefined, element('thead', undefined, table));
   element('th', 'device', head).scope = 'col';
@@ -292,13 +292,13 @@ function writeTable() {
 
 function start() {
   readPalette();
-  writeWords();
+  writeTexts();
   writeTable();
   new Lanes(document.getElementById('lanes'));
   const memory = document.getElementById('memory');
   plan.backends.forEach((backend, index) => {
     const title = element('h3', `${backend.backend} `, memory);
-    element('small', `${backend.description}; ${bytesText(backend.total)} in all`, title);
+    element('small', `${backend.description}; ${bytesText(backend.total)} in total`, title);
     new Strip(memory, index);
     backend.chunks.forEach((_, chunk) => {
       if (backend.chunks.length > 1) element('p', `buffer ${chunk + 1} of ${backend.chunks.length}`, memory, 'hint');
@@ -351,7 +351,7 @@ function start() {
   document.documentElement.dataset.ready = 'yes';
 }
 
-/** For scripts: what there is, and where on the screen something is. */
+/** For test scripts: counts of items, and their positions on the screen. */
 window.quadriga = {
   counts: () => ({
     rectangles: charts.reduce((sum, chart) => sum + Number(chart.canvas.dataset.rectangles || 0), 0),

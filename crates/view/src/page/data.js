@@ -1,9 +1,9 @@
 'use strict';
-// The plan, and numbers as people read them. Texts are put on the page as text only, never as markup.
+// The plan, and formatting of numbers. Strings are inserted as text nodes only, never as markup.
 
 const source = document.getElementById('plan');
 const plan = JSON.parse(source.textContent);
-// The text of a large plan is not kept twice.
+// Frees the JSON of a large plan.
 if (plan.nodes.node.length > 20000) source.textContent = '';
 const N = plan.nodes;
 const S = plan.storages;
@@ -13,11 +13,11 @@ const storageCount = S.name.length;
 
 const USAGES = [
   { key: 'weight', name: 'weights' },
-  { key: 'state', name: 'cache (state)' },
+  { key: 'state', name: 'KV cache (state)' },
   { key: 'input', name: 'inputs' },
   { key: 'compute', name: 'results' },
-  { key: 'copy', name: 'copies from another device' },
-  { key: 'scratch', name: 'working memory' },
+  { key: 'copy', name: 'copies from other devices' },
+  { key: 'scratch', name: 'scratch' },
 ];
 
 function scaled(value, step, units) {
@@ -35,6 +35,11 @@ function bytesText(bytes) {
   return `${value.toFixed(1)} ${unit}`;
 }
 
+/** A count with its noun in the singular or plural. */
+function plural(count, one, many) {
+  return `${count.toLocaleString('en')} ${count === 1 ? one : many}`;
+}
+
 function countText(count) {
   const [value, unit] = scaled(count, 1000, ['', 'k', 'M', 'G', 'T', 'P']);
   return `${value.toFixed(unit === '' || value >= 100 ? 0 : 1)} ${unit}`.trim();
@@ -45,7 +50,7 @@ function secondsText(seconds) {
   return `${value.toFixed(value >= 100 ? 0 : 1)} ${unit}`;
 }
 
-/** An element with text in it. */
+/** A new element with text content. */
 function element(tag, text, parent, className) {
   const made = document.createElement(tag);
   if (text !== undefined && text !== null) made.textContent = text;
@@ -54,8 +59,8 @@ function element(tag, text, parent, className) {
   return made;
 }
 
-/** The nodes whose results lie in each storage: those of storage s are order[first[s]] … order[first[s + 1] - 1]. */
-const tenants = (() => {
+/** The nodes whose results are in each storage: those of storage s are order[first[s]] … order[first[s + 1] - 1]. */
+const storageNodes = (() => {
   const first = new Uint32Array(storageCount + 1);
   for (const s of N.storage) if (s >= 0) first[s + 1] += 1;
   for (let s = 0; s < storageCount; s += 1) first[s + 1] += first[s];
@@ -68,27 +73,27 @@ const tenants = (() => {
   return { first, order };
 })();
 
-function tenantsOf(storage) {
-  return Array.from(tenants.order.subarray(tenants.first[storage], tenants.first[storage + 1]));
+function nodesIn(storage) {
+  return Array.from(storageNodes.order.subarray(storageNodes.first[storage], storageNodes.first[storage + 1]));
 }
 
-/** The position in the columns of the node with a number; views have none. */
+/** The row of a node in the columns, −1 for views. */
 const rowOfNode = (() => {
   const rows = new Int32Array(plan.steps + 1).fill(-1);
   for (let n = 0; n < nodeCount; n += 1) rows[N.node[n]] = n;
   return (node) => (node >= 0 && node < rows.length ? rows[node] : -1);
 })();
 
-/** What a step is called: the name of its node, or of the next that computes something. */
+/** The name of a step: of its node, or of the next node that is not a view. */
 function stepName(step) {
   for (let node = step; node < plan.steps; node += 1) {
     const row = rowOfNode(node);
     if (row >= 0) return T[N.name[row]];
   }
-  return 'the end';
+  return 'end of the run';
 }
 
-/** Copies with the same source and reader are one arrow. */
+/** Copies grouped by source and reader: each group is drawn as one arrow. */
 const arrows = (() => {
   const groups = new Map();
   plan.copies.forEach((copy, index) => {

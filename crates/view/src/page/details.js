@@ -1,41 +1,41 @@
 'use strict';
-// What is known of the thing under the pointer, or of the one that was chosen.
+// The details box of the item under the pointer or of the selected item.
 
 const detailsBox = document.getElementById('details');
 
 function lifetimeText(s) {
   const whole = S.start[s] === 0 && S.end[s] >= plan.steps;
-  return whole ? `all of the run (steps 0 to ${plan.steps - 1})` : `steps ${S.start[s]} to ${S.end[s] - 1}`;
+  return whole ? `the whole run (steps 0 to ${plan.steps - 1})` : `steps ${S.start[s]} to ${S.end[s] - 1}`;
 }
 
 function nodeLines(row) {
   return [
     ['operation', T[N.operation[row]]],
-    ['result', `${T[N.dtype[row]]} ${T[N.shape[row]] || 'one value'}, ${bytesText(N.bytes[row])}`],
-    ['work', `${countText(N.operations[row])} operations, ${bytesText(N.traffic[row])} read and written`],
-    ['runs', `step ${N.node[row]}, in split ${N.split[row]} on ${plan.backends[plan.splits[N.split[row]].backend].backend}`],
-    ['why there', T[N.why[row]]],
+    ['result', `${T[N.dtype[row]]} ${T[N.shape[row]] || 'scalar'}, ${bytesText(N.bytes[row])}`],
+    ['work', `${countText(N.operations[row])} operations, ${bytesText(N.traffic[row])} memory traffic`],
+    ['executed', `step ${N.node[row]}, in split ${N.split[row]} on ${plan.backends[plan.splits[N.split[row]].backend].backend}`],
+    ['placement', T[N.why[row]]],
   ];
 }
 
 function describeStorage(s) {
   const lines = [];
   const row = rowOfNode(S.node[s]);
-  lines.push(['what', USAGES[S.usage[s]].name]);
+  lines.push(['usage', USAGES[S.usage[s]].name]);
   if (row >= 0) lines.push(['operation', T[N.operation[row]]]);
-  lines.push(['tensor', `${T[S.dtype[s]]} ${T[S.shape[s]] || 'one value'}`]);
+  lines.push(['tensor', `${T[S.dtype[s]]} ${T[S.shape[s]] || 'scalar'}`]);
   lines.push(['bytes', `${bytesText(S.bytes[s])} (${S.bytes[s].toLocaleString('en')})`]);
   lines.push(['device', plan.backends[S.backend[s]].backend]);
   if (S.chunk[s] >= 0) lines.push(['address', `${S.offset[s].toLocaleString('en')} in buffer ${S.chunk[s]}`]);
-  if (S.mapped[s]) lines.push(['memory', 'used where it is in the file']);
-  if (S.packed[s]) lines.push(['memory', 'rearranged for this device while loading']);
-  lines.push(['alive', lifetimeText(s)]);
-  if (T[S.why[s]]) lines.push(['why there', T[S.why[s]]]);
-  const mine = tenantsOf(s);
-  if (mine.length > 1) {
-    const shown = mine.slice(0, 6).map((n) => `${T[N.name[n]]} (step ${N.node[n]})`);
-    if (mine.length > 6) shown.push(`and ${mine.length - 6} more`);
-    lines.push(['holds in turn', shown.join(', ')]);
+  if (S.mapped[s]) lines.push(['memory', 'memory-mapped from the file']);
+  if (S.packed[s]) lines.push(['memory', 'packed into the layout of this device while loading']);
+  lines.push(['lifetime', lifetimeText(s)]);
+  if (T[S.why[s]]) lines.push(['placement', T[S.why[s]]]);
+  const nodes = nodesIn(s);
+  if (nodes.length > 1) {
+    const shown = nodes.slice(0, 6).map((n) => `${T[N.name[n]]} (step ${N.node[n]})`);
+    if (nodes.length > 6) shown.push(`and ${nodes.length - 6} more`);
+    lines.push(['results in turn', shown.join(', ')]);
   }
   return { title: T[S.name[s]], lines };
 }
@@ -46,13 +46,13 @@ function describeSplit(index) {
   return {
     title: `split ${index} on ${plan.backends[split.backend].backend}`,
     lines: [
-      ['computes', split.label],
+      ['contents', split.label],
       ['nodes', `${split.node_count}, steps ${split.first} to ${split.last}`],
-      ['work', `${countText(split.operations)} operations, ${bytesText(split.traffic)} read and written`],
-      ['time', `about ${secondsText(split.seconds)} (${plan.measured ? 'from measured limits' : 'from round figures'})`],
-      ['first', stepName(split.first)],
-      ['last', stepName(split.last)],
-      ['waits for', reads.length ? `copies of ${reads.slice(0, 5).join(', ')}${reads.length > 5 ? ' …' : ''}` : 'nothing from other devices'],
+      ['work', `${countText(split.operations)} operations, ${bytesText(split.traffic)} memory traffic`],
+      ['time', `≈ ${secondsText(split.seconds)} (from ${plan.measured ? 'measured limits' : 'nominal figures'})`],
+      ['first node', stepName(split.first)],
+      ['last node', stepName(split.last)],
+      ['waits for', reads.length ? `copies of ${reads.slice(0, 5).join(', ')}${reads.length > 5 ? ' …' : ''}` : 'no copies'],
     ],
   };
 }
@@ -62,10 +62,10 @@ function describeArrow(index) {
   const reader = plan.splits[arrow.reader];
   const names = arrow.copies.map((copy) => `${plan.copies[copy].name} (${bytesText(plan.copies[copy].bytes)})`);
   return {
-    title: `copy of ${bytesText(arrow.bytes)} from ${plan.backends[arrow.from].backend} to ${plan.backends[reader.backend].backend}`,
+    title: `${arrow.copies.length === 1 ? 'copy of' : `${plural(arrow.copies.length, 'copy', 'copies')},`} ${bytesText(arrow.bytes)} from ${plan.backends[arrow.from].backend} to ${plan.backends[reader.backend].backend}`,
     lines: [
-      ['what', names.slice(0, 6).join(', ') + (names.length > 6 ? ` and ${names.length - 6} more` : '')],
-      ['made by', arrow.source === null ? 'no split: it is there before the run (weights that are lent, state)' : `split ${arrow.source}`],
+      ['tensors', names.slice(0, 6).join(', ') + (names.length > 6 ? ` and ${names.length - 6} more` : '')],
+      ['produced by', arrow.source === null ? 'no split: it exists before the run (streamed weights, state)' : `split ${arrow.source}`],
       ['read by', `split ${arrow.reader}`],
     ],
   };
@@ -73,21 +73,21 @@ function describeArrow(index) {
 
 function describeBuffer(backend) {
   const b = plan.backends[backend];
-  const alive = [];
+  const live = [];
   for (let s = 0; s < storageCount; s += 1) {
-    if (S.backend[s] === backend && S.chunk[s] >= 0 && S.start[s] <= b.peak_step && b.peak_step < S.end[s]) alive.push(s);
+    if (S.backend[s] === backend && S.chunk[s] >= 0 && S.start[s] <= b.peak_step && b.peak_step < S.end[s]) live.push(s);
   }
-  alive.sort((x, y) => S.bytes[y] - S.bytes[x]);
-  const names = alive.slice(0, 6).map((s) => `${T[S.name[s]]} ${bytesText(S.bytes[s])}`);
+  live.sort((x, y) => S.bytes[y] - S.bytes[x]);
+  const names = live.slice(0, 6).map((s) => `${T[S.name[s]]} ${bytesText(S.bytes[s])}`);
   return {
     title: `compute buffer of ${b.backend}`,
     lines: [
       ['bytes', `${bytesText(b.compute)} (${b.compute.toLocaleString('en')})`],
-      ['least possible', `${bytesText(b.lower_bound)}, so ${b.waste.toFixed(1)} % are wasted`],
-      ['fullest in', `step ${b.peak_step}: ${stepName(b.peak_step)}`],
-      ['in use then', names.join(', ') + (alive.length > 6 ? ` and ${alive.length - 6} smaller ones` : '')],
-      ['without sharing', bytesText(b.unshared)],
-      ['found by', `${b.strategy}${b.optimal ? ', proved to be the least' : ''}`],
+      ['lower bound', `${bytesText(b.lower_bound)} (${b.fragmentation.toFixed(1)} % fragmentation)`],
+      ['peak', `step ${b.peak_step}: ${stepName(b.peak_step)}`],
+      ['live at the peak', names.join(', ') + (live.length > 6 ? ` and ${live.length - 6} more` : '')],
+      ['without reuse', bytesText(b.unshared)],
+      ['packed by', `${b.strategy}${b.optimal ? ', proved optimal' : ''}`],
     ],
   };
 }
@@ -102,7 +102,7 @@ function describe(item) {
   }
 }
 
-/** Shows what is known of something beside a place on the screen. */
+/** Shows the details of an item beside a point on the screen. */
 function showDetails(item, x, y, pinned) {
   const { title, lines } = describe(item);
   detailsBox.replaceChildren();
@@ -139,7 +139,7 @@ function hideDetails(evenPinned) {
   return shown;
 }
 
-/** For those who listen instead of looking. */
+/** Announces an item to screen readers. */
 function speak(item) {
   const { title, lines } = describe(item);
   document.getElementById('spoken').textContent = `${title}. ${lines.map(([name, value]) => `${name}: ${value}`).join('. ')}`;
