@@ -1,4 +1,4 @@
-//! Any bytes, read as a model file of one part or of two: an error, or a file that stands every question.
+//! Reads any bytes as a model file of one part or two: an error, or a file whose accessors all work.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ mod walk;
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(file) = File::from_bytes(bytes.to_vec()) {
         walk::walk(&file);
-        // A larger alignment makes a copy of a small file megabytes long.
+        // With a larger alignment the copy of a small file takes megabytes.
         if file.alignment() <= 4096 {
             walk::rewrite(&file);
         }

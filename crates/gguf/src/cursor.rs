@@ -1,13 +1,12 @@
-//! A checked walk over bytes: every read names its field, so that every failure can.
+//! A bounds-checked reader: every read names its field, for the error message.
 
 use std::fmt::Arguments;
 
-use crate::error::{Fault, FormatErrorKind};
+use crate::error::{FieldError, FormatErrorKind};
 
 /// A position in the bytes of a file.
 ///
-/// Numbers are in the byte order of this machine: a file of the other order is refused before anything but its
-/// version is read.
+/// Numbers are in native byte order: a file of the other order is an error as soon as its version is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -24,71 +23,76 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
+    /// The number of unread bytes.
     pub(crate) fn left(&self) -> u64 {
         (self.bytes.len() - self.at) as u64
     }
 
-    /// The bytes passed since `start`, an earlier position.
+    /// The bytes read since the position `start`.
     pub(crate) fn since(&self, start: usize) -> &'a [u8] {
         self.bytes.get(start..self.at).unwrap_or_default()
     }
 
     /// The next `len` bytes.
-    pub(crate) fn take(&mut self, len: u64, field: Arguments<'_>) -> Result<&'a [u8], Fault> {
+    pub(crate) fn take(&mut self, len: u64, field: Arguments<'_>) -> Result<&'a [u8], FieldError> {
         let bytes = usize::try_from(len)
             .ok()
             .and_then(|len| self.at.checked_add(len))
             .and_then(|end| self.bytes.get(self.at..end))
             .ok_or_else(|| {
-                Fault::new(field, self.at, FormatErrorKind::Truncated { wanted: len, left: self.left() })
+                FieldError::new(
+                    field,
+                    self.at,
+                    FormatErrorKind::Truncated { expected: len, left: self.left() },
+                )
             })?;
         self.at += bytes.len();
         Ok(bytes)
     }
 
-    fn array<const N: usize>(&mut self, field: Arguments<'_>) -> Result<[u8; N], Fault> {
+    fn array<const N: usize>(&mut self, field: Arguments<'_>) -> Result<[u8; N], FieldError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N as u64, field)?);
         Ok(array)
     }
 
-    pub(crate) fn magic(&mut self) -> Result<[u8; 4], Fault> {
+    pub(crate) fn magic(&mut self) -> Result<[u8; 4], FieldError> {
         self.array(format_args!("magic"))
     }
 
-    pub(crate) fn u32(&mut self, field: Arguments<'_>) -> Result<u32, Fault> {
+    pub(crate) fn u32(&mut self, field: Arguments<'_>) -> Result<u32, FieldError> {
         self.array(field).map(u32::from_ne_bytes)
     }
 
-    pub(crate) fn u64(&mut self, field: Arguments<'_>) -> Result<u64, Fault> {
+    pub(crate) fn u64(&mut self, field: Arguments<'_>) -> Result<u64, FieldError> {
         self.array(field).map(u64::from_ne_bytes)
     }
 
-    /// A count of items that take at least `least` bytes each: more than the file can hold is refused here, before
-    /// anything is made for them.
-    pub(crate) fn count(&mut self, least: u64, field: Arguments<'_>) -> Result<u64, Fault> {
+    /// A count of items that take at least `min_bytes` each. A count larger than the file can hold is an error here,
+    /// before anything is allocated for the items.
+    pub(crate) fn count(&mut self, min_bytes: u64, field: Arguments<'_>) -> Result<u64, FieldError> {
         let start = self.at;
         let count = self.u64(field)?;
         let left = self.left();
-        if count.checked_mul(least).is_none_or(|bytes| bytes > left) {
-            return Err(Fault::new(field, start, FormatErrorKind::TooMany { count, least, left }));
+        if count.checked_mul(min_bytes).is_none_or(|bytes| bytes > left) {
+            return Err(FieldError::new(field, start, FormatErrorKind::TooMany { count, min_bytes, left }));
         }
         Ok(count)
     }
 
-    /// A length and that many bytes of UTF-8.
-    pub(crate) fn string(&mut self, field: Arguments<'_>) -> Result<&'a str, Fault> {
+    /// A string: its length, then UTF-8.
+    pub(crate) fn string(&mut self, field: Arguments<'_>) -> Result<&'a str, FieldError> {
         let start = self.at;
         let len = self.u64(field)?;
-        let bytes = self.take(len, field).map_err(|fault| Fault { offset: start as u64, ..fault })?;
-        str::from_utf8(bytes).map_err(|_| Fault::new(field, start, FormatErrorKind::NotUtf8))
+        let bytes = self.take(len, field).map_err(|error| FieldError { offset: start as u64, ..error })?;
+        str::from_utf8(bytes).map_err(|_| FieldError::new(field, start, FormatErrorKind::NotUtf8))
     }
 
-    /// A string that names something: not empty and not absurdly long.
-    pub(crate) fn name(&mut self, field: Arguments<'_>) -> Result<&'a str, Fault> {
+    /// The name of a key or tensor: not empty and at most [`MAX_NAME`] bytes long.
+    pub(crate) fn name(&mut self, field: Arguments<'_>) -> Result<&'a str, FieldError> {
         let start = self.at;
         let name = self.string(field)?;
-        check_name(name).map_err(|problem| Fault::new(field, start, problem))?;
+        check_name(name).map_err(|kind| FieldError::new(field, start, kind))?;
         Ok(name)
     }
 }
@@ -96,7 +100,7 @@ impl<'a> Cursor<'a> {
 /// The longest key or tensor name, in bytes.
 const MAX_NAME: u64 = 65_535;
 
-/// Whether a string can name a key or a tensor.
+/// Checks the name of a key or tensor.
 pub(crate) fn check_name(name: &str) -> Result<(), FormatErrorKind> {
     match name.len() as u64 {
         0 => Err(FormatErrorKind::EmptyName),

@@ -1,4 +1,4 @@
-//! What can go wrong with a model file, said with the field, the offset and the way out.
+//! Errors of model files: each names the field, its offset and what to do.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -7,18 +7,18 @@ use quadriga_graph::DType;
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model file could not be read, asked or written.
+/// Why a model file could not be read, queried or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: "open", "map", "rename".
+        /// The operation: "open", "map", "rename".
         action: &'static str,
-        /// The file or folder it was tried on.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The path names a folder, a pipe or a device.
@@ -27,76 +27,76 @@ pub enum Error {
         /// The path given.
         path: PathBuf,
     },
-    /// The file's content breaks the format.
-    #[error("{}{fault}", at(path))]
+    /// The file violates the format.
+    #[error("{}{error}", at(path))]
     Format {
         /// The file, when it was opened by its path.
         path: Option<PathBuf>,
-        /// The field, its offset and what is wrong with it.
-        fault: Fault,
+        /// The field, its offset and the rule it violates.
+        error: FieldError,
     },
-    /// The file is one part of several, and its name does not say how the others are called.
+    /// The file is one part of a split model, and its name does not follow the scheme of split files.
     #[error(
-        "{} is part {number} of {count}, but is not named so: rename the parts to \
+        "{} is part {number} of {count}, but its name does not say so: rename the parts to \
          NAME-{number:05}-of-{count:05}.gguf and so on, then open any of them",
         path.display()
     )]
     SplitName {
-        /// The file opened.
+        /// The file that was opened.
         path: PathBuf,
-        /// Which part it says it is, counted from 1.
+        /// The part number in the file, counted from 1.
         number: u64,
-        /// How many parts it says there are.
+        /// The number of parts in the file.
         count: u64,
     },
-    /// A key that is needed is not in the file.
+    /// A required key is not in the file.
     #[error("the file has no key {key:?}")]
     MissingKey {
-        /// The key asked for.
+        /// The requested key.
         key: String,
     },
-    /// A key's value is not of the type asked for, or does not fit in it.
-    #[error("key {key:?} should be {wanted}, but is {found}")]
+    /// A key's value is not of the requested type, or does not fit in it.
+    #[error("key {key:?} should be {expected}, but is {found}")]
     WrongType {
-        /// The key asked for.
+        /// The requested key.
         key: String,
-        /// The type asked for.
-        wanted: String,
+        /// The requested type.
+        expected: String,
         /// The type, and for a number the value, in the file.
         found: String,
     },
-    /// A tensor that is needed is not in the file.
+    /// A required tensor is not in the file.
     #[error("the file has no tensor {name:?} among its {count}")]
     MissingTensor {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// How many tensors the file has.
         count: usize,
     },
-    /// A file that breaks the format was about to be written.
-    #[error("cannot write {field}: {problem}")]
+    /// A key or tensor given to the writer violates the format.
+    #[error("cannot write {field}: {kind}")]
     Unwritable {
-        /// The key or tensor at fault.
+        /// The key or tensor.
         field: String,
-        /// What is wrong with it.
-        problem: FormatErrorKind,
+        /// The rule it violates.
+        kind: FormatErrorKind,
     },
-    /// A tensor's data source gave more or fewer bytes than its type and shape call for.
-    #[error("the data of tensor {name:?} should be {wanted} bytes, but its source gave {found}")]
+    /// A tensor's data source wrote more or fewer bytes than its type and shape require.
+    #[error("the data of tensor {name:?} should be {expected} bytes, but its source wrote {found}")]
     DataLength {
         /// The tensor.
         name: String,
-        /// Bytes that its type and shape call for.
-        wanted: u64,
-        /// Bytes given; when too many were offered, the count at which writing stopped.
+        /// The bytes that its type and shape require.
+        expected: u64,
+        /// The bytes written; if there were too many, the count at which writing stopped.
         found: u64,
     },
-    /// A tensor's data source failed, or the stream that was written to.
+    /// A tensor's data source, or the output stream, failed.
     #[error("{what} could not be produced or written: {source}")]
     Stream {
         /// The metadata, or the data of a tensor.
         what: String,
-        /// What the source, or the system, said.
+        /// The error of the source or the stream.
         source: io::Error,
     },
 }
@@ -105,40 +105,40 @@ fn at(path: &Option<PathBuf>) -> String {
     path.as_ref().map(|path| format!("{}: ", path.display())).unwrap_or_default()
 }
 
-/// One thing wrong in a file: which field, where, and what.
+/// A field that violates the format.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct FieldError {
     /// The field: "tensor count", "value of key \"general.alignment\"".
     pub field: String,
     /// Where the field starts, in bytes from the start of the file.
     pub offset: u64,
-    /// What is wrong with it.
-    pub problem: FormatErrorKind,
+    /// The rule it violates.
+    pub kind: FormatErrorKind,
 }
 
-impl Fault {
-    pub(crate) fn new(field: impl fmt::Display, offset: usize, problem: FormatErrorKind) -> Fault {
-        Fault { field: field.to_string(), offset: offset as u64, problem }
+impl FieldError {
+    pub(crate) fn new(field: impl fmt::Display, offset: usize, kind: FormatErrorKind) -> FieldError {
+        FieldError { field: field.to_string(), offset: offset as u64, kind }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at byte {}: {}", self.field, self.offset, self.problem)
+        write!(f, "{} at byte {}: {}", self.field, self.offset, self.kind)
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for FieldError {}
 
-/// What is wrong with a field.
+/// The rule of the format that a field violates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum FormatErrorKind {
-    #[error("the file ends too early: {wanted} bytes are needed, {left} are left")]
-    Truncated { wanted: u64, left: u64 },
-    #[error("{count} items of at least {least} bytes each do not fit in the {left} bytes that are left")]
-    TooMany { count: u64, least: u64, left: u64 },
+    #[error("the file ends too early: {expected} bytes are needed, {left} are left")]
+    Truncated { expected: u64, left: u64 },
+    #[error("{count} items of at least {min_bytes} bytes each do not fit in the {left} bytes that are left")]
+    TooMany { count: u64, min_bytes: u64, left: u64 },
     #[error("not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"")]
     Magic { found: [u8; 4] },
     #[error(
@@ -153,7 +153,7 @@ pub enum FormatErrorKind {
     ForeignByteOrder,
     #[error("not valid UTF-8")]
     NotUtf8,
-    #[error("a truth value must be 0 or 1, not {found}")]
+    #[error("a bool must be 0 or 1, not {found}")]
     Bool { found: u8 },
     #[error("value type {found} is unknown")]
     ValueType { found: u32 },
@@ -166,13 +166,13 @@ pub enum FormatErrorKind {
     #[error("the name appears twice; first at byte {first}")]
     Duplicate { first: u64 },
     #[error("the name is already in use")]
-    Twice,
-    #[error("should be {wanted}, but is {found}")]
-    Kind { wanted: &'static str, found: String },
-    #[error("alignment {found} is not a power of two between {least} and {most}")]
-    Alignment { found: u64, least: u64, most: u64 },
-    #[error("{found} dimensions; a tensor has 1 to {most}")]
-    DimensionCount { found: u64, most: u64 },
+    NameInUse,
+    #[error("should be {expected}, but is {found}")]
+    WrongType { expected: &'static str, found: String },
+    #[error("alignment {found} is not a power of two between {min} and {max}")]
+    Alignment { found: u64, min: u64, max: u64 },
+    #[error("{found} dimensions; a tensor has 1 to {max}")]
+    DimensionCount { found: u64, max: u64 },
     #[error("a dimension of {found}; each must be at least 1")]
     Dimension { found: i64 },
     #[error("the number of elements, or of bytes, overflows")]
@@ -187,12 +187,12 @@ pub enum FormatErrorKind {
     OutOfRange { start: u64, len: u64, available: u64 },
     #[error("its data overlaps that of tensor {other:?}")]
     Overlap { other: String },
-    #[error("this is part {found} of a split model where part {wanted} is expected (counted from 0)")]
-    SplitNumber { found: u64, wanted: u64 },
-    #[error("the model is split in {found} parts, but {wanted} are at hand")]
-    SplitCount { found: u64, wanted: u64 },
-    #[error("the parts together should have {wanted} tensors, but have {found}")]
-    SplitTensors { found: u64, wanted: u64 },
+    #[error("this is part {found} of a split model where part {expected} is expected (counted from 0)")]
+    SplitNumber { found: u64, expected: u64 },
+    #[error("the model is split into {found} parts, but {expected} were given")]
+    SplitCount { found: u64, expected: u64 },
+    #[error("the parts together should have {expected} tensors, but have {found}")]
+    SplitTensors { found: u64, expected: u64 },
     #[error("a part of a split model lacks this key")]
     SplitKey,
 }

@@ -1,4 +1,4 @@
-//! A model file, open for reading: one file, or all parts of a split one.
+//! A model file, open for reading: one file, or all parts of a split model.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,94 +8,118 @@ use std::{
 use quadriga_graph::Data;
 
 use crate::{
-    error::{Error, Fault, FormatErrorKind, Result},
+    error::{Error, FieldError, FormatErrorKind, Result},
     from_value::FromValue,
     known,
     map::map,
-    parse::{self, Entry, Records, TensorRecord},
+    parse::{self, MetadataEntry, Records, TensorRecord},
     split::SplitName,
     tensor::Tensor,
     value::Value,
 };
 
-/// A checked model file.
+/// A model file, validated when it is opened.
 ///
-/// Everything in it has been checked when it is opened: asking it afterwards cannot fail because of what the file
-/// contains, only because it lacks what is asked for. Keys, strings and tensor data stay in the file map.
+/// Later calls fail only if a requested key or tensor is missing or has another type. Keys, strings and tensor data stay
+/// in the file map.
+///
+/// ```
+/// use quadriga_gguf::{File, Writer};
+/// use quadriga_graph::DType;
+///
+/// let mut bytes = Vec::new();
+/// let mut writer = Writer::new();
+/// writer.set("llama.context_length", 2048u32)?;
+/// writer.tensor_bytes("output_norm.weight", DType::F32, [2], &[0; 8])?;
+/// writer.write_to(&mut bytes)?;
+///
+/// // `File::open` does the same for a path.
+/// let file = File::from_bytes(bytes)?;
+/// assert_eq!(file.get::<usize>("llama.context_length")?, 2048);
+/// for tensor in file.tensors() {
+///     println!("{} {} {}", tensor.name(), tensor.dtype(), tensor.shape());
+/// }
+/// assert!(file.find_tensor("rope_freqs.weight").is_none());
+/// # Ok::<(), quadriga_gguf::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct File {
-    parts: Vec<Part>,
+    parts: Vec<FilePart>,
     /// In the order of the files.
-    tensors: Vec<Placed>,
+    tensors: Vec<TensorLocation>,
     /// The order of `tensors` by name.
     tensors_by_name: Vec<usize>,
 }
 
-/// A tensor: its part, its place among the tensors of that part, and its bytes.
+/// Where a tensor is: its part, its index in that part, and its bytes.
 #[derive(Debug)]
-struct Placed {
+struct TensorLocation {
     part: usize,
     index: usize,
     data: Data,
 }
 
+/// One file of a model.
 #[derive(Debug)]
-struct Part {
+struct FilePart {
     path: Option<PathBuf>,
     data: Data,
     records: Records,
 }
 
-impl Part {
-    fn new(path: Option<PathBuf>, data: Data) -> Result<Part> {
+impl FilePart {
+    fn new(path: Option<PathBuf>, data: Data) -> Result<FilePart> {
         match parse::parse(data.bytes()) {
-            Ok(records) => Ok(Part { path, data, records }),
-            Err(fault) => Err(Error::Format { path, fault }),
+            Ok(records) => Ok(FilePart { path, data, records }),
+            Err(error) => Err(Error::Format { path, error }),
         }
     }
 
-    fn open(path: &Path) -> Result<Part> {
-        Part::new(Some(path.to_owned()), map(path)?)
+    fn open(path: &Path) -> Result<FilePart> {
+        FilePart::new(Some(path.to_owned()), map(path)?)
     }
 
-    fn entry(&self, key: &str) -> Option<(&Entry, Value<'_>)> {
+    fn entry(&self, key: &str) -> Option<(&MetadataEntry, Value<'_>)> {
         let bytes = self.data.bytes();
         let entry = self.records.entry(bytes, key)?;
-        Some((entry, Value::decode(entry.kind, parse::at(bytes, &entry.value))))
+        Some((entry, Value::decode(entry.kind, parse::bytes_at(bytes, &entry.value))))
     }
 
-    /// A whole number that is not negative, and where it is in the file.
+    /// A non-negative integer and its offset in the file.
     fn number(&self, key: &str) -> Result<Option<(u64, usize)>> {
         let Some((entry, value)) = self.entry(key) else { return Ok(None) };
         match value.integer().map(u64::try_from) {
             Some(Ok(number)) => Ok(Some((number, entry.value.start))),
             _ => {
-                let problem = FormatErrorKind::Kind { wanted: "an integer from 0", found: value.describe() };
-                Err(self.fault(key, entry.value.start, problem))
+                let kind = FormatErrorKind::WrongType {
+                    expected: "a non-negative integer",
+                    found: value.describe(),
+                };
+                Err(self.error(key, entry.value.start, kind))
             }
         }
     }
 
-    fn fault(&self, key: &str, offset: usize, problem: FormatErrorKind) -> Error {
-        let fault = Fault::new(format_args!("value of key {key:?}"), offset, problem);
-        Error::Format { path: self.path.clone(), fault }
+    fn error(&self, key: &str, offset: usize, kind: FormatErrorKind) -> Error {
+        let error = FieldError::new(format_args!("value of key {key:?}"), offset, kind);
+        Error::Format { path: self.path.clone(), error }
     }
 
-    /// How many parts the model has, by this part's word: 1 unless it is split.
+    /// The number of parts that this part declares: 1 unless the model is split.
     fn split_count(&self) -> Result<u64> {
-        // Tools that join the parts of a model leave the key with the value 0.
+        // Tools that merge the parts of a model leave the key with the value 0.
         Ok(self.number(known::SPLIT_COUNT)?.map_or(1, |(count, _)| count.max(1)))
     }
 }
 
 impl File {
-    /// Opens a model file. For one part of a split model (`NAME-00002-of-00003.gguf`), opens all of them.
+    /// Opens a model file. Given one part of a split model (`NAME-00002-of-00003.gguf`), opens all parts.
     ///
-    /// The file is mapped, not read: opening costs time and memory for its names and metadata only. It must not be
-    /// changed in place while it is open; replacing it by renaming, as [`Writer`](crate::Writer) does, is harmless.
+    /// The file is memory-mapped: opening takes time and memory for names and metadata only. It must not be modified in
+    /// place while it is open; replacing it by renaming, as [`Writer`](crate::Writer) does, is safe.
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
-        let part = Part::open(path)?;
+        let part = FilePart::open(path)?;
         let count = part.split_count()?;
         if count == 1 {
             return File::from_checked_parts(vec![part]);
@@ -108,7 +132,7 @@ impl File {
         let mut opened = Some(part);
         let parts = (1..=name.count).map(|number| match opened.take_if(|_| number == name.number) {
             Some(part) => Ok(part),
-            None => Part::open(&name.path_of(number)),
+            None => FilePart::open(&name.path_of(number)),
         });
         File::from_checked_parts(parts.collect::<Result<_>>()?)
     }
@@ -118,24 +142,24 @@ impl File {
         File::from_parts([bytes])
     }
 
-    /// Reads a model from memory whose parts are given in order.
+    /// Reads a split model from memory, given its parts in order.
     pub fn from_parts<B: AsRef<[u8]> + Send + Sync + 'static>(
         parts: impl IntoIterator<Item = B>,
     ) -> Result<File> {
-        let parts = parts.into_iter().map(|bytes| Part::new(None, Data::new(Arc::new(bytes))));
+        let parts = parts.into_iter().map(|bytes| FilePart::new(None, Data::new(Arc::new(bytes))));
         File::from_checked_parts(parts.collect::<Result<_>>()?)
     }
 
-    fn from_checked_parts(parts: Vec<Part>) -> Result<File> {
+    fn from_checked_parts(parts: Vec<FilePart>) -> Result<File> {
         check_split(&parts)?;
         let mut tensors = Vec::new();
         for (index, part) in parts.iter().enumerate() {
             let slices = part.records.tensors.iter().map(|tensor| {
-                // Parsing has made sure that every range is inside the file.
+                // The parser has checked that every range is inside the file.
                 part.data.slice(tensor.data.start, tensor.data.len())
             });
-            let placed = slices.flatten().enumerate();
-            tensors.extend(placed.map(|(place, data)| Placed { part: index, index: place, data }));
+            let slices = slices.flatten().enumerate();
+            tensors.extend(slices.map(|(place, data)| TensorLocation { part: index, index: place, data }));
         }
         let mut file = File { parts, tensors_by_name: (0..tensors.len()).collect(), tensors };
         let mut order = std::mem::take(&mut file.tensors_by_name);
@@ -152,28 +176,28 @@ impl File {
     fn duplicate(&self, first: usize, second: usize) -> Error {
         let offset = |index| self.record(index).map_or(0, |(_, record)| record.name.start);
         let name = String::from_utf8_lossy(self.tensor_name(second).unwrap_or_default());
-        let problem = FormatErrorKind::Duplicate { first: offset(first) as u64 };
+        let kind = FormatErrorKind::Duplicate { first: offset(first) as u64 };
         Error::Format {
             path: self.record(second).and_then(|(part, _)| part.path.clone()),
-            fault: Fault::new(format_args!("tensor {name:?}"), offset(second), problem),
+            error: FieldError::new(format_args!("tensor {name:?}"), offset(second), kind),
         }
     }
 
-    fn record(&self, index: usize) -> Option<(&Part, &TensorRecord)> {
-        let placed = self.tensors.get(index)?;
-        let part = self.parts.get(placed.part)?;
-        Some((part, part.records.tensors.get(placed.index)?))
+    fn record(&self, index: usize) -> Option<(&FilePart, &TensorRecord)> {
+        let location = self.tensors.get(index)?;
+        let part = self.parts.get(location.part)?;
+        Some((part, part.records.tensors.get(location.index)?))
     }
 
     fn tensor_name(&self, index: usize) -> Option<&[u8]> {
-        self.record(index).map(|(part, record)| parse::at(part.data.bytes(), &record.name))
+        self.record(index).map(|(part, record)| parse::bytes_at(part.data.bytes(), &record.name))
     }
 
     fn tensor_at(&self, index: usize) -> Option<Tensor<'_>> {
-        let placed = self.tensors.get(index)?;
+        let location = self.tensors.get(index)?;
         let (part, record) = self.record(index)?;
         let name = parse::text_at(part.data.bytes(), &record.name);
-        Some(Tensor::new(name, placed.part, record, &placed.data))
+        Some(Tensor::new(name, location.part, record, &location.data))
     }
 
     /// The version of the format, 2 or 3.
@@ -181,12 +205,12 @@ impl File {
         self.parts.first().map_or(0, |part| part.records.version)
     }
 
-    /// What every tensor's place in the file is a multiple of.
+    /// The alignment of tensor data in the file.
     pub fn alignment(&self) -> u32 {
         self.parts.first().map_or(known::DEFAULT_ALIGNMENT, |part| part.records.alignment)
     }
 
-    /// How many files the model is in: 1 unless it is split.
+    /// The number of files: 1 unless the model is split.
     pub fn part_count(&self) -> usize {
         self.parts.len()
     }
@@ -196,19 +220,22 @@ impl File {
         self.parts.iter().filter_map(|part| part.path.as_deref())
     }
 
-    /// The bytes of all files of the model together.
+    /// The total size of all files.
     pub fn byte_len(&self) -> u64 {
         self.parts.iter().map(|part| part.data.bytes().len() as u64).sum()
     }
 
     /// Keys and values in the order of the file; of a split model, those of the first part.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
-        let (bytes, entries): (&[u8], &[Entry]) = match self.parts.first() {
+        let (bytes, entries): (&[u8], &[MetadataEntry]) = match self.parts.first() {
             Some(part) => (part.data.bytes(), &part.records.entries),
             None => (&[], &[]),
         };
         entries.iter().map(move |entry| {
-            (parse::text_at(bytes, &entry.key), Value::decode(entry.kind, parse::at(bytes, &entry.value)))
+            (
+                parse::text_at(bytes, &entry.key),
+                Value::decode(entry.kind, parse::bytes_at(bytes, &entry.value)),
+            )
         })
     }
 
@@ -217,21 +244,23 @@ impl File {
         self.parts.first()?.entry(key).map(|(_, value)| value)
     }
 
-    /// The value of a key that must be there: `file.get::<u32>("llama.block_count")?`.
+    /// The value of a required key: `file.get::<u32>("llama.block_count")?`.
     ///
-    /// Any integer type will do for an integer, as long as the value fits; either float type for a float.
+    /// An integer can be read as any integer type it fits in, a float as either float type.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T> {
         self.find(key)?.ok_or_else(|| Error::MissingKey { key: key.to_owned() })
     }
 
-    /// The value of a key that may be absent. A value of another type is an error nevertheless.
+    /// The value of an optional key. A value of another type is an error.
     pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match T::from_value(value) {
             Some(value) => Ok(Some(value)),
-            None => {
-                Err(Error::WrongType { key: key.to_owned(), wanted: T::wanted(), found: value.describe() })
-            }
+            None => Err(Error::WrongType {
+                key: key.to_owned(),
+                expected: T::expected(),
+                found: value.describe(),
+            }),
         }
     }
 
@@ -245,7 +274,7 @@ impl File {
         self.tensors.len()
     }
 
-    /// The tensor with this name, which must be there.
+    /// The tensor with this name; an error if there is none.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
         self.find_tensor(name)
             .ok_or_else(|| Error::MissingTensor { name: name.to_owned(), count: self.tensors.len() })
@@ -260,12 +289,12 @@ impl File {
     }
 }
 
-/// Checks that the parts of a split model are all there, in order, and belong together.
-fn check_split(parts: &[Part]) -> Result<()> {
+/// Checks that the parts of a split model are complete, in order and consistent.
+fn check_split(parts: &[FilePart]) -> Result<()> {
     let tensors: usize = parts.iter().map(|part| part.records.tensors.len()).sum();
     let [first, ..] = parts else {
-        let fault = Fault::new("model", 0, FormatErrorKind::SplitCount { found: 1, wanted: 0 });
-        return Err(Error::Format { path: None, fault });
+        let error = FieldError::new("model", 0, FormatErrorKind::SplitCount { found: 1, expected: 0 });
+        return Err(Error::Format { path: None, error });
     };
     if parts.len() == 1 && first.split_count()? == 1 {
         return Ok(());
@@ -273,22 +302,22 @@ fn check_split(parts: &[Part]) -> Result<()> {
     let have = parts.len() as u64;
     for (index, part) in parts.iter().enumerate() {
         let number = |key: &'static str| {
-            part.number(key)?.ok_or_else(|| part.fault(key, 0, FormatErrorKind::SplitKey))
+            part.number(key)?.ok_or_else(|| part.error(key, 0, FormatErrorKind::SplitKey))
         };
         let (found, offset) = number(known::SPLIT_COUNT)?;
         if found != have {
-            let problem = FormatErrorKind::SplitCount { found, wanted: have };
-            return Err(part.fault(known::SPLIT_COUNT, offset, problem));
+            let kind = FormatErrorKind::SplitCount { found, expected: have };
+            return Err(part.error(known::SPLIT_COUNT, offset, kind));
         }
         let (found, offset) = number(known::SPLIT_NUMBER)?;
         if found != index as u64 {
-            let problem = FormatErrorKind::SplitNumber { found, wanted: index as u64 };
-            return Err(part.fault(known::SPLIT_NUMBER, offset, problem));
+            let kind = FormatErrorKind::SplitNumber { found, expected: index as u64 };
+            return Err(part.error(known::SPLIT_NUMBER, offset, kind));
         }
-        let (wanted, offset) = number(known::SPLIT_TENSORS)?;
-        if wanted != tensors as u64 {
-            let problem = FormatErrorKind::SplitTensors { found: tensors as u64, wanted };
-            return Err(part.fault(known::SPLIT_TENSORS, offset, problem));
+        let (expected, offset) = number(known::SPLIT_TENSORS)?;
+        if expected != tensors as u64 {
+            let kind = FormatErrorKind::SplitTensors { found: tensors as u64, expected };
+            return Err(part.error(known::SPLIT_TENSORS, offset, kind));
         }
     }
     Ok(())

@@ -1,15 +1,15 @@
-//! Turning metadata values into the types that a caller wants.
+//! Conversion of metadata values to Rust types.
 
 use crate::value::{Array, Value};
 
-/// A type that a metadata value can be turned into, for [`File::get`](crate::File::get) and
+/// A type that a metadata value can be converted to, for [`File::get`](crate::File::get) and
 /// [`File::find`](crate::File::find).
 pub trait FromValue<'a>: Sized {
     /// The value, or `None` if it is of another type or does not fit.
     fn from_value(value: Value<'a>) -> Option<Self>;
 
-    /// What an error message says was wanted.
-    fn wanted() -> String;
+    /// The name of the type in error messages.
+    fn expected() -> String;
 }
 
 macro_rules! integers {
@@ -19,7 +19,7 @@ macro_rules! integers {
                 value.integer()?.try_into().ok()
             }
 
-            fn wanted() -> String {
+            fn expected() -> String {
                 stringify!($integer).to_owned()
             }
         }
@@ -33,7 +33,7 @@ impl FromValue<'_> for f32 {
         f64::from_value(value).map(|number| number as f32)
     }
 
-    fn wanted() -> String {
+    fn expected() -> String {
         "f32".to_owned()
     }
 }
@@ -47,7 +47,7 @@ impl FromValue<'_> for f64 {
         }
     }
 
-    fn wanted() -> String {
+    fn expected() -> String {
         "f64".to_owned()
     }
 }
@@ -60,7 +60,7 @@ impl FromValue<'_> for bool {
         }
     }
 
-    fn wanted() -> String {
+    fn expected() -> String {
         "bool".to_owned()
     }
 }
@@ -73,7 +73,7 @@ impl<'a> FromValue<'a> for &'a str {
         }
     }
 
-    fn wanted() -> String {
+    fn expected() -> String {
         "string".to_owned()
     }
 }
@@ -86,7 +86,7 @@ impl<'a> FromValue<'a> for Array<'a> {
         }
     }
 
-    fn wanted() -> String {
+    fn expected() -> String {
         "array".to_owned()
     }
 }
@@ -96,7 +96,7 @@ impl<'a, T: FromValue<'a>> FromValue<'a> for Vec<T> {
         Array::from_value(value)?.iter().map(T::from_value).collect()
     }
 
-    fn wanted() -> String {
-        format!("array of {}", T::wanted())
+    fn expected() -> String {
+        format!("array of {}", T::expected())
     }
 }

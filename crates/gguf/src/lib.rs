@@ -1,10 +1,9 @@
-//! GGUF model files: a checked reader over a file map, and a writer.
+//! Reads and writes GGUF model files, the format of llama.cpp: metadata, a tokenizer and quantized tensors.
 //!
-//! [`File::open`] maps a file (or all parts of a split one), checks every field of it once, and hands out metadata
-//! and tensors without copying them. A file that breaks the format is an [`Error`] that names the field, its offset
-//! and what is wrong; it is never a panic, and never costs more memory than the file itself warrants.
-//!
-//! [`Writer`] streams tensors into a new file, which appears under its name only when it is whole.
+//! [`File::open`] maps a file (or all parts of a split model) into memory, validates every field once, and gives access
+//! to metadata and tensors without copying them. An invalid file is an [`Error`] that names the field, its offset and
+//! the rule it violates; it never causes a panic or an allocation larger than the file justifies. [`Writer`] streams
+//! tensors into a new file, which replaces its target only when it is complete.
 //!
 //! ```
 //! use quadriga_gguf::{File, Writer};
@@ -29,7 +28,7 @@
 //! let tensor = file.tensor("blk.0.attn_norm.weight")?;
 //! assert_eq!((tensor.dtype(), tensor.byte_len()), (DType::F32, 24));
 //! assert_eq!(tensor.shape().dims(), [2, 3]);
-//! // A tensor is a weight of a graph as it stands; its bytes stay in the file map.
+//! // A tensor can be a weight of a graph; its bytes stay in the file map.
 //! let graph = quadriga_graph::GraphBuilder::new();
 //! graph.weight("norm", tensor);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -50,7 +49,7 @@ mod tensor;
 mod value;
 mod writer;
 
-pub use error::{Error, Fault, FormatErrorKind, Result};
+pub use error::{Error, FieldError, FormatErrorKind, Result};
 pub use file::File;
 pub use from_value::FromValue;
 pub use owned::OwnedValue;

@@ -1,4 +1,4 @@
-//! The map of a file into memory: the one place with `unsafe` in this crate.
+//! The memory map of a file: the only `unsafe` code of this crate.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -6,10 +6,10 @@ use quadriga_graph::Data;
 
 use crate::error::{Error, Result};
 
-/// Maps a regular file for reading.
+/// Maps a regular file into memory, read-only.
 pub(crate) fn map(path: &Path) -> Result<Data> {
     let failed = |action| move |source| Error::Io { action, path: path.to_owned(), source };
-    // Asked before opening: opening a pipe for reading would wait for its writer.
+    // Checked before opening: opening a pipe would block until it has a writer.
     let regular = |metadata: fs::Metadata| match metadata.is_file() {
         true => Ok(metadata.len()),
         false => Err(Error::NotAFile { path: path.to_owned() }),
@@ -19,10 +19,10 @@ pub(crate) fn map(path: &Path) -> Result<Data> {
     if regular(file.metadata().map_err(failed("open"))?)? == 0 {
         return Ok(Data::new(Arc::new([0u8; 0])));
     }
-    // SAFETY: the map is read-only and private to this `Mmap`, which the returned handle keeps alive; it is only ever
-    // seen as bytes, for which every content is valid. What remains is another process changing or cutting the file
-    // in place while it is mapped, which no reader of mapped files can rule out and which `File::open` tells its
-    // caller not to do; all text is checked again when it is read, so changed bytes cannot become invalid strings.
+    // SAFETY: the map is read-only, owned by the `Mmap` that the returned handle keeps alive, and only ever viewed as
+    // bytes, for which every content is valid. Another process can still modify or truncate the file while it is mapped;
+    // no reader of mapped files can prevent that, and `File::open` documents that it must not happen. All text is
+    // validated again when it is read, so modified bytes cannot become invalid strings.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed("map"))?;
     Ok(Data::new(Arc::new(map)))
 }

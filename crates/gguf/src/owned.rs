@@ -1,4 +1,4 @@
-//! Metadata values that own their bytes, for writing.
+//! Owned metadata values, for writing.
 
 use crate::{
     cursor::Cursor,
@@ -6,10 +6,10 @@ use crate::{
     value::{self, Array, Value, ValueType},
 };
 
-/// A metadata value to be written, kept as the bytes that a file holds.
+/// An owned metadata value in the encoding of the file.
 ///
-/// Made with `from`/`into` from numbers, truth values, strings, slices and vectors of those, and from any [`Value`]
-/// of another file; arrays of arrays with [`OwnedValue::array`].
+/// `From` converts numbers, bools, strings, slices and vectors of those, and any [`Value`] of another file;
+/// [`OwnedValue::array`] makes arrays of arrays.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedValue {
     kind: ValueType,
@@ -22,18 +22,18 @@ impl OwnedValue {
         self.kind
     }
 
-    /// The value, to look at.
+    /// The value, borrowed.
     pub fn value(&self) -> Value<'_> {
         Value::decode(self.kind, &self.bytes)
     }
 
-    /// An array of values, all of type `element`; nested at most as deep as a reader accepts.
+    /// An array of values of type `element`, nested at most as deep as [`File`](crate::File) accepts.
     pub fn array(element: ValueType, values: &[OwnedValue]) -> Result<OwnedValue, FormatErrorKind> {
         let mut array = OwnedValue::array_of(element, values.len());
         for value in values {
             if value.kind != element {
-                return Err(FormatErrorKind::Kind {
-                    wanted: element.name(),
+                return Err(FormatErrorKind::WrongType {
+                    expected: element.name(),
                     found: value.value().describe(),
                 });
             }
@@ -42,11 +42,11 @@ impl OwnedValue {
         let field = format_args!("array");
         match value::check(ValueType::Array, &mut Cursor::new(&array.bytes), 0, field) {
             Ok(()) => Ok(array),
-            Err(fault) => Err(fault.problem),
+            Err(error) => Err(error.kind),
         }
     }
 
-    /// What the file holds for this value.
+    /// The encoding of the value.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -58,13 +58,13 @@ impl OwnedValue {
     }
 }
 
-/// A string as a file holds it: its length, then its bytes.
+/// Appends the encoding of a string: its length, then its bytes.
 pub(crate) fn push_string(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&(text.len() as u64).to_ne_bytes());
     out.extend_from_slice(text.as_bytes());
 }
 
-/// One type of value at a time: the value itself, slices, arrays and vectors of it.
+/// Conversions from one type, and from slices, arrays and vectors of it.
 macro_rules! from {
     ($($kind:ident $type:ty: |$out:ident, $value:ident| $push:expr;)*) => {$(
         impl From<$type> for OwnedValue {

@@ -13,7 +13,7 @@ pub(crate) struct SplitName {
 }
 
 impl SplitName {
-    /// Reads a path; `None` if it does not have that form.
+    /// Parses a path; `None` if it does not have that form.
     pub(crate) fn of(path: &Path) -> Option<SplitName> {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_names_of_parts_and_nothing_else() {
+    fn only_names_of_split_files_are_parsed() {
         let name = SplitName::of(Path::new("/models/a-b-00002-of-00003.gguf")).unwrap();
         assert_eq!((name.number, name.count), (2, 3));
         assert_eq!(name.path_of(1), Path::new("/models/a-b-00001-of-00003.gguf"));

@@ -1,4 +1,4 @@
-//! What a model file holds, in a page.
+//! The summary of a model file.
 
 use std::{
     collections::BTreeMap,
@@ -9,74 +9,74 @@ use quadriga_graph::DType;
 
 use crate::{file::File, from_value::FromValue, known, value::Value};
 
-/// A model file in short: what it is, how large, and what it needs to run.
+/// A summary of a model file: architecture, size, tensor types, dimensions and tokenizer. It prints as a table.
 ///
-/// Fields that a file does not tell are `None`.
+/// Fields without a key in the file are `None`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// Version of the file format.
     pub version: u32,
-    /// How many files the model is in.
+    /// The number of files.
     pub parts: usize,
-    /// Bytes of all files together.
+    /// The total size of all files.
     pub file_bytes: u64,
-    /// How many keys the metadata has.
+    /// The number of metadata keys.
     pub keys: usize,
     /// The architecture: "llama".
     pub architecture: Option<String>,
     /// The model's name.
     pub name: Option<String>,
-    /// The size that its makers give it: "135M".
+    /// The size label of the authors: "135M".
     pub size_label: Option<String>,
     /// The licence.
     pub license: Option<String>,
-    /// What most tensors are quantized to, as its makers name it: "Q4_K_M".
+    /// The quantization scheme: "Q4_K_M".
     pub file_type: Option<String>,
-    /// How many tensors there are.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Elements of all tensors together.
+    /// The number of elements of all tensors.
     pub parameters: u64,
-    /// Bytes of all tensors together.
+    /// The size of all tensors in bytes.
     pub tensor_bytes: u64,
-    /// Tensors by type, those with the most bytes first.
+    /// Totals per tensor type, largest first.
     pub types: Vec<TypeTotal>,
-    /// The numbers that make the model's shape, as "blocks" = "30": only those that the file has.
+    /// The hyperparameters that the file has, such as ("blocks", "30").
     pub dimensions: Vec<(&'static str, String)>,
     /// The tokenizer, if the file has one.
     pub tokenizer: Option<TokenizerSummary>,
 }
 
-/// All tensors of one type.
+/// The totals of one tensor type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TypeTotal {
     /// The type.
     pub dtype: DType,
-    /// How many tensors have it.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Their elements.
+    /// The number of elements.
     pub parameters: u64,
-    /// Their bytes.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
-/// The tokenizer in short.
+/// A summary of the tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizerSummary {
-    /// The kind of tokenizer: "gpt2" for byte-pair encoding, "llama" for pieces with scores.
+    /// The tokenizer's algorithm: "gpt2" for byte-pair encoding, "llama" for SentencePiece.
     pub model: String,
-    /// The rule that splits text before byte-pair encoding.
+    /// The pre-tokenizer of byte-pair encoding.
     pub pre: Option<String>,
-    /// How many tokens there are.
+    /// The size of the vocabulary.
     pub tokens: usize,
-    /// How many merges there are.
+    /// The number of merges.
     pub merges: usize,
-    /// The tokens with a special role that the file names: "begin" = 1.
+    /// The ids of the special tokens that the file has, such as ("begin", 1).
     pub special: Vec<(&'static str, u64)>,
     /// Whether there is a chat template.
     pub chat_template: bool,
 }
 
-/// What the numbers under the architecture's name are called.
+/// Labels of the architecture's hyperparameters.
 const DIMENSIONS: &[(&str, &str)] = &[
     ("blocks", "block_count"),
     ("context", "context_length"),
@@ -98,7 +98,7 @@ const SPECIAL: &[(&str, &str)] = &[
     ("padding", "tokenizer.ggml.padding_token_id"),
 ];
 
-/// The values of `general.file_type` that makers of models use.
+/// The names of the values of `general.file_type`.
 const FILE_TYPES: &[(u32, &str)] = &[
     (0, "F32"),
     (1, "F16"),
@@ -136,7 +136,20 @@ const FILE_TYPES: &[(u32, &str)] = &[
 ];
 
 impl Summary {
-    /// Summarizes a file.
+    /// The summary of a file.
+    ///
+    /// ```
+    /// use quadriga_gguf::{File, Summary, Writer};
+    ///
+    /// let mut bytes = Vec::new();
+    /// let mut writer = Writer::new();
+    /// writer.set("general.architecture", "llama")?;
+    /// writer.write_to(&mut bytes)?;
+    /// let summary = Summary::of(&File::from_bytes(bytes)?);
+    /// assert_eq!(summary.architecture.as_deref(), Some("llama"));
+    /// println!("{summary}");
+    /// # Ok::<(), quadriga_gguf::Error>(())
+    /// ```
     pub fn of(file: &File) -> Summary {
         let text = |key| optional::<&str>(file, key).map(str::to_owned);
         let architecture = text(known::ARCHITECTURE);
@@ -164,7 +177,7 @@ impl Summary {
     }
 }
 
-/// The value of a key, where another type is as good as absent.
+/// The value of a key; `None` if it has another type.
 fn optional<'a, T: FromValue<'a>>(file: &'a File, key: &str) -> Option<T> {
     file.value(key).and_then(T::from_value)
 }
@@ -176,12 +189,12 @@ fn file_type(id: u32) -> String {
     }
 }
 
-/// A number, or the range of an array of numbers with one per block.
+/// A number, or the range of an array with one number per block.
 fn brief(value: Value<'_>) -> String {
     let Some(numbers) = Vec::<i64>::from_value(value) else { return value.to_string() };
     match (numbers.iter().min(), numbers.iter().max()) {
-        (Some(least), Some(most)) if least == most => least.to_string(),
-        (Some(least), Some(most)) => format!("{least} to {most}, by block"),
+        (Some(min), Some(max)) if min == max => min.to_string(),
+        (Some(min), Some(max)) => format!("{min} to {max}, by block"),
         _ => "none".to_owned(),
     }
 }
@@ -215,7 +228,7 @@ fn tokenizer(file: &File) -> Option<TokenizerSummary> {
     })
 }
 
-/// A number of things, shortened: 134515008 as "134.5 M".
+/// A count with a unit prefix: 134515008 as "134.5 M".
 fn short(count: u64) -> String {
     let count = count as f64;
     match [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")].iter().find(|(unit, _)| count >= *unit) {
@@ -224,7 +237,7 @@ fn short(count: u64) -> String {
     }
 }
 
-/// A number of bytes, shortened: 98765432 as "94.2 MiB".
+/// A size with a binary unit: 98765432 as "94.2 MiB".
 fn short_bytes(bytes: u64) -> String {
     let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| bytes >= *unit) {
@@ -238,14 +251,14 @@ impl fmt::Display for Summary {
         let files = if self.parts == 1 { String::new() } else { format!(" in {} files", self.parts) };
         line(f, "format", format!("GGUF version {}, {} keys", self.version, self.keys))?;
         line(f, "size", format!("{}{files}", short_bytes(self.file_bytes)))?;
-        let told = [
+        let texts = [
             ("architecture", &self.architecture),
             ("name", &self.name),
             ("size label", &self.size_label),
             ("license", &self.license),
             ("quantization", &self.file_type),
         ];
-        for (label, text) in told {
+        for (label, text) in texts {
             if let Some(text) = text {
                 line(f, label, text)?;
             }
@@ -274,7 +287,7 @@ impl fmt::Display for Summary {
 
 fn line(f: &mut fmt::Formatter<'_>, label: &str, text: impl fmt::Display) -> fmt::Result {
     write!(f, "{label:<16} ")?;
-    // A file's text goes to people's terminals: it may not move the cursor there, or worse.
+    // Text of the file goes to a terminal: control characters are escaped.
     for letter in text.to_string().chars() {
         match letter.is_control() {
             true => write!(f, "{}", letter.escape_default())?,

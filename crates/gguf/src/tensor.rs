@@ -6,9 +6,9 @@ use quadriga_graph::{DType, Data, Shape, Weight};
 
 use crate::parse::TensorRecord;
 
-/// A tensor in a [`File`](crate::File): its name, type and shape, and its bytes where they lie in the file map.
+/// A tensor of a [`File`](crate::File): its name, type, shape and bytes, which stay in the file map.
 ///
-/// It can be given to [`GraphBuilder::weight`](quadriga_graph::GraphBuilder::weight) as it is.
+/// [`GraphBuilder::weight`](quadriga_graph::GraphBuilder::weight) accepts it as a weight.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     name: &'a str,
@@ -32,12 +32,12 @@ impl<'a> Tensor<'a> {
         self.record.dtype
     }
 
-    /// The dimensions, outermost first: the other way round than in the file.
+    /// The dimensions, outermost first; the file lists the innermost first.
     pub fn shape(&self) -> Shape {
         self.record.shape
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn element_count(&self) -> u64 {
         self.record.shape.elements() as u64
     }
@@ -47,22 +47,22 @@ impl<'a> Tensor<'a> {
         self.data.bytes()
     }
 
-    /// How many bytes there are.
+    /// The size in bytes.
     pub fn byte_len(&self) -> usize {
         self.record.data.len()
     }
 
-    /// The bytes as a handle that keeps the file map alive on its own.
+    /// A handle on the bytes that keeps the file map alive.
     pub fn data(&self) -> Data {
         self.data.clone()
     }
 
-    /// Where the bytes start, counted from the start of their file.
+    /// The offset of the bytes in their file.
     pub fn offset(&self) -> usize {
         self.record.data.start
     }
 
-    /// Which file of a split model the tensor is in, counted from 0.
+    /// The part of a split model that holds the tensor, counted from 0.
     pub fn part(&self) -> usize {
         self.part
     }

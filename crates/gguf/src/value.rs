@@ -1,10 +1,10 @@
-//! Metadata values: their types, and values borrowed from the bytes of a file.
+//! Metadata values and their types, borrowed from the bytes of a file.
 
 use std::fmt;
 
 use crate::{
     cursor::Cursor,
-    error::{Fault, FormatErrorKind},
+    error::{FieldError, FormatErrorKind},
 };
 
 /// How deep arrays may be nested: an array of plain values has depth 1.
@@ -67,7 +67,7 @@ impl ValueType {
         }
     }
 
-    /// Bytes of one value, and whether every value takes exactly that many (strings and arrays may take more).
+    /// The minimum size of a value, and whether every value has that size (strings and arrays may be larger).
     const fn size(self) -> (u64, bool) {
         use ValueType::*;
         match self {
@@ -126,7 +126,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value as a whole number, if it is of an integer type.
+    /// The value if it is an integer.
     pub fn integer(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(value) => value.into(),
@@ -141,7 +141,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// The type and, for a number, the value: what an error message says was found.
+    /// The type and, for a number, the value, for error messages.
     pub(crate) fn describe(&self) -> String {
         match self {
             Value::String(text) => format!("string of {} bytes", text.len()),
@@ -150,9 +150,9 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Reads the value whose whole encoding is `bytes`, which [`check`] has passed.
+    /// Decodes a value from its encoding, which [`check`] has validated.
     ///
-    /// Bytes that another process changed under the map since then give zeros and empty strings.
+    /// Bytes that another process has modified since then decode to zeros and empty strings.
     pub(crate) fn decode(kind: ValueType, bytes: &'a [u8]) -> Value<'a> {
         match kind {
             ValueType::U8 => Value::U8(u8::from_ne_bytes(fixed(bytes))),
@@ -184,7 +184,7 @@ fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.first_chunk().copied().unwrap_or([0; N])
 }
 
-/// Numbers and strings as themselves, arrays as `[a, b, …]`, at most eight elements of each.
+/// Prints at most eight elements of an array: `[a, b, …]`.
 impl fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -205,7 +205,7 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// An array of metadata values of one type, borrowed from the file: as cheap to pass around as a slice.
+/// An array of metadata values of one type, borrowed from the file; as cheap to copy as a slice.
 #[derive(Clone, Copy)]
 pub struct Array<'a> {
     element: ValueType,
@@ -219,7 +219,7 @@ impl<'a> Array<'a> {
         self.element
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -229,12 +229,12 @@ impl<'a> Array<'a> {
         self.len == 0
     }
 
-    /// The elements as the file holds them.
+    /// The encoding of the elements.
     pub(crate) fn encoded(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The elements in order; nothing is copied.
+    /// Iterates over the elements without copying them.
     pub fn iter(&self) -> Values<'a> {
         Values { element: self.element, left: self.len, cursor: Cursor::new(self.bytes) }
     }
@@ -275,7 +275,7 @@ impl fmt::Display for Array<'_> {
     }
 }
 
-/// The elements of an [`Array`].
+/// Iterates over the elements of an [`Array`].
 #[derive(Clone, Debug)]
 pub struct Values<'a> {
     element: ValueType,
@@ -305,28 +305,32 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-/// Walks one encoded value: its bounds, the types in it, its truth values and its strings.
+/// Validates one encoded value: bounds, types, bools and strings.
 ///
-/// The time is linear in the bytes passed. `depth` is the number of arrays around the value.
+/// Takes time linear in its size. `depth` is the number of arrays around the value.
 pub(crate) fn check(
     kind: ValueType,
     cursor: &mut Cursor<'_>,
     depth: u32,
     field: fmt::Arguments<'_>,
-) -> Result<(), Fault> {
+) -> Result<(), FieldError> {
     match kind {
         ValueType::Bool => check_bools(1, cursor, field),
         ValueType::String => cursor.string(field).map(|_| ()),
         ValueType::Array => {
             if depth == MAX_DEPTH {
-                return Err(Fault::new(field, cursor.at(), FormatErrorKind::TooDeep { limit: MAX_DEPTH }));
+                return Err(FieldError::new(
+                    field,
+                    cursor.at(),
+                    FormatErrorKind::TooDeep { limit: MAX_DEPTH },
+                ));
             }
             let element = read_type(cursor, format_args!("element type in {field}"))?;
             let (size, exact) = element.size();
             let len = cursor.count(size, format_args!("array length in {field}"))?;
             match element {
                 ValueType::Bool => check_bools(len, cursor, field),
-                // `count` has made sure that the product neither wraps nor passes the end.
+                // `count` has checked that the product neither overflows nor exceeds the file.
                 _ if exact => cursor.take(len.saturating_mul(size), field).map(|_| ()),
                 _ => (0..len).try_for_each(|index| {
                     check(element, cursor, depth + 1, format_args!("element {index} of {field}"))
@@ -337,18 +341,19 @@ pub(crate) fn check(
     }
 }
 
-fn check_bools(len: u64, cursor: &mut Cursor<'_>, field: fmt::Arguments<'_>) -> Result<(), Fault> {
+fn check_bools(len: u64, cursor: &mut Cursor<'_>, field: fmt::Arguments<'_>) -> Result<(), FieldError> {
     let start = cursor.at();
     let bytes = cursor.take(len, field)?;
     match bytes.iter().enumerate().find(|(_, byte)| **byte > 1) {
-        Some((index, &found)) => Err(Fault::new(field, start + index, FormatErrorKind::Bool { found })),
+        Some((index, &found)) => Err(FieldError::new(field, start + index, FormatErrorKind::Bool { found })),
         None => Ok(()),
     }
 }
 
 /// Reads the id of a value type.
-pub(crate) fn read_type(cursor: &mut Cursor<'_>, field: fmt::Arguments<'_>) -> Result<ValueType, Fault> {
+pub(crate) fn read_type(cursor: &mut Cursor<'_>, field: fmt::Arguments<'_>) -> Result<ValueType, FieldError> {
     let start = cursor.at();
     let found = cursor.u32(field)?;
-    ValueType::from_id(found).ok_or_else(|| Fault::new(field, start, FormatErrorKind::ValueType { found }))
+    ValueType::from_id(found)
+        .ok_or_else(|| FieldError::new(field, start, FormatErrorKind::ValueType { found }))
 }

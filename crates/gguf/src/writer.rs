@@ -1,4 +1,4 @@
-//! Writing model files: tensor data is streamed, and a file appears under its name only when it is whole.
+//! The writer of model files: streams tensor data, and replaces the target only by a complete file.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,28 +19,45 @@ use crate::{
     value::Value,
 };
 
-/// What produces the bytes of one tensor.
-type Source<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
+/// Writes the bytes of one tensor.
+type TensorWriter<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
 
-/// A model file to be written: metadata and tensors in the order they are added.
+/// Writes a model file: metadata and tensors in the order they are added.
 ///
-/// Mistakes are found when they are made, so that [`Writer::write`] fails only for reasons outside: the disk, or a
-/// tensor's source. What it writes, [`File`](crate::File) reads.
+/// Invalid keys and tensors are errors when they are added, so [`Writer::write`] fails only if the disk or a tensor's
+/// source does. [`File`](crate::File) reads every file that a writer writes.
+///
+/// ```
+/// use quadriga_gguf::{File, Writer};
+/// use quadriga_graph::DType;
+///
+/// let mut bytes = Vec::new();
+/// let mut writer = Writer::new();
+/// writer.set("general.architecture", "llama")?.set("llama.block_count", 2u32)?;
+/// writer.tensor("output_norm.weight", DType::F32, [4], |out| {
+///     [1.0f32; 4].iter().try_for_each(|value| out.write_all(&value.to_ne_bytes()))
+/// })?;
+/// // `Writer::write` does the same to a file.
+/// writer.write_to(&mut bytes)?;
+/// assert_eq!(File::from_bytes(bytes)?.tensor("output_norm.weight")?.byte_len(), 16);
+/// # Ok::<(), quadriga_gguf::Error>(())
+/// ```
 #[derive(Default)]
 pub struct Writer<'a> {
     metadata: Vec<(String, OwnedValue)>,
-    tensors: Vec<Tensor<'a>>,
-    /// Where each key is in `metadata`.
+    tensors: Vec<PendingTensor<'a>>,
+    /// The index of each key in `metadata`.
     keys: HashMap<String, usize>,
     names: HashSet<String>,
 }
 
-struct Tensor<'a> {
+/// A tensor that has been added and not yet written.
+struct PendingTensor<'a> {
     name: String,
     dtype: DType,
     shape: Shape,
     bytes: usize,
-    source: Source<'a>,
+    source: TensorWriter<'a>,
 }
 
 impl<'a> Writer<'a> {
@@ -51,24 +68,23 @@ impl<'a> Writer<'a> {
 
     /// Adds a key with its value.
     ///
-    /// The key must be new, and a value of a key with a fixed meaning (`general.architecture`,
-    /// `tokenizer.ggml.tokens`) of the type that everybody expects. `general.alignment` sets the alignment, which is
-    /// 32 otherwise.
+    /// The key must be new. A key that the format defines (`general.architecture`, `tokenizer.ggml.tokens`) must have a
+    /// value of its defined type. `general.alignment` sets the alignment of tensor data [default: 32].
     pub fn set(&mut self, key: &str, value: impl Into<OwnedValue>) -> Result<&mut Self> {
         let value = value.into();
         check_name(key)
             .and_then(|()| known::check(key, &value.value(), self.architecture()))
-            .and_then(|()| if self.keys.contains_key(key) { Err(FormatErrorKind::Twice) } else { Ok(()) })
-            .map_err(|problem| unwritable("key", key, problem))?;
+            .and_then(|()| if self.keys.contains_key(key) { Err(FormatErrorKind::NameInUse) } else { Ok(()) })
+            .map_err(|kind| unwritable("key", key, kind))?;
         self.keys.insert(key.to_owned(), self.metadata.len());
         self.metadata.push((key.to_owned(), value));
         Ok(self)
     }
 
-    /// Adds a tensor whose bytes `source` will write when the file is written.
+    /// Adds a tensor whose bytes `source` writes when the file is written.
     ///
-    /// Dimensions are given outermost first; the file lists them the other way round. The source must write exactly
-    /// the bytes that type and dimensions call for; it may write them in pieces, and they are not kept.
+    /// Dimensions are given outermost first. The source must write exactly as many bytes as type and shape require, in
+    /// any number of calls; they are streamed to the file.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -79,15 +95,17 @@ impl<'a> Writer<'a> {
         let shape = shape.into();
         let bytes = check_name(name)
             .and_then(|()| check_shape(dtype, &shape))
-            .and_then(|bytes| if self.names.contains(name) { Err(FormatErrorKind::Twice) } else { Ok(bytes) })
-            .map_err(|problem| unwritable("tensor", name, problem))?;
+            .and_then(
+                |bytes| if self.names.contains(name) { Err(FormatErrorKind::NameInUse) } else { Ok(bytes) },
+            )
+            .map_err(|kind| unwritable("tensor", name, kind))?;
         self.names.insert(name.to_owned());
         let (name, source) = (name.to_owned(), Box::new(source));
-        self.tensors.push(Tensor { name, dtype, shape, bytes, source });
+        self.tensors.push(PendingTensor { name, dtype, shape, bytes, source });
         Ok(self)
     }
 
-    /// Adds a tensor whose bytes are at hand.
+    /// Adds a tensor with its bytes.
     pub fn tensor_bytes(
         &mut self,
         name: &str,
@@ -98,10 +116,10 @@ impl<'a> Writer<'a> {
         self.tensor(name, dtype, shape, move |out| out.write_all(bytes))
     }
 
-    /// Writes the file: to a temporary name beside `path`, synced, then renamed.
+    /// Writes the file atomically: to a temporary file in the same folder, which is synced, then renamed to `path`.
     ///
-    /// Whatever was at `path` stays whole until it is replaced by a whole file; on an error, and when a source
-    /// panics, the temporary file is removed.
+    /// A file at `path` stays intact until the complete new file replaces it. On an error, and when a source panics, the
+    /// temporary file is removed.
     pub fn write(self, path: impl AsRef<Path>) -> Result<()> {
         let file = AtomicFile::create(path.as_ref())?;
         let mut out = BufWriter::with_capacity(1 << 20, file.file());
@@ -110,7 +128,7 @@ impl<'a> Writer<'a> {
         file.publish()
     }
 
-    /// Writes the file's bytes to any stream.
+    /// Writes the file's bytes to a stream.
     pub fn write_to(self, out: &mut dyn Write) -> Result<()> {
         let alignment = self.alignment() as u64;
         let header = self.header(alignment)?;
@@ -123,18 +141,18 @@ impl<'a> Writer<'a> {
         for tensor in self.tensors {
             let name = tensor.name;
             let what = format!("the data of tensor {name:?}");
-            let wanted = tensor.bytes as u64;
-            let mut metered = Metered { out, left: wanted, exceeded: false };
-            let result = (tensor.source)(&mut metered);
-            let found = wanted - metered.left;
-            if metered.exceeded {
-                return Err(Error::DataLength { name, wanted, found: found.saturating_add(1) });
+            let expected = tensor.bytes as u64;
+            let mut bounded = BoundedWriter { out, left: expected, exceeded: false };
+            let result = (tensor.source)(&mut bounded);
+            let found = expected - bounded.left;
+            if bounded.exceeded {
+                return Err(Error::DataLength { name, expected, found: found.saturating_add(1) });
             }
             result.map_err(failed(what.clone()))?;
-            if found != wanted {
-                return Err(Error::DataLength { name, wanted, found });
+            if found != expected {
+                return Err(Error::DataLength { name, expected, found });
             }
-            out.write_all(&padding(wanted)).map_err(failed(what))?;
+            out.write_all(&padding(expected)).map_err(failed(what))?;
         }
         out.flush().map_err(failed("the file".to_owned()))
     }
@@ -151,7 +169,7 @@ impl<'a> Writer<'a> {
         self.value(known::ALIGNMENT).and_then(FromValue::from_value).unwrap_or(known::DEFAULT_ALIGNMENT)
     }
 
-    /// Everything before the padding that precedes the data.
+    /// Magic, version, counts, metadata and tensor records.
     fn header(&self, alignment: u64) -> Result<Vec<u8>> {
         let mut out = b"GGUF".to_vec();
         out.extend_from_slice(&3u32.to_ne_bytes());
@@ -159,9 +177,8 @@ impl<'a> Writer<'a> {
         out.extend_from_slice(&(self.metadata.len() as u64).to_ne_bytes());
         let architecture = self.architecture();
         for (key, value) in &self.metadata {
-            // Once more, for keys that were set before the architecture that gives them their meaning.
-            known::check(key, &value.value(), architecture)
-                .map_err(|problem| unwritable("key", key, problem))?;
+            // Checked again: the architecture, which defines some keys, may have been set after them.
+            known::check(key, &value.value(), architecture).map_err(|kind| unwritable("key", key, kind))?;
             push_string(&mut out, key);
             out.extend_from_slice(&value.kind().id().to_ne_bytes());
             out.extend_from_slice(value.bytes());
@@ -184,13 +201,13 @@ impl<'a> Writer<'a> {
     }
 }
 
-fn unwritable(what: &str, name: &str, problem: FormatErrorKind) -> Error {
-    Error::Unwritable { field: format!("{what} {name:?}"), problem }
+fn unwritable(what: &str, name: &str, kind: FormatErrorKind) -> Error {
+    Error::Unwritable { field: format!("{what} {name:?}"), kind }
 }
 
 fn check_shape(dtype: DType, shape: &Shape) -> Result<usize, FormatErrorKind> {
     if shape.rank() == 0 {
-        return Err(FormatErrorKind::DimensionCount { found: 0, most: MAX_DIMS as u64 });
+        return Err(FormatErrorKind::DimensionCount { found: 0, max: MAX_DIMS as u64 });
     }
     if shape.dims().contains(&0) {
         return Err(FormatErrorKind::Dimension { found: 0 });
@@ -198,14 +215,14 @@ fn check_shape(dtype: DType, shape: &Shape) -> Result<usize, FormatErrorKind> {
     byte_len(dtype, shape)
 }
 
-/// Passes on the bytes of one tensor, and not one more.
-struct Metered<'w> {
+/// Forwards at most the bytes of one tensor.
+struct BoundedWriter<'w> {
     out: &'w mut dyn Write,
     left: u64,
     exceeded: bool,
 }
 
-impl Write for Metered<'_> {
+impl Write for BoundedWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
         if len < bytes.len() && len == 0 {

@@ -1,4 +1,4 @@
-//! The fuzz target's seed corpus: made here, and every seed of it read.
+//! The seed corpus of the fuzz target: generated here, and every seed is read.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
@@ -29,7 +29,7 @@ fn part(number: u16) -> Vec<u8> {
     })
 }
 
-/// Seeds, each with something that the others lack.
+/// The seeds; each has a feature that the others lack.
 fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut version_2 = small_file();
     version_2[4..8].copy_from_slice(&2u32.to_ne_bytes());
@@ -75,7 +75,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// `cargo test -p quadriga-gguf --test corpus -- --ignored` writes the corpus anew.
+/// `cargo test -p quadriga-gguf --test corpus -- --ignored` regenerates the corpus.
 #[test]
 #[ignore = "writes into the source tree"]
 fn make_the_seed_corpus() {
@@ -86,7 +86,7 @@ fn make_the_seed_corpus() {
 }
 
 #[test]
-fn every_seed_is_read_and_stands_every_question() {
+fn every_seed_is_read_and_every_accessor_works() {
     for (name, bytes) in seeds() {
         assert!(bytes.len() <= 4096, "{name} is {} bytes", bytes.len());
         assert_eq!(fs::read(folder().join(name)).ok().as_ref(), Some(&bytes), "{name} is out of date");

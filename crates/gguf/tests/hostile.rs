@@ -1,10 +1,10 @@
-//! Hostile and broken files: each is an error that names the field and its offset.
+//! Invalid and hostile files: each is an error that names the field and its offset.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
 
 use quadriga_conformance::Rng;
-use quadriga_gguf::{Error, Fault, File};
+use quadriga_gguf::{Error, FieldError, File};
 use support::{Raw, small_file, walk};
 
 /// Types of values, by their ids in a file.
@@ -24,10 +24,10 @@ const T_Q8_0: u32 = 8;
 const T_Q4_K: u32 = 12;
 const T_F64: u32 = 28;
 
-/// A hostile file: a name for people, the file with the place of its fault marked, the field and the problem.
-type Case = (&'static str, Raw, &'static str, &'static str);
+/// A hostile file: a description, the file with the position of the invalid field marked, the field and the message.
+type HostileCase = (&'static str, Raw, &'static str, &'static str);
 
-fn header_cases() -> Vec<Case> {
+fn header_cases() -> Vec<HostileCase> {
     let raw = Raw::default;
     vec![
         ("empty file", raw(), "magic", "4 bytes are needed, 0 are left"),
@@ -107,7 +107,7 @@ fn header_cases() -> Vec<Case> {
     ]
 }
 
-fn key_cases() -> Vec<Case> {
+fn key_cases() -> Vec<HostileCase> {
     let one = || Raw::file(0, 1);
     let long = "k".repeat(65_536);
     vec![
@@ -176,7 +176,7 @@ fn key_cases() -> Vec<Case> {
     ]
 }
 
-fn value_cases() -> Vec<Case> {
+fn value_cases() -> Vec<HostileCase> {
     let value = |kind| Raw::file(0, 1).key("some.key", kind).here();
     let array = |element| Raw::file(0, 1).key("some.key", ARRAY).u32(element).here();
     let field = "value of key \"some.key\"";
@@ -186,7 +186,7 @@ fn value_cases() -> Vec<Case> {
         (0..depth).fold(raw, |raw, _| raw.u32(ARRAY).u64(1))
     };
     let mut cases = vec![
-        ("truth value 2", value(BOOL).put(&[2]), field, "0 or 1, not 2"),
+        ("bool of 2", value(BOOL).put(&[2]), field, "0 or 1, not 2"),
         ("string length of all ones", value(STRING).u64(u64::MAX), field, "ends too early"),
         ("string longer than the file", value(STRING).u64(9).put(&[b'a'; 8]), field, "9 bytes are needed"),
         ("string not UTF-8", value(STRING).text(b"\xc0\x80"), field, "not valid UTF-8"),
@@ -198,7 +198,7 @@ fn value_cases() -> Vec<Case> {
         ("array one element short", array(U32).u64(3).put(&[0; 11]), length, "3 items of at least 4 bytes"),
         ("strings more than fit", array(STRING).u64(3).put(&[0; 23]), length, "3 items of at least 8 bytes"),
         ("arrays more than fit", array(ARRAY).u64(1 << 40).put(&[0; 24]), length, "do not fit"),
-        ("truth values with a 7", array(BOOL).u64(3).put(&[0, 1]).here().put(&[7]), field, "0 or 1, not 7"),
+        ("bools with a 7", array(BOOL).u64(3).put(&[0, 1]).here().put(&[7]), field, "0 or 1, not 7"),
         (
             "strings with one past the end",
             array(STRING).u64(2).text("ok").here().u64(1 << 62).put(&[0; 8]),
@@ -253,7 +253,7 @@ fn value_cases() -> Vec<Case> {
     cases
 }
 
-fn known_key_cases() -> Vec<Case> {
+fn known_key_cases() -> Vec<HostileCase> {
     let value = |key, kind| Raw::file(0, 1).key(key, kind).here();
     let alignment = |alignment| value("general.alignment", U32).u32(alignment);
     let align = "value of key \"general.alignment\"";
@@ -354,11 +354,16 @@ fn known_key_cases() -> Vec<Case> {
         ("head count as strings", own("llama.attention.head_count", ARRAY), "head_count", "an integer or"),
         ("rope base as string", own("llama.rope.freq_base", STRING), "rope.freq_base", "a number"),
         ("split count as string", value("split.count", STRING).text("2"), "split.count", "an integer"),
-        ("negative split count", value("split.count", I32).u32(u32::MAX), "split.count", "an integer from 0"),
+        (
+            "negative split count",
+            value("split.count", I32).u32(u32::MAX),
+            "split.count",
+            "a non-negative integer",
+        ),
     ]
 }
 
-fn tensor_cases() -> Vec<Case> {
+fn tensor_cases() -> Vec<HostileCase> {
     let one = || Raw::file(1, 0);
     let name = |raw: Raw| raw.put(&[0; 64]);
     let dims = |count: u32| one().text("t").here().u32(count).put(&[1; 64]);
@@ -482,34 +487,34 @@ fn tensor_cases() -> Vec<Case> {
     ]
 }
 
-fn fault_of(bytes: Vec<u8>) -> Result<Fault, String> {
+fn error_of(bytes: Vec<u8>) -> Result<FieldError, String> {
     match File::from_bytes(bytes) {
         Ok(_) => Err("the file was read".to_owned()),
-        Err(Error::Format { path: None, fault }) => Ok(fault),
-        Err(error) => Err(format!("another kind of error: {error}")),
+        Err(Error::Format { path: None, error }) => Ok(error),
+        Err(other) => Err(format!("another kind of error: {other}")),
     }
 }
 
 #[test]
 fn every_hostile_file_is_an_error_that_names_its_field_and_offset() {
     let groups = [header_cases(), key_cases(), value_cases(), known_key_cases(), tensor_cases()];
-    let cases: Vec<Case> = groups.into_iter().flatten().collect();
+    let cases: Vec<HostileCase> = groups.into_iter().flatten().collect();
     let names: std::collections::HashSet<_> = cases.iter().map(|case| case.0).collect();
     assert_eq!(names.len(), cases.len(), "case names are unique");
     assert!(cases.len() >= 100, "{} cases", cases.len());
     let mut wrong = Vec::new();
     for (name, raw, field, problem) in cases {
-        // A mark of 0 on a case in the body stands for "any offset inside the file".
+        // A mark of 0 stands for any offset inside the file.
         let len = raw.bytes.len() as u64;
-        match fault_of(raw.bytes) {
+        match error_of(raw.bytes) {
             Err(outcome) => wrong.push(format!("{name}: {outcome}")),
-            Ok(fault) => {
-                let message = fault.to_string();
-                let place = raw.mark == 0 || fault.offset == raw.mark as u64;
-                if !fault.field.contains(field) || !message.contains(problem) || !place || fault.offset > len
+            Ok(error) => {
+                let message = error.to_string();
+                let place = raw.mark == 0 || error.offset == raw.mark as u64;
+                if !error.field.contains(field) || !message.contains(problem) || !place || error.offset > len
                 {
                     wrong.push(format!(
-                        "{name}: wanted {field:?} at {} with {problem:?}, got {message}",
+                        "{name}: expected {field:?} at {} with {problem:?}, got {message}",
                         raw.mark
                     ));
                 }
@@ -520,18 +525,18 @@ fn every_hostile_file_is_an_error_that_names_its_field_and_offset() {
 }
 
 #[test]
-fn a_file_cut_at_any_byte_is_an_error_inside_it() {
+fn a_file_truncated_anywhere_is_an_error_at_an_offset_inside_it() {
     let whole = small_file();
     walk::walk(&File::from_bytes(whole.clone()).unwrap());
     for len in 0..whole.len() {
-        let fault =
-            fault_of(whole[..len].to_vec()).unwrap_or_else(|outcome| panic!("{len} bytes: {outcome}"));
-        assert!(fault.offset <= len as u64, "{len} bytes: {fault}");
+        let error =
+            error_of(whole[..len].to_vec()).unwrap_or_else(|outcome| panic!("{len} bytes: {outcome}"));
+        assert!(error.offset <= len as u64, "{len} bytes: {error}");
     }
 }
 
 #[test]
-fn a_file_with_any_one_bit_flipped_is_an_error_or_sound() {
+fn a_file_with_one_flipped_bit_is_an_error_or_valid() {
     let whole = small_file();
     let mut read = 0;
     for bit in 0..whole.len() * 8 {
@@ -543,12 +548,12 @@ fn a_file_with_any_one_bit_flipped_is_an_error_or_sound() {
             read += 1;
         }
     }
-    // Most flips are in names, plain values and data, which nothing can tell from other names, values and data.
+    // Most flips are in names, plain values and data, where any content is valid.
     assert!(read > whole.len(), "{read} of {} flips still read", whole.len() * 8);
 }
 
 #[test]
-fn files_with_random_damage_are_errors_or_sound() {
+fn files_with_random_damage_are_errors_or_valid() {
     let seed = 0x6767_7566;
     println!("seed {seed:#x}");
     let mut rng = Rng::new(seed);

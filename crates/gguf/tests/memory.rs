@@ -1,4 +1,4 @@
-//! Memory in use: hostile counts and lengths never cost more than the file warrants, and writing is streamed.
+//! Memory use: hostile counts and lengths allocate no more than the file's size justifies, and writing is streamed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
@@ -16,7 +16,7 @@ use quadriga_gguf::{File, Writer};
 use quadriga_graph::DType;
 use support::{Raw, small_file};
 
-/// The system's allocator, with the bytes in use and the most ever in use counted.
+/// The system's allocator, counting current and peak bytes in use.
 struct Counting;
 
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -40,10 +40,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time: another one beside it would allocate too.
+/// Serializes the tests: a concurrent one would allocate, too.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The most bytes that `work` had allocated at one time, beyond what was in use before.
+/// The peak of bytes that `work` allocates.
 fn peak_of(work: impl FnOnce()) -> usize {
     PEAK.store(USED.load(Relaxed), Relaxed);
     let before = USED.load(Relaxed);
@@ -51,7 +51,7 @@ fn peak_of(work: impl FnOnce()) -> usize {
     PEAK.load(Relaxed) - before
 }
 
-/// The most bytes allocated at one time while `bytes` were read, beyond `bytes` themselves.
+/// The peak of bytes allocated to read a file, beyond the file itself.
 fn peak_of_reading(bytes: Vec<u8>) -> usize {
     peak_of(|| drop(File::from_bytes(bytes)))
 }
@@ -98,7 +98,7 @@ fn reading_takes_memory_in_proportion_to_the_file() {
     let peak = peak_of_reading(small_file());
     assert!(peak < 16 << 10, "a small file took {peak} bytes");
 
-    // A vocabulary costs nothing beyond the bytes it has in the file.
+    // A vocabulary allocates nothing.
     let tokens = (0..150_000)
         .fold(Raw::file(0, 1).key("tokenizer.ggml.tokens", 9).u32(8).u64(150_000), |raw, id| {
             raw.text(format!("token {id}"))

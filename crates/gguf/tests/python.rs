@@ -1,4 +1,4 @@
-//! The Python package gguf reads what we write, and we read what it writes.
+//! Interoperability with the Python package gguf: each side reads the files of the other.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
@@ -13,7 +13,7 @@ use quadriga_gguf::{Error, File, FormatErrorKind, Value, Writer};
 use quadriga_graph::{DType, Shape};
 use support::walk;
 
-/// A python with the package installed; made on first use.
+/// A Python with the package installed; set up on first use.
 fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {
@@ -54,7 +54,7 @@ fn tokens() -> Vec<String> {
 }
 
 #[test]
-fn python_reads_what_we_write() {
+fn python_reads_our_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ours.gguf");
     let mut writer = Writer::new();
@@ -108,7 +108,7 @@ fn check(file: &File) {
 }
 
 #[test]
-fn we_read_what_python_writes() {
+fn we_read_files_of_python() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("theirs.gguf");
     run("make", &path);
@@ -116,7 +116,7 @@ fn we_read_what_python_writes() {
 }
 
 #[test]
-fn we_read_what_python_splits() {
+fn we_read_split_files_of_python() {
     let folder = tempfile::tempdir().unwrap();
     run("split", &folder.path().join("theirs.gguf"));
     for number in 1..=3 {
@@ -127,12 +127,12 @@ fn we_read_what_python_splits() {
 }
 
 #[test]
-fn a_file_python_writes_in_the_other_byte_order_is_a_clear_error() {
+fn a_file_in_the_other_byte_order_is_a_clear_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("theirs.gguf");
     run("foreign", &path);
     match File::open(&path) {
-        Err(Error::Format { fault, .. }) => assert_eq!(fault.problem, FormatErrorKind::ForeignByteOrder),
+        Err(Error::Format { error, .. }) => assert_eq!(error.kind, FormatErrorKind::ForeignByteOrder),
         other => panic!("{other:?}"),
     }
 }

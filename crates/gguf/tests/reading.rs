@@ -1,4 +1,4 @@
-//! What a user gets from an open file: values by type, tensors in place, all parts of a split model.
+//! Reading files: values by type, tensors in place, all parts of a split model.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
@@ -10,7 +10,7 @@ use quadriga_graph::{DType, Weight};
 use support::{Raw, small_file, walk};
 
 #[test]
-fn values_of_every_type_are_read_as_what_they_are() {
+fn values_of_every_type_are_read() {
     let file = File::from_bytes(small_file()).unwrap();
     assert_eq!(file.value("u8"), Some(Value::U8(200)));
     assert_eq!(file.value("i8"), Some(Value::I8(-56)));
@@ -32,7 +32,7 @@ fn values_of_every_type_are_read_as_what_they_are() {
 }
 
 #[test]
-fn numbers_are_given_in_any_type_they_fit_in() {
+fn numbers_convert_to_any_type_they_fit_in() {
     let file = File::from_bytes(small_file()).unwrap();
     assert_eq!(file.get::<usize>("llama.block_count").unwrap(), 2);
     assert_eq!(file.get::<u8>("llama.block_count").unwrap(), 2);
@@ -43,7 +43,7 @@ fn numbers_are_given_in_any_type_they_fit_in() {
 }
 
 #[test]
-fn errors_name_the_key_what_was_wanted_and_what_was_found() {
+fn errors_name_key_expected_type_and_found_type() {
     let file = File::from_bytes(small_file()).unwrap();
     let message = |result: Result<u32, Error>| result.unwrap_err().to_string();
     assert_eq!(message(file.get("absent")), "the file has no key \"absent\"");
@@ -109,7 +109,7 @@ fn tensors_may_lie_in_any_order_with_gaps_between_them() {
 }
 
 #[test]
-fn what_is_not_a_model_file_is_an_error_with_its_path() {
+fn a_path_that_is_no_model_file_is_an_error_with_the_path() {
     let folder = tempfile::tempdir().unwrap();
     let absent = folder.path().join("absent.gguf");
     assert!(matches!(File::open(&absent), Err(Error::Io { action: "open", path, .. }) if path == absent));
@@ -162,7 +162,7 @@ fn opening_any_part_of_a_split_model_opens_all_of_it() {
 }
 
 #[test]
-fn a_split_model_that_is_not_whole_is_an_error() {
+fn an_incomplete_split_model_is_an_error() {
     let open = |change: &dyn Fn(&Path)| {
         let folder = tempfile::tempdir().unwrap();
         write_split(folder.path(), 2);
@@ -177,23 +177,23 @@ fn a_split_model_that_is_not_whole_is_an_error() {
             write_part(&part_path(folder, 2, 2), &keys, tensor);
         })
     };
-    let problem = |error: Error| match error {
-        Error::Format { path: Some(path), fault } => (path.file_name().unwrap().to_owned(), fault.problem),
-        error => panic!("{error}"),
+    let kind = |error: Error| match error {
+        Error::Format { path: Some(path), error } => (path.file_name().unwrap().to_owned(), error.kind),
+        other => panic!("{other}"),
     };
     let absent = open(&|folder| std::fs::remove_file(part_path(folder, 2, 2)).unwrap());
     assert!(absent.to_string().contains("model-00002-of-00002.gguf"), "{absent}");
     let name = "model-00002-of-00002.gguf".into();
     assert_eq!(
-        problem(second([0, 2, 2], "t001")),
-        (name, FormatErrorKind::SplitNumber { found: 0, wanted: 1 })
+        kind(second([0, 2, 2], "t001")),
+        (name, FormatErrorKind::SplitNumber { found: 0, expected: 1 })
     );
-    assert_eq!(problem(second([1, 3, 2], "t001")).1, FormatErrorKind::SplitCount { found: 3, wanted: 2 });
-    assert_eq!(problem(second([1, 2, 5], "t001")).1, FormatErrorKind::SplitTensors { found: 2, wanted: 5 });
-    assert_eq!(problem(second([-1, 2, 2], "t001")).1, FormatErrorKind::SplitKey);
-    assert_eq!(problem(second([1, -1, 2], "t001")).1, FormatErrorKind::SplitKey);
-    assert_eq!(problem(second([1, 2, -1], "t001")).1, FormatErrorKind::SplitKey);
-    assert!(matches!(problem(second([1, 2, 2], "t000")).1, FormatErrorKind::Duplicate { .. }));
+    assert_eq!(kind(second([1, 3, 2], "t001")).1, FormatErrorKind::SplitCount { found: 3, expected: 2 });
+    assert_eq!(kind(second([1, 2, 5], "t001")).1, FormatErrorKind::SplitTensors { found: 2, expected: 5 });
+    assert_eq!(kind(second([-1, 2, 2], "t001")).1, FormatErrorKind::SplitKey);
+    assert_eq!(kind(second([1, -1, 2], "t001")).1, FormatErrorKind::SplitKey);
+    assert_eq!(kind(second([1, 2, -1], "t001")).1, FormatErrorKind::SplitKey);
+    assert!(matches!(kind(second([1, 2, 2], "t000")).1, FormatErrorKind::Duplicate { .. }));
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn a_part_under_another_name_says_how_to_name_it() {
 }
 
 #[test]
-fn a_joined_model_that_still_says_it_was_split_is_one_file() {
+fn a_merged_model_with_leftover_split_keys_is_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("joined.gguf");
     write_part(&path, &[("split.no", 0), ("split.count", 0), ("split.tensors.count", 9)], "t000");
@@ -217,7 +217,7 @@ fn a_joined_model_that_still_says_it_was_split_is_one_file() {
 }
 
 #[test]
-fn a_summary_tells_what_is_in_the_file() {
+fn a_summary_has_the_facts_of_the_file() {
     let mut bytes = Vec::new();
     let mut writer = Writer::new();
     writer.set("general.architecture", "llama").unwrap().set("general.name", "Tiny\u{1b}[2J").unwrap();

@@ -1,4 +1,4 @@
-//! What a user gets from the writer: whole files or none, streamed, and read back the same.
+//! Writing files: complete or not at all, streamed, and read back unchanged.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
@@ -15,7 +15,7 @@ fn names_in(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_files_are_read_back_unchanged() {
     walk::rewrite(&File::from_bytes(small_file()).unwrap());
     let seed = 0x7772_6974;
     println!("seed {seed:#x}");
@@ -56,7 +56,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn a_file_appears_under_its_name_only_when_it_is_whole() {
+fn a_file_replaces_its_target_only_when_it_is_complete() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     fs::write(&path, b"before").unwrap();
@@ -88,14 +88,14 @@ fn a_written_file_has_the_permissions_of_an_ordinary_new_file() {
 
 #[test]
 fn a_source_that_fails_leaves_nothing_behind() {
-    type Source = fn(&mut dyn io::Write) -> io::Result<()>;
-    let sources: [(Source, &str); 4] = [
+    type WriteFn = fn(&mut dyn io::Write) -> io::Result<()>;
+    let sources: [(WriteFn, &str); 4] = [
         (|_| Err(io::Error::other("no more")), "could not be produced or written: no more"),
-        (|out| out.write_all(b"abc"), "should be 4 bytes, but its source gave 3"),
-        (|out| out.write_all(b"abcde"), "should be 4 bytes, but its source gave 5"),
+        (|out| out.write_all(b"abc"), "should be 4 bytes, but its source wrote 3"),
+        (|out| out.write_all(b"abcde"), "should be 4 bytes, but its source wrote 5"),
         (
             |out| {
-                // Even a source that ignores the refusal cannot make a file of the wrong length.
+                // A source that ignores the error cannot make a file of the wrong length either.
                 let _ = out.write_all(b"abcdefgh");
                 Ok(())
             },
@@ -120,7 +120,7 @@ fn a_source_that_panics_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let mut writer = Writer::new();
-    writer.tensor("t", DType::I8, [4], |_| panic!("the source's own fault")).unwrap();
+    writer.tensor("t", DType::I8, [4], |_| panic!("a panic in the source")).unwrap();
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| writer.write(&path)));
     assert!(result.is_err());
     assert!(names_in(folder.path()).is_empty());
@@ -140,25 +140,25 @@ fn a_folder_that_cannot_be_written_is_an_error_with_its_path() {
 }
 
 #[test]
-fn mistakes_are_found_when_they_are_made() {
-    fn problem<T>(result: Result<T, Error>) -> FormatErrorKind {
+fn invalid_keys_and_tensors_are_errors_when_added() {
+    fn kind<T>(result: Result<T, Error>) -> FormatErrorKind {
         match result {
-            Err(Error::Unwritable { problem, .. }) => problem,
+            Err(Error::Unwritable { kind, .. }) => kind,
             Err(error) => panic!("{error}"),
-            Ok(_) => panic!("no mistake was found"),
+            Ok(_) => panic!("no error"),
         }
     }
     let mut writer = Writer::new();
-    assert_eq!(problem(writer.set("", 1u8)), FormatErrorKind::EmptyName);
+    assert_eq!(kind(writer.set("", 1u8)), FormatErrorKind::EmptyName);
     writer.set("a", 1u8).unwrap();
-    assert_eq!(problem(writer.set("a", 2u8)), FormatErrorKind::Twice);
-    assert!(matches!(problem(writer.set("general.name", 1u8)), FormatErrorKind::Kind { .. }));
+    assert_eq!(kind(writer.set("a", 2u8)), FormatErrorKind::NameInUse);
+    assert!(matches!(kind(writer.set("general.name", 1u8)), FormatErrorKind::WrongType { .. }));
     assert!(matches!(
-        problem(writer.set("general.alignment", 31u32)),
+        kind(writer.set("general.alignment", 31u32)),
         FormatErrorKind::Alignment { found: 31, .. }
     ));
     let mut tensor = |name: &str, dtype, dims: &[usize]| {
-        problem(writer.tensor_bytes(name, dtype, Shape::new(dims).unwrap(), &[]))
+        kind(writer.tensor_bytes(name, dtype, Shape::new(dims).unwrap(), &[]))
     };
     assert_eq!(tensor("", DType::F32, &[1]), FormatErrorKind::EmptyName);
     assert!(matches!(tensor("t", DType::F32, &[]), FormatErrorKind::DimensionCount { found: 0, .. }));
@@ -166,16 +166,16 @@ fn mistakes_are_found_when_they_are_made() {
     assert!(matches!(tensor("t", DType::Q4_0, &[33]), FormatErrorKind::PartialBlock { len: 33, .. }));
     assert_eq!(tensor("t", DType::F32, &[usize::MAX, 2]), FormatErrorKind::TooLarge);
     writer.tensor_bytes("t", DType::I8, [1], &[1]).unwrap();
-    assert_eq!(problem(writer.tensor_bytes("t", DType::I8, [1], &[1])), FormatErrorKind::Twice);
+    assert_eq!(kind(writer.tensor_bytes("t", DType::I8, [1], &[1])), FormatErrorKind::NameInUse);
 
-    // Only the architecture, which may come last, gives this key its meaning.
+    // Only the architecture, which may be set last, defines this key.
     let mut writer = Writer::new();
     writer.set("llama.block_count", "two").unwrap().set("general.architecture", "llama").unwrap();
-    assert!(matches!(problem(writer.write_to(&mut Vec::new())), FormatErrorKind::Kind { .. }));
+    assert!(matches!(kind(writer.write_to(&mut Vec::new())), FormatErrorKind::WrongType { .. }));
 }
 
 #[test]
-fn arrays_of_arrays_can_be_written_as_deep_as_they_are_read() {
+fn nested_arrays_can_be_written_as_deep_as_they_are_read() {
     let mut value = OwnedValue::from([1u8, 2]);
     for _ in 0..3 {
         value = OwnedValue::array(ValueType::Array, &[value.clone(), value]).unwrap();
@@ -184,7 +184,10 @@ fn arrays_of_arrays_can_be_written_as_deep_as_they_are_read() {
         OwnedValue::array(ValueType::Array, &[value.clone()]),
         Err(FormatErrorKind::TooDeep { .. })
     ));
-    assert!(matches!(OwnedValue::array(ValueType::U8, &[1u16.into()]), Err(FormatErrorKind::Kind { .. })));
+    assert!(matches!(
+        OwnedValue::array(ValueType::U8, &[1u16.into()]),
+        Err(FormatErrorKind::WrongType { .. })
+    ));
     let mut writer = Writer::new();
     writer.set("deep", value.clone()).unwrap();
     let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
-"""One side of the exchange with the Python package gguf: `interop.py make|check|split|foreign PATH`.
+"""Makes and checks files with the Python package gguf: `interop.py make|check|split|foreign PATH`.
 
-Both sides know the same contents: this file and tests/python.rs.
+The contents are the same as in tests/python.rs.
 """
 
 import sys

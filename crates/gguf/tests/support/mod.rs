@@ -1,9 +1,9 @@
-//! Files made byte by byte, and a walk over everything a file can be asked.
+//! Files made byte by byte, and a walk over every accessor of a file.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod walk;
 
-/// The bytes of a file under construction, and the place where a reader should find fault.
+/// The bytes of a file under construction, and the offset of its invalid field.
 #[derive(Clone, Default)]
 pub(crate) struct Raw {
     pub(crate) bytes: Vec<u8>,
@@ -33,7 +33,7 @@ impl Raw {
         self.u64(text.as_ref().len() as u64).put(text.as_ref())
     }
 
-    /// The fault is in the field that starts here.
+    /// Marks the invalid field, which starts here.
     pub(crate) fn here(mut self) -> Raw {
         self.mark = self.bytes.len();
         self

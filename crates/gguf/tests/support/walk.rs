@@ -1,8 +1,8 @@
-//! Asks a file everything it can be asked: what a reader of hostile files must survive.
+//! Calls every accessor of a file: none may panic, whatever the file contains.
 
 use quadriga_gguf::{Array, File, OwnedValue, Summary, Value, Writer};
 
-/// Walks every accessor, and checks what must hold of every file that opens.
+/// Calls every accessor, and checks the invariants of every file that opens.
 pub(crate) fn walk(file: &File) {
     for (key, value) in file.metadata() {
         assert_eq!(file.value(key).map(|value| value.kind()), Some(value.kind()));
@@ -12,7 +12,7 @@ pub(crate) fn walk(file: &File) {
         let _ = (file.find::<Vec<f32>>(key), file.find::<Vec<i32>>(key));
         let _ = format!("{value} {value:?}");
     }
-    // Names of no length are refused, so these can be in no file, whatever a fuzzer thinks of.
+    // Empty names are invalid, so no file has one.
     assert!(file.value("").is_none());
     let mut ends = Vec::new();
     for tensor in file.tensors() {
@@ -38,24 +38,24 @@ fn walk_value(value: Value<'_>) {
         assert_eq!(array.iter().count(), array.len());
         array.iter().for_each(walk_value);
     }
-    // Compared by their bytes, which also are those of values that are not a number.
+    // Compared as bytes, so that NaN equals itself.
     assert_eq!(OwnedValue::from(OwnedValue::from(value).value()), OwnedValue::from(value));
 }
 
-/// Writes a file anew and reads it back: metadata and tensors must be the same.
+/// Rewrites a file and reads it back: metadata and tensors must be the same.
 pub(crate) fn rewrite(file: &File) {
     let mut writer = Writer::new();
     for (key, value) in file.metadata() {
-        writer.set(key, value).expect("what was read can be written");
+        writer.set(key, value).expect("a valid key or tensor");
     }
     for tensor in file.tensors() {
         writer
             .tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes())
-            .expect("what was read can be written");
+            .expect("a valid key or tensor");
     }
     let mut bytes = Vec::new();
-    writer.write_to(&mut bytes).expect("memory takes everything");
-    let again = File::from_bytes(bytes).expect("what was written is read");
+    writer.write_to(&mut bytes).expect("writing to memory");
+    let again = File::from_bytes(bytes).expect("a valid file");
     let owned = |file: &File| -> Vec<_> {
         file.metadata().map(|(key, value)| (key.to_owned(), OwnedValue::from(value))).collect()
     };
