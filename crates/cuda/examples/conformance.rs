@@ -3,12 +3,11 @@
 use std::process::ExitCode;
 
 use quadriga_conformance::{BackendTarget, Suite, run_cases};
-use quadriga_cuda::CudaBackend;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1).map(|a| a.parse::<usize>().unwrap_or(0));
     let ordinal = arguments.next().unwrap_or(0) as u32;
-    let backend = match CudaBackend::new(ordinal) {
+    let backend = match quadriga_cuda::Backend::new(ordinal) {
         Ok(backend) => backend,
         Err(error) => {
             eprintln!("no device to check: {error}");

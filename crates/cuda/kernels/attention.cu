@@ -1,26 +1,25 @@
-// Attention in one pass over the visible keys. The keys are cut into pieces, one to a block of threads; the block that
-// is done last with a query and head merges them.
+// Attention with an online softmax over the visible keys: one block per query, head and key partition.
 
-// A token whose query is not turned yet and whose key and value are not in the cache yet: attention turns both and writes
-// key and value while it attends. Everything here but the three rows is known before the kernel starts, and so is what
-// the cache holds of earlier tokens.
-struct Fresh {
+// Decode attention with fused RoPE and KV-cache write: the kernel rotates the current token's query and key, writes key
+// and value to the cache, and attends to all of it. Only the three rows depend on the previous kernel; all else here,
+// and the cache of earlier tokens, can be read before that one is complete.
+struct DecodeToken {
     u64 q, k, v;             // f32: [heads, d], [heads of the keys, d] twice
-    u64 position, row;       // of the token, and of its key and value in the cache
+    u64 position, row;       // of the token; KV-cache row of its key and value
     Tensor factors;
     Rope rope;
     u32 fault_keys, fault_values;
 };
 
-// What is known of it before the kernel starts: the keys that it sees, its own row among them, and how far this thread
-// turns the pair that it holds.
-struct Token {
+// Read before the previous kernel is complete: the visible keys, the token's own KV-cache row, and sine and cosine for
+// the pair that this thread rotates.
+struct TokenPosition {
     int begin, end, own;
     float s, c;
 };
 
-__device__ __forceinline__ Token token_of(const Work &w, const Fresh &f) {
-    Token token;
+__device__ __forceinline__ TokenPosition token_position(const AttentionWork &w, const DecodeToken &f) {
+    TokenPosition token;
     i64 begin, end;
     visible(w, 0, &begin, &end);
     token.begin = (int)begin;
@@ -29,40 +28,41 @@ __device__ __forceinline__ Token token_of(const Work &w, const Fresh &f) {
     token.s = 0.0f;
     token.c = 1.0f;
     if (threadIdx.x < f.rope.dims / 2)
-        angle(turn_of(f.rope, f.factors, threadIdx.x), f.rope.scale, *(const int *)f.position, &token.s, &token.c);
+        angle(rotation_of(f.rope, f.factors, threadIdx.x), f.rope.scale, *(const int *)f.position, &token.s, &token.c);
     return token;
 }
 
-// What a block works on.
-struct Piece {
-    i64 b, h, t, g;          // batch, head, query, head of the keys
+// The share of a block: a partition of the keys of one query and head.
+struct Partition {
+    i64 b, h, t, g;          // batch, head, query, KV head
     i64 begin, end;          // keys
-    i64 number, count;       // among the pieces that see any keys
+    i64 number, count;       // among the partitions with visible keys
 };
 
-// `false` for a piece without any visible keys, unless it is the one that says so in the result.
-__device__ __forceinline__ bool cut_piece(const Work &w, i64 begin, i64 end, Piece *p) {
+// `false` for a partition without visible keys. Where the query sees no key at all, one partition remains, which writes
+// the zeros.
+__device__ __forceinline__ bool cut_partition(const AttentionWork &w, i64 begin, i64 end, Partition *p) {
     p->h = blockIdx.y;
     p->g = p->h / (w.q.d[1] / w.k.d[1]);
-    i64 first = begin / w.a.piece, last = end > begin ? (end - 1) / w.a.piece : first;
+    i64 first = begin / w.a.partition, last = end > begin ? (end - 1) / w.a.partition : first;
     p->number = (i64)blockIdx.x - first;
     p->count = last - first + 1;
-    p->begin = max(begin, (i64)blockIdx.x * w.a.piece);
-    p->end = min(end, ((i64)blockIdx.x + 1) * w.a.piece);
+    p->begin = max(begin, (i64)blockIdx.x * w.a.partition);
+    p->end = min(end, ((i64)blockIdx.x + 1) * w.a.partition);
     return p->number >= 0 && p->number < p->count;
 }
 
-__device__ __forceinline__ bool find_piece(const Work &w, Piece *p) {
+__device__ __forceinline__ bool find_partition(const AttentionWork &w, Partition *p) {
     p->t = blockIdx.z % w.q.d[2];
     p->b = blockIdx.z / w.q.d[2];
     i64 begin, end;
     visible(w, p->t, &begin, &end);
-    return cut_piece(w, begin, end, p);
+    return cut_partition(w, begin, end, p);
 }
 
-// Brings together what the warps of a block found, in order, and then the blocks: `tops` and `sums` have a number for
-// each warp, `values` a row of `e`.
-__device__ __forceinline__ void finish(const Work &w, const Piece &p, const float *tops, const float *sums,
+// Merges the results of a block's warps, in order, then those of the blocks: for each warp a maximum in `tops`, a sum
+// in `sums` and `e` weighted values in `values`.
+__device__ __forceinline__ void finish(const AttentionWork &w, const Partition &p, const float *tops, const float *sums,
                                        const float *values) {
     __shared__ bool is_last;
     int warps = blockDim.x / WARP, e = (int)w.v.d[3];
@@ -95,15 +95,15 @@ __device__ __forceinline__ void finish(const Work &w, const Piece &p, const floa
     if (threadIdx.x == 0) *counter = 0;
 }
 
-#define MAX_PER_LANE 16      // rows of at most 512 elements
+#define MAX_PER_LANE 16      // heads of at most 512 elements
 
-// Any types: a warp takes 32 keys at a time, its lanes share the elements of each row; the 32 scores then lie one in
-// each lane, and the running maximum is brought up to date once for all of them.
-extern "C" __global__ void k_attention(const __grid_constant__ Work w) {
+// The generic kernel, for all types: a warp takes 32 keys at a time, and its lanes share the elements of each row. The
+// 32 scores end up one per lane, and the running maximum is updated once for all of them.
+extern "C" __global__ void k_attention(const __grid_constant__ AttentionWork w) {
     extern __shared__ float shared[];
-    after_kernel_before();
-    Piece p;
-    if (!find_piece(w, &p)) return;
+    wait_for_previous_kernel();
+    Partition p;
+    if (!find_partition(w, &p)) return;
     i64 d = w.q.d[3], e = w.v.d[3];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     float query[MAX_PER_LANE], acc[MAX_PER_LANE];
@@ -154,12 +154,13 @@ extern "C" __global__ void k_attention(const __grid_constant__ Work w) {
     finish(w, p, tops, sums, values);
 }
 
-// Keys and values that eight lanes have under way, and their own part of each.
+// Keys and values that eight lanes have in flight: a lane's 16-byte parts of each.
 template <int N, int AT_ONCE> struct Tile { uint4 key[AT_ONCE][N], value[AT_ONCE][N]; };
 
-// Loads keys and values from `base` on, but for row `own`.
+// Loads keys and values from `base` on, except the current token's row `own`.
 template <int N, int AT_ONCE>
-__device__ __forceinline__ void load(Tile<N, AT_ONCE> &tile, const Work &w, const Piece &p, i64 base, i64 own) {
+__device__ __forceinline__ void load(Tile<N, AT_ONCE> &tile, const AttentionWork &w, const Partition &p, i64 base,
+                                     i64 own) {
     int group = threadIdx.x / 8, groups = blockDim.x / 8, part = threadIdx.x % 8;
     const u8 *keys = row_at(w.k, p.b, p.g, 0) + part * 16, *values = row_at(w.v, p.b, p.g, 0) + part * 16;
     const uint4 zero = {0, 0, 0, 0};
@@ -167,62 +168,66 @@ __device__ __forceinline__ void load(Tile<N, AT_ONCE> &tile, const Work &w, cons
     for (int u = 0; u < AT_ONCE; u++) {
         i64 at = min(base + group + u * groups, p.end - 1);
 #pragma unroll
-        for (int i = 0; i < N; i++) tile.key[u][i] = at == own ? zero : *(const uint4 *)(keys + at * w.k.s[2] + i * 128);
+        for (int i = 0; i < N; i++)
+            tile.key[u][i] = at == own ? zero : *(const uint4 *)(keys + at * w.k.s[2] + i * 128);
     }
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) {
         i64 at = min(base + group + u * groups, p.end - 1);
 #pragma unroll
-        for (int i = 0; i < N; i++) tile.value[u][i] = at == own ? zero : *(const uint4 *)(values + at * w.v.s[2] + i * 128);
+        for (int i = 0; i < N; i++)
+            tile.value[u][i] = at == own ? zero : *(const uint4 *)(values + at * w.v.s[2] + i * 128);
     }
 }
 
-// f16 keys and values of 64 · N elements, f32 queries: eight lanes share a row, so that a warp takes four keys at once and
-// AT_ONCE times as many are under way, values along with keys. Each eight lanes keep a maximum of their own.
-template <int N, int AT_ONCE, bool FRESH>
-__device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *shared) {
+// f16 keys and values of 64 · N elements, f32 queries. Eight lanes share a row, so a warp takes four keys at once, with
+// AT_ONCE times as many keys and values in flight; each group of eight lanes keeps its own running maximum. With
+// DECODE, `f` is the current token.
+template <int N, int AT_ONCE, bool DECODE>
+__device__ __forceinline__ void attend_f16(const AttentionWork &w, const DecodeToken *f, float *shared) {
     const int d = 64 * N;
     __shared__ __align__(16) float own_query[d];
     __shared__ __align__(16) u16 own_key[d], own_value[d];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     int group = threadIdx.x / 8, groups = blockDim.x / 8, part = threadIdx.x % 8;
-    Piece p;
+    Partition p;
     Tile<N, AT_ONCE> tile;
     i64 own = -1;
-    if (FRESH) {
-        let_next_start();
-        Token token = token_of(w, *f);
+    if (DECODE) {
+        launch_dependents();
+        TokenPosition token = token_position(w, *f);
         p.t = p.b = 0;
-        bool sees = cut_piece(w, token.begin, token.end, &p);
-        // One block for each head of the keys writes the cache.
+        bool sees = cut_partition(w, token.begin, token.end, &p);
+        // One block per KV head writes the cache.
         bool writes = blockIdx.x == 0 && p.h % (w.q.d[1] / w.k.d[1]) == 0;
         if (!sees && !writes) return;
         own = token.own;
         bool exists = own >= 0 && own < w.k.d[2];
         int n = threadIdx.x, half = f->rope.dims / 2, a = n + half, b = a;
-        bool holds = n < d - half, turns = n < half;
+        bool holds = n < d - half, rotates = n < half;
         float s = token.s, c = token.c;
-        if (turns) {
+        if (rotates) {
             a = f->rope.half_split ? n : 2 * n;
             b = f->rope.half_split ? n + half : 2 * n + 1;
         }
         if (sees && p.begin < p.end) load(tile, w, p, p.begin, own);
-        after_kernel_before();
+        wait_for_previous_kernel();
         if (holds) {
             const float *q = (const float *)f->q + p.h * d, *k = (const float *)f->k + p.g * d;
             float qa = q[a], qb = q[b], ka = k[a], kb = k[b];
-            own_query[a] = turns ? qa * c - qb * s : qa;
-            own_key[a] = float_to_half(turns ? ka * c - kb * s : ka);
-            if (turns) {
+            own_query[a] = rotates ? qa * c - qb * s : qa;
+            own_key[a] = float_to_half(rotates ? ka * c - kb * s : ka);
+            if (rotates) {
                 own_query[b] = qa * s + qb * c;
                 own_key[b] = float_to_half(ka * s + kb * c);
             }
         }
-        for (int i = threadIdx.x; i < d; i += blockDim.x) own_value[i] = float_to_half(((const float *)f->v)[p.g * d + i]);
+        for (int i = threadIdx.x; i < d; i += blockDim.x)
+            own_value[i] = float_to_half(((const float *)f->v)[p.g * d + i]);
         __syncthreads();
         if (writes && !exists && threadIdx.x == 0) {
-            report(w.faults, f->fault_keys);
-            report(w.faults, f->fault_values);
+            report(w.fault_word, f->fault_keys);
+            report(w.fault_word, f->fault_values);
         }
         if (writes && exists && threadIdx.x < d / 8) {
             ((uint4 *)row_at(w.k, 0, p.g, own))[threadIdx.x] = ((const uint4 *)own_key)[threadIdx.x];
@@ -230,11 +235,11 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
         }
         if (!sees) return;
     } else {
-        after_kernel_before();
-        if (!find_piece(w, &p)) return;
+        wait_for_previous_kernel();
+        if (!find_partition(w, &p)) return;
     }
     float query[8 * N], acc[8 * N];
-    const float4 *from = FRESH ? (const float4 *)own_query : (const float4 *)row_at(w.q, p.b, p.h, p.t);
+    const float4 *from = DECODE ? (const float4 *)own_query : (const float4 *)row_at(w.q, p.b, p.h, p.t);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float4 a = from[2 * (8 * i + part)], b = from[2 * (8 * i + part) + 1];
@@ -246,8 +251,8 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
     }
     float highest = -INF, sum = 0.0f;
     for (i64 base = p.begin; base < p.end; base += groups * AT_ONCE) {
-        if (!FRESH || base > p.begin) load(tile, w, p, base, own);
-        if (FRESH) {
+        if (!DECODE || base > p.begin) load(tile, w, p, base, own);
+        if (DECODE) {
 #pragma unroll
             for (int u = 0; u < AT_ONCE; u++) {
                 if (base + group + u * groups != own) continue;
@@ -279,7 +284,7 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             float weight = fast_exp(score[u] - from_top);
-            if (weight == 0.0f) continue;   // what is out of sight may be anything, NaN too
+            if (weight == 0.0f) continue;   // masked: the value may be anything, even NaN
             sum += weight;
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -288,7 +293,7 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
             }
         }
     }
-    // The four groups of a warp, then the warps.
+    // Merges the four groups of a warp, then the warps.
     float top = fmaxf(highest, __shfl_xor_sync(FULL, highest, 8));
     top = fmaxf(top, __shfl_xor_sync(FULL, top, 16));
     float fade = fast_exp(highest - finite_top(top));
@@ -309,27 +314,27 @@ __device__ __forceinline__ void half_rows(const Work &w, const Fresh *f, float *
     finish(w, p, tops, sums, shared + 2 * warps);
 }
 
-#define HALF_ROWS(name, n, at_once, threads, blocks)                                                             \
-    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Work w) { \
-        extern __shared__ float shared[];                                                                        \
-        half_rows<n, at_once, false>(w, 0, shared);                                                              \
+#define ATTENTION_F16(name, n, at_once, threads, blocks)                                                          \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttentionWork w) { \
+        extern __shared__ float shared[];                                                                         \
+        attend_f16<n, at_once, false>(w, 0, shared);                                                              \
     }
-// Few queries: all loads of a piece at once, and room left for the product that follows.
-HALF_ROWS(k_attention_64, 1, 4, 256, 2)
-HALF_ROWS(k_attention_128, 2, 4, 256, 2)
-HALF_ROWS(k_attention_256, 4, 2, 256, 1)
-// Many: blocks enough to keep each other busy.
-HALF_ROWS(k_attention_64_many, 1, 2, 128, 6)
-HALF_ROWS(k_attention_128_many, 2, 2, 128, 4)
-HALF_ROWS(k_attention_256_many, 4, 1, 128, 3)
+// Few queries: all loads of a partition at once, and room on the SM for a block of the GEMV that follows.
+ATTENTION_F16(k_attention_f16_64, 1, 4, 256, 2)
+ATTENTION_F16(k_attention_f16_128, 2, 4, 256, 2)
+ATTENTION_F16(k_attention_f16_256, 4, 2, 256, 1)
+// Many queries: latency is hidden by occupancy, with more blocks per SM.
+ATTENTION_F16(k_attention_f16_64_many, 1, 2, 128, 6)
+ATTENTION_F16(k_attention_f16_128_many, 2, 2, 128, 4)
+ATTENTION_F16(k_attention_f16_256_many, 4, 1, 128, 3)
 
-// With the token under way. Few threads, so that a block finds room beside those of the products before it.
-#define FRESH_ROWS(name, n, at_once, threads, blocks)                                                            \
-    extern "C" __global__ void __launch_bounds__(threads, blocks)                                                \
-        name(const __grid_constant__ Work w, const __grid_constant__ Fresh f) {                                  \
-        extern __shared__ float shared[];                                                                        \
-        half_rows<n, at_once, true>(w, &f, shared);                                                              \
+// Decode attention. Few threads, so that a block fits on an SM beside blocks of the previous GEMV.
+#define ATTENTION_DECODE(name, n, at_once, threads, blocks)                                   \
+    extern "C" __global__ void __launch_bounds__(threads, blocks)                             \
+        name(const __grid_constant__ AttentionWork w, const __grid_constant__ DecodeToken f) { \
+        extern __shared__ float shared[];                                                     \
+        attend_f16<n, at_once, true>(w, &f, shared);                                          \
     }
-FRESH_ROWS(k_attention_64_fresh, 1, 4, 128, 4)
-FRESH_ROWS(k_attention_128_fresh, 2, 4, 128, 4)
-FRESH_ROWS(k_attention_256_fresh, 4, 2, 256, 1)
+ATTENTION_DECODE(k_attention_decode_64, 1, 4, 128, 4)
+ATTENTION_DECODE(k_attention_decode_128, 2, 4, 128, 4)
+ATTENTION_DECODE(k_attention_decode_256, 4, 2, 256, 1)

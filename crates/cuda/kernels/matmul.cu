@@ -1,28 +1,8 @@
-// Matrix products of few rows, straight from the block formats; and the plain version of every product.
-//
-// Packed weights (made once, on upload; see pack.cu) are two arrays, so that every load is whole and aligned:
-//
-//   FOUR      quants   rows × blocks × 16 bytes   byte j: element j in the low half, element j + 16 in the high half
-//             scales   rows × padded × 1 half     value = scale · (quant − 8)
-//   SHIFTED   quants   as above
-//             scales   rows × padded × 2 halves   value = scale · quant + shift
-//   EIGHT     quants   rows × blocks × 32 bytes   element j in byte j
-//             scales   rows × padded × 1 half     value = scale · quant
-//
-// `padded` is the number of blocks in a row, rounded up so that a row's scales are whole 16 bytes.
-//
-// Activations are quantized to 8 bits with a scale for each 32 elements, and the sum of each 32 is kept beside it:
-//
-//   Σ (scale·q + shift) · (xs·x)  =  scale·xs · Σ q·x  +  shift · (xs · Σ x)
+// Multiplication of a weight matrix with up to eight rows (GEMV and small batches), straight from packed or float
+// weights; and the generic kernels for all types and strides.
 
-__device__ __forceinline__ int dot4(int a, int b, int c) {
-    int r;
-    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-    return r;
-}
-
-// A thread quarter-warp per block of 32: eight lanes take four elements each.
-extern "C" __global__ void k_quantize(Tensor x, u64 quants, u64 scales, i64 blocks) {
+// Quantizes rows to 8 bits: eight lanes per block of 32, four elements each.
+extern "C" __global__ void k_quantize_q8(Tensor x, u64 quants, u64 scales, i64 blocks) {
     i64 n = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 8;
     i64 rows = x.d[0] * x.d[1] * x.d[2];
     if (n >= rows * blocks) return;
@@ -30,14 +10,14 @@ extern "C" __global__ void k_quantize(Tensor x, u64 quants, u64 scales, i64 bloc
     i64 b = n % blocks, r = n / blocks;
     i64 i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
     float v[4];
-    float most = 0.0f;
+    float largest = 0.0f;
     for (int i = 0; i < 4; i++) {
         v[i] = element(x, i0, i1, i2, b * 32 + lane * 4 + i);
-        most = fmaxf(most, fabsf(v[i]));
+        largest = fmaxf(largest, fabsf(v[i]));
     }
     u32 group = 0xffu << (threadIdx.x % 32 / 8 * 8);
-    for (int o = 4; o > 0; o >>= 1) most = fmaxf(most, __shfl_xor_sync(group, most, o));
-    float scale = most / 127.0f, inverse = scale > 0.0f ? 127.0f / most : 0.0f;
+    for (int o = 4; o > 0; o >>= 1) largest = fmaxf(largest, __shfl_xor_sync(group, largest, o));
+    float scale = largest / 127.0f, inverse = scale > 0.0f ? 127.0f / largest : 0.0f;
     int sum = 0;
     u32 word = 0;
     for (int i = 0; i < 4; i++) {
@@ -55,28 +35,29 @@ extern "C" __global__ void k_quantize(Tensor x, u64 quants, u64 scales, i64 bloc
     }
 }
 
-// Up to three weight matrices that are multiplied with the same rows in one launch.
+// Up to three weight matrices that one launch multiplies with the same rows.
 struct Segment {
     u64 quants, scales;    // packed weights
     u64 out;               // f32, `stride` elements from row to row
     u64 add;               // f32 to be added, laid out as `out`; 0: none
     u32 rows;              // rows of this matrix
-    u32 first;             // the first block of the grid that works on it
+    u32 first;             // the first block of the grid for this matrix
     i64 stride;
 };
 struct Segments { Segment s[3]; u32 count; u32 blocks; };
 
-#define WARPS 4       // warps in a block of threads
-#define ROWS 2        // rows a warp works on at once
+#define WARPS 4       // warps of a block
+#define ROWS 2        // matrix rows per warp
 
-template <int M, int FORM>
-__device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 xs, u32 used) {
+// `M` is `used`, the number of activation rows, rounded up.
+template <int M, int FORMAT>
+__device__ __forceinline__ void packed_gemv(const Segments &all, u64 xq, u64 xs, u32 used) {
     int which = 0;
     if (all.count > 1 && blockIdx.x >= all.s[1].first) which = 1;
     if (all.count > 2 && blockIdx.x >= all.s[2].first) which = 2;
     const Segment &s = all.s[which];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, blocks = all.blocks;
-    i64 stride = scale_stride(FORM, blocks);
+    i64 stride = scale_stride(FORMAT, blocks);
     u32 row = (blockIdx.x - s.first) * (WARPS * ROWS) + warp * ROWS;
     if (row >= s.rows) return;
     float acc[ROWS][M];
@@ -87,42 +68,23 @@ __device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 
         int q[ROWS][8];
         for (int r = 0; r < ROWS; r++) {
             i64 line = min(row + r, s.rows - 1), at = line * blocks + b, scale_at = line * stride + b;
-            if (FORM == EIGHT) {
-                int4 lo = __ldcs((const int4 *)s.quants + 2 * at), hi = __ldcs((const int4 *)s.quants + 2 * at + 1);
-                q[r][0] = lo.x; q[r][1] = lo.y; q[r][2] = lo.z; q[r][3] = lo.w;
-                q[r][4] = hi.x; q[r][5] = hi.y; q[r][6] = hi.z; q[r][7] = hi.w;
-            } else {
-                int4 w = __ldcs((const int4 *)s.quants + at);
-                int words[4] = {w.x, w.y, w.z, w.w};
-                for (int i = 0; i < 4; i++) {
-                    q[r][i] = words[i] & 0x0f0f0f0f;
-                    q[r][4 + i] = (words[i] >> 4) & 0x0f0f0f0f;
-                }
-            }
-            if (FORM == SHIFTED) {
-                u32 both = __ldcs((const u32 *)s.scales + scale_at);
-                d[r].x = half_to_float((u16)both);
-                d[r].y = half_to_float((u16)(both >> 16));
-            } else {
-                d[r].x = half_to_float(__ldcs((const u16 *)s.scales + scale_at));
-                d[r].y = FORM == FOUR ? -8.0f * d[r].x : 0.0f;
-            }
+            Matrix<FORMAT>::load_block(s.quants, s.scales, at, scale_at, q[r], d[r]);
         }
         for (int m = 0; m < M; m++) {
             i64 at = (i64)(m < used ? m : 0) * blocks + b;
             int4 lo = ((const int4 *)xq)[2 * at], hi = ((const int4 *)xq)[2 * at + 1];
             float2 e = ((const float2 *)xs)[at];
             for (int r = 0; r < ROWS; r++) {
-                int sum = dot4(q[r][0], lo.x, 0);
-                sum = dot4(q[r][1], lo.y, sum);
-                sum = dot4(q[r][2], lo.z, sum);
-                sum = dot4(q[r][3], lo.w, sum);
-                sum = dot4(q[r][4], hi.x, sum);
-                sum = dot4(q[r][5], hi.y, sum);
-                sum = dot4(q[r][6], hi.z, sum);
-                sum = dot4(q[r][7], hi.w, sum);
+                int sum = dp4a_signed(q[r][0], lo.x, 0);
+                sum = dp4a_signed(q[r][1], lo.y, sum);
+                sum = dp4a_signed(q[r][2], lo.z, sum);
+                sum = dp4a_signed(q[r][3], lo.w, sum);
+                sum = dp4a_signed(q[r][4], hi.x, sum);
+                sum = dp4a_signed(q[r][5], hi.y, sum);
+                sum = dp4a_signed(q[r][6], hi.z, sum);
+                sum = dp4a_signed(q[r][7], hi.w, sum);
                 acc[r][m] += d[r].x * e.x * sum;
-                if (FORM != EIGHT) acc[r][m] += d[r].y * e.y;
+                if (Matrix<FORMAT>::HAS_OFFSET) acc[r][m] += d[r].y * e.y;
             }
         }
     }
@@ -137,26 +99,18 @@ __device__ __forceinline__ void packed_product(const Segments &all, u64 xq, u64 
         }
 }
 
-#define PACKED(name, m, form)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(WARPS * WARP) name(Segments all, u64 xq, u64 xs, u32 used) { \
-        packed_product<m, form>(all, xq, xs, used);                                                                 \
+#define GEMV(name, format, m)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP)                                                      \
+        k_gemv_##name##_m##m(Segments all, u64 xq, u64 xs, u32 used) {                                              \
+        packed_gemv<m, format>(all, xq, xs, used);                                                                  \
     }
-PACKED(k_four_1, 1, FOUR)
-PACKED(k_four_2, 2, FOUR)
-PACKED(k_four_4, 4, FOUR)
-PACKED(k_four_8, 8, FOUR)
-PACKED(k_shifted_1, 1, SHIFTED)
-PACKED(k_shifted_2, 2, SHIFTED)
-PACKED(k_shifted_4, 4, SHIFTED)
-PACKED(k_shifted_8, 8, SHIFTED)
-PACKED(k_eight_1, 1, EIGHT)
-PACKED(k_eight_2, 2, EIGHT)
-PACKED(k_eight_4, 4, EIGHT)
-PACKED(k_eight_8, 8, EIGHT)
+#define GEMV_OF_EACH_BATCH(name, format) \
+    GEMV(name, format, 1) GEMV(name, format, 2) GEMV(name, format, 4) GEMV(name, format, 8)
+FOR_EACH_PACKED_FORMAT(GEMV_OF_EACH_BATCH)
 
-// f16, bf16 and f32 weights times few rows: a warp per row of weights, eight elements a load.
+// f16, bf16 and f32 weights times few rows: a warp per matrix row, eight elements per load.
 template <int M>
-__device__ __forceinline__ void float_product(Tensor w, Tensor x, Tensor out, u64 add, u32 used) {
+__device__ __forceinline__ void float_gemv(Tensor w, Tensor x, Tensor out, u64 add, u32 used) {
     i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     int lane = threadIdx.x % WARP;
     if (row >= w.d[2]) return;
@@ -171,12 +125,14 @@ __device__ __forceinline__ void float_product(Tensor w, Tensor x, Tensor out, u6
             float v[8];
             for (int i = 0; i < 4; i++) {
                 v[2 * i] = w.type == F16 ? half_to_float((u16)words[i]) : bf16_to_float((u16)words[i]);
-                v[2 * i + 1] = w.type == F16 ? half_to_float((u16)(words[i] >> 16)) : bf16_to_float((u16)(words[i] >> 16));
+                v[2 * i + 1] =
+                    w.type == F16 ? half_to_float((u16)(words[i] >> 16)) : bf16_to_float((u16)(words[i] >> 16));
             }
             for (int m = 0; m < M; m++) {
                 const float4 *p = (const float4 *)(x.address + (m < used ? m : 0) * 4 * k + 4 * c);
                 float4 a = p[0], b = p[1];
-                acc[m] += v[0] * a.x + v[1] * a.y + v[2] * a.z + v[3] * a.w + v[4] * b.x + v[5] * b.y + v[6] * b.z + v[7] * b.w;
+                acc[m] += v[0] * a.x + v[1] * a.y + v[2] * a.z + v[3] * a.w + v[4] * b.x + v[5] * b.y + v[6] * b.z +
+                          v[7] * b.w;
             }
         }
     } else {
@@ -198,16 +154,13 @@ __device__ __forceinline__ void float_product(Tensor w, Tensor x, Tensor out, u6
     }
 }
 
-#define FLOATS(name, m) \
-    extern "C" __global__ void name(Tensor w, Tensor x, Tensor out, u64 add, u32 used) { \
-        float_product<m>(w, x, out, add, used); \
+#define FLOAT_GEMV(m) \
+    extern "C" __global__ void k_gemv_float_m##m(Tensor w, Tensor x, Tensor out, u64 add, u32 used) { \
+        float_gemv<m>(w, x, out, add, used); \
     }
-FLOATS(k_float_1, 1)
-FLOATS(k_float_2, 2)
-FLOATS(k_float_4, 4)
-FLOATS(k_float_8, 8)
+FLOAT_GEMV(1) FLOAT_GEMV(2) FLOAT_GEMV(4) FLOAT_GEMV(8)
 
-// The plain version: any types, any strides of whole rows; a warp per result.
+// The generic matrix multiplication: all types, any strides of whole rows; a warp per result.
 extern "C" __global__ void k_mul_mat(Tensor w, Tensor x, Tensor out) {
     i64 n = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     if (n >= count(out)) return;
@@ -221,13 +174,13 @@ extern "C" __global__ void k_mul_mat(Tensor w, Tensor x, Tensor out) {
     if (threadIdx.x % WARP == 0) put(out, i.i0, i.i1, i.i2, i.i3, sum);
 }
 
-extern "C" __global__ void k_mul_mat_id(Tensor w, Tensor x, Tensor ids, Tensor out, u64 faults, u32 fault) {
+extern "C" __global__ void k_mul_mat_id(Tensor w, Tensor x, Tensor ids, Tensor out, u64 fault_word, u32 fault) {
     i64 n = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     if (n >= count(out)) return;
     Position i = position(out, n);
     int expert = *(const int *)(ids.address + i.i1 * ids.s[2] + i.i2 * ids.s[3]);
     if (expert < 0 || expert >= w.d[1]) {
-        if (threadIdx.x % WARP == 0) report(faults, fault);
+        if (threadIdx.x % WARP == 0) report(fault_word, fault);
         return;
     }
     const u8 *row = row_at(w, 0, expert, i.i3);

@@ -1,11 +1,11 @@
-// Norms and softmax: a block of threads per row (or per group of channels).
+// Normalisation and softmax: one block per row, or per group of channels.
 
-// Mode 0: mean 0 and variance 1; 1: root mean square; 2: length. `weight` (address 0: none) multiplies the result.
+// `mode` is one of NORM_…; `weight` (address 0: none) multiplies the result.
 extern "C" __global__ void k_row_norm(Tensor x, Tensor weight, Tensor out, int mode, float eps) {
     __shared__ float shared[32];
     i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1], cols = x.d[3];
     float mean = 0.0f;
-    if (mode == 0) {
+    if (mode == NORM_MEAN_VARIANCE) {
         float sum = 0.0f;
         for (i64 c = threadIdx.x; c < cols; c += blockDim.x) sum += element(x, i0, i1, i2, c);
         mean = block_sum(sum, shared) / cols;
@@ -16,7 +16,7 @@ extern "C" __global__ void k_row_norm(Tensor x, Tensor weight, Tensor out, int m
         squares += v * v;
     }
     squares = block_sum(squares, shared);
-    float scale = mode == 2 ? 1.0f / fmaxf(sqrtf(squares), eps) : 1.0f / sqrtf(squares / cols + eps);
+    float scale = mode == NORM_L2 ? 1.0f / fmaxf(sqrtf(squares), eps) : 1.0f / sqrtf(squares / cols + eps);
     for (i64 c = threadIdx.x; c < cols; c += blockDim.x) {
         float v = (element(x, i0, i1, i2, c) - mean) * scale;
         if (weight.address)
@@ -25,9 +25,9 @@ extern "C" __global__ void k_row_norm(Tensor x, Tensor weight, Tensor out, int m
     }
 }
 
-// The root-mean-square norm of contiguous f32 rows of whole float4s, with its weight: everything is read once. A thread
-// keeps at most four float4s, so rows have at most 16 × blockDim elements.
-extern "C" __global__ void k_rms_rows(u64 x, u64 weight, u64 out, int quads, float eps) {
+// RMS norm of contiguous f32 rows of whole float4s, times a weight: every element is loaded once. A thread keeps at
+// most four float4s in registers, so rows have at most 16 × blockDim elements.
+extern "C" __global__ void k_rms_norm(u64 x, u64 weight, u64 out, int quads, float eps) {
     __shared__ float shared[32];
     const float4 *from = (const float4 *)x + (i64)blockIdx.x * quads;
     const float4 *scales = (const float4 *)weight;
@@ -84,7 +84,7 @@ extern "C" __global__ void k_soft_max(Tensor x, Tensor mask, Tensor sinks, Tenso
         highest = fmaxf(highest, v);
     }
     highest = block_max(highest, shared);
-    if (highest == -INF) {   // nothing is visible
+    if (highest == -INF) {   // the whole row is masked
         for (i64 c = threadIdx.x; c < cols; c += blockDim.x) put(out, i0, i1, i2, c, 0.0f);
         return;
     }

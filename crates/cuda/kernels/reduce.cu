@@ -1,4 +1,4 @@
-// One value, or one list of indices, of each row.
+// Reductions of rows: sum, mean, argmax, argsort.
 
 extern "C" __global__ void k_sum_rows(Tensor x, Tensor out, int mean) {
     __shared__ float shared[32];
@@ -9,7 +9,7 @@ extern "C" __global__ void k_sum_rows(Tensor x, Tensor out, int mean) {
     if (threadIdx.x == 0) put(out, i0, i1, i2, 0, mean ? sum / x.d[3] : sum);
 }
 
-// One block adds everything, always in the same order.
+// The sum of all elements by one block, always in the same order.
 extern "C" __global__ void k_sum(Tensor x, Tensor out) {
     __shared__ double partial[1024];
     double sum = 0.0;
@@ -26,43 +26,43 @@ extern "C" __global__ void k_sum(Tensor x, Tensor out) {
     if (threadIdx.x == 0) *(float *)out.address = (float)partial[0];
 }
 
-// A number whose order is that of the values, equal for both zeros and the same for every value that is no number.
+// Maps a float to an integer of the same order; both zeros map to one key, and all NaNs to another.
 __device__ __forceinline__ u32 sortable(float v, int descending) {
     u32 bits = __float_as_uint(v != v ? __uint_as_float(0x7fffffffu) : v + 0.0f);
     bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return descending ? ~bits : bits;
 }
 
-// A value with its index, as a number that is larger for larger values and, of equals, for smaller indices; never 0.
+// A value and its index as one key: larger for larger values and, of equal values, for smaller indices; never 0.
 __device__ __forceinline__ u64 ranked(float v, int index) { return (u64)sortable(v, 0) << 32 | (u32)~index; }
 
-// The largest of a block's numbers; thread 0 has it. `shared` has 32 of them.
-__device__ __forceinline__ u64 block_most(u64 most, u64 *shared) {
-    for (int o = 16; o > 0; o >>= 1) most = max(most, __shfl_xor_sync(FULL, most, o));
-    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = most;
+// The maximum over a block, in thread 0. `shared` holds 32 elements.
+__device__ __forceinline__ u64 block_max_u64(u64 best, u64 *shared) {
+    for (int o = 16; o > 0; o >>= 1) best = max(best, __shfl_xor_sync(FULL, best, o));
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = best;
     __syncthreads();
-    most = threadIdx.x < (blockDim.x + WARP - 1) / WARP ? shared[threadIdx.x] : 0;
+    best = threadIdx.x < (blockDim.x + WARP - 1) / WARP ? shared[threadIdx.x] : 0;
     if (threadIdx.x < WARP)
-        for (int o = 16; o > 0; o >>= 1) most = max(most, __shfl_xor_sync(FULL, most, o));
-    return most;
+        for (int o = 16; o > 0; o >>= 1) best = max(best, __shfl_xor_sync(FULL, best, o));
+    return best;
 }
 
 extern "C" __global__ void k_argmax(Tensor x, Tensor out) {
     __shared__ u64 shared[32];
     i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
-    u64 most = 0;
-    for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) most = max(most, ranked(element(x, i0, i1, i2, c), (int)c));
-    most = block_most(most, shared);
-    if (threadIdx.x == 0) ((int *)out.address)[r] = (int)~(u32)most;
+    u64 best = 0;
+    for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) best = max(best, ranked(element(x, i0, i1, i2, c), (int)c));
+    best = block_max_u64(best, shared);
+    if (threadIdx.x == 0) ((int *)out.address)[r] = (int)~(u32)best;
 }
 
-// The same for contiguous f32 rows of whole float4s, and the sum of each row.
+// Argmax and sum of contiguous f32 rows of whole float4s.
 extern "C" __global__ void __launch_bounds__(1024, 1) k_argmax_sum(u64 x, int quads, u64 indices, u64 sums) {
     __shared__ u64 shared[32];
     __shared__ float floats[32];
-    after_kernel_before();
+    wait_for_previous_kernel();
     const float4 *row = (const float4 *)x + (i64)blockIdx.x * quads;
-    u64 most = 0;
+    u64 best = 0;
     float sum = 0.0f;
     for (int first = threadIdx.x; first < quads; first += 6 * blockDim.x) {
         float4 v[6];
@@ -75,22 +75,22 @@ extern "C" __global__ void __launch_bounds__(1024, 1) k_argmax_sum(u64 x, int qu
         for (int j = 0; j < 6; j++) {
             int i = first + j * blockDim.x;
             if (i >= quads) break;
-            most = max(max(most, max(ranked(v[j].x, 4 * i), ranked(v[j].y, 4 * i + 1))),
+            best = max(max(best, max(ranked(v[j].x, 4 * i), ranked(v[j].y, 4 * i + 1))),
                        max(ranked(v[j].z, 4 * i + 2), ranked(v[j].w, 4 * i + 3)));
             sum += (v[j].x + v[j].y) + (v[j].z + v[j].w);
         }
     }
-    most = block_most(most, shared);
+    best = block_max_u64(best, shared);
     sum = block_sum(sum, floats);
     if (threadIdx.x == 0) {
-        ((int *)indices)[blockIdx.x] = (int)~(u32)most;
+        ((int *)indices)[blockIdx.x] = (int)~(u32)best;
         ((float *)sums)[blockIdx.x] = sum;
     }
 }
 
-// Sorts the indices of a row, or of each piece of `padded` elements of it, by bitonic exchanges; equals keep their order.
-// A row that is one piece gives its first `out.d[3]`; pieces go to `pieces`, rows of `x.d[3]` indices.
-extern "C" __global__ void k_argsort(Tensor x, Tensor out, u64 pieces, int descending, int padded) {
+// Bitonic argsort of a row, or of each run of `padded` elements of it; equal elements keep their order. A row of one
+// run writes its first `out.d[3]` indices to `out`; otherwise runs go to `runs`, rows of `x.d[3]` indices.
+extern "C" __global__ void k_argsort(Tensor x, Tensor out, u64 runs, int descending, int padded) {
     extern __shared__ u32 keys[];
     int *order = (int *)(keys + padded);
     i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
@@ -107,7 +107,7 @@ extern "C" __global__ void k_argsort(Tensor x, Tensor out, u64 pieces, int desce
                 int other = c ^ gap;
                 if (other > c) {
                     int a = order[c], b = order[other];
-                    // Whether `a` belongs after `b`: padding comes last, then by value, then by position.
+                    // Whether `a` sorts after `b`: padding last, then by value, then by index.
                     bool after = a >= cols ? b < cols || a > b
                                : b >= cols ? false
                                : keys[a] == keys[b] ? a > b : keys[a] > keys[b];
@@ -117,16 +117,16 @@ extern "C" __global__ void k_argsort(Tensor x, Tensor out, u64 pieces, int desce
             __syncthreads();
         }
     }
-    if (pieces) {
-        int *to = (int *)pieces + r * x.d[3] + start;
+    if (runs) {
+        int *to = (int *)runs + r * x.d[3] + start;
         for (int c = threadIdx.x; c < cols; c += blockDim.x) to[c] = (int)start + order[c];
     } else {
         for (int c = threadIdx.x; c < out.d[3]; c += blockDim.x) ((int *)row_at(out, i0, i1, i2))[c] = order[c];
     }
 }
 
-// Merges neighbouring sorted runs of `width` indices: each finds its new place by counting what the other run has before
-// it. `to` is 0 in the last step, which gives the first `out.d[3]` of each row.
+// Merges pairs of adjacent sorted runs of `width` indices: each index finds its place by binary search in the other
+// run. `to` is 0 in the last pass, which writes the first `out.d[3]` of each row to `out`.
 extern "C" __global__ void k_merge_runs(Tensor x, Tensor out, u64 from, u64 to, i64 width, int descending) {
     i64 cols = x.d[3];
     FOR_EACH(n, count(x)) {

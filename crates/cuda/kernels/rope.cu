@@ -1,7 +1,7 @@
-// Rotary position embedding: a thread per pair of elements; alone, or with the writing of keys and values to the cache.
+// Rotary position embedding, one thread per rotated pair: alone, or fused with the KV-cache write.
 
-// One of the pairs of a tensor of heads, or an element beyond the turned part.
-struct Pair { i64 i0, i1, i2, a, b; bool turned; i64 number; };
+// The two elements of a head that a thread rotates, or one element (a = b) beyond the rotated dimensions.
+struct Pair { i64 i0, i1, i2, a, b; bool is_rotated; i64 number; };
 
 __device__ __forceinline__ Pair pair_of(const Tensor &x, const Rope &rope, i64 n) {
     Pair p;
@@ -11,111 +11,112 @@ __device__ __forceinline__ Pair pair_of(const Tensor &x, const Rope &rope, i64 n
     r /= (u32)x.d[2];
     p.i1 = r % (u32)x.d[1];
     p.i0 = r / (u32)x.d[1];
-    p.turned = p.number < rope.dims / 2;
-    p.a = p.turned ? (rope.half_split ? p.number : 2 * p.number) : p.number + rope.dims / 2;
-    p.b = p.turned ? (rope.half_split ? p.number + rope.dims / 2 : 2 * p.number + 1) : p.a;
+    p.is_rotated = p.number < rope.dims / 2;
+    p.a = p.is_rotated ? (rope.half_split ? p.number : 2 * p.number) : p.number + rope.dims / 2;
+    p.b = p.is_rotated ? (rope.half_split ? p.number + rope.dims / 2 : 2 * p.number + 1) : p.a;
     return p;
 }
 
-__device__ __forceinline__ float2 turned(const Tensor &x, const Pair &p, float s, float c) {
+__device__ __forceinline__ float2 rotated(const Tensor &x, const Pair &p, float s, float c) {
     float a = element(x, p.i0, p.i1, p.i2, p.a), b = element(x, p.i0, p.i1, p.i2, p.b);
-    return p.turned ? make_float2(a * c - b * s, a * s + b * c) : make_float2(a, a);
+    return p.is_rotated ? make_float2(a * c - b * s, a * s + b * c) : make_float2(a, a);
 }
 
 extern "C" __global__ void k_rope(Tensor x, Tensor positions, Tensor factors, Tensor out, Rope rope) {
-    after_kernel_before();
+    wait_for_previous_kernel();
     FOR_EACH(n, x.d[0] * x.d[1] * x.d[2] * (x.d[3] - rope.dims / 2)) {
         Pair p = pair_of(x, rope, n);
         float s = 0.0f, c = 1.0f;
         int at = *(const int *)(positions.address + p.i1 * positions.s[3]);
-        if (p.turned) angle(turn_of(rope, factors, p.number), rope.scale, at, &s, &c);
-        float2 v = turned(x, p, s, c);
+        if (p.is_rotated) angle(rotation_of(rope, factors, p.number), rope.scale, at, &s, &c);
+        float2 v = rotated(x, p, s, c);
         put(out, p.i0, p.i1, p.i2, p.a, v.x);
-        if (p.turned) put(out, p.i0, p.i1, p.i2, p.b, v.y);
+        if (p.is_rotated) put(out, p.i0, p.i1, p.i2, p.b, v.y);
     }
 }
 
-// Queries turned; keys turned into rows of a cache; values into rows of another. Thread by thread: pairs of queries,
-// pairs of keys, values.
-struct RopeCache {
+// RoPE on queries; RoPE on keys, written to rows of the key cache; values written to rows of the value cache. Threads
+// take pairs of the queries, then pairs of the keys, then values.
+struct RopeSetRows {
     Tensor q, out, k, v;             // queries and keys [1, tokens, heads, d]; values [1, 1, tokens, width]
     Tensor keys, values;             // caches [1, 1, rows, width]
     Tensor positions, ids, factors;
     Rope rope;
-    u64 faults;
+    u64 fault_word;
     u32 fault_keys, fault_values;
 };
 
-extern "C" __global__ void k_rope_cache(const __grid_constant__ RopeCache w) {
+extern "C" __global__ void k_rope_set_rows(const __grid_constant__ RopeSetRows w) {
     i64 queries = w.q.d[1] * w.q.d[2] * (w.q.d[3] - w.rope.dims / 2);
     i64 keys = w.k.d[1] * w.k.d[2] * (w.k.d[3] - w.rope.dims / 2), values = w.v.d[2] * w.v.d[3];
     i64 n = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     bool is_query = n < queries, is_key = !is_query && n < queries + keys;
     const Tensor &x = is_query ? w.q : w.k;
     Pair p;
-    Turn turn;
+    Rotation rotation;
     if (is_query || is_key) {
         p = pair_of(x, w.rope, is_query ? n : n - queries);
-        if (p.turned) turn = turn_of(w.rope, w.factors, p.number);
+        if (p.is_rotated) rotation = rotation_of(w.rope, w.factors, p.number);
     }
-    after_kernel_before();
+    wait_for_previous_kernel();
     if (n >= queries + keys + values) return;
     if (!is_query && !is_key) {
         n -= queries + keys;
         i64 t = n / w.v.d[3], c = n % w.v.d[3], id = *(const int *)(w.ids.address + t * w.ids.s[3]);
         if (id < 0 || id >= w.values.d[2]) {
-            if (c == 0) report(w.faults, w.fault_values);
+            if (c == 0) report(w.fault_word, w.fault_values);
             return;
         }
         put(w.values, 0, 0, id, c, element(w.v, 0, 0, t, c));
         return;
     }
     float s = 0.0f, c = 1.0f;
-    if (p.turned) angle(turn, w.rope.scale, *(const int *)(w.positions.address + p.i1 * w.positions.s[3]), &s, &c);
-    float2 v = turned(x, p, s, c);
+    if (p.is_rotated)
+        angle(rotation, w.rope.scale, *(const int *)(w.positions.address + p.i1 * w.positions.s[3]), &s, &c);
+    float2 v = rotated(x, p, s, c);
     if (is_query) {
         put(w.out, 0, p.i1, p.i2, p.a, v.x);
-        if (p.turned) put(w.out, 0, p.i1, p.i2, p.b, v.y);
+        if (p.is_rotated) put(w.out, 0, p.i1, p.i2, p.b, v.y);
         return;
     }
     i64 id = *(const int *)(w.ids.address + p.i1 * w.ids.s[3]), head = p.i2 * w.k.d[3];
     if (id < 0 || id >= w.keys.d[2]) {
-        if (p.i2 == 0 && p.number == 0) report(w.faults, w.fault_keys);
+        if (p.i2 == 0 && p.number == 0) report(w.fault_word, w.fault_keys);
         return;
     }
     put(w.keys, 0, 0, id, head + p.a, v.x);
-    if (p.turned) put(w.keys, 0, 0, id, head + p.b, v.y);
+    if (p.is_rotated) put(w.keys, 0, 0, id, head + p.b, v.y);
 }
 
-// The same for many tokens: a block of threads for each, which finds an angle once for several heads.
-extern "C" __global__ void k_rope_cache_many(const __grid_constant__ RopeCache w) {
-    after_kernel_before();
+// The same for many tokens: one block per token, which computes each angle once for several heads.
+extern "C" __global__ void k_rope_set_rows_batch(const __grid_constant__ RopeSetRows w) {
+    wait_for_previous_kernel();
     int t = blockIdx.x, half = w.rope.dims / 2, pairs = (int)w.q.d[3] - half;
     i64 id = *(const int *)(w.ids.address + t * w.ids.s[3]);
     bool keys_exist = id >= 0 && id < w.keys.d[2], values_exist = id >= 0 && id < w.values.d[2];
-    if (threadIdx.x == 0 && !keys_exist) report(w.faults, w.fault_keys);
-    if (threadIdx.x == 0 && !values_exist) report(w.faults, w.fault_values);
+    if (threadIdx.x == 0 && !keys_exist) report(w.fault_word, w.fault_keys);
+    if (threadIdx.x == 0 && !values_exist) report(w.fault_word, w.fault_values);
     int n = threadIdx.x % pairs, a = n + half, b = a;
-    bool turns = n < half;
+    bool rotates = n < half;
     float s = 0.0f, c = 1.0f;
-    if (turns) {
+    if (rotates) {
         a = w.rope.half_split ? n : 2 * n;
         b = w.rope.half_split ? n + half : 2 * n + 1;
         int at = *(const int *)(w.positions.address + t * w.positions.s[3]);
-        angle(turn_of(w.rope, w.factors, n), w.rope.scale, at, &s, &c);
+        angle(rotation_of(w.rope, w.factors, n), w.rope.scale, at, &s, &c);
     }
-    // Threads that are no whole set of pairs turn nothing.
+    // A set of threads covers one head; threads beyond the last whole set are idle.
     int sets = blockDim.x / pairs, set = threadIdx.x / pairs;
     for (i64 h = set; set < sets && h < w.q.d[2]; h += sets) {
         float x = element(w.q, 0, t, h, a), y = element(w.q, 0, t, h, b);
-        put(w.out, 0, t, h, a, turns ? x * c - y * s : x);
-        if (turns) put(w.out, 0, t, h, b, x * s + y * c);
+        put(w.out, 0, t, h, a, rotates ? x * c - y * s : x);
+        if (rotates) put(w.out, 0, t, h, b, x * s + y * c);
     }
     for (i64 h = set; set < sets && keys_exist && h < w.k.d[2]; h += sets) {
         float x = element(w.k, 0, t, h, a), y = element(w.k, 0, t, h, b);
         i64 head = h * w.k.d[3];
-        put(w.keys, 0, 0, id, head + a, turns ? x * c - y * s : x);
-        if (turns) put(w.keys, 0, 0, id, head + b, x * s + y * c);
+        put(w.keys, 0, 0, id, head + a, rotates ? x * c - y * s : x);
+        if (rotates) put(w.keys, 0, 0, id, head + b, x * s + y * c);
     }
     for (i64 i = threadIdx.x; values_exist && i < w.v.d[3]; i += blockDim.x)
         put(w.values, 0, 0, id, i, element(w.v, 0, 0, t, i));

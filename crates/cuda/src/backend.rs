@@ -1,155 +1,135 @@
-//! The backend: a device's memory, its queues, and the compiling of splits.
+//! The backend: device memory, queues, and the compilation of splits.
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, Weak};
 
-use cudarc::driver::sys;
-use quadriga_graph::{DType, Data, Graph, NodeId, Op, Tensor};
+use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
-    Backend, BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal,
-    Region, SplitSource, Usage, WeightLayout,
+    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal, Region,
+    SplitSource, Usage, WeightLayout,
 };
 
-use crate::CudaError;
-use crate::blas::Blas;
-use crate::buffer::{DeviceBuffer, HostPages, LockedMemory, PinnedBuffer};
+use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, RegisteredMemory};
 use crate::context::{self, Context};
+use crate::error::Error;
 use crate::event::CudaEvent;
-use crate::faults::Faults;
-use crate::gaps::{self, Gaps};
-use crate::kernels::{File, Kernels};
+use crate::inner::BackendInner;
+use crate::kernels::KernelFile;
 use crate::launch::Launch;
-use crate::lower::{self, packing};
-use crate::program::Stream;
+use crate::lower;
+use crate::options::Options;
 use crate::queue::CudaQueue;
+use crate::stream::Stream;
 
-/// How many counters attention has: queries, or tiles of them, times heads whose keys are cut into pieces.
-pub(crate) const COUNTERS: usize = 4096;
+/// The oldest compute capability that the compiler of CUDA 13 supports.
+const MIN_COMPUTE_CAPABILITY: (i32, i32) = (7, 5);
 
-/// Set to 0, it turns fused kernels off: each operation becomes a launch of its own.
-const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
-
-/// Set to 0, it leaves cuBLAS out, as where it is not installed.
-const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
-
-/// What the parts of one backend share.
-pub(crate) struct Shared {
-    /// Whether operations are fused, and kernels start early.
-    pub(crate) fuses: bool,
-    /// Zero between launches; used by one program at a time.
-    pub(crate) counters: DeviceBuffer,
-    pub(crate) kernels: Kernels,
-    pub(crate) blas: Option<Blas>,
-    pub(crate) faults: Arc<Faults>,
-    turn: Mutex<Turn>,
-    pub(crate) gaps: Option<Gaps>,
-    /// Host memory that is locked for transfers, by address and length.
-    pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
-    /// Memory of other backends that is locked for transfers, by address.
-    locked: Mutex<HashMap<usize, Weak<LockedMemory>>>,
-    pub(crate) context: Arc<Context>,
+/// Settings of a [`Backend`] before it is made; those that are not set come from the environment (see the crate's
+/// page).
+#[derive(Clone, Debug)]
+pub struct Builder {
+    ordinal: u32,
+    options: Options,
 }
 
-/// Who uses the counters, which programs share.
-struct Turn {
-    last_use: CudaEvent,
-    /// The stream of the last use: work of the same stream need not wait.
-    last_stream: usize,
-}
-
-/// The right to use the counters next.
-pub(crate) struct CountersTurn<'a>(MutexGuard<'a, Turn>);
-
-impl CountersTurn<'_> {
-    /// Takes the turn for a stream; whether it has to wait for another one.
-    pub(crate) fn take(&mut self, stream: sys::CUstream) -> bool {
-        std::mem::replace(&mut self.0.last_stream, stream.addr()) != stream.addr()
+impl Builder {
+    /// Whether operations are fused, and kernels overlap by programmatic dependent launch [`QUADRIGA_CUDA_FUSE`, or
+    /// yes].
+    #[must_use]
+    pub fn fusion(mut self, fusion: bool) -> Builder {
+        self.options.fusion = fusion;
+        self
     }
 
-    pub(crate) fn event(&self) -> sys::CUevent {
-        self.0.last_use.handle()
-    }
-}
-
-impl Shared {
-    /// Where another backend's host memory is, if it is locked.
-    pub(crate) fn locked(&self, buffer: &dyn Buffer) -> Option<*mut u8> {
-        let address = buffer.host_address()?;
-        let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
-        locked.get(&address.addr()).is_some_and(|lock| lock.strong_count() > 0).then_some(address)
+    /// Whether cuBLAS multiplies matrices, where it is installed [`QUADRIGA_CUDA_BLAS`, or yes].
+    #[must_use]
+    pub fn cublas(mut self, cublas: bool) -> Builder {
+        self.options.cublas = cublas;
+        self
     }
 
-    pub(crate) fn counters_turn(&self) -> CountersTurn<'_> {
-        CountersTurn(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Whether the GPU's idle time between programs is measured, and printed to standard error when the backend is
+    /// dropped [`QUADRIGA_CUDA_GAPS`, or no].
+    #[must_use]
+    pub fn measure_idle_gaps(mut self, measure: bool) -> Builder {
+        self.options.idle_gaps = measure;
+        self
+    }
+
+    /// The folder for cached files; compiled kernels are kept in its folder `kernels`. `None` compiles them anew in
+    /// every process [`QUADRIGA_CACHE`, or `quadriga` in the user's cache folder].
+    #[must_use]
+    pub fn cache_dir(mut self, folder: Option<PathBuf>) -> Builder {
+        self.options.cache_dir = folder;
+        self
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// There is no such device, it is too old, or the driver or NVRTC are missing.
+    pub fn build(self) -> Result<Backend, Error> {
+        let context = Arc::new(Context::open(self.ordinal)?);
+        let (major, minor) = context.compute_capability;
+        if (major, minor) < MIN_COMPUTE_CAPABILITY {
+            return Err(Error::OldDevice { name: context.description.clone(), major, minor });
+        }
+        Ok(Backend { inner: Arc::new(BackendInner::new(context, &self.options)?) })
     }
 }
 
 /// An NVIDIA GPU.
-pub struct CudaBackend {
-    shared: Arc<Shared>,
+pub struct Backend {
+    inner: Arc<BackendInner>,
 }
 
-/// How many CUDA devices this machine has, or why it has none that can be used.
-pub fn device_count() -> Result<u32, CudaError> {
+/// How many CUDA devices this machine has.
+///
+/// # Errors
+/// The driver is missing, too old, or reports an error.
+pub fn device_count() -> Result<u32, Error> {
     context::count()
 }
 
-impl CudaBackend {
-    /// The device of this number, as the driver counts.
-    pub fn new(ordinal: u32) -> Result<CudaBackend, CudaError> {
-        let context = Arc::new(Context::open(ordinal)?);
-        let (major, minor) = context.compute_capability;
-        // What the compiler of CUDA 13 goes back to.
-        if (major, minor) < (7, 5) {
-            return Err(CudaError::OldDevice { name: context.description.clone(), major, minor });
-        }
-        let faults = Arc::new(Faults::new(&context)?);
-        let counters = DeviceBuffer::new(&context, COUNTERS * 4, Usage::Compute)?;
-        counters.clear(0, COUNTERS * 4)?;
-        let shared = Shared {
-            fuses: is_on(FUSE_VARIABLE),
-            counters,
-            kernels: Kernels::new(&context)?,
-            blas: if is_on(BLAS_VARIABLE) { Blas::new(&context)? } else { None },
-            turn: Mutex::new(Turn { last_use: CudaEvent::new(&context, &faults, false)?, last_stream: 0 }),
-            gaps: std::env::var_os(gaps::VARIABLE).map(|_| Gaps::new(&context, &faults)),
-            pages: Mutex::default(),
-            locked: Mutex::default(),
-            faults,
-            context,
-        };
-        Ok(CudaBackend { shared: Arc::new(shared) })
+impl Backend {
+    /// Opens device number `ordinal`, in the driver's order, with settings from the environment.
+    ///
+    /// # Errors
+    /// As for [`Builder::build`].
+    pub fn new(ordinal: u32) -> Result<Backend, Error> {
+        Backend::builder(ordinal).build()
     }
-}
 
-impl CudaBackend {
-    /// Runs a kernel that traps, for tests of what happens when a device is lost, and returns the error that this
-    /// gives. Everything in this process that uses the device fails from then on.
+    /// Settings for device number `ordinal`, in the driver's order.
+    pub fn builder(ordinal: u32) -> Builder {
+        Builder { ordinal, options: Options::from_environment() }
+    }
+
+    /// Runs a kernel that traps, to test how a lost device is reported, and returns the resulting error. Everything in
+    /// this process that uses the device fails from then on.
     pub fn lose(&self) -> BackendError {
         let run = || -> Result<(), BackendError> {
-            let function = self.shared.kernels.function(File::Elementwise, c"k_trap")?;
-            let stream = Stream::new(&self.shared)?;
-            Launch::new(function, [1, 1, 1], 1).issue(&self.shared.context, stream.handle, false)?;
-            // SAFETY: the stream is live.
-            let code = unsafe { sys::cuStreamSynchronize(stream.handle) };
-            self.shared.context.check("cuStreamSynchronize", code)
+            let function = self.inner.kernels.function(KernelFile::Elementwise, c"k_trap")?;
+            let stream = Stream::new(&self.inner.context)?;
+            Launch::new(function, [1, 1, 1], 1).issue(&self.inner.context, stream.handle, false)?;
+            stream.synchronize()
         };
         run().err().unwrap_or_else(|| BackendError::Failed {
-            backend: self.shared.context.name.clone(),
+            backend: self.inner.context.name.clone(),
             what: "losing the device",
-            reason: "the kernel that traps did not".into(),
+            reason: "the kernel that traps returned".into(),
         })
     }
 }
 
-impl Backend for CudaBackend {
+impl quadriga_runtime::Backend for Backend {
     fn name(&self) -> &str {
-        &self.shared.context.name
+        &self.inner.context.name
     }
 
     fn device(&self) -> Device {
-        let context = &self.shared.context;
+        let context = &self.inner.context;
         let (major, minor) = context.compute_capability;
         Device {
             description: format!(
@@ -168,21 +148,21 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
-        Ok(Arc::new(DeviceBuffer::new(&self.shared.context, bytes, usage)?))
+        Ok(Arc::new(DeviceBuffer::new(&self.inner.context, bytes, usage)?))
     }
 
     fn staging(&self, bytes: usize) -> Result<Arc<dyn Buffer>, BackendError> {
-        Ok(Arc::new(PinnedBuffer::new(&self.shared.context, bytes)?))
+        Ok(Arc::new(PinnedBuffer::new(&self.inner.context, bytes)?))
     }
 
-    /// Host memory that the device fetches directly; its pages stay locked as long as the buffer is used.
+    /// Host bytes that the device reads by DMA; their pages stay locked as long as the buffer is in use.
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
         let key = (data.bytes().as_ptr().addr(), data.len());
-        let mut pages = self.shared.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = self.inner.host_pages.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = pages.get(&key).and_then(Weak::upgrade) {
             return Some(known);
         }
-        let buffer = Arc::new(HostPages::new(&self.shared.context, data).ok()?);
+        let buffer = Arc::new(HostPages::new(&self.inner.context, data).ok()?);
         pages.retain(|_, buffer| buffer.strong_count() > 0);
         pages.insert(key, Arc::downgrade(&buffer));
         Some(buffer)
@@ -190,20 +170,20 @@ impl Backend for CudaBackend {
 
     fn lock(&self, buffer: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
         let address = buffer.host_address()?.addr();
-        let mut locked = self.shared.locked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = locked.get(&address).and_then(Weak::upgrade) {
+        let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = registered.get(&address).and_then(Weak::upgrade) {
             return Some(Box::new(known));
         }
-        let lock = Arc::new(LockedMemory::new(&self.shared.context, buffer)?);
-        locked.retain(|_, lock| lock.strong_count() > 0);
-        locked.insert(lock.address(), Arc::downgrade(&lock));
-        Some(Box::new(lock))
+        let memory = Arc::new(RegisteredMemory::new(&self.inner.context, buffer)?);
+        registered.retain(|_, memory| memory.strong_count() > 0);
+        registered.insert(memory.address(), Arc::downgrade(&memory));
+        Some(Box::new(memory))
     }
 
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
         let plain =
             WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: false };
-        packing::layout(weight, uses).unwrap_or(plain)
+        lower::formats::layout(weight, uses).unwrap_or(plain)
     }
 
     fn load_weight(
@@ -215,13 +195,13 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         match layout {
             Layout::Plain => to.buffer.write(to.offset, data),
-            Layout::Packed(_) => packing::load(&self.shared, weight, data, to),
+            Layout::Packed(_) => lower::formats::load(&self.inner, weight, data, to),
         }
     }
 
     fn scratch_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
-        let multiprocessors = self.shared.context.multiprocessors;
-        lower::scratch::bytes(graph, nodes, self.shared.blas.is_some(), multiprocessors).total()
+        let multiprocessors = self.inner.context.multiprocessors;
+        lower::scratch_bytes(graph, nodes, self.inner.blas.is_some(), multiprocessors).total()
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
@@ -229,24 +209,14 @@ impl Backend for CudaBackend {
     }
 
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {
-        Ok(Box::new(lower::lower(&self.shared, split)?))
+        Ok(Box::new(lower::lower(&self.inner, split)?))
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>, BackendError> {
-        Ok(Box::new(CudaQueue::new(&self.shared)?))
+        Ok(Box::new(CudaQueue::new(&self.inner)?))
     }
 
     fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError> {
-        Ok(Arc::new(CudaEvent::new(&self.shared.context, &self.shared.faults, timing)?))
+        Ok(Arc::new(CudaEvent::new(&self.inner.context, &self.inner.faults, timing)?))
     }
-}
-
-/// Whether a switch in the environment is left on.
-fn is_on(variable: &str) -> bool {
-    std::env::var(variable).map_or(true, |value| value != "0")
-}
-
-/// Whether a type is stored element by element.
-pub(crate) fn is_plain(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32)
 }

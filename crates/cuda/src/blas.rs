@@ -1,4 +1,4 @@
-//! cuBLAS, for products of many rows on tensor cores.
+//! cuBLAS, for GEMMs of many rows on tensor cores.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,12 +8,12 @@ use quadriga_runtime::BackendError;
 
 use crate::context::Context;
 
-/// Enough for every algorithm on Hopper; less makes cuBLAS pick others.
-pub(crate) const WORKSPACE: usize = 32 << 20;
+/// Bytes of workspace: enough for every algorithm on Hopper; with less, cuBLAS picks slower ones.
+pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Element types of a product's operands; the result is f32.
+/// Element type of a GEMM's operands; the result is f32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Operand {
+pub(crate) enum OperandType {
     Bf16,
     F16,
     F32,
@@ -21,7 +21,7 @@ pub(crate) enum Operand {
 
 /// `out [m, n] = x [m, k] · (w [n, k])ᵀ`, all row-major, rows `*_stride` elements apart.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
+pub(crate) struct Gemm {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
@@ -31,8 +31,8 @@ pub(crate) struct Product {
     pub(crate) x_stride: usize,
     pub(crate) out: u64,
     pub(crate) out_stride: usize,
-    pub(crate) operand: Operand,
-    /// [`WORKSPACE`] bytes.
+    pub(crate) operand: OperandType,
+    /// [`WORKSPACE_BYTES`] bytes.
     pub(crate) workspace: u64,
 }
 
@@ -49,7 +49,7 @@ unsafe impl Send for Handle {}
 impl Blas {
     /// `None` where cuBLAS is not installed.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Option<Blas>, BackendError> {
-        // SAFETY: looks for the library and calls nothing in it.
+        // SAFETY: looks the library up and calls nothing in it.
         if !unsafe { cublas::is_culib_present() } {
             return Ok(None);
         }
@@ -60,42 +60,42 @@ impl Blas {
         Ok(Some(Blas { context: Arc::clone(context), handle: Mutex::new(Handle(handle)) }))
     }
 
-    pub(crate) fn issue(&self, product: &Product, stream: sys::CUstream) -> Result<(), BackendError> {
+    pub(crate) fn issue(&self, gemm: &Gemm, stream: sys::CUstream) -> Result<(), BackendError> {
         use cublas::{cublasComputeType_t as Compute, cublasOperation_t as Op, cudaDataType_t as Type};
-        let (kind, compute) = match product.operand {
-            Operand::Bf16 => (Type::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F),
-            Operand::F16 => (Type::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F),
-            // Exact f32 products, not the tensor cores' shorter ones.
-            Operand::F32 => (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F_PEDANTIC),
+        let (kind, compute) = match gemm.operand {
+            OperandType::Bf16 => (Type::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F),
+            OperandType::F16 => (Type::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F),
+            // Full f32 precision, not TF32.
+            OperandType::F32 => (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F_PEDANTIC),
         };
         let (one, zero) = (1.0f32, 0.0f32);
         let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the handle is live; the addresses and extents describe tensors, and a workspace, that the program
-        // keeps alive; row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`, which the arguments say.
+        // keeps alive; the arguments express row-major `out = x · wᵀ` as column-major `outᵀ = w · xᵀ`.
         unsafe {
             let set = cublas::cublasSetStream_v2(handle.0, stream.cast());
             check(&self.context, "cublasSetStream", set)?;
-            let space = cublas::cublasSetWorkspace_v2(handle.0, product.workspace as *mut _, WORKSPACE);
+            let space = cublas::cublasSetWorkspace_v2(handle.0, gemm.workspace as *mut _, WORKSPACE_BYTES);
             check(&self.context, "cublasSetWorkspace", space)?;
             let code = cublas::cublasGemmEx(
                 handle.0,
                 Op::CUBLAS_OP_T,
                 Op::CUBLAS_OP_N,
-                size(product.n),
-                size(product.m),
-                size(product.k),
+                size(gemm.n),
+                size(gemm.m),
+                size(gemm.k),
                 (&raw const one).cast(),
-                product.w as *const _,
+                gemm.w as *const _,
                 kind,
-                size(product.w_stride),
-                product.x as *const _,
+                size(gemm.w_stride),
+                gemm.x as *const _,
                 kind,
-                size(product.x_stride),
+                size(gemm.x_stride),
                 (&raw const zero).cast(),
-                product.out as *mut _,
+                gemm.out as *mut _,
                 Type::CUDA_R_32F,
-                size(product.out_stride),
+                size(gemm.out_stride),
                 compute,
                 cublas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             );

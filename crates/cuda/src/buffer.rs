@@ -1,4 +1,4 @@
-//! Device memory, and pinned host memory that transfers go through or come from.
+//! Device memory, and page-locked (pinned) host memory for transfers.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -19,8 +19,8 @@ pub(crate) struct DeviceBuffer {
     usage: Usage,
 }
 
-/// Turns the driver's "out of memory" into one that says how much was wanted.
-fn wanted<T>(result: Result<T, BackendError>, bytes: usize) -> Result<T, BackendError> {
+/// Adds the requested size to the driver's out-of-memory error.
+fn with_requested<T>(result: Result<T, BackendError>, bytes: usize) -> Result<T, BackendError> {
     result.map_err(|error| match error {
         BackendError::OutOfMemory { backend, free, .. } => {
             BackendError::OutOfMemory { backend, wanted: bytes as u64, free }
@@ -37,10 +37,10 @@ impl DeviceBuffer {
     ) -> Result<DeviceBuffer, BackendError> {
         context.bind()?;
         let mut address = 0;
-        // The driver refuses zero bytes; a byte keeps every buffer's address its own.
+        // The driver rejects an allocation of zero bytes; one byte gives every buffer an address of its own.
         // SAFETY: writes the address it is given.
         let code = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
-        wanted(context.check("cuMemAlloc", code), bytes)?;
+        with_requested(context.check("cuMemAlloc", code), bytes)?;
         Ok(DeviceBuffer { context: Arc::clone(context), address, bytes, usage })
     }
 
@@ -52,8 +52,8 @@ impl DeviceBuffer {
         Arc::ptr_eq(&self.context, context)
     }
 
-    /// Waits for the null stream, which blocking copies go through: the queues' streams do not wait for it.
-    fn settle(&self) -> Result<(), BackendError> {
+    /// Waits for the null stream, which blocking copies use: the queues' streams are not ordered after it.
+    fn synchronize(&self) -> Result<(), BackendError> {
         // SAFETY: the null stream always exists.
         self.context.check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
     }
@@ -101,8 +101,8 @@ impl Buffer for DeviceBuffer {
         // SAFETY: the range lies in this buffer, and the host slice has the same length.
         let code = unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast::<c_void>(), from.len()) };
         self.context.check("cuMemcpyHtoD", code)?;
-        // From pageable memory the call returns once the bytes are taken, not when they are there.
-        self.settle()
+        // From pageable memory the call may return before the bytes have arrived on the device.
+        self.synchronize()
     }
 
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
@@ -111,7 +111,7 @@ impl Buffer for DeviceBuffer {
         // SAFETY: the range lies in this buffer.
         let code = unsafe { sys::cuMemsetD8_v2(self.address + offset as u64, 0, len) };
         self.context.check("cuMemsetD8", code)?;
-        self.settle()
+        self.synchronize()
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -119,7 +119,7 @@ impl Buffer for DeviceBuffer {
     }
 }
 
-/// Page-locked host memory, which the device's copy engines reach at full speed.
+/// Page-locked host memory, which the device's copy engines access by DMA.
 pub(crate) struct PinnedBuffer {
     context: Arc<Context>,
     address: *mut u8,
@@ -139,7 +139,7 @@ impl PinnedBuffer {
         let mut address = std::ptr::null_mut();
         // SAFETY: writes the address it is given; portable memory is pinned for every context.
         let code = unsafe { sys::cuMemHostAlloc(&mut address, bytes.max(1), sys::CU_MEMHOSTALLOC_PORTABLE) };
-        wanted(context.check("cuMemHostAlloc", code), bytes)?;
+        with_requested(context.check("cuMemHostAlloc", code), bytes)?;
         // SAFETY: the memory was just allocated with at least this size.
         unsafe { address.cast::<u8>().write_bytes(0, bytes.max(1)) };
         Ok(PinnedBuffer {
@@ -210,41 +210,44 @@ impl Buffer for PinnedBuffer {
     }
 }
 
-/// Where bytes of the host are pinned: at which byte of themselves, or of the copies of their ends.
+/// Where the pinned form of host bytes is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Held {
+enum PinnedAt {
+    /// At this offset of the bytes themselves.
     Locked(usize),
+    /// At this offset of the copies of both edges.
     Edge(usize),
 }
 
-/// The parts of a range of `len` bytes, of which some in the middle are locked; the copy of what is behind those follows
-/// that of what is before them.
-fn places(range: &Range<usize>, locked: &Range<usize>, len: usize) -> Vec<(Range<usize>, Held)> {
+/// Cuts a range of `len` bytes at the borders of its locked part. The copy of the edge after the locked part follows
+/// that of the edge before it.
+fn pinned_parts(range: &Range<usize>, locked: &Range<usize>, len: usize) -> Vec<(Range<usize>, PinnedAt)> {
     let cut = |from: usize, to: usize| range.start.max(from)..range.end.min(to);
     let parts = [cut(0, locked.start), cut(locked.start, locked.end), cut(locked.end, len)];
     let held = parts.map(|part| match part.start {
-        at if at < locked.start => (part, Held::Edge(at)),
-        at if at < locked.end => (part, Held::Locked(at)),
-        at => (part, Held::Edge(at - locked.len())),
+        at if at < locked.start => (part, PinnedAt::Edge(at)),
+        at if at < locked.end => (part, PinnedAt::Locked(at)),
+        at => (part, PinnedAt::Edge(at - locked.len())),
     });
     held.into_iter().filter(|(part, _)| !part.is_empty()).collect()
 }
 
-/// Bytes of the host, such as a file map, whose whole pages are locked so that the device fetches them directly.
+/// Read-only host bytes, such as a file map, whose whole pages are locked so that the device reads them by DMA.
 pub(crate) struct HostPages {
     context: Arc<Context>,
     data: Data,
     /// The locked part, from the start of the bytes; empty where the driver does not lock such memory.
     locked: Range<usize>,
-    /// Copies of what comes before the locked part and behind it: parts of pages, which cannot be locked.
+    /// Copies of the bytes before and after the locked part: parts of pages, which cannot be locked.
     edges: Option<PinnedBuffer>,
 }
 
-/// The smallest page there is: locking starts and ends at multiples of it.
+/// The smallest page size: locked ranges start and end at multiples of it.
 const PAGE: usize = 4096;
 
 impl HostPages {
-    /// Locks what pages lie wholly inside the bytes: those at the ends may hold bytes of others, who lock them too.
+    /// Locks the pages that lie wholly inside the bytes: a page at an edge may hold bytes of another range, which is
+    /// locked by itself.
     pub(crate) fn new(context: &Arc<Context>, data: &Data) -> Result<HostPages, BackendError> {
         context.bind()?;
         let bytes = data.bytes();
@@ -268,11 +271,11 @@ impl HostPages {
     }
 
     fn read_only(&self) -> BackendError {
-        let reason = "these bytes are only read".into();
+        let reason = "the bytes are read-only".into();
         BackendError::Failed { backend: self.context.name.clone(), what: "writing", reason }
     }
 
-    /// Puts copies of the unlocked ends aside, where there is a locked part between them.
+    /// Copies the unlocked edges into pinned memory, if there is a locked part between them.
     fn with_edges(mut self) -> Result<HostPages, BackendError> {
         let Range { start, end } = self.locked;
         if start < end {
@@ -287,14 +290,14 @@ impl HostPages {
         Ok(self)
     }
 
-    /// Where the device finds the bytes of a range, in order; nothing where they are not locked.
+    /// The pinned addresses of a range, in order; empty if the bytes are not locked.
     pub(crate) fn pinned(&self, range: Range<usize>) -> Vec<(Range<usize>, *const u8)> {
         let Some(edges) = &self.edges else { return Vec::new() };
-        let place = |(part, place): (Range<usize>, Held)| match place {
-            Held::Locked(at) => (part, self.data.bytes().as_ptr().wrapping_add(at)),
-            Held::Edge(at) => (part, edges.address().cast_const().wrapping_add(at)),
+        let address = |(part, at): (Range<usize>, PinnedAt)| match at {
+            PinnedAt::Locked(at) => (part, self.data.bytes().as_ptr().wrapping_add(at)),
+            PinnedAt::Edge(at) => (part, edges.address().cast_const().wrapping_add(at)),
         };
-        places(&range, &self.locked, self.data.len()).into_iter().map(place).collect()
+        pinned_parts(&range, &self.locked, self.data.len()).into_iter().map(address).collect()
     }
 }
 
@@ -309,17 +312,17 @@ impl Drop for HostPages {
     }
 }
 
-/// Another backend's host memory, locked so that transfers reach it directly.
-pub(crate) struct LockedMemory {
+/// Another backend's host memory, page-locked so that the device accesses it by DMA.
+pub(crate) struct RegisteredMemory {
     context: Arc<Context>,
     address: usize,
-    /// Freed only after it is unlocked.
+    /// Kept until it is unlocked.
     _buffer: Arc<dyn Buffer>,
 }
 
-impl LockedMemory {
-    /// `None` where the memory's owner does not say where it is, or the driver does not lock it.
-    pub(crate) fn new(context: &Arc<Context>, buffer: &Arc<dyn Buffer>) -> Option<LockedMemory> {
+impl RegisteredMemory {
+    /// `None` if the buffer has no host address, or the driver cannot lock it.
+    pub(crate) fn new(context: &Arc<Context>, buffer: &Arc<dyn Buffer>) -> Option<RegisteredMemory> {
         let address = buffer.host_address()?;
         context.bind().ok()?;
         // SAFETY: the memory belongs to the buffer, which is kept until the memory is unlocked.
@@ -327,7 +330,7 @@ impl LockedMemory {
             sys::cuMemHostRegister_v2(address.cast(), buffer.bytes(), sys::CU_MEMHOSTREGISTER_PORTABLE)
         };
         let (context, address) = (Arc::clone(context), address.expose_provenance());
-        (code == sys::CUresult::CUDA_SUCCESS).then(|| LockedMemory {
+        (code == sys::CUresult::CUDA_SUCCESS).then(|| RegisteredMemory {
             context,
             address,
             _buffer: Arc::clone(buffer),
@@ -339,7 +342,7 @@ impl LockedMemory {
     }
 }
 
-impl Drop for LockedMemory {
+impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: locked by `new`, unlocked only here.
@@ -384,20 +387,25 @@ impl Buffer for HostPages {
     }
 }
 
+/// Whether two address ranges have bytes in common.
+pub(crate) fn overlap(a: u64, a_bytes: usize, b: u64, b_bytes: usize) -> bool {
+    a < b + b_bytes as u64 && b < a + a_bytes as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_found_where_they_are_pinned() {
-        // 10 bytes before the locked pages, 20 of them, 5 behind.
-        let of = |range: Range<usize>| places(&range, &(10..30), 35);
-        let all = [(0..10, Held::Edge(0)), (10..30, Held::Locked(10)), (30..35, Held::Edge(10))];
+    fn ranges_are_cut_at_the_borders_of_the_locked_pages() {
+        // 10 bytes before the locked pages, 20 locked, 5 after.
+        let of = |range: Range<usize>| pinned_parts(&range, &(10..30), 35);
+        let all = [(0..10, PinnedAt::Edge(0)), (10..30, PinnedAt::Locked(10)), (30..35, PinnedAt::Edge(10))];
         assert_eq!(of(0..35), all);
-        assert_eq!(of(4..12), [(4..10, Held::Edge(4)), (10..12, Held::Locked(10))]);
-        assert_eq!(of(12..20), [(12..20, Held::Locked(12))]);
-        assert_eq!(of(29..33), [(29..30, Held::Locked(29)), (30..33, Held::Edge(10))]);
-        assert_eq!(of(32..35), [(32..35, Held::Edge(12))]);
-        assert_eq!(places(&(0..8), &(0..8), 8), [(0..8, Held::Locked(0))], "no ends");
+        assert_eq!(of(4..12), [(4..10, PinnedAt::Edge(4)), (10..12, PinnedAt::Locked(10))]);
+        assert_eq!(of(12..20), [(12..20, PinnedAt::Locked(12))]);
+        assert_eq!(of(29..33), [(29..30, PinnedAt::Locked(29)), (30..33, PinnedAt::Edge(10))]);
+        assert_eq!(of(32..35), [(32..35, PinnedAt::Edge(12))]);
+        assert_eq!(pinned_parts(&(0..8), &(0..8), 8), [(0..8, PinnedAt::Locked(0))], "no edges");
     }
 }

@@ -1,4 +1,4 @@
-//! One device: its driver context, its facts, and what its error codes mean.
+//! One device: its primary context, its properties, and the meaning of the driver's error codes.
 
 use std::ffi::CStr;
 use std::panic::catch_unwind;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cudarc::driver::sys::{self, CUresult};
 use quadriga_runtime::BackendError;
 
-use crate::CudaError;
+use crate::error::Error;
 
 /// A device with its primary context retained.
 pub(crate) struct Context {
@@ -27,13 +27,13 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the driver serialises what needs it.
 unsafe impl Sync for Context {}
 
-/// How many devices the driver knows, or why there is none.
-pub(crate) fn count() -> Result<u32, CudaError> {
+/// How many devices the driver reports.
+pub(crate) fn count() -> Result<u32, Error> {
     // SAFETY: looks for the library and calls nothing in it.
     if !unsafe { sys::is_culib_present() } {
-        return Err(CudaError::NoDriver);
+        return Err(Error::NoDriver);
     }
-    // The wrapper panics where the library lacks a symbol: a driver too old to be used.
+    // cudarc panics where libcuda lacks a symbol: the driver is too old.
     let counted = catch_unwind(|| {
         let mut count = 0;
         // SAFETY: cuInit takes no pointer; cuDeviceGetCount writes the one it is given.
@@ -51,33 +51,33 @@ pub(crate) fn count() -> Result<u32, CudaError> {
     match counted {
         Ok(Ok(count)) => Ok(count.try_into().unwrap_or(0)),
         Ok(Err(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
-        Ok(Err(code)) => Err(CudaError::Driver { reason: text(code) }),
-        Err(_) => Err(CudaError::OldDriver),
+        Ok(Err(code)) => Err(Error::Driver { reason: text(code) }),
+        Err(_) => Err(Error::OldDriver),
     }
 }
 
-/// The driver's words for a code.
+/// The driver's message for an error code.
 fn text(code: CUresult) -> String {
     let mut name = std::ptr::null();
-    let mut words = std::ptr::null();
+    let mut message = std::ptr::null();
     // SAFETY: both calls write a pointer to a static string, or leave null.
     unsafe {
         let _ = sys::cuGetErrorName(code, &mut name);
-        let _ = sys::cuGetErrorString(code, &mut words);
+        let _ = sys::cuGetErrorString(code, &mut message);
         let read = |p: *const std::ffi::c_char| {
             if p.is_null() { String::new() } else { CStr::from_ptr(p).to_string_lossy().into_owned() }
         };
-        format!("{} ({})", read(words), read(name))
+        format!("{} ({})", read(message), read(name))
     }
 }
 
 impl Context {
-    pub(crate) fn open(ordinal: u32) -> Result<Context, CudaError> {
+    pub(crate) fn open(ordinal: u32) -> Result<Context, Error> {
         let count = count()?;
         if ordinal >= count {
-            return Err(CudaError::NoDevice { ordinal, count });
+            return Err(Error::NoDevice { ordinal, count });
         }
-        let fail = |code: CUresult| CudaError::Driver { reason: text(code) };
+        let fail = |code: CUresult| Error::Driver { reason: text(code) };
         let mut device = 0;
         let mut context = std::ptr::null_mut();
         let mut name = [0 as std::ffi::c_char; 256];
@@ -123,19 +123,20 @@ impl Context {
         })
     }
 
-    /// Makes the context current on this thread; every call to the driver comes after this.
+    /// Makes the context current on this thread, which every call to the driver needs.
     pub(crate) fn bind(&self) -> Result<(), BackendError> {
         if self.lost.load(Ordering::Acquire) {
             return Err(BackendError::Lost {
                 backend: self.name.clone(),
-                reason: "an earlier error ended its context; start the program again".into(),
+                reason: "an earlier error ended its context; restart the program".into(),
             });
         }
         // SAFETY: the context was retained by `open` and is released only when this is dropped.
         self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
-    /// Turns a code into an error that says what it means for the user.
+    /// Maps a result code of the driver call `what` to an error; codes after which the context is unusable mark it
+    /// lost.
     pub(crate) fn check(&self, what: &'static str, code: CUresult) -> Result<(), BackendError> {
         use CUresult::*;
         let backend = || self.name.clone();
@@ -165,7 +166,8 @@ impl Context {
         }
     }
 
-    /// Whether the device has Hopper's copy engine for shared memory, and kernels that start early.
+    /// Whether the device has bulk copies to shared memory (cp.async.bulk) and programmatic dependent launch: Hopper
+    /// and newer.
     pub(crate) fn has_bulk_copies(&self) -> bool {
         self.compute_capability.0 >= 9
     }

@@ -1,16 +1,15 @@
-//! Why there is no CUDA device to use.
+//! Why a CUDA device cannot be used.
 
 use quadriga_runtime::BackendError;
-use thiserror::Error;
 
-/// What keeps a CUDA device from being used.
-#[derive(Clone, Debug, PartialEq, Error)]
+/// Why a CUDA device cannot be used.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum CudaError {
+pub enum Error {
     /// The driver's library is not on this machine.
     #[error("no NVIDIA driver is installed (libcuda was not found)")]
     NoDriver,
-    /// The driver lacks functions that are needed.
+    /// The driver is older than CUDA 13.
     #[error("the NVIDIA driver is too old: CUDA 13 is needed (driver 580 or newer)")]
     OldDriver,
     /// The compiler's library is not on this machine.
@@ -21,21 +20,21 @@ pub enum CudaError {
     /// The driver answered with an error.
     #[error("the NVIDIA driver reports: {reason}")]
     Driver {
-        /// Its words.
+        /// The driver's message.
         reason: String,
     },
     /// There is no device of that number.
-    #[error("there is no device cuda:{ordinal}; the driver knows {count}")]
+    #[error("there is no device cuda:{ordinal}; the driver reports {count}")]
     NoDevice {
-        /// The number asked for.
+        /// The number that was requested.
         ordinal: u32,
         /// How many there are.
         count: u32,
     },
-    /// The device is of a generation that the kernels are not written for.
+    /// The device's compute capability is too low.
     #[error("{name} has compute capability {major}.{minor}; 7.5 or newer is needed")]
     OldDevice {
-        /// The maker's name.
+        /// The device's name.
         name: String,
         /// Major version.
         major: i32,
@@ -47,10 +46,10 @@ pub enum CudaError {
     Compile {
         /// The file.
         file: &'static str,
-        /// The compiler's words.
+        /// The compiler's log.
         log: String,
     },
-    /// The device refused something while it was set up.
+    /// An operation on the device failed while it was set up.
     #[error(transparent)]
     Backend(#[from] BackendError),
 }

@@ -1,4 +1,4 @@
-//! Events: points in a stream's work.
+//! CUDA events.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(crate) struct CudaEvent {
     faults: Arc<Faults>,
     event: sys::CUevent,
     timing: bool,
-    /// How often it was recorded by queues.
+    /// How often queues have recorded it.
     recorded: AtomicU64,
 }
 
@@ -48,12 +48,12 @@ impl CudaEvent {
         self.event
     }
 
-    /// Counts a recording.
-    pub(crate) fn count(&self) {
+    /// Counts a recording by a queue.
+    pub(crate) fn count_recording(&self) {
         self.recorded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Which recording it stands for, among all events that are alive.
+    /// Identifies the last recording among those of all live events.
     pub(crate) fn recording(&self) -> (usize, u64) {
         (self.event.addr(), self.recorded.load(Ordering::Relaxed))
     }

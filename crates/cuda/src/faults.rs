@@ -1,8 +1,7 @@
-//! How a kernel reports bad data, such as a row index out of range, without touching memory it must not touch.
+//! Device-side fault reports: how a kernel reports bad data, such as a row index out of range.
 //!
-//! A word of pinned host memory per backend: a kernel that meets bad data leaves the number of its fault there (the
-//! first one wins) and skips the access. Whoever waits for the work looks at the word and finds node and reason in a
-//! table.
+//! The kernel skips the access and stores a fault code in a word of pinned host memory (the first report wins). Whoever
+//! waits for the work reads the word, and finds node and reason in a table.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +13,7 @@ use crate::context::Context;
 
 pub(crate) struct Faults {
     memory: PinnedBuffer,
-    /// What each fault number means: node and reason. Number `i` stands at `i − 1`; 0 means none.
+    /// Node and reason of each fault code: code `i` is at `i − 1`, and 0 means no fault.
     table: Mutex<Vec<(String, &'static str)>>,
 }
 
@@ -23,8 +22,8 @@ impl Faults {
         Ok(Faults { memory: PinnedBuffer::new(context, 4)?, table: Mutex::default() })
     }
 
-    /// A number that a kernel can report this with.
-    pub(crate) fn number(&self, node: &str, reason: &'static str) -> u32 {
+    /// The code with which a kernel reports this fault.
+    pub(crate) fn code(&self, node: &str, reason: &'static str) -> u32 {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = table.iter().position(|(n, r)| n == node && *r == reason) {
             return known as u32 + 1;
@@ -33,12 +32,12 @@ impl Faults {
         table.len() as u32
     }
 
-    /// Where kernels leave the number.
+    /// The address of the fault word, for kernels.
     pub(crate) fn address(&self) -> u64 {
         self.memory.address() as u64
     }
 
-    /// The fault reported since the last look, as an error.
+    /// The fault reported since the last call, as an error.
     pub(crate) fn take(&self, backend: &str) -> Result<(), BackendError> {
         // SAFETY: the memory is four bytes, aligned by the driver to more than four, and lives as long as this; the
         // device writes it only with system-wide atomics.
@@ -46,10 +45,10 @@ impl Faults {
         if word.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        let number = word.swap(0, Ordering::AcqRel);
+        let code = word.swap(0, Ordering::AcqRel);
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let (node, reason) = table
-            .get((number as usize).wrapping_sub(1))
+            .get((code as usize).wrapping_sub(1))
             .map_or(("unknown node", "bad data"), |(node, reason)| (node.as_str(), *reason));
         Err(BackendError::Node {
             backend: backend.to_owned(),

@@ -1,7 +1,7 @@
-//! The kernels: compiled by NVRTC for the device at hand when first used, and kept in the user's cache folder.
+//! Kernels: NVRTC compiles a kernel file for the device at its first use, and the cubin is kept in the cache folder.
 //!
-//! Compiling on the spot, rather than shipping PTX, lets one source serve every generation with its own machine code
-//! and needs no CUDA toolkit when Quadriga itself is built; the cache makes it cost a few seconds once.
+//! Unlike shipped PTX this needs no CUDA toolkit when Quadriga is built, and gives every compute capability its own
+//! code; it costs a few seconds once.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -12,31 +12,58 @@ use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use quadriga_runtime::BackendError;
 
-use crate::CudaError;
 use crate::context::Context;
+use crate::error::Error;
 
-/// The kernel files, in the order of [`File`].
-const SOURCES: [(&str, &str); 10] = [
-    ("elementwise.cu", include_str!("../kernels/elementwise.cu")),
-    ("norm.cu", include_str!("../kernels/norm.cu")),
-    ("rope.cu", include_str!("../kernels/rope.cu")),
-    ("rows.cu", include_str!("../kernels/rows.cu")),
-    ("reduce.cu", include_str!("../kernels/reduce.cu")),
-    ("matmul.cu", include_str!("../kernels/matmul.cu")),
-    ("pack.cu", include_str!("../kernels/pack.cu")),
-    (
-        "attention.cu",
-        concat!(include_str!("../kernels/attention.cuh"), include_str!("../kernels/attention.cu")),
-    ),
-    ("tiles.cu", concat!(include_str!("../kernels/attention.cuh"), include_str!("../kernels/tiles.cu"))),
-    ("stream.cu", include_str!("../kernels/stream.cu")),
+/// A kernel file with the headers of its own.
+struct KernelSource {
+    name: &'static str,
+    text: &'static str,
+    headers: &'static [(&'static str, &'static str)],
+}
+
+/// A kernel file or header: its name and text.
+macro_rules! kernel_text {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../kernels/", $name)))
+    };
+}
+
+const ATTENTION: (&str, &str) = kernel_text!("attention.cuh");
+const ROPE: (&str, &str) = kernel_text!("rope.cuh");
+
+/// Headers of all kernel files.
+const HEADERS: [(&str, &str); 4] = [
+    kernel_text!("common.cuh"),
+    kernel_text!("op_codes.cuh"),
+    kernel_text!("formats.cuh"),
+    kernel_text!("tensor.cuh"),
 ];
 
-const COMMON: &str = include_str!("../kernels/common.cuh");
+const fn source(
+    (name, text): (&'static str, &'static str),
+    headers: &'static [(&'static str, &'static str)],
+) -> KernelSource {
+    KernelSource { name, text, headers }
+}
+
+/// The kernel files, in the order of [`KernelFile`].
+const SOURCES: [KernelSource; 10] = [
+    source(kernel_text!("elementwise.cu"), &[]),
+    source(kernel_text!("norm.cu"), &[]),
+    source(kernel_text!("rope.cu"), &[ROPE]),
+    source(kernel_text!("rows.cu"), &[]),
+    source(kernel_text!("reduce.cu"), &[]),
+    source(kernel_text!("matmul.cu"), &[]),
+    source(kernel_text!("pack.cu"), &[]),
+    source(kernel_text!("attention.cu"), &[ROPE, ATTENTION]),
+    source(kernel_text!("attention_mma.cu"), &[ATTENTION]),
+    source(kernel_text!("gemv_streamed.cu"), &[]),
+];
 
 /// A kernel file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum File {
+pub(crate) enum KernelFile {
     Elementwise,
     Norm,
     Rope,
@@ -45,18 +72,22 @@ pub(crate) enum File {
     Matmul,
     Pack,
     Attention,
-    Tiles,
-    Stream,
+    AttentionMma,
+    GemvStreamed,
 }
 
-impl File {
-    /// Its name, its text with what it shares with others, and how it is compiled for a compute capability.
+impl KernelFile {
+    /// Its name, its text with all headers, and the compiler's options for a compute capability.
     fn source(self, (major, minor): (i32, i32)) -> (&'static str, String, [String; 3]) {
-        let (name, text) = SOURCES.get(self as usize).copied().unwrap_or(("", ""));
-        // Values taken out of blocks are the same everywhere, bit for bit: no fused multiply-add there.
-        let fused = if matches!(self, File::Rows | File::Pack) { "--fmad=false" } else { "--fmad=true" };
+        let Some(source) = SOURCES.get(self as usize) else { return Default::default() };
+        // Conversions from and to block formats give the same bits on host and device: no fused multiply-add there.
+        let fused =
+            if matches!(self, KernelFile::Rows | KernelFile::Pack) { "--fmad=false" } else { "--fmad=true" };
         let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into(), fused.into()];
-        (name, format!("{COMMON}\n#line 1 \"{name}\"\n{text}"), options)
+        let own = (source.name, source.text);
+        let texts = HEADERS.iter().chain(source.headers).chain([&own]);
+        let text = texts.map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect();
+        (source.name, text, options)
     }
 }
 
@@ -81,16 +112,21 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Kernels, CudaError> {
-        // SAFETY: looks for the library and calls nothing in it.
+    /// `cache_dir` is the folder above that of cubins.
+    pub(crate) fn new(context: &Arc<Context>, cache_dir: Option<&Path>) -> Result<Kernels, Error> {
+        // SAFETY: looks the library up and calls nothing in it.
         if !unsafe { nvrtc::is_culib_present() } {
-            return Err(CudaError::NoCompiler);
+            return Err(Error::NoCompiler);
         }
-        Ok(Kernels { context: Arc::clone(context), cache: cache_folder(), modules: Mutex::default() })
+        Ok(Kernels {
+            context: Arc::clone(context),
+            cache: cache_dir.map(|folder| folder.join("kernels")),
+            modules: Mutex::default(),
+        })
     }
 
-    /// The function of this name in a kernel file, which is compiled if this is its first use.
-    pub(crate) fn function(&self, file: File, name: &CStr) -> Result<Function, BackendError> {
+    /// A kernel by name; its file is compiled at its first use.
+    pub(crate) fn function(&self, file: KernelFile, name: &CStr) -> Result<Function, BackendError> {
         self.context.bind()?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = modules.get_mut(file as usize).ok_or_else(|| self.failed("no such kernel file".into()))?;
@@ -108,10 +144,10 @@ impl Kernels {
         Ok(Function(function))
     }
 
-    /// As [`function`](Kernels::function), for a kernel that asks for more shared memory than all may have.
-    pub(crate) fn large_function(
+    /// As [`function`](Kernels::function), for a kernel that needs more dynamic shared memory than the default limit.
+    pub(crate) fn function_with_shared_memory(
         &self,
-        file: File,
+        file: KernelFile,
         name: &CStr,
         bytes: u32,
     ) -> Result<Function, BackendError> {
@@ -128,12 +164,13 @@ impl Kernels {
         BackendError::Failed { backend: self.context.name.clone(), what: "compiling kernels", reason }
     }
 
-    fn load(&self, file: File) -> Result<sys::CUmodule, BackendError> {
+    fn load(&self, file: KernelFile) -> Result<sys::CUmodule, BackendError> {
         let (name, source, options) = file.source(self.context.compute_capability);
         let key =
             key(&[&source, &options.join(" "), &self.context.driver_version.to_string(), &nvrtc_version()]);
         let path = self.cache.as_ref().map(|folder| folder.join(format!("{name}.{key:016x}.cubin")));
-        // A cached file that is cut short or damaged does not load: it is compiled anew and replaced.
+        // A cached file that is truncated or damaged does not load: the kernels are compiled again and the file
+        // replaced.
         if let Some(path) = &path
             && let Ok(image) = fs::read(path)
             && let Ok(module) = self.load_image(&image)
@@ -143,16 +180,16 @@ impl Kernels {
         let image = compile(name, &source, &options).map_err(|error| self.failed(error.to_string()))?;
         let module = self.load_image(&image)?;
         if let Some(path) = path {
-            // Without a cache everything works, more slowly at the next start.
+            // Without the cached file, the next process compiles again.
             let _ = store(&path, &image);
         }
         Ok(module)
     }
 
     fn load_image(&self, image: &[u8]) -> Result<sys::CUmodule, BackendError> {
-        // The driver reads the image up to the end that its own header states: only whole files are handed over.
-        if !is_whole_elf(image) {
-            return Err(self.failed("the image is cut short".into()));
+        // The driver reads as far as the image's own header says, so the image must be complete.
+        if !is_complete_elf(image) {
+            return Err(self.failed("the image is truncated".into()));
         }
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is a whole object file in memory; the driver copies what it needs.
@@ -175,7 +212,7 @@ impl Drop for Kernels {
 }
 
 /// Whether the bytes are a 64-bit ELF file whose section headers end inside them.
-fn is_whole_elf(image: &[u8]) -> bool {
+fn is_complete_elf(image: &[u8]) -> bool {
     let field = |at: usize, len: usize| {
         image.get(at..at + len).map(|b| b.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte)))
     };
@@ -186,16 +223,7 @@ fn is_whole_elf(image: &[u8]) -> bool {
         && sections.checked_add(size * count).is_some_and(|end| end <= image.len() as u64)
 }
 
-/// `$QUADRIGA_CACHE/kernels`, or `quadriga/kernels` in the user's cache folder.
-fn cache_folder() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let base = variable("QUADRIGA_CACHE")
-        .or_else(|| variable("XDG_CACHE_HOME").map(|p| p.join("quadriga")))
-        .or_else(|| variable("HOME").map(|p| p.join(".cache").join("quadriga")))?;
-    Some(base.join("kernels"))
-}
-
-/// Writes a file so that another process sees all of it or nothing.
+/// Writes a file atomically: another process sees all of it or nothing.
 fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -212,7 +240,7 @@ fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     moved
 }
 
-/// A hash of some texts, for a file name.
+/// A hash (FNV-1a) of some texts, for a file name.
 fn key(texts: &[&str]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in texts.iter().flat_map(|t| t.bytes().chain([0])) {
@@ -228,15 +256,15 @@ fn nvrtc_version() -> String {
     format!("{major}.{minor}")
 }
 
-fn compile(name: &'static str, source: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
-    let fail = |log: String| CudaError::Compile { file: name, log };
+fn compile(name: &'static str, source: &str, options: &[String]) -> Result<Vec<u8>, Error> {
+    let fail = |log: String| Error::Compile { file: name, log };
     let c_text = |text: &str| CString::new(text).map_err(|_| fail("a zero byte in the source".into()));
     let (source, title) = (c_text(source)?, c_text(name)?);
     let options = options.iter().map(|o| c_text(o)).collect::<Result<Vec<_>, _>>()?;
     let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
     let ok = nvrtc::nvrtcResult::NVRTC_SUCCESS;
     let mut program = std::ptr::null_mut();
-    // SAFETY: all strings end with a zero and outlive the calls; sizes are asked for before buffers are handed over;
+    // SAFETY: all strings end with a zero and outlive the calls; buffers have the sizes that the library returned;
     // the program is destroyed on every path.
     unsafe {
         let created = nvrtc::nvrtcCreateProgram(
@@ -274,10 +302,10 @@ fn compile(name: &'static str, source: &str, options: &[String]) -> Result<Vec<u
     }
 }
 
-// Where PyPI has the compiler.
+// PyPI has NVRTC for these systems.
 #[cfg(test)]
 #[cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
-mod compiled;
+mod nvrtc_tests;
 
 #[cfg(test)]
 mod tests {
@@ -285,32 +313,32 @@ mod tests {
 
     #[test]
     fn every_file_has_its_source() {
-        assert_eq!(SOURCES[File::Attention as usize].0, "attention.cu");
-        assert_eq!(SOURCES[File::Rows as usize].0, "rows.cu");
-        assert!(SOURCES.iter().all(|(_, text)| text.contains("__global__")));
+        assert_eq!(SOURCES[KernelFile::Attention as usize].name, "attention.cu");
+        assert_eq!(SOURCES[KernelFile::Rows as usize].name, "rows.cu");
+        assert!(SOURCES.iter().all(|source| source.text.contains("__global__")));
     }
 
     #[test]
-    fn damaged_images_are_told_from_whole_ones() {
+    fn truncated_images_are_recognised() {
         let mut elf = vec![0u8; 256];
         elf[..5].copy_from_slice(b"\x7fELF\x02");
         elf[40..48].copy_from_slice(&128u64.to_le_bytes());
         elf[58..60].copy_from_slice(&64u16.to_le_bytes());
         elf[60..62].copy_from_slice(&2u16.to_le_bytes());
-        assert!(is_whole_elf(&elf));
-        assert!(!is_whole_elf(&elf[..255]));
-        assert!(!is_whole_elf(b""));
-        assert!(!is_whole_elf(&[0; 256]));
+        assert!(is_complete_elf(&elf));
+        assert!(!is_complete_elf(&elf[..255]));
+        assert!(!is_complete_elf(b""));
+        assert!(!is_complete_elf(&[0; 256]));
     }
 
     #[test]
-    fn keys_tell_sources_and_options_apart() {
+    fn keys_differ_by_source_and_options() {
         assert_ne!(key(&["a", "b"]), key(&["ab", ""]));
         assert_eq!(key(&["a", "b"]), key(&["a", "b"]));
     }
 
     #[test]
-    fn a_stored_image_is_whole_or_absent() {
+    fn storing_an_image_leaves_no_temporary_file() {
         let folder = std::env::temp_dir().join(format!("quadriga-kernels-{}", std::process::id()));
         let path = folder.join("x.cubin");
         store(&path, b"image").unwrap();

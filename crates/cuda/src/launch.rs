@@ -3,13 +3,13 @@
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
-use quadriga_graph::Tensor;
+use quadriga_graph::{DType, Tensor};
 use quadriga_runtime::BackendError;
 
 use crate::context::Context;
 use crate::kernels::Function;
 
-/// A type that can be passed to a kernel byte for byte.
+/// A type that can be passed to a kernel as bytes.
 ///
 /// # Safety
 /// The type is `repr(C)`, has no padding that matters, no references, and the same layout as the kernel's parameter.
@@ -26,26 +26,26 @@ unsafe impl Argument for i32 {}
 // SAFETY: plain numbers.
 unsafe impl Argument for f32 {}
 
-/// A tensor as kernels see it.
+/// A tensor as kernels see it: `struct Tensor` of tensor.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Described {
+pub(crate) struct TensorArg {
     pub(crate) address: u64,
     pub(crate) dtype: u32,
-    pub(crate) packed: u32,
+    pub(crate) reserved: u32,
     pub(crate) dims: [i64; 4],
     pub(crate) strides: [i64; 4],
 }
 
-// SAFETY: `struct Tensor` of common.cuh has the same fields in the same order.
-unsafe impl Argument for Described {}
+// SAFETY: `struct Tensor` of tensor.cuh has the same fields in the same order.
+unsafe impl Argument for TensorArg {}
 
-impl Described {
-    pub(crate) fn new(tensor: &Tensor, address: u64) -> Described {
-        Described {
+impl TensorArg {
+    pub(crate) fn new(tensor: &Tensor, address: u64) -> TensorArg {
+        TensorArg {
             address,
             dtype: tensor.dtype().id(),
-            packed: 0,
+            reserved: 0,
             dims: tensor.dims4().map(|d| d as i64),
             strides: tensor.strides().map(|s| s as i64),
         }
@@ -60,14 +60,29 @@ impl Described {
     }
 }
 
+/// Whether a type is stored element by element.
+pub(crate) fn is_plain(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32)
+}
+
+/// Whether a tensor is contiguous f32 in rows of whole, aligned float4s.
+pub(crate) fn is_dense_f32(t: &TensorArg) -> bool {
+    let [_, d1, d2, d3] = t.dims;
+    t.dtype == DType::F32.id()
+        && t.address.is_multiple_of(16)
+        && d3 % 4 == 0
+        && t.strides[3] == 4
+        && (t.rows() == 1 || t.strides == [d1 * d2 * d3 * 4, d2 * d3 * 4, d3 * 4, 4])
+}
+
 /// One launch, ready to be issued any number of times.
 pub(crate) struct Launch {
     function: Function,
     grid: [u32; 3],
     block: u32,
-    shared: u32,
-    /// Whether the kernel itself waits for the one before, and may start ahead of its end.
-    early: bool,
+    shared_bytes: u32,
+    /// Whether the kernel waits for the previous one itself: programmatic dependent launch.
+    dependent: bool,
     /// Argument bytes, each argument starting at a multiple of eight.
     bytes: Vec<u64>,
     starts: Vec<usize>,
@@ -75,22 +90,32 @@ pub(crate) struct Launch {
 
 impl Launch {
     pub(crate) fn new(function: Function, grid: [u32; 3], block: u32) -> Launch {
-        Launch { function, grid, block, shared: 0, early: false, bytes: Vec::new(), starts: Vec::new() }
+        Launch {
+            function,
+            grid,
+            block,
+            shared_bytes: 0,
+            dependent: false,
+            bytes: Vec::new(),
+            starts: Vec::new(),
+        }
     }
 
-    /// As many blocks of 256 threads as cover `threads`, within what a grid holds; kernels loop over the rest.
+    /// Blocks of 256 threads for a kernel with a grid-stride loop over `threads`.
     pub(crate) fn over(function: Function, threads: u64) -> Launch {
         Launch::new(function, [threads.div_ceil(256).clamp(1, 1 << 20) as u32, 1, 1], 256)
     }
 
-    pub(crate) fn shared(mut self, bytes: u32) -> Launch {
-        self.shared = bytes;
+    /// Dynamic shared memory of a block.
+    pub(crate) fn shared_bytes(mut self, bytes: u32) -> Launch {
+        self.shared_bytes = bytes;
         self
     }
 
-    /// For kernels that call `after_kernel_before`: they may start while the kernel before is still running.
-    pub(crate) fn early(mut self) -> Launch {
-        self.early = true;
+    /// For kernels that call `wait_for_previous_kernel`: they may start while the previous kernel still runs
+    /// (programmatic dependent launch).
+    pub(crate) fn dependent(mut self) -> Launch {
+        self.dependent = true;
         self
     }
 
@@ -107,13 +132,13 @@ impl Launch {
         self
     }
 
-    /// Puts the launch into a stream. `behind_launch`: what came before it there is a launch too, and there is a
-    /// device that can start this one early.
+    /// Issues the launch to a stream. `after_kernel`: the previous operation of the stream is a kernel launch, and the
+    /// device supports programmatic dependent launch.
     pub(crate) fn issue(
         &self,
         context: &Context,
         stream: sys::CUstream,
-        behind_launch: bool,
+        after_kernel: bool,
     ) -> Result<(), BackendError> {
         if self.grid.contains(&0) {
             return Ok(());
@@ -137,10 +162,10 @@ impl Launch {
             blockDimX: self.block,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: self.shared,
+            sharedMemBytes: self.shared_bytes,
             hStream: stream,
             attrs: &raw mut attribute,
-            numAttrs: u32::from(self.early && behind_launch),
+            numAttrs: u32::from(self.dependent && after_kernel),
         };
         // SAFETY: the function is loaded; the arguments were written with the types that the kernel declares and are
         // copied by the driver before it returns, as are configuration and attribute; what they point to is kept

@@ -1,6 +1,31 @@
-//! The CUDA backend: driver, compiler and cuBLAS loaded at run time.
+//! A backend for NVIDIA GPUs: it compiles parts of a tensor graph into CUDA graphs and runs them. Driver, compiler
+//! (NVRTC) and cuBLAS are loaded at run time, so the crate builds, and says what is missing, on machines without CUDA.
 //!
-//! The crate builds where there is no CUDA; [`device_count`] says what a machine has, or why it has nothing:
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use quadriga_graph::{DType, GraphBuilder};
+//! use quadriga_runtime::{Backend, Scheduler};
+//!
+//! let g = GraphBuilder::new();
+//! g.output("y", g.input("x", DType::F32, [256]).tanh());
+//! let graph = g.finish()?;
+//!
+//! let gpu: Arc<dyn Backend> = Arc::new(quadriga_cuda::Backend::new(0)?);
+//! let plan = Scheduler::new([gpu]).plan(&graph)?;
+//! let mut session = plan.session()?;
+//! session.run(&[("x", &vec![0.5f32; 256])])?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A split is lowered to kernel launches and cuBLAS calls (`lower/`), captured once as a CUDA graph (`program.rs`) and
+//! replayed for every run: inputs and positions are read from device memory, so one CUDA graph serves every token. The
+//! kernels are in `kernels/`; NVRTC compiles them for the device at first use.
+//!
+//! # Requirements
+//!
+//! Compute capability 7.5, a driver for CUDA 13 (580 or newer) and NVRTC; cuBLAS is optional. [`device_count`] says
+//! what a machine has:
 //!
 //! ```
 //! match quadriga_cuda::device_count() {
@@ -9,8 +34,16 @@
 //! }
 //! ```
 //!
-//! A split is lowered to launches (`lower/`), captured once as a CUDA graph (`program.rs`) and replayed for every run;
-//! inputs and positions live in device memory, so the same graph serves every token. The kernels are in `kernels/`.
+//! # Settings
+//!
+//! A [`Builder`] has a method for each setting; an environment variable is the default where that method is not called.
+//!
+//! | variable | method | meaning |
+//! |---|---|---|
+//! | `QUADRIGA_CUDA_FUSE=0` | [`Builder::fusion`] | one launch per operation; no programmatic dependent launch |
+//! | `QUADRIGA_CUDA_BLAS=0` | [`Builder::cublas`] | do without cuBLAS, as where it is not installed |
+//! | `QUADRIGA_CUDA_GAPS=1` | [`Builder::measure_idle_gaps`] | print the GPU's idle time between programs at the end |
+//! | `QUADRIGA_CACHE=DIR` | [`Builder::cache_dir`] | compiled kernels are kept in `DIR/kernels` [`~/.cache/quadriga`] |
 
 mod backend;
 mod blas;
@@ -19,13 +52,16 @@ mod context;
 mod error;
 mod event;
 mod faults;
-mod gaps;
+mod idle_gaps;
+mod inner;
 mod kernels;
 mod launch;
 mod lower;
+mod options;
 mod program;
 mod queue;
-mod small;
+mod small_copies;
+mod stream;
 
-pub use backend::{CudaBackend, device_count};
-pub use error::CudaError;
+pub use backend::{Backend, Builder, device_count};
+pub use error::Error;

@@ -1,4 +1,4 @@
-//! A compiled split: its steps, captured once as a CUDA graph, and replayed for every run.
+//! A compiled split: its steps are captured once as a CUDA graph, which every run replays.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -6,34 +6,36 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use quadriga_runtime::{BackendError, Buffer, Program};
 
-use crate::backend::Shared;
-use crate::blas::Product;
+use crate::blas::Gemm;
+use crate::inner::BackendInner;
 use crate::launch::Launch;
+use crate::stream::Stream;
 
-/// Something the device does.
-pub(crate) enum Step {
-    Launch(Launch),
-    Product(Product),
+/// One operation of a program.
+pub(crate) enum ProgramStep {
+    Kernel(Launch),
+    Gemm(Gemm),
 }
 
-impl Step {
-    /// Puts the step into a stream, behind another one.
+impl ProgramStep {
+    /// Issues the step to a stream, after the step `previous`.
     fn issue(
         &self,
-        shared: &Shared,
+        inner: &BackendInner,
         stream: sys::CUstream,
-        before: Option<&Step>,
+        previous: Option<&ProgramStep>,
     ) -> Result<(), BackendError> {
         match self {
-            Step::Launch(launch) => {
-                let early = shared.fuses && matches!(before, Some(Step::Launch(_)));
-                launch.issue(&shared.context, stream, early && shared.context.has_bulk_copies())
+            ProgramStep::Kernel(launch) => {
+                let overlaps = inner.fusion && inner.context.has_bulk_copies();
+                let after_kernel = matches!(previous, Some(ProgramStep::Kernel(_)));
+                launch.issue(&inner.context, stream, overlaps && after_kernel)
             }
-            Step::Product(product) => match &shared.blas {
-                Some(blas) => blas.issue(product, stream),
+            ProgramStep::Gemm(gemm) => match &inner.blas {
+                Some(blas) => blas.issue(gemm, stream),
                 None => Err(BackendError::Failed {
-                    backend: shared.context.name.clone(),
-                    what: "a matrix product",
+                    backend: inner.context.name.clone(),
+                    what: "a GEMM",
                     reason: "cuBLAS is not installed".into(),
                 }),
             },
@@ -42,11 +44,11 @@ impl Step {
 }
 
 pub(crate) struct CudaProgram {
-    shared: Arc<Shared>,
+    inner: Arc<BackendInner>,
     executable: sys::CUgraphExec,
     /// Whether it uses the counters that programs share.
-    counts: bool,
-    /// What the captured launches point to.
+    uses_counters: bool,
+    /// Buffers whose addresses the captured launches hold.
     _buffers: Vec<Arc<dyn Buffer>>,
 }
 
@@ -55,14 +57,14 @@ unsafe impl Send for CudaProgram {}
 
 impl CudaProgram {
     pub(crate) fn new(
-        shared: Arc<Shared>,
-        steps: &[Step],
-        counts: bool,
+        inner: Arc<BackendInner>,
+        steps: &[ProgramStep],
+        uses_counters: bool,
         buffers: Vec<Arc<dyn Buffer>>,
     ) -> Result<CudaProgram, BackendError> {
-        let context = Arc::clone(&shared.context);
+        let context = Arc::clone(&inner.context);
         context.bind()?;
-        let stream = Stream::new(&shared)?;
+        let stream = Stream::new(&context)?;
         let mut graph = std::ptr::null_mut();
         let mut executable = std::ptr::null_mut();
         // SAFETY: the stream is private to this call; capture ends on every path; the graph is destroyed once it is
@@ -70,10 +72,10 @@ impl CudaProgram {
         unsafe {
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             context.check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(stream.handle, mode))?;
-            let mut before = None;
+            let mut previous = None;
             let issued = steps.iter().try_for_each(|step| {
-                let issued = step.issue(&shared, stream.handle, before);
-                before = Some(step);
+                let issued = step.issue(&inner, stream.handle, previous);
+                previous = Some(step);
                 issued
             });
             let ended =
@@ -87,32 +89,32 @@ impl CudaProgram {
             }
             made?;
         }
-        Ok(CudaProgram { shared, executable, counts, _buffers: buffers })
+        Ok(CudaProgram { inner, executable, uses_counters, _buffers: buffers })
     }
 
-    pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
-        Arc::ptr_eq(&self.shared, shared)
+    pub(crate) fn is_of(&self, inner: &Arc<BackendInner>) -> bool {
+        Arc::ptr_eq(&self.inner, inner)
     }
 
-    /// Replays the graph on a stream. Programs share counters: those that use them run one after another, whatever
-    /// streams they are on.
+    /// Launches the CUDA graph on a stream. Programs that use the shared counters run one after another, on whatever
+    /// streams they are.
     pub(crate) fn launch(&mut self, stream: sys::CUstream) -> Result<(), BackendError> {
-        let context = &self.shared.context;
-        let mut turn = self.counts.then(|| self.shared.counters_turn());
+        let context = &self.inner.context;
+        let mut counters = self.uses_counters.then(|| self.inner.lock_counters());
         // SAFETY: stream, event and graph are live; nothing they point to is freed before the program is dropped.
         unsafe {
-            if let Some(turn) = &mut turn
-                && turn.take(stream)
+            if let Some(counters) = &mut counters
+                && counters.acquire(stream)
             {
-                context.check("cuStreamWaitEvent", sys::cuStreamWaitEvent(stream, turn.event(), 0))?;
+                context.check("cuStreamWaitEvent", sys::cuStreamWaitEvent(stream, counters.event(), 0))?;
             }
             let launch = || context.check("cuGraphLaunch", sys::cuGraphLaunch(self.executable, stream));
-            match &self.shared.gaps {
+            match &self.inner.idle_gaps {
                 None => launch()?,
-                Some(gaps) => gaps.around(stream, launch)?,
+                Some(gaps) => gaps.record(stream, launch)?,
             }
-            if let Some(turn) = &turn {
-                context.check("cuEventRecord", sys::cuEventRecord(turn.event(), stream))?;
+            if let Some(counters) = &counters {
+                context.check("cuEventRecord", sys::cuEventRecord(counters.event(), stream))?;
             }
         }
         Ok(())
@@ -121,7 +123,7 @@ impl CudaProgram {
 
 impl Drop for CudaProgram {
     fn drop(&mut self) {
-        if self.shared.context.bind().is_ok() {
+        if self.inner.context.bind().is_ok() {
             // SAFETY: instantiated by `new`, destroyed only here; the driver lets a running replay finish.
             let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
         }
@@ -131,38 +133,5 @@ impl Drop for CudaProgram {
 impl Program for CudaProgram {
     fn as_any(&mut self) -> &mut dyn Any {
         self
-    }
-}
-
-/// A stream that is destroyed with its owner.
-pub(crate) struct Stream {
-    shared: Arc<Shared>,
-    pub(crate) handle: sys::CUstream,
-}
-
-// SAFETY: a stream may be used from any thread with its context current.
-unsafe impl Send for Stream {}
-
-impl Stream {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Result<Stream, BackendError> {
-        shared.context.bind()?;
-        let mut handle = std::ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: writes one handle.
-        shared.context.check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        Ok(Stream { shared: Arc::clone(shared), handle })
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.shared.context.bind().is_ok() {
-            // SAFETY: created by `new`, destroyed only here. Work in flight is waited for, so that buffers dropped
-            // after the stream are no longer in use.
-            unsafe {
-                let _ = sys::cuStreamSynchronize(self.handle);
-                let _ = sys::cuStreamDestroy_v2(self.handle);
-            }
-        }
     }
 }

@@ -5,7 +5,6 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use quadriga_cuda::CudaBackend;
 use quadriga_graph::{DType, GraphBuilder};
 use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Usage};
 
@@ -17,7 +16,7 @@ fn everything_says_that_the_device_is_lost() {
         lose();
         return;
     }
-    if let Err(reason) = CudaBackend::new(0) {
+    if let Err(reason) = quadriga_cuda::Backend::new(0) {
         println!("skipped, there is no GPU: {reason}");
         return;
     }
@@ -27,7 +26,7 @@ fn everything_says_that_the_device_is_lost() {
 }
 
 fn lose() {
-    let backend = Arc::new(CudaBackend::new(0).unwrap());
+    let backend = Arc::new(quadriga_cuda::Backend::new(0).unwrap());
     let g = GraphBuilder::new();
     g.output("y", g.input("x", DType::F32, [256]).tanh());
     let graph = g.finish().unwrap();

@@ -10,12 +10,11 @@
 
 use std::sync::Arc;
 
-use quadriga_cuda::CudaBackend;
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Usage};
 
 fn device() -> Option<Arc<dyn Backend>> {
-    match CudaBackend::new(0) {
+    match quadriga_cuda::Backend::new(0) {
         Ok(backend) => Some(Arc::new(backend)),
         Err(reason) => {
             println!("skipped, there is no GPU: {reason}");

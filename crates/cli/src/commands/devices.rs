@@ -4,7 +4,6 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use quadriga_cuda::CudaBackend;
 use quadriga_runtime::{Backend, DeviceKind};
 use quadriga_view::{Limits, format};
 use serde_json::json;
@@ -36,7 +35,7 @@ pub(crate) fn devices(arguments: &DevicesArgs) -> Outcome {
         Ok(0) => absent.push(("cuda".to_owned(), "no device found".to_owned())),
         Ok(count) => {
             for number in 0..count {
-                match CudaBackend::new(number) {
+                match quadriga_cuda::Backend::new(number) {
                     Ok(backend) => found.push(Arc::new(backend)),
                     Err(error) => absent.push((format!("cuda:{number}"), error.to_string())),
                 }

@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use quadriga_cuda::CudaBackend;
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, BackendError, Buffer, RuntimeError, Scheduler, Usage};
 
@@ -22,7 +21,8 @@ pub(crate) fn check(device: &str, threads: Option<usize>) -> Outcome {
     drop(backend);
     if device.to_ascii_lowercase().starts_with("cuda") {
         let number = device.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
-        let backend = CudaBackend::new(number).map_err(|error| Failure::Message(error.to_string()))?;
+        let backend =
+            quadriga_cuda::Backend::new(number).map_err(|error| Failure::Message(error.to_string()))?;
         loss(&Arc::new(backend))?;
     }
     Ok(())
@@ -112,7 +112,7 @@ fn memory(backend: &Arc<dyn Backend>) -> Outcome {
     }
 }
 
-fn loss(backend: &Arc<CudaBackend>) -> Outcome {
+fn loss(backend: &Arc<quadriga_cuda::Backend>) -> Outcome {
     let g = GraphBuilder::new();
     g.output("y", g.input("x", DType::F32, [256]).tanh());
     let graph = g.finish().map_err(|error| wrong("building a graph", error))?;

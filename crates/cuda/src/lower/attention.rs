@@ -1,112 +1,170 @@
-//! Attention: pieces of the keys side by side, the last of which merges them. Many queries go by tiles, on tensor cores.
+//! Attention. Where there are too few queries to fill the device, keys are partitioned among blocks, and the last block
+//! merges the partial results (flash-decoding). Many queries use tensor cores.
 
 use std::ffi::CStr;
 
 use quadriga_graph::{Attention, DType, NodeId};
 use quadriga_runtime::BackendError;
 
-use super::Lowering;
-use super::fresh::Group;
-use super::rope::Parameters;
-use super::scratch::together;
-use crate::backend::COUNTERS;
-use crate::kernels::File;
-use crate::launch::{Argument, Described, Launch};
+use super::decode_attention::{DecodeAttention, DecodeAttentionSearch};
+use super::lowering::Lowering;
+use super::rope::RopeArg;
+use super::scratch;
+use crate::inner::MAX_COUNTERS;
+use crate::kernels::KernelFile;
+use crate::launch::{Argument, Launch, TensorArg};
 
-/// Fewest keys in a piece: as many as the threads of a block take at once, or two tiles.
-const LEAST_PIECE: u64 = 128;
-/// Queries that a block of tiles takes, and the fewest that are worth it.
+/// The fewest keys of a partition: as many as a block has in flight, or two tiles.
+const MIN_PARTITION: u64 = 128;
+/// Queries of a block of the tensor-core kernel.
 const TILE: u64 = 64;
-const LEAST_QUERIES: u64 = 16;
-/// The first compute capability whose tensor cores the tiles are for.
-const TENSOR_CORES: (i32, i32) = (8, 0);
+/// The fewest queries for which it is faster.
+const MIN_MMA_QUERIES: u64 = 16;
+/// The compute capability that it needs.
+const MMA_COMPUTE_CAPABILITY: (i32, i32) = (8, 0);
 
-/// How the keys are cut.
+/// How keys are partitioned among blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Pieces {
+pub(super) struct KeyPartitions {
     queries: u64,
-    /// Keys of a piece.
-    piece: u64,
+    /// Keys of a partition.
+    keys: u64,
     count: u64,
 }
 
-impl Pieces {
-    /// Enough blocks to fill the device twice; a piece's result costs memory, so not many more.
-    fn of(blocks: u64, queries: u64, keys: u64, multiprocessors: u32) -> Pieces {
-        let most = if blocks > COUNTERS as u64 {
+impl KeyPartitions {
+    /// Enough partitions to fill the device twice; not many more, since each costs memory for a partial result.
+    fn of(blocks: u64, queries: u64, keys: u64, multiprocessors: u32) -> KeyPartitions {
+        let max = if blocks > MAX_COUNTERS as u64 {
             1
         } else {
             (2 * u64::from(multiprocessors) / blocks.max(1)).max(1)
         };
-        let piece = keys.max(1).div_ceil(most).next_multiple_of(LEAST_PIECE);
-        Pieces { queries, piece, count: keys.div_ceil(piece).max(1) }
+        let length = keys.max(1).div_ceil(max).next_multiple_of(MIN_PARTITION);
+        KeyPartitions { queries, keys: length, count: keys.div_ceil(length).max(1) }
     }
 
-    /// Where each query of each head has a block; `[b, h, t]` are the queries' extents.
-    fn of_rows([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> Pieces {
-        Pieces::of(b * h * t, b * h * t, keys, multiprocessors)
+    /// For kernels with a block per query and head; `[b, h, t]` are the extents of the queries.
+    fn per_query([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> KeyPartitions {
+        KeyPartitions::of(b * h * t, b * h * t, keys, multiprocessors)
     }
 
-    /// Where so many queries of each head share one that it pays.
-    fn of_tiles([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> Option<Pieces> {
-        let cut = Pieces::of(b * h * t.div_ceil(TILE), b * h * t, keys, multiprocessors);
+    /// For the tensor-core kernel; `None` if it cannot, or need not, compute so many queries.
+    fn per_tile([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> Option<KeyPartitions> {
+        let cut = KeyPartitions::of(b * h * t.div_ceil(TILE), b * h * t, keys, multiprocessors);
         let fits = t.div_ceil(TILE) < 1 << 16 && b * cut.count < 1 << 16 && keys < 1 << 31;
-        (t >= LEAST_QUERIES && fits).then_some(cut)
+        (t >= MIN_MMA_QUERIES && fits).then_some(cut)
     }
 
-    /// The most bytes that the results of pieces of `e` elements take, whichever way it goes.
-    pub(super) fn most_bytes(queries: [u64; 3], keys: u64, e: usize, multiprocessors: u32) -> usize {
-        let tiles = Pieces::of_tiles(queries, keys, multiprocessors).map_or(0, |cut| cut.bytes(e));
-        Pieces::of_rows(queries, keys, multiprocessors).bytes(e).max(tiles)
+    /// The most bytes of partial results of `e` elements, with whichever kernel.
+    pub(super) fn max_bytes(queries: [u64; 3], keys: u64, e: usize, multiprocessors: u32) -> usize {
+        let tiles = KeyPartitions::per_tile(queries, keys, multiprocessors).map_or(0, |cut| cut.bytes(e));
+        KeyPartitions::per_query(queries, keys, multiprocessors).bytes(e).max(tiles)
     }
 
-    /// Bytes of the pieces' results, of `e` elements, where there are several.
+    /// Bytes of the partial results, of `e` elements; none for a single partition.
     fn bytes(&self, e: usize) -> usize {
-        if self.count > 1 { together([(self.queries * self.count) as usize * (e + 2) * 4]) } else { 0 }
+        if self.count > 1 {
+            scratch::total_bytes([(self.queries * self.count) as usize * (e + 2) * 4])
+        } else {
+            0
+        }
     }
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Work {
-    q: Described,
-    k: Described,
-    v: Described,
-    mask: Described,
-    spans: Described,
-    out: Described,
+struct AttentionWork {
+    q: TensorArg,
+    k: TensorArg,
+    v: TensorArg,
+    mask: TensorArg,
+    spans: TensorArg,
+    out: TensorArg,
     partial: u64,
     counters: u64,
     scale: f32,
     soft_cap: f32,
-    piece: i64,
-    pieces: i64,
-    faults: u64,
+    partition: i64,
+    partitions: i64,
+    fault_word: u64,
     fault: u32,
 }
 
-// SAFETY: `struct Work` of attention.cu has the same fields in the same order.
-unsafe impl Argument for Work {}
+// SAFETY: `struct AttentionWork` of attention.cuh has the same fields in the same order.
+unsafe impl Argument for AttentionWork {}
 
-/// The token under way, where attention takes it along.
+/// The current token of decode attention.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Fresh {
+struct DecodeToken {
     q: u64,
     k: u64,
     v: u64,
     position: u64,
     row: u64,
-    factors: Described,
-    rope: Parameters,
+    factors: TensorArg,
+    rope: RopeArg,
     fault_keys: u32,
     fault_values: u32,
 }
 
-// SAFETY: `struct Fresh` of attention.cu has the same fields in the same order.
-unsafe impl Argument for Fresh {}
+// SAFETY: `struct DecodeToken` of attention.cu has the same fields in the same order.
+unsafe impl Argument for DecodeToken {}
 
 impl Lowering<'_> {
+    /// Finds decode attention in the split, and moves its rows to scratch memory from `base` on: by the plan, the
+    /// result of attention may have the place of its rows, which are no longer needed once RoPE and the cache writes
+    /// are done.
+    pub(super) fn find_decode_attention(&mut self, base: u64, bytes: usize) -> Result<(), BackendError> {
+        if !self.inner.fusion {
+            return Ok(());
+        }
+        let readers = |storage| self.readers(storage).len();
+        let search = DecodeAttentionSearch {
+            graph: self.graph,
+            nodes: self.split.nodes,
+            kept: self.split.kept,
+            readers: &readers,
+        };
+        for group in search.matches() {
+            let [query, key, value] =
+                [group.query, group.key, group.value].map(|row| self.tensor(row).bytes());
+            let inputs = self.graph.inputs(group.attention);
+            let (Some(q), Some(k), Some(v)) = (inputs.first(), inputs.get(1), inputs.get(2)) else {
+                continue;
+            };
+            let caches = [(*k, group.write_keys), (*v, group.write_values)];
+            let mut same = true;
+            for (attended, write) in caches {
+                let Some(written) = self.graph.inputs(write).first().copied() else { continue };
+                same &= self.place(write, attended)?.1 == self.place(write, written)?.1;
+            }
+            let mut all = [TensorArg::default(); 3];
+            for (id, slot) in [*q, *k, *v].into_iter().zip(&mut all) {
+                *slot = self.tensor_arg(group.attention, id)?;
+            }
+            let [mut q, k, v] = all;
+            // The kernel reads the query from scratch memory: its place in the plan does not matter.
+            (q.address, q.strides) = (0, [0, 0, 0, 4]);
+            let heads = q.dims[1] as u64;
+            let few = heads <= 2 * u64::from(self.inner.context.multiprocessors);
+            let sizes = [query, key, value];
+            if !same || !few || f16_kernel(&q, &k, &v, false).is_none() || scratch::total_bytes(sizes) > bytes
+            {
+                continue;
+            }
+            let mut at = base;
+            for (row, size) in [group.query, group.key, group.value].into_iter().zip(sizes) {
+                self.moved.insert(self.graph[row].storage(), at);
+                at += scratch::aligned(size) as u64;
+            }
+            group.fused.into_iter().for_each(|node| self.fuse(node));
+            self.decode_attention.insert(group.attention, group);
+        }
+        Ok(())
+    }
+
     pub(super) fn attention(&mut self, node: NodeId, parameters: &Attention) -> Result<(), BackendError> {
         let (inputs, out) = self.operands(node)?;
         let mut given = inputs.into_iter();
@@ -115,35 +173,34 @@ impl Lowering<'_> {
         };
         let mut optional = |present: bool| present.then(|| given.next()).flatten().unwrap_or_default();
         let mask = optional(parameters.mask);
-        let spans: Described = optional(parameters.spans);
+        let spans: TensorArg = optional(parameters.spans);
         let [b, h, t, _] = q.dims;
         let [_, _, keys, e] = v.dims;
-        let multiprocessors = self.shared.context.multiprocessors;
+        let multiprocessors = self.inner.context.multiprocessors;
         let extents = [b as u64, h as u64, t as u64];
         let queries = (b * h * t) as u64;
-        let by_tiles = match tiles(&q, &k, &v, &out) {
-            Some(name) if self.shared.context.compute_capability >= TENSOR_CORES => {
-                Pieces::of_tiles(extents, keys as u64, multiprocessors).map(|cut| (name, cut))
+        let by_tiles = match mma_kernel(&q, &k, &v, &out) {
+            Some(name) if self.inner.context.compute_capability >= MMA_COMPUTE_CAPABILITY => {
+                KeyPartitions::per_tile(extents, keys as u64, multiprocessors).map(|cut| (name, cut))
             }
             _ => None,
         };
         let cut = match by_tiles {
             Some((_, cut)) => cut,
-            None => Pieces::of_rows(extents, keys as u64, multiprocessors),
+            None => KeyPartitions::per_query(extents, keys as u64, multiprocessors),
         };
-        let (piece, pieces) = (cut.piece, cut.count);
         let partial = match cut.bytes(e as usize) {
             0 => 0,
             bytes => {
-                self.counts = true;
+                self.uses_counters = true;
                 self.scratch(node, [bytes])?[0]
             }
         };
         let many = queries > 2 * u64::from(multiprocessors);
         let warps: u32 = if many { 4 } else { 8 };
-        let (faults, fault) = self.fault(node, "a span of visible keys is out of range");
+        let (fault_word, fault) = self.fault(node, "a span of visible keys is out of range");
         let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
-        let work = Work {
+        let work = AttentionWork {
             q,
             k,
             v,
@@ -151,100 +208,102 @@ impl Lowering<'_> {
             spans,
             out,
             partial,
-            counters: self.shared.counters.address(),
+            counters: self.inner.counters.address(),
             scale: parameters.scale,
             soft_cap: parameters.soft_cap.unwrap_or(0.0),
-            piece: piece as i64,
-            pieces: pieces as i64,
-            faults,
+            partition: cut.keys as i64,
+            partitions: cut.count as i64,
+            fault_word,
             fault,
         };
         if let Some((name, _)) = by_tiles {
-            // Keys and values, twice.
+            // Two buffers, each of a tile of keys and a tile of values.
             let shared = 4 * TILE as u32 * (2 * grid(e) + 16);
-            let function = self.shared.kernels.large_function(File::Tiles, name, shared)?;
-            let size = [grid(h), grid(t).div_ceil(TILE as u32), grid(b) * pieces as u32];
-            self.push(Launch::new(function, size, 128).shared(shared).early().arg(work));
+            let function =
+                self.inner.kernels.function_with_shared_memory(KernelFile::AttentionMma, name, shared)?;
+            let size = [grid(h), grid(t).div_ceil(TILE as u32), grid(b) * cut.count as u32];
+            self.push(Launch::new(function, size, 128).shared_bytes(shared).dependent().arg(work));
             return Ok(());
         }
-        let group = self.fresh.get(&node).copied();
+        let group = self.decode_attention.get(&node).copied();
         let warps = if group.is_some() && k.dims[3] < 256 { 4 } else { warps };
         let name = match group {
-            Some(_) if k.dims[3] == 64 => c"k_attention_64_fresh",
-            Some(_) if k.dims[3] == 128 => c"k_attention_128_fresh",
-            Some(_) => c"k_attention_256_fresh",
-            None => half_rows(&q, &k, &v, many).unwrap_or(c"k_attention"),
+            Some(_) if k.dims[3] == 64 => c"k_attention_decode_64",
+            Some(_) if k.dims[3] == 128 => c"k_attention_decode_128",
+            Some(_) => c"k_attention_decode_256",
+            None => f16_kernel(&q, &k, &v, many).unwrap_or(c"k_attention"),
         };
-        let function = self.function(File::Attention, name)?;
+        let function = self.function(KernelFile::Attention, name)?;
         let shared = (2 * warps + warps * grid(e)) * 4;
-        let launch = Launch::new(function, [pieces as u32, grid(h), grid(b * t)], warps * 32);
-        let launch = launch.shared(shared).early().arg(work);
+        let launch = Launch::new(function, [cut.count as u32, grid(h), grid(b * t)], warps * 32);
+        let launch = launch.shared_bytes(shared).dependent().arg(work);
         match group {
             None => self.push(launch),
             Some(group) => {
-                let fresh = self.fresh_token(node, &group)?;
-                self.push(launch.arg(fresh));
+                let token = self.decode_token(node, &group)?;
+                self.push(launch.arg(token));
             }
         }
         Ok(())
     }
 
-    fn fresh_token(&mut self, node: NodeId, group: &Group) -> Result<Fresh, BackendError> {
+    fn decode_token(&mut self, node: NodeId, group: &DecodeAttention) -> Result<DecodeToken, BackendError> {
         let reason = "a row index is out of range";
         let (_, fault_keys) = self.fault(group.write_keys, reason);
         let (_, fault_values) = self.fault(group.write_values, reason);
-        Ok(Fresh {
+        Ok(DecodeToken {
             q: self.place(node, group.query)?.1,
             k: self.place(node, group.key)?.1,
             v: self.place(node, group.value)?.1,
             position: self.place(node, group.positions)?.1,
             row: self.place(node, group.ids)?.1,
             factors: match group.factors {
-                Some(factors) => self.described(node, factors)?,
-                None => Described::default(),
+                Some(factors) => self.tensor_arg(node, factors)?,
+                None => TensorArg::default(),
             },
-            rope: Parameters::new(&group.rope),
+            rope: RopeArg::new(&group.rope),
             fault_keys,
             fault_values,
         })
     }
 }
 
-/// Whether the rows of a tensor lie dense, and start at multiples of so many bytes.
-fn rows_dense(t: &Described, dtype: DType, alignment: u64) -> bool {
+/// Whether the rows of a tensor are contiguous, and start at multiples of `alignment`.
+fn has_dense_rows(t: &TensorArg, dtype: DType, alignment: u64) -> bool {
     t.dtype == dtype.id()
         && t.strides[3] == dtype.block_bytes() as i64
         && t.address.is_multiple_of(alignment)
         && t.strides.iter().take(3).all(|stride| stride % alignment as i64 == 0)
 }
 
-/// The kernel for f16 keys and values whose rows can be loaded whole, where there is one for their length.
-pub(super) fn half_rows(q: &Described, k: &Described, v: &Described, many: bool) -> Option<&'static CStr> {
+/// The kernel for f16 keys and values, if there is one for their head size and their rows are aligned for 16-byte
+/// loads.
+fn f16_kernel(q: &TensorArg, k: &TensorArg, v: &TensorArg, many: bool) -> Option<&'static CStr> {
     let name = match (k.dims[3], many) {
-        (64, false) => c"k_attention_64",
-        (128, false) => c"k_attention_128",
-        (256, false) => c"k_attention_256",
-        (64, true) => c"k_attention_64_many",
-        (128, true) => c"k_attention_128_many",
-        (256, true) => c"k_attention_256_many",
+        (64, false) => c"k_attention_f16_64",
+        (128, false) => c"k_attention_f16_128",
+        (256, false) => c"k_attention_f16_256",
+        (64, true) => c"k_attention_f16_64_many",
+        (128, true) => c"k_attention_f16_128_many",
+        (256, true) => c"k_attention_f16_256_many",
         _ => return None,
     };
-    let whole = |t: &Described, dtype: DType| t.dims[3] == k.dims[3] && rows_dense(t, dtype, 16);
+    let whole = |t: &TensorArg, dtype: DType| t.dims[3] == k.dims[3] && has_dense_rows(t, dtype, 16);
     (whole(q, DType::F32) && whole(k, DType::F16) && whole(v, DType::F16)).then_some(name)
 }
 
-/// The kernel that takes f16 or Q8_0 keys and values by tiles, where there is one for the length of their rows.
-fn tiles(q: &Described, k: &Described, v: &Described, out: &Described) -> Option<&'static CStr> {
+/// The tensor-core kernel for f16 or Q8_0 keys and values, if there is one for their head size.
+fn mma_kernel(q: &TensorArg, k: &TensorArg, v: &TensorArg, out: &TensorArg) -> Option<&'static CStr> {
     let name = match k.dims[3] {
-        64 => c"k_attention_tiles_64",
-        80 => c"k_attention_tiles_80",
-        96 => c"k_attention_tiles_96",
-        128 => c"k_attention_tiles_128",
+        64 => c"k_attention_mma_64",
+        80 => c"k_attention_mma_80",
+        96 => c"k_attention_mma_96",
+        128 => c"k_attention_mma_128",
         _ => return None,
     };
-    let whole = |t: &Described| rows_dense(t, DType::F32, 8);
-    let cached = |t: &Described| {
-        let known = rows_dense(t, DType::F16, 16) || rows_dense(t, DType::Q8_0, 2);
+    let whole = |t: &TensorArg| has_dense_rows(t, DType::F32, 8);
+    let cached = |t: &TensorArg| {
+        let known = has_dense_rows(t, DType::F16, 16) || has_dense_rows(t, DType::Q8_0, 2);
         known && t.dims[3] == k.dims[3]
     };
     (whole(q) && whole(out) && cached(k) && cached(v)).then_some(name)
@@ -257,46 +316,46 @@ mod tests {
     const MULTIPROCESSORS: u32 = 132;
 
     #[test]
-    fn many_queries_go_by_tiles_whose_pieces_fill_the_device() {
-        let tiles = |queries, keys| Pieces::of_tiles(queries, keys, MULTIPROCESSORS);
+    fn many_queries_use_tensor_cores_and_partitions_fill_the_device() {
+        let tiles = |queries, keys| KeyPartitions::per_tile(queries, keys, MULTIPROCESSORS);
         assert_eq!(tiles([1, 32, 15], 512), None, "few queries");
         // 32 heads of 8 tiles are enough blocks.
-        assert_eq!(tiles([1, 32, 512], 512), Some(Pieces { queries: 32 * 512, piece: 512, count: 1 }));
-        // 9 heads of one tile are not: their keys are cut, but not into less than two tiles.
+        assert_eq!(tiles([1, 32, 512], 512), Some(KeyPartitions { queries: 32 * 512, keys: 512, count: 1 }));
+        // 9 heads of one tile are not: their keys are partitioned, with at least two tiles each.
         assert_eq!(tiles([1, 9, 40], 4096).unwrap().count, 16);
-        assert_eq!(tiles([1, 9, 40], 256).unwrap(), Pieces { queries: 360, piece: 128, count: 2 });
-        assert_eq!(tiles([1, 1, 64], 1 << 31), None, "keys that have no number");
+        assert_eq!(tiles([1, 9, 40], 256).unwrap(), KeyPartitions { queries: 360, keys: 128, count: 2 });
+        assert_eq!(tiles([1, 1, 64], 1 << 31), None, "more keys than an int counts");
         for queries in [[1, 9, 40], [1, 32, 512], [2, 4, 17]] {
-            let most = Pieces::most_bytes(queries, 4096, 128, MULTIPROCESSORS);
+            let max = KeyPartitions::max_bytes(queries, 4096, 128, MULTIPROCESSORS);
             let taken = tiles(queries, 4096).unwrap().bytes(128);
-            assert!(taken <= most, "{queries:?}: {taken} of {most}");
+            assert!(taken <= max, "{queries:?}: {taken} of {max}");
         }
     }
 
     #[test]
-    fn tiles_take_halves_and_eight_bits_of_some_lengths() {
+    fn tensor_cores_take_f16_and_q8_0_of_some_head_sizes() {
         let rows = |dtype: DType, cols: i64| {
             let row = dtype.row_bytes(cols as usize).unwrap() as i64;
-            Described {
+            TensorArg {
                 address: 1 << 20,
                 dtype: dtype.id(),
-                packed: 0,
+                reserved: 0,
                 dims: [1, 2, 64, cols],
                 strides: [128 * row, 64 * row, row, dtype.block_bytes() as i64],
             }
         };
-        let with = |k: Described, v: Described| {
-            tiles(&rows(DType::F32, k.dims[3]), &k, &v, &rows(DType::F32, k.dims[3])).is_some()
+        let with = |k: TensorArg, v: TensorArg| {
+            mma_kernel(&rows(DType::F32, k.dims[3]), &k, &v, &rows(DType::F32, k.dims[3])).is_some()
         };
         for cols in [64, 80, 96, 128] {
             assert!(with(rows(DType::F16, cols), rows(DType::F16, cols)), "{cols}");
         }
         assert!(with(rows(DType::Q8_0, 64), rows(DType::F16, 64)));
         assert!(with(rows(DType::Q8_0, 128), rows(DType::Q8_0, 128)));
-        assert!(!with(rows(DType::F32, 64), rows(DType::F32, 64)), "full precision");
-        assert!(!with(rows(DType::F16, 40), rows(DType::F16, 40)), "another length");
-        assert!(!with(rows(DType::F16, 64), rows(DType::F16, 128)), "two lengths");
-        let shifted = Described { address: (1 << 20) + 2, ..rows(DType::F16, 64) };
-        assert!(!with(shifted, rows(DType::F16, 64)), "rows that cannot be loaded whole");
+        assert!(!with(rows(DType::F32, 64), rows(DType::F32, 64)), "f32 cache");
+        assert!(!with(rows(DType::F16, 40), rows(DType::F16, 40)), "unsupported head size");
+        assert!(!with(rows(DType::F16, 64), rows(DType::F16, 128)), "two head sizes");
+        let shifted = TensorArg { address: (1 << 20) + 2, ..rows(DType::F16, 64) };
+        assert!(!with(shifted, rows(DType::F16, 64)), "misaligned rows");
     }
 }

@@ -1,16 +1,16 @@
-//! Rotary position embedding, alone or with the writing of keys and values to the cache.
+//! Rotary position embedding (RoPE), alone or fused with the KV-cache write.
 
 use quadriga_graph::{NodeId, Op, Pairing, Rope, TensorId, TensorKind};
 use quadriga_runtime::BackendError;
 
-use super::{Lowering, overlap};
-use crate::backend::is_plain;
-use crate::kernels::File;
-use crate::launch::{Argument, Described, Launch};
+use super::lowering::Lowering;
+use crate::buffer::overlap;
+use crate::kernels::KernelFile;
+use crate::launch::{Argument, Launch, TensorArg, is_plain};
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(super) struct Parameters {
+pub(super) struct RopeArg {
     dims: i32,
     half_split: i32,
     base: f32,
@@ -21,34 +21,34 @@ pub(super) struct Parameters {
     high: f32,
 }
 
-// SAFETY: `struct Rope` of common.cuh has the same fields in the same order.
-unsafe impl Argument for Parameters {}
+// SAFETY: `struct Rope` of rope.cuh has the same fields in the same order.
+unsafe impl Argument for RopeArg {}
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct RopeCache {
-    q: Described,
-    out: Described,
-    k: Described,
-    v: Described,
-    keys: Described,
-    values: Described,
-    positions: Described,
-    ids: Described,
-    factors: Described,
-    rope: Parameters,
-    faults: u64,
+struct RopeSetRows {
+    q: TensorArg,
+    out: TensorArg,
+    k: TensorArg,
+    v: TensorArg,
+    keys: TensorArg,
+    values: TensorArg,
+    positions: TensorArg,
+    ids: TensorArg,
+    factors: TensorArg,
+    rope: RopeArg,
+    fault_word: u64,
     fault_keys: u32,
     fault_values: u32,
 }
 
-// SAFETY: `struct RopeCache` of rope.cu has the same fields in the same order.
-unsafe impl Argument for RopeCache {}
+// SAFETY: `struct RopeSetRows` of rope.cu has the same fields in the same order.
+unsafe impl Argument for RopeSetRows {}
 
-impl Parameters {
-    pub(super) fn new(rope: &Rope) -> Parameters {
+impl RopeArg {
+    pub(super) fn new(rope: &Rope) -> RopeArg {
         let (low, high) = if rope.ext_factor == 0.0 { (0.0, 0.0) } else { rope.yarn_range() };
-        Parameters {
+        RopeArg {
             dims: rope.dims as i32,
             half_split: i32::from(rope.pairing == Pairing::Half),
             base: rope.base,
@@ -61,11 +61,11 @@ impl Parameters {
     }
 }
 
-/// Tokens from which on a block of threads for each fills the device.
-const MANY: i64 = 64;
+/// The fewest tokens for one block per token.
+const MIN_BATCH_TOKENS: i64 = 64;
 
-/// Nodes that become one launch: queries turned, keys turned and written, values written.
-struct Group {
+/// The nodes that are fused with RoPE of the queries: RoPE of the keys, and the writes of keys and values.
+struct RopeGroup {
     keys: NodeId,
     write_keys: NodeId,
     write_values: NodeId,
@@ -74,7 +74,7 @@ struct Group {
 impl Lowering<'_> {
     pub(super) fn rope(&mut self, at: usize, node: NodeId, rope: &Rope) -> Result<(), BackendError> {
         if let Some(group) = self.rope_group(at, node)
-            && self.rope_cache(node, rope, &group)?
+            && self.rope_set_rows(node, rope, &group)?
         {
             return Ok(());
         }
@@ -83,14 +83,14 @@ impl Lowering<'_> {
         let positions = inputs.get(1).copied().unwrap_or_default();
         let factors = inputs.get(2).copied().unwrap_or_default();
         let threads = x.rows() * (x.dims[3] as u64 - rope.dims as u64 / 2);
-        let launch = Launch::over(self.function(File::Rope, c"k_rope")?, threads).early();
-        self.push(launch.arg(x).arg(positions).arg(factors).arg(out).arg(Parameters::new(rope)));
+        let launch = Launch::over(self.function(KernelFile::Rope, c"k_rope")?, threads).dependent();
+        self.push(launch.arg(x).arg(positions).arg(factors).arg(out).arg(RopeArg::new(rope)));
         Ok(())
     }
 
-    /// The three nodes that follow queries in an attention layer.
-    fn rope_group(&self, at: usize, node: NodeId) -> Option<Group> {
-        if !self.shared.fuses {
+    /// The three nodes after RoPE of the queries in an attention layer.
+    fn rope_group(&self, at: usize, node: NodeId) -> Option<RopeGroup> {
+        if !self.inner.fusion {
             return None;
         }
         let mut later = self.later(at);
@@ -98,26 +98,26 @@ impl Lowering<'_> {
         let graph = self.graph;
         let alike = graph[keys].op() == graph[node].op()
             && graph.inputs(keys).get(1..) == graph.inputs(node).get(1..);
-        let [_, turned, ids] = *graph.inputs(write_keys) else { return None };
+        let [_, rotated, ids] = *graph.inputs(write_keys) else { return None };
         let [_, _, other_ids] = *graph.inputs(write_values) else { return None };
         let writes = [write_keys, write_values].iter().all(|n| matches!(graph[*n].op(), Op::SetRows));
-        let made = graph[keys].output();
-        // What turns is known before the kernel before is done.
-        let early = graph.inputs(node).get(2).is_none_or(|factors| {
+        let produced = graph[keys].output();
+        // The kernel reads frequency factors before the previous kernel is complete.
+        let fixed = graph.inputs(node).get(2).is_none_or(|factors| {
             matches!(graph[graph[*factors].storage()].kind(), TensorKind::Weight | TensorKind::Constant)
         });
         let fits = alike
             && writes
-            && early
+            && fixed
             && ids == other_ids
-            && graph[turned].storage() == made
-            && graph[turned].is_contiguous()
-            && self.readers(made).len() == 1
-            && !(self.split.kept)(made);
-        fits.then_some(Group { keys, write_keys, write_values })
+            && graph[rotated].storage() == produced
+            && graph[rotated].is_contiguous()
+            && self.readers(produced).len() == 1
+            && !(self.split.kept)(produced);
+        fits.then_some(RopeGroup { keys, write_keys, write_values })
     }
 
-    fn rope_cache(&mut self, node: NodeId, rope: &Rope, group: &Group) -> Result<bool, BackendError> {
+    fn rope_set_rows(&mut self, node: NodeId, rope: &Rope, group: &RopeGroup) -> Result<bool, BackendError> {
         let graph = self.graph;
         let input = |node: NodeId, at: usize| graph.inputs(node).get(at).copied();
         let ids = [
@@ -130,19 +130,19 @@ impl Lowering<'_> {
             input(node, 1),
             input(group.write_keys, 2),
         ];
-        let mut all = [Described::default(); 8];
+        let mut all = [TensorArg::default(); 8];
         for (id, slot) in ids.iter().zip(&mut all) {
             let Some(id) = id else { return Ok(false) };
-            *slot = self.described(node, *id)?;
+            *slot = self.tensor_arg(node, *id)?;
         }
         let factors = match input(node, 2) {
-            Some(id) => self.described(node, id)?,
-            None => Described::default(),
+            Some(id) => self.tensor_arg(node, id)?,
+            None => TensorArg::default(),
         };
         let [q, out, k, v, keys, values, positions, rows] = all;
         let tokens = q.dims[1];
         let width = k.dims[2] * k.dims[3];
-        let cache = |t: &Described, width: i64| {
+        let cache = |t: &TensorArg, width: i64| {
             t.dims[0] == 1
                 && t.dims[1] == 1
                 && t.dims[3] == width
@@ -158,21 +158,21 @@ impl Lowering<'_> {
         let bytes = |at: usize| -> usize {
             ids.get(at).copied().flatten().map_or(0, |id: TensorId| graph[id].bytes())
         };
-        // Queries are written while everything else is still read.
+        // The rotated queries are written while all inputs are still read.
         let in_place = q.address == out.address && q.strides == out.strides;
-        let apart = |t: &Described, at: usize| !overlap(out.address, bytes(1), t.address, bytes(at));
+        let apart = |t: &TensorArg, at: usize| !overlap(out.address, bytes(1), t.address, bytes(at));
         if !fits || !(in_place || apart(&q, 0)) || !apart(&k, 2) || !apart(&v, 3) {
             return Ok(false);
         }
-        let pairs = |t: &Described| t.rows() * (t.dims[3] as u64 - rope.dims as u64 / 2);
+        let pairs = |t: &TensorArg| t.rows() * (t.dims[3] as u64 - rope.dims as u64 / 2);
         let threads = pairs(&q) + pairs(&k) + v.elements();
         if threads > i32::MAX as u64 {
             return Ok(false);
         }
         let reason = "a row index is out of range";
-        let (faults, fault_keys) = self.fault(group.write_keys, reason);
+        let (fault_word, fault_keys) = self.fault(group.write_keys, reason);
         let (_, fault_values) = self.fault(group.write_values, reason);
-        let work = RopeCache {
+        let work = RopeSetRows {
             q,
             out,
             k,
@@ -182,18 +182,22 @@ impl Lowering<'_> {
             positions,
             ids: rows,
             factors,
-            rope: Parameters::new(rope),
-            faults,
+            rope: RopeArg::new(rope),
+            fault_word,
             fault_keys,
             fault_values,
         };
-        let launch = if tokens >= MANY && q.dims[3] == k.dims[3] && q.dims[3] <= 256 {
-            Launch::new(self.function(File::Rope, c"k_rope_cache_many")?, [tokens as u32, 1, 1], 256)
+        let launch = if tokens >= MIN_BATCH_TOKENS && q.dims[3] == k.dims[3] && q.dims[3] <= 256 {
+            Launch::new(
+                self.function(KernelFile::Rope, c"k_rope_set_rows_batch")?,
+                [tokens as u32, 1, 1],
+                256,
+            )
         } else {
             let blocks = threads.div_ceil(128) as u32;
-            Launch::new(self.function(File::Rope, c"k_rope_cache")?, [blocks, 1, 1], 128)
+            Launch::new(self.function(KernelFile::Rope, c"k_rope_set_rows")?, [blocks, 1, 1], 128)
         };
-        self.push(launch.early().arg(work));
+        self.push(launch.dependent().arg(work));
         [group.keys, group.write_keys, group.write_values].into_iter().for_each(|node| self.fuse(node));
         Ok(true)
     }

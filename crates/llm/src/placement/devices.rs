@@ -174,7 +174,7 @@ fn cuda_count() -> u32 {
 
 #[cfg(feature = "cuda")]
 fn cuda(ordinal: u32) -> Result<Arc<dyn Backend>> {
-    match quadriga_cuda::CudaBackend::new(ordinal) {
+    match quadriga_cuda::Backend::new(ordinal) {
         Ok(backend) => Ok(Arc::new(backend)),
         Err(error) => {
             Err(Error::Device { name: DeviceName::Cuda(ordinal).to_string(), source: error.into() })

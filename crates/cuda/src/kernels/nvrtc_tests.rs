@@ -1,4 +1,4 @@
-//! All kernels, compiled for three generations of devices, where there is none.
+//! Compiles all kernels for three compute capabilities; no device is needed.
 
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
@@ -7,32 +7,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 
 /// All files, in their order.
-const FILES: [File; SOURCES.len()] = [
-    File::Elementwise,
-    File::Norm,
-    File::Rope,
-    File::Rows,
-    File::Reduce,
-    File::Matmul,
-    File::Pack,
-    File::Attention,
-    File::Tiles,
-    File::Stream,
+const FILES: [KernelFile; SOURCES.len()] = [
+    KernelFile::Elementwise,
+    KernelFile::Norm,
+    KernelFile::Rope,
+    KernelFile::Rows,
+    KernelFile::Reduce,
+    KernelFile::Matmul,
+    KernelFile::Pack,
+    KernelFile::Attention,
+    KernelFile::AttentionMma,
+    KernelFile::GemvStreamed,
 ];
 
-/// Loads NVRTC as scripts/python-env installs it, so that it is there when it is looked for by its name.
+/// Loads NVRTC as scripts/python-env installs it, so that looking it up by name finds it.
 fn load_compiler() {
     unsafe extern "C" {
         fn dlopen(path: *const std::ffi::c_char, flags: std::ffi::c_int) -> *mut std::ffi::c_void;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/python-env");
     let made = Command::new(&script).output().expect("scripts/python-env runs");
-    let said = String::from_utf8_lossy(&made.stderr);
-    assert!(made.status.success(), "scripts/python-env could not install NVRTC:\n{said}");
+    let log = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "scripts/python-env could not install NVRTC:\n{log}");
     let python = String::from_utf8(made.stdout).unwrap();
-    let where_it_is = "import sysconfig; print(sysconfig.get_path('purelib'))";
-    let asked = Command::new(python.trim()).args(["-c", where_it_is]).output().unwrap();
-    let folder = Path::new(String::from_utf8(asked.stdout).unwrap().trim()).join("nvidia/cu13/lib");
+    let print_path = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let printed = Command::new(python.trim()).args(["-c", print_path]).output().unwrap();
+    let folder = Path::new(String::from_utf8(printed.stdout).unwrap().trim()).join("nvidia/cu13/lib");
     let mut libraries: Vec<PathBuf> =
         fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     // Its built-in functions first: "libnvrtc-builtins" comes before "libnvrtc.so".
@@ -47,7 +47,7 @@ fn load_compiler() {
     }
 }
 
-/// The names of kernels that this crate launches, from its own text.
+/// The names of all kernels that this crate launches, from its source text.
 fn launched() -> Vec<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let folders = [source.join("lower"), source];
@@ -65,9 +65,9 @@ fn launched() -> Vec<String> {
 }
 
 #[test]
-fn kernels_compile_for_old_and_new_devices_and_none_is_missing() {
+fn all_kernels_compile_and_every_launched_name_exists() {
     load_compiler();
-    let work: Vec<(File, (i32, i32))> =
+    let work: Vec<(KernelFile, (i32, i32))> =
         [(7, 5), (8, 0), (9, 0)].into_iter().flat_map(|device| FILES.map(|file| (file, device))).collect();
     let next = AtomicUsize::new(0);
     let newest = Mutex::new(Vec::new());
@@ -76,7 +76,7 @@ fn kernels_compile_for_old_and_new_devices_and_none_is_missing() {
             let (name, source, options) = file.source(*device);
             match compile(name, &source, &options) {
                 Ok(image) => {
-                    assert!(is_whole_elf(&image), "{name} for {device:?}");
+                    assert!(is_complete_elf(&image), "{name} for {device:?}");
                     if device.0 >= 9 {
                         newest.lock().unwrap().extend(image);
                     }
@@ -93,7 +93,7 @@ fn kernels_compile_for_old_and_new_devices_and_none_is_missing() {
     let (images, launched) = (newest.into_inner().unwrap(), launched());
     assert!(launched.len() > 50, "{launched:?}");
     for name in launched {
-        // As the symbol's name stands in the image: ended by a zero.
+        // A symbol's name in the image ends with a zero.
         let symbol = format!("\0{name}\0");
         let found = images.windows(symbol.len()).any(|bytes| bytes == symbol.as_bytes());
         assert!(found, "no kernel is called {name}");

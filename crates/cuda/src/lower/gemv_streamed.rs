@@ -1,32 +1,31 @@
-//! Products of one row whose matrices stream through shared memory, with what comes before and after: the norm of the
-//! row, a bias or residual, a gated unit. See `kernels/stream.cu`.
-
-use std::ffi::CStr;
+//! GEMV with weights streamed through shared memory, with the norm of the row as prologue and a bias, residual or
+//! SwiGLU as epilogue. See `kernels/gemv_streamed.cu`.
 
 use quadriga_graph::{Binary, DType, Gate, NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::{BackendError, Layout};
 
-use super::packing::{Form, Packed};
-use super::{Lowering, overlap};
-use crate::kernels::File;
+use super::formats::{MatrixFormat, PackedMatrix};
+use super::lowering::Lowering;
+use crate::buffer::overlap;
+use crate::kernels::KernelFile;
 use crate::launch::{Argument, Launch};
 
-/// Warps of a block that leaves room on its multiprocessor for the next kernel's, and of one that does not, as in the
-/// kernel.
+/// Warps of a block that leaves room on its SM for a block of the next kernel, as in the kernel.
 const FEW_WARPS: usize = 8;
+/// Warps of a block that has the SM for itself.
 const MANY_WARPS: usize = 16;
-/// Bytes of weights for each multiprocessor from which on more warps are worth more than room for the next kernel.
-const MUCH: usize = 40_000;
+/// Bytes of weights per SM from which on more warps are worth more than room for the next kernel.
+const MIN_WIDE_BYTES: usize = 40_000;
 /// The most slots of a warp's ring.
-const MOST_SLOTS: usize = 8;
-/// Shared memory of a block so that two fit a multiprocessor: the next kernel's rings fill while this one runs.
-const SHARED_OF_TWO: usize = 114_000;
-/// Shared memory of a block that is alone.
-const SHARED_OF_ONE: usize = 220_000;
+const MAX_SLOTS: usize = 8;
+/// Shared memory of a block of which two fit on an SM: the next kernel fills its rings while this one runs.
+const HALF_SM_BYTES: usize = 114_000;
+/// Shared memory of a block that has the SM for itself.
+const WHOLE_SM_BYTES: usize = 220_000;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Part {
+struct StreamPart {
     quants: u64,
     scales: u64,
     out: u64,
@@ -37,63 +36,64 @@ struct Part {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Job {
-    part: [Part; 3],
+struct StreamedGemv {
+    part: [StreamPart; 3],
     x: u64,
     norm: u64,
     count: u32,
     gated: u32,
-    units: u32,
+    pairs: u32,
     cols: u32,
     slots: u32,
     eps: f32,
 }
 
-// SAFETY: `struct Job` of stream.cu has the same fields in the same order.
-unsafe impl Argument for Job {}
+// SAFETY: `struct StreamedGemv` of gemv_streamed.cu has the same fields in the same order.
+unsafe impl Argument for StreamedGemv {}
 
-/// A norm that the row passes through before it is multiplied.
+/// The RMS norm of a launch's prologue.
 #[derive(Clone, Copy)]
-pub(super) struct Norm {
-    /// What is normed.
+pub(super) struct FusedNorm {
+    /// The row before the norm.
     pub(super) x: TensorId,
-    /// The weight that it is multiplied with.
+    /// The weight by which the normalised row is multiplied.
     pub(super) weight: TensorId,
     pub(super) eps: f32,
 }
 
 /// A matrix that can be streamed.
 #[derive(Clone, Copy, PartialEq)]
-struct Matrix {
-    form: Form,
+struct StreamedMatrix {
+    format: MatrixFormat,
     quants: u64,
     scales: u64,
     rows: usize,
 }
 
-/// One product of a launch.
-struct Member {
-    matrix: Matrix,
-    /// What it computes by itself.
+/// One matmul of a launch.
+struct FusedMatmul {
+    matrix: StreamedMatrix,
+    /// The result of the matmul itself.
     product: TensorId,
-    /// What is added to it.
+    /// The tensor that the epilogue adds.
     add: Option<TensorId>,
-    /// What is written.
+    /// The tensor that is written.
     output: TensorId,
-    /// The nodes that it stands for.
+    /// The nodes that the launch computes.
     nodes: Vec<NodeId>,
 }
 
 impl Lowering<'_> {
-    /// Tries to make one launch of a product at position `at` and what belongs to it. `x` is the row as the graph has
-    /// it; with a norm, all that reads it must come along. `false` if it cannot be: nothing has happened then.
-    pub(super) fn stream(
+    /// Tries to make one launch of the matmul at position `at`, those that follow with the same row `x`, and their
+    /// epilogues. With a norm, the launch must contain every reader of `x`. `false` if it is not possible, with nothing
+    /// changed.
+    pub(super) fn gemv_streamed(
         &mut self,
         at: usize,
         x: TensorId,
-        norm: Option<Norm>,
+        norm: Option<FusedNorm>,
     ) -> Result<bool, BackendError> {
-        if !self.shared.fuses || !self.shared.context.has_bulk_copies() {
+        if !self.inner.fusion || !self.inner.context.has_bulk_copies() {
             return Ok(false);
         }
         let Some(node) = self.split.nodes.get(at).copied() else { return Ok(false) };
@@ -105,7 +105,7 @@ impl Lowering<'_> {
         }
         let cols = row.shape().cols();
         let mut members = self.members(at, x)?;
-        let Some(form) = members.first().map(|member| member.matrix.form) else { return Ok(false) };
+        let Some(format) = members.first().map(|member| member.matrix.format) else { return Ok(false) };
         let reads = self.readers(x).len();
         let gated = self.gated(at, &members);
         if let Some((unit, swapped)) = gated {
@@ -120,14 +120,14 @@ impl Lowering<'_> {
                 first.nodes.push(unit);
             }
         }
-        if !self.is_safe(node, source, &members, gated.is_some())? {
-            // One at a time, without what follows.
+        if !self.outputs_are_apart(node, source, &members, gated.is_some())? {
+            // The matmul alone, without epilogue.
             members.truncate(1);
             if let Some(first) = members.first_mut() {
                 (first.add, first.output) = (None, first.product);
                 first.nodes.truncate(1);
             }
-            if gated.is_some() || !self.is_safe(node, source, &members, false)? {
+            if gated.is_some() || !self.outputs_are_apart(node, source, &members, false)? {
                 return Ok(false);
             }
         }
@@ -135,21 +135,24 @@ impl Lowering<'_> {
             return Ok(false);
         }
         let rows: usize = members.iter().map(|member| member.matrix.rows).sum();
-        let units = if gated.is_some() { rows / 2 } else { rows.div_ceil(2) };
-        let multiprocessors = self.shared.context.multiprocessors as usize;
-        let Some(cut) = Cut::of(form, cols, rows, units, multiprocessors) else { return Ok(false) };
-        // Warps find their units by numbers of 32 bits.
-        if u32::try_from((units + 1) * multiprocessors * cut.warps).is_err() {
+        let pairs = if gated.is_some() { rows / 2 } else { rows.div_ceil(2) };
+        let multiprocessors = self.inner.context.multiprocessors as usize;
+        let Some(shape) = LaunchShape::of(format, cols, rows, pairs, multiprocessors) else {
+            return Ok(false);
+        };
+        // Warps compute their row pairs in 32 bits.
+        if u32::try_from((pairs + 1) * multiprocessors * shape.warps).is_err() {
             return Ok(false);
         }
-        let mut job = Job { x: from, cols: cols as u32, slots: cut.slots as u32, ..Job::default() };
+        let mut job =
+            StreamedGemv { x: from, cols: cols as u32, slots: shape.slots as u32, ..StreamedGemv::default() };
         if let Some(norm) = norm {
             job.norm = self.place(node, norm.weight)?.1;
             job.eps = norm.eps;
         }
         job.gated = u32::from(gated.is_some());
         for (member, part) in members.iter().zip(&mut job.part) {
-            *part = Part {
+            *part = StreamPart {
                 quants: member.matrix.quants,
                 scales: member.matrix.scales,
                 out: self.place(node, member.output)?.1,
@@ -158,29 +161,29 @@ impl Lowering<'_> {
                     None => 0,
                 },
                 rows: member.matrix.rows as u32,
-                first: job.units,
+                first: job.pairs,
             };
-            job.units += member.matrix.rows.div_ceil(2) as u32;
+            job.pairs += member.matrix.rows.div_ceil(2) as u32;
             job.count += 1;
         }
         if gated.is_some() {
-            job.units = job.part[0].rows;
+            job.pairs = job.part[0].rows;
         }
-        let blocks = self.shared.context.multiprocessors.min(job.units).max(1);
-        let function = self.shared.kernels.large_function(
-            File::Stream,
-            name(form, cut.warps == MANY_WARPS),
-            SHARED_OF_ONE as u32,
+        let blocks = self.inner.context.multiprocessors.min(job.pairs).max(1);
+        let function = self.inner.kernels.function_with_shared_memory(
+            KernelFile::GemvStreamed,
+            format.streamed(shape.warps == MANY_WARPS),
+            WHOLE_SM_BYTES as u32,
         )?;
-        let launch = Launch::new(function, [blocks, 1, 1], cut.warps as u32 * 32).shared(cut.shared as u32);
-        self.push(launch.early().arg(job));
+        let launch = Launch::new(function, [blocks, 1, 1], shape.warps as u32 * 32);
+        self.push(launch.shared_bytes(shape.shared_bytes as u32).dependent().arg(job));
         members.iter().flat_map(|member| &member.nodes).for_each(|node| self.fuse(*node));
         Ok(true)
     }
 
-    /// The product at a position and those that follow it directly with the same row, each with its addition.
-    fn members(&mut self, at: usize, x: TensorId) -> Result<Vec<Member>, BackendError> {
-        let mut members: Vec<Member> = Vec::new();
+    /// The matmul at a position and those that directly follow with the same row, each with its addition.
+    fn members(&mut self, at: usize, x: TensorId) -> Result<Vec<FusedMatmul>, BackendError> {
+        let mut members: Vec<FusedMatmul> = Vec::new();
         let later: Vec<NodeId> = self.split.nodes.iter().skip(at).copied().collect();
         for node in later {
             let op = self.graph[node].op();
@@ -192,13 +195,13 @@ impl Lowering<'_> {
                 && let [weight, row] = *self.graph.inputs(node)
                 && row == x
                 && members.len() < 3
-                && let Some(matrix) = self.matrix(node, weight)?
-                && members.first().is_none_or(|first| first.matrix.form == matrix.form)
+                && let Some(matrix) = self.streamed_matrix(node, weight)?
+                && members.first().is_none_or(|first| first.matrix.format == matrix.format)
             {
-                members.push(Member { matrix, product: output, add: None, output, nodes: vec![node] });
+                members.push(FusedMatmul { matrix, product: output, add: None, output, nodes: vec![node] });
                 continue;
             }
-            // The only other thing that may stand between products is an addition to one of them.
+            // Only an addition to one of the results may come between matmuls.
             let [a, b] = *self.graph.inputs(node) else { break };
             let ours = |id: TensorId| members.iter().any(|m| m.product == id || m.output == id);
             let (product, other) = match (ours(a), ours(b)) {
@@ -220,8 +223,13 @@ impl Lowering<'_> {
         Ok(members)
     }
 
-    /// The matrix of a product, if it can be streamed. Only weights are there before the kernel before is done.
-    fn matrix(&mut self, node: NodeId, weight: TensorId) -> Result<Option<Matrix>, BackendError> {
+    /// The matrix of a matmul, if it can be streamed. It must be a weight, since it is read before the previous kernel
+    /// is complete.
+    fn streamed_matrix(
+        &mut self,
+        node: NodeId,
+        weight: TensorId,
+    ) -> Result<Option<StreamedMatrix>, BackendError> {
         let tensor = self.tensor(weight);
         if tensor.kind() != TensorKind::Weight || tensor.storage() != weight || tensor.shape().rank() > 2 {
             return Ok(None);
@@ -232,22 +240,22 @@ impl Lowering<'_> {
             return Ok(None);
         }
         Ok(match place.layout {
-            Layout::Packed(_) => Packed::of(tensor).map(|packed| Matrix {
-                form: packed.form,
+            Layout::Packed(_) => PackedMatrix::of(tensor).map(|packed| StreamedMatrix {
+                format: packed.format,
                 quants,
                 scales: quants + packed.scales_at as u64,
                 rows,
             }),
             Layout::Plain => (tensor.dtype() == DType::F16
                 && tensor.is_contiguous()
-                && cols.is_multiple_of(8)
+                && cols.is_multiple_of(MatrixFormat::F16.block())
                 && quants.is_multiple_of(16))
-            .then_some(Matrix { form: Form::Half, quants, scales: 0, rows }),
+            .then_some(StreamedMatrix { format: MatrixFormat::F16, quants, scales: 0, rows }),
         })
     }
 
-    /// The gated unit of two products, if that is what they are for, and whether the second one is the gate.
-    fn gated(&self, at: usize, members: &[Member]) -> Option<(NodeId, bool)> {
+    /// The SwiGLU node that reads the results of two matmuls, if nothing else does, and whether the second is the gate.
+    fn gated(&self, at: usize, members: &[FusedMatmul]) -> Option<(NodeId, bool)> {
         let [one, two] = members else { return None };
         let last = *two.nodes.first()?;
         let position = self.split.nodes.iter().skip(at).position(|node| *node == last)? + at;
@@ -256,7 +264,7 @@ impl Lowering<'_> {
         let [a, b] = *self.graph.inputs(unit) else { return None };
         let (gate, up) = if *swapped { (b, a) } else { (a, b) };
         let both = (gate, up) == (one.product, two.product) || (gate, up) == (two.product, one.product);
-        let alone = |m: &Member| {
+        let alone = |m: &FusedMatmul| {
             let product = &self.graph[m.product];
             m.add.is_none() && !(self.split.kept)(m.product) && self.readers(product.storage()).len() == 1
         };
@@ -265,13 +273,13 @@ impl Lowering<'_> {
         (both && alone(one) && alone(two) && fits).then_some((unit, gate == two.product))
     }
 
-    /// Whether everything that is read stays as it is until it was read: the row by all, what is added by its own
-    /// thread alone.
-    fn is_safe(
+    /// Whether no output overlaps an input that is still read: all blocks read the row, and only the thread that writes
+    /// a result reads its addend.
+    fn outputs_are_apart(
         &mut self,
         node: NodeId,
         row: TensorId,
-        members: &[Member],
+        members: &[FusedMatmul],
         gated: bool,
     ) -> Result<bool, BackendError> {
         let range = |lowering: &mut Self, id: TensorId| -> Result<(u64, usize), BackendError> {
@@ -302,61 +310,45 @@ impl Lowering<'_> {
     }
 }
 
-fn name(form: Form, alone: bool) -> &'static CStr {
-    match (form, alone) {
-        (Form::Four, false) => c"k_stream_four",
-        (Form::Shifted, false) => c"k_stream_shifted",
-        (Form::Eight, false) => c"k_stream_eight",
-        (Form::Half, false) => c"k_stream_half",
-        (Form::Four, true) => c"k_stream_four_alone",
-        (Form::Shifted, true) => c"k_stream_shifted_alone",
-        (Form::Eight, true) => c"k_stream_eight_alone",
-        (Form::Half, true) => c"k_stream_half_alone",
-    }
-}
-
-/// How a launch is cut.
+/// Block size and shared memory of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Cut {
+struct LaunchShape {
     /// Warps of a block.
     warps: usize,
     /// Slots of a warp's ring.
     slots: usize,
-    /// Bytes of shared memory of a block.
-    shared: usize,
+    /// Shared memory of a block.
+    shared_bytes: usize,
 }
 
-impl Cut {
-    /// For matrices of so many rows in all, in so many units.
-    fn of(form: Form, cols: usize, rows: usize, units: usize, multiprocessors: usize) -> Option<Cut> {
-        if !cols.is_multiple_of(if form == Form::Half { 8 } else { 32 }) || cols == 0 {
+impl LaunchShape {
+    /// For matrices of `rows` rows in all, in `pairs` row pairs; `None` if a ring does not fit into shared memory.
+    fn of(
+        format: MatrixFormat,
+        cols: usize,
+        rows: usize,
+        pairs: usize,
+        multiprocessors: usize,
+    ) -> Option<LaunchShape> {
+        if !cols.is_multiple_of(format.block()) || cols == 0 {
             return None;
         }
-        let chunk = match form {
-            Form::Four | Form::Shifted => 4096,
-            Form::Eight => 2048,
-            Form::Half => 1024,
+        let chunk = format.chunk();
+        let slot = 2 * format.row_bytes(cols.min(chunk));
+        // The row as f32, or as 8-bit elements with two floats for each 32.
+        let row = if format == MatrixFormat::F16 { cols * 4 } else { cols + cols / 4 };
+        // No more slots than a warp fills, and at least `min_slots` if it fills that many.
+        let with = |warps: usize, limit: usize, min_slots: usize| {
+            let filled = pairs.div_ceil(multiprocessors.max(1) * warps).max(1) * cols.div_ceil(chunk);
+            let slots = (limit.checked_sub(row)? / (warps * slot)).min(MAX_SLOTS).min(filled);
+            let shared_bytes = warps * slots * slot + row;
+            (slots >= min_slots.min(filled)).then_some(LaunchShape { warps, slots, shared_bytes })
         };
-        let bytes = |elements: usize| match form {
-            Form::Four => elements / 2 + (elements / 16).next_multiple_of(16),
-            Form::Shifted => elements / 2 + (elements / 8).next_multiple_of(16),
-            Form::Eight => elements + (elements / 16).next_multiple_of(16),
-            Form::Half => 2 * elements,
-        };
-        let slot = 2 * bytes(cols.min(chunk));
-        // Eight-bit elements and two floats for each 32 of them, or floats.
-        let row = if form == Form::Half { cols * 4 } else { cols + cols / 4 };
-        // No more slots than a warp fills, and no fewer than `least` if it could fill more.
-        let with = |warps: usize, limit: usize, least: usize| {
-            let filled = units.div_ceil(multiprocessors.max(1) * warps).max(1) * cols.div_ceil(chunk);
-            let slots = (limit.checked_sub(row)? / (warps * slot)).min(MOST_SLOTS).min(filled);
-            (slots >= least.min(filled)).then_some(Cut { warps, slots, shared: warps * slots * slot + row })
-        };
-        let alone = (rows * bytes(cols) > multiprocessors * MUCH)
-            .then(|| with(MANY_WARPS, SHARED_OF_ONE, 2))
+        let wide = (rows * format.row_bytes(cols) > multiprocessors * MIN_WIDE_BYTES)
+            .then(|| with(MANY_WARPS, WHOLE_SM_BYTES, 2))
             .flatten();
-        let shares = || with(FEW_WARPS, SHARED_OF_TWO, 2);
-        alone.or_else(shares).or_else(|| with(FEW_WARPS, SHARED_OF_ONE, 1))
+        let shares_sm = || with(FEW_WARPS, HALF_SM_BYTES, 2);
+        wide.or_else(shares_sm).or_else(|| with(FEW_WARPS, WHOLE_SM_BYTES, 1))
     }
 }
 
@@ -364,29 +356,37 @@ impl Cut {
 mod tests {
     use super::*;
 
-    const FORMS: [Form; 4] = [Form::Four, Form::Shifted, Form::Eight, Form::Half];
+    const FORMATS: [MatrixFormat; 4] =
+        [MatrixFormat::Q4, MatrixFormat::Q4Min, MatrixFormat::Q8, MatrixFormat::F16];
 
     #[test]
-    fn little_work_leaves_room_for_the_next_kernel_and_no_slot_is_empty() {
-        for form in FORMS {
+    fn small_matrices_leave_room_for_the_next_kernel_and_no_slot_is_unused() {
+        for format in FORMATS {
             for cols in [32, 576, 1536, 4096, 8192, 11008] {
-                let cut = Cut::of(form, cols, 132, 66, 132).unwrap();
-                assert!(cut.warps == FEW_WARPS && cut.shared <= SHARED_OF_TWO, "{form:?} {cols}: {cut:?}");
-                assert!(cut.slots >= 2 || cols <= 4096, "{form:?} {cols}: {cut:?}");
+                let shape = LaunchShape::of(format, cols, 132, 66, 132).unwrap();
+                assert!(
+                    shape.warps == FEW_WARPS && shape.shared_bytes <= HALF_SM_BYTES,
+                    "{format:?} {cols}: {shape:?}"
+                );
+                assert!(shape.slots >= 2 || cols <= 4096, "{format:?} {cols}: {shape:?}");
             }
-            assert_eq!(Cut::of(form, 10, 132, 66, 132), None);
-            assert_eq!(Cut::of(form, 1 << 20, 132, 66, 132), None);
+            assert_eq!(LaunchShape::of(format, 10, 132, 66, 132), None);
+            assert_eq!(LaunchShape::of(format, 1 << 20, 132, 66, 132), None);
         }
-        assert_eq!(Cut::of(Form::Four, 576, 960, 480, 132).unwrap().slots, 1, "a warp has one unit");
+        assert_eq!(
+            LaunchShape::of(MatrixFormat::Q4, 576, 960, 480, 132).unwrap().slots,
+            1,
+            "a warp has one row pair"
+        );
     }
 
     #[test]
-    fn much_work_has_more_warps_and_rings_that_fill_while_they_empty() {
-        for form in FORMS {
+    fn large_matrices_have_more_warps_and_at_least_two_slots() {
+        for format in FORMATS {
             for (cols, rows) in [(4096, 12_288), (4096, 22_016), (11_008, 4096), (4096, 32_000)] {
-                let cut = Cut::of(form, cols, rows, rows / 2, 132).unwrap();
-                assert!(cut.warps == MANY_WARPS && cut.slots >= 2, "{form:?} {cols}: {cut:?}");
-                assert!(cut.shared <= SHARED_OF_ONE, "{form:?} {cols}: {cut:?}");
+                let shape = LaunchShape::of(format, cols, rows, rows / 2, 132).unwrap();
+                assert!(shape.warps == MANY_WARPS && shape.slots >= 2, "{format:?} {cols}: {shape:?}");
+                assert!(shape.shared_bytes <= WHOLE_SM_BYTES, "{format:?} {cols}: {shape:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! How long the device had nothing to do between two programs: a tool for measuring, off unless asked for.
+//! Measures how long the GPU is idle between two programs; off by default.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,26 +9,24 @@ use crate::context::Context;
 use crate::event::CudaEvent;
 use crate::faults::Faults;
 
-/// Set to anything, programs mark their starts and ends, and the times between are printed when the backend goes.
-pub(crate) const VARIABLE: &str = "QUADRIGA_CUDA_GAPS";
+/// The most programs that are recorded.
+const MAX_PROGRAMS: usize = 8192;
 
-/// The most that are kept.
-const MOST: usize = 8192;
-
-pub(crate) struct Gaps {
+/// Start and end events of programs; prints the gaps between them when it is dropped.
+pub(crate) struct IdleGaps {
     context: Arc<Context>,
     faults: Arc<Faults>,
-    /// Start and end of each program, in the order of their launching.
+    /// Start and end of each program, in launch order.
     marks: Mutex<Vec<[CudaEvent; 2]>>,
 }
 
-impl Gaps {
-    pub(crate) fn new(context: &Arc<Context>, faults: &Arc<Faults>) -> Gaps {
-        Gaps { context: Arc::clone(context), faults: Arc::clone(faults), marks: Mutex::default() }
+impl IdleGaps {
+    pub(crate) fn new(context: &Arc<Context>, faults: &Arc<Faults>) -> IdleGaps {
+        IdleGaps { context: Arc::clone(context), faults: Arc::clone(faults), marks: Mutex::default() }
     }
 
-    /// Launches something between two marks.
-    pub(crate) fn around(
+    /// Records an event before and after a launch.
+    pub(crate) fn record(
         &self,
         stream: sys::CUstream,
         launch: impl FnOnce() -> Result<(), BackendError>,
@@ -43,23 +41,23 @@ impl Gaps {
         launch()?;
         let end = mark()?;
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        if marks.len() < MOST {
+        if marks.len() < MAX_PROGRAMS {
             marks.push([begin, end]);
         }
         Ok(())
     }
 }
 
-impl Drop for Gaps {
+impl Drop for IdleGaps {
     fn drop(&mut self) {
         let marks = self.marks.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let neighbours = marks.iter().zip(marks.iter().skip(1));
+        let pairs = marks.iter().zip(marks.iter().skip(1));
         let mut times: Vec<f64> =
-            neighbours.filter_map(|([_, end], [begin, _])| Some(begin.seconds_since(end)? * 1e6)).collect();
+            pairs.filter_map(|([_, end], [begin, _])| Some(begin.seconds_since(end)? * 1e6)).collect();
         times.sort_by(f64::total_cmp);
         let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN);
         eprintln!(
-            "{}: {} programs; µs between two: median {:.1}, a tenth below {:.1}, a tenth above {:.1}",
+            "{}: {} programs; idle µs between two: median {:.1}, 10th percentile {:.1}, 90th percentile {:.1}",
             self.context.name,
             marks.len(),
             at(0.5),

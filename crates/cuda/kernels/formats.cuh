@@ -1,0 +1,512 @@
+// Element types and weight formats. This file alone knows how blocks and packed matrices are laid out on the device;
+// src/lower/formats.rs has the sizes and kernel names for the host. A new type is added in these two files.
+
+// Ids of element types, as in GGUF files.
+enum {
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q2_K = 10,
+    Q3_K = 11,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    IQ4_NL = 20,
+    IQ4_XS = 23,
+    I32 = 26,
+    BF16 = 30,
+    MXFP4 = 39,
+};
+
+// Bytes of a block: of 256 elements in K-quants and IQ4_XS, of 32 in all others.
+enum {
+    Q4_0_BYTES = 18,
+    Q4_1_BYTES = 20,
+    Q5_0_BYTES = 22,
+    Q5_1_BYTES = 24,
+    Q8_0_BYTES = 34,
+    Q2_K_BYTES = 84,
+    Q3_K_BYTES = 110,
+    Q4_K_BYTES = 144,
+    Q5_K_BYTES = 176,
+    Q6_K_BYTES = 210,
+    IQ4_NL_BYTES = 18,
+    IQ4_XS_BYTES = 136,
+    MXFP4_BYTES = 17,
+};
+
+// Whether a type is stored element by element. A macro, because the compiler branches better on it than on a function.
+#define IS_PLAIN(type) ((type) == F32 || (type) == F16 || (type) == BF16 || (type) == I32)
+
+// ---- Reading blocks ----
+
+__device__ const i8 IQ4_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+__device__ const i8 MXFP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// The scale of an MXFP4 block, halved, because MXFP4_LEVELS holds doubled values.
+__device__ __forceinline__ float mxfp4_scale(u8 e) {
+    return __uint_as_float(e < 2 ? 0x00200000u << e : (u32)(e - 1) << 23);
+}
+
+// Scale and minimum of group `g` of a Q4_K or Q5_K block, six bits each.
+__device__ __forceinline__ void k_scale_min(const u8 *scales, int g, int *scale, int *minimum) {
+    if (g < 4) {
+        *scale = scales[g] & 63;
+        *minimum = scales[g + 4] & 63;
+    } else {
+        *scale = (scales[g + 4] & 15) | (scales[g - 4] >> 6) << 4;
+        *minimum = (scales[g + 4] >> 4) | (scales[g] >> 6) << 4;
+    }
+}
+
+__device__ __forceinline__ int q3_k_scale(const u8 *scales, int g) {
+    int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4;
+    int high = (scales[8 + g % 4] >> (2 * (g / 4))) & 3;
+    return (low | high << 4) - 32;
+}
+
+// Element `i` of a row of any type that starts at `row`.
+__device__ __forceinline__ float row_element(u32 type, const u8 *row, i64 i) {
+    switch (type) {
+    case F32: return ((const float *)row)[i];
+    case F16: return half_to_float(((const u16 *)row)[i]);
+    case BF16: return bf16_to_float(((const u16 *)row)[i]);
+    case I32: return (float)((const int *)row)[i];
+    case Q4_0: {
+        const u8 *b = row + i / 32 * Q4_0_BYTES;
+        int l = i % 32, q = b[2 + l % 16];
+        return ((l < 16 ? q & 15 : q >> 4) - 8) * read_half(b);
+    }
+    case Q4_1: {
+        const u8 *b = row + i / 32 * Q4_1_BYTES;
+        int l = i % 32, q = b[4 + l % 16];
+        return (l < 16 ? q & 15 : q >> 4) * read_half(b) + read_half(b + 2);
+    }
+    case Q5_0: {
+        const u8 *b = row + i / 32 * Q5_0_BYTES;
+        int l = i % 32, q = b[6 + l % 16];
+        int high = (read32(b + 2) >> l) & 1;
+        return (((l < 16 ? q & 15 : q >> 4) | high << 4) - 16) * read_half(b);
+    }
+    case Q5_1: {
+        const u8 *b = row + i / 32 * Q5_1_BYTES;
+        int l = i % 32, q = b[8 + l % 16];
+        int high = (read32(b + 4) >> l) & 1;
+        return ((l < 16 ? q & 15 : q >> 4) | high << 4) * read_half(b) + read_half(b + 2);
+    }
+    case Q8_0: {
+        const u8 *b = row + i / 32 * Q8_0_BYTES;
+        return ((const i8 *)b)[2 + i % 32] * read_half(b);
+    }
+    case Q2_K: {
+        const u8 *b = row + i / 256 * Q2_K_BYTES;
+        int e = i % 256, n = e / 128, j = e % 128 / 32, l = e % 32;
+        int sc = b[8 * n + 2 * j + l / 16];
+        int q = (b[16 + 32 * n + l] >> (2 * j)) & 3;
+        return read_half(b + 80) * (sc & 15) * q - read_half(b + 82) * (sc >> 4);
+    }
+    case Q3_K: {
+        const u8 *b = row + i / 256 * Q3_K_BYTES;
+        int e = i % 256, n = e / 128, j = e % 128 / 32, l = e % 32;
+        int q = ((b[32 + 32 * n + l] >> (2 * j)) & 3) - ((b[l] >> (4 * n + j)) & 1 ? 0 : 4);
+        return read_half(b + 108) * q3_k_scale(b + 96, 8 * n + 2 * j + l / 16) * q;
+    }
+    case Q4_K: {
+        const u8 *b = row + i / 256 * Q4_K_BYTES;
+        int e = i % 256, c = e / 64, l = e % 64, scale, minimum;
+        k_scale_min(b + 4, 2 * c + l / 32, &scale, &minimum);
+        int q = b[16 + 32 * c + l % 32];
+        q = l < 32 ? q & 15 : q >> 4;
+        return read_half(b) * scale * q - read_half(b + 2) * minimum;
+    }
+    case Q5_K: {
+        const u8 *b = row + i / 256 * Q5_K_BYTES;
+        int e = i % 256, c = e / 64, l = e % 64, g = 2 * c + l / 32, scale, minimum;
+        k_scale_min(b + 4, g, &scale, &minimum);
+        int q = b[48 + 32 * c + l % 32];
+        q = (l < 32 ? q & 15 : q >> 4) | ((b[16 + l % 32] >> g) & 1) << 4;
+        return read_half(b) * scale * q - read_half(b + 2) * minimum;
+    }
+    case Q6_K: {
+        const u8 *b = row + i / 256 * Q6_K_BYTES;
+        int e = i % 256, n = e / 128, j = e % 128 / 32, l = e % 32;
+        int low = b[64 * n + l + 32 * (j & 1)];
+        low = j < 2 ? low & 15 : low >> 4;
+        int q = (low | ((b[128 + 32 * n + l] >> (2 * j)) & 3) << 4) - 32;
+        return read_half(b + 208) * ((const i8 *)b)[192 + 8 * n + 2 * j + l / 16] * q;
+    }
+    case IQ4_NL: {
+        const u8 *b = row + i / 32 * IQ4_NL_BYTES;
+        int l = i % 32, q = b[2 + l % 16];
+        return IQ4_LEVELS[l < 16 ? q & 15 : q >> 4] * read_half(b);
+    }
+    case IQ4_XS: {
+        const u8 *b = row + i / 256 * IQ4_XS_BYTES;
+        int e = i % 256, g = e / 32, l = e % 32;
+        int scale = ((b[4 + g / 2] >> (4 * (g % 2))) & 15) | ((read16(b + 2) >> (2 * g)) & 3) << 4;
+        int q = b[8 + 16 * g + l % 16];
+        return read_half(b) * (scale - 32) * IQ4_LEVELS[l < 16 ? q & 15 : q >> 4];
+    }
+    case MXFP4: {
+        const u8 *b = row + i / 32 * MXFP4_BYTES;
+        int l = i % 32, q = b[1 + l % 16];
+        return mxfp4_scale(b[0]) * MXFP4_LEVELS[l < 16 ? q & 15 : q >> 4];
+    }
+    }
+    return 0.0f;
+}
+
+// Types of the KV cache that attention reads with kernels of its own: f16 and Q8_0. With row_element, the code of all
+// other types would be instantiated along, a hundred times.
+__device__ __forceinline__ float cache_element(u32 type, const u8 *row, int i) {
+    if (type == F16) return half_to_float(((const u16 *)row)[i]);
+    const u8 *block = row + i / 32 * Q8_0_BYTES;
+    return ((const i8 *)block)[2 + i % 32] * half_to_float(*(const u16 *)block);
+}
+
+#if __CUDA_ARCH__ >= 800
+// Elements `8 · part ..` of a Q8_0 row as eight f16.
+__device__ __forceinline__ uint4 q8_0_to_f16x8(const u8 *row, int part) {
+    const u16 *block = (const u16 *)(row + part / 4 * Q8_0_BYTES);
+    float scale = half_to_float(block[0]);
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u16 pair = block[1 + part % 4 * 4 + i];
+        words[i] = floats_to_f16x2(scale * (i8)(pair & 255), scale * (i8)(pair >> 8));
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+#endif
+
+// Types with a kernel that converts rows to bf16 for cuBLAS: name in the kernel, type.
+#define FOR_EACH_TYPE_TO_BF16(X) \
+    X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0) X(q4_k, Q4_K) X(q5_k, Q5_K) X(q6_k, Q6_K)
+
+// ---- Quantizing ----
+
+// Types that set_rows and casts can write.
+__device__ __forceinline__ int quantized_block_bytes(u32 type) {
+    return type == Q4_0   ? Q4_0_BYTES
+           : type == Q4_1 ? Q4_1_BYTES
+           : type == Q5_0 ? Q5_0_BYTES
+           : type == Q5_1 ? Q5_1_BYTES
+                          : Q8_0_BYTES;
+}
+
+// Quantizing follows graph/src/blocks/fit.rs operation by operation, so that host and device produce the same blocks:
+// files that use it are compiled without fused multiply-add. Scales stay f16 bits once they are rounded: converted to
+// f32 and back before they are stored byte by byte, they lose their low byte in the code of CUDA 13.0's compiler.
+
+#define MAX_FLOAT 3.402823466e38f
+
+__device__ __forceinline__ float finite(float x) { return x != x ? 0.0f : fminf(MAX_FLOAT, fmaxf(-MAX_FLOAT, x)); }
+
+// The nearest finite f16; NaN becomes 0.
+__device__ __forceinline__ u16 finite_half(float x) {
+    return float_to_half(x != x ? 0.0f : fminf(65504.0f, fmaxf(-65504.0f, x)));
+}
+
+__device__ __forceinline__ float inverse_of(float step) { return step == 0.0f ? 0.0f : 1.0f / step; }
+
+// Truncated to an integer and clamped to 0 ..= `highest`; NaN becomes 0.
+__device__ __forceinline__ u32 whole(float x, float highest) { return (u32)fminf(highest, fmaxf(0.0f, x)); }
+
+// The quant of a value, where `value ≈ scale · (quant − offset)`.
+__device__ __forceinline__ u32 centred(float x, float inverse, float offset) {
+    return whole(x * inverse + (offset + 0.5f), 2.0f * offset - 1.0f);
+}
+
+// The scale (f16 bits) with the least squared error, for quants of 0 ..= `2 · offset − 1`.
+__device__ u16 fit_centred(const float *v, float offset) {
+    float extreme = 0.0f;
+    u16 best = 0;
+    for (int i = 0; i < 32; i++) if (fabsf(v[i]) > fabsf(extreme)) extreme = v[i];
+    double least = INF;
+#pragma unroll 1
+    for (int reaches = 0; reaches < 3; reaches++) {
+        u16 half = finite_half(extreme / (0.5f * reaches - offset));
+#pragma unroll 1
+        for (int round = 0; round <= 2; round++) {
+            float scale = half_to_float(half), inverse = inverse_of(scale);
+            double error = 0.0, product = 0.0, square = 0.0;
+            for (int i = 0; i < 32; i++) {
+                double x = v[i], quant = (double)centred(v[i], inverse, offset) - (double)offset;
+                double miss = x - (double)scale * quant;
+                error += miss * miss;
+                product += x * quant;
+                square += quant * quant;
+            }
+            if (error < least) {
+                least = error;
+                best = half;
+            }
+            if (square == 0.0) break;
+            half = finite_half((float)(product / square));
+        }
+    }
+    return best;
+}
+
+// The quant of a value, where `value ≈ scale · quant + minimum`.
+__device__ __forceinline__ u32 from_minimum(float x, float inverse, float minimum, float highest) {
+    return whole((x - minimum) * inverse + 0.5f, highest);
+}
+
+// Scale and minimum (f16 bits) with the least squared error, for quants of 0 ..= `highest`.
+__device__ ushort2 fit_from_minimum(const float *v, float highest) {
+    float lowest = MAX_FLOAT, largest = -MAX_FLOAT;
+    for (int i = 0; i < 32; i++) {
+        lowest = fminf(lowest, v[i]);
+        largest = fmaxf(largest, v[i]);
+    }
+    ushort2 best = {0, 0}, halves = {finite_half(largest / highest - lowest / highest), finite_half(lowest)};
+    double least = INF;
+#pragma unroll 1
+    for (int round = 0; round <= 2; round++) {
+        float scale = half_to_float(halves.x), minimum = half_to_float(halves.y), inverse = inverse_of(scale);
+        double error = 0.0, sum_x = 0.0, sum_quant = 0.0, product = 0.0, square = 0.0;
+        for (int i = 0; i < 32; i++) {
+            double x = v[i], quant = (double)from_minimum(v[i], inverse, minimum, highest);
+            double miss = x - ((double)scale * quant + (double)minimum);
+            error += miss * miss;
+            sum_x += x;
+            sum_quant += quant;
+            product += x * quant;
+            square += quant * quant;
+        }
+        if (error < least) {
+            least = error;
+            best = halves;
+        }
+        double spread = 32.0 * square - sum_quant * sum_quant;
+        if (spread == 0.0) break;
+        double slope = (32.0 * product - sum_x * sum_quant) / spread;
+        halves.x = finite_half((float)slope);
+        halves.y = finite_half((float)((sum_x - slope * sum_quant) / 32.0));
+    }
+    return best;
+}
+
+// Quantizes 32 values to a block of `type`.
+__device__ void quantize_block(u32 type, float *v, u8 *block) {
+    for (int i = 0; i < 32; i++) v[i] = finite(v[i]);
+    if (type == Q8_0) {
+        float largest = 0.0f;
+        for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(v[i]));
+        u16 scale = finite_half(largest / 127.0f);
+        float inverse = inverse_of(half_to_float(scale));
+        write16(block, scale);
+        for (int i = 0; i < 32; i++) {
+            float steps = fminf(127.0f, fmaxf(-127.0f, v[i] * inverse));
+            ((i8 *)block)[2 + i] = (i8)(steps + copysignf(0.5f, steps));
+        }
+        return;
+    }
+    bool is_centred = type == Q4_0 || type == Q5_0, five = type == Q5_0 || type == Q5_1;
+    float offset = five ? 16.0f : 8.0f, highest = five ? 31.0f : 15.0f;
+    ushort2 fit = {0, 0};
+    if (is_centred) fit.x = fit_centred(v, offset);
+    else fit = fit_from_minimum(v, highest);
+    float inverse = inverse_of(half_to_float(fit.x)), minimum = half_to_float(fit.y);
+    write16(block, fit.x);
+    if (!is_centred) write16(block + 2, fit.y);
+    block += is_centred ? 2 : 4;
+    u32 fifth = 0;
+    u8 *low = block + (five ? 4 : 0);
+    for (int i = 0; i < 16; i++) low[i] = 0;
+    for (int i = 0; i < 32; i++) {
+        u32 quant = is_centred ? centred(v[i], inverse, offset) : from_minimum(v[i], inverse, minimum, highest);
+        low[i % 16] |= (u8)((quant & 15) << (i < 16 ? 0 : 4));
+        fifth |= (quant >> 4 & 1) << i;
+    }
+    if (five) {
+        write16(block, fifth & 0xffff);
+        write16(block + 2, fifth >> 16);
+    }
+}
+
+// ---- Packed matrices ----
+//
+// Weights that GEMV kernels read are packed on upload (k_pack) into two arrays, so that every load is whole and
+// aligned:
+//
+//   MATRIX_Q4      quants   rows × blocks × 16 bytes   byte j: elements j (low nibble) and j + 16 (high nibble)
+//                  scales   rows × padded × 1 f16      value = scale · (quant − 8)
+//   MATRIX_Q4_MIN  quants   as above
+//                  scales   rows × padded × 2 f16      value = scale · quant + minimum
+//   MATRIX_Q8      quants   rows × blocks × 32 bytes   byte j: element j
+//                  scales   rows × padded × 1 f16      value = scale · quant
+//   MATRIX_F16     elements as in the file: never packed
+//
+// A block is 32 elements. `padded` is the number of blocks of a row, rounded up so that the scales of a row fill whole
+// 16-byte words.
+enum {
+    MATRIX_Q4 = 0,
+    MATRIX_Q4_MIN = 1,
+    MATRIX_Q8 = 2,
+    MATRIX_F16 = 3,
+};
+
+// Packed formats: name in kernels, format.
+#define FOR_EACH_PACKED_FORMAT(X) X(q4, MATRIX_Q4) X(q4min, MATRIX_Q4_MIN) X(q8, MATRIX_Q8)
+
+// Scales from the start of one row to that of the next.
+__device__ __forceinline__ i64 scale_stride(int format, i64 blocks) {
+    return format == MATRIX_Q4_MIN ? (blocks + 3) / 4 * 4 : (blocks + 7) / 8 * 8;
+}
+
+// Packs block `b` of a row: quants to `to`, scale and minimum as f16 bits. Q4_0 becomes MATRIX_Q4, Q4_1 and Q4_K become
+// MATRIX_Q4_MIN, Q8_0 becomes MATRIX_Q8.
+__device__ __forceinline__ void pack_block(u32 type, int format, const u8 *row, i64 b, u8 *to, u16 *scale,
+                                           u16 *minimum) {
+    if (type == Q4_K) {
+        const u8 *from = row + b / 8 * Q4_K_BYTES;
+        int g = b % 8, s, m;
+        k_scale_min(from + 4, g, &s, &m);
+        *scale = float_to_half(read_half(from) * s);
+        *minimum = float_to_half(-read_half(from + 2) * m);
+        for (int j = 0; j < 16; j++) {
+            int lo = from[16 + 32 * (g / 2) + j], hi = from[16 + 32 * (g / 2) + j + 16];
+            to[j] = g % 2 ? (lo >> 4) | (hi & 0xf0) : (lo & 15) | (hi & 15) << 4;
+        }
+    } else {
+        int head = type == Q4_1 ? 4 : 2, body = format == MATRIX_Q8 ? 32 : 16;
+        const u8 *from = row + b * (head + body);
+        *scale = read16(from);
+        if (format == MATRIX_Q4_MIN) *minimum = read16(from + 2);
+        for (int j = 0; j < body; j++) to[j] = from[head + j];
+    }
+}
+
+// Bytes of a packed block's quants.
+__device__ __forceinline__ int packed_quant_bytes(int format) { return format == MATRIX_Q8 ? 32 : 16; }
+
+// Stores a packed block's scale, and its minimum where the format has one.
+__device__ __forceinline__ void store_scale(int format, u64 scales, i64 at, u16 scale, u16 minimum) {
+    if (format == MATRIX_Q4_MIN) ((u32 *)scales)[at] = (u32)scale | (u32)minimum << 16;
+    else ((u16 *)scales)[at] = scale;
+}
+
+// Element `j` of block `b` of a row.
+__device__ __forceinline__ float packed_element(u64 quants, u64 scales, int format, i64 row, i64 blocks, i64 b, int j) {
+    i64 at = row * blocks + b, scale_at = row * scale_stride(format, blocks) + b;
+    if (format == MATRIX_Q8) return ((const i8 *)quants)[at * 32 + j] * half_to_float(((const u16 *)scales)[scale_at]);
+    int q = ((const u8 *)quants)[at * 16 + j % 16];
+    q = j < 16 ? q & 15 : q >> 4;
+    if (format == MATRIX_Q4) return (q - 8) * half_to_float(((const u16 *)scales)[scale_at]);
+    u32 both = ((const u32 *)scales)[scale_at];
+    return q * half_to_float((u16)both) + half_to_float((u16)(both >> 16));
+}
+
+// Elements `8 · part .. 8 · part + 8` of block number `at`.
+__device__ __forceinline__ void packed_eight(u64 quants, u64 scales, int format, i64 at, i64 scale_at, u32 part,
+                                             float v[8]) {
+    float scale, minimum = 0.0f;
+    if (format == MATRIX_Q4_MIN) {
+        u32 both = ((const u32 *)scales)[scale_at];
+        scale = half_to_float((u16)both);
+        minimum = half_to_float((u16)(both >> 16));
+    } else {
+        scale = half_to_float(((const u16 *)scales)[scale_at]);
+    }
+    if (format == MATRIX_Q8) {
+        uint2 q = ((const uint2 *)quants)[at * 4 + part];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = (int)(i8)((i < 4 ? q.x : q.y) >> (8 * (i % 4))) * scale;
+    } else {
+        uint2 q = ((const uint2 *)quants)[at * 2 + part % 2];
+        u32 low = q.x >> (part / 2 * 4) & 0x0f0f0f0f, high = q.y >> (part / 2 * 4) & 0x0f0f0f0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int one = (int)((i < 4 ? low : high) >> (8 * (i % 4)) & 15);
+            v[i] = format == MATRIX_Q4 ? (one - 8) * scale : one * scale + minimum;
+        }
+    }
+}
+
+// Dot products of a packed matrix with activations. Activations are quantized to 8 bits with a scale for each 32
+// elements; scale · (sum of the elements) is stored beside the scale, so that an offset costs one multiply-add:
+//
+//   Σ (scale·q + minimum) · (xs·x)  =  scale·xs · Σ q·x  +  minimum · (xs · Σ x)
+template <int FORMAT> struct Matrix {
+    // Elements of a row in one ring slot of the streamed GEMV.
+    static const u32 CHUNK = FORMAT == MATRIX_F16 ? 1024 : FORMAT == MATRIX_Q8 ? 2048 : 4096;
+    // Whether the dot product needs the sum of the activations.
+    static const bool HAS_OFFSET = FORMAT != MATRIX_Q8;
+
+    // Bytes of the quants of `n` elements.
+    __device__ static u32 quant_bytes(u32 n) {
+        return FORMAT == MATRIX_F16 ? 2 * n : FORMAT == MATRIX_Q8 ? n : n / 2;
+    }
+
+    // Bytes of the scales of a row of `n` elements, in whole 16-byte words.
+    __device__ static u32 scale_bytes(u32 n) {
+        return FORMAT == MATRIX_F16 ? 0 : ((FORMAT == MATRIX_Q4_MIN ? n / 8 : n / 16) + 15) / 16 * 16;
+    }
+
+    // Loads block number `at` from global memory, past the caches: quants as eight words of four bytes, scale and
+    // offset.
+    __device__ static __forceinline__ void load_block(u64 quants, u64 scales, i64 at, i64 scale_at, int q[8],
+                                                      float2 &d) {
+        if (FORMAT == MATRIX_Q8) {
+            int4 lo = __ldcs((const int4 *)quants + 2 * at), hi = __ldcs((const int4 *)quants + 2 * at + 1);
+            q[0] = lo.x; q[1] = lo.y; q[2] = lo.z; q[3] = lo.w;
+            q[4] = hi.x; q[5] = hi.y; q[6] = hi.z; q[7] = hi.w;
+        } else {
+            int4 w = __ldcs((const int4 *)quants + at);
+            int words[4] = {w.x, w.y, w.z, w.w};
+            for (int i = 0; i < 4; i++) {
+                q[i] = words[i] & 0x0f0f0f0f;
+                q[4 + i] = (words[i] >> 4) & 0x0f0f0f0f;
+            }
+        }
+        if (FORMAT == MATRIX_Q4_MIN) {
+            u32 both = __ldcs((const u32 *)scales + scale_at);
+            d.x = half_to_float((u16)both);
+            d.y = half_to_float((u16)(both >> 16));
+        } else {
+            d.x = half_to_float(__ldcs((const u16 *)scales + scale_at));
+            d.y = FORMAT == MATRIX_Q4 ? -8.0f * d.x : 0.0f;
+        }
+    }
+
+    // Adds the dot product of block `i` of a row in shared memory with 32 activations: elements 0..16 in `low`, 16..32
+    // in `high`, scale and scaled sum in `e`.
+    __device__ static __forceinline__ void add_dot(const int4 *quants, const u8 *scales, u32 i, int4 low, int4 high,
+                                                   float2 e, float &acc) {
+        if (FORMAT == MATRIX_Q8) {
+            int4 a = quants[2 * i], b = quants[2 * i + 1];
+            int sum = dp4a_signed(a.x, low.x, 0);
+            sum = dp4a_signed(a.y, low.y, sum);
+            sum = dp4a_signed(a.z, low.z, sum);
+            sum = dp4a_signed(a.w, low.w, sum);
+            sum = dp4a_signed(b.x, high.x, sum);
+            sum = dp4a_signed(b.y, high.y, sum);
+            sum = dp4a_signed(b.z, high.z, sum);
+            sum = dp4a_signed(b.w, high.w, sum);
+            acc += half_to_float(((const u16 *)scales)[i]) * e.x * sum;
+            return;
+        }
+        int4 w = quants[i];
+        int lower = dp4a_unsigned((u32)w.x & 0x0f0f0f0f, low.x, 0);
+        int upper = dp4a_unsigned((u32)w.x & 0xf0f0f0f0, high.x, 0);   // of quants times 16
+        lower = dp4a_unsigned((u32)w.y & 0x0f0f0f0f, low.y, lower);
+        upper = dp4a_unsigned((u32)w.y & 0xf0f0f0f0, high.y, upper);
+        lower = dp4a_unsigned((u32)w.z & 0x0f0f0f0f, low.z, lower);
+        upper = dp4a_unsigned((u32)w.z & 0xf0f0f0f0, high.z, upper);
+        lower = dp4a_unsigned((u32)w.w & 0x0f0f0f0f, low.w, lower);
+        upper = dp4a_unsigned((u32)w.w & 0xf0f0f0f0, high.w, upper);
+        float sum = lower + (upper >> 4);
+        if (FORMAT == MATRIX_Q4) {
+            acc += half_to_float(((const u16 *)scales)[i]) * (e.x * sum - 8.0f * e.y);
+        } else {
+            u32 both = ((const u32 *)scales)[i];
+            acc += half_to_float((u16)both) * e.x * sum + half_to_float((u16)(both >> 16)) * e.y;
+        }
+    }
+};

@@ -1,0 +1,92 @@
+//! State that a backend shares with its queues and programs.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use cudarc::driver::sys;
+use quadriga_runtime::{Buffer, Usage};
+
+use crate::blas::Blas;
+use crate::buffer::{DeviceBuffer, HostPages, RegisteredMemory};
+use crate::context::Context;
+use crate::error::Error;
+use crate::event::CudaEvent;
+use crate::faults::Faults;
+use crate::idle_gaps::IdleGaps;
+use crate::kernels::Kernels;
+use crate::options::Options;
+
+/// Counters of attention kernels: one for each query, or tile of queries, and head whose keys are partitioned.
+pub(crate) const MAX_COUNTERS: usize = 4096;
+
+/// State that a backend shares with its queues and programs.
+pub(crate) struct BackendInner {
+    /// Whether operations are fused, and kernels use programmatic dependent launch.
+    pub(crate) fusion: bool,
+    /// Zero between launches; used by one program at a time.
+    pub(crate) counters: DeviceBuffer,
+    pub(crate) kernels: Kernels,
+    /// `None` where cuBLAS is not installed, or turned off.
+    pub(crate) blas: Option<Blas>,
+    pub(crate) faults: Arc<Faults>,
+    counters_use: Mutex<CountersUse>,
+    pub(crate) idle_gaps: Option<IdleGaps>,
+    /// Page-locked file maps and other host bytes, by address and length.
+    pub(crate) host_pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
+    /// Page-locked buffers of other backends, by address.
+    pub(crate) registered: Mutex<HashMap<usize, Weak<RegisteredMemory>>>,
+    pub(crate) context: Arc<Context>,
+}
+
+/// The last use of the counters, which programs share.
+struct CountersUse {
+    event: CudaEvent,
+    /// The stream of the last use: later work of the same stream need not wait for it.
+    stream: usize,
+}
+
+/// Exclusive access to the counters, while a program that uses them is launched.
+pub(crate) struct CountersGuard<'a>(MutexGuard<'a, CountersUse>);
+
+impl CountersGuard<'_> {
+    /// Makes a stream the last user; returns whether it has to wait for another one.
+    pub(crate) fn acquire(&mut self, stream: sys::CUstream) -> bool {
+        std::mem::replace(&mut self.0.stream, stream.addr()) != stream.addr()
+    }
+
+    pub(crate) fn event(&self) -> sys::CUevent {
+        self.0.event.handle()
+    }
+}
+
+impl BackendInner {
+    pub(crate) fn new(context: Arc<Context>, options: &Options) -> Result<BackendInner, Error> {
+        let faults = Arc::new(Faults::new(&context)?);
+        let counters = DeviceBuffer::new(&context, MAX_COUNTERS * 4, Usage::Compute)?;
+        counters.clear(0, MAX_COUNTERS * 4)?;
+        let event = CudaEvent::new(&context, &faults, false)?;
+        Ok(BackendInner {
+            fusion: options.fusion,
+            counters,
+            kernels: Kernels::new(&context, options.cache_dir.as_deref())?,
+            blas: if options.cublas { Blas::new(&context)? } else { None },
+            counters_use: Mutex::new(CountersUse { event, stream: 0 }),
+            idle_gaps: options.idle_gaps.then(|| IdleGaps::new(&context, &faults)),
+            host_pages: Mutex::default(),
+            registered: Mutex::default(),
+            faults,
+            context,
+        })
+    }
+
+    /// The address of another backend's host memory, if it is page-locked.
+    pub(crate) fn registered_address(&self, buffer: &dyn Buffer) -> Option<*mut u8> {
+        let address = buffer.host_address()?;
+        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        registered.get(&address.addr()).is_some_and(|memory| memory.strong_count() > 0).then_some(address)
+    }
+
+    pub(crate) fn lock_counters(&self) -> CountersGuard<'_> {
+        CountersGuard(self.counters_use.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,287 @@
+//! Weight formats: sizes and kernel names of every format, the counterpart of `kernels/formats.cuh`. A new type is
+//! added in these two files.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Op, Tensor};
+use quadriga_runtime::{BackendError, Buffer, Layout, Region, Usage, WeightLayout};
+
+use crate::buffer::DeviceBuffer;
+use crate::inner::BackendInner;
+use crate::kernels::KernelFile;
+use crate::launch::{Launch, TensorArg};
+use crate::stream::Stream;
+
+/// The most rows that the GEMV kernels take.
+pub(super) const MAX_GEMV_ROWS: usize = 8;
+
+/// Formats of matrices on the device, as `MATRIX_…` of formats.cuh, where the layouts are described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixFormat {
+    /// Four bits per element, a scale for each 32.
+    Q4,
+    /// Four bits per element, scale and minimum for each 32.
+    Q4Min,
+    /// Eight bits per element, a scale for each 32.
+    Q8,
+    /// f16, as in the file: never packed.
+    F16,
+}
+
+/// Sizes and kernels of a matrix format.
+struct FormatInfo {
+    /// Elements whose quants and scales are stored together.
+    block: usize,
+    /// Bytes of a block's quants, or elements.
+    quant_bytes: usize,
+    /// Bytes of a block's scale, and minimum.
+    scale_bytes: usize,
+    /// Elements of a row in one ring slot of the streamed GEMV.
+    chunk: usize,
+    /// GEMV kernels for 1, 2, 4 and 8 rows; none for f16, which has kernels in common with other float types.
+    gemv: Option<[&'static CStr; 4]>,
+    /// Streamed GEMV kernels: sharing an SM with the next kernel, and wide.
+    streamed: [&'static CStr; 2],
+}
+
+/// All formats, in the order of [`MatrixFormat`].
+const FORMATS: [FormatInfo; 4] = [
+    FormatInfo {
+        block: 32,
+        quant_bytes: 16,
+        scale_bytes: 2,
+        chunk: 4096,
+        gemv: Some([c"k_gemv_q4_m1", c"k_gemv_q4_m2", c"k_gemv_q4_m4", c"k_gemv_q4_m8"]),
+        streamed: [c"k_gemv_q4_streamed", c"k_gemv_q4_streamed_wide"],
+    },
+    FormatInfo {
+        block: 32,
+        quant_bytes: 16,
+        scale_bytes: 4,
+        chunk: 4096,
+        gemv: Some([c"k_gemv_q4min_m1", c"k_gemv_q4min_m2", c"k_gemv_q4min_m4", c"k_gemv_q4min_m8"]),
+        streamed: [c"k_gemv_q4min_streamed", c"k_gemv_q4min_streamed_wide"],
+    },
+    FormatInfo {
+        block: 32,
+        quant_bytes: 32,
+        scale_bytes: 2,
+        chunk: 2048,
+        gemv: Some([c"k_gemv_q8_m1", c"k_gemv_q8_m2", c"k_gemv_q8_m4", c"k_gemv_q8_m8"]),
+        streamed: [c"k_gemv_q8_streamed", c"k_gemv_q8_streamed_wide"],
+    },
+    FormatInfo {
+        block: 8,
+        quant_bytes: 16,
+        scale_bytes: 0,
+        chunk: 1024,
+        gemv: None,
+        streamed: [c"k_gemv_f16_streamed", c"k_gemv_f16_streamed_wide"],
+    },
+];
+
+/// Kernels that convert rows of a block format, as in the file, to bf16.
+const TO_BF16: [(DType, &CStr); 8] = [
+    (DType::Q4_0, c"k_q4_0_to_bf16"),
+    (DType::Q4_1, c"k_q4_1_to_bf16"),
+    (DType::Q5_0, c"k_q5_0_to_bf16"),
+    (DType::Q5_1, c"k_q5_1_to_bf16"),
+    (DType::Q8_0, c"k_q8_0_to_bf16"),
+    (DType::Q4_K, c"k_q4_k_to_bf16"),
+    (DType::Q5_K, c"k_q5_k_to_bf16"),
+    (DType::Q6_K, c"k_q6_k_to_bf16"),
+];
+
+/// The kernel that converts rows of a block format to bf16, if it has one.
+pub(super) fn to_bf16(dtype: DType) -> Option<&'static CStr> {
+    TO_BF16.iter().find(|(known, _)| *known == dtype).map(|(_, name)| *name)
+}
+
+impl MatrixFormat {
+    /// The packed format of a type.
+    fn of(dtype: DType) -> Option<MatrixFormat> {
+        match dtype {
+            DType::Q4_0 => Some(MatrixFormat::Q4),
+            DType::Q4_1 | DType::Q4_K => Some(MatrixFormat::Q4Min),
+            DType::Q8_0 => Some(MatrixFormat::Q8),
+            _ => None,
+        }
+    }
+
+    fn info(self) -> &'static FormatInfo {
+        let [q4, q4_min, q8, f16] = &FORMATS;
+        match self {
+            MatrixFormat::Q4 => q4,
+            MatrixFormat::Q4Min => q4_min,
+            MatrixFormat::Q8 => q8,
+            MatrixFormat::F16 => f16,
+        }
+    }
+
+    /// The number that kernels know the format by.
+    pub(super) fn code(self) -> i32 {
+        self as i32
+    }
+
+    /// Rows of the streamed GEMV have whole blocks.
+    pub(super) fn block(self) -> usize {
+        self.info().block
+    }
+
+    /// Elements of a row in one ring slot of the streamed GEMV.
+    pub(super) fn chunk(self) -> usize {
+        self.info().chunk
+    }
+
+    /// Bytes of `elements` of a row: quants, then scales in whole 16-byte words.
+    pub(super) fn row_bytes(self, elements: usize) -> usize {
+        let (info, blocks) = (self.info(), elements / self.block());
+        blocks * info.quant_bytes + (blocks * info.scale_bytes).next_multiple_of(16)
+    }
+
+    /// The GEMV kernel for up to `rows` rows.
+    pub(super) fn gemv(self, rows: usize) -> Option<&'static CStr> {
+        self.info().gemv.as_ref()?.get(rows.next_power_of_two().ilog2() as usize).copied()
+    }
+
+    /// The streamed GEMV kernel.
+    pub(super) fn streamed(self, wide: bool) -> &'static CStr {
+        let [shares_sm, alone] = self.info().streamed;
+        if wide { alone } else { shares_sm }
+    }
+}
+
+/// Sizes of a packed matrix's two arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PackedMatrix {
+    pub(crate) format: MatrixFormat,
+    /// Blocks of a row.
+    pub(crate) blocks: usize,
+    /// Offset of the scales.
+    pub(crate) scales_at: usize,
+    /// Bytes of both arrays.
+    pub(crate) bytes: usize,
+}
+
+impl PackedMatrix {
+    pub(crate) fn of(weight: &Tensor) -> Option<PackedMatrix> {
+        let format = MatrixFormat::of(weight.dtype())?;
+        let FormatInfo { block, quant_bytes, scale_bytes, .. } = *format.info();
+        let cols = weight.shape().cols();
+        if !cols.is_multiple_of(block) || weight.shape().rank() > 2 || weight.elements() == 0 {
+            return None;
+        }
+        let (rows, blocks) = (weight.shape().rows(), cols / block);
+        let scales_at = rows.checked_mul(blocks)?.checked_mul(quant_bytes)?.next_multiple_of(256);
+        // Each row's scales start at a 16-byte word.
+        let scales = rows.checked_mul((blocks * scale_bytes).next_multiple_of(16))?;
+        Some(PackedMatrix { format, blocks, scales_at, bytes: scales_at.checked_add(scales)? })
+    }
+
+    /// Scales from the start of one row to that of the next.
+    fn scale_stride(&self) -> usize {
+        self.blocks.next_multiple_of(16 / self.format.info().scale_bytes.max(1))
+    }
+}
+
+/// The packed layout, for a weight that only matmuls and get_rows read.
+pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> Option<WeightLayout> {
+    let fits = |(op, input): &(&Op, usize)| *input == 0 && matches!(op, Op::MulMat | Op::GetRows);
+    let used = |is: fn(&Op) -> bool| uses.iter().any(|(op, _)| is(op));
+    if !used(|op| matches!(op, Op::MulMat)) || !uses.iter().all(fits) {
+        return None;
+    }
+    // Packing rounds the scale of a Q4_K group to f16: fine in a matmul, but get_rows must be exact.
+    if weight.dtype() == DType::Q4_K && used(|op| matches!(op, Op::GetRows)) {
+        return None;
+    }
+    let packed = PackedMatrix::of(weight)?;
+    Some(WeightLayout { layout: Layout::Packed(0), bytes: packed.bytes, mappable: false })
+}
+
+/// Bytes of a weight that are uploaded and packed at a time, so that loading needs little memory beyond the packed
+/// weight.
+const SLAB_BYTES: usize = 8 << 20;
+
+/// Uploads a weight in its file format, some rows at a time, and packs it on the device.
+pub(crate) fn load(
+    inner: &Arc<BackendInner>,
+    weight: &Tensor,
+    data: &[u8],
+    to: &Region,
+) -> Result<(), BackendError> {
+    let foreign = || BackendError::Foreign { backend: inner.context.name.clone(), what: "buffer" };
+    let target = to.buffer.as_any().downcast_ref::<DeviceBuffer>().ok_or_else(foreign)?;
+    let packed = PackedMatrix::of(weight).filter(|p| p.bytes <= to.bytes).ok_or_else(foreign)?;
+    let rows = weight.shape().rows();
+    let FormatInfo { quant_bytes, scale_bytes, .. } = *packed.format.info();
+    let row_bytes = (data.len() / rows.max(1)).max(1);
+    let at_once = (SLAB_BYTES / row_bytes).clamp(1, rows.max(1));
+    let raw = DeviceBuffer::new(&inner.context, at_once * row_bytes, Usage::Weights)?;
+    let address = target.address() + to.offset as u64;
+    let function = inner.kernels.function(KernelFile::Pack, c"k_pack")?;
+    let stream = Stream::new(&inner.context)?;
+    for (number, slab) in data.chunks(at_once * row_bytes).enumerate() {
+        raw.write(0, slab)?;
+        let first = number * at_once;
+        let mut tensor = TensorArg::new(weight, raw.address());
+        tensor.dims = [1, 1, (slab.len() / row_bytes) as i64, tensor.dims[3]];
+        let quants = address + (first * packed.blocks * quant_bytes) as u64;
+        let scales = (first * packed.scale_stride() * scale_bytes) as u64;
+        let launch = Launch::over(function, tensor.rows() * packed.scale_stride() as u64)
+            .arg(tensor)
+            .arg(quants)
+            .arg(address + packed.scales_at as u64 + scales)
+            .arg(packed.blocks as i64)
+            .arg(packed.format.code());
+        launch.issue(&inner.context, stream.handle, false)?;
+        // The next slab overwrites the uploaded bytes.
+        stream.synchronize()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn kernels_have_the_same_codes_and_block_sizes() {
+        let header = include_str!("../../kernels/formats.cuh");
+        let constants: HashMap<&str, i32> = header
+            .lines()
+            .filter_map(|line| line.trim().strip_suffix(',')?.split_once(" = "))
+            .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+            .collect();
+        let formats = [
+            ("MATRIX_Q4", MatrixFormat::Q4),
+            ("MATRIX_Q4_MIN", MatrixFormat::Q4Min),
+            ("MATRIX_Q8", MatrixFormat::Q8),
+            ("MATRIX_F16", MatrixFormat::F16),
+        ];
+        for (name, format) in formats {
+            assert_eq!(constants.get(name), Some(&format.code()), "{name}");
+        }
+        for dtype in (0..64).filter_map(DType::from_id) {
+            let name = format!("{dtype:?}");
+            let Some(id) = constants.get(name.as_str()) else { continue };
+            assert_eq!(*id, dtype.id() as i32, "{name}");
+            if let Some(bytes) = constants.get(format!("{name}_BYTES").as_str()) {
+                assert_eq!(*bytes, dtype.block_bytes() as i32, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_of_rows_has_a_gemv_kernel() {
+        for rows in 1..=MAX_GEMV_ROWS {
+            let name = MatrixFormat::Q4.gemv(rows).unwrap().to_str().unwrap();
+            let most: usize = name.rsplit('m').next().unwrap().parse().unwrap();
+            assert!(rows <= most && most < 2 * rows, "{name} for {rows} rows");
+        }
+        assert_eq!(MatrixFormat::F16.gemv(1), None);
+    }
+}

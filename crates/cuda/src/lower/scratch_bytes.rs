@@ -1,0 +1,144 @@
+//! How much scratch memory a split needs: known from shapes alone, so that plans include it before anything is
+//! compiled.
+
+use quadriga_graph::{DType, Graph, NodeId, Op};
+
+use super::attention::KeyPartitions;
+use super::formats::MAX_GEMV_ROWS;
+use super::scratch::{f16_rows, operands, quantized, sort, total_bytes};
+use super::sort::MAX_SORTED_IN_BLOCK;
+use crate::blas::WORKSPACE_BYTES;
+
+/// Scratch memory of a split: cuBLAS's workspace, then the rows of decode attention (query, key and value of one token
+/// as the GEMVs write them), then the arrays of the current node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct ScratchBytes {
+    pub(crate) workspace: usize,
+    pub(crate) decode_rows: usize,
+    pub(crate) arrays: usize,
+}
+
+impl ScratchBytes {
+    pub(crate) fn total(&self) -> usize {
+        self.workspace.saturating_add(self.decode_rows).saturating_add(self.arrays)
+    }
+}
+
+/// The most that any of these nodes needs, with whichever of its kernels.
+pub(crate) fn scratch_bytes(
+    graph: &Graph,
+    nodes: &[NodeId],
+    blas: bool,
+    multiprocessors: u32,
+) -> ScratchBytes {
+    let mut most = ScratchBytes::default();
+    for node in nodes {
+        let inputs = graph.inputs(*node);
+        let tensor = |at: usize| inputs.get(at).and_then(|id| graph.get(*id));
+        let op = graph.get_node(*node).map(|node| node.op());
+        let arrays = match (op, tensor(0), tensor(1), tensor(2)) {
+            (Some(Op::MulMat), Some(weight), Some(x), _) => {
+                let (n, k, m) = (weight.shape().rows(), weight.shape().cols(), x.shape().rows());
+                if m > MAX_GEMV_ROWS && blas {
+                    most.workspace = WORKSPACE_BYTES;
+                }
+                matmul(weight.dtype(), (n, k, m), blas)
+            }
+            (Some(Op::Attention(_)), Some(q), _, Some(v)) => {
+                let [b, h, t, _] = q.dims4();
+                let [_, groups, keys, e] = v.dims4();
+                if b * t == 1 && v.dtype() == DType::F16 {
+                    most.decode_rows =
+                        most.decode_rows.max(total_bytes([h * e * 4, groups * e * 4, groups * e * 4]));
+                }
+                KeyPartitions::max_bytes([b, h, t].map(|n| n as u64), keys as u64, e, multiprocessors)
+            }
+            (Some(Op::ArgSort { .. } | Op::TopK { .. }), Some(x), ..)
+                if x.shape().cols() > MAX_SORTED_IN_BLOCK =>
+            {
+                total_bytes(sort(x.elements()))
+            }
+            _ => 0,
+        };
+        most.arrays = most.arrays.max(arrays);
+    }
+    most
+}
+
+fn matmul(dtype: DType, (n, k, m): (usize, usize, usize), blas: bool) -> usize {
+    let blocks = k.div_ceil(32);
+    if m <= MAX_GEMV_ROWS {
+        return total_bytes(quantized(m.next_power_of_two(), blocks));
+    }
+    match dtype {
+        _ if !blas => total_bytes(quantized(m.next_multiple_of(MAX_GEMV_ROWS), blocks)),
+        DType::F16 => total_bytes(f16_rows(m, k)),
+        DType::F32 => total_bytes(operands(m, k, 4, n)),
+        _ => total_bytes(operands(m, k, 2, n)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::{GraphBuilder, Weight};
+
+    use super::super::scratch::{SLAB_BYTES, aligned};
+    use super::*;
+
+    fn of(build: impl FnOnce(&GraphBuilder), blas: bool) -> ScratchBytes {
+        let g = GraphBuilder::new();
+        build(&g);
+        let graph = g.finish().unwrap();
+        let nodes: Vec<NodeId> = graph.node_ids().collect();
+        scratch_bytes(&graph, &nodes, blas, 132)
+    }
+
+    fn matmul_of(dtype: DType, rows: usize, blas: bool) -> ScratchBytes {
+        of(
+            |g| {
+                let w = g.weight("w", Weight::new(dtype, [11008, 4096]));
+                g.output("y", w.mul_mat(g.input("x", DType::F32, [rows, 4096])));
+            },
+            blas,
+        )
+    }
+
+    #[test]
+    fn matmuls_of_many_rows_need_their_rows_a_slab_of_the_weight_and_a_workspace() {
+        let many = matmul_of(DType::Q4_0, 512, true);
+        assert_eq!(many.workspace, WORKSPACE_BYTES);
+        // 11,008 rows of 8 KiB are less than a slab.
+        assert_eq!(many.arrays, 512 * 4096 * 2 + 11008 * 4096 * 2);
+        assert_eq!(matmul_of(DType::F16, 512, true).arrays, 512 * 4096 * 2 + 512 * 4);
+        assert!(matmul_of(DType::F32, 512, true).arrays <= 512 * 4096 * 4 + SLAB_BYTES);
+        // Without cuBLAS, rows quantized to 8 bits.
+        assert_eq!(
+            matmul_of(DType::Q4_0, 512, false),
+            ScratchBytes { workspace: 0, decode_rows: 0, arrays: 512 * (4096 + 1024) }
+        );
+    }
+
+    #[test]
+    fn gemv_needs_a_quantized_row_and_elementwise_operations_nothing() {
+        assert_eq!(
+            matmul_of(DType::Q4_0, 1, true),
+            ScratchBytes { workspace: 0, decode_rows: 0, arrays: 4096 + 1024 }
+        );
+        let sum = of(
+            |g| {
+                let x = g.input("x", DType::F32, [64, 64]);
+                g.output("y", x.add(x));
+            },
+            true,
+        );
+        assert_eq!(sum.total(), 0);
+    }
+
+    #[test]
+    fn sorting_long_rows_needs_two_lists() {
+        let sorted =
+            |cols: usize| of(|g| g.output("y", g.input("x", DType::F32, [3, cols]).top_k(5)), true).total();
+        assert_eq!(sorted(MAX_SORTED_IN_BLOCK), 0);
+        assert_eq!(sorted(50_000), 2 * aligned(3 * 50_000 * 4));
+    }
+}

@@ -1,0 +1,76 @@
+//! Settings of a backend. This is the only place where the crate reads environment variables.
+
+use std::path::PathBuf;
+
+/// `0` turns fused kernels off: each operation becomes a launch of its own.
+const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
+/// `0` does without cuBLAS, as where it is not installed.
+const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
+/// Any value measures idle gaps between programs.
+const GAPS_VARIABLE: &str = "QUADRIGA_CUDA_GAPS";
+/// The folder for all of Quadriga's cached files.
+const CACHE_VARIABLE: &str = "QUADRIGA_CACHE";
+
+/// The settings of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// Whether operations are fused, and kernels use programmatic dependent launch.
+    pub(crate) fusion: bool,
+    /// Whether cuBLAS is used where it is installed.
+    pub(crate) cublas: bool,
+    /// Whether the GPU's idle time between programs is measured.
+    pub(crate) idle_gaps: bool,
+    /// The folder above that of compiled kernels; `None` keeps no compiled kernels.
+    pub(crate) cache_dir: Option<PathBuf>,
+}
+
+impl Options {
+    /// The settings that environment variables ask for.
+    pub(crate) fn from_environment() -> Options {
+        Options::from_variables(|name| std::env::var_os(name).map(PathBuf::from))
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<PathBuf>) -> Options {
+        let is_on = |name| variable(name).is_none_or(|value| value.as_os_str() != "0");
+        let folder = |name| variable(name).filter(|value| !value.as_os_str().is_empty());
+        Options {
+            fusion: is_on(FUSE_VARIABLE),
+            cublas: is_on(BLAS_VARIABLE),
+            idle_gaps: variable(GAPS_VARIABLE).is_some(),
+            cache_dir: folder(CACHE_VARIABLE)
+                .or_else(|| folder("XDG_CACHE_HOME").map(|base| base.join("quadriga")))
+                .or_else(|| folder("HOME").map(|home| home.join(".cache").join("quadriga"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(set: &[(&str, &str)]) -> Options {
+        Options::from_variables(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn without_variables_everything_is_on_and_nothing_is_cached() {
+        let plain = Options { fusion: true, cublas: true, idle_gaps: false, cache_dir: None };
+        assert_eq!(options(&[]), plain);
+    }
+
+    #[test]
+    fn zero_turns_off_and_any_value_measures_gaps() {
+        let set = [(FUSE_VARIABLE, "0"), (BLAS_VARIABLE, "1"), (GAPS_VARIABLE, "")];
+        assert_eq!(options(&set), Options { fusion: false, cublas: true, idle_gaps: true, cache_dir: None });
+    }
+
+    #[test]
+    fn the_cache_folder_is_the_most_specific_one_that_is_set() {
+        let home = ("HOME", "/home/a");
+        assert_eq!(options(&[home]).cache_dir, Some("/home/a/.cache/quadriga".into()));
+        let xdg = ("XDG_CACHE_HOME", "/cache");
+        assert_eq!(options(&[home, xdg]).cache_dir, Some("/cache/quadriga".into()));
+        assert_eq!(options(&[home, xdg, (CACHE_VARIABLE, "/q")]).cache_dir, Some("/q".into()));
+        assert_eq!(options(&[home, (CACHE_VARIABLE, "")]).cache_dir, Some("/home/a/.cache/quadriga".into()));
+    }
+}
