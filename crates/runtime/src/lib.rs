@@ -1,14 +1,12 @@
-//! Where and when: backends, buffers, memory planning, scheduling and sessions.
+//! Runs a tensor graph on one or several processors at once: on the CPU, on GPUs, or split between them.
 //!
-//! A [`Scheduler`] takes a graph and backends in order of preference, and makes a [`Plan`]: where each node runs, what
-//! is copied between devices, and which bytes everything gets. A [`Session`] allocates, loads weights, compiles, and
-//! runs plans over and over. A device takes part by implementing [`Backend`].
+//! A [`Scheduler`] takes a graph and backends in order of preference, and makes a [`Plan`]: which backend runs each
+//! node, what is copied between them, and where each tensor is in memory. A [`Session`] allocates the memory, loads the
+//! weights, compiles, and runs plans any number of times. A processor takes part by implementing [`Backend`].
 //!
 //! ```
-//! use std::sync::Arc;
-//!
 //! use quadriga_graph::{DType, Data, GraphBuilder, Weight};
-//! use quadriga_runtime::{Backend, Scheduler};
+//! use quadriga_runtime::Scheduler;
 //!
 //! let n = 2;
 //! let g = GraphBuilder::new();
@@ -20,16 +18,16 @@
 //! let graph = g.finish()?;
 //!
 //! let data = vec![0.5f32; n * 64];
-//! let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new()?);
-//! let sim = quadriga_sim::Sim::new("sim:0").build();
-//! for backends in [vec![cpu.clone()], vec![sim, cpu]] {                 // preferred first
-//!     let plan = Scheduler::new(backends).plan(&graph)?;                // pins, order, budget: builder methods
-//!     println!("{plan}");                                               // splits, copies, bytes; {:#} says why
-//!     let mut session = plan.session()?;
-//!     session.run(&[("x", &data)])?;
-//!     let out: Vec<f32> = session.read("y")?;
-//!     assert!((out[0] - 32.0).abs() < 1e-3);
-//! }
+//! let cpu = quadriga_cpu::Backend::new()?;
+//! let device = quadriga_sim::Sim::new("sim:0").device();    // a simulated accelerator
+//! let scheduler = Scheduler::new((device, cpu))             // preferred first
+//!     .budget(0, 1 << 30);                                  // also: placements, pins, effort
+//! let plan = scheduler.plan(&graph)?;
+//! println!("{plan}");                                       // splits, copies, bytes; {:#} adds reasons
+//! let mut session = plan.session()?;
+//! session.run(&[("x", &data)])?;
+//! let out: Vec<f32> = session.read("y")?;
+//! assert!((out[0] - 32.0).abs() < 1e-3);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -44,6 +42,7 @@ mod runtime_error;
 mod schedule;
 mod session;
 mod trace;
+mod weights;
 
 pub use backend::{
     Backend, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal, Region,
@@ -53,9 +52,12 @@ pub use cost::Cost;
 pub use error::BackendError;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
-    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoGraph, LeafUse, NodeLine,
-    PLAN_SCHEMA, Plan, Reason, ScheduleStep, Scheduler, Split, SplitLine, Splits, StorageLine, StorageUse,
-    WeightStreaming,
+    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoBackend, IntoBackends, IntoGraph,
+    LeafUse, NodeLine, PLAN_SCHEMA, Plan, Reason, ScheduleStep, Scheduler, Split, SplitLine, Splits,
+    StorageLine, StorageUse, WeightStreaming,
 };
-pub use session::{Element, Fetched, Key, Observed, Progress, Session, Values, WeightStore};
+pub use session::{
+    Element, Observed, PendingRead, PlanKey, Session, SessionDebug, SessionMemory, TensorRef, Values,
+};
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};
+pub use weights::Progress;

@@ -1,4 +1,4 @@
-//! What can go wrong while a graph is planned and run.
+//! Errors of planning and running.
 
 use quadriga_graph::DType;
 use thiserror::Error;
@@ -33,9 +33,9 @@ pub enum RuntimeError {
         /// How many the graph has.
         count: usize,
     },
-    /// Two pins ask for different things of one storage: everything that writes a storage runs where it lives.
+    /// Two pins place one storage on different backends: all nodes that write a storage run on its backend.
     #[error(
-        "{tensor} is pinned to {first} and to {second}; all that writes one storage must run on one backend"
+        "{tensor} is pinned to {first} and to {second}; all nodes that write one storage must run on one backend"
     )]
     PinConflict {
         /// The storage.
@@ -52,17 +52,17 @@ pub enum RuntimeError {
         node: String,
         /// The operation with the types of its inputs and its result.
         operation: String,
-        /// What each backend that was asked said, with the backend's name.
+        /// For each backend its name and its reason.
         refusals: Vec<(String, String)>,
     },
-    /// The bytes wanted on a backend are beyond its budget.
+    /// A plan needs more bytes of a backend than its budget.
     #[error("{0}")]
     OverBudget(Box<OverBudget>),
     /// Memory could not be planned.
     #[error("{0}")]
     Memory(Box<MemoryError>),
-    /// A plan that breaks its own rules: a mistake in the scheduler.
-    #[error("the plan is wrong: {0}")]
+    /// A plan that breaks the rules of plans: a bug in the scheduler.
+    #[error("invalid plan: {0}")]
     BadPlan(String),
     /// A name that the graph does not have.
     #[error("the graph has no {what} named \"{name}\"{}", known_text(.known))]
@@ -71,10 +71,10 @@ pub enum RuntimeError {
         what: &'static str,
         /// The name given.
         name: String,
-        /// Some that there are.
+        /// The names that there are.
         known: Vec<String>,
     },
-    /// A tensor is not what the call is for.
+    /// A tensor is not of the kind that the call needs.
     #[error("tensor {name} is not {wanted}")]
     WrongKind {
         /// The tensor.
@@ -82,7 +82,7 @@ pub enum RuntimeError {
         /// What the call needs.
         wanted: &'static str,
     },
-    /// Elements of another type were given or asked for.
+    /// Elements of another type were given or requested.
     #[error("{name} has type {found}, not {given}")]
     WrongType {
         /// The tensor.
@@ -92,7 +92,7 @@ pub enum RuntimeError {
         /// The type of the caller's elements.
         given: DType,
     },
-    /// Another number of bytes was given or asked for.
+    /// Another number of bytes was given or requested.
     #[error("{name} has {expected} bytes, not {found}")]
     WrongSize {
         /// The tensor.
@@ -102,13 +102,13 @@ pub enum RuntimeError {
         /// The caller's bytes.
         found: usize,
     },
-    /// A result was asked for whose elements do not lie one after another.
-    #[error("{name} is a strided view; make it dense with cont()")]
+    /// A result whose elements are not contiguous was read as elements.
+    #[error("{name} is a strided view; make it contiguous with cont()")]
     Strided {
         /// The tensor.
         name: String,
     },
-    /// A run was asked for before an input or weight was set.
+    /// A run was started before an input or weight was set.
     #[error("{what} {name} was never set")]
     NotSet {
         /// "input" or "weight".
@@ -116,21 +116,19 @@ pub enum RuntimeError {
         /// Its name.
         name: String,
     },
-    /// Something was asked of a session that has no plan yet.
+    /// The session has no plan yet.
     #[error("the session has no plan yet: prepare one")]
     NoPlan,
-    /// A result was asked for before anything was run.
+    /// A result was read before anything was run.
     #[error("nothing was run yet")]
     NothingRun,
-    /// A result was asked for that is no longer there.
-    #[error(
-        "output {name} is gone: another graph of the session used its memory since, or a run failed; run it again"
-    )]
+    /// A result was read that is no longer in memory.
+    #[error("output {name} was overwritten by another graph of the session, or its run failed; run it again")]
     Gone {
         /// The output's name.
         name: String,
     },
-    /// Two graphs of a family disagree about a tensor of one name.
+    /// Two graphs of a session have different states, or weights without data, of one name.
     #[error("{what} {name} was {before}, and is {after} in another graph of the session")]
     Conflict {
         /// "weight" or "state".
@@ -153,26 +151,34 @@ pub enum RuntimeError {
     Device {
         /// The backend.
         backend: String,
-        /// The split that was being prepared, fed or run.
+        /// The split that was compiled, copied to or run.
         split: Option<usize>,
         /// The node, the first of the split, or the tensor concerned.
         node: Option<String>,
-        /// What the backend said.
+        /// The backend's error.
         error: Box<BackendError>,
+    },
+    /// A state of the library that cannot be: a bug in it.
+    #[error("internal error at {location}: {what}")]
+    Internal {
+        /// The condition that does not hold.
+        what: &'static str,
+        /// File and line.
+        location: String,
     },
 }
 
-/// How far a plan is beyond a backend's budget, and what would fit.
+/// How many bytes a plan needs beyond a backend's budget, and how many weights would fit.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{backend}: {wanted} bytes are wanted ({weights} of weights, {state} of state, {compute} to compute), the budget \
-     is {budget}: {} too many; {fitting} of its {weight_count} weights ({fitting_bytes} bytes) would fit",
+    "{backend}: the plan needs {wanted} bytes ({weights} of weights, {state} of state, {compute} to compute), {} more \
+     than the budget of {budget}; {fitting} of its {weight_count} weights ({fitting_bytes} bytes) would fit",
     .wanted - .budget
 )]
 pub struct OverBudget {
     /// The backend.
     pub backend: String,
-    /// Bytes of everything.
+    /// Bytes that the plan needs in all.
     pub wanted: u64,
     /// Bytes of weights and constants.
     pub weights: u64,
@@ -184,7 +190,7 @@ pub struct OverBudget {
     pub budget: u64,
     /// Weights that would be loaded there.
     pub weight_count: usize,
-    /// How many of them, in the order of their first use, fit beside state and arena.
+    /// How many of them fit beside state and arena, in the order of their first use.
     pub fitting: usize,
     /// Their bytes.
     pub fitting_bytes: u64,
@@ -197,12 +203,19 @@ impl From<MemoryError> for RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether a device is gone. Then every later call that needs it fails the same way.
+    /// Whether a device is lost. Then every later call that needs it fails the same way.
     pub fn is_lost(&self) -> bool {
         matches!(self, RuntimeError::Device { error, .. } if matches!(**error, BackendError::Lost { .. }))
     }
 
-    /// Says where a backend failed.
+    /// An error for a condition that always holds, with the caller's location.
+    #[track_caller]
+    pub(crate) fn internal(what: &'static str) -> RuntimeError {
+        let caller = std::panic::Location::caller();
+        RuntimeError::Internal { what, location: format!("{}:{}", caller.file(), caller.line()) }
+    }
+
+    /// The failure of a backend.
     pub(crate) fn device(error: BackendError) -> RuntimeError {
         let node = match &error {
             BackendError::Node { node, .. } | BackendError::Unsupported { node, .. } => Some(node.clone()),

@@ -1,4 +1,4 @@
-//! Times of one run: each split, each operation, each copy, each backend, as plain data.
+//! The times of one run as plain data: of each split, operation, copy and backend.
 
 use quadriga_graph::{Graph, NodeId};
 use serde::Serialize;
@@ -9,22 +9,22 @@ pub enum Detail {
     /// Splits and copies.
     #[default]
     Splits,
-    /// Also what splits consist of, on backends that can tell (see [`Queue::run_timed`](crate::Queue::run_timed)).
+    /// Also the operations of each split, on backends that time them (see [`Queue::run_timed`](crate::Queue::run_timed)).
     Operations,
 }
 
-/// Which of a backend's queues did something. A backend that keeps the host waiting has only one, whatever it does.
+/// The queues of a backend. A synchronous backend does everything in one queue; streams tell what it was for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
-    /// The one that runs splits.
+    /// Runs splits.
     Compute,
-    /// The one that brings copies in.
-    Incoming,
-    /// Brings what is there before the run: weights that are lent, states as they were.
-    Ahead,
-    /// The one that sends copies out.
-    Outgoing,
+    /// Copies inputs, and results of other backends, to this one.
+    Upload,
+    /// Copies what is there before the run to this backend: streamed weights, and states.
+    Prefetch,
+    /// Copies from this backend to others.
+    Download,
 }
 
 /// When a split ran.
@@ -42,7 +42,7 @@ pub struct SplitTime {
     pub seconds: f64,
 }
 
-/// When an operation ran, or several that a backend computes as one.
+/// When an operation ran, or several that a backend fuses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OperationTime {
     /// The split it belongs to.
@@ -51,7 +51,7 @@ pub struct OperationTime {
     pub backend: usize,
     /// The numbers of the nodes.
     pub nodes: Vec<usize>,
-    /// What it does: `mul_mat × 3`, `add + rms_norm + mul`.
+    /// The operations: `mul_mat × 3`, `add + rms_norm + mul`.
     pub operation: String,
     /// Seconds from the start of the run.
     pub start: f64,
@@ -59,7 +59,7 @@ pub struct OperationTime {
     pub seconds: f64,
 }
 
-/// When a copy was made. One that goes through host memory has a time for each of its two legs.
+/// When a copy was made. One that goes through staging memory has two: to the staging memory and from it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CopyTime {
     /// The copy's number.
@@ -76,7 +76,7 @@ pub struct CopyTime {
     pub seconds: f64,
 }
 
-/// What a backend spent its time on.
+/// The time that a backend spent computing and copying.
 #[derive(Clone, Debug, PartialEq, Default, Serialize)]
 pub struct BackendTime {
     /// The backend's name.
@@ -87,23 +87,39 @@ pub struct BackendTime {
     pub copy: f64,
 }
 
-/// Times of one run. Those of asynchronous devices are from their own clocks, counted from the moment at which the
-/// device began the run; the others are the host's.
+/// The times of one run, from [`SessionDebug::trace`](crate::SessionDebug::trace). Those of asynchronous devices are from
+/// their own clocks, counted from the start of the run on the device; the others are from the host's clock.
+///
+/// ```
+/// use quadriga_graph::{DType, GraphBuilder};
+/// use quadriga_runtime::{Detail, Scheduler};
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [2, 8]);
+/// g.output("y", x.sqr().silu());
+///
+/// let mut session = Scheduler::new(quadriga_cpu::Backend::new()?).plan(g.finish()?)?.session()?;
+/// session.set("x", &[1.0f32; 16])?;
+/// let trace = session.debug().trace(Detail::Splits)?;
+/// assert_eq!((trace.splits.len(), trace.copies.len()), (1, 0));
+/// assert!(trace.splits[0].seconds <= trace.seconds);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Default, Serialize)]
 pub struct Trace {
     /// Seconds from start to end, by the host's clock.
     pub seconds: f64,
-    /// The splits, in the order they were handed out.
+    /// The splits, in the order in which they were issued.
     pub splits: Vec<SplitTime>,
-    /// The operations of each split, in order; only with [`Detail::Operations`], and only of backends that can tell.
+    /// The operations of each split, in order; only with [`Detail::Operations`], and only of backends that time them.
     pub operations: Vec<OperationTime>,
-    /// The copies, in the order they were handed out.
+    /// The copies, in the order in which they were issued.
     pub copies: Vec<CopyTime>,
     /// The backends.
     pub backends: Vec<BackendTime>,
 }
 
-/// What some nodes do together, in words.
+/// The names of the operations of some nodes.
 pub(crate) fn operation(graph: &Graph, nodes: &[NodeId]) -> String {
     if nodes.is_empty() {
         return "preparation".to_owned();

@@ -14,7 +14,7 @@ use std::fmt;
 
 use super::MemoryError;
 use super::request::{InputPolicy, MemoryRequest};
-use crate::flow::{Flow, Maker};
+use crate::flow::{Flow, Producer};
 
 /// A half-open range of steps, `start..end`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -118,15 +118,15 @@ impl StorageUses {
         self.horizon = 1;
         self.collect_steps(request)?;
         self.collect_holds(request, flow)?;
-        for (maker, sources) in flow.iter() {
-            let step = request.step(maker.node.index());
-            let written = maker.storage.index();
+        for (producer, inputs) in flow.iter() {
+            let step = request.step(producer.node.index());
+            let written = producer.storage.index();
             let backend = request.backend(written);
-            if maker.overwrites {
-                check_written_backend(request, maker, backend)?;
+            if producer.overwrites {
+                check_written_backend(request, producer, backend)?;
             }
             self.last[written].at(step);
-            for source in sources {
+            for source in inputs {
                 let storage = source.storage.index();
                 let by_copy = !self.held.is_empty()
                     && self.held[source.tensor.index()]
@@ -205,17 +205,17 @@ impl StorageUses {
 /// An error if a node writes into a storage of another backend.
 fn check_written_backend(
     request: &MemoryRequest<'_>,
-    maker: Maker,
+    producer: Producer,
     target_backend: u16,
 ) -> Result<(), MemoryError> {
     let graph = request.graph;
-    let output = graph[maker.node].output();
+    let output = graph[producer.node].output();
     match request.backend(output.index()) {
         backend if backend == target_backend => Ok(()),
         backend => Err(MemoryError::ForeignWrite {
             node: graph.name(output),
             backend,
-            target: graph.name(maker.storage),
+            target: graph.name(producer.storage),
             target_backend,
         }),
     }

@@ -205,12 +205,12 @@ impl Planner {
         for tensor in &self.uses.in_place {
             plan.locations[tensor.index()] = plan.locations[plan.sharing.roots[tensor.index()].index()];
         }
-        for lodger in &flow.lodgers {
-            let mut location = plan.locations[lodger.storage.index()];
+        for alias in &flow.aliases {
+            let mut location = plan.locations[alias.storage.index()];
             if let TensorLocation::Arena { offset, .. } = &mut location {
-                *offset += lodger.offset;
+                *offset += alias.offset;
             }
-            plan.locations[lodger.tensor.index()] = location;
+            plan.locations[alias.tensor.index()] = location;
         }
         Ok(())
     }

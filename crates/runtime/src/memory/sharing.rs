@@ -22,7 +22,7 @@ use std::fmt::{self, Write};
 
 use super::lifetimes::StorageUses;
 use super::request::{InputPolicy, MemoryRequest};
-use crate::flow::{Flow, Takeover};
+use crate::flow::{Flow, InPlaceCandidate};
 
 /// For each tensor the root of its storage. An in-place result starts where its root does; a view, at its own offset.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -83,7 +83,7 @@ impl Sharing {
         }
 
         uses.in_place.clear();
-        for Takeover { node, result, input } in &flow.takeovers {
+        for InPlaceCandidate { node, result, input } in &flow.in_place {
             let root = self.roots[flow.storage[input.index()].index()];
             let last = uses.last[root.index()];
             if last.end != request.step(node.index()) + 1
@@ -103,8 +103,8 @@ impl Sharing {
             uses.last[root.index()] = uses.last[result.index()];
         }
         // Aliases follow their storage.
-        for lodger in &flow.lodgers {
-            self.roots[lodger.tensor.index()] = self.roots[lodger.storage.index()];
+        for alias in &flow.aliases {
+            self.roots[alias.tensor.index()] = self.roots[alias.storage.index()];
         }
     }
 }

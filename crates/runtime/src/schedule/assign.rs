@@ -1,15 +1,14 @@
 //! Assignment: which backend computes each node.
 //!
-//! Everything that writes one storage must run where the storage lives, so the unknowns are not nodes but storages:
-//! the *home* of a computed or state storage is the backend of all nodes that write it. Leaves that are only read
-//! (weights, constants, inputs) have a home only if the caller gave them one; it attracts the nodes that read them.
+//! All nodes that write one storage must run on one backend, so storages are assigned, not nodes. Leaves that are only
+//! read (weights, constants, inputs) are assigned only if the caller places them; they attract the nodes that read them.
 //!
-//! In order: pins and placements; what [`lend`] moves; going forward, storages beside placed leaves and those that
-//! follow their sources; going backward, storages that follow their consumers; what is left goes to the most preferred
-//! backend that computes it. At last [`settle`] looks at the borders.
+//! In order: pins and placements; what [weight streaming](super::streaming) moves; going forward, storages computed from
+//! placed leaves and those that follow their inputs; going backward, storages that follow their consumers; the rest goes
+//! to the most preferred backend that computes it. Last, [`settle`] revises the borders.
 //!
-//! No step lets the order of a node's sources decide: bytes do, then which was computed last (so that a residual stream
-//! moves on with the layers, instead of going back to where it began), then the order of the backends.
+//! The order of a node's inputs never decides: bytes do, then which input was computed last (so that a residual stream
+//! moves on with the layers instead of returning to where it began), then the order of the backends.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"
@@ -19,89 +18,36 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
-use rustc_hash::{FxHashMap, FxHashSet};
-use serde::Serialize;
 
-use super::NO_BACKEND;
-use super::lend::{WeightStreaming, lend};
+use super::placement::{NO_BACKEND, Placements, Reason};
 use super::settle::settle;
-use crate::flow::{Flow, Source};
+use super::streaming::{WeightStreaming, stream_weights};
+use crate::flow::{Flow, FlowInput};
 use crate::{Backend, RuntimeError};
 
-/// Why a storage, and with it every node that writes it, has the home it has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub enum Reason {
-    /// The caller pinned it, or placed it by name.
-    Pinned,
-    /// A placed leaf that it is computed from lives there; of several the most bytes decide.
-    HoldsSource {
-        /// The largest such leaf (index of the tensor).
-        tensor: usize,
-    },
-    /// A result that it is computed from lives there; of several the most bytes decide.
-    FollowsSource {
-        /// The largest such result (index of the tensor).
-        tensor: usize,
-    },
-    /// It is fetched there for the run: what is done with it outweighs the way.
-    Borrows {
-        /// The largest of what is fetched (index of the tensor).
-        tensor: usize,
-    },
-    /// It is first read there.
-    FollowsConsumer {
-        /// The reading node.
-        node: usize,
-    },
-    /// All that reads it is there, and copying its sources takes less than copying it.
-    SavesCopy {
-        /// The first reader.
-        node: usize,
-    },
-    /// Nothing draws it anywhere: the most preferred backend that computes it.
-    Preferred,
-    /// A leaf without a home of its own: it is wherever it is read.
-    WhereRead,
-}
-
-/// The homes of all storages.
-#[derive(Default)]
-pub(crate) struct Homes {
-    /// For each tensor that owns its storage, its backend; [`NO_BACKEND`] for leaves that live wherever they are read.
-    pub(crate) home: Vec<u16>,
-    /// Why.
-    pub(crate) reason: Vec<Reason>,
-    /// A more attractive backend that refused to compute it.
-    pub(crate) refused: FxHashMap<TensorId, u16>,
-    /// Weights that are copied from their home to whoever reads them.
-    pub(crate) lent: FxHashSet<TensorId>,
-    /// The backend that borrows, and states of others that it looks at.
-    pub(crate) echoes: (u16, FxHashSet<TensorId>),
-}
-
-/// How often homes spread forward and backward; what is then left is far from anything placed.
+/// How often placements spread forward and backward; a storage that they do not reach is far from any placed one.
 const ROUNDS: usize = 4;
 
-/// What the caller fixed beforehand: homes of storages. A storage has at most one.
-pub(crate) type Fixed = Vec<(TensorId, u16)>;
+/// The placements that are fixed beforehand, at most one for each storage.
+pub(crate) type FixedPlacements = Vec<(TensorId, u16)>;
 
 pub(crate) fn assign(
     graph: &Graph,
     flow: &Flow,
     backends: &[Arc<dyn Backend>],
-    fixed: &Fixed,
-    lending: Option<(WeightStreaming, u16)>,
-) -> Result<Homes, RuntimeError> {
+    fixed: &FixedPlacements,
+    streaming: Option<(WeightStreaming, u16)>,
+) -> Result<Placements, RuntimeError> {
     let count = flow.storage.len();
     let mut assigner = Assigner {
         graph,
         flow,
         backends,
         written: vec![false; count],
-        homes: Homes {
-            home: vec![NO_BACKEND; count],
+        placements: Placements {
+            backend: vec![NO_BACKEND; count],
             reason: vec![Reason::WhereRead; count],
-            ..Homes::default()
+            ..Placements::default()
         },
         pulls: Vec::new(),
         left: Vec::new(),
@@ -112,60 +58,60 @@ pub(crate) fn assign(
     }
     assigner.fix(fixed)?;
     if fixed.is_empty() {
-        assigner.left.extend(0..flow.makers().len() as u32);
+        assigner.left.extend(0..flow.producers().len() as u32);
     } else {
-        if let Some(lending) = lending {
-            assigner.lend(lending, fixed);
+        if let Some(streaming) = streaming {
+            assigner.stream_weights(streaming, fixed);
         }
-        assigner.beside_leaves();
-        // Each round reaches what hangs on the other end of what the round before reached.
+        assigner.follow_leaves();
+        // Each round reaches the other neighbours of the storages that the previous round reached.
         for _ in 0..ROUNDS {
-            assigner.follow_sources();
+            assigner.follow_inputs();
             if !assigner.follow_consumers() {
                 break;
             }
         }
     }
-    assigner.the_rest()?;
+    assigner.assign_rest()?;
     if backends.len() > 1 {
         assigner.settle();
     }
-    Ok(assigner.homes)
+    Ok(assigner.placements)
 }
 
 struct Assigner<'a> {
     graph: &'a Graph,
     flow: &'a Flow,
     backends: &'a [Arc<dyn Backend>],
-    /// For each tensor whether nodes write into it that did not make it.
+    /// For each tensor whether nodes other than its producer write it.
     written: Vec<bool>,
-    homes: Homes,
-    /// Scratch: what draws a storage to backends.
+    placements: Placements,
+    /// Working memory of [`Assigner::draw_apart`].
     pulls: Vec<Pull>,
-    /// The makers whose storages have no home yet, by place.
+    /// The producers whose storages are not assigned yet, by number.
     left: Vec<u32>,
-    /// The states that have none.
+    /// The states that are not assigned yet.
     states_left: Vec<TensorId>,
 }
 
-/// What draws a storage to a backend: the sources that live there.
+/// The inputs of a storage that are on one backend, which attract it to that backend.
 #[derive(Clone, Copy)]
 struct Pull {
-    home: u16,
+    backend: u16,
     /// Their bytes, and one for each of them.
     bytes: u64,
-    /// One past the last node that made one of them.
+    /// One past the last node that produces one of them.
     latest: usize,
-    /// Bytes and number of the largest.
+    /// Bytes and tensor of the largest.
     largest: (u64, usize),
 }
 
 impl Assigner<'_> {
-    fn fix(&mut self, fixed: &Fixed) -> Result<(), RuntimeError> {
+    fn fix(&mut self, fixed: &FixedPlacements) -> Result<(), RuntimeError> {
         for (storage, backend) in fixed {
             self.set(*storage, *backend, Reason::Pinned);
         }
-        self.states_left = self.flow.states().filter(|state| !self.has_home(*state)).collect();
+        self.states_left = self.flow.states().filter(|state| !self.is_assigned(*state)).collect();
         for (storage, backend) in fixed.iter().filter(|(storage, backend)| !self.computes(*storage, *backend))
         {
             if let Some(refusal) = self.refusal(*storage, *backend) {
@@ -176,55 +122,55 @@ impl Assigner<'_> {
     }
 
     /// Going forward: storages that read leaves which the caller has placed; where there are none, those that read
-    /// results with a home.
-    fn beside_leaves(&mut self) {
+    /// results that are assigned.
+    fn follow_leaves(&mut self) {
         let flow = self.flow;
-        let placed = |source: &Source| !matches!(source.kind, TensorKind::Computed(_));
-        for (place, (maker, sources)) in (0..).zip(flow.iter()) {
-            if !self.has_home(maker.storage)
-                && !self.draw(maker.storage, sources, placed, |tensor| Reason::HoldsSource { tensor })
-                && !self.follow(maker.storage, sources)
+        let is_leaf = |input: &FlowInput| !matches!(input.kind, TensorKind::Computed(_));
+        for (number, (producer, inputs)) in (0..).zip(flow.iter()) {
+            if !self.is_assigned(producer.storage)
+                && !self.draw(producer.storage, inputs, is_leaf, |tensor| Reason::HoldsSource { tensor })
+                && !self.follow(producer.storage, inputs)
             {
-                self.left.push(place);
+                self.left.push(number);
             }
         }
     }
 
-    /// Going forward: storages that read anything with a home.
-    fn follow_sources(&mut self) {
+    /// Going forward: storages that read anything that is assigned.
+    fn follow_inputs(&mut self) {
         let flow = self.flow;
         let mut left = std::mem::take(&mut self.left);
-        left.retain(|place| {
-            let storage = flow.makers()[*place as usize].storage;
-            !self.has_home(storage) && !self.follow(storage, flow.sources(*place as usize))
+        left.retain(|number| {
+            let storage = flow.producers()[*number as usize].storage;
+            !self.is_assigned(storage) && !self.follow(storage, flow.inputs(*number as usize))
         });
         self.left = left;
     }
 
-    /// Gives a storage the home of its sources. Whether it has one now.
-    fn follow(&mut self, storage: TensorId, sources: &[Source]) -> bool {
-        self.draw(storage, sources, |_| true, |tensor| Reason::FollowsSource { tensor })
+    /// Assigns a storage to the backend of its inputs; whether it is assigned now.
+    fn follow(&mut self, storage: TensorId, inputs: &[FlowInput]) -> bool {
+        self.draw(storage, inputs, |_| true, |tensor| Reason::FollowsSource { tensor })
     }
 
-    /// Gives a storage the home of those of its sources that count, by bytes; the next best where a backend refuses.
-    /// Whether it has one now.
+    /// Assigns a storage to the backend with the most bytes of those of its inputs that count, or to the next one if
+    /// that backend refuses; whether it is assigned now.
     fn draw(
         &mut self,
         storage: TensorId,
-        sources: &[Source],
-        counts: impl Fn(&Source) -> bool,
+        inputs: &[FlowInput],
+        counts: impl Fn(&FlowInput) -> bool,
         reason: impl Fn(usize) -> Reason,
     ) -> bool {
-        // Nearly always they are all in one place.
+        // The common case: all of them are on one backend.
         let (mut only, mut largest) = (NO_BACKEND, (0, 0));
-        for source in sources {
-            let home = self.homes.home[source.storage.index()];
-            if home != NO_BACKEND && counts(source) && !self.homes.lent.contains(&source.storage) {
-                if only != NO_BACKEND && only != home {
-                    return self.draw_apart(storage, sources, counts, reason);
+        for input in inputs {
+            let backend = self.placements.backend[input.storage.index()];
+            if backend != NO_BACKEND && counts(input) && !self.placements.streamed.contains(&input.storage) {
+                if only != NO_BACKEND && only != backend {
+                    return self.draw_apart(storage, inputs, counts, reason);
                 }
-                only = home;
-                largest = largest.max((self.flow.bytes[source.tensor.index()], source.tensor.index()));
+                only = backend;
+                largest = largest.max((self.flow.bytes[input.tensor.index()], input.tensor.index()));
             }
         }
         if only == NO_BACKEND {
@@ -234,49 +180,48 @@ impl Assigner<'_> {
         if computes {
             self.set(storage, only, reason(largest.1));
         } else {
-            self.homes.refused.entry(storage).or_insert(only);
+            self.placements.refused.entry(storage).or_insert(only);
         }
         computes
     }
 
-    /// The same where the sources are in several places.
+    /// The same for inputs on several backends.
     fn draw_apart(
         &mut self,
         storage: TensorId,
-        sources: &[Source],
-        counts: impl Fn(&Source) -> bool,
+        inputs: &[FlowInput],
+        counts: impl Fn(&FlowInput) -> bool,
         reason: impl Fn(usize) -> Reason,
     ) -> bool {
         let mut pulls = std::mem::take(&mut self.pulls);
         pulls.clear();
-        for source in sources.iter().filter(|source| counts(source)) {
-            let home = self.homes.home[source.storage.index()];
-            if home != NO_BACKEND && !self.homes.lent.contains(&source.storage) {
-                let bytes = self.flow.bytes[source.tensor.index()];
-                let place = pulls.iter().position(|pull| pull.home == home).unwrap_or(pulls.len());
-                if place == pulls.len() {
-                    pulls.push(Pull { home, bytes: 0, latest: 0, largest: (0, 0) });
+        for input in inputs.iter().filter(|input| counts(input)) {
+            let backend = self.placements.backend[input.storage.index()];
+            if backend != NO_BACKEND && !self.placements.streamed.contains(&input.storage) {
+                let bytes = self.flow.bytes[input.tensor.index()];
+                let at = pulls.iter().position(|pull| pull.backend == backend).unwrap_or(pulls.len());
+                if at == pulls.len() {
+                    pulls.push(Pull { backend, bytes: 0, latest: 0, largest: (0, 0) });
                 }
-                let pull = &mut pulls[place];
+                let pull = &mut pulls[at];
                 pull.bytes = pull.bytes.saturating_add(bytes).saturating_add(1);
-                pull.latest = pull.latest.max(source.made());
-                pull.largest = pull.largest.max((bytes, source.tensor.index()));
+                pull.latest = pull.latest.max(input.produced());
+                pull.largest = pull.largest.max((bytes, input.tensor.index()));
             }
         }
-        pulls.sort_unstable_by_key(|pull| (Reverse((pull.bytes, pull.latest)), pull.home));
-        let taker = pulls.iter().position(|pull| self.computes(storage, pull.home));
-        if taker != Some(0) {
-            self.homes.refused.entry(storage).or_insert(pulls[0].home);
+        pulls.sort_unstable_by_key(|pull| (Reverse((pull.bytes, pull.latest)), pull.backend));
+        let strongest = pulls.iter().position(|pull| self.computes(storage, pull.backend));
+        if strongest != Some(0) {
+            self.placements.refused.entry(storage).or_insert(pulls[0].backend);
         }
-        if let Some(taker) = taker {
-            self.set(storage, pulls[taker].home, reason(pulls[taker].largest.1));
+        if let Some(at) = strongest {
+            self.set(storage, pulls[at].backend, reason(pulls[at].largest.1));
         }
         self.pulls = pulls;
-        taker.is_some()
+        strongest.is_some()
     }
 
-    /// Going backward: storages whose readers have a home. The earliest reader decides.
-    /// Whether results were given one.
+    /// Going backward: storages whose readers are assigned. The earliest reader decides. Whether a result was assigned.
     fn follow_consumers(&mut self) -> bool {
         let flow = self.flow;
         if self.left.is_empty() && self.states_left.is_empty() {
@@ -284,33 +229,33 @@ impl Assigner<'_> {
         }
         let mut found = false;
         let mut reader: Vec<(u16, u32)> = vec![(NO_BACKEND, 0); flow.storage.len()];
-        for (maker, sources) in flow.iter().rev() {
-            let storage = maker.storage;
-            if !self.has_home(storage) {
-                let (home, consumer) = reader[storage.index()];
-                if home == NO_BACKEND {
+        for (producer, inputs) in flow.iter().rev() {
+            let storage = producer.storage;
+            if !self.is_assigned(storage) {
+                let (backend, consumer) = reader[storage.index()];
+                if backend == NO_BACKEND {
                     continue;
                 }
-                if !self.computes(storage, home) {
-                    self.homes.refused.entry(storage).or_insert(home);
+                if !self.computes(storage, backend) {
+                    self.placements.refused.entry(storage).or_insert(backend);
                     continue;
                 }
-                self.set(storage, home, Reason::FollowsConsumer { node: consumer as usize });
+                self.set(storage, backend, Reason::FollowsConsumer { node: consumer as usize });
                 found = true;
             }
-            let home = self.homes.home[storage.index()];
-            for Source { storage, .. } in sources.iter().filter(|source| !self.has_home(source.storage)) {
-                reader[storage.index()] = (home, maker.node.index() as u32);
+            let backend = self.placements.backend[storage.index()];
+            for FlowInput { storage, .. } in inputs.iter().filter(|input| !self.is_assigned(input.storage)) {
+                reader[storage.index()] = (backend, producer.node.index() as u32);
             }
         }
-        // A state that is only read has no node of its own above.
+        // A state that is only read has no producer in the loop above.
         for state in std::mem::take(&mut self.states_left) {
-            let (home, consumer) = reader[state.index()];
-            if self.has_home(state) {
+            let (backend, consumer) = reader[state.index()];
+            if self.is_assigned(state) {
                 continue;
             }
-            if home != NO_BACKEND && self.computes(state, home) {
-                self.set(state, home, Reason::FollowsConsumer { node: consumer as usize });
+            if backend != NO_BACKEND && self.computes(state, backend) {
+                self.set(state, backend, Reason::FollowsConsumer { node: consumer as usize });
             } else {
                 self.states_left.push(state);
             }
@@ -318,45 +263,47 @@ impl Assigner<'_> {
         found
     }
 
-    fn lend(&mut self, (lending, device): (WeightStreaming, u16), fixed: &Fixed) {
+    fn stream_weights(&mut self, (streaming, device): (WeightStreaming, u16), fixed: &FixedPlacements) {
         let on_host: Vec<bool> = self.backends.iter().map(|backend| backend.memory().host).collect();
         if fixed.iter().any(|(_, backend)| on_host[usize::from(*backend)]) {
-            let mut homes = std::mem::take(&mut self.homes);
+            let mut placements = std::mem::take(&mut self.placements);
             let computes = |storage| self.refusal(storage, device).is_none();
-            lend(self.graph, self.flow, &on_host, &mut homes, (lending, device), computes);
-            self.homes = homes;
+            let (graph, flow) = (self.graph, self.flow);
+            stream_weights(graph, flow, &on_host, &mut placements, (streaming, device), computes);
+            self.placements = placements;
         }
     }
 
     fn settle(&mut self) {
-        let mut homes = std::mem::take(&mut self.homes);
+        let mut placements = std::mem::take(&mut self.placements);
         let written = |storage: TensorId| self.written[storage.index()];
-        settle(self.graph, self.flow, &mut homes, written, |storage, home| self.computes(storage, home));
-        self.homes = homes;
+        let computes = |storage, backend| self.computes(storage, backend);
+        settle(self.graph, self.flow, &mut placements, written, computes);
+        self.placements = placements;
     }
 
-    fn the_rest(&mut self) -> Result<(), RuntimeError> {
+    fn assign_rest(&mut self) -> Result<(), RuntimeError> {
         let flow = self.flow;
-        for place in std::mem::take(&mut self.left) {
-            self.prefer(flow.makers()[place as usize].storage)?;
+        for number in std::mem::take(&mut self.left) {
+            self.assign_preferred(flow.producers()[number as usize].storage)?;
         }
         for state in std::mem::take(&mut self.states_left) {
-            self.prefer(state)?;
+            self.assign_preferred(state)?;
         }
         Ok(())
     }
 
-    fn prefer(&mut self, storage: TensorId) -> Result<(), RuntimeError> {
-        if self.has_home(storage) {
+    fn assign_preferred(&mut self, storage: TensorId) -> Result<(), RuntimeError> {
+        if self.is_assigned(storage) {
             return Ok(());
         }
         let mut refusals = Vec::new();
-        for home in 0..self.backends.len() {
-            match self.refusal(storage, home as u16) {
+        for backend in 0..self.backends.len() {
+            match self.refusal(storage, backend as u16) {
                 None => {
-                    self.set(storage, home as u16, Reason::Preferred);
-                    if home > 0 {
-                        self.homes.refused.entry(storage).or_insert(0);
+                    self.set(storage, backend as u16, Reason::Preferred);
+                    if backend > 0 {
+                        self.placements.refused.entry(storage).or_insert(0);
                     }
                     return Ok(());
                 }
@@ -366,33 +313,33 @@ impl Assigner<'_> {
         Err(self.unsupported(storage, refusals))
     }
 
-    fn has_home(&self, storage: TensorId) -> bool {
-        self.homes.home[storage.index()] != NO_BACKEND
+    fn is_assigned(&self, storage: TensorId) -> bool {
+        self.placements.backend[storage.index()] != NO_BACKEND
     }
 
-    fn set(&mut self, storage: TensorId, home: u16, reason: Reason) {
-        self.homes.home[storage.index()] = home;
-        self.homes.reason[storage.index()] = reason;
+    fn set(&mut self, storage: TensorId, backend: u16, reason: Reason) {
+        self.placements.backend[storage.index()] = backend;
+        self.placements.reason[storage.index()] = reason;
     }
 
-    /// Whether a backend computes everything that writes a storage.
+    /// Whether a backend computes all nodes that write a storage.
     fn computes(&self, storage: TensorId, backend: u16) -> bool {
         let device = &self.backends[usize::from(backend)];
-        let takes = |node: NodeId| device.supports(self.graph, node).is_ok();
+        let supports = |node: NodeId| device.supports(self.graph, node).is_ok();
         match self.flow.kind[storage.index()] {
-            TensorKind::Computed(node) if !takes(node) => false,
+            TensorKind::Computed(node) if !supports(node) => false,
             _ => !self.written[storage.index()] || self.refusal(storage, backend).is_none(),
         }
     }
 
-    /// The first node of a storage that a backend does not compute, the backend, and what it says.
+    /// The first node that writes a storage and that a backend does not compute, with the backend and its reason.
     fn refusal(&self, storage: TensorId, backend: u16) -> Option<(NodeId, u16, String)> {
-        let ask = |node: NodeId| {
+        let refuse = |node: NodeId| {
             let refusal = self.backends[usize::from(backend)].supports(self.graph, node).err()?;
             Some((node, backend, refusal.to_string()))
         };
-        let made = self.graph[storage].node().and_then(ask);
-        made.or_else(|| self.flow.writers_of(storage).find_map(ask))
+        let producer = self.graph[storage].node().and_then(refuse);
+        producer.or_else(|| self.flow.writers_of(storage).find_map(refuse))
     }
 
     fn unsupported(&self, storage: TensorId, refusals: Vec<(NodeId, u16, String)>) -> RuntimeError {

@@ -1,14 +1,14 @@
-//! A plan in words: splits, copies, bytes, and the reason for every decision; also in the dot language.
+//! A plan as text: splits, copies, bytes, and the reason for every placement; also in the dot language.
 
 use std::fmt;
 
 use quadriga_graph::{NodeId, TensorId};
 
-use super::Reason;
+use super::placement::Reason;
 use super::plan::Plan;
 
 impl Plan {
-    /// The reason for a node's place, in words.
+    /// The reason for a node's placement, in words.
     pub fn reason(&self, node: NodeId) -> String {
         let output = self.graph().get_node(node).map(|n| n.output());
         let storage = output.and_then(|output| self.graph().get(output)).map(|t| t.storage());
@@ -18,23 +18,26 @@ impl Plan {
         }
     }
 
-    /// The reason for a storage's place, in words.
+    /// The reason for a storage's placement, in words.
     pub(crate) fn reason_of(&self, storage: TensorId) -> String {
         let Some((reason, refused_by)) = self.reason_for(storage) else { return String::new() };
         let name = |index: usize| self.graph().name(TensorId::from_index(index));
         let why = match reason {
             Reason::Pinned => "placed by the caller".to_owned(),
-            Reason::HoldsSource { tensor } => format!("{} lives there", name(tensor)),
+            Reason::HoldsSource { tensor } => format!("{} is placed there", name(tensor)),
             Reason::FollowsSource { tensor } => format!("follows {}", name(tensor)),
-            Reason::Borrows { tensor } => format!("{} is fetched there for the run", name(tensor)),
+            Reason::Streams { tensor } => format!("{} is streamed there", name(tensor)),
             Reason::FollowsConsumer { node } => {
                 format!("first read by {}", self.graph().node_name(NodeId::from_index(node)))
             }
             Reason::SavesCopy { node } => {
-                format!("moved to {}: less to copy", self.graph().node_name(NodeId::from_index(node)))
+                format!(
+                    "moved to its reader {}: fewer bytes to copy",
+                    self.graph().node_name(NodeId::from_index(node))
+                )
             }
-            Reason::Preferred => "most preferred".to_owned(),
-            Reason::WhereRead => "wherever it is read".to_owned(),
+            Reason::Preferred => "most preferred backend".to_owned(),
+            Reason::WhereRead => "on every backend that reads it".to_owned(),
         };
         match refused_by.and_then(|backend| self.backends().get(backend)) {
             Some(backend) => format!("{why}; {} does not compute it", backend.name()),

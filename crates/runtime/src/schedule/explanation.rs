@@ -1,7 +1,7 @@
-//! Everything that a plan decided, as plain data: what pictures are drawn from, and what `quadriga plan --json` prints.
+//! All of a plan's decisions as plain, serialisable data, from which pages and reports are made.
 //!
-//! The schema is described in `docs/plan-schema.md`. Its number grows when a field changes its meaning or goes away;
-//! new fields may come at any time.
+//! The schema is described in `docs/plan-schema.md`. Its number grows when a field changes its meaning or is removed; new
+//! fields may be added at any time.
 
 use std::collections::HashMap;
 
@@ -9,15 +9,16 @@ use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use serde::Serialize;
 
 use super::order::ScheduleStep;
-use super::plan::{BackendBytes, Decision, Plan, Uses};
-use super::{Copy, Split};
+use super::plan::{BackendBytes, Decision, Plan};
+use super::split::{Copy, Split};
 use crate::memory::{BackendPlan, Lifetime, TensorLocation};
+use crate::weights::{WeightUses, residency};
 use crate::{Cost, Layout};
 
 /// The number of the schema that [`Explanation`] follows.
-pub const PLAN_SCHEMA: u32 = 1;
+pub const PLAN_SCHEMA: u32 = 2;
 
-/// Everything that a plan decided, as data.
+/// All of a plan's decisions, as data.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
     /// [`PLAN_SCHEMA`].
@@ -32,41 +33,41 @@ pub struct Explanation {
     pub splits: Vec<SplitLine>,
     /// The copies.
     pub copies: Vec<CopyLine>,
-    /// What a run does, in order.
+    /// The commands of a run, in the order in which they are issued.
     pub order: Vec<ScheduleStep>,
-    /// For each node its name and place; views are left out.
+    /// The nodes, without views.
     pub nodes: Vec<NodeLine>,
-    /// Everything that has memory: for each backend its weights, states, inputs, results and copies.
+    /// Everything that has memory: weights, states, inputs, results, copies and scratch memory.
     pub storages: Vec<StorageLine>,
 }
 
 /// A backend of an [`Explanation`].
 #[derive(Clone, Debug, Serialize)]
 pub struct BackendLine {
-    /// Its name and what the plan takes of it.
+    /// Its name and the memory that the plan takes.
     #[serde(flatten)]
     pub bytes: BackendBytes,
-    /// What is allocated in all: weights, state and compute.
+    /// Bytes that are allocated in all: weights, state and compute.
     pub total: u64,
-    /// Host memory that copies to other devices pass through, at most: only where two devices cannot reach each other.
+    /// Bytes of staging memory for copies to other devices, at most; none is used where two devices reach each other.
     pub staging: u64,
-    /// What the maker calls the device.
+    /// The vendor's name for the device.
     pub description: String,
     /// All of its memory, if known.
     pub memory: Option<u64>,
-    /// What was free of it when the plan was explained, if known.
+    /// Free bytes when the plan was explained, if known.
     pub free: Option<u64>,
     /// Bytes of each buffer of its arena; together they are `compute`.
     pub chunks: Vec<u64>,
-    /// The most bytes in use in one step: no plan with this sharing can do with less.
+    /// The most bytes in use in one step: no plan with this sharing of storages needs fewer.
     pub lower_bound: u64,
     /// The first step in which most bytes are in use.
     pub peak_step: u32,
     /// Bytes that all results, inputs and copies would take if nothing shared memory.
     pub unshared: u64,
-    /// What found the places.
+    /// The packing strategy that found the offsets.
     pub strategy: String,
-    /// Whether no arrangement is smaller.
+    /// Whether the arena is proved to be as small as possible.
     pub optimal: bool,
 }
 
@@ -93,10 +94,10 @@ pub struct CopyLine {
     pub copy: Copy,
     /// The name of the tensor.
     pub name: String,
-    /// Its place among the storages.
+    /// Its index among the storages.
     pub place: usize,
-    /// Whether it is a weight that is lent for the run.
-    pub lent: bool,
+    /// Whether it is a streamed weight.
+    pub streamed: bool,
 }
 
 /// A node of an [`Explanation`].
@@ -121,7 +122,7 @@ pub struct NodeLine {
     pub shape: Vec<usize>,
     /// The bytes of its result.
     pub bytes: u64,
-    /// Where its result is among the storages; `None` if nobody reads it.
+    /// The index of its result among the storages; `None` if nothing reads it.
     pub storage: Option<usize>,
     /// Its work.
     #[serde(flatten)]
@@ -134,23 +135,23 @@ pub struct NodeLine {
 pub enum StorageUse {
     /// Parameters, and constants of the graph: loaded once.
     Weight,
-    /// What outlives a run, such as a cache.
+    /// Tensors that outlive a run, such as a KV cache.
     State,
     /// Set by the caller.
     Input,
     /// Results.
     Compute,
-    /// The copy of something that lives on another backend.
+    /// The copy of a tensor of another backend.
     Copy,
-    /// What a split's program works in.
+    /// The scratch memory of a split's program.
     Scratch,
 }
 
-/// Some bytes of a backend, and who has them when.
+/// Bytes of a backend, and when they are in use.
 #[derive(Clone, Debug, Serialize)]
 pub struct StorageLine {
-    /// The name of the tensor that owns it; of a copy, of the tensor that is copied; of what a split works in, of the
-    /// split's first result.
+    /// The name of the tensor that owns it; for a copy, of the tensor that is copied; for scratch memory, of the split's
+    /// first result.
     pub name: String,
     /// What it is for.
     pub usage: StorageUse,
@@ -158,9 +159,9 @@ pub struct StorageLine {
     pub backend: usize,
     /// Its bytes.
     pub bytes: u64,
-    /// Of what lies in the arena: the number of the buffer.
+    /// The number of the arena's buffer; `None` outside the arena.
     pub chunk: Option<u32>,
-    /// Of what lies in the arena: bytes from the start of the buffer.
+    /// Bytes from the start of that buffer; `None` outside the arena.
     pub offset: Option<u64>,
     /// The first step in which it is in use.
     pub start: u32,
@@ -174,18 +175,18 @@ pub struct StorageLine {
     pub dtype: &'static str,
     /// Its shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// How many results lie in it one after another: 1, and one more for each that was computed in place.
+    /// How many results are in it one after another: 1, and one more for each that is computed in place.
     pub tenants: usize,
-    /// Whether it is used where it is, in a file map, and takes no memory.
+    /// Whether it is read in the file map, and takes no memory.
     pub mapped: bool,
-    /// Whether the backend rearranges it.
+    /// Whether its layout is the backend's own.
     pub packed: bool,
     /// Why it is on this backend, in words.
     pub why: String,
 }
 
 impl Plan {
-    /// Everything that was decided, as data.
+    /// All decisions, as data.
     pub fn explain(&self) -> Explanation {
         let (graph, splits) = (self.graph(), self.splits());
         let (storages, place_of) = Places::of(self);
@@ -221,7 +222,7 @@ impl Plan {
             copy: copy.clone(),
             name: graph.name(TensorId::from_index(copy.tensor)),
             place: place_of.first_copy + number,
-            lent: self.is_lent(copy.storage),
+            streamed: self.is_streamed(copy.storage),
         };
         Explanation {
             schema: PLAN_SCHEMA,
@@ -269,7 +270,7 @@ impl Plan {
     }
 }
 
-/// Where things are among the storages of an explanation.
+/// The indices of tensors and copies among the storages of an explanation.
 struct Places {
     /// Results and states, by the tensor that owns the storage.
     of_root: HashMap<usize, usize>,
@@ -277,7 +278,7 @@ struct Places {
 }
 
 impl Places {
-    /// All storages: leaves, inputs, results, states, then the copies by number, then what splits work in.
+    /// All storages: weights, states, inputs, results, then copies by number, then scratch memory.
     fn of(plan: &Plan) -> (Vec<StorageLine>, Places) {
         let graph = plan.graph();
         let horizon = plan.memory().horizon.max(graph.nodes().len() as u32);
@@ -285,7 +286,7 @@ impl Places {
         let mut of_root = HashMap::new();
         weights(plan, horizon, &mut lines);
         for id in graph.of_kind(TensorKind::State) {
-            if let Some(backend) = plan.home(id) {
+            if let Some(backend) = plan.placement(id) {
                 of_root.insert(id.index(), lines.len());
                 let bytes = |b: &std::sync::Arc<dyn crate::Backend>, t| b.storage_bytes(t) as u64;
                 let size = plan.backends().get(backend).zip(graph.get(id)).map_or(0, |(b, t)| bytes(b, t));
@@ -310,7 +311,7 @@ impl Places {
             let end = life.end.min(horizon);
             let made = line(plan, tensor, StorageUse::Copy, copy.to, bytes, Lifetime { end, ..life });
             let from = plan.backends().get(copy.from).map_or("", |b| b.name());
-            let origin = if copy.source.is_some() { "is made" } else { "lives" };
+            let origin = if copy.source.is_some() { "is computed" } else { "is" };
             lines.extend(made.map(|made| StorageLine {
                 why: format!("split {} reads it here; it {origin} on {from}", copy.reader),
                 ..at(made, plan.memory().extra_location(extra))
@@ -337,15 +338,15 @@ fn scratches(plan: &Plan, lines: &mut Vec<StorageLine>) {
         let made = line(plan, node.output(), StorageUse::Scratch, backend, extra.bytes, extra.lifetime);
         let location = plan.space().scratch(*split as usize);
         lines.extend(made.map(|made| StorageLine {
-            why: format!("split {split} works in it"),
-            chunk: location.map(|(slot, _)| slot.chunk),
-            offset: location.map(|(slot, _)| slot.offset),
+            why: format!("scratch memory of split {split}"),
+            chunk: spot.map(|(slot, _)| slot.chunk),
+            offset: spot.map(|(slot, _)| slot.offset),
             ..made
         }));
     }
 }
 
-/// The line of a tensor, not in any arena yet.
+/// The line of a tensor, without an offset in an arena.
 fn line(
     plan: &Plan,
     id: TensorId,
@@ -386,17 +387,15 @@ fn at(line: StorageLine, location: TensorLocation) -> StorageLine {
 
 fn weights(plan: &Plan, horizon: u32, lines: &mut Vec<StorageLine>) {
     let graph = plan.graph();
-    let uses = Uses::of(graph);
-    for leaf in &plan.splits().leaves {
-        let id = TensorId::from_index(leaf.tensor);
-        if !matches!(graph.get(id).map(|t| t.kind()), Some(TensorKind::Weight | TensorKind::Constant)) {
-            continue;
-        }
-        let (layout, mapped) = plan.weight_layout(id, leaf.backend, leaf.viewed, &uses.of_tensor(graph, id));
+    let uses = WeightUses::of(graph);
+    for read in plan.weight_reads() {
+        let Some(backend) = plan.backends().get(read.backend) else { continue };
+        let held = residency(graph, &**backend, read, &uses.of_tensor(graph, read.tensor));
         let life = Lifetime { start: 0, end: horizon };
-        let made = line(plan, id, StorageUse::Weight, leaf.backend, layout.bytes as u64, life);
-        let packed = layout.layout != Layout::Plain;
-        lines.extend(made.map(|made| StorageLine { mapped, packed, ..made }));
+        let bytes = held.layout.bytes as u64;
+        let made = line(plan, read.tensor, StorageUse::Weight, read.backend, bytes, life);
+        let packed = held.layout.layout != Layout::Plain;
+        lines.extend(made.map(|made| StorageLine { mapped: held.mapped, packed, ..made }));
     }
 }
 

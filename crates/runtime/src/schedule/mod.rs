@@ -1,34 +1,36 @@
-//! The schedule: where each node of a graph runs, in what pieces, with which copies between devices.
+//! The schedule: where each node of a graph runs, in which splits, with which copies between backends.
 //!
-//! One direction, each stage plain data: [`flow`](crate::flow) lays out who computes what from what, [`assign`] gives
-//! every storage a backend, [`split`] cuts each backend's nodes into splits and finds the copies, [`order`] says in what
-//! order they are handed out, [`space`] asks the memory planner for their bytes; a [`Plan`] holds the answers and
-//! [explains](explain) them.
+//! Stages in one direction, each with plain data as its result: [`flow`](crate::flow) has the producers and their
+//! inputs, [`assign`] gives every storage a backend ([`streaming`] and [`settle`] refine it), [`split`] cuts each
+//! backend's nodes into splits and finds the copies, [`order`] orders them for issue, [`space`] requests their memory. A
+//! [`Plan`] holds the results; [`explain`] prints them, [`explanation`] has them as data, [`check`] verifies them.
 
 mod assign;
 mod check;
 mod explain;
 mod explanation;
-mod lend;
+mod into_backends;
+mod into_graph;
 mod order;
+mod placement;
 mod plan;
+mod planning;
 mod scheduler;
 mod settle;
 mod space;
 mod split;
+mod streaming;
 
-pub use assign::Reason;
 pub use explanation::{
     BackendLine, CopyLine, Explanation, NodeLine, PLAN_SCHEMA, SplitLine, StorageLine, StorageUse,
 };
-pub use lend::WeightStreaming;
+pub use into_backends::{IntoBackend, IntoBackends};
+pub use into_graph::IntoGraph;
 pub use order::ScheduleStep;
+pub use placement::Reason;
 pub use plan::{BackendBytes, Decision, Plan};
-pub use scheduler::{IntoGraph, Scheduler};
+pub use scheduler::Scheduler;
 pub use split::{Copy, LeafUse, Split, Splits};
+pub use streaming::WeightStreaming;
 
-pub(crate) use plan::Uses;
 pub(crate) use space::Slot;
-
-/// In arrays of backend numbers: none.
-pub(crate) const NO_BACKEND: u16 = u16::MAX;

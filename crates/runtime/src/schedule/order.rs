@@ -1,9 +1,8 @@
-//! The order in which copies and splits are handed to the devices.
+//! The order in which copies and splits are issued to the devices.
 //!
-//! Splits are numbered so that each waits only for earlier ones, so handing them out by number would be right. But a
-//! split of a synchronous backend keeps the host busy until it is done: whatever other devices could start before is
-//! handed out first. So do copies to such a backend, which may keep the host waiting too; others go out as soon as their
-//! source was handed out.
+//! Splits are numbered so that each waits only for earlier ones, so issuing them by number would be correct. But a split
+//! of a synchronous backend blocks the host until it is done, and so may a copy to such a backend: everything that other
+//! devices can start is issued before them. Other copies are issued as soon as their source is.
 #![expect(clippy::indexing_slicing, reason = "steps and splits are numbered by the same plan")]
 
 use std::cmp::Reverse;
@@ -13,16 +12,16 @@ use serde::Serialize;
 
 use super::split::Splits;
 
-/// One thing that the session does in a run.
+/// One command of a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub enum ScheduleStep {
-    /// Hands out a copy, by its number.
+    /// Makes a copy, by its number.
     Copy(usize),
     /// Runs a split, by its number.
     Split(usize),
 }
 
-/// Orders all copies and splits. `synchronous` says of each backend whether it keeps the host waiting.
+/// Orders all copies and splits. `synchronous` says for each backend whether it blocks the host.
 pub(crate) fn order(splits: &Splits, synchronous: &[bool]) -> Vec<ScheduleStep> {
     let (copies, count) = (splits.copies.len(), splits.splits.len());
     // Steps are numbered: copies first, then splits.

@@ -2,38 +2,37 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
+use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use serde::Serialize;
 
-use super::NO_BACKEND;
-use super::assign::{Homes, Reason};
 use super::order::ScheduleStep;
+use super::placement::{NO_BACKEND, Placements, Reason};
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::split::Splits;
+use crate::Backend;
 use crate::memory::MemoryPlan;
-use crate::session::lay_out;
-use crate::{Backend, Layout, RuntimeError, Session, WeightLayout};
+use crate::weights::{self, WeightRead};
 
 /// Where a node runs, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Decision {
     /// The backend's number.
     pub backend: usize,
-    /// Why its storage lives there.
+    /// Why its storage is there.
     pub reason: Reason,
-    /// A backend that would have been better, but does not compute it.
+    /// A better backend, which does not compute it.
     pub refused_by: Option<usize>,
 }
 
-/// What a plan takes of one backend.
+/// The memory that a plan takes of one backend.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct BackendBytes {
     /// The backend's name.
     pub backend: String,
     /// Bytes of weights and constants to be loaded.
     pub weights: u64,
-    /// Bytes of weights that are used where they are, in a file map.
+    /// Bytes of weights that the backend reads in the file map.
     pub mapped: u64,
     /// Bytes of state.
     pub state: u64,
@@ -42,24 +41,42 @@ pub struct BackendBytes {
 }
 
 impl BackendBytes {
-    /// What is allocated in all.
+    /// Bytes that are allocated in all.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.state).saturating_add(self.compute)
     }
 }
 
-/// Where and when every node of a graph runs. Immutable; cloning copies a pointer.
+/// Where and when every node of a graph runs: the result of [`Scheduler::plan`]. Immutable; cloning copies a pointer.
 ///
-/// Printing it shows splits, copies and bytes; `{:#}` adds a line for each node with the reason for its place.
+/// Printing it shows splits, copies and bytes; `{:#}` adds a line for each node with the reason for its placement.
+/// [`explain`](Plan::explain) and [`to_json`](Plan::to_json) have all of it as data.
+///
+/// ```
+/// use quadriga_graph::{DType, GraphBuilder};
+/// use quadriga_runtime::Scheduler;
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [2, 8]);
+/// g.output("y", x.sqr().silu());
+///
+/// let plan = Scheduler::new(quadriga_cpu::Backend::new()?).plan(g.finish()?)?;
+/// assert_eq!(plan.splits().splits.len(), 1);
+/// println!("{plan:#}");
+/// println!("{} bytes for inputs and results", plan.bytes()[0].compute);
+/// let mut session = plan.session()?; // allocates, loads weights, compiles
+/// # session.run(&[("x", &[1.0f32; 16])])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Plan {
-    inner: Arc<Inner>,
+    inner: Arc<PlanInner>,
 }
 
-struct Inner {
+struct PlanInner {
     scheduler: Scheduler,
     graph: Arc<Graph>,
-    homes: Homes,
+    placements: Placements,
     splits: Splits,
     order: Vec<ScheduleStep>,
     space: Space,
@@ -69,12 +86,12 @@ impl Plan {
     pub(crate) fn new(
         scheduler: Scheduler,
         graph: Arc<Graph>,
-        homes: Homes,
+        placements: Placements,
         splits: Splits,
         order: Vec<ScheduleStep>,
         space: Space,
     ) -> Plan {
-        Plan { inner: Arc::new(Inner { scheduler, graph, homes, splits, order, space }) }
+        Plan { inner: Arc::new(PlanInner { scheduler, graph, placements, splits, order, space }) }
     }
 
     /// The graph it is for.
@@ -97,12 +114,12 @@ impl Plan {
         &self.inner.splits
     }
 
-    /// What a run does, in order.
+    /// The commands of a run, in the order in which they are issued.
     pub fn order(&self) -> &[ScheduleStep] {
         &self.inner.order
     }
 
-    /// Where everything that lives for one run goes.
+    /// The memory plan of inputs, results and copies.
     pub fn memory(&self) -> &MemoryPlan {
         &self.inner.space.memory
     }
@@ -111,43 +128,51 @@ impl Plan {
         &self.inner.space
     }
 
-    /// The backend that a tensor's storage lives on; `None` for leaves that are wherever they are read.
-    pub fn home(&self, tensor: TensorId) -> Option<usize> {
+    /// The backend that a tensor's storage is assigned to; `None` for leaves that are on every backend that reads them.
+    pub fn placement(&self, tensor: TensorId) -> Option<usize> {
         let storage = self.inner.graph.get(tensor)?.storage();
-        let home = *self.inner.homes.home.get(storage.index())?;
-        (home != NO_BACKEND).then_some(usize::from(home))
+        let backend = *self.inner.placements.backend.get(storage.index())?;
+        (backend != NO_BACKEND).then_some(usize::from(backend))
     }
 
-    /// The number of the backend that runs a node; of a view, where what it looks at lives.
+    /// The number of the backend that runs a node; for a view, the backend of its storage.
     pub fn backend_of(&self, node: NodeId) -> usize {
         self.decision(node).map_or(0, |decision| decision.backend)
     }
 
-    /// Where a node runs, and why. `None` for views of leaves that live wherever they are read.
+    /// Where a node runs, and why. `None` for views of leaves that are not assigned to a backend.
     pub fn decision(&self, node: NodeId) -> Option<Decision> {
         let output = self.inner.graph.get_node(node)?.output();
         let storage = self.inner.graph.get(output)?.storage();
         let (reason, refused_by) = self.reason_for(storage)?;
-        Some(Decision { backend: self.home(storage)?, reason, refused_by })
+        Some(Decision { backend: self.placement(storage)?, reason, refused_by })
     }
 
-    /// Why a storage is where it is, and which backend refused it.
+    /// Why a storage is on its backend, and which backend refused it.
     pub(crate) fn reason_for(&self, storage: TensorId) -> Option<(Reason, Option<usize>)> {
-        let refused_by = self.inner.homes.refused.get(&storage).map(|b| usize::from(*b));
-        Some((*self.inner.homes.reason.get(storage.index())?, refused_by))
+        let refused_by = self.inner.placements.refused.get(&storage).map(|b| usize::from(*b));
+        Some((*self.inner.placements.reason.get(storage.index())?, refused_by))
     }
 
-    /// Whether weights are brought from their home to a device for the run.
-    pub fn lends(&self) -> bool {
-        !self.inner.homes.lent.is_empty()
+    /// Whether every split runs on an asynchronous backend. Then [`Session::start`](crate::Session::start) returns before
+    /// anything is computed, and the next run can be started while one is in flight.
+    pub fn is_asynchronous(&self) -> bool {
+        let asynchronous = self.scheduler().asynchronous();
+        let mut splits = self.splits().splits.iter();
+        splits.all(|split| asynchronous.get(split.backend).copied().unwrap_or(false))
     }
 
-    /// Whether a tensor, by index, is a weight that is brought from its home to a device for the run.
-    pub(crate) fn is_lent(&self, tensor: usize) -> bool {
-        self.lends() && self.inner.homes.lent.contains(&TensorId::from_index(tensor))
+    /// Whether host-resident weights are copied to a device in each run.
+    pub fn streams_weights(&self) -> bool {
+        !self.inner.placements.streamed.is_empty()
     }
 
-    /// The copy through which a backend reads a tensor that lives elsewhere.
+    /// Whether a tensor, by index, is a weight that is copied to a device in each run.
+    pub(crate) fn is_streamed(&self, tensor: usize) -> bool {
+        self.streams_weights() && self.inner.placements.streamed.contains(&TensorId::from_index(tensor))
+    }
+
+    /// The copy through which a backend reads a tensor of another.
     pub fn copy_for(&self, tensor: TensorId, backend: usize) -> Option<usize> {
         let key = (u32::try_from(tensor.index()).ok()?, u16::try_from(backend).ok()?);
         self.inner.splits.copy_of.get(&key).map(|copy| *copy as usize)
@@ -160,53 +185,17 @@ impl Plan {
         format!("{backend}#{}", self.inner.graph.name(TensorId::from_index(c.tensor)))
     }
 
-    /// How a backend wants a weight or constant that this graph reads there, and whether its bytes can be used where
-    /// they are.
-    pub(crate) fn weight_layout(
-        &self,
-        tensor: TensorId,
-        backend: usize,
-        viewed: bool,
-        uses: &[(&Op, usize)],
-    ) -> (WeightLayout, bool) {
-        let plain = WeightLayout { layout: Layout::Plain, bytes: 0, mappable: true };
-        let (Some(t), Some(b)) = (self.inner.graph.get(tensor), self.backends().get(backend)) else {
-            return (plain, false);
-        };
-        let layout = if viewed || t.kind() == TensorKind::Constant {
-            WeightLayout { bytes: b.storage_bytes(t), ..plain }
-        } else {
-            b.weight_layout(t, uses)
-        };
-        let map = layout.layout == Layout::Plain && layout.mappable && b.memory().host;
-        (layout, map && self.inner.graph.data(tensor).is_some())
-    }
-
-    /// Of the weights that would be loaded to a backend: how many, how many of them fit into so many bytes in the order
-    /// of their first use, and the bytes of these.
-    pub(crate) fn fitting_weights(&self, backend: usize, bytes: u64) -> (usize, usize, u64) {
-        let graph = &self.inner.graph;
-        let uses = Uses::of(graph);
-        let alignment = self.backends().get(backend).map_or(1, |b| b.memory().alignment.max(1)) as u64;
-        let (mut count, mut fitting, mut sum, mut full) = (0, 0, 0_u64, false);
-        for leaf in self.inner.splits.leaves.iter().filter(|leaf| leaf.backend == backend) {
-            let id = TensorId::from_index(leaf.tensor);
-            if !matches!(graph.get(id).map(|t| t.kind()), Some(TensorKind::Weight | TensorKind::Constant)) {
-                continue;
-            }
-            let (layout, maps) = self.weight_layout(id, backend, leaf.viewed, &uses.of_tensor(graph, id));
-            if !maps {
-                count += 1;
-                let start = sum.checked_next_multiple_of(alignment);
-                let end = start.map_or(u64::MAX, |start| start.saturating_add(layout.bytes as u64));
-                full |= end > bytes;
-                if !full {
-                    fitting += 1;
-                    sum = end;
-                }
-            }
-        }
-        (count, fitting, sum)
+    /// The weights and constants that the plan reads, with the backends that hold them.
+    pub(crate) fn weight_reads(&self) -> impl Iterator<Item = WeightRead> + '_ {
+        self.inner.splits.leaves.iter().filter_map(|leaf| {
+            let tensor = TensorId::from_index(leaf.tensor);
+            let kind = self.inner.graph.get(tensor)?.kind();
+            matches!(kind, TensorKind::Weight | TensorKind::Constant).then_some(WeightRead {
+                tensor,
+                backend: leaf.backend,
+                viewed: leaf.viewed,
+            })
+        })
     }
 
     /// Bytes per backend, before anything is allocated.
@@ -222,84 +211,18 @@ impl Plan {
                 ..BackendBytes::default()
             })
             .collect();
-        let uses = Uses::of(graph);
-        let mut weights: Vec<Vec<usize>> = vec![Vec::new(); all.len()];
-        for leaf in &self.inner.splits.leaves {
-            let id = TensorId::from_index(leaf.tensor);
-            let kind = graph.get(id).map(|t| t.kind());
-            if !matches!(kind, Some(TensorKind::Weight | TensorKind::Constant)) {
-                continue;
-            }
-            let (layout, maps) =
-                self.weight_layout(id, leaf.backend, leaf.viewed, &uses.of_tensor(graph, id));
-            if let (Some(bytes), Some(sizes)) = (all.get_mut(leaf.backend), weights.get_mut(leaf.backend)) {
-                if maps {
-                    bytes.mapped = bytes.mapped.saturating_add(layout.bytes as u64);
-                } else {
-                    sizes.push(layout.bytes);
-                }
-            }
-        }
-        for ((bytes, sizes), backend) in all.iter_mut().zip(weights).zip(self.backends()) {
-            let (_, buffers) = lay_out(sizes, backend.memory());
-            bytes.weights = buffers.iter().fold(0, |sum, buffer| sum.saturating_add(*buffer as u64));
+        let weights = weights::bytes_on(graph, self.backends(), self.weight_reads());
+        for (bytes, weights) in all.iter_mut().zip(weights) {
+            (bytes.weights, bytes.mapped) = (weights.loaded, weights.mapped);
         }
         for id in graph.of_kind(TensorKind::State) {
-            if let Some(home) = self.home(id)
+            if let Some(number) = self.placement(id)
                 && let (Some(bytes), Some(backend), Some(t)) =
-                    (all.get_mut(home), self.backends().get(home), graph.get(id))
+                    (all.get_mut(number), self.backends().get(number), graph.get(id))
             {
                 bytes.state = bytes.state.saturating_add(backend.storage_bytes(t) as u64);
             }
         }
         all
-    }
-
-    /// A session that runs this plan: allocates, loads weights, compiles.
-    pub fn session(&self) -> Result<Session, RuntimeError> {
-        self.session_with(&mut |_| {})
-    }
-
-    /// As [`Plan::session`], telling of the bytes of weights that are loaded.
-    pub fn session_with(&self, progress: &mut dyn FnMut(crate::Progress)) -> Result<Session, RuntimeError> {
-        let mut session = Session::new(self.scheduler())?;
-        session.add(self, progress)?;
-        Ok(session)
-    }
-}
-
-/// Which nodes read each weight, and as which input.
-pub(crate) struct Uses {
-    /// (tensor, node, input), sorted.
-    all: Vec<(u32, u32, u32)>,
-}
-
-impl Uses {
-    pub(crate) fn of(graph: &Graph) -> Uses {
-        let mut all = Vec::new();
-        for node in graph.node_ids() {
-            for (input, id) in graph.inputs(node).iter().enumerate() {
-                if graph.get(*id).is_some_and(|t| t.kind() == TensorKind::Weight) {
-                    all.push((id.index() as u32, node.index() as u32, input as u32));
-                }
-            }
-        }
-        all.sort_unstable();
-        Uses { all }
-    }
-
-    pub(crate) fn of_tensor<'g>(&self, graph: &'g Graph, tensor: TensorId) -> Vec<(&'g Op, usize)> {
-        let index = tensor.index() as u32;
-        let first = self.all.partition_point(|(t, ..)| *t < index);
-        let mine = self.all.iter().skip(first).take_while(|(t, ..)| *t == index);
-        let mut uses: Vec<(&Op, usize)> = Vec::new();
-        for (_, node, input) in mine {
-            if let Some(node) = graph.get_node(NodeId::from_index(*node as usize))
-                && !uses.iter().any(|(op, at)| *op == node.op() && *at == *input as usize)
-            {
-                uses.push((node.op(), *input as usize));
-            }
-        }
-        uses
     }
 }

@@ -1,64 +1,64 @@
-//! Settling the borders: a node that followed its source moves over to its readers where that saves copying.
+//! Settling the borders: a node that follows its input moves to the backend of its readers where that saves copying.
 //!
-//! The typical case is the first node of a layer, a norm of the residual stream: it stays with the stream it reads, but
-//! the stream itself is needed on the other side too. Moved over, it reads the copy that is made anyway.
+//! The typical case is the first node of a layer, a norm of the residual stream: it is assigned to the backend of the
+//! stream, but the next backend needs the stream too. Moved there, the norm reads the copy that is made anyway.
 #![expect(clippy::indexing_slicing, reason = "arrays are sized for the graph's tensors")]
 
 use quadriga_graph::{Graph, TensorId};
 use rustc_hash::FxHashSet;
 
-use super::NO_BACKEND;
-use super::assign::{Homes, Reason};
-use crate::flow::{Flow, Source};
+use super::placement::{NO_BACKEND, Placements, Reason};
+use crate::flow::{Flow, FlowInput};
 
-/// Instead of a backend: several of them.
+/// In place of a backend: several.
 const SEVERAL: u16 = NO_BACKEND - 1;
 
-/// Moves nodes, from the last to the first. `computes` says whether a backend computes a storage.
+/// Moves nodes, from the last to the first. `written` says whether nodes other than its producer write a storage,
+/// `computes` whether a backend computes it.
 pub(crate) fn settle(
     graph: &Graph,
     flow: &Flow,
-    homes: &mut Homes,
+    placements: &mut Placements,
     written: impl Fn(TensorId) -> bool,
     computes: impl Fn(TensorId, u16) -> bool,
 ) {
-    // For each storage the backend of those that read it, and the first of them, of the nodes seen so far.
+    // For each storage the backend of its readers and the first reader, among the nodes visited so far.
     let mut readers = vec![(NO_BACKEND, 0); flow.storage.len()];
     let mut read_remotely: FxHashSet<(TensorId, u16)> = FxHashSet::default();
     for (_, output) in graph.outputs() {
         readers[flow.storage[output.index()].index()].0 = SEVERAL;
     }
-    for (maker, sources) in flow.iter().rev() {
-        let storage = maker.storage;
-        let home = homes.home[storage.index()];
+    for (producer, inputs) in flow.iter().rev() {
+        let storage = producer.storage;
+        let backend = placements.backend[storage.index()];
         let (there, reader) = readers[storage.index()];
-        if there != home
+        if there != backend
             && there < SEVERAL
-            && matches!(homes.reason[storage.index()], Reason::FollowsSource { .. })
-            && !maker.overwrites
+            && matches!(placements.reason[storage.index()], Reason::FollowsSource { .. })
+            && !producer.overwrites
             && !written(storage)
         {
-            // What would have to be copied then, beyond what is copied anyway.
-            let brought = |source: &&Source| {
-                source.moves()
-                    && homes.home[source.storage.index()] != there
-                    && !read_remotely.contains(&(source.storage, there))
+            // Inputs that would have to be copied there and are not copied anyway.
+            let is_new_copy = |input: &&FlowInput| {
+                input.is_copied()
+                    && placements.backend[input.storage.index()] != there
+                    && !read_remotely.contains(&(input.storage, there))
             };
             let bytes = |tensor: TensorId| flow.bytes[tensor.index()];
-            let then = sources.iter().filter(brought);
-            let then = then.fold(0u64, |sum, source| sum.saturating_add(bytes(source.tensor)));
-            if then < bytes(storage) && computes(storage, there) {
-                homes.home[storage.index()] = there;
-                homes.reason[storage.index()] = Reason::SavesCopy { node: reader as usize };
+            let new_copies = inputs.iter().filter(is_new_copy);
+            let copied = new_copies.fold(0u64, |sum, input| sum.saturating_add(bytes(input.tensor)));
+            if copied < bytes(storage) && computes(storage, there) {
+                placements.backend[storage.index()] = there;
+                placements.reason[storage.index()] = Reason::SavesCopy { node: reader as usize };
             }
         }
-        let home = homes.home[storage.index()];
-        for Source { storage: source, .. } in sources.iter().filter(|source| source.moves()) {
-            let (others, first) = &mut readers[source.index()];
-            *others = if *others == NO_BACKEND || *others == home { home } else { SEVERAL };
-            *first = maker.node.index() as u32;
-            if homes.home[source.index()] != home {
-                read_remotely.insert((*source, home));
+        let backend = placements.backend[storage.index()];
+        for FlowInput { storage: input, .. } in inputs.iter().filter(|input| input.is_copied()) {
+            let (others, first) = &mut readers[input.index()];
+            *others = if *others == NO_BACKEND || *others == backend { backend } else { SEVERAL };
+            *first = producer.node.index() as u32;
+            if placements.backend[input.index()] != backend {
+                read_remotely.insert((*input, backend));
             }
         }
     }

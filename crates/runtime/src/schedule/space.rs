@@ -1,15 +1,16 @@
-//! Space: asks the memory planner for the bytes of results, inputs and copies.
+//! Space: requests memory for results, inputs, copies and scratch from the memory planner.
 //!
-//! Steps of the memory planner are node numbers. A backend's nodes run in the graph's order, and each backend has
-//! memory of its own, so that is the right clock for all that its lane does. What other lanes do is added:
+//! Steps of the memory planner are node numbers. A backend's nodes run in the graph's order, and each backend has memory
+//! of its own, so node numbers are the clock of its lane. Accesses of other lanes are added:
 //!
-//! - A result that is copied elsewhere is held until the end of the first split of its own lane that knows the copy to
-//!   be done, because it waited for it or for something that came after; or to the end of the run.
-//! - A copy has its place from the start of the split *before* the one that reads it, so that it can travel while that
-//!   split computes. It starts once the split before that one is done ([`Copy::after`](super::Copy)): whatever had the
-//!   place until then is gone, copies out of it included, because these are held to the *end* of a split.
-//! - What a program works in has its place from the first node of its split to the last.
-//! - An input has its place for the whole run; two, on a backend that works while the host prepares the next run.
+//! - A result that is copied to another backend is held until the end of the first split of its own lane that starts
+//!   after the copy is known to be done, or to the end of the run.
+//! - A copy has memory from the start of the split *before* the one that reads it, so that the copy overlaps with that
+//!   split. It starts when the split before that one is done ([`Copy::after`](super::Copy)): no tensor that had the
+//!   memory is in use then, copies out of it included, because those hold it to the *end* of a split.
+//! - The scratch memory of a program is its own from the first node of its split to the last.
+//! - An input has memory for the whole run; twice, on an asynchronous backend, where the host sets the inputs of the
+//!   next run while the device computes.
 #![expect(clippy::indexing_slicing, reason = "splits, lanes and copies are numbered by the same plan")]
 
 use std::sync::Arc;
@@ -17,8 +18,7 @@ use std::sync::Arc;
 use quadriga_graph::{Graph, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
-use super::NO_BACKEND;
-use super::assign::Homes;
+use super::placement::{NO_BACKEND, Placements};
 use super::split::Splits;
 use crate::flow::Flow;
 use crate::memory::packing::Effort;
@@ -27,7 +27,7 @@ use crate::memory::{
 };
 use crate::{Backend, RuntimeError};
 
-/// A place in a backend's arena.
+/// An offset in a backend's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Slot {
     pub(crate) backend: u16,
@@ -35,17 +35,17 @@ pub(crate) struct Slot {
     pub(crate) offset: u64,
 }
 
-/// The bytes of everything that lives for a run.
+/// The memory of every tensor that lives for one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Space {
     pub(crate) memory: MemoryPlan,
-    /// For each leaf use that is an input, by its number: the first of its extras.
+    /// For each input and backend that reads it: the first of its extras.
     pub(crate) inputs: FxHashMap<(u32, u16), u32>,
     /// The number of the first copy among the extras.
     pub(crate) first_copy: usize,
-    /// Splits whose programs have memory to work in, in order, each with the number of its extra.
+    /// Splits whose programs need scratch memory, in order, each with the number of its extra.
     pub(crate) scratches: Vec<(u32, u32)>,
-    /// For each backend how many places an input has.
+    /// For each backend how many banks of inputs it has.
     pub(crate) banks: Vec<u8>,
 }
 
@@ -60,7 +60,7 @@ impl Space {
     pub(crate) fn plan(
         (graph, flow): (&Graph, &Flow),
         backends: &[Arc<dyn Backend>],
-        homes: &Homes,
+        placements: &Placements,
         splits: &Splits,
         asynchronous: &[bool],
         effort: Effort,
@@ -106,11 +106,11 @@ impl Space {
             .iter()
             .map(|(tensor, copy)| Hold { tensor: *tensor, until: release(graph, splits, *copy as usize) })
             .collect();
-        // A result's node runs at the home of its storage; a leaf without a home takes no part.
-        let somewhere = |home: &u16| if *home == NO_BACKEND { 0 } else { *home };
-        let mut of_tensor: Vec<u16> = homes.home.iter().map(somewhere).collect();
-        for lodger in &flow.lodgers {
-            of_tensor[lodger.tensor.index()] = of_tensor[lodger.storage.index()];
+        // Leaves that are not assigned are not the memory planner's: any number will do.
+        let number = |backend: &u16| if *backend == NO_BACKEND { 0 } else { *backend };
+        let mut of_tensor: Vec<u16> = placements.backend.iter().map(number).collect();
+        for alias in &flow.aliases {
+            of_tensor[alias.tensor.index()] = of_tensor[alias.storage.index()];
         }
         let request = MemoryRequest {
             backends: &of_tensor,
@@ -124,7 +124,7 @@ impl Space {
         Ok(space)
     }
 
-    /// Where a computed tensor is on its home.
+    /// Where a computed tensor is on its own backend.
     pub(crate) fn result(&self, tensor: TensorId) -> Option<Slot> {
         slot(self.memory.location(tensor))
     }
@@ -136,7 +136,7 @@ impl Space {
         slot(self.memory.extra_location(first + bank))
     }
 
-    /// Where a split's program works, and how many bytes that are.
+    /// The scratch memory of a split's program, and its bytes.
     pub(crate) fn scratch(&self, split: usize) -> Option<(Slot, usize)> {
         let at = self.scratches.binary_search_by_key(&(split as u32), |(split, _)| *split).ok()?;
         let extra = self.scratches.get(at)?.1 as usize;

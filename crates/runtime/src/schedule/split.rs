@@ -1,16 +1,16 @@
-//! Splitting: each backend's nodes are cut into runs that start when what they wait for is there.
+//! Splitting: each backend's nodes are cut into splits, which start when the copies that they read are done.
 //!
 //! A backend works through its *lane*: its nodes in the graph's order, cut into splits. A node joins the last split of
-//! its lane, unless it must wait for something that this split did not wait for, or somebody already waits for this
-//! split. So consecutive nodes of one backend form one split, and so do interleaved independent branches. Views
-//! compute nothing and are in no split.
+//! its lane, unless it must wait for a copy that this split does not wait for, or another split already waits for this
+//! one. So consecutive nodes of one backend form one split, and so do interleaved independent branches. Views compute
+//! nothing and are in no split.
 //!
-//! A tensor that lives elsewhere (a weight that is lent, too) is copied: once per version of its bytes and lane, however
-//! many nodes read it.
+//! A tensor on another backend (a streamed weight, too) is copied: once per version of its bytes and lane, however many
+//! nodes read it.
 //!
-//! A state that a device borrows is copied as it was, and what the device itself makes is written into the copy as well as
-//! at home: the write is *echoed*. So the state travels early, the new rows travel home while nobody waits for them, and
-//! nothing goes both ways in between.
+//! A host-resident state that the streaming device reads is copied as it is before the run. A write whose values the
+//! device computes is *mirrored*: the device repeats it on its copy, and the host writes the state itself. So the state
+//! is copied early, the new rows are written back while nothing waits for them, and no split waits for a round trip.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for the graph's tensors, nodes and the backends"
@@ -20,11 +20,10 @@ use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use super::NO_BACKEND;
-use super::assign::Homes;
-use crate::flow::{Flow, Maker, Source};
+use super::placement::{NO_BACKEND, Placements};
+use crate::flow::{Flow, FlowInput, Producer};
 
-/// Nodes that one backend runs in one go.
+/// Nodes that one backend runs as one program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Split {
     /// The backend's number.
@@ -35,14 +34,15 @@ pub struct Split {
     pub node_count: usize,
     /// The copies that it is the first to read.
     pub inputs: Vec<usize>,
-    /// Copies made from storages that it writes: they must be done before it starts.
+    /// Copies that must be done before it starts although it does not read them: of storages that it overwrites, or
+    /// whose source it lets go.
     pub after_copies: Vec<usize>,
 }
 
-/// Bytes brought from one backend to another, once a run.
+/// Bytes that are copied from one backend to another once in each run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Copy {
-    /// The tensor that is read on the other side, by index; the first of those that share the copy.
+    /// The tensor that is read, by index; the first of those that share the copy.
     pub tensor: usize,
     /// The tensor that owns the storage, by index.
     pub storage: usize,
@@ -50,16 +50,16 @@ pub struct Copy {
     pub offset: usize,
     /// How many bytes.
     pub bytes: usize,
-    /// Where they come from.
+    /// The backend that holds the tensor.
     pub from: usize,
-    /// Where they go.
+    /// The backend that reads the copy.
     pub to: usize,
-    /// The split that makes them; `None` if they are there before the run, as a state is.
+    /// The split that computes them; `None` if they are there before the run, as states and weights are.
     pub source: Option<usize>,
     /// The first split that reads them.
     pub reader: usize,
-    /// The split of the reading lane that must be done before the copy may start, because other tensors used its
-    /// place before; `None`: all that the lane did in earlier runs.
+    /// The split of the reading lane that must be done before the copy may start, because other tensors used its memory
+    /// before; `None`: the lane's part of the previous run.
     pub after: Option<usize>,
     /// The last node that reads it.
     pub last_node: usize,
@@ -76,7 +76,7 @@ pub struct LeafUse {
     pub viewed: bool,
 }
 
-/// The graph, cut.
+/// A graph, cut into splits.
 #[derive(Clone, Debug, Default)]
 pub struct Splits {
     /// All splits; each waits only for earlier ones.
@@ -85,28 +85,29 @@ pub struct Splits {
     pub nodes: Vec<NodeId>,
     /// All copies.
     pub copies: Vec<Copy>,
-    /// What leaves are read where.
+    /// The leaves, each with a backend that reads it.
     pub leaves: Vec<LeafUse>,
     /// For each backend its splits, in order.
     pub lanes: Vec<Vec<u32>>,
     /// For each node its split; `u32::MAX` for views.
     pub split_of_node: Vec<u32>,
-    /// Nodes that write a state at home and are repeated on a copy of it, in order, each with the split that does so.
-    pub echoes: Vec<(NodeId, usize)>,
+    /// Nodes that write a state and are repeated on another backend's copy of it, in order, each with the split that
+    /// repeats it.
+    pub mirrored_writes: Vec<(NodeId, usize)>,
     /// For each split and backend: one past the highest split of that backend known to be done when it starts.
     pub(crate) done: Vec<u32>,
     /// For each lane and each remote tensor it reads: the copy.
     pub(crate) copy_of: FxHashMap<(u32, u16), u32>,
     /// Tensors read through a copy, with it.
     pub(crate) remote_reads: Vec<(TensorId, u32)>,
-    /// Copies with a split of their source's lane that waits for them though it reads nothing of what follows.
+    /// Copies that a later split of their source's lane waits for, so that their source can be let go.
     pub(crate) released: FxHashMap<u32, u32>,
 }
 
 impl Splits {
-    /// Whether a split repeats a node that writes elsewhere.
-    pub fn is_echo(&self, node: NodeId, split: usize) -> bool {
-        self.echoes.binary_search(&(node, split)).is_ok()
+    /// Whether a split repeats, on a copy, a node that writes a state of another backend.
+    pub fn is_mirrored_write(&self, node: NodeId, split: usize) -> bool {
+        self.mirrored_writes.binary_search(&(node, split)).is_ok()
     }
 
     /// The nodes of a split.
@@ -116,7 +117,7 @@ impl Splits {
             .map_or(&[], |s| self.nodes.get(s.first_node..s.first_node + s.node_count).unwrap_or(&[]))
     }
 
-    /// What is known to be done, per backend, when a split starts.
+    /// For each backend: one past the highest of its splits known to be done when a split starts.
     pub(crate) fn done_before(&self, split: usize) -> &[u32] {
         let lanes = self.lanes.len();
         self.done.get(split * lanes..(split + 1) * lanes).unwrap_or(&[])
@@ -132,26 +133,26 @@ struct Current {
 
 struct Splitter<'a> {
     graph: &'a Graph,
-    homes: &'a Homes,
+    placements: &'a Placements,
     out: Splits,
     /// For each storage one past the split that wrote it last.
     written_by: Vec<u32>,
-    /// For each lane its last split, if it still takes nodes: nobody waits for it yet.
+    /// For each lane its last split, if it still takes nodes: no other split waits for it yet.
     open: Vec<Option<u32>>,
-    /// For each storage with copies of its current version: those.
+    /// For each storage the copies of the current version of its bytes.
     current: FxHashMap<TensorId, Vec<Current>>,
-    /// For each leaf the backend that read it last, and for those that several read, all of them.
+    /// For each leaf the backend that read it last; `shared_leaves` has all backends of leaves that several read.
     leaf_reader: Vec<u16>,
     shared_leaves: FxHashSet<(u32, u16)>,
     viewed: FxHashSet<u32>,
-    /// Copies of what was echoed to the home of the state, with the split that reads them there.
-    sent_home: Vec<(u32, u32)>,
+    /// Copies that write values of mirrored writes back to the backend of the state, with the split that reads them.
+    write_backs: Vec<(u32, u32)>,
 }
 
-pub(crate) fn split(graph: &Graph, flow: &Flow, homes: &Homes, backends: usize) -> Splits {
+pub(crate) fn split(graph: &Graph, flow: &Flow, placements: &Placements, backends: usize) -> Splits {
     let mut splitter = Splitter {
         graph,
-        homes,
+        placements,
         out: Splits {
             lanes: vec![Vec::new(); backends],
             split_of_node: vec![u32::MAX; graph.nodes().len()],
@@ -164,112 +165,113 @@ pub(crate) fn split(graph: &Graph, flow: &Flow, homes: &Homes, backends: usize) 
         leaf_reader: vec![NO_BACKEND; flow.storage.len()],
         shared_leaves: FxHashSet::default(),
         viewed: FxHashSet::default(),
-        sent_home: Vec::new(),
+        write_backs: Vec::new(),
     };
-    for (maker, sources) in flow.iter() {
-        splitter.node(maker, sources);
+    for (producer, inputs) in flow.iter() {
+        splitter.node(producer, inputs);
     }
     splitter.leaf_outputs();
-    splitter.release_sent();
+    splitter.release_write_backs();
     splitter.finish(flow)
 }
 
 impl Splitter<'_> {
-    fn node(&mut self, maker: Maker, sources: &[Source]) {
-        let Maker { node, storage, overwrites, .. } = maker;
-        let lane = self.homes.home[storage.index()];
+    fn node(&mut self, producer: Producer, inputs: &[FlowInput]) {
+        let Producer { node, storage, overwrites, .. } = producer;
+        let lane = self.placements.backend[storage.index()];
 
-        let echo = if overwrites { self.echo(maker, sources, lane) } else { None };
-        let mut travels = false;
-        for source in sources {
-            let away = self.remote(source, lane).is_some();
-            travels |= away;
-            if !away && !source.moves() {
-                self.leaf(source.storage, source.tensor != source.storage, lane);
+        let mirror = if overwrites { self.mirror(producer, inputs, lane) } else { None };
+        let mut reads_copies = false;
+        for input in inputs {
+            let is_remote = self.remote(input, lane).is_some();
+            reads_copies |= is_remote;
+            if !is_remote && !input.is_copied() {
+                self.leaf(input.storage, input.tensor != input.storage, lane);
             }
         }
-        // Copies made from what this node is about to overwrite.
+        // Copies of the bytes that this node overwrites.
         let mut outstanding =
             if overwrites { self.current.remove(&storage).unwrap_or_default() } else { Vec::new() };
-        if let Some(echo) = echo {
-            outstanding.retain(|current| current.copy != echo.copy);
+        if let Some(mirror) = mirror {
+            outstanding.retain(|current| current.copy != mirror.copy);
         }
         let joins = self.open[usize::from(lane)].map(|open| open as usize).filter(|open| {
             outstanding.is_empty()
-                && (!travels || sources.iter().all(|source| self.is_known(source, lane, *open)))
+                && (!reads_copies || inputs.iter().all(|input| self.is_known(input, lane, *open)))
         });
-        let split = joins.unwrap_or_else(|| self.start(sources, lane));
+        let split = joins.unwrap_or_else(|| self.start(inputs, lane));
         for waited in outstanding {
             self.out.splits[split].after_copies.push(waited.copy as usize);
         }
-        if travels {
-            for source in sources {
-                self.fetch(source, lane, split, node);
+        if reads_copies {
+            for input in inputs {
+                self.read_copy(input, lane, split, node);
             }
         }
         self.out.split_of_node[node.index()] = split as u32;
         self.out.splits[split].node_count += 1;
         self.written_by[storage.index()] = split as u32 + 1;
-        if let Some(echo) = echo {
-            // A split that is open takes one more wait: nobody waits for it yet, so this copy does not either.
-            self.out.splits[split].after_copies.push(echo.copy as usize);
-            self.current.entry(storage).or_default().push(echo);
-            for source in sources {
-                if self.remote(source, lane) == Some(echo.to) {
-                    let copy = self.find_copy(source.tensor, lane);
-                    self.sent_home.extend(copy.map(|copy| (copy, split as u32)));
+        if let Some(mirror) = mirror {
+            // An open split may wait for one more copy: nothing waits for the split yet, so this copy does not either.
+            self.out.splits[split].after_copies.push(mirror.copy as usize);
+            self.current.entry(storage).or_default().push(mirror);
+            for input in inputs {
+                if self.remote(input, lane) == Some(mirror.to) {
+                    let copy = self.find_copy(input.tensor, lane);
+                    self.write_backs.extend(copy.map(|copy| (copy, split as u32)));
                 }
             }
         }
     }
 
-    /// Repeats a write on the borrower's copy of what is written, if everything else that it takes is there. Returns the
-    /// copy, which is as new as the state then.
-    fn echo(&mut self, maker: Maker, sources: &[Source], lane: u16) -> Option<Current> {
-        let (to, states) = (self.homes.echoes.0, &self.homes.echoes.1);
-        if !states.contains(&maker.storage) {
+    /// Repeats a write to a state on the streaming device's copy, if the device has all other inputs. Returns the copy,
+    /// which has the same bytes as the state then.
+    fn mirror(&mut self, producer: Producer, inputs: &[FlowInput], lane: u16) -> Option<Current> {
+        let to = self.placements.streaming_device;
+        if !self.placements.mirrored_states.contains(&producer.storage) {
             return None;
         }
-        let [target, values @ ..] = sources else { return None };
-        let output = self.graph[maker.node].output();
+        let [target, values @ ..] = inputs else { return None };
+        let output = self.graph[producer.node].output();
         let covers = self.graph[output].same_layout(&self.graph[target.tensor])
             && self.graph[output].offset() == self.graph[target.tensor].offset();
-        if target.storage != maker.storage
+        if target.storage != producer.storage
             || !covers
             || to == lane
-            || values.iter().any(|source| self.remote(source, to).is_some())
+            || values.iter().any(|input| self.remote(input, to).is_some())
         {
             return None;
         }
         let joins = self.open[usize::from(to)].map(|open| open as usize);
-        let joins = joins.filter(|open| sources.iter().all(|source| self.is_known(source, to, *open)));
-        let split = joins.unwrap_or_else(|| self.start(sources, to));
-        for source in sources {
-            if !source.moves() {
-                self.leaf(source.storage, source.tensor != source.storage, to);
+        let joins = joins.filter(|open| inputs.iter().all(|input| self.is_known(input, to, *open)));
+        let split = joins.unwrap_or_else(|| self.start(inputs, to));
+        for input in inputs {
+            if !input.is_copied() {
+                self.leaf(input.storage, input.tensor != input.storage, to);
             }
-            self.fetch(source, to, split, maker.node);
+            self.read_copy(input, to, split, producer.node);
         }
         let copy = self.find_copy(target.tensor, to)?;
         self.out.copy_of.insert((output.index() as u32, to), copy);
-        self.out.echoes.push((maker.node, split));
+        self.out.mirrored_writes.push((producer.node, split));
         self.out.splits[split].node_count += 1;
         Some(Current { to, copy })
     }
 
-    /// Where a tensor is that is elsewhere.
-    fn remote(&self, source: &Source, lane: u16) -> Option<u16> {
-        let home = self.homes.home[source.storage.index()];
-        let moves = source.moves()
-            || (source.kind == TensorKind::Weight && self.homes.lent.contains(&source.storage));
-        (moves && home != lane).then_some(home)
+    /// The backend that a tensor must be copied from to be read in a lane.
+    fn remote(&self, input: &FlowInput, lane: u16) -> Option<u16> {
+        let owner = self.placements.backend[input.storage.index()];
+        let is_copied = input.is_copied()
+            || (input.kind == TensorKind::Weight && self.placements.streamed.contains(&input.storage));
+        (is_copied && owner != lane).then_some(owner)
     }
 
-    /// Whether an open split needs to wait for nothing new to read a tensor.
-    fn is_known(&self, source: &Source, lane: u16, open: usize) -> bool {
-        let Some(home) = self.remote(source, lane) else { return true };
-        let made = self.written_by[source.storage.index()];
-        self.find_copy(source.tensor, lane).is_some() || made <= self.out.done_before(open)[usize::from(home)]
+    /// Whether an open split can read a tensor without waiting for another split.
+    fn is_known(&self, input: &FlowInput, lane: u16, open: usize) -> bool {
+        let Some(owner) = self.remote(input, lane) else { return true };
+        let written = self.written_by[input.storage.index()];
+        self.find_copy(input.tensor, lane).is_some()
+            || written <= self.out.done_before(open)[usize::from(owner)]
     }
 
     fn find_copy(&self, tensor: TensorId, lane: u16) -> Option<u32> {
@@ -282,8 +284,8 @@ impl Splitter<'_> {
         })
     }
 
-    /// A new split for a node: it waits for the splits that made what the node reads.
-    fn start(&mut self, sources: &[Source], lane: u16) -> usize {
+    /// A new split for a node: it waits for the splits that write the node's inputs.
+    fn start(&mut self, inputs: &[FlowInput], lane: u16) -> usize {
         let (split, lanes) = (self.out.splits.len(), self.out.lanes.len());
         let before = match self.out.lanes[usize::from(lane)].last() {
             Some(last) => self.out.done_before(*last as usize).to_vec(),
@@ -293,16 +295,16 @@ impl Splitter<'_> {
         if let Some(last) = self.out.lanes[usize::from(lane)].last() {
             self.out.done[split * lanes + usize::from(lane)] = last + 1;
         }
-        for source in sources {
-            // A copy that is as new as its source is there already: nobody waits for the source.
-            if let Some(home) = self.remote(source, lane)
-                && self.find_copy(source.tensor, lane).is_none()
+        for input in inputs {
+            // An input with a current copy needs no wait for its source.
+            if let Some(owner) = self.remote(input, lane)
+                && self.find_copy(input.tensor, lane).is_none()
             {
-                let made = self.written_by[source.storage.index()];
-                if made > self.out.done[split * lanes + usize::from(home)] {
-                    self.out.done[split * lanes + usize::from(home)] = made;
+                let written = self.written_by[input.storage.index()];
+                if written > self.out.done[split * lanes + usize::from(owner)] {
+                    self.out.done[split * lanes + usize::from(owner)] = written;
                     for other in 0..lanes {
-                        let theirs = self.out.done[(made as usize - 1) * lanes + other];
+                        let theirs = self.out.done[(written as usize - 1) * lanes + other];
                         let ours = &mut self.out.done[split * lanes + other];
                         *ours = theirs.max(*ours);
                     }
@@ -321,17 +323,17 @@ impl Splitter<'_> {
         split
     }
 
-    /// Sees to it that a tensor that is elsewhere is brought here.
-    fn fetch(&mut self, source: &Source, lane: u16, split: usize, node: NodeId) {
-        let Some(home) = self.remote(source, lane) else { return };
-        let Source { tensor, storage, kind } = *source;
+    /// Lets a node read a tensor of another backend through a copy, which is added unless there is one.
+    fn read_copy(&mut self, input: &FlowInput, lane: u16, split: usize, node: NodeId) {
+        let Some(owner) = self.remote(input, lane) else { return };
+        let FlowInput { tensor, storage, kind } = *input;
         if kind == TensorKind::Weight {
-            // A weight that is lent stays at home all the same.
-            self.leaf(storage, tensor != storage, home);
+            // A streamed weight stays resident on its backend.
+            self.leaf(storage, tensor != storage, owner);
         }
         let copy = match self.find_copy(tensor, lane) {
             Some(copy) => copy,
-            None => self.copy(tensor, home, lane, split),
+            None => self.copy(tensor, owner, lane, split),
         };
         self.out.copies[copy as usize].last_node = node.index();
         if self.out.copy_of.insert((tensor.index() as u32, lane), copy) != Some(copy) {
@@ -339,22 +341,22 @@ impl Splitter<'_> {
         }
     }
 
-    fn copy(&mut self, tensor: TensorId, home: u16, lane: u16, split: usize) -> u32 {
+    fn copy(&mut self, tensor: TensorId, owner: u16, lane: u16, split: usize) -> u32 {
         let t = &self.graph[tensor];
         let copy = self.out.copies.len();
         let source = self.written_by[t.storage().index()].checked_sub(1).map(|s| s as usize);
-        let open = &mut self.open[usize::from(home)];
+        let open = &mut self.open[usize::from(owner)];
         if open.is_some_and(|open| Some(open as usize) == source) {
             *open = None;
         }
-        let place = &self.out.lanes[usize::from(lane)];
-        let after = place.len().checked_sub(3).map(|before| place[before] as usize);
+        let splits = &self.out.lanes[usize::from(lane)];
+        let after = splits.len().checked_sub(3).map(|before| splits[before] as usize);
         self.out.copies.push(Copy {
             tensor: tensor.index(),
             storage: t.storage().index(),
             offset: t.offset(),
             bytes: t.bytes(),
-            from: usize::from(home),
+            from: usize::from(owner),
             to: usize::from(lane),
             source,
             reader: split,
@@ -384,7 +386,7 @@ impl Splitter<'_> {
         self.out.leaves.push(LeafUse { tensor: index, backend: usize::from(lane), viewed: false });
     }
 
-    /// A leaf that is an output itself must be somewhere even if no node reads it.
+    /// A leaf that is an output must be on some backend even if no node reads it.
     fn leaf_outputs(&mut self) {
         for (_, output) in self.graph.outputs() {
             let storage = self.graph[*output].storage();
@@ -392,22 +394,22 @@ impl Splitter<'_> {
                 continue;
             }
             if self.leaf_reader[storage.index()] == NO_BACKEND {
-                let home = self.homes.home[storage.index()];
-                self.leaf(storage, false, if home == NO_BACKEND { 0 } else { home });
+                let backend = self.placements.backend[storage.index()];
+                self.leaf(storage, false, if backend == NO_BACKEND { 0 } else { backend });
             }
             self.viewed.insert(storage.index() as u32);
         }
     }
 
-    /// The borrower learns of nothing that happens at the state's home, and so would keep what it sends there to the end of
-    /// the run. Two splits later the way is over, and to wait for it costs nothing.
-    fn release_sent(&mut self) {
-        for (copy, reader) in std::mem::take(&mut self.sent_home) {
+    /// The streaming device waits for no split of the state's backend, and so would hold the source of a write-back to
+    /// the end of the run. Two splits later the copy is done, and waiting for it costs nothing.
+    fn release_write_backs(&mut self) {
+        for (copy, reader) in std::mem::take(&mut self.write_backs) {
             let Copy { source: Some(source), from, .. } = self.out.copies[copy as usize] else { continue };
             let lane = &self.out.lanes[from];
-            let made = lane.partition_point(|split| (*split as usize) < source);
+            let at = lane.partition_point(|split| (*split as usize) < source);
             // Splits wait only for earlier ones, and the copy for none after its reader.
-            let waits = lane.iter().skip(made + 2).find(|split| **split > reader);
+            let waits = lane.iter().skip(at + 2).find(|split| **split > reader);
             if let Some(split) = waits.copied()
                 && self.out.released.insert(copy, split).is_none()
             {
@@ -416,7 +418,7 @@ impl Splitter<'_> {
         }
     }
 
-    /// Lays the nodes of each split side by side.
+    /// Makes the nodes of each split contiguous.
     fn finish(mut self, flow: &Flow) -> Splits {
         let mut first = 0;
         for split in &mut self.out.splits {
@@ -425,10 +427,10 @@ impl Splitter<'_> {
             split.node_count = 0;
         }
         self.out.nodes = vec![NodeId::from_index(0); first];
-        let mut echoes = self.out.echoes.iter().peekable();
-        for Maker { node, .. } in flow.makers() {
-            let echo = echoes.next_if(|(echoed, _)| echoed == node).map(|(_, split)| *split);
-            for split in echo.into_iter().chain([self.out.split_of_node[node.index()] as usize]) {
+        let mut mirrored = self.out.mirrored_writes.iter().peekable();
+        for Producer { node, .. } in flow.producers() {
+            let mirror = mirrored.next_if(|(repeated, _)| repeated == node).map(|(_, split)| *split);
+            for split in mirror.into_iter().chain([self.out.split_of_node[node.index()] as usize]) {
                 let split = &mut self.out.splits[split];
                 self.out.nodes[split.first_node + split.node_count] = *node;
                 split.node_count += 1;

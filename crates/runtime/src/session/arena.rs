@@ -1,4 +1,4 @@
-//! Arenas: the memory that all plans of a session share, one for each backend.
+//! Arenas: the memory of inputs, results and copies, one arena per backend, shared by all plans of a session.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{Backend, Buffer, Region, RuntimeError};
 /// The arenas of all backends.
 pub(crate) struct Arenas {
     all: Vec<Arena>,
-    /// Grows whenever a chunk is replaced: what was compiled before points to memory that is no longer shared.
+    /// Grows whenever a buffer is replaced: programs compiled before point into a buffer that is no longer the arena's.
     pub(crate) generation: u64,
 }
 
@@ -21,13 +21,12 @@ impl Arenas {
         }
     }
 
-    /// Whether a plan fits as things are.
+    /// Whether a plan fits into the arenas as they are.
     pub(crate) fn fits(&self, plan: &Plan) -> bool {
         plan.memory().backends.iter().zip(&self.all).all(|(needs, arena)| arena.fits(&needs.chunks))
     }
 
-    /// Makes room for a plan. Chunks that are too small are replaced by larger ones; after an error they are as they
-    /// were.
+    /// Replaces buffers that are too small for a plan by larger ones; after an error the arenas are as they were.
     pub(crate) fn grow(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
         let memory = plan.memory();
         let mut grown = Vec::with_capacity(self.all.len());
@@ -46,13 +45,13 @@ impl Arenas {
         Ok(())
     }
 
-    /// Gives all memory back. Whoever still points into it must be gone.
+    /// Frees all buffers. No compiled program may point into them any more.
     pub(crate) fn release(&mut self) {
         self.all.iter_mut().for_each(Arena::release);
         self.generation += 1;
     }
 
-    /// The bytes of a tensor at a place.
+    /// The bytes at an offset.
     pub(crate) fn region(&self, slot: Slot, bytes: usize) -> Option<Region> {
         self.all.get(usize::from(slot.backend))?.region(slot.chunk, slot.offset, bytes)
     }

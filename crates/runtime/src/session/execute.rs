@@ -1,38 +1,38 @@
-//! One run: hands out copies and splits in the plan's order, with the waits that make it right.
+//! One run: issues copies and splits in the plan's order, with the waits between them.
 //!
-//! Within a lane everything happens in order. Between lanes: a split waits for its copies, a copy for the split that
-//! makes its source and for the split after which its place is free, a write for the copies of what it overwrites. At
-//! the start of a run each lane waits for copies that the run before may still be making from its memory.
+//! The splits of a lane run in order. Between lanes, a split waits for its copies, a copy for the split that computes its
+//! source and for the split after which its memory is free, and a write for the copies of what it overwrites. At the
+//! start of a run each lane waits for copies out of its memory that the previous run may still be making.
 #![expect(
     clippy::indexing_slicing,
-    reason = "a compiled plan has an entry for each of the plan's splits and copies"
+    reason = "a compiled plan has an element for each of the plan's splits and copies"
 )]
 
 use quadriga_graph::TensorId;
 
-use super::compile::Compiled;
-use super::journey::{Journey, timed};
+use super::clock::Clock;
+use super::compile::CompiledPlan;
 use super::lane::Lane;
-use super::timing::Timing;
+use super::transfer::Transfer;
 use crate::schedule::{Plan, ScheduleStep};
 use crate::trace::{Detail, Stream};
 use crate::{BackendError, Program, Region, RuntimeError};
 
-/// What a run works on.
+/// A run of a compiled plan.
 pub(crate) struct Run<'s> {
     pub(crate) plan: &'s Plan,
-    pub(crate) compiled: &'s mut Compiled,
+    pub(crate) compiled: &'s mut CompiledPlan,
     pub(crate) lanes: &'s mut [Lane],
-    /// Which place of the inputs this run reads.
+    /// The bank of inputs that this run reads.
     pub(crate) bank: usize,
-    /// Whether new inputs are on their way.
-    pub(crate) fresh_inputs: bool,
-    /// The clock, if somebody wants to know.
-    pub(crate) timing: Option<Timing>,
+    /// Whether inputs are in the upload queues.
+    pub(crate) uploads: bool,
+    /// Takes times, in a traced run.
+    pub(crate) clock: Option<Clock>,
 }
 
 impl Run<'_> {
-    /// Hands everything out. What fails on a device while it works shows when it is waited for.
+    /// Issues everything. A failure of a device that works asynchronously shows when it is waited for.
     pub(crate) fn issue(&mut self) -> Result<(), RuntimeError> {
         self.begin()?;
         let plan = self.plan;
@@ -60,16 +60,16 @@ impl Run<'_> {
                 lane.compute.wait(&**done)?;
             }
         }
-        if let Some(traffic) = &mut lane.traffic {
-            if self.fresh_inputs {
-                traffic.incoming.record(&*traffic.inputs)?;
+        if let Some(transfers) = &mut lane.transfers {
+            if self.uploads {
+                transfers.upload.record(&*transfers.inputs)?;
             }
-            // Only large inputs and copies wait for it.
-            if self.fresh_inputs || !self.compiled.copies.is_empty() {
-                lane.compute.record(&*traffic.start)?;
+            // Only uploads and copies wait for it.
+            if self.uploads || !self.compiled.copies.is_empty() {
+                lane.compute.record(&*transfers.start)?;
             }
-            if self.fresh_inputs {
-                lane.compute.wait(&*traffic.inputs)?;
+            if self.uploads {
+                lane.compute.wait(&*transfers.inputs)?;
             }
         }
         Ok(())
@@ -81,26 +81,27 @@ impl Run<'_> {
         let programs = &mut self.compiled.programs[number];
         let bank = self.bank % programs.len().max(1);
         let lane = &mut self.lanes[backend];
-        let ran = match &mut self.timing {
+        let ran = match &mut self.clock {
             None => lane.compute.run(&mut *programs[bank]),
-            Some(timing) => {
-                let detail = timing.detail;
-                timed(lane, Stream::Compute, timing, (ScheduleStep::Split(number), backend), |queue| {
+            Some(clock) => {
+                let detail = clock.detail;
+                let what = (ScheduleStep::Split(number), backend);
+                let timed = clock.time(lane, Stream::Compute, what, |queue| {
                     let program = &mut *programs[bank];
                     match detail {
                         Detail::Splits => queue.run(program),
                         Detail::Operations => queue.run_timed(program),
                     }
                     .map(|()| true)
-                })
-                .map(|_| ())
+                });
+                timed.map(|_| ())
             }
         };
         ran.map_err(|error| self.in_split(number, error))?;
         self.finish_split(number)
     }
 
-    /// Lets a split's lane wait for what the split reads, and for copies of what it overwrites.
+    /// Lets a split's lane wait for the copies that the split reads, and for copies of what it overwrites.
     pub(crate) fn wait_for_copies(&mut self, number: usize) -> Result<(), RuntimeError> {
         let split = &self.plan.splits().splits[number];
         for copy in split.inputs.iter().chain(&split.after_copies) {
@@ -112,7 +113,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Marks the end of a split.
+    /// Records that a split is done.
     pub(crate) fn finish_split(&mut self, number: usize) -> Result<(), RuntimeError> {
         let backend = self.plan.splits().splits[number].backend;
         match &self.compiled.done[number] {
@@ -125,7 +126,7 @@ impl Run<'_> {
     }
 
     /// Runs the program of a single node of a split, and reads its result.
-    pub(crate) fn single(
+    pub(crate) fn run_node(
         &mut self,
         number: usize,
         program: &mut dyn Program,
@@ -149,19 +150,19 @@ impl Run<'_> {
             Some(split) => self.compiled.done[split].clone(),
             None => self.lanes[copy.to].start(),
         };
-        let mut journey = Journey {
+        let mut transfer = Transfer {
             copy: number,
             from: copy.from,
             to: copy.to,
-            ahead: copy.source.is_none(),
+            prefetch: copy.source.is_none(),
             waits: [source, free],
-            moving: &mut self.compiled.copies[number],
+            regions: &mut self.compiled.copies[number],
             lanes: &mut *self.lanes,
-            timing: &mut self.timing,
+            clock: &mut self.clock,
         };
-        let done = journey.make(plan);
+        let issued = transfer.issue();
         let name = || plan.graph().name(TensorId::from_index(copy.tensor));
-        done.map_err(|error| RuntimeError::device(error).at(name).in_split(copy.reader, name))
+        issued.map_err(|error| RuntimeError::device(error).at(name).in_split(copy.reader, name))
     }
 
     fn in_split(&self, number: usize, error: BackendError) -> RuntimeError {

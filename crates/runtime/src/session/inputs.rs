@@ -1,46 +1,45 @@
-//! Inputs: the caller's bytes on their way into the arenas.
+//! Inputs: the caller's bytes, copied into the arenas.
 //!
-//! On an asynchronous backend every input has two places: one that the run under way reads, one that the next run will
-//! read. Setting an input writes to the latter. When a run starts with at least one input set anew, the places change
-//! roles, and inputs that were not set are carried over.
+//! On an asynchronous backend every input has two *banks*: the run in flight reads one, the next run will read the
+//! other. Setting an input writes to the latter. When a run starts with at least one input set anew, the banks change
+//! roles, and inputs that were not set are copied from the old bank to the new one.
 //!
-//! Large inputs travel in the incoming queue while the run before computes. Small ones go in the compute queue itself:
-//! that a run has no other queue to wait for saves more than their travel takes.
+//! Large inputs go through the upload queue while the previous run computes. Small ones go through the compute queue:
+//! that the run need not wait for another queue saves more time than their copy takes.
 
-use quadriga_graph::{TensorId, TensorKind};
+use quadriga_graph::{DType, Tensor, TensorId, TensorKind};
 
-use super::cache::Results;
-use super::compile::Compiled;
 use super::lane::Lane;
-use super::{Session, Values};
+use super::outputs::OutputPlace;
+use super::tensor_ref::TensorRef;
 use crate::schedule::Plan;
+use crate::trace::Stream;
 use crate::{Queue, Region, RuntimeError};
 
-/// The most bytes of an input that goes in the compute queue.
-const SMALL: usize = 128;
+/// The most bytes of an input that goes through the compute queue.
+const MAX_SMALL_BYTES: usize = 128;
 
-/// The queue that an input of so many bytes goes in.
 fn queue_for(lane: &mut Lane, bytes: usize) -> &mut dyn Queue {
-    if bytes <= SMALL { &mut *lane.compute } else { lane.incoming() }
+    lane.queue(if bytes <= MAX_SMALL_BYTES { Stream::Compute } else { Stream::Upload })
 }
 
 /// An input of a plan.
-pub(crate) struct InputPlace {
+struct Input {
     id: TensorId,
     name: String,
-    /// Where it is: backend, and the region of each bank.
+    /// The backends that read it, each with the region of each bank.
     places: Vec<(usize, [Region; 2])>,
     /// Set for the next run.
     set: bool,
-    /// Set for some run before.
+    /// Set for an earlier run.
     known: bool,
 }
 
 /// All inputs of a plan.
 #[derive(Default)]
 pub(crate) struct Inputs {
-    all: Vec<InputPlace>,
-    /// Which place the latest run reads.
+    all: Vec<Input>,
+    /// The bank that the latest run reads.
     pub(crate) bank: usize,
 }
 
@@ -48,9 +47,9 @@ impl Inputs {
     /// Finds the places of all inputs that some node reads, or that are outputs.
     pub(crate) fn new(plan: &Plan, region: impl Fn(TensorId, usize, usize) -> Option<Region>) -> Inputs {
         let graph = plan.graph();
-        let mut all: Vec<InputPlace> = graph
+        let mut all: Vec<Input> = graph
             .of_kind(TensorKind::Input)
-            .map(|id| InputPlace { id, name: graph.name(id), places: Vec::new(), set: false, known: false })
+            .map(|id| Input { id, name: graph.name(id), places: Vec::new(), set: false, known: false })
             .collect();
         for leaf in &plan.splits().leaves {
             let Ok(at) = all.binary_search_by_key(&leaf.tensor, |input| input.id.index()) else { continue };
@@ -70,46 +69,30 @@ impl Inputs {
         }
     }
 
-    /// The number of the input with this name.
-    fn find(&self, name: &str) -> Option<usize> {
-        self.all.iter().position(|input| input.name == name)
-    }
-}
-
-impl Session {
-    /// Sets an input of the current plan, by name. It keeps its value for later runs, as long as no other plan of the
-    /// session is used between. The bytes are taken before this returns.
-    pub fn set<V: Values + ?Sized>(&mut self, name: &str, values: &V) -> Result<(), RuntimeError> {
-        let current = self.ready()?;
-        let inputs = self.entries.get(current).map(|entry| &entry.inputs);
-        let Some(index) = inputs.and_then(|inputs| inputs.find(name)) else {
-            let known = inputs.map_or_else(Vec::new, |all| all.all.iter().map(|i| i.name.clone()).collect());
-            return Err(RuntimeError::UnknownName { what: "input", name: name.to_owned(), known });
+    /// The number of an input.
+    pub(crate) fn find(&self, plan: &Plan, input: TensorRef<'_>) -> Result<usize, RuntimeError> {
+        let found = match input {
+            TensorRef::Name(name) => self.all.iter().position(|input| input.name == name),
+            TensorRef::Id(id) => self.all.binary_search_by_key(&id, |input| input.id).ok(),
         };
-        self.set_at(current, index, values.bytes(), values.dtype())
+        found.ok_or_else(|| match input {
+            TensorRef::Name(name) => {
+                let known = self.all.iter().map(|input| input.name.clone()).collect();
+                RuntimeError::UnknownName { what: "input", name: name.to_owned(), known }
+            }
+            TensorRef::Id(id) => RuntimeError::WrongKind { name: plan.graph().name(id), wanted: "an input" },
+        })
     }
 
-    /// Sets an input of the current plan, by id.
-    pub fn set_id<V: Values + ?Sized>(&mut self, id: TensorId, values: &V) -> Result<(), RuntimeError> {
-        let current = self.ready()?;
-        let Some(entry) = self.entries.get(current) else { return Err(RuntimeError::NoPlan) };
-        match entry.inputs.all.binary_search_by_key(&id, |input| input.id) {
-            Ok(index) => self.set_at(current, index, values.bytes(), values.dtype()),
-            Err(_) => Err(RuntimeError::WrongKind { name: entry.plan.graph().name(id), wanted: "an input" }),
-        }
-    }
-
-    fn set_at(
-        &mut self,
-        current: usize,
+    /// An error unless these are bytes for an input.
+    pub(crate) fn check(
+        &self,
+        plan: &Plan,
         index: usize,
         bytes: &[u8],
-        dtype: Option<quadriga_graph::DType>,
+        dtype: Option<DType>,
     ) -> Result<(), RuntimeError> {
-        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
-        let next = 1 - entry.inputs.bank;
-        let Some(input) = entry.inputs.all.get_mut(index) else { return Err(RuntimeError::NoPlan) };
-        let Some(tensor) = entry.plan.graph().get(input.id) else { return Err(RuntimeError::NoPlan) };
+        let (input, tensor) = self.tensor(plan, index)?;
         if let Some(given) = dtype.filter(|given| *given != tensor.dtype()) {
             let (name, found) = (input.name.clone(), tensor.dtype());
             return Err(RuntimeError::WrongType { name, found, given });
@@ -118,14 +101,18 @@ impl Session {
             let (name, expected, found) = (input.name.clone(), tensor.bytes(), bytes.len());
             return Err(RuntimeError::WrongSize { name, expected, found });
         }
-        self.occupy(current);
-        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
-        let Some(input) = entry.inputs.all.get_mut(index) else { return Err(RuntimeError::NoPlan) };
+        Ok(())
+    }
+
+    /// Writes bytes to the bank of the next run.
+    pub(crate) fn set(&mut self, index: usize, bytes: &[u8], lanes: &mut [Lane]) -> Result<(), RuntimeError> {
+        let next = 1 - self.bank;
+        let Some(input) = self.all.get_mut(index) else { return Err(no_such_input()) };
         for (backend, places) in &input.places {
-            let Some(lane) = self.lanes.get_mut(*backend) else { continue };
+            let Some(lane) = lanes.get_mut(*backend) else { continue };
             let place = places.get(next).unwrap_or(&places[0]);
-            // The run before the one under way read this place.
-            let free = lane.start().filter(|_| bytes.len() > SMALL);
+            // The run before the one in flight read this bank.
+            let free = lane.start().filter(|_| bytes.len() > MAX_SMALL_BYTES);
             let queue = queue_for(lane, bytes.len());
             let written = match free {
                 Some(event) => queue.wait(&*event).and_then(|()| queue.write(place, bytes)),
@@ -137,60 +124,54 @@ impl Session {
         Ok(())
     }
 
-    /// Lets the next run read as an input what the latest run of the same plan gives as an output, without waiting for
-    /// it: the bytes stay on their device. `false`, and nothing has happened, where the two are not on one device.
-    pub fn carry(&mut self, output: &str, input: &str) -> Result<bool, RuntimeError> {
-        let (current, output) = self.output(output)?;
-        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
-        let Some(from) = entry.outputs.get(output) else { return Err(RuntimeError::NoPlan) };
-        let bank = entry.inputs.bank;
-        let Some(index) = entry.inputs.find(input) else {
-            let known = entry.inputs.all.iter().map(|input| input.name.clone()).collect();
-            return Err(RuntimeError::UnknownName { what: "input", name: input.to_owned(), known });
-        };
-        let Some(to) = entry.inputs.all.get_mut(index) else { return Err(RuntimeError::NoPlan) };
-        let Some(tensor) = entry.plan.graph().get(to.id) else { return Err(RuntimeError::NoPlan) };
-        match entry.results {
-            Results::None => return Err(RuntimeError::NothingRun),
-            Results::Gone => return Err(RuntimeError::Gone { name: from.name.clone() }),
-            Results::There => {}
-        }
-        let region = from.region(bank);
-        if from.elements() != Some(tensor.dtype()) || region.bytes != tensor.bytes() {
-            let (name, expected, found) = (to.name.clone(), tensor.bytes(), region.bytes);
+    /// Copies an output of the latest run to the bank of the next run, if one backend has both; whether it does.
+    pub(crate) fn chain(
+        &mut self,
+        plan: &Plan,
+        index: usize,
+        output: &OutputPlace,
+        lanes: &mut [Lane],
+    ) -> Result<bool, RuntimeError> {
+        let bank = self.bank;
+        let (input, tensor) = self.tensor(plan, index)?;
+        let region = output.region(bank);
+        if output.elements() != Some(tensor.dtype()) || region.bytes != tensor.bytes() {
+            let (name, expected, found) = (input.name.clone(), tensor.bytes(), region.bytes);
             return Err(RuntimeError::WrongSize { name, expected, found });
         }
-        let [(backend, places)] = to.places.as_slice() else { return Ok(false) };
-        let Some(lane) = self.lanes.get_mut(*backend).filter(|_| *backend == from.backend) else {
+        let Some(input) = self.all.get_mut(index) else { return Err(no_such_input()) };
+        let [(backend, places)] = input.places.as_slice() else { return Ok(false) };
+        let Some(lane) = lanes.get_mut(*backend).filter(|_| *backend == output.backend) else {
             return Ok(false);
         };
         let place = places.get(1 - bank).unwrap_or(&places[0]);
         let copied = lane.compute.copy(region, place);
-        let copied = copied.map_err(|error| RuntimeError::device(error).at(|| to.name.clone()))?;
-        to.set |= copied;
+        let copied = copied.map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
+        input.set |= copied;
         Ok(copied)
     }
 
-    /// Before a run: exchanges the places of inputs if one was set, carrying the others over. Returns whether
-    /// anything is on its way in the incoming queues.
-    pub(super) fn turn_inputs(&mut self, current: usize) -> Result<bool, RuntimeError> {
-        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
-        let inputs = &mut entry.inputs;
-        if let Some(bare) = inputs.all.iter().find(|input| !input.set && !input.known) {
-            return Err(RuntimeError::NotSet { what: "input", name: bare.name.clone() });
+    /// An error if an input was never set.
+    pub(crate) fn check_all_set(&self) -> Result<(), RuntimeError> {
+        match self.all.iter().find(|input| !input.set && !input.known) {
+            Some(unset) => Err(RuntimeError::NotSet { what: "input", name: unset.name.clone() }),
+            None => Ok(()),
         }
-        self.occupy(current);
-        let Some(entry) = self.entries.get_mut(current) else { return Err(RuntimeError::NoPlan) };
-        let inputs = &mut entry.inputs;
-        if !inputs.all.iter().any(|input| input.set) {
+    }
+
+    /// Before a run: changes the roles of the banks if an input was set, and copies the inputs that were not. Returns
+    /// whether inputs are in the upload queues.
+    pub(crate) fn swap_banks(&mut self, lanes: &mut [Lane]) -> Result<bool, RuntimeError> {
+        if !self.all.iter().any(|input| input.set) {
             return Ok(false);
         }
-        let (old, new) = (inputs.bank, 1 - inputs.bank);
-        let is_large = |input: &InputPlace| input.places.iter().any(|(_, places)| places[0].bytes > SMALL);
-        let on_its_way = inputs.all.iter().any(is_large);
-        for input in inputs.all.iter_mut().filter(|input| !input.set) {
+        let (old, new) = (self.bank, 1 - self.bank);
+        let is_large =
+            |input: &Input| input.places.iter().any(|(_, places)| places[0].bytes > MAX_SMALL_BYTES);
+        let uploads = self.all.iter().any(is_large);
+        for input in self.all.iter().filter(|input| !input.set) {
             for (backend, places) in &input.places {
-                let Some(lane) = self.lanes.get_mut(*backend).filter(|lane| lane.traffic.is_some()) else {
+                let Some(lane) = lanes.get_mut(*backend).filter(|lane| lane.is_asynchronous()) else {
                     continue;
                 };
                 if let (Some(from), Some(to)) = (places.get(old), places.get(new)) {
@@ -200,20 +181,21 @@ impl Session {
                 }
             }
         }
-        for input in &mut inputs.all {
+        for input in &mut self.all {
             input.known |= std::mem::take(&mut input.set);
         }
-        inputs.bank = new;
-        Ok(on_its_way)
+        self.bank = new;
+        Ok(uploads)
+    }
+
+    fn tensor<'p>(&self, plan: &'p Plan, index: usize) -> Result<(&Input, &'p Tensor), RuntimeError> {
+        let input = self.all.get(index).ok_or_else(no_such_input)?;
+        let tensor = plan.graph().get(input.id).ok_or_else(no_such_input)?;
+        Ok((input, tensor))
     }
 }
 
-impl Compiled {
-    /// After a failure: events that stand for work that was given up.
-    pub(super) fn forget_events(&mut self) {
-        for copy in &mut self.copies {
-            copy.done = None;
-            copy.route = super::compile::Route::Unknown;
-        }
-    }
+#[track_caller]
+fn no_such_input() -> RuntimeError {
+    RuntimeError::internal("an input's number is out of range")
 }

@@ -1,7 +1,9 @@
-//! A lane: what one backend does, one thing after the other, and what travels to and from it meanwhile.
+//! A lane: the queues of one backend. Its splits run one after another in the compute queue; copies and inputs have
+//! queues of their own, so that they overlap with it.
 
 use std::sync::Arc;
 
+use crate::trace::Stream;
 use crate::{Backend, BackendError, Event, Queue};
 
 /// The queues of a backend.
@@ -9,77 +11,72 @@ pub(crate) struct Lane {
     pub(crate) backend: Arc<dyn Backend>,
     /// Runs splits.
     pub(crate) compute: Box<dyn Queue>,
-    /// Present on a backend that works while the host goes on.
-    pub(crate) traffic: Option<Traffic>,
+    /// Only on an asynchronous backend; others do everything in the compute queue.
+    pub(crate) transfers: Option<TransferQueues>,
 }
 
-/// What an asynchronous backend needs beside its compute queue.
-pub(crate) struct Traffic {
-    /// Brings inputs and copies in.
-    pub(crate) incoming: Box<dyn Queue>,
-    /// Brings what is there before the run, weights that are lent and states as they were: in the order in which they are
-    /// needed, since a device makes its copies one after another, and so that nothing else has to wait behind them.
-    pub(crate) ahead: Box<dyn Queue>,
-    /// Pushes copies out.
-    pub(crate) outgoing: Box<dyn Queue>,
-    /// Recorded in the compute queue at the start of every run that something may wait for: everything of earlier runs is
-    /// done.
+/// The transfer queues and events of an asynchronous backend.
+pub(crate) struct TransferQueues {
+    /// Inputs, and copies of what other backends compute in the run.
+    pub(crate) upload: Box<dyn Queue>,
+    /// Copies of what is there before the run, streamed weights and states, in the order of their use: a device makes its
+    /// copies one after another, and uploads must not wait behind them.
+    pub(crate) prefetch: Box<dyn Queue>,
+    /// Copies that this backend sends to others.
+    pub(crate) download: Box<dyn Queue>,
+    /// Recorded in the compute queue at the start of a run that a transfer may wait for: all earlier runs are done.
     pub(crate) start: Arc<dyn Event>,
-    /// Recorded in the incoming queue when the inputs of a run are on their way.
+    /// Recorded in the upload queue after the inputs of a run.
     pub(crate) inputs: Arc<dyn Event>,
 }
 
 impl Lane {
     pub(crate) fn new(backend: &Arc<dyn Backend>, asynchronous: bool) -> Result<Lane, BackendError> {
-        let traffic = if asynchronous {
-            Some(Traffic {
-                incoming: backend.queue()?,
-                ahead: backend.queue()?,
-                outgoing: backend.queue()?,
+        let transfers = if asynchronous {
+            Some(TransferQueues {
+                upload: backend.queue()?,
+                prefetch: backend.queue()?,
+                download: backend.queue()?,
                 start: backend.event(false)?,
                 inputs: backend.event(false)?,
             })
         } else {
             None
         };
-        Ok(Lane { backend: Arc::clone(backend), compute: backend.queue()?, traffic })
+        Ok(Lane { backend: Arc::clone(backend), compute: backend.queue()?, transfers })
     }
 
-    /// The queue that brings things in.
-    pub(crate) fn incoming(&mut self) -> &mut dyn Queue {
-        match &mut self.traffic {
-            Some(traffic) => &mut *traffic.incoming,
-            None => &mut *self.compute,
+    /// Whether queues return before their work is done.
+    pub(crate) fn is_asynchronous(&self) -> bool {
+        self.transfers.is_some()
+    }
+
+    /// The queue of a stream; a synchronous backend has only one.
+    pub(crate) fn queue(&mut self, stream: Stream) -> &mut dyn Queue {
+        match (stream, &mut self.transfers) {
+            (Stream::Upload, Some(transfers)) => &mut *transfers.upload,
+            (Stream::Prefetch, Some(transfers)) => &mut *transfers.prefetch,
+            (Stream::Download, Some(transfers)) => &mut *transfers.download,
+            (Stream::Compute, _) | (_, None) => &mut *self.compute,
         }
     }
 
-    /// The queue that brings what is there before a run.
-    pub(crate) fn ahead(&mut self) -> &mut dyn Queue {
-        match &mut self.traffic {
-            Some(traffic) => &mut *traffic.ahead,
-            None => &mut *self.compute,
-        }
-    }
-
-    /// The queue that sends things out.
-    pub(crate) fn outgoing(&mut self) -> &mut dyn Queue {
-        match &mut self.traffic {
-            Some(traffic) => &mut *traffic.outgoing,
-            None => &mut *self.compute,
-        }
-    }
-
-    /// The event that says that everything of earlier runs is done; none where that goes without saying.
+    /// The event that all earlier runs are done; a synchronous backend needs none.
     pub(crate) fn start(&self) -> Option<Arc<dyn Event>> {
-        self.traffic.as_ref().map(|traffic| Arc::clone(&traffic.start))
+        self.transfers.as_ref().map(|transfers| Arc::clone(&transfers.start))
+    }
+
+    /// A new event, if the backend is asynchronous.
+    pub(crate) fn event(&self) -> Result<Option<Arc<dyn Event>>, BackendError> {
+        if self.is_asynchronous() { self.backend.event(false).map(Some) } else { Ok(None) }
     }
 
     /// Waits for all queues; the first failure.
     pub(crate) fn synchronize(&mut self) -> Result<(), BackendError> {
         let compute = self.compute.synchronize();
-        let Some(traffic) = &mut self.traffic else { return compute };
-        let incoming = traffic.incoming.synchronize().and(traffic.ahead.synchronize());
-        let outgoing = traffic.outgoing.synchronize();
-        incoming.and(compute).and(outgoing)
+        let Some(transfers) = &mut self.transfers else { return compute };
+        let uploads = transfers.upload.synchronize().and(transfers.prefetch.synchronize());
+        let downloads = transfers.download.synchronize();
+        uploads.and(compute).and(downloads)
     }
 }

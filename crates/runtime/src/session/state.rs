@@ -10,41 +10,41 @@ use crate::schedule::Plan;
 use crate::{Backend, Region, RuntimeError, Usage};
 
 /// A state with its memory.
-pub(crate) struct State {
+pub(crate) struct SessionState {
     pub(crate) backend: usize,
-    placed: PlacedTensor,
+    registration: PlacedTensor,
 }
 
 /// All states of a session, by name.
 #[derive(Default)]
 pub(crate) struct States {
-    all: FxHashMap<String, State>,
+    all: FxHashMap<String, SessionState>,
 }
 
 impl States {
-    /// Memory for the states of a plan that the session does not have yet: zeros.
+    /// Allocates the states of a plan that the session does not have yet, filled with zeros.
     pub(crate) fn add(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
         let graph = plan.graph();
         for id in graph.of_kind(TensorKind::State) {
-            let Some((tensor, home)) = graph.get(id).zip(plan.home(id)) else { continue };
-            let Some(backend) = plan.backends().get(home) else { continue };
+            let Some((tensor, number)) = graph.get(id).zip(plan.placement(id)) else { continue };
+            let Some(backend) = plan.backends().get(number) else { continue };
             let name = graph.name(id);
             if let Some(old) = self.all.get(&name) {
-                old.check(&name, tensor, home, plan.backends())?;
+                old.check(&name, tensor, number, plan.backends())?;
                 continue;
             }
             let failed = |error| RuntimeError::device(error).at(|| name.clone());
             let bytes = backend.storage_bytes(tensor);
             let buffer = backend.allocate_zeroed(bytes.max(1), Usage::State).map_err(failed)?;
             let region = Region::new(buffer, 0, tensor.bytes()).map_err(failed)?;
-            let placed = PlacedTensor::new(backend, tensor, region).map_err(failed)?;
-            self.all.insert(name, State { backend: home, placed });
+            let registration = PlacedTensor::new(backend, tensor, region).map_err(failed)?;
+            self.all.insert(name, SessionState { backend: number, registration });
         }
         Ok(())
     }
 
     /// The state of this name.
-    pub(crate) fn get(&self, name: &str) -> Option<&State> {
+    pub(crate) fn get(&self, name: &str) -> Option<&SessionState> {
         self.all.get(name)
     }
 
@@ -65,32 +65,32 @@ impl States {
     }
 }
 
-impl State {
+impl SessionState {
     /// Where it is.
     pub(crate) fn region(&self) -> &Region {
-        self.placed.region()
+        self.registration.region()
     }
 
     fn check(
         &self,
         name: &str,
         tensor: &Tensor,
-        home: usize,
+        backend: usize,
         backends: &[Arc<dyn Backend>],
     ) -> Result<(), RuntimeError> {
-        let before = self.placed.tensor();
-        if before.dtype() == tensor.dtype() && before.dims4() == tensor.dims4() && self.backend == home {
+        let before = self.registration.tensor();
+        if before.dtype() == tensor.dtype() && before.dims4() == tensor.dims4() && self.backend == backend {
             return Ok(());
         }
-        let describe = |tensor: &Tensor, home: usize| {
-            let backend = backends.get(home).map_or("", |b| b.name());
+        let describe = |tensor: &Tensor, number: usize| {
+            let backend = backends.get(number).map_or("", |b| b.name());
             format!("{} {} on {backend}", tensor.dtype(), tensor.shape())
         };
         Err(RuntimeError::Conflict {
             what: "state",
             name: name.to_owned(),
             before: describe(before, self.backend),
-            after: describe(tensor, home),
+            after: describe(tensor, backend),
         })
     }
 }

@@ -1,7 +1,6 @@
 //! What a person who runs a graph on several devices gets.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod ahead;
 mod assignment;
 mod common;
 mod copies;
@@ -9,8 +8,9 @@ mod explanation;
 mod faults;
 mod identical;
 mod large;
-mod lending;
 mod overlap;
+mod pipelining;
 mod running;
 mod splitting;
+mod streaming;
 mod traits;

@@ -1,0 +1,148 @@
+//! Outputs that are copied to the host while devices already compute the next run.
+
+use std::sync::Arc;
+
+use super::lane::Lane;
+use super::outputs::OutputPlace;
+use super::prepared::PreparedPlan;
+use super::tensor_ref::TensorRef;
+use crate::{Buffer, Event, Region, RuntimeError};
+
+/// Outputs that are being read, from [`Session::read_async`](crate::Session::read_async); to be finished with
+/// [`Session::finish_read`](crate::Session::finish_read).
+#[derive(Debug, PartialEq, Eq)]
+pub struct PendingRead {
+    number: u64,
+}
+
+/// How many reads may be in flight: one that is waited for, and one of the next run.
+const MAX_PENDING: usize = 2;
+
+/// All pending reads of a session.
+#[derive(Default)]
+pub(crate) struct PendingReads {
+    slots: [ReadSlot; MAX_PENDING],
+    /// How many reads there have been.
+    count: u64,
+}
+
+/// Staging memory and events of a read, kept for the next one.
+#[derive(Default)]
+struct ReadSlot {
+    /// The read that has the slot; 0 for none.
+    number: u64,
+    outputs: Vec<StagedOutput>,
+    used: usize,
+    /// For each backend that was read from, the event that its copies are done, and whether the current read waits for
+    /// it.
+    done: Vec<(usize, Arc<dyn Event>, bool)>,
+}
+
+/// One output of a read.
+struct StagedOutput {
+    backend: usize,
+    staging: Arc<dyn Buffer>,
+    bytes: usize,
+}
+
+impl PendingReads {
+    /// Abandons all reads.
+    pub(crate) fn forget(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.number = 0);
+    }
+
+    /// Enqueues copies of outputs of a plan's latest run.
+    pub(crate) fn start(
+        &mut self,
+        plan: &PreparedPlan,
+        outputs: &[&str],
+        lanes: &mut [Lane],
+    ) -> Result<PendingRead, RuntimeError> {
+        self.count += 1;
+        let number = self.count;
+        let slot = self.slot(number)?;
+        (slot.number, slot.used) = (0, 0);
+        slot.done.iter_mut().for_each(|(_, _, waits)| *waits = false);
+        for name in outputs {
+            let place = plan.result(TensorRef::Name(name))?;
+            let Some(lane) = lanes.get_mut(place.backend) else { return Err(RuntimeError::ForeignPlan) };
+            slot.enqueue(lane, place, plan.inputs.bank)?;
+        }
+        for (backend, event, _) in slot.done.iter().filter(|(_, _, waits)| *waits) {
+            let Some(lane) = lanes.get_mut(*backend) else { continue };
+            lane.compute.record(&**event).map_err(RuntimeError::device)?;
+        }
+        slot.number = number;
+        Ok(PendingRead { number })
+    }
+
+    /// Waits for a read, and copies the bytes of its outputs, one after the other.
+    pub(crate) fn finish(&mut self, read: &PendingRead, into: &mut [u8]) -> Result<(), RuntimeError> {
+        let slot = self.slot(read.number)?;
+        if slot.number != read.number {
+            return Err(RuntimeError::Gone { name: "of the pending read".to_owned() });
+        }
+        slot.number = 0;
+        let outputs = slot.outputs.get(..slot.used).unwrap_or_default();
+        let expected = outputs.iter().map(|output| output.bytes).sum();
+        if into.len() != expected {
+            let (name, found) = ("the pending read".to_owned(), into.len());
+            return Err(RuntimeError::WrongSize { name, expected, found });
+        }
+        let mut events = slot.done.iter().filter(|(_, _, waits)| *waits).map(|(_, event, _)| event);
+        let arrived = events.try_for_each(|event| event.wait());
+        let copied = arrived.and_then(|()| {
+            let mut rest = into;
+            for output in outputs {
+                let Some((bytes, others)) = rest.split_at_mut_checked(output.bytes) else { break };
+                output.staging.read(0, bytes)?;
+                rest = others;
+            }
+            Ok(())
+        });
+        copied.map_err(RuntimeError::device)
+    }
+
+    fn slot(&mut self, number: u64) -> Result<&mut ReadSlot, RuntimeError> {
+        let slot = self.slots.get_mut((number % MAX_PENDING as u64) as usize);
+        slot.ok_or_else(|| RuntimeError::internal("a pending read has no slot"))
+    }
+}
+
+impl ReadSlot {
+    /// Enqueues the copy of an output to staging memory, after the run.
+    fn enqueue(&mut self, lane: &mut Lane, place: &OutputPlace, bank: usize) -> Result<(), RuntimeError> {
+        let from = place.region(bank);
+        let fits = |out: &StagedOutput| out.backend == place.backend && out.staging.bytes() >= from.bytes;
+        if !self.outputs.get(self.used).is_some_and(fits) {
+            let staging = lane.backend.staging(from.bytes).map_err(RuntimeError::device)?;
+            self.outputs.truncate(self.used);
+            self.outputs.push(StagedOutput { backend: place.backend, staging, bytes: 0 });
+        }
+        let Some(output) = self.outputs.get_mut(self.used) else {
+            return Err(RuntimeError::internal("an output has no staging memory"));
+        };
+        output.bytes = from.bytes;
+        self.used += 1;
+        let mut copy = || {
+            let to = Region::new(Arc::clone(&output.staging), 0, from.bytes)?;
+            if !lane.compute.copy(from, &to)? {
+                let mut bytes = vec![0; from.bytes];
+                lane.compute.read(from, &mut bytes)?;
+                output.staging.write(0, &bytes)?;
+            }
+            Ok(())
+        };
+        copy().map_err(|error| RuntimeError::device(error).at(|| place.name.clone()))?;
+        if lane.is_asynchronous() {
+            match self.done.iter_mut().find(|(backend, ..)| *backend == place.backend) {
+                Some((_, _, waits)) => *waits = true,
+                None => {
+                    let event = lane.backend.event(false).map_err(RuntimeError::device)?;
+                    self.done.push((place.backend, event, true));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! A plan of a session with its weights, inputs, outputs and programs.
+
+use super::compile::CompiledPlan;
+use super::inputs::Inputs;
+use super::memory::SessionMemory;
+use super::outputs::{OutputPlace, find, outputs};
+use super::tensor_ref::TensorRef;
+use crate::schedule::Plan;
+use crate::weights::{PlanWeights, unset};
+use crate::{Program, RuntimeError};
+
+/// One program for each node, per bank of inputs, in the order of [`Splits::nodes`](crate::Splits::nodes).
+pub(crate) type NodePrograms = Vec<[Box<dyn Program>; 2]>;
+
+/// A plan of a session.
+pub(crate) struct PreparedPlan {
+    pub(crate) plan: Plan,
+    pub(crate) weights: PlanWeights,
+    /// Whether all weights have their bytes.
+    weights_set: bool,
+    pub(crate) inputs: Inputs,
+    pub(crate) outputs: Vec<OutputPlace>,
+    pub(crate) compiled: Option<CompiledPlan>,
+    /// Compiled when the plan is first observed.
+    pub(crate) node_programs: Option<NodePrograms>,
+    pub(crate) results: Results,
+}
+
+/// The results of a plan's latest run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Results {
+    /// The plan was not run.
+    None,
+    /// They are in the arenas, or will be when the run is done.
+    Present,
+    /// Another plan has their memory, or the run failed.
+    Gone,
+}
+
+impl PreparedPlan {
+    pub(crate) fn new(plan: Plan, weights: PlanWeights) -> PreparedPlan {
+        PreparedPlan {
+            plan,
+            weights,
+            weights_set: false,
+            inputs: Inputs::default(),
+            outputs: Vec::new(),
+            compiled: None,
+            node_programs: None,
+            results: Results::None,
+        }
+    }
+
+    /// Compiles the plan for the arenas as they are.
+    pub(crate) fn compile(&mut self, memory: &SessionMemory) -> Result<(), RuntimeError> {
+        let places = memory.places(&self.plan, &self.weights);
+        let outputs = outputs(&places)?;
+        let inputs = Inputs::new(&self.plan, |tensor, backend, bank| {
+            places.place(tensor, backend, bank).map(|place| place.region)
+        });
+        self.compiled = Some(CompiledPlan::new(&places)?);
+        self.outputs = outputs;
+        self.inputs = inputs;
+        self.results = Results::None;
+        Ok(())
+    }
+
+    /// Forgets everything that points into the arenas or to weights.
+    pub(crate) fn forget_places(&mut self) {
+        self.compiled = None;
+        self.node_programs = None;
+        self.outputs.clear();
+        self.inputs = Inputs::default();
+        self.results = Results::None;
+        self.weights_set = false;
+    }
+
+    /// The plan's bytes in the arenas are overwritten: inputs must be set again, and results are gone.
+    pub(crate) fn lose_values(&mut self) {
+        self.inputs.forget();
+        if self.results == Results::Present {
+            self.results = Results::Gone;
+        }
+    }
+
+    /// An error if a weight has no bytes yet.
+    pub(crate) fn check_weights(&mut self) -> Result<(), RuntimeError> {
+        if self.weights_set {
+            return Ok(());
+        }
+        match unset(&self.weights) {
+            Some(id) => Err(RuntimeError::NotSet { what: "weight", name: self.plan.graph().name(id) }),
+            None => {
+                self.weights_set = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// An output by name or id.
+    pub(crate) fn output(&self, output: TensorRef<'_>) -> Result<&OutputPlace, RuntimeError> {
+        find(&self.plan, &self.outputs, output)
+    }
+
+    /// An output of the latest run; an error if there was none, or its results are gone.
+    pub(crate) fn result(&self, output: TensorRef<'_>) -> Result<&OutputPlace, RuntimeError> {
+        let place = self.output(output)?;
+        self.results.check(place).map(|()| place)
+    }
+}
+
+impl Results {
+    /// An error if there are no results to take an output from.
+    pub(crate) fn check(self, output: &OutputPlace) -> Result<(), RuntimeError> {
+        match self {
+            Results::None => Err(RuntimeError::NothingRun),
+            Results::Gone => Err(RuntimeError::Gone { name: output.name.clone() }),
+            Results::Present => Ok(()),
+        }
+    }
+}

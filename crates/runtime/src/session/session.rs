@@ -1,0 +1,514 @@
+//! The session: plans in memory, and the running of them.
+
+use std::sync::Arc;
+
+use quadriga_graph::{Graph, TensorId, TensorKind};
+
+use super::clock::Clock;
+use super::element::{Element, Values};
+use super::execute::Run;
+use super::lane::Lane;
+use super::memory::SessionMemory;
+use super::outputs::find;
+use super::pending_read::{PendingRead, PendingReads};
+use super::plan_cache::{PlanCache, PlanKey};
+use super::prepared::{PreparedPlan, Results};
+use super::tensor_ref::TensorRef;
+use crate::schedule::{IntoGraph, Plan, Scheduler};
+use crate::trace::Detail;
+use crate::weights::Progress;
+use crate::{Event, RuntimeError};
+
+/// Runs plans: owns their memory, compiled splits and queues.
+///
+/// All graphs of one model run in one session: they share one arena per backend, states by name, and weights that have
+/// the same data. Each graph is planned once and found again by the caller's [`PlanKey`] or by the graph itself; the one
+/// used last is the *current* one, which [`set`](Session::set), [`run`](Session::run) and [`read`](Session::read) refer
+/// to. Inputs keep their values, and results can be read, until another graph is given inputs or run.
+///
+/// After an error the session can be used further: inputs must be set again, results are gone, and a state that the
+/// failed run was writing may have some of the new values. If a device is lost, every later call that needs it fails.
+///
+/// ```
+/// use quadriga_graph::{BuildError, DType, Graph, GraphBuilder};
+/// use quadriga_runtime::{Scheduler, Session};
+///
+/// fn sum(rows: usize) -> Result<Graph, BuildError> {
+///     let g = GraphBuilder::new();
+///     let x = g.input("x", DType::F32, [rows, 2]);
+///     g.output("y", x.sum_rows());
+///     g.finish()
+/// }
+///
+/// let mut session = Session::new(&Scheduler::new(quadriga_cpu::Backend::new()?))?;
+/// for rows in [1, 3, 1] {
+///     session.prepare(rows as u64, || sum(rows))?; // built, planned and compiled once for each key
+///     session.run(&[("x", &vec![1.5f32; 2 * rows])])?;
+///     assert_eq!(session.read::<f32>("y")?, vec![3.0; rows]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Session {
+    scheduler: Scheduler,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) memory: SessionMemory,
+    pub(super) plans: PlanCache,
+    /// The plan that was started last, if its run may still be in flight.
+    in_flight: Option<usize>,
+    reads: PendingReads,
+}
+
+impl Plan {
+    /// A session that runs this plan: allocates, loads weights, compiles.
+    pub fn session(&self) -> Result<Session, RuntimeError> {
+        self.session_with(&mut |_| {})
+    }
+
+    /// As [`Plan::session`], with a callback for the progress of loading weights.
+    pub fn session_with(&self, progress: &mut dyn FnMut(Progress)) -> Result<Session, RuntimeError> {
+        let mut session = Session::new(self.scheduler())?;
+        let plan = session.insert(self.clone(), progress)?;
+        session.select(plan)?;
+        Ok(session)
+    }
+}
+
+/// Preparing plans.
+impl Session {
+    /// A session without plans, on the backends of a scheduler. The scheduler's placement rule is used for every graph
+    /// that is [prepared](Session::prepare); its pins, which name tensors of one graph, are not.
+    pub fn new(scheduler: &Scheduler) -> Result<Session, RuntimeError> {
+        let mut lanes = Vec::new();
+        for (backend, asynchronous) in scheduler.backends().iter().zip(scheduler.asynchronous()) {
+            let lane = Lane::new(backend, *asynchronous);
+            lanes.push(lane.map_err(RuntimeError::device)?);
+        }
+        if lanes.is_empty() {
+            return Err(RuntimeError::NoBackends);
+        }
+        Ok(Session {
+            scheduler: scheduler.without_pins(),
+            memory: SessionMemory::new(scheduler),
+            lanes,
+            plans: PlanCache::default(),
+            in_flight: None,
+            reads: PendingReads::default(),
+        })
+    }
+
+    /// Makes the graph with this key the current one. The first time it is built, planned and compiled; afterwards it is
+    /// found by the key: `build` is not called, and nothing is allocated. A key stands for one graph with its weights.
+    pub fn prepare<E: std::fmt::Display>(
+        &mut self,
+        key: impl Into<PlanKey>,
+        build: impl FnOnce() -> Result<Graph, E>,
+    ) -> Result<(), RuntimeError> {
+        self.prepare_with(key, build, &mut |_| {})
+    }
+
+    /// As [`Session::prepare`], with a callback for the progress of loading weights.
+    pub fn prepare_with<E: std::fmt::Display>(
+        &mut self,
+        key: impl Into<PlanKey>,
+        build: impl FnOnce() -> Result<Graph, E>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), RuntimeError> {
+        let key = key.into();
+        let plan = match self.plans.by_key(key) {
+            Some(plan) => plan,
+            None => {
+                let graph = build().map_err(|error| RuntimeError::Build(error.to_string()))?;
+                let plan = self.insert_graph(graph, progress)?;
+                self.plans.set_key(key, plan);
+                plan
+            }
+        };
+        self.select(plan)
+    }
+
+    /// Makes a graph the current one. An equal graph that was used before is found again: one with the same fingerprint,
+    /// and the same bytes of weights and constants. (Graphs whose weights share one [`Data`](quadriga_graph::Data) are
+    /// compared by address, others byte by byte.)
+    pub fn use_graph(&mut self, graph: impl IntoGraph) -> Result<(), RuntimeError> {
+        let plan = self.insert_graph(graph, &mut |_| {})?;
+        self.select(plan)
+    }
+
+    /// Makes a plan the current one. It must come from the session's scheduler, or one with the same backends.
+    pub fn use_plan(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
+        if !plan.scheduler().same_backends(&self.scheduler) {
+            return Err(RuntimeError::ForeignPlan);
+        }
+        let plan = self.insert(plan.clone(), &mut |_| {})?;
+        self.select(plan)
+    }
+
+    /// The current plan.
+    pub fn plan(&self) -> Option<&Plan> {
+        let current = self.plans.current().ok()?;
+        self.plans.get(current).ok().map(|prepared| &prepared.plan)
+    }
+
+    /// Sets the bytes of a weight that its graph has no data for, given as a file would have them.
+    ///
+    /// All graphs of this session share such a weight by name; other sessions are not affected, even of the same plan.
+    /// A weight that has data cannot be set.
+    pub fn set_weight(&mut self, name: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.wait()?;
+        let weights = self.plans.iter().filter_map(|prepared| {
+            let graph = prepared.plan.graph();
+            let id = graph.leaf(name)?;
+            let tensor = graph.get(id).filter(|t| t.kind() == TensorKind::Weight)?;
+            Some((tensor.bytes(), graph.data(id).is_some()))
+        });
+        // Another graph of the session may have data for a weight of this name.
+        let Some((expected, has_data)) = weights.min_by_key(|(_, has_data)| *has_data) else {
+            let name = name.to_owned();
+            return Err(RuntimeError::UnknownName { what: "weight", name, known: Vec::new() });
+        };
+        if has_data {
+            let wanted = "a weight without data";
+            return Err(RuntimeError::WrongKind { name: name.to_owned(), wanted });
+        }
+        if bytes.len() != expected {
+            let (name, found) = (name.to_owned(), bytes.len());
+            return Err(RuntimeError::WrongSize { name, expected, found });
+        }
+        self.memory.weights.set(self.scheduler.backends(), name, bytes)
+    }
+
+    /// Sets every state to zero.
+    pub fn clear_state(&mut self) -> Result<(), RuntimeError> {
+        self.wait()?;
+        self.memory.states.clear()
+    }
+
+    /// The session's memory, for tools that look inside.
+    pub fn memory(&self) -> &SessionMemory {
+        &self.memory
+    }
+
+    fn insert_graph(
+        &mut self,
+        graph: impl IntoGraph,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<usize, RuntimeError> {
+        let graph = graph.into_graph();
+        if let Some(plan) = self.plans.find(&graph) {
+            return Ok(plan);
+        }
+        let states = &self.memory.states;
+        let plan = self.scheduler.plan_with_states(graph, |name| states.get(name).map(|s| s.backend))?;
+        self.insert(plan, progress)
+    }
+
+    fn insert(&mut self, plan: Plan, progress: &mut dyn FnMut(Progress)) -> Result<usize, RuntimeError> {
+        let reads = plan.weight_reads();
+        let loaded = self.memory.weights.load(plan.graph(), plan.backends(), reads, progress)?;
+        if !loaded.replaced.is_empty() {
+            self.wait()?;
+            for prepared in self.plans.iter_mut() {
+                if loaded.replace_in(&mut prepared.weights) {
+                    prepared.forget_places();
+                }
+            }
+        }
+        self.memory.states.add(&plan)?;
+        Ok(self.plans.insert(PreparedPlan::new(plan, loaded.weights)))
+    }
+
+    /// Makes a plan the current one: waits for the run of another plan, and compiles if need be.
+    fn select(&mut self, plan: usize) -> Result<(), RuntimeError> {
+        if self.in_flight.is_some_and(|other| other != plan) {
+            self.wait()?;
+        }
+        self.plans.set_current(plan);
+        self.compile(plan)
+    }
+
+    /// The current plan, compiled.
+    pub(super) fn ready(&mut self) -> Result<usize, RuntimeError> {
+        let current = self.plans.current()?;
+        self.compile(current)?;
+        Ok(current)
+    }
+
+    fn compile(&mut self, plan: usize) -> Result<(), RuntimeError> {
+        let prepared = self.plans.get(plan)?;
+        let generation = self.memory.arenas.generation;
+        if prepared.compiled.as_ref().is_some_and(|compiled| compiled.generation == generation) {
+            return Ok(());
+        }
+        self.wait()?;
+        self.make_room(plan)?;
+        self.plans.get_mut(plan)?.compile(&self.memory)
+    }
+
+    /// Lets the arenas grow so that a plan fits. Where the devices cannot hold the old and the new buffers side by side,
+    /// the old ones are freed first, with all programs that point into them.
+    fn make_room(&mut self, plan: usize) -> Result<(), RuntimeError> {
+        let plan = self.plans.get(plan)?.plan.clone();
+        let arenas = &mut self.memory.arenas;
+        if arenas.fits(&plan) {
+            return Ok(());
+        }
+        let grown = arenas.grow(&plan);
+        let generation = arenas.generation;
+        for prepared in self.plans.iter_mut() {
+            let is_stale = prepared.compiled.as_ref().is_some_and(|c| c.generation != generation);
+            if grown.is_err() || is_stale {
+                prepared.forget_places();
+            }
+        }
+        if grown.is_ok() {
+            return Ok(());
+        }
+        arenas.release();
+        arenas.grow(&plan)
+    }
+}
+
+/// Running the current plan.
+impl Session {
+    /// Sets an input, by name or id. It keeps its value for later runs, as long as no other plan of the session is used
+    /// between. The bytes are copied before this returns.
+    pub fn set<'n, V: Values + ?Sized>(
+        &mut self,
+        input: impl Into<TensorRef<'n>>,
+        values: &V,
+    ) -> Result<(), RuntimeError> {
+        let current = self.ready()?;
+        let prepared = self.plans.get(current)?;
+        let (plan, inputs, bytes) = (&prepared.plan, &prepared.inputs, values.bytes());
+        let index = inputs.find(plan, input.into())?;
+        inputs.check(plan, index, bytes, values.dtype())?;
+        self.plans.occupy(current);
+        self.plans.get_mut(current)?.inputs.set(index, bytes, &mut self.lanes)
+    }
+
+    /// Sets inputs, runs the current plan, and waits for the end.
+    pub fn run(&mut self, inputs: &[(&str, &dyn Values)]) -> Result<(), RuntimeError> {
+        for (name, values) in inputs {
+            self.set(*name, *values)?;
+        }
+        self.start()?;
+        self.wait()
+    }
+
+    /// Starts the current plan. Asynchronous devices go on working when this returns: the inputs of the next run may be
+    /// set meanwhile. Failures on such devices show in [`Session::wait`], or when a result is read.
+    pub fn start(&mut self) -> Result<(), RuntimeError> {
+        let current = self.ready()?;
+        self.plans.get_mut(current)?.check_weights()?;
+        self.issue(current, None).map(|_| ())
+    }
+
+    /// Issues a run; the clock of a run that takes times.
+    pub(super) fn issue(
+        &mut self,
+        current: usize,
+        detail: Option<Detail>,
+    ) -> Result<Option<Clock>, RuntimeError> {
+        let issued = self.try_issue(current, detail);
+        if issued.is_err() {
+            self.recover();
+        }
+        issued
+    }
+
+    fn try_issue(&mut self, current: usize, detail: Option<Detail>) -> Result<Option<Clock>, RuntimeError> {
+        let uploads = self.swap_banks(current)?;
+        let clock = detail.map(|detail| Clock::start(&mut self.lanes, detail)).transpose();
+        let clock = clock.map_err(RuntimeError::device)?;
+        let PreparedPlan { plan, compiled, inputs, results, .. } = self.plans.get_mut(current)?;
+        let compiled = compiled.as_mut().ok_or_else(not_compiled)?;
+        self.in_flight = Some(current);
+        *results = Results::Present;
+        let mut run = Run { plan, compiled, lanes: &mut self.lanes, bank: inputs.bank, uploads, clock };
+        run.issue()?;
+        Ok(run.clock)
+    }
+
+    /// Gives a run the inputs that were set; whether some of them are in the upload queues.
+    pub(super) fn swap_banks(&mut self, current: usize) -> Result<bool, RuntimeError> {
+        self.plans.get(current)?.inputs.check_all_set()?;
+        self.plans.occupy(current);
+        self.plans.get_mut(current)?.inputs.swap_banks(&mut self.lanes)
+    }
+
+    /// Waits until everything that was started is done.
+    pub fn wait(&mut self) -> Result<(), RuntimeError> {
+        let mut first = Ok(());
+        for lane in &mut self.lanes {
+            let done = lane.synchronize();
+            first = first.and(done.map_err(RuntimeError::device));
+        }
+        let first = first.map_err(|error| self.locate(error));
+        if first.is_err() {
+            self.recover();
+        }
+        self.in_flight = None;
+        first
+    }
+
+    /// Whether everything that was started is done, so that [`Session::wait`] and reading a result return at once. A
+    /// failure on a device shows here, too.
+    pub fn is_done(&mut self) -> Result<bool, RuntimeError> {
+        let Some(prepared) = self.in_flight.and_then(|plan| self.plans.get(plan).ok()) else {
+            return Ok(true);
+        };
+        let Some(compiled) = &prepared.compiled else { return Ok(true) };
+        let copies = compiled.copies.iter().map(|copy| &copy.done);
+        for event in compiled.done.iter().chain(copies).flatten() {
+            match event.is_done() {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                // Waiting finds out what failed, and recovers.
+                Err(_) => return self.wait().map(|()| true),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads an output of the latest run, by name or id; waits for it.
+    pub fn read<'n, T: Element>(&mut self, output: impl Into<TensorRef<'n>>) -> Result<Vec<T>, RuntimeError> {
+        let output = output.into();
+        let bytes = self.plans.get(self.plans.current()?)?.output(output)?.region(0).bytes;
+        let mut values = vec![T::default(); bytes / size_of::<T>().max(1)];
+        self.read_into(output, &mut values)?;
+        Ok(values)
+    }
+
+    /// Reads an output of the latest run into memory of the caller, which must have its size; waits for it.
+    pub fn read_into<'n, T: Element>(
+        &mut self,
+        output: impl Into<TensorRef<'n>>,
+        into: &mut [T],
+    ) -> Result<(), RuntimeError> {
+        let into: &mut [u8] = bytemuck::cast_slice_mut(into);
+        let prepared = self.plans.get(self.plans.current()?)?;
+        let place = prepared.output(output.into())?;
+        match prepared.results {
+            Results::None => return Err(RuntimeError::NothingRun),
+            Results::Gone if !place.lasting => {
+                return Err(RuntimeError::Gone { name: place.name.clone() });
+            }
+            _ => {}
+        }
+        place.check_type(T::DTYPE)?;
+        let region = place.region(prepared.inputs.bank);
+        if into.len() != region.bytes {
+            let (name, expected, found) = (place.name.clone(), region.bytes, into.len());
+            return Err(RuntimeError::WrongSize { name, expected, found });
+        }
+        let Some(lane) = self.lanes.get_mut(place.backend) else { return Err(RuntimeError::ForeignPlan) };
+        let read = lane.compute.read(region, into);
+        let read = read.map_err(|error| RuntimeError::device(error).at(|| place.name.clone()));
+        read.map_err(|error| self.fail(error))
+    }
+}
+
+/// Overlapping runs: the next run starts before the results of the latest one are at the host. Useful where
+/// [`Plan::is_asynchronous`].
+impl Session {
+    /// Makes an output of the latest run an input of the next one, without waiting for it: the bytes stay on their
+    /// device. `false`, and nothing has happened, if the two are not on one device.
+    pub fn chain<'o, 'i>(
+        &mut self,
+        output: impl Into<TensorRef<'o>>,
+        input: impl Into<TensorRef<'i>>,
+    ) -> Result<bool, RuntimeError> {
+        let current = self.plans.current()?;
+        let PreparedPlan { plan, inputs, outputs, results, .. } = self.plans.get_mut(current)?;
+        let output = find(plan, outputs, output.into())?;
+        let input = inputs.find(plan, input.into())?;
+        results.check(output)?;
+        inputs.chain(plan, input, output, &mut self.lanes)
+    }
+
+    /// Starts to read outputs of the latest run, without waiting: they are copied to the host when the run is done, and
+    /// runs that are started meanwhile do not change them. [`Session::finish_read`] waits for the bytes. Two reads may be
+    /// pending; a third takes the place of the first.
+    pub fn read_async(&mut self, outputs: &[&str]) -> Result<PendingRead, RuntimeError> {
+        let prepared = self.plans.get(self.plans.current()?)?;
+        let started = self.reads.start(prepared, outputs, &mut self.lanes);
+        if matches!(started, Err(RuntimeError::Device { .. })) {
+            self.recover();
+        }
+        started
+    }
+
+    /// Waits for outputs that are being read, and copies their bytes, one output after the other, into `into`.
+    pub fn finish_read(&mut self, read: PendingRead, into: &mut [u8]) -> Result<(), RuntimeError> {
+        let finished = self.reads.finish(&read, into);
+        match finished {
+            Err(error @ RuntimeError::Device { .. }) => Err(self.fail(error)),
+            finished => finished,
+        }
+    }
+}
+
+/// Failures.
+impl Session {
+    /// Recovers from a device's failure; the error with the split in which it happened.
+    fn fail(&mut self, error: RuntimeError) -> RuntimeError {
+        let error = self.locate(error);
+        self.recover();
+        error
+    }
+
+    /// Adds to an error the split in which a device failed: the first of its lane that is not done.
+    fn locate(&self, error: RuntimeError) -> RuntimeError {
+        let RuntimeError::Device { backend: name, .. } = &error else { return error };
+        let Some(prepared) = self.in_flight.and_then(|plan| self.plans.get(plan).ok()) else { return error };
+        let Some(compiled) = &prepared.compiled else { return error };
+        let (graph, splits) = (prepared.plan.graph(), prepared.plan.splits());
+        let lane = self.lanes.iter().position(|lane| lane.backend.name() == name).unwrap_or(usize::MAX);
+        let failed = |event: &Option<Arc<dyn Event>>| event.as_ref().is_some_and(|e| e.is_done().is_err());
+        let name_of = |split: usize| {
+            let first = splits.nodes_of(split).first();
+            first.map_or_else(String::new, |node| graph.node_name(*node))
+        };
+        for (copy, regions) in splits.copies.iter().zip(&compiled.copies) {
+            if (copy.from == lane || copy.to == lane) && failed(&regions.done) {
+                return error.in_split(copy.reader, || graph.name(TensorId::from_index(copy.tensor)));
+            }
+        }
+        let mut of_lane = splits.lanes.get(lane).into_iter().flatten().map(|split| *split as usize);
+        let failed = of_lane.clone().find(|split| compiled.done.get(*split).is_some_and(failed));
+        match failed.or_else(|| of_lane.next()) {
+            Some(split) => error.in_split(split, || name_of(split)),
+            None => error,
+        }
+    }
+
+    /// After a failure: waits for everything in flight, and forgets inputs that may not have arrived, and results.
+    pub(super) fn recover(&mut self) {
+        for lane in &mut self.lanes {
+            // The run is given up: later failures of its work are ignored.
+            let _ = lane.synchronize();
+        }
+        self.in_flight = None;
+        self.reads.forget();
+        for prepared in self.plans.iter_mut() {
+            prepared.lose_values();
+            if let Some(compiled) = &mut prepared.compiled {
+                compiled.reset_copies();
+            }
+        }
+    }
+}
+
+#[track_caller]
+pub(super) fn not_compiled() -> RuntimeError {
+    RuntimeError::internal("the current plan is not compiled")
+}
+
+impl Drop for Session {
+    /// Waits for work that is in flight.
+    fn drop(&mut self) {
+        for lane in &mut self.lanes {
+            let _ = lane.synchronize();
+        }
+    }
+}
