@@ -4,8 +4,6 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-use std::sync::Arc;
-
 use quadriga_conformance::Rng;
 use quadriga_cpu::Backend;
 use quadriga_graph::{DType, Gate, Graph, GraphBuilder, Op, Shape, Unary, Value};
@@ -13,7 +11,7 @@ use quadriga_runtime::{Scheduler, Session};
 
 fn session(graph: &Graph, threads: usize, fuse: bool) -> Session {
     let backend = Backend::builder().threads(threads).fuse(fuse).build().unwrap();
-    Scheduler::new([Arc::new(backend) as _]).plan(graph).unwrap().session().unwrap()
+    Scheduler::new(backend).plan(graph).unwrap().session().unwrap()
 }
 
 /// Runs a graph of the input `x` and the output `y` on fused and unfused sessions.

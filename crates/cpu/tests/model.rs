@@ -154,7 +154,7 @@ fn joining_changes_no_bit_where_tensors_share_memory() {
         for isa in Isa::available() {
             let run = |threads, fuse| -> Vec<u32> {
                 let backend = Backend::builder().isa(isa).threads(threads).fuse(fuse).build().unwrap();
-                let scheduler = Scheduler::new([std::sync::Arc::new(backend) as _]);
+                let scheduler = Scheduler::new(backend);
                 let mut session = scheduler.plan(&graph).unwrap().session().unwrap();
                 for first in 0..3 {
                     let inputs = inputs(tokens, first * tokens);
@@ -185,7 +185,7 @@ fn a_weight_that_a_later_graph_reads_otherwise_is_arranged_anew_for_both() {
     };
     let x: Vec<f32> = (0..4 * 64).map(|i| (i % 7) as f32 - 3.0).collect();
     let backend = Backend::builder().threads(2).build().unwrap();
-    let mut session = Session::new(&Scheduler::new([std::sync::Arc::new(backend) as _])).unwrap();
+    let mut session = Session::new(&Scheduler::new(backend)).unwrap();
     let mut run = |key: u64, viewed| {
         session.prepare(key, || graph(viewed)).unwrap();
         session.run(&[("x", &x)]).unwrap();

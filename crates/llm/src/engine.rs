@@ -6,7 +6,7 @@ mod sequences;
 use std::time::Instant;
 
 use quadriga_graph::DType;
-use quadriga_runtime::{Detail, Key, Plan, Progress, Scheduler, Session, Trace};
+use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trace};
 
 use self::run_ahead::Decode;
 use self::sequences::Sequences;
@@ -373,7 +373,7 @@ impl Engine {
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let GraphShape { tokens, rows, visible_slots, argmax, .. } = shape;
-        let key = Key([tokens as u64, rows as u64, visible_slots as u64, u64::from(argmax)]);
+        let key = PlanKey([tokens as u64, rows as u64, visible_slots as u64, u64::from(argmax)]);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
@@ -431,7 +431,7 @@ impl Engine {
             }
             Some((detail, observer)) => {
                 let started = Instant::now();
-                let trace = self.session.trace(*detail)?;
+                let trace = self.session.debug().trace(*detail)?;
                 let visible = total as f64 / (batch.len() * shape.visible_slots).max(1) as f64;
                 if let Some(plan) = self.session.plan() {
                     observer(&Batch { plan, trace: &trace, started, tokens: batch, position, visible });

@@ -177,7 +177,7 @@ fn chain(nodes: usize, run: usize, count: usize) -> (Arc<Graph>, Scheduler) {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [4]);
     let backends = (0..count).map(|i| Sim::new(&format!("d{i}")).without_computing().build());
-    let mut scheduler = Scheduler::new(backends);
+    let mut scheduler = Scheduler::new(backends.collect::<Vec<_>>());
     let mut y = x;
     for node in 0..nodes {
         y = y.add(x);

@@ -1,8 +1,8 @@
-//! What a device must offer: memory, transfers, ordering, and the running of compiled splits.
+//! The interface of a device: memory, transfers, events, and compiled splits.
 //!
-//! A [`Backend`] owns memory and makes [`Queue`]s. Work given to one queue happens in order; work on different
-//! queues is ordered only by [`Event`]s. A backend whose [`Device::asynchronous`] is false does the work before the
-//! call returns. Nothing outside a backend touches its memory, except through these traits.
+//! A [`Backend`] owns memory and makes [`Queue`]s. The commands of one queue run in order; those of different queues are
+//! ordered only by [`Event`]s. A backend whose [`Device::asynchronous`] is false does the work before the call returns.
+//! Nothing outside a backend accesses its memory, except through these traits.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -13,7 +13,7 @@ use quadriga_graph::{Data, Graph, NodeId, Op, Tensor, TensorId};
 
 use crate::BackendError;
 
-/// What memory is used for. A backend may place each kind differently.
+/// What memory is used for. A backend may allocate each kind differently.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Usage {
     /// Parameters: written once, then only read.
@@ -22,37 +22,37 @@ pub enum Usage {
     State,
     /// Inputs, results and copies of one run.
     Compute,
-    /// Host memory that transfers pass through.
+    /// Host memory that transfers go through.
     Staging,
 }
 
-/// What sort of processor a device is.
+/// The kind of processor that a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DeviceKind {
-    /// The host's own processor.
+    /// The host's processor.
     Cpu,
     /// A graphics processor.
     Gpu,
-    /// A device that exists only in software.
+    /// A device that is simulated in software.
     Simulated,
 }
 
 /// Facts about a device.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// What the maker calls it.
+    /// The vendor's name for it.
     pub description: String,
-    /// Its sort.
+    /// Its kind.
     pub kind: DeviceKind,
-    /// Whether queues return before the work is done.
+    /// Whether queues return before their work is done.
     pub asynchronous: bool,
     /// All of its memory in bytes, if known.
     pub total_bytes: Option<u64>,
-    /// What is free of it now, if known.
+    /// Free bytes of it now, if known.
     pub free_bytes: Option<u64>,
 }
 
-/// How a backend's memory is laid out.
+/// The properties of a backend's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryFacts {
     /// Every tensor starts at a multiple of this; a power of two.
@@ -77,15 +77,15 @@ pub trait Buffer: Any + Send + Sync {
     /// Whether the host can address it.
     fn is_host(&self) -> bool;
 
-    /// Copies bytes out, and returns when they are there. It does not wait for queues: the caller has seen to it
-    /// that what writes these bytes is done.
+    /// Copies bytes out, and returns when they are copied. It does not wait for queues: the caller makes sure that the
+    /// commands that write these bytes are done.
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError>;
 
-    /// Copies bytes in, and returns when they are there. The caller has seen to it that nothing uses them.
+    /// Copies bytes in, and returns when they are copied. The caller makes sure that no command in flight uses them.
     fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError>;
 
-    /// Where its bytes are, of memory that the host owns and any device may be given access to. Whoever uses the
-    /// address keeps the buffer, and orders its accesses with events as queues do.
+    /// The address of host memory that any device may be given access to. A user of the address keeps the buffer alive,
+    /// and orders accesses with events as queues do.
     fn host_address(&self) -> Option<*mut u8> {
         None
     }
@@ -93,7 +93,7 @@ pub trait Buffer: Any + Send + Sync {
     /// Sets bytes to zero.
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError>;
 
-    /// The concrete type, for the backend that made it.
+    /// The concrete type, for the backend that it belongs to.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -115,7 +115,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// A part of a buffer, or the error that names what does not fit.
+    /// A part of a buffer, or an error if the buffer is too small.
     pub fn new(buffer: Arc<dyn Buffer>, offset: usize, bytes: usize) -> Result<Region, BackendError> {
         check_range(&*buffer, offset, bytes)?;
         Ok(Region { buffer, offset, bytes })
@@ -135,8 +135,8 @@ impl Region {
     }
 }
 
-/// An error unless `offset..offset + bytes` lies inside the buffer. Every implementation of [`Buffer`] starts its
-/// reads and writes with it.
+/// An error unless `offset..offset + bytes` is inside the buffer. Every implementation of [`Buffer`] starts its reads and
+/// writes with it.
 pub fn check_range(buffer: &dyn Buffer, offset: usize, bytes: usize) -> Result<(), BackendError> {
     if offset.checked_add(bytes).is_none_or(|end| end > buffer.bytes()) {
         return Err(BackendError::OutOfBounds {
@@ -149,78 +149,78 @@ pub fn check_range(buffer: &dyn Buffer, offset: usize, bytes: usize) -> Result<(
     Ok(())
 }
 
-/// How the bytes of a tensor are arranged in memory.
+/// The layout of a tensor's bytes in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Layout {
-    /// As its type, shape and strides say.
+    /// Given by its type, shape and strides.
     #[default]
     Plain,
-    /// A weight rearranged by its backend; the number means something to that backend alone.
+    /// A weight in a layout of its backend, which the number identifies to that backend alone.
     Packed(u32),
 }
 
-/// How a backend wants to hold a weight.
+/// The layout in which a backend holds a weight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WeightLayout {
-    /// The arrangement.
+    /// The layout.
     pub layout: Layout,
     /// Bytes to allocate for it.
     pub bytes: usize,
-    /// Whether the bytes of the file can be used where they are, when the backend can map them. Plain layout only.
+    /// Whether the backend may read the bytes in the file map, if it can map them. Plain layout only.
     pub mappable: bool,
 }
 
-/// Where a tensor lies, as a split that uses it sees it.
+/// Where a split finds a tensor.
 #[derive(Clone, Debug)]
 pub struct TensorPlace {
     /// The tensor's own bytes: a view's region starts at the view's first byte. For a packed weight, all of its
     /// packed bytes.
     pub region: Region,
-    /// Their arrangement.
+    /// Their layout.
     pub layout: Layout,
 }
 
-/// What a backend compiles: some nodes of a graph, in order, and where every tensor they touch lies.
+/// What a backend compiles: some nodes of a graph, in order, and the places of their inputs and outputs.
 pub struct SplitSource<'a> {
     /// The graph.
     pub graph: &'a Graph,
     /// The nodes, in execution order; views among them compute nothing.
     pub nodes: &'a [NodeId],
-    /// Where a tensor lies: every input and output of the nodes has a place on this backend.
+    /// The place of a tensor: every input and output of the nodes has one on this backend.
     pub place: &'a dyn Fn(TensorId) -> Option<TensorPlace>,
-    /// Whether a result is read after the split, and so must be in memory when it ends. A backend that fuses nodes
-    /// may leave the others unwritten.
+    /// Whether a result is read after the split, and so must be in memory when it ends. A backend that fuses nodes need
+    /// not write the others.
     ///
-    /// Memory is shared on the assumption that nodes run in the given order: a result may lie where a tensor lay
-    /// whose last reader came before it. A backend that fuses nodes must check that no fused result overlaps what
-    /// the fused nodes still read, other than exactly in place.
+    /// Memory is shared on the assumption that nodes run in the given order: a result may have the memory of a tensor
+    /// whose last reader comes before it. A backend that fuses nodes must check that no fused result overlaps an input of
+    /// the fused nodes, other than exactly in place.
     pub kept: &'a dyn Fn(TensorId) -> bool,
-    /// Working memory, at least as much as [`Backend::scratch_bytes`] says; none where that is nothing. It is the
-    /// program's own while it runs.
+    /// Scratch memory of at least [`Backend::scratch_bytes`]; `None` if that is 0. No other program uses it while this
+    /// one runs.
     pub scratch: Option<Region>,
 }
 
-/// A compiled split, to be run any number of times.
+/// A compiled split, which can be run any number of times.
 pub trait Program: Send {
-    /// Memory it holds beyond the tensors' own and what it was given to work in.
+    /// Memory it holds beyond the tensors' own and the scratch memory it was given.
     fn scratch_bytes(&self) -> usize {
         0
     }
 
-    /// The times of the steps of the latest run that was [timed](Queue::run_timed) and is done, in order. Nothing,
-    /// where the backend takes no such times.
+    /// The times of the steps of the latest [timed](Queue::run_timed) run, in order, once it is done. Empty if the backend
+    /// takes no such times.
     fn step_times(&self) -> Vec<StepTime> {
         Vec::new()
     }
 
-    /// The concrete type, for the backend that made it.
+    /// The concrete type, for the backend that it belongs to.
     fn as_any(&mut self) -> &mut dyn Any;
 }
 
 /// How long one step of a program took.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepTime {
-    /// The nodes that it computed, as one; a node of several steps is named in the last. None, where it only prepares.
+    /// The nodes that it computed, fused; a node of several steps is listed with the last. Empty if it only prepares.
     pub nodes: Vec<NodeId>,
     /// Seconds from the start of the program.
     pub start: f64,
@@ -228,8 +228,7 @@ pub struct StepTime {
     pub seconds: f64,
 }
 
-/// A point in a queue's work that other queues, and the host, can wait for. Before it was first recorded it counts
-/// as passed.
+/// A point in a queue that other queues, and the host, can wait for. Before it is first recorded it counts as done.
 pub trait Event: Send + Sync {
     /// Whether the work before it is done; an error if that work failed.
     fn is_done(&self) -> Result<bool, BackendError>;
@@ -240,16 +239,16 @@ pub trait Event: Send + Sync {
     /// Seconds from `earlier` to this one, if both were made with timing by the same backend and are done.
     fn seconds_since(&self, earlier: &dyn Event) -> Option<f64>;
 
-    /// The concrete type, for the backend that made it.
+    /// The concrete type, for the backend that it belongs to.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A list of commands that a backend carries out in order. None of the methods allocates in the steady state.
+/// A queue of commands that a backend executes in order. No method allocates in the steady state.
 pub trait Queue: Send {
-    /// Copies host bytes into a region; they are taken before the call returns.
+    /// Copies host bytes into a region; the caller may reuse them when the call returns.
     fn write(&mut self, to: &Region, bytes: &[u8]) -> Result<(), BackendError>;
 
-    /// Copies a region into host bytes, after all earlier work of this queue, and returns when they are there.
+    /// Copies a region into host bytes, after all earlier commands of this queue, and returns when they are copied.
     fn read(&mut self, from: &Region, into: &mut [u8]) -> Result<(), BackendError>;
 
     /// Copies one region to another of equal size, if this backend can reach both: its own memory always, host
@@ -259,19 +258,19 @@ pub trait Queue: Send {
     /// Runs a program that this backend compiled.
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError>;
 
-    /// As [`Queue::run`], and takes the time of each step for [`Program::step_times`]. A backend that cannot just runs.
+    /// As [`Queue::run`], and takes the time of each step for [`Program::step_times`], if the backend can.
     fn run_timed(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
         self.run(program)
     }
 
-    /// Marks this point of the queue; `event` was made by the same backend.
+    /// Records this point of the queue in an event of the same backend.
     fn record(&mut self, event: &dyn Event) -> Result<(), BackendError>;
 
-    /// Lets later work of this queue wait for an event of any backend. (An event of another backend may make the
-    /// host wait, where the devices cannot do it among themselves.)
+    /// Lets later commands of this queue wait for an event of any backend. (The host may have to wait for an event of
+    /// another backend, where the devices cannot do it among themselves.)
     fn wait(&mut self, event: &dyn Event) -> Result<(), BackendError>;
 
-    /// Waits until everything given to this queue is done; an error if some of it failed.
+    /// Waits until all commands of this queue are done; an error if one of them failed.
     fn synchronize(&mut self) -> Result<(), BackendError>;
 }
 
@@ -285,15 +284,33 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A device that owns memory and runs graphs.
+/// A device that owns memory and runs compiled parts of graphs.
+///
+/// `quadriga_sim` is the smallest complete implementation; `quadriga_cpu` is a synchronous one that reads weights in the
+/// file map, `quadriga_cuda` an asynchronous one with streams, events and pinned memory. An implementation is tested with
+/// the cases of `quadriga_conformance`.
+///
+/// ```
+/// use quadriga_graph::{DType, GraphBuilder};
+/// use quadriga_runtime::Backend;
+///
+/// let g = GraphBuilder::new();
+/// g.output("y", g.input("x", DType::F32, [8]).silu());
+/// let graph = g.finish()?;
+///
+/// let cpu = quadriga_cpu::Backend::new()?;
+/// assert_eq!(cpu.name(), "cpu");
+/// assert!(graph.node_ids().all(|node| cpu.supports(&graph, node).is_ok()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Backend: Send + Sync {
-    /// What the device is called in messages, plans and on the command line: `cpu`, `cuda:0`.
+    /// The device's name in messages and plans: `cpu`, `cuda:0`.
     fn name(&self) -> &str;
 
-    /// Facts about the device, as they are now.
+    /// Facts about the device at this moment.
     fn device(&self) -> Device;
 
-    /// How its memory is laid out.
+    /// The properties of its memory.
     fn memory(&self) -> MemoryFacts;
 
     /// Bytes to allocate for a tensor's storage: at least its own.
@@ -311,32 +328,32 @@ pub trait Backend: Send + Sync {
         Ok(buffer)
     }
 
-    /// Host memory for transfers to and from this device; pinned, where that means something.
+    /// Host memory for transfers to and from this device; pinned, where there is such memory.
     fn staging(&self, bytes: usize) -> Result<Arc<dyn Buffer>, BackendError>;
 
-    /// A read-only buffer over bytes that live elsewhere, such as a file map: nothing is copied and nothing freed.
-    /// `None` if this backend cannot use such memory.
+    /// A read-only buffer over bytes with another owner, such as a file map: nothing is copied and nothing freed. `None`
+    /// if this backend cannot use such memory.
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
         let _ = data;
         None
     }
 
-    /// Sees to it that this device reaches another backend's host memory directly in transfers, as long as the result
-    /// is kept: by locking its pages, for instance. `None` where there is nothing to be done.
+    /// Lets this device access another backend's host memory directly in transfers for as long as the result is kept, for
+    /// instance by locking its pages. `None` where there is nothing to do.
     fn lock(&self, buffer: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
         let _ = buffer;
         None
     }
 
-    /// How this backend wants to hold a weight that is used like this: each operation with the number of the input
-    /// that the weight is. Whatever it answers, it computes every operation that it supports from that layout;
-    /// a weight that is looked at through views must stay plain.
+    /// The layout in which this backend holds a weight with these uses: each operation with the number of the input that
+    /// the weight is. The backend computes every operation that it supports from any layout that it returns. Weights
+    /// that are read through views are always plain, and not asked about.
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
         let _ = uses;
         WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: true }
     }
 
-    /// Puts a weight's bytes, given as the file has them, into place in the layout that was asked for.
+    /// Writes a weight's bytes, given as the file has them, to a region in one of the backend's layouts.
     fn load_weight(
         &self,
         weight: &Tensor,
@@ -348,34 +365,34 @@ pub trait Backend: Send + Sync {
         to.buffer.write(to.offset, data)
     }
 
-    /// Told of each tensor once it has memory, before anything is written there. Never called while measuring.
+    /// Called for each tensor when it has been given memory, before anything is written there.
     fn placed(&self, tensor: &Tensor, region: &Region) -> Result<(), BackendError> {
         let _ = (tensor, region);
         Ok(())
     }
 
-    /// Told of each tensor before its memory is released. Never called while measuring.
+    /// Called for each tensor before its memory is released.
     fn released(&self, tensor: &Tensor, region: &Region) {
         let _ = (tensor, region);
     }
 
-    /// How much memory a program of these nodes needs to work in, beside the tensors. It is given to the program in
-    /// [`SplitSource::scratch`], and lies in the arena while the split runs: a plan's bytes hold it.
+    /// The scratch memory that a program of these nodes needs. The program gets it as [`SplitSource::scratch`]; it is in
+    /// the arena while the split runs, and counted in a plan's bytes.
     fn scratch_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
         let _ = (graph, nodes);
         0
     }
 
-    /// Whether it computes a node, and if not, why.
+    /// Whether it computes a node; if not, the reason.
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal>;
 
-    /// Prepares nodes to be run many times.
+    /// Compiles nodes into a program that can be run many times.
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError>;
 
     /// A new queue.
     fn queue(&self) -> Result<Box<dyn Queue>, BackendError>;
 
-    /// A new event, which counts as passed.
+    /// A new event, which counts as done. Only events with `timing` have times.
     fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError>;
 }
 
@@ -385,7 +402,7 @@ impl fmt::Debug for dyn Backend {
     }
 }
 
-/// Compiles, runs and waits for nodes once, with no session around them.
+/// Compiles and runs nodes once and waits for them, without a session.
 pub fn compute_once(backend: &dyn Backend, split: &SplitSource<'_>) -> Result<(), BackendError> {
     let mut program = backend.compile(split)?;
     let mut queue = backend.queue()?;

@@ -1,17 +1,17 @@
-//! What can go wrong on a device.
+//! Failures of devices.
 
 use thiserror::Error;
 
-/// A failure of a backend. What worked before still works, unless the device is [lost](BackendError::Lost).
+/// A failure of a backend. The backend can be used further, unless the device is [lost](BackendError::Lost).
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// Memory could not be had.
-    #[error("{backend}: {wanted} bytes of memory are wanted{}", free_text(.free))]
+    /// An allocation failed.
+    #[error("{backend}: cannot allocate {wanted} bytes{}", free_text(.free))]
     OutOfMemory {
         /// The backend's name.
         backend: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u64,
         /// Bytes free, if known.
         free: Option<u64>,
@@ -23,7 +23,7 @@ pub enum BackendError {
         backend: String,
         /// The first byte.
         offset: usize,
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
         /// The buffer's size.
         size: usize,
@@ -38,12 +38,12 @@ pub enum BackendError {
         /// Bytes of the target.
         to: usize,
     },
-    /// Something of another backend was handed in: a buffer, an event, a program.
-    #[error("{backend}: the {what} was not made by this backend")]
+    /// A buffer, event or program of another backend was passed in.
+    #[error("{backend}: the {what} belongs to another backend")]
     Foreign {
         /// The backend's name.
         backend: String,
-        /// What it was.
+        /// The kind of object.
         what: &'static str,
     },
     /// A node cannot be computed here.
@@ -56,32 +56,32 @@ pub enum BackendError {
         /// Why.
         reason: String,
     },
-    /// A node met data it cannot work with, such as a row index out of range.
+    /// A node's input has values that it cannot compute with, such as a row index out of range.
     #[error("{backend}: {node}: {reason}")]
     Node {
         /// The backend's name.
         backend: String,
         /// The node's name.
         node: String,
-        /// What was wrong.
+        /// Which values.
         reason: String,
     },
-    /// An operation of the device failed; it can be tried again.
+    /// An operation of the device failed; it may be retried.
     #[error("{backend}: {what} failed: {reason}")]
     Failed {
         /// The backend's name.
         backend: String,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the device said.
+        /// The device's message.
         reason: String,
     },
-    /// The device is gone; everything on it is lost, and nothing more will work there.
+    /// The device is lost with everything on it; every later call fails.
     #[error("{backend}: the device is lost: {reason}")]
     Lost {
         /// The backend's name.
         backend: String,
-        /// What the device said.
+        /// The device's message.
         reason: String,
     },
 }
@@ -103,5 +103,5 @@ impl BackendError {
 }
 
 fn free_text(free: &Option<u64>) -> String {
-    free.map_or_else(String::new, |free| format!(", {free} are free"))
+    free.map_or_else(String::new, |free| format!(", {free} bytes are free"))
 }

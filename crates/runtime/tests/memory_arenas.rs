@@ -117,10 +117,10 @@ fn g8_a_session_plans_and_allocates_in_one_call_and_allocates_what_is_forecast()
         session.use_graph(transformer::of_nodes_small(100)).unwrap();
         let plan = session.plan().unwrap();
         let forecast = plan.memory().forecast(plan.graph());
-        let arena: u64 = session.arena(0).iter().map(|chunk| chunk.bytes() as u64).sum();
+        let arena: u64 = session.memory().arena(0).iter().map(|chunk| chunk.bytes() as u64).sum();
         assert_eq!(arena, forecast.backends[0].plan.arena_bytes());
-        assert_eq!(session.arena(0).len(), forecast.backends[0].plan.chunks.len());
-        assert_eq!(session.arena(0).len() > 1, max.is_some());
+        assert_eq!(session.memory().arena(0).len(), forecast.backends[0].plan.chunks.len());
+        assert_eq!(session.memory().arena(0).len() > 1, max.is_some());
         assert_eq!(heap.counts().live, plan.bytes()[0].total());
         assert!(!forecast.backends[0].live.is_empty());
         assert!(!forecast.to_string().is_empty());
@@ -135,9 +135,9 @@ fn x8_x9_graphs_of_any_size_follow_each_other_in_one_arena() {
     let scheduler = scheduler(&heap);
     let mut session = Session::new(&scheduler).unwrap();
     session.prepare(1000, || chain(1000)).unwrap();
-    let held = session.bytes(0);
+    let held = session.memory().bytes(0);
     session.prepare(10, || chain(10)).unwrap();
-    assert_eq!(session.bytes(0), held, "a smaller plan takes no new memory");
+    assert_eq!(session.memory().bytes(0), held, "a smaller plan takes no new memory");
     // After a larger graph a smaller one is planned as if it were the first.
     let alone = scheduler.plan(chain(10).unwrap()).unwrap();
     assert_eq!(session.plan().unwrap().memory(), alone.memory());
@@ -145,7 +145,7 @@ fn x8_x9_graphs_of_any_size_follow_each_other_in_one_arena() {
     session.prepare(10, || -> Result<Graph, BuildError> { panic!("the plan is kept") }).unwrap();
     assert_eq!(heap.counts().allocations, allocations);
     session.prepare(2000, || chain(2000)).unwrap();
-    assert_eq!(session.bytes(0), session.plan().unwrap().memory().arena_bytes(0));
+    assert_eq!(session.memory().bytes(0), session.plan().unwrap().memory().arena_bytes(0));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A decode loop in its steady state allocates nothing and asks no backend anything.
+//! In the steady state, runs allocate nothing on the host and nothing on devices, and compile nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 #![allow(unsafe_code, reason = "a global allocator that counts")]
 
@@ -7,26 +7,26 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use quadriga_graph::{BuildError, DType, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, Scheduler, Session};
+use quadriga_runtime::{Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts what this thread allocates; devices work on threads of their own.
+/// Counts the allocations of this thread; devices work on threads of their own.
 struct Counting;
 
-// SAFETY: every call is passed on to the system's allocator unchanged.
+// SAFETY: every call is forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are forwarded.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are forwarded.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -49,14 +49,13 @@ fn build(bucket: usize) -> Result<Graph, BuildError> {
 }
 
 #[test]
-fn the_steady_state_of_a_decode_loop_allocates_nothing_and_asks_nothing() {
+fn a_decode_loop_allocates_and_compiles_nothing_in_the_steady_state() {
     let sims = [
         Sim::new("a").device(),
         Sim::new("b").without_peers().device(),
         Sim::new("cpu").synchronous().host().without_computing().device(),
     ];
-    let backends = sims.clone().map(|sim| sim as Arc<dyn Backend>);
-    let scheduler = Scheduler::new(backends).place(|name| {
+    let scheduler = Scheduler::new(sims.clone()).place(|name| {
         let (_, block) = name.split_once('.')?;
         Some(block.parse::<usize>().ok()? % 3)
     });
@@ -73,40 +72,38 @@ fn the_steady_state_of_a_decode_loop_allocates_nothing_and_asks_nothing() {
     for position in 0..130 {
         token(position, &mut out);
     }
-    let asked = sims
-        .each_ref()
-        .map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
+    let counts =
+        sims.each_ref().map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
     let before = COUNT.with(Cell::get);
     for position in 130..330 {
         token(position, &mut out);
     }
     assert_eq!(COUNT.with(Cell::get) - before, 0);
-    let after = sims
-        .each_ref()
-        .map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
-    assert_eq!(asked, after);
+    let after =
+        sims.each_ref().map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
+    assert_eq!(counts, after);
 }
 
 #[test]
-fn runs_that_follow_one_another_on_a_device_allocate_nothing_either() {
+fn overlapping_runs_on_a_device_allocate_nothing_in_the_steady_state() {
     let sim = Sim::new("a").device();
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [1, 16]);
     g.output("y", x.add(x).tanh());
-    let scheduler = Scheduler::new([Arc::clone(&sim) as Arc<dyn Backend>]);
+    let scheduler = Scheduler::new(Arc::clone(&sim));
     let mut session = scheduler.plan(g.finish().unwrap()).unwrap().session().unwrap();
     session.run(&[("x", &[0.5f32; 16])]).unwrap();
     let mut bytes = [0; 64];
     let mut token = |bytes: &mut [u8]| {
-        session.carry("y", "x").unwrap();
-        let fetched = session.fetch(&["y"]).unwrap();
+        session.chain("y", "x").unwrap();
+        let read = session.read_async(&["y"]).unwrap();
         session.start().unwrap();
-        session.receive(fetched, bytes).unwrap();
+        session.finish_read(read, bytes).unwrap();
     };
     (0..50).for_each(|_| token(&mut bytes));
-    let asked = sim.counts().of(FaultPoint::Allocation);
+    let allocations = sim.counts().of(FaultPoint::Allocation);
     let before = COUNT.with(Cell::get);
     (0..100).for_each(|_| token(&mut bytes));
     assert_eq!(COUNT.with(Cell::get) - before, 0);
-    assert_eq!(sim.counts().of(FaultPoint::Allocation), asked);
+    assert_eq!(sim.counts().of(FaultPoint::Allocation), allocations);
 }

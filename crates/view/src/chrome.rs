@@ -100,9 +100,9 @@ fn lane(backend: usize, stream: Stream) -> usize {
         + backend * 4
         + match stream {
             Stream::Compute => 0,
-            Stream::Incoming => 1,
-            Stream::Ahead => 2,
-            Stream::Outgoing => 3,
+            Stream::Upload => 1,
+            Stream::Prefetch => 2,
+            Stream::Download => 3,
         }
 }
 
@@ -129,9 +129,9 @@ impl<W: Write> ChromeTrace<W> {
         for (number, backend) in backends.iter().enumerate() {
             let name = backend.name();
             trace.name(lane(number, Stream::Compute), name)?;
-            trace.name(lane(number, Stream::Incoming), &format!("{name} copies in"))?;
-            trace.name(lane(number, Stream::Ahead), &format!("{name} streamed weights and state in"))?;
-            trace.name(lane(number, Stream::Outgoing), &format!("{name} copies out"))?;
+            trace.name(lane(number, Stream::Upload), &format!("{name} copies in"))?;
+            trace.name(lane(number, Stream::Prefetch), &format!("{name} streamed weights and state in"))?;
+            trace.name(lane(number, Stream::Download), &format!("{name} copies out"))?;
         }
         Ok(trace)
     }

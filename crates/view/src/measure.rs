@@ -88,7 +88,7 @@ fn matmul_seconds(
     let mut best = f64::INFINITY;
     for round in 0..=ROUNDS {
         let started = Instant::now();
-        let trace = session.trace(Detail::Splits)?;
+        let trace = session.debug().trace(Detail::Splits)?;
         let taken = trace.splits.iter().map(|split| split.seconds).sum::<f64>();
         // A device without a clock of its own is timed by the host.
         let seconds = if taken > 0.0 { taken } else { started.elapsed().as_secs_f64() };

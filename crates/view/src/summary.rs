@@ -95,7 +95,7 @@ fn copies(plan: &Explanation) -> String {
         };
         format!("{} from {} to {}{what}", bytes(sum), name(*from), name(*to))
     };
-    let streamed: u64 = plan.copies.iter().filter(|c| c.lent).map(|c| c.copy.bytes as u64).sum();
+    let streamed: u64 = plan.copies.iter().filter(|c| c.streamed).map(|c| c.copy.bytes as u64).sum();
     let streamed = match streamed {
         0 => String::new(),
         streamed => format!(", of which {} are streamed weights", bytes(streamed)),

@@ -27,7 +27,7 @@ fn run() -> (Vec<Arc<dyn Backend>>, Plan, Trace) {
         .unwrap();
     let mut session = plan.session().unwrap();
     session.set("x", [1.0f32; 32].as_slice()).unwrap();
-    let trace = session.trace(Detail::Operations).unwrap();
+    let trace = session.debug().trace(Detail::Operations).unwrap();
     (devices, plan, trace)
 }
 

@@ -74,8 +74,8 @@ impl Decode {
 pub(super) fn has_logits_on_host(plan: &Plan) -> bool {
     let logits = plan.graph().outputs().iter().find(|(name, _)| name == "logits");
     let storage = |id: TensorId| plan.graph().get(id).map(|tensor| tensor.storage());
-    let home = logits.and_then(|(_, id)| plan.home(storage(*id)?));
-    let backend: Option<&Arc<dyn Backend>> = home.and_then(|home| plan.backends().get(home));
+    let number = logits.and_then(|(_, id)| plan.placement(storage(*id)?));
+    let backend: Option<&Arc<dyn Backend>> = number.and_then(|number| plan.backends().get(number));
     backend.is_none_or(|backend| backend.memory().host)
 }
 
@@ -159,12 +159,12 @@ impl Engine {
             _ => None,
         };
         // The inputs of the next step are set by now, so that one transfer can bring them and the results.
-        let fetched = self.session.fetch(&["argmax", "sum"])?;
+        let read = self.session.read_async(&["argmax", "sum"])?;
         if next.is_some() {
             self.session.start()?;
         }
         self.decode.buffer.resize(rows * 8, 0);
-        self.session.receive(fetched, &mut self.decode.buffer)?;
+        self.session.finish_read(read, &mut self.decode.buffer)?;
         let (numbers, _) = self.decode.buffer.as_chunks::<4>();
         let (tokens, sums) = numbers.split_at(numbers.len() / 2);
         let tokens = tokens.iter().map(|token| u32::from_ne_bytes(*token));
@@ -191,12 +191,16 @@ impl Engine {
     /// of the host: same graph, room in the context, an asynchronous session and nobody who needs other results.
     fn prepare_run_ahead(&mut self, DecodeStep { token, shape }: DecodeStep) -> Result<bool> {
         let room = self.len(token.sequence) < self.options.context;
-        if !room || self.options.hidden || self.observer.is_some() || !self.session.is_asynchronous() {
+        if !room
+            || self.options.hidden
+            || self.observer.is_some()
+            || !self.session.plan().is_some_and(Plan::is_asynchronous)
+        {
             return Ok(false);
         }
         let visible = self.fill(&[token]);
         self.sequences.pop(token.sequence); // Appended when it is fed.
-        if self.options.shape(1, 1, visible.end) != shape || !self.session.carry("argmax", "tokens")? {
+        if self.options.shape(1, 1, visible.end) != shape || !self.session.chain("argmax", "tokens")? {
             return Ok(false);
         }
         self.set_positions()?;

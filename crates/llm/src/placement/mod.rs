@@ -138,7 +138,7 @@ fn largest_that_fits(all: usize, plan: impl Fn(usize) -> Result<PlacedModel>) ->
 /// A scheduler with `count` layers on accelerators, each of which may have a budget.
 fn scheduler(model: &Model, devices: &Devices, count: usize, budgets: &[Option<u64>]) -> Scheduler {
     let accelerators = devices.accelerators().len();
-    let mut scheduler = Scheduler::new(devices.backends().iter().cloned());
+    let mut scheduler = Scheduler::new(devices.backends());
     if accelerators > 0 {
         scheduler = scheduler.place(offload(model.hyperparameters(), count, accelerators));
     }

@@ -339,8 +339,8 @@ fn scratches(plan: &Plan, lines: &mut Vec<StorageLine>) {
         let location = plan.space().scratch(*split as usize);
         lines.extend(made.map(|made| StorageLine {
             why: format!("scratch memory of split {split}"),
-            chunk: spot.map(|(slot, _)| slot.chunk),
-            offset: spot.map(|(slot, _)| slot.offset),
+            chunk: location.map(|(slot, _)| slot.chunk),
+            offset: location.map(|(slot, _)| slot.offset),
             ..made
         }));
     }

@@ -127,7 +127,8 @@ impl SessionWeights {
             let (region, registration) = match reserved {
                 Reserved::Mapped(region) => (region, None),
                 Reserved::Buffer(region) => {
-                    let registration = PlacedTensor::new(backend, load.tensor, region.clone()).map_err(failed)?;
+                    let registration =
+                        PlacedTensor::new(backend, load.tensor, region.clone()).map_err(failed)?;
                     if let Some(data) = load.data {
                         backend.load_weight(load.tensor, layout, data.bytes(), &region).map_err(failed)?;
                     }

@@ -81,9 +81,9 @@ fn a_run_can_be_timed_by_operation() {
     let plan = Scheduler::new([sim, cpu]).place(|name| Some((name > "w.1").into())).plan(chain(4)).unwrap();
     let mut session = plan.session().unwrap();
     session.set("x", &chain_input()).unwrap();
-    assert!(session.trace(Detail::Splits).unwrap().operations.is_empty());
+    assert!(session.debug().trace(Detail::Splits).unwrap().operations.is_empty());
     session.set("x", &chain_input()).unwrap();
-    let trace = session.trace(Detail::Operations).unwrap();
+    let trace = session.debug().trace(Detail::Operations).unwrap();
     let simulated: Vec<_> = trace.operations.iter().filter(|o| o.backend == 0).collect();
     assert_eq!(simulated.len(), 4);
     assert_eq!((simulated[1].start - trace.splits[0].start, simulated[1].seconds), (2.0, 2.0));

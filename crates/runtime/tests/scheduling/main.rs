@@ -14,3 +14,4 @@ mod running;
 mod splitting;
 mod streaming;
 mod traits;
+mod weights;

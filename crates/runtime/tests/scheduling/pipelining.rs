@@ -1,10 +1,10 @@
-//! Runs that follow one another on a device without the host between them: results that stay on the device, and results
-//! that are fetched while the next run is under way.
+//! Overlapping runs: outputs that become the next inputs without leaving the device, and outputs that are read while the
+//! next run is in flight.
 
 use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder};
-use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
+use quadriga_runtime::{Backend, Plan, RuntimeError, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{device, host};
@@ -25,26 +25,26 @@ fn session(backends: Vec<Arc<dyn Backend>>) -> Session {
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|word| f32::from_ne_bytes(*word)).collect()
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
 }
 
 #[test]
-fn a_result_becomes_the_next_input_and_is_fetched_while_the_next_run_is_under_way() {
+fn an_output_is_chained_to_an_input_and_read_while_the_next_run_is_in_flight() {
     for backend in [device("a"), host("cpu"), Sim::new("b").isolated().build()] {
         let name = backend.name().to_owned();
         let mut session = session(vec![backend]);
-        assert_eq!(session.is_asynchronous(), name != "cpu");
+        assert_eq!(session.plan().is_some_and(Plan::is_asynchronous), name != "cpu");
         session.set("x", &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
         session.set("step", &[0.0f32; 4]).unwrap();
         session.start().unwrap();
         let mut wanted = [1.0f32, 2.0, 3.0, 4.0].map(|x| 2.0 * x);
         for step in 1..20 {
-            assert!(session.carry("y", "x").unwrap(), "{name}");
+            assert!(session.chain("y", "x").unwrap(), "{name}");
             session.set("step", &[step as f32; 4]).unwrap();
-            let fetched = session.fetch(&["sum", "y"]).unwrap();
+            let read = session.read_async(&["sum", "y"]).unwrap();
             session.start().unwrap();
             let mut bytes = [0; 20];
-            session.receive(fetched, &mut bytes).unwrap();
+            session.finish_read(read, &mut bytes).unwrap();
             let found = floats(&bytes);
             assert_eq!((found[0], &found[1..]), (wanted.iter().sum::<f32>(), &wanted[..]), "{name}, {step}");
             wanted = wanted.map(|y| 2.0 * y + step as f32);
@@ -54,7 +54,7 @@ fn a_result_becomes_the_next_input_and_is_fetched_while_the_next_run_is_under_wa
 }
 
 #[test]
-fn what_is_read_on_two_devices_is_not_carried() {
+fn an_input_on_two_devices_is_not_chained() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [4]);
     let y = x.add(x);
@@ -65,41 +65,41 @@ fn what_is_read_on_two_devices_is_not_carried() {
     let scheduler = Scheduler::new([device("a"), host("cpu")]).pin_node(nodes[0], 0).pin_node(nodes[1], 1);
     let mut session = scheduler.plan(graph).unwrap().session().unwrap();
     session.run(&[("x", &[1.0f32, 2.0, 3.0, 4.0])]).unwrap();
-    assert!(!session.is_asynchronous(), "one of them is the host");
-    assert!(!session.carry("y", "x").unwrap());
+    assert!(!session.plan().is_some_and(Plan::is_asynchronous), "one of them is the host");
+    assert!(!session.chain("y", "x").unwrap());
     session.run(&[]).unwrap();
     assert_eq!(session.read::<f32>("z").unwrap(), [2.0, 8.0, 18.0, 32.0], "inputs are as they were");
-    let fetched = session.fetch(&["y", "z"]).unwrap();
+    let read = session.read_async(&["y", "z"]).unwrap();
     let mut bytes = [0; 32];
-    session.receive(fetched, &mut bytes).unwrap();
+    session.finish_read(read, &mut bytes).unwrap();
     assert_eq!(floats(&bytes), [2.0, 4.0, 6.0, 8.0, 2.0, 8.0, 18.0, 32.0], "from both");
 }
 
 #[test]
-fn mistakes_are_errors_and_harm_nothing() {
+fn wrong_names_sizes_and_orders_are_errors_and_change_nothing() {
     let mut session = session(vec![device("a")]);
-    assert!(matches!(session.fetch(&["y"]), Err(RuntimeError::NothingRun)));
-    assert!(matches!(session.carry("y", "x"), Err(RuntimeError::NothingRun)));
+    assert!(matches!(session.read_async(&["y"]), Err(RuntimeError::NothingRun)));
+    assert!(matches!(session.chain("y", "x"), Err(RuntimeError::NothingRun)));
     session.run(&[("x", &[1.0f32; 4]), ("step", &[0.0f32; 4])]).unwrap();
-    assert!(matches!(session.fetch(&["y", "nope"]), Err(RuntimeError::UnknownName { .. })));
-    assert!(matches!(session.carry("nope", "x"), Err(RuntimeError::UnknownName { .. })));
-    assert!(matches!(session.carry("y", "nope"), Err(RuntimeError::UnknownName { .. })));
-    assert!(matches!(session.carry("sum", "x"), Err(RuntimeError::WrongSize { .. })));
-    let fetched = session.fetch(&["y"]).unwrap();
-    assert!(matches!(session.receive(fetched, &mut [0; 15]), Err(RuntimeError::WrongSize { .. })));
-    let first = session.fetch(&["y"]).unwrap();
-    let (second, third) = (session.fetch(&["y"]).unwrap(), session.fetch(&["y"]).unwrap());
+    assert!(matches!(session.read_async(&["y", "nope"]), Err(RuntimeError::UnknownName { .. })));
+    assert!(matches!(session.chain("nope", "x"), Err(RuntimeError::UnknownName { .. })));
+    assert!(matches!(session.chain("y", "nope"), Err(RuntimeError::UnknownName { .. })));
+    assert!(matches!(session.chain("sum", "x"), Err(RuntimeError::WrongSize { .. })));
+    let read = session.read_async(&["y"]).unwrap();
+    assert!(matches!(session.finish_read(read, &mut [0; 15]), Err(RuntimeError::WrongSize { .. })));
+    let first = session.read_async(&["y"]).unwrap();
+    let (second, third) = (session.read_async(&["y"]).unwrap(), session.read_async(&["y"]).unwrap());
     let mut bytes = [0; 16];
-    assert!(matches!(session.receive(first, &mut bytes), Err(RuntimeError::Gone { .. })));
-    for fetched in [third, second] {
+    assert!(matches!(session.finish_read(first, &mut bytes), Err(RuntimeError::Gone { .. })));
+    for read in [third, second] {
         bytes.fill(0);
-        session.receive(fetched, &mut bytes).unwrap();
+        session.finish_read(read, &mut bytes).unwrap();
         assert_eq!(floats(&bytes), [2.0; 4]);
     }
 }
 
 #[test]
-fn a_device_that_fails_says_so_when_its_results_are_received() {
+fn a_device_failure_shows_when_the_read_is_finished() {
     for what in [FaultPoint::Run, FaultPoint::Transfer] {
         for after in 0..4 {
             let sim = Sim::new("a").device();
@@ -108,10 +108,10 @@ fn a_device_that_fails_says_so_when_its_results_are_received() {
             sim.fail(what, after);
             let mut go = || -> Result<(), RuntimeError> {
                 for _ in 0..3 {
-                    session.carry("y", "x")?;
-                    let fetched = session.fetch(&["y"])?;
+                    session.chain("y", "x")?;
+                    let read = session.read_async(&["y"])?;
                     session.start()?;
-                    session.receive(fetched, &mut [0; 16])?;
+                    session.finish_read(read, &mut [0; 16])?;
                 }
                 session.wait()
             };

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{RuntimeError, Scheduler, Session};
+use quadriga_runtime::{Detail, RuntimeError, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{chain, chain_input, device, host};
@@ -29,10 +29,10 @@ fn s8_inputs_are_set_by_name_or_id_and_outputs_read_by_name_or_id() {
     let mut session = plan.session().unwrap();
     session.run(&[("x", &chain_input())]).unwrap();
     let by_name: Vec<f32> = session.read("y").unwrap();
-    session.set_id(graph.leaf("x").unwrap(), &chain_input()[..]).unwrap();
+    session.set(graph.leaf("x").unwrap(), &chain_input()[..]).unwrap();
     session.start().unwrap();
     session.wait().unwrap();
-    assert_eq!(session.read_id::<f32>(graph.output("y").unwrap()).unwrap(), by_name);
+    assert_eq!(session.read::<f32>(graph.output("y").unwrap()).unwrap(), by_name);
     let mut into = vec![0.0f32; 32];
     session.read_into("y", &mut into).unwrap();
     assert_eq!(into, by_name);
@@ -83,7 +83,7 @@ fn leaves_and_views_of_them_can_be_outputs() {
 #[test]
 fn graphs_of_a_family_share_weights_state_and_arena_and_are_found_by_key() {
     let a = Sim::new("a").device();
-    let mut session = Session::new(&Scheduler::new([a.clone() as _])).unwrap();
+    let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
     let built = AtomicUsize::new(0);
     let build = |batch: usize| {
         built.fetch_add(1, Ordering::Relaxed);
@@ -152,7 +152,7 @@ fn graphs_that_share_an_arena_never_take_each_others_bytes_for_their_own() {
 #[test]
 fn a_larger_graph_later_makes_the_arena_grow_and_the_smaller_one_keeps_working() {
     let a = Sim::new("a").device();
-    let mut session = Session::new(&Scheduler::new([a.clone() as _])).unwrap();
+    let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
     session.prepare(1, || family(1)).unwrap();
     session.run(&[("x", &[2.0f32; 8]), ("ids", &[7])]).unwrap();
     let small: Vec<f32> = session.read("y").unwrap();
@@ -162,37 +162,33 @@ fn a_larger_graph_later_makes_the_arena_grow_and_the_smaller_one_keeps_working()
     session.prepare(1, || family(1)).unwrap();
     session.run(&[("x", &[2.0f32; 8]), ("ids", &[7])]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), small);
-    let expected = session.bytes(0) + 256;
+    let expected = session.memory().bytes(0) + 256;
     assert_eq!(a.used_bytes(), expected, "the old arena is gone; weights are 256 bytes");
 }
 
 #[test]
-fn a_name_that_means_something_else_in_another_graph_is_a_conflict() {
-    let build = |shape: [usize; 2], dtype: DType| {
+fn a_state_or_weight_without_data_of_another_type_or_shape_is_a_conflict() {
+    let build = |rows: usize, dtype: DType, state: usize| {
         let g = GraphBuilder::new();
         let x = g.input("x", DType::F32, [1, 8]);
-        let w = g.weight(
-            "w",
-            Weight::with_data(
-                dtype,
-                shape,
-                vec![0u8; shape[0] * shape[1] * if dtype == DType::F32 { 4 } else { 2 }],
-            ),
-        );
+        let w = g.weight("w", Weight::new(dtype, [rows, 8]));
         g.output("y", g.mul_mat(w, x));
-        g.output("s", g.state("s", DType::F32, [shape[0]]));
+        g.output("s", g.state("s", DType::F32, [state]));
         g.finish().unwrap()
     };
-    let mut session = Session::new(&Scheduler::new([host("cpu")])).unwrap();
-    session.use_graph(build([4, 8], DType::F32)).unwrap();
-    let error = session.use_graph(build([4, 8], DType::F16)).unwrap_err();
+    let mut session = Session::new(&Scheduler::new(host("cpu"))).unwrap();
+    session.use_graph(build(4, DType::F32, 4)).unwrap();
+    let error = session.use_graph(build(4, DType::F16, 4)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "weight w was F32 [4, 8], and is F16 [4, 8] in another graph of the session"
     );
-    let error = session.use_graph(build([2, 8], DType::F32)).unwrap_err();
+    let error = session.use_graph(build(2, DType::F32, 4)).unwrap_err();
     assert!(matches!(error, RuntimeError::Conflict { what: "weight", .. }), "{error}");
-    session.use_graph(build([4, 8], DType::F32)).unwrap();
+    let error = session.use_graph(build(4, DType::F32, 2)).unwrap_err();
+    assert!(matches!(error, RuntimeError::Conflict { what: "state", .. }), "{error}");
+    session.use_graph(build(4, DType::F32, 4)).unwrap();
+    session.set_weight("w", &[0; 128]).unwrap();
     session.run(&[("x", &[0.0f32; 8])]).unwrap();
 }
 
@@ -257,7 +253,7 @@ fn weights_without_bytes_must_be_given_them() {
 #[test]
 fn two_sessions_of_one_plan_share_weights_and_agree_on_two_threads() {
     let a = Sim::new("a").device();
-    let plan = Scheduler::new([a.clone() as _, host("cpu")])
+    let plan = Scheduler::new((a.clone(), host("cpu")))
         .place(|name| Some((name > "w.3").into()))
         .plan(chain(8))
         .unwrap();
@@ -309,7 +305,7 @@ fn x11_schedulers_and_sessions_come_and_go_without_leaving_anything() {
     let a = Sim::new("a").device();
     let graph = chain(3);
     for _ in 0..200 {
-        let mut session = Scheduler::new([a.clone() as _]).plan(&graph).unwrap().session().unwrap();
+        let mut session = Scheduler::new(a.clone()).plan(&graph).unwrap().session().unwrap();
         session.run(&[("x", &chain_input())]).unwrap();
     }
     assert_eq!(a.used_bytes(), 0);
@@ -319,12 +315,12 @@ fn x11_schedulers_and_sessions_come_and_go_without_leaving_anything() {
 fn s7_what_is_allocated_is_what_was_forecast() {
     let a = Sim::new("a").alignment(128).padding(64).device();
     let graph = family(4).unwrap();
-    let plan = Scheduler::new([a.clone() as _]).plan(&graph).unwrap();
+    let plan = Scheduler::new(a.clone()).plan(&graph).unwrap();
     assert_eq!(a.used_bytes(), 0, "planning takes nothing");
     let session = plan.session().unwrap();
     assert_eq!(a.used_bytes(), plan.bytes()[0].total());
     // S11: the arena's buffers can be had.
-    let arena: u64 = session.arena(0).iter().map(|buffer| buffer.bytes() as u64).sum();
+    let arena: u64 = session.memory().arena(0).iter().map(|buffer| buffer.bytes() as u64).sum();
     assert_eq!(arena, plan.bytes()[0].compute);
 }
 
@@ -337,7 +333,7 @@ fn s7_weights_of_odd_sizes_are_forecast_with_the_gaps_between_them() {
         let x = g.input("x", DType::F32, [3]);
         let weight = |i: usize| g.weight(&format!("w{i}"), Weight::with_data(DType::F32, [3], vec![0; 12]));
         g.output("y", (0..7).fold(x, |sum, i| sum.add(weight(i))));
-        let plan = Scheduler::new([a.clone() as _]).plan(g.finish().unwrap()).unwrap();
+        let plan = Scheduler::new(a.clone()).plan(g.finish().unwrap()).unwrap();
         let weights = plan.bytes()[0].weights;
         // Whole buffers: 128 for each but the last, or two to a buffer.
         assert_eq!(weights, if max.is_some() { 3 * (128 + 12) + 12 } else { 6 * 128 + 12 });
@@ -349,8 +345,7 @@ fn s7_weights_of_odd_sizes_are_forecast_with_the_gaps_between_them() {
 #[test]
 fn b4_backends_are_told_of_every_tensor_that_a_session_gives_memory_and_takes_it_from() {
     let devices = ["a", "b"].map(|name| Sim::new(name).device());
-    let scheduler =
-        || Scheduler::new(devices.each_ref().map(|d| d.clone() as _)).place(|n| Some((n > "w.1").into()));
+    let scheduler = || Scheduler::new(devices.clone()).place(|n| Some((n > "w.1").into()));
     let told = || devices.each_ref().map(|d| d.placed_tensors());
     let plan = scheduler().plan(chain(4)).unwrap();
     assert_eq!(told(), [0, 0], "planning has no memory to tell of");
@@ -371,7 +366,7 @@ fn b4_backends_are_told_of_every_tensor_that_a_session_gives_memory_and_takes_it
 #[test]
 fn a_run_can_be_asked_whether_it_is_done() {
     let a = Sim::new("a").device();
-    let mut session = Scheduler::new([a as _]).plan(chain(8)).unwrap().session().unwrap();
+    let mut session = Scheduler::new(a).plan(chain(8)).unwrap().session().unwrap();
     assert!(session.is_done().unwrap(), "nothing was started");
     session.set("x", &chain_input()).unwrap();
     session.start().unwrap();
@@ -392,7 +387,10 @@ fn every_node_can_be_watched() {
     session.run(&[("x", &chain_input())]).unwrap();
     let expected: Vec<u8> = session.read("y").unwrap();
     let mut seen = Vec::new();
-    session.observe(&mut |o| seen.push((o.plan.graph().node_name(o.node), o.bytes.to_vec()))).unwrap();
+    session
+        .debug()
+        .observe(&mut |o| seen.push((o.plan.graph().node_name(o.node), o.bytes.to_vec())))
+        .unwrap();
     assert_eq!(seen.len(), 8);
     assert_eq!(seen[7].1, expected);
     assert_eq!(session.read::<u8>("y").unwrap(), expected);
@@ -411,7 +409,8 @@ fn s8_a_run_can_be_timed_by_split_copy_and_backend() {
         .plan(chain(6))
         .unwrap();
     let mut session = plan.session().unwrap();
-    let trace = session.run_traced(&[("x", &chain_input())]).unwrap();
+    session.set("x", &chain_input()).unwrap();
+    let trace = session.debug().trace(Detail::Splits).unwrap();
     let splits: Vec<(usize, usize, f64)> =
         trace.splits.iter().map(|s| (s.backend, s.nodes, s.seconds)).collect();
     assert_eq!(splits[..2], [(0, 4, 8.0), (1, 4, 8.0)]);
@@ -428,7 +427,7 @@ fn s8_a_run_can_be_timed_by_split_copy_and_backend() {
 #[test]
 fn a_session_dropped_with_work_under_way_waits_for_it() {
     let a = Sim::new("a").device();
-    let plan = Scheduler::new([a.clone() as _]).plan(chain(20)).unwrap();
+    let plan = Scheduler::new(a.clone()).plan(chain(20)).unwrap();
     let mut session = plan.session().unwrap();
     let before = a.counts().of(FaultPoint::Run);
     for _ in 0..5 {

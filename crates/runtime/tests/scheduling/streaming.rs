@@ -1,4 +1,4 @@
-//! Weights that live with the host and are lent to a device for a run.
+//! Weight streaming: host-resident weights and caches that a device reads through copies.
 
 use quadriga_conformance::Rng;
 use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Op, TensorId, TensorKind, Weight};
@@ -8,13 +8,13 @@ use quadriga_sim::Sim;
 
 use crate::common::{chain, chain_input, device, host, numbers, random_graph};
 
-/// Lends whenever it can.
-const ALWAYS: WeightStreaming = WeightStreaming { operations_per_byte: 0, least_operations: 0 };
+/// Streams every weight that can be streamed.
+const ALWAYS: WeightStreaming = WeightStreaming { operations_per_byte: 0, min_operations: 0 };
 
-fn scheduler(lending: Option<WeightStreaming>) -> Scheduler {
+fn scheduler(streaming: Option<WeightStreaming>) -> Scheduler {
     Scheduler::new([device("gpu"), host("cpu")])
         .place(|name| (name.starts_with('w') || name.starts_with('s')).then_some(1))
-        .lending(lending)
+        .weight_streaming(streaming)
 }
 
 fn run(scheduler: &Scheduler, graph: &Graph) -> Vec<Vec<u8>> {
@@ -26,23 +26,23 @@ fn run(scheduler: &Scheduler, graph: &Graph) -> Vec<Vec<u8>> {
     if graph.leaf("ids").is_some() {
         session.set("ids", &[1i32]).unwrap();
     }
-    // The second run meets places that the first one used.
+    // In the second run the memory has values of the first.
     session.run(&[]).unwrap();
     session.run(&[]).unwrap();
     graph.outputs().iter().map(|(name, _)| session.read::<u8>(name).unwrap()).collect()
 }
 
 #[test]
-fn products_fetch_the_hosts_weights_where_the_work_is_worth_the_way() {
+fn matmuls_stream_host_resident_weights_where_the_work_outweighs_the_copy() {
     let graph = chain(6);
     let plan = scheduler(Some(ALWAYS)).plan(&graph).unwrap();
-    assert!(plan.lends());
+    assert!(plan.streams_weights());
     for node in graph.node_ids().filter(|node| *graph[*node].op() == Op::MulMat) {
         let decision = plan.decision(node).unwrap();
         assert_eq!(decision.backend, 0);
-        assert!(matches!(decision.reason, Reason::Borrows { .. }));
+        assert!(matches!(decision.reason, Reason::Streams { .. }));
     }
-    // The weights stay at home, and pass through the device's arena.
+    // The weights stay resident on the host; their copies are in the device's arena.
     let bytes = plan.bytes();
     assert_eq!((bytes[0].weights, bytes[1].weights + bytes[1].mapped), (0, 6 * 256));
     assert_eq!(plan.splits().copies.iter().filter(|copy| copy.from == 1 && copy.bytes == 256).count(), 6);
@@ -50,28 +50,28 @@ fn products_fetch_the_hosts_weights_where_the_work_is_worth_the_way() {
 }
 
 #[test]
-fn small_graphs_and_few_rows_leave_weights_at_home() {
+fn small_graphs_and_few_rows_stream_nothing() {
     let graph = chain(6);
-    assert!(!scheduler(Some(WeightStreaming::default())).plan(&graph).unwrap().lends());
+    assert!(!scheduler(Some(WeightStreaming::default())).plan(&graph).unwrap().streams_weights());
     // Four rows: eight operations for each element of four bytes.
-    let lending = |operations_per_byte| Some(WeightStreaming { operations_per_byte, least_operations: 0 });
-    assert!(scheduler(lending(2)).plan(&graph).unwrap().lends());
-    assert!(!scheduler(lending(3)).plan(&graph).unwrap().lends());
+    let streaming = |operations_per_byte| Some(WeightStreaming { operations_per_byte, min_operations: 0 });
+    assert!(scheduler(streaming(2)).plan(&graph).unwrap().streams_weights());
+    assert!(!scheduler(streaming(3)).plan(&graph).unwrap().streams_weights());
 }
 
 #[test]
-fn a_budget_that_loans_would_break_is_kept_without_them() {
+fn a_plan_over_budget_with_streaming_is_made_without() {
     let graph = chain(6);
     let wanted = scheduler(Some(ALWAYS)).plan(&graph).unwrap().bytes()[0].total();
     let plan = scheduler(Some(ALWAYS)).budget(0, wanted).plan(&graph).unwrap();
-    assert!(plan.lends());
+    assert!(plan.streams_weights());
     let plan = scheduler(Some(ALWAYS)).budget(0, wanted - 1).plan(&graph).unwrap();
-    assert!(!plan.lends());
+    assert!(!plan.streams_weights());
     assert!(plan.bytes()[0].total() < wanted);
 }
 
 #[test]
-fn results_are_the_same_with_and_without_loans() {
+fn results_are_the_same_with_and_without_streaming() {
     for seed in 0..60 {
         let graph = random_graph(&mut Rng::new(seed), 30);
         let (with, without) = (run(&scheduler(Some(ALWAYS)), &graph), run(&scheduler(None), &graph));
@@ -79,8 +79,8 @@ fn results_are_the_same_with_and_without_loans() {
     }
 }
 
-/// Layers with a cache that four rows of "x" are written to, at "ids" of "0".."5", and looked at: as much of it as is
-/// written, or all. With `rng`, layers differ.
+/// Layers with attention over a cache to which four rows are written, at the rows of the input "four". With `rng`, layers
+/// differ: some read all of the cache, some write it twice.
 fn cached(layers: usize, mut rng: Option<&mut Rng>) -> Graph {
     let mut numbers_from = Rng::new(3);
     let g = GraphBuilder::new();
@@ -132,19 +132,19 @@ fn run_cached(scheduler: &Scheduler, graph: &Graph) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_cache_that_lives_with_the_host_is_written_on_both_sides_and_travels_early() {
+fn writes_to_a_host_resident_cache_are_mirrored_and_it_is_copied_before_the_run() {
     let graph = cached(5, None);
     let plan = scheduler(Some(ALWAYS)).plan(&graph).unwrap();
     let splits = plan.splits();
-    assert_eq!(splits.echoes.len(), 10);
-    assert!(splits.echoes.iter().all(|(node, split)| {
+    assert_eq!(splits.mirrored_writes.len(), 10);
+    assert!(splits.mirrored_writes.iter().all(|(node, split)| {
         *graph[*node].op() == Op::SetRows && splits.splits[*split].backend == 0 && plan.backend_of(*node) == 1
     }));
-    // Nothing that the device reads was made by the host in this run.
+    // The device reads nothing that the host computes in this run.
     for copy in splits.copies.iter().filter(|copy| copy.to == 0) {
         assert_eq!(copy.source, None, "{}", graph.name(TensorId::from_index(copy.tensor)));
     }
-    // The new rows go home, and the device's memory does not grow with the number of layers.
+    // The new rows are written back, and the device's memory does not grow with the number of layers.
     let of_state = |id: usize| graph[TensorId::from_index(id)].kind() == TensorKind::State;
     assert_eq!(splits.copies.iter().filter(|copy| copy.to == 0 && of_state(copy.storage)).count(), 10);
     let more = scheduler(Some(ALWAYS)).plan(cached(20, None)).unwrap();
@@ -153,7 +153,7 @@ fn a_cache_that_lives_with_the_host_is_written_on_both_sides_and_travels_early()
 }
 
 #[test]
-fn caches_are_the_same_with_and_without_loans() {
+fn caches_are_the_same_with_and_without_streaming() {
     for seed in 0..60 {
         let graph = cached(4, Some(&mut Rng::new(seed)));
         let with = run_cached(&scheduler(Some(ALWAYS)), &graph);
@@ -164,26 +164,26 @@ fn caches_are_the_same_with_and_without_loans() {
 }
 
 #[test]
-fn what_programs_work_in_is_planned_like_tensors_and_nothing_lies_there() {
+fn scratch_memory_is_planned_like_tensors_and_shared_with_none() {
     let with = |scratch: usize| {
         Scheduler::new([
             Sim::new("gpu").scratch(scratch).build(),
             Sim::new("cpu").synchronous().host().build(),
         ])
         .place(|name| (name.starts_with('w') || name.starts_with('s')).then_some(1))
-        .lending(Some(ALWAYS))
+        .weight_streaming(Some(ALWAYS))
     };
     for seed in 0..20 {
         let graph = cached(4, Some(&mut Rng::new(seed)));
-        let (plain, working) = (with(0).plan(&graph).unwrap(), with(1 << 12).plan(&graph).unwrap());
-        let (plain, working) = (plain.bytes()[0].compute, working.bytes()[0].compute);
-        // Splits of one device run one after another: what one works in serves the next.
-        assert!(working >= plain.max(1 << 12) && working <= plain + (1 << 12), "{plain} {working}");
+        let (plain, scratch) = (with(0).plan(&graph).unwrap(), with(1 << 12).plan(&graph).unwrap());
+        let (plain, scratch) = (plain.bytes()[0].compute, scratch.bytes()[0].compute);
+        // Splits of one device run one after another, and share their scratch memory.
+        assert!(scratch >= plain.max(1 << 12) && scratch <= plain + (1 << 12), "{plain} {scratch}");
         assert!(run_cached(&with(1 << 12), &graph) == run_cached(&scheduler(None), &graph), "seed {seed}");
     }
-    // A budget holds it, too: one byte less, and nothing is lent.
+    // It counts towards the budget: with one byte less nothing is streamed.
     let graph = cached(4, None);
     let wanted = with(1 << 12).plan(&graph).unwrap().bytes()[0].total();
-    assert!(with(1 << 12).budget(0, wanted).plan(&graph).unwrap().lends());
-    assert!(!with(1 << 12).budget(0, wanted - 1).plan(&graph).unwrap().lends());
+    assert!(with(1 << 12).budget(0, wanted).plan(&graph).unwrap().streams_weights());
+    assert!(!with(1 << 12).budget(0, wanted - 1).plan(&graph).unwrap().streams_weights());
 }

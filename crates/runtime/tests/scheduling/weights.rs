@@ -1,0 +1,154 @@
+//! Weights are identified by their data: models that name their tensors alike do not share them.
+
+use std::sync::Arc;
+
+use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
+use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
+use quadriga_sim::Sim;
+
+use crate::common::{device, host};
+
+const N: usize = 64;
+
+fn backends() -> [Arc<dyn Backend>; 4] {
+    let cpu = Arc::new(quadriga_cpu::Backend::new().unwrap());
+    [cpu, device("sim"), host("host"), Sim::new("packs").packs_weights().build()]
+}
+
+/// y = w x, where every element of w has this value; also reads w in other ways if `more`.
+fn model(value: f32, more: bool) -> Graph {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, N]);
+    let w = g.weight("w", Weight::with_data(DType::F32, [N, N], vec![value; N * N].as_slice()));
+    if more {
+        g.output("row", w.get_rows(g.constant("first", DType::I32, [1], [0].as_slice())));
+        g.output("transposed", w.transpose().cont());
+    }
+    g.output("y", w.mul_mat(x));
+    g.finish().unwrap()
+}
+
+fn run(session: &mut Session) -> f32 {
+    session.run(&[("x", &[1.0f32; N])]).unwrap();
+    session.read::<f32>("y").unwrap()[0]
+}
+
+#[test]
+fn two_models_on_one_scheduler_or_its_clone_have_their_own_weights() {
+    for backend in backends() {
+        let name = backend.name().to_owned();
+        assert_eq!(model(1.0, false).fingerprint(), model(2.0, false).fingerprint());
+        let scheduler = Scheduler::new(backend);
+        let mut one = scheduler.plan(model(1.0, false)).unwrap().session().unwrap();
+        assert_eq!(run(&mut one), 64.0, "{name}");
+        let mut two = scheduler.plan(model(2.0, false)).unwrap().session().unwrap();
+        let mut three = scheduler.clone().plan(model(3.0, false)).unwrap().session().unwrap();
+        assert_eq!((run(&mut one), run(&mut two), run(&mut three)), (64.0, 128.0, 192.0), "{name}");
+        drop(one);
+        let mut four = scheduler.plan(model(4.0, false)).unwrap().session().unwrap();
+        assert_eq!((run(&mut two), run(&mut four)), (128.0, 256.0), "{name}");
+    }
+}
+
+#[test]
+fn two_models_in_one_session_have_their_own_weights() {
+    for backend in backends() {
+        let name = backend.name().to_owned();
+        let mut session = Session::new(&Scheduler::new(backend)).unwrap();
+        for _ in 0..2 {
+            for value in [1.0, 2.0, 3.0] {
+                session.use_graph(model(value, false)).unwrap();
+                assert_eq!(run(&mut session), 64.0 * value, "{name}, by graph");
+            }
+        }
+        for _ in 0..2 {
+            for value in [4, 5] {
+                session.prepare(value, || Ok::<_, RuntimeError>(model(value as f32, false))).unwrap();
+                assert_eq!(run(&mut session), 64.0 * value as f32, "{name}, by key");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_that_reads_a_weight_in_more_ways_does_not_change_another() {
+    for backend in backends() {
+        let name = backend.name().to_owned();
+        let scheduler = Scheduler::new(backend);
+        let mut one = scheduler.plan(model(1.0, false)).unwrap().session().unwrap();
+        let before = run(&mut one);
+        let mut more = scheduler.plan(model(2.0, true)).unwrap().session().unwrap();
+        assert_eq!((run(&mut more), run(&mut one)), (128.0, before), "{name}");
+        // The same data, in another session and in the same one.
+        let mut same = scheduler.plan(model(1.0, true)).unwrap().session().unwrap();
+        assert_eq!((run(&mut same), run(&mut one)), (64.0, before), "{name}");
+        one.use_graph(model(2.0, true)).unwrap();
+        assert_eq!(run(&mut one), 128.0, "{name}");
+        assert_eq!(one.read::<f32>("row").unwrap(), [2.0; N], "{name}");
+        one.use_graph(model(1.0, false)).unwrap();
+        assert_eq!(run(&mut one), before, "{name}");
+    }
+}
+
+#[test]
+fn equal_weights_are_loaded_once_and_freed_with_their_last_session() {
+    let sim = Sim::new("a").device();
+    let scheduler = Scheduler::new(sim.clone());
+    let one = scheduler.plan(model(1.0, false)).unwrap().session().unwrap();
+    let used = sim.used_bytes();
+    let rest = used - (N * N * 4) as u64;
+    let equal = scheduler.plan(model(1.0, false)).unwrap().session().unwrap();
+    assert_eq!(sim.used_bytes(), used + rest, "equal bytes");
+    let other = scheduler.plan(model(2.0, false)).unwrap().session().unwrap();
+    assert_eq!(sim.used_bytes(), 2 * used + rest, "other bytes");
+    drop((one, equal));
+    assert_eq!(sim.used_bytes(), used, "the weight of the remaining session");
+    drop(other);
+    assert_eq!(sim.used_bytes(), 0);
+}
+
+#[test]
+fn set_weight_is_for_one_session() {
+    let g = GraphBuilder::new();
+    let w = g.weight("w", Weight::new(DType::F32, [2]));
+    let v = g.weight("v", Weight::with_data(DType::F32, [2], Data::from([1.0f32; 2].as_slice())));
+    g.output("y", w.add(v));
+    let plan = Scheduler::new(device("a")).plan(g.finish().unwrap()).unwrap();
+    let (mut one, mut two) = (plan.session().unwrap(), plan.session().unwrap());
+    let bytes = |value: f32| [value.to_ne_bytes(); 2].concat();
+    one.set_weight("w", &bytes(1.0)).unwrap();
+    one.run(&[]).unwrap();
+    assert!(matches!(two.run(&[]), Err(RuntimeError::NotSet { what: "weight", .. })));
+    two.set_weight("w", &bytes(2.0)).unwrap();
+    two.run(&[]).unwrap();
+    one.run(&[]).unwrap();
+    assert_eq!((one.read::<f32>("y").unwrap(), two.read::<f32>("y").unwrap()), (vec![2.0; 2], vec![3.0; 2]));
+    assert!(matches!(one.set_weight("v", &bytes(5.0)), Err(RuntimeError::WrongKind { .. })));
+}
+
+#[test]
+fn a_weight_without_data_that_gets_a_new_layout_must_be_set_again() {
+    let build = |rows: bool| {
+        let g = GraphBuilder::new();
+        let w = g.weight("w", Weight::new(DType::F32, [8, 8]));
+        let y = if rows {
+            w.get_rows(g.constant("first", DType::I32, [1], [0].as_slice()))
+        } else {
+            w.mul_mat(g.constant("ones", DType::F32, [1, 8], [1.0f32; 8].as_slice()))
+        };
+        g.output("y", y);
+        g.finish().unwrap()
+    };
+    let mut session = Session::new(&Scheduler::new(Sim::new("a").packs_weights().device())).unwrap();
+    let bytes = [0.5f32.to_ne_bytes(); 64].concat();
+    session.use_graph(build(false)).unwrap();
+    session.set_weight("w", &bytes).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), [4.0; 8]);
+    session.use_graph(build(true)).unwrap();
+    session.use_graph(build(false)).unwrap();
+    assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { what: "weight", .. })));
+    session.set_weight("w", &bytes).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), [4.0; 8]);
+}
