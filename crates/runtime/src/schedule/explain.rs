@@ -54,8 +54,8 @@ impl Plan {
             let nodes = splits.nodes_of(number);
             let name = |node: Option<&NodeId>| node.map_or_else(String::new, |n| self.graph().node_name(*n));
             let label = format!(
-                "split {number} on {backend}\\n{} nodes: {} … {}",
-                nodes.len(),
+                "split {number} on {backend}\\n{}: {} … {}",
+                count(nodes.len(), "node"),
                 name(nodes.first()),
                 name(nodes.last())
             );
@@ -87,16 +87,17 @@ impl Plan {
     }
 }
 
+/// A number with a noun, in the singular or plural.
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (graph, splits) = (self.graph(), self.splits());
-        writeln!(
-            f,
-            "{} nodes in {} splits with {} copies",
-            splits.nodes.len(),
-            splits.splits.len(),
-            splits.copies.len()
-        )?;
+        let (nodes, copies) = (count(splits.nodes.len(), "node"), splits.copies.len());
+        let copies = if copies == 1 { "1 copy".to_owned() } else { format!("{copies} copies") };
+        writeln!(f, "{nodes} in {} with {copies}", count(splits.splits.len(), "split"))?;
         for bytes in self.bytes() {
             writeln!(
                 f,
@@ -106,7 +107,7 @@ impl fmt::Display for Plan {
         }
         for (number, split) in splits.splits.iter().enumerate() {
             let backend = self.backends().get(split.backend).map_or("", |b| b.name());
-            write!(f, "split {number} on {backend}: {} nodes", split.node_count)?;
+            write!(f, "split {number} on {backend}: {}", count(split.node_count, "node"))?;
             for copy in &split.inputs {
                 let bytes = splits.copies.get(*copy).map_or(0, |copy| copy.bytes);
                 write!(f, "; reads {} ({bytes} bytes)", self.copy_name(*copy))?;
