@@ -72,15 +72,17 @@ fn a_decode_loop_allocates_and_compiles_nothing_in_the_steady_state() {
     for position in 0..130 {
         token(position, &mut out);
     }
-    let counts =
-        sims.each_ref().map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
+    let counts = sims
+        .each_ref()
+        .map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
     let before = COUNT.with(Cell::get);
     for position in 130..330 {
         token(position, &mut out);
     }
     assert_eq!(COUNT.with(Cell::get) - before, 0);
-    let after =
-        sims.each_ref().map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
+    let after = sims
+        .each_ref()
+        .map(|sim| (sim.counts().of(FaultPoint::Allocation), sim.counts().of(FaultPoint::Compile)));
     assert_eq!(counts, after);
 }
 
