@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     session.set("x", [0.0f32, 1.0, 2.0, 5.0].as_slice())?;
     let mut first = None;
     // Runs each node on its own, unfused and in order: slower than `run`, made for debugging.
-    session.observe(&mut |observed| {
+    session.debug().observe(&mut |observed| {
         let graph = observed.plan.graph();
         let name = graph.node_name(observed.node);
         if graph.get(observed.tensor).is_none_or(|tensor| tensor.dtype() != DType::F32) {
