@@ -1,4 +1,4 @@
-//! A handle on immutable bytes: a file map, a vector, anything that lives as long as its owner.
+//! A shared handle on immutable bytes: a file map, a vector, or part of one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ impl Data {
         Some(Data { owner: Arc::clone(&self.owner), start: self.start + start, len })
     }
 
-    /// The bytes. (An owner whose `as_ref` shrinks after the handle was made yields the empty slice.)
+    /// The bytes; empty if the owner's `as_ref` has become shorter since the handle was made.
     pub fn bytes(&self) -> &[u8] {
         (*self.owner).as_ref().get(self.start..self.start + self.len).unwrap_or(&[])
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -41,7 +41,7 @@ impl Data {
         self.len == 0
     }
 
-    /// Whether two handles name the same bytes of the same owner.
+    /// Whether two handles refer to the same bytes of the same owner.
     pub fn same(&self, other: &Data) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.owner), Arc::as_ptr(&other.owner))
             && self.start == other.start
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_stay_inside_and_share_the_owner() {
+    fn slices_are_bounds_checked_and_share_the_owner() {
         let data = Data::from(vec![1u8, 2, 3, 4]);
         let part = data.slice(1, 2).unwrap();
         assert_eq!(part.bytes(), &[2, 3]);

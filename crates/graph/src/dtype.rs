@@ -1,12 +1,22 @@
-//! Element types: every type id a GGUF file may carry, by name, block length and block bytes.
+//! Element types: every type of a GGUF file, with its id, name, block length and block size.
 
 use std::fmt;
 
 /// The type of a tensor's elements.
 ///
-/// Quantized types store `block_len` elements of one row in `block_bytes` bytes; plain types are blocks of one
-/// element. Every type known to the file format is here, so that a file can be listed even when some of its
-/// tensors cannot be computed with; [`DType::is_computable`] tells the two apart.
+/// Quantized types store `block_len` consecutive elements of a row in `block_bytes` bytes; plain types have blocks of
+/// one element. All types of the GGUF format are here, so that any file can be listed; [`DType::is_computable`] is true
+/// for those that kernels support.
+///
+/// ```
+/// use quadriga_graph::DType;
+///
+/// let dtype = DType::Q4_K;
+/// assert_eq!((dtype.block_len(), dtype.block_bytes()), (256, 144));
+/// assert_eq!(dtype.row_bytes(4096), Some(2304));
+/// assert_eq!(dtype.row_bytes(100), None);
+/// assert_eq!(DType::from_name("q4_k"), Some(dtype));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(non_camel_case_types, missing_docs, reason = "the names are those of the file format")]
 #[repr(u32)]
@@ -86,7 +96,7 @@ const TABLE: &[Row] = &[
 ];
 
 impl DType {
-    /// Every type, in the order of its id.
+    /// Every type, in the order of ids.
     pub fn all() -> impl Iterator<Item = DType> {
         TABLE.iter().map(|row| row.0)
     }
@@ -101,11 +111,11 @@ impl DType {
             }
             i += 1;
         }
-        // A test walks every variant; a type without a row would show there as "F32".
+        // Unreachable: a test checks that every variant has a row.
         &(DType::F32, "F32", 1, 4)
     }
 
-    /// The id that a GGUF file stores.
+    /// The id in a GGUF file.
     pub const fn id(self) -> u32 {
         self as u32
     }
@@ -115,22 +125,22 @@ impl DType {
         DType::all().find(|t| t.id() == id)
     }
 
-    /// The type with this name, in any letter case.
+    /// The type with this name, ignoring case.
     pub fn from_name(name: &str) -> Option<DType> {
         DType::all().find(|t| t.name().eq_ignore_ascii_case(name))
     }
 
-    /// The name that the file format's documentation uses.
+    /// The name in the GGUF format.
     pub const fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// How many consecutive elements of a row form one block: 1 for plain types.
+    /// The number of elements of a block: 1 for plain types.
     pub const fn block_len(self) -> usize {
         self.row().2
     }
 
-    /// How many bytes one block takes.
+    /// The size of a block in bytes.
     pub const fn block_bytes(self) -> usize {
         self.row().3
     }
@@ -140,7 +150,7 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// Whether this is a plain floating point type.
+    /// Whether this is a plain floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
     }
@@ -150,7 +160,7 @@ impl DType {
         matches!(self, DType::I8 | DType::I16 | DType::I32 | DType::I64)
     }
 
-    /// Whether values of this type can be turned into `f32`, and so used as weights.
+    /// Whether values of this type can be dequantized to `f32`, and so used as weights.
     pub const fn is_computable(self) -> bool {
         use DType::*;
         matches!(
@@ -173,8 +183,8 @@ impl DType {
         )
     }
 
-    /// Bytes of a contiguous row of `len` elements; `None` if `len` is not a whole number of blocks or the
-    /// product overflows.
+    /// The size of a contiguous row of `len` elements; `None` if `len` is not a multiple of the block length or the size
+    /// overflows.
     pub const fn row_bytes(self, len: usize) -> Option<usize> {
         if !len.is_multiple_of(self.block_len()) {
             return None;
@@ -213,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_whole_blocks() {
+    fn rows_are_multiples_of_a_block() {
         assert_eq!(DType::Q4_K.row_bytes(512), Some(288));
         assert_eq!(DType::Q4_K.row_bytes(300), None);
         assert_eq!(DType::F32.row_bytes(usize::MAX), None);

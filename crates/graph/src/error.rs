@@ -6,25 +6,25 @@ use thiserror::Error;
 
 use crate::dtype::DType;
 
-/// The rule that an operation's inputs or parameters broke.
+/// The rule that a declaration or an operation violates.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum GraphErrorKind {
-    /// An input has a type that the operation does not take.
+    /// The operation does not accept the type of an input.
     #[error("input {input} has type {found}; {expected} is needed")]
     Type {
         /// Which input, counted from 0.
         input: usize,
         /// Its type.
         found: DType,
-        /// What the operation takes.
+        /// The types that the operation accepts.
         expected: &'static str,
     },
-    /// Shapes do not go together.
+    /// Shapes do not match.
     #[error("{0}")]
     Shape(String),
-    /// An input's elements do not lie as the operation needs them.
-    #[error("the rows of input {input} are not dense; make it so with cont()")]
+    /// The operation needs an input with contiguous rows.
+    #[error("the rows of input {input} are not contiguous; make a copy with cont()")]
     Strided {
         /// Which input, counted from 0.
         input: usize,
@@ -32,8 +32,8 @@ pub enum GraphErrorKind {
     /// A parameter is out of its range.
     #[error("{0}")]
     Parameter(String),
-    /// A size does not fit into a machine word.
-    #[error("its size in bytes overflows")]
+    /// A size in bytes exceeds `usize`.
+    #[error("the size in bytes overflows")]
     Overflow,
     /// A row is not a whole number of blocks.
     #[error("a row of {cols} elements is not a whole number of {dtype} blocks of {block}", block = .dtype.block_len())]
@@ -43,24 +43,24 @@ pub enum GraphErrorKind {
         /// The row length.
         cols: usize,
     },
-    /// A view reaches past the tensor it looks at.
+    /// A view ends past the end of its tensor.
     #[error("the view ends at byte {end} of a tensor of {bytes}")]
     OutOfRange {
-        /// One past the last byte the view would touch.
+        /// One past the last byte of the view.
         end: usize,
         /// The size of the tensor.
         bytes: usize,
     },
-    /// The operation takes another number of inputs.
+    /// The operation takes a different number of inputs.
     #[error("takes {expected} inputs, not {found}")]
     Arity {
-        /// What it takes.
+        /// The number it takes.
         expected: &'static str,
-        /// What it got.
+        /// The number given.
         found: usize,
     },
-    /// The value has since been overwritten.
-    #[error("input {input} was overwritten by {writer}; use what {writer} returned")]
+    /// A write has overwritten the value since.
+    #[error("input {input} was overwritten by {writer}; use the value that {writer} returned")]
     Stale {
         /// Which input, counted from 0.
         input: usize,
@@ -73,13 +73,13 @@ pub enum GraphErrorKind {
         /// Which input, counted from 0.
         input: usize,
     },
-    /// The target of a write shares its memory with a tensor that was made an output before.
+    /// The target of a write shares its memory with an output.
     #[error("this would overwrite the output \"{0}\"; output a copy of it, made with cont()")]
     OutputLost(String),
-    /// Two things that are looked up by name have the same one.
-    #[error("the name \"{0}\" is taken")]
+    /// Another leaf or output has this name.
+    #[error("the name \"{0}\" is already in use")]
     Duplicate(String),
-    /// A tensor of another graph was used.
+    /// A value belongs to another builder.
     #[error("input {input} belongs to another graph builder")]
     Foreign {
         /// Which input, counted from 0.
@@ -88,12 +88,12 @@ pub enum GraphErrorKind {
     /// The bytes given for a weight or constant do not match its type and shape.
     #[error("{found} bytes of data were given where {expected} are needed")]
     DataLength {
-        /// What type and shape ask for.
+        /// The number that type and shape require.
         expected: usize,
-        /// What was given.
+        /// The number given.
         found: usize,
     },
-    /// The graph has more tensors than its ids can number.
+    /// The graph has more tensors than ids.
     #[error("a graph holds at most 4,294,967,294 tensors")]
     TooMany,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::shape::Shape;
 
-/// 128 bits that tell graphs apart. See [`Graph::fingerprint`].
+/// A 128-bit hash that identifies a graph; see [`Graph::fingerprint`](crate::Graph::fingerprint).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct Fingerprint(pub u128);
 

@@ -1,4 +1,4 @@
-//! A finished graph: immutable, plain data, nodes in execution order.
+//! The finished graph: immutable plain data, nodes in execution order.
 
 use std::collections::HashMap;
 use std::ops::Index;
@@ -9,7 +9,7 @@ use crate::fingerprint::Fingerprint;
 use crate::ops::Op;
 use crate::tensor::{NodeId, Tensor, TensorId, TensorKind};
 
-/// One operation of a graph, applied to tensors, giving a tensor.
+/// An operation applied to tensors, with one tensor as its result.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(crate) op: Op,
@@ -21,12 +21,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// What it computes.
+    /// The operation.
     pub fn op(&self) -> &Op {
         &self.op
     }
 
-    /// The tensor it computes.
+    /// The result.
     pub fn output(&self) -> TensorId {
         self.output
     }
@@ -46,9 +46,27 @@ impl Node {
 
 /// An immutable tensor graph, made by [`GraphBuilder`](crate::GraphBuilder).
 ///
-/// Tensors and nodes live in two arrays and are named by small ids. Nodes stand in execution order: each reads
-/// only tensors that stand before it. Indexing with an id of another graph may panic, as indexing a slice does;
-/// [`Graph::get`] and [`Graph::get_node`] answer `None` instead.
+/// Tensors and nodes are in two arrays, indexed by [`TensorId`] and [`NodeId`]. Nodes are in execution order: each reads
+/// only leaves and results of earlier nodes. Indexing with an id of another graph may panic, as indexing a slice does;
+/// [`Graph::get`] and [`Graph::get_node`] return `None` instead.
+///
+/// ```
+/// use quadriga_graph::{DType, GraphBuilder, Weight};
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [2, 8]);
+/// let w = g.weight("w", Weight::new(DType::F32, [4, 8]));
+/// g.output("y", w.mul_mat(x).relu());
+/// let graph = g.finish()?;
+///
+/// for node in graph.node_ids() {
+///     let inputs: Vec<String> = graph.inputs(node).iter().map(|id| graph.name(*id)).collect();
+///     println!("{} = {}({})", graph.node_name(node), graph[node].op().name(), inputs.join(", "));
+/// }
+/// let y = &graph[graph.output("y").unwrap()];
+/// assert_eq!((y.dtype(), y.shape().dims()), (DType::F32, &[2, 4][..]));
+/// # Ok::<(), quadriga_graph::BuildError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     pub(crate) tensors: Vec<Tensor>,
@@ -95,7 +113,7 @@ impl Graph {
         self.nodes.get(id.index())
     }
 
-    /// The tensors a node reads, in the order its operation names them.
+    /// The tensors that a node reads, in the order of its operation's inputs.
     #[inline]
     pub fn inputs(&self, node: NodeId) -> &[TensorId] {
         self.get_node(node).map_or(&[], |n| {
@@ -104,7 +122,7 @@ impl Graph {
         })
     }
 
-    /// The tensors that results are read from, with their names.
+    /// The outputs with their names.
     pub fn outputs(&self) -> &[(String, TensorId)] {
         &self.outputs
     }
@@ -153,7 +171,7 @@ impl Graph {
         })
     }
 
-    /// The bytes that were given for a weight or constant.
+    /// The bytes of a weight or constant, if the builder was given them.
     pub fn data(&self, id: TensorId) -> Option<&Data> {
         self.data.get(&id)
     }
@@ -163,14 +181,14 @@ impl Graph {
         self.tensor_ids().filter(move |id| self.get(*id).is_some_and(|t| t.kind == kind))
     }
 
-    /// The name that an input, weight, constant or state was given; `None` for results.
+    /// The name of an input, weight, constant or state; `None` for results.
     pub fn leaf_name(&self, id: TensorId) -> Option<&str> {
         let tensor = self.get(id).filter(|tensor| tensor.node().is_none())?;
         self.labels.get(tensor.label as usize).map(String::as_str)
     }
 
-    /// A tensor's name: that of a leaf as it was given; that of a result with its scope, its label or operation,
-    /// and the number of its node.
+    /// The name of a tensor: a leaf's own name; for a result its scope and label, or without a label its scope, operation
+    /// and node number.
     pub fn name(&self, id: TensorId) -> String {
         let Some(tensor) = self.get(id) else { return format!("tensor {}", id.0) };
         let label = self.labels.get(tensor.label as usize).map(String::as_str);
@@ -184,19 +202,18 @@ impl Graph {
         }
     }
 
-    /// A node's name: that of its result.
+    /// The name of a node: that of its result.
     pub fn node_name(&self, id: NodeId) -> String {
         self.get_node(id).map_or_else(|| format!("node {}", id.0), |n| self.name(n.output))
     }
 
-    /// The path of scopes that a tensor was made in; empty at the top.
+    /// The path of scopes in which a tensor was declared; empty at the top level.
     pub fn scope(&self, id: TensorId) -> &str {
         self.get(id).and_then(|t| self.scopes.get(t.scope as usize)).map_or("", String::as_str)
     }
 
-    /// A hash of everything that decides how the graph is planned and computed: operations, parameters, edges,
-    /// views, types, shapes, names of leaves and outputs; not the bytes of weights. Equal graphs have equal
-    /// fingerprints, in every run and on every machine.
+    /// A hash of everything that affects planning and execution: operations, parameters, edges, views, types, shapes,
+    /// names of leaves and outputs; not the bytes of weights. It is the same in every run and on every machine.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }

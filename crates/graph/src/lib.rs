@@ -1,8 +1,8 @@
-//! What is computed: element types, block formats, shapes, operations and the graph builder.
+//! Tensor graphs: element types, quantized block formats, shapes, operations and a builder with shape inference.
 //!
-//! A [`Graph`] is plain data: tensors with a type, a shape and byte strides, and nodes in execution order. It is
-//! built once with a [`GraphBuilder`], checked while it is built, and never changes afterwards; where and when it
-//! is computed is for `quadriga-runtime` to decide.
+//! A [`Graph`] describes a computation and executes nothing: tensors with a type, a shape and byte strides, and nodes in
+//! execution order. A [`GraphBuilder`] builds and checks it; afterwards it is immutable. `quadriga-runtime` assigns it
+//! to backends and runs it.
 //!
 //! ```
 //! use quadriga_graph::{DType, GraphBuilder, Pairing, Rope, Weight};

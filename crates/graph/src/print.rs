@@ -1,4 +1,4 @@
-//! A graph as a table and as a dot picture.
+//! A graph as a table, and in Graphviz's dot language.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::graph::Graph;
 use crate::tensor::{TensorId, TensorKind};
 
 impl fmt::Display for Graph {
-    /// A table: the leaves, then a line per node with its result and what it reads.
+    /// A table: the leaves, then each node with its result and inputs, then the outputs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -51,7 +51,7 @@ impl fmt::Display for Graph {
 }
 
 impl Graph {
-    /// The graph in the dot language: leaves as boxes, nodes as ovals, an arrow per read.
+    /// The graph in Graphviz's dot language: leaves as boxes, results as ellipses, an edge per input.
     pub fn to_dot(&self) -> String {
         let mut dot = String::from("digraph graph_ {\n  rankdir=TB;\n  node [fontname=\"sans-serif\"];\n");
         for id in self.tensor_ids() {
@@ -72,7 +72,7 @@ impl Graph {
     }
 }
 
-/// Text that may stand between the quotes of a dot label.
+/// Escapes text for a dot label.
 fn dot_text(text: &str) -> String {
     text.replace('"', "\\\"")
 }

@@ -4,13 +4,23 @@ use std::fmt;
 
 use crate::dtype::DType;
 
-/// The most dimensions a tensor can have.
+/// The maximum number of dimensions.
 pub const MAX_DIMS: usize = 4;
 
 /// The extents of a tensor, outermost dimension first.
 ///
-/// A shape is stored right-aligned in four places, the missing outer dimensions being 1, so that code which
-/// walks a tensor never asks for its rank: see [`Shape::dims4`].
+/// A shape is stored right-aligned in four dimensions, padded with ones, so that loops over a tensor need not
+/// distinguish ranks: see [`Shape::dims4`].
+///
+/// ```
+/// use quadriga_graph::{DType, Shape};
+///
+/// let shape = Shape::from([8, 64]);
+/// assert_eq!((shape.dims(), shape.dims4()), (&[8, 64][..], [1, 1, 8, 64]));
+/// assert_eq!((shape.rows(), shape.cols(), shape.elements()), (8, 64, 512));
+/// let (strides, bytes) = shape.contiguous(DType::Q8_0).unwrap();
+/// assert_eq!((strides.0[2], bytes), (68, 544));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     dims: [usize; MAX_DIMS],
@@ -28,13 +38,13 @@ impl Shape {
         Some(Shape { dims: all, rank: dims.len() as u8 })
     }
 
-    /// A four-dimensional shape seen as one of `rank` dimensions; the outer ones left out must be 1.
+    /// A shape of `rank` dimensions, or of more if an outer extent is not 1.
     pub(crate) fn from_dims4(dims: [usize; MAX_DIMS], rank: usize) -> Shape {
         let outer = dims.iter().position(|d| *d != 1).unwrap_or(MAX_DIMS);
         Shape { dims, rank: rank.clamp(MAX_DIMS - outer, MAX_DIMS) as u8 }
     }
 
-    /// How many dimensions the tensor was declared with; 0 is a single value.
+    /// The number of dimensions; 0 for a scalar.
     pub fn rank(&self) -> usize {
         self.rank.into()
     }
@@ -54,7 +64,7 @@ impl Shape {
         self.dims[3]
     }
 
-    /// The number of elements, or `None` if it does not fit a `usize`.
+    /// The number of elements, or `None` if it overflows.
     pub fn checked_elements(&self) -> Option<usize> {
         if self.dims.contains(&0) {
             return Some(0);
@@ -62,8 +72,7 @@ impl Shape {
         self.dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d))
     }
 
-    /// The number of elements. Tensors of a graph are checked when made, so this is exact for them; for a shape
-    /// that overflows it is `usize::MAX`.
+    /// The number of elements; `usize::MAX` if it overflows, which the builder rules out for tensors of a graph.
     pub fn elements(&self) -> usize {
         self.checked_elements().unwrap_or(usize::MAX)
     }
@@ -76,7 +85,7 @@ impl Shape {
         self.dims[..3].iter().fold(1usize, |n, d| n.saturating_mul(*d))
     }
 
-    /// Whether a tensor of this shape can be repeated whole along every dimension to fill `target`.
+    /// Whether repeating a tensor of this shape along every dimension can fill `target`.
     pub fn repeats_into(&self, target: &Shape) -> bool {
         self.dims.iter().zip(target.dims).all(|(d, t)| if *d == 0 { t == 0 } else { t % d == 0 })
     }
@@ -89,7 +98,7 @@ impl Shape {
         let s1 = s2.checked_mul(self.dims[2])?;
         let s0 = s1.checked_mul(self.dims[1])?;
         let bytes = s0.checked_mul(self.dims[0])?;
-        // An extent of zero must not hide an overflow of the others.
+        // A zero extent must not hide an overflow of the others.
         self.dims.iter().filter(|d| **d != 0).try_fold(dtype.block_bytes(), |n, d| n.checked_mul(*d))?;
         Some((Strides([s0, s1, s2, dtype.block_bytes()]), bytes))
     }
@@ -126,9 +135,9 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Byte distances between neighbours along each of four dimensions, outermost first.
+/// Byte strides of four dimensions, outermost first.
 ///
-/// The innermost stride is the distance between blocks, which for plain types are single elements.
+/// The innermost stride is the distance between blocks; plain types have one element per block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Strides(pub [usize; MAX_DIMS]);
 
@@ -179,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn repeating_needs_whole_multiples() {
+    fn repeating_needs_integer_multiples() {
         assert!(Shape::from([1, 3]).repeats_into(&Shape::from([4, 6])));
         assert!(!Shape::from([2, 4]).repeats_into(&Shape::from([4, 6])));
         assert!(Shape::from([3]).repeats_into(&Shape::from([0, 3])));

@@ -3,11 +3,11 @@
 use crate::dtype::DType;
 use crate::shape::{MAX_DIMS, Shape, Strides};
 
-/// Names a tensor within its graph: a small, copyable index.
+/// Identifies a tensor of a graph: its index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct TensorId(pub(crate) u32);
 
-/// Names a node within its graph. Nodes are numbered in execution order.
+/// Identifies a node of a graph: its index in execution order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub(crate) u32);
 
@@ -17,7 +17,7 @@ impl TensorId {
         self.0 as usize
     }
 
-    /// The id of the tensor at this position. It only means something to the graph it was counted in.
+    /// The id of the tensor at this position of a graph.
     pub fn from_index(index: usize) -> TensorId {
         TensorId(u32::try_from(index).unwrap_or(u32::MAX))
     }
@@ -29,7 +29,7 @@ impl NodeId {
         self.0 as usize
     }
 
-    /// The id of the node at this position. It only means something to the graph it was counted in.
+    /// The id of the node at this position of a graph.
     pub fn from_index(index: usize) -> NodeId {
         NodeId(u32::try_from(index).unwrap_or(u32::MAX))
     }
@@ -42,11 +42,11 @@ pub enum TensorKind {
     Input,
     /// Parameters of a model: set once, never written by a run.
     Weight,
-    /// Bytes that belong to the graph itself.
+    /// Part of the graph, with its bytes.
     Constant,
-    /// Outlives a run, zero at first; written only through operations that return the written value.
+    /// Keeps its content between runs, zero at first; written by `set_rows` and `copy_into`.
     State,
-    /// The result of a node: fresh memory, a view of another tensor, or a tensor written in place.
+    /// The result of a node: new memory, a view of another tensor, or another tensor after a write.
     Computed(NodeId),
 }
 
@@ -79,37 +79,37 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// The type of its elements.
+    /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Its extents.
+    /// The shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Its extents padded to four dimensions.
+    /// The extents padded to four dimensions.
     pub fn dims4(&self) -> [usize; MAX_DIMS] {
         self.shape.dims4()
     }
 
-    /// Byte distances between neighbours, outermost dimension first.
+    /// The byte strides, outermost of four dimensions first.
     pub fn strides(&self) -> [usize; MAX_DIMS] {
         self.strides.0
     }
 
-    /// Bytes from its first to one past its last byte.
+    /// The bytes from the first to one past the last byte.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Where its value comes from.
+    /// Where the value comes from.
     pub fn kind(&self) -> TensorKind {
         self.kind
     }
 
-    /// The tensor that owns the memory: itself, unless this is a view or was written in place.
+    /// The tensor that owns the memory: this one, unless it is a view or the result of a write.
     pub fn storage(&self) -> TensorId {
         self.storage
     }
@@ -119,7 +119,7 @@ impl Tensor {
         self.offset
     }
 
-    /// The node that computes it, if one does.
+    /// The node that computes it; `None` for leaves.
     pub fn node(&self) -> Option<NodeId> {
         match self.kind {
             TensorKind::Computed(node) => Some(node),
@@ -127,12 +127,12 @@ impl Tensor {
         }
     }
 
-    /// The number of its elements.
+    /// The number of elements.
     pub fn elements(&self) -> usize {
         self.shape.elements()
     }
 
-    /// Whether its elements lie one after another without gaps, in row-major order.
+    /// Whether the elements are dense in row-major order.
     pub fn is_contiguous(&self) -> bool {
         if self.elements() == 0 {
             return true;
@@ -149,12 +149,12 @@ impl Tensor {
         true
     }
 
-    /// Whether the elements of each row lie one after another.
+    /// Whether the elements of each row are contiguous.
     pub fn has_dense_rows(&self) -> bool {
         self.shape.cols() <= self.dtype.block_len() || self.strides.0[3] == self.dtype.block_bytes()
     }
 
-    /// Whether type, shape and strides are the same: the layout that an in-place operation needs.
+    /// Whether type, shape and strides are equal, as an in-place operation requires.
     pub fn same_layout(&self, other: &Tensor) -> bool {
         self.dtype == other.dtype
             && self.shape.dims4() == other.shape.dims4()

@@ -1,4 +1,4 @@
-//! Block formats read bit for bit as the `gguf` package reads them, and are written with no more error than it makes.
+//! Block formats: dequantization is bit-exact with the Python package `gguf`, quantization no less accurate.
 //!
 //! The fixtures are made by `fixtures/make_block_fixtures.py`.
 #![allow(
@@ -76,7 +76,7 @@ fn dequantize_is_bit_exact_with_gguf() {
         assert!(fixture.rest().is_empty());
         assert_eq!(values.len(), expected.len(), "{dtype}");
         for (i, (value, expected)) in values.iter().zip(&expected).enumerate() {
-            // Which NaN an operation yields differs between processors; that it is one does not.
+            // The payload of a NaN differs between processors.
             let same = value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan();
             assert!(same, "{dtype} element {i}: {value} is not {expected}");
         }
@@ -100,7 +100,7 @@ fn exactly_the_computable_types_dequantize() {
 }
 
 #[test]
-fn half_and_bfloat_are_rounded_as_gguf_rounds_them() {
+fn f16_and_bf16_are_rounded_as_by_gguf() {
     let (values, _) = rows();
     for dtype in [DType::F16, DType::BF16] {
         assert_eq!(quantize(dtype, &values), quantized_by_gguf(dtype), "{dtype}");
@@ -109,7 +109,7 @@ fn half_and_bfloat_are_rounded_as_gguf_rounds_them() {
 }
 
 #[test]
-fn quantize_makes_no_more_error_than_gguf_on_any_row() {
+fn quantization_error_is_at_most_that_of_gguf_on_every_row() {
     let (values, row_length) = rows();
     for dtype in QUANTIZABLE {
         let ours = dequantize(dtype, &quantize(dtype, &values));
@@ -123,10 +123,10 @@ fn quantize_makes_no_more_error_than_gguf_on_any_row() {
     }
 }
 
-/// `gguf` cannot write these two, so they are held against formats of nearly as many bits that it can: Q4_K (4.5 bits)
-/// against Q4_1 (5 bits), Q6_K (6.6 bits) against Q5_1 (6 bits), on rows that are spread around zero as weights are.
+/// `gguf` cannot quantize to these two, so they are compared with formats of similar size: Q4_K (4.5 bits) with Q4_1
+/// (5 bits), Q6_K (6.6 bits) with Q5_1 (6 bits), on rows that are distributed around zero like weights.
 #[test]
-fn k_quants_keep_close_to_formats_of_their_size() {
+fn k_quants_are_as_accurate_as_formats_of_their_size() {
     let (values, row_length) = rows();
     for (dtype, other, bound) in [(DType::Q4_K, DType::Q4_1, 1.05), (DType::Q6_K, DType::Q5_1, 0.65)] {
         let ours = dequantize(dtype, &quantize(dtype, &values));
@@ -143,8 +143,8 @@ fn k_quants_keep_close_to_formats_of_their_size() {
 }
 
 #[test]
-fn zeros_and_values_on_the_grid_survive_exactly() {
-    // For each type a lowest and a highest quant, both in use, and whole quants between them.
+fn zeros_and_representable_values_are_exact() {
+    // For each type the lowest and the highest quant, both used, and quants between them.
     for (dtype, lowest, highest) in [
         (DType::Q4_0, -8, 7),
         (DType::Q4_1, 0, 15),
@@ -161,7 +161,7 @@ fn zeros_and_values_on_the_grid_survive_exactly() {
 }
 
 #[test]
-fn any_input_quantizes_to_finite_numbers() {
+fn any_input_quantizes_to_finite_values() {
     let special = [
         f32::NAN,
         f32::INFINITY,
@@ -208,7 +208,7 @@ fn blocks_are_read_from_any_address() {
 }
 
 #[test]
-fn wrong_lengths_are_errors_that_say_the_numbers() {
+fn length_errors_name_the_numbers() {
     let error = blocks::dequantize(DType::Q4_0, &[0; 35], &mut [0.0; 64]).unwrap_err();
     assert_eq!(error.to_string(), "35 bytes are not a whole number of Q4_0 blocks of 18 bytes");
     let error = blocks::dequantize(DType::Q4_0, &[0; 36], &mut [0.0; 32]).unwrap_err();
@@ -223,7 +223,7 @@ fn wrong_lengths_are_errors_that_say_the_numbers() {
 }
 
 #[test]
-fn element_and_group_numbers_wrap_around_the_block() {
+fn element_and_group_indices_wrap_around_the_block() {
     let bytes: Vec<u8> = (0..=255).collect();
     macro_rules! check {
         ($($block:ident . $method:ident % $length:literal),*) => {$({

@@ -1,4 +1,4 @@
-//! What a person who builds a graph gets: shapes, views, names, and the first mistake with its place.
+//! Building graphs: shapes, views, names, operators, and the first error with its location.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use quadriga_graph::{
@@ -6,7 +6,7 @@ use quadriga_graph::{
     Weight,
 };
 
-fn problem(build: impl for<'g> FnOnce(&'g GraphBuilder)) -> BuildError {
+fn error_of(build: impl for<'g> FnOnce(&'g GraphBuilder)) -> BuildError {
     let g = GraphBuilder::new();
     build(&g);
     g.finish().unwrap_err()
@@ -18,16 +18,16 @@ fn views_know_the_storage_and_the_offset() {
     let x = g.input("x", DType::F32, [4, 6]);
     let row = x.slice(0, 1, 2);
     let corner = row.slice(1, 3, 2);
-    let turned = corner.transpose();
-    g.output("turned", turned);
-    let (x, turned) = (x.id(), turned.id());
+    let transposed = corner.transpose();
+    g.output("transposed", transposed);
+    let (x, transposed) = (x.id(), transposed.id());
     let graph = g.finish().unwrap();
-    assert_eq!(graph[turned].storage(), x);
-    assert_eq!(graph[turned].offset(), 24 + 12);
-    assert_eq!(graph[turned].shape().dims(), &[2, 2]);
-    assert_eq!(graph[turned].strides()[2..], [4, 24]);
-    assert!(!graph[turned].is_contiguous());
-    assert!(!graph[turned].has_dense_rows());
+    assert_eq!(graph[transposed].storage(), x);
+    assert_eq!(graph[transposed].offset(), 24 + 12);
+    assert_eq!(graph[transposed].shape().dims(), &[2, 2]);
+    assert_eq!(graph[transposed].strides()[2..], [4, 24]);
+    assert!(!graph[transposed].is_contiguous());
+    assert!(!graph[transposed].has_dense_rows());
 }
 
 #[test]
@@ -45,8 +45,8 @@ fn writing_a_state_returns_the_written_value() {
 }
 
 #[test]
-fn reading_a_state_after_it_was_written_needs_the_written_value() {
-    let error = problem(|g| {
+fn reading_a_stale_value_of_a_state_is_an_error() {
+    let error = error_of(|g| {
         let cache = g.state("cache", DType::F32, [32, 8]);
         let rows = g.input("rows", DType::F32, [2, 8]);
         let ids = g.input("ids", DType::I32, [2]);
@@ -55,17 +55,17 @@ fn reading_a_state_after_it_was_written_needs_the_written_value() {
         view.silu();
     });
     assert_eq!(error.kind, GraphErrorKind::Stale { input: 0, writer: "write".into() });
-    assert!(error.to_string().contains("use what write returned"), "{error}");
+    assert!(error.to_string().contains("use the value that write returned"), "{error}");
 }
 
 #[test]
 fn weights_inputs_and_overlapping_sources_are_never_written() {
-    let error = problem(|g| {
+    let error = error_of(|g| {
         let w = g.weight("w", Weight::new(DType::F32, [4, 8]));
         g.input("x", DType::F32, [4, 8]).copy_into(w);
     });
     assert_eq!(error.kind, GraphErrorKind::ReadOnly { input: 0 });
-    let error = problem(|g| {
+    let error = error_of(|g| {
         let s = g.state("s", DType::F32, [4, 8]);
         s.slice(0, 0, 2).copy_into(s.slice(0, 1, 2));
     });
@@ -73,9 +73,9 @@ fn weights_inputs_and_overlapping_sources_are_never_written() {
 }
 
 #[test]
-fn the_first_mistake_is_kept_with_place_scope_and_inputs() {
+fn the_first_error_is_kept_with_location_scope_and_inputs() {
     let line = line!() + 5;
-    let error = problem(|g| {
+    let error = error_of(|g| {
         let x = g.input("x", DType::F32, [2, 3]);
         let w = g.weight("w", Weight::new(DType::F32, [5, 4]));
         let blk = g.scope("blk.3");
@@ -90,19 +90,19 @@ fn the_first_mistake_is_kept_with_place_scope_and_inputs() {
 }
 
 #[test]
-fn mistakes_are_errors_and_never_panics() {
+fn invalid_operations_are_errors_and_never_panics() {
     type Build = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
     let cases: &[(&str, Build)] = &[
         ("overflow", |g, _| g.input("big", DType::F32, [usize::MAX, 2])),
         ("overflow behind a zero", |g, _| g.input("big", DType::F32, [0, usize::MAX, 8])),
         ("half a block", |g, _| g.input("q", DType::Q4_0, [33])),
-        ("taken name", |g, _| g.input("x", DType::F32, [1])),
+        ("duplicate name", |g, _| g.input("x", DType::F32, [1])),
         ("view past the end", |_, x| x.view([4], [0, 0, 0, 4], 84)),
         ("misaligned view", |_, x| x.view([2], [0, 0, 0, 4], 2)),
         ("view stride overflow", |_, x| x.view([3], [0, 0, 0, usize::MAX - 3], 4)),
         ("slice past the end", |_, x| x.slice(0, 3, 2)),
         ("slice axis", |_, x| x.slice(7, 0, 1)),
-        ("permute twice the same", |_, x| x.permute([1, 1])),
+        ("permute with a duplicate axis", |_, x| x.permute([1, 1])),
         ("permute rank", |_, x| x.permute([0, 1, 2])),
         ("reshape count", |_, x| x.reshape([23])),
         ("reshape strided", |_, x| x.transpose().reshape([24])),
@@ -121,13 +121,13 @@ fn mistakes_are_errors_and_never_panics() {
             let p = g.input("p", DType::I32, [3]);
             x.reshape([1, 4, 6]).rope(Rope::new(6, Pairing::Half, 1e4), p, None)
         }),
-        ("strided product", |g, x| x.transpose().mul_mat(g.input("y", DType::F32, [1, 4]))),
+        ("strided mul_mat", |g, x| x.transpose().mul_mat(g.input("y", DType::F32, [1, 4]))),
         ("ids of the wrong type", |g, x| x.get_rows(g.input("f", DType::F32, [2]))),
-        ("too many of a row", |_, x| x.top_k(7)),
+        ("top_k larger than the row", |_, x| x.top_k(7)),
         ("concat axis", |_, x| x.concat(2, &[x])),
-        ("concat sides", |g, x| x.concat(0, &[g.input("c", DType::F32, [4, 5])])),
+        ("concat extents", |g, x| x.concat(0, &[g.input("c", DType::F32, [4, 5])])),
         ("padding overflow", |_, x| x.pad([usize::MAX])),
-        ("cast to a type nothing writes", |_, x| x.cast(DType::IQ1_S)),
+        ("cast to a type that cannot be quantized to", |_, x| x.cast(DType::IQ1_S)),
         ("wrong arity", |g, x| g.apply(Op::MulMat, &[x])),
         ("data length", |g, _| g.constant("k", DType::F32, [3], vec![0u8; 11])),
         ("duplicate output", |g, x| {
@@ -180,7 +180,7 @@ fn operators_add_the_same_nodes_as_methods() {
 
 #[test]
 fn operators_report_the_line_of_the_caller() {
-    let error = problem(|g| {
+    let error = error_of(|g| {
         let (x, y) = (g.input("x", DType::F32, [2, 8]), g.input("y", DType::F32, [3]));
         let _ = x + y;
     });
@@ -231,7 +231,7 @@ fn tensors_of_another_builder_are_refused() {
 }
 
 #[test]
-fn equal_graphs_have_equal_fingerprints_and_others_do_not() {
+fn fingerprints_are_equal_exactly_for_equal_graphs() {
     let build = |scale: f32, cols: usize, name: &str, swap: bool| {
         let g = GraphBuilder::new();
         let x = g.input(name, DType::F32, [2, cols]);
@@ -250,7 +250,7 @@ fn equal_graphs_have_equal_fingerprints_and_others_do_not() {
     ] {
         assert_ne!(base, other);
     }
-    // Stable across runs and machines: this value is part of the contract.
+    // The fingerprint is stable across runs and machines.
     assert_eq!(base.to_string(), "be630f27969bd8a8819972f06959088c");
 }
 
@@ -259,27 +259,27 @@ fn a_graph_prints_as_a_table_and_as_dot() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [2, 8]);
     let y = { g.scope("blk.0").mul_mat(g.weight("w \"quoted\"", Weight::new(DType::F32, [3, 8])), x) };
-    g.output("y", y.named("product"));
+    g.output("y", y.named("matmul"));
     let graph = g.finish().unwrap();
     let table = graph.to_string();
-    assert!(table.contains("blk.0.product"), "{table}");
+    assert!(table.contains("blk.0.matmul"), "{table}");
     assert!(table.contains("mul_mat(w \"quoted\", x)"), "{table}");
     let dot = graph.to_dot();
     assert!(dot.contains("t0 -> t2") && dot.contains("w \\\"quoted\\\""), "{dot}");
 }
 
 #[test]
-fn every_operation_has_a_name_and_a_meaning_of_its_own() {
+fn every_unary_operation_has_a_unique_name_and_a_description() {
     let mut names = std::collections::HashSet::new();
     for unary in quadriga_graph::Unary::ALL {
         let d = Op::Unary(unary).declaration();
-        assert!(names.insert(d.name) && !d.meaning.is_empty());
+        assert!(names.insert(d.name) && !d.description.is_empty());
     }
 }
 
 #[test]
 fn an_output_cannot_be_overwritten_later() {
-    let error = problem(|g| {
+    let error = error_of(|g| {
         let cache = g.state("cache", DType::F32, [4, 2]);
         let rows = g.input("rows", DType::F32, [1, 2]);
         let ids = g.input("ids", DType::I32, [1]);

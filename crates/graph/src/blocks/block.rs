@@ -1,4 +1,4 @@
-//! The traits of block structs, and the macro that implements them.
+//! The traits of block structs, and the macro that implements `Block`.
 
 use bytemuck::Pod;
 
@@ -12,20 +12,19 @@ pub trait Block: Pod {
     /// The elements of one block as an array: `[f32; 32]` or `[f32; 256]`.
     type Values: Pod;
 
-    /// Writes the values of the elements, in the order of the row.
+    /// Writes the values of the elements, in row order.
     fn dequantize(&self, out: &mut Self::Values);
 }
 
-/// A block that can also be made from values.
+/// A block format that values can be quantized to.
 pub trait QuantizeBlock: Block {
-    /// The block whose values come close to `values`.
+    /// Quantizes values to a block.
     ///
-    /// Any input is taken: values beyond the reach of the format become the nearest that it can hold, and a
-    /// NaN becomes some finite number.
+    /// Any input is accepted: values out of range saturate, and NaN becomes some finite number.
     fn quantize(values: &Self::Values) -> Self;
 }
 
-/// Implements [`Block`] by the struct's own `dequantize`, and proves size and alignment when compiling.
+/// Implements [`Block`] with the struct's own `dequantize`, and asserts size and alignment at compile time.
 macro_rules! block_format {
     ($block:ident, $dtype:ident, $length:literal elements in $bytes:literal bytes) => {
         impl super::block::Block for $block {

@@ -1,24 +1,22 @@
-//! What can go wrong when blocks are read or written.
+//! Errors of quantization and dequantization.
 
 use thiserror::Error;
 
 use crate::dtype::DType;
 
-/// Why bytes could not be turned into values, or values into bytes.
+/// Why values could not be quantized or dequantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
-    /// There is no code that turns this type into `f32`.
-    #[error("{dtype} cannot be turned into f32: store the tensor in a type that can be computed with")]
+    /// The type cannot be dequantized.
+    #[error("{dtype} cannot be dequantized: convert the tensor to a supported type")]
     NoDequantize {
-        /// The type asked for.
+        /// The requested type.
         dtype: DType,
     },
-    /// There is no code that makes this type from `f32`.
-    #[error(
-        "f32 values cannot be turned into {dtype}: use F16, BF16, Q8_0 or another type that can be written"
-    )]
+    /// The type cannot be quantized to.
+    #[error("f32 values cannot be quantized to {dtype}: use F16, BF16, Q8_0 or another supported type")]
     NoQuantize {
-        /// The type asked for.
+        /// The requested type.
         dtype: DType,
     },
     /// The bytes end in the middle of a block.
@@ -26,10 +24,10 @@ pub enum FormatError {
     PartialBlock {
         /// The type of the blocks.
         dtype: DType,
-        /// How many bytes there are.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// The blocks hold more or fewer elements than the other side has.
+    /// The number of elements in the blocks differs from the number of values.
     #[error(
         "{bytes} bytes of {dtype} hold {} elements, not {elements}",
         bytes / dtype.block_bytes() * dtype.block_len()
@@ -37,9 +35,9 @@ pub enum FormatError {
     LengthMismatch {
         /// The type of the blocks.
         dtype: DType,
-        /// How many bytes there are.
+        /// The number of bytes.
         bytes: usize,
-        /// How many `f32` values there are.
+        /// The number of `f32` values.
         elements: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! A 16-bit float that may lie at any address.
+//! A 16-bit float without alignment.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl HalfBytes {
         f16::from_le_bytes(self.0).to_f32()
     }
 
-    /// The nearest number that is finite: a value too large becomes the largest, a NaN becomes zero.
+    /// The nearest finite number: out-of-range values saturate, NaN becomes zero.
     #[inline]
     pub fn from_f32_finite(value: f32) -> Self {
         let limit = f16::MAX.to_f32();

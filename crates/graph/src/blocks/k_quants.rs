@@ -1,8 +1,8 @@
 //! The formats of 256 elements with two levels of scales: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 //!
-//! A block is divided into groups of 16 or 32 elements. Each group has a small whole-number scale of its own, which
-//! is multiplied by the one scale of the block. The bits of an element are spread such that 32 consecutive elements
-//! share a bit position in 32 consecutive bytes; `quant(i)` of each block says where those of element `i` are.
+//! A super-block of 256 elements is divided into groups of 16 or 32. Each group has a small integer scale, which is
+//! multiplied by the scale of the super-block. 32 consecutive elements share a bit position in 32 consecutive bytes;
+//! `quant(i)` of each struct extracts the bits of element `i`.
 
 #![expect(
     clippy::indexing_slicing,
@@ -27,19 +27,19 @@ use super::half_bytes::HalfBytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ2_K {
-    /// One byte per group: scale in the low half, minimum in the high half.
+    /// One byte per group: scale in the low nibble, minimum in the high nibble.
     pub group_scales: [u8; 16],
     /// Each 32 bytes hold 128 elements: the first 32 in bits 0–1, the next in bits 2–3, and so on.
     pub quants: [u8; 64],
-    /// What all group scales are multiplied by.
+    /// The factor of all group scales.
     pub scale: HalfBytes,
-    /// What all group minimums are multiplied by.
+    /// The factor of all group minimums.
     pub min_scale: HalfBytes,
 }
 block_format!(BlockQ2_K, Q2_K, 256 elements in 84 bytes);
 
 impl BlockQ2_K {
-    /// The stored number of element `i % 256`: 0 to 3.
+    /// The quant of element `i % 256`: 0 to 3.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
         self.quants[i / 128 % 2 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
@@ -52,7 +52,7 @@ impl BlockQ2_K {
         (packed & 0x0f, packed >> 4)
     }
 
-    /// Writes the 256 values.
+    /// Dequantizes the 256 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 256]) {
         let (scale, min_scale) = (self.scale.to_f32(), self.min_scale.to_f32());
@@ -81,16 +81,16 @@ pub struct BlockQ3_K {
     pub third_bits: [u8; 32],
     /// The two low bits. Each 32 bytes hold 128 elements: the first 32 in bits 0–1, the next in bits 2–3, and so on.
     pub quants: [u8; 64],
-    /// The group scales. Group `g`: low four bits in byte `g % 8`, low half for `g < 8`, else high half; high two
+    /// The group scales. Group `g`: low four bits in byte `g % 8`, low nibble for `g < 8`, else high nibble; high two
     /// bits in byte `8 + g % 4` at bit `g / 4 × 2`.
     pub group_scales: [u8; 12],
-    /// What all group scales are multiplied by.
+    /// The factor of all group scales.
     pub scale: HalfBytes,
 }
 block_format!(BlockQ3_K, Q3_K, 256 elements in 110 bytes);
 
 impl BlockQ3_K {
-    /// The stored number of element `i % 256`, offset removed: −4 to 3.
+    /// The quant of element `i % 256`, offset removed: −4 to 3.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
         let low = self.quants[i / 128 % 2 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
@@ -106,7 +106,7 @@ impl BlockQ3_K {
         (low | high << 4) as i8 - 32
     }
 
-    /// Writes the 256 values.
+    /// Dequantizes the 256 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 256]) {
         let scale = self.scale.to_f32();
@@ -124,7 +124,7 @@ impl BlockQ3_K {
 /// ```text
 /// byte  0–3   scale of groups 0–3 in bits 0–5, the two high bits of the scale of groups 4–7 in bits 6–7
 /// byte  4–7   the same for the minimums
-/// byte  8–11  the low four bits of groups 4–7: scale in the low half, minimum in the high half
+/// byte  8–11  the low four bits of groups 4–7: scale in the low nibble, minimum in the high nibble
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
@@ -169,25 +169,25 @@ impl GroupScales {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ4_K {
-    /// What all group scales are multiplied by.
+    /// The factor of all group scales.
     pub scale: HalfBytes,
-    /// What all group minimums are multiplied by.
+    /// The factor of all group minimums.
     pub min_scale: HalfBytes,
     /// Scale and minimum of each group.
     pub group_scales: GroupScales,
-    /// Each 32 bytes hold 64 elements: the first 32 in the low halves, the next 32 in the high halves.
+    /// Each 32 bytes hold 64 elements: the first 32 in the low nibbles, the next 32 in the high nibbles.
     pub quants: [u8; 128],
 }
 block_format!(BlockQ4_K, Q4_K, 256 elements in 144 bytes);
 
 impl BlockQ4_K {
-    /// The stored number of element `i % 256`: 0 to 15.
+    /// The quant of element `i % 256`: 0 to 15.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
         self.quants[i / 64 % 4 * 32 + i % 32] >> (i % 64 / 32 * 4) & 0x0f
     }
 
-    /// Writes the 256 values.
+    /// Dequantizes the 256 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 256]) {
         let (scale, min_scale) = (self.scale.to_f32(), self.min_scale.to_f32());
@@ -205,7 +205,7 @@ impl BlockQ4_K {
 impl QuantizeBlock for BlockQ4_K {
     fn quantize(values: &[f32; 256]) -> Self {
         let (groups, _) = values.as_chunks::<32>();
-        // The widest group and the lowest one say how far scales and minimums must reach.
+        // The group with the widest range determines the scale of scales, the lowest minimum that of minimums.
         let (mut largest_scale, mut lowest_minimum) = (0.0f32, 0.0f32);
         for group in groups {
             let (lowest, highest) = span(group);
@@ -247,21 +247,21 @@ impl QuantizeBlock for BlockQ4_K {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ5_K {
-    /// What all group scales are multiplied by.
+    /// The factor of all group scales.
     pub scale: HalfBytes,
-    /// What all group minimums are multiplied by.
+    /// The factor of all group minimums.
     pub min_scale: HalfBytes,
     /// Scale and minimum of each group.
     pub group_scales: GroupScales,
     /// The highest bit of each quant: element `i` in byte `i % 32`, bit `i / 32`.
     pub fifth_bits: [u8; 32],
-    /// The low bits. Each 32 bytes hold 64 elements: the first 32 in the low halves, the next 32 in the high halves.
+    /// The low bits. Each 32 bytes hold 64 elements: the first 32 in the low nibbles, the next 32 in the high nibbles.
     pub quants: [u8; 128],
 }
 block_format!(BlockQ5_K, Q5_K, 256 elements in 176 bytes);
 
 impl BlockQ5_K {
-    /// The stored number of element `i % 256`: 0 to 31.
+    /// The quant of element `i % 256`: 0 to 31.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
         let low = self.quants[i / 64 % 4 * 32 + i % 32] >> (i % 64 / 32 * 4) & 0x0f;
@@ -269,7 +269,7 @@ impl BlockQ5_K {
         low | fifth << 4
     }
 
-    /// Writes the 256 values.
+    /// Dequantizes the 256 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 256]) {
         let (scale, min_scale) = (self.scale.to_f32(), self.min_scale.to_f32());
@@ -294,20 +294,20 @@ impl BlockQ5_K {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ6_K {
-    /// The low four bits. Each 64 bytes hold 128 elements: the first 64 in the low halves, the next 64 in the high
-    /// halves.
+    /// The low four bits. Each 64 bytes hold 128 elements: the first 64 in the low nibbles, the next 64 in the high
+    /// nibbles.
     pub quants: [u8; 128],
     /// The two high bits. Each 32 bytes hold 128 elements: the first 32 in bits 0–1, the next in bits 2–3, and so on.
     pub high_bits: [u8; 64],
     /// The scale of each group.
     pub group_scales: [i8; 16],
-    /// What all group scales are multiplied by.
+    /// The factor of all group scales.
     pub scale: HalfBytes,
 }
 block_format!(BlockQ6_K, Q6_K, 256 elements in 210 bytes);
 
 impl BlockQ6_K {
-    /// The stored number of element `i % 256`, offset removed: −32 to 31.
+    /// The quant of element `i % 256`, offset removed: −32 to 31.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
         let low = self.quants[i / 128 % 2 * 64 + i % 64] >> (i % 128 / 64 * 4) & 0x0f;
@@ -315,7 +315,7 @@ impl BlockQ6_K {
         (low | high << 4) as i8 - 32
     }
 
-    /// Writes the 256 values.
+    /// Dequantizes the 256 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 256]) {
         let scale = self.scale.to_f32();
@@ -331,7 +331,7 @@ impl BlockQ6_K {
 impl QuantizeBlock for BlockQ6_K {
     fn quantize(values: &[f32; 256]) -> Self {
         let (groups, _) = values.as_chunks::<16>();
-        // The group with the largest value says how far the scales must reach.
+        // The largest magnitude determines the scale of scales.
         let (lowest, highest) = span(values);
         let largest = highest.max(-lowest) / 32.0;
         let scale = as_half(largest / 127.0);

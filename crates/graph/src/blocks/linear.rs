@@ -1,8 +1,8 @@
 //! The formats of 32 elements with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 //!
 //! The `_0` formats store `value = scale × (quant − offset)`, the `_1` formats `value = scale × quant + minimum`.
-//! Four-bit parts are packed two to a byte: byte `i` holds element `i` in its low half and element `i + 16` in its
-//! high half.
+//! Four-bit parts are packed two to a byte: byte `i` holds element `i` in its low nibble and element `i + 16` in its
+//! high nibble.
 
 #![expect(clippy::indexing_slicing, reason = "indices are taken modulo the length")]
 #![allow(non_camel_case_types, reason = "the names are those of the file format")]
@@ -47,21 +47,21 @@ fn as_halves(scale: f32, minimum: f32) -> (f32, f32) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ4_0 {
-    /// What one step is worth; may be negative.
+    /// The scale; may be negative.
     pub scale: HalfBytes,
-    /// The quants, packed in halves of bytes.
+    /// The quants, two per byte.
     pub quants: [u8; 16],
 }
 block_format!(BlockQ4_0, Q4_0, 32 elements in 18 bytes);
 
 impl BlockQ4_0 {
-    /// The stored number of element `i % 32`, offset removed: −8 to 7.
+    /// The quant of element `i % 32`, offset removed: −8 to 7.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
         nibble(&self.quants, i) as i8 - 8
     }
 
-    /// Writes the 32 values.
+    /// Dequantizes the 32 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 32]) {
         let scale = self.scale.to_f32();
@@ -89,23 +89,23 @@ impl QuantizeBlock for BlockQ4_0 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ4_1 {
-    /// What one step is worth.
+    /// The scale.
     pub scale: HalfBytes,
     /// The value of quant 0.
     pub minimum: HalfBytes,
-    /// The quants, packed in halves of bytes.
+    /// The quants, two per byte.
     pub quants: [u8; 16],
 }
 block_format!(BlockQ4_1, Q4_1, 32 elements in 20 bytes);
 
 impl BlockQ4_1 {
-    /// The stored number of element `i % 32`: 0 to 15.
+    /// The quant of element `i % 32`: 0 to 15.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
         nibble(&self.quants, i)
     }
 
-    /// Writes the 32 values.
+    /// Dequantizes the 32 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 32]) {
         let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
@@ -133,24 +133,24 @@ impl QuantizeBlock for BlockQ4_1 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ5_0 {
-    /// What one step is worth; may be negative.
+    /// The scale; may be negative.
     pub scale: HalfBytes,
     /// The highest bit of each quant: bit `i` of the little-endian number is that of element `i`.
     pub fifth_bits: [u8; 4],
-    /// The low four bits of the quants, packed in halves of bytes.
+    /// The low four bits of the quants, two per byte.
     pub quants: [u8; 16],
 }
 block_format!(BlockQ5_0, Q5_0, 32 elements in 22 bytes);
 
 impl BlockQ5_0 {
-    /// The stored number of element `i % 32`, offset removed: −16 to 15.
+    /// The quant of element `i % 32`, offset removed: −16 to 15.
     #[inline]
     pub fn quant(&self, i: usize) -> i8 {
         let fifth = (u32::from_le_bytes(self.fifth_bits) >> (i % 32) & 1) as u8;
         (nibble(&self.quants, i) | fifth << 4) as i8 - 16
     }
 
-    /// Writes the 32 values.
+    /// Dequantizes the 32 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 32]) {
         let scale = self.scale.to_f32();
@@ -178,26 +178,26 @@ impl QuantizeBlock for BlockQ5_0 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ5_1 {
-    /// What one step is worth.
+    /// The scale.
     pub scale: HalfBytes,
     /// The value of quant 0.
     pub minimum: HalfBytes,
     /// The highest bit of each quant: bit `i` of the little-endian number is that of element `i`.
     pub fifth_bits: [u8; 4],
-    /// The low four bits of the quants, packed in halves of bytes.
+    /// The low four bits of the quants, two per byte.
     pub quants: [u8; 16],
 }
 block_format!(BlockQ5_1, Q5_1, 32 elements in 24 bytes);
 
 impl BlockQ5_1 {
-    /// The stored number of element `i % 32`: 0 to 31.
+    /// The quant of element `i % 32`: 0 to 31.
     #[inline]
     pub fn quant(&self, i: usize) -> u8 {
         let fifth = (u32::from_le_bytes(self.fifth_bits) >> (i % 32) & 1) as u8;
         nibble(&self.quants, i) | fifth << 4
     }
 
-    /// Writes the 32 values.
+    /// Dequantizes the 32 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 32]) {
         let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
@@ -225,7 +225,7 @@ impl QuantizeBlock for BlockQ5_1 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ8_0 {
-    /// What one step is worth.
+    /// The scale.
     pub scale: HalfBytes,
     /// The quants, in the order of the elements.
     pub quants: [i8; 32],
@@ -233,7 +233,7 @@ pub struct BlockQ8_0 {
 block_format!(BlockQ8_0, Q8_0, 32 elements in 34 bytes);
 
 impl BlockQ8_0 {
-    /// Writes the 32 values.
+    /// Dequantizes the 32 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 32]) {
         let scale = self.scale.to_f32();

@@ -1,12 +1,12 @@
-//! Block formats: how quantized rows lie in memory, and how they become `f32` and back.
+//! Quantized block formats: memory layout, quantization and dequantization.
 //!
-//! A quantized row is a sequence of blocks. Each block holds 32 or 256 consecutive elements of the row as small
-//! whole numbers, with the scales that turn them into real numbers. There is one plain struct per format; all of
-//! them consist of bytes only, so they have alignment 1 and any byte slice of the right length can be looked at as
-//! blocks ([`as_blocks`]) without a copy. Numbers of more than one byte are little-endian.
+//! A quantized row is a sequence of blocks. Each block holds 32 or 256 consecutive elements of the row as small integers
+//! ("quants") with their scales. There is one `#[repr(C)]` struct per format. All of them consist of bytes, so they have
+//! alignment 1, and [`as_blocks`] casts any byte slice of the right length without a copy. Numbers of more than one byte
+//! are little-endian.
 //!
-//! [`dequantize`] and [`quantize`] work on any whole number of blocks of any supported type; each struct has the
-//! same for a single block. The code favours obviousness: it is the reference that fast kernels are judged by.
+//! [`dequantize`] and [`quantize`] process any number of whole blocks of any supported type; each struct has the same for
+//! a single block. The code is the plain reference for optimized kernels.
 //!
 //! ```
 //! use quadriga_graph::{DType, blocks};
@@ -39,7 +39,7 @@ pub use k_quants::{BlockQ2_K, BlockQ3_K, BlockQ4_K, BlockQ5_K, BlockQ6_K, GroupS
 pub use linear::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use nonlinear::{BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, IQ4_LEVELS, MXFP4_LEVELS};
 
-/// Looks at `bytes` as blocks of one format, without copying; any alignment will do.
+/// Casts bytes to blocks without copying; any alignment is valid.
 ///
 /// # Errors
 ///
@@ -49,7 +49,7 @@ pub fn as_blocks<B: Block>(bytes: &[u8]) -> Result<&[B], FormatError> {
         .map_err(|_| FormatError::PartialBlock { dtype: B::DTYPE, bytes: bytes.len() })
 }
 
-/// Looks at `bytes` as blocks that can be written, without copying; any alignment will do.
+/// Casts bytes to mutable blocks without copying; any alignment is valid.
 ///
 /// # Errors
 ///
@@ -60,13 +60,13 @@ pub fn as_blocks_mut<B: Block>(bytes: &mut [u8]) -> Result<&mut [B], FormatError
         .map_err(|_| FormatError::PartialBlock { dtype: B::DTYPE, bytes: length })
 }
 
-/// Turns `bytes`, a whole number of blocks of type `dtype`, into `f32` values.
+/// Dequantizes whole blocks of type `dtype`.
 ///
-/// Supported is every type for which [`DType::is_computable`] holds.
+/// Supports every type for which [`DType::is_computable`] is true.
 ///
 /// # Errors
 ///
-/// If the type cannot be turned into `f32`, or if `bytes` is not a whole number of blocks that hold exactly
+/// If the type cannot be dequantized, or if `bytes` is not a whole number of blocks that hold exactly
 /// `out.len()` elements. Nothing is written then.
 pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
     let dequantize_all: fn(&[u8], &mut [f32]) -> Result<(), FormatError> = match dtype {
@@ -92,14 +92,14 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), For
     dequantize_all(bytes, out)
 }
 
-/// Turns `values` into blocks of type `dtype`, a whole number of them.
+/// Quantizes values to whole blocks of type `dtype`.
 ///
-/// Supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q6_K. Any value is taken,
-/// see [`QuantizeBlock::quantize`]; F16 and BF16 round to the nearest, ties to even.
+/// Supports F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q6_K. Any value is accepted, see
+/// [`QuantizeBlock::quantize`]; F16 and BF16 round to nearest, ties to even.
 ///
 /// # Errors
 ///
-/// If the type cannot be made from `f32`, or if `out` is not a whole number of blocks that hold exactly
+/// If the type cannot be quantized to, or if `out` is not a whole number of blocks that hold exactly
 /// `values.len()` elements. Nothing is written then.
 pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), FormatError> {
     let quantize_all: fn(&[f32], &mut [u8]) -> Result<(), FormatError> = match dtype {
@@ -119,7 +119,7 @@ pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Form
     quantize_all(values, out)
 }
 
-/// Both lengths must be whole numbers of blocks, and the same number.
+/// Checks that both lengths are the same number of whole blocks.
 fn check_lengths(dtype: DType, bytes: usize, elements: usize) -> Result<(), FormatError> {
     if !bytes.is_multiple_of(dtype.block_bytes()) {
         return Err(FormatError::PartialBlock { dtype, bytes });

@@ -1,7 +1,7 @@
-//! The formats whose 4-bit codes choose from a table of unevenly spaced levels: IQ4_NL, IQ4_XS, MXFP4.
+//! The formats whose 4-bit codes index a table of non-uniform levels: IQ4_NL, IQ4_XS, MXFP4.
 //!
 //! Codes are packed as in the linear formats: in every 16 bytes, byte `i` holds the code of element `i` in its low
-//! half and that of element `i + 16` in its high half.
+//! nibble and that of element `i + 16` in its high nibble.
 
 #![expect(
     clippy::indexing_slicing,
@@ -15,11 +15,11 @@ use super::block::block_format;
 use super::half_bytes::HalfBytes;
 use super::linear::nibble;
 
-/// The levels that a code of [`BlockIQ4_NL`] and [`BlockIQ4_XS`] chooses from.
+/// The levels that the codes of [`BlockIQ4_NL`] and [`BlockIQ4_XS`] index.
 pub const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// The levels that a code of [`BlockMXFP4`] chooses from: the values of a 4-bit float (1 sign, 2 exponent, 1
-/// fraction bit), doubled so that they are whole. Code 8, minus zero, reads as plain zero.
+/// The levels that the codes of [`BlockMXFP4`] index: the values of an E2M1 float, doubled so that they are integers.
+/// Code 8, negative zero, is zero.
 pub const MXFP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 4-bit codes with one scale: `value = scale × level(code)`.
@@ -32,9 +32,9 @@ pub const MXFP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ4_NL {
-    /// What a level is multiplied by.
+    /// The factor of the levels.
     pub scale: HalfBytes,
-    /// The codes, packed in halves of bytes.
+    /// The codes, two per byte.
     pub codes: [u8; 16],
 }
 block_format!(BlockIQ4_NL, IQ4_NL, 32 elements in 18 bytes);
@@ -46,7 +46,7 @@ impl BlockIQ4_NL {
         IQ4_LEVELS[usize::from(nibble(&self.codes, i))]
     }
 
-    /// Writes the 32 values.
+    /// Dequantizes the 32 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 32]) {
         let scale = self.scale.to_f32();
@@ -67,11 +67,11 @@ impl BlockIQ4_NL {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ4_XS {
-    /// What all group scales are multiplied by.
+    /// The factor of all group scales.
     pub scale: HalfBytes,
     /// The two high bits of the group scales: group `g` at bit `2g` of the little-endian number.
     pub scales_high: [u8; 2],
-    /// The four low bits of the group scales: byte `g / 2`, even groups in the low half.
+    /// The four low bits of the group scales: byte `g / 2`, even groups in the low nibble.
     pub scales_low: [u8; 4],
     /// The codes of each group.
     pub codes: [[u8; 16]; 8],
@@ -93,7 +93,7 @@ impl BlockIQ4_XS {
         IQ4_LEVELS[usize::from(nibble(&self.codes[i / 32 % 8], i))]
     }
 
-    /// Writes the 256 values.
+    /// Dequantizes the 256 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 256]) {
         let scale = self.scale.to_f32();
@@ -116,19 +116,18 @@ impl BlockIQ4_XS {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockMXFP4 {
-    /// The exponent of the scale, 127 standing for 1.
+    /// The exponent of the scale (E8M0); 127 stands for 1.
     pub exponent: u8,
-    /// The codes, packed in halves of bytes.
+    /// The codes, two per byte.
     pub codes: [u8; 16],
 }
 block_format!(BlockMXFP4, MXFP4, 32 elements in 17 bytes);
 
 impl BlockMXFP4 {
-    /// What a level is multiplied by: `2^(exponent − 128)`, half of what the exponent says, because the levels
-    /// are doubled.
+    /// The factor of the levels: `2^(exponent − 128)`, half the stored scale because the levels are doubled.
     #[inline]
     pub fn scale(&self) -> f32 {
-        // Exponents 0 and 1 give 2^-128 and 2^-127, which f32 holds as subnormals: a single bit of the fraction.
+        // Exponents 0 and 1 give 2^-128 and 2^-127, which are subnormal in f32: a single bit of the mantissa.
         let bits = match self.exponent {
             0 => 0x0020_0000,
             1 => 0x0040_0000,
@@ -143,7 +142,7 @@ impl BlockMXFP4 {
         MXFP4_LEVELS[usize::from(nibble(&self.codes, i))]
     }
 
-    /// Writes the 32 values.
+    /// Dequantizes the 32 elements.
     #[inline]
     pub fn dequantize(&self, out: &mut [f32; 32]) {
         let scale = self.scale();

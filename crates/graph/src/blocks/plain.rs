@@ -1,12 +1,12 @@
-//! The plain floating point types, which are "blocks" of one element.
+//! The plain floating-point types, which have blocks of one element.
 //!
-//! The callers have checked that both slices hold the same number of elements.
+//! The callers have checked that both slices have the same number of elements.
 
 use half::{bf16, f16};
 
 use super::error::FormatError;
 
-/// Reads each group of `N` bytes as one value.
+/// Converts each `N` bytes to a value.
 fn read_all<const N: usize>(
     bytes: &[u8],
     out: &mut [f32],
@@ -19,7 +19,7 @@ fn read_all<const N: usize>(
     Ok(())
 }
 
-/// Writes each value as `N` bytes.
+/// Converts each value to `N` bytes.
 fn write_all<const N: usize>(
     values: &[f32],
     out: &mut [u8],

@@ -1,6 +1,6 @@
-//! Rules of softmax, rotary embedding and attention.
+//! Inference rules of softmax, rotary embedding and attention.
 
-use super::checks::{Inferred, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take};
+use super::checks::{Inferred, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_error, take};
 use super::op::Attention;
 use super::rope::Rope;
 use crate::dtype::DType;
@@ -14,7 +14,7 @@ fn check_mask(input: usize, mask: &Tensor, [b, h, t, n]: [usize; MAX_DIMS]) -> R
     need_dense(input, mask)?;
     let [mb, mh, mt, mn] = mask.dims4();
     if (mb != 1 && mb != b) || (mh != 1 && mh != h) || mt < t || mn != n {
-        return shape_problem(format!("a mask {} does not cover scores {:?}", mask.shape, [b, h, t, n]));
+        return shape_error(format!("a mask {} does not cover scores {:?}", mask.shape, [b, h, t, n]));
     }
     Ok(())
 }
@@ -27,11 +27,11 @@ pub(super) fn soft_max(
 ) -> Result<Inferred, GraphErrorKind> {
     let expected = 1 + usize::from(mask) + usize::from(sinks);
     let (Some(x), true) = (inputs.first(), inputs.len() == expected) else {
-        return Err(GraphErrorKind::Arity { expected: "1 and those switched on", found: inputs.len() });
+        return Err(GraphErrorKind::Arity { expected: "1 plus the enabled optional", found: inputs.len() });
     };
     need_f32(0, x)?;
     if !scale.is_finite() {
-        return Err(GraphErrorKind::Parameter(format!("the scale is {scale}")));
+        return Err(GraphErrorKind::Parameter(format!("scale {scale} is not finite")));
     }
     let mut rest = inputs.iter().enumerate().skip(1);
     if mask && let Some((i, m)) = rest.next() {
@@ -40,7 +40,7 @@ pub(super) fn soft_max(
     if sinks && let Some((i, s)) = rest.next() {
         need_f32(i, s)?;
         if s.shape.dims() != [x.dims4()[1]] {
-            return shape_problem(format!("sinks {} for {} heads", s.shape, x.dims4()[1]));
+            return shape_error(format!("sinks {} for {} heads", s.shape, x.dims4()[1]));
         }
     }
     Ok(Inferred::like(x))
@@ -52,8 +52,8 @@ pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Inf
         [x, positions, per_dim] if factors => {
             need_f32(2, per_dim)?;
             if per_dim.shape.dims4() != [1, 1, 1, rope.dims / 2] {
-                return shape_problem(format!(
-                    "factors {} for {} turned dimensions",
+                return shape_error(format!(
+                    "{} frequency factors for {} rotated dimensions",
                     per_dim.shape, rope.dims
                 ));
             }
@@ -65,11 +65,11 @@ pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Inf
     need_i32(1, positions)?;
     let [_, tokens, _, cols] = x.dims4();
     if positions.shape.dims4() != [1, 1, 1, tokens] {
-        return shape_problem(format!("{} positions for {tokens} tokens", positions.shape));
+        return shape_error(format!("{} positions for {tokens} tokens", positions.shape));
     }
     if rope.dims == 0 || !rope.dims.is_multiple_of(2) || rope.dims > cols {
         return Err(GraphErrorKind::Parameter(format!(
-            "{} turned dimensions of {cols}: an even number is needed",
+            "{} rotated dimensions of {cols}: an even number of at most the row length is needed",
             rope.dims
         )));
     }
@@ -91,7 +91,7 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<In
     let Attention { scale, soft_cap, mask, spans } = parameters;
     let expected = 3 + usize::from(*mask) + usize::from(*spans);
     if inputs.len() != expected {
-        return Err(GraphErrorKind::Arity { expected: "3 and those switched on", found: inputs.len() });
+        return Err(GraphErrorKind::Arity { expected: "3 plus the enabled optional", found: inputs.len() });
     }
     let (given, rest) = inputs.split_at(3);
     let [q, k, v] = take(given, "3")?;
@@ -103,14 +103,16 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<In
         need_dense(i, t)?;
     }
     if !scale.is_finite() || soft_cap.is_some_and(|c| !c.is_finite() || c <= 0.0) {
-        return Err(GraphErrorKind::Parameter(format!("scale {scale}, soft cap {soft_cap:?}")));
+        return Err(GraphErrorKind::Parameter(format!(
+            "scale {scale} or soft cap {soft_cap:?} is out of range"
+        )));
     }
     let [b, h, t, d] = q.dims4();
     let [kb, g, n, kd] = k.dims4();
     let [vb, vg, vn, e] = v.dims4();
     if kb != b || vb != b || kd != d || vg != g || vn != n || g == 0 || h % g != 0 {
-        return shape_problem(format!(
-            "queries {}, keys {} and values {} do not go together",
+        return shape_error(format!(
+            "queries {}, keys {} and values {} do not match",
             q.shape, k.shape, v.shape
         ));
     }
@@ -122,7 +124,7 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<In
         need_i32(3 + i, s)?;
         need_dense(3 + i, s)?;
         if s.shape.dims4() != [1, 1, t, 2] {
-            return shape_problem(format!("spans {} for {t} queries", s.shape));
+            return shape_error(format!("spans {} for {t} queries", s.shape));
         }
     }
     Ok(Inferred::fresh(DType::F32, Shape::from([b, t, h, e])))

@@ -67,6 +67,6 @@ pub(super) fn need_dense(input: usize, tensor: &Tensor) -> Result<(), GraphError
     if tensor.has_dense_rows() { Ok(()) } else { Err(GraphErrorKind::Strided { input }) }
 }
 
-pub(super) fn shape_problem<T>(text: impl Into<String>) -> Result<T, GraphErrorKind> {
+pub(super) fn shape_error<T>(text: impl Into<String>) -> Result<T, GraphErrorKind> {
     Err(GraphErrorKind::Shape(text.into()))
 }

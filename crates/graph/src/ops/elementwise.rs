@@ -1,6 +1,6 @@
-//! Rules of the operations that work element by element, or row by row, and keep the shape.
+//! Inference rules of elementwise operations, norms and masks, which keep the shape.
 
-use super::checks::{Inferred, need, need_f32, need_f32_or_f16, shape_problem, take};
+use super::checks::{Inferred, need, need_f32, need_f32_or_f16, shape_error, take};
 use crate::error::GraphErrorKind;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -10,7 +10,7 @@ pub(super) fn binary(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     need_f32_or_f16(0, a)?;
     need_f32_or_f16(1, b)?;
     if !b.shape.repeats_into(&a.shape) {
-        return shape_problem(format!("{} cannot be repeated to {}", b.shape, a.shape));
+        return shape_error(format!("{} cannot be repeated to {}", b.shape, a.shape));
     }
     Ok(Inferred::like(a))
 }
@@ -20,7 +20,7 @@ pub(super) fn add1(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     need_f32_or_f16(0, a)?;
     need_f32(1, b)?;
     if b.elements() != 1 {
-        return shape_problem(format!("the second input has {} elements, not one", b.elements()));
+        return shape_error(format!("input 1 has {} elements, not one", b.elements()));
     }
     Ok(Inferred::like(a))
 }
@@ -43,7 +43,7 @@ pub(super) fn gated(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
         need_f32_or_f16(0, x)?;
         let cols = x.shape.cols();
         if cols % 2 != 0 {
-            return shape_problem(format!("a row of {cols} elements has no two halves"));
+            return shape_error(format!("a row of {cols} elements cannot be split in two halves"));
         }
         let mut dims = x.shape.dims4();
         dims[3] = cols / 2;
@@ -53,7 +53,7 @@ pub(super) fn gated(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     need_f32_or_f16(0, gate)?;
     need(1, up, "the type of input 0", |t| t == gate.dtype)?;
     if gate.shape.dims4() != up.shape.dims4() {
-        return shape_problem(format!("{} and {} differ", gate.shape, up.shape));
+        return shape_error(format!("{} and {} differ", gate.shape, up.shape));
     }
     Ok(Inferred::like(gate))
 }
@@ -62,7 +62,7 @@ fn check_eps(eps: f32) -> Result<(), GraphErrorKind> {
     if eps.is_finite() && eps >= 0.0 {
         Ok(())
     } else {
-        Err(GraphErrorKind::Parameter(format!("epsilon is {eps}; it must be finite and not negative")))
+        Err(GraphErrorKind::Parameter(format!("epsilon {eps} is negative or not finite")))
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn group_norm(groups: usize, eps: f32, inputs: &[&Tensor]) -> Result<
     let channels = x.dims4()[1];
     if groups == 0 || channels % groups != 0 {
         return Err(GraphErrorKind::Parameter(format!(
-            "{channels} channels cannot be cut into {groups} groups"
+            "{channels} channels cannot be divided into {groups} groups"
         )));
     }
     Ok(Inferred::like(x))

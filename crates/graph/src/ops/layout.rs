@@ -1,35 +1,35 @@
-//! Rules of copies, views and the operations that only move elements.
+//! Inference rules of copies, views and other operations that move elements.
 
-use super::checks::{Inferred, ResultMemory, need, need_dense, shape_problem, take};
+use super::checks::{Inferred, ResultMemory, need, need_dense, shape_error, take};
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;
 use crate::shape::{MAX_DIMS, Shape, Strides};
 use crate::tensor::Tensor;
 
-/// Types that values can be written in.
+/// The types that values can be stored in by an operation.
 fn is_writable(dtype: DType) -> bool {
     use DType::*;
     matches!(dtype, F32 | F16 | BF16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0)
 }
 
-/// Elements of `from` can become elements of `to`: the same type, or values through f32.
+/// Whether elements of `from` can be converted to `to`: equal types, or by way of f32.
 fn castable(from: DType, to: DType) -> bool {
     from == to || (from.is_computable() && is_writable(to))
 }
 
-/// Whether the elements of `x` (input 1) can be written to `target` (input 0).
+/// An error unless the elements of `x` (input 1) can be written to `target` (input 0).
 pub(super) fn can_write(target: &Tensor, x: &Tensor) -> Result<(), GraphErrorKind> {
     if castable(x.dtype, target.dtype) {
         let apart = target.offset + target.bytes <= x.offset || x.offset + x.bytes <= target.offset;
         if target.storage == x.storage && !apart {
-            return shape_problem("source and target overlap in memory; copy the source first with cont()");
+            return shape_error("source and target overlap in memory; copy the source with cont() first");
         }
         return Ok(());
     }
     Err(GraphErrorKind::Type {
         input: 0,
         found: target.dtype,
-        expected: "the source's type, a float or a quantizable type",
+        expected: "the source's type, a float type or a type that can be quantized to",
     })
 }
 
@@ -53,16 +53,12 @@ pub(super) fn copy_into(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> 
         }
     }
     if target.elements() != x.elements() {
-        return shape_problem(format!(
-            "{} elements cannot be copied into {}",
-            x.elements(),
-            target.elements()
-        ));
+        return shape_error(format!("{} elements cannot be copied into {}", x.elements(), target.elements()));
     }
     let quantized = target.dtype.is_quantized() || x.dtype.is_quantized();
     if quantized && target.shape.cols() != x.shape.cols() {
-        return shape_problem(format!(
-            "rows of quantized types must agree: {} and {}",
+        return shape_error(format!(
+            "rows of quantized types must have equal lengths: {} and {}",
             target.shape, x.shape
         ));
     }
@@ -81,7 +77,7 @@ pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Inferred, Graph
         })?;
     }
     let Some(total) = dims.get(axis4).copied() else {
-        return Err(GraphErrorKind::Parameter(format!("there is no dimension {axis4}")));
+        return Err(GraphErrorKind::Parameter(format!("dimension {axis4} does not exist")));
     };
     let mut total = total;
     for t in rest {
@@ -89,8 +85,8 @@ pub(super) fn concat(axis4: usize, inputs: &[&Tensor]) -> Result<Inferred, Graph
             if axis == axis4 {
                 total = total.checked_add(theirs).ok_or(GraphErrorKind::Overflow)?;
             } else if *mine != theirs {
-                return shape_problem(format!(
-                    "{} and {} differ outside the joined dimension",
+                return shape_error(format!(
+                    "{} and {} differ outside the concatenated dimension",
                     first.shape, t.shape
                 ));
             }
@@ -107,7 +103,7 @@ pub(super) fn repeat(shape: &Shape, inputs: &[&Tensor]) -> Result<Inferred, Grap
     let [x] = take(inputs, "1")?;
     need(0, x, "F32, F16 or I32", |t| matches!(t, DType::F32 | DType::F16 | DType::I32))?;
     if !x.shape.repeats_into(shape) {
-        return shape_problem(format!("{} cannot be repeated to {shape}", x.shape));
+        return shape_error(format!("{} cannot be repeated to {shape}", x.shape));
     }
     Ok(Inferred::fresh(x.dtype, *shape))
 }
@@ -129,10 +125,10 @@ pub(super) fn pad(
 pub(super) fn reshape(shape: &Shape, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [x] = take(inputs, "1")?;
     if shape.checked_elements() != Some(x.elements()) {
-        return shape_problem(format!("{} has another number of elements than {shape}", x.shape));
+        return shape_error(format!("{} and {shape} have different numbers of elements", x.shape));
     }
     if !x.is_contiguous() {
-        return shape_problem("only a contiguous tensor can be reshaped; make it so with cont()");
+        return shape_error("only a contiguous tensor can be reshaped; make a copy with cont()");
     }
     if !shape.cols().is_multiple_of(x.dtype.block_len()) {
         return Err(GraphErrorKind::Blocks { dtype: x.dtype, cols: shape.cols() });
@@ -170,11 +166,11 @@ pub(super) fn permute(axes: [u8; MAX_DIMS], inputs: &[&Tensor]) -> Result<Inferr
     let mut sorted = axes;
     sorted.sort_unstable();
     if sorted != [0, 1, 2, 3] {
-        return Err(GraphErrorKind::Parameter(format!("{axes:?} is no order of four dimensions")));
+        return Err(GraphErrorKind::Parameter(format!("{axes:?} is not a permutation of four dimensions")));
     }
     if axes[3] != 3 && x.dtype.is_quantized() {
         return Err(GraphErrorKind::Parameter(format!(
-            "the rows of {} are blocks and cannot be turned",
+            "the rows of {} are blocks and cannot be transposed",
             x.dtype
         )));
     }

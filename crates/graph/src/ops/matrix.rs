@@ -1,13 +1,13 @@
-//! Rules of the matrix products.
+//! Inference rules of matrix multiplications.
 
-use super::checks::{Inferred, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_problem, take};
+use super::checks::{Inferred, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_error, take};
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 fn check_weights(w: &Tensor) -> Result<(), GraphErrorKind> {
-    need(0, w, "a type that can be turned into F32", DType::is_computable)?;
+    need(0, w, "a type that can be dequantized", DType::is_computable)?;
     need_dense(0, w)
 }
 
@@ -21,7 +21,7 @@ pub(super) fn mul_mat(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let repeats =
         |inner: usize, outer: usize| if inner == 0 { outer == 0 } else { outer.is_multiple_of(inner) };
     if wk != k || !repeats(wb, b) || !repeats(wh, h) {
-        return shape_problem(format!("weights {} do not go with {}", w.shape, x.shape));
+        return shape_error(format!("weights {} do not match {}", w.shape, x.shape));
     }
     Ok(Inferred::fresh(DType::F32, Shape::from_dims4([b, h, m, n], x.shape.rank().max(2))))
 }
@@ -37,8 +37,8 @@ pub(super) fn mul_mat_id(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind>
     let [xb, t, u, k] = x.dims4();
     let [ib, ih, it, used] = ids.dims4();
     if wb != 1 || xb != 1 || ib != 1 || ih != 1 || wk != k || it != t || (u != 1 && u != used) {
-        return shape_problem(format!(
-            "experts {}, rows {} and ids {} do not go together",
+        return shape_error(format!(
+            "experts {}, rows {} and ids {} do not match",
             w.shape, x.shape, ids.shape
         ));
     }
@@ -52,7 +52,7 @@ pub(super) fn out_prod(inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
     let [a0, a1, ak, p] = a.dims4();
     let [b0, b1, bk, q] = b.dims4();
     if a0 != b0 || a1 != b1 || ak != bk {
-        return shape_problem(format!("{} and {} do not go together", a.shape, b.shape));
+        return shape_error(format!("{} and {} do not match", a.shape, b.shape));
     }
     Ok(Inferred::fresh(DType::F32, Shape::from_dims4([b0, b1, q, p], b.shape.rank().max(2))))
 }

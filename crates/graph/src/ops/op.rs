@@ -117,9 +117,9 @@ pub enum Order {
 /// Parameters of [`Op::Attention`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention {
-    /// Scores are multiplied by this.
+    /// The factor of the scores.
     pub scale: f32,
-    /// Scores are replaced by `cap · tanh(score / cap)`, before the mask.
+    /// Replaces each score by `cap · tanh(score / cap)`, before the mask is added.
     pub soft_cap: Option<f32>,
     /// Whether a mask follows the values among the inputs.
     pub mask: bool,
@@ -127,29 +127,29 @@ pub struct Attention {
     pub spans: bool,
 }
 
-/// What a node computes.
+/// The operation of a node, with its parameters.
 ///
-/// Shapes below are row-major; `…` stands for leading dimensions. Optional inputs are switched on by flags, and
-/// follow the others in the order named.
+/// Shapes are row-major; `…` stands for leading dimensions. Optional inputs are enabled by flags and follow the others
+/// in the order listed.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Op {
     /// A function of two tensors, element by element; `b` is repeated to the shape of `a`.
     Binary(Binary),
-    /// `a + b` where `b` is a single value.
+    /// `a + b` where `b` has one element.
     Add1,
     /// `scale · x + bias`
     Scale {
         /// The factor.
         scale: f32,
-        /// What is added.
+        /// The summand.
         bias: f32,
     },
-    /// `x` limited to `min..=max`.
+    /// `x` clamped to `min..=max`.
     Clamp {
-        /// The least value.
+        /// The lower bound.
         min: f32,
-        /// The greatest value.
+        /// The upper bound.
         max: f32,
     },
     /// A function of one tensor, element by element.
@@ -162,7 +162,7 @@ pub enum Op {
         /// With one input: the second half of each row is the gate. With two: the second input is.
         swapped: bool,
     },
-    /// Rows brought to mean 0 and variance 1.
+    /// Rows normalized to mean 0 and variance 1 (layer norm without weights).
     Norm {
         /// Added to the variance.
         eps: f32,
@@ -172,23 +172,22 @@ pub enum Op {
         /// Added to the mean square.
         eps: f32,
     },
-    /// `[b, c, h, w]`: each of `groups` runs of channels brought to mean 0 and variance 1.
+    /// `[b, c, h, w]`: each of `groups` groups of consecutive channels normalized to mean 0 and variance 1.
     GroupNorm {
-        /// How many groups the channels are cut into.
+        /// The number of groups.
         groups: usize,
         /// Added to the variance.
         eps: f32,
     },
     /// Rows divided by their Euclidean length, or by `eps` if that is larger.
     L2Norm {
-        /// The least divisor.
+        /// The minimum divisor.
         eps: f32,
     },
-    /// Softmax of `scale · x + mask` along rows. Inputs: `x [b, h, t, n]`, mask `[b|1, h|1, ≥t, n]`, sinks `[h]` (a
-    /// further score per head that takes its share of the probability and yields nothing). A row whose scores are
-    /// all `−∞` yields zeros.
+    /// Softmax of `scale · x + mask` along rows. Inputs: `x [b, h, t, n]`, mask `[b|1, h|1, ≥t, n]`, sinks `[h]` (an
+    /// additional score per head, part of the denominator only). A row whose scores are all `−∞` yields zeros.
     SoftMax {
-        /// Scores are multiplied by this.
+        /// The factor of the scores.
         scale: f32,
         /// Whether a mask is given.
         mask: bool,
@@ -197,53 +196,53 @@ pub enum Op {
     },
     /// Rotary position embedding. Inputs: `x [b, t, h, d]`, positions `[t]` (i32), factors `[dims/2]`.
     Rope {
-        /// How to turn.
+        /// The parameters.
         rope: Rope,
-        /// Whether per-dimension frequency factors are given.
+        /// Whether a frequency factor per pair is given.
         factors: bool,
     },
     /// `−∞` where `column > past + row`.
     DiagMaskInf {
-        /// Columns visible to row 0 beyond the first.
+        /// The number of columns beyond the first that row 0 sees.
         past: usize,
     },
     /// 0 where `column > past + row`.
     DiagMaskZero {
-        /// Columns visible to row 0 beyond the first.
+        /// The number of columns beyond the first that row 0 sees.
         past: usize,
     },
-    /// `w [b', h', n, k]` of any type × `x [b, h, m, k]` → `[b, h, m, n]`: each row of `x` times each row of `w`.
-    /// `b` and `h` are multiples of `b'` and `h'`; neighbours share: head `i` of `x` meets head `i / (h / h')` of `w`,
-    /// as grouped queries meet their keys.
+    /// `w [b', h', n, k]` of any type × `x [b, h, m, k]` → `[b, h, m, n]`: `x · wᵀ`.
+    /// `b` and `h` are multiples of `b'` and `h'`: head `i` of `x` uses head `i / (h / h')` of `w`, as in grouped-query
+    /// attention.
     MulMat,
-    /// Products with chosen experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t, u, n]`.
+    /// Matrix multiplication with selected experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t, u, n]`.
     MulMatId,
     /// `a […, k, p]`, `b […, k, q]` → `[…, q, p]`: the sum over `k` of outer products.
     OutProd,
-    /// Rows of `x [b, h, r, n]` picked by ids `[b, h, t]` (i32) → `[b, h, t, n]`, as f32 (i32 stays i32).
+    /// Rows of `x [b, h, r, n]` selected by ids `[b, h, t]` (i32) → `[b, h, t, n]`, as f32 (i32 stays i32).
     GetRows,
-    /// `target [b, h, r, n]` with rows ids `[b|1, h|1, t]` replaced by those of `x [b, h, t, n]`. Inputs: target, x, ids.
-    /// The result is the target's memory. The ids of one head must differ: of equal ones, any may stay.
+    /// Overwrites the rows ids `[b|1, h|1, t]` of `target [b, h, r, n]` with those of `x [b, h, t, n]`. Inputs: target, x,
+    /// ids. The result shares the target's memory. With duplicate ids in a head, any of the rows may win.
     SetRows,
     /// A contiguous copy in the given type.
     Cast {
         /// The type of the result.
         to: DType,
     },
-    /// The elements of `x` written to `target` in row-major order, cast to its type. Inputs: target, x. The result
-    /// is the target's memory.
+    /// Copies the elements of `x` to `target` in row-major order, cast to its type. Inputs: target, x. The result shares
+    /// the target's memory.
     CopyInto,
-    /// Tensors laid one after another along a dimension.
+    /// Tensors concatenated along a dimension.
     Concat {
         /// The dimension, counted from the outermost of four.
         axis4: usize,
     },
-    /// The tensor repeated to fill a larger shape.
+    /// The tensor repeated along every dimension to fill a shape.
     Repeat {
         /// The shape to fill.
         shape: Shape,
     },
-    /// Zeros added before and after along each of four dimensions.
+    /// Zeros added before and after the elements of each dimension.
     Pad {
         /// Zeros before, outermost dimension first.
         before: [usize; MAX_DIMS],
@@ -256,63 +255,63 @@ pub enum Op {
     SumRows,
     /// The mean of each row: `[…, n]` → `[…, 1]`.
     Mean,
-    /// The index of the largest element of each row (the first of equals): `[…, n]` → `[…]`, i32.
+    /// The index of the largest element of each row (the first of equal ones): `[…, n]` → `[…]`, i32.
     ArgMax,
-    /// The indices that sort each row (equals keep their order), i32.
+    /// The indices that sort each row, stable, i32.
     ArgSort {
-        /// Which end comes first.
+        /// The sort order.
         order: Order,
     },
-    /// The indices of the `k` largest elements of each row, largest first (the first of equals first), i32.
+    /// The indices of the `k` largest elements of each row, largest first (of equal ones the first), i32.
     TopK {
-        /// How many.
+        /// The number of indices per row.
         k: usize,
     },
-    /// Attention in one pass. Inputs: `q [b, h, t, d]` (f32), `k [b, g, n, d]`, `v [b, g, n, e]`, mask
+    /// Fused attention. Inputs: `q [b, h, t, d]` (f32), `k [b, g, n, d]`, `v [b, g, n, e]`, mask
     /// `[b|1, h|1, t, n]`, spans `[t, 2]` (i32) → `[b, t, h, e]`, where `h` is a multiple of `g`.
     ///
-    /// A span gives, for each query, the first key it sees and one past the last: causal and sliding masks
-    /// without a matrix. A query that sees nothing yields zeros.
+    /// A span gives, for each query, the first visible key and one past the last: causal and sliding-window masks
+    /// without a mask tensor. A query without visible keys yields zeros.
     Attention(Attention),
     /// The same elements under another shape.
     Reshape {
         /// The new shape.
         shape: Shape,
     },
-    /// A window on a tensor: any shape, strides and offset inside it.
+    /// A view of a tensor with any shape, strides and offset inside it.
     View {
-        /// The window's shape.
+        /// The shape of the view.
         shape: Shape,
-        /// The window's byte strides.
+        /// The byte strides of the view.
         strides: Strides,
-        /// Bytes from the tensor's first byte to the window's.
+        /// The offset from the tensor's first byte in bytes.
         offset: usize,
     },
-    /// The dimensions in another order: dimension `i` of the result is dimension `axes[i]` of the input.
+    /// The dimensions reordered: dimension `i` of the result is dimension `axes[i]` of the input.
     Permute {
         /// The order, over four dimensions.
         axes: [u8; MAX_DIMS],
     },
-    /// The two innermost dimensions exchanged.
+    /// The two innermost dimensions swapped.
     Transpose,
 }
 
-/// What an operation is called, means, and may do.
+/// Name, description and in-place inputs of an operation.
 #[derive(Clone, Copy)]
 pub struct Declaration {
-    /// Its name in tables, messages and files.
+    /// The name in tables, messages and files.
     pub name: &'static str,
-    /// What it computes, in a line.
-    pub meaning: &'static str,
-    /// The inputs whose memory the result may take over, where layouts agree and nobody else reads it: a kernel
-    /// must then give the same result as with memory of its own.
+    /// The computation in a line.
+    pub description: &'static str,
+    /// The inputs whose memory the result may reuse, if layouts are equal and no other node reads it. Kernels must
+    /// compute the same result in place as out of place.
     pub in_place: &'static [usize],
 }
 
 impl Op {
-    /// Name, meaning and in-place ability.
+    /// Name, description and in-place inputs.
     pub fn declaration(&self) -> Declaration {
-        let declare = |name, meaning, in_place| Declaration { name, meaning, in_place };
+        let declare = |name, description, in_place| Declaration { name, description, in_place };
         const FIRST: &[usize] = &[0];
         const EITHER: &[usize] = &[0, 1];
         const NEVER: &[usize] = &[];
@@ -321,42 +320,44 @@ impl Op {
             Op::Binary(Binary::Sub) => declare("sub", "a − b", EITHER),
             Op::Binary(Binary::Mul) => declare("mul", "a · b", EITHER),
             Op::Binary(Binary::Div) => declare("div", "a / b", EITHER),
-            Op::Add1 => declare("add1", "a + one value", FIRST),
+            Op::Add1 => declare("add1", "a + scalar", FIRST),
             Op::Scale { .. } => declare("scale", "x · scale + bias", FIRST),
-            Op::Clamp { .. } => declare("clamp", "x limited to a range", FIRST),
+            Op::Clamp { .. } => declare("clamp", "clamp(x, min, max)", FIRST),
             Op::Unary(unary) => declare(unary_name(*unary), "f(x)", FIRST),
             Op::Gated { gate: Gate::Swiglu, .. } => declare("swiglu", "silu(gate) · up", EITHER),
             Op::Gated { gate: Gate::Geglu, .. } => declare("geglu", "gelu(gate) · up", EITHER),
             Op::Gated { gate: Gate::Reglu, .. } => declare("reglu", "relu(gate) · up", EITHER),
-            Op::Norm { .. } => declare("norm", "rows to mean 0, variance 1", FIRST),
-            Op::RmsNorm { .. } => declare("rms_norm", "rows over their root mean square", FIRST),
-            Op::GroupNorm { .. } => declare("group_norm", "channel groups to mean 0, variance 1", FIRST),
-            Op::L2Norm { .. } => declare("l2_norm", "rows over their length", FIRST),
+            Op::Norm { .. } => declare("norm", "rows normalized to mean 0, variance 1", FIRST),
+            Op::RmsNorm { .. } => declare("rms_norm", "rows divided by their root mean square", FIRST),
+            Op::GroupNorm { .. } => {
+                declare("group_norm", "channel groups normalized to mean 0, variance 1", FIRST)
+            }
+            Op::L2Norm { .. } => declare("l2_norm", "rows divided by their Euclidean length", FIRST),
             Op::SoftMax { .. } => declare("soft_max", "softmax(scale · x + mask)", FIRST),
             Op::Rope { .. } => declare("rope", "rotary position embedding", FIRST),
             Op::DiagMaskInf { .. } => declare("diag_mask_inf", "−∞ above the diagonal", FIRST),
             Op::DiagMaskZero { .. } => declare("diag_mask_zero", "0 above the diagonal", FIRST),
             Op::MulMat => declare("mul_mat", "x · wᵀ", NEVER),
-            Op::MulMatId => declare("mul_mat_id", "x · wᵀ of chosen experts", NEVER),
+            Op::MulMatId => declare("mul_mat_id", "x · wᵀ of selected experts", NEVER),
             Op::OutProd => declare("out_prod", "sum of outer products", NEVER),
-            Op::GetRows => declare("get_rows", "rows picked by index", NEVER),
-            Op::SetRows => declare("set_rows", "rows replaced by index", NEVER),
-            Op::Cast { .. } => declare("cast", "a contiguous copy in a type", NEVER),
-            Op::CopyInto => declare("copy_into", "elements written to a tensor", NEVER),
-            Op::Concat { .. } => declare("concat", "one after another", NEVER),
-            Op::Repeat { .. } => declare("repeat", "repeated to a shape", NEVER),
-            Op::Pad { .. } => declare("pad", "zeros around", NEVER),
+            Op::GetRows => declare("get_rows", "rows selected by index", NEVER),
+            Op::SetRows => declare("set_rows", "rows overwritten by index", NEVER),
+            Op::Cast { .. } => declare("cast", "contiguous copy in a type", NEVER),
+            Op::CopyInto => declare("copy_into", "elements copied to a tensor", NEVER),
+            Op::Concat { .. } => declare("concat", "concatenation along a dimension", NEVER),
+            Op::Repeat { .. } => declare("repeat", "repetition to a shape", NEVER),
+            Op::Pad { .. } => declare("pad", "zero padding", NEVER),
             Op::Sum => declare("sum", "sum of all elements", NEVER),
             Op::SumRows => declare("sum_rows", "sum of each row", NEVER),
             Op::Mean => declare("mean", "mean of each row", NEVER),
-            Op::ArgMax => declare("argmax", "index of the largest", NEVER),
-            Op::ArgSort { .. } => declare("argsort", "sorting indices of rows", NEVER),
-            Op::TopK { .. } => declare("top_k", "indices of the largest", NEVER),
+            Op::ArgMax => declare("argmax", "index of the largest element", NEVER),
+            Op::ArgSort { .. } => declare("argsort", "sorting indices of each row", NEVER),
+            Op::TopK { .. } => declare("top_k", "indices of the k largest elements", NEVER),
             Op::Attention(_) => declare("attention", "softmax(q · kᵀ) · v", NEVER),
-            Op::Reshape { .. } => declare("reshape", "another shape", NEVER),
-            Op::View { .. } => declare("view", "a window", NEVER),
+            Op::Reshape { .. } => declare("reshape", "the same elements in another shape", NEVER),
+            Op::View { .. } => declare("view", "view with any strides", NEVER),
             Op::Permute { .. } => declare("permute", "dimensions reordered", NEVER),
-            Op::Transpose => declare("transpose", "inner dimensions exchanged", NEVER),
+            Op::Transpose => declare("transpose", "inner dimensions swapped", NEVER),
         }
     }
 
@@ -365,7 +366,7 @@ impl Op {
         self.declaration().name
     }
 
-    /// Whether the operation only looks at its input's memory in another way and computes nothing.
+    /// Whether the result is a view of the input; nothing is computed.
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape { .. } | Op::View { .. } | Op::Permute { .. } | Op::Transpose)
     }

@@ -1,4 +1,4 @@
-//! Rules of the operations that make one value, or one index list, of each row.
+//! Inference rules of reductions and sorts of rows.
 
 use super::checks::{Inferred, need_f32, take};
 use crate::dtype::DType;
@@ -40,7 +40,10 @@ pub(super) fn top_k(k: usize, inputs: &[&Tensor]) -> Result<Inferred, GraphError
     need_f32(0, x)?;
     indexable(x)?;
     if k > x.shape.cols() {
-        return Err(GraphErrorKind::Parameter(format!("the {k} largest of a row of {}", x.shape.cols())));
+        return Err(GraphErrorKind::Parameter(format!(
+            "the {k} largest of a row of {} elements",
+            x.shape.cols()
+        )));
     }
     let mut dims = x.dims4();
     dims[3] = k;
@@ -57,7 +60,7 @@ fn row_not_empty(x: &Tensor) -> Result<(), GraphErrorKind> {
 fn indexable(x: &Tensor) -> Result<(), GraphErrorKind> {
     if i32::try_from(x.shape.cols()).is_err() {
         return Err(GraphErrorKind::Shape(format!(
-            "a row of {} elements is past the reach of I32 indices",
+            "a row of {} elements is too long for I32 indices",
             x.shape.cols()
         )));
     }

@@ -1,28 +1,28 @@
 //! Parameters of the rotary position embedding (RoPE), and its angles.
 
-/// Which elements of a row a rotary embedding turns together.
+/// Which elements of a row the rotary embedding rotates as a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Pairing {
-    /// Elements `2i` and `2i + 1` (the original, "normal").
+    /// Elements `2i` and `2i + 1` (llama.cpp's "norm").
     Adjacent,
-    /// Elements `i` and `i + dims/2` ("NeoX").
+    /// Elements `i` and `i + dims/2` (llama.cpp's "neox").
     Half,
 }
 
 /// Parameters of a rotary position embedding.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Rope {
-    /// How many leading elements of each row are turned; the rest pass unchanged. Even, at most the row.
+    /// The number of leading elements of each row that are rotated, even; the rest are copied.
     pub dims: usize,
-    /// Which elements are turned together.
+    /// Which elements form a pair.
     pub pairing: Pairing,
-    /// Pair `i` turns by `position · base^(−2i/dims)`.
+    /// Pair `i` is rotated by the angle `position · base^(−2i/dims)`.
     pub base: f32,
-    /// Positions are multiplied by this (1 divided by a linear context scale).
+    /// The factor of positions: the inverse of a linear context scale.
     pub scale: f32,
-    /// YaRN: how much to extrapolate; 0 switches YaRN's interpolation off.
+    /// YaRN: the weight of extrapolation; 0 disables YaRN.
     pub ext_factor: f32,
-    /// The result is multiplied by this (before YaRN's own correction).
+    /// The factor of the result, in addition to YaRN's own correction.
     pub attn_factor: f32,
     /// YaRN: the rotation count above which a dimension extrapolates.
     pub beta_fast: f32,
@@ -33,7 +33,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// A plain rotary embedding of `dims` elements.
+    /// A rotary embedding of `dims` elements without scaling.
     pub fn new(dims: usize, pairing: Pairing, base: f32) -> Rope {
         Rope {
             dims,
@@ -51,16 +51,16 @@ impl Rope {
     /// YaRN's correction range: the pair indices between which extrapolation fades into interpolation.
     pub fn yarn_range(&self) -> (f64, f64) {
         let dim = |rotations: f32| {
-            let turns = self.original_context as f64 / (f64::from(rotations) * std::f64::consts::TAU);
-            self.dims as f64 * turns.ln() / (2.0 * f64::from(self.base).ln())
+            let rotation = self.original_context as f64 / (f64::from(rotations) * std::f64::consts::TAU);
+            self.dims as f64 * rotation.ln() / (2.0 * f64::from(self.base).ln())
         };
         let low = dim(self.beta_fast).floor().max(0.0);
         let high = dim(self.beta_slow).ceil().min(self.dims as f64 - 1.0);
         (low, high)
     }
 
-    /// The angle by which pair `pair` turns at `position`, and the factor its result is scaled by, where
-    /// `factor` divides the pair's frequency (1 without per-dimension factors).
+    /// The rotation angle of a pair at `position`, and the factor of its result. `factor` divides the pair's frequency (1
+    /// without frequency factors).
     pub fn angle(&self, position: i32, pair: usize, factor: f64) -> (f64, f64) {
         let extrapolated =
             f64::from(position) * f64::from(self.base).powf(-2.0 * pair as f64 / self.dims as f64) / factor;
