@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use quadriga_runtime::{BackendError, Event};
 
 use crate::inner::DeviceInner;
+use crate::order::{VectorClock, host_joins};
 
 /// Recordings are numbered; a wait refers to the latest recording at the time it was enqueued.
 struct EventState {
@@ -15,6 +16,8 @@ struct EventState {
     error: Option<(u64, BackendError)>,
     /// The times of the latest recordings: that of recording `n` at index `n % KEPT_TIMES`.
     seconds: [f64; KEPT_TIMES],
+    /// What is known to be done once the latest recording is reached.
+    clock: VectorClock,
 }
 
 /// How many recordings keep their time. Virtual clocks diverge by as many runs as are in flight.
@@ -22,7 +25,13 @@ const KEPT_TIMES: usize = 64;
 
 impl Default for EventState {
     fn default() -> EventState {
-        EventState { recorded: 0, passed: 0, error: None, seconds: [0.0; KEPT_TIMES] }
+        EventState {
+            recorded: 0,
+            passed: 0,
+            error: None,
+            seconds: [0.0; KEPT_TIMES],
+            clock: VectorClock::default(),
+        }
     }
 }
 
@@ -48,16 +57,18 @@ pub(crate) struct SimEvent {
 }
 
 impl EventInner {
-    /// Starts a new recording.
-    pub(crate) fn record(&self) -> u64 {
+    /// Starts a new recording, at a queue's clock.
+    pub(crate) fn record(&self, clock: &VectorClock) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.recorded += 1;
+        state.clock.clone_from(clock);
         state.recorded
     }
 
-    /// The number of the latest recording.
-    pub(crate) fn latest(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).recorded
+    /// The number of the latest recording, and its clock.
+    pub(crate) fn latest(&self) -> (u64, VectorClock) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.recorded, state.clock.clone())
     }
 
     /// Marks a recording as reached: the work before it is done, or failed.
@@ -93,12 +104,21 @@ impl Event for SimEvent {
         let state = self.inner.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &state.error {
             Some((failed, error)) if *failed == state.recorded => Err(error.clone()),
-            _ => Ok(state.passed >= state.recorded),
+            _ => {
+                let done = state.passed >= state.recorded;
+                if done {
+                    host_joins(&state.clock);
+                }
+                Ok(done)
+            }
         }
     }
 
     fn wait(&self) -> Result<(), BackendError> {
-        self.inner.wait_for(self.inner.latest()).map(|_| ())
+        let (recording, clock) = self.inner.latest();
+        let result = self.inner.wait_for(recording).map(|_| ());
+        host_joins(&clock);
+        result
     }
 
     fn seconds_since(&self, earlier: &dyn Event) -> Option<f64> {

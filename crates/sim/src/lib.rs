@@ -2,6 +2,9 @@
 //! limits and injectable faults, all in software. It computes with the f64 oracle of `quadriga-conformance`, so its
 //! results are correct.
 //!
+//! In debug builds every access to its memory is checked to be ordered after the accesses it conflicts with, whatever the
+//! timing (see [`SimSettings::check_order`]).
+//!
 //! Tests use it to exercise everything that happens between devices (copies, scheduling, memory limits, lost devices)
 //! on a machine with only a CPU.
 //!
@@ -29,6 +32,7 @@ mod event;
 mod faults;
 mod inner;
 mod memory;
+mod order;
 mod program;
 mod queue;
 mod settings;

@@ -8,6 +8,7 @@ use quadriga_runtime::{BackendError, Buffer, Usage, check_range};
 
 use crate::faults::FaultPoint;
 use crate::inner::DeviceInner;
+use crate::order::{Moment, Shadow, host_moment};
 
 /// The content of fresh memory: a read before the first write yields garbage.
 const FRESH: u8 = 0xa5;
@@ -19,6 +20,8 @@ pub(crate) struct SimBuffer {
     size: usize,
     usage: Usage,
     host: bool,
+    /// Who accessed which bytes last, if the device checks that.
+    shadow: Option<Shadow>,
 }
 
 impl SimBuffer {
@@ -41,11 +44,31 @@ impl SimBuffer {
         bytes.try_reserve_exact(size).map_err(|_| refused)?;
         bytes.resize(size, FRESH);
         device.used.fetch_add(size as u64, Ordering::Relaxed);
-        Ok(SimBuffer { device: Arc::clone(device), bytes: Mutex::new(bytes), size, usage, host })
+        let shadow = device.settings.check_order.then(Shadow::default);
+        Ok(SimBuffer { device: Arc::clone(device), bytes: Mutex::new(bytes), size, usage, host, shadow })
     }
 
     pub(crate) fn is_of(&self, device: &Arc<DeviceInner>) -> bool {
         Arc::ptr_eq(&self.device, device)
+    }
+
+    /// Checks that an access is ordered after those it conflicts with, and remembers it.
+    pub(crate) fn access(&self, range: (usize, usize), write: bool, at: &Moment) -> Result<(), BackendError> {
+        let Some(shadow) = &self.shadow else { return Ok(()) };
+        let (offset, bytes) = range;
+        shadow.access(offset, bytes, write, at).map_err(|unordered| BackendError::Failed {
+            backend: self.device.settings.name.clone(),
+            what: "ordering accesses to memory",
+            reason: unordered.to_string(),
+        })
+    }
+
+    /// The same for an access by the host, now.
+    fn host_access(&self, range: (usize, usize), write: bool) -> Result<(), BackendError> {
+        if self.shadow.is_none() {
+            return Ok(());
+        }
+        self.access(range, write, &host_moment())
     }
 
     /// Copies bytes out without counting a transfer.
@@ -91,6 +114,7 @@ impl Buffer for SimBuffer {
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(self, offset, into.len())?;
         self.device.faults.check(self.backend(), FaultPoint::Transfer)?;
+        self.host_access((offset, into.len()), false)?;
         self.get(offset, into);
         Ok(())
     }
@@ -98,6 +122,7 @@ impl Buffer for SimBuffer {
     fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError> {
         check_range(self, offset, from.len())?;
         self.device.faults.check(self.backend(), FaultPoint::Transfer)?;
+        self.host_access((offset, from.len()), true)?;
         self.put(offset, from);
         Ok(())
     }
@@ -105,6 +130,7 @@ impl Buffer for SimBuffer {
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
         check_range(self, offset, len)?;
         self.device.faults.check(self.backend(), FaultPoint::Transfer)?;
+        self.host_access((offset, len), true)?;
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(range) = bytes.get_mut(offset..offset + len) {
             range.fill(0);

@@ -96,6 +96,15 @@ pub(crate) struct NodeBuffers {
 }
 
 impl ProgramSteps {
+    /// The memory that a run reads and writes, in order; `true` for writes.
+    pub(crate) fn accesses(&self) -> impl Iterator<Item = (&Region, bool)> {
+        let scratch = self.scratch.iter().map(|region| (region, true));
+        scratch.chain(self.steps.iter().flat_map(|step| {
+            let inputs = step.inputs.iter().map(|place| (&place.region, false));
+            inputs.chain([(&step.output, true)])
+        }))
+    }
+
     /// The time that a run takes by the device's clock.
     pub(crate) fn seconds(&self) -> f64 {
         self.steps.len() as f64 * self.device.settings.node_seconds

@@ -11,6 +11,7 @@ use crate::event::{EventInner, SimEvent};
 use crate::faults::FaultPoint;
 use crate::inner::DeviceInner;
 use crate::memory::SimBuffer;
+use crate::order::{Moment, QueueClock, host_joins};
 use crate::program::{NodeBuffers, ProgramSteps, SimProgram, get, put};
 use crate::settings::Clock;
 
@@ -168,10 +169,19 @@ impl QueueWorker {
     }
 }
 
+/// Checks one access of a command; memory of other backends is not known here.
+fn access(region: &Region, write: bool, at: &Moment) -> Result<(), BackendError> {
+    match region.buffer.as_any().downcast_ref::<SimBuffer>() {
+        Some(buffer) => buffer.access((region.offset, region.bytes), write, at),
+        None => Ok(()),
+    }
+}
+
 /// A queue of a simulated device.
 pub(crate) struct SimQueue {
     device: Arc<DeviceInner>,
     kind: QueueKind,
+    clock: QueueClock,
 }
 
 /// Where a queue executes its commands.
@@ -204,11 +214,12 @@ impl SimQueue {
         } else {
             QueueKind::Inline(Box::new(worker))
         };
-        Ok(SimQueue { device: Arc::clone(device), kind })
+        Ok(SimQueue { device: Arc::clone(device), kind, clock: QueueClock::new() })
     }
 
     /// Enqueues a command; a synchronous queue executes it.
     fn enqueue(&mut self, command: Command) -> Result<(), BackendError> {
+        self.check_order(&command)?;
         match &mut self.kind {
             QueueKind::Thread { commands, .. } => {
                 let mut state = commands.lock();
@@ -228,6 +239,31 @@ impl SimQueue {
         }
     }
 
+    /// An error if the command accesses memory without being ordered after a conflicting access.
+    fn check_order(&mut self, command: &Command) -> Result<(), BackendError> {
+        if !self.device.settings.check_order {
+            return Ok(());
+        }
+        let at = self.clock.submit();
+        match command {
+            Command::Write(to, _) => access(to, true, &at)?,
+            Command::Read(from) => access(from, false, &at)?,
+            Command::Copy(from, to) => {
+                access(from, false, &at)?;
+                access(to, true, &at)?;
+            }
+            Command::Run(steps, _) => {
+                steps.accesses().try_for_each(|(region, write)| access(region, write, &at))?
+            }
+            Command::Record(..) | Command::Wait(..) | Command::Stop => {}
+        }
+        if matches!(self.kind, QueueKind::Inline(_)) {
+            // The command is done when the call returns.
+            host_joins(self.clock.now());
+        }
+        Ok(())
+    }
+
     fn enqueue_program(&mut self, program: &mut dyn Program, timed: bool) -> Result<(), BackendError> {
         let Some(program) = program.as_any().downcast_ref::<SimProgram>() else {
             return Err(BackendError::Foreign {
@@ -245,6 +281,7 @@ impl SimQueue {
         while state.done < state.enqueued {
             state = commands.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        host_joins(self.clock.now());
         match state.error.take() {
             Some(error) => Err(error),
             None => Ok(Some(after(&mut state))),
@@ -284,10 +321,7 @@ impl Queue for SimQueue {
         self.same_size(bytes.len(), to.bytes)?;
         let mut owned = match &mut self.kind {
             QueueKind::Thread { commands, .. } => commands.lock().spare.pop().unwrap_or_default(),
-            QueueKind::Inline(worker) => {
-                worker.transfer(bytes.len())?;
-                return put(to, bytes);
-            }
+            QueueKind::Inline(_) => Vec::new(),
         };
         owned.clear();
         owned.extend_from_slice(bytes);
@@ -297,13 +331,14 @@ impl Queue for SimQueue {
     fn read(&mut self, from: &Region, into: &mut [u8]) -> Result<(), BackendError> {
         self.own(from)?;
         self.same_size(from.bytes, into.len())?;
+        let command = Command::Read(from.clone());
         if let QueueKind::Inline(worker) = &mut self.kind {
             let mut bytes = Vec::new();
-            worker.execute(&Command::Read(from.clone()), &mut bytes)?;
+            worker.execute(&command, &mut bytes)?;
             into.copy_from_slice(&bytes);
-            return Ok(());
+            return self.check_order(&command);
         }
-        self.enqueue(Command::Read(from.clone()))?;
+        self.enqueue(command)?;
         self.finish(|state| into.copy_from_slice(&state.read)).map(|_| ())
     }
 
@@ -331,14 +366,15 @@ impl Queue for SimQueue {
         let Some(event) = own else {
             return Err(BackendError::Foreign { backend: self.device.settings.name.clone(), what: "event" });
         };
-        let recording = event.inner.record();
+        let recording = event.inner.record(self.clock.now());
         self.enqueue(Command::Record(Arc::clone(&event.inner), recording))
     }
 
     fn wait(&mut self, event: &dyn Event) -> Result<(), BackendError> {
         match event.as_any().downcast_ref::<SimEvent>() {
             Some(event) => {
-                let recording = event.inner.latest();
+                let (recording, clock) = event.inner.latest();
+                self.clock.join(&clock);
                 self.enqueue(Command::Wait(Arc::clone(&event.inner), recording))
             }
             None => event.wait(),

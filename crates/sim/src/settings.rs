@@ -53,6 +53,7 @@ pub struct SimSettings {
     pub(crate) copy_seconds: f64,
     pub(crate) byte_seconds: f64,
     pub(crate) refuses: Option<Refuses>,
+    pub(crate) check_order: bool,
 }
 
 impl SimSettings {
@@ -75,7 +76,15 @@ impl SimSettings {
             copy_seconds: 0.0,
             byte_seconds: 0.0,
             refuses: None,
+            check_order: cfg!(debug_assertions),
         }
+    }
+
+    /// Checks that every access to device memory happens after the accesses it conflicts with, by events or waits of the
+    /// host; a command that does not is refused with an error, whatever the timing [default: in debug builds].
+    pub fn check_order(mut self, check: bool) -> SimSettings {
+        self.check_order = check;
+        self
     }
 
     /// Makes queues synchronous: a call returns when its work is done, as on the CPU.
