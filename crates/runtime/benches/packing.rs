@@ -1,6 +1,7 @@
-//! Packs all instances (`id,lower,upper,size` files) of the folders given, at each effort, and prints a table.
+//! Packs all instances (`id,lower,upper,size` files) of the given folders at each effort, and prints a table; with
+//! `--scale`, the time by number of items.
 //!
-//! `cargo bench -p quadriga-runtime --bench packing -- FOLDER… [--only fast|search|exact] [--match TEXT]`
+//! `cargo bench -p quadriga-runtime --bench packing -- [FOLDER…] [--only fast|search|exact] [--match TEXT] [--scale]`
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -18,7 +19,7 @@ fn read(path: &Path) -> PackingProblem {
     PackingProblem::new(parse_csv(&text).expect("a packing instance"))
 }
 
-/// The lifetimes of a transformer's prefill: so many layers, each with the storages of a real one.
+/// A transformer's prefill: sizes and lifetimes as in a real layer, repeated for each layer.
 fn transformer(layers: u32) -> PackingProblem {
     let layer: [(u32, u32, u64); 12] = [
         (0, 20, 8192), // the residual stream
@@ -51,7 +52,7 @@ fn transformer(layers: u32) -> PackingProblem {
     PackingProblem { alignment: 32, ..PackingProblem::new(items) }
 }
 
-/// How planning time grows with the graph: a first packing and a second one with the same packer.
+/// How packing time grows with the number of items: a first packing, and a second one with the same packer.
 fn scale() {
     println!("| items | peak / lower bound | strategy | first ms | again ms | again ns/item |");
     println!("|---|---|---|---|---|---|");
@@ -117,7 +118,7 @@ fn main() {
                 let began = Instant::now();
                 let packing = packer.pack(&problem, how).expect("a problem that can be packed");
                 let milliseconds = began.elapsed().as_secs_f64() * 1e3;
-                check(&problem, packing).expect("a right packing");
+                check(&problem, packing).expect("a valid packing");
                 println!(
                     "| {name} | {} | {} | {effort} | {} | {:.4} | {} | {} | {milliseconds:.2} |",
                     problem.items.len(),

@@ -26,15 +26,15 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call is handed on to the system's allocator unchanged.
+// SAFETY: every call is passed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promises are passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -42,17 +42,17 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Seconds that this thread has computed, where the system tells; else of the clock. Other work on the machine does not
-/// count.
+/// CPU time of this thread in seconds, so that other work on the machine does not count; wall-clock time where the
+/// system does not report it.
 fn seconds(since: Instant) -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let computed = text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse::<f64>().ok());
     computed.map_or_else(|| since.elapsed().as_secs_f64(), |nanoseconds| nanoseconds / 1e9)
 }
 
-/// The median time of some rounds in seconds, and the heap allocations of the last.
+/// The median time of the work in seconds, and the heap allocations of the last round.
 fn median(rounds: usize, mut work: impl FnMut()) -> (f64, usize) {
-    // The system counts computed time in ticks of some milliseconds: a round repeats the work for longer than that.
+    // CPU time is updated every few milliseconds: a round repeats the work for longer than that.
     let clock = Instant::now();
     work();
     let repeats = (0.04 / clock.elapsed().as_secs_f64().max(1e-7)).ceil().max(1.0) as usize;
@@ -74,7 +74,7 @@ fn main() {
     let rounds = numbers.first().copied().unwrap_or(7);
     let sizes = numbers.get(1..).filter(|sizes| !sizes.is_empty());
     println!(
-        "| nodes | plan | of it packing | ns a node | heap allocations | same graph again in a session, ns | heap allocations | peak ÷ bound, found by |"
+        "| nodes | plan | of it packing | ns per node | heap allocations | same graph again in a session, ns | heap allocations | peak ÷ bound, strategy |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for &nodes in sizes.unwrap_or(&[1_000, 10_000, 100_000, 300_000, 1_000_000]) {

@@ -1,4 +1,4 @@
-//! What scheduling costs, on two simulated devices and a host that compute nothing.
+//! The cost of scheduling, on two simulated devices and a host that compute nothing.
 //!
 //! `cargo bench -p quadriga-runtime --bench schedule` prints the table of `bench/RESULTS.md`. Medians; times depend on
 //! the machine, the last rows are counted or come from the devices' own clocks.
@@ -86,7 +86,7 @@ fn backends() -> Vec<Arc<dyn Backend>> {
     ]
 }
 
-/// Layers in three equal parts, one for each backend.
+/// Assigns a third of the layers to each backend.
 fn thirds(layers: usize) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
     move |name| layer_of(name).map(|layer| layer * 3 / layers)
 }
@@ -116,8 +116,8 @@ fn main() {
     }
     if std::env::args().any(|argument| argument == "--profile") {
         let plan = || seconds(|| drop(scheduler.plan(&graph).unwrap()));
-        let least = (0..20_000).map(|_| plan()).fold(f64::MAX, f64::min);
-        return println!("| least of 20,000 | {:.0} µs |", least * 1e6);
+        let minimum = (0..20_000).map(|_| plan()).fold(f64::MAX, f64::min);
+        return println!("| minimum of 20,000 | {:.0} µs |", minimum * 1e6);
     }
     let took = median(201, || seconds(|| drop(scheduler.plan(&graph).unwrap())));
     println!(
@@ -128,7 +128,7 @@ fn main() {
     );
     let one = Scheduler::new(backends());
     let took = median(201, || seconds(|| drop(one.plan(&graph).unwrap())));
-    println!("| the same with nothing placed, all on one | {:.0} µs |", took * 1e6);
+    println!("| the same without placements, all on one backend | {:.0} µs |", took * 1e6);
 
     let before = BYTES.load(Ordering::Relaxed);
     let kept = scheduler.plan(&graph).unwrap();
@@ -141,7 +141,7 @@ fn main() {
     overlap();
 }
 
-/// A plan of several splits on synchronous devices that do nothing: what is left is the scheduler's own work.
+/// A plan of several splits on synchronous devices that compute nothing: the time is the session's own overhead.
 fn rerun() {
     let g = GraphBuilder::new();
     let mut x = g.input("x", DType::F32, [64]);
@@ -172,7 +172,7 @@ fn rerun() {
     );
 }
 
-/// A chain of additions whose home changes every `run` nodes.
+/// A chain of additions that is assigned to the next backend every `run` nodes.
 fn chain(nodes: usize, run: usize, count: usize) -> (Arc<Graph>, Scheduler) {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [4]);
@@ -209,7 +209,7 @@ fn large() {
     println!("| copies of a tensor that 1,000 nodes read | {} |", plan.splits().copies.len());
 }
 
-/// The time of 50 alternating splits on devices that really take their time.
+/// The time of 50 alternating splits on devices that run in real time.
 fn alternating(node_seconds: f64, copy_seconds: f64) -> f64 {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [64]);

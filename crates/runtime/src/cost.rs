@@ -1,14 +1,14 @@
-//! What a node has to do, counted from types and shapes alone.
+//! Estimates of a node's work, from types and shapes alone.
 
 use quadriga_graph::{DType, Graph, NodeId, Op, Tensor};
 use serde::Serialize;
 
-/// The work of a node: a measure to compare with what a machine can do, not a promise.
+/// An estimate of a node's work, to compare with a machine's peak rates (roofline).
 ///
-/// Products and attention count a multiplication and an addition for each pair of elements that meet; norms, softmax,
-/// gates and rotations four operations an element; everything else one. Bytes are those of the tensors' own types, each
-/// read or written once: of a look-up only the rows that are picked, of a cache only the rows that are written.
-/// Attention counts all keys that it can look at, whatever spans or masks will hide.
+/// Matmul and attention count one multiplication and one addition per multiply-accumulate; norms, softmax, gated
+/// activations and RoPE count four operations per element, all other operations one. Traffic counts each tensor once,
+/// in its own type: for `get_rows` only the rows that are read, for `set_rows` only the rows that are written.
+/// Attention counts all keys, including those that a span or mask hides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Cost {
     /// Arithmetic operations.
@@ -18,7 +18,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The work of a node; nothing for views.
+    /// The work of a node; zero for views.
     pub fn of(graph: &Graph, node: NodeId) -> Cost {
         let found = graph.get_node(node).and_then(|n| Some((n.op(), graph.get(n.output())?)));
         let Some((op, output)) = found.filter(|(op, _)| !op.is_view()) else { return Cost::default() };
@@ -26,7 +26,7 @@ impl Cost {
         Cost { operations: operations(op, &inputs, output), traffic: traffic(op, &inputs, output) }
     }
 
-    /// Both, one after the other.
+    /// The sum of both.
     pub fn and(self, other: Cost) -> Cost {
         Cost {
             operations: self.operations.saturating_add(other.operations),
@@ -39,7 +39,7 @@ fn elements(tensor: &Tensor) -> u64 {
     tensor.elements() as u64
 }
 
-/// Bytes of so many elements of a type.
+/// Bytes of `elements` elements of a type.
 fn bytes_of(dtype: DType, elements: u64) -> u64 {
     elements / (dtype.block_len() as u64).max(1) * dtype.block_bytes() as u64
 }
@@ -51,7 +51,7 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         Op::MulMat | Op::MulMatId => elements(output).saturating_mul(2 * cols(1)),
         Op::OutProd => elements(output).saturating_mul(2 * rows(0)),
         Op::Attention(_) => {
-            // Queries by keys, then weights by values.
+            // Q·Kᵀ, then scores times V.
             let queries = inputs.first().map_or(0, |query| elements(query) / cols(0).max(1));
             queries.saturating_mul(2 * rows(1)).saturating_mul(cols(1).saturating_add(cols(2)))
         }
@@ -82,10 +82,10 @@ fn traffic(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
             others.saturating_add(written)
         }
         Op::MulMatId => {
-            // At most as many experts as are asked for.
+            // Every expert that is used is read once, at most all of them.
             let experts = first.dims4()[1].max(1) as u64;
-            let asked = rest.get(1).map_or(0, |ids| elements(ids)).min(experts);
-            add(bytes(first) / experts * asked, others, bytes(output))
+            let used = rest.get(1).map_or(0, |ids| elements(ids)).min(experts);
+            add(bytes(first) / experts * used, others, bytes(output))
         }
         _ => add(bytes(first), others, bytes(output)),
     }

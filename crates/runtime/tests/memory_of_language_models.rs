@@ -1,4 +1,4 @@
-//! Language models take no more memory than their lower bound, and less than ggml takes.
+//! Plans of language models reach the lower bound, and need less memory than ggml.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 #[path = "common/transformer.rs"]

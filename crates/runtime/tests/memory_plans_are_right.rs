@@ -1,5 +1,5 @@
-//! Over random graphs: what a node reads is what was written, whatever shares its memory; plans are never larger than the
-//! free list's; and the judge agrees with comparing all pairs.
+//! Plans of random graphs: every node reads the bytes that were written, no plan needs more memory than best fit in
+//! time order, and the checker agrees with a comparison of all pairs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 #[path = "common/best_fit.rs"]
@@ -14,7 +14,7 @@ use quadriga_runtime::memory::{
 };
 use std::collections::HashMap;
 
-/// Bytes by place: the chunks of each backend, or the own memory of what was placed beforehand.
+/// The chunks of each backend, and memory of its own for each external storage.
 #[derive(Default)]
 struct Bytes {
     chunks: HashMap<(u16, u32), Vec<u8>>,
@@ -38,8 +38,8 @@ impl Bytes {
     }
 }
 
-/// Runs the graph twice, on planned memory and with memory of its own for every storage; writing random bytes for each
-/// result, and comparing what every node reads.
+/// Simulates a run twice, in the planned memory and with separate memory for every storage: writes random bytes as each
+/// result, and compares the bytes that every node reads.
 fn run(request: &MemoryRequest<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64) {
     let graph = request.graph;
     let (mut planned, mut plain) = (Bytes::default(), Bytes::default());
@@ -58,9 +58,9 @@ fn run(request: &MemoryRequest<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64)
         write(&mut planned, &mut plain, id, rng);
     }
     for (id, node) in graph.node_ids().zip(graph.nodes()).filter(|(_, node)| !node.op().is_view()) {
-        let home = |tensor: TensorId| request.backends[graph[tensor].storage().index()];
+        let backend_of = |tensor: TensorId| request.backends[graph[tensor].storage().index()];
         for input in graph.inputs(id) {
-            let by_copy = home(*input) != request.backends[node.output().index()]
+            let by_copy = backend_of(*input) != request.backends[node.output().index()]
                 && request.holds.iter().any(|hold| hold.tensor == *input);
             if !by_copy {
                 same(&mut planned, &mut plain, *input, &graph.node_name(id));
@@ -80,7 +80,10 @@ fn run(request: &MemoryRequest<'_>, plan: &MemoryPlan, rng: &mut Rng, seed: u64)
 /// The high-water mark of ggml's allocator for the storages of one backend.
 fn free_list_peak(plan: &MemoryPlan, backend: u16, alignment: u64) -> u64 {
     let mut items: Vec<(u64, u32, u32)> = Vec::new();
-    let here = |location: &TensorLocation| matches!(location, TensorLocation::Arena { backend: home, .. } if *home == backend);
+    let here = |location: &TensorLocation| match location {
+        TensorLocation::Arena { backend: on, .. } => *on == backend,
+        _ => false,
+    };
     for ((location, life), bytes) in plan.locations.iter().zip(&plan.lifetimes).zip(&plan.bytes) {
         if here(location) && !life.is_empty() {
             items.push((*bytes, life.start, life.end));
@@ -92,7 +95,7 @@ fn free_list_peak(plan: &MemoryPlan, backend: u16, alignment: u64) -> u64 {
     best_fit::best_fit_peak(&items, alignment)
 }
 
-fn judge_many(first_seed: u64, graphs: u64) {
+fn check_many(first_seed: u64, graphs: u64) {
     println!("seeds {first_seed}..{}", first_seed + graphs);
     let (mut planner, mut plan) = (Planner::default(), MemoryPlan::default());
     let (mut shared, mut several) = (0, 0);
@@ -123,30 +126,30 @@ fn judge_many(first_seed: u64, graphs: u64) {
     assert!(shared as u64 > graphs && several as u64 > graphs / 10, "{shared} in place, {several} in chunks");
 }
 
-// 100,000 plans in all, in parts that run side by side.
+// 104,000 plans in four tests, which run concurrently.
 #[test]
-fn plans_of_random_graphs_keep_what_is_read_1() {
-    judge_many(1_000_000, 6_500);
+fn plans_of_random_graphs_preserve_every_value_that_is_read_1() {
+    check_many(1_000_000, 6_500);
 }
 
 #[test]
-fn plans_of_random_graphs_keep_what_is_read_2() {
-    judge_many(2_000_000, 6_500);
+fn plans_of_random_graphs_preserve_every_value_that_is_read_2() {
+    check_many(2_000_000, 6_500);
 }
 
 #[test]
-fn plans_of_random_graphs_keep_what_is_read_3() {
-    judge_many(3_000_000, 6_500);
+fn plans_of_random_graphs_preserve_every_value_that_is_read_3() {
+    check_many(3_000_000, 6_500);
 }
 
 #[test]
-fn plans_of_random_graphs_keep_what_is_read_4() {
-    judge_many(4_000_000, 6_500);
+fn plans_of_random_graphs_preserve_every_value_that_is_read_4() {
+    check_many(4_000_000, 6_500);
 }
 
-/// Whether two storages of the plan that live at the same time have a byte in common, looking at all pairs.
+/// Whether two storages with overlapping lifetimes overlap in memory, by comparing all pairs.
 fn any_pair_overlaps(plan: &MemoryPlan) -> bool {
-    let tenants: Vec<_> = (0..plan.locations.len())
+    let storages: Vec<_> = (0..plan.locations.len())
         .filter(|i| !plan.lifetimes[*i].is_empty())
         .map(|i| (plan.locations[i], plan.lifetimes[i], plan.bytes[i]))
         .collect();
@@ -154,15 +157,15 @@ fn any_pair_overlaps(plan: &MemoryPlan) -> bool {
         TensorLocation::Arena { backend, chunk, offset } => Some((backend, chunk, offset, offset + size)),
         _ => None,
     };
-    tenants.iter().enumerate().any(|(i, (a, life_a, size_a))| {
-        tenants[..i].iter().any(|(b, life_b, size_b)| {
+    storages.iter().enumerate().any(|(i, (a, life_a, size_a))| {
+        storages[..i].iter().any(|(b, life_b, size_b)| {
             let (Some(a), Some(b)) = (bytes(*a, *size_a), bytes(*b, *size_b)) else { return false };
             life_a.overlaps(*life_b) && (a.0, a.1) == (b.0, b.1) && a.2.max(b.2) < a.3.min(b.3)
         })
     })
 }
 
-/// Moves the storage of a root, and all that lies in it.
+/// Moves the storage of a root with all its aliases.
 fn move_storage(graph: &Graph, plan: &mut MemoryPlan, root: TensorId, to: (u32, u64)) {
     for id in graph.tensor_ids().filter(|id| plan.sharing.root(*id) == Some(root)).collect::<Vec<_>>() {
         if let TensorLocation::Arena { chunk, offset, .. } = &mut plan.locations[id.index()] {
@@ -172,7 +175,7 @@ fn move_storage(graph: &Graph, plan: &mut MemoryPlan, root: TensorId, to: (u32, 
 }
 
 #[test]
-fn the_judge_agrees_with_comparing_all_pairs() {
+fn the_checker_agrees_with_a_comparison_of_all_pairs() {
     let (mut right, mut wrong) = (0, 0);
     for seed in 0..3000 {
         let mut rng = Rng::new(seed);
@@ -185,34 +188,34 @@ fn the_judge_agrees_with_comparing_all_pairs() {
         let mut plan = Planner::default().plan(&request).unwrap();
         let roots: Vec<_> = graph.tensor_ids().filter(|id| !plan.lifetimes[id.index()].is_empty()).collect();
         let (Some(from), Some(to)) = (rng.pick(&roots).copied(), rng.pick(&roots).copied()) else { continue };
-        let TensorLocation::Arena { backend: home, .. } = plan.location(from) else { continue };
+        let TensorLocation::Arena { backend: from_backend, .. } = plan.location(from) else { continue };
         let TensorLocation::Arena { backend, chunk, offset } = plan.location(to) else { continue };
-        let chunks = &plan.backends[usize::from(home)].chunks;
-        if home != backend || offset + plan.bytes[from.index()] > chunks[chunk as usize] {
+        let chunks = &plan.backends[usize::from(from_backend)].chunks;
+        if from_backend != backend || offset + plan.bytes[from.index()] > chunks[chunk as usize] {
             continue;
         }
         move_storage(&graph, &mut plan, from, (chunk, offset));
-        let verdict = check(&request, &plan);
-        assert_eq!(verdict.is_err(), any_pair_overlaps(&plan), "seed {seed}: {verdict:?}");
+        let checked = check(&request, &plan);
+        assert_eq!(checked.is_err(), any_pair_overlaps(&plan), "seed {seed}: {checked:?}");
         assert!(
-            verdict.is_ok() || matches!(verdict, Err(PlanViolation::Overlap { .. })),
-            "seed {seed}: {verdict:?}"
+            checked.is_ok() || matches!(checked, Err(PlanViolation::Overlap { .. })),
+            "seed {seed}: {checked:?}"
         );
-        if verdict.is_ok() { right += 1 } else { wrong += 1 }
+        if checked.is_ok() { right += 1 } else { wrong += 1 }
     }
     assert!(right > 100 && wrong > 100, "{right} right, {wrong} wrong");
 }
 
 #[test]
-fn spoiled_plans_are_rejected() {
-    type Spoil = fn(&mut MemoryPlan, &mut Rng, TensorId) -> Option<()>;
-    let kinds: [(&str, Spoil); 12] = [
+fn corrupted_plans_are_rejected() {
+    type Corrupt = fn(&mut MemoryPlan, &mut Rng, TensorId) -> Option<()>;
+    let kinds: [(&str, Corrupt); 12] = [
         ("another graph", |plan, _, _| {
             plan.graph.0 ^= 1;
             Some(())
         }),
-        ("a list cut short", |plan, _, _| plan.locations.pop().map(|_| ())),
-        ("lifetimes cut short", |plan, _, _| plan.lifetimes.pop().map(|_| ())),
+        ("too few locations", |plan, _, _| plan.locations.pop().map(|_| ())),
+        ("too few lifetimes", |plan, _, _| plan.lifetimes.pop().map(|_| ())),
         ("no memory", |plan, _, id| match plan.location(id) {
             TensorLocation::Unused => None,
             _ => {
@@ -220,19 +223,21 @@ fn spoiled_plans_are_rejected() {
                 Some(())
             }
         }),
-        ("left to others", |plan, _, id| match plan.location(id) {
+        ("external memory", |plan, _, id| match plan.location(id) {
             TensorLocation::Arena { backend, .. } => {
                 plan.locations[id.index()] = TensorLocation::External { backend };
                 Some(())
             }
             _ => None,
         }),
-        ("not aligned, or not where its source is", |plan, _, id| match &mut plan.locations[id.index()] {
-            TensorLocation::Arena { offset, .. } => {
-                *offset += 1;
-                Some(())
+        ("misaligned, or not at its offset in its source", |plan, _, id| {
+            match &mut plan.locations[id.index()] {
+                TensorLocation::Arena { offset, .. } => {
+                    *offset += 1;
+                    Some(())
+                }
+                _ => None,
             }
-            _ => None,
         }),
         ("another backend", |plan, _, id| match &mut plan.locations[id.index()] {
             TensorLocation::Arena { backend, .. } | TensorLocation::External { backend } => {
@@ -252,20 +257,20 @@ fn spoiled_plans_are_rejected() {
             let all: Vec<_> = plan.backends.iter_mut().flat_map(|b| b.chunks.iter_mut()).collect();
             let picked = rng.below(all.len().max(1));
             let chunk = all.into_iter().nth(picked)?;
-            // Empty chunks are there for tensors without a byte.
+            // A chunk of one alignment may hold only tensors of zero bytes.
             *chunk = chunk.checked_sub(1).filter(|_| *chunk > 32)?;
             Some(())
         }),
-        ("released too early", |plan, _, id| {
+        ("lifetime ends too early", |plan, _, id| {
             let life = &mut plan.lifetimes[id.index()];
             life.end = life.end.checked_sub(1).filter(|_| !life.is_empty())?;
             Some(())
         }),
-        ("needed too late", |plan, _, id| {
+        ("lifetime starts too late", |plan, _, id| {
             let life = &mut plan.lifetimes[id.index()];
             (!life.is_empty()).then(|| life.start += 1)
         }),
-        ("a root that is not", |plan, rng, id| {
+        ("a wrong root", |plan, rng, id| {
             let other = TensorId::from_index(rng.below(plan.locations.len()));
             if plan.sharing.root(id) == Some(other)
                 || plan.locations[id.index()] == plan.locations[other.index()]
@@ -276,7 +281,7 @@ fn spoiled_plans_are_rejected() {
             Some(())
         }),
     ];
-    for (kind, spoil) in kinds {
+    for (kind, corrupt) in kinds {
         let mut rejected = 0;
         for seed in 0..400 {
             let mut rng = Rng::new(seed);
@@ -286,7 +291,7 @@ fn spoiled_plans_are_rejected() {
             let request = lists.request(&graph, &memories);
             let mut plan = Planner::default().plan(&request).unwrap();
             let id = TensorId::from_index(rng.below(graph.tensors().len()));
-            if spoil(&mut plan, &mut rng, id).is_some() {
+            if corrupt(&mut plan, &mut rng, id).is_some() {
                 assert!(check(&request, &plan).is_err(), "{kind}, seed {seed}\n{graph}{lists:?}");
                 rejected += 1;
             }

@@ -1,4 +1,4 @@
-//! Small graphs with limited buffers, and the total that ggml needs for each. Ours is never larger.
+//! Small graphs with limited buffers, and the total that ggml needs for each; ours is never larger.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_graph::{DType, Graph, GraphBuilder, Value, Weight};

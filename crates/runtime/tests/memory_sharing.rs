@@ -1,4 +1,4 @@
-//! Who shares a storage and for how long, rule by rule.
+//! The rules of aliasing and liveness, one by one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, TensorId, Value, Weight};
@@ -20,7 +20,7 @@ fn plan(graph: &Graph, inputs: InputPolicy) -> MemoryPlan {
     plan_of(&MemoryRequest { inputs, ..MemoryRequest::new(graph, &MEMORIES()) })
 }
 
-/// A fresh result of 16 elements that is computed from an input.
+/// A result of 16 elements, computed from an input.
 fn fresh<'g>(g: &'g GraphBuilder, name: &str) -> Value<'g> {
     g.input(name, DType::F32, [16]).cast(DType::F32)
 }
@@ -41,7 +41,7 @@ fn g1_memory_is_released_at_the_last_use() {
     let graph = g.finish().unwrap();
     let plan = plan(&graph, InputPolicy::Keep);
     let lives = ids.map(|id| plan.lifetimes[id.index()]);
-    // Nodes: cast, pad, slice, pad, concat. The view's reader is what keeps `a`.
+    // Nodes: cast, pad, slice, pad, concat. The reader of the slice extends the lifetime of `a`.
     let expected = [(0, 4), (1, 5), (3, 5), (4, 5)].map(|(start, end)| Lifetime { start, end });
     assert_eq!(lives, expected);
 }
@@ -62,7 +62,7 @@ fn g2_g3_views_and_chains_share_one_storage() {
 }
 
 #[test]
-fn g3_every_in_place_operation_takes_over_its_source() {
+fn g3_every_in_place_operation_reuses_its_input() {
     type Make = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
     let operations: [(&str, Make); 13] = [
         ("scale", |_, x| x.scale(2.0)),
@@ -92,7 +92,7 @@ fn g3_every_in_place_operation_takes_over_its_source() {
 }
 
 #[test]
-fn g3_nothing_is_taken_over_that_somebody_still_needs() {
+fn g3_an_input_that_is_still_needed_is_not_reused_in_place() {
     type Make = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
     let cases: [(&str, Make); 7] = [
         ("another reader later", |g, x| {
@@ -115,7 +115,7 @@ fn g3_nothing_is_taken_over_that_somebody_still_needs() {
             x.scale(2.0)
         }),
         ("both inputs", |_, x| x.add(x)),
-        ("an operation that needs both", |_, x| x.pad([0])),
+        ("an operation that is not in place", |_, x| x.pad([0])),
         ("a part of a larger storage", |_, x| x.slice(0, 0, 4).scale(2.0)),
     ];
     for (name, make) in cases {
@@ -141,20 +141,20 @@ fn an_in_place_result_may_be_an_output() {
 }
 
 #[test]
-fn inputs_are_kept_unless_the_caller_releases_them() {
+fn inputs_are_kept_unless_the_request_releases_them() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [16]);
-    g.input("nobody reads this", DType::F32, [1000]);
+    g.input("unused", DType::F32, [1000]);
     g.output("y", x.scale(2.0));
     let graph = g.finish().unwrap();
     assert_eq!(plan(&graph, InputPolicy::Keep).arena_bytes(0), 128);
     assert_eq!(plan(&graph, InputPolicy::Release).arena_bytes(0), 64);
-    let unused = graph.leaf("nobody reads this").unwrap();
+    let unused = graph.leaf("unused").unwrap();
     assert_eq!(plan(&graph, InputPolicy::Keep).location(unused), TensorLocation::Unused);
 }
 
 #[test]
-fn a_result_that_nobody_reads_is_released_at_once() {
+fn a_result_without_readers_is_live_for_one_step() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [16]);
     let dead = x.pad([16]);
@@ -183,12 +183,12 @@ fn g4_sharing_never_moves_a_node_to_another_backend() {
 }
 
 #[test]
-fn g5_x10_what_is_placed_beforehand_is_left_alone_and_its_views_are_resolved() {
+fn g5_x10_external_tensors_are_not_planned_and_their_views_are_resolved() {
     let g = GraphBuilder::new();
     let w = g.weight("w", Weight::new(DType::F32, [4, 16]));
     let state = g.state("state", DType::F32, [4, 16]);
-    let input = g.input("placed", DType::F32, [1, 16]);
-    // The graph starts with views of tensors that nothing computes.
+    let input = g.input("external", DType::F32, [1, 16]);
+    // The first nodes are views of leaves.
     let row = w.slice(0, 1, 1);
     let part = state.slice(0, 2, 1);
     let written = input.copy_into(part);
@@ -198,9 +198,9 @@ fn g5_x10_what_is_placed_beforehand_is_left_alone_and_its_views_are_resolved() {
     g.output("y", y.add(z).add(kept));
     let [row, part, written, input] = [row, part, written, input].map(Value::id);
     let graph = g.finish().unwrap();
-    let placed = [input];
+    let external = [input];
     let plan = plan_of(&MemoryRequest {
-        external: &placed,
+        external: &external,
         inputs: InputPolicy::Release,
         ..MemoryRequest::new(&graph, &MEMORIES())
     });
@@ -220,18 +220,18 @@ fn g6_with_barriers_memory_is_released_only_at_a_barrier() {
     g.output("all", all);
     let graph = g.finish().unwrap();
     let nodes: Vec<NodeId> = graph.node_ids().collect();
-    // One part after the other: each pad's memory is used for the next.
+    // One part after the other: each pad reuses the memory of the previous one.
     let groups: Vec<Vec<NodeId>> =
         (0..4).flat_map(|i| [vec![nodes[i]], vec![nodes[4 + i]]]).chain([vec![nodes[8]]]).collect();
     let groups: Vec<&[NodeId]> = groups.iter().map(Vec::as_slice).collect();
     let steps = barrier_steps(&graph, &groups).unwrap();
     let one_by_one = plan_of(&MemoryRequest { steps: &steps, ..MemoryRequest::new(&graph, &MEMORIES()) });
     assert_eq!(one_by_one.arena_bytes(0), 64 + 128 + 4 * 4);
-    // All parts at the same time: nothing is used again before the barrier.
+    // All parts concurrently: no memory is reused before the barrier.
     let steps = barrier_steps(&graph, &[&nodes[..4], &nodes[4..8], &nodes[8..]]).unwrap();
     let together = plan_of(&MemoryRequest { steps: &steps, ..MemoryRequest::new(&graph, &MEMORIES()) });
     assert_eq!(together.arena_bytes(0), 64 + 4 * 128 + 4 * 4);
-    // An order that contradicts the graph is refused.
+    // An order that contradicts the graph is an error.
     let steps = barrier_steps(&graph, &[&nodes[4..8], &nodes[..4], &nodes[8..]]).unwrap();
     let memories = MEMORIES();
     let error =
@@ -240,7 +240,7 @@ fn g6_with_barriers_memory_is_released_only_at_a_barrier() {
 }
 
 #[test]
-fn what_another_lane_still_reads_is_held() {
+fn a_hold_extends_the_lifetime_of_a_tensor() {
     let g = GraphBuilder::new();
     let x = fresh(&g, "x");
     let y = x.scale(2.0);
@@ -257,7 +257,7 @@ fn what_another_lane_still_reads_is_held() {
         assert!(!same(&plan, x, y), "held until {until}");
         assert_eq!(plan.lifetimes[x.index()].end, until + 1);
     }
-    // A reader on another backend reads a copy: the hold says how long the original is needed.
+    // A reader on another backend reads a copy: the hold alone decides how long the original is live.
     let backends: Vec<u16> = graph.tensor_ids().map(|id| u16::from(id.index() > x.index())).collect();
     let holds = [Hold { tensor: x, until: 0 }];
     let extras = [Extra { backend: 1, bytes: 64, lifetime: Lifetime { start: 0, end: 2 } }];
@@ -269,7 +269,7 @@ fn what_another_lane_still_reads_is_held() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_errors() {
     let g = GraphBuilder::new();
     let state = g.state("s", DType::F32, [4]);
     let x = g.input("x", DType::F32, [4]);
@@ -290,9 +290,9 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(matches!(refused(MemoryRequest { steps: &[0, u32::MAX], ..base }), MemoryError::Step { .. }));
     let far = [Hold { tensor: x, until: u32::MAX }];
     assert!(matches!(refused(MemoryRequest { holds: &far, ..base }), MemoryError::Step { .. }));
-    let stranger = [TensorId::from_index(99)];
+    let unknown = [TensorId::from_index(99)];
     assert!(matches!(
-        refused(MemoryRequest { external: &stranger, ..base }),
+        refused(MemoryRequest { external: &unknown, ..base }),
         MemoryError::UnknownTensor { .. }
     ));
     let never = [Extra { backend: 0, bytes: 1, lifetime: Lifetime { start: 3, end: 3 } }];

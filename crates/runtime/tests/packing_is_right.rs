@@ -1,4 +1,4 @@
-//! What every packing must be, whatever the effort: right, no lower than the bound, never above the free list's.
+//! The properties of every packing, at every effort: valid, at or above the lower bound, never above best fit's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 #[path = "common/best_fit.rs"]
@@ -34,7 +34,7 @@ fn free_list_peak(problem: &PackingProblem) -> u64 {
 }
 
 #[test]
-fn packings_of_random_problems_are_right_and_never_worse_than_the_free_list() {
+fn packings_of_random_problems_are_valid_and_never_worse_than_best_fit() {
     let mut packer = Packer::default();
     for seed in 0..300 {
         println!("seed {seed}");
@@ -64,7 +64,7 @@ fn packings_of_random_problems_are_right_and_never_worse_than_the_free_list() {
 }
 
 #[test]
-fn what_lives_all_the_time_adds_just_its_bytes() {
+fn items_that_are_always_live_add_exactly_their_bytes() {
     let mut reached = 0;
     for seed in 1000..1200 {
         println!("seed {seed}");
@@ -84,7 +84,7 @@ fn what_lives_all_the_time_adds_just_its_bytes() {
             assert_eq!(both.peak, alone.peak + bytes);
             reached += 1;
         }
-        // Where a chunk has a limit, it may have no room at the bottom.
+        // With a chunk limit they may not fit into the first chunk.
         problem.max_chunk = Some(rng.range(1, 2 * both.peak as usize + 2) as u64);
         assert_eq!(check(&problem, &pack(&problem, Effort::Fast).unwrap()), Ok(()));
     }
@@ -92,7 +92,7 @@ fn what_lives_all_the_time_adds_just_its_bytes() {
 }
 
 #[test]
-fn nothing_and_zero_sizes_can_be_packed() {
+fn empty_problems_and_zero_sizes_can_be_packed() {
     let empty = pack(&PackingProblem::new(Vec::new()), Effort::Fast).unwrap();
     assert_eq!((empty.peak, empty.lower_bound, empty.chunks.len(), empty.proved_optimal), (0, 0, 1, true));
     let problem = PackingProblem {
@@ -105,7 +105,7 @@ fn nothing_and_zero_sizes_can_be_packed() {
 }
 
 #[test]
-fn what_cannot_be_computed_is_refused_with_the_item() {
+fn invalid_problems_are_errors_that_name_the_item() {
     let refuse = |problem: PackingProblem| pack(&problem, Effort::Fast).unwrap_err();
     let good = PackingItem { size: 8, start: 0, end: 1 };
     let huge = PackingItem { size: u64::MAX, start: 0, end: 1 };
@@ -128,12 +128,12 @@ fn what_cannot_be_computed_is_refused_with_the_item() {
     assert_eq!(
         refuse(PackingProblem::new(vec![half, half, good])),
         PackingError::TooLarge { item: 2, size: 8 },
-        "even where the items are not alive together"
+        "even if the items are not live together"
     );
 }
 
 #[test]
-fn chunks_stay_below_the_limit_and_larger_items_get_their_own() {
+fn chunks_stay_within_the_limit_and_larger_items_get_their_own() {
     let items = vec![
         PackingItem { size: 16, start: 0, end: 2 },
         PackingItem { size: 8, start: 0, end: 2 },
@@ -148,9 +148,9 @@ fn chunks_stay_below_the_limit_and_larger_items_get_their_own() {
     assert_eq!((packing.peak, packing.chunks), (40, vec![24, 16]));
 }
 
-/// The checker is only worth something if it sees every kind of flaw.
+/// One corrupted packing for each kind of violation.
 #[test]
-fn spoiled_packings_are_rejected() {
+fn corrupted_packings_are_rejected() {
     let items = vec![
         PackingItem { size: 8, start: 0, end: 4 },
         PackingItem { size: 16, start: 1, end: 3 },
@@ -159,42 +159,42 @@ fn spoiled_packings_are_rejected() {
     ];
     let problem = PackingProblem { items, alignment: 8, max_chunk: Some(16) };
     let place = |chunk, offset| Placement { chunk, offset };
-    let right = Packing {
+    let valid = Packing {
         placements: vec![place(0, 0), place(1, 0), place(1, 8), place(0, 0)],
         chunks: vec![8, 16],
         peak: 24,
         ..Packing::default()
     };
-    assert_eq!(check(&problem, &right), Ok(()));
-    let spoil = |change: &dyn Fn(&mut Packing)| {
-        let mut packing = right.clone();
+    assert_eq!(check(&problem, &valid), Ok(()));
+    let corrupt = |change: &dyn Fn(&mut Packing)| {
+        let mut packing = valid.clone();
         change(&mut packing);
         check(&problem, &packing).unwrap_err()
     };
-    assert_eq!(spoil(&|p| p.placements.truncate(3)), PackingViolation::Count { items: 4, placements: 3 });
-    assert_eq!(spoil(&|p| p.peak = 16), PackingViolation::WrongPeak { peak: 16, sum: 24 });
+    assert_eq!(corrupt(&|p| p.placements.truncate(3)), PackingViolation::Count { items: 4, placements: 3 });
+    assert_eq!(corrupt(&|p| p.peak = 16), PackingViolation::WrongPeak { peak: 16, sum: 24 });
     assert_eq!(
-        spoil(&|p| p.placements[2] = place(2, 0)),
+        corrupt(&|p| p.placements[2] = place(2, 0)),
         PackingViolation::NoSuchChunk { item: 2, chunk: 2, chunks: 2 }
     );
     assert_eq!(
-        spoil(&|p| p.placements[2] = place(1, 4)),
+        corrupt(&|p| p.placements[2] = place(1, 4)),
         PackingViolation::Misaligned { item: 2, offset: 4, alignment: 8 }
     );
     assert_eq!(
-        spoil(&|p| p.placements[2] = place(1, 16)),
+        corrupt(&|p| p.placements[2] = place(1, 16)),
         PackingViolation::OutOfBounds { item: 2, offset: 16, size: 16 }
     );
     assert_eq!(
-        spoil(&|p| p.placements[2] = place(1, u64::MAX - 7)),
+        corrupt(&|p| p.placements[2] = place(1, u64::MAX - 7)),
         PackingViolation::OutOfBounds { item: 2, offset: u64::MAX - 7, size: 16 }
     );
     assert_eq!(
-        spoil(&|p| p.placements[2] = place(0, 0)),
+        corrupt(&|p| p.placements[2] = place(0, 0)),
         PackingViolation::Overlap { first: 0, second: 2, time: 3 }
     );
     assert_eq!(
-        spoil(&|p| {
+        corrupt(&|p| {
             p.placements[0] = place(1, 16);
             p.chunks[1] = 24;
             p.peak = 32;
@@ -203,9 +203,9 @@ fn spoiled_packings_are_rejected() {
     );
 }
 
-/// Every shift of one item of a tight packing is either seen, or harmless by the plain definition.
+/// After moving one item of a packing, the checker finds a violation if and only if two items overlap.
 #[test]
-fn the_checker_agrees_with_comparing_all_pairs() {
+fn the_checker_agrees_with_a_comparison_of_all_pairs() {
     for seed in 0..2000 {
         println!("seed {seed}");
         let mut rng = Rng::new(seed);
@@ -216,9 +216,9 @@ fn the_checker_agrees_with_comparing_all_pairs() {
         if problem.items.is_empty() {
             continue;
         }
-        let spoiled = rng.below(problem.items.len());
-        packing.placements[spoiled].offset =
-            rng.below((packing.peak - problem.items[spoiled].size + 1) as usize) as u64;
+        let moved = rng.below(problem.items.len());
+        packing.placements[moved].offset =
+            rng.below((packing.peak - problem.items[moved].size + 1) as usize) as u64;
         let apart = |a: usize, b: usize| {
             let (first, second) = (problem.items[a], problem.items[b]);
             let (low, high) = (packing.placements[a].offset, packing.placements[b].offset);
@@ -226,7 +226,7 @@ fn the_checker_agrees_with_comparing_all_pairs() {
             let in_time = first.end <= second.start || second.end <= first.start;
             empty || in_time || low + first.size <= high || high + second.size <= low
         };
-        let right = (0..problem.items.len()).all(|a| (0..a).all(|b| apart(a, b)));
-        assert_eq!(check(&problem, &packing).is_ok(), right);
+        let valid = (0..problem.items.len()).all(|a| (0..a).all(|b| apart(a, b)));
+        assert_eq!(check(&problem, &packing).is_ok(), valid);
     }
 }

@@ -1,5 +1,4 @@
-//! How good packings are: at the optimum on all problems small enough to try everything, at the lower bound on the
-//! graphs that matter.
+//! The quality of packings: optimal on all problems small enough for brute force, at the lower bound on model graphs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::Rng;
@@ -8,48 +7,51 @@ use quadriga_runtime::memory::packing::{
 };
 use std::path::PathBuf;
 
-/// The best peak there is: every order of placing, each item at its lowest place. Some order is that of the offsets in
-/// a best packing, and no item of it ends up higher than it is there.
+/// The optimal peak, by brute force: every order of items, each placed at its lowest offset. One of these is the order
+/// of the offsets in an optimal packing, and places no item higher than that packing does.
 fn optimum(items: &[PackingItem]) -> u64 {
     fn place(
         items: &[PackingItem],
         placed: &mut Vec<(PackingItem, u64)>,
         left: &mut Vec<usize>,
         peak: u64,
-        least: u64,
+        lower_bound: u64,
         best: &mut u64,
     ) {
-        if peak >= *best || *best == least {
+        if peak >= *best || *best == lower_bound {
             return;
         }
         if left.is_empty() {
             *best = peak;
             return;
         }
-        for turn in 0..left.len() {
-            let index = left.swap_remove(turn);
+        for position in 0..left.len() {
+            let index = left.swap_remove(position);
             let item = items[index];
-            let meets = |other: &PackingItem| item.start < other.end && other.start < item.end;
-            let tops =
-                placed.iter().filter(|(other, _)| meets(other)).map(|(other, offset)| offset + other.size);
+            let conflicts = |other: &PackingItem| item.start < other.end && other.start < item.end;
+            let tops = placed
+                .iter()
+                .filter(|(other, _)| conflicts(other))
+                .map(|(other, offset)| offset + other.size);
             let fits = |offset: u64| {
                 placed.iter().all(|(other, at)| {
-                    !meets(other) || offset + item.size <= *at || at + other.size <= offset
+                    !conflicts(other) || offset + item.size <= *at || at + other.size <= offset
                 })
             };
             let offset = tops.chain([0]).filter(|&offset| fits(offset)).min().unwrap();
             placed.push((item, offset));
-            place(items, placed, left, peak.max(offset + item.size), least, best);
+            place(items, placed, left, peak.max(offset + item.size), lower_bound, best);
             placed.pop();
             left.push(index);
             let last = left.len() - 1;
-            left.swap(turn, last);
+            left.swap(position, last);
         }
     }
-    let alive = |time: u32| items.iter().filter(move |item| item.start <= time && time < item.end);
-    let least = items.iter().map(|item| alive(item.start).map(|item| item.size).sum()).max().unwrap_or(0);
+    let live = |time: u32| items.iter().filter(move |item| item.start <= time && time < item.end);
+    let lower_bound =
+        items.iter().map(|item| live(item.start).map(|item| item.size).sum()).max().unwrap_or(0);
     let mut best = u64::MAX;
-    place(items, &mut Vec::new(), &mut (0..items.len()).collect(), 0, least, &mut best);
+    place(items, &mut Vec::new(), &mut (0..items.len()).collect(), 0, lower_bound, &mut best);
     best
 }
 
@@ -66,36 +68,36 @@ fn small_problem(rng: &mut Rng) -> PackingProblem {
     PackingProblem::new(items.collect())
 }
 
-/// The same number of bytes alive at all times: what ends is replaced by others of the same sum. Sometimes there is no
-/// packing at the lower bound.
+/// A problem with the same live bytes at all times: items that end are replaced by others of the same total size. For
+/// some of these no packing reaches the lower bound.
 fn tight_problem(rng: &mut Rng) -> PackingProblem {
-    fn add(rng: &mut Rng, mut sum: u64, start: u32, alive: &mut Vec<PackingItem>) {
+    fn add(rng: &mut Rng, mut sum: u64, start: u32, live: &mut Vec<PackingItem>) {
         while sum > 0 {
             let size = rng.range(1, sum.min(4) as usize) as u64;
-            alive.push(PackingItem { size, start, end: 9 });
+            live.push(PackingItem { size, start, end: 9 });
             sum -= size;
         }
     }
-    let (mut items, mut alive) = (Vec::new(), Vec::new());
-    add(rng, 7, 0, &mut alive);
+    let (mut items, mut live) = (Vec::new(), Vec::new());
+    add(rng, 7, 0, &mut live);
     for time in 1..=4 {
         let mut sum = 0;
         for _ in 0..2 {
-            let index = rng.below(alive.len());
-            if alive[index].start < time {
-                let ended = alive.swap_remove(index);
+            let index = rng.below(live.len());
+            if live[index].start < time {
+                let ended = live.swap_remove(index);
                 sum += ended.size;
                 items.push(PackingItem { end: time, ..ended });
             }
         }
-        add(rng, sum, time, &mut alive);
+        add(rng, sum, time, &mut live);
     }
-    items.extend(alive);
+    items.extend(live);
     PackingProblem::new(items)
 }
 
 #[test]
-fn small_problems_are_packed_as_well_as_trying_everything_does() {
+fn small_problems_are_packed_as_well_as_by_brute_force() {
     let mut packer = Packer::default();
     for seed in 0..1500 {
         println!("seed {seed}");
@@ -109,7 +111,7 @@ fn small_problems_are_packed_as_well_as_trying_everything_does() {
 }
 
 #[test]
-fn where_the_lower_bound_cannot_be_reached_that_is_proved() {
+fn an_unreachable_lower_bound_is_proved_unreachable() {
     let mut packer = Packer::default();
     let mut hard = 0;
     for seed in 0..20_000 {
@@ -122,39 +124,35 @@ fn where_the_lower_bound_cannot_be_reached_that_is_proved() {
             assert_eq!(peak, optimum(&problem.items));
             let below = Effort::Exact { capacity: Some(peak - 1), steps: 20_000 };
             let packing = packer.pack(&problem, below).unwrap();
-            assert_eq!(
-                (packing.peak >= peak, packing.proved_bound),
-                (true, peak),
-                "nothing below is possible"
-            );
+            assert_eq!((packing.peak >= peak, packing.proved_bound), (true, peak), "no packing is below");
             hard += 1;
         }
     }
     assert!(hard >= 1, "some of the problems are hard: {hard}");
 }
 
-/// Tilings: rectangles cut into rectangles. The lower bound is the optimum, and hard to find by greed.
+/// A rectangle, divided at random into rectangles: the lower bound is the optimum, which greedy strategies rarely find.
 #[test]
 fn random_tilings_are_packed_without_a_gap() {
     let mut packer = Packer::default();
     for seed in 0..60 {
         println!("seed {seed}");
         let mut rng = Rng::new(seed);
-        let mut pieces = vec![(0_u32, 1000_u32, 5000_u64)];
+        let mut rectangles = vec![(0_u32, 1000_u32, 5000_u64)];
         for _ in 0..rng.range(5, 60) {
-            let at = rng.below(pieces.len());
-            let (start, end, size) = pieces[at];
+            let at = rng.below(rectangles.len());
+            let (start, end, size) = rectangles[at];
             if rng.chance(0.5) && end - start > 1 {
-                let cut = start + rng.range(1, (end - start - 1) as usize) as u32;
-                pieces[at] = (start, cut, size);
-                pieces.push((cut, end, size));
+                let at_cut = start + rng.range(1, (end - start - 1) as usize) as u32;
+                rectangles[at] = (start, at_cut, size);
+                rectangles.push((at_cut, end, size));
             } else if size > 1 {
-                let cut = rng.range(1, size as usize - 1) as u64;
-                pieces[at] = (start, end, cut);
-                pieces.push((start, end, size - cut));
+                let at_cut = rng.range(1, size as usize - 1) as u64;
+                rectangles[at] = (start, end, at_cut);
+                rectangles.push((start, end, size - at_cut));
             }
         }
-        let items = pieces.iter().map(|&(start, end, size)| PackingItem { size, start, end }).collect();
+        let items = rectangles.iter().map(|&(start, end, size)| PackingItem { size, start, end }).collect();
         let packing =
             packer.pack(&PackingProblem::new(items), Effort::Search { seed, steps: 20_000_000 }).unwrap();
         assert_eq!(packing.peak, 5000);
@@ -195,14 +193,14 @@ fn large_tilings_are_packed_without_a_gap() {
     }
 }
 
-/// Where a chunk can take the largest tensor and a little more, the limit costs next to nothing. At exactly the largest
-/// tensor it can cost more, whatever one does. In `llama7b.decode.c4k.fa` the logits are the largest: one chunk has their
-/// 128,000 bytes. The 16,384 bytes of an input that is alive with them must be in another chunk, for all of the run. Of
-/// what else is alive at the peak of a layer, 112,768 bytes at most fit into the first chunk together, which leaves
-/// 44,032 + 16,384 for others: 188,416 bytes are the least, 1.088 of what is alive at the peak. The same holds for
+/// A chunk limit a little above the largest tensor costs next to nothing; a limit of exactly the largest tensor can
+/// cost more in any packing. In `llama7b.decode.c4k.fa` the largest tensor is the logits: one chunk has their 128,000
+/// bytes. An input of 16,384 bytes is live together with them, and so is in another chunk for the whole run. Of the
+/// other storages live at the peak of a layer, at most 112,768 bytes fit into the first chunk together, which leaves
+/// 44,032 + 16,384 bytes: 188,416 bytes are the optimum, 1.088 times the lower bound. The same holds for
 /// `llama7b.pp512.c4k.fa.out512`.
 #[test]
-fn model_graphs_in_chunks_need_hardly_more() {
+fn model_graphs_in_several_chunks_need_hardly_more() {
     for (name, problem) in instances().iter().filter(|(name, _)| !name.starts_with("tiling")) {
         let largest = problem.items.iter().map(|item| item.size).max().unwrap();
         let tight = ["llama7b.decode.c4k.fa", "llama7b.pp512.c4k.fa.out512"].contains(&name.as_str());

@@ -10,8 +10,8 @@ use crate::{Backend, Buffer, Region, Usage};
 /// New chunks with their indices, not yet part of an arena.
 pub(crate) type Grown = Vec<(usize, Arc<dyn Buffer>)>;
 
-/// The buffers (*chunks*) of one backend that hold the tensors of memory plans. All plans of a session share one arena per
-/// backend, as large as the largest of them needs. An arena grows on demand and never shrinks by itself.
+/// The buffers (*chunks*) of one backend that hold the tensors of memory plans. All plans of a session share one arena
+/// per backend, as large as the largest of them needs. An arena grows on demand and never shrinks by itself.
 #[derive(Clone, Debug)]
 pub struct Arena {
     backend: Arc<dyn Backend>,
@@ -45,8 +45,8 @@ impl Arena {
             && self.chunks.iter().zip(sizes).all(|(chunk, size)| chunk.bytes() as u64 >= *size)
     }
 
-    /// Allocates the chunks that are missing or too small, without changing the arena. `purpose` describes a chunk in the
-    /// error of a refused allocation.
+    /// Allocates the chunks that are missing or too small, without changing the arena. `purpose` describes a chunk in
+    /// the error of a refused allocation.
     pub(crate) fn prepare(
         &self,
         sizes: &[u64],

@@ -1,14 +1,14 @@
 //! The checker of memory plans. It shares no code with the planner, and is written to be verified by reading.
 //!
-//! From graph and request it collects every use of every storage as a plain list, and then checks the plan: every tensor
-//! that is used has memory on its backend, aligned and inside its chunk; every view lies at its offset in its source;
-//! every in-place result reuses a storage that nothing else still needs; and no two storages that are live in the same
-//! step overlap.
+//! From graph and request it collects every use of every storage as a plain list, and then checks the plan: every
+//! tensor that is used has memory on its backend, aligned and inside its chunk; every view lies at its offset in its
+//! source; every in-place result reuses a storage that nothing else still needs; and no two storages that are live in
+//! the same step overlap.
 
 use quadriga_graph::{Graph, NodeId, Tensor, TensorId, TensorKind};
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::lifetimes::Lifetime;
+use super::lifetime::Lifetime;
 use super::plan::{MemoryPlan, TensorLocation};
 use super::request::{InputPolicy, MemoryRequest};
 

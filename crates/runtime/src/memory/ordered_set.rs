@@ -1,59 +1,58 @@
-//! An ordered set of pairs of numbers that lives in one flat array.
+//! An ordered set of pairs of numbers in one flat array.
 //!
-//! A treap: a search tree by key that is at the same time a heap by a scrambled number, which keeps it shallow (expected
-//! logarithmic depth) without any balancing rules. Nodes are reused, so a set that has once been as large as it gets
-//! allocates nothing any more. That is why it is here in place of `BTreeSet`: planning the same graph again must not
-//! touch the heap.
+//! A treap: a search tree by key that is also a heap by a pseudorandom priority, which gives an expected logarithmic
+//! depth without rebalancing. Removed nodes are reused, so a set that has reached its working size allocates nothing.
+//! That is why it is used in place of `BTreeSet`: planning the same graph again must not allocate.
 #![expect(
     clippy::indexing_slicing,
     reason = "links are indices of nodes that this file pushed; nodes are never taken out of the array"
 )]
 
-/// What the set holds, compared from left to right.
-pub(crate) type Key = (u64, u64);
+/// An element of the set, in lexicographic order.
+pub(crate) type SetKey = (u64, u64);
 
-/// The link that leads nowhere.
+/// No child.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    key: Key,
+    key: SetKey,
     priority: u32,
     left: u32,
     right: u32,
 }
 
-/// An ordered set of [`Key`]s.
+/// An ordered set of [`SetKey`]s.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedSet {
     nodes: Vec<Node>,
     unused: Vec<u32>,
     root: u32,
-    scramble: u32,
+    random: u32,
 }
 
 impl Default for OrderedSet {
     fn default() -> Self {
-        OrderedSet { nodes: Vec::new(), unused: Vec::new(), root: NONE, scramble: 0x9e37_79b9 }
+        OrderedSet { nodes: Vec::new(), unused: Vec::new(), root: NONE, random: 0x9e37_79b9 }
     }
 }
 
 impl OrderedSet {
-    /// Removes everything, and keeps the memory.
+    /// Removes all keys but keeps the capacity.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.unused.clear();
         self.root = NONE;
     }
 
-    /// True when nothing is in the set.
+    /// Whether the set is empty.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.root == NONE
     }
 
     /// The smallest key that is not below `key`.
-    pub(crate) fn at_least(&self, key: Key) -> Option<Key> {
+    pub(crate) fn at_least(&self, key: SetKey) -> Option<SetKey> {
         let (mut at, mut best) = (self.root, None);
         while at != NONE {
             let node = &self.nodes[at as usize];
@@ -68,7 +67,7 @@ impl OrderedSet {
     }
 
     /// The largest key below `key`.
-    pub(crate) fn below(&self, key: Key) -> Option<Key> {
+    pub(crate) fn below(&self, key: SetKey) -> Option<SetKey> {
         let (mut at, mut best) = (self.root, None);
         while at != NONE {
             let node = &self.nodes[at as usize];
@@ -83,12 +82,12 @@ impl OrderedSet {
     }
 
     /// Adds a key that is not in the set yet.
-    pub(crate) fn insert(&mut self, key: Key) {
-        // xorshift: any sequence will do whose order has nothing to do with the keys'.
-        self.scramble ^= self.scramble << 13;
-        self.scramble ^= self.scramble >> 17;
-        self.scramble ^= self.scramble << 5;
-        let mut node = Node { key, priority: self.scramble, left: NONE, right: NONE };
+    pub(crate) fn insert(&mut self, key: SetKey) {
+        // xorshift; priorities must only be independent of the keys.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        let mut node = Node { key, priority: self.random, left: NONE, right: NONE };
         let (mut parent, mut at) = (NONE, self.root);
         while at != NONE && self.nodes[at as usize].priority >= node.priority {
             parent = at;
@@ -108,8 +107,8 @@ impl OrderedSet {
         self.relink(parent, key, new);
     }
 
-    /// Takes a key out; false when it was not there.
-    pub(crate) fn remove(&mut self, key: Key) -> bool {
+    /// Removes a key; false if it was not in the set.
+    pub(crate) fn remove(&mut self, key: SetKey) -> bool {
         let (mut parent, mut at) = (NONE, self.root);
         while at != NONE && self.nodes[at as usize].key != key {
             parent = at;
@@ -126,7 +125,7 @@ impl OrderedSet {
     }
 
     /// Calls `visit` with every key in ascending order.
-    pub(crate) fn for_each(&self, mut visit: impl FnMut(Key)) {
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(SetKey)) {
         let mut at = self.at_least((0, 0));
         while let Some(key) = at {
             visit(key);
@@ -134,14 +133,14 @@ impl OrderedSet {
         }
     }
 
-    /// The child of `at` on the side where `key` belongs.
-    fn child(&self, at: u32, key: Key) -> u32 {
+    /// The child of `at` on the side of `key`.
+    fn child(&self, at: u32, key: SetKey) -> u32 {
         let node = &self.nodes[at as usize];
         if key < node.key { node.left } else { node.right }
     }
 
-    /// Makes `to` the child of `parent` on the side where `key` belongs; the root when there is no parent.
-    fn relink(&mut self, parent: u32, key: Key, to: u32) {
+    /// Makes `to` the child of `parent` on the side of `key`, or the root if there is no parent.
+    fn relink(&mut self, parent: u32, key: SetKey, to: u32) {
         if parent == NONE {
             self.root = to;
             return;
@@ -151,7 +150,7 @@ impl OrderedSet {
     }
 
     /// Splits a tree into the keys below `key` and the others.
-    fn split(&mut self, tree: u32, key: Key) -> (u32, u32) {
+    fn split(&mut self, tree: u32, key: SetKey) -> (u32, u32) {
         if tree == NONE {
             return (NONE, NONE);
         }

@@ -3,7 +3,7 @@
 use quadriga_graph::{Fingerprint, Graph, TensorId};
 use std::fmt;
 
-use super::lifetimes::Lifetime;
+use super::lifetime::Lifetime;
 use super::packing::Strategy;
 use super::request::Extra;
 use super::sharing::Sharing;
@@ -38,8 +38,8 @@ pub struct BackendPlan {
     pub name: String,
     /// Bytes of each chunk of the arena.
     pub chunks: Vec<u64>,
-    /// The peak of live bytes over all steps, all storages but the last rounded up to the alignment: no packing with this
-    /// sharing needs less.
+    /// The peak of live bytes over all steps, all storages but the last rounded up to the alignment: no packing with
+    /// this sharing needs less.
     pub lower_bound: u64,
     /// The strategy that found the packing.
     pub strategy: Strategy,

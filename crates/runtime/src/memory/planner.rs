@@ -8,7 +8,8 @@
 use quadriga_graph::TensorKind;
 
 use super::MemoryError;
-use super::lifetimes::{Lifetime, StorageUses};
+use super::lifetime::Lifetime;
+use super::liveness::StorageUses;
 use super::packing::{Packer, PackingItem, PackingProblem};
 use super::plan::{BackendPlan, MemoryPlan, TensorLocation};
 use super::request::MemoryRequest;
@@ -108,8 +109,8 @@ impl Planner {
         let Planner { uses, problems, .. } = self;
         plan.bytes.resize(flow.storage.len(), 0);
         plan.lifetimes.resize(flow.storage.len(), Lifetime::NEVER);
-        // A storage is as large as the largest of its in-place results with padding. The root comes first in the graph, so
-        // tensors are visited in reverse.
+        // A storage is as large as the largest of its in-place results with padding. The root comes first in the graph,
+        // so tensors are visited in reverse.
         for (index, tensor) in request.graph.tensors().iter().enumerate().rev() {
             if flow.storage[index].index() != index || uses.last[index].end == 0 {
                 continue;

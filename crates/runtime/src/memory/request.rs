@@ -2,7 +2,7 @@
 
 use quadriga_graph::{Graph, Tensor, TensorId};
 
-use super::lifetimes::Lifetime;
+use super::lifetime::Lifetime;
 use super::packing::Effort;
 use crate::{Backend, MemoryFacts};
 

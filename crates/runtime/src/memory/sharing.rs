@@ -2,14 +2,14 @@
 //!
 //! A tensor has a storage of its own, or is an alias of another tensor: views, and results that are written into an
 //! existing tensor, lie in that tensor's storage. In addition a result may be computed in place, in the storage of one
-//! of its inputs; a chain of in-place operations shares the storage of its first tensor, the *root*. A result is computed
-//! in place if
+//! of its inputs; a chain of in-place operations shares the storage of its first tensor, the *root*. A result is
+//! computed in place if
 //!
 //! - the operation declares it for that input, and the input has the result's type, shape and strides;
 //! - the input is all of its storage, directly or through views (a part would keep the whole storage alive);
 //! - nothing else uses the storage in the node's step or later: no other reader, no view that is still read, no hold;
-//! - the storage holds no output, its memory is not external (that of weights, constants and state always is), and it is
-//!   no input, unless the memory of inputs may be reused;
+//! - the storage holds no output, its memory is not external (that of weights, constants and state always is), and it
+//!   is no input, unless the memory of inputs may be reused;
 //! - the node runs on the storage's backend: sharing never changes the assignment of backends.
 
 #![expect(
@@ -20,7 +20,7 @@
 use quadriga_graph::{Graph, TensorId, TensorKind};
 use std::fmt::{self, Write};
 
-use super::lifetimes::StorageUses;
+use super::liveness::StorageUses;
 use super::request::{InputPolicy, MemoryRequest};
 use crate::flow::{Flow, InPlaceCandidate};
 

@@ -128,7 +128,7 @@ pub enum AllocatorError {
     Backend(#[from] BackendError),
 }
 
-/// What is behind the addresses.
+/// The memory of an allocator.
 #[derive(Debug)]
 enum AllocatorMemory {
     Buffer {

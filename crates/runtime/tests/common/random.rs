@@ -7,7 +7,7 @@ use quadriga_graph::{DType, Graph, GraphBuilder, TensorId, Value, Weight};
 use quadriga_runtime::memory::packing::Effort;
 use quadriga_runtime::memory::{BackendMemory, Extra, Hold, InputPolicy, Lifetime, MemoryRequest};
 
-/// A value, and a number that all values in the same storage have.
+/// A value, and the number of its storage.
 type Known<'g> = (Value<'g>, usize);
 
 /// A small graph of F32 tensors.
@@ -58,7 +58,7 @@ pub(crate) fn graph(rng: &mut Rng) -> Graph {
                 (if rng.chance(0.5) { x.add(y) } else { y.swiglu(x) }, false)
             }
             12 => {
-                // A write makes all other values in the target's storage stale.
+                // A write invalidates all other values in the target's storage.
                 let others: Vec<_> = values
                     .iter()
                     .filter(|(t, s)| {
@@ -102,7 +102,7 @@ pub(crate) fn lists(rng: &mut Rng, graph: &Graph) -> Lists {
     let memory = |rng: &mut Rng| (4 << rng.below(4), rng.chance(0.3).then(|| 32 << rng.below(4)));
     let memories = (0..count).map(|_| memory(rng)).collect();
     let mut backends: Vec<u16> = graph.tensors().iter().map(|_| rng.below(count) as u16).collect();
-    // A node that writes into a tensor runs where that tensor is.
+    // A node that writes into a tensor runs on that tensor's backend.
     for node in graph.nodes().iter().filter(|node| node.op().is_write()) {
         let output = node.output();
         backends[output.index()] = backends[graph[output].storage().index()];
@@ -123,9 +123,9 @@ pub(crate) fn lists(rng: &mut Rng, graph: &Graph) -> Lists {
         Extra { backend: rng.below(count) as u16, bytes: rng.below(100) as u64, lifetime }
     });
     let extras = extras.collect();
-    let placed = (0..few(rng) / 2).map(|_| tensor(rng)).collect();
+    let external = (0..few(rng) / 2).map(|_| tensor(rng)).collect();
     let inputs = if rng.chance(0.5) { InputPolicy::Keep } else { InputPolicy::Release };
-    Lists { memories, backends, steps, holds, extras, external: placed, inputs, effort: Effort::Fast }
+    Lists { memories, backends, steps, holds, extras, external, inputs, effort: Effort::Fast }
 }
 
 impl Lists {

@@ -1,12 +1,12 @@
-//! The judge of packings. It shares no code with what makes them, and is meant to be believed by reading.
+//! The checker of packings. It shares no code with the packer, and is written to be verified by reading.
 
 use super::problem::{Packing, PackingProblem};
 use std::collections::BTreeMap;
 
-/// What is wrong with a packing.
+/// A rule that a packing breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackingViolation {
-    /// Not one placement for each item.
+    /// The number of placements is not the number of items.
     #[error("{placements} placements for {items} items")]
     Count {
         /// Items of the problem.
@@ -14,8 +14,8 @@ pub enum PackingViolation {
         /// Placements of the packing.
         placements: usize,
     },
-    /// An item lies in a chunk that does not exist.
-    #[error("item {item} is in chunk {chunk}, of {chunks}")]
+    /// An item's chunk does not exist.
+    #[error("item {item} is in chunk {chunk}, but there are only {chunks}")]
     NoSuchChunk {
         /// The item.
         item: usize,
@@ -44,7 +44,7 @@ pub enum PackingViolation {
         /// Bytes of the chunk.
         size: u64,
     },
-    /// A chunk is larger than the limit, and than every item in it.
+    /// A chunk is larger than the limit, though no single item needs that.
     #[error("chunk {chunk} has {size} bytes, more than the limit {limit} and than any item in it")]
     ChunkTooLarge {
         /// The chunk.
@@ -54,30 +54,29 @@ pub enum PackingViolation {
         /// The limit.
         limit: u64,
     },
-    /// Two items that are alive at the same time share bytes.
+    /// Two items that are live at the same time overlap.
     #[error("items {first} and {second} overlap at time {time}")]
     Overlap {
-        /// The one.
+        /// One of them.
         first: usize,
         /// The other.
         second: usize,
-        /// When.
+        /// The time.
         time: u32,
     },
     /// The peak is not the sum of the chunks.
     #[error("peak {peak}, but the chunks have {sum} bytes")]
     WrongPeak {
-        /// As stated.
+        /// The stated peak.
         peak: u64,
-        /// As it is.
+        /// Bytes of all chunks.
         sum: u128,
     },
 }
 
-/// Finds out whether `packing` is a right answer to `problem`.
+/// Checks that `packing` is a valid packing of `problem`.
 ///
-/// Goes through time, keeping for each chunk the map of the addresses in use, and looks at every item's two neighbours
-/// when it comes alive.
+/// Sweeps over time with a map of the live items by address, and compares every item that starts with its neighbour.
 pub fn check(problem: &PackingProblem, packing: &Packing) -> Result<(), PackingViolation> {
     let items = &problem.items;
     if items.len() != packing.placements.len() {
@@ -119,28 +118,28 @@ pub fn check(problem: &PackingProblem, packing: &Packing) -> Result<(), PackingV
         }
     }
 
-    // Ends before starts at the same moment: what ends at t is no longer alive at t.
+    // Ends sort before starts: an item that ends at t is not live at t.
     let mut events = Vec::with_capacity(2 * items.len());
     for (item, what) in items.iter().enumerate().filter(|(_, what)| what.size > 0) {
         events.push((what.start, true, item));
         events.push((what.end, false, item));
     }
     events.sort_unstable();
-    let mut alive = BTreeMap::new();
+    let mut live = BTreeMap::new();
     for (time, starts, item) in events {
         let (Some(what), Some(place)) = (items.get(item), packing.placements.get(item)) else { continue };
         let (from, to) = ((place.chunk, place.offset), (place.chunk, place.offset + what.size));
         if !starts {
-            alive.remove(&from);
+            live.remove(&from);
             continue;
         }
-        // Of the neighbours below `to`, the last one ends highest: what is alive does not overlap.
-        if let Some((_, &(end, other))) = alive.range(..to).next_back()
+        // Live items do not overlap, so of those that start below `to` the last one ends highest.
+        if let Some((_, &(end, other))) = live.range(..to).next_back()
             && end > from
         {
             return Err(PackingViolation::Overlap { first: other, second: item, time });
         }
-        alive.insert(from, (to, item));
+        live.insert(from, (to, item));
     }
     Ok(())
 }

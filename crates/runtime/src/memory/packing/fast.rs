@@ -1,26 +1,26 @@
-//! The quick strategies: greedy orders, each repaired a little, and the free list in time order; stops at the lower
+//! The fast strategies: greedy orders with a few repairs, and best fit in time order, until one reaches the lower
 //! bound.
 //!
-//! The order that begins at the peak comes first, because it reaches the lower bound on nearly every model's graph. What
-//! is at the lower bound cannot be worse than the free list, so that is then not even asked.
+//! [`Strategy::FromPeak`] comes first, because it reaches the lower bound on nearly every model's graph. Best fit in
+//! time order is then not needed: it cannot be better.
 
-use super::greedy::{Ground, ORDERS, sort};
+use super::greedy::{ORDERS, PlacementContext, sort};
 use super::packer::{CONFLICT_LIMIT, Packer};
 use super::problem::Strategy;
 
-/// How many steps may go into repairing an order that misses the lower bound.
+/// Steps spent on repairing an order that misses the lower bound.
 const REPAIR_STEPS: u64 = 30_000;
 
 impl Packer {
-    /// Finds the first packing into one chunk; true when it reaches the lower bound.
-    pub(super) fn begin_at_peak(&mut self) -> bool {
-        self.walls.none();
+    /// Tries [`Strategy::FromPeak`] in one chunk; true if it reaches the lower bound.
+    pub(super) fn try_from_peak(&mut self) -> bool {
+        self.boundaries.none();
         self.best.peak = u64::MAX;
         self.conflicts.build(&self.timeline, CONFLICT_LIMIT) && self.try_order(Strategy::FromPeak)
     }
 
-    /// Tries the quick strategies that come after that one.
-    pub(super) fn other_orders(&mut self) {
+    /// Tries the other fast strategies.
+    pub(super) fn try_other_strategies(&mut self) {
         let peak = self.time_order.place(&self.timeline, &mut self.trial);
         self.keep(peak, Strategy::TimeOrder);
         if self.conflicts.listed() && self.best.peak > self.goal() && !self.repair_order() {
@@ -28,7 +28,7 @@ impl Packer {
         }
     }
 
-    /// Tries the greedy orders and repairs them, until one reaches the lower bound; not those that have been tried.
+    /// Tries the greedy orders other than `tried`, with repairs, until one reaches the lower bound.
     pub(super) fn try_orders(&mut self, tried: &[Strategy]) {
         if self.best.peak <= self.goal() || !self.conflicts.listed() {
             return;
@@ -40,29 +40,31 @@ impl Packer {
         }
     }
 
-    /// The peak at which there is nothing left to gain.
+    /// The lowest peak that is possible with the current boundaries.
     fn goal(&self) -> u64 {
-        self.timeline.lower_bound.max(self.walls.bottom_bytes())
+        self.timeline.lower_bound.max(self.boundaries.bottom_bytes())
     }
 
-    /// Places the items in one order; true when that reaches the lower bound.
+    /// Places the items in one order; true if that reaches the lower bound.
     fn try_order(&mut self, strategy: Strategy) -> bool {
-        let Packer { timeline, conflicts, walls, greedy, sorting, order, trial, best, .. } = self;
-        sort(timeline, strategy, sorting, order);
-        // With walls the bytes used can be less than the highest offset says: only the end tells.
-        let limit = if walls.any() { u64::MAX } else { best.peak - 1 };
-        if let Ok(peak) = greedy.place(Ground { timeline, conflicts, walls }, order, limit, trial) {
+        let Packer { timeline, conflicts, boundaries, greedy, sorter, order, trial, best, .. } = self;
+        sort(timeline, strategy, sorter, order);
+        // With several chunks the highest offset is no measure of the bytes used.
+        let limit = if boundaries.any() { u64::MAX } else { best.peak - 1 };
+        if let Ok(peak) =
+            greedy.place(PlacementContext { timeline, conflicts, boundaries }, order, limit, trial)
+        {
             self.keep(peak, strategy);
         }
         self.best.peak <= self.goal()
     }
 
-    /// Repairs the order that was tried last; true when that reaches the lower bound.
+    /// Repairs the order that was tried last; true if that reaches the lower bound.
     fn repair_order(&mut self) -> bool {
         let goal = self.goal();
-        let Packer { timeline, conflicts, walls, greedy, order, trial, .. } = self;
-        let ground = Ground { timeline, conflicts, walls };
-        let repaired = greedy.repair(ground, order, goal, REPAIR_STEPS, trial);
+        let Packer { timeline, conflicts, boundaries, greedy, order, trial, .. } = self;
+        let context = PlacementContext { timeline, conflicts, boundaries };
+        let repaired = greedy.repair(context, order, goal, REPAIR_STEPS, trial);
         if let Some(peak) = repaired {
             self.keep(peak, Strategy::Repair);
         }

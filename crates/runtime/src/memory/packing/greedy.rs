@@ -1,19 +1,19 @@
-//! Greedy packing: take the items in some order, put each in the lowest place that is free during its life.
+//! Greedy packing: take the items in some order, place each at the lowest offset that is free during its lifetime.
 //!
-//! All the wit is in the order. Large items first is good when a few large items decide the peak; long-lived first
-//! keeps the floor flat; products of the two are a middle way. Best on large graphs is to begin at the moment of the
-//! peak: what is alive then is piled up without any gap, longest-lived at the bottom, and all others find their places
-//! around that pile.
+//! The order decides the quality. Largest first is good if a few large items decide the peak; longest-lived first
+//! avoids fragmentation at the bottom; products of size and duration are in between. Best on large graphs is to start
+//! at the peak: the items live there are stacked without a gap, longest-lived at the bottom, and all others are placed
+//! around them.
 //!
-//! An order that misses the lower bound may be one step from the best: [`Greedy::repair`] moves the item that did not
-//! fit to the front and tries again, a few times.
+//! An order that misses the lower bound may be close to one that does not: [`Greedy::repair`] moves the item that did
+//! not fit to the front and tries again.
 #![expect(clippy::indexing_slicing, reason = "orders are permutations of the timeline's items")]
 
+use super::boundaries::ChunkBoundaries;
 use super::conflicts::Conflicts;
 use super::problem::Strategy;
-use super::sorting::Sorting;
-use super::timeline::{Span, Timeline};
-use super::walls::Walls;
+use super::radix_sort::RadixSorter;
+use super::timeline::{Timeline, TimelineItem};
 
 /// The offset of an item that has not been placed.
 pub(crate) const UNPLACED: u64 = u64::MAX;
@@ -27,19 +27,19 @@ pub(crate) const ORDERS: [Strategy; 5] = [
     Strategy::ByDuration,
 ];
 
-/// Puts the items in the order that a strategy asks for; equal ones in order of time.
-pub(crate) fn sort(timeline: &Timeline, strategy: Strategy, sorting: &mut Sorting, order: &mut Vec<u32>) {
+/// Sorts the items as a strategy requires; equal ones in order of time.
+pub(crate) fn sort(timeline: &Timeline, strategy: Strategy, sorter: &mut RadixSorter, order: &mut Vec<u32>) {
     let peak = timeline.peak_section();
     let keys = timeline.items.iter().enumerate().map(|(index, item)| {
         let (first, second) = key(item, strategy, peak, timeline.largest);
         (!first, !second, index as u32)
     });
-    sorting.sort(keys, order);
+    sorter.sort(keys, order);
 }
 
-/// Two numbers that are larger for items that come earlier.
-fn key(item: &Span, strategy: Strategy, peak: u32, largest: u64) -> (u64, u32) {
-    // The bits of positive floating-point numbers are in the numbers' order.
+/// Two numbers that are larger for items that are placed earlier.
+fn key(item: &TimelineItem, strategy: Strategy, peak: u32, largest: u64) -> (u64, u32) {
+    // The bit patterns of positive floats are ordered as the floats are.
     let product = |duration: f64| (item.size as f64 * duration).to_bits();
     let duration = item.duration();
     match strategy {
@@ -51,38 +51,38 @@ fn key(item: &Span, strategy: Strategy, peak: u32, largest: u64) -> (u64, u32) {
     }
 }
 
-/// What items are placed on.
+/// The problem that items are placed in.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ground<'a> {
+pub(crate) struct PlacementContext<'a> {
     pub(crate) timeline: &'a Timeline,
-    /// Listed for this timeline.
+    /// The conflicts of this timeline, listed.
     pub(crate) conflicts: &'a Conflicts,
-    pub(crate) walls: &'a Walls,
+    pub(crate) boundaries: &'a ChunkBoundaries,
 }
 
 /// Places items at the lowest offset, in the order given.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Greedy {
-    /// The placed items that conflict with the one at hand, as (offset, end).
+    /// The placed items that conflict with the current one, as (offset, end).
     taken: Vec<(u64, u64)>,
-    /// How many items have been looked at since this was last set to 0.
+    /// Items visited since this was last set to 0.
     pub(crate) steps: u64,
 }
 
 impl Greedy {
-    /// Fills `offsets` and returns the peak; or, as soon as an item would reach beyond `limit`, its index in `order`.
+    /// Fills `offsets` and returns the peak; or the index in `order` of the first item that would exceed `limit`.
     pub(crate) fn place(
         &mut self,
-        ground: Ground<'_>,
+        context: PlacementContext<'_>,
         order: &[u32],
         limit: u64,
         offsets: &mut Vec<u64>,
     ) -> Result<u64, usize> {
-        let Ground { timeline, walls, .. } = ground;
+        let PlacementContext { timeline, boundaries, .. } = context;
         offsets.clear();
         offsets.resize(timeline.items.len(), UNPLACED);
         let mut peak = 0;
-        for (item, offset) in walls.large() {
+        for (item, offset) in boundaries.large() {
             peak = peak.max(offset + timeline.items[item].size);
             offsets[item] = offset;
         }
@@ -92,7 +92,7 @@ impl Greedy {
                 continue;
             }
             let size = timeline.items[item].size;
-            let offset = self.lowest(ground, item, offsets);
+            let offset = self.lowest(context, item, offsets);
             peak = peak.max(offset + size);
             if peak > limit {
                 return Err(index);
@@ -102,11 +102,11 @@ impl Greedy {
         Ok(peak)
     }
 
-    /// Tries to stay below `limit` by moving the item that did not fit to the front of the order, again and again, for
-    /// `steps` steps; a step is a look at one item.
+    /// Tries to stay within `limit` by moving the item that did not fit to the front of the order, repeatedly, for
+    /// `steps` steps (items visited).
     pub(crate) fn repair(
         &mut self,
-        ground: Ground<'_>,
+        context: PlacementContext<'_>,
         order: &mut [u32],
         limit: u64,
         steps: u64,
@@ -114,9 +114,9 @@ impl Greedy {
     ) -> Option<u64> {
         let last = self.steps.saturating_add(steps);
         while self.steps < last {
-            match self.place(ground, order, limit, offsets) {
+            match self.place(context, order, limit, offsets) {
                 Ok(peak) => return Some(peak),
-                // It was the first to be placed: it does not fit at all.
+                // The first item alone exceeds the limit.
                 Err(0) => return None,
                 Err(index) => order[..=index].rotate_right(1),
             }
@@ -124,33 +124,33 @@ impl Greedy {
         None
     }
 
-    /// The lowest offset at which `item` overlaps nothing that is placed.
-    fn lowest(&mut self, ground: Ground<'_>, item: usize, offsets: &[u64]) -> u64 {
-        let Ground { timeline, conflicts, walls } = ground;
+    /// The lowest offset at which `item` overlaps no placed item.
+    fn lowest(&mut self, context: PlacementContext<'_>, item: usize, offsets: &[u64]) -> u64 {
+        let PlacementContext { timeline, conflicts, boundaries } = context;
         let (earlier, later) = (conflicts.earlier(item), conflicts.later(item));
-        // Every place is written before it is known whether it stays: guessing would cost more.
+        // Unplaced items are written too and overwritten by the next, which avoids mispredicted branches.
         self.taken.resize(self.taken.len().max(earlier.len() + later.len()), (0, 0));
         let mut count = 0;
-        let mut look_at = |other: usize| {
+        let mut visit = |other: usize| {
             let offset = offsets[other];
             self.taken[count] = (offset, offset.wrapping_add(timeline.items[other].size));
             count += usize::from(offset != UNPLACED);
         };
-        earlier.iter().for_each(|other| look_at(*other as usize));
-        later.for_each(&mut look_at);
+        earlier.iter().for_each(|other| visit(*other as usize));
+        later.for_each(&mut visit);
         let taken = &mut self.taken[..count];
         self.steps += count as u64 + 1;
         taken.sort_unstable();
         let size = timeline.items[item].size;
-        let mut floor = walls.fit(0, size);
+        let mut lowest = boundaries.fit(0, size);
         for &(offset, end) in &*taken {
-            if offset >= floor + size {
+            if offset >= lowest + size {
                 break;
             }
-            if end > floor {
-                floor = walls.fit(end, size);
+            if end > lowest {
+                lowest = boundaries.fit(end, size);
             }
         }
-        floor
+        lowest
     }
 }

@@ -1,16 +1,16 @@
-//! Packing: where does each storage go, when all sizes and lifetimes are known?
+//! Packing: an offset for each storage, when all sizes and lifetimes are known.
 //!
-//! Picture every storage as a rectangle: its lifetime runs along one axis, its bytes along the other. The lifetimes are
-//! given, so a rectangle can only slide up and down in address; no two may overlap, and the pile is to be as low as
-//! possible. The most bytes alive at one moment are a lower bound that is often, but not always, reached. Finding the
-//! lowest pile is NP-hard; finding a good one is not:
+//! This is offline *dynamic storage allocation* (DSA). Every storage is a rectangle, its lifetime along one axis and
+//! its bytes along the other. Lifetimes are fixed, so only addresses are chosen; rectangles must not overlap, and the
+//! highest address is to be minimized. The peak of live bytes is a lower bound that is often reached. The problem is
+//! NP-hard, so the caller chooses the effort:
 //!
-//! - [`Effort::Fast`] tries the free list in time order and a few greedy orders, and stops at the lower bound.
-//! - [`Effort::Search`] goes on from there with a seeded search.
-//! - [`Effort::Exact`] goes on with branch and bound until the peak is proved optimal.
+//! - [`Effort::Fast`] tries several greedy orders and best fit in time order, and stops at the lower bound.
+//! - [`Effort::Search`] continues with branch and bound for a limited number of steps.
+//! - [`Effort::Exact`] continues until the peak is proved optimal.
 //!
-//! More effort never gives a worse peak, and no effort one that is worse than the free list's. [`check()`] judges any
-//! packing, and shares no code with what makes them.
+//! More effort never gives a higher peak, and no effort gives a higher one than best fit in time order, which is what
+//! ggml's allocator does. [`check()`] verifies any packing and shares no code with the packer.
 //!
 //! ```
 //! use quadriga_runtime::memory::packing::{Effort, PackingItem, PackingProblem, pack};
@@ -24,8 +24,9 @@
 //! # Ok::<(), quadriga_runtime::memory::packing::PackingError>(())
 //! ```
 
+mod boundaries;
 mod check;
-mod chunks;
+mod chunked_time_order;
 mod conflicts;
 mod csv;
 mod exact;
@@ -33,11 +34,10 @@ mod fast;
 mod greedy;
 mod packer;
 mod problem;
+mod radix_sort;
 mod search;
-mod sorting;
 mod time_order;
 mod timeline;
-mod walls;
 
 pub use check::{PackingViolation, check};
 pub use csv::{CsvError, parse_csv};

@@ -1,19 +1,19 @@
-//! From a problem to a packing: which strategies are tried, in what order, and when that is enough.
+//! The packer: which strategies are tried, in what order, and when to stop.
 
-use super::chunks::Chunks;
+use super::boundaries::ChunkBoundaries;
+use super::chunked_time_order::ChunkedTimeOrder;
 use super::conflicts::Conflicts;
 use super::exact::Exact;
 use super::greedy::Greedy;
 use super::problem::{Effort, Packing, PackingError, PackingProblem, Placement, Strategy};
-use super::sorting::Sorting;
+use super::radix_sort::RadixSorter;
 use super::time_order::TimeOrder;
-use super::timeline::{Steady, Timeline};
-use super::walls::Walls;
+use super::timeline::{AlwaysLive, Timeline};
 
-/// Conflicts are listed one by one up to this many; beyond, orders are placed without lists.
+/// The most conflicts that are listed; beyond, only best fit in time order is tried.
 pub(super) const CONFLICT_LIMIT: usize = 1 << 26;
 
-/// How many steps even the least effort takes to fill chunks, which greedy orders are not good at.
+/// Steps of search that even [`Effort::Fast`] spends on several chunks, where greedy orders do badly.
 const FAST_CHUNK_STEPS: u64 = 100_000;
 
 /// Packs a problem.
@@ -23,7 +23,7 @@ pub fn pack(problem: &PackingProblem, effort: Effort) -> Result<Packing, Packing
     Ok(packer.best)
 }
 
-/// Packs problems, and keeps its working memory for the next one: planning again what has been planned before allocates
+/// Packs problems. It keeps its working memory between problems: packing one of about the same size again allocates
 /// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Packer {
@@ -31,50 +31,50 @@ pub struct Packer {
     pub(super) conflicts: Conflicts,
     pub(super) time_order: TimeOrder,
     pub(super) greedy: Greedy,
-    pub(super) sorting: Sorting,
+    pub(super) sorter: RadixSorter,
     pub(super) order: Vec<u32>,
     pub(super) trial: Vec<u64>,
     pub(super) offsets: Vec<u64>,
     pub(super) exact: Exact,
-    chunks: Chunks,
-    pub(super) walls: Walls,
-    best_walls: Walls,
+    chunked: ChunkedTimeOrder,
+    pub(super) boundaries: ChunkBoundaries,
+    best_boundaries: ChunkBoundaries,
     pub(super) best: Packing,
 }
 
 impl Packer {
-    /// Packs a problem. After an error the packer is as good as new.
+    /// Packs a problem. After an error the packer can be used again.
     pub fn pack(&mut self, problem: &PackingProblem, effort: Effort) -> Result<&Packing, PackingError> {
-        self.timeline.build(problem, Steady::Apart)?;
-        let lower_bound = self.timeline.steady_bytes + self.timeline.lower_bound;
+        self.timeline.build(problem, AlwaysLive::Separate)?;
+        let lower_bound = self.timeline.always_live_bytes + self.timeline.lower_bound;
         self.best.lower_bound = lower_bound;
         self.best.proved_bound = lower_bound;
         self.best.steps = 0;
         self.best.placements.clear();
         self.best.placements.resize(problem.items.len(), Placement::default());
-        let mut done = self.begin_at_peak();
+        let mut done = self.try_from_peak();
         if problem.max_chunk.is_none_or(|limit| lower_bound <= limit) && done {
             self.best.peak = lower_bound;
             self.write_offsets();
         } else {
-            if !self.timeline.steady.is_empty() {
-                self.timeline.build(problem, Steady::Among)?;
-                done = self.begin_at_peak();
+            if !self.timeline.always_live.is_empty() {
+                self.timeline.build(problem, AlwaysLive::Included)?;
+                done = self.try_from_peak();
             }
             if !done {
-                self.other_orders();
+                self.try_other_strategies();
             }
             self.improve(problem, effort);
         }
         self.best.proved_optimal = self.best.peak <= self.best.proved_bound;
         #[cfg(debug_assertions)]
-        if let Err(flaw) = super::check(problem, &self.best) {
-            debug_assert!(false, "packing by {}: {flaw}", self.best.strategy);
+        if let Err(violation) = super::check(problem, &self.best) {
+            debug_assert!(false, "packing by {}: {violation}", self.best.strategy);
         }
         Ok(&self.best)
     }
 
-    /// Goes on from the first packing, with more effort, or into chunks where they have a limit.
+    /// Improves on the fast strategies as the effort allows, in several chunks if the limit requires it.
     fn improve(&mut self, problem: &PackingProblem, effort: Effort) {
         match problem.max_chunk {
             Some(limit) if limit < self.timeline.lower_bound => self.pack_chunks(problem, limit, effort),
@@ -88,46 +88,46 @@ impl Packer {
         }
     }
 
-    /// Improves on the first packing into one chunk.
+    /// Improves on the fast strategies in one chunk.
     fn pack_whole(&mut self, effort: Effort) {
         match effort {
             Effort::Fast => {}
             Effort::Search { seed, steps } => self.search(steps, seed),
             Effort::Exact { capacity: None, steps } => self.search(steps, 0),
             Effort::Exact { capacity: Some(capacity), steps } => {
-                if self.best.peak > capacity && self.exact.read(&self.timeline, &self.walls) {
+                if self.best.peak > capacity && self.exact.read(&self.timeline, &self.boundaries) {
                     self.attempt(capacity, steps, 0);
                 }
             }
         }
     }
 
-    /// Packs into chunks of at most `limit` bytes, when one chunk would not do.
+    /// Packs into chunks of at most `limit` bytes.
     fn pack_chunks(&mut self, problem: &PackingProblem, limit: u64, effort: Effort) {
         self.best.proved_bound = self.timeline.lower_bound;
         if !self.conflicts.listed() {
             self.conflicts.build(&self.timeline, CONFLICT_LIMIT);
         }
-        let baseline = self.chunks.place_in_time_order(&self.timeline, limit);
+        let baseline = self.chunked.place(&self.timeline, limit);
         self.best.peak = baseline;
         self.best.strategy = Strategy::TimeOrder;
-        self.walls.even(&self.timeline, limit, problem.alignment);
+        self.boundaries.even(&self.timeline, limit, problem.alignment);
         self.fill_chunks(effort);
-        // Chunks of any size are as good: large ones, ones of the largest item's size, and some between.
+        // Chunks may be smaller than the limit: try the limit, the largest item's size, and some sizes in between.
         let largest = self.timeline.largest.min(limit);
         for size in [limit, largest, largest.saturating_mul(2), largest.saturating_add(limit) / 2] {
             if self.best.peak > self.timeline.lower_bound && size <= limit {
-                self.walls.fitted(&self.timeline, limit, problem.alignment, size);
+                self.boundaries.fitted(&self.timeline, limit, problem.alignment, size);
                 self.fill_chunks(effort);
             }
         }
         if self.best.peak < baseline {
-            std::mem::swap(&mut self.walls, &mut self.best_walls);
+            std::mem::swap(&mut self.boundaries, &mut self.best_boundaries);
             self.write_offsets();
         } else {
             self.best.chunks.clear();
-            self.best.chunks.extend(self.chunks.sizes());
-            for (&origin, placement) in self.timeline.origin.iter().zip(&self.chunks.placements) {
+            self.best.chunks.extend(self.chunked.sizes());
+            for (&origin, placement) in self.timeline.origin.iter().zip(&self.chunked.placements) {
                 if let Some(place) = self.best.placements.get_mut(origin as usize) {
                     *place = *placement;
                 }
@@ -135,7 +135,7 @@ impl Packer {
         }
     }
 
-    /// Fills the chunks between the present walls.
+    /// Packs within the current boundaries.
     fn fill_chunks(&mut self, effort: Effort) {
         self.try_orders(&[]);
         self.search(FAST_CHUNK_STEPS, 0);
@@ -146,36 +146,36 @@ impl Packer {
         }
     }
 
-    /// Makes the offsets just tried the best, if they are. `peak` is the highest byte they use.
+    /// Makes the offsets in `trial` the best if they are. `peak` is the highest end of an item.
     pub(super) fn keep(&mut self, peak: u64, strategy: Strategy) {
-        let bytes = if self.walls.any() { self.bytes_in_chunks() } else { peak };
+        let bytes = if self.boundaries.any() { self.bytes_in_chunks() } else { peak };
         if bytes < self.best.peak {
             self.best.peak = bytes;
             self.best.strategy = strategy;
-            if self.walls.any() {
-                self.best_walls.clone_from(&self.walls);
+            if self.boundaries.any() {
+                self.best_boundaries.clone_from(&self.boundaries);
             }
             std::mem::swap(&mut self.offsets, &mut self.trial);
         }
     }
 
-    /// Bytes of all chunks, by the offsets just tried: a chunk ends where its highest item does.
+    /// Bytes of all chunks with the offsets in `trial`: a chunk ends with its highest item.
     fn bytes_in_chunks(&mut self) -> u64 {
         self.best.chunks.clear();
         for (item, &offset) in self.timeline.items.iter().zip(&self.trial) {
-            grow(&mut self.best.chunks, self.walls.place(offset), item.size);
+            grow(&mut self.best.chunks, self.boundaries.place(offset), item.size);
         }
         self.best.chunks.iter().sum()
     }
 
-    /// Writes down the best offsets in the problem's order, above what is kept apart.
+    /// Writes the best offsets in the problem's order, above the items that are always live.
     fn write_offsets(&mut self) {
-        let Packer { timeline, walls, offsets, best, .. } = self;
+        let Packer { timeline, boundaries, offsets, best, .. } = self;
         best.chunks.clear();
-        if !walls.any() {
+        if !boundaries.any() {
             best.chunks.push(best.peak);
             let mut bottom = 0;
-            for &(origin, size) in &timeline.steady {
+            for &(origin, size) in &timeline.always_live {
                 if let Some(placement) = best.placements.get_mut(origin as usize) {
                     placement.offset = bottom;
                 }
@@ -190,7 +190,7 @@ impl Packer {
         }
         best.chunks.push(0);
         for ((&origin, item), &offset) in timeline.origin.iter().zip(&timeline.items).zip(&*offsets) {
-            let place = walls.place(offset);
+            let place = boundaries.place(offset);
             grow(&mut best.chunks, place, item.size);
             if let Some(placement) = best.placements.get_mut(origin as usize) {
                 *placement = place;
@@ -199,7 +199,7 @@ impl Packer {
     }
 }
 
-/// Makes a chunk large enough for an item.
+/// Enlarges a chunk to hold an item.
 fn grow(chunks: &mut Vec<u64>, place: Placement, size: u64) {
     let chunk = place.chunk as usize;
     if chunk >= chunks.len() {

@@ -1,38 +1,38 @@
-//! The packing problem and its answer, as plain data.
+//! The packing problem and its solution, as plain data.
 
 use std::fmt;
 
-/// One storage: so many bytes, needed during `start..end`.
+/// One storage: its bytes, and its lifetime `start..end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PackingItem {
-    /// Bytes; 0 is allowed and takes no room.
+    /// Bytes; may be 0.
     pub size: u64,
-    /// The first moment at which the storage is needed.
+    /// The first point in time at which the storage is live.
     pub start: u32,
-    /// The first moment at which it is needed no more; after `start`.
+    /// The first point in time at which it is no longer live; after `start`.
     pub end: u32,
 }
 
-/// What is to be packed, and into what.
+/// An instance of offline dynamic storage allocation: items to pack, and the constraints of their buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackingProblem {
     /// The storages.
     pub items: Vec<PackingItem>,
     /// Offsets are multiples of this, and sizes are rounded up to it. At least 1.
     pub alignment: u64,
-    /// The largest buffer to be had. What does not fit goes into further buffers ("chunks"); an item that is larger on
-    /// its own gets a chunk of its size. `None`: one chunk of any size.
+    /// The size limit of a buffer (*chunk*): items are packed into as many chunks as needed, and an item larger than
+    /// the limit gets a chunk of its size. `None`: one chunk of any size.
     pub max_chunk: Option<u64>,
 }
 
 impl PackingProblem {
-    /// A problem without alignment and without a limit on the size of a chunk.
+    /// A problem without alignment and with one chunk of any size.
     pub fn new(items: Vec<PackingItem>) -> Self {
         PackingProblem { items, alignment: 1, max_chunk: None }
     }
 }
 
-/// Where an item is.
+/// The position of an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
     /// Index into [`Packing::chunks`].
@@ -41,7 +41,7 @@ pub struct Placement {
     pub offset: u64,
 }
 
-/// An answer to a [`PackingProblem`].
+/// A solution of a [`PackingProblem`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     /// One placement for each item, in the items' order.
@@ -50,13 +50,13 @@ pub struct Packing {
     pub chunks: Vec<u64>,
     /// Bytes of all chunks together.
     pub peak: u64,
-    /// No packing can have a lower peak: the most bytes that are alive at one time.
+    /// The maximum of live bytes over time: no packing can have a lower peak.
     pub lower_bound: u64,
-    /// No packing can have a lower peak, as far as is known: the lower bound, or more after an exhaustive search.
+    /// The best bound that is proved: the lower bound, or more after an exhaustive search.
     pub proved_bound: u64,
-    /// What found it.
+    /// The strategy that found it.
     pub strategy: Strategy,
-    /// True when the peak is the proved bound: there is no better packing.
+    /// Whether the peak equals the proved bound.
     pub proved_optimal: bool,
     /// Steps of search spent.
     pub steps: u64,
@@ -69,23 +69,23 @@ impl Packing {
     }
 }
 
-/// The way in which a packing was found.
+/// The strategy by which a packing was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// The free list, one item after the other in order of time: the baseline.
+    /// Best fit over a free list, items in order of time: the baseline.
     #[default]
     TimeOrder,
-    /// Lowest place first, items in order of their size.
+    /// Greedy at the lowest offset, largest first.
     BySize,
-    /// Lowest place first; what is alive at the peak comes first, longest-lived first, then the others by size.
+    /// Greedy at the lowest offset: the items live at the peak, longest-lived first, then the others, largest first.
     FromPeak,
-    /// Lowest place first, items in order of size × √duration.
+    /// Greedy at the lowest offset, in descending order of size × √duration.
     BySizeAndDuration,
-    /// Lowest place first, items in order of size × duration.
+    /// Greedy at the lowest offset, in descending order of size × duration.
     ByArea,
-    /// Lowest place first, items in order of their duration.
+    /// Greedy at the lowest offset, longest-lived first.
     ByDuration,
-    /// A greedy order in which items that did not fit were moved to the front.
+    /// A greedy order, repaired by moving items that did not fit to the front.
     Repair,
     /// Branch and bound.
     BranchAndBound,
@@ -106,24 +106,24 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// How hard to try.
+/// How much search to spend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// The free list in time order and a few greedy orders; the best wins. Stops at the lower bound.
+    /// The best of several greedy orders and best fit in time order. Stops at the lower bound.
     Fast,
-    /// As `Fast`, then branch and bound at capacities between the lower bound and the best peak, for a limited time.
-    /// The same seed and number of steps always find the same.
+    /// As `Fast`, then branch and bound at capacities between the lower bound and the best peak, for a limited number
+    /// of steps. Deterministic for a seed and a number of steps.
     Search {
-        /// Decides what is tried first.
+        /// Decides which branching rule comes first.
         seed: u64,
-        /// The most steps to take; a step is a look at one item, some 50 ns.
+        /// The most steps; a step visits one item and takes about 50 ns.
         steps: u64,
     },
-    /// As `Search`, but until the answer is proved optimal, or the steps run out.
+    /// As `Search`, until the packing is proved optimal or the steps run out.
     Exact {
-        /// Stop as soon as the peak is at most this; `None`: find the lowest peak there is.
+        /// Stop as soon as the peak is at most this; `None`: minimize the peak.
         capacity: Option<u64>,
-        /// The most steps to take; a step is a look at one item, some 50 ns.
+        /// The most steps; a step visits one item and takes about 50 ns.
         steps: u64,
     },
 }
@@ -134,7 +134,7 @@ pub enum PackingError {
     /// An alignment of 0.
     #[error("alignment is 0: use 1 where there is none")]
     Alignment,
-    /// An item that ends before or when it starts.
+    /// An item with an empty lifetime.
     #[error("item {item} lives during {start}..{end}, which is empty")]
     EmptyLifetime {
         /// Index of the item.
@@ -144,7 +144,7 @@ pub enum PackingError {
         /// Its end.
         end: u32,
     },
-    /// All sizes together, rounded up to the alignment, are beyond 2^61 bytes.
+    /// The sum of all sizes, rounded up to the alignment, exceeds 2^61 bytes.
     #[error("item {item} of {size} bytes brings the sum of all sizes beyond 2^61")]
     TooLarge {
         /// Index of the item.
@@ -152,7 +152,7 @@ pub enum PackingError {
         /// Its bytes.
         size: u64,
     },
-    /// More items than can be numbered.
+    /// Too many items.
     #[error("{count} items are more than 2^32 - 2")]
     TooMany {
         /// How many.

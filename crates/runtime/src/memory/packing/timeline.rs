@@ -1,12 +1,12 @@
-//! The problem as the strategies see it: items in order of time, and time cut into sections.
+//! A packing problem in the form that the strategies use: items in order of their start, and time in sections.
 //!
-//! Whether two items are alive together depends only on the order of moments, not on the moments themselves, and the
-//! set of living items only grows where something starts. So time is cut at every start: a *section* runs from one
-//! start to the next, and every item is alive in a range of whole sections. Two items conflict exactly when they share
-//! a section, and the lower bound is the largest sum of sizes over one section.
+//! Whether two items are live together depends only on the order of their starts and ends, and the set of live items
+//! grows only where an item starts. So time is divided at every start: a *section* runs from one start to the next, and
+//! every item is live in a range of whole sections. Two items conflict if and only if they share a section, and the
+//! lower bound is the largest sum of sizes over one section.
 //!
-//! What is alive in all sections, as inputs are, may lie at the bottom of any packing, one above the other, and the rest
-//! above that: it can be kept apart and forgotten, which leaves fewer conflicts.
+//! Items that are live in all sections, as inputs are, can be stacked at the bottom of any packing. They are taken out
+//! of the problem, which leaves fewer conflicts.
 #![expect(
     clippy::indexing_slicing,
     reason = "sections are below `sections`, items below `items.len()`, and every array is sized for that by `build`"
@@ -14,54 +14,54 @@
 
 use super::problem::{PackingError, PackingItem, PackingProblem};
 
-/// An item as the strategies see it. `start..end` are sections.
+/// An item of the timeline; `start..end` are sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct TimelineItem {
     /// Bytes, rounded up to the alignment; not 0.
     pub(crate) size: u64,
     pub(crate) start: u32,
     pub(crate) end: u32,
 }
 
-impl Span {
-    /// In how many sections the item is alive.
+impl TimelineItem {
+    /// In how many sections the item is live.
     pub(crate) fn duration(&self) -> u32 {
         self.end - self.start
     }
 }
 
-/// What becomes of the items that are alive in all sections.
+/// The treatment of items that are live in all sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Steady {
-    /// They are items like all others.
-    Among,
-    /// They are listed apart, and count for nothing else.
-    Apart,
+pub(crate) enum AlwaysLive {
+    /// They are items of the timeline like all others.
+    Included,
+    /// They are listed separately and are no items of the timeline.
+    Separate,
 }
 
-/// All items that take room, in order of their start.
+/// All items that are not empty, in order of their start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timeline {
-    /// The items, in order of their start; equal starts in the problem's order.
-    pub(crate) items: Vec<Span>,
+    /// The items, in order of their start; of equal starts in the problem's order.
+    pub(crate) items: Vec<TimelineItem>,
     /// For each of them its index in the problem.
     pub(crate) origin: Vec<u32>,
-    /// For each section, and once past the last, the first of the items that start there or later.
+    /// For each section, and one past the last, the first item that starts there or later.
     pub(crate) first: Vec<u32>,
-    /// For each section the bytes alive in it.
+    /// For each section its live bytes.
     pub(crate) live: Vec<u64>,
-    /// The most bytes alive in any section.
+    /// The maximum of live bytes over all sections.
     pub(crate) lower_bound: u64,
-    /// The largest item.
+    /// Bytes of the largest item.
     pub(crate) largest: u64,
-    /// Items that are kept apart: their index in the problem and their bytes, rounded up to the alignment.
-    pub(crate) steady: Vec<(u32, u64)>,
-    /// The bytes of those.
-    pub(crate) steady_bytes: u64,
-    /// Scratch: for each moment its section, where moments are few; else the sorted starts.
+    /// The items that are listed separately: index in the problem, and bytes rounded up to the alignment.
+    pub(crate) always_live: Vec<(u32, u64)>,
+    /// The sum of their bytes.
+    pub(crate) always_live_bytes: u64,
+    /// Scratch: for each point in time its section, if these are few; else the sorted starts.
     ranks: Vec<u32>,
     /// Scratch: the items in the problem's order.
-    scratch: Vec<(Span, u32)>,
+    scratch: Vec<(TimelineItem, u32)>,
 }
 
 impl Timeline {
@@ -70,13 +70,17 @@ impl Timeline {
         self.live.len()
     }
 
-    /// The first section in which most bytes are alive.
+    /// The first section with the most live bytes.
     pub(crate) fn peak_section(&self) -> u32 {
         self.live.iter().position(|live| *live == self.lower_bound).unwrap_or(0) as u32
     }
 
-    /// Reads a problem. Takes linear time where moments are about as many as items, as they are in a graph.
-    pub(crate) fn build(&mut self, problem: &PackingProblem, steady: Steady) -> Result<(), PackingError> {
+    /// Reads a problem. Takes linear time if there are about as many points in time as items, as in a graph.
+    pub(crate) fn build(
+        &mut self,
+        problem: &PackingProblem,
+        always_live: AlwaysLive,
+    ) -> Result<(), PackingError> {
         let last = validate(problem)?;
         let dense = last as usize <= 8 * problem.items.len() + 1024;
         if dense {
@@ -88,25 +92,27 @@ impl Timeline {
         // A counting sort by start.
         let Timeline { items, origin, first, live, ranks, .. } = self;
         let sections = live.len();
-        let rank = |moment: u32| {
-            if dense { ranks[moment as usize] } else { ranks.partition_point(|&start| start < moment) as u32 }
+        let rank = |time: u32| {
+            if dense { ranks[time as usize] } else { ranks.partition_point(|&start| start < time) as u32 }
         };
-        let span = |item: &PackingItem| Span {
+        let span = |item: &PackingItem| TimelineItem {
             size: rounded(item.size, problem.alignment),
             start: rank(item.start),
             end: rank(item.end),
         };
-        let apart = |span: &Span| steady == Steady::Apart && span.start == 0 && span.end as usize == sections;
-        self.steady.clear();
-        self.steady_bytes = 0;
+        let apart = |span: &TimelineItem| {
+            always_live == AlwaysLive::Separate && span.start == 0 && span.end as usize == sections
+        };
+        self.always_live.clear();
+        self.always_live_bytes = 0;
         self.scratch.clear();
         first.clear();
         first.resize(sections + 2, 0);
         for (index, item) in problem.items.iter().enumerate().filter(|(_, item)| item.size > 0) {
             let span = span(item);
             if apart(&span) {
-                self.steady.push((index as u32, span.size));
-                self.steady_bytes += span.size;
+                self.always_live.push((index as u32, span.size));
+                self.always_live_bytes += span.size;
             } else {
                 first[span.start as usize + 2] += 1;
                 self.scratch.push((span, index as u32));
@@ -115,8 +121,8 @@ impl Timeline {
         for section in 2..first.len() {
             first[section] += first[section - 1];
         }
-        // All that these hold from before is overwritten.
-        items.resize(self.scratch.len(), Span { size: 0, start: 0, end: 0 });
+        // Old contents are overwritten.
+        items.resize(self.scratch.len(), TimelineItem { size: 0, start: 0, end: 0 });
         origin.resize(self.scratch.len(), 0);
         self.largest = 0;
         for &(span, index) in &self.scratch {
@@ -125,24 +131,24 @@ impl Timeline {
             origin[*place as usize] = index;
             *place += 1;
             self.largest = self.largest.max(span.size);
-            // Differences first, wrapping below zero; summed up below.
+            // Differences, which may wrap; the prefix sum follows.
             live[span.start as usize] = live[span.start as usize].wrapping_add(span.size);
             if let Some(after) = live.get_mut(span.end as usize) {
                 *after = after.wrapping_sub(span.size);
             }
         }
         first.truncate(sections + 1);
-        let mut alive: u64 = 0;
+        let mut sum: u64 = 0;
         self.lower_bound = 0;
         for live in live {
-            alive = alive.wrapping_add(*live);
-            *live = alive;
-            self.lower_bound = self.lower_bound.max(alive);
+            sum = sum.wrapping_add(*live);
+            *live = sum;
+            self.lower_bound = self.lower_bound.max(sum);
         }
         Ok(())
     }
 
-    /// Numbers the starts by going over all moments; leaves one zero for each section in `live`.
+    /// Numbers the starts by a pass over all points in time; leaves one zero for each section in `live`.
     fn rank_dense(&mut self, problem: &PackingProblem, last: u32) {
         self.ranks.clear();
         self.ranks.resize(last as usize + 1, 0);
@@ -157,7 +163,7 @@ impl Timeline {
         self.live.resize(sections as usize, 0);
     }
 
-    /// Numbers the starts by sorting them.
+    /// Numbers the starts by sorting them; leaves one zero for each section in `live`.
     fn rank_sparse(&mut self, problem: &PackingProblem) {
         self.ranks.clear();
         self.ranks.extend(problem.items.iter().filter(|item| item.size > 0).map(|item| item.start));
@@ -168,7 +174,7 @@ impl Timeline {
     }
 }
 
-/// Refuses what cannot be computed with; returns the last moment.
+/// Checks the problem; returns the last end.
 fn validate(problem: &PackingProblem) -> Result<u32, PackingError> {
     if problem.alignment == 0 {
         return Err(PackingError::Alignment);
@@ -182,23 +188,23 @@ fn validate(problem: &PackingProblem) -> Result<u32, PackingError> {
             return Err(PackingError::EmptyLifetime { item: index, start: item.start, end: item.end });
         }
         last = last.max(item.end);
-        // Up to the limit nothing overflows.
-        let size = if item.size <= LIMIT { rounded(item.size, problem.alignment) } else { item.size };
-        sum += size.min(LIMIT + 1);
-        if sum > LIMIT {
+        // Sizes up to the limit cannot overflow.
+        let size = if item.size <= MAX_TOTAL { rounded(item.size, problem.alignment) } else { item.size };
+        sum += size.min(MAX_TOTAL + 1);
+        if sum > MAX_TOTAL {
             return Err(PackingError::TooLarge { item: index, size: item.size });
         }
     }
     Ok(last)
 }
 
-/// The most bytes of all items together.
-const LIMIT: u64 = 1 << 61;
+/// The largest sum of sizes.
+const MAX_TOTAL: u64 = 1 << 61;
 
 /// A size, rounded up to a multiple of the alignment.
 fn rounded(size: u64, alignment: u64) -> u64 {
     if alignment.is_power_of_two() {
-        // This is all there ever is in practice, and needs no division.
+        // The usual case, which needs no division.
         size.wrapping_add(alignment - 1) & !(alignment - 1)
     } else {
         size.next_multiple_of(alignment)

@@ -1,103 +1,105 @@
-//! Decisions: trying one possibility after the other, and taking them back.
+//! Branching and backtracking.
 #![expect(
     clippy::indexing_slicing,
     reason = "frames hold ranges of the stacks in the state, which only grow above them"
 )]
 
-use super::Answer;
-use super::state::State;
-use super::valley::Site;
+use super::Outcome;
+use super::branch_point::BranchPoint;
+use super::search_state::SearchState;
 
-/// A link in the chain of decisions.
+/// A node of the search tree on the path to the current one.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Frame {
-    /// A list of items that falls into parts, each of which has to be solved.
+    /// A list of items that splits into components, each of which has to be solved.
     Parts { begin: u32, end: u32, parts: u32 },
-    /// A component: items that hang together.
+    /// Items that their lifetimes connect.
     Component(Component),
 }
 
-/// A component and how far its possibilities have been tried.
+/// A component and its current branch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Component {
     /// Its items are `lists[begin..end]`.
     begin: u32,
     end: u32,
     fingerprint: u128,
-    site: Site,
-    /// Where the stacks stood before it.
+    point: BranchPoint,
+    /// Lengths of the stacks before it was opened.
     saved: u32,
-    moves: u32,
-    /// Where the stacks stood before the present decision.
+    candidates: u32,
+    /// Lengths of the stacks before the current branch.
     lists: u32,
     parts: u32,
-    now: Now,
+    branch: Branch,
 }
 
-/// The possibility that is being tried.
+/// The branch that is being tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Now {
-    Nothing,
+enum Branch {
+    None,
+    /// This item is placed at the branch point.
     Placed(u32),
+    /// No item is placed at the branch point.
     Empty,
 }
 
-/// What happened to the top of the chain.
+/// What happened to the top frame.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Event {
-    /// It is new.
+pub(super) enum FrameEvent {
+    /// It was pushed.
     Begin,
-    /// The link above it ended.
-    Ended(Answer),
+    /// The frame above it ended.
+    Ended(Outcome),
 }
 
-/// What to do next.
-pub(super) enum Action {
-    /// Go deeper.
+/// What to do with the stack of frames.
+pub(super) enum FrameAction {
+    /// Push a frame.
     Push(Frame),
-    /// The top of the chain has ended.
-    Done(Answer),
+    /// Pop the top frame, which has ended.
+    Done(Outcome),
 }
 
-impl State {
+impl SearchState {
     /// The first frame: all items.
     pub(super) fn whole(&self) -> Frame {
         Frame::Parts { begin: 0, end: self.items.len() as u32, parts: 0 }
     }
 
-    /// Goes on with the top of the chain.
-    pub(super) fn decide(&mut self, frame: &mut Frame, event: Event) -> Action {
+    /// Continues with the top frame.
+    pub(super) fn decide(&mut self, frame: &mut Frame, event: FrameEvent) -> FrameAction {
         match (frame, event) {
             (&mut Frame::Parts { begin, end, parts }, event) => self.decide_parts(begin, end, parts, event),
-            (Frame::Component(component), Event::Begin) => match self.open(component) {
-                Some(answer) => Action::Done(answer),
+            (Frame::Component(component), FrameEvent::Begin) => match self.open(component) {
+                Some(outcome) => FrameAction::Done(outcome),
                 None => self.next(component),
             },
-            (Frame::Component(component), Event::Ended(Answer::Impossible)) => {
-                self.take_back(component);
+            (Frame::Component(component), FrameEvent::Ended(Outcome::Infeasible)) => {
+                self.undo(component);
                 self.next(component)
             }
-            (Frame::Component(component), Event::Ended(answer)) => {
-                self.take_back(component);
+            (Frame::Component(component), FrameEvent::Ended(outcome)) => {
+                self.undo(component);
                 self.close(component);
-                Action::Done(answer)
+                FrameAction::Done(outcome)
             }
         }
     }
 
-    /// Solves the parts of a list one after the other, small ones first: they are the soonest to fail.
-    fn decide_parts(&mut self, begin: u32, end: u32, parts: u32, event: Event) -> Action {
+    /// Solves the components of a list one after the other, small ones first, as they fail soonest.
+    fn decide_parts(&mut self, begin: u32, end: u32, parts: u32, event: FrameEvent) -> FrameAction {
         match event {
-            Event::Begin => {
+            FrameEvent::Begin => {
                 let mut at = begin;
                 while at < end {
                     let (from, mut right) = (at, u32::MAX);
                     while at < end {
-                        let piece = self.items[self.lists[at as usize] as usize];
-                        if at > from && piece.left >= right {
+                        let item = self.items[self.lists[at as usize] as usize];
+                        if at > from && item.left >= right {
                             break;
                         }
-                        right = if at > from { right.max(piece.right) } else { piece.right };
+                        right = if at > from { right.max(item.right) } else { item.right };
                         at += 1;
                     }
                     self.parts.push((from, at));
@@ -105,86 +107,86 @@ impl State {
                 self.parts[parts as usize..].sort_unstable_by_key(|(from, to)| (from.abs_diff(*to), *from));
                 self.parts[parts as usize..].reverse();
             }
-            Event::Ended(Answer::Fits) => {}
-            Event::Ended(answer) => {
+            FrameEvent::Ended(Outcome::Feasible) => {}
+            FrameEvent::Ended(outcome) => {
                 self.parts.truncate(parts as usize);
-                return Action::Done(answer);
+                return FrameAction::Done(outcome);
             }
         }
         if self.parts.len() == parts as usize {
-            return Action::Done(Answer::Fits);
+            return FrameAction::Done(Outcome::Feasible);
         }
         let (begin, end) = self.parts.pop().unwrap_or_default();
-        Action::Push(Frame::Component(Component {
+        FrameAction::Push(Frame::Component(Component {
             begin,
             end,
             fingerprint: 0,
-            site: Site::default(),
+            point: BranchPoint::default(),
             saved: self.saved.len() as u32,
-            moves: self.moves.len() as u32,
+            candidates: self.candidates.len() as u32,
             lists: self.lists.len() as u32,
             parts: self.parts.len() as u32,
-            now: Now::Nothing,
+            branch: Branch::None,
         }))
     }
 
-    /// Looks at a component for the first time; an answer when there is nothing to decide.
-    fn open(&mut self, component: &mut Component) -> Option<Answer> {
+    /// Opens a component; returns its outcome if there is nothing to branch on.
+    fn open(&mut self, component: &mut Component) -> Option<Outcome> {
         let (begin, end) = (component.begin as usize, component.end as usize);
         self.spent += (end - begin) as u64;
         if self.spent >= self.limit {
-            return Some(Answer::Unknown);
+            return Some(Outcome::Unknown);
         }
         let list = &self.lists[begin..end];
         let first = self.items[list[0] as usize].left as usize;
         let last = list.iter().map(|&item| self.items[item as usize].right).max().unwrap_or(0) as usize;
-        if !self.find_floors(begin, end, first, last) {
-            return Some(Answer::Impossible);
+        if !self.find_skyline(begin, end, first, last) {
+            return Some(Outcome::Infeasible);
         }
         component.fingerprint = self.fingerprint(&self.lists[begin..end]);
         if self.has_failed(component.fingerprint) {
-            return Some(Answer::Impossible);
+            return Some(Outcome::Infeasible);
         }
-        component.site = self.choose_site(begin, end, first, last);
-        self.list_moves(begin, end, component.site);
+        component.point = self.choose_branch_point(begin, end, first, last);
+        self.list_candidates(begin, end, component.point);
         self.saved.extend(self.lists[begin..end].iter().map(|&item| self.lowest[item as usize]));
         None
     }
 
-    /// Tries the next possibility.
-    fn next(&mut self, component: &mut Component) -> Action {
+    /// Tries the next branch.
+    fn next(&mut self, component: &mut Component) -> FrameAction {
         let (begin, end) = (component.begin as usize, component.end as usize);
-        if component.now != Now::Empty && self.moves.len() > component.moves as usize {
-            let item = self.moves.pop().unwrap_or_default();
+        if component.branch != Branch::Empty && self.candidates.len() > component.candidates as usize {
+            let item = self.candidates.pop().unwrap_or_default();
             self.place(component, item);
             let (from, to) = (component.lists, self.lists.len() as u32);
-            return Action::Push(Frame::Parts { begin: from, end: to, parts: component.parts });
+            return FrameAction::Push(Frame::Parts { begin: from, end: to, parts: component.parts });
         }
-        if component.now != Now::Empty && component.site.slack > 0 {
-            component.now = Now::Empty;
-            if self.leave_empty(begin, end, component.site, component.saved as usize) {
-                return Action::Push(Frame::Component(Component {
+        if component.branch != Branch::Empty && component.point.slack > 0 {
+            component.branch = Branch::Empty;
+            if self.leave_empty(begin, end, component.point, component.saved as usize) {
+                return FrameAction::Push(Frame::Component(Component {
                     saved: self.saved.len() as u32,
-                    moves: self.moves.len() as u32,
-                    now: Now::Nothing,
+                    candidates: self.candidates.len() as u32,
+                    branch: Branch::None,
                     ..*component
                 }));
             }
-            self.take_back(component);
+            self.undo(component);
         }
         self.remember_failure(component.fingerprint);
         self.close(component);
-        Action::Done(Answer::Impossible)
+        FrameAction::Done(Outcome::Infeasible)
     }
 
-    /// Puts an item on the floor of the site; the others of the component become a new list.
+    /// Places an item at the branch point; the others of the component become a new list.
     fn place(&mut self, component: &mut Component, item: u32) {
-        component.now = Now::Placed(item);
-        let piece = self.items[item as usize];
-        let top = component.site.height + piece.size;
-        self.offset[item as usize] = component.site.height;
-        for rest in &mut self.rest[piece.sections()] {
-            *rest -= piece.size;
+        component.branch = Branch::Placed(item);
+        let placed = self.items[item as usize];
+        let top = component.point.height + placed.size;
+        self.offset[item as usize] = component.point.height;
+        for unplaced in &mut self.unplaced[placed.sections()] {
+            *unplaced -= placed.size;
         }
         for index in component.begin as usize..component.end as usize {
             let other = self.lists[index];
@@ -193,20 +195,20 @@ impl State {
             }
             self.lists.push(other);
             let beside = self.items[other as usize];
-            if beside.meets(&piece) && self.lowest[other as usize] < top {
-                self.lowest[other as usize] = self.walls.fit(top, beside.size);
+            if beside.overlaps(&placed) && self.lowest[other as usize] < top {
+                self.lowest[other as usize] = self.boundaries.fit(top, beside.size);
             }
         }
     }
 
-    /// Takes the present decision back.
-    fn take_back(&mut self, component: &mut Component) {
-        if let Now::Placed(item) = component.now {
-            let piece = self.items[item as usize];
-            for rest in &mut self.rest[piece.sections()] {
-                *rest += piece.size;
+    /// Undoes the current branch.
+    fn undo(&mut self, component: &mut Component) {
+        if let Branch::Placed(item) = component.branch {
+            let placed = self.items[item as usize];
+            for unplaced in &mut self.unplaced[placed.sections()] {
+                *unplaced += placed.size;
             }
-            component.now = Now::Nothing;
+            component.branch = Branch::None;
         }
         self.lists.truncate(component.lists as usize);
         self.parts.truncate(component.parts as usize);
@@ -218,6 +220,6 @@ impl State {
 
     fn close(&mut self, component: &Component) {
         self.saved.truncate(component.saved as usize);
-        self.moves.truncate(component.moves as usize);
+        self.candidates.truncate(component.candidates as usize);
     }
 }

@@ -1,135 +1,137 @@
-//! Exact packing: does everything fit below a given capacity?
+//! Branch and bound: is there a packing within a given capacity?
 //!
-//! The search builds the pile from the bottom. What it knows of an item that is not placed yet is the *lowest* offset
-//! that is left for it; the *floor* of a section is the least of these over its items. A range of sections with one
-//! floor between higher ones is a *valley*: whatever comes to lie on its floor has to fit between its walls, and nothing
-//! can ever come below it. So at any section of a valley there are few possibilities: one of the items that are alive
-//! there and fit into the valley lies on the floor, or none does, and then each of them lies on another item. The search
-//! takes the section with the fewest possibilities and tries them in turn.
+//! The search places items from the bottom up. For each unplaced item it keeps the *lowest* offset that is still
+//! possible; the *skyline* at a section is the minimum of these over the section's items. A range of sections with
+//! equal skyline between higher ones is a *niche*: an item at the bottom of a niche must fit between its sides, and
+//! nothing can be placed below it. So at any section of a niche there are few branches: one of the live items that fit
+//! into the niche is placed at the skyline, or none is, and then each of them rests on another item. The search picks
+//! the section with the fewest branches and tries them in turn.
 //!
-//! Three things keep it short:
-//! - a section whose floor and remaining items together exceed the capacity ends a branch; where they just fill it,
-//!   nothing may be left empty there;
-//! - items that no longer share time with each other fall apart into *components*, which are solved on their own;
-//! - a component that failed is remembered by its items and their lowest offsets, and never tried again.
+//! Pruning:
+//! - a branch fails at a section where skyline and unplaced bytes together exceed the capacity; where they equal it, no
+//!   gap is allowed;
+//! - unplaced items whose lifetimes no longer connect them form separate *components*, which are solved independently;
+//! - a failed component is memoized by its items and their lowest offsets.
 //!
-//! Where no item may lie across a wall (see [`walls`](super::walls)), lowest offsets are moved up to where it does not.
+//! With several chunks (see [`boundaries`](super::boundaries)) lowest offsets are moved up so that no item crosses a
+//! chunk boundary.
 //!
-//! Such searches are over soon or never: a bad decision at the bottom cannot be mended at the top. So it is run in many
-//! *styles* with a small limit, then with a larger one, and so on; failures are remembered from run to run.
+//! Running times are heavy-tailed: a wrong decision near the root costs an exponential search below it. So the search
+//! restarts: it runs with each of several [branching rules](branching_rule) under a small step limit, then under a
+//! larger one, and so on; memoized failures carry over.
 
+mod branch_point;
+mod branching_rule;
 mod decide;
-mod state;
-mod style;
-mod valley;
+mod search_state;
 
+use super::boundaries::ChunkBoundaries;
 use super::timeline::Timeline;
-use super::walls::Walls;
-use decide::{Action, Event, Frame};
-use state::State;
-use style::STYLES;
+use branching_rule::RULES;
+use decide::{Frame, FrameAction, FrameEvent};
+use search_state::SearchState;
 
-/// The most items that are considered together.
-const ITEMS: usize = 2048;
-/// The longest chain of decisions that is followed; beyond it the answer is "unknown".
-const DEPTH: usize = 4 * ITEMS;
-/// The steps of the first runs, for each item; later runs get more.
+/// The most items that are searched.
+const MAX_ITEMS: usize = 2048;
+/// The greatest search depth; a branch beyond it counts as unknown.
+const MAX_DEPTH: usize = 4 * MAX_ITEMS;
+/// The step limit per item of the first restarts.
 const FIRST_LIMIT: u64 = 1000;
 
-/// What a search for a packing below a capacity found.
+/// Whether a packing within a capacity exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// A packing with this peak, which is now in the offsets.
-    Fits(u64),
-    /// There is none.
-    Impossible,
+pub(crate) enum Feasibility {
+    /// Yes: with this peak, at the offsets written.
+    Feasible(u64),
+    /// No.
+    Infeasible,
     /// The steps ran out first.
     Unknown,
 }
 
-/// How a frame ended.
+/// The outcome of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    Fits,
-    Impossible,
+enum Outcome {
+    Feasible,
+    Infeasible,
     Unknown,
 }
 
 /// The search, with its working memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exact {
-    state: State,
+    state: SearchState,
     frames: Vec<Frame>,
 }
 
 impl Exact {
-    /// Reads the items. False when there are too many for this search, or some have chunks of their own.
-    pub(crate) fn read(&mut self, timeline: &Timeline, walls: &Walls) -> bool {
-        if timeline.items.len() > ITEMS || walls.has_large() {
+    /// Reads the items. False if they are too many for this search, or some are larger than a chunk.
+    pub(crate) fn read(&mut self, timeline: &Timeline, boundaries: &ChunkBoundaries) -> bool {
+        if timeline.items.len() > MAX_ITEMS || boundaries.has_large() {
             return false;
         }
-        self.state.read(timeline, walls);
+        self.state.read(timeline, boundaries);
         true
     }
 
-    /// The unit in which peaks grow: sizes are multiples of it, and so are all offsets worth trying.
+    /// The greatest common divisor of all sizes; offsets that are no multiple of it need not be tried.
     pub(crate) fn unit(&self) -> u64 {
         self.state.unit
     }
 
-    /// Looks for a packing below `capacity`, taking at most `steps` steps; a step is a look at one item. Returns the
-    /// verdict and the steps taken. The seed decides with which style to begin.
+    /// Searches for a packing within `capacity`, in at most `steps` steps (items visited). Returns the result and the
+    /// steps taken. The seed decides which branching rule comes first.
     pub(crate) fn solve(
         &mut self,
         capacity: u64,
         steps: u64,
         seed: u64,
         offsets: &mut Vec<u64>,
-    ) -> (Verdict, u64) {
+    ) -> (Feasibility, u64) {
         self.state.begin(capacity, steps);
         let mut limit = FIRST_LIMIT * self.state.items.len() as u64;
         let mut spent = 0;
         loop {
-            for turn in 0..STYLES.len() as u64 {
-                let style = STYLES.get(((turn + seed % 64) % STYLES.len() as u64) as usize);
-                self.state.restart(style.copied().unwrap_or_default(), limit.min(steps - spent));
-                let answer = self.run();
-                // Every run counts, so that runs which end by their depth alone come to an end.
+            for attempt in 0..RULES.len() as u64 {
+                let rule = RULES.get(((attempt + seed % 64) % RULES.len() as u64) as usize);
+                self.state.restart(rule.copied().unwrap_or_default(), limit.min(steps - spent));
+                let outcome = self.run();
+                // At least one step a run, so that runs which end by their depth do not repeat forever.
                 spent += self.state.spent.max(1);
-                match answer {
-                    Answer::Fits => return (Verdict::Fits(self.state.write(offsets)), spent),
-                    Answer::Impossible => return (Verdict::Impossible, spent),
-                    Answer::Unknown if spent >= steps => return (Verdict::Unknown, spent),
-                    Answer::Unknown => {}
+                match outcome {
+                    Outcome::Feasible => return (Feasibility::Feasible(self.state.write(offsets)), spent),
+                    Outcome::Infeasible => return (Feasibility::Infeasible, spent),
+                    Outcome::Unknown if spent >= steps => return (Feasibility::Unknown, spent),
+                    Outcome::Unknown => {}
                 }
             }
             limit = limit.saturating_mul(4);
         }
     }
 
-    /// One run: decides until everything is placed, nothing is left to try, or the limit is reached.
+    /// One run: branches until all items are placed, no branch is left, or the limit is reached.
     ///
-    /// The chain of decisions is kept in `frames` and not on the thread's stack, whose size nobody knows.
-    fn run(&mut self) -> Answer {
+    /// Frames are kept in a vector, because the search may be deeper than the thread's stack allows.
+    fn run(&mut self) -> Outcome {
         self.frames.clear();
         self.frames.push(self.state.whole());
-        let mut event = Event::Begin;
+        let mut event = FrameEvent::Begin;
         while let Some(frame) = self.frames.last_mut() {
             match self.state.decide(frame, event) {
-                Action::Push(deeper) if self.frames.len() < DEPTH => {
+                FrameAction::Push(deeper) if self.frames.len() < MAX_DEPTH => {
                     self.frames.push(deeper);
-                    event = Event::Begin;
+                    event = FrameEvent::Begin;
                 }
-                Action::Push(_) => event = Event::Ended(Answer::Unknown),
-                Action::Done(answer) => {
+                FrameAction::Push(_) => event = FrameEvent::Ended(Outcome::Unknown),
+                FrameAction::Done(outcome) => {
                     self.frames.pop();
-                    event = Event::Ended(answer);
+                    event = FrameEvent::Ended(outcome);
                 }
             }
         }
         match event {
-            Event::Ended(answer) => answer,
-            Event::Begin => Answer::Unknown,
+            FrameEvent::Ended(outcome) => outcome,
+            FrameEvent::Begin => Outcome::Unknown,
         }
     }
 }

@@ -1,26 +1,26 @@
-//! What the search knows: the items, what is left to place, and what has failed.
+//! The state of the search: items, unplaced bytes, stacks and memoized failures.
 #![expect(
     clippy::indexing_slicing,
     reason = "items and sections are numbered by `read`, which sizes all arrays"
 )]
 
-use super::style::Style;
+use super::branching_rule::BranchingRule;
+use crate::memory::packing::boundaries::ChunkBoundaries;
 use crate::memory::packing::timeline::Timeline;
-use crate::memory::packing::walls::Walls;
 
-/// The most failures that are remembered; later ones replace earlier ones.
-const FAILURES: usize = 1 << 20;
+/// The most failures that are memoized; later ones replace earlier ones.
+const MAX_FAILURES: usize = 1 << 20;
 
-/// An item, in units.
+/// An item; its size is in units.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Piece {
+pub(super) struct SearchItem {
     pub(super) size: u64,
-    /// The sections `left..right` in which it is alive.
+    /// The sections `left..right` in which it is live.
     pub(super) left: u32,
     pub(super) right: u32,
 }
 
-impl Piece {
+impl SearchItem {
     pub(super) fn sections(&self) -> std::ops::Range<usize> {
         self.left as usize..self.right as usize
     }
@@ -29,67 +29,68 @@ impl Piece {
         self.left <= section && section < self.right
     }
 
-    pub(super) fn meets(&self, other: &Piece) -> bool {
+    pub(super) fn overlaps(&self, other: &SearchItem) -> bool {
         self.left < other.right && other.left < self.right
     }
 }
 
 /// The state of the search. All sizes and offsets are in units.
 #[derive(Clone, Debug, Default)]
-pub(super) struct State {
+pub(super) struct SearchState {
     /// The greatest common divisor of all sizes.
     pub(super) unit: u64,
-    pub(super) walls: Walls,
-    pub(super) items: Vec<Piece>,
-    /// For each item the lowest offset that is left for it.
+    pub(super) boundaries: ChunkBoundaries,
+    pub(super) items: Vec<SearchItem>,
+    /// For each item the lowest offset that is still possible.
     pub(super) lowest: Vec<u64>,
     /// For each item that is placed its offset.
     pub(super) offset: Vec<u64>,
-    /// For each section the bytes of the items that are not placed.
-    pub(super) rest: Vec<u64>,
-    /// For each section the least of its items' lowest offsets; valid for the component at hand.
-    pub(super) floor: Vec<u64>,
-    /// Scratch: for each section its valley, and how many items can lie on its floor.
-    pub(super) valley: Vec<u32>,
-    pub(super) choices: Vec<u32>,
+    /// For each section the bytes of its unplaced items.
+    pub(super) unplaced: Vec<u64>,
+    /// For each section the minimum of its items' lowest offsets; valid for the current component.
+    pub(super) skyline: Vec<u64>,
+    /// Scratch: for each section the number of its niche, or 0.
+    pub(super) niche: Vec<u32>,
+    /// Scratch: for each section how many items can be placed at its skyline.
+    pub(super) candidate_counts: Vec<u32>,
     /// The items of all open components, one component after the other, each in order of time.
     pub(super) lists: Vec<u32>,
-    /// The parts of open lists that are to be solved, as (begin, end) in `lists`.
+    /// The components of open lists that are still to be solved, as (begin, end) in `lists`.
     pub(super) parts: Vec<(u32, u32)>,
     /// The lowest offsets of all open components' items, as they were when the component was opened.
     pub(super) saved: Vec<u64>,
-    /// The items to be tried, of all open components.
-    pub(super) moves: Vec<u32>,
-    /// Fingerprints of components that failed, each at the slot that its low bits say.
+    /// The items still to be tried, of all open components.
+    pub(super) candidates: Vec<u32>,
+    /// Fingerprints of components that failed, hashed by their low bits.
     failed: Vec<u128>,
     pub(super) capacity: u64,
-    pub(super) style: Style,
+    pub(super) rule: BranchingRule,
     pub(super) limit: u64,
     pub(super) spent: u64,
 }
 
-impl State {
+impl SearchState {
     /// Reads the items.
-    pub(super) fn read(&mut self, timeline: &Timeline, walls: &Walls) {
-        // Sections that nothing ends after are contained in the next one, and need no look.
+    pub(super) fn read(&mut self, timeline: &Timeline, boundaries: &ChunkBoundaries) {
+        // A section after which no item ends is dominated by the next one and left out.
         let sections = timeline.sections();
-        self.choices.clear();
-        self.choices.resize(sections + 1, 0);
+        self.candidate_counts.clear();
+        self.candidate_counts.resize(sections + 1, 0);
         for item in &timeline.items {
-            self.choices[item.end as usize] = 1;
+            self.candidate_counts[item.end as usize] = 1;
         }
         let mut rank = 0;
-        for ends in &mut self.choices[1..] {
+        for ends in &mut self.candidate_counts[1..] {
             rank += *ends;
             *ends = rank;
         }
-        self.choices[0] = 0;
-        let rank = &self.choices;
+        self.candidate_counts[0] = 0;
+        let rank = &self.candidate_counts;
         self.unit =
             timeline.items.iter().fold(0, |unit, item| greatest_common_divisor(unit, item.size)).max(1);
-        self.walls.copy_in_units(walls, self.unit);
+        self.boundaries.copy_in_units(boundaries, self.unit);
         self.items.clear();
-        self.items.extend(timeline.items.iter().map(|item| Piece {
+        self.items.extend(timeline.items.iter().map(|item| SearchItem {
             size: item.size / self.unit,
             left: rank[item.start as usize],
             right: rank[item.end as usize],
@@ -97,37 +98,37 @@ impl State {
         let sections = self.items.iter().map(|item| item.right as usize).max().unwrap_or(0);
         self.lowest.resize(self.items.len(), 0);
         self.offset.resize(self.items.len(), 0);
-        self.rest.resize(sections, 0);
-        self.floor.resize(sections, 0);
-        self.valley.resize(sections, 0);
-        self.choices.resize(sections.max(self.choices.len()), 0);
+        self.unplaced.resize(sections, 0);
+        self.skyline.resize(sections, 0);
+        self.niche.resize(sections, 0);
+        self.candidate_counts.resize(sections.max(self.candidate_counts.len()), 0);
     }
 
-    /// Sets a capacity (in bytes), and forgets the failures of another.
+    /// Sets a capacity (in bytes), and forgets the failures at another.
     pub(super) fn begin(&mut self, capacity: u64, steps: u64) {
         self.capacity = capacity / self.unit;
-        let worth = steps / (self.items.len() as u64 / 4 + 1);
+        let entries = steps / (self.items.len() as u64 / 4 + 1);
         self.failed.clear();
-        self.failed.resize((worth as usize).clamp(1 << 10, FAILURES).next_power_of_two(), 0);
+        self.failed.resize((entries as usize).clamp(1 << 10, MAX_FAILURES).next_power_of_two(), 0);
     }
 
-    /// Takes everything away again, and begins a run.
-    pub(super) fn restart(&mut self, style: Style, limit: u64) {
-        self.style = style;
+    /// Unplaces all items and starts a run.
+    pub(super) fn restart(&mut self, rule: BranchingRule, limit: u64) {
+        self.rule = rule;
         self.limit = limit;
         self.spent = 0;
         self.lowest.fill(0);
-        self.rest.fill(0);
+        self.unplaced.fill(0);
         for item in &self.items {
-            for rest in &mut self.rest[item.sections()] {
-                *rest += item.size;
+            for unplaced in &mut self.unplaced[item.sections()] {
+                *unplaced += item.size;
             }
         }
         self.lists.clear();
         self.lists.extend(0..self.items.len() as u32);
         self.parts.clear();
         self.saved.clear();
-        self.moves.clear();
+        self.candidates.clear();
     }
 
     /// Writes the offsets found, in bytes; returns the peak.
@@ -138,7 +139,7 @@ impl State {
         tops.max().unwrap_or(0) * self.unit
     }
 
-    /// What tells a component from all others: its items and the lowest offsets that are left for them.
+    /// A hash of a component's items and their lowest offsets.
     pub(super) fn fingerprint(&self, list: &[u32]) -> u128 {
         let mut sum = 0_u128;
         for &item in list {

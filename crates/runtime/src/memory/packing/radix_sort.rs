@@ -1,29 +1,29 @@
-//! Sorting items by what a strategy asks for: many keys, few of whose bits differ.
-#![expect(clippy::indexing_slicing, reason = "digits are below 256, and places below the number of words")]
+//! Sorting items by a strategy's key: keys that differ in few bits are packed into one `u64` each and radix-sorted.
+#![expect(clippy::indexing_slicing, reason = "digits are below 256, and positions below the number of words")]
 
-/// What an item is sorted by, the smallest first: two numbers that a strategy finds, and the item's index.
-pub(crate) type Key = (u64, u32, u32);
+/// An item's key, in ascending order: two numbers that the strategy computes, and the item's index.
+pub(crate) type SortKey = (u64, u32, u32);
 
-/// Working memory of sorting.
+/// Sorts keys; keeps its working memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sorting {
-    keys: Vec<Key>,
+pub(crate) struct RadixSorter {
+    keys: Vec<SortKey>,
     words: Vec<u64>,
     scratch: Vec<u64>,
 }
 
-impl Sorting {
-    /// Sorts keys whose indices ascend from 0 on, and lists the indices. Where the bits in which keys differ fit into
-    /// one word, as those of a model's few sizes and durations do, words are sorted instead.
-    pub(crate) fn sort(&mut self, all: impl Iterator<Item = Key>, order: &mut Vec<u32>) {
-        let Sorting { keys, words, scratch } = self;
+impl RadixSorter {
+    /// Sorts keys whose indices ascend from 0 on, and writes the indices in sorted order. If the bits in which the keys
+    /// differ fit into one 64-bit word, as with a model's few distinct sizes and durations, packed words are sorted.
+    pub(crate) fn sort(&mut self, all: impl Iterator<Item = SortKey>, order: &mut Vec<u32>) {
+        let RadixSorter { keys, words, scratch } = self;
         keys.clear();
         keys.extend(all);
         order.clear();
         let Some(&(first, second, _)) = keys.first() else { return };
-        let varies = |(high, low): (u64, u32), key: &Key| (high | key.0 ^ first, low | key.1 ^ second);
+        let varies = |(high, low): (u64, u32), key: &SortKey| (high | key.0 ^ first, low | key.1 ^ second);
         let (high, low) = keys.iter().fold((0, 0), varies);
-        // The lowest bit that varies, and the bits from there up to the highest.
+        // The bits from the lowest to the highest that varies.
         let (from_high, from_low) = (high.trailing_zeros() % 64, low.trailing_zeros() % 32);
         let (mask_high, mask_low) = (ones(high >> from_high), ones(u64::from(low >> from_low)));
         let indices = ones(keys.len() as u64);
@@ -43,15 +43,16 @@ impl Sorting {
     }
 }
 
-/// The least number of ones, from the lowest bit on, that covers a number.
+/// The shortest mask of low bits that covers a number.
 fn ones(number: u64) -> u64 {
     u64::MAX.checked_shr(number.leading_zeros()).unwrap_or(0)
 }
 
-/// Sorts words whose lowest `ascending` bits are in order already. Many are sorted byte by byte, the last byte first.
+/// Sorts words whose lowest `ascending` bits are in order already: by comparison if they are few, else by a radix sort
+/// from the least significant byte on.
 fn sort_words(words: &mut Vec<u64>, scratch: &mut Vec<u64>, ascending: u32) {
-    const FEW: usize = 512;
-    if words.len() < FEW {
+    const MIN_RADIX: usize = 512;
+    if words.len() < MIN_RADIX {
         words.sort_unstable();
         return;
     }
@@ -79,19 +80,19 @@ mod tests {
     use quadriga_conformance::Rng;
 
     #[test]
-    fn keys_are_sorted_byte_by_byte_as_by_comparing() {
+    fn radix_sort_agrees_with_comparison_sort() {
         for seed in 0..200 {
             println!("seed {seed}");
             let mut rng = Rng::new(seed);
             let (count, bits) = (rng.below(2000), rng.below(65) as u32);
             let number = |rng: &mut Rng| rng.next_u64().checked_shr(bits).unwrap_or(7);
-            let keys: Vec<Key> =
+            let keys: Vec<SortKey> =
                 (0..count).map(|index| (number(&mut rng), number(&mut rng) as u32, index as u32)).collect();
             let mut compared = keys.clone();
             compared.sort_unstable();
             let compared: Vec<u32> = compared.iter().map(|key| key.2).collect();
             let mut order = Vec::new();
-            Sorting::default().sort(keys.into_iter(), &mut order);
+            RadixSorter::default().sort(keys.into_iter(), &mut order);
             assert_eq!(order, compared, "seed {seed}");
         }
     }

@@ -1,8 +1,8 @@
 //! Liveness: the lifetime of each storage, from the step that first writes it to the last step that uses it.
 //!
-//! A use is a read or a write by a node, or a hold of the request; outputs are used to the end of the run. A view node is
-//! no use, since it computes nothing; the readers of the view are. A result that nothing reads is used once, by the node
-//! that writes it.
+//! A use is a read or a write by a node, or a hold of the request; outputs are used to the end of the run. A view node
+//! is no use, since it computes nothing; the readers of the view are. A result that nothing reads is used once, by the
+//! node that writes it.
 
 #![expect(
     clippy::indexing_slicing,
@@ -10,53 +10,15 @@
 )]
 
 use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
-use std::fmt;
 
 use super::MemoryError;
+use super::lifetime::Lifetime;
 use super::request::{InputPolicy, MemoryRequest};
 use crate::flow::{Flow, Producer};
 
-/// A half-open range of steps, `start..end`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Lifetime {
-    /// The first step.
-    pub start: u32,
-    /// One past the last step. The lifetime is empty if this is not after `start`.
-    pub end: u32,
-}
-
-impl Lifetime {
-    /// The whole run.
-    pub const WHOLE: Lifetime = Lifetime { start: 0, end: u32::MAX };
-
-    /// An empty lifetime.
-    pub const NEVER: Lifetime = Lifetime { start: 0, end: 0 };
-
-    /// Whether it contains no step.
-    pub fn is_empty(self) -> bool {
-        self.start >= self.end
-    }
-
-    /// Whether it contains a step.
-    pub fn contains(self, step: u32) -> bool {
-        (self.start..self.end).contains(&step)
-    }
-
-    /// Whether the two have a step in common.
-    pub fn overlaps(self, other: Lifetime) -> bool {
-        self.start.max(other.start) < self.end.min(other.end)
-    }
-}
-
-impl fmt::Display for Lifetime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}..{}", self.start, self.end)
-    }
-}
-
-/// The [steps](super::MemoryRequest::steps) of an execution order with barriers: nodes between two barriers share a step,
-/// so memory is reused only at a barrier. Each slice of `groups` holds the nodes between two barriers; all other nodes
-/// come before the first.
+/// The [steps](super::MemoryRequest::steps) of an execution order with barriers: nodes between two barriers share a
+/// step, so memory is reused only at a barrier. Each slice of `groups` holds the nodes between two barriers; all other
+/// nodes come before the first.
 pub fn barrier_steps(graph: &Graph, groups: &[&[NodeId]]) -> Result<Vec<u32>, MemoryError> {
     let mut steps = vec![0; graph.nodes().len()];
     for (group, nodes) in groups.iter().enumerate() {

@@ -1,39 +1,39 @@
-//! Chunks as one address space with walls in it.
+//! Several chunks as one address space with boundaries that no item may cross.
 //!
-//! Where a buffer may have at most so many bytes, packing into several of them is packing into one address space in
-//! which no item may lie across a wall; the walls are where one chunk ends and the next begins. They can stand anywhere,
-//! as long as no two are farther apart than the limit, and where they stand decides how much is lost at them. Two
-//! layouts are worth trying: all chunks of one size, and chunks that are just filled by what is alive at the peak.
+//! The size of a chunk is limited, so the distance of two boundaries is; within that limit they can be anywhere, and
+//! their positions decide how many bytes are lost at the ends of chunks. Two layouts are tried: chunks of equal size,
+//! and chunks that the items live at the peak fill without a gap.
 //!
-//! An item that is larger than a chunk may be gets a chunk of its own size, at the bottom; others may lie there too
-//! while it is not alive.
+//! An item larger than the limit gets a chunk of its own size at the bottom; other items may use that chunk while the
+//! large one is not live.
 
 use super::problem::Placement;
-use super::timeline::{Span, Timeline};
+use super::timeline::{Timeline, TimelineItem};
 
-/// Where the walls are.
+/// The boundaries of chunks in one address space.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Walls {
-    /// The ends of the chunks at the bottom.
+pub(crate) struct ChunkBoundaries {
+    /// The ends of the chunks at the bottom, which differ in size.
     ends: Vec<u64>,
-    /// Bytes of all chunks above these; 0 when there are no walls.
+    /// Bytes of each chunk above these; 0 if there are no boundaries.
     chunk: u64,
-    /// The items beyond the limit, and the chunk of each.
+    /// The items larger than the limit, and the chunk of each.
     large: Vec<(u32, u32)>,
-    /// Scratch: what is alive at the peak, and whether it has no room in the chunk of the largest item.
-    pile: Vec<(u64, bool)>,
+    /// Scratch: the sizes of the items live at the peak, and whether each is excluded from the chunk of the largest
+    /// item.
+    at_peak: Vec<(u64, bool)>,
 }
 
-impl Walls {
-    /// One space without walls.
+impl ChunkBoundaries {
+    /// One address space without boundaries.
     pub(crate) fn none(&mut self) {
         self.ends.clear();
         self.large.clear();
         self.chunk = 0;
     }
 
-    /// Chunks of `limit` bytes, and one or more for the items that are larger. Such items share a chunk when they are
-    /// never alive together.
+    /// Chunks of `limit` bytes, and one or more for the items that are larger. Large items share a chunk if they are
+    /// never live together.
     pub(crate) fn even(&mut self, timeline: &Timeline, limit: u64, alignment: u64) {
         self.none();
         self.chunk = (limit - limit % alignment).max(1);
@@ -48,7 +48,7 @@ impl Walls {
             let Some(item) = span(*index) else { break };
             let taken = |chunk: u32| {
                 placed.iter().any(|(other, at)| {
-                    *at == chunk && span(*other).is_some_and(|other| alive_together(&item, &other))
+                    *at == chunk && span(*other).is_some_and(|other| live_together(&item, &other))
                 })
             };
             *chunk =
@@ -59,27 +59,28 @@ impl Walls {
         }
     }
 
-    /// As [`Walls::even`], but the first chunks are those that what is alive at the peak fills without a gap: each as
-    /// large as what it got, at most `size` bytes, and the first one large enough for the largest item. What is alive
-    /// together with that item, and would not fit beside it, is not put there.
+    /// As [`ChunkBoundaries::even`], but the first chunks are sized so that the items live at the peak fill them
+    /// without a gap: each at most `size` bytes, the first one large enough for the largest item. An item that is live
+    /// together with the largest one and does not fit beside it is not assigned to its chunk.
     pub(crate) fn fitted(&mut self, timeline: &Timeline, limit: u64, alignment: u64, size: u64) {
         self.even(timeline, limit, alignment);
         let (peak, chunk) = (timeline.peak_section(), self.chunk);
         let small = || timeline.items.iter().filter(|item| item.size <= chunk);
         let Some(largest) = small().max_by_key(|item| item.size) else { return };
         let size = size.min(self.chunk).max(largest.size);
-        let shut_out =
-            |item: &Span| alive_together(item, largest) && item.size + largest.size > size && item != largest;
-        self.pile.clear();
-        let alive = small().filter(|item| item.start <= peak && peak < item.end);
-        self.pile.extend(alive.map(|item| (item.size, shut_out(item))));
-        self.pile.sort_unstable_by(|a, b| b.cmp(a));
-        // One chunk after the other, each time the largest of the rest that still fits.
+        let excluded = |item: &TimelineItem| {
+            live_together(item, largest) && item.size + largest.size > size && item != largest
+        };
+        self.at_peak.clear();
+        let live = small().filter(|item| item.start <= peak && peak < item.end);
+        self.at_peak.extend(live.map(|item| (item.size, excluded(item))));
+        self.at_peak.sort_unstable_by(|a, b| b.cmp(a));
+        // First fit decreasing, one chunk after the other.
         let mut first = true;
-        while !self.pile.is_empty() {
+        while !self.at_peak.is_empty() {
             let mut filled = 0;
-            self.pile.retain(|&(item, shut_out)| {
-                let fits = filled + item <= size && !(first && shut_out);
+            self.at_peak.retain(|&(item, excluded)| {
+                let fits = filled + item <= size && !(first && excluded);
                 filled += if fits { item } else { 0 };
                 !fits
             });
@@ -91,19 +92,19 @@ impl Walls {
         }
     }
 
-    /// The same walls measured in units, each where it is or a little lower.
-    pub(crate) fn copy_in_units(&mut self, other: &Walls, unit: u64) {
+    /// The same boundaries in units, rounded down.
+    pub(crate) fn copy_in_units(&mut self, other: &ChunkBoundaries, unit: u64) {
         self.none();
         self.chunk = other.chunk / unit;
         self.ends.extend(other.ends.iter().map(|end| end / unit));
     }
 
-    /// True when items larger than a chunk have chunks of their own.
+    /// Whether there are items larger than the limit.
     pub(crate) fn has_large(&self) -> bool {
         !self.large.is_empty()
     }
 
-    /// True when there are walls.
+    /// Whether there are boundaries.
     pub(crate) fn any(&self) -> bool {
         self.chunk > 0
     }
@@ -113,12 +114,12 @@ impl Walls {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The items beyond the limit and their offsets.
+    /// The items larger than the limit and their offsets.
     pub(crate) fn large(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.large.iter().map(|&(item, chunk)| (item as usize, self.start_of(chunk as usize)))
     }
 
-    /// The lowest offset, from `offset` on, at which `size` bytes do not lie across a wall. `size` is within the limit.
+    /// The lowest offset, from `offset` on, at which `size` bytes cross no boundary. `size` is within the limit.
     pub(crate) fn fit(&self, offset: u64, size: u64) -> u64 {
         if self.chunk == 0 {
             return offset;
@@ -135,7 +136,7 @@ impl Walls {
         if inside + size <= self.chunk { offset } else { offset - inside + self.chunk }
     }
 
-    /// The first wall above `offset`.
+    /// The first boundary above `offset`.
     pub(crate) fn next(&self, offset: u64) -> u64 {
         if self.chunk == 0 {
             return u64::MAX;
@@ -146,7 +147,7 @@ impl Walls {
         }
     }
 
-    /// The chunk and the offset in it.
+    /// The chunk of an offset, and the offset inside it.
     pub(crate) fn place(&self, offset: u64) -> Placement {
         let below = self.ends.partition_point(|end| *end <= offset);
         if self.chunk == 0 || below < self.ends.len() {
@@ -161,6 +162,6 @@ impl Walls {
     }
 }
 
-fn alive_together(a: &Span, b: &Span) -> bool {
+fn live_together(a: &TimelineItem, b: &TimelineItem) -> bool {
     a.start < b.end && b.start < a.end
 }

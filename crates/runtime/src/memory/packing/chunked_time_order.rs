@@ -1,42 +1,42 @@
-//! Several buffers, where one cannot be large enough: the free lists of all of them, in order of time.
+//! Best fit in time order over several chunks: the baseline where one chunk cannot be large enough.
 //!
-//! Each item goes where the chunks that are already there grow least: into the hole that fits best if there is one, on
-//! top of a chunk if there is none, and into a new chunk only when no other can take it. A chunk may grow up to the
-//! limit; one that was opened for an item beyond the limit never grows, but others may use its bytes while that item is
-//! not alive. This is the baseline; see [`walls`](super::walls) for what does better.
+//! Each item is placed where the existing chunks grow least: in the best-fitting free block, else at the end of a
+//! chunk, and in a new chunk only if none has room. A chunk may grow up to the limit. One that was opened for an item
+//! larger than the limit never grows, but other items may use its bytes while that item is not live. See
+//! [`boundaries`](super::boundaries) for the better way.
 #![expect(clippy::indexing_slicing, reason = "orders are permutations of the timeline's items")]
 
 use super::problem::Placement;
 use super::timeline::Timeline;
 use crate::memory::free_list::{FreeBlock, FreeList};
 
-/// A chunk while it is filled.
+/// A chunk that is being filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Chunk {
-    /// The most bytes it may have.
+struct OpenChunk {
+    /// The size it may grow to.
     limit: u64,
-    /// Bytes it has.
+    /// Its size so far.
     size: u64,
 }
 
-/// Packs into chunks; keeps its working memory.
+/// Best fit over several chunks, with its working memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Chunks {
-    /// Where each of the timeline's items is.
+pub(crate) struct ChunkedTimeOrder {
+    /// The placement of each of the timeline's items.
     pub(crate) placements: Vec<Placement>,
-    chunks: Vec<Chunk>,
+    chunks: Vec<OpenChunk>,
     free: Vec<FreeList>,
     ending: Vec<Vec<u32>>,
 }
 
-impl Chunks {
+impl ChunkedTimeOrder {
     /// Bytes of each chunk.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> + '_ {
         self.chunks.iter().map(|chunk| chunk.size)
     }
 
-    /// The free lists of all chunks, one item after the other in order of time. Returns the bytes of all chunks.
-    pub(crate) fn place_in_time_order(&mut self, timeline: &Timeline, limit: u64) -> u64 {
+    /// Places all items in order of time. Returns the bytes of all chunks.
+    pub(crate) fn place(&mut self, timeline: &Timeline, limit: u64) -> u64 {
         self.start(timeline);
         self.free.clear();
         self.ending.iter_mut().for_each(Vec::clear);
@@ -76,7 +76,7 @@ impl Chunks {
     }
 
     fn open(&mut self, limit: u64, size: u64) -> usize {
-        self.chunks.push(Chunk { limit: limit.max(size), size: 0 });
+        self.chunks.push(OpenChunk { limit: limit.max(size), size: 0 });
         self.chunks.len() - 1
     }
 
