@@ -155,7 +155,7 @@ pub(crate) struct Unordered {
 }
 
 impl Shadow {
-    /// Records a read or a write of a range.
+    /// Records a read or a write of a range, unless it is refused.
     pub(crate) fn access(
         &self,
         start: usize,
@@ -175,12 +175,11 @@ impl Shadow {
                 ranges.insert(cut, covering.unwrap_or_default());
             }
         }
-        let mut found = None;
-        for (from, accesses) in ranges.range_mut(start..end) {
-            let gone = |agent: u64| agent != HOST && !host().live.contains(&agent);
-            let stranger = |(agent, time): &(u64, u64)| {
-                *agent != moment.agent && !moment.clock.knows(*agent, *time) && !gone(*agent)
-            };
+        let gone = |agent: u64| agent != HOST && !host().live.contains(&agent);
+        let stranger = |(agent, time): &(u64, u64)| {
+            *agent != moment.agent && !moment.clock.knows(*agent, *time) && !gone(*agent)
+        };
+        for (from, accesses) in ranges.range(start..end) {
             let conflict = match accesses.write.filter(|write| stranger(write)) {
                 Some((agent, _)) => Some(("a write", agent)),
                 None if write => {
@@ -191,9 +190,11 @@ impl Shadow {
             if let Some((conflict, agent)) = conflict {
                 let by = if agent == HOST { "the host".to_owned() } else { format!("queue {agent}") };
                 let access = if write { "writes" } else { "reads" };
-                found.get_or_insert(Unordered { access, start: *from, end, conflict, by });
+                return Err(Unordered { access, start: *from, end, conflict, by });
             }
-            let now = (moment.agent, moment.time);
+        }
+        let now = (moment.agent, moment.time);
+        for (_, accesses) in ranges.range_mut(start..end) {
             if write {
                 *accesses = Accesses { write: Some(now), reads: Vec::new() };
             } else {
@@ -210,7 +211,7 @@ impl Shadow {
                 ranges.remove(&from);
             }
         }
-        found.map_or(Ok(()), Err)
+        Ok(())
     }
 }
 
