@@ -4,11 +4,9 @@
 //! cargo run --release -p quadriga --example observer
 //! ```
 
-use std::sync::Arc;
-
 use quadriga::cpu;
 use quadriga::graph::{DType, GraphBuilder};
-use quadriga::runtime::{Backend, Scheduler};
+use quadriga::runtime::Scheduler;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let g = GraphBuilder::new();
@@ -16,8 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shifted = (x + -1.0).named("shifted");
     let root = shifted.sqrt().named("root");
     g.output("y", (root * 2.0).named("doubled"));
-    let backends: [Arc<dyn Backend>; 1] = [Arc::new(cpu::Backend::new()?)];
-    let mut session = Scheduler::new(backends).plan(g.finish()?)?.session()?;
+    let mut session = Scheduler::new(cpu::Backend::new()?).plan(g.finish()?)?.session()?;
 
     // The square root of 0 − 1 is NaN.
     session.set("x", [0.0f32, 1.0, 2.0, 5.0].as_slice())?;

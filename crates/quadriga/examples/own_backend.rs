@@ -254,8 +254,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let squares = x * x; // adder
     let bent = squares.tanh(); // cpu
     g.output("y", bent + x); // adder
-    let backends: [Arc<dyn Backend>; 2] = [Arc::new(Adder), Arc::new(cpu::Backend::new()?)];
-    let plan = Scheduler::new(backends).plan(g.finish()?)?;
+    let plan = Scheduler::new((Adder, cpu::Backend::new()?)).plan(g.finish()?)?;
     println!("{plan:#}");
 
     let x = [0.0f32, 0.5, 1.0, 1.5, -0.5, -1.0, -1.5, 2.0];

@@ -6,11 +6,9 @@
 //!
 //! The graph is a feed-forward block with a state: a running sum of its results that persists between runs.
 
-use std::sync::Arc;
-
 use quadriga::cpu;
 use quadriga::graph::{DType, Data, GraphBuilder, Weight};
-use quadriga::runtime::{Backend, Scheduler};
+use quadriga::runtime::Scheduler;
 
 const ROWS: usize = 4;
 const WIDTH: usize = 64;
@@ -36,8 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Backends in order of preference, such as a `quadriga::cuda::CudaBackend` before the CPU. Placement rules and memory
     // budgets are methods of the scheduler.
-    let backends: [Arc<dyn Backend>; 1] = [Arc::new(cpu::Backend::new()?)];
-    let plan = Scheduler::new(backends).plan(&graph)?;
+    let plan = Scheduler::new(cpu::Backend::new()?).plan(&graph)?;
     // Splits, copies and bytes are known before anything is allocated.
     println!("{plan}");
 

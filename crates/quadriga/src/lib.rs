@@ -27,10 +27,8 @@
 //! A graph is built once, planned for a list of backends, and run any number of times:
 //!
 //! ```
-//! use std::sync::Arc;
-//!
 //! use quadriga::graph::{DType, GraphBuilder};
-//! use quadriga::runtime::{Backend, Scheduler};
+//! use quadriga::runtime::Scheduler;
 //! use quadriga::{cpu, gguf};
 //!
 //! # let folder = tempfile::tempdir()?;
@@ -47,8 +45,8 @@
 //! g.output("y", w.mul_mat(x).silu());
 //! let graph = g.finish()?;
 //!
-//! let backends: [Arc<dyn Backend>; 1] = [Arc::new(cpu::Backend::new()?)]; // in order of preference
-//! let plan = Scheduler::new(backends).plan(&graph)?; // placement rules and memory budgets are builder methods
+//! let scheduler = Scheduler::new([cpu::Backend::new()?]); // in order of preference; placement, budgets: builder methods
+//! let plan = scheduler.plan(&graph)?;
 //! println!("{plan}"); // splits, copies, bytes
 //! let mut session = plan.session()?;
 //! session.run(&[("x", &[0.5f32; 64])])?;

@@ -1,4 +1,4 @@
-//! S1–S3, S6, K6: where nodes go, and why.
+//! S1–S3, S6, K6: the backend of each node, and the reason.
 
 use std::sync::Arc;
 
@@ -27,12 +27,12 @@ fn x3_a_graph_with_nothing_placed_runs_on_the_most_preferred_backend() {
 }
 
 #[test]
-fn s2_nodes_go_where_their_weights_live_and_the_others_follow() {
+fn s2_nodes_run_on_the_backend_of_their_weights_and_the_others_follow() {
     let graph = chain(4);
     let plan = Scheduler::new(two()).place(|name| (name == "w.2").then_some(1)).plan(&graph).unwrap();
-    let homes: Vec<usize> = graph.node_ids().map(|n| plan.backend_of(n)).collect();
-    // Products 0 and 1 come before anything placed: they follow their consumer.
-    assert_eq!(homes, [1, 1, 1, 1, 1, 1, 1, 1]);
+    let backends: Vec<usize> = graph.node_ids().map(|n| plan.backend_of(n)).collect();
+    // Matmuls 0 and 1 have no placed input: they follow their consumer.
+    assert_eq!(backends, [1, 1, 1, 1, 1, 1, 1, 1]);
     let placed = plan.decision(NodeId::from_index(4)).unwrap();
     assert_eq!(placed.reason, Reason::HoldsSource { tensor: graph.leaf("w.2").unwrap().index() });
     assert!(matches!(plan.decision(NodeId::from_index(5)).unwrap().reason, Reason::FollowsSource { .. }));
@@ -40,7 +40,7 @@ fn s2_nodes_go_where_their_weights_live_and_the_others_follow() {
 }
 
 #[test]
-fn s2_a_result_lives_where_its_state_lives() {
+fn s2_a_write_to_a_state_runs_on_its_backend() {
     let g = GraphBuilder::new();
     let cache = g.state("cache", DType::F32, [8, 4]);
     let rows = g.input("rows", DType::F32, [1, 4]).silu();
@@ -54,7 +54,7 @@ fn s2_a_result_lives_where_its_state_lives() {
 }
 
 #[test]
-fn x16_the_order_of_sources_does_not_decide_but_their_bytes_do() {
+fn x16_bytes_of_inputs_decide_and_not_their_order() {
     for swapped in [false, true] {
         let g = GraphBuilder::new();
         let small = g.weight("small", Weight::new(DType::F32, [1, 8]));
@@ -64,7 +64,7 @@ fn x16_the_order_of_sources_does_not_decide_but_their_bytes_do() {
         g.output("y", y);
         let graph = g.finish().unwrap();
         let plan = Scheduler::new(two()).place(|n| Some((n == "large").into())).plan(&graph).unwrap();
-        assert_eq!(plan.backend_of(NodeId::from_index(0)), 1, "larger sources weigh more");
+        assert_eq!(plan.backend_of(NodeId::from_index(0)), 1, "the larger input decides");
 
         let g = GraphBuilder::new();
         let a = g.weight("a", Weight::new(DType::F32, [4, 8]));
@@ -72,7 +72,7 @@ fn x16_the_order_of_sources_does_not_decide_but_their_bytes_do() {
         g.output("y", if swapped { b.add(a) } else { a.add(b) });
         let graph = g.finish().unwrap();
         let plan = Scheduler::new(two()).place(|n| Some((n == "b").into())).plan(&graph).unwrap();
-        assert_eq!(plan.backend_of(NodeId::from_index(0)), 0, "equal sources: the preferred backend");
+        assert_eq!(plan.backend_of(NodeId::from_index(0)), 0, "equal inputs: the preferred backend");
     }
 }
 
@@ -90,7 +90,11 @@ fn s3_a_residual_stream_moves_on_with_the_layers() {
     let thirds = |name: &str| Some(name.strip_prefix("w.")?.parse::<usize>().ok()? / 3);
     let plan = Scheduler::new([device("a"), device("b"), device("c")]).place(thirds).plan(&graph).unwrap();
     assert_eq!(plan.splits().splits.len(), 3, "{plan:#}");
-    assert_eq!(plan.splits().copies.len(), 2, "the stream, at two borders: its norm moves over");
+    assert_eq!(
+        plan.splits().copies.len(),
+        2,
+        "the residual stream, at two borders: its norm moves to the next backend"
+    );
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn x1_s6_pins_hold_however_often_a_graph_is_planned() {
         assert_eq!(plan.decision(pinned).unwrap().reason, Reason::Pinned);
         plan.session().unwrap().run(&[("x", &chain_input())]).unwrap();
     }
-    // A tensor can be pinned too.
+    // Tensors can be pinned, too.
     let plan = Scheduler::new(two()).pin_tensor(graph[pinned].output(), 1).plan(&graph).unwrap();
     assert_eq!(plan.backend_of(pinned), 1);
 }
@@ -127,7 +131,7 @@ fn x2_unknown_backends_nodes_and_tensors_are_errors() {
 }
 
 #[test]
-fn two_writers_of_one_storage_cannot_be_pinned_apart() {
+fn two_writers_of_one_storage_cannot_be_pinned_to_different_backends() {
     let g = GraphBuilder::new();
     let ids = g.input("ids", DType::I32, [1]);
     let rows = g.input("rows", DType::F32, [1, 4]);
@@ -148,15 +152,15 @@ fn refusing(name: &str, operation: &'static str) -> Arc<dyn Backend> {
 }
 
 #[test]
-fn x13_k6_backends_are_asked_and_the_next_best_takes_what_one_refuses() {
+fn x13_k6_a_node_that_a_backend_refuses_runs_on_the_next_best() {
     let graph = chain(2);
     let plan = Scheduler::new([refusing("a", "tanh"), host("cpu")]).plan(&graph).unwrap();
-    let homes: Vec<usize> = graph.node_ids().map(|n| plan.backend_of(n)).collect();
-    assert_eq!(homes, [0, 1, 0, 1]);
+    let backends: Vec<usize> = graph.node_ids().map(|n| plan.backend_of(n)).collect();
+    assert_eq!(backends, [0, 1, 0, 1]);
     assert_eq!(plan.decision(NodeId::from_index(1)).unwrap().refused_by, Some(0));
     assert!(plan.reason(NodeId::from_index(1)).contains("a does not compute it"));
 
-    // A pin to a backend that refuses, and a node that all refuse, are errors that say everything.
+    // A pin to a backend that refuses, and a node that all refuse, are errors with node, operation and reasons.
     let tanh = NodeId::from_index(1);
     let error =
         Scheduler::new([refusing("a", "tanh"), host("cpu")]).pin_node(tanh, 0).plan(&graph).unwrap_err();
@@ -168,7 +172,7 @@ fn x13_k6_backends_are_asked_and_the_next_best_takes_what_one_refuses() {
 }
 
 #[test]
-fn s9_every_decision_is_explained_in_words_as_json_and_as_a_picture() {
+fn s9_every_decision_is_explained_as_text_json_and_dot() {
     let graph = chain(4);
     let plan = Scheduler::new(two()).place(|name| Some((name > "w.1").into())).plan(&graph).unwrap();
     let brief = plan.to_string();
@@ -186,7 +190,7 @@ fn s9_every_decision_is_explained_in_words_as_json_and_as_a_picture() {
 }
 
 #[test]
-fn a_budget_says_what_would_fit() {
+fn an_error_over_budget_counts_the_weights_that_would_fit() {
     let graph = chain(10);
     let plan = Scheduler::new(two()).plan(&graph).unwrap();
     let bytes = &plan.bytes()[0];

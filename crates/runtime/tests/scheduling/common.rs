@@ -1,4 +1,4 @@
-//! Devices and graphs that several tests use.
+//! Devices and graphs for several tests.
 
 use std::sync::Arc;
 
@@ -7,23 +7,23 @@ use quadriga_graph::{DType, Data, Graph, GraphBuilder, Value, Weight};
 use quadriga_runtime::Backend;
 use quadriga_sim::Sim;
 
-/// A device that does everything at once, in host memory, like a CPU.
+/// A synchronous device with host memory, like a CPU.
 pub(crate) fn host(name: &str) -> Arc<dyn Backend> {
     Sim::new(name).synchronous().host().build()
 }
 
-/// A device with queues and memory of its own.
+/// An asynchronous device with memory of its own.
 pub(crate) fn device(name: &str) -> Arc<dyn Backend> {
     Sim::new(name).alignment(256).padding(32).build()
 }
 
-/// Small numbers, as bytes.
+/// Random numbers between -1 and 1.
 pub(crate) fn numbers(rng: &mut Rng, count: usize) -> Data {
     let values: Vec<f32> = (0..count).map(|_| rng.uniform(-1.0, 1.0) as f32).collect();
     Data::from(values.as_slice())
 }
 
-/// A chain of matrix products and activations: `weights` of 8 × 8, input "x" of 4 × 8, output "y".
+/// A chain of matmuls and activations: `weights` of 8 × 8, input "x" of 4 × 8, output "y".
 pub(crate) fn chain(weights: usize) -> Graph {
     let mut rng = Rng::new(7);
     let g = GraphBuilder::new();
@@ -41,7 +41,7 @@ pub(crate) fn chain_input() -> Vec<f32> {
     (0..32).map(|i| (i as f32 - 16.0) / 16.0).collect()
 }
 
-/// A graph of many kinds of nodes: products, views, parts joined again, writes into states and results.
+/// A random graph with many operations: matmuls, views, concatenations, writes into states and results.
 pub(crate) fn random_graph(rng: &mut Rng, nodes: usize) -> Graph {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [4, 8]);

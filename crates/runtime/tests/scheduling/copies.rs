@@ -1,4 +1,4 @@
-//! S5, K3: what is copied, how often, and on which way.
+//! S5, K3: which tensors are copied, how often, and by which route.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{device, host};
 
-/// One tensor made on backend 0, and read by many nodes on backend 1.
+/// One tensor computed on backend 0, and read by many nodes on backend 1.
 fn fan_out(readers: usize) -> (Graph, Vec<TensorId>) {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [16]).tanh();
@@ -55,31 +55,31 @@ fn transfers(backends: [Arc<Sim>; 2]) -> (Vec<f32>, [u64; 2]) {
 }
 
 #[test]
-fn k3_the_destination_pulls_else_the_source_pushes_else_it_goes_through_the_host() {
+fn k3_the_reader_pulls_else_the_owner_pushes_else_the_copy_is_staged_or_made_by_the_host() {
     let (expected, pull) = transfers([Sim::new("a").device(), Sim::new("b").device()]);
-    assert_eq!(pull, [0, 1], "the reader fetches");
-    // Host memory cannot fetch from a device, so the device sends.
+    assert_eq!(pull, [0, 1], "the reader pulls");
+    // A backend with host memory cannot copy from the device, so the device copies.
     let (found, push) = transfers([Sim::new("a").device(), Sim::new("b").host().isolated().device()]);
-    assert_eq!((found, push), (expected.clone(), [1, 0]), "the owner sends");
-    // Neither reaches the other, both reach host memory.
+    assert_eq!((found, push), (expected.clone(), [1, 0]), "the owner pushes");
+    // Neither can access the other, both can access host memory.
     let lonely = |name| Sim::new(name).without_peers().device();
     let (found, bounce) = transfers([lonely("a"), lonely("b")]);
     assert_eq!((found, bounce), (expected.clone(), [1, 1]), "through staging memory");
-    // Nobody reaches anything: the host reads and writes.
+    // Both can access only their own memory: the host reads and writes.
     let alone = |name| Sim::new(name).isolated().device();
     let (found, carried) = transfers([alone("a"), alone("b")]);
-    assert_eq!((found, carried), (expected, [1, 1]), "carried by the host");
+    assert_eq!((found, carried), (expected, [1, 1]), "read and written by the host");
 }
 
 #[test]
-fn k3_nothing_is_copied_to_where_it_is() {
+fn k3_nothing_is_copied_within_one_backend() {
     let (graph, _) = fan_out(5);
     let plan = Scheduler::new([device("a"), device("b")]).plan(&graph).unwrap();
     assert!(plan.splits().copies.is_empty());
 }
 
 #[test]
-fn a_state_read_elsewhere_is_copied_anew_after_each_write() {
+fn a_state_read_on_another_backend_is_copied_again_after_each_write() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [1, 4]);
     let ids = g.input("ids", DType::I32, [1]);
@@ -99,7 +99,7 @@ fn a_state_read_elsewhere_is_copied_anew_after_each_write() {
             .plan(&graph)
             .unwrap();
         assert_eq!(plan.splits().copies.len(), 2);
-        // The write waits for the copy of what it overwrites.
+        // The write waits for the copy of the bytes that it overwrites.
         assert!(plan.splits().splits.iter().any(|split| split.after_copies == [0]));
         let mut session = plan.session().unwrap();
         let mut last = [0.0; 8];

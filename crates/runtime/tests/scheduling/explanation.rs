@@ -1,4 +1,4 @@
-//! What a plan says about itself: every storage, split and copy, as data that pictures are drawn from.
+//! A plan as data: every storage, split and copy.
 
 use quadriga_runtime::{Cost, Detail, PLAN_SCHEMA, Scheduler, StorageUse};
 use quadriga_sim::Sim;
@@ -6,7 +6,7 @@ use quadriga_sim::Sim;
 use crate::common::*;
 
 #[test]
-fn storages_add_up_to_what_the_plan_takes() {
+fn storages_add_up_to_the_bytes_of_the_plan() {
     let devices = [Sim::new("a").build(), host("b")];
     let plan = Scheduler::new(devices).place(|name| Some((name > "w.2").into())).plan(chain(6)).unwrap();
     let said = plan.explain();
@@ -20,7 +20,7 @@ fn storages_add_up_to_what_the_plan_takes() {
         assert_eq!(sum(StorageUse::State), backend.bytes.state);
         assert_eq!(backend.chunks.iter().sum::<u64>(), backend.bytes.compute);
         assert_eq!(backend.total, backend.bytes.total());
-        // What is in use in a step lies apart, inside its buffer, and its most is the lower bound.
+        // Storages in use in one step do not overlap, are inside their buffer, and the most bytes are the lower bound.
         let mut most = 0;
         for step in 0..said.steps {
             let mut alive: Vec<_> =
@@ -41,7 +41,7 @@ fn storages_add_up_to_what_the_plan_takes() {
 }
 
 #[test]
-fn nodes_splits_and_copies_name_their_places() {
+fn nodes_splits_and_copies_refer_to_their_storages() {
     let plan = Scheduler::new([device("a"), device("b")])
         .place(|name| Some((name > "w.1").into()))
         .plan(chain(4))
@@ -65,7 +65,7 @@ fn nodes_splits_and_copies_name_their_places() {
     let place = &said.storages[copy.place];
     assert_eq!((place.usage, place.backend, place.name.as_str()), (StorageUse::Copy, 1, copy.name.as_str()));
     assert!(place.why.contains("split 1 reads it"), "{}", place.why);
-    // The JSON has the same things under the same names.
+    // The JSON has the same fields.
     let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
     assert_eq!(json["schema"], PLAN_SCHEMA);
     assert_eq!(json["storages"][copy.place]["usage"], "copy");

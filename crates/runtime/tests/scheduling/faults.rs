@@ -1,4 +1,4 @@
-//! Failure: everything that a device does fails in turn.
+//! Failures: every operation of a device fails once.
 
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ fn run(session: &mut Session) -> Result<Vec<f32>, RuntimeError> {
     session.read("y")
 }
 
-/// An error must name the backend, and what happened in or for a split must name the split and a node.
-fn judge(error: &RuntimeError, name: &str, what: FaultPoint) {
+/// An error must name the backend, and a failure in a split or its copies the split and a node.
+fn check_error(error: &RuntimeError, name: &str, what: FaultPoint) {
     let RuntimeError::Device { backend, split, node, error: inner } = error else {
         panic!("{what:?} on {name}: {error}");
     };
@@ -63,7 +63,7 @@ fn judge(error: &RuntimeError, name: &str, what: FaultPoint) {
 }
 
 #[test]
-fn x19_every_allocation_transfer_compile_and_run_may_fail_in_turn() {
+fn x19_every_allocation_transfer_compile_and_run_may_fail() {
     let graph = Arc::new(graph());
     let expected = {
         let devices = devices(0);
@@ -78,13 +78,13 @@ fn x19_every_allocation_transfer_compile_and_run_may_fail_in_turn() {
         let plan = scheduler.plan(&graph).unwrap();
         for (device, name) in [(0, "a"), (1, "b")] {
             for what in FaultPoint::ALL {
-                // While the session is made.
+                // While the session is created.
                 for after in 0.. {
                     devices[device].fail(what, after);
                     let made = plan.session();
                     devices[device].clear_faults();
                     match made {
-                        Err(error) => judge(&error, name, what),
+                        Err(error) => check_error(&error, name, what),
                         Ok(mut session) => {
                             assert_eq!(run(&mut session).unwrap(), expected);
                             break;
@@ -105,8 +105,8 @@ fn x19_every_allocation_transfer_compile_and_run_may_fail_in_turn() {
                         devices[device].clear_faults();
                         match ran {
                             Err(error) => {
-                                judge(&error, name, what);
-                                // Results are those of the run before, or gone: never half of this one's.
+                                check_error(&error, name, what);
+                                // Results are those of the previous run, or gone: never partial ones.
                                 match session.read::<f32>("y") {
                                     Err(RuntimeError::Gone { .. } | RuntimeError::NothingRun) => {}
                                     old => assert_eq!((old, warm), (Ok(expected.clone()), true)),
@@ -130,7 +130,7 @@ fn x19_every_allocation_transfer_compile_and_run_may_fail_in_turn() {
 }
 
 #[test]
-fn a_lost_device_is_said_to_be_lost_until_it_is_found_again() {
+fn a_lost_device_is_reported_as_lost_until_it_is_restored() {
     let graph = Arc::new(graph());
     for kind in 0..3 {
         let devices = devices(kind);
@@ -152,7 +152,7 @@ fn a_lost_device_is_said_to_be_lost_until_it_is_found_again() {
 }
 
 #[test]
-fn x19_a_plan_that_does_not_fit_the_device_is_an_error_with_numbers_and_leaves_the_session_whole() {
+fn x19_a_plan_that_does_not_fit_the_device_is_an_error_with_numbers_and_the_session_still_works() {
     let build = |rows: usize| {
         let g = GraphBuilder::new();
         let x = g.input("x", DType::F32, [rows, 64]);
@@ -170,7 +170,7 @@ fn x19_a_plan_that_does_not_fit_the_device_is_an_error_with_numbers_and_leaves_t
     session.prepare(8, || build(8)).unwrap();
     session.run(&[("x", &[1.0f32; 512])]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), good);
-    // One that only fits without the old arena beside it is given its place.
+    // A plan that only fits once the old arena is freed replaces it.
     session.prepare(24, || build(24)).unwrap();
     session.run(&[("x", &[1.0f32; 24 * 64])]).unwrap();
 }

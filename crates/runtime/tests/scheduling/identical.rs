@@ -1,4 +1,4 @@
-//! The same bits, however a graph is cut.
+//! Results are bit-identical, however a graph is split.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn some_backends(rng: &mut Rng) -> Vec<Arc<dyn Backend>> {
 }
 
 #[test]
-fn a_graph_gives_the_same_bits_on_one_backend_and_cut_at_random() {
+fn results_are_bit_identical_on_one_backend_and_split_at_random() {
     for seed in 0..150 {
         let mut rng = Rng::new(seed);
         let nodes = rng.range(1, 60);
@@ -70,17 +70,17 @@ fn a_graph_gives_the_same_bits_on_one_backend_and_cut_at_random() {
 }
 
 #[test]
-fn a_graph_gives_the_same_bits_cut_at_any_node_between_two_instances_of_a_backend() {
+fn results_are_bit_identical_split_at_any_node_between_two_instances_of_a_backend() {
     let mut rng = Rng::new(4242);
     let graph = random_graph(&mut rng, 25);
     let expected = results(&Scheduler::new([device("one")]).plan(&graph).unwrap(), &graph);
     for cut in 0..graph.nodes().len() {
-        let mut homes = HashMap::new();
+        let mut assigned = HashMap::new();
         let mut scheduler = Scheduler::new([device("a"), device("b")]);
         for node in graph.node_ids() {
             let storage = graph[graph[node].output()].storage();
-            let home = *homes.entry(storage).or_insert(usize::from(node >= NodeId::from_index(cut)));
-            scheduler = scheduler.pin_node(node, home);
+            let backend = *assigned.entry(storage).or_insert(usize::from(node >= NodeId::from_index(cut)));
+            scheduler = scheduler.pin_node(node, backend);
         }
         let plan = scheduler.plan(&graph).unwrap();
         assert_eq!(results(&plan, &graph), expected, "cut at {cut}");
@@ -88,7 +88,7 @@ fn a_graph_gives_the_same_bits_cut_at_any_node_between_two_instances_of_a_backen
 }
 
 #[test]
-fn runs_started_one_after_the_other_without_waiting_give_the_same_bits() {
+fn results_of_overlapping_runs_are_bit_identical() {
     for seed in 500..540 {
         let mut rng = Rng::new(seed);
         let graph = random_graph(&mut rng, 30);

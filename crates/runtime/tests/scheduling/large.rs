@@ -1,4 +1,4 @@
-//! Sizes beyond the original's limits: 4 backends, 256 splits, 16 inputs of a split, 4096 nodes, 6 sources.
+//! Graphs beyond ggml's limits: 4 backends, 256 splits, 16 inputs of a split, 4096 nodes, 6 inputs of a node.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn idle(count: usize) -> Vec<Arc<dyn Backend>> {
     (0..count).map(|i| Sim::new(&format!("d{i}")).without_computing().build()).collect()
 }
 
-/// A chain of additions whose home changes every `run` nodes.
+/// A chain of additions whose backend changes every `run` nodes.
 fn long(nodes: usize, run: usize, backends: Vec<Arc<dyn Backend>>) -> (Graph, Plan) {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [4]);
@@ -82,7 +82,7 @@ fn weights_and_states_beyond_all_memory_are_errors_with_numbers() {
     let g = GraphBuilder::new();
     let ids = g.input("ids", DType::I32, [4]);
     let mut rows = Vec::new();
-    // Each has 2^62 bytes: five of them are more than can be counted.
+    // Each has 2^62 bytes: the sum of five overflows.
     for layer in 0..5 {
         let w = g.weight(&format!("w{layer}"), Weight::new(DType::F32, [1 << 40, 1 << 20]));
         let s = g.state(&format!("s{layer}"), DType::F32, [1 << 40, 1 << 20]);
@@ -94,8 +94,8 @@ fn weights_and_states_beyond_all_memory_are_errors_with_numbers() {
         let scheduler = Scheduler::new([device("a"), host("cpu")]).place(move |_| place);
         let plan = scheduler.clone().plan(&graph).unwrap();
         let bytes = plan.bytes();
-        let home = &bytes[place.unwrap_or(0)];
-        assert_eq!((home.weights, home.state, home.total()), (u64::MAX, u64::MAX, u64::MAX));
+        let backend = &bytes[place.unwrap_or(0)];
+        assert_eq!((backend.weights, backend.state, backend.total()), (u64::MAX, u64::MAX, u64::MAX));
         let error = plan.session().map(|_| ()).unwrap_err();
         assert!(matches!(error, RuntimeError::Device { .. }), "{error}");
         let error = scheduler.budget(place.unwrap_or(0), 1 << 40).plan(&graph).map(|_| ()).unwrap_err();

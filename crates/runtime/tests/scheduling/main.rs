@@ -1,4 +1,4 @@
-//! What a person who runs a graph on several devices gets.
+//! Scheduling graphs on several devices, and running them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod assignment;

@@ -1,4 +1,4 @@
-//! What happens at the same time, by the devices' own clocks.
+//! Overlap of copies and splits, by the devices' own clocks.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use quadriga_graph::{DType, Graph, GraphBuilder, TensorId};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::Sim;
 
-/// Producers on one device, each feeding a step of a chain on the other.
+/// Nodes on one device, each of which a node of a chain on the other reads.
 fn alternating(steps: usize) -> (Graph, Vec<TensorId>, Vec<TensorId>) {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [64]);
@@ -23,7 +23,7 @@ fn alternating(steps: usize) -> (Graph, Vec<TensorId>, Vec<TensorId>) {
 }
 
 #[test]
-fn copies_hide_behind_computing() {
+fn copies_overlap_with_splits() {
     let steps = 50;
     let (graph, here, there) = alternating(steps);
     let a = Sim::new("a").device();
@@ -74,7 +74,7 @@ fn two_branches_on_two_devices_take_the_time_of_one() {
 }
 
 #[test]
-fn the_next_inputs_travel_while_a_run_computes() {
+fn the_inputs_of_the_next_run_are_uploaded_while_a_run_computes() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [64]);
     g.output("y", x.tanh());

@@ -9,7 +9,7 @@ use quadriga_sim::{FaultPoint, Sim};
 use crate::common::{chain, chain_input, device, host};
 
 /// A model of one graph per batch size: a weight, and a state that collects row sums.
-fn family(batch: usize) -> Result<Graph, BuildError> {
+fn graph_of_batch(batch: usize) -> Result<Graph, BuildError> {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [batch, 8]);
     let ids = g.input("ids", DType::I32, [batch]);
@@ -39,7 +39,7 @@ fn s8_inputs_are_set_by_name_or_id_and_outputs_read_by_name_or_id() {
 }
 
 #[test]
-fn mistakes_with_names_types_and_sizes_are_errors_and_harm_nothing() {
+fn wrong_names_types_and_sizes_are_errors_and_change_nothing() {
     let graph = chain(2);
     let mut session = Scheduler::new([device("a")]).plan(&graph).unwrap().session().unwrap();
     assert!(matches!(session.read::<f32>("y"), Err(RuntimeError::NothingRun)));
@@ -66,7 +66,7 @@ fn leaves_and_views_of_them_can_be_outputs() {
     g.output("part", x.slice(0, 1, 1));
     g.output("w", w);
     g.output("state", g.state("s", DType::F32, [3]));
-    g.output("turned", x.transpose());
+    g.output("transposed", x.transpose());
     let graph = g.finish().unwrap();
     let mut session = Scheduler::new([device("a"), host("cpu")]).plan(&graph).unwrap().session().unwrap();
     for round in 0..3 {
@@ -76,18 +76,18 @@ fn leaves_and_views_of_them_can_be_outputs() {
         assert_eq!(session.read::<f32>("part").unwrap(), values[4..]);
         assert_eq!(session.read::<f32>("w").unwrap(), [5.0, 6.0]);
         assert_eq!(session.read::<f32>("state").unwrap(), [0.0; 3]);
-        assert!(matches!(session.read::<f32>("turned"), Err(RuntimeError::Strided { .. })));
+        assert!(matches!(session.read::<f32>("transposed"), Err(RuntimeError::Strided { .. })));
     }
 }
 
 #[test]
-fn graphs_of_a_family_share_weights_state_and_arena_and_are_found_by_key() {
+fn graphs_of_a_session_share_weights_state_and_arena_and_are_found_by_key() {
     let a = Sim::new("a").device();
     let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
     let built = AtomicUsize::new(0);
     let build = |batch: usize| {
         built.fetch_add(1, Ordering::Relaxed);
-        family(batch)
+        graph_of_batch(batch)
     };
     session.prepare((4, 0), || build(4)).unwrap();
     session.run(&[("x", &[1.0f32; 32]), ("ids", &[0, 1, 2, 3])]).unwrap();
@@ -99,13 +99,13 @@ fn graphs_of_a_family_share_weights_state_and_arena_and_are_found_by_key() {
         session.run(&[("x", &[1.0f32; 32]), ("ids", &[0, 1, 2, 3])]).unwrap();
     }
     assert_eq!(built.load(Ordering::Relaxed), 2);
-    assert_eq!(a.used_bytes(), used, "the smaller graph fits what the larger one has");
+    assert_eq!(a.used_bytes(), used, "the smaller graph fits into the arena of the larger one");
     let seen: Vec<f32> = session.read("seen").unwrap();
     assert!(seen[..32].iter().all(|v| *v != 0.0) && seen[32..56].iter().all(|v| *v == 0.0));
     assert!(seen[56..96].iter().all(|v| *v != 0.0) && seen[96..].iter().all(|v| *v == 0.0));
-    // An equal graph is found by its fingerprint.
+    // An equal graph is found without a key.
     let compiled = a.counts().of(FaultPoint::Compile);
-    session.use_graph(family(4).unwrap()).unwrap();
+    session.use_graph(graph_of_batch(4).unwrap()).unwrap();
     assert_eq!(a.counts().of(FaultPoint::Compile), compiled);
     session.clear_state().unwrap();
     session.run(&[("x", &[1.0f32; 32]), ("ids", &[0, 1, 2, 3])]).unwrap();
@@ -113,57 +113,57 @@ fn graphs_of_a_family_share_weights_state_and_arena_and_are_found_by_key() {
 }
 
 #[test]
-fn graphs_that_share_an_arena_never_take_each_others_bytes_for_their_own() {
+fn inputs_and_results_are_gone_after_another_graph_uses_the_arena() {
     let mut session = Session::new(&Scheduler::new([device("a"), host("cpu")])).unwrap();
     let four = ([1.0f32; 32], [0, 1, 2, 3]);
     let run = |session: &mut Session| session.run(&[("x", &four.0), ("ids", &four.1)]);
-    session.prepare(4, || family(4)).unwrap();
+    session.prepare(4, || graph_of_batch(4)).unwrap();
     run(&mut session).unwrap();
     let expected: Vec<f32> = session.read("y").unwrap();
     // As long as only this graph is used, its inputs keep their values.
-    session.prepare(1, || family(1)).unwrap();
-    session.prepare(4, || family(4)).unwrap();
+    session.prepare(1, || graph_of_batch(1)).unwrap();
+    session.prepare(4, || graph_of_batch(4)).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), expected);
     session.set("ids", &four.1).unwrap();
     session.run(&[]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), expected);
     // Then another graph is given inputs, and perhaps run.
     for runs in [false, true] {
-        session.prepare(1, || family(1)).unwrap();
+        session.prepare(1, || graph_of_batch(1)).unwrap();
         session.set("x", &[2.0f32; 8]).unwrap();
         session.set("ids", &[7]).unwrap();
         if runs {
             session.run(&[]).unwrap();
         }
-        session.prepare(4, || family(4)).unwrap();
+        session.prepare(4, || graph_of_batch(4)).unwrap();
         assert!(matches!(session.read::<f32>("y"), Err(RuntimeError::Gone { name }) if name == "y"));
-        assert!(session.read::<f32>("seen").is_ok(), "a state is there all the time");
+        assert!(session.read::<f32>("seen").is_ok(), "a state is not in the arena");
         session.set("x", &four.0).unwrap();
         let error = session.run(&[]).unwrap_err();
         assert!(matches!(&error, RuntimeError::NotSet { name, .. } if name == "ids"), "{error}");
         run(&mut session).unwrap();
         assert_eq!(session.read::<f32>("y").unwrap(), expected);
-        session.prepare(1, || family(1)).unwrap();
+        session.prepare(1, || graph_of_batch(1)).unwrap();
         assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { .. })));
-        session.prepare(4, || family(4)).unwrap();
+        session.prepare(4, || graph_of_batch(4)).unwrap();
     }
 }
 
 #[test]
-fn a_larger_graph_later_makes_the_arena_grow_and_the_smaller_one_keeps_working() {
+fn the_arena_grows_for_a_larger_graph_and_the_smaller_one_still_works() {
     let a = Sim::new("a").device();
     let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
-    session.prepare(1, || family(1)).unwrap();
+    session.prepare(1, || graph_of_batch(1)).unwrap();
     session.run(&[("x", &[2.0f32; 8]), ("ids", &[7])]).unwrap();
     let small: Vec<f32> = session.read("y").unwrap();
-    session.prepare(16, || family(16)).unwrap();
+    session.prepare(16, || graph_of_batch(16)).unwrap();
     let ids: Vec<i32> = (0..16).collect();
     session.run(&[("x", &[1.0f32; 128]), ("ids", &ids)]).unwrap();
-    session.prepare(1, || family(1)).unwrap();
+    session.prepare(1, || graph_of_batch(1)).unwrap();
     session.run(&[("x", &[2.0f32; 8]), ("ids", &[7])]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), small);
     let expected = session.memory().bytes(0) + 256;
-    assert_eq!(a.used_bytes(), expected, "the old arena is gone; weights are 256 bytes");
+    assert_eq!(a.used_bytes(), expected, "the old arena is freed; weights are 256 bytes");
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn constants_of_equal_graphs_may_differ() {
 }
 
 #[test]
-fn a_weight_used_in_a_new_way_is_loaded_again_in_a_layout_that_serves_all() {
+fn a_weight_with_a_new_use_is_loaded_again_in_a_layout_for_all_uses() {
     let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
     let build = |rows: bool| {
         let g = GraphBuilder::new();
@@ -235,7 +235,7 @@ fn a_weight_used_in_a_new_way_is_loaded_again_in_a_layout_that_serves_all() {
 }
 
 #[test]
-fn weights_without_bytes_must_be_given_them() {
+fn weights_without_data_must_be_set() {
     let g = GraphBuilder::new();
     let w = g.weight("w", Weight::new(DType::F32, [2]));
     g.output("y", w.scale(2.0));
@@ -262,7 +262,7 @@ fn two_sessions_of_one_plan_share_weights_and_agree_on_two_threads() {
     assert_eq!(progress.len(), 8);
     assert!(progress.iter().all(|p| p.total == 8 * 256) && progress[7].done == 8 * 256);
     let (weights, used) = (4 * 256, a.used_bytes());
-    let mut two = plan.session_with(&mut |_| panic!("weights are there already")).unwrap();
+    let mut two = plan.session_with(&mut |_| panic!("the weights are loaded already")).unwrap();
     assert_eq!(a.used_bytes() - used, used - weights);
     let run = |session: &mut Session| {
         let mut all = Vec::new();
@@ -279,7 +279,7 @@ fn two_sessions_of_one_plan_share_weights_and_agree_on_two_threads() {
     });
     assert_eq!(first, second);
     drop((one, two));
-    assert_eq!(a.used_bytes(), 0, "weights go with the last session");
+    assert_eq!(a.used_bytes(), 0, "weights are freed with the last session");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn one_scheduler_plans_graphs_of_any_size_on_many_threads_at_once() {
 }
 
 #[test]
-fn x11_schedulers_and_sessions_come_and_go_without_leaving_anything() {
+fn x11_schedulers_and_sessions_free_everything() {
     let a = Sim::new("a").device();
     let graph = chain(3);
     for _ in 0..200 {
@@ -312,20 +312,20 @@ fn x11_schedulers_and_sessions_come_and_go_without_leaving_anything() {
 }
 
 #[test]
-fn s7_what_is_allocated_is_what_was_forecast() {
+fn s7_allocated_bytes_equal_the_forecast() {
     let a = Sim::new("a").alignment(128).padding(64).device();
-    let graph = family(4).unwrap();
+    let graph = graph_of_batch(4).unwrap();
     let plan = Scheduler::new(a.clone()).plan(&graph).unwrap();
-    assert_eq!(a.used_bytes(), 0, "planning takes nothing");
+    assert_eq!(a.used_bytes(), 0, "planning allocates nothing");
     let session = plan.session().unwrap();
     assert_eq!(a.used_bytes(), plan.bytes()[0].total());
-    // S11: the arena's buffers can be had.
+    // S11: the arena's buffers are accessible.
     let arena: u64 = session.memory().arena(0).iter().map(|buffer| buffer.bytes() as u64).sum();
     assert_eq!(arena, plan.bytes()[0].compute);
 }
 
 #[test]
-fn s7_weights_of_odd_sizes_are_forecast_with_the_gaps_between_them() {
+fn s7_the_forecast_of_weights_includes_alignment_gaps() {
     for max in [None, Some(256)] {
         let sim = Sim::new("a").alignment(128);
         let a = max.map_or_else(|| Sim::new("a").alignment(128), |max| sim.max_buffer(max)).device();
@@ -343,28 +343,28 @@ fn s7_weights_of_odd_sizes_are_forecast_with_the_gaps_between_them() {
 }
 
 #[test]
-fn b4_backends_are_told_of_every_tensor_that_a_session_gives_memory_and_takes_it_from() {
+fn b4_backends_are_notified_of_every_tensor_that_a_session_places_and_releases() {
     let devices = ["a", "b"].map(|name| Sim::new(name).device());
     let scheduler = || Scheduler::new(devices.clone()).place(|n| Some((n > "w.1").into()));
-    let told = || devices.each_ref().map(|d| d.placed_tensors());
+    let placed = || devices.each_ref().map(|d| d.placed_tensors());
     let plan = scheduler().plan(chain(4)).unwrap();
-    assert_eq!(told(), [0, 0], "planning has no memory to tell of");
+    assert_eq!(placed(), [0, 0], "planning places nothing");
     let mut session = plan.session().unwrap();
-    let once = told();
+    let once = placed();
     // On each device two weights and four results; on the first the input, twice; on the second a copy.
     assert_eq!(once, [2 + 4 + 2, 2 + 4 + 1]);
     session.run(&[("x", &chain_input())]).unwrap();
-    assert_eq!(told(), once);
+    assert_eq!(placed(), once);
     let second = scheduler().plan(chain(4)).unwrap().session().unwrap();
-    assert_eq!(told(), once.map(|count| 2 * count));
+    assert_eq!(placed(), once.map(|count| 2 * count));
     drop(second);
-    assert_eq!(told(), once);
+    assert_eq!(placed(), once);
     drop(session);
-    assert_eq!(told(), [0, 0]);
+    assert_eq!(placed(), [0, 0]);
 }
 
 #[test]
-fn a_run_can_be_asked_whether_it_is_done() {
+fn a_run_can_be_polled() {
     let a = Sim::new("a").device();
     let mut session = Scheduler::new(a).plan(chain(8)).unwrap().session().unwrap();
     assert!(session.is_done().unwrap(), "nothing was started");
@@ -379,7 +379,7 @@ fn a_run_can_be_asked_whether_it_is_done() {
 }
 
 #[test]
-fn every_node_can_be_watched() {
+fn every_node_can_be_observed() {
     let graph = chain(4);
     let plan =
         Scheduler::new([device("a"), host("cpu")]).place(|n| Some((n > "w.1").into())).plan(&graph).unwrap();
@@ -394,7 +394,7 @@ fn every_node_can_be_watched() {
     assert_eq!(seen.len(), 8);
     assert_eq!(seen[7].1, expected);
     assert_eq!(session.read::<u8>("y").unwrap(), expected);
-    // Results along the way are the ones a shorter graph has.
+    // An intermediate result is the output of a shorter graph.
     let mut short = Scheduler::new([host("cpu")]).plan(chain(1)).unwrap().session().unwrap();
     short.run(&[("x", &chain_input())]).unwrap();
     assert_eq!(seen[1].1, short.read::<u8>("y").unwrap());
@@ -425,7 +425,7 @@ fn s8_a_run_can_be_timed_by_split_copy_and_backend() {
 }
 
 #[test]
-fn a_session_dropped_with_work_under_way_waits_for_it() {
+fn a_session_dropped_with_runs_in_flight_waits_for_them() {
     let a = Sim::new("a").device();
     let plan = Scheduler::new(a.clone()).plan(chain(20)).unwrap();
     let mut session = plan.session().unwrap();

@@ -1,4 +1,4 @@
-//! S4, S5, S10: how lanes are cut.
+//! S4, S5, S10: how a graph is cut into splits.
 
 use quadriga_graph::{DType, GraphBuilder, Weight};
 use quadriga_runtime::{ScheduleStep, Scheduler};
@@ -17,7 +17,7 @@ fn s4_consecutive_nodes_of_one_backend_form_a_split() {
 }
 
 #[test]
-fn x17_views_start_no_split_and_make_none_empty() {
+fn x17_views_are_in_no_split_and_no_split_is_empty() {
     let g = GraphBuilder::new();
     let w = g.weight("w", Weight::with_data(DType::F32, [2, 8], vec![0u8; 64]));
     let state = g.state("s", DType::F32, [2, 8]);
@@ -60,7 +60,7 @@ fn interleaved_independent_branches_are_one_split_each() {
 }
 
 #[test]
-fn a_split_that_somebody_waits_for_takes_no_more_nodes() {
+fn a_split_that_another_waits_for_takes_no_more_nodes() {
     // b reads the first node of a; the second node of a must not delay it.
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [8]);
@@ -80,8 +80,8 @@ fn a_split_that_somebody_waits_for_takes_no_more_nodes() {
 }
 
 #[test]
-fn asynchronous_splits_go_out_before_the_host_is_busy() {
-    // The host's branch stands first in the graph, but the device's work is handed out before it.
+fn asynchronous_splits_are_issued_before_those_that_block_the_host() {
+    // The host's branch comes first in the graph, but the device's splits are issued before it.
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [8]);
     let here = x.tanh();
@@ -99,7 +99,7 @@ fn asynchronous_splits_go_out_before_the_host_is_busy() {
 }
 
 #[test]
-fn x12_planning_leaves_the_graph_as_it_is() {
+fn x12_planning_does_not_change_the_graph() {
     let graph = chain(6);
     let before = (graph.to_string(), graph.fingerprint());
     let scheduler = Scheduler::new([device("a"), host("cpu")]).place(|name| Some((name > "w.2").into()));

@@ -1,4 +1,4 @@
-//! K1–K5 on the simulated device: what every backend promises.
+//! K1–K5 on the simulated device: the contract of the backend traits.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn region(backend: &dyn Backend, bytes: usize) -> Region {
 }
 
 #[test]
-fn k1_backends_have_a_name_an_alignment_and_memory_that_is_given_back() {
+fn k1_backends_have_a_name_an_alignment_and_memory_that_is_freed() {
     let sim = Sim::new("sim:7").alignment(100).capacity(1000).max_buffer(600).device();
     assert_eq!((sim.name(), sim.memory().alignment), ("sim:7", 128));
     let buffer = sim.allocate(600, Usage::Weights).unwrap();
@@ -31,7 +31,7 @@ fn k1_backends_have_a_name_an_alignment_and_memory_that_is_given_back() {
 }
 
 #[test]
-fn k2_transfers_have_offsets_and_lengths_and_stay_inside() {
+fn k2_transfers_have_offsets_and_lengths_and_are_bounds_checked() {
     let sim = Sim::new("a").build();
     let mut queue = sim.queue().unwrap();
     let whole = region(&*sim, 64);
@@ -61,7 +61,7 @@ fn events_order_queues_of_different_devices() {
     let (from, to) = (region(&*a, 8), region(&*b, 8));
     let (mut first, mut second) = (a.queue().unwrap(), b.queue().unwrap());
     let written = a.event(true).unwrap();
-    assert!(written.is_done().unwrap(), "an event counts as passed before it is recorded");
+    assert!(written.is_done().unwrap(), "an event counts as done before it is recorded");
     written.wait().unwrap();
     for round in 0..100 {
         first.write(&from, &[round; 8]).unwrap();
@@ -76,7 +76,7 @@ fn events_order_queues_of_different_devices() {
 }
 
 #[test]
-fn k4_k5_nodes_are_compiled_once_and_run_often_or_just_computed() {
+fn k4_k5_nodes_are_compiled_once_and_run_often_or_computed_once() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [2]);
     g.output("y", x.sqr().scale(2.0));
