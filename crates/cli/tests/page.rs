@@ -89,11 +89,11 @@ fn the_page_shows_the_plan_in_a_browser() {
     let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "16", "--cache-dir"]);
     plan.arg(&target).arg("-m").arg(&model);
     plan.arg("--html").arg(file("plan.html")).arg("--json").arg(file("plan.json"));
-    let said = output(&mut plan).success().out;
+    let summary = output(&mut plan).success().out;
     assert!(
-        said.contains("sim:0 computes layer 1 (split 1), layer 3")
-            && said.contains("The compute buffer of cpu is"),
-        "{said}"
+        summary.contains("sim:0 computes layer 1 (split 1), layer 3")
+            && summary.contains("The compute buffer of cpu is"),
+        "{summary}"
     );
     std::fs::write(file("names.html"), page("</title><b>bold", hostile(), 1)).unwrap();
     let large = page("100,000 nodes", layers(10_000), 5_000);

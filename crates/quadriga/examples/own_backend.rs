@@ -59,7 +59,7 @@ impl Backend for Adder {
             return Ok(());
         }
         let Op::Binary(Binary::Add | Binary::Mul) = n.op() else {
-            return refuse("only additions and products");
+            return refuse("only add and mul");
         };
         let plain = |id: &_| graph.get(*id).is_some_and(|t| t.dtype() == DType::F32 && t.is_contiguous());
         let same_shape =

@@ -186,8 +186,8 @@ impl Drawing<'_> {
     /// All memory of a backend, to the same scale for all backends.
     fn strip(&mut self, number: usize, backend: &BackendLine) {
         let plan = &self.picture.plan;
-        let whole = plan.backends.iter().map(|b| b.total + b.bytes.mapped).max().unwrap_or(1).max(1);
-        let scale = (RIGHT - LEFT) / whole as f64;
+        let largest = plan.backends.iter().map(|b| b.total + b.bytes.mapped).max().unwrap_or(1).max(1);
+        let scale = (RIGHT - LEFT) / largest as f64;
         let top = self.y + 22.0;
         self.text("head", 8.0, top + 12.0, &fitted(&backend.bytes.backend, LEFT - 10.0));
         self.rectangle("field", LEFT, top, RIGHT - LEFT, 16.0);
@@ -236,8 +236,8 @@ impl Drawing<'_> {
                 let offset = s.offset.unwrap_or(0);
                 let (left, right) = (self.x(s.start), self.x(s.end));
                 let (high, low) = (y(offset + s.bytes), y(offset));
-                let cell = [left, right, high, low].map(|value| (value * 2.0).round() as i64);
-                if !seen.insert(cell) {
+                let outline = [left, right, high, low].map(|value| (value * 2.0).round() as i64);
+                if !seen.insert(outline) {
                     continue;
                 }
                 path.push('M');

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use quadriga_llm::placement::Devices;
 use quadriga_llm::{Engine, EngineOptions};
+use quadriga_view::format::plural;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
 use crate::size;
-use quadriga_view::format::plural;
 
 /// Arguments of `quadriga bench`.
 #[derive(clap::Args)]
@@ -151,7 +151,7 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
             "tg": generations.json(),
             "depth": depth,
             "rounds": rounds,
-            "choice": if engine.options().greedy { "device" } else { "none" },
+            "argmax": if engine.options().greedy { "device" } else { "none" },
             "threads": cpu.threads(),
             "isa": cpu.isa().name(),
             "model": name,

@@ -4,13 +4,13 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use quadriga_llm::template::Message;
 use quadriga_llm::{Finish, Generator};
+use quadriga_view::format::plural;
 use rustyline::error::ReadlineError;
 
 use crate::answer::{AnswerOptions, Answered, stream};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::{ModelOptions, Prepared};
-use quadriga_view::format::plural;
 
 /// Arguments of `quadriga chat`.
 #[derive(clap::Args)]

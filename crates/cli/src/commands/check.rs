@@ -9,12 +9,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_conformance::{BackendTarget, Case, Outputs, Suite, Target, TargetError, run_cases};
 use quadriga_llm::judge;
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
+use quadriga_view::format::plural;
 
 use crate::backends;
 use crate::commands::{eval, faults};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, at_least_one};
-use quadriga_view::format::plural;
 
 /// Arguments of `quadriga check`.
 #[derive(clap::Args)]
@@ -77,9 +77,9 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     bar.finish_and_clear();
     let mut out = io::stdout().lock();
     write!(out, "{report}")?;
-    let whole = arguments.sample.is_none() && arguments.filter.is_none() && !arguments.guarded;
+    let full = arguments.sample.is_none() && arguments.filter.is_none() && !arguments.guarded;
     if report.is_clean() {
-        return if whole && !arguments.no_model { exact_results(arguments, &mut out) } else { Ok(()) };
+        return if full && !arguments.no_model { exact_results(arguments, &mut out) } else { Ok(()) };
     }
     Err(Failure::Message(format!(
         "{} of {} failed on {}",

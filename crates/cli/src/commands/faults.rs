@@ -70,12 +70,12 @@ fn fill(backend: &Arc<dyn Backend>) -> Vec<Arc<dyn Buffer>> {
 }
 
 /// Expects that creating a session fails with an out-of-memory error of at least this many bytes.
-fn expect_out_of_memory(backend: &Arc<dyn Backend>, graph: Graph, least: u64, when: &str) -> Outcome {
+fn expect_out_of_memory(backend: &Arc<dyn Backend>, graph: Graph, min_bytes: u64, when: &str) -> Outcome {
     let plan = Scheduler::new([Arc::clone(backend)]).plan(graph).map_err(|error| wrong(when, error))?;
     match plan.session() {
         Ok(_) => Err(wrong(when, "the session was created")),
         Err(error) => match &error {
-            RuntimeError::Device { error: device, .. } if matches!(**device, BackendError::OutOfMemory { wanted, .. } if wanted >= least) =>
+            RuntimeError::Device { error: device, .. } if matches!(**device, BackendError::OutOfMemory { wanted, .. } if wanted >= min_bytes) =>
             {
                 print(format!("ok: {when}: {error}"))?;
                 Ok(())

@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
 
 use quadriga_llm::Finish;
+use quadriga_view::format::plural;
 use serde_json::json;
 
 use crate::answer::{AnswerOptions, finish_name, stream};
@@ -11,7 +12,6 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
-use quadriga_view::format::plural;
 
 /// Arguments of `quadriga run`.
 #[derive(clap::Args)]

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use quadriga_gguf::Writer;
 use quadriga_graph::DType;
+use quadriga_view::format::plural;
 
 use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
-use quadriga_view::format::plural;
 
 /// Arguments of `quadriga synth`.
 #[derive(clap::Args)]

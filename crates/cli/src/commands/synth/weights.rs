@@ -159,9 +159,9 @@ fn floats(dtype: DType, range: std::ops::Range<f32>, rng: &mut Rng, out: &mut [u
 }
 
 fn random_bits(dtype: DType, rng: &mut Rng, out: &mut [u8]) {
-    let (words, rest) = out.as_chunks_mut::<8>();
-    for word in words {
-        *word = rng.next_u64().to_le_bytes();
+    let (chunks, rest) = out.as_chunks_mut::<8>();
+    for chunk in chunks {
+        *chunk = rng.next_u64().to_le_bytes();
     }
     for (byte, random) in rest.iter_mut().zip(rng.next_u64().to_le_bytes()) {
         *byte = random;
