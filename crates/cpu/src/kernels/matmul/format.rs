@@ -2,12 +2,12 @@
 //!
 //! Rows are packed in groups of sixteen ([`GROUP`]), and columns in blocks of thirty-two ([`BLOCK`]). A *superblock* is
 //! sixteen blocks of the file, one of each row of a group: one block of columns (types with 32 columns to a scale) or
-//! eight (K-quants and IQ4_XS, 256 columns). It stores the quants of all its blocks (see [`quants`](super::quants)) and
-//! then their scales (see [`scales`](super::scales)). A packed matrix is exactly as long as the file's, apart from the
+//! eight (K-quants and IQ4_XS, 256 columns). It stores the quants of all its blocks (see `quants`) and
+//! then their scales (see `scales`). A packed matrix is exactly as long as the file's, apart from the
 //! last group of rows, which is filled up with zeros.
 //!
 //! The table `formats!` below is all that the backend knows of a weight type: kernels are generic over
-//! [`PackedFormat`], and `with_format!` instantiates them for a [`DType`]. A new type is a new row of the table, and a
+//! `PackedFormat`, and `with_format!` instantiates them for a [`DType`]. A new type is a new row of the table, and a
 //! new storage in `quants` or `scales` if it needs one.
 #![expect(
     clippy::indexing_slicing,
