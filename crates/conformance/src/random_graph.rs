@@ -108,7 +108,7 @@ impl RandomGraph {
         let (inputs, indices, outputs, rounding) = {
             let mut generator = Generator {
                 g: &g,
-                rng: Rng::new(seed ^ 0x5eed_0f_9a4d0),
+                rng: Rng::new(seed ^ 0x05ee_d0f9_a4d0),
                 known: Vec::new(),
                 storages: 0,
                 inputs: Vec::new(),
