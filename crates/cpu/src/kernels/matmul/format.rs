@@ -17,50 +17,15 @@
 use bytemuck::pod_read_unaligned;
 use quadriga_graph::{DType, blocks};
 
+pub(super) use super::quant_row::QuantRow;
+pub use super::quant_row::{BLOCK, GROUP};
 use super::quants::{Fp4Levels, Iq4Levels, Lut, Q2, Q3, Q4, Q4Lut, Q5, Q6, Q8, QuantStorage};
 use super::scales::{
     E8M0Scale, F16Scale, F16ScaleMin, I8Scale16, K4ScaleMin16, K6Scale, K6Scale16, K6ScaleMin, Lane,
     ScaleStorage,
 };
 
-/// Rows of weights packed together.
-pub const GROUP: usize = 16;
-
-/// Columns of a block.
-pub const BLOCK: usize = 32;
-
-/// One row of a superblock, as integers.
-pub(super) struct QuantRow {
-    /// Quants as packed: unsigned, or codes of a lookup table.
-    quants: [u8; 256],
-    /// The bits of the f16 scale or super-scale `d`; for MXFP4 the exponent.
-    pub(super) scale: u16,
-    /// The bits of the f16 minimum `m`, or of the super-scale of minimums `dmin`.
-    pub(super) min: u16,
-    /// Scales and minimums of 16 or 32 columns each; signed 6-bit scales are offset by 32.
-    pub(super) sub_scales: [u8; 16],
-    pub(super) sub_mins: [u8; 16],
-}
-
 impl QuantRow {
-    pub(super) const fn new() -> QuantRow {
-        QuantRow { quants: [0; 256], scale: 0, min: 0, sub_scales: [0; 16], sub_mins: [0; 16] }
-    }
-
-    /// Sets 32 quants from the file's nibbles: byte i has columns i and i + 16.
-    fn set_nibbles(&mut self, block: usize, nibbles: &[u8; 16]) {
-        for (i, byte) in nibbles.iter().enumerate() {
-            self.quants[block * BLOCK + i] = byte & 15;
-            self.quants[block * BLOCK + i + 16] = byte >> 4;
-        }
-    }
-
-    fn set_quants(&mut self, count: usize, quant: impl Fn(usize) -> u8) {
-        for (i, place) in self.quants.iter_mut().enumerate().take(count) {
-            *place = quant(i);
-        }
-    }
-
     /// Writes row `row` of a superblock; the row's bits must be 0.
     fn pack<F: PackedFormat>(&self, superblock: &mut [u8], row: usize) {
         let (blocks, scales) = superblock.split_at_mut(F::BLOCKS * F::Quants::BYTES);

@@ -34,11 +34,15 @@ mod pack;
 mod partition;
 #[cfg(target_arch = "x86_64")]
 mod prefetch;
+mod prepare;
+mod quant_row;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels need the ranges"))]
 mod quants;
 mod scalar;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels need the constants"))]
 mod scales;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every format"))]
 mod view;
 

@@ -41,7 +41,7 @@ use bytemuck::pod_read_unaligned;
 use quadriga_graph::blocks::{IQ4_LEVELS, MXFP4_LEVELS};
 
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::simd::{avx2, avx512};
 
 /// A storage of unsigned quants.
 pub(super) trait QuantStorage {

@@ -24,7 +24,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::Avx512Format;
-use super::int8x2::{add_block, dots, store};
+use super::int8x2_dot::{add_block, dots, store};
 use crate::isa::Avx512;
 use crate::kernels::matmul::activations::{DIGITS, Int8x2Row};
 use crate::kernels::matmul::format::{BLOCK, with_format};

@@ -5,9 +5,11 @@
 use std::arch::x86_64::*;
 
 #[cfg(target_arch = "x86_64")]
-use super::{Affine, ScaleLoads, avx2, avx512};
+use super::{Affine, ScaleLoads};
 use super::{F16Scale, F16ScaleMin, Lane, ScaleStorage};
-use crate::kernels::matmul::format::QuantRow;
+use crate::kernels::matmul::quant_row::QuantRow;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::matmul::simd::{avx2, avx512};
 
 /// 6-bit scales and minimums for 32 columns, f16 super-scales of both: Q4_K and Q5_K.
 pub(in crate::kernels::matmul) struct K6ScaleMin;

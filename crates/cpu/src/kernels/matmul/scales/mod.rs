@@ -44,9 +44,9 @@ mod k_quants;
 
 pub(super) use k_quants::{I8Scale16, K4ScaleMin16, K6Scale, K6Scale16, K6ScaleMin};
 
-use super::format::QuantRow;
+use super::quant_row::QuantRow;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::simd::{avx2, avx512};
 
 /// A storage of scales.
 pub(super) trait ScaleStorage {
