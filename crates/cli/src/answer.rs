@@ -71,7 +71,7 @@ impl AnswerOptions {
         GeneratorOptions {
             engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine() },
             sampling,
-            most_tokens: usize::try_from(self.max_tokens).ok(),
+            max_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),
             raw: self.raw,
             system: self.system.clone(),

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use quadriga_llm::default_model::{self, Progress};
+use quadriga_llm::default_model::{self, FetchProgress};
 
 /// Returns the path of the default model and downloads it on first use.
 ///
-/// Progress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
+/// FetchProgress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
 /// folder. Setting `cancelled` stops the download and removes partial files.
 pub(crate) fn default_model(
     cache: Option<&Path>,
@@ -21,9 +21,9 @@ pub(crate) fn default_model(
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let result = default_model::fetch(cache, &mut |step| {
         let (message, bytes, total) = match step {
-            Progress::Waiting => ("waiting", 0, 0),
-            Progress::Downloading { bytes, total } => ("downloading", bytes, total),
-            Progress::Unpacking { bytes, total } => ("verifying", bytes, total),
+            FetchProgress::Waiting => ("waiting", 0, 0),
+            FetchProgress::Downloading { bytes, total } => ("downloading", bytes, total),
+            FetchProgress::Unpacking { bytes, total } => ("verifying", bytes, total),
         };
         bar.set_message(message);
         bar.set_length(total);

@@ -1,7 +1,7 @@
 //! Evaluates cases of a JSON lines file on the CPU: `evaluate MODEL CASES.jsonl`.
 use std::sync::Arc;
 
-use quadriga_llm::evaluate::{Case, evaluate};
+use quadriga_llm::evaluate::{EvalCase, evaluate};
 use quadriga_llm::{Engine, EngineOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut engine =
         Engine::new(Model::open(model)?, &Scheduler::new([cpu]), EngineOptions::default(), &mut |_| {})?;
     for line in std::fs::read_to_string(cases)?.lines().filter(|line| !line.trim().is_empty()) {
-        let case: Case = serde_json::from_str(line)?;
+        let case: EvalCase = serde_json::from_str(line)?;
         println!("{}", serde_json::to_string(&evaluate(&mut engine, &case)?)?);
     }
     Ok(())

@@ -110,7 +110,8 @@ pub struct Batch<'a> {
     pub tokens: &'a [BatchToken],
     /// Tokens in the KV cache of the first token's sequence before the batch.
     pub position: usize,
-    /// The share of the plan's KV-cache slots that the batch attends to, 0 to 1: a plan serves many lengths of the cache.
+    /// The share of the plan's KV-cache slots that the batch attends to, 0 to 1: a plan serves many lengths of the
+    /// cache.
     pub visible: f64,
 }
 

@@ -1,52 +1,50 @@
-//! What can go wrong, in words for the person at the terminal.
-
-use std::path::PathBuf;
+//! The errors of this crate.
 
 /// The result of a function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that this crate reports as wrong.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The model file breaks its format, or lacks a value that is needed.
+    /// The model file is malformed, or lacks a required value.
     #[error(transparent)]
     File(#[from] quadriga_gguf::Error),
 
-    /// The model is of a family that is not known here.
-    #[error("the architecture \"{name}\" is not supported (known: {known})")]
+    /// The architecture of the model is not supported.
+    #[error("the architecture \"{name}\" is not supported (supported: {known})")]
     UnsupportedArchitecture {
         /// The name in the file.
         name: String,
-        /// The names that would work.
+        /// The supported names.
         known: String,
     },
 
-    /// A value in the file's metadata makes no sense.
+    /// A value in the file's metadata is out of range.
     #[error("key \"{key}\" is {value}; it must be {wanted}")]
     Hyperparameter {
         /// The key.
         key: String,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// The accepted values.
         wanted: String,
     },
 
-    /// A tensor has another shape than the metadata says.
-    #[error("tensor \"{name}\" has shape {found:?}; the model's metadata asks for {wanted:?}")]
+    /// A tensor has another shape than the metadata requires.
+    #[error("tensor \"{name}\" has shape {found:?}; the model's metadata requires {wanted:?}")]
     TensorShape {
         /// The tensor.
         name: String,
         /// Its extents, outermost first.
         found: Vec<usize>,
-        /// What they should be.
+        /// The required extents.
         wanted: Vec<usize>,
     },
 
-    /// A tensor is of a type that cannot be computed with.
+    /// No operation is implemented for the type of a tensor.
     #[error(
-        "tensor \"{name}\" is of type {dtype}, which cannot be computed with; use a file in another quantization"
+        "tensor \"{name}\" is of type {dtype}, which is not supported; use a file in another quantization"
     )]
     TensorType {
         /// The tensor.
@@ -63,7 +61,7 @@ pub enum Error {
     #[error(transparent)]
     Runtime(#[from] quadriga_runtime::RuntimeError),
 
-    /// The CPU backend cannot be made as asked.
+    /// The CPU backend cannot be created with its options.
     #[error(transparent)]
     Cpu(#[from] quadriga_cpu::Error),
 
@@ -90,27 +88,27 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// More tokens than the context holds.
+    /// The context has no room for the tokens.
     #[error("{wanted} tokens do not fit the context of {context} ({used} are used)")]
     ContextFull {
         /// Tokens to be added.
         wanted: usize,
         /// Tokens there already.
         used: usize,
-        /// The most there can be.
+        /// The context size.
         context: usize,
     },
 
-    /// There is nothing to go on from.
+    /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
 
-    /// A sequence number beyond those that were asked for.
-    #[error("there is no sequence {sequence}: {count} were asked for")]
+    /// A sequence number that does not exist.
+    #[error("there is no sequence {sequence}: the engine has {count}")]
     Sequence {
         /// The number.
         sequence: usize,
-        /// How many there are.
+        /// The number of sequences.
         count: usize,
     },
 
@@ -121,54 +119,54 @@ pub enum Error {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// The accepted values.
         wanted: &'static str,
     },
 
-    /// The cache's type has blocks that the model's heads do not fill.
+    /// The heads' lengths are not multiples of the block size of the KV cache's type.
     #[error(
-        "a q8_0 cache stores blocks of 32 numbers, which heads of {keys} (keys) and {values} (values) numbers do not fill"
+        "a q8_0 KV cache needs heads of whole blocks of 32 elements; the model's have {keys} (keys) and {values} (values)"
     )]
     CacheBlocks {
-        /// Numbers of a head's key.
+        /// Elements of a key head.
         keys: usize,
-        /// Numbers of a head's value.
+        /// Elements of a value head.
         values: usize,
     },
 
-    /// The file has no vocabulary, or says that it has none.
+    /// The file has no vocabulary.
     #[error("the file has no vocabulary: it can be benchmarked, but not used with text")]
     NoVocabulary,
 
-    /// The file's tokenizer is of a kind that is not known here.
+    /// The file's tokenizer model is not supported.
     #[error("unknown tokenizer model '{model}' (known: {known}); the file cannot be used with text")]
     UnknownTokenizer {
         /// The name in the file.
         model: String,
-        /// The names that would work.
+        /// The supported names.
         known: String,
     },
 
-    /// The file's vocabulary wants to be split by rules that are not known here.
+    /// The file's pre-tokenizer is not supported.
     #[error("unknown pre-tokenizer '{name}'; known are: {known}")]
     UnknownPreTokenizer {
         /// The name in the file.
         name: String,
-        /// The names that would work.
+        /// The supported names.
         known: String,
     },
 
-    /// The vocabulary contradicts itself.
+    /// The vocabulary is inconsistent.
     #[error("the vocabulary is unusable: {reason}")]
     Vocabulary {
-        /// What is wrong with it.
+        /// The inconsistency.
         reason: String,
     },
 
     /// The chat template cannot be parsed or rendered.
     #[error("the model's chat template failed: {reason}")]
     Template {
-        /// What the template engine says.
+        /// The error of the template engine.
         reason: String,
     },
 
@@ -179,7 +177,7 @@ pub enum Error {
         name: &'static str,
         /// Its value.
         value: f64,
-        /// What it may be.
+        /// The accepted values.
         wanted: &'static str,
     },
 
@@ -200,31 +198,22 @@ pub enum Error {
         count: usize,
     },
 
-    /// The default model could not be brought to this machine.
+    /// The default model could not be downloaded.
     #[error("cannot fetch the default model: {reason}\n{remedy}")]
     Fetch {
-        /// What went wrong.
+        /// The reason.
         reason: String,
-        /// What to do by hand.
+        /// How to install it by hand.
         remedy: String,
     },
 
-    /// The caller asked to stop while the default model was being fetched.
+    /// The caller cancelled the download of the default model.
     #[error("fetching the default model was cancelled; the next run starts it again")]
     FetchCancelled,
 
-    /// There is no folder to keep the default model in.
+    /// There is no cache folder for the default model.
     #[error("no cache folder: neither QUADRIGA_CACHE nor HOME is set")]
     NoCacheFolder,
-
-    /// A file or folder could not be used.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
 }
 
 impl From<quadriga_graph::BuildError> for Error {

@@ -1,4 +1,4 @@
-//! Cases with known results, for judging an engine: what `quadriga eval` computes.
+//! Evaluation cases, to be compared with exact results by [`judge`](crate::judge).
 //!
 //! A case is one JSON object a line:
 //!
@@ -9,29 +9,29 @@
 //! | `next` | `text` | `top5` for the token after the text |
 //! | `nll` | `text`, `ctx` | `nll`, `chunk_nll`, `count` |
 //!
-//! Log-probabilities are natural, over the whole vocabulary. No beginning-of-text token is added.
+//! Log-probabilities are natural logarithms, over the whole vocabulary. No beginning-of-text token is added.
 
 use serde::{Deserialize, Serialize};
 
 use crate::sampling::{log_probability, top_log_probabilities};
 use crate::{BatchToken, Engine, Error, Result};
 
-/// One case; result fields in the input are ignored.
+/// A case; result fields in the input are ignored.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Case {
-    /// What the result is called.
+pub struct EvalCase {
+    /// The name, which the result has too.
     pub name: String,
-    /// What is asked.
-    pub kind: Kind,
+    /// The kind of result.
+    pub kind: CaseKind,
     /// The text.
     pub text: String,
     /// Whether special tokens in the text are parsed.
     #[serde(default)]
     pub special: bool,
-    /// The most tokens of a greedy continuation.
+    /// The largest number of tokens of a greedy continuation.
     #[serde(default = "greedy_length")]
     pub n: usize,
-    /// Tokens of a chunk.
+    /// The number of tokens of a chunk, for the negative log-likelihood.
     #[serde(default)]
     pub ctx: usize,
 }
@@ -40,15 +40,15 @@ fn greedy_length() -> usize {
     48
 }
 
-/// What a case asks.
+/// The kind of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum CaseKind {
     /// The tokens of a text.
     Tokenize,
     /// A greedy continuation.
     Greedy,
-    /// The next token.
+    /// The most probable next tokens.
     Next,
     /// The mean negative log-likelihood of a text.
     Nll,
@@ -59,12 +59,12 @@ pub type Scored = (u32, f64);
 
 /// The result of a case.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct CaseResult {
     /// The case's name.
     pub name: String,
     /// The case's kind.
-    pub kind: Kind,
-    /// What was asked.
+    pub kind: CaseKind,
+    /// The result fields.
     #[serde(flatten)]
     pub result: ResultFields,
 }
@@ -82,58 +82,58 @@ pub enum ResultFields {
     Greedy {
         /// The prompt's tokens.
         tokens: Vec<u32>,
-        /// The continuation, with the end token if it came.
+        /// The continuation, including the end-of-generation token if there is one.
         greedy: Vec<u32>,
-        /// The five best tokens at each step.
+        /// The five most probable tokens of each step.
         top5: Vec<Vec<Scored>>,
     },
     /// Of `next`.
     Next {
-        /// The five best tokens.
+        /// The five most probable tokens.
         top5: Vec<Scored>,
     },
     /// Of `nll`.
     Nll {
-        /// The mean over chunks.
+        /// The mean over all chunks.
         nll: f64,
-        /// Each chunk's mean.
+        /// The mean of each chunk.
         chunk_nll: Vec<f64>,
-        /// How many tokens were predicted.
+        /// The number of predicted tokens.
         count: usize,
     },
 }
 
 /// Evaluates one case on an engine, from an empty sequence 0.
-pub fn evaluate(engine: &mut Engine, case: &Case) -> Result<Outcome> {
+pub fn evaluate(engine: &mut Engine, case: &EvalCase) -> Result<CaseResult> {
     let tokens = engine.model().tokenizer()?.encode(&case.text, case.special);
     engine.truncate(0, 0);
     let result = match case.kind {
-        Kind::Tokenize => ResultFields::Tokenize { tokens },
-        Kind::Greedy => greedy(engine, tokens, case.n)?,
-        Kind::Next => {
+        CaseKind::Tokenize => ResultFields::Tokenize { tokens },
+        CaseKind::Greedy => greedy(engine, tokens, case.n)?,
+        CaseKind::Next => {
             if tokens.is_empty() {
                 return Err(Error::EmptyPrompt);
             }
             engine.feed(&tokens)?;
             ResultFields::Next { top5: top_log_probabilities(engine.logits(0), 5)? }
         }
-        Kind::Nll => likelihood(engine, &tokens, case.ctx)?,
+        CaseKind::Nll => likelihood(engine, &tokens, case.ctx)?,
     };
-    Ok(Outcome { name: case.name.clone(), kind: case.kind, result })
+    Ok(CaseResult { name: case.name.clone(), kind: case.kind, result })
 }
 
-fn greedy(engine: &mut Engine, tokens: Vec<u32>, most: usize) -> Result<ResultFields> {
+fn greedy(engine: &mut Engine, tokens: Vec<u32>, max_tokens: usize) -> Result<ResultFields> {
     if tokens.is_empty() {
         return Err(Error::EmptyPrompt);
     }
     engine.feed(&tokens)?;
     let (mut greedy, mut steps) = (Vec::new(), Vec::new());
-    while greedy.len() < most {
+    while greedy.len() < max_tokens {
         let top5 = top_log_probabilities(engine.logits(0), 5)?;
         let Some((best, _)) = top5.first().copied() else { break };
         greedy.push(best);
         steps.push(top5);
-        if engine.model().tokenizer()?.is_end(best) || greedy.len() == most {
+        if engine.model().tokenizer()?.is_end(best) || greedy.len() == max_tokens {
             break;
         }
         engine.feed(&[best])?;
@@ -149,9 +149,9 @@ fn likelihood(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Result<Resul
     let mut count = 0;
     for part in tokens.chunks_exact(chunk) {
         engine.truncate(0, 0);
-        let entries: Vec<BatchToken> =
+        let batch: Vec<BatchToken> =
             part.iter().map(|token| BatchToken { sequence: 0, token: *token, output: true }).collect();
-        engine.extend(&entries)?;
+        engine.extend(&batch)?;
         let mut sum = 0.0;
         for (row, next) in part.iter().skip(1).enumerate() {
             sum -= log_probability(engine.logits(row), *next)?;

@@ -1,4 +1,4 @@
-//! From prompts to text.
+//! Text generation: prompts and conversations in, text out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,57 +14,86 @@ use crate::template::Message;
 use crate::tokenizer::Pending;
 use crate::{Error, Model, Result};
 
-/// How a generator answers.
+/// Options of a [`Generator`].
+///
+/// ```
+/// use quadriga_llm::sampling::SamplingOptions;
+/// use quadriga_llm::{EngineOptions, GeneratorOptions, GpuLayers, Placement};
+///
+/// let options = GeneratorOptions {
+///     placement: Placement { gpu_layers: GpuLayers::Count(20), ..Placement::default() },
+///     engine: EngineOptions { context: 8192, ..EngineOptions::default() },
+///     sampling: SamplingOptions { temperature: 0.7, seed: 42, ..SamplingOptions::default() },
+///     max_tokens: Some(256),
+///     system: Some("You are a helpful assistant.".into()),
+///     ..GeneratorOptions::default()
+/// };
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct GeneratorOptions {
     /// Devices, layers on accelerators and memory budgets, for [`Generator::new`].
     pub placement: Placement,
-    /// Room for the cache.
+    /// Context size, batch size and type of the KV cache.
     pub engine: EngineOptions,
-    /// How tokens are chosen.
+    /// Temperature, top-k, top-p, seed and other sampling options.
     pub sampling: SamplingOptions,
-    /// The most tokens of an answer; as many as the context holds if `None`.
-    pub most_tokens: Option<usize>,
-    /// Texts that end an answer; they are not part of it.
+    /// The largest number of tokens of an answer; limited by the context alone if `None`.
+    pub max_tokens: Option<usize>,
+    /// Stop strings: an answer ends before the first of them.
     pub stops: Vec<String>,
-    /// Whether prompts go to the model as they are, without its chat template.
+    /// Whether prompts are used as they are, without the chat template.
     pub raw: bool,
-    /// What the model is told first, where its template has room for it.
+    /// The system prompt, for chat templates that have one.
     pub system: Option<String>,
 }
 
-/// Answers prompts, one after another, with one model.
+/// Generates text with a model: one answer after another, each streamed as it is generated.
+///
+/// ```no_run
+/// use quadriga_llm::template::Message;
+/// use quadriga_llm::{Generator, GeneratorOptions, Model};
+///
+/// let mut generator = Generator::new(Model::open("model.gguf")?, GeneratorOptions::default())?;
+/// let mut conversation = vec![Message::new("user", "Name a planet.")];
+/// let planet = generator.chat(&conversation)?.text()?;
+/// conversation.push(Message::new("assistant", planet));
+/// conversation.push(Message::new("user", "How many moons does it have?"));
+/// for piece in generator.chat(&conversation)? {
+///     print!("{}", piece?.text); // the prefix that is in the KV cache is not computed again
+/// }
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
 pub struct Generator {
     engine: Engine,
     options: GeneratorOptions,
-    /// Its random state goes on from answer to answer.
+    /// Its random state continues from answer to answer, so that a prompt that is sent again gets another answer.
     sampler: Sampler,
     /// The tokens in the KV cache of sequence 0: a prompt that begins with them need not compute them again.
     cached: Vec<u32>,
     cancel: Arc<AtomicBool>,
 }
 
-/// Why an answer ended.
+/// The reason why an answer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
-    /// The model said so.
+    /// The model generated an end-of-generation token.
     End,
-    /// A stop text came.
+    /// A stop string was found.
     Stop,
-    /// As many tokens as were asked for.
+    /// The answer has [`GeneratorOptions::max_tokens`].
     Length,
     /// The context is full.
     Context,
-    /// Somebody asked it to stop.
+    /// It was cancelled by [`Generator::cancel_flag`], or by an error.
     Cancelled,
 }
 
-/// A token and what it adds to the text.
+/// A token of an answer and the text that it completes.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Piece {
+pub struct TextPiece {
     /// The token.
     pub token: u32,
-    /// Whole characters that are certain now; often one word, sometimes nothing.
+    /// Whole characters; often a word, empty while a character or a possible stop string is incomplete.
     pub text: String,
 }
 
@@ -79,7 +108,7 @@ impl Generator {
         Generator::on(model, &placed.scheduler, options, &mut |_| {})
     }
 
-    /// A generator on a scheduler's backends, telling of the weights that are loaded.
+    /// A generator on a scheduler's backends; `progress` is called while the weights are loaded.
     pub fn on(
         model: Model,
         scheduler: &Scheduler,
@@ -114,14 +143,14 @@ impl Generator {
         self.engine.model()
     }
 
-    /// A flag that, when set, ends a prompt after the batch under way and an answer after the token under way; the next
-    /// prompt clears it.
+    /// A flag that cancels: when it is set, prefill ends after the current batch and an answer after the current token.
+    /// The next prompt clears it.
     pub fn cancel_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.cancel)
     }
 
-    /// The tokens that a conversation becomes: by the model's chat template, or as it is if that is switched off or the
-    /// file has none.
+    /// The tokens of a conversation, rendered with the chat template; without one, or with [`GeneratorOptions::raw`],
+    /// of the messages' plain text.
     pub fn tokenize(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let model = self.engine.model();
         let tokenizer = model.tokenizer()?;
@@ -149,8 +178,8 @@ impl Generator {
         self.continue_tokens(&tokens)
     }
 
-    /// Goes on from tokens. What the cache holds of them already is not computed again. If the prompt is cancelled, the
-    /// answer has ended; what was computed of the prompt stays in the cache.
+    /// Continues a prompt of tokens. The prefix that is in the KV cache is not computed again. If the prefill is
+    /// cancelled, the answer has ended already, and the batches that were computed stay in the KV cache.
     pub fn continue_tokens(&mut self, tokens: &[u32]) -> Result<Answer<'_>> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -166,7 +195,7 @@ impl Generator {
         self.cached.truncate(kept);
         self.engine.truncate(0, kept);
         let started = Instant::now();
-        let whole = self.compute(tokens.get(kept..).unwrap_or_default())?;
+        let whole = self.prefill(tokens.get(kept..).unwrap_or_default())?;
         if let Err(error) = self.engine.wait() {
             self.cached.truncate(self.engine.len(0));
             return Err(error);
@@ -174,7 +203,7 @@ impl Generator {
         let prompt_time = started.elapsed();
         self.sampler.clear_recent();
         tokens.iter().for_each(|token| self.sampler.accept(*token));
-        let most = self.options.most_tokens.unwrap_or(usize::MAX);
+        let max_tokens = self.options.max_tokens.unwrap_or(usize::MAX);
         let prompt_tokens = self.cached.len() - kept;
         let Generator { engine, options, sampler, cached, cancel } = self;
         let model = engine.model().clone();
@@ -186,7 +215,7 @@ impl Generator {
             sampler,
             pending: Pending::default(),
             stops: StopMatcher::new(options.stops.iter().cloned()),
-            most,
+            max_tokens,
             count: 0,
             finish: (!whole).then_some(Finish::Cancelled),
             prompt_tokens,
@@ -197,28 +226,29 @@ impl Generator {
 }
 
 impl Generator {
-    /// Appends a prompt batch by batch; false if it was cancelled between two of them.
-    fn compute(&mut self, tokens: &[u32]) -> Result<bool> {
-        let batch = self.engine.options().batch.max(1);
-        let batches = tokens.len().div_ceil(batch);
-        for (i, tokens) in tokens.chunks(batch).enumerate() {
+    /// Prefill: appends a prompt batch by batch. False if it was cancelled between two batches.
+    fn prefill(&mut self, tokens: &[u32]) -> Result<bool> {
+        let batch_size = self.engine.options().batch.max(1);
+        let batches = tokens.len().div_ceil(batch_size);
+        for (i, tokens) in tokens.chunks(batch_size).enumerate() {
             if self.cancel.load(Ordering::Acquire) {
                 return Ok(false);
             }
-            // Only what follows the last token of all is asked for.
+            // Only the logits after the last token are needed.
             let last = if i + 1 == batches { tokens.len() } else { 0 };
-            let entries = tokens.iter().zip(1..);
-            let entries: Vec<BatchToken> = entries
+            let batch: Vec<BatchToken> = tokens
+                .iter()
+                .zip(1..)
                 .map(|(token, count)| BatchToken { sequence: 0, token: *token, output: count == last })
                 .collect();
-            self.engine.extend(&entries)?;
+            self.engine.extend(&batch)?;
             self.cached.extend_from_slice(tokens);
         }
         Ok(true)
     }
 }
 
-/// An answer as it comes: an iterator of pieces.
+/// An answer that is being generated: an iterator over its text.
 pub struct Answer<'g> {
     engine: &'g mut Engine,
     cached: &'g mut Vec<u32>,
@@ -228,7 +258,7 @@ pub struct Answer<'g> {
     /// Bytes that are not a whole character yet.
     pending: Pending,
     stops: StopMatcher,
-    most: usize,
+    max_tokens: usize,
     count: usize,
     finish: Option<Finish>,
     prompt_tokens: usize,
@@ -237,31 +267,31 @@ pub struct Answer<'g> {
 }
 
 impl Answer<'_> {
-    /// Why it ended; `None` while it goes on.
+    /// The reason why it ended; `None` before that.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// Tokens of the prompt that were computed (the rest was in the cache), and the time that took.
+    /// The number of prompt tokens that were computed (the others were in the KV cache), and the time of the prefill.
     pub fn prompt_speed(&self) -> (usize, Duration) {
         (self.prompt_tokens, self.prompt_time)
     }
 
-    /// Tokens of the answer so far, and the time since the prompt was done.
+    /// The number of tokens generated so far, and the time since the prefill.
     pub fn answer_speed(&self) -> (usize, Duration) {
         (self.count, self.started.elapsed())
     }
 
-    /// All of the answer's text.
+    /// Generates the whole answer and returns its text.
     pub fn text(self) -> Result<String> {
         self.map(|piece| piece.map(|p| p.text)).collect()
     }
 
-    fn step(&mut self) -> Result<Piece> {
+    fn step(&mut self) -> Result<TextPiece> {
         let token = if !self.sampler.options().is_greedy() {
             self.sampler.sample(self.engine.logits(0))?
         } else {
-            if self.count + 1 < self.most {
+            if self.count + 1 < self.max_tokens {
                 self.engine.run_ahead()?
             } else {
                 self.engine.wait()?
@@ -278,39 +308,39 @@ impl Answer<'_> {
         let step = self.stops.push(&text);
         if step.stopped_by.is_some() {
             self.finish = Some(Finish::Stop);
-            return Ok(Piece { token, text: step.text });
+            return Ok(TextPiece { token, text: step.text });
         }
-        let finish = if self.count >= self.most {
+        let finish = if self.count >= self.max_tokens {
             Finish::Length
         } else if self.engine.len(0) >= self.engine.options().context {
             Finish::Context
         } else {
             self.engine.feed(&[token])?;
             self.cached.push(token);
-            return Ok(Piece { token, text: step.text });
+            return Ok(TextPiece { token, text: step.text });
         };
         let rest = self.close(token, finish);
-        Ok(Piece { token, text: step.text + &rest.text })
+        Ok(TextPiece { token, text: step.text + &rest.text })
     }
 
-    /// The last piece: what was held back.
-    fn close(&mut self, token: u32, finish: Finish) -> Piece {
+    /// The last piece, with the text that was held back.
+    fn close(&mut self, token: u32, finish: Finish) -> TextPiece {
         self.finish = Some(finish);
         let last = self.pending.finish();
         let mut text = self.stops.push(&last).text;
         text.push_str(&self.stops.finish());
-        Piece { token, text }
+        TextPiece { token, text }
     }
 }
 
 impl Iterator for Answer<'_> {
-    type Item = Result<Piece>;
+    type Item = Result<TextPiece>;
 
-    fn next(&mut self) -> Option<Result<Piece>> {
+    fn next(&mut self) -> Option<Result<TextPiece>> {
         if self.finish.is_some() {
             return None;
         }
-        if self.most == 0 {
+        if self.max_tokens == 0 {
             self.finish = Some(Finish::Length);
             return None;
         }
@@ -320,7 +350,7 @@ impl Iterator for Answer<'_> {
         }
         let step = self.step();
         if step.is_err() {
-            // The cache may lack the token under way; the next prompt finds out what it holds.
+            // The current token may not be in the KV cache.
             self.cached.truncate(self.engine.len(0));
             self.finish = Some(Finish::Cancelled);
         }

@@ -1,14 +1,14 @@
-//! A model's numbers, read from its file, each checked before anything is built from it.
+//! A model's hyperparameters: read from the metadata of its file, and checked.
 
 use quadriga_gguf::File;
 use quadriga_graph::{Pairing, Rope};
 
 use crate::{Error, Result};
 
-/// The model families that can be run.
+/// The supported model architectures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Architecture {
-    /// Llama 1 to 3, Mistral, SmolLM and their kin.
+    /// Llama 1 to 3, Mistral, SmolLM and others of the same architecture.
     Llama,
     /// Qwen 2 and 2.5.
     Qwen2,
@@ -20,7 +20,7 @@ impl Architecture {
     const ALL: [(Architecture, &'static str); 3] =
         [(Architecture::Llama, "llama"), (Architecture::Qwen2, "qwen2"), (Architecture::Qwen3, "qwen3")];
 
-    /// The name in model files.
+    /// The name in GGUF files.
     pub fn name(self) -> &'static str {
         Architecture::ALL.iter().find(|(a, _)| *a == self).map_or("", |(_, name)| name)
     }
@@ -35,14 +35,14 @@ impl Architecture {
     }
 }
 
-/// What a model file says about the model's shape.
+/// The hyperparameters of a model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Hyperparameters {
-    /// The model family.
+    /// The architecture.
     pub architecture: Architecture,
-    /// How many blocks there are.
+    /// The number of layers.
     pub layers: usize,
-    /// The width of the residual stream.
+    /// The width of the residual stream (the embedding length).
     pub width: usize,
     /// The width of the feed-forward layer.
     pub feed_forward: usize,
@@ -54,11 +54,12 @@ pub struct Hyperparameters {
     pub key_length: usize,
     /// Elements of a value head.
     pub value_length: usize,
-    /// The epsilon of the norms.
+    /// The epsilon of the RMS norms.
     pub norm_epsilon: f32,
-    /// The context the model was trained with.
+    /// The context length that the model was trained with.
     pub context: usize,
-    /// How many keys before its own position a query sees, if not all.
+    /// The size of the sliding attention window, if there is one: the number of positions that a query attends to, up
+    /// to its own.
     pub sliding_window: Option<usize>,
     /// Rotary position embedding.
     pub rope: Rope,
@@ -66,12 +67,11 @@ pub struct Hyperparameters {
     pub vocabulary: usize,
 }
 
-/// The largest value that any count in a file may have: enough for every model there is, and no product of two
-/// of them overflows.
-const MOST: u64 = 1 << 30;
+/// The largest accepted count: more than any model has, and small enough that the product of two does not overflow.
+const MAX_COUNT: u64 = 1 << 30;
 
 impl Hyperparameters {
-    /// Reads and checks the values of a model file.
+    /// Reads and checks the metadata of a model file.
     pub fn from_file(file: &File) -> Result<Hyperparameters> {
         let architecture = Architecture::from_name(file.get::<&str>("general.architecture")?)?;
         let keys = Keys { file, prefix: architecture.name() };
@@ -136,23 +136,28 @@ impl Hyperparameters {
             ("attention.head_count", hyper.heads * hyper.key_length),
             ("attention.value_length", hyper.heads * hyper.value_length),
         ] {
-            keys.check(key, product, product as u64 <= MOST, "a product within reason")?;
+            keys.check(
+                key,
+                product,
+                product as u64 <= MAX_COUNT,
+                "smaller: the product of heads and head length is too large",
+            )?;
         }
         Ok(hyper)
     }
 
-    /// Elements of one layer's keys for one token.
+    /// Elements of one layer's keys of one token.
     pub fn key_width(&self) -> usize {
         self.kv_heads * self.key_length
     }
 
-    /// Elements of one layer's values for one token.
+    /// Elements of one layer's values of one token.
     pub fn value_width(&self) -> usize {
         self.kv_heads * self.value_length
     }
 }
 
-/// Looks up keys under the architecture's name.
+/// Metadata keys that begin with the architecture's name.
 struct Keys<'f> {
     file: &'f File,
     prefix: &'static str,
@@ -173,8 +178,8 @@ impl Keys<'_> {
 
     fn find_count_or_zero(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.file.find::<u64>(&self.key(key))? else { return Ok(None) };
-        if value > MOST {
-            return Err(self.wrong(key, value, "a size within reason"));
+        if value > MAX_COUNT {
+            return Err(self.wrong(key, value, "at most 2^30"));
         }
         Ok(Some(value as usize))
     }
@@ -247,7 +252,7 @@ impl Keys<'_> {
             }
             Some("none") => {}
             None | Some("linear") => rope.scale = 1.0 / factor,
-            // The factors of "longrope" and "llama3" come as a tensor.
+            // Its factors are two tensors, of which the context length selects one; this is not implemented.
             Some("longrope") => {
                 return Err(self.wrong("rope.scaling.type", "longrope", "none, linear or yarn"));
             }

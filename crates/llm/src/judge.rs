@@ -1,40 +1,40 @@
-//! Judging evaluated cases by exact results: what holds, and how far off it is.
+//! Comparison of evaluated cases with exact results, within tolerances.
 //!
-//! A best token may give way only to one that is nearly as likely; log-probabilities and likelihoods may drift as far as
-//! quantized activations make them.
+//! The most probable token may differ only where the exact results have a near tie; log-probabilities and likelihoods
+//! may differ by the error that quantized activations cause.
 
 use serde::Deserialize;
 
-use crate::evaluate::{Case, Outcome, ResultFields, Scored};
+use crate::evaluate::{CaseResult, EvalCase, ResultFields, Scored};
 
-/// Nats between the best two tokens under which either may win.
+/// A tie: the two most probable tokens differ by less than this, in nats.
 const TIE: f64 = 0.80;
-/// Nats: the mean difference of the best token's log-probability within one case.
+/// The tolerance for the mean difference of the most probable token's log-probability within one case, in nats.
 const DRIFT: f64 = 0.12;
-/// Nats: the same over all cases.
+/// The same tolerance for the mean over all cases.
 const MEAN_DRIFT: f64 = 0.045;
-/// The relative difference of one case's mean negative log-likelihood.
+/// The tolerance for the relative difference of one case's mean negative log-likelihood.
 const LIKELIHOOD: f64 = 0.003;
-/// The same, the mean over all cases.
+/// The same tolerance for the mean over all cases.
 const MEAN_LIKELIHOOD: f64 = 0.0015;
 
-/// Cases for the default model with exact results, one JSON object a line.
+/// Cases for the default model with exact results, one JSON object per line.
 pub const DEFAULT_MODEL_CASES: &str = include_str!("../tests/data/smollm2.exact.jsonl");
 
-/// Reads cases, one JSON object a line.
+/// Reads cases, one JSON object per line.
 ///
 /// # Errors
-/// A line is no case.
-pub fn read_cases(text: &str) -> serde_json::Result<Vec<Exact>> {
+/// A line is not a case.
+pub fn read_cases(text: &str) -> serde_json::Result<Vec<ExactCase>> {
     text.lines().filter(|line| !line.trim().is_empty()).map(serde_json::from_str).collect()
 }
 
 /// A case with its exact results.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Exact {
+pub struct ExactCase {
     /// The case.
     #[serde(flatten)]
-    pub case: Case,
+    pub case: EvalCase,
     #[serde(default)]
     tokens: Vec<u32>,
     #[serde(default)]
@@ -43,7 +43,7 @@ pub struct Exact {
     top5: Option<Top>,
 }
 
-/// The best tokens of each step, or of the only one.
+/// The most probable tokens of each step, or of a single one.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 enum Top {
@@ -60,50 +60,50 @@ impl Top {
     }
 }
 
-/// Everything judged so far.
+/// The comparison of all cases so far.
 #[derive(Clone, Default, Debug)]
-pub struct Verdict {
+pub struct Judgement {
     drifts: Vec<f64>,
     likelihoods: Vec<f64>,
-    /// One line for each case that falls short.
-    short: Vec<String>,
+    /// One line for each case that is out of tolerance.
+    failures: Vec<String>,
     count: usize,
 }
 
-impl Verdict {
-    /// Judges one more case.
-    pub fn add(&mut self, exact: &Exact, outcome: &Outcome) {
+impl Judgement {
+    /// Compares the result of one more case.
+    pub fn add(&mut self, exact: &ExactCase, outcome: &CaseResult) {
         self.count += 1;
         match judge(exact, &outcome.result) {
             Ok(Some(Measure::Drift(drift))) => self.drifts.push(drift),
             Ok(Some(Measure::Likelihood(error))) => self.likelihoods.push(error),
             Ok(None) => {}
-            Err(why) => self.short.push(format!("{}: {why}", outcome.name)),
+            Err(why) => self.failures.push(format!("{}: {why}", outcome.name)),
         }
     }
 
-    /// Nats that the best tokens' log-probabilities are off, in the mean.
+    /// The mean difference of the most probable tokens' log-probabilities, in nats.
     pub fn mean_drift(&self) -> f64 {
         mean(&self.drifts)
     }
 
-    /// How far mean negative log-likelihoods are off, relative and in the mean.
+    /// The mean relative difference of the negative log-likelihoods.
     pub fn mean_likelihood_error(&self) -> f64 {
         mean(&self.likelihoods)
     }
 
-    /// A line that says how it stands; as an error, what falls short. The means want enough cases to be fair: `means`
-    /// says whether they are judged.
+    /// A summary in one line; as an error, with the cases that are out of tolerance. The means are compared only if
+    /// `means` is set, which takes enough cases to be meaningful.
     pub fn holds(&self, means: bool) -> Result<String, String> {
         let (drift, error) = (self.mean_drift(), self.mean_likelihood_error());
-        let held = self.count - self.short.len();
+        let held = self.count - self.failures.len();
         let line = format!(
             "{held} of {} cases hold; mean drift {drift:.4} nats, mean likelihood error {:.4} %",
             self.count,
             error * 100.0
         );
-        if !self.short.is_empty() {
-            return Err(format!("{line}\n{}", self.short.join("\n")));
+        if !self.failures.is_empty() {
+            return Err(format!("{line}\n{}", self.failures.join("\n")));
         }
         let wide = means && (drift > MEAN_DRIFT || error > MEAN_LIKELIHOOD);
         if wide { Err(format!("{line}: the means are too far off")) } else { Ok(line) }
@@ -115,7 +115,7 @@ enum Measure {
     Likelihood(f64),
 }
 
-fn judge(exact: &Exact, result: &ResultFields) -> Result<Option<Measure>, String> {
+fn judge(exact: &ExactCase, result: &ResultFields) -> Result<Option<Measure>, String> {
     let wanted = exact.top5.as_ref().map_or(&[][..], Top::steps);
     let same_tokens = |tokens: &[u32]| {
         if tokens == exact.tokens { Ok(()) } else { Err(format!("tokens {tokens:?} != {:?}", exact.tokens)) }
@@ -155,7 +155,7 @@ fn drift(wanted: &[Vec<Scored>], found: &[Vec<Scored>]) -> Result<Measure, Strin
             if !tie {
                 return Err(format!("step {step}: best token {:?} in place of {best}", mine.first()));
             }
-            break; // A tie went the other way: later steps have another history.
+            break; // A tie was decided differently: later steps have another prefix.
         }
     }
     let drift = mean(&differences);

@@ -1,4 +1,5 @@
-//! Language models as graphs: tokenizer, chat template, cache, sampling and generation.
+//! Runs language models from GGUF files: tokenizer, chat template, KV cache, sampling and text generation. Models are
+//! built as graphs that `quadriga-runtime` splits over the CPU and accelerators.
 //!
 //! ```no_run
 //! use quadriga_llm::{Generator, GeneratorOptions, Model};
@@ -11,11 +12,18 @@
 //! # Ok::<(), quadriga_llm::Error>(())
 //! ```
 //!
-//! Layer by layer: a [`Model`] is a file with its numbers checked; an [`Engine`] runs its graphs over a cache for one
-//! or several sequences and gives logits; a [`Generator`] turns prompts into text. The text side stands on its own: a
-//! [`Tokenizer`](tokenizer::Tokenizer) and a [`ChatTemplate`](template::ChatTemplate) come from the model file, a
-//! [`Sampler`](sampling::Sampler) picks tokens, a [`Detokenizer`](tokenizer::Detokenizer) and a
-//! [`StopMatcher`](stop::StopMatcher) turn them into text as they come.
+//! | type | purpose |
+//! |---|---|
+//! | [`Model`] | an opened and checked model file |
+//! | [`Placement`] | devices, layers on accelerators and memory budgets |
+//! | [`Engine`] | runs a model's graphs over the KV cache of one or several sequences: tokens in, logits out |
+//! | [`Generator`] | streams answers to prompts and conversations |
+//! | [`Tokenizer`](tokenizer::Tokenizer), [`Detokenizer`](tokenizer::Detokenizer) | text to tokens and back |
+//! | [`ChatTemplate`](template::ChatTemplate) | a conversation as a prompt |
+//! | [`Sampler`](sampling::Sampler) | logits to the next token |
+//! | [`StopMatcher`](stop::StopMatcher) | stop strings in streamed text |
+//!
+//! The feature `cuda` (default) lets [`Placement`] use CUDA devices; the driver is loaded at run time.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +45,7 @@ pub mod tokenizer;
 
 pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions};
 pub use error::{Error, LogitsError, Result};
-pub use generator::{Answer, Finish, Generator, GeneratorOptions, Piece};
+pub use generator::{Answer, Finish, Generator, GeneratorOptions, TextPiece};
 pub use hyperparameters::{Architecture, Hyperparameters};
 pub use model::Model;
 pub use placement::{GpuLayers, Placement};

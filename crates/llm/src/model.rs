@@ -12,28 +12,38 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// A model: its file, its numbers, and how it reads and writes text. Cheap to clone.
+/// A model: its file, hyperparameters, tokenizer and chat template. Cheap to clone.
+///
+/// ```no_run
+/// use quadriga_llm::Model;
+///
+/// let model = Model::open("model.gguf")?;
+/// let hyper = model.hyperparameters();
+/// println!("{} with {} layers", hyper.architecture.name(), hyper.layers);
+/// let tokens = model.tokenizer()?.encode("Hello", false);
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Model {
-    inner: Arc<Inner>,
+    inner: Arc<ModelInner>,
 }
 
-struct Inner {
+struct ModelInner {
     file: File,
     hyper: Hyperparameters,
-    /// Absent in files made for benchmarks.
+    /// Absent in files without a vocabulary, which are made for benchmarks.
     tokenizer: Option<Tokenizer>,
     template: Option<ChatTemplate>,
 }
 
 impl Model {
-    /// Opens a GGUF file (of a split model, any part) and checks everything but the weights' values: metadata,
-    /// vocabulary, and that every tensor is there with the right shape and a type that can be computed with.
+    /// Opens a GGUF file (of a split model, any part) and checks its metadata and vocabulary, and that every tensor
+    /// exists with the right shape and a supported type. The values of the weights are not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Model> {
         Model::from_file(File::open(path)?)
     }
 
-    /// The model in a file that is open already.
+    /// The model in an opened file.
     pub fn from_file(file: File) -> Result<Model> {
         let hyper = Hyperparameters::from_file(&file)?;
         let tokenizer = match Tokenizer::from_file(&file) {
@@ -41,7 +51,7 @@ impl Model {
             Err(Error::NoVocabulary) => None,
             Err(error) => return Err(error),
         };
-        // Every token of the vocabulary must have its row in the embedding; more rows do no harm.
+        // Every token of the vocabulary needs a row of the embedding; additional rows are padding.
         if let Some(tokens) = tokenizer.as_ref().map(Tokenizer::token_count).filter(|n| *n > hyper.vocabulary)
         {
             return Err(Error::TensorShape {
@@ -54,8 +64,8 @@ impl Model {
             Some(tokenizer) => ChatTemplate::from_file(&file, tokenizer)?,
             None => None,
         };
-        let model = Model { inner: Arc::new(Inner { file, hyper, tokenizer, template }) };
-        // Building the smallest graph looks at every tensor.
+        let model = Model { inner: Arc::new(ModelInner { file, hyper, tokenizer, template }) };
+        // Building the smallest graph checks every tensor.
         let cache = quadriga_graph::DType::F16;
         model.graph(GraphShape {
             tokens: 1,
@@ -74,12 +84,12 @@ impl Model {
         &self.inner.file
     }
 
-    /// The model's numbers.
+    /// The hyperparameters.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         &self.inner.hyper
     }
 
-    /// The vocabulary, or the error that says that the file has none.
+    /// The tokenizer; an error if the file has no vocabulary.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.inner.tokenizer.as_ref().ok_or(Error::NoVocabulary)
     }
@@ -89,7 +99,7 @@ impl Model {
         self.inner.template.as_ref()
     }
 
-    /// The graph for batches of a shape.
+    /// Builds the graph for batches of a shape.
     pub fn graph(&self, shape: GraphShape) -> Result<Graph> {
         models::build(&self.inner.file, &self.inner.hyper, shape)
     }

@@ -1,8 +1,8 @@
-//! From logits to the next token.
+//! Sampling: from logits to the next token.
 //!
-//! The steps come in the order that users of llama.cpp know: repetition penalty, top-k, top-p, min-p, temperature,
-//! choice. A seed gives the same tokens for the same logits on every machine: the random numbers and the exponential
-//! function are made here from operations that are exact everywhere.
+//! The steps have the order of llama.cpp: repetition penalty, top-k, top-p, min-p, temperature, random draw. A seed
+//! gives the same tokens for the same logits on every machine: random numbers and exponential function are implemented
+//! here with operations that round alike everywhere.
 //!
 //! ```
 //! use quadriga_llm::sampling::{Sampler, SamplingOptions};
@@ -10,8 +10,8 @@
 //! let mut greedy = Sampler::new(SamplingOptions { temperature: 0.0, ..SamplingOptions::default() })?;
 //! assert_eq!(greedy.sample(&[0.1, 2.5, 1.0])?, 1);
 //!
-//! let mut lively = Sampler::new(SamplingOptions { top_k: 2, seed: 7, ..SamplingOptions::default() })?;
-//! let token = lively.sample(&[0.1, 2.5, 1.0])?;
+//! let mut sampler = Sampler::new(SamplingOptions { top_k: 2, seed: 7, ..SamplingOptions::default() })?;
+//! let token = sampler.sample(&[0.1, 2.5, 1.0])?;
 //! assert!(token == 1 || token == 2);
 //! # Ok::<(), quadriga_llm::Error>(())
 //! ```
@@ -23,22 +23,22 @@ use rustc_hash::FxHashSet;
 
 use crate::error::{Error, LogitsError, Result};
 
-/// How tokens are chosen. The defaults are llama.cpp's, with no repetition penalty.
+/// Sampling options. The defaults are those of llama.cpp, without repetition penalty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingOptions {
-    /// How flat the distribution is made; 0 always takes the most probable token.
+    /// The sampling temperature: logits are divided by it; 0 always takes the most probable token.
     pub temperature: f32,
-    /// Only this many of the most probable tokens remain; 0 keeps all.
+    /// Top-k: keep the K most probable tokens; 0 keeps all.
     pub top_k: usize,
-    /// Only the most probable tokens remain that together reach this probability; 1 keeps all.
+    /// Top-p: keep the smallest set of most probable tokens whose probabilities sum to at least P; 1 keeps all.
     pub top_p: f32,
-    /// Only tokens remain that are at least this probable relative to the most probable one; 0 keeps all.
+    /// Min-p: keep tokens whose probability is at least P times that of the most probable one; 0 keeps all.
     pub min_p: f32,
-    /// Logits of recent tokens are divided by this when positive and multiplied when negative; 1 changes nothing.
+    /// Repetition penalty: positive logits of recent tokens are divided by it, negative ones multiplied; 1 disables it.
     pub repeat_penalty: f32,
-    /// How many tokens count as recent.
+    /// The number of tokens that count as recent for the repetition penalty.
     pub repeat_last_n: usize,
-    /// Where the random numbers start.
+    /// The random seed.
     pub seed: u64,
 }
 
@@ -57,7 +57,7 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// Whether the token is always the most probable one by the logits as they are: [`argmax`].
+    /// Whether sampling is greedy: the token is always the [`argmax`] of the logits.
     pub fn is_greedy(&self) -> bool {
         (self.temperature == 0.0 || self.top_k == 1) && self.repeat_penalty == 1.0
     }
@@ -82,7 +82,18 @@ impl SamplingOptions {
     }
 }
 
-/// Chooses tokens, and remembers recent ones for the repetition penalty.
+/// Samples tokens from logits; keeps the random state, and the recent tokens for the repetition penalty.
+///
+/// ```
+/// use quadriga_llm::sampling::{Sampler, SamplingOptions};
+///
+/// let options = SamplingOptions { temperature: 0.7, top_k: 20, seed: 1, ..SamplingOptions::default() };
+/// let mut sampler = Sampler::new(options)?;
+/// let logits = [0.5, 3.0, 2.5, -1.0]; // from `Engine::logits`
+/// let token = sampler.sample(&logits)?;
+/// sampler.accept(token);
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Sampler {
     options: SamplingOptions,
@@ -98,15 +109,15 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// The more probable first, of equals (both zeros are) the smaller token: an order without ties, so results never
-    /// depend on the way of sorting.
+    /// By logit, largest first, then by token (both zeros are equal). There are no ties, so that results do not depend
+    /// on the sorting algorithm.
     fn order(&self, other: &Candidate) -> Ordering {
         (other.logit + 0.0).total_cmp(&(self.logit + 0.0)).then(self.token.cmp(&other.token))
     }
 }
 
 impl Sampler {
-    /// Checks the options and starts the random numbers at the seed.
+    /// Checks the options and seeds the random state.
     pub fn new(options: SamplingOptions) -> Result<Sampler> {
         options.check()?;
         let random = options.seed;
@@ -118,13 +129,12 @@ impl Sampler {
         &self.options
     }
 
-    /// Forgets the recent tokens, before another prompt. The random state goes on.
+    /// Forgets the recent tokens, before another prompt. The random state is kept.
     pub fn clear_recent(&mut self) {
         self.recent.clear();
     }
 
-    /// Counts a token as recent: call it for each token of the prompt that the penalty is to see, and for each chosen
-    /// token.
+    /// Adds a token to the recent ones: the tokens of the prompt, and each sampled token.
     pub fn accept(&mut self, token: u32) {
         self.recent.push_back(token);
         while self.recent.len() > self.options.repeat_last_n {
@@ -132,8 +142,8 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token; the caller reports it with [`accept`](Self::accept) if it is used. `-inf` excludes a token;
-    /// NaN, `+inf` and a row in which everything is excluded are errors.
+    /// Samples a token; the caller [accepts](Self::accept) it if it is used. `-inf` excludes a token; NaN, `+inf` and
+    /// logits that exclude every token are errors.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         if self.options.is_greedy() {
             return argmax(logits);
@@ -154,7 +164,7 @@ impl Sampler {
         }
         self.keep_top_p();
         self.keep_min_p();
-        self.choose()
+        self.draw()
     }
 
     fn penalize(&mut self) {
@@ -167,20 +177,20 @@ impl Sampler {
             if let Some(candidate) = self.candidates.get_mut(token as usize) {
                 let logit = candidate.logit;
                 let penalized = if logit > 0.0 { logit / penalty } else { logit * penalty };
-                // A tiny penalty could overflow: stay finite, so that the order stays meaningful.
+                // A tiny penalty could overflow; clamping keeps the order of finite logits.
                 candidate.logit = if logit.is_finite() { penalized.clamp(f32::MIN, f32::MAX) } else { logit };
             }
         }
     }
 
-    /// Keeps the smallest set of most probable tokens that reaches `top_p`. Sorts only as far as it has to.
+    /// Keeps the smallest set of most probable tokens that reaches `top_p`. Sorts only as many candidates as needed.
     fn keep_top_p(&mut self) {
         let top_p = f64::from(self.options.top_p);
         if top_p >= 1.0 || self.candidates.len() < 2 {
             return;
         }
         let best = self.best_logit();
-        // In order of tokens, so that rounding does not depend on how the selection shuffled them.
+        // Sum in order of tokens, so that rounding does not depend on the order that the selection left.
         self.candidates.sort_unstable_by_key(|candidate| candidate.token);
         let total: f64 = self.candidates.iter().map(|candidate| weight(candidate.logit, best, 1.0)).sum();
         let (mut sorted, mut reached) = (0, 0.0);
@@ -212,20 +222,21 @@ impl Sampler {
         }
     }
 
-    fn choose(&mut self) -> Result<u32> {
+    /// Draws a token from the remaining candidates, with the temperature applied.
+    fn draw(&mut self) -> Result<u32> {
         let best = self.best_logit();
-        let sharpness = 1.0 / f64::from(self.options.temperature);
+        let inverse_temperature = 1.0 / f64::from(self.options.temperature);
         self.candidates.sort_unstable_by_key(|candidate| candidate.token);
         let total: f64 =
-            self.candidates.iter().map(|candidate| weight(candidate.logit, best, sharpness)).sum();
+            self.candidates.iter().map(|candidate| weight(candidate.logit, best, inverse_temperature)).sum();
         let mut left = self.unit() * total;
         for candidate in &self.candidates {
-            left -= weight(candidate.logit, best, sharpness);
+            left -= weight(candidate.logit, best, inverse_temperature);
             if left < 0.0 {
                 return Ok(candidate.token);
             }
         }
-        // Rounding can leave a crumb; then it is the most probable one.
+        // Rounding can leave a remainder; then it is the most probable token.
         let best = self.candidates.iter().min_by(|one, other| one.order(other));
         best.map(|best| best.token).ok_or_else(|| LogitsError::Empty.into())
     }
@@ -234,7 +245,7 @@ impl Sampler {
         self.candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max)
     }
 
-    /// A random number in `[0, 1)`: splitmix64, for which every seed is a good one.
+    /// A random number in `[0, 1)`, by SplitMix64, for which every seed is equally good.
     fn unit(&mut self) -> f64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.random;
@@ -245,12 +256,13 @@ impl Sampler {
     }
 }
 
-/// The probability of a logit relative to that of the best one.
-fn weight(logit: f32, best: f32, sharpness: f64) -> f64 {
-    exponential((f64::from(logit) - f64::from(best)) * sharpness)
+/// The probability of a token relative to that of the most probable one.
+fn weight(logit: f32, best: f32, inverse_temperature: f64) -> f64 {
+    exponential((f64::from(logit) - f64::from(best)) * inverse_temperature)
 }
 
-/// e to a power of 0 or less, by operations that round the same on every machine (a system's `exp` does not).
+/// `exp` of a number that is not positive, with operations that round alike on every machine (a system's `exp` does
+/// not).
 fn exponential(power: f64) -> f64 {
     const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
     const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
@@ -259,7 +271,7 @@ fn exponential(power: f64) -> f64 {
     }
     let twos = (power * std::f64::consts::LOG2_E).round();
     let rest = (power - twos * LN_2_HIGH) - twos * LN_2_LOW;
-    // |rest| is at most half of ln 2: fourteen terms of the series are exact to the last bit or two.
+    // |rest| is at most ln 2 / 2: fourteen terms of the Taylor series are exact to one or two units in the last place.
     let series = (1..=14).rev().fold(1.0, |sum, term| 1.0 + sum * rest / f64::from(term));
     series * f64::from_bits(((1023 + twos as i64) as u64) << 52)
 }
@@ -278,8 +290,8 @@ fn check_logits(logits: &[f32]) -> Result<(), LogitsError> {
     if any { Ok(()) } else { Err(LogitsError::AllExcluded) }
 }
 
-/// The most probable token, of equals the smallest. `-inf` excludes a token; NaN, `+inf` and a row in which every token
-/// is excluded are errors.
+/// The most probable token, of equals the smallest. `-inf` excludes a token; NaN, `+inf` and
+/// logits that exclude every token are errors.
 pub fn argmax(logits: &[f32]) -> Result<u32> {
     Ok(find_argmax(logits)?)
 }
@@ -291,7 +303,7 @@ pub(crate) fn find_argmax(logits: &[f32]) -> Result<u32, LogitsError> {
     first.map(|(token, _)| token).ok_or(LogitsError::Empty)
 }
 
-/// The natural logarithm of the sum of all e^logit.
+/// log-sum-exp of the logits.
 fn log_sum(logits: &[f32]) -> Result<f64> {
     check_logits(logits)?;
     let best = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -299,20 +311,20 @@ fn log_sum(logits: &[f32]) -> Result<f64> {
     Ok(best + sum.ln())
 }
 
-/// The natural logarithm of every token's probability, over the whole vocabulary and before any sampling option.
+/// The log-probability of every token, over the whole vocabulary, without sampling options.
 pub fn log_probabilities(logits: &[f32]) -> Result<Vec<f64>> {
     let total = log_sum(logits)?;
     Ok(logits.iter().map(|&logit| f64::from(logit) - total).collect())
 }
 
-/// The natural logarithm of one token's probability.
+/// The log-probability of one token.
 pub fn log_probability(logits: &[f32], token: u32) -> Result<f64> {
     let total = log_sum(logits)?;
     let logit = logits.get(token as usize).ok_or(Error::Token { token, count: logits.len() })?;
     Ok(f64::from(*logit) - total)
 }
 
-/// The `count` most probable tokens with the natural logarithms of their probabilities, best first.
+/// The `count` most probable tokens with their log-probabilities, most probable first.
 pub fn top_log_probabilities(logits: &[f32], count: usize) -> Result<Vec<(u32, f64)>> {
     let total = log_sum(logits)?;
     let mut candidates: Vec<Candidate> =

@@ -1,4 +1,4 @@
-//! Stop strings in text that comes in parts.
+//! Stop strings in streamed text.
 //!
 //! ```
 //! use quadriga_llm::stop::StopMatcher;
@@ -9,14 +9,14 @@
 //! assert_eq!((step.text.as_str(), step.stopped_by), ("", Some(0)));
 //! ```
 
-/// Passes text on, holds back what may be the start of a stop string, and says when one is complete.
+/// Finds stop strings in streamed text. Text that may be the start of a stop string is held back until it is certain.
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
 }
 
-/// What a part of text led to.
+/// The result of adding a part of the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopStep {
     /// Text that is certainly not part of a stop string.
@@ -31,7 +31,8 @@ impl StopMatcher {
         StopMatcher { stops: stops.into_iter().map(Into::into).collect(), held: String::new() }
     }
 
-    /// Adds a part. Of several complete stop strings the one that starts first counts, then the longest.
+    /// Adds a part of the text. If it completes several stop strings, the one that starts first is taken, then the
+    /// longest.
     pub fn push(&mut self, part: &str) -> StopStep {
         self.held.push_str(part);
         let stops = || self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty());
@@ -44,7 +45,7 @@ impl StopMatcher {
             return StopStep { text, stopped_by: Some(number) };
         }
         let longest = stops().map(|(_, stop)| stop.len()).max().unwrap_or(0);
-        // The first place from which what is held could still become a stop string.
+        // The first position from which the held text could still become a stop string.
         let hold = self.held.char_indices().map(|(at, _)| at).find(|&at| {
             self.held.len() - at < longest
                 && stops().any(|(_, stop)| self.held.get(at..).is_some_and(|start| stop.starts_with(start)))
@@ -53,7 +54,7 @@ impl StopMatcher {
         StopStep { text: std::mem::replace(&mut self.held, rest), stopped_by: None }
     }
 
-    /// What was held back, when no more text comes.
+    /// The text that was held back, at the end of the stream.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,6 +1,6 @@
-//! Chat templates: the model's own way to write down a conversation.
+//! Chat templates: the model's format for conversations.
 //!
-//! Templates are programs in Jinja that come with the model file, so they run with a limit on work and on output.
+//! Templates are Jinja programs from the model file, which is not trusted: instructions and output are limited.
 //!
 //! ```
 //! use quadriga_llm::template::{ChatTemplate, Message};
@@ -25,30 +25,42 @@ use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Instructions that a template may execute: thousands of times what real ones need for a long conversation.
-const MAX_WORK: u64 = 10_000_000;
-/// Bytes that a template may print beyond what the messages hold.
+/// Instructions that a template may execute: thousands of times what real templates need for a long conversation.
+const MAX_INSTRUCTIONS: u64 = 10_000_000;
+/// Bytes that a template may print in addition to twice the size of the messages.
 const MAX_OUTPUT: usize = 4 << 20;
-/// Bytes that the source of a template may have; real ones have up to 20 KB.
+/// The largest source of a template in bytes; real ones have up to 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
 
-/// One turn of a conversation.
+/// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`.
+    /// The role: `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
 impl Message {
-    /// A turn.
+    /// A message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
         Message { role: role.into(), content: content.into() }
     }
 }
 
-/// A chat template, ready to be rendered.
+/// A parsed chat template.
+///
+/// ```no_run
+/// use quadriga_llm::Model;
+/// use quadriga_llm::template::Message;
+///
+/// let model = Model::open("model.gguf")?;
+/// if let Some(template) = model.template() {
+///     let prompt = template.render(&[Message::new("user", "Why is the sky blue?")], true)?;
+///     let tokens = model.tokenizer()?.encode_prompt(&prompt, true);
+/// }
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -57,7 +69,7 @@ pub struct ChatTemplate {
 }
 
 #[derive(Serialize)]
-struct Context<'a> {
+struct TemplateContext<'a> {
     messages: &'a [Message],
     bos_token: &'a str,
     eos_token: &'a str,
@@ -65,7 +77,7 @@ struct Context<'a> {
 }
 
 impl ChatTemplate {
-    /// Parses a template. `bos` and `eos` are the texts of the vocabulary's own tokens.
+    /// Parses a template. `bos` and `eos` are the texts of the vocabulary's beginning- and end-of-text tokens.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate> {
         let failed = |error: minijinja::Error| Error::Template { reason: describe(&error) };
         if source.len() > MAX_SOURCE {
@@ -75,7 +87,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let mut syntax = SyntaxConfig::builder();
         environment.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?);
-        environment.set_fuel(Some(MAX_WORK));
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, _> {
@@ -97,26 +109,29 @@ impl ChatTemplate {
         ChatTemplate::new(source, text(vocabulary.bos), text(vocabulary.eos)).map(Some)
     }
 
-    /// The conversation as the model wants to read it. With `add_generation_prompt`, the start of the answer follows.
+    /// Renders a conversation as a prompt. With `add_generation_prompt`, it ends with the header of the assistant's
+    /// answer.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let failed = |error: minijinja::Error| Error::Template { reason: describe(&error) };
         let template = self.environment.get_template("chat").map_err(failed)?;
-        let context = Context { messages, bos_token: &self.bos, eos_token: &self.eos, add_generation_prompt };
-        let said: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        let context =
+            TemplateContext { messages, bos_token: &self.bos, eos_token: &self.eos, add_generation_prompt };
+        let message_bytes: usize =
+            messages.iter().map(|message| message.role.len() + message.content.len()).sum();
         let mut output =
-            Limited { bytes: Vec::new(), left: said.saturating_mul(2).saturating_add(MAX_OUTPUT) };
+            Limited { bytes: Vec::new(), left: message_bytes.saturating_mul(2).saturating_add(MAX_OUTPUT) };
         template.render_captured_to(Value::from(Serde(&context)), &mut output).map_err(failed)?;
         String::from_utf8(output.bytes).map_err(|error| Error::Template { reason: error.to_string() })
     }
 }
 
-/// Tags that only mark the answer for training: comments here.
+/// Replaces the `generation` tags, which mark answers for training, by comments.
 fn without_generation_tags(source: &str) -> String {
     let tag = Regex::new(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}");
     tag.map_or_else(|_| source.to_owned(), |tag| tag.replace_all(source, "{#$1 $2#}").into_owned())
 }
 
-/// Collects output up to a limit.
+/// A writer with a limit on its output.
 struct Limited {
     bytes: Vec<u8>,
     left: usize,
@@ -125,7 +140,7 @@ struct Limited {
 impl io::Write for Limited {
     fn write(&mut self, part: &[u8]) -> io::Result<usize> {
         self.left =
-            self.left.checked_sub(part.len()).ok_or_else(|| io::Error::other("it prints too much"))?;
+            self.left.checked_sub(part.len()).ok_or_else(|| io::Error::other("its output is too long"))?;
         self.bytes.extend_from_slice(part);
         Ok(part.len())
     }
@@ -135,10 +150,10 @@ impl io::Write for Limited {
     }
 }
 
-/// An error with its causes, in one line.
+/// An error with its causes in one line.
 fn describe(error: &minijinja::Error) -> String {
     let mut text = match error.kind() {
-        ErrorKind::OutOfFuel => format!("it did not end within {MAX_WORK} steps"),
+        ErrorKind::OutOfFuel => format!("it did not end within {MAX_INSTRUCTIONS} instructions"),
         _ => error.to_string(),
     };
     let mut cause = std::error::Error::source(error);
@@ -149,7 +164,7 @@ fn describe(error: &minijinja::Error) -> String {
     text.replace('\n', " ")
 }
 
-/// JSON as Python writes it, which is what models were trained on: a space after `,` and `:`, nothing escaped for HTML.
+/// JSON as Python formats it, which models were trained on: a space after `,` and `:`, no escapes for HTML.
 struct PythonFormatter;
 
 impl Formatter for PythonFormatter {
@@ -176,7 +191,7 @@ fn to_json(
         Some(indent) => Some(indent),
         None => options.get::<Option<usize>>("indent")?,
     };
-    // What else Python's function knows changes nothing here.
+    // The other arguments of Python's `tojson` are accepted and ignored.
     for known in ["ensure_ascii", "separators", "sort_keys"] {
         let _ = options.get::<Option<Value>>(known)?;
     }
@@ -256,7 +271,7 @@ fn date(format: &str, seconds: u64) -> String {
 /// Year, month and day of a day counted from 1 January 1970.
 fn civil(days: u64) -> (u64, u64, u64) {
     let leap = |year: u64| (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400);
-    // 400 years always have the same number of days.
+    // The calendar repeats every 400 years, which have 146,097 days.
     let (mut year, mut left) = (1970 + days / 146_097 * 400, days % 146_097);
     while left >= 365 + u64::from(leap(year)) {
         left -= 365 + u64::from(leap(year));

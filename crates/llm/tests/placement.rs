@@ -36,7 +36,7 @@ fn a_generator_uses_the_accelerator_it_is_given() {
         let options = GeneratorOptions {
             placement: Placement { devices, ..Placement::default() },
             sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
-            most_tokens: Some(12),
+            max_tokens: Some(12),
             ..GeneratorOptions::default()
         };
         let mut generator = Generator::new(recipe().model(), options).unwrap();

@@ -215,7 +215,7 @@ fn answers_are_the_same_where_the_device_goes_ahead() {
     let generator = |backend: Arc<dyn Backend>, most: Option<usize>, stops: &[&str]| {
         let options = GeneratorOptions {
             sampling: sampling.clone(),
-            most_tokens: most,
+            max_tokens: most,
             stops: stops.iter().map(|stop| (*stop).to_owned()).collect(),
             ..GeneratorOptions::default()
         };

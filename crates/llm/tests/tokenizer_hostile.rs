@@ -27,7 +27,7 @@ fn contradictions_are_errors_that_name_them() {
     assert!(message(Vocabulary { bos: Some(2), ..base.clone() }).contains("beginning token is 2"));
     assert!(message(Vocabulary { eos: Some(9), ..base.clone() }).contains("end token is 9"));
     assert!(message(Vocabulary { unknown: Some(u32::MAX), ..base.clone() }).contains("unknown token"));
-    assert!(message(Vocabulary { add_bos: Some(true), ..base.clone() }).contains("not named"));
+    assert!(message(Vocabulary { add_bos: Some(true), ..base.clone() }).contains("but there is none"));
     let table = Vocabulary { model: "t5".into(), replacements: vec![255, 255, 0, 0, 1], ..base };
     assert!(message(table).contains("replacements"));
     let unknown = Tokenizer::new(vocabulary("bert", &["a"])).unwrap_err().to_string();

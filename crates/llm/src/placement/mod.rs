@@ -66,7 +66,8 @@ pub struct Placement {
     pub threads: Option<usize>,
     /// Layers on accelerators.
     pub gpu_layers: GpuLayers,
-    /// Bytes that the model may use on each accelerator. Without a budget, [`GpuLayers::Auto`] uses 95 % of what is free.
+    /// Bytes that the model may use on each accelerator. Without a budget, [`GpuLayers::Auto`] uses 95 % of what is
+    /// free.
     pub budget: Option<u64>,
 }
 
@@ -78,7 +79,8 @@ pub struct PlacedModel {
     pub forecast: Plan,
 }
 
-/// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other programs.
+/// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other
+/// programs.
 const USABLE: f64 = 0.95;
 
 impl Placement {

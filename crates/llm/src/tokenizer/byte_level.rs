@@ -1,32 +1,33 @@
-//! Byte-level byte-pair encoding (`tokenizer.ggml.model = gpt2`): words by rule, then merges by rank.
+//! Byte-level BPE (`tokenizer.ggml.model = gpt2`): a pre-tokenizer splits the text into words, whose bytes are merged
+//! by rank.
 
 use rustc_hash::FxHashMap;
 
 use super::bytes::Alphabet;
 use super::merge::Merger;
-use super::split::Splitter;
+use super::pre_tokenizer::PreTokenizer;
 use super::vocabulary::{TokenType, Vocabulary};
 use crate::Result;
 
-/// Words longer than this are not remembered while a text is encoded: they hardly come twice.
-const REMEMBERED: usize = 48;
+/// The longest word that is kept in the cache while a text is encoded: longer ones rarely repeat.
+const MAX_CACHED_LENGTH: usize = 48;
 
 #[derive(Debug)]
 pub(super) struct ByteLevel {
-    pub(super) splitter: Splitter,
-    /// Symbols are numbered: first the tokens, then what only merges mention. This is where the second kind begins.
+    pub(super) pre_tokenizer: PreTokenizer,
+    /// Symbols below this are tokens; symbols from here on occur in merges only.
     token_count: u32,
-    /// What each byte is called.
+    /// The symbol of each byte.
     alphabet: Box<[u32; 256]>,
-    /// The token that is exactly these bytes; filled only for rules that look at whole words first.
+    /// The token of each whole word; filled only if the pre-tokenizer ignores merges for those.
     words: FxHashMap<Box<[u8]>, u32>,
-    /// What two neighbouring symbols become: rank and symbol.
+    /// Rank and merged symbol of each pair of adjacent symbols.
     merges: FxHashMap<(u32, u32), (u32, u32)>,
 }
 
 impl ByteLevel {
     pub(super) fn new(vocabulary: &Vocabulary, letters: &Alphabet) -> Result<ByteLevel> {
-        let splitter = Splitter::named(vocabulary.pre.as_deref())?;
+        let pre_tokenizer = PreTokenizer::named(vocabulary.pre.as_deref())?;
         let token_count = vocabulary.tokens.len() as u32;
         let mut symbols = Symbols { numbers: FxHashMap::default(), next: token_count };
         symbols.numbers.reserve(vocabulary.tokens.len());
@@ -36,7 +37,7 @@ impl ByteLevel {
                 symbols.numbers.insert(bytes.into(), token);
             }
         }
-        let words = if splitter.ignore_merges { symbols.numbers.clone() } else { FxHashMap::default() };
+        let words = if pre_tokenizer.ignore_merges { symbols.numbers.clone() } else { FxHashMap::default() };
         let mut alphabet = Box::new([0; 256]);
         for (byte, slot) in (0..=u8::MAX).zip(alphabet.iter_mut()) {
             *slot = symbols.number(&[byte]);
@@ -45,16 +46,16 @@ impl ByteLevel {
         let mut merged = Vec::new();
         merges.reserve(vocabulary.merges.len());
         for (rank, merge) in (0u32..).zip(&vocabulary.merges) {
-            // The first character may itself be a space in files of a careless writer: the separator comes after it.
+            // Some files have a space as the first character of a merge: the separator comes after it.
             let second = merge.chars().next().map_or(0, char::len_utf8);
             let Some(space) = merge.get(second..).and_then(|rest| rest.find(' ')) else { continue };
             let (left, right) = merge.split_at(second + space);
-            // Both in one buffer: the merged symbol is all of it.
+            // Left and right in one buffer: the whole is the merged symbol.
             merged.clear();
             let known = letters.decode_onto(left, &mut merged);
             let middle = merged.len();
             if !known || !right.get(1..).is_some_and(|right| letters.decode_onto(right, &mut merged)) {
-                continue; // A merge of what no text can contain never happens.
+                continue; // No text contains these characters.
             }
             let (left, right) = merged.split_at(middle);
             if left.is_empty() || right.is_empty() {
@@ -64,28 +65,28 @@ impl ByteLevel {
             let merged = symbols.number(&merged);
             merges.entry(pair).or_insert((rank, merged));
         }
-        Ok(ByteLevel { splitter, token_count, alphabet, words, merges })
+        Ok(ByteLevel { pre_tokenizer, token_count, alphabet, words, merges })
     }
 
-    /// Appends the tokens of a text without special tokens. A byte that the vocabulary lacks is left out.
+    /// Appends the tokens of a text without special tokens. Bytes that are not in the vocabulary are dropped.
     pub(super) fn encode(&self, text: &str, tokens: &mut Vec<u32>) {
         let mut merger = Merger::default();
-        let mut remembered: FxHashMap<&str, (usize, usize)> = FxHashMap::default();
-        self.splitter.split(text, &mut |word| {
-            if let Some(&(start, end)) = remembered.get(word) {
+        let mut cached: FxHashMap<&str, (usize, usize)> = FxHashMap::default();
+        self.pre_tokenizer.split(text, &mut |word| {
+            if let Some(&(start, end)) = cached.get(word) {
                 tokens.extend_from_within(start..end);
                 return;
             }
             let start = tokens.len();
             self.encode_word(word.as_bytes(), &mut merger, tokens);
-            if word.len() <= REMEMBERED {
-                remembered.insert(word, (start, tokens.len()));
+            if word.len() <= MAX_CACHED_LENGTH {
+                cached.insert(word, (start, tokens.len()));
             }
         });
     }
 
     fn encode_word(&self, word: &[u8], merger: &mut Merger, tokens: &mut Vec<u32>) {
-        if self.splitter.ignore_merges
+        if self.pre_tokenizer.ignore_merges
             && let Some(&token) = self.words.get(word)
         {
             tokens.push(token);
@@ -96,11 +97,11 @@ impl ByteLevel {
             merger.push(at, at + 1, self.symbol(byte));
         }
         merger.merge(|left, right| self.merges.get(&(left.symbol, right.symbol)).copied());
-        for piece in merger.pieces() {
-            if piece.symbol < self.token_count {
-                tokens.push(piece.symbol);
+        for segment in merger.segments() {
+            if segment.symbol < self.token_count {
+                tokens.push(segment.symbol);
             } else {
-                let bytes = word.get(piece.start..piece.end).unwrap_or_default();
+                let bytes = word.get(segment.start..segment.end).unwrap_or_default();
                 let known =
                     bytes.iter().map(|&byte| self.symbol(byte)).filter(|&symbol| symbol < self.token_count);
                 tokens.extend(known);
@@ -113,7 +114,7 @@ impl ByteLevel {
     }
 }
 
-/// Numbers for byte strings: a token's own number, or a fresh one beyond the vocabulary.
+/// Symbols of byte strings: the token, or a new number beyond the vocabulary.
 struct Symbols {
     numbers: FxHashMap<Box<[u8]>, u32>,
     next: u32,

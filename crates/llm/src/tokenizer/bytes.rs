@@ -1,4 +1,4 @@
-//! The alphabet of byte-level vocabularies: every byte as one printable character.
+//! The alphabet of byte-level vocabularies, in which a printable character stands for each byte.
 
 /// The character that stands for a byte: itself where it is printable Latin-1, else one from U+0100 upwards.
 pub(super) fn character(byte: u8) -> char {
@@ -13,7 +13,7 @@ fn is_printable(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff)
 }
 
-/// The way back, for all 256 characters.
+/// The inverse mapping, from characters to bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Alphabet([Option<u8>; 0x144]);
 

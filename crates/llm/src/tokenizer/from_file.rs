@@ -1,4 +1,4 @@
-//! The vocabulary of a GGUF file.
+//! Reads the vocabulary of a GGUF file.
 
 use quadriga_gguf::File;
 
@@ -18,7 +18,7 @@ impl Vocabulary {
         let special = |name: &str, usual: Option<u32>| -> Result<Option<u32>> {
             let key = format!("tokenizer.ggml.{name}_token_id");
             let named: Option<i64> = file.find(&key)?;
-            // Some writers say "none" with -1 (or its unsigned twin); anything else out of range is judged later.
+            // Some files say "none" with -1 or u32::MAX; other values out of range are rejected by `Vocabulary::check`.
             let none = |id: &i64| *id == -1 || *id == i64::from(u32::MAX);
             match named {
                 Some(id) if none(&id) => Ok(None),
@@ -26,7 +26,7 @@ impl Vocabulary {
                 None => Ok(usual.filter(|&token| (token as usize) < tokens.len())),
             }
         };
-        // What vocabularies of this kind use when the file is silent.
+        // The defaults of each tokenizer model.
         let (bos, eos, unknown) = match model {
             "llama" => (Some(1), Some(2), Some(0)),
             "t5" => (None, Some(1), Some(2)),
@@ -62,7 +62,7 @@ fn owned(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
 
-/// The compiled table, which writers store as signed or unsigned bytes.
+/// SentencePiece's compiled normalization table, stored as signed or unsigned bytes.
 fn replacements(file: &File) -> Result<Vec<u8>> {
     let key = "tokenizer.ggml.precompiled_charsmap";
     if let Ok(bytes) = file.find::<Vec<i8>>(key) {

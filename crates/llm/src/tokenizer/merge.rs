@@ -1,4 +1,4 @@
-//! Merging of neighbours, best pair first: the heart of both kinds of byte-pair encoding.
+//! Merging of adjacent symbols, best pair first: the core of both kinds of BPE.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,23 +6,23 @@ use std::collections::BinaryHeap;
 /// Marks the end of the list.
 const NONE: usize = usize::MAX;
 
-/// A stretch of the text that is one symbol; after merging, one that stands for a token or for nothing known.
+/// A part of the text that is one symbol.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
-    /// Where it starts, in bytes.
+pub(super) struct Segment {
+    /// The byte offset of its start.
     pub(super) start: usize,
-    /// Where it ends.
+    /// The byte offset of its end.
     pub(super) end: usize,
-    /// What it is called in the vocabulary; `u32::MAX` for what has no name.
+    /// The symbol; `u32::MAX` if the vocabulary has none for it.
     pub(super) symbol: u32,
     previous: usize,
     next: usize,
 }
 
-/// A pair that could be merged. Ordered by `rank` (smallest first), then by position. The pair is still there when its
-/// left piece still ends at `middle` and the piece after that at `end`.
+/// A pair that could be merged. Ordered by `rank` (smallest first), then by position. It is stale unless its left
+/// segment still ends at `middle` and the next one at `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct MergeCandidate {
     rank: u32,
     left: usize,
     middle: usize,
@@ -30,40 +30,41 @@ struct Candidate {
     merged: u32,
 }
 
-/// Merges pieces in O(n log n): a heap of candidate pairs over a linked list of pieces. Kept between words for its
-/// memory.
+/// Merges segments in O(n log n), with a heap of candidate pairs over a linked list of segments. Kept between words to
+/// reuse the memory.
 #[derive(Debug, Default)]
 pub(super) struct Merger {
-    pieces: Vec<Piece>,
-    heap: BinaryHeap<Reverse<Candidate>>,
+    segments: Vec<Segment>,
+    heap: BinaryHeap<Reverse<MergeCandidate>>,
 }
 
 impl Merger {
-    /// Starts over with no pieces.
+    /// Starts over with no segments.
     pub(super) fn clear(&mut self) {
-        self.pieces.clear();
+        self.segments.clear();
         self.heap.clear();
     }
 
-    /// Appends a piece that follows the last one.
+    /// Appends a segment that follows the last one.
     pub(super) fn push(&mut self, start: usize, end: usize, symbol: u32) {
-        let index = self.pieces.len();
+        let index = self.segments.len();
         let previous = index.checked_sub(1).unwrap_or(NONE);
-        if let Some(last) = self.pieces.last_mut() {
+        if let Some(last) = self.segments.last_mut() {
             last.next = index;
         }
-        self.pieces.push(Piece { start, end, symbol, previous, next: NONE });
+        self.segments.push(Segment { start, end, symbol, previous, next: NONE });
     }
 
-    /// Merges until no pair has a rank. `pair` says what two neighbours become and how soon (smaller is sooner).
-    pub(super) fn merge(&mut self, pair: impl Fn(&Piece, &Piece) -> Option<(u32, u32)>) {
-        // Made into a heap all at once, which takes linear time.
+    /// Merges until no pair can be merged. `pair` gives the rank (smallest first) and the merged symbol of two adjacent
+    /// segments.
+    pub(super) fn merge(&mut self, pair: impl Fn(&Segment, &Segment) -> Option<(u32, u32)>) {
+        // Building the heap from a vector takes linear time.
         let mut first = std::mem::take(&mut self.heap).into_vec();
-        first.extend((0..self.pieces.len()).filter_map(|left| self.candidate(left, &pair)));
+        first.extend((0..self.segments.len()).filter_map(|left| self.candidate(left, &pair)));
         self.heap = BinaryHeap::from(first);
         while let Some(Reverse(candidate)) = self.heap.pop() {
             let Some((right_index, right)) = self.after(candidate.left) else { continue };
-            let Some(left) = self.pieces.get_mut(candidate.left) else { continue };
+            let Some(left) = self.segments.get_mut(candidate.left) else { continue };
             let gone = left.start == left.end;
             if gone || left.end != candidate.middle || right.end != candidate.end {
                 continue;
@@ -72,10 +73,10 @@ impl Merger {
             left.symbol = candidate.merged;
             left.next = right.next;
             let previous = left.previous;
-            if let Some(gone) = self.pieces.get_mut(right_index) {
+            if let Some(gone) = self.segments.get_mut(right_index) {
                 gone.end = gone.start;
             }
-            if let Some(next) = self.pieces.get_mut(right.next) {
+            if let Some(next) = self.segments.get_mut(right.next) {
                 next.previous = candidate.left;
             }
             let before = self.candidate(previous, &pair);
@@ -84,24 +85,24 @@ impl Merger {
         }
     }
 
-    /// The pieces that are left, in order.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        self.pieces.iter().filter(|piece| piece.start != piece.end)
+    /// The remaining segments, in order.
+    pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(|segment| segment.start != segment.end)
     }
 
-    fn after(&self, index: usize) -> Option<(usize, Piece)> {
-        let next = self.pieces.get(index)?.next;
-        self.pieces.get(next).map(|piece| (next, *piece))
+    fn after(&self, index: usize) -> Option<(usize, Segment)> {
+        let next = self.segments.get(index)?.next;
+        self.segments.get(next).map(|segment| (next, *segment))
     }
 
     fn candidate(
         &self,
         left: usize,
-        pair: &impl Fn(&Piece, &Piece) -> Option<(u32, u32)>,
-    ) -> Option<Reverse<Candidate>> {
+        pair: &impl Fn(&Segment, &Segment) -> Option<(u32, u32)>,
+    ) -> Option<Reverse<MergeCandidate>> {
         let (_, right) = self.after(left)?;
-        let piece = self.pieces.get(left)?;
-        let (rank, merged) = pair(piece, &right)?;
-        Some(Reverse(Candidate { rank, left, middle: piece.end, end: right.end, merged }))
+        let segment = self.segments.get(left)?;
+        let (rank, merged) = pair(segment, &right)?;
+        Some(Reverse(MergeCandidate { rank, left, middle: segment.end, end: right.end, merged }))
     }
 }

@@ -1,9 +1,7 @@
-//! Text to tokens and back, from the vocabulary that a model file carries.
+//! Tokenizers: text to tokens and back, with the vocabulary of a model file.
 //!
-//! Three kinds are known: byte-level byte-pair encoding (`gpt2`) with the pre-tokenizers that vocabularies name,
-//! SentencePiece's byte-pair encoding by scores (`llama`), and unigram (`t5`). All of it is written here on top of
-//! `regex` alone: a general tokenizer library would bring a hundred crates, a C++ regular-expression engine and
-//! time that can grow faster than the text, for three algorithms of a page each.
+//! Three tokenizer models are supported: byte-level BPE (`gpt2`) with named pre-tokenizers, SentencePiece's BPE by
+//! scores (`llama`), and unigram (`t5`). They need `regex` only, and run in O(n log n) whatever the text.
 //!
 //! ```
 //! use quadriga_llm::tokenizer::{Tokenizer, TokenType, Vocabulary};
@@ -27,8 +25,8 @@ mod bytes;
 mod from_file;
 mod merge;
 mod normalize;
+mod pre_tokenizer;
 mod sentence_piece;
-mod split;
 mod stream;
 mod trie;
 mod unigram;
@@ -48,7 +46,7 @@ use unigram::Unigram;
 
 use crate::{Error, Result};
 
-/// Texts of tokens that end a generation, whatever else the file says about them.
+/// Texts of end-of-generation tokens, whatever type the file gives them.
 const ENDINGS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -86,28 +84,38 @@ const ENDINGS: &[&str] = &[
 ];
 
 #[derive(Debug)]
-enum Kind {
+enum TokenizerKind {
     ByteLevel(ByteLevel),
     SentencePiece(SentencePiece),
     Unigram(Unigram, Normalizer),
 }
 
-/// A stretch of text, or a token that was written out in it.
+/// A part of a text: plain text, or a special token that is spelled out in it.
 enum Fragment<'t> {
     Text(&'t str),
     Token(u32),
 }
 
-/// Turns text into tokens and tokens into text.
+/// Encodes text as tokens, and decodes tokens to text.
+///
+/// ```no_run
+/// use quadriga_llm::Model;
+///
+/// let model = Model::open("model.gguf")?;
+/// let tokenizer = model.tokenizer()?;
+/// let tokens = tokenizer.encode("Hello, world!", false);
+/// assert_eq!(tokenizer.decode(&tokens)?, "Hello, world!");
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Tokenizer {
     vocabulary: Vocabulary,
-    kind: Kind,
-    /// User-defined tokens, which are found in any text.
+    kind: TokenizerKind,
+    /// User-defined tokens, which are recognised in any text.
     always: Trie,
-    /// These and control tokens, which are found when asked for.
+    /// User-defined and control tokens, which are recognised in text with special tokens.
     special: Trie,
-    /// What each token prints; empty for unused ones.
+    /// The bytes of each token's text; empty for control and unused tokens.
     pieces: Vec<Box<[u8]>>,
     endings: FxHashSet<u32>,
     add_bos: bool,
@@ -115,7 +123,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Checks a vocabulary and prepares it for use.
+    /// Checks a vocabulary and builds its tokenizer.
     pub fn new(mut vocabulary: Vocabulary) -> Result<Tokenizer> {
         vocabulary.check()?;
         let endings = mark_endings(&mut vocabulary);
@@ -123,15 +131,15 @@ impl Tokenizer {
         let (kind, add_bos, add_space_prefix) = match vocabulary.model.as_str() {
             "gpt2" => {
                 let kind = ByteLevel::new(&vocabulary, &letters)?;
-                let add_bos = kind.splitter.add_bos;
-                (Kind::ByteLevel(kind), add_bos, false)
+                let add_bos = kind.pre_tokenizer.add_bos;
+                (TokenizerKind::ByteLevel(kind), add_bos, false)
             }
-            "llama" => (Kind::SentencePiece(SentencePiece::new(&vocabulary)), true, true),
+            "llama" => (TokenizerKind::SentencePiece(SentencePiece::new(&vocabulary)), true, true),
             "t5" => {
                 let prefix = vocabulary.add_space_prefix.unwrap_or(false);
                 let normalizer =
                     Normalizer::new(&vocabulary.replacements, prefix, vocabulary.remove_extra_spaces)?;
-                (Kind::Unigram(Unigram::new(&vocabulary), normalizer), false, false)
+                (TokenizerKind::Unigram(Unigram::new(&vocabulary), normalizer), false, false)
             }
             _ => {
                 let known = "gpt2, llama, t5".to_owned();
@@ -157,9 +165,9 @@ impl Tokenizer {
         Ok(Tokenizer { vocabulary, kind, always, special, pieces, endings, add_bos, add_space_prefix })
     }
 
-    /// The tokens of a text, without a beginning-of-text token. With `special`, control tokens that are written out in
-    /// the text become those tokens; without, they are text like any other, so that what a user types cannot steer the
-    /// model. A byte that a byte-level vocabulary has no token for is left out.
+    /// Encodes a text, without a beginning-of-text token. With `special`, control tokens that are spelled out in the
+    /// text become those tokens; without, they are plain text, so that a user's input cannot inject control tokens.
+    /// Bytes for which a byte-level vocabulary has no token are dropped.
     pub fn encode(&self, text: &str, special: bool) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(text.len() / 3);
         let mut after_special = true;
@@ -173,8 +181,8 @@ impl Tokenizer {
         tokens
     }
 
-    /// The tokens of a whole prompt: [`encode`](Self::encode) with the beginning-of-text token before it, if the
-    /// vocabulary wants one and the text does not already start with it.
+    /// Encodes a whole prompt: as [`encode`](Self::encode), with the beginning-of-text token first if the vocabulary
+    /// uses one and the text does not start with it.
     pub fn encode_prompt(&self, text: &str, special: bool) -> Vec<u32> {
         let mut tokens = self.encode(text, special);
         if let (true, Some(bos)) = (self.add_bos, self.vocabulary.bos)
@@ -185,7 +193,7 @@ impl Tokenizer {
         tokens
     }
 
-    /// The text of tokens. Control tokens print nothing, and bytes that are not UTF-8 become U+FFFD.
+    /// Decodes tokens to text. Control tokens have no text, and bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let mut stream = Detokenizer::new(self);
         let mut text = String::new();
@@ -193,14 +201,14 @@ impl Tokenizer {
             text.push_str(&stream.push(token)?);
         }
         text.push_str(&stream.finish());
-        // The space that encoding put in front is not part of the text.
+        // Encoding added this space.
         if self.add_space_prefix && text.starts_with(' ') {
             text.remove(0);
         }
         Ok(text)
     }
 
-    /// The bytes that a token prints: perhaps part of a character, nothing for control tokens.
+    /// The bytes of a token's text, which may be part of a character; empty for control tokens.
     pub fn piece(&self, token: u32) -> Result<&[u8]> {
         self.pieces
             .get(token as usize)
@@ -208,12 +216,12 @@ impl Tokenizer {
             .ok_or(Error::Token { token, count: self.pieces.len() })
     }
 
-    /// How many tokens there are.
+    /// The size of the vocabulary.
     pub fn token_count(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether a token ends a generation.
+    /// Whether a token ends the generation.
     pub fn is_end(&self, token: u32) -> bool {
         self.endings.contains(&token)
     }
@@ -223,26 +231,28 @@ impl Tokenizer {
         self.add_bos
     }
 
-    /// The vocabulary that this was made of.
+    /// The vocabulary.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
 
     fn encode_text(&self, text: &str, after_special: bool, tokens: &mut Vec<u32>) {
         match &self.kind {
-            Kind::ByteLevel(kind) => kind.encode(text, tokens),
-            Kind::SentencePiece(kind) => {
+            TokenizerKind::ByteLevel(kind) => kind.encode(text, tokens),
+            TokenizerKind::SentencePiece(kind) => {
                 let mut spaced = text.replace(' ', SPACE);
                 if self.add_space_prefix && after_special {
                     spaced.insert_str(0, SPACE);
                 }
                 kind.encode(&spaced, tokens);
             }
-            Kind::Unigram(kind, normalizer) => kind.encode(&normalizer.normalize(text, &self.always), tokens),
+            TokenizerKind::Unigram(kind, normalizer) => {
+                kind.encode(&normalizer.normalize(text, &self.always), tokens)
+            }
         }
     }
 
-    /// Cuts a text at the tokens that are written out in it, the leftmost first and of several the longest.
+    /// Splits a text at the special tokens that are spelled out in it: leftmost first, the longest of several.
     fn fragments<'t>(&self, text: &'t str, marked: &Trie) -> Vec<Fragment<'t>> {
         let mut fragments = Vec::new();
         let mut rest = text;
@@ -253,7 +263,7 @@ impl Tokenizer {
                 at += 1;
                 continue;
             };
-            // Texts of tokens are whole characters, so both ends lie between characters.
+            // The text of a token consists of whole characters, so both ends are character boundaries.
             let (Some(before), Some(after)) = (rest.get(..at), rest.get(at + length..)) else { break };
             if !before.is_empty() {
                 fragments.push(Fragment::Text(before));
@@ -268,7 +278,7 @@ impl Tokenizer {
     }
 }
 
-/// Finds the tokens that end a generation, and makes those control tokens that go by a well-known name.
+/// Finds the end-of-generation tokens, and turns those with a well-known text into control tokens.
 fn mark_endings(vocabulary: &mut Vocabulary) -> FxHashSet<u32> {
     let mut endings: FxHashSet<u32> = [vocabulary.eos, vocabulary.eot].into_iter().flatten().collect();
     vocabulary.types.resize(vocabulary.tokens.len(), TokenType::Normal);
@@ -281,8 +291,8 @@ fn mark_endings(vocabulary: &mut Vocabulary) -> FxHashSet<u32> {
     endings
 }
 
-/// What a token prints.
-fn piece(kind: &Kind, letters: &Alphabet, token_type: TokenType, text: &str) -> Vec<u8> {
+/// The bytes of a token's text.
+fn piece(kind: &TokenizerKind, letters: &Alphabet, token_type: TokenType, text: &str) -> Vec<u8> {
     match token_type {
         TokenType::Control | TokenType::Unknown | TokenType::Unused => Vec::new(),
         TokenType::UserDefined => text.as_bytes().to_vec(),
@@ -290,8 +300,10 @@ fn piece(kind: &Kind, letters: &Alphabet, token_type: TokenType, text: &str) -> 
             bytes::hexadecimal(text).map_or_else(|| text.as_bytes().to_vec(), |byte| vec![byte])
         }
         TokenType::Normal => match kind {
-            Kind::ByteLevel(_) => letters.decode(text).unwrap_or_else(|| text.as_bytes().to_vec()),
-            Kind::SentencePiece(_) | Kind::Unigram(..) => text.replace(SPACE, " ").into_bytes(),
+            TokenizerKind::ByteLevel(_) => letters.decode(text).unwrap_or_else(|| text.as_bytes().to_vec()),
+            TokenizerKind::SentencePiece(_) | TokenizerKind::Unigram(..) => {
+                text.replace(SPACE, " ").into_bytes()
+            }
         },
     }
 }

@@ -1,10 +1,10 @@
-//! What a unigram vocabulary does to text before cutting it: SentencePiece's compiled replacements, then spaces.
+//! Normalization of text for unigram vocabularies: SentencePiece's compiled replacements, then spaces.
 
 use super::sentence_piece::SPACE;
 use super::trie::Trie;
 use crate::{Error, Result};
 
-/// The replacements are a double array (a packed prefix tree) followed by the replacing texts, each ended by a zero.
+/// The replacements are a double-array trie, followed by the replacement texts, each terminated by a zero byte.
 #[derive(Clone, Debug)]
 pub(super) struct Normalizer {
     units: Vec<u32>,
@@ -20,7 +20,7 @@ impl Normalizer {
             return Ok(normalizer);
         }
         let wrong = || Error::Vocabulary {
-            reason: format!("its table of replacements ({} bytes) contradicts its own length", table.len()),
+            reason: format!("its table of replacements ({} bytes) contradicts its length", table.len()),
         };
         let (size, rest) = table.split_first_chunk::<4>().ok_or_else(wrong)?;
         let (units, texts) = rest.split_at_checked(u32::from_le_bytes(*size) as usize).ok_or_else(wrong)?;
@@ -55,11 +55,11 @@ impl Normalizer {
             }
             rest = rest.get(length..).unwrap_or_default();
         }
-        // A hostile table can replace with bytes that are not text.
+        // A malicious table can contain replacements that are not UTF-8.
         String::from_utf8_lossy(&result).into_owned()
     }
 
-    /// How much of the text is replaced next, and by what.
+    /// The number of bytes that are replaced next, and their replacement.
     fn step<'a>(&'a self, text: &'a str, letter: char, kept: &Trie) -> (usize, &'a [u8]) {
         let bytes = text.as_bytes();
         let own = |length: usize| (length, bytes.get(..length).unwrap_or_default());
@@ -72,7 +72,7 @@ impl Normalizer {
         }
     }
 
-    /// The longest start of the text that the table replaces.
+    /// Length and replacement of the longest prefix of the text that is in the table.
     fn replacement(&self, text: &[u8]) -> Option<(usize, &[u8])> {
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
         let mut found = None;

@@ -1,5 +1,5 @@
-//! SentencePiece's byte-pair encoding (`tokenizer.ggml.model = llama`): the whole text at once, best score first, and
-//! bytes for what has no token.
+//! SentencePiece's BPE (`tokenizer.ggml.model = llama`): characters of the whole text are merged by score, and
+//! characters without a token become byte tokens.
 
 use rustc_hash::FxHashMap;
 
@@ -7,7 +7,7 @@ use super::bytes::hexadecimal;
 use super::merge::Merger;
 use super::vocabulary::{TokenType, Vocabulary};
 
-/// What stands for a space in these vocabularies.
+/// The character for a space in these vocabularies.
 pub(super) const SPACE: &str = "\u{2581}";
 
 /// No token.
@@ -63,12 +63,12 @@ impl SentencePiece {
         }
         merger.merge(|left, right| token(left.start, right.end).map(|(token, rank)| (rank, token)));
         let mut after_unknown = false;
-        for piece in merger.pieces() {
-            if piece.symbol != NONE {
-                tokens.push(piece.symbol);
+        for segment in merger.segments() {
+            if segment.symbol != NONE {
+                tokens.push(segment.symbol);
                 after_unknown = false;
             } else if self.has_bytes {
-                for &byte in bytes.get(piece.start..piece.end).unwrap_or_default() {
+                for &byte in bytes.get(segment.start..segment.end).unwrap_or_default() {
                     let own = self.bytes.get(usize::from(byte)).copied().flatten();
                     tokens.extend(own.or(self.unknown));
                 }
@@ -80,7 +80,7 @@ impl SentencePiece {
     }
 }
 
-/// A whole number that is smaller for greater scores.
+/// An integer that is smaller for greater scores.
 fn rank(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits();
     if bits >> 31 == 0 { !(bits | 0x8000_0000) } else { bits }

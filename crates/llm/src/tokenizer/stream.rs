@@ -1,11 +1,11 @@
-//! Tokens to text as they come, never half a character.
+//! Streaming detokenization, in whole characters.
 
 use super::Tokenizer;
 use crate::Result;
 
-/// Collects what tokens print and hands out whole characters. What cannot become a character any more is U+FFFD.
+/// Decodes a stream of tokens to whole characters. Bytes that cannot become a character are replaced by U+FFFD.
 ///
-/// The first token keeps its leading space: a continuation is to be printed right after what it continues.
+/// The first token keeps its leading space, since the text continues a prompt.
 #[derive(Clone, Debug)]
 pub struct Detokenizer<'t> {
     tokenizer: &'t Tokenizer,
@@ -13,23 +13,23 @@ pub struct Detokenizer<'t> {
 }
 
 impl<'t> Detokenizer<'t> {
-    /// Starts with nothing pending.
+    /// A detokenizer at the start of a stream.
     pub fn new(tokenizer: &'t Tokenizer) -> Detokenizer<'t> {
         Detokenizer { tokenizer, pending: Pending::default() }
     }
 
-    /// The text that is complete with this token; empty while a character is still incomplete.
+    /// The characters that this token completes; empty while a character is incomplete.
     pub fn push(&mut self, token: u32) -> Result<String> {
         Ok(self.pending.push(self.tokenizer.piece(token)?))
     }
 
-    /// What is left at the end: nothing, or U+FFFD for a character that never was completed.
+    /// The rest at the end of the stream: nothing, or U+FFFD for an incomplete character.
     pub fn finish(&mut self) -> String {
         self.pending.finish()
     }
 }
 
-/// Bytes of a character that is not complete.
+/// The bytes of an incomplete character.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pending(Vec<u8>);
 
@@ -62,7 +62,7 @@ impl Pending {
     }
 }
 
-/// Whether bytes that are not a character yet are the start of one.
+/// Whether bytes are the start of a character.
 fn may_continue(bytes: &[u8]) -> bool {
     !bytes.is_empty() && std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
@@ -78,20 +78,20 @@ mod tests {
     }
 
     #[test]
-    fn a_character_in_parts_comes_whole() {
+    fn a_character_in_parts_is_completed() {
         let (texts, rest) = stream(&[b"a\xf0", b"\x9f", b"\x99", b"\x82b"]);
         assert_eq!((texts, rest.as_str()), (["a", "", "", "🙂b"].map(String::from).to_vec(), ""));
     }
 
     #[test]
-    fn what_cannot_become_a_character_is_replaced_at_once() {
+    fn invalid_bytes_are_replaced_at_once() {
         let (texts, rest) = stream(&[b"\x80", b"\xc3", b"x", b"\xff\xfe", b"\xe4\xbd"]);
         let expected = ["\u{fffd}", "", "\u{fffd}x", "\u{fffd}\u{fffd}", ""].map(String::from).to_vec();
         assert_eq!((texts, rest.as_str()), (expected, "\u{fffd}"));
     }
 
     #[test]
-    fn any_cut_of_any_bytes_gives_what_the_whole_gives() {
+    fn chunks_of_any_size_give_the_same_text() {
         let bytes = b"na\xc3\xafve \xf0\x9f\x99\x82\xf0\x9f \xed\xa0\x80 \xe4\xbd\xa0\xc3";
         let whole = String::from_utf8_lossy(bytes);
         for size in 1..bytes.len() {

@@ -1,8 +1,8 @@
-//! A set of byte strings that finds the ones a text starts with.
+//! A trie of byte strings, to find those that a text starts with.
 
 use rustc_hash::FxHashMap;
 
-/// A prefix tree over bytes; each string carries the number of its token.
+/// A trie over bytes; each string has a token.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trie {
     edges: FxHashMap<(u32, u8), u32>,

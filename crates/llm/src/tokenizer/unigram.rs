@@ -1,9 +1,9 @@
-//! The unigram tokenizer (`tokenizer.ggml.model = t5`): of all ways to cut the text, the one with the best sum of scores.
+//! The unigram tokenizer (`tokenizer.ggml.model = t5`): the segmentation with the best sum of scores (Viterbi).
 
 use super::trie::Trie;
 use super::vocabulary::{TokenType, Vocabulary};
 
-/// How much worse than the worst token an unknown character is.
+/// The difference of an unknown character's score to the worst score of the vocabulary.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 #[derive(Debug)]
@@ -14,9 +14,9 @@ pub(super) struct Unigram {
     unknown_score: f64,
 }
 
-/// The best way to reach a place in the text.
+/// The best segmentation of the text up to a position.
 #[derive(Clone, Copy)]
-struct Arrival {
+struct BestPath {
     score: f64,
     token: u32,
     from: usize,
@@ -34,32 +34,32 @@ impl Unigram {
                     worst = worst.min(*own);
                 }
                 TokenType::Unused => *own = vocabulary.score(token),
-                TokenType::UserDefined => {} // Score 0: better than any other.
+                TokenType::UserDefined => {} // Score 0: better than all others.
                 TokenType::Control | TokenType::Unknown | TokenType::Byte => continue,
             }
             words.insert(text.as_bytes(), token);
         }
         let worst = if worst.is_finite() { f64::from(worst) } else { 0.0 };
-        // A file without an unknown token must not lose text silently: token 2 is what T5 itself uses.
+        // In a file without an unknown token, unknown text must not be dropped: T5 itself uses token 2.
         let unknown = vocabulary.unknown.unwrap_or(2).min(vocabulary.tokens.len().saturating_sub(1) as u32);
         Unigram { words, scores, unknown, unknown_score: worst - UNKNOWN_PENALTY }
     }
 
-    /// Appends the tokens of a text that is already normalized.
+    /// Appends the tokens of a normalized text.
     pub(super) fn encode(&self, text: &str, tokens: &mut Vec<u32>) {
-        let start = Arrival { score: f64::NEG_INFINITY, token: self.unknown, from: 0 };
+        let start = BestPath { score: f64::NEG_INFINITY, token: self.unknown, from: 0 };
         let mut best = vec![start; text.len() + 1];
         if let Some(first) = best.first_mut() {
             first.score = 0.0;
         }
         for (from, letter) in text.char_indices() {
-            let here = best.get(from).map_or(f64::NEG_INFINITY, |arrival| arrival.score);
+            let here = best.get(from).map_or(f64::NEG_INFINITY, |path| path.score);
             let mut whole_letter = false;
             let mut arrive = |length: usize, token: u32, score: f64| {
                 if let Some(there) = best.get_mut(from + length)
                     && score > there.score
                 {
-                    *there = Arrival { score, token, from };
+                    *there = BestPath { score, token, from };
                 }
             };
             for (length, token) in self.words.prefixes(text.as_bytes().get(from..).unwrap_or_default()) {
@@ -71,16 +71,16 @@ impl Unigram {
                 arrive(letter.len_utf8(), self.unknown, here + self.unknown_score);
             }
         }
-        // Back from the end; a run of unknown characters is one token.
+        // Follow the path back from the end; consecutive unknown characters are one token.
         let first = tokens.len();
         let mut at = text.len();
         while at > 0 {
-            let Some(arrival) = best.get(at) else { break };
+            let Some(path) = best.get(at) else { break };
             let repeated = tokens.len() > first && tokens.last() == Some(&self.unknown);
-            if !(repeated && arrival.token == self.unknown) {
-                tokens.push(arrival.token);
+            if !(repeated && path.token == self.unknown) {
+                tokens.push(path.token);
             }
-            at = arrival.from;
+            at = path.from;
         }
         if let Some(added) = tokens.get_mut(first..) {
             added.reverse();

@@ -1,27 +1,27 @@
-//! A vocabulary as plain data, however it was come by.
+//! A vocabulary as plain data.
 
 use crate::{Error, Result};
 
-/// What a token is for.
+/// The type of a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenType {
     /// Ordinary text.
     #[default]
     Normal,
-    /// Stands for what the vocabulary cannot say.
+    /// Stands for text that is not in the vocabulary.
     Unknown,
-    /// Steers the model; never the result of ordinary text.
+    /// A control token, which plain text is never encoded as.
     Control,
-    /// Text that is always kept in one piece.
+    /// Text that is never split.
     UserDefined,
-    /// A place without use.
+    /// An unused token.
     Unused,
     /// One byte, written like `<0x0A>`.
     Byte,
 }
 
 impl TokenType {
-    /// The type with this number in a GGUF file. Numbers without a meaning are ordinary text, as in other readers.
+    /// The type with this number in a GGUF file. Unknown numbers are ordinary text.
     pub fn from_id(id: i64) -> TokenType {
         match id {
             2 => TokenType::Unknown,
@@ -34,37 +34,36 @@ impl TokenType {
     }
 }
 
-/// Everything a tokenizer is made of. The names follow the `tokenizer.ggml.*` keys of GGUF files.
+/// The data of a tokenizer. The names follow the `tokenizer.ggml.*` keys of GGUF files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vocabulary {
-    /// The kind: `gpt2` (byte-level), `llama` (SentencePiece) or `t5` (unigram).
+    /// The tokenizer model: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5` (unigram).
     pub model: String,
     /// The name of the pre-tokenizer; byte-level vocabularies only.
     pub pre: Option<String>,
-    /// The text of each token. Of equal texts the last one counts; an empty text is never matched.
+    /// The text of each token. Of equal texts the last one is used; an empty text is never matched.
     pub tokens: Vec<String>,
     /// The score of each token, or empty.
     pub scores: Vec<f32>,
-    /// The type of each token, or empty when all are ordinary.
+    /// The type of each token, or empty if all are ordinary text.
     pub types: Vec<TokenType>,
-    /// Pairs of texts separated by a space, best first; byte-level vocabularies only. Pairs that no text can contain
-    /// are ignored.
+    /// Merges: pairs of texts separated by a space, best first; byte-level vocabularies only.
     pub merges: Vec<String>,
-    /// The token that begins a text.
+    /// The beginning-of-text token.
     pub bos: Option<u32>,
-    /// The token that ends a text.
+    /// The end-of-text token.
     pub eos: Option<u32>,
-    /// The token that ends a turn of a chat.
+    /// The end-of-turn token.
     pub eot: Option<u32>,
-    /// The token for what the vocabulary cannot say.
+    /// The unknown token.
     pub unknown: Option<u32>,
-    /// Whether a text is to begin with `bos`; `None` leaves it to the kind.
+    /// Whether prompts begin with `bos`; `None` is the default of the tokenizer model.
     pub add_bos: Option<bool>,
-    /// Whether text is to start with a space; `None` leaves it to the kind.
+    /// Whether a space is added before text; `None` is the default of the tokenizer model.
     pub add_space_prefix: Option<bool>,
-    /// Whether runs of spaces count as one (unigram only).
+    /// Whether runs of spaces are collapsed (unigram only).
     pub remove_extra_spaces: bool,
-    /// SentencePiece's compiled table of replacements that come before anything else (unigram only), or empty.
+    /// SentencePiece's compiled normalization table (unigram only), or empty.
     pub replacements: Vec<u8>,
 }
 
@@ -79,16 +78,16 @@ impl Vocabulary {
         self.scores.get(token as usize).copied().unwrap_or_default()
     }
 
-    /// Finds contradictions that would make results meaningless.
+    /// An error if the vocabulary is inconsistent.
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |reason: String| Err(Error::Vocabulary { reason });
         let count = self.tokens.len();
         if count == 0 {
             return wrong("it has no tokens".to_owned());
         }
-        // Symbols beyond the tokens are numbered too: at most three for a merge.
-        let most = count.saturating_add(self.merges.len().saturating_mul(3)).saturating_add(256);
-        if u32::try_from(most).is_err() {
+        // Merges have symbols beyond the tokens: at most three each.
+        let max_symbols = count.saturating_add(self.merges.len().saturating_mul(3)).saturating_add(256);
+        if u32::try_from(max_symbols).is_err() {
             return wrong(format!("{count} tokens and {} merges are too many", self.merges.len()));
         }
         if !self.scores.is_empty() && self.scores.len() < count {
@@ -98,7 +97,7 @@ impl Vocabulary {
             return wrong(format!("{} token types for {count} tokens", self.types.len()));
         }
         if let Some(token) = self.scores.iter().take(count).position(|score| score.is_nan()) {
-            return wrong(format!("the score of token {token} is not a number"));
+            return wrong(format!("the score of token {token} is NaN"));
         }
         let named = [
             ("beginning", self.bos),
@@ -112,7 +111,7 @@ impl Vocabulary {
             }
         }
         if self.add_bos == Some(true) && self.bos.is_none() {
-            return wrong("text is to begin with a token that is not named".to_owned());
+            return wrong("prompts begin with a beginning-of-text token, but there is none".to_owned());
         }
         Ok(())
     }

@@ -1,19 +1,19 @@
 //! Judges evaluated cases against exact results.
 
-use quadriga_llm::evaluate::Outcome;
-pub use quadriga_llm::judge::Exact;
+use quadriga_llm::evaluate::CaseResult;
+pub use quadriga_llm::judge::ExactCase;
 
 /// The cases of a file, one a line.
-pub fn cases(lines: &str) -> Vec<Exact> {
+pub fn cases(lines: &str) -> Vec<ExactCase> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Everything judged so far.
 #[derive(Default, Debug)]
-pub struct Verdict(quadriga_llm::judge::Verdict);
+pub struct Judgement(quadriga_llm::judge::Judgement);
 
-impl Verdict {
-    pub fn add(&mut self, exact: &Exact, outcome: &Outcome) {
+impl Judgement {
+    pub fn add(&mut self, exact: &ExactCase, outcome: &CaseResult) {
         assert_eq!(outcome.name, exact.case.name);
         self.0.add(exact, outcome);
     }

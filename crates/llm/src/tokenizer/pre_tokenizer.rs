@@ -1,22 +1,22 @@
-//! Pre-tokenizers: the rules, named by the vocabulary, that cut text into words before any merging.
+//! Pre-tokenizers: rules, named by the vocabulary, that split text into words before BPE merges them.
 //!
-//! Each rule is one or more stages; a stage cuts every piece that the stage before left, into matches and what lies
-//! between them. The published rules end in `\s+(?!\S)|\s+`: a run of white space gives its last character to the word
-//! after it. That is the only look-ahead among them, so it is done here by hand, and the rest is left to regular
-//! expressions that run in linear time whatever the text.
+//! A pre-tokenizer has one or more stages; each stage splits every word of the previous stage into the matches of a
+//! regular expression and the text between them. The published expressions end in `\s+(?!\S)|\s+`: the last character
+//! of a run of white space belongs to the next word. That is their only look-ahead, so it is implemented in code, and
+//! the rest with regular expressions that run in linear time.
 
 use regex::Regex;
 
 use crate::{Error, Result};
 
-/// How a run of white space at the end of a match is treated.
+/// The treatment of a match that is a run of white space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spaces {
-    /// As the expression says.
+    /// The match is a word.
     Plain,
-    /// The last character is left to the word that follows, if there is one.
+    /// The last character belongs to the next word, if there is one.
     LeaveLast,
-    /// The same, except that a run that ends a line stays whole.
+    /// The same, unless the run ends with a line end.
     LeaveLastUnlessLineEnd,
 }
 
@@ -26,21 +26,21 @@ struct Stage {
     spaces: Spaces,
 }
 
-/// The rules of one pre-tokenizer, and the habits that come with its name.
+/// A pre-tokenizer, and the tokenizer defaults that its name implies.
 #[derive(Clone, Debug)]
-pub(super) struct Splitter {
+pub(super) struct PreTokenizer {
     stages: Vec<Stage>,
-    /// A word that is a token is that token, whatever the merges say.
+    /// Whether a word that is in the vocabulary becomes that token without merging.
     pub(super) ignore_merges: bool,
     /// Whether text starts with the beginning-of-text token when the file does not say.
     pub(super) add_bos: bool,
 }
 
-/// The words that GPT-2 cuts; later rules differ in digits, punctuation and line ends.
+/// The words of GPT-2; later pre-tokenizers differ in digits, punctuation and line ends.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
 /// English contractions in either case.
 const CONTRACTIONS: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
-/// East Asian text, which DeepSeek's coder keeps in one piece: from U+0800, where the Basic Multilingual Plane's rarer
+/// East Asian text, which DeepSeek Coder does not split: from U+0800, where the Basic Multilingual Plane's rarer
 /// scripts begin, to U+9FA5, the last ideograph of Unicode 1.1; and from U+AC00, the first Hangul syllable, to U+D7FF,
 /// the end of the Hangul blocks.
 const EAST_ASIAN: &str = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+";
@@ -50,7 +50,7 @@ const HAN_AND_KANA: &str = r"[\x{3040}-\x{30FF}\x{4E00}-\x{9FA5}]+";
 /// and Arabic; a space before belongs to them.
 const BLOOM: &str = r" ?[^\s()|.,!?…。，、।۔،]+";
 
-/// Every family of rules, with the names that vocabularies give it.
+/// Every family of pre-tokenizers, with the names that vocabularies use.
 const FAMILIES: &[(Family, &[&str])] = &[
     (Family::Default, &["default"]),
     (
@@ -147,13 +147,13 @@ impl Family {
         use Spaces::{LeaveLast, LeaveLastUnlessLineEnd, Plain};
         let plain = |expression: &str| (expression.to_owned(), Plain);
         let gpt2 = || (GPT2.to_owned(), LeaveLast);
-        // The shape that most vocabularies since GPT-4 share: what a word is, and how digits are grouped.
+        // Most pre-tokenizers since GPT-4 differ only in words, groups of digits and line ends after punctuation.
         let modern = |word: &str, digits: &str, after_marks: &str| {
             let marks = format!(r" ?[^\s\p{{L}}\p{{N}}]+{after_marks}");
             (format!(r"{word}|{digits}|{marks}|\s*[\r\n]+|\s+"), LeaveLastUnlessLineEnd)
         };
         let words = format!(r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+");
-        // Words whose capitals come first, optionally with a contraction that belongs to them.
+        // Words that begin with capitals, with an optional contraction.
         let cased = |ending: &str| {
             let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
             let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
@@ -188,7 +188,7 @@ impl Family {
                 plain(r"\p{N}{1,3}"),
                 plain(HAN_AND_KANA),
                 (
-                    // A mark of ASCII takes the letters of ASCII after it.
+                    // ASCII punctuation and the ASCII letters after it are one word.
                     r"[[:punct:]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"
                         .to_owned(),
                     LeaveLastUnlessLineEnd,
@@ -206,9 +206,9 @@ impl Family {
     }
 }
 
-impl Splitter {
-    /// The rules with this name; `None` is a file that names none, for which the oldest rules stand.
-    pub(super) fn named(name: Option<&str>) -> Result<Splitter> {
+impl PreTokenizer {
+    /// The pre-tokenizer with this name; `None`, for files without a name, is the default one.
+    pub(super) fn named(name: Option<&str>) -> Result<PreTokenizer> {
         let name = name.unwrap_or("default");
         let family = FAMILIES.iter().find(|(_, names)| names.contains(&name)).map(|(family, _)| *family);
         let Some(family) = family else {
@@ -219,20 +219,20 @@ impl Splitter {
                 .map_err(|error| Error::Vocabulary { reason: format!("the rules of '{name}': {error}") })?;
             Ok(Stage { expression, spaces })
         });
-        Ok(Splitter {
+        Ok(PreTokenizer {
             stages: stages.collect::<Result<_>>()?,
             ignore_merges: matches!(family, Family::Llama3 { whole_words: true, .. } | Family::Tekken),
             add_bos: matches!(family, Family::Llama3 { bos: true, .. } | Family::Tekken),
         })
     }
 
-    /// Calls `word` for every word of the text, in order; together they are the text.
+    /// Calls `word` for every word of the text, in order. Their concatenation is the text.
     pub(super) fn split<'t>(&self, text: &'t str, word: &mut impl FnMut(&'t str)) {
         split_by(&self.stages, text, word);
     }
 }
 
-/// Every name that [`Splitter::named`] knows.
+/// Every name that [`PreTokenizer::named`] knows.
 pub(super) fn known() -> Vec<&'static str> {
     FAMILIES.iter().flat_map(|(_, names)| names.iter().copied()).collect()
 }
@@ -245,13 +245,13 @@ fn split_by<'t>(stages: &[Stage], text: &'t str, word: &mut impl FnMut(&'t str))
         return;
     };
     let mut rest = text;
-    // A search starts anew after a shortened match, so that the character left over can begin the next word.
+    // The search restarts after a shortened match, so that the next word can begin with the character left over.
     while let Some(found) = stage.expression.find(rest) {
         let (before, from) = rest.split_at(found.start());
         let (matched, after) = from.split_at(found.len());
         let keep = matched.len() - left_over(stage.spaces, matched, after);
         if keep == 0 {
-            break; // No expression above matches the empty text; this only makes the loop's end plain.
+            break; // No expression matches the empty text; this guarantees that the loop ends.
         }
         split_by(later, before, word);
         let (matched, after) = from.split_at(keep);
@@ -261,7 +261,7 @@ fn split_by<'t>(stages: &[Stage], text: &'t str, word: &mut impl FnMut(&'t str))
     split_by(later, rest, word);
 }
 
-/// How many bytes at the end of a run of white space belong to what follows it.
+/// The number of bytes at the end of a run of white space that belong to the next word.
 fn left_over(spaces: Spaces, matched: &str, after: &str) -> usize {
     let mut characters = matched.chars();
     let (Some(last), Some(_), false) = (characters.next_back(), characters.next_back(), after.is_empty())
@@ -273,20 +273,20 @@ fn left_over(spaces: Spaces, matched: &str, after: &str) -> usize {
         Spaces::LeaveLast => false,
         Spaces::LeaveLastUnlessLineEnd => matches!(last, '\r' | '\n'),
     };
-    // A run is looked at from its end: words that are not white space are told apart at once.
+    // Checking the last character first is fast for words that are not white space.
     let is_run = last.is_whitespace() && matched.chars().all(char::is_whitespace);
-    // When the expression stopped before the end of the run, the rest of it is not a word that could take the space.
+    // If the match ended before the end of the run, white space follows, and not a word.
     let run_goes_on = after.chars().next().is_some_and(char::is_whitespace);
     if stays || !is_run || run_goes_on { 0 } else { last.len_utf8() }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Splitter;
+    use super::PreTokenizer;
 
-    /// Cut by hand, by the rules that the models publish.
+    /// Expected words by the published expressions, split by hand.
     #[test]
-    fn words_are_cut_as_the_models_say() {
+    fn words_are_split_as_published() {
         let cases: &[(&str, &str, &[&str])] = &[
             (
                 "gpt-2",
@@ -310,25 +310,25 @@ mod tests {
         ];
         for (name, text, words) in cases {
             let mut got = Vec::new();
-            match Splitter::named(Some(name)) {
-                Ok(splitter) => splitter.split(text, &mut |word| got.push(word)),
+            match PreTokenizer::named(Some(name)) {
+                Ok(pre_tokenizer) => pre_tokenizer.split(text, &mut |word| got.push(word)),
                 Err(error) => got.push(Box::leak(error.to_string().into_boxed_str())),
             }
             assert_eq!(got, *words, "{name}: {text:?}");
         }
     }
 
-    /// The edges of the classes that are written as numbers.
+    /// The boundaries of character classes that are code point ranges.
     #[test]
     fn ranges_begin_and_end_where_the_scripts_do() {
         let words = |name: &str, text: &'static str| {
             let mut got = Vec::new();
-            if let Ok(splitter) = Splitter::named(Some(name)) {
-                splitter.split(text, &mut |word| got.push(word));
+            if let Ok(pre_tokenizer) = PreTokenizer::named(Some(name)) {
+                pre_tokenizer.split(text, &mut |word| got.push(word));
             }
             got.len()
         };
-        // Hiragana, katakana and ideographs are one word to V3, Hangul is none of them but still letters.
+        // For DeepSeek V3, hiragana, katakana and ideographs are one word; Hangul is another one.
         assert_eq!(words("deepseek-v3", "あゟアヿ一龥"), 1);
         assert_eq!(words("deepseek-v3", "一한"), 2);
         assert_eq!(words("deepseek-v3", "一\u{9FA6}"), 2);
@@ -336,8 +336,8 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_are_not_known_are_named() {
-        let error = Splitter::named(Some("deepseek-llm")).map(drop).map_err(|error| error.to_string());
+    fn unknown_names_are_an_error() {
+        let error = PreTokenizer::named(Some("deepseek-llm")).map(drop).map_err(|error| error.to_string());
         assert!(error.is_err_and(|text| text.contains("'deepseek-llm'") && text.contains("deepseek-coder")));
     }
 }

@@ -1,4 +1,4 @@
-//! What the architectures share: embedding, norms, attention over the cache, feed-forward, logits.
+//! Building blocks of all architectures: embedding, norms, attention over the KV cache, feed-forward, logits.
 
 use quadriga_gguf::File;
 use quadriga_graph::{AttentionOptions, DType, GraphBuilder, Value};
@@ -7,37 +7,37 @@ use super::GraphShape;
 use crate::hyperparameters::Hyperparameters;
 use crate::{Error, Result};
 
-/// A model under construction: the builder, the file and the inputs that every block reads.
-pub(super) struct Parts<'g> {
+/// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
+pub(super) struct ModelBuilder<'g> {
     g: &'g GraphBuilder,
-    source: Weights<'g>,
+    source: FileWeights<'g>,
     hyper: &'g Hyperparameters,
     shape: GraphShape,
     positions: Value<'g>,
     slots: Value<'g>,
     spans: Value<'g>,
-    /// Absent when every token's result is wanted, in order, or none.
+    /// Absent when all tokens are outputs, or none.
     rows: Option<Value<'g>>,
     frequency_factors: Option<Value<'g>>,
     embedding: Value<'g>,
 }
 
-/// One block of a model.
-pub(super) struct Block<'p, 'g> {
-    parts: &'p Parts<'g>,
+/// One layer of a model graph under construction.
+pub(super) struct LayerBuilder<'p, 'g> {
+    model: &'p ModelBuilder<'g>,
     index: usize,
 }
 
-impl<'g> Parts<'g> {
+impl<'g> ModelBuilder<'g> {
     pub(super) fn new(
         g: &'g GraphBuilder,
         file: &'g File,
         hyper: &'g Hyperparameters,
         shape: GraphShape,
-    ) -> Result<Parts<'g>> {
+    ) -> Result<ModelBuilder<'g>> {
         let n = shape.tokens;
-        let source = Weights { g, file };
-        Ok(Parts {
+        let source = FileWeights { g, file };
+        Ok(ModelBuilder {
             g,
             hyper,
             shape,
@@ -56,8 +56,8 @@ impl<'g> Parts<'g> {
         self.embedding.get_rows(tokens)
     }
 
-    pub(super) fn blocks(&self) -> impl Iterator<Item = Block<'_, 'g>> {
-        (0..self.hyper.layers).map(|index| Block { parts: self, index })
+    pub(super) fn layers(&self) -> impl Iterator<Item = LayerBuilder<'_, 'g>> {
+        (0..self.hyper.layers).map(|index| LayerBuilder { model: self, index })
     }
 
     /// A root-mean-square norm with its weight.
@@ -76,7 +76,7 @@ impl<'g> Parts<'g> {
         })
     }
 
-    /// The outputs: logits over the vocabulary, by the embedding itself where the file has no matrix for them.
+    /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
     pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
         let hidden = self.norm("output_norm.weight", x)?;
         if self.shape.hidden {
@@ -94,13 +94,13 @@ impl<'g> Parts<'g> {
     }
 }
 
-/// The file's tensors as weights of the graph, each checked before it is declared.
-struct Weights<'g> {
+/// The file's tensors as weights of the graph. Shape and type of each are checked before it is declared.
+struct FileWeights<'g> {
     g: &'g GraphBuilder,
     file: &'g File,
 }
 
-impl<'g> Weights<'g> {
+impl<'g> FileWeights<'g> {
     /// The weight of this name, if the file has it.
     fn find(&self, name: &str, dims: &[usize]) -> Result<Option<Value<'g>>> {
         if self.file.find_tensor(name).is_none() {
@@ -109,7 +109,7 @@ impl<'g> Weights<'g> {
         self.get(name, dims).map(Some)
     }
 
-    /// A weight that is used element by element, which F32 alone can be everywhere.
+    /// A weight of an element-wise operation; all backends compute those in F32 only.
     fn vector(&self, name: &str, len: usize) -> Result<Value<'g>> {
         let dtype = self.file.tensor(name)?.dtype();
         if dtype != DType::F32 {
@@ -139,14 +139,14 @@ impl<'g> Weights<'g> {
     }
 }
 
-impl<'g> Block<'_, 'g> {
+impl<'g> LayerBuilder<'_, 'g> {
     fn name(&self, part: &str) -> String {
         format!("blk.{}.{part}", self.index)
     }
 
     pub(super) fn norm(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
-        let _scope = self.parts.g.scope(&self.name(part));
-        self.parts.norm(&self.name(&format!("{part}.weight")), x)
+        let _scope = self.model.g.scope(&self.name(part));
+        self.model.norm(&self.name(&format!("{part}.weight")), x)
     }
 
     /// A norm over each head of `[n, heads, d]`.
@@ -155,29 +155,29 @@ impl<'g> Block<'_, 'g> {
     }
 
     fn linear(&self, part: &str, out: usize, x: Value<'g>) -> Result<Value<'g>> {
-        let _scope = self.parts.g.scope(&self.name(part));
-        self.parts.linear(&self.name(part), out, x)
+        let _scope = self.model.g.scope(&self.name(part));
+        self.model.linear(&self.name(part), out, x)
     }
 
     /// Queries `[n, heads, d]`, keys `[n, kv_heads, d]` and values `[n, kv_heads · e]`.
     pub(super) fn query_key_value(&self, x: Value<'g>) -> Result<(Value<'g>, Value<'g>, Value<'g>)> {
-        let h = self.parts.hyper;
-        let n = self.parts.shape.tokens;
+        let h = self.model.hyper;
+        let n = self.model.shape.tokens;
         let query = self.linear("attn_q", h.heads * h.key_length, x)?;
         let key = self.linear("attn_k", h.key_width(), x)?;
         let value = self.linear("attn_v", h.value_width(), x)?;
         Ok((query.reshape([n, h.heads, h.key_length]), key.reshape([n, h.kv_heads, h.key_length]), value))
     }
 
-    /// Heads turned by their position.
+    /// Applies RoPE to the heads of queries or keys.
     pub(super) fn rope(&self, x: Value<'g>) -> Result<Value<'g>> {
-        let _scope = self.parts.g.scope(&self.name("rope"));
-        Ok(x.rope(self.parts.hyper.rope, self.parts.positions, self.parts.frequency_factors))
+        let _scope = self.model.g.scope(&self.name("rope"));
+        Ok(x.rope(self.model.hyper.rope, self.model.positions, self.model.frequency_factors))
     }
 
-    /// Puts keys and values into the cache, attends over it and projects the result. Returns it with the part of
-    /// `residual` that it is to be added to: in the last block, only the rows whose results are wanted; `None` where
-    /// none are.
+    /// Writes keys and values to the KV cache, attends over it and projects the result. Returns the result and the
+    /// residual that it is added to. In the last layer both have the output rows only, and `None` is returned if there
+    /// are none.
     pub(super) fn attention(
         &self,
         query: Value<'g>,
@@ -185,7 +185,7 @@ impl<'g> Block<'_, 'g> {
         value: Value<'g>,
         residual: Value<'g>,
     ) -> Result<Option<(Value<'g>, Value<'g>)>> {
-        let (g, h, shape) = (self.parts.g, self.parts.hyper, self.parts.shape);
+        let (g, h, shape) = (self.model.g, self.model.hyper, self.model.shape);
         let (n, d, e) = (shape.tokens, h.key_length, h.value_length);
         let attended = {
             let _scope = g.scope(&self.name("attn"));
@@ -194,8 +194,8 @@ impl<'g> Block<'_, 'g> {
                 g.state(&self.name("cache_v"), shape.cache, [shape.cache_slots, h.value_width()]);
             // The written slots are among the visible ones: attention reads the tensors that were written.
             let keys = key_cache.slice(0, 0, shape.visible_slots);
-            let keys = keys.set_rows(key.reshape([n, h.key_width()]), self.parts.slots);
-            let values = value_cache.slice(0, 0, shape.visible_slots).set_rows(value, self.parts.slots);
+            let keys = keys.set_rows(key.reshape([n, h.key_width()]), self.model.slots);
+            let values = value_cache.slice(0, 0, shape.visible_slots).set_rows(value, self.model.slots);
             if self.is_last() && shape.rows == 0 {
                 return Ok(None);
             }
@@ -204,10 +204,10 @@ impl<'g> Block<'_, 'g> {
             let scale = 1.0 / (d as f32).sqrt();
             query
                 .permute([1, 0, 2])
-                .attention(keys, values, AttentionOptions::new().spans(self.parts.spans).scale(scale))
+                .attention(keys, values, AttentionOptions::new().spans(self.model.spans).scale(scale))
                 .reshape([n, h.heads * e])
         };
-        let (attended, residual) = match self.parts.rows {
+        let (attended, residual) = match self.model.rows {
             Some(rows) if self.is_last() => (attended.get_rows(rows), residual.get_rows(rows)),
             _ => (attended, residual),
         };
@@ -216,13 +216,13 @@ impl<'g> Block<'_, 'g> {
 
     /// `down(silu(gate(x)) · up(x))`.
     pub(super) fn gated_feed_forward(&self, x: Value<'g>) -> Result<Value<'g>> {
-        let h = self.parts.hyper;
+        let h = self.model.hyper;
         let gate = self.linear("ffn_gate", h.feed_forward, x)?;
         let up = self.linear("ffn_up", h.feed_forward, x)?;
         self.linear("ffn_down", h.width, gate.swiglu(up))
     }
 
     fn is_last(&self) -> bool {
-        self.index + 1 == self.parts.hyper.layers
+        self.index + 1 == self.model.hyper.layers
     }
 }
