@@ -1,5 +1,5 @@
-//! A model that is cut across devices computes what one device computes, wherever it is cut, and a device that fails
-//! leaves the sequences as they were.
+//! A model that is split across devices computes the same logits as on one device, however it is split; a device that
+//! fails leaves the sequences unchanged.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -18,7 +18,7 @@ fn options() -> EngineOptions {
 }
 
 /// An engine with some layers on the first of two devices.
-fn cut(model: Model, devices: [Arc<dyn Backend>; 2], on_device: usize) -> Engine {
+fn split(model: Model, devices: [Arc<dyn Backend>; 2], on_device: usize) -> Engine {
     let scheduler = Scheduler::new(devices).place(offload(model.hyperparameters(), on_device, 1));
     Engine::new(model, &scheduler, options(), &mut |_| {}).unwrap()
 }
@@ -41,7 +41,7 @@ fn run(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn cut_at_any_layer_between_a_simulated_device_and_the_cpu() {
+fn any_split_between_a_simulated_device_and_the_cpu_gives_the_same_logits() {
     for recipe in recipes() {
         let tokens = recipe.tokens(17);
         let wanted = run(&mut engine(recipe.model(), options()), &tokens);
@@ -50,7 +50,7 @@ fn cut_at_any_layer_between_a_simulated_device_and_the_cpu() {
                 [Sim::new("sim:0"), Sim::new("sim:0").isolated().alignment(256).padding(128).packs_weights()]
             {
                 let sim = sim.device();
-                let mut engine = cut(recipe.model(), [Arc::clone(&sim) as _, cpu(1)], on_device);
+                let mut engine = split(recipe.model(), [Arc::clone(&sim) as _, cpu(1)], on_device);
                 let found = distance(&run(&mut engine, &tokens), &wanted);
                 let context = format!("{}, {on_device} layers on the device", recipe.architecture);
                 assert!(found < 1e-4, "{context}: off by {found:.2e}");
@@ -64,36 +64,36 @@ fn cut_at_any_layer_between_a_simulated_device_and_the_cpu() {
 }
 
 #[test]
-fn cut_at_any_layer_between_two_equal_processors_not_one_bit_differs() {
+fn any_split_between_two_cpus_gives_bit_identical_logits() {
     for recipe in recipes() {
         let tokens = recipe.tokens(17);
         let wanted = run(&mut engine(recipe.model(), options()), &tokens);
         for on_device in 0..=recipe.layers + 1 {
-            let mut engine = cut(recipe.model(), [cpu(1), cpu(1)], on_device);
+            let mut engine = split(recipe.model(), [cpu(1), cpu(1)], on_device);
             assert_eq!(run(&mut engine, &tokens), wanted, "{} cut at {on_device}", recipe.architecture);
         }
     }
 }
 
 #[test]
-fn a_device_that_fails_once_leaves_the_sequences_as_they_were() {
+fn a_failing_device_leaves_the_sequences_unchanged() {
     let recipe = &recipes()[0];
     let tokens = recipe.tokens(17);
     let wanted = run(&mut engine(recipe.model(), options()), &tokens);
     for what in [FaultPoint::Run, FaultPoint::Transfer, FaultPoint::Compile, FaultPoint::Allocation] {
         for after in 0..6 {
             let sim = Sim::new("sim:0").device();
-            let mut engine = cut(recipe.model(), [Arc::clone(&sim) as _, cpu(1)], 3);
+            let mut engine = split(recipe.model(), [Arc::clone(&sim) as _, cpu(1)], 3);
             logits_of(&mut engine, &tokens[..5]);
             sim.fail(what, after);
             // Two batches: the second may fail when the first is done already.
-            let result = engine.extend(&common::all_wanted(0, &tokens[5..16]));
+            let result = engine.extend(&common::all_outputs(0, &tokens[5..16]));
             sim.clear_faults();
             let context = format!("{what:?} {after}: {:?}", result.as_ref().err().map(ToString::to_string));
             if result.is_err() {
                 assert_eq!(engine.len(0), 5, "{context}");
                 engine
-                    .extend(&common::all_wanted(0, &tokens[5..16]))
+                    .extend(&common::all_outputs(0, &tokens[5..16]))
                     .unwrap_or_else(|e| panic!("{context}: {e}"));
             }
             let rows: Vec<Vec<f32>> = (0..11).map(|row| engine.logits(row).to_vec()).collect();
@@ -104,7 +104,7 @@ fn a_device_that_fails_once_leaves_the_sequences_as_they_were() {
 }
 
 #[test]
-fn a_device_that_is_too_small_says_so() {
+fn a_device_that_is_too_small_is_an_error() {
     let model = recipes()[0].model();
     let sim = Sim::new("sim:0").capacity(10_000).build();
     let scheduler = Scheduler::new([sim, cpu(1)]).place(offload(model.hyperparameters(), 4, 1));

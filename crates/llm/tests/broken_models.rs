@@ -1,4 +1,4 @@
-//! A file that is not a model, or not one that can be run, is told so by the key or tensor that is wrong.
+//! Errors about malformed or unsupported model files name the key or tensor.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -8,7 +8,7 @@ use quadriga_gguf::{File, OwnedValue};
 use quadriga_graph::DType;
 use quadriga_llm::{Error, Model};
 
-/// The error of a model that was changed, and which mentions a name.
+/// The error of a model after a change; it must contain a name.
 fn refused(architecture: &'static str, change: impl Fn(&mut Parts), name: &str) -> Error {
     let mut parts = Recipe { text: true, ..Recipe::new(architecture) }.parts();
     change(&mut parts);
@@ -64,7 +64,7 @@ fn missing_tensors_are_named() {
 }
 
 #[test]
-fn counts_of_zero_and_beyond_reason_are_named() {
+fn counts_out_of_range_are_named() {
     for key in [
         "block_count",
         "context_length",
@@ -87,7 +87,7 @@ fn counts_of_zero_and_beyond_reason_are_named() {
 }
 
 #[test]
-fn values_that_contradict_each_other_are_named() {
+fn inconsistent_values_are_named() {
     let key = |key: &str, value: u32| {
         let key = format!("llama.{key}");
         refused("llama", |parts| _ = parts.set(&key, value), &key)
@@ -188,7 +188,7 @@ fn tensors_of_another_shape_are_named() {
 }
 
 #[test]
-fn tensors_that_cannot_be_computed_with_are_named() {
+fn tensors_of_unsupported_types_are_named() {
     for dtype in [DType::IQ1_S, DType::TQ2_0, DType::IQ2_XXS, DType::I8, DType::F64, DType::Q8_K] {
         let name = "blk.1.ffn_up.weight";
         let change = |parts: &mut Parts| {
@@ -220,7 +220,7 @@ fn tensors_that_cannot_be_computed_with_are_named() {
 }
 
 #[test]
-fn other_architectures_are_named_with_those_that_work() {
+fn unsupported_architectures_are_named_with_the_supported_ones() {
     for name in ["gemma3", "qwen3moe", "", "LLAMA"] {
         let mut parts = Recipe::new("llama").parts();
         let error = parts.set("general.architecture", name).model().err().unwrap();
@@ -247,7 +247,7 @@ fn a_vocabulary_that_does_not_fit_the_model_is_an_error() {
 }
 
 #[test]
-fn files_that_are_no_models_say_what_is_wrong() {
+fn files_that_are_not_models_are_errors() {
     let folder = tempfile::TempDir::new().unwrap();
     let path = folder.path().join("model.gguf");
     let open = |bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Templates of the shapes that real models carry, and templates made to hurt.
+//! Chat templates as real models have them, and malicious ones.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_llm::Error;
@@ -26,7 +26,7 @@ fn failure(source: &str) -> String {
 }
 
 #[test]
-fn chatml_as_smollm2_and_qwen2_write_it() {
+fn chatml_of_smollm2_and_qwen2() {
     let source = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nDefault<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi <b>&'\"! <|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(render(source), expected);
@@ -36,7 +36,7 @@ fn chatml_as_smollm2_and_qwen2_write_it() {
 }
 
 #[test]
-fn llama2_with_its_system_turn_inside_the_first_question() {
+fn llama2_with_the_system_prompt_in_the_first_message() {
     let source = "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}{% if loop.index0 == 0 and system_message != false %}{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}";
     assert_eq!(
         render(source),
@@ -83,18 +83,18 @@ fn qwen3_with_python_methods_namespaces_and_reversed_slices() {
 }
 
 #[test]
-fn json_is_written_as_python_writes_it() {
+fn json_is_formatted_as_in_python() {
     assert_eq!(render("{{ {'a': [1, '<&é'], 'b': none} | tojson }}"), r#"{"a": [1, "<&é"], "b": null}"#);
     assert_eq!(render("{{ [1, {'a': true}] | tojson(indent=2) }}"), "[\n  1,\n  {\n    \"a\": true\n  }\n]");
 }
 
 #[test]
-fn tags_that_only_mark_answers_are_passed_over() {
+fn generation_tags_are_ignored() {
     assert_eq!(render("a{% generation %}b{%- endgeneration -%} c"), "abc");
 }
 
 #[test]
-fn bad_templates_are_one_clear_line() {
+fn bad_templates_are_errors_of_one_line() {
     let endless = failure(
         "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a %}{% endfor %}{% endfor %}",
     );
@@ -102,7 +102,7 @@ fn bad_templates_are_one_clear_line() {
     let deep = failure("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}");
     assert!(deep.contains("recursion") || deep.contains("did not end"), "{deep}");
     let loud = failure("{% set a = 'x' * 1000000 %}{% for i in range(10000) %}{{ a }}{% endfor %}");
-    assert!(loud.contains("too much"), "{loud}");
+    assert!(loud.contains("too long"), "{loud}");
     for source in
         ["{% if %}", "{{ messages[0].content.no_such_method() }}", "{{ 1 / 0 }}", "{% include 'x' %}", "{{"]
     {

@@ -1,5 +1,4 @@
-//! Fetching the default model: what a user gets when all is well, and when something is not. No network: a small
-//! script stands in for pip.
+//! Fetching the default model, and every way in which that can fail. There is no network: a shell script replaces pip.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 #![cfg(unix)]
 
@@ -14,7 +13,7 @@ use quadriga_llm::default_model::{FetchProgress, ModelSource, fetch_source};
 use quadriga_llm::{Error, Result};
 use tempfile::TempDir;
 
-/// 3 MB that a test can tell from others.
+/// The contents of the model: 3 MB.
 fn content() -> Vec<u8> {
     (0..3_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect()
 }
@@ -84,7 +83,7 @@ impl Stage {
     }
 }
 
-/// Nothing is left but perhaps the lock.
+/// Asserts that the cache folder contains nothing but the lock file.
 fn assert_clean(cache: &Path) {
     let names: Vec<_> = fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| name == ".fetch.lock"), "{names:?}");
@@ -131,19 +130,19 @@ fn wheel(files: &[(&str, &[u8])], deflated: bool) -> Vec<u8> {
 }
 
 #[test]
-fn the_model_comes_once_and_stays() {
+fn the_model_is_downloaded_once() {
     let stage = Stage::new(&format!("test \"$wanted\" = some-model==1.0 || exit 9\n{COPY}"));
     let mut steps = Vec::new();
     let cache = stage.path("cache");
-    let mut watch = |step| {
+    let mut progress = |step| {
         steps.push(step);
         ControlFlow::Continue(())
     };
-    let model = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut watch).unwrap();
+    let model = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap();
     assert_eq!(fs::read(&model).unwrap(), content());
     assert_eq!(steps.last(), Some(&FetchProgress::Unpacking { bytes: SOURCE.bytes, total: SOURCE.bytes }));
-    let mut watch = |step: FetchProgress| panic!("nothing is left to do, but {step:?}");
-    assert_eq!(fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut watch).unwrap(), model);
+    let mut progress = |step: FetchProgress| panic!("nothing is left to do, but {step:?}");
+    assert_eq!(fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap(), model);
     assert_eq!(stage.runs(), 1);
 
     // A stored entry works too, and a file that changed since it was checked is fetched again.
@@ -154,7 +153,7 @@ fn the_model_comes_once_and_stays() {
 }
 
 #[test]
-fn a_model_put_there_by_hand_is_checked_once_and_taken() {
+fn a_model_installed_by_hand_is_verified_once() {
     let stage = Stage::new("exit 1");
     fs::create_dir(stage.path("cache")).unwrap();
     fs::write(stage.path("cache/model.gguf"), content()).unwrap();
@@ -164,7 +163,7 @@ fn a_model_put_there_by_hand_is_checked_once_and_taken() {
 }
 
 #[test]
-fn what_an_interrupted_fetch_left_behind_goes_away() {
+fn temporary_files_of_a_killed_fetch_are_removed() {
     let stage = Stage::new(COPY);
     fs::create_dir_all(stage.path("cache/.fetch.tmpAbC123/pip-unpack")).unwrap();
     fs::write(stage.path("cache/.fetch.tmpAbC123/pip-unpack/half.whl"), "half").unwrap();
@@ -202,7 +201,7 @@ fn modules_in_the_current_folder_are_not_imported() {
 }
 
 #[test]
-fn two_at_once_download_once() {
+fn concurrent_fetches_download_once() {
     let stage = Stage::new(COPY);
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -217,7 +216,7 @@ fn two_at_once_download_once() {
 }
 
 #[test]
-fn a_wrong_checksum_is_refused() {
+fn a_wrong_checksum_is_an_error() {
     let stage = Stage::new(COPY);
     let mut other = content();
     other[1_234_567] ^= 1;
@@ -231,7 +230,7 @@ fn a_wrong_checksum_is_refused() {
 }
 
 #[test]
-fn a_broken_archive_is_refused() {
+fn a_malformed_archive_is_an_error() {
     let stage = Stage::new(COPY);
     let good = fs::read(stage.path("good.whl")).unwrap();
     let cases: [(&[u8], &str); 4] = [
@@ -252,7 +251,7 @@ fn a_broken_archive_is_refused() {
 }
 
 #[test]
-fn no_network_is_told_in_pips_words() {
+fn errors_of_pip_are_reported() {
     let stage =
         Stage::new("echo 'WARNING: retrying' >&2; echo 'ERROR: No matching distribution found' >&2; exit 1");
     let message = stage.failure();
@@ -268,7 +267,7 @@ fn no_network_is_told_in_pips_words() {
 }
 
 #[test]
-fn no_pip_is_told() {
+fn a_missing_pip_is_reported() {
     let stage = Stage::new("");
     fs::remove_file(stage.path("pip")).unwrap();
     assert!(stage.failure().contains("no pip works here"));
@@ -277,7 +276,7 @@ fn no_pip_is_told() {
 }
 
 #[test]
-fn a_full_disk_is_told() {
+fn a_full_disk_is_reported() {
     let stage =
         Stage::new("echo \"ERROR: Could not install: [Errno 28] No space left on device\" >&2; exit 1");
     assert!(stage.failure().contains("No space left on device"));
@@ -291,21 +290,21 @@ fn a_full_disk_is_told() {
 }
 
 #[test]
-fn cancelling_stops_pip_and_cleans_up() {
+fn cancelling_kills_pip_and_removes_temporary_files() {
     let stage = Stage::new("echo $$ > \"$here/process\"; exec sleep 600");
     let cache = stage.path("cache");
     let process = stage.path("process");
-    let mut watch = |_| if process.exists() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    let error = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut watch).unwrap_err();
+    let mut progress = |_| if process.exists() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let error = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap_err();
     assert!(matches!(error, Error::FetchCancelled));
     assert_clean(&cache);
     // And while unpacking.
     stage.script(COPY);
-    let mut watch = |step| match step {
+    let mut progress = |step| match step {
         FetchProgress::Unpacking { bytes, .. } if bytes > 1_000_000 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
-    let error = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut watch).unwrap_err();
+    let error = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap_err();
     assert!(matches!(error, Error::FetchCancelled));
     assert_clean(&cache);
     stage.fetch().unwrap();

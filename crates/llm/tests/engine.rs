@@ -1,24 +1,24 @@
-//! What an engine promises: batches, sequences, the cache, its limits and its errors.
+//! The engine: batches, sequences, KV cache, limits and errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{Recipe, all_wanted, cpu, distance, distances, engine, logits_of};
+use common::{Recipe, all_outputs, cpu, distance, distances, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::{Batch, BatchToken, Engine, EngineOptions, Error, Model};
 use quadriga_runtime::{Detail, Scheduler};
 
-/// Rounding differs with the size of a batch, nothing else: in standard deviations of the logits.
+/// The tolerance for rounding that differs with the batch size, in standard deviations of the logits.
 const SAME: f64 = 1e-4;
 
 fn f32_options() -> EngineOptions {
     EngineOptions { cache: DType::F32, ..EngineOptions::default() }
 }
 
-/// Llama with a sliding window, so that batches meet its edge, and Qwen 3.
+/// Llama with a sliding window, which batches cross, and Qwen 3.
 fn recipes() -> [Recipe; 2] {
     [
         Recipe { window: Some(9), layers: 3, ..Recipe::new("llama") },
@@ -83,29 +83,29 @@ fn sequences_in_one_batch_do_not_see_each_other() {
 }
 
 #[test]
-fn watched_batches_give_the_same_logits_and_tell_what_they_took() {
+fn observed_batches_give_the_same_logits_and_their_times() {
     let recipe = Recipe::new("llama");
     let tokens = recipe.tokens(11);
     let options = EngineOptions { batch: 8, ..f32_options() };
     let wanted = logits_of(&mut engine(recipe.model(), options.clone()), &tokens);
-    let mut watched = engine(recipe.model(), options);
+    let mut observed = engine(recipe.model(), options);
     let told = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&told);
-    let watcher = move |batch: &Batch<'_>| {
+    let observer = move |batch: &Batch<'_>| {
         let nodes: usize = batch.trace.operations.iter().map(|operation| operation.nodes.len()).sum();
         assert_eq!(nodes, batch.plan.splits().nodes.len());
         assert!(batch.trace.seconds > 0.0 && batch.visible > 0.0 && batch.visible <= 1.0);
         list.lock().unwrap().push((batch.tokens.len(), batch.position));
     };
-    watched.observe(Some((Detail::Operations, Box::new(watcher))));
-    assert_eq!(logits_of(&mut watched, &tokens), wanted);
-    watched.observe(None);
-    watched.feed(&tokens[..1]).unwrap();
+    observed.observe(Some((Detail::Operations, Box::new(observer))));
+    assert_eq!(logits_of(&mut observed, &tokens), wanted);
+    observed.observe(None);
+    observed.feed(&tokens[..1]).unwrap();
     assert_eq!(*told.lock().unwrap(), [(8, 0), (3, 8)]);
 }
 
 #[test]
-fn only_the_rows_asked_for_come_back_in_order() {
+fn only_output_rows_have_logits_in_order() {
     let recipe = &recipes()[0];
     let tokens = recipe.tokens(20);
     let all = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
@@ -121,12 +121,12 @@ fn only_the_rows_asked_for_come_back_in_order() {
         assert!(distance(&rows, &wanted) < SAME, "batches of {batch}");
         assert!(engine.logits(5).is_empty(), "there is no sixth row");
         assert!(engine.logits(usize::MAX).is_empty());
-        assert!(engine.hidden(0).is_empty(), "hidden values were not asked for");
+        assert!(engine.hidden(0).is_empty(), "hidden states are not an output");
     }
 }
 
 #[test]
-fn tokens_can_be_computed_for_the_cache_alone() {
+fn a_batch_without_outputs_fills_the_cache() {
     // One layer is the special case: then nothing of the graph but the cache is left.
     for layers in [1, 2] {
         let recipe = Recipe { layers, ..Recipe::new("llama") };
@@ -144,12 +144,12 @@ fn tokens_can_be_computed_for_the_cache_alone() {
         assert!(distance(&[engine.logits(0).to_vec()], &all[14..]) < SAME, "{layers} layers");
         engine.extend(&[]).unwrap();
         assert_eq!(engine.len(0), 15);
-        assert!(engine.logits(0).is_empty(), "nothing was asked for");
+        assert!(engine.logits(0).is_empty(), "there was no output");
     }
 }
 
 #[test]
-fn a_sequence_can_be_cut_and_go_on_otherwise() {
+fn a_truncated_sequence_can_continue_differently() {
     for recipe in recipes() {
         let tokens = recipe.tokens(30);
         let mut other = tokens[..11].to_vec();
@@ -171,7 +171,7 @@ fn a_sequence_can_be_cut_and_go_on_otherwise() {
 }
 
 #[test]
-fn every_type_of_cache_gives_nearly_the_same() {
+fn every_cache_type_gives_nearly_the_same_logits() {
     let recipe = Recipe { key_length: 32, rope_dims: 32, value_length: 32, ..Recipe::new("qwen2") };
     let tokens = recipe.tokens(40);
     let wanted = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
@@ -186,7 +186,7 @@ fn every_type_of_cache_gives_nearly_the_same() {
 }
 
 #[test]
-fn hidden_values_come_with_the_logits() {
+fn hidden_states_are_outputs_beside_the_logits() {
     let recipe = &recipes()[1];
     let tokens = recipe.tokens(9);
     let mut engine = engine(recipe.model(), EngineOptions { hidden: true, batch: 4, ..f32_options() });
@@ -199,26 +199,26 @@ fn hidden_values_come_with_the_logits() {
 }
 
 #[test]
-fn a_context_that_is_full_says_so_and_stays_as_it_is() {
+fn a_full_context_is_an_error_and_stays_unchanged() {
     let recipe = &recipes()[0];
     let tokens = recipe.tokens(20);
     let wanted = logits_of(&mut engine(recipe.model(), f32_options()), &tokens[..12]);
     let options = EngineOptions { context: 12, sequences: 2, batch: 5, ..f32_options() };
     let mut engine = engine(recipe.model(), options);
-    let error = engine.extend(&all_wanted(0, &tokens[..13])).unwrap_err();
+    let error = engine.extend(&all_outputs(0, &tokens[..13])).unwrap_err();
     assert!(matches!(error, Error::ContextFull { wanted: 13, used: 0, context: 12 }), "{error}");
     assert!(engine.is_empty());
     logits_of(&mut engine, &tokens[..10]);
-    let error = engine.extend(&all_wanted(0, &tokens[10..13])).unwrap_err();
+    let error = engine.extend(&all_outputs(0, &tokens[10..13])).unwrap_err();
     assert!(matches!(error, Error::ContextFull { wanted: 3, used: 10, context: 12 }), "{error}");
     assert_eq!(engine.len(0), 10);
     // The other sequence's room is its own, and a batch that does not fit changes neither.
-    let mut both = all_wanted(1, &tokens[..4]);
-    both.extend(all_wanted(0, &tokens[10..13]));
+    let mut both = all_outputs(1, &tokens[..4]);
+    both.extend(all_outputs(0, &tokens[10..13]));
     engine.extend(&both).unwrap_err();
     assert_eq!([engine.len(0), engine.len(1)], [10, 0]);
     let rest = logits_of(&mut engine, &tokens[10..12]);
-    assert!(distance(&rest, &wanted[10..]) < SAME, "to the last cell");
+    assert!(distance(&rest, &wanted[10..]) < SAME, "to the last slot");
     assert_eq!(engine.len(0), 12);
 }
 
@@ -230,9 +230,9 @@ fn tokens_and_sequences_that_do_not_exist_are_errors() {
     let logits = engine.logits(0).to_vec();
     let error = engine.feed(&[4, 100]).unwrap_err();
     assert!(matches!(error, Error::Token { token: 100, count: 100 }), "{error}");
-    let error = engine.extend(&all_wanted(2, &[4])).unwrap_err();
+    let error = engine.extend(&all_outputs(2, &[4])).unwrap_err();
     assert!(matches!(error, Error::Sequence { sequence: 2, count: 2 }), "{error}");
-    engine.extend(&all_wanted(usize::MAX, &[4])).unwrap_err();
+    engine.extend(&all_outputs(usize::MAX, &[4])).unwrap_err();
     assert_eq!(engine.len(0), 3);
     assert_eq!(engine.len(usize::MAX), 0);
     assert_eq!(engine.logits(0), logits, "an error found before computing leaves the last results");
@@ -264,7 +264,7 @@ fn options_out_of_range_are_errors() {
 }
 
 #[test]
-fn the_context_is_the_models_own_unless_asked_otherwise() {
+fn the_default_context_is_the_models_own() {
     let model = |context| Recipe { context, ..Recipe::new("llama") }.model();
     let resolved = |model: &Model, context| {
         EngineOptions { context, ..EngineOptions::default() }.resolve(model).unwrap()
@@ -277,7 +277,7 @@ fn the_context_is_the_models_own_unless_asked_otherwise() {
 }
 
 #[test]
-fn a_forecast_loads_nothing_and_names_the_bytes() {
+fn a_forecast_has_the_bytes_and_loads_nothing() {
     let model = Recipe::new("llama").model();
     let plan = Engine::forecast(&model, &Scheduler::new([cpu(1)]), EngineOptions::default()).unwrap();
     let bytes = plan.bytes();
@@ -286,9 +286,9 @@ fn a_forecast_loads_nothing_and_names_the_bytes() {
     assert!(bytes[0].total() as usize > weights, "{} of {weights}", bytes[0].total());
 }
 
-/// Random calls on several sequences: after each, every sequence is as if it had been computed alone, at once.
+/// Random calls on several sequences: after each call, every sequence has the logits of the same tokens computed alone.
 #[test]
-fn any_order_of_calls_leaves_every_sequence_right() {
+fn random_calls_keep_every_sequence_right() {
     let recipe = &recipes()[0];
     for seed in 0..6 {
         let mut rng = Rng::new(seed);

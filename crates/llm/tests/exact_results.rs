@@ -1,4 +1,4 @@
-//! The default model computes what float64 computes from the same weights, as nearly as the best of its kind.
+//! The default model agrees with results that were computed in float64 from the same weights.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -84,7 +84,7 @@ fn all_cases_hold_on_every_instruction_set_with_one_and_two_threads() {
 
 /// All greedy cases at once, each in its own sequence, one token of each in every batch.
 #[test]
-fn cases_hold_when_they_are_computed_together() {
+fn cases_hold_when_they_are_batched() {
     let cases: Vec<ExactCase> =
         cases(EXACT).into_iter().filter(|exact| exact.case.kind == CaseKind::Greedy).collect();
     let model = model();
@@ -127,7 +127,7 @@ fn cases_hold_when_they_are_computed_together() {
 }
 
 #[test]
-fn a_case_holds_when_the_model_is_cut_across_a_simulated_device_and_the_cpu() {
+fn a_case_holds_when_the_model_is_split_between_a_simulated_device_and_the_cpu() {
     let model = model();
     // The simulated device is exact and slow: one block of it, the first or the last.
     for block in [0, 29] {
@@ -141,7 +141,7 @@ fn a_case_holds_when_the_model_is_cut_across_a_simulated_device_and_the_cpu() {
 }
 
 #[test]
-fn a_case_holds_when_the_model_is_cut_between_two_processors() {
+fn a_case_holds_when_the_model_is_split_between_two_cpus() {
     let model = model();
     for on_device in [1, 16, 31] {
         let scheduler =

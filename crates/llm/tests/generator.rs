@@ -1,4 +1,4 @@
-//! What a generator promises: answers that end where they should and do not depend on what was asked before.
+//! The generator: how answers end, that they do not depend on earlier prompts, and how they are reproduced.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -72,7 +72,7 @@ fn a_seed_makes_a_conversation_reproducible_and_its_answers_differ() {
 }
 
 #[test]
-fn answers_end_after_the_tokens_asked_for() {
+fn answers_end_after_max_tokens() {
     for most in [0, 1, 2, 9] {
         let (tokens, _, finish) = answer(&mut generator(options(most)), "the cat");
         assert_eq!((tokens.len(), finish), (most, Finish::Length));
@@ -80,7 +80,7 @@ fn answers_end_after_the_tokens_asked_for() {
 }
 
 #[test]
-fn answers_end_where_the_model_ends_them() {
+fn answers_end_at_an_end_of_generation_token() {
     // All logits are 0, so greedy takes token 0: a letter first, then the end.
     let mut parts = recipe().parts();
     for (_, _, _, bytes) in parts.tensors.iter_mut().filter(|(name, ..)| name == "output.weight") {
@@ -96,7 +96,7 @@ fn answers_end_where_the_model_ends_them() {
 }
 
 #[test]
-fn a_stop_text_ends_an_answer_and_is_not_part_of_it() {
+fn a_stop_string_ends_an_answer_and_is_not_part_of_it() {
     let (tokens, text, _) = answer(&mut generator(options(40)), "the cat");
     for (start, len) in [(0, 1), (3, 1), (4, 3), (9, 2)] {
         let stop: String = text.chars().skip(start).take(len).collect();
@@ -129,7 +129,7 @@ fn a_full_context_ends_an_answer() {
 }
 
 #[test]
-fn a_flag_stops_an_answer_between_tokens_and_not_the_next_one() {
+fn the_cancel_flag_ends_the_current_answer_only() {
     let mut generator = generator(options(30));
     let wanted = answer(&mut generator, "the cat");
     let flag = generator.cancel_flag();
@@ -150,7 +150,7 @@ fn a_flag_stops_an_answer_between_tokens_and_not_the_next_one() {
 }
 
 #[test]
-fn what_the_cache_holds_is_not_computed_again_and_changes_nothing() {
+fn a_cached_prefix_is_not_computed_again_and_changes_nothing() {
     let long = "a long story of the cat and the dog and the bird and the fish";
     let mut generator = generator(GeneratorOptions { raw: true, ..options(8) });
     let first = generator.answer(long).unwrap();
@@ -174,7 +174,7 @@ fn what_the_cache_holds_is_not_computed_again_and_changes_nothing() {
 }
 
 #[test]
-fn a_conversation_goes_through_the_template_and_raw_text_does_not() {
+fn the_chat_template_is_used_unless_raw_is_set() {
     let system = Some("be the cat".to_owned());
     let chat = generator(GeneratorOptions { system: system.clone(), ..options(1) });
     let tokenizer = chat.model().tokenizer().unwrap();
@@ -190,7 +190,7 @@ fn a_conversation_goes_through_the_template_and_raw_text_does_not() {
 }
 
 #[test]
-fn an_empty_prompt_is_an_error_where_nothing_is_added_to_it() {
+fn an_empty_prompt_without_template_is_an_error() {
     let mut raw = generator(GeneratorOptions { raw: true, ..options(3) });
     assert!(matches!(raw.answer("").err().unwrap(), Error::EmptyPrompt));
     // Not one character that the vocabulary knows.
@@ -201,7 +201,7 @@ fn an_empty_prompt_is_an_error_where_nothing_is_added_to_it() {
 }
 
 #[test]
-fn tokens_that_do_not_exist_are_an_error_and_nothing_is_lost() {
+fn tokens_that_do_not_exist_are_an_error() {
     let mut generator = generator(GeneratorOptions { raw: true, ..options(6) });
     let wanted = answer(&mut generator, "the cat");
     let error = generator.continue_tokens(&[1, 2, 100]).err().unwrap();
@@ -210,7 +210,7 @@ fn tokens_that_do_not_exist_are_an_error_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_model_without_vocabulary_says_so() {
+fn a_model_without_vocabulary_is_an_error() {
     let mut generator = generator_of(Recipe { text: false, ..recipe() }.model(), options(3));
     assert!(matches!(generator.answer("the").err().unwrap(), Error::NoVocabulary));
 }
@@ -224,7 +224,7 @@ fn sampling_options_out_of_range_are_errors_at_once() {
 }
 
 #[test]
-fn numbers_that_overflow_are_an_error_and_not_a_token() {
+fn logits_that_are_not_finite_are_an_error() {
     let mut parts = recipe().parts();
     for (name, _, _, bytes) in &mut parts.tensors {
         if name == "output_norm.weight" {
@@ -239,14 +239,14 @@ fn numbers_that_overflow_are_an_error_and_not_a_token() {
 }
 
 #[test]
-fn a_prompt_stops_between_batches_and_its_beginning_is_kept() {
+fn a_cancelled_prefill_ends_between_batches_and_stays_cached() {
     let engine = EngineOptions { batch: 8, ..EngineOptions::default() };
     let mut generator = generator(GeneratorOptions { engine, ..options(5) });
     let tokens: Vec<u32> = (0..50).map(|i| i % 40).collect();
     let wanted: Vec<u32> =
         generator.continue_tokens(&tokens).unwrap().map(|piece| piece.unwrap().token).collect();
     let flag = generator.cancel_flag();
-    // Told of every batch: asks for the end after the third.
+    // The observer cancels after the third batch.
     let mut batches = 0;
     generator.engine_mut().observe(Some((
         Detail::Splits,

@@ -46,7 +46,7 @@ fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     all.chunks(model.hyperparameters().vocabulary).map(<[f64]>::to_vec).collect()
 }
 
-/// Models that each differ from the plain one in something that a graph could get wrong.
+/// Variations of the plain model, each of which changes its graph.
 fn variations() -> Vec<(&'static str, Recipe)> {
     let mut all = Vec::new();
     for architecture in ["llama", "qwen2", "qwen3"] {
@@ -63,7 +63,7 @@ fn variations() -> Vec<(&'static str, Recipe)> {
                 "long keys, short values",
                 Recipe { key_length: 48, rope_dims: 48, value_length: 8, ..plain.clone() },
             ),
-            ("half a head is turned", Recipe { rope_dims: 8, ..plain.clone() }),
+            ("RoPE on half a head", Recipe { rope_dims: 8, ..plain.clone() }),
             ("another base", Recipe { rope_base: 1_000_000.0, ..plain.clone() }),
             ("linear scaling", Recipe { scaling: Scaling::Linear(4.0), ..plain.clone() }),
             (
@@ -85,7 +85,7 @@ fn variations() -> Vec<(&'static str, Recipe)> {
 }
 
 #[test]
-fn every_architecture_agrees_with_its_description_written_out() {
+fn every_architecture_agrees_with_the_reference() {
     for (number, (name, recipe)) in variations().into_iter().enumerate() {
         let recipe = Recipe { seed: 100 + number as u64, ..recipe };
         let context = format!("{} {name} (seed {})", recipe.architecture, recipe.seed);
@@ -102,9 +102,9 @@ fn every_architecture_agrees_with_its_description_written_out() {
     }
 }
 
-/// Random mixes of everything at once.
+/// Random combinations of all variations.
 #[test]
-fn random_shapes_agree_with_their_description_written_out() {
+fn random_shapes_agree_with_the_reference() {
     for seed in 0..24 {
         let mut rng = Rng::new(seed);
         let architecture = *rng.pick(&["llama", "qwen2", "qwen3"]).unwrap();
@@ -140,9 +140,9 @@ fn random_shapes_agree_with_their_description_written_out() {
     }
 }
 
-/// How far the logits may be from exact ones, root mean square in standard deviations: activations are rounded to 15
-/// bits before they meet quantized weights, or to bf16 on some instruction sets.
-fn room(dtype: DType) -> f64 {
+/// The tolerance for logits, root mean square in standard deviations: activations are rounded to 15 bits for quantized
+/// weights, or to bf16 on some instruction sets.
+fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,
         DType::F16 | DType::BF16 => 0.05,
@@ -172,7 +172,7 @@ fn every_weight_type_agrees_with_the_oracle_on_every_instruction_set() {
                 let (_, found) = distances(&rows, &wanted);
                 println!("{dtype} {architecture} {isa}: {found:.2e}");
                 assert!(
-                    found < room(dtype),
+                    found < tolerance(dtype),
                     "{dtype} {architecture} on {isa} (seed {seed}): off by {found:.2e}"
                 );
             }

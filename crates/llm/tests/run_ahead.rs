@@ -1,5 +1,4 @@
-//! The most probable token is the same wherever it is chosen, and going ahead with it before it is known changes
-//! nothing.
+//! Device-side argmax and run-ahead decoding give the same tokens as argmax on the host.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -22,12 +21,12 @@ fn device() -> Arc<dyn Backend> {
     Sim::new("sim:0").alignment(256).build()
 }
 
-fn cut(model: Model, on_device: usize, greedy: bool) -> Engine {
+fn split(model: Model, on_device: usize, greedy: bool) -> Engine {
     let scheduler = Scheduler::new([device(), cpu(1)]).place(offload(model.hyperparameters(), on_device, 1));
     Engine::new(model, &scheduler, options(greedy), &mut |_| {}).unwrap()
 }
 
-/// A prompt, and as many tokens as there is room for, each the most probable one; then why there are no more.
+/// The greedy continuation of a prompt until an error, and the error.
 fn continued(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, String) {
     engine.truncate(0, 0);
     let mut tokens = Vec::new();
@@ -48,7 +47,7 @@ fn continued(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, String) {
 }
 
 #[test]
-fn a_device_chooses_what_the_host_would_choose_of_its_logits() {
+fn the_argmax_of_a_device_is_that_of_the_host() {
     for (seed, architecture) in [(1, "llama"), (2, "qwen2"), (3, "qwen3")] {
         let recipe = Recipe { seed, window: (seed == 2).then_some(6), ..Recipe::new(architecture) };
         let prompt = recipe.tokens(11);
@@ -57,11 +56,11 @@ fn a_device_chooses_what_the_host_would_choose_of_its_logits() {
         let mut engine = engine_on(device(), recipe.model(), options(true));
         assert!(engine.options().greedy);
         assert_eq!(continued(&mut engine, &prompt), wanted, "{architecture}");
-        assert!(engine.logits(0).is_empty(), "they have not travelled");
+        assert!(engine.logits(0).is_empty(), "logits are not copied");
         assert_eq!(continued(&mut engine, &prompt), wanted, "{architecture}, again");
         assert_eq!(continued(&mut engine_on(cpu(1), recipe.model(), options(true)), &prompt), wanted);
         for on_device in 0..=recipe.layers + 1 {
-            let mut engine = cut(recipe.model(), on_device, true);
+            let mut engine = split(recipe.model(), on_device, true);
             assert_eq!(engine.options().greedy, on_device > 0, "where the logits are on the device");
             assert_eq!(continued(&mut engine, &prompt), wanted, "{architecture}, {on_device} layers");
         }
@@ -69,13 +68,13 @@ fn a_device_chooses_what_the_host_would_choose_of_its_logits() {
 }
 
 #[test]
-fn every_row_that_is_wanted_has_a_choice() {
+fn every_output_row_has_an_argmax() {
     let recipe = Recipe::new("llama");
     let tokens = recipe.tokens(19);
     let mut plain = engine_on(device(), recipe.model(), options(false));
     let mut greedy = engine_on(device(), recipe.model(), options(true));
     for engine in [&mut plain, &mut greedy] {
-        engine.extend(&common::all_wanted(0, &tokens)).unwrap();
+        engine.extend(&common::all_outputs(0, &tokens)).unwrap();
     }
     assert!(matches!(greedy.argmax(0), Err(Error::BatchInFlight)));
     greedy.wait().unwrap();
@@ -86,7 +85,7 @@ fn every_row_that_is_wanted_has_a_choice() {
 }
 
 #[test]
-fn what_went_ahead_counts_only_if_it_is_fed() {
+fn a_step_that_ran_ahead_is_used_only_if_its_token_is_fed() {
     let recipe = Recipe::new("llama");
     let prompt = recipe.tokens(5);
     let mut plain = engine_on(device(), recipe.model(), options(false));
@@ -124,7 +123,7 @@ fn what_went_ahead_counts_only_if_it_is_fed() {
 }
 
 #[test]
-fn logits_that_are_no_numbers_are_judged_as_the_sampler_does() {
+fn logits_that_are_not_finite_are_errors_as_for_the_sampler() {
     let recipe = Recipe { seed: 9, ..Recipe::new("llama") };
     let prompt = recipe.tokens(6);
     let mut ends = Vec::new();
@@ -148,7 +147,7 @@ fn logits_that_are_no_numbers_are_judged_as_the_sampler_does() {
 }
 
 #[test]
-fn a_device_that_fails_leaves_the_sequence_as_it_was() {
+fn a_failing_device_leaves_the_sequence_unchanged() {
     let recipe = Recipe::new("llama");
     let prompt = recipe.tokens(5);
     let wanted = continued(&mut engine_on(device(), recipe.model(), options(false)), &prompt).0;
@@ -190,7 +189,7 @@ fn a_device_that_fails_leaves_the_sequence_as_it_was() {
 }
 
 #[test]
-fn a_failure_after_a_truncation_does_not_bring_tokens_back() {
+fn a_failure_does_not_undo_a_truncation() {
     let recipe = Recipe::new("llama");
     let sim = Sim::new("sim:0").device();
     let mut engine = engine_on(Arc::clone(&sim) as _, recipe.model(), options(true));
@@ -209,7 +208,7 @@ fn a_failure_after_a_truncation_does_not_bring_tokens_back() {
 }
 
 #[test]
-fn answers_are_the_same_where_the_device_goes_ahead() {
+fn answers_are_the_same_with_run_ahead() {
     let recipe = Recipe { text: true, seed: 5, context: 60, ..Recipe::new("llama") };
     let sampling = SamplingOptions { temperature: 0.0, ..SamplingOptions::default() };
     let generator = |backend: Arc<dyn Backend>, most: Option<usize>, stops: &[&str]| {

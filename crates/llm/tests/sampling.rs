@@ -1,4 +1,4 @@
-//! What sampling options do to the choice of tokens.
+//! The effect of sampling options.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -17,13 +17,13 @@ fn logits(random: &mut Rng, count: usize) -> Vec<f32> {
     (0..count).map(|_| (random.uniform(-6.0, 6.0) * 4.0).round() as f32 / 4.0).collect()
 }
 
-/// Every token that comes up in many draws.
+/// All tokens that occur in many draws.
 fn drawn(options: SamplingOptions, logits: &[f32], draws: usize) -> BTreeSet<u32> {
     let mut sampler = Sampler::new(options).unwrap();
     (0..draws).map(|_| sampler.sample(logits).unwrap()).collect()
 }
 
-/// The tokens that may be chosen, found the slow way: sort everything.
+/// The tokens that the options allow, found by sorting all of them.
 fn allowed(options: &SamplingOptions, logits: &[f32]) -> Vec<u32> {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut all: Vec<(u32, f32)> =
@@ -47,7 +47,7 @@ fn allowed(options: &SamplingOptions, logits: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn only_tokens_that_the_options_leave_are_chosen_and_all_of_them() {
+fn exactly_the_allowed_tokens_are_sampled() {
     let seed = 21;
     let mut random = Rng::new(seed);
     for round in 0..40 {
@@ -71,7 +71,7 @@ fn only_tokens_that_the_options_leave_are_chosen_and_all_of_them() {
 }
 
 #[test]
-fn a_large_vocabulary_is_cut_where_sorting_all_of_it_would_cut() {
+fn partial_sorting_of_a_large_vocabulary_gives_the_same_tokens() {
     let mut random = Rng::new(4);
     let logits = logits(&mut random, 20_000);
     let options = SamplingOptions { top_p: 0.2, ..plain() };
@@ -108,11 +108,11 @@ fn a_seed_gives_these_tokens_on_every_machine() {
     assert_eq!(choose(42), EXPECTED);
 }
 
-/// Worked out by an independent program: a change here is a change of what users get for their seeds.
+/// Computed by an independent program: a change here changes the results of every seed.
 const EXPECTED: [u32; 8] = [754, 165, 288, 364, 55, 898, 220, 809];
 
 #[test]
-fn greedy_takes_the_best_and_of_equals_the_first() {
+fn greedy_takes_the_argmax_and_of_equals_the_first() {
     let mut sampler = Sampler::new(SamplingOptions { temperature: 0.0, ..plain() }).unwrap();
     assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, f32::NEG_INFINITY]).unwrap(), 1);
 }
@@ -135,7 +135,7 @@ fn recent_tokens_are_penalized_until_they_are_no_longer_recent() {
 }
 
 #[test]
-fn what_is_no_distribution_is_an_error_and_the_sampler_lives_on() {
+fn unusable_logits_are_an_error() {
     for temperature in [0.0, 1.0] {
         let mut sampler = Sampler::new(SamplingOptions { temperature, ..plain() }).unwrap();
         let bad: [&[f32]; 4] =
@@ -182,7 +182,7 @@ fn log_probabilities_are_natural_and_over_the_whole_vocabulary() {
 }
 
 #[test]
-fn of_equally_probable_tokens_the_smallest_is_chosen_and_both_zeros_are_equal() {
+fn of_equally_probable_tokens_the_smallest_is_taken_and_both_zeros_are_equal() {
     let rows: [&[f32]; 4] =
         [&[-1.0, 2.0, 2.0], &[-1.0, -0.0, 0.0], &[0.0, -0.0], &[f32::NEG_INFINITY, -9.0, -9.0]];
     for row in rows {

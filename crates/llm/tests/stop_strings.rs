@@ -1,10 +1,10 @@
-//! Stop strings end the text before them, however the text is cut into parts.
+//! Stop strings are found however the text is split into parts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::Rng;
 use quadriga_llm::stop::StopMatcher;
 
-/// Everything that comes out until a stop string, and whether one came.
+/// The text before a stop string, and the stop string that was found.
 fn stream(stops: &[&str], parts: &[String]) -> (String, Option<usize>) {
     let mut matcher = StopMatcher::new(stops.iter().copied());
     let mut text = String::new();
@@ -19,7 +19,7 @@ fn stream(stops: &[&str], parts: &[String]) -> (String, Option<usize>) {
 }
 
 #[test]
-fn any_cut_gives_the_text_before_the_first_stop_string() {
+fn any_split_gives_the_text_before_the_first_stop_string() {
     let seed = 8;
     let mut random = Rng::new(seed);
     let letters = ['a', 'b', 'é', '\n'];

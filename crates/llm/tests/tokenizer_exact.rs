@@ -1,4 +1,4 @@
-//! The default model's tokenizer gives exactly the tokens that the reference gives.
+//! The default model's tokenizer gives exactly the reference tokens.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_llm::tokenizer::Tokenizer;

@@ -1,4 +1,4 @@
-//! Vocabularies that lie, and texts made to hurt.
+//! Inconsistent vocabularies, and malicious texts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::Rng;
@@ -14,7 +14,7 @@ fn vocabulary(model: &str, tokens: &[&str]) -> Vocabulary {
 }
 
 #[test]
-fn contradictions_are_errors_that_name_them() {
+fn inconsistencies_are_named() {
     let message = |vocabulary: Vocabulary| match Tokenizer::new(vocabulary) {
         Err(error @ Error::Vocabulary { .. }) => error.to_string(),
         other => panic!("{other:?}"),
@@ -62,7 +62,7 @@ fn oddities_that_others_accept_are_accepted() {
 }
 
 #[test]
-fn random_tables_of_replacements_never_break_anything() {
+fn random_normalization_tables_never_panic() {
     let seed = 5;
     let mut random = Rng::new(seed);
     for _ in 0..300 {
@@ -76,7 +76,7 @@ fn random_tables_of_replacements_never_break_anything() {
     }
 }
 
-/// Merging, done slowly: the best pair anywhere, leftmost first, again and again.
+/// BPE by definition: merges the best pair, the leftmost of equals, until there is none.
 fn slow(text: &str, vocabulary: &Vocabulary) -> Vec<u32> {
     let mut parts: Vec<String> = text.chars().map(String::from).collect();
     let rank = |pair: &[String]| {
@@ -96,7 +96,7 @@ fn slow(text: &str, vocabulary: &Vocabulary) -> Vec<u32> {
 }
 
 #[test]
-fn merging_agrees_with_the_slow_way_on_random_vocabularies() {
+fn merging_agrees_with_the_definition_on_random_vocabularies() {
     let seed = 3;
     let mut random = Rng::new(seed);
     for round in 0..300 {
@@ -117,7 +117,7 @@ fn merging_agrees_with_the_slow_way_on_random_vocabularies() {
 }
 
 #[test]
-fn a_megabyte_without_a_word_break_is_no_trouble() {
+fn a_megabyte_without_a_word_break_is_encoded_fast() {
     let mut one = vocabulary("gpt2", &["a", "aa", "aaaa", "aaaaaaaa", "Ġ", "ĠĠ"]);
     one.merges = ["a a", "aa aa", "aaaa aaaa", "Ġ Ġ"].map(String::from).to_vec();
     for pre in ["gpt-2", "llama-bpe", "qwen2", "tekken", "deepseek-coder", "default"] {

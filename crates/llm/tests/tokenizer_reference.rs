@@ -1,4 +1,4 @@
-//! Tiny vocabularies give exactly what the reference implementations give, text by text.
+//! Small vocabularies give exactly the tokens of the reference implementations.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::Rng;
@@ -24,7 +24,7 @@ fn byte_level(pre: &str, data: &Value) -> Vocabulary {
 }
 
 #[test]
-fn every_pre_tokenizer_cuts_as_its_published_rule_does() {
+fn every_pre_tokenizer_splits_as_published() {
     let data: Value = serde_json::from_str(include_str!("data/byte_level.json")).unwrap();
     let texts = strings(&data["texts"]);
     for (pre, cases) in data["cases"].as_object().unwrap() {
@@ -76,7 +76,7 @@ fn scored(model: &str, data: &Value) -> Vocabulary {
 }
 
 #[test]
-fn sentence_piece_by_scores_with_bytes_for_the_rest() {
+fn sentence_piece_merges_by_score_with_byte_fallback() {
     let data: Value = serde_json::from_str(include_str!("data/sentence_piece.json")).unwrap();
     let tokenizer = Tokenizer::new(scored("llama", &data)).unwrap();
     let cases = data["cases"].as_array().unwrap();
@@ -94,7 +94,7 @@ fn sentence_piece_by_scores_with_bytes_for_the_rest() {
 }
 
 #[test]
-fn unigram_finds_the_best_sum_after_replacing() {
+fn unigram_finds_the_best_segmentation_after_normalization() {
     let data: Value = serde_json::from_str(include_str!("data/unigram.json")).unwrap();
     let mut vocabulary = scored("t5", &data);
     vocabulary.add_space_prefix = Some(true);

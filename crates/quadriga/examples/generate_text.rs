@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = GeneratorOptions {
         // Greedy decoding: the same answer on every run.
         sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
-        most_tokens: Some(60),
+        max_tokens: Some(60),
         ..GeneratorOptions::default()
     };
     let mut generator = Generator::new(Model::open(path)?, options)?;

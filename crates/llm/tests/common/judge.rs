@@ -1,14 +1,14 @@
-//! Judges evaluated cases against exact results.
+//! Compares evaluated cases with exact results.
 
 use quadriga_llm::evaluate::CaseResult;
 pub use quadriga_llm::judge::ExactCase;
 
-/// The cases of a file, one a line.
+/// The cases of a file, one per line.
 pub fn cases(lines: &str) -> Vec<ExactCase> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Everything judged so far.
+/// The comparison of all cases so far.
 #[derive(Default, Debug)]
 pub struct Judgement(quadriga_llm::judge::Judgement);
 
@@ -26,7 +26,7 @@ impl Judgement {
         self.0.mean_likelihood_error()
     }
 
-    /// Panics with what falls short, each case and the means. The means want enough cases to be fair.
+    /// Panics if a case, or with `means` a mean over all cases, is out of tolerance.
     pub fn assert_holds(&self, context: &str, means: bool) {
         self.0.holds(means).unwrap_or_else(|short| panic!("{context}:\n{short}"));
     }

@@ -1,4 +1,4 @@
-//! Small random models, written as files are, and what tests of engines need.
+//! Small random models as GGUF files, and helpers for tests of engines.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 pub mod judge;
@@ -12,7 +12,7 @@ use quadriga_graph::{DType, blocks};
 use quadriga_llm::{BatchToken, Engine, EngineOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
 
-/// How positions are stretched.
+/// RoPE scaling.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Scaling {
     No,
@@ -20,7 +20,7 @@ pub enum Scaling {
     Yarn { factor: f32, original: u32 },
 }
 
-/// Everything that decides a random model.
+/// The parameters of a random model.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub architecture: &'static str,
@@ -157,7 +157,7 @@ impl Recipe {
         }
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}");
-            // Queries and keys are large, so that attention looks at some cells much more than at others.
+            // Large queries and keys, so that attention weights differ much.
             for (part, shape, size, bias) in [
                 ("attn_q", [query, self.width], 2.0, self.biases),
                 ("attn_k", [keys, self.width], 2.0, self.biases),
@@ -196,7 +196,7 @@ impl Recipe {
     }
 }
 
-/// A file that is not written yet, so that a test can spoil it.
+/// The contents of a model file, which a test can change before it is written.
 pub struct Parts {
     pub keys: Vec<(String, OwnedValue)>,
     pub tensors: Vec<(String, DType, Vec<usize>, Vec<u8>)>,
@@ -286,7 +286,7 @@ impl Parts {
     }
 }
 
-/// Random codes for types that cannot be made from values, under scales that give them the wanted spread.
+/// Random blocks of types that have no quantizer, with scales that give the requested standard deviation.
 fn random_blocks(dtype: DType, bytes: &mut [u8], count: usize, spread: f64, rng: &mut Rng) {
     // Where the f16 scales of a block stand, and their ratio that puts zero in the middle.
     let scales: &[(usize, f64)] = match dtype {
@@ -329,14 +329,14 @@ pub fn engine_on(backend: Arc<dyn Backend>, model: Model, options: EngineOptions
     Engine::new(model, &Scheduler::new([backend]), options, &mut |_| {}).unwrap()
 }
 
-/// Entries of one sequence, all wanted.
-pub fn all_wanted(sequence: usize, tokens: &[u32]) -> Vec<BatchToken> {
+/// A batch of one sequence with outputs for all tokens.
+pub fn all_outputs(sequence: usize, tokens: &[u32]) -> Vec<BatchToken> {
     tokens.iter().map(|token| BatchToken { sequence, token: *token, output: true }).collect()
 }
 
 /// Every row of logits after feeding tokens to sequence 0.
 pub fn logits_of(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
-    engine.extend(&all_wanted(0, tokens)).unwrap();
+    engine.extend(&all_outputs(0, tokens)).unwrap();
     (0..tokens.len()).map(|row| engine.logits(row).to_vec()).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Transformers written out in f64, straight from their papers: no cache, no batches, nothing shared with the graphs.
+//! Reference transformers in f64, written from their papers: no KV cache, no batches, no code shared with the graphs.
 
 use std::collections::HashMap;
 use std::f64::consts::TAU;
@@ -48,15 +48,15 @@ impl Reference {
         let r = &self.recipe;
         let normed: Vec<Row> =
             x.iter().map(|row| self.norm(&format!("blk.{layer}.attn_norm.weight"), row)).collect();
-        let project = |part: &str, length: usize, turned: bool| -> Vec<Vec<Row>> {
+        let project = |part: &str, length: usize, rotated: bool| -> Vec<Vec<Row>> {
             let heads = |(position, row): (usize, &Row)| {
                 let all = self.linear(&format!("blk.{layer}.{part}"), row);
                 let mut heads: Vec<Row> = all.chunks(length).map(<[f64]>::to_vec).collect();
-                for head in heads.iter_mut().filter(|_| turned) {
+                for head in heads.iter_mut().filter(|_| rotated) {
                     if r.architecture == "qwen3" {
                         *head = self.norm(&format!("blk.{layer}.{part}_norm.weight"), head);
                     }
-                    self.turn(position, head);
+                    self.rope(position, head);
                 }
                 heads
             };
@@ -112,7 +112,7 @@ impl Reference {
     }
 
     /// Turns a head by its position: neighbours together in Llama, the two halves in Qwen.
-    fn turn(&self, position: usize, head: &mut Row) {
+    fn rope(&self, position: usize, head: &mut Row) {
         let r = &self.recipe;
         let half = r.rope_dims / 2;
         for i in 0..half {
@@ -158,8 +158,8 @@ fn multiply(matrix: &[f64], x: &[f64]) -> Row {
     matrix.chunks(x.len()).map(|row| dot(row, x)).collect()
 }
 
-fn add(to: &mut [Row], what: &[Row]) {
-    for (to, what) in to.iter_mut().zip(what) {
-        to.iter_mut().zip(what).for_each(|(to, what)| *to += what);
+fn add(to: &mut [Row], other: &[Row]) {
+    for (to, other) in to.iter_mut().zip(other) {
+        to.iter_mut().zip(other).for_each(|(to, other)| *to += other);
     }
 }
