@@ -102,8 +102,8 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
     __shared__ int lowest[THREADS / WARP], highest[THREADS / WARP];
     __shared__ bool is_last;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, pair = lane % 4 * 2;
-    i64 h = blockIdx.x, g = h / (w.q.d[1] / w.k.d[1]);
-    i64 b = blockIdx.z / w.a.partitions, number = blockIdx.z % w.a.partitions;
+    i64 h = blockIdx.x, b = blockIdx.z / w.a.partitions, number = blockIdx.z % w.a.partitions;
+    i64 g = h / (w.q.d[1] / w.k.d[1]);
     // With a causal mask, later queries see more keys: the longest blocks start first.
     i64 first_query = (i64)(gridDim.y - 1 - blockIdx.y) * QUERIES;
     wait_for_previous_kernel();
