@@ -14,7 +14,7 @@ use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, RegisteredMemory};
 use crate::context::{self, Context};
 use crate::error::Error;
 use crate::event::CudaEvent;
-use crate::inner::BackendInner;
+use crate::inner::{BackendInner, buffer_key};
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
 use crate::lower;
@@ -157,26 +157,27 @@ impl quadriga_runtime::Backend for Backend {
 
     /// Host bytes that the device reads by DMA; their pages stay locked as long as the buffer is in use.
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
-        let key = (data.bytes().as_ptr().addr(), data.len());
+        let bytes = data.bytes();
+        let key = (bytes.as_ptr().addr(), bytes.len());
         let mut pages = self.inner.host_pages.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = pages.get(&key).and_then(Weak::upgrade) {
             return Some(known);
         }
-        let buffer = Arc::new(HostPages::new(&self.inner.context, data).ok()?);
+        let buffer = Arc::new(HostPages::new(&self.inner.context, data, bytes).ok()?);
         pages.retain(|_, buffer| buffer.strong_count() > 0);
         pages.insert(key, Arc::downgrade(&buffer));
         Some(buffer)
     }
 
     fn lock(&self, buffer: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
-        let address = buffer.host_address()?.addr();
+        let key = buffer_key(buffer);
         let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = registered.get(&address).and_then(Weak::upgrade) {
+        if let Some(known) = registered.get(&key).and_then(Weak::upgrade) {
             return Some(Box::new(known));
         }
         let memory = Arc::new(RegisteredMemory::new(&self.inner.context, buffer)?);
         registered.retain(|_, memory| memory.strong_count() > 0);
-        registered.insert(memory.address(), Arc::downgrade(&memory));
+        registered.insert(key, Arc::downgrade(&memory));
         Some(Box::new(memory))
     }
 

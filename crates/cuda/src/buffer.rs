@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use quadriga_graph::Data;
-use quadriga_runtime::{BackendError, Buffer, Usage, check_range};
+use quadriga_runtime::{BackendError, Buffer, Region, Usage, check_range};
 
 use crate::context::Context;
 
@@ -235,12 +235,21 @@ fn pinned_parts(range: &Range<usize>, locked: &Range<usize>, len: usize) -> Vec<
 /// Read-only host bytes, such as a file map, whose whole pages are locked so that the device reads them by DMA.
 pub(crate) struct HostPages {
     context: Arc<Context>,
+    /// Keeps the bytes.
     data: Data,
+    /// The bytes as they were locked: an owner may answer differently when it is asked again.
+    address: *const u8,
+    len: usize,
     /// The locked part, from the start of the bytes; empty where the driver does not lock such memory.
     locked: Range<usize>,
     /// Copies of the bytes before and after the locked part: parts of pages, which cannot be locked.
     edges: Option<PinnedBuffer>,
 }
+
+// SAFETY: the address is that of immutable bytes, which `data` keeps and whose locked pages only the device reads.
+unsafe impl Send for HostPages {}
+// SAFETY: as above.
+unsafe impl Sync for HostPages {}
 
 /// The smallest page size: locked ranges start and end at multiples of it.
 const PAGE: usize = 4096;
@@ -248,9 +257,9 @@ const PAGE: usize = 4096;
 impl HostPages {
     /// Locks the pages that lie wholly inside the bytes: a page at an edge may hold bytes of another range, which is
     /// locked by itself.
-    pub(crate) fn new(context: &Arc<Context>, data: &Data) -> Result<HostPages, BackendError> {
+    /// `bytes` are those of `data`.
+    pub(crate) fn new(context: &Arc<Context>, data: &Data, bytes: &[u8]) -> Result<HostPages, BackendError> {
         context.bind()?;
-        let bytes = data.bytes();
         let start = bytes.as_ptr().addr();
         let first = start.next_multiple_of(PAGE);
         let len = (start + bytes.len()).saturating_sub(first) / PAGE * PAGE;
@@ -267,19 +276,24 @@ impl HostPages {
         } else {
             locked = 0..0;
         }
-        HostPages { context: Arc::clone(context), data: data.clone(), locked, edges: None }.with_edges()
+        let (address, len) = (bytes.as_ptr(), bytes.len());
+        let pages =
+            HostPages { context: Arc::clone(context), data: data.clone(), address, len, locked, edges: None };
+        pages.with_edges(bytes)
+    }
+
+    fn failed(&self, what: &'static str, reason: &str) -> BackendError {
+        BackendError::Failed { backend: self.context.name.clone(), what, reason: reason.into() }
     }
 
     fn read_only(&self) -> BackendError {
-        let reason = "the bytes are read-only".into();
-        BackendError::Failed { backend: self.context.name.clone(), what: "writing", reason }
+        self.failed("writing", "the bytes are read-only")
     }
 
     /// Copies the unlocked edges into pinned memory, if there is a locked part between them.
-    fn with_edges(mut self) -> Result<HostPages, BackendError> {
+    fn with_edges(mut self, bytes: &[u8]) -> Result<HostPages, BackendError> {
         let Range { start, end } = self.locked;
         if start < end {
-            let bytes = self.data.bytes();
             let (before, behind) =
                 (bytes.get(..start).unwrap_or_default(), bytes.get(end..).unwrap_or_default());
             let edges = PinnedBuffer::new(&self.context, before.len() + behind.len())?;
@@ -294,20 +308,19 @@ impl HostPages {
     pub(crate) fn pinned(&self, range: Range<usize>) -> Vec<(Range<usize>, *const u8)> {
         let Some(edges) = &self.edges else { return Vec::new() };
         let address = |(part, at): (Range<usize>, PinnedAt)| match at {
-            PinnedAt::Locked(at) => (part, self.data.bytes().as_ptr().wrapping_add(at)),
+            PinnedAt::Locked(at) => (part, self.address.wrapping_add(at)),
             PinnedAt::Edge(at) => (part, edges.address().cast_const().wrapping_add(at)),
         };
-        pinned_parts(&range, &self.locked, self.data.len()).into_iter().map(address).collect()
+        pinned_parts(&range, &self.locked, self.len).into_iter().map(address).collect()
     }
 }
 
 impl Drop for HostPages {
     fn drop(&mut self) {
-        if let Some(pages) = self.data.bytes().get(self.locked.clone()).filter(|pages| !pages.is_empty())
-            && self.context.bind().is_ok()
-        {
+        if !self.locked.is_empty() && self.context.bind().is_ok() {
+            let pages = self.address.wrapping_add(self.locked.start);
             // SAFETY: locked by `new`, unlocked only here.
-            let _ = unsafe { sys::cuMemHostUnregister(pages.as_ptr().cast_mut().cast()) };
+            let _ = unsafe { sys::cuMemHostUnregister(pages.cast_mut().cast()) };
         }
     }
 }
@@ -315,30 +328,35 @@ impl Drop for HostPages {
 /// Another backend's host memory, page-locked so that the device accesses it by DMA.
 pub(crate) struct RegisteredMemory {
     context: Arc<Context>,
+    /// Address and length as they were locked: a buffer may answer differently when it is asked again.
     address: usize,
+    len: usize,
     /// Kept until it is unlocked.
-    _buffer: Arc<dyn Buffer>,
+    buffer: Arc<dyn Buffer>,
 }
 
 impl RegisteredMemory {
     /// `None` if the buffer has no host address, or the driver cannot lock it.
     pub(crate) fn new(context: &Arc<Context>, buffer: &Arc<dyn Buffer>) -> Option<RegisteredMemory> {
-        let address = buffer.host_address()?;
+        let (address, len) = (buffer.host_address()?, buffer.bytes());
         context.bind().ok()?;
         // SAFETY: the memory belongs to the buffer, which is kept until the memory is unlocked.
-        let code = unsafe {
-            sys::cuMemHostRegister_v2(address.cast(), buffer.bytes(), sys::CU_MEMHOSTREGISTER_PORTABLE)
-        };
+        let code =
+            unsafe { sys::cuMemHostRegister_v2(address.cast(), len, sys::CU_MEMHOSTREGISTER_PORTABLE) };
         let (context, address) = (Arc::clone(context), address.expose_provenance());
         (code == sys::CUresult::CUDA_SUCCESS).then(|| RegisteredMemory {
             context,
             address,
-            _buffer: Arc::clone(buffer),
+            len,
+            buffer: Arc::clone(buffer),
         })
     }
 
-    pub(crate) fn address(&self) -> usize {
-        self.address
+    /// The address of `len` bytes from `offset` on, if `buffer` is the one that was locked and they are inside it.
+    pub(crate) fn address(&self, buffer: &Arc<dyn Buffer>, offset: usize, len: usize) -> Option<*mut u8> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        let found = inside && Arc::ptr_eq(&self.buffer, buffer);
+        found.then(|| std::ptr::with_exposed_provenance_mut::<u8>(self.address).wrapping_add(offset))
     }
 }
 
@@ -357,7 +375,7 @@ impl Buffer for HostPages {
     }
 
     fn bytes(&self) -> usize {
-        self.data.len()
+        self.len
     }
 
     fn usage(&self) -> Usage {
@@ -370,7 +388,10 @@ impl Buffer for HostPages {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(self, offset, into.len())?;
-        into.copy_from_slice(self.data.bytes().get(offset..offset + into.len()).unwrap_or_default());
+        match self.data.bytes().get(offset..offset + into.len()) {
+            Some(bytes) => into.copy_from_slice(bytes),
+            None => return Err(self.failed("reading", "the owner of the bytes has fewer than before")),
+        }
         Ok(())
     }
 
@@ -385,6 +406,16 @@ impl Buffer for HostPages {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// The address of a region, which must lie inside a buffer of this context's device memory.
+pub(crate) fn device_address(context: &Arc<Context>, region: &Region) -> Result<u64, BackendError> {
+    let buffer = region.buffer.as_any().downcast_ref::<DeviceBuffer>();
+    let Some(buffer) = buffer.filter(|buffer| buffer.is_of(context)) else {
+        return Err(BackendError::Foreign { backend: context.name.clone(), what: "buffer" });
+    };
+    check_range(buffer, region.offset, region.bytes)?;
+    Ok(buffer.address() + region.offset as u64)
 }
 
 /// Whether two address ranges have bytes in common.

@@ -10,7 +10,16 @@ use quadriga_runtime::{BackendError, Event};
 use crate::context::Context;
 use crate::faults::Faults;
 
+/// Identifies a recording of an event, also after the event is destroyed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Recording {
+    event: u64,
+    count: u64,
+}
+
 pub(crate) struct CudaEvent {
+    /// Unique in the process: the driver reuses the handles of destroyed events.
+    id: u64,
     context: Arc<Context>,
     faults: Arc<Faults>,
     event: sys::CUevent,
@@ -35,7 +44,9 @@ impl CudaEvent {
         let mut event = std::ptr::null_mut();
         // SAFETY: writes the handle it is given.
         context.check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Ok(CudaEvent {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             context: Arc::clone(context),
             faults: Arc::clone(faults),
             event,
@@ -53,9 +64,9 @@ impl CudaEvent {
         self.recorded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Identifies the last recording among those of all live events.
-    pub(crate) fn recording(&self) -> (usize, u64) {
-        (self.event.addr(), self.recorded.load(Ordering::Relaxed))
+    /// The last recording.
+    pub(crate) fn recording(&self) -> Recording {
+        Recording { event: self.id, count: self.recorded.load(Ordering::Relaxed) }
     }
 
     pub(crate) fn is_of(&self, context: &Arc<Context>) -> bool {

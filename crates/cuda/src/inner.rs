@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys;
-use quadriga_runtime::{Buffer, Usage};
+use quadriga_runtime::{Buffer, Region, Usage};
 
 use crate::blas::Blas;
 use crate::buffer::{DeviceBuffer, HostPages, RegisteredMemory};
@@ -18,6 +18,11 @@ use crate::options::Options;
 
 /// Counters of attention kernels: one for each query, or tile of queries, and head whose keys are partitioned.
 pub(crate) const MAX_COUNTERS: usize = 4096;
+
+/// Identifies a buffer as long as it is alive.
+pub(crate) fn buffer_key(buffer: &Arc<dyn Buffer>) -> usize {
+    Arc::as_ptr(buffer).cast::<()>().addr()
+}
 
 /// State that a backend shares with its queues and programs.
 pub(crate) struct BackendInner {
@@ -33,7 +38,7 @@ pub(crate) struct BackendInner {
     pub(crate) idle_gaps: Option<IdleGaps>,
     /// Page-locked file maps and other host bytes, by address and length.
     pub(crate) host_pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
-    /// Page-locked buffers of other backends, by address.
+    /// Page-locked buffers of other backends, by [`buffer_key`].
     pub(crate) registered: Mutex<HashMap<usize, Weak<RegisteredMemory>>>,
     pub(crate) context: Arc<Context>,
 }
@@ -79,11 +84,11 @@ impl BackendInner {
         })
     }
 
-    /// The address of another backend's host memory, if it is page-locked.
-    pub(crate) fn registered_address(&self, buffer: &dyn Buffer) -> Option<*mut u8> {
-        let address = buffer.host_address()?;
+    /// The address of a region of another backend's host memory, if the buffer is page-locked.
+    pub(crate) fn registered_address(&self, region: &Region) -> Option<*mut u8> {
         let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        registered.get(&address.addr()).is_some_and(|memory| memory.strong_count() > 0).then_some(address)
+        let memory = registered.get(&buffer_key(&region.buffer))?.upgrade()?;
+        memory.address(&region.buffer, region.offset, region.bytes)
     }
 
     pub(crate) fn lock_counters(&self) -> CountersGuard<'_> {

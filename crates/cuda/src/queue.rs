@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use quadriga_runtime::{BackendError, Buffer, Event, Program, Queue, Region, check_range};
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
-use crate::event::CudaEvent;
+use crate::event::{CudaEvent, Recording};
 use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
@@ -29,7 +29,7 @@ pub(crate) struct CudaQueue {
     half: usize,
     taken: usize,
     /// The recording that the stream waited for last: later work of the stream is ordered after it already.
-    waited: Option<(usize, u64)>,
+    waited: Option<Recording>,
     small: SmallCopyBatch,
 }
 
@@ -88,9 +88,8 @@ impl CudaQueue {
         if let Some(pages) = any.downcast_ref::<HostPages>() {
             return Some(Endpoint::Pages(pages));
         }
-        if let Some(address) = self.inner.registered_address(&*region.buffer) {
-            // SAFETY: the region was checked to lie inside the buffer.
-            return Some(Endpoint::Pinned(unsafe { address.add(region.offset) }));
+        if let Some(address) = self.inner.registered_address(region) {
+            return Some(Endpoint::Pinned(address));
         }
         region.buffer.is_host().then_some(Endpoint::Host(&*region.buffer))
     }
@@ -114,7 +113,9 @@ impl CudaQueue {
         let Some((copies, count)) = self.small.take() else { return Ok(()) };
         let function = self.inner.kernels.function(KernelFile::Elementwise, c"k_small_copies")?;
         let launch = Launch::new(function, [count, 1, 1], MAX_COPY_BYTES as u32).arg(*copies);
-        launch.issue(&self.inner.context, self.stream.handle, false)
+        let issued = launch.issue(&self.inner.context, self.stream.handle, false);
+        self.small.release();
+        issued
     }
 
     /// Batches a small copy from device memory to device memory or to memory that the driver allocated pinned; `false`
@@ -130,11 +131,15 @@ impl CudaQueue {
             }
             _ => return Ok(false),
         };
-        if self.small.copy(target, source, from.bytes) {
-            return Ok(true);
+        if !self.small.copy(target, source, from.bytes) {
+            self.flush()?;
+            if !self.small.copy(target, source, from.bytes) {
+                return Ok(false);
+            }
         }
-        self.flush()?;
-        Ok(self.small.copy(target, source, from.bytes))
+        self.small.keep(&from.buffer);
+        self.small.keep(&to.buffer);
+        Ok(true)
     }
 
     /// A slot of at most half the ring. Small transfers share a half; only when it is full does the host wait for
@@ -250,11 +255,13 @@ impl Queue for CudaQueue {
         self.inner.context.bind()?;
         match self.endpoint(to) {
             Some(Endpoint::Device(address)) => {
-                if self.small.write(address, bytes) {
-                    return Ok(());
+                let mut batched = self.small.write(address, bytes);
+                if !batched {
+                    self.flush()?;
+                    batched = self.small.write(address, bytes);
                 }
-                self.flush()?;
-                if self.small.write(address, bytes) {
+                if batched {
+                    self.small.keep(&to.buffer);
                     return Ok(());
                 }
                 self.send(address, bytes.len(), |at, part| {

@@ -1,5 +1,9 @@
 //! Batches small writes and copies into one kernel launch; bytes to be written travel in the launch's parameters.
 
+use std::sync::Arc;
+
+use quadriga_runtime::Buffer;
+
 use crate::buffer::overlap;
 use crate::launch::Argument;
 
@@ -30,6 +34,8 @@ pub(crate) struct SmallCopyBatch {
     copies: SmallCopies,
     count: usize,
     bytes: usize,
+    /// Buffers of the batched copies, kept until the copies are launched; from then on the driver waits with freeing.
+    buffers: Vec<Arc<dyn Buffer>>,
 }
 
 impl SmallCopyBatch {
@@ -41,7 +47,7 @@ impl SmallCopyBatch {
             at: [0; MAX_COPIES],
             data: [0; DATA_BYTES],
         };
-        SmallCopyBatch { copies, count: 0, bytes: 0 }
+        SmallCopyBatch { copies, count: 0, bytes: 0, buffers: Vec::new() }
     }
 
     /// Adds a write to an address; `false` if it is too large, the batch is full, or it conflicts with another copy.
@@ -61,7 +67,19 @@ impl SmallCopyBatch {
         self.fits(to, Some(from), len) && self.push(to, from, len, 0)
     }
 
-    /// Empties the batch, and returns the copies with their number.
+    /// Keeps the buffer of a copy that was added.
+    pub(crate) fn keep(&mut self, buffer: &Arc<dyn Buffer>) {
+        if !self.buffers.iter().any(|kept| Arc::ptr_eq(kept, buffer)) {
+            self.buffers.push(Arc::clone(buffer));
+        }
+    }
+
+    /// Releases the buffers once the copies are launched.
+    pub(crate) fn release(&mut self) {
+        self.buffers.clear();
+    }
+
+    /// Empties the batch, and returns the copies with their number. The buffers stay until [`SmallCopyBatch::release`].
     pub(crate) fn take(&mut self) -> Option<(&SmallCopies, u32)> {
         let count = std::mem::take(&mut self.count);
         self.bytes = 0;

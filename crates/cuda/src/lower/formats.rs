@@ -7,7 +7,7 @@ use std::sync::Arc;
 use quadriga_graph::{DType, Op, Tensor};
 use quadriga_runtime::{BackendError, Buffer, Layout, Region, Usage, WeightLayout};
 
-use crate::buffer::DeviceBuffer;
+use crate::buffer::{DeviceBuffer, device_address};
 use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::{Launch, TensorArg};
@@ -212,14 +212,13 @@ pub(crate) fn load(
     to: &Region,
 ) -> Result<(), BackendError> {
     let foreign = || BackendError::Foreign { backend: inner.context.name.clone(), what: "buffer" };
-    let target = to.buffer.as_any().downcast_ref::<DeviceBuffer>().ok_or_else(foreign)?;
     let packed = PackedMatrix::of(weight).filter(|p| p.bytes <= to.bytes).ok_or_else(foreign)?;
     let rows = weight.shape().rows();
     let FormatInfo { quant_bytes, scale_bytes, .. } = *packed.format.info();
     let row_bytes = (data.len() / rows.max(1)).max(1);
     let at_once = (SLAB_BYTES / row_bytes).clamp(1, rows.max(1));
     let raw = DeviceBuffer::new(&inner.context, at_once * row_bytes, Usage::Weights)?;
-    let address = target.address() + to.offset as u64;
+    let address = device_address(&inner.context, to)?;
     let function = inner.kernels.function(KernelFile::Pack, c"k_pack")?;
     let stream = Stream::new(&inner.context)?;
     for (number, slab) in data.chunks(at_once * row_bytes).enumerate() {

@@ -8,9 +8,10 @@ use quadriga_graph::{Graph, NodeId, Tensor, TensorId};
 use quadriga_runtime::{BackendError, Buffer, Layout, SplitSource, TensorPlace};
 
 use super::decode_attention::DecodeAttention;
+use super::formats::PackedMatrix;
 use super::scratch;
 use crate::blas::OperandType;
-use crate::buffer::DeviceBuffer;
+use crate::buffer::device_address;
 use crate::inner::BackendInner;
 use crate::kernels::{Function, KernelFile};
 use crate::launch::{Launch, TensorArg};
@@ -113,13 +114,21 @@ impl<'a> Lowering<'a> {
     /// The place and address of a tensor; the program keeps its buffer.
     pub(super) fn place(&mut self, node: NodeId, id: TensorId) -> Result<(TensorPlace, u64), BackendError> {
         let place = (self.split.place)(id).ok_or_else(|| self.failed(node, "a tensor has no place"))?;
-        let Some(buffer) = place.region.buffer.as_any().downcast_ref::<DeviceBuffer>() else {
-            return Err(BackendError::Foreign { backend: self.inner.context.name.clone(), what: "buffer" });
-        };
+        let region_address = device_address(&self.inner.context, &place.region)?;
         let tensor = &self.graph[id];
+        let needed = match place.layout {
+            Layout::Plain => Some(tensor.bytes()),
+            Layout::Packed(_) => PackedMatrix::of(tensor).map(|packed| packed.bytes),
+        };
+        if needed.is_none_or(|needed| needed > place.region.bytes) {
+            let given = place.region.bytes;
+            return Err(
+                self.failed(node, format!("a tensor has a place of {given} bytes, which is too small"))
+            );
+        }
         let address = match self.moved.get(&tensor.storage()) {
             Some(base) => base + tensor.offset() as u64,
-            None => buffer.address() + place.region.offset as u64,
+            None => region_address,
         };
         if !self.buffers.iter().any(|b| Arc::ptr_eq(b, &place.region.buffer)) {
             self.buffers.push(Arc::clone(&place.region.buffer));

@@ -23,7 +23,7 @@ use quadriga_runtime::{BackendError, SplitSource};
 use self::lowering::Lowering;
 pub(crate) use self::scratch_bytes::scratch_bytes;
 pub(crate) use self::supports::supports;
-use crate::buffer::DeviceBuffer;
+use crate::buffer::device_address;
 use crate::inner::BackendInner;
 use crate::program::CudaProgram;
 
@@ -31,15 +31,12 @@ use crate::program::CudaProgram;
 pub(crate) fn lower(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Result<CudaProgram, BackendError> {
     let mut lowering = Lowering::new(inner, split);
     if let Some(region) = &split.scratch {
-        let Some(buffer) = region.buffer.as_any().downcast_ref::<DeviceBuffer>() else {
-            return Err(BackendError::Foreign { backend: inner.context.name.clone(), what: "buffer" });
-        };
         let multiprocessors = inner.context.multiprocessors;
         let needs = scratch_bytes(split.graph, split.nodes, inner.blas.is_some(), multiprocessors);
         // Where the region is too small, the node that needs more fails.
         let workspace = needs.workspace.min(region.bytes);
         let rows = needs.decode_rows.min(region.bytes - workspace);
-        lowering.workspace = buffer.address() + region.offset as u64;
+        lowering.workspace = device_address(&inner.context, region)?;
         let rows_base = lowering.workspace + workspace as u64;
         lowering.scratch_base = rows_base + rows as u64;
         lowering.scratch_bytes = region.bytes - workspace - rows;
