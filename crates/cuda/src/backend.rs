@@ -218,6 +218,6 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError> {
-        Ok(Arc::new(CudaEvent::new(&self.inner.context, &self.inner.faults, timing)?))
+        Ok(Arc::new(CudaEvent::new(&self.inner.context, timing)?))
     }
 }

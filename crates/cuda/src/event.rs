@@ -1,14 +1,14 @@
 //! CUDA events.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 use quadriga_runtime::{BackendError, Event};
 
 use crate::context::Context;
-use crate::faults::Faults;
+use crate::faults::QueueFaults;
 
 /// Identifies a recording of an event, also after the event is destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,8 @@ pub(crate) struct CudaEvent {
     /// Unique in the process: the driver reuses the handles of destroyed events.
     id: u64,
     context: Arc<Context>,
-    faults: Arc<Faults>,
+    /// Faults of the queue that recorded it last, and how many runs that queue had launched.
+    faults: Mutex<Option<(Arc<QueueFaults>, u64)>>,
     event: sys::CUevent,
     timing: bool,
     /// How often queues have recorded it.
@@ -34,11 +35,7 @@ unsafe impl Send for CudaEvent {}
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
-    pub(crate) fn new(
-        context: &Arc<Context>,
-        faults: &Arc<Faults>,
-        timing: bool,
-    ) -> Result<CudaEvent, BackendError> {
+    pub(crate) fn new(context: &Arc<Context>, timing: bool) -> Result<CudaEvent, BackendError> {
         context.bind()?;
         let flags = if timing { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
         let mut event = std::ptr::null_mut();
@@ -48,7 +45,7 @@ impl CudaEvent {
         Ok(CudaEvent {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             context: Arc::clone(context),
-            faults: Arc::clone(faults),
+            faults: Mutex::default(),
             event,
             timing,
             recorded: AtomicU64::new(0),
@@ -59,9 +56,26 @@ impl CudaEvent {
         self.event
     }
 
-    /// Counts a recording by a queue.
-    pub(crate) fn count_recording(&self) {
+    /// Notes a recording by a queue.
+    pub(crate) fn set_recorded(&self, queue: &Arc<QueueFaults>) {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *faults {
+            Some((known, runs)) if Arc::ptr_eq(known, queue) => *runs = queue.runs(),
+            other => *other = Some((Arc::clone(queue), queue.runs())),
+        }
         self.recorded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The faults of the queue that recorded the event last.
+    pub(crate) fn queue_faults(&self) -> Option<Arc<QueueFaults>> {
+        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.as_ref().map(|(queue, _)| Arc::clone(queue))
+    }
+
+    /// Takes the faults of the work that the event completes.
+    fn take_faults(&self) -> Result<(), BackendError> {
+        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        faults.map_or(Ok(()), |(queue, runs)| queue.take(runs))
     }
 
     /// The last recording.
@@ -91,7 +105,7 @@ impl Event for CudaEvent {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             code => {
                 self.context.check("cuEventQuery", code)?;
-                self.faults.take(&self.context.name)?;
+                self.take_faults()?;
                 Ok(true)
             }
         }
@@ -101,7 +115,7 @@ impl Event for CudaEvent {
         self.context.bind()?;
         // SAFETY: the handle is live.
         self.context.check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.event) })?;
-        self.faults.take(&self.context.name)
+        self.take_faults()
     }
 
     fn seconds_since(&self, earlier: &dyn Event) -> Option<f64> {

@@ -7,7 +7,6 @@ use quadriga_runtime::{BackendError, Event};
 
 use crate::context::Context;
 use crate::event::CudaEvent;
-use crate::faults::Faults;
 
 /// The most programs that are recorded.
 const MAX_PROGRAMS: usize = 8192;
@@ -15,14 +14,13 @@ const MAX_PROGRAMS: usize = 8192;
 /// Start and end events of programs; prints the gaps between them when it is dropped.
 pub(crate) struct IdleGaps {
     context: Arc<Context>,
-    faults: Arc<Faults>,
     /// Start and end of each program, in launch order.
     marks: Mutex<Vec<[CudaEvent; 2]>>,
 }
 
 impl IdleGaps {
-    pub(crate) fn new(context: &Arc<Context>, faults: &Arc<Faults>) -> IdleGaps {
-        IdleGaps { context: Arc::clone(context), faults: Arc::clone(faults), marks: Mutex::default() }
+    pub(crate) fn new(context: &Arc<Context>) -> IdleGaps {
+        IdleGaps { context: Arc::clone(context), marks: Mutex::default() }
     }
 
     /// Records an event before and after a launch.
@@ -32,7 +30,7 @@ impl IdleGaps {
         launch: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let mark = || -> Result<CudaEvent, BackendError> {
-            let event = CudaEvent::new(&self.context, &self.faults, true)?;
+            let event = CudaEvent::new(&self.context, true)?;
             // SAFETY: event and stream are live.
             let code = unsafe { sys::cuEventRecord(event.handle(), stream) };
             self.context.check("cuEventRecord", code).map(|()| event)

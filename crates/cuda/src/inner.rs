@@ -11,7 +11,7 @@ use crate::buffer::{DeviceBuffer, HostPages, RegisteredMemory};
 use crate::context::Context;
 use crate::error::Error;
 use crate::event::CudaEvent;
-use crate::faults::Faults;
+use crate::faults::FaultWords;
 use crate::idle_gaps::IdleGaps;
 use crate::kernels::Kernels;
 use crate::options::Options;
@@ -33,7 +33,7 @@ pub(crate) struct BackendInner {
     pub(crate) kernels: Kernels,
     /// `None` where cuBLAS is not installed, or turned off.
     pub(crate) blas: Option<Blas>,
-    pub(crate) faults: Arc<Faults>,
+    pub(crate) fault_words: Arc<FaultWords>,
     counters_use: Mutex<CountersUse>,
     pub(crate) idle_gaps: Option<IdleGaps>,
     /// Page-locked file maps and other host bytes, by address and length.
@@ -66,20 +66,19 @@ impl CountersGuard<'_> {
 
 impl BackendInner {
     pub(crate) fn new(context: Arc<Context>, options: &Options) -> Result<BackendInner, Error> {
-        let faults = Arc::new(Faults::new(&context)?);
         let counters = DeviceBuffer::new(&context, MAX_COUNTERS * 4, Usage::Compute)?;
         counters.clear(0, MAX_COUNTERS * 4)?;
-        let event = CudaEvent::new(&context, &faults, false)?;
+        let event = CudaEvent::new(&context, false)?;
         Ok(BackendInner {
             fusion: options.fusion,
             counters,
             kernels: Kernels::new(&context, options.cache_dir.as_deref())?,
             blas: if options.cublas { Blas::new(&context)? } else { None },
             counters_use: Mutex::new(CountersUse { event, stream: 0 }),
-            idle_gaps: options.idle_gaps.then(|| IdleGaps::new(&context, &faults)),
+            idle_gaps: options.idle_gaps.then(|| IdleGaps::new(&context)),
             host_pages: Mutex::default(),
             registered: Mutex::default(),
-            faults,
+            fault_words: Arc::new(FaultWords::new(&context)),
             context,
         })
     }

@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use quadriga_runtime::{BackendError, Buffer, Program};
 
 use crate::blas::Gemm;
+use crate::faults::ProgramFaults;
 use crate::inner::BackendInner;
 use crate::launch::Launch;
 use crate::stream::Stream;
@@ -48,6 +49,7 @@ pub(crate) struct CudaProgram {
     executable: sys::CUgraphExec,
     /// Whether it uses the counters that programs share.
     uses_counters: bool,
+    faults: Arc<ProgramFaults>,
     /// Buffers whose addresses the captured launches hold.
     _buffers: Vec<Arc<dyn Buffer>>,
 }
@@ -60,6 +62,7 @@ impl CudaProgram {
         inner: Arc<BackendInner>,
         steps: &[ProgramStep],
         uses_counters: bool,
+        faults: Arc<ProgramFaults>,
         buffers: Vec<Arc<dyn Buffer>>,
     ) -> Result<CudaProgram, BackendError> {
         let context = Arc::clone(&inner.context);
@@ -89,7 +92,11 @@ impl CudaProgram {
             }
             made?;
         }
-        Ok(CudaProgram { inner, executable, uses_counters, _buffers: buffers })
+        Ok(CudaProgram { inner, executable, uses_counters, faults, _buffers: buffers })
+    }
+
+    pub(crate) fn faults(&self) -> &Arc<ProgramFaults> {
+        &self.faults
     }
 
     pub(crate) fn is_of(&self, inner: &Arc<BackendInner>) -> bool {

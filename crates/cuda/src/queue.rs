@@ -8,6 +8,7 @@ use quadriga_runtime::{BackendError, Buffer, Event, Program, Queue, Region, chec
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
 use crate::event::{CudaEvent, Recording};
+use crate::faults::QueueFaults;
 use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
@@ -31,6 +32,7 @@ pub(crate) struct CudaQueue {
     /// The recording that the stream waited for last: later work of the stream is ordered after it already.
     waited: Option<Recording>,
     small: SmallCopyBatch,
+    faults: Arc<QueueFaults>,
 }
 
 /// Parts of a transfer to the host: the host takes one while the next is copied.
@@ -56,12 +58,9 @@ enum Endpoint<'a> {
 impl CudaQueue {
     pub(crate) fn new(inner: &Arc<BackendInner>) -> Result<CudaQueue, BackendError> {
         let half = || -> Result<_, BackendError> {
-            Ok((
-                PinnedBuffer::new(&inner.context, RING_BYTES / 2)?,
-                CudaEvent::new(&inner.context, &inner.faults, false)?,
-            ))
+            Ok((PinnedBuffer::new(&inner.context, RING_BYTES / 2)?, CudaEvent::new(&inner.context, false)?))
         };
-        let event = || CudaEvent::new(&inner.context, &inner.faults, false);
+        let event = || CudaEvent::new(&inner.context, false);
         Ok(CudaQueue {
             inner: Arc::clone(inner),
             stream: Stream::new(&inner.context)?,
@@ -71,6 +70,7 @@ impl CudaQueue {
             taken: 0,
             waited: None,
             small: SmallCopyBatch::new(),
+            faults: Arc::default(),
         })
     }
 
@@ -241,7 +241,7 @@ impl CudaQueue {
     /// Waits for all work in the stream, and takes its faults.
     fn settle(&self) -> Result<(), BackendError> {
         self.stream.synchronize()?;
-        self.inner.faults.take(&self.inner.context.name)
+        self.faults.take(self.faults.runs())
     }
 
     fn foreign(&self, what: &'static str) -> BackendError {
@@ -337,7 +337,10 @@ impl Queue for CudaQueue {
         self.inner.context.bind()?;
         self.flush()?;
         match program.as_any().downcast_mut::<CudaProgram>() {
-            Some(program) if program.is_of(&self.inner) => program.launch(self.stream.handle),
+            Some(program) if program.is_of(&self.inner) => {
+                self.faults.add_run(program.faults());
+                program.launch(self.stream.handle)
+            }
             _ => Err(self.foreign("program")),
         }
     }
@@ -347,7 +350,7 @@ impl Queue for CudaQueue {
         self.flush()?;
         match event.as_any().downcast_ref::<CudaEvent>() {
             Some(event) if event.is_of(&self.inner.context) => {
-                event.count_recording();
+                event.set_recorded(&self.faults);
                 // SAFETY: event and stream are live.
                 let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
                 self.inner.context.check("cuEventRecord", code)
@@ -362,6 +365,9 @@ impl Queue for CudaQueue {
             Some(event) if self.waited == Some(event.recording()) => Ok(()),
             Some(event) => {
                 self.waited = Some(event.recording());
+                if let Some(other) = event.queue_faults() {
+                    self.faults.add_wait(&other);
+                }
                 // SAFETY: event and stream are live; events of another context of this driver may be waited for.
                 let code = unsafe { sys::cuStreamWaitEvent(self.stream.handle, event.handle(), 0) };
                 self.inner.context.check("cuStreamWaitEvent", code)

@@ -12,6 +12,7 @@ use super::formats::PackedMatrix;
 use super::scratch;
 use crate::blas::OperandType;
 use crate::buffer::device_address;
+use crate::faults::ProgramFaults;
 use crate::inner::BackendInner;
 use crate::kernels::{Function, KernelFile};
 use crate::launch::{Launch, TensorArg};
@@ -31,6 +32,7 @@ pub(super) struct Lowering<'a> {
     pub(super) scratch_bytes: usize,
     /// Whether the program uses the counters that programs share.
     pub(super) uses_counters: bool,
+    pub(super) faults: Arc<ProgramFaults>,
     /// The positions of the nodes that read each storage; a node that reads it twice is listed twice.
     readers_of: HashMap<TensorId, Vec<usize>>,
     /// Nodes whose work a fused launch of another node does.
@@ -46,14 +48,17 @@ pub(super) struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    pub(super) fn new(inner: &'a Arc<BackendInner>, split: &'a SplitSource<'a>) -> Lowering<'a> {
+    pub(super) fn new(
+        inner: &'a Arc<BackendInner>,
+        split: &'a SplitSource<'a>,
+    ) -> Result<Lowering<'a>, BackendError> {
         let mut readers_of: HashMap<TensorId, Vec<usize>> = HashMap::new();
         for (at, node) in split.nodes.iter().enumerate() {
             for id in split.graph.inputs(*node).iter().filter(|_| !split.graph[*node].op().is_view()) {
                 readers_of.entry(split.graph[*id].storage()).or_default().push(at);
             }
         }
-        Lowering {
+        Ok(Lowering {
             inner,
             split,
             graph: split.graph,
@@ -63,13 +68,14 @@ impl<'a> Lowering<'a> {
             scratch_base: 0,
             scratch_bytes: 0,
             uses_counters: false,
+            faults: Arc::new(ProgramFaults::new(&inner.fault_words)?),
             readers_of,
             fused: HashSet::new(),
             moved: HashMap::new(),
             decode_attention: HashMap::new(),
             quantized: None,
             converted: None,
-        }
+        })
     }
 
     pub(super) fn push(&mut self, launch: Launch) {
@@ -187,8 +193,7 @@ impl<'a> Lowering<'a> {
 
     /// The address of the fault word, and the code of a fault of this node.
     pub(super) fn fault(&self, node: NodeId, reason: &'static str) -> (u64, u32) {
-        let faults = &self.inner.faults;
-        (faults.address(), faults.code(&self.graph.node_name(node), reason))
+        (self.faults.address(), self.faults.code(&self.graph.node_name(node), reason))
     }
 
     pub(super) fn tensor(&self, id: TensorId) -> &'a Tensor {

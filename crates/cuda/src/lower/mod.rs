@@ -29,7 +29,7 @@ use crate::program::CudaProgram;
 
 /// Lowers a split to a program.
 pub(crate) fn lower(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Result<CudaProgram, BackendError> {
-    let mut lowering = Lowering::new(inner, split);
+    let mut lowering = Lowering::new(inner, split)?;
     if let Some(region) = &split.scratch {
         let multiprocessors = inner.context.multiprocessors;
         let needs = scratch_bytes(split.graph, split.nodes, inner.blas.is_some(), multiprocessors);
@@ -44,7 +44,8 @@ pub(crate) fn lower(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Resul
         lowering.find_decode_attention(rows_base, rows)?;
     }
     lower_nodes(&mut lowering)?;
-    CudaProgram::new(Arc::clone(inner), &lowering.steps, lowering.uses_counters, lowering.buffers)
+    let Lowering { steps, uses_counters, faults, buffers, .. } = lowering;
+    CudaProgram::new(Arc::clone(inner), &steps, uses_counters, faults, buffers)
 }
 
 fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {

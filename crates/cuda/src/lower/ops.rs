@@ -112,11 +112,11 @@ impl Lowering<'_> {
                 let (faults, fault) = self.fault(node, "a row index is out of range");
                 let ids = inputs.get(2).copied().unwrap_or_default();
                 let flat = x.dims[0] == 1 && x.dims[1] == 1 && ids.strides[3] == 4 && second.rows() < 65_536;
-                let halves = x.dtype == DType::F16.id()
+                let f16_target = x.dtype == DType::F16.id()
                     && x.strides[3] == 2
                     && x.address.is_multiple_of(8)
                     && x.strides[2] % 8 == 0;
-                if flat && halves && is_dense_f32(&second) {
+                if flat && f16_target && is_dense_f32(&second) {
                     let quads = second.dims[3] as u32 / 4;
                     let function = self.function(KernelFile::Rows, c"k_set_rows_f16")?;
                     self.push(
@@ -281,7 +281,7 @@ fn dense_quads(tensors: [&TensorArg; 3]) -> Option<u64> {
     (alike && tensors.iter().all(|tensor| is_dense_f32(tensor))).then_some(first.elements() / 4)
 }
 
-/// The two halves of each row.
+/// The first and second half of each row: gate and up in one tensor.
 fn halves(x: TensorArg) -> (TensorArg, TensorArg) {
     let mut first = x;
     first.dims[3] /= 2;
