@@ -1,4 +1,4 @@
-//! Runs the whole suite, or the cases whose names contain a text, on the oracle itself, and prints the counts.
+//! Runs the suite, or the cases whose names contain a text, on the oracle with rounding, and prints the totals.
 //!
 //! `cargo run --release -p quadriga-conformance --example suite [-- TEXT]`
 

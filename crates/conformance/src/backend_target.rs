@@ -1,4 +1,4 @@
-//! A single backend as a target: every tensor in guarded memory of its own.
+//! A single backend as a target: every tensor in its own guarded buffer.
 
 use std::sync::Arc;
 
@@ -9,32 +9,43 @@ use quadriga_runtime::{
 
 use crate::{Case, Outputs, Target, TargetError};
 
-/// Bytes around each tensor that nobody may write.
+/// The number of guard bytes before and after each tensor.
 const GUARD: usize = 64;
-/// What they are filled with: as F32 a large negative number, so that reading them shows as well.
+/// The value of guard bytes: a large negative number as F32, so that reads of the guards show in results, too.
 const PATTERN: u8 = 0xf3;
 
 /// Runs each case on one backend, as one split, without scheduler or planner.
 ///
-/// Each storage has a buffer of its own with guard bytes before and after it; a case fails if they were written.
-/// Results start out filled with the guards' pattern, never with zeros.
+/// Each storage has its own buffer with guard bytes before and after it; a case fails if they are overwritten. Results
+/// are initialized with the guards' pattern, never with zeros.
+///
+/// ```
+/// use quadriga_conformance::{BackendTarget, Suite, run_cases};
+///
+/// let backend = quadriga_cpu::Backend::builder().threads(2).build()?;
+/// let suite = Suite::new();
+/// let cases = suite.sample(50, 1).into_iter().filter_map(|index| suite.case(index));
+/// let report = run_cases(cases, &mut BackendTarget::new(&backend));
+/// assert!(report.is_clean(), "{report}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct BackendTarget<'b> {
     backend: &'b dyn Backend,
     fuse: bool,
 }
 
 impl<'b> BackendTarget<'b> {
-    /// The backend, free to leave results unwritten that only it reads, and so to fuse nodes.
+    /// A target that allows fusion: the backend need not write results that only its own nodes read.
     pub fn new(backend: &'b dyn Backend) -> BackendTarget<'b> {
         BackendTarget { backend, fuse: true }
     }
 
-    /// The backend, which must write the result of every node.
+    /// A target without fusion: the backend must write the result of every node.
     pub fn unfused(backend: &'b dyn Backend) -> BackendTarget<'b> {
         BackendTarget { backend, fuse: false }
     }
 
-    /// How the backend wants to hold a weight; plain where views look at it.
+    /// The layout that the backend chooses for a weight; plain if the weight has views.
     fn layout(&self, graph: &Graph, id: TensorId) -> WeightLayout {
         let Some(weight) = graph.get(id) else {
             return WeightLayout { layout: Layout::Plain, bytes: 0, mappable: false };
@@ -54,7 +65,7 @@ impl<'b> BackendTarget<'b> {
         self.backend.weight_layout(weight, &uses)
     }
 
-    /// Memory for a storage of `bytes`, between guards, all filled with the pattern.
+    /// A region of `bytes` between guards; region and guards are filled with the pattern.
     fn guarded(&self, bytes: usize, usage: Usage) -> Result<Region, BackendError> {
         let start = GUARD.next_multiple_of(self.backend.memory().alignment.max(1));
         let buffer = self.backend.allocate(start + bytes + GUARD, usage)?;
@@ -62,7 +73,7 @@ impl<'b> BackendTarget<'b> {
         Region::new(buffer, start, bytes)
     }
 
-    fn compute(&self, case: &Case) -> Result<Outputs, Trouble> {
+    fn compute(&self, case: &Case) -> Result<Outputs, TargetFailure> {
         let graph = &case.graph;
         let mut regions: Vec<Option<(Region, Layout)>> = Vec::new();
         for id in graph.tensor_ids() {
@@ -95,17 +106,17 @@ impl<'b> BackendTarget<'b> {
             };
             Some(TensorPlace { region, layout: *layout })
         };
-        let nowhere = |name: &str| Trouble(format!("\"{name}\" has no place"));
+        let unplaced = |name: &str| TargetFailure(format!("\"{name}\" has no place"));
         let mut queue = self.backend.queue()?;
         for (name, bytes) in &case.inputs {
-            let to = graph.leaf(name).and_then(place).ok_or_else(|| nowhere(name))?;
+            let to = graph.leaf(name).and_then(place).ok_or_else(|| unplaced(name))?;
             queue.write(&to.region, bytes)?;
         }
         let kept = |id: TensorId| {
-            let outlives = |t: TensorId| graph.get(t).is_some_and(|t| t.kind() == TensorKind::State);
+            let is_state = |t: TensorId| graph.get(t).is_some_and(|t| t.kind() == TensorKind::State);
             !self.fuse
                 || graph.outputs().iter().any(|(_, output)| same_storage(graph, id, *output))
-                || graph.get(id).is_some_and(|t| outlives(t.storage()))
+                || graph.get(id).is_some_and(|t| is_state(t.storage()))
         };
         let nodes: Vec<_> = graph.node_ids().collect();
         let scratch = match self.backend.scratch_bytes(graph, &nodes) {
@@ -117,7 +128,7 @@ impl<'b> BackendTarget<'b> {
         queue.run(&mut *program)?;
         let mut outputs = Outputs::new();
         for (name, id) in graph.outputs() {
-            let from = place(*id).ok_or_else(|| nowhere(name))?.region;
+            let from = place(*id).ok_or_else(|| unplaced(name))?.region;
             let mut bytes = vec![0; from.bytes];
             queue.read(&from, &mut bytes)?;
             outputs.push(bytes);
@@ -126,7 +137,7 @@ impl<'b> BackendTarget<'b> {
         for (id, region) in graph.tensor_ids().zip(&regions) {
             if let (Some((region, _)), Some(tensor)) = (region, graph.get(id)) {
                 check_guards(&region.buffer, region.offset, region.offset + region.bytes)
-                    .map_err(|trouble| Trouble(format!("{} {}", graph.name(id), trouble.0)))?;
+                    .map_err(|failure| TargetFailure(format!("{} {}", graph.name(id), failure.0)))?;
                 self.backend.released(tensor, region);
             }
         }
@@ -138,31 +149,33 @@ fn same_storage(graph: &Graph, a: TensorId, b: TensorId) -> bool {
     graph.get(a).zip(graph.get(b)).is_some_and(|(a, b)| a.storage() == b.storage())
 }
 
-/// Both guards of a buffer whose tensor lies in `start..end` must be as they were.
-fn check_guards(buffer: &Arc<dyn Buffer>, start: usize, end: usize) -> Result<(), Trouble> {
+/// Checks that both guards of a buffer with its tensor in `start..end` are unchanged.
+fn check_guards(buffer: &Arc<dyn Buffer>, start: usize, end: usize) -> Result<(), TargetFailure> {
     for (from, to) in [(0, start), (end, buffer.bytes().min(end + GUARD))] {
         let mut guard = vec![0; to - from];
         buffer.read(from, &mut guard)?;
         if let Some(at) = guard.iter().position(|byte| *byte != PATTERN) {
             let side = if from == 0 { "before" } else { "after" };
-            return Err(Trouble(format!("was written outside, at byte {at} of the guard {side} it")));
+            return Err(TargetFailure(format!(
+                "was overrun: byte {at} of the guard {side} it was overwritten"
+            )));
         }
     }
     Ok(())
 }
 
-/// What went wrong, in words.
-struct Trouble(String);
+/// The message of a failed run.
+struct TargetFailure(String);
 
-impl From<BackendError> for Trouble {
-    fn from(error: BackendError) -> Trouble {
-        Trouble(error.to_string())
+impl From<BackendError> for TargetFailure {
+    fn from(error: BackendError) -> TargetFailure {
+        TargetFailure(error.to_string())
     }
 }
 
 impl Target for BackendTarget<'_> {
     fn name(&self) -> String {
-        let how = if self.fuse { "" } else { ", every result written" };
+        let how = if self.fuse { "" } else { ", without fusion" };
         format!("{} ({}){how}", self.backend.name(), self.backend.device().description)
     }
 
@@ -174,6 +187,6 @@ impl Target for BackendTarget<'_> {
                 return Err(TargetError::Unsupported(format!("{}: {refusal}", op.name())));
             }
         }
-        self.compute(case).map_err(|trouble| TargetError::Failed(trouble.0))
+        self.compute(case).map_err(|failure| TargetError::Failed(failure.0))
     }
 }

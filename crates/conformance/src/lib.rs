@@ -1,8 +1,9 @@
-//! The exact oracle, and one suite of operation cases that every backend must pass.
+//! Tests that a backend computes every operation correctly: a reference evaluator in f64 (the oracle), and a suite of more
+//! than 21,000 cases that compares a backend's results with it.
 //!
-//! [`Oracle`] evaluates any graph in f64, slowly and obviously; [`compute_node`] does the same for one node on
-//! plain bytes. [`Suite`] lists the cases, a [`Target`] computes them ([`BackendTarget`] on one backend, in guarded
-//! memory), and [`run_cases`] judges what it says:
+//! [`Oracle`] evaluates any graph, [`compute_node`] one node on plain bytes. [`Suite`] lists the cases, a [`Target`]
+//! computes them ([`BackendTarget`] on one backend, in guarded memory), and [`run_cases`] compares the results.
+//! [`RandomGraph`] generates graphs for differential tests.
 //!
 //! ```
 //! use quadriga_conformance::{RoundingOracle, Suite, run_cases};
@@ -43,8 +44,10 @@ mod runner;
 pub use backend_target::BackendTarget;
 pub use cases::{BrokenCase, Case, Suite};
 pub use fixture::Fixture;
-pub use judge::{Tolerance, Wrong, judge};
-pub use oracle::{Fault, Oracle, OracleError, compute_node};
+pub use judge::{Mismatch, Tolerance, judge};
+pub use oracle::{EvalError, Oracle, OracleError, compute_node};
 pub use random_graph::{Difference, Expected, RandomGraph, compare};
 pub use rng::Rng;
-pub use runner::{Line, Outputs, Report, RoundingOracle, Target, TargetError, Verdict, check, run_cases};
+pub use runner::{
+    CaseOutcome, OperationTotals, Outputs, Report, RoundingOracle, Target, TargetError, check, run_cases,
+};

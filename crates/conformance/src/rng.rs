@@ -1,6 +1,14 @@
-//! A small, seeded source of random numbers, the same on every machine.
+//! A small seeded random number generator, the same on every machine.
 
-/// A splitmix64 generator: any seed is a good seed, and equal seeds give equal sequences.
+/// A SplitMix64 generator: every seed is valid, and equal seeds give equal sequences.
+///
+/// ```
+/// use quadriga_conformance::Rng;
+///
+/// let mut rng = Rng::new(7);
+/// assert!(rng.below(10) < 10);
+/// assert_eq!(Rng::new(7).next_u64(), Rng::new(7).next_u64());
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -19,12 +27,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A whole number in `0..bound`; 0 when `bound` is 0.
+    /// An integer in `0..bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// A whole number in `low..=high`.
+    /// An integer in `low..=high`.
     pub fn range(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high.saturating_sub(low).saturating_add(1))
     }
@@ -44,7 +52,7 @@ impl Rng {
         self.unit() < probability
     }
 
-    /// A random element, or `None` of an empty slice.
+    /// A random element, or `None` if the slice is empty.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         of.get(self.below(of.len()))
     }

@@ -1,4 +1,4 @@
-//! Runs cases on a backend and reports how it did.
+//! Runs cases on a target and reports the results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,87 +11,87 @@ pub type Outputs = Vec<Vec<u8>>;
 /// Why a target gave no outputs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TargetError {
-    /// The target says that it cannot compute this case, and why.
+    /// The target does not support this case, for this reason.
     Unsupported(String),
-    /// Something went wrong.
+    /// The run failed.
     Failed(String),
 }
 
-/// Something that computes cases: a backend in a session of one, several backends, anything.
+/// A system under test that computes cases: a backend, or a scheduler with several.
 pub trait Target {
-    /// What it is called in the report.
+    /// The name in the report.
     fn name(&self) -> String;
 
     /// Computes a case.
     fn run(&mut self, case: &Case) -> Result<Outputs, TargetError>;
 
-    /// The command that runs one case on this target again.
+    /// The command that reruns one case on this target.
     fn command(&self, case: &str) -> String {
         format!("cargo run --release -p quadriga-conformance --example suite -- \"{case}\"")
     }
 }
 
-/// How a target did on one case.
+/// The outcome of one case.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Verdict {
-    /// All outputs are right; the largest normalised mean squared error among them.
+pub enum CaseOutcome {
+    /// All outputs are within the tolerance; the largest normalized mean squared error.
     Passed(f64),
-    /// The target does not compute such cases.
+    /// The target does not support the case, for this reason.
     Unsupported(String),
-    /// What was wrong.
+    /// An output is wrong, or the run failed.
     Failed(String),
 }
 
-/// Runs one case and judges its outputs by the oracle's.
-pub fn check(case: &Case, target: &mut dyn Target) -> Verdict {
+/// Runs one case and compares its outputs with the oracle's.
+pub fn check(case: &Case, target: &mut dyn Target) -> CaseOutcome {
     let outputs = match target.run(case) {
         Ok(outputs) => outputs,
-        Err(TargetError::Unsupported(reason)) => return Verdict::Unsupported(reason),
-        Err(TargetError::Failed(text)) => return Verdict::Failed(text),
+        Err(TargetError::Unsupported(reason)) => return CaseOutcome::Unsupported(reason),
+        Err(TargetError::Failed(text)) => return CaseOutcome::Failed(text),
     };
     let expected = match case.expected() {
         Ok(expected) => expected,
-        Err(error) => return Verdict::Failed(format!("the oracle failed: {error}")),
+        Err(error) => return CaseOutcome::Failed(format!("the oracle failed: {error}")),
     };
     if outputs.len() != expected.len() {
-        return Verdict::Failed(format!("{} outputs where {} are right", outputs.len(), expected.len()));
+        return CaseOutcome::Failed(format!("{} outputs instead of {}", outputs.len(), expected.len()));
     }
     let mut worst = 0.0;
     for (((name, id), expected), found) in case.graph.outputs().iter().zip(&expected).zip(&outputs) {
         let Some(tensor) = case.graph.get(*id) else { continue };
         match judge(tensor, expected, found, case.tolerance) {
             Ok(nmse) => worst = f64::max(worst, nmse),
-            Err(wrong) => return Verdict::Failed(format!("{name}: {wrong}")),
+            Err(mismatch) => return CaseOutcome::Failed(format!("{name}: {mismatch}")),
         }
     }
-    Verdict::Passed(worst)
+    CaseOutcome::Passed(worst)
 }
 
-/// How a target did on the cases of one operation.
+/// The totals of the cases of one operation.
 #[derive(Clone, PartialEq, Default, Debug)]
-pub struct Line {
-    /// How many cases were run.
+pub struct OperationTotals {
+    /// The number of cases.
     pub cases: usize,
-    /// How many were right.
+    /// The number that passed.
     pub passed: usize,
-    /// How many the target does not compute.
+    /// The number that the target does not support.
     pub unsupported: usize,
-    /// How many were wrong.
+    /// The number that failed.
     pub failed: usize,
-    /// The largest normalised mean squared error of a case that passed, and its name.
+    /// The largest normalized mean squared error of a passed case, and the name of the case.
     pub worst: Option<(f64, String)>,
 }
 
-/// How a target did.
+/// The results of a target.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Report {
     /// The target's name.
     pub target: String,
-    /// One line per operation.
-    pub lines: BTreeMap<&'static str, Line>,
-    /// The cases that failed: name, what was wrong, and the command that runs it again.
+    /// Totals per operation.
+    pub operations: BTreeMap<&'static str, OperationTotals>,
+    /// The failed cases: name, message, and the command that reruns the case.
     pub failures: Vec<(String, String, String)>,
-    /// Why cases were not computed, and how often each reason was given.
+    /// The reasons of unsupported cases, with their counts.
     pub reasons: BTreeMap<String, usize>,
 }
 
@@ -101,41 +101,46 @@ impl Report {
         self.failures.is_empty()
     }
 
-    /// Adds the verdict on one case, given by its name and operation.
-    pub fn add(&mut self, (name, operation): (&str, &'static str), verdict: Verdict, target: &dyn Target) {
-        let line = self.lines.entry(operation).or_default();
-        line.cases += 1;
-        match verdict {
-            Verdict::Passed(nmse) => {
-                line.passed += 1;
-                if line.worst.as_ref().is_none_or(|(worst, _)| nmse > *worst) {
-                    line.worst = Some((nmse, name.to_owned()));
+    /// Adds the outcome of one case, given by its name and operation.
+    pub fn add(
+        &mut self,
+        (name, operation): (&str, &'static str),
+        outcome: CaseOutcome,
+        target: &dyn Target,
+    ) {
+        let totals = self.operations.entry(operation).or_default();
+        totals.cases += 1;
+        match outcome {
+            CaseOutcome::Passed(nmse) => {
+                totals.passed += 1;
+                if totals.worst.as_ref().is_none_or(|(worst, _)| nmse > *worst) {
+                    totals.worst = Some((nmse, name.to_owned()));
                 }
             }
-            Verdict::Unsupported(reason) => {
-                line.unsupported += 1;
+            CaseOutcome::Unsupported(reason) => {
+                totals.unsupported += 1;
                 *self.reasons.entry(reason).or_default() += 1;
             }
-            Verdict::Failed(text) => {
-                line.failed += 1;
+            CaseOutcome::Failed(text) => {
+                totals.failed += 1;
                 self.failures.push((name.to_owned(), text, target.command(name)));
             }
         }
     }
 }
 
-/// Runs cases, as [`Suite`](crate::Suite) yields them, and judges each. A case that is broken counts as failed.
+/// Runs cases, as [`Suite`](crate::Suite) yields them. A broken case counts as failed.
 pub fn run_cases(cases: impl Iterator<Item = Result<Case, BrokenCase>>, target: &mut dyn Target) -> Report {
     let mut report = Report { target: target.name(), ..Report::default() };
     for case in cases {
         match case {
             Ok(case) => {
-                let verdict = check(&case, target);
-                report.add((&case.name, case.operation), verdict, target);
+                let outcome = check(&case, target);
+                report.add((&case.name, case.operation), outcome, target);
             }
             Err(broken) => {
-                let verdict = Verdict::Failed(broken.to_string());
-                report.add((&broken.name, broken.operation), verdict, target);
+                let outcome = CaseOutcome::Failed(broken.to_string());
+                report.add((&broken.name, broken.operation), outcome, target);
             }
         }
     }
@@ -150,20 +155,20 @@ impl fmt::Display for Report {
             "{:16} {:>6} {:>6} {:>6} {:>6}  worst NMSE",
             "operation", "cases", "passed", "unsup.", "failed"
         )?;
-        let mut total = Line::default();
-        for (operation, line) in &self.lines {
-            row(f, operation, line)?;
-            total.cases += line.cases;
-            total.passed += line.passed;
-            total.unsupported += line.unsupported;
-            total.failed += line.failed;
+        let mut total = OperationTotals::default();
+        for (operation, totals) in &self.operations {
+            row(f, operation, totals)?;
+            total.cases += totals.cases;
+            total.passed += totals.passed;
+            total.unsupported += totals.unsupported;
+            total.failed += totals.failed;
         }
         row(f, "total", &total)?;
         for (reason, count) in &self.reasons {
             writeln!(f, "unsupported, {count} times: {reason}")?;
         }
         for (name, text, command) in self.failures.iter().take(20) {
-            writeln!(f, "FAILED {name}\n  {text}\n  again: {command}")?;
+            writeln!(f, "FAILED {name}\n  {text}\n  rerun: {command}")?;
         }
         if self.failures.len() > 20 {
             writeln!(f, "… and {} more", self.failures.len() - 20)?;
@@ -172,8 +177,8 @@ impl fmt::Display for Report {
     }
 }
 
-fn row(f: &mut fmt::Formatter<'_>, name: &str, line: &Line) -> fmt::Result {
-    let Line { cases, passed, unsupported, failed, worst } = line;
+fn row(f: &mut fmt::Formatter<'_>, name: &str, totals: &OperationTotals) -> fmt::Result {
+    let OperationTotals { cases, passed, unsupported, failed, worst } = totals;
     write!(f, "{name:16} {cases:>6} {passed:>6} {unsupported:>6} {failed:>6}")?;
     match worst {
         Some((nmse, case)) => writeln!(f, "  {nmse:.1e} {case}"),
@@ -181,8 +186,8 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, line: &Line) -> fmt::Result {
     }
 }
 
-/// The oracle as a target: node by node on plain bytes, each result rounded to its type, as a backend without
-/// cleverness would. It shows that every case can be built and computed, and what rounding alone does.
+/// The oracle as a target: node by node on plain bytes, each result rounded to its type, as in a straightforward
+/// backend. It shows that every case can be built and computed, and the error of rounding alone.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct RoundingOracle;
 
@@ -234,9 +239,7 @@ impl Target for RoundingOracle {
         match RoundingOracle::compute(case) {
             Some(Ok(outputs)) => Ok(outputs),
             Some(Err(error)) => Err(TargetError::Failed(error.to_string())),
-            None => {
-                Err(TargetError::Failed("an input is not in the graph, or shorter than it should be".into()))
-            }
+            None => Err(TargetError::Failed("an input is not in the graph, or too short".into())),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Any backend is a target as it is: here the CPU's, on a small sample. (Its own tests run far more.)
+//! `BackendTarget` runs the suite on any backend: here the CPU, on a small sample.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use quadriga_conformance::{BackendTarget, Suite, run_cases};
 
 #[test]
-fn the_cpu_backend_passes_a_sample_with_and_without_fusing() {
+fn the_cpu_backend_passes_a_sample_with_and_without_fusion() {
     let backend = quadriga_cpu::Backend::builder().threads(2).build().unwrap();
     let suite = Suite::new();
     for mut target in [BackendTarget::new(&backend), BackendTarget::unfused(&backend)] {

@@ -1,4 +1,4 @@
-//! A whole model: two layers of llama with random weights, whose logits an independent program computed.
+//! A two-layer llama with random weights: the oracle's logits equal those of an independent NumPy implementation.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_conformance::{Fixture, Oracle};
@@ -11,7 +11,7 @@ const KV_HEADS: usize = 2;
 const HEAD: usize = 8;
 const HIDDEN: usize = 80;
 const VOCAB: usize = 40;
-/// Room in the cache.
+/// The length of the KV cache.
 const LENGTH: usize = 16;
 
 /// The content of `fixtures/two_layer_llama.bin`, written by `make_two_layer_llama.py`.
@@ -31,13 +31,13 @@ fn read_model() -> Model {
 
 #[derive(Clone, Copy, Debug)]
 enum Path {
-    /// The attention operation, with spans.
+    /// The fused attention operation, with spans.
     OnePass,
-    /// Products, mask and softmax one by one.
+    /// Separate matrix multiplications, mask and softmax.
     StepByStep,
 }
 
-/// The graph of a step over `count` tokens. The cache has a row per position.
+/// The graph of a batch of `count` tokens. The cache has a row per position.
 fn build(weights: &[u8], count: usize, path: Path) -> Graph {
     let g = GraphBuilder::new();
     let mut rest = weights;
@@ -63,15 +63,15 @@ fn build(weights: &[u8], count: usize, path: Path) -> Graph {
         let k = k.rope(rope, positions, None).reshape([count, KV_HEADS * HEAD]);
         let k = cached(&g, &format!("blk.{i}.k"), k, positions);
         let v = cached(&g, &format!("blk.{i}.v"), v, positions);
-        let seen = match path {
+        let attended = match path {
             Path::OnePass => q.attention(k, v, AttentionOptions::new().spans(spans).scale(scale)),
             Path::StepByStep => {
-                let shares = k.mul_mat(q).soft_max(scale, Some(mask), None);
-                v.transpose().cont().mul_mat(shares).permute([1, 0, 2]).cont()
+                let weights = k.mul_mat(q).soft_max(scale, Some(mask), None);
+                v.transpose().cont().mul_mat(weights).permute([1, 0, 2]).cont()
             }
         };
-        let seen = seen.reshape([count, HEADS * HEAD]);
-        x = x.add(weight("attn_output", DIM, HEADS * HEAD).mul_mat(seen));
+        let attended = attended.reshape([count, HEADS * HEAD]);
+        x = x.add(weight("attn_output", DIM, HEADS * HEAD).mul_mat(attended));
         let h = x.rms_norm(1e-5).mul(weight("ffn_norm", 1, DIM));
         let gate = weight("ffn_gate", HIDDEN, DIM).mul_mat(h);
         let up = weight("ffn_up", HIDDEN, DIM).mul_mat(h);
@@ -82,7 +82,7 @@ fn build(weights: &[u8], count: usize, path: Path) -> Graph {
     g.finish().unwrap()
 }
 
-/// Rows written to a cache of their own, which is returned as `[heads, positions, HEAD]`.
+/// Writes rows to a KV cache and returns the cache as `[heads, positions, HEAD]`.
 fn cached<'g>(g: &'g GraphBuilder, name: &str, rows: Value<'g>, positions: Value<'g>) -> Value<'g> {
     let cache = g.state(name, DType::F32, [LENGTH, KV_HEADS * HEAD]).set_rows(rows, positions);
     cache.reshape([LENGTH, KV_HEADS, HEAD]).permute([1, 0, 2])

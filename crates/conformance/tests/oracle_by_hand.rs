@@ -1,7 +1,7 @@
-//! Each operation of the oracle against results worked out by hand.
+//! Each operation of the oracle, compared with results computed by hand.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::unreachable, reason = "tests")]
 
-use quadriga_conformance::{Fault, Oracle, OracleError, compute_node};
+use quadriga_conformance::{EvalError, Oracle, OracleError, compute_node};
 use quadriga_graph::{
     AttentionOptions, Binary, DType, Gate, GraphBuilder, Op, Order, Pairing, Rope, Unary, Value, Weight,
     blocks,
@@ -54,14 +54,14 @@ fn binary_functions_repeat_the_second_tensor() {
     close(&apply(Binary::Div), &[0.1, 0.1, 0.3, 0.2]);
     let one: (&[usize], &[f32]) = (&[1], &[0.5]);
     close(&eval(&[a, one], |_, v| v[0].add1(v[1])), &[1.5, 2.5, 3.5, 4.5]);
-    // Tiled, not stretched: rows 0, 1, 0, 1.
+    // Repeated as a whole: rows 0, 1, 0, 1.
     let tall: (&[usize], &[f32]) = (&[4, 1], &[0.0, 0.0, 0.0, 0.0]);
     let two: (&[usize], &[f32]) = (&[2, 1], &[1.0, 2.0]);
     close(&eval(&[tall, two], |_, v| v[0].add(v[1])), &[1.0, 2.0, 1.0, 2.0]);
 }
 
 #[test]
-fn functions_of_one_number() {
+fn unary_functions() {
     use Unary::*;
     let at = |kind, x: f32| eval(&[(&[1], &[x])], |_, v| v[0].unary(kind))[0];
     let cases: &[(Unary, f32, f64)] = &[
@@ -140,7 +140,7 @@ fn norms() {
     let z: (&[usize], &[f32]) = (&[1, 2], &[3.0, -4.0]);
     close(&eval(&[z], |_, v| v[0].l2_norm(0.0)), &[0.6, -0.8]);
     close(&eval(&[z], |_, v| v[0].l2_norm(10.0)), &[0.3, -0.4]);
-    // Two groups of one channel of 1 × 2, each brought to mean 0 and variance 1.
+    // Two groups of one channel of 1 × 2, each normalized to mean 0 and variance 1.
     let image: (&[usize], &[f32]) = (&[1, 2, 1, 2], &[3.0, 5.0, 10.0, 30.0]);
     close(&eval(&[image], |_, v| v[0].group_norm(2, 0.0)), &[-1.0, 1.0, -1.0, 1.0]);
 }
@@ -162,29 +162,29 @@ fn soft_max_with_mask_and_sinks() {
 }
 
 #[test]
-fn rope_turns_pairs() {
+fn rope_rotates_pairs() {
     let x: (&[usize], &[f32]) = (&[2, 1, 6], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    let turn = |pairing| {
+    let rotate = |pairing| {
         eval(&[x], |g, v| v[0].rope(Rope::new(4, pairing, 100.0), ints(g, "positions", &[0, 1]), None))
     };
     let (s, c) = (1f64.sin(), 1f64.cos());
     let (s1, c1) = (0.1f64.sin(), 0.1f64.cos());
     let still = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
     let adjacent = [c - 2.0 * s, s + 2.0 * c, 3.0 * c1 - 4.0 * s1, 3.0 * s1 + 4.0 * c1, 5.0, 6.0];
-    close(&turn(Pairing::Adjacent), &[still, adjacent].concat());
+    close(&rotate(Pairing::Adjacent), &[still, adjacent].concat());
     let half = [c - 3.0 * s, 2.0 * c1 - 4.0 * s1, s + 3.0 * c, 2.0 * s1 + 4.0 * c1, 5.0, 6.0];
-    close(&turn(Pairing::Half), &[still, half].concat());
+    close(&rotate(Pairing::Half), &[still, half].concat());
     // A factor of 2 halves the angle of its pair.
     let factors: (&[usize], &[f32]) = (&[2], &[2.0, 1.0]);
-    let turned = eval(&[x, factors], |g, v| {
+    let rotated = eval(&[x, factors], |g, v| {
         v[0].rope(Rope::new(4, Pairing::Adjacent, 100.0), ints(g, "positions", &[0, 1]), Some(v[1]))
     });
     let (s, c) = (0.5f64.sin(), 0.5f64.cos());
-    close(&turned[6..8], &[c - 2.0 * s, s + 2.0 * c]);
+    close(&rotated[6..8], &[c - 2.0 * s, s + 2.0 * c]);
 }
 
 #[test]
-fn matrix_products() {
+fn matrix_multiplications() {
     let w: (&[usize], &[f32]) = (&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let x: (&[usize], &[f32]) = (&[1, 3], &[1.0, 0.0, -1.0]);
     close(&eval(&[w, x], |_, v| v[0].mul_mat(v[1])), &[-2.0, -2.0]);
@@ -246,7 +246,7 @@ fn reductions() {
 
 #[test]
 fn attention_over_spans_masks_and_groups() {
-    // Two heads share one key head; both keys score the same, so values are averaged over what is seen.
+    // Two heads share one key head; both keys have the same score, so the result is the mean of the visible values.
     let q: (&[usize], &[f32]) = (&[1, 2, 2, 1], &[0.0, 0.0, 0.0, 0.0]);
     let k: (&[usize], &[f32]) = (&[1, 1, 2, 1], &[1.0, 2.0]);
     let v: (&[usize], &[f32]) = (&[1, 1, 2, 1], &[10.0, 20.0]);
@@ -290,7 +290,7 @@ fn states_persist_and_round_to_their_type() {
 }
 
 #[test]
-fn quantized_rows_are_those_of_the_block_formats() {
+fn quantized_rows_agree_with_the_block_formats() {
     let row: Vec<f32> = (0..32).map(|i| i as f32 - 7.5).collect();
     let mut stored = vec![0; 34];
     blocks::quantize(DType::Q8_0, &row, &mut stored).unwrap();
@@ -326,8 +326,8 @@ fn ids_out_of_range_are_errors_that_name_node_and_index() {
     oracle.set_f32("x", &[0.0; 6]).unwrap();
     for bad in [3, -1] {
         oracle.set_i32("ids", &[0, bad]).unwrap();
-        let fault = Fault::Id { id: bad.into(), at: [0, 0, 0, 1], count: 3 };
-        assert_eq!(oracle.run().unwrap_err(), OracleError::Node { node: "lookup".into(), fault });
+        let error = EvalError::Id { id: bad.into(), at: [0, 0, 0, 1], count: 3 };
+        assert_eq!(oracle.run().unwrap_err(), OracleError::Node { node: "lookup".into(), error });
     }
     assert!(matches!(oracle.set_f32("x", &[0.0]), Err(OracleError::Length { expected: 24, found: 4, .. })));
     assert_eq!(oracle.read("nothing"), Err(OracleError::NoSuchName("nothing".into())));
@@ -348,12 +348,12 @@ fn tensors_without_elements_are_evaluated() {
 }
 
 #[test]
-fn one_node_is_computed_on_the_callers_bytes() {
+fn one_node_is_computed_in_memory_of_the_caller() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [2, 2]);
-    let turned = x.transpose().scale(3.0);
+    let scaled = x.transpose().scale(3.0);
     let ids = g.input("ids", DType::I32, [1]);
-    let written = turned.set_rows(x.slice(0, 1, 1), ids);
+    let written = scaled.set_rows(x.slice(0, 1, 1), ids);
     g.output("y", written);
     let graph = g.finish().unwrap();
     let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
@@ -366,20 +366,20 @@ fn one_node_is_computed_on_the_callers_bytes() {
     compute_node(&graph, nodes[1], &[&[], &input[8..], &1i32.to_le_bytes()], &mut y).unwrap();
     assert_eq!(y, floats(&[3.0, 9.0, 3.0, 4.0]));
 
-    // What is missing or too short is an error.
-    let fault = |result: Result<(), OracleError>| match result {
-        Err(OracleError::Node { fault, .. }) => fault,
+    // Missing or short memory is an error.
+    let error = |result: Result<(), OracleError>| match result {
+        Err(OracleError::Node { error, .. }) => error,
         other => unreachable!("{other:?}"),
     };
-    assert_eq!(fault(compute_node(&graph, nodes[0], &[], &mut y)), Fault::Arity(0));
-    assert_eq!(fault(compute_node(&graph, nodes[0], &[&input[1..]], &mut y)), Fault::Memory);
-    assert_eq!(fault(compute_node(&graph, nodes[0], &[&input], &mut y[1..])), Fault::Memory);
+    assert_eq!(error(compute_node(&graph, nodes[0], &[], &mut y)), EvalError::Arity(0));
+    assert_eq!(error(compute_node(&graph, nodes[0], &[&input[1..]], &mut y)), EvalError::Memory);
+    assert_eq!(error(compute_node(&graph, nodes[0], &[&input], &mut y[1..])), EvalError::Memory);
     let far = compute_node(&graph, nodes[1], &[&[], &input[8..], &2i32.to_le_bytes()], &mut y);
-    assert_eq!(fault(far), Fault::Id { id: 2, at: [0; 4], count: 2 });
+    assert_eq!(error(far), EvalError::Id { id: 2, at: [0; 4], count: 2 });
 }
 
 #[test]
-fn an_endless_view_is_refused() {
+fn a_view_with_too_many_elements_is_an_error() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [1]);
     g.output("y", x.view([1 << 40, 1], [0, 0, 0, 4], 0).sum());

@@ -1,4 +1,4 @@
-//! The suite itself: large enough, every case builds, evaluates, and allows for rounding.
+//! The suite itself: its size, and that every case builds, evaluates and tolerates rounding.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::collections::HashSet;
@@ -7,7 +7,7 @@ use quadriga_conformance::{Case, Outputs, RoundingOracle, Suite, Target, TargetE
 use quadriga_graph::{DType, blocks};
 
 #[test]
-fn there_are_at_least_21000_cases_with_names_of_their_own() {
+fn there_are_at_least_21000_cases_with_unique_names() {
     let suite = Suite::new();
     for (operation, count) in suite.counts() {
         println!("{operation:16} {count}");
@@ -55,7 +55,7 @@ fn a_sample_passes_on_the_oracle_with_rounding() {
 }
 
 #[test]
-#[ignore = "minutes: the whole list; a sample of it runs always"]
+#[ignore = "takes minutes; a sample runs always"]
 fn every_case_passes_on_the_oracle_with_rounding() {
     let suite = Suite::new();
     let report = run_cases(suite.iter(), &mut RoundingOracle);
@@ -63,8 +63,7 @@ fn every_case_passes_on_the_oracle_with_rounding() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A backend that rounds activations to 8 bits (or to BF16 where rows are not whole blocks) before each product,
-/// and is exact otherwise.
+/// A backend that rounds activations to 8 bits (or to BF16 if rows are not whole blocks), and is exact otherwise.
 struct EightBitActivations;
 
 impl Target for EightBitActivations {
@@ -99,11 +98,11 @@ impl Target for EightBitActivations {
 }
 
 #[test]
-fn products_with_small_types_allow_for_activations_in_8_bits() {
+fn matmuls_with_small_types_tolerate_activations_in_8_bits() {
     let suite = Suite::new();
-    let products = ["mul_mat", "mul_mat_id", "gate_up", "product_bias", "norm_product", "product_add"];
+    let matmuls = ["mul_mat", "mul_mat_id", "gate_up", "mul_mat_bias", "norm_mul_mat", "mul_mat_add"];
     let chosen =
-        suite.sample(6000, 5).into_iter().filter(|i| products.contains(&suite.operation(*i).unwrap()));
+        suite.sample(6000, 5).into_iter().filter(|i| matmuls.contains(&suite.operation(*i).unwrap()));
     let cases = chosen
         .filter_map(|i| suite.case(i))
         .filter(|case| case.as_ref().is_ok_and(|case| case.tolerance == Tolerance::QUANTIZED));

@@ -78,7 +78,7 @@ impl Faults {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).counts
     }
 
-    /// FaultCounts something, and says whether it fails.
+    /// Counts an attempt; an error if it fails or the device is lost.
     pub(crate) fn check(&self, backend: &str, point: FaultPoint) -> Result<(), BackendError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let count = state.counts.of(point);

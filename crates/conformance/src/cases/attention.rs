@@ -2,19 +2,19 @@
 
 use quadriga_graph::{AttentionOptions, DType, Pairing, Rope, Value};
 
+use super::builder::{CaseBuilder, InputLayout};
 use super::fill::{Fill, UNIT};
-use super::sketch::{Lay, Sketch};
-use super::{List, WIDTHS};
+use super::{CaseList, WIDTHS};
 use crate::Tolerance;
 
-pub(super) fn list(list: &mut List) {
+pub(super) fn list(list: &mut CaseList) {
     soft_max(list);
     rope(list);
     attention(list);
 }
 
-fn soft_max(list: &mut List) {
-    // Mask type, leading dimensions shared or not, rows beyond those needed, chance of −∞.
+fn soft_max(list: &mut CaseList) {
+    // Mask type, whether all heads share the mask, additional rows, probability of −∞.
     type Mask = Option<(DType, bool, usize, f64)>;
     let masks: [Mask; 5] = [
         None,
@@ -30,11 +30,11 @@ fn soft_max(list: &mut List) {
             for sinks in [false, true] {
                 for (scale, fill) in [(0.125, Fill::Range(-30.0, 30.0)), (1.0, UNIT)] {
                     let [b, h, t, n] = dims;
-                    let lay = Lay::any(list.turn());
+                    let layout = InputLayout::any(list.len());
                     let with = if sinks { " with sinks" } else { "" };
-                    let details = format!("{dims:?}{lay} · {scale} mask {mask:?}{with}");
+                    let details = format!("{dims:?}{layout} · {scale} mask {mask:?}{with}");
                     list.push("soft_max", details, Tolerance::DEFAULT, move |s| {
-                        let x = s.laid(DType::F32, dims, lay, fill);
+                        let x = s.strided_input(DType::F32, dims, layout, fill);
                         let mask = mask.map(|(dtype, shared, more, chance)| {
                             let lead = if shared { [1, 1] } else { [b, h] };
                             s.input(dtype, [lead[0], lead[1], t + more, n], Fill::Mask(chance))
@@ -48,7 +48,7 @@ fn soft_max(list: &mut List) {
     }
 }
 
-fn rope(list: &mut List) {
+fn rope(list: &mut CaseList) {
     for pairing in [Pairing::Adjacent, Pairing::Half] {
         for dims in [2, 4, 16, 32, 64, 80, 128] {
             for rest in [0, 6] {
@@ -79,23 +79,23 @@ fn rope(list: &mut List) {
     }
 }
 
-fn one_rope(list: &mut List, rope: Rope, dtype: DType, dims: [usize; 4], factors: bool) {
-    let lay = Lay::any(list.turn());
+fn one_rope(list: &mut CaseList, rope: Rope, dtype: DType, dims: [usize; 4], factors: bool) {
+    let layout = InputLayout::any(list.len());
     let yarn = if rope.ext_factor != 0.0 { " YaRN" } else { "" };
     let with = if factors { " factors" } else { "" };
     let details =
-        format!("{:?} {} of {dtype} {dims:?}{lay} · {}{yarn}{with}", rope.pairing, rope.dims, rope.scale);
+        format!("{:?} {} of {dtype} {dims:?}{layout} · {}{yarn}{with}", rope.pairing, rope.dims, rope.scale);
     list.push("rope", details, Tolerance::of_result(dtype), move |s| {
-        let x = s.laid(dtype, dims, lay, UNIT);
+        let x = s.strided_input(dtype, dims, layout, UNIT);
         let positions = s.positions(dims[1], 2000);
         let factors = factors.then(|| s.input(DType::F32, [1, 1, 1, rope.dims / 2], Fill::Range(1.0, 8.0)));
         s.out(x.rope(rope, positions, factors));
     });
 }
 
-/// What a query sees of the keys.
+/// Which keys are visible to a query.
 #[derive(Clone, Copy, Debug)]
-enum Seen {
+enum Visible {
     All,
     Mask(DType),
     MaskPerHead,
@@ -104,7 +104,7 @@ enum Seen {
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+struct AttentionShape {
     batch: usize,
     heads: usize,
     groups: usize,
@@ -114,14 +114,14 @@ struct Shape {
     value_depth: usize,
 }
 
-fn attention(list: &mut List) {
-    let seen = [
-        Seen::All,
-        Seen::Spans,
-        Seen::Mask(DType::F32),
-        Seen::Mask(DType::F16),
-        Seen::MaskPerHead,
-        Seen::MaskAndSpans,
+fn attention(list: &mut CaseList) {
+    let visible = [
+        Visible::All,
+        Visible::Spans,
+        Visible::Mask(DType::F32),
+        Visible::Mask(DType::F16),
+        Visible::MaskPerHead,
+        Visible::MaskAndSpans,
     ];
     for types in [
         [DType::F32, DType::F32],
@@ -137,96 +137,143 @@ fn attention(list: &mut List) {
                 for queries in [1, 2, 7, 33] {
                     for keys in [1, 7, 32, 65, 257] {
                         let batch = 1 + usize::from(queries == 2 && keys == 7);
-                        let shape =
-                            Shape { batch, heads, groups, queries, keys, depth: *depth, value_depth: *depth };
-                        let turn = list.turn();
-                        let soft_cap = turn.is_multiple_of(4).then_some(3.0);
-                        let seen = seen.get(turn % seen.len()).copied().unwrap_or(Seen::All);
-                        one_attention(list, types, shape, seen, soft_cap);
+                        let shape = AttentionShape {
+                            batch,
+                            heads,
+                            groups,
+                            queries,
+                            keys,
+                            depth: *depth,
+                            value_depth: *depth,
+                        };
+                        let index = list.len();
+                        let soft_cap = index.is_multiple_of(4).then_some(3.0);
+                        let visible = visible.get(index % visible.len()).copied().unwrap_or(Visible::All);
+                        one_attention(list, types, shape, visible, soft_cap);
                     }
                 }
             }
         }
-        let odd = Shape { batch: 1, heads: 2, groups: 2, queries: 3, keys: 40, depth: 64, value_depth: 96 };
-        for seen in seen {
-            one_attention(list, types, odd, seen, None);
-            one_attention(list, types, Shape { keys: 0, ..odd }, seen, None);
-            one_attention(list, types, Shape { queries: 0, ..odd }, seen, None);
-            one_attention(list, types, Shape { batch: 2, queries: 17, keys: 33, ..odd }, seen, Some(10.0));
+        let odd = AttentionShape {
+            batch: 1,
+            heads: 2,
+            groups: 2,
+            queries: 3,
+            keys: 40,
+            depth: 64,
+            value_depth: 96,
+        };
+        for visible in visible {
+            one_attention(list, types, odd, visible, None);
+            one_attention(list, types, AttentionShape { keys: 0, ..odd }, visible, None);
+            one_attention(list, types, AttentionShape { queries: 0, ..odd }, visible, None);
+            one_attention(
+                list,
+                types,
+                AttentionShape { batch: 2, queries: 17, keys: 33, ..odd },
+                visible,
+                Some(10.0),
+            );
         }
     }
 }
 
-/// More queries and keys than a kernel takes at once, so that tiles and pieces of both meet.
-pub(super) fn many(list: &mut List) {
+/// More queries and keys than fit one tile, so that kernels combine tiles and partial results.
+pub(super) fn many(list: &mut CaseList) {
     for types in [[DType::F16, DType::F16], [DType::Q8_0, DType::Q8_0], [DType::F16, DType::Q8_0]] {
         for depth in [64, 96, 128] {
             for (queries, keys) in [(16, 700), (64, 64), (65, 129), (130, 300), (200, 200)] {
-                let shape = Shape { batch: 1, heads: 4, groups: 2, queries, keys, depth, value_depth: depth };
-                one_attention(list, types, shape, Seen::Spans, None);
-                let seen = match list.turn() % 3 {
-                    0 => Seen::All,
-                    1 => Seen::MaskAndSpans,
-                    _ => Seen::MaskPerHead,
+                let shape = AttentionShape {
+                    batch: 1,
+                    heads: 4,
+                    groups: 2,
+                    queries,
+                    keys,
+                    depth,
+                    value_depth: depth,
                 };
-                one_attention(list, types, Shape { batch: 2, ..shape }, seen, Some(3.0));
+                one_attention(list, types, shape, Visible::Spans, None);
+                let visible = match list.len() % 3 {
+                    0 => Visible::All,
+                    1 => Visible::MaskAndSpans,
+                    _ => Visible::MaskPerHead,
+                };
+                one_attention(list, types, AttentionShape { batch: 2, ..shape }, visible, Some(3.0));
             }
         }
     }
-    // What a query does not see may be anything.
+    // NaN and infinity in keys or values that are not visible to a query must not affect its result.
     for dtype in [DType::F32, DType::F16] {
         for depth in [64, 80, 128] {
             for (queries, keys) in [(1, 40), (7, 40), (40, 100), (130, 300)] {
-                let shape = Shape { batch: 1, heads: 4, groups: 2, queries, keys, depth, value_depth: depth };
+                let shape = AttentionShape {
+                    batch: 1,
+                    heads: 4,
+                    groups: 2,
+                    queries,
+                    keys,
+                    depth,
+                    value_depth: depth,
+                };
                 for (of_keys, of_values) in [(0.002, 0.0), (0.0, 0.002)] {
-                    holes(list, dtype, shape, of_keys, of_values);
+                    non_finite(list, dtype, shape, of_keys, of_values);
                 }
             }
         }
     }
 }
 
-fn holes(list: &mut List, dtype: DType, shape: Shape, of_keys: f64, of_values: f64) {
-    let Shape { batch, heads, groups, queries, keys, depth, .. } = shape;
+fn non_finite(list: &mut CaseList, dtype: DType, shape: AttentionShape, of_keys: f64, of_values: f64) {
+    let AttentionShape { batch, heads, groups, queries, keys, depth, .. } = shape;
     let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
     let details = format!(
-        "[{batch}, {heads}, {queries}, {depth}] × {dtype} [{groups}, {keys}], holes {of_keys} {of_values}"
+        "[{batch}, {heads}, {queries}, {depth}] × {dtype} [{groups}, {keys}], not finite: keys {of_keys}, values {of_values}"
     );
     list.push("attention", details, tolerance, move |s| {
         let q = s.input(DType::F32, [batch, heads, queries, depth], Fill::Range(-2.0, 2.0));
-        let k = s.input(dtype, [batch, groups, keys, depth], Fill::Holes(of_keys));
-        let v = s.input(dtype, [batch, groups, keys, depth], Fill::Holes(of_values));
+        let k = s.input(dtype, [batch, groups, keys, depth], Fill::NonFinite(of_keys));
+        let v = s.input(dtype, [batch, groups, keys, depth], Fill::NonFinite(of_values));
         s.out(q.attention(k, v, AttentionOptions::new().spans(s.spans(queries, keys))));
     });
 }
 
-fn one_attention(list: &mut List, types: [DType; 2], shape: Shape, seen: Seen, soft_cap: Option<f32>) {
+fn one_attention(
+    list: &mut CaseList,
+    types: [DType; 2],
+    shape: AttentionShape,
+    visible: Visible,
+    soft_cap: Option<f32>,
+) {
     let [k_type, v_type] = types;
-    let Shape { batch, heads, groups, queries, keys, depth, value_depth } = shape;
-    let lay = Lay::dense(list.turn() / 3);
+    let AttentionShape { batch, heads, groups, queries, keys, depth, value_depth } = shape;
+    let layout = InputLayout::dense(list.len() / 3);
     let tolerance = if types == [DType::F32; 2] { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
     let cap = soft_cap.map_or(String::new(), |c| format!(" cap {c}"));
     let details = format!(
-        "[{batch}, {heads}, {queries}, {depth}] × {k_type} {v_type} [{groups}, {keys}, {value_depth}]{lay} {seen:?}{cap}"
+        "[{batch}, {heads}, {queries}, {depth}] × {k_type} {v_type} [{groups}, {keys}, {value_depth}]{layout} {visible:?}{cap}"
     );
     list.push("attention", details, tolerance, move |s| {
-        let q = s.laid(DType::F32, [batch, heads, queries, depth], lay, Fill::Range(-2.0, 2.0));
-        let k = s.laid(k_type, [batch, groups, keys, depth], lay, UNIT);
-        let v = s.laid(v_type, [batch, groups, keys, value_depth], lay, UNIT);
-        let (mask, spans) = sight(s, seen, shape);
+        let q = s.strided_input(DType::F32, [batch, heads, queries, depth], layout, Fill::Range(-2.0, 2.0));
+        let k = s.strided_input(k_type, [batch, groups, keys, depth], layout, UNIT);
+        let v = s.strided_input(v_type, [batch, groups, keys, value_depth], layout, UNIT);
+        let (mask, spans) = mask_and_spans(s, visible, shape);
         s.out(q.attention(k, v, AttentionOptions { scale: None, soft_cap, mask, spans }));
     });
 }
 
-fn sight<'g>(s: &Sketch<'g>, seen: Seen, shape: Shape) -> (Option<Value<'g>>, Option<Value<'g>>) {
-    let Shape { batch, heads, queries, keys, .. } = shape;
+fn mask_and_spans<'g>(
+    s: &CaseBuilder<'g>,
+    visible: Visible,
+    shape: AttentionShape,
+) -> (Option<Value<'g>>, Option<Value<'g>>) {
+    let AttentionShape { batch, heads, queries, keys, .. } = shape;
     let mask = |dtype, [b, h]: [usize; 2]| Some(s.input(dtype, [b, h, queries, keys], Fill::Mask(0.3)));
     let spans = || Some(s.spans(queries, keys));
-    match seen {
-        Seen::All => (None, None),
-        Seen::Mask(dtype) => (mask(dtype, [1, 1]), None),
-        Seen::MaskPerHead => (mask(DType::F32, [batch, heads]), None),
-        Seen::Spans => (None, spans()),
-        Seen::MaskAndSpans => (mask(DType::F16, [1, 1]), spans()),
+    match visible {
+        Visible::All => (None, None),
+        Visible::Mask(dtype) => (mask(dtype, [1, 1]), None),
+        Visible::MaskPerHead => (mask(DType::F32, [batch, heads]), None),
+        Visible::Spans => (None, spans()),
+        Visible::MaskAndSpans => (mask(DType::F16, [1, 1]), spans()),
     }
 }

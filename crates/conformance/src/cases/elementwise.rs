@@ -2,15 +2,15 @@
 
 use quadriga_graph::{Binary, DType, Gate, Op, Unary};
 
+use super::builder::InputLayout;
 use super::fill::{Fill, UNIT};
-use super::sketch::Lay;
-use super::{List, WIDTHS};
+use super::{CaseList, WIDTHS};
 use crate::Tolerance;
 
 const FLOATS: [DType; 2] = [DType::F32, DType::F16];
 const EMPTY: [[usize; 4]; 4] = [[1, 1, 0, 8], [1, 1, 3, 0], [0, 2, 3, 4], [2, 0, 1, 1]];
 
-pub(super) fn list(list: &mut List) {
+pub(super) fn list(list: &mut CaseList) {
     for kind in Unary::ALL {
         unary(list, kind);
     }
@@ -24,7 +24,7 @@ pub(super) fn list(list: &mut List) {
     diagonal_masks(list);
 }
 
-/// Values at which a function is defined, and larger ones at which a careless version breaks.
+/// Ordinary values of a function's domain, and large ones at which a naive implementation overflows.
 fn ranges(kind: Unary, dtype: DType) -> (Fill, Fill) {
     let half = dtype == DType::F16;
     match kind {
@@ -40,16 +40,21 @@ fn ranges(kind: Unary, dtype: DType) -> (Fill, Fill) {
     }
 }
 
-fn unary(list: &mut List, kind: Unary) {
+fn unary(list: &mut CaseList, kind: Unary) {
     let name = Op::Unary(kind).name();
     for dtype in FLOATS {
         let (usual, large) = ranges(kind, dtype);
         let mut push = |dims: [usize; 4], fill: Fill| {
-            let lay = Lay::any(list.turn());
+            let layout = InputLayout::any(list.len());
             let size = if fill == large { " large" } else { "" };
-            list.push(name, format!("{dtype} {dims:?}{lay}{size}"), Tolerance::of_result(dtype), move |s| {
-                s.out(s.laid(dtype, dims, lay, fill).unary(kind));
-            });
+            list.push(
+                name,
+                format!("{dtype} {dims:?}{layout}{size}"),
+                Tolerance::of_result(dtype),
+                move |s| {
+                    s.out(s.strided_input(dtype, dims, layout, fill).unary(kind));
+                },
+            );
         };
         for width in WIDTHS {
             push([1, 1, 1, width], usual);
@@ -64,7 +69,7 @@ fn unary(list: &mut List, kind: Unary) {
     }
 }
 
-fn binary(list: &mut List, kind: Binary) {
+fn binary(list: &mut CaseList, kind: Binary) {
     let name = Op::Binary(kind).name();
     let types = [
         (DType::F32, DType::F32),
@@ -72,13 +77,13 @@ fn binary(list: &mut List, kind: Binary) {
         (DType::F32, DType::F16),
         (DType::F16, DType::F16),
     ];
-    let push = |list: &mut List, (ta, tb): (DType, DType), a: [usize; 4], b: [usize; 4]| {
-        let (la, lb) = (Lay::any(list.turn()), Lay::any(list.turn() / 5));
+    let push = |list: &mut CaseList, (ta, tb): (DType, DType), a: [usize; 4], b: [usize; 4]| {
+        let (la, lb) = (InputLayout::any(list.len()), InputLayout::any(list.len() / 5));
         // Divisors stay away from zero.
         let fill = if kind == Binary::Div { Fill::Range(0.5, 2.0) } else { UNIT };
         let details = format!("{ta} {a:?}{la}, {tb} {b:?}{lb}");
         list.push(name, details, Tolerance::of_result(ta), move |s| {
-            let (a, b) = (s.laid(ta, a, la, UNIT), s.laid(tb, b, lb, fill));
+            let (a, b) = (s.strided_input(ta, a, la, UNIT), s.strided_input(tb, b, lb, fill));
             s.out(s.graph().apply(Op::Binary(kind), &[a, b]));
         });
     };
@@ -102,67 +107,70 @@ fn binary(list: &mut List, kind: Binary) {
     }
 }
 
-fn one_value(list: &mut List) {
+fn one_value(list: &mut CaseList) {
     for dtype in FLOATS {
         for dims in WIDTHS.iter().flat_map(|w| [[1, 1, 1, *w], [2, 3, 4, *w]]).chain(EMPTY) {
-            let lay = Lay::any(list.turn());
+            let layout = InputLayout::any(list.len());
             let tolerance = Tolerance::of_result(dtype);
-            list.push("add1", format!("{dtype} {dims:?}{lay}"), tolerance, move |s| {
-                s.out(s.laid(dtype, dims, lay, UNIT).add1(s.input(DType::F32, [1; 4], UNIT)));
+            list.push("add1", format!("{dtype} {dims:?}{layout}"), tolerance, move |s| {
+                s.out(s.strided_input(dtype, dims, layout, UNIT).add1(s.input(DType::F32, [1; 4], UNIT)));
             });
             for (scale, bias) in [(0.125, 0.0), (-3.5, 1.25)] {
                 list.push(
                     "scale",
-                    format!("{dtype} {dims:?}{lay} · {scale} + {bias}"),
+                    format!("{dtype} {dims:?}{layout} · {scale} + {bias}"),
                     tolerance,
                     move |s| {
-                        s.out(s.laid(dtype, dims, lay, UNIT).scale_bias(scale, bias));
+                        s.out(s.strided_input(dtype, dims, layout, UNIT).scale_bias(scale, bias));
                     },
                 );
             }
             for (min, max) in [(-0.5, 0.25), (f32::NEG_INFINITY, 0.0)] {
-                list.push("clamp", format!("{dtype} {dims:?}{lay} {min}..{max}"), tolerance, move |s| {
-                    s.out(s.laid(dtype, dims, lay, UNIT).clamp(min, max));
+                list.push("clamp", format!("{dtype} {dims:?}{layout} {min}..{max}"), tolerance, move |s| {
+                    s.out(s.strided_input(dtype, dims, layout, UNIT).clamp(min, max));
                 });
             }
         }
     }
 }
 
-fn gated(list: &mut List, gate: Gate) {
+fn gated(list: &mut CaseList, gate: Gate) {
     let name = Op::Gated { gate, swapped: false }.name();
     let fill = Fill::Range(-6.0, 6.0);
     for dtype in FLOATS {
         for dims in WIDTHS.iter().flat_map(|w| [[1, 1, 1, *w], [2, 1, 5, *w]]).chain(EMPTY) {
             for swapped in [false, true] {
-                let (lay, other) = (Lay::any(list.turn()), Lay::any(list.turn() / 5));
+                let (layout, other) = (InputLayout::any(list.len()), InputLayout::any(list.len() / 5));
                 let mark = if swapped { " swapped" } else { "" };
                 let tolerance = Tolerance::of_result(dtype);
-                list.push(name, format!("{dtype} {dims:?}{lay} and{other}{mark}"), tolerance, move |s| {
-                    let (a, b) = (s.laid(dtype, dims, lay, fill), s.laid(dtype, dims, other, fill));
+                list.push(name, format!("{dtype} {dims:?}{layout} and{other}{mark}"), tolerance, move |s| {
+                    let (a, b) = (
+                        s.strided_input(dtype, dims, layout, fill),
+                        s.strided_input(dtype, dims, other, fill),
+                    );
                     s.out(s.graph().apply(Op::Gated { gate, swapped }, &[a, b]));
                 });
                 let [a, b, c, d] = dims;
-                let lay = Lay::any(list.turn());
-                list.push(name, format!("{dtype} halves {dims:?}{lay}{mark}"), tolerance, move |s| {
-                    s.out(s.laid(dtype, [a, b, c, 2 * d], lay, fill).gated_halves(gate, swapped));
+                let layout = InputLayout::any(list.len());
+                list.push(name, format!("{dtype} halves {dims:?}{layout}{mark}"), tolerance, move |s| {
+                    s.out(s.strided_input(dtype, [a, b, c, 2 * d], layout, fill).gated_halves(gate, swapped));
                 });
             }
         }
     }
 }
 
-fn diagonal_masks(list: &mut List) {
+fn diagonal_masks(list: &mut CaseList) {
     for width in WIDTHS {
         for dims in [[1, 1, 1, width], [1, 1, 9, width], [2, 3, 5, width]] {
             for past in [0, 1, 16] {
-                let lay = Lay::any(list.turn());
-                let details = format!("{dims:?}{lay} past {past}");
+                let layout = InputLayout::any(list.len());
+                let details = format!("{dims:?}{layout} past {past}");
                 list.push("diag_mask_inf", details.clone(), Tolerance::Exact, move |s| {
-                    s.out(s.laid(DType::F32, dims, lay, UNIT).diag_mask_inf(past));
+                    s.out(s.strided_input(DType::F32, dims, layout, UNIT).diag_mask_inf(past));
                 });
                 list.push("diag_mask_zero", details, Tolerance::Exact, move |s| {
-                    s.out(s.laid(DType::F32, dims, lay, UNIT).diag_mask_zero(past));
+                    s.out(s.strided_input(DType::F32, dims, layout, UNIT).diag_mask_zero(past));
                 });
             }
         }

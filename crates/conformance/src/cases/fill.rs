@@ -5,22 +5,22 @@ use quadriga_graph::{DType, blocks};
 
 use crate::Rng;
 
-/// Which values a tensor is filled with.
+/// The distribution of a tensor's values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Fill {
-    /// Evenly spread in `low..high`.
+    /// Uniform in `low..high`.
     Range(f32, f32),
-    /// Multiples of a half in −3..=3, so that zeros and equals occur.
+    /// Multiples of 0.5 in −3..=3, so that zeros and ties occur.
     Steps,
-    /// All different, in random order.
+    /// Distinct values in random order.
     Distinct,
     /// 0, or `−∞` with this probability.
     Mask(f64),
-    /// In −1..1, or with this probability no number or infinite.
-    Holes(f64),
+    /// Uniform in −1..1, or with this probability NaN or infinite.
+    NonFinite(f64),
 }
 
-/// The usual values.
+/// The usual distribution.
 pub(crate) const UNIT: Fill = Fill::Range(-1.0, 1.0);
 
 pub(crate) fn values(fill: Fill, count: usize, rng: &mut Rng) -> Vec<f32> {
@@ -30,7 +30,7 @@ pub(crate) fn values(fill: Fill, count: usize, rng: &mut Rng) -> Vec<f32> {
         Fill::Distinct => {
             shuffled(count, rng).into_iter().map(|i| i as f32 * 0.25 - count as f32 / 8.0).collect()
         }
-        Fill::Holes(chance) => (0..count)
+        Fill::NonFinite(chance) => (0..count)
             .map(|_| match rng.chance(chance) {
                 true if rng.chance(0.5) => f32::NAN,
                 true => f32::INFINITY,
@@ -43,7 +43,7 @@ pub(crate) fn values(fill: Fill, count: usize, rng: &mut Rng) -> Vec<f32> {
     }
 }
 
-/// The numbers below `count` in random order.
+/// A random permutation of `0..count`.
 pub(crate) fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     let mut numbers: Vec<usize> = (0..count).collect();
     for i in (1..count).rev() {
@@ -52,7 +52,7 @@ pub(crate) fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     numbers
 }
 
-/// Bytes of `count` elements, a whole number of blocks, of any type that can be computed with, or I32.
+/// Random bytes of `count` elements, a whole number of blocks, of a computable type or I32.
 pub(crate) fn bytes(dtype: DType, fill: Fill, count: usize, rng: &mut Rng) -> Vec<u8> {
     if dtype == DType::I32 {
         return (0..count).flat_map(|_| (rng.below(2001) as i32 - 1000).to_le_bytes()).collect();
@@ -64,9 +64,9 @@ pub(crate) fn bytes(dtype: DType, fill: Fill, count: usize, rng: &mut Rng) -> Ve
     out
 }
 
-/// Random codes under scales that keep the values near −1..1, for types that cannot be made from values.
+/// Random blocks with scales that keep the values near −1..1, for types that cannot be quantized to.
 fn random_blocks(dtype: DType, out: &mut [u8], rng: &mut Rng) {
-    // Where the f16 scales of a block stand, and their usual size.
+    // The byte offsets of the f16 scales of a block, and their typical magnitude.
     let scales: &[(usize, f64)] = match dtype {
         DType::Q2_K => &[(80, 1.0 / 24.0), (82, 1.0 / 24.0)],
         DType::Q3_K => &[(108, 1.0 / 96.0)],

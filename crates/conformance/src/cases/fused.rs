@@ -1,28 +1,28 @@
-//! Small graphs of several operations, as backends fuse them or compute them in place.
+//! Small graphs of several operations that backends fuse or compute in place.
 
 use quadriga_graph::{AttentionOptions, DType, Gate, Pairing, Rope, Unary};
 
+use super::builder::InputLayout;
 use super::fill::UNIT;
-use super::sketch::Lay;
-use super::{List, WEIGHT_TYPES, WIDTHS};
+use super::{CaseList, WEIGHT_TYPES, WIDTHS};
 use crate::Tolerance;
 
 fn tolerance(dtype: DType) -> Tolerance {
     if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED }
 }
 
-pub(super) fn list(list: &mut List) {
+pub(super) fn list(list: &mut CaseList) {
     norms(list);
     chains(list);
     for dtype in WEIGHT_TYPES {
-        products(list, dtype);
+        matmuls(list, dtype);
     }
     caches(list);
     blocks(list);
 }
 
-/// A norm and its weight; a residual sum that is also needed on its own, and its norm.
-fn norms(list: &mut List) {
+/// A norm with its weight; a residual sum, also as an output, and its norm.
+fn norms(list: &mut CaseList) {
     for width in WIDTHS {
         for rows in [1, 5] {
             let dims = [1, 1, rows, width];
@@ -49,13 +49,13 @@ fn norms(list: &mut List) {
     }
 }
 
-/// Chains whose results can take over the memory of their inputs, and some that must not.
-fn chains(list: &mut List) {
+/// Chains whose results can reuse the memory of their inputs, and some that must not.
+fn chains(list: &mut CaseList) {
     for width in WIDTHS {
         let dims = [1, 2, 3, width];
-        let lay = Lay::any(list.turn());
-        list.push("in_place", format!("long chain {dims:?}{lay}"), Tolerance::DEFAULT, move |s| {
-            let x = s.laid(DType::F32, dims, lay, UNIT);
+        let layout = InputLayout::any(list.len());
+        list.push("in_place", format!("long chain {dims:?}{layout}"), Tolerance::DEFAULT, move |s| {
+            let x = s.strided_input(DType::F32, dims, layout, UNIT);
             let y = x.scale(2.0).silu().add(x).sqr().scale_bias(0.5, 1.0).sqrt().neg();
             s.out(y.clamp(-3.0, 3.0).soft_max(1.0, None, None));
         });
@@ -80,8 +80,8 @@ fn chains(list: &mut List) {
     }
 }
 
-/// Products with what follows them.
-fn products(list: &mut List, dtype: DType) {
+/// Matrix multiplications with a fused prologue or epilogue.
+fn matmuls(list: &mut CaseList, dtype: DType) {
     let block = dtype.block_len();
     for k in [block.max(32), if block == 1 { 66 } else { 2 * block }] {
         for n in [16, 33, 64] {
@@ -94,18 +94,18 @@ fn products(list: &mut List, dtype: DType) {
                     s.out(gate.gated(Gate::Swiglu, s.weight(dtype, w).mul_mat(x)));
                 });
                 for unary in [Unary::Gelu, Unary::Silu, Unary::Relu] {
-                    list.push("product_bias", format!("{size} {unary:?}"), tolerance(dtype), move |s| {
+                    list.push("mul_mat_bias", format!("{size} {unary:?}"), tolerance(dtype), move |s| {
                         let y = s.weight(dtype, w).mul_mat(s.input(DType::F32, x, UNIT));
                         s.out(y.add(s.weight(DType::F32, [1, 1, 1, n])).unary(unary));
                     });
                 }
-                list.push("norm_product", size.clone(), tolerance(dtype), move |s| {
+                list.push("norm_mul_mat", size.clone(), tolerance(dtype), move |s| {
                     let x =
                         s.input(DType::F32, x, UNIT).rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, k]));
                     s.out(s.weight(dtype, w).mul_mat(x));
                     s.out(s.weight(dtype, w).mul_mat(x));
                 });
-                list.push("product_add", size, tolerance(dtype), move |s| {
+                list.push("mul_mat_add", size, tolerance(dtype), move |s| {
                     let y = s.weight(dtype, w).mul_mat(s.input(DType::F32, x, UNIT));
                     s.out(y.add(s.input(DType::F32, [1, 1, m, n], UNIT)));
                 });
@@ -114,12 +114,12 @@ fn products(list: &mut List, dtype: DType) {
     }
 }
 
-/// Keys turned and written to the cache, as one step of a model does.
-fn caches(list: &mut List) {
+/// RoPE of keys, then the write to the KV cache.
+fn caches(list: &mut CaseList) {
     for dtype in [DType::F32, DType::F16, DType::Q8_0] {
         for pairing in [Pairing::Adjacent, Pairing::Half] {
             for (tokens, heads, depth) in [(1, 1, 32), (1, 3, 64), (5, 2, 64), (17, 3, 96)] {
-                // Turning rounds differently than the oracle does, so nothing here is exact.
+                // RoPE is rounded differently than in the oracle, so no result is exact.
                 let tolerance = match dtype {
                     DType::F32 => Tolerance::DEFAULT,
                     DType::F16 => Tolerance::HALF,
@@ -129,8 +129,8 @@ fn caches(list: &mut List) {
                 list.push("rope_set_rows", details, tolerance, move |s| {
                     let x =
                         s.input(DType::F32, [1, tokens, heads, depth], UNIT).reshape([tokens, heads, depth]);
-                    let turned = x.rope(Rope::new(depth, pairing, 1e4), s.positions(tokens, 1000), None);
-                    let rows = turned.reshape([tokens, heads * depth]);
+                    let rotated = x.rope(Rope::new(depth, pairing, 1e4), s.positions(tokens, 1000), None);
+                    let rows = rotated.reshape([tokens, heads * depth]);
                     let cache = s.state(dtype, [1, 1, 40, heads * depth]);
                     s.out(cache.set_rows(rows, s.distinct_ids([1, 1, 1, tokens], 40)));
                 });
@@ -139,8 +139,8 @@ fn caches(list: &mut List) {
     }
 }
 
-/// A whole attention block: products, rope, cache, attention over a view of the cache, output product, residual.
-fn blocks(list: &mut List) {
+/// An attention block: projections, RoPE, KV cache, attention over a view of the cache, output projection, residual.
+fn blocks(list: &mut CaseList) {
     for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K] {
         for cache_type in [DType::F32, DType::F16, DType::Q8_0] {
             for (tokens, heads, groups) in [(1, 4, 2), (3, 4, 4), (9, 4, 1)] {
@@ -153,25 +153,25 @@ fn blocks(list: &mut List) {
                     let h = x.rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, width]));
                     let positions = s.positions(tokens, 100);
                     let rope = Rope::new(depth, Pairing::Adjacent, 1e4);
-                    let split = |heads: usize| {
+                    let project = |heads: usize| {
                         let w = s.weight(dtype, [1, 1, heads * depth, width]);
-                        // Random weights of many rows would make scores that no model has.
+                        // Scaled: random weights would make scores larger than those of any model.
                         w.mul_mat(h).scale(0.2).reshape([tokens, heads, depth])
                     };
-                    let q = split(heads).rope(rope, positions, None).permute([1, 0, 2]);
-                    let k = split(groups).rope(rope, positions, None).reshape([tokens, groups * depth]);
-                    let v = split(groups).reshape([tokens, groups * depth]);
+                    let q = project(heads).rope(rope, positions, None).permute([1, 0, 2]);
+                    let k = project(groups).rope(rope, positions, None).reshape([tokens, groups * depth]);
+                    let v = project(groups).reshape([tokens, groups * depth]);
                     let ids = s.distinct_ids([1, 1, 1, tokens], length);
                     let write = |rows| {
                         let cache = s.state(cache_type, [1, 1, length, groups * depth]).set_rows(rows, ids);
                         cache.reshape([length, groups, depth]).permute([1, 0, 2])
                     };
-                    let seen = q.attention(
+                    let attended = q.attention(
                         write(k),
                         write(v),
                         AttentionOptions::new().spans(s.spans(tokens, length)).scale(0.125),
                     );
-                    let y = s.weight(dtype, [1, 1, width, width]).mul_mat(seen.reshape([tokens, width]));
+                    let y = s.weight(dtype, [1, 1, width, width]).mul_mat(attended.reshape([tokens, width]));
                     s.out(y.scale(0.2).add(x));
                 });
             }

@@ -1,13 +1,13 @@
-//! Cases of the matrix products.
+//! Cases of matrix multiplication.
 
 use quadriga_graph::DType;
 
+use super::builder::InputLayout;
 use super::fill::UNIT;
-use super::sketch::Lay;
-use super::{List, WEIGHT_TYPES};
+use super::{CaseList, WEIGHT_TYPES};
 use crate::Tolerance;
 
-/// Depths of a product: around vector widths for plain types, whole blocks for the others.
+/// Inner dimensions: around vector widths for plain types, whole blocks for the others.
 fn depths(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 7, 16, 31, 33, 64, 129, 256, 511],
@@ -16,12 +16,12 @@ fn depths(dtype: DType) -> &'static [usize] {
     }
 }
 
-/// Exact types are held to the default, all others may round activations.
+/// The default for F32; with other types kernels may round activations.
 fn tolerance(w: DType, x: DType) -> Tolerance {
     if w == DType::F32 && x == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED }
 }
 
-pub(super) fn list(list: &mut List) {
+pub(super) fn list(list: &mut CaseList) {
     for dtype in WEIGHT_TYPES {
         for k in depths(dtype) {
             for n in [1, 2, 3, 7, 8, 16, 17, 33, 64] {
@@ -39,16 +39,16 @@ pub(super) fn list(list: &mut List) {
     }
 }
 
-fn mul_mat(list: &mut List, dtype: DType, w: [usize; 4], x: (DType, [usize; 4])) {
+fn mul_mat(list: &mut CaseList, dtype: DType, w: [usize; 4], x: (DType, [usize; 4])) {
     let details = format!("{dtype} {w:?} × {} {:?}", x.0, x.1);
     list.push("mul_mat", details, tolerance(dtype, x.0), move |s| {
-        let (w, x) = s.product(dtype, w, (x.0, x.1, Lay::Plain));
+        let (w, x) = s.mul_mat_inputs(dtype, w, (x.0, x.1, InputLayout::Plain));
         s.out(w.mul_mat(x));
     });
 }
 
-/// Leading dimensions, shared weights, layouts, large and empty matrices.
-fn shapes(list: &mut List, dtype: DType) {
+/// Leading dimensions, weights shared by heads, layouts, large and empty matrices.
+fn shapes(list: &mut CaseList, dtype: DType) {
     let k = 2 * dtype.block_len().max(24);
     for (wb, wh, b, h) in [(1, 1, 1, 3), (1, 2, 1, 4), (1, 3, 2, 3), (2, 1, 2, 5), (2, 3, 4, 9)] {
         for (n, m) in [(5, 7), (16, 1), (33, 17)] {
@@ -56,15 +56,16 @@ fn shapes(list: &mut List, dtype: DType) {
             mul_mat(list, dtype, [wb, wh, n, k], (DType::F16, [b, h, m, k]));
         }
     }
-    for lay in Lay::DENSE {
+    for layout in InputLayout::DENSE {
         for of_w in [false, true] {
             for x_type in [DType::F32, DType::F16] {
                 let side = if of_w { "weights" } else { "rows" };
-                let details = format!("{dtype} [2, 3, 17, {k}] × {x_type} [2, 3, 9, {k}]{lay} {side}");
+                let details = format!("{dtype} [2, 3, 17, {k}] × {x_type} [2, 3, 9, {k}]{layout} {side}");
                 list.push("mul_mat", details, tolerance(dtype, x_type), move |s| {
-                    let (of_w, of_x) = if of_w { (lay, Lay::Plain) } else { (Lay::Plain, lay) };
-                    let w = s.laid(dtype, [2, 3, 17, k], of_w, UNIT);
-                    s.out(w.mul_mat(s.laid(x_type, [2, 3, 9, k], of_x, UNIT)));
+                    let (of_w, of_x) =
+                        if of_w { (layout, InputLayout::Plain) } else { (InputLayout::Plain, layout) };
+                    let w = s.strided_input(dtype, [2, 3, 17, k], of_w, UNIT);
+                    s.out(w.mul_mat(s.strided_input(x_type, [2, 3, 9, k], of_x, UNIT)));
                 });
             }
         }
@@ -77,7 +78,7 @@ fn shapes(list: &mut List, dtype: DType) {
     }
 }
 
-fn experts(list: &mut List, dtype: DType) {
+fn experts(list: &mut CaseList, dtype: DType) {
     let block = dtype.block_len();
     for k in [block.max(32), 3 * block.max(21)] {
         for (experts, used) in [(1, 1), (4, 2), (8, 3)] {
@@ -92,7 +93,7 @@ fn experts(list: &mut List, dtype: DType) {
                             "{dtype} [{experts}, {n}, {k}] × {x_type} [{tokens}, {u}, {k}], {used} experts each"
                         );
                         list.push("mul_mat_id", details, tolerance(dtype, x_type), move |s| {
-                            // Not looked at through a view, so that a backend may pack it.
+                            // Not used through a view, so that a backend may pack it.
                             let w = s.weight(dtype, [1, experts, n, k]);
                             let x = s.input(x_type, [1, tokens, u, k], UNIT).reshape([tokens, u, k]);
                             s.out(w.mul_mat_id(x, s.distinct_ids([1, 1, tokens, used], experts)));
@@ -109,7 +110,7 @@ fn experts(list: &mut List, dtype: DType) {
     });
 }
 
-fn outer(list: &mut List, dtype: DType) {
+fn outer(list: &mut CaseList, dtype: DType) {
     let block = dtype.block_len();
     for p in [block, 3 * block, 17 * block.min(32)] {
         for (k, q) in [(1, 1), (1, 9), (7, 1), (17, 5), (0, 3), (33, 16)] {
@@ -118,11 +119,11 @@ fn outer(list: &mut List, dtype: DType) {
                     continue;
                 }
                 let [b, h] = lead;
-                let lay = Lay::any(list.turn());
-                let details = format!("{dtype} [{b}, {h}, {k}, {p}] ⊗ [{b}, {h}, {k}, {q}]{lay}");
+                let layout = InputLayout::any(list.len());
+                let details = format!("{dtype} [{b}, {h}, {k}, {p}] ⊗ [{b}, {h}, {k}, {q}]{layout}");
                 list.push("out_prod", details, tolerance(dtype, DType::F32), move |s| {
                     let a = s.input(dtype, [b, h, k, p], UNIT);
-                    s.out(a.out_prod(s.laid(DType::F32, [b, h, k, q], lay, UNIT)));
+                    s.out(a.out_prod(s.strided_input(DType::F32, [b, h, k, q], layout, UNIT)));
                 });
             }
         }

@@ -1,6 +1,7 @@
-//! The suite of cases: for each operation, the sizes, types, layouts and values that break kernels.
+//! The suite of cases: for each operation, the sizes, types, layouts and values at which kernels tend to fail.
 
 mod attention;
+mod builder;
 mod elementwise;
 pub(crate) mod fill;
 mod fused;
@@ -9,7 +10,6 @@ mod matrix;
 mod norms;
 mod reduce;
 mod rows;
-mod sketch;
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -17,19 +17,19 @@ use quadriga_graph::{BuildError, DType, Graph, GraphBuilder};
 use thiserror::Error;
 
 use crate::{Oracle, OracleError, Rng, Tolerance};
-use sketch::Sketch;
+use builder::CaseBuilder;
 
 /// Row lengths around block and vector widths.
 const WIDTHS: [usize; 24] =
     [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 1000];
 
-/// Every type that weights can have.
+/// The types of weights.
 const WEIGHT_TYPES: [DType; 16] = {
     use DType::*;
     [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4]
 };
 
-/// Every type that values can be written in.
+/// The types that operations can write.
 const WRITABLE: [DType; 8] = {
     use DType::*;
     [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0]
@@ -40,9 +40,9 @@ const WRITABLE: [DType; 8] = {
 pub struct Case {
     /// A readable name, unique in the suite.
     pub name: String,
-    /// The operation that the case is about.
+    /// The operation under test.
     pub operation: &'static str,
-    /// The graph. Weights carry their bytes; states start as zeros; all outputs are contiguous.
+    /// The graph. Weights have their bytes; states start as zeros; outputs are contiguous.
     pub graph: Graph,
     /// The bytes of each input, by name.
     pub inputs: Vec<(String, Vec<u8>)>,
@@ -51,7 +51,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// What the outputs are, by the oracle, in the order of [`Graph::outputs`].
+    /// The outputs that the oracle computes, in the order of [`Graph::outputs`].
     pub fn expected(&self) -> Result<Vec<Vec<f64>>, OracleError> {
         let mut oracle = Oracle::new(&self.graph)?;
         for (name, bytes) in &self.inputs {
@@ -62,58 +62,67 @@ impl Case {
     }
 }
 
-/// A case that could not be built: a mistake in the suite about the rules of the graph.
+/// A case whose graph could not be built: a bug in the suite.
 #[derive(Debug, Error)]
 #[error("the case \"{name}\" is broken: {error}")]
 pub struct BrokenCase {
     /// The case's name.
     pub name: String,
-    /// The operation that the case is about.
+    /// The operation under test.
     pub operation: &'static str,
-    /// What the graph says.
+    /// The builder's error.
     pub error: BuildError,
 }
 
-type Build = Box<dyn for<'g> Fn(&Sketch<'g>) + Send + Sync>;
+type Build = Box<dyn for<'g> Fn(&CaseBuilder<'g>) + Send + Sync>;
 
-/// A case that has not been built yet.
-struct Entry {
+/// A case that is built on demand.
+struct CaseEntry {
     operation: &'static str,
     name: String,
     tolerance: Tolerance,
     build: Build,
 }
 
-/// Collects the entries of a suite; a name that is taken already is left out.
+/// Collects the entries of a suite; entries with a duplicate name are dropped.
 #[derive(Default)]
-struct List {
-    entries: Vec<Entry>,
+struct CaseList {
+    entries: Vec<CaseEntry>,
     names: HashSet<String>,
 }
 
-impl List {
+impl CaseList {
     fn push(
         &mut self,
         operation: &'static str,
         details: String,
         tolerance: Tolerance,
-        build: impl for<'g> Fn(&Sketch<'g>) + Send + Sync + 'static,
+        build: impl for<'g> Fn(&CaseBuilder<'g>) + Send + Sync + 'static,
     ) {
         let name = format!("{operation} {details}");
         if self.names.insert(name.clone()) {
-            self.entries.push(Entry { operation, name, tolerance, build: Box::new(build) });
+            self.entries.push(CaseEntry { operation, name, tolerance, build: Box::new(build) });
         }
     }
 
-    /// A number that grows with the list, to take layouts in turn.
-    fn turn(&self) -> usize {
+    /// The number of entries so far; cases use it to alternate between layouts.
+    fn len(&self) -> usize {
         self.entries.len()
     }
 }
 
-/// All cases, always the same ones. They are built one by one when asked for.
+/// The suite: a fixed list of cases, each built on demand.
+///
+/// ```
+/// use quadriga_conformance::Suite;
+///
+/// let suite = Suite::new();
+/// let case = suite.case(suite.find("add F32 [1, 1, 1, 7]").unwrap_or(0)).unwrap()?;
+/// assert_eq!(case.expected()?.len(), case.graph.outputs().len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Suite {
-    entries: Vec<Entry>,
+    entries: Vec<CaseEntry>,
 }
 
 impl Default for Suite {
@@ -125,7 +134,7 @@ impl Default for Suite {
 impl Suite {
     /// The suite.
     pub fn new() -> Suite {
-        let mut list = List::default();
+        let mut list = CaseList::default();
         elementwise::list(&mut list);
         norms::list(&mut list);
         attention::list(&mut list);
@@ -138,12 +147,12 @@ impl Suite {
         Suite { entries: list.entries }
     }
 
-    /// How many cases there are.
+    /// The number of cases.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no cases.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -162,12 +171,12 @@ impl Suite {
         self.entries.get(index).map(|e| e.name.as_str())
     }
 
-    /// The operation that the case at `index` is about.
+    /// The operation under test of the case at `index`.
     pub fn operation(&self, index: usize) -> Option<&'static str> {
         self.entries.get(index).map(|e| e.operation)
     }
 
-    /// The case with this name.
+    /// The index of the case with this name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.entries.iter().position(|e| e.name == name)
     }
@@ -176,9 +185,9 @@ impl Suite {
     pub fn case(&self, index: usize) -> Option<Result<Case, BrokenCase>> {
         let entry = self.entries.get(index)?;
         let graph = GraphBuilder::new();
-        let sketch = Sketch::new(&graph, seed_of(&entry.name));
-        (entry.build)(&sketch);
-        let inputs = sketch.into_inputs();
+        let builder = CaseBuilder::new(&graph, seed_of(&entry.name));
+        (entry.build)(&builder);
+        let inputs = builder.into_inputs();
         let (name, operation) = (entry.name.clone(), entry.operation);
         Some(match graph.finish() {
             Ok(graph) => Ok(Case { name, operation, graph, inputs, tolerance: entry.tolerance }),
@@ -186,13 +195,12 @@ impl Suite {
         })
     }
 
-    /// Builds all cases in turn.
+    /// Builds all cases, one after another.
     pub fn iter(&self) -> impl Iterator<Item = Result<Case, BrokenCase>> + '_ {
         (0..self.len()).filter_map(|i| self.case(i))
     }
 
-    /// The indices of about `count` cases spread over all operations, at least one of each: always the same for
-    /// the same seed.
+    /// The indices of about `count` cases, a share of each operation and at least one; equal seeds give equal samples.
     pub fn sample(&self, count: usize, seed: u64) -> Vec<usize> {
         let mut by_operation: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
         for (index, entry) in self.entries.iter().enumerate() {
@@ -210,7 +218,7 @@ impl Suite {
     }
 }
 
-/// A case's seed follows from its name alone, so that adding cases leaves the others as they are (FNV-1a).
+/// The seed of a case: the FNV-1a hash of its name, so that adding cases does not change the others.
 fn seed_of(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

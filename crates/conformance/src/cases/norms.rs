@@ -1,13 +1,13 @@
-//! Cases of the normalisations.
+//! Cases of normalizations.
 
 use quadriga_graph::{DType, Op};
 
+use super::builder::InputLayout;
 use super::fill::{Fill, UNIT};
-use super::sketch::Lay;
-use super::{List, WIDTHS};
+use super::{CaseList, WIDTHS};
 use crate::Tolerance;
 
-pub(super) fn list(list: &mut List) {
+pub(super) fn list(list: &mut CaseList) {
     type Make = fn(f32) -> Op;
     let kinds: [Make; 3] = [|eps| Op::Norm { eps }, |eps| Op::RmsNorm { eps }, |eps| Op::L2Norm { eps }];
     for make in kinds {
@@ -19,13 +19,18 @@ pub(super) fn list(list: &mut List) {
                 (1e-5, UNIT),
                 (1e-6, Fill::Range(-100.0, 100.0)),
                 (0.1, UNIT),
-                // Far from zero: the difference of two large sums would be off.
+                // Far from zero: computing the variance as a difference of sums would cancel.
                 (1e-5, Fill::Range(99.0, 101.0)),
             ] {
-                let lay = Lay::any(list.turn());
-                list.push(name, format!("{dims:?}{lay} eps {eps} {fill:?}"), Tolerance::DEFAULT, move |s| {
-                    s.out(s.graph().apply(make(eps), &[s.laid(DType::F32, dims, lay, fill)]));
-                });
+                let layout = InputLayout::any(list.len());
+                list.push(
+                    name,
+                    format!("{dims:?}{layout} eps {eps} {fill:?}"),
+                    Tolerance::DEFAULT,
+                    move |s| {
+                        s.out(s.graph().apply(make(eps), &[s.strided_input(DType::F32, dims, layout, fill)]));
+                    },
+                );
             }
         }
     }
@@ -33,11 +38,11 @@ pub(super) fn list(list: &mut List) {
         for size in [[1, 1], [1, 7], [3, 5], [8, 8], [4, 33]] {
             for batch in [1, 3] {
                 for fill in [UNIT, Fill::Range(9.0, 11.0)] {
-                    let lay = Lay::any(list.turn());
+                    let layout = InputLayout::any(list.len());
                     let dims = [batch, channels, size[0], size[1]];
-                    let details = format!("{dims:?}{lay} in {groups} groups {fill:?}");
+                    let details = format!("{dims:?}{layout} in {groups} groups {fill:?}");
                     list.push("group_norm", details, Tolerance::DEFAULT, move |s| {
-                        s.out(s.laid(DType::F32, dims, lay, fill).group_norm(groups, 1e-6));
+                        s.out(s.strided_input(DType::F32, dims, layout, fill).group_norm(groups, 1e-6));
                     });
                 }
             }

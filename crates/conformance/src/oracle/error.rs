@@ -1,4 +1,4 @@
-//! What can go wrong when a graph is evaluated.
+//! Errors of evaluation.
 
 use quadriga_graph::DType;
 use quadriga_graph::blocks::FormatError;
@@ -11,7 +11,7 @@ pub enum OracleError {
     /// The graph has no leaf or output of this name.
     #[error("the graph has no input, weight, state or output \"{0}\"")]
     NoSuchName(String),
-    /// The graph has no tensor or node of this number: the id belongs to another graph.
+    /// The graph has no tensor or node with this index: the id belongs to another graph.
     #[error("the graph has no tensor or node {0}")]
     NoSuchId(usize),
     /// A value was given for a constant.
@@ -22,74 +22,74 @@ pub enum OracleError {
     Length {
         /// The tensor.
         name: String,
-        /// What its type and shape ask for.
+        /// The size that its type and shape require.
         expected: usize,
-        /// What was given.
+        /// The size given.
         found: usize,
     },
-    /// A tensor is read that nobody has set or computed.
+    /// A tensor was read before it was set or computed.
     #[error("\"{0}\" has no value yet: set it, or run the graph first")]
     Unset(String),
     /// A tensor could not be read.
-    #[error("{name}: {fault}")]
+    #[error("{name}: {error}")]
     Tensor {
         /// The tensor.
         name: String,
-        /// What was wrong.
-        fault: Fault,
+        /// The reason.
+        error: EvalError,
     },
     /// A node could not be computed.
-    #[error("{node}: {fault}")]
+    #[error("{node}: {error}")]
     Node {
         /// The node.
         node: String,
-        /// What was wrong.
-        fault: Fault,
+        /// The reason.
+        error: EvalError,
     },
 }
 
-/// What was wrong while one node was computed.
+/// Why a node could not be computed, or a tensor not read.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub enum Fault {
-    /// An id names a row, or an expert, that is not there.
+pub enum EvalError {
+    /// The id of a row or an expert is out of range.
     #[error("id {id} at {at:?} is out of range: there are {count}")]
     Id {
         /// The id found.
         id: i64,
-        /// Where among the ids it stands, over four dimensions.
+        /// Its position among the ids, over four dimensions.
         at: [usize; 4],
-        /// How many rows or experts there are.
+        /// The number of rows or experts.
         count: usize,
     },
-    /// A span reaches past the keys.
+    /// A span ends past the last key.
     #[error("query {query} sees keys {first}..{end}, but there are {count}")]
     Span {
         /// The query.
         query: usize,
-        /// The first key it sees.
+        /// The first visible key.
         first: i64,
-        /// One past the last key it sees.
+        /// One past the last visible key.
         end: i64,
-        /// How many keys there are.
+        /// The number of keys.
         count: usize,
     },
-    /// The node has another number of inputs than its operation takes.
+    /// The operation does not take this number of inputs.
     #[error("the operation does not take {0} inputs")]
     Arity(usize),
-    /// A byte range is shorter than the tensor that should lie in it.
+    /// A byte range is shorter than its tensor.
     #[error("memory ends before the tensor does")]
     Memory,
-    /// The tensor has more elements than can be held.
+    /// The tensor has too many elements.
     #[error("{0} elements are too many to evaluate")]
     TooLarge(usize),
-    /// Values of this type can be neither read nor made.
+    /// Values of this type cannot be read or written.
     #[error("{0} values cannot be evaluated")]
     Type(DType),
-    /// A block could not be read or made.
+    /// A block could not be quantized or dequantized.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The operation is not known here.
-    #[error("the oracle does not know this operation")]
+    /// The oracle does not support the operation.
+    #[error("the oracle does not support this operation")]
     Operation,
 }

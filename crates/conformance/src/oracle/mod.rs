@@ -1,9 +1,8 @@
-//! The oracle: a plain evaluator of any graph in f64, the judge of every backend.
+//! The oracle: a plain evaluator of any graph in f64, the reference for every backend.
 //!
-//! It is written to be obviously right, not fast. Tensors lie in memory just as the graph says (views and writes share
-//! their storage, each type is rounded to when it is stored), with one exception: F32 tensors that the graph
-//! computes are kept as f64, so that the judge is more exact than those it judges. [`compute_node`] works on plain
-//! bytes instead, and rounds F32 results.
+//! It is written for clarity, not speed. Tensors have the memory layout of the graph (views and writes share their
+//! storage, and stored values are rounded to their type), with one exception: computed F32 tensors are kept as f64, so
+//! that the reference is more accurate than the backends. [`compute_node`] works on plain bytes and rounds F32 results.
 
 mod error;
 mod memory;
@@ -11,28 +10,28 @@ mod ops;
 
 use quadriga_graph::{DType, Data, Graph, NodeId, Tensor, TensorId, TensorKind};
 
-pub use error::{Fault, OracleError};
+pub use error::{EvalError, OracleError};
 pub(crate) use memory::decode_all;
-use memory::{Layout, Memory, MemoryMut, View, ViewMut, zeros};
+use memory::{OracleLayout, OracleMemory, OracleMemoryMut, View, ViewMut, zeros};
 
 /// The memory of a tensor that owns storage.
 #[derive(Clone, Debug, Default)]
 enum Storage {
-    /// Nobody has given it a value yet.
+    /// Neither set nor computed yet.
     #[default]
     Unset,
-    /// Bytes that belong to the graph.
+    /// The bytes in the graph.
     Shared(Data),
-    /// Bytes as the type says.
+    /// Bytes in the encoding of the type.
     Bytes(Vec<u8>),
     /// F32 values kept as f64.
     Exact(Vec<f64>),
 }
 
 impl Storage {
-    /// Zeros for a tensor that the graph computes or keeps.
-    fn computed(tensor: &Tensor) -> Result<Storage, Fault> {
-        Layout::of(tensor)?;
+    /// Zeros, for a state or a result.
+    fn computed(tensor: &Tensor) -> Result<Storage, EvalError> {
+        OracleLayout::of(tensor)?;
         if tensor.dtype() == DType::F32 {
             Ok(Storage::Exact(zeros(tensor.elements())?))
         } else {
@@ -40,28 +39,30 @@ impl Storage {
         }
     }
 
-    /// The memory from byte `offset` on; `None` where there is no value.
-    fn memory(&self, offset: usize) -> Option<Memory<'_>> {
+    /// The memory from byte `offset`; `None` if it is unset.
+    fn memory(&self, offset: usize) -> Option<OracleMemory<'_>> {
         match self {
             Storage::Unset => None,
-            Storage::Shared(data) => Some(Memory::Stored(data.bytes().get(offset..).unwrap_or(&[]))),
-            Storage::Bytes(bytes) => Some(Memory::Stored(bytes.get(offset..).unwrap_or(&[]))),
-            Storage::Exact(values) => Some(Memory::Exact(values.get(offset / 4..).unwrap_or(&[]))),
+            Storage::Shared(data) => Some(OracleMemory::Stored(data.bytes().get(offset..).unwrap_or(&[]))),
+            Storage::Bytes(bytes) => Some(OracleMemory::Stored(bytes.get(offset..).unwrap_or(&[]))),
+            Storage::Exact(values) => Some(OracleMemory::Exact(values.get(offset / 4..).unwrap_or(&[]))),
         }
     }
 
-    fn memory_mut(&mut self, offset: usize) -> Option<MemoryMut<'_>> {
+    fn memory_mut(&mut self, offset: usize) -> Option<OracleMemoryMut<'_>> {
         match self {
             Storage::Unset | Storage::Shared(_) => None,
-            Storage::Bytes(bytes) => Some(MemoryMut::Stored(bytes.get_mut(offset..).unwrap_or_default())),
+            Storage::Bytes(bytes) => {
+                Some(OracleMemoryMut::Stored(bytes.get_mut(offset..).unwrap_or_default()))
+            }
             Storage::Exact(values) => {
-                Some(MemoryMut::Exact(values.get_mut(offset / 4..).unwrap_or_default()))
+                Some(OracleMemoryMut::Exact(values.get_mut(offset / 4..).unwrap_or_default()))
             }
         }
     }
 }
 
-/// Evaluates a graph, any number of times; states keep their values from run to run.
+/// Evaluates a graph, any number of times; states keep their content between runs.
 ///
 /// ```
 /// use quadriga_conformance::Oracle;
@@ -80,12 +81,12 @@ impl Storage {
 /// ```
 pub struct Oracle<'g> {
     graph: &'g Graph,
-    /// One place per tensor; only those that own storage are used.
+    /// By tensor index; only tensors that own storage have one.
     storages: Vec<Storage>,
 }
 
 impl<'g> Oracle<'g> {
-    /// Makes ready to evaluate `graph`: states are zero, weights and constants have the bytes the graph knows.
+    /// An oracle of `graph`: states are zero, weights and constants have their bytes in the graph.
     pub fn new(graph: &'g Graph) -> Result<Oracle<'g>, OracleError> {
         let mut oracle = Oracle { graph, storages: vec![Storage::Unset; graph.tensors().len()] };
         for (id, slot) in graph.tensor_ids().zip(&mut oracle.storages) {
@@ -94,13 +95,13 @@ impl<'g> Oracle<'g> {
                 *slot = Storage::Shared(data.clone());
             } else if tensor.kind() == TensorKind::State {
                 *slot = Storage::computed(tensor)
-                    .map_err(|fault| OracleError::Tensor { name: graph.name(id), fault })?;
+                    .map_err(|error| OracleError::Tensor { name: graph.name(id), error })?;
             }
         }
         Ok(oracle)
     }
 
-    /// Gives an input, weight or state its value: the bytes of a contiguous tensor of its type.
+    /// Sets an input, weight or state: the bytes of a contiguous tensor of its type.
     pub fn set(&mut self, name: &str, bytes: &[u8]) -> Result<(), OracleError> {
         let id = self.graph.leaf(name).ok_or_else(|| OracleError::NoSuchName(name.to_owned()))?;
         let tensor = self.graph.get(id).ok_or(OracleError::NoSuchId(id.index()))?;
@@ -111,11 +112,11 @@ impl<'g> Oracle<'g> {
             let (expected, found) = (tensor.bytes(), bytes.len());
             return Err(OracleError::Length { name: name.to_owned(), expected, found });
         }
-        let failed = |fault| OracleError::Tensor { name: name.to_owned(), fault };
+        let failed = |error| OracleError::Tensor { name: name.to_owned(), error };
         let mut storage = Storage::Bytes(bytes.to_vec());
         if tensor.kind() == TensorKind::State {
             storage = Storage::computed(tensor).map_err(failed)?;
-            let layout = Layout::of(tensor).map_err(failed)?;
+            let layout = OracleLayout::of(tensor).map_err(failed)?;
             if let Some(memory) = storage.memory_mut(0) {
                 ViewMut { layout, memory }.set_all_bytes(bytes).map_err(failed)?;
             }
@@ -136,7 +137,7 @@ impl<'g> Oracle<'g> {
         self.set(name, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
     }
 
-    /// Computes every node, in the graph's order.
+    /// Computes every node, in execution order.
     pub fn run(&mut self) -> Result<(), OracleError> {
         self.graph.node_ids().try_for_each(|node| self.run_node(node))
     }
@@ -155,16 +156,16 @@ impl<'g> Oracle<'g> {
         Ok(())
     }
 
-    /// Computes one node; those it depends on must have been computed.
+    /// Computes one node; its inputs must have been computed.
     pub fn run_node(&mut self, id: NodeId) -> Result<(), OracleError> {
         let node = self.graph.get_node(id).ok_or(OracleError::NoSuchId(id.index()))?;
         let output = self.graph.get(node.output()).ok_or(OracleError::NoSuchId(node.output().index()))?;
         if node.op().is_view() {
             return Ok(());
         }
-        let failed = |fault| OracleError::Node { node: self.graph.node_name(id), fault };
+        let failed = |error| OracleError::Node { node: self.graph.node_name(id), error };
         let slot = output.storage().index();
-        // What a write does not read from its own storage it may write where it lies.
+        // A write whose other inputs do not share its storage can write in place.
         let mut inputs = self.graph.inputs(id);
         let mut storage = if node.op().is_write() {
             inputs = inputs.get(1..).unwrap_or(&[]);
@@ -189,36 +190,36 @@ impl<'g> Oracle<'g> {
         output: &Tensor,
         storage: &mut Storage,
     ) -> Result<(), OracleError> {
-        let failed = |fault| OracleError::Node { node: self.graph.node_name(id), fault };
+        let failed = |error| OracleError::Node { node: self.graph.node_name(id), error };
         let node = self.graph.get_node(id).ok_or(OracleError::NoSuchId(id.index()))?;
         let views = inputs.iter().map(|i| self.view(*i)).collect::<Result<Vec<_>, _>>()?;
-        let layout = Layout::of(output).map_err(failed)?;
+        let layout = OracleLayout::of(output).map_err(failed)?;
         let memory = storage
             .memory_mut(output.offset())
             .ok_or_else(|| OracleError::Unset(self.graph.name(output.storage())))?;
         ops::evaluate(node.op(), &views, &mut ViewMut { layout, memory }).map_err(failed)
     }
 
-    /// The values of an output, or else of a leaf, in row-major order.
+    /// The values of an output or leaf, in row-major order.
     pub fn read(&self, name: &str) -> Result<Vec<f64>, OracleError> {
         let id = self.graph.output(name).or_else(|| self.graph.leaf(name));
         self.values(id.ok_or_else(|| OracleError::NoSuchName(name.to_owned()))?)
     }
 
-    /// The values of any tensor in row-major order, as its memory stands now.
+    /// The current values of any tensor, in row-major order.
     pub fn values(&self, id: TensorId) -> Result<Vec<f64>, OracleError> {
-        self.view(id)?.all().map_err(|fault| OracleError::Tensor { name: self.graph.name(id), fault })
+        self.view(id)?.all().map_err(|error| OracleError::Tensor { name: self.graph.name(id), error })
     }
 
-    /// The bytes of any tensor in its own type and row-major order, as its memory stands now.
+    /// The current bytes of any tensor in its own type, in row-major order.
     pub fn bytes(&self, id: TensorId) -> Result<Vec<u8>, OracleError> {
-        self.view(id)?.all_bytes().map_err(|fault| OracleError::Tensor { name: self.graph.name(id), fault })
+        self.view(id)?.all_bytes().map_err(|error| OracleError::Tensor { name: self.graph.name(id), error })
     }
 
     fn view(&self, id: TensorId) -> Result<View<'_>, OracleError> {
         let tensor = self.graph.get(id).ok_or(OracleError::NoSuchId(id.index()))?;
         let name = || self.graph.name(id);
-        let layout = Layout::of(tensor).map_err(|fault| OracleError::Tensor { name: name(), fault })?;
+        let layout = OracleLayout::of(tensor).map_err(|error| OracleError::Tensor { name: name(), error })?;
         let storage = self.storages.get(tensor.storage().index()).ok_or(OracleError::NoSuchId(id.index()))?;
         let memory = storage
             .memory(tensor.offset())
@@ -227,12 +228,11 @@ impl<'g> Oracle<'g> {
     }
 }
 
-/// Computes one node on memory that the caller holds.
+/// Computes one node in memory of the caller.
 ///
-/// Each slice is the byte range of its tensor, from the first to the last byte ([`Tensor::bytes`]); it may be longer.
-/// `inputs` are all inputs of the node in their order. The result is rounded to its type and written to `output`,
-/// which for an operation that writes must hold the target's present bytes (its input 0 is then not looked at). Views
-/// compute nothing.
+/// Each slice starts at the first byte of its tensor and has at least [`Tensor::bytes`] bytes. `inputs` are all inputs of
+/// the node in order. The result is rounded to its type and written to `output`. For an operation that writes its input
+/// 0, `output` must hold the current bytes of that input, and `inputs[0]` is ignored. Views compute nothing.
 ///
 /// ```
 /// use quadriga_conformance::compute_node;
@@ -254,20 +254,20 @@ pub fn compute_node(
     output: &mut [u8],
 ) -> Result<(), OracleError> {
     let node = graph.get_node(id).ok_or(OracleError::NoSuchId(id.index()))?;
-    let failed = |fault| OracleError::Node { node: graph.node_name(id), fault };
+    let failed = |error| OracleError::Node { node: graph.node_name(id), error };
     let ids = graph.inputs(id);
     if inputs.len() != ids.len() {
-        return Err(failed(Fault::Arity(inputs.len())));
+        return Err(failed(EvalError::Arity(inputs.len())));
     }
     let first = usize::from(node.op().is_write());
     let mut views = Vec::new();
     for (id, bytes) in ids.iter().zip(inputs).skip(first) {
         let tensor = graph.get(*id).ok_or(OracleError::NoSuchId(id.index()))?;
-        let layout = Layout::of(tensor).map_err(failed)?;
-        views.push(View { layout, memory: Memory::Stored(bytes) });
+        let layout = OracleLayout::of(tensor).map_err(failed)?;
+        views.push(View { layout, memory: OracleMemory::Stored(bytes) });
     }
     let tensor = graph.get(node.output()).ok_or(OracleError::NoSuchId(node.output().index()))?;
-    let layout = Layout::of(tensor).map_err(failed)?;
-    ops::evaluate(node.op(), &views, &mut ViewMut { layout, memory: MemoryMut::Stored(output) })
+    let layout = OracleLayout::of(tensor).map_err(failed)?;
+    ops::evaluate(node.op(), &views, &mut ViewMut { layout, memory: OracleMemoryMut::Stored(output) })
         .map_err(failed)
 }

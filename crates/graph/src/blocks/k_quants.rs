@@ -214,15 +214,18 @@ impl QuantizeBlock for BlockQ4_K {
         }
         let (scale, min_scale) = (as_half(largest_scale / 63.0), as_half(-lowest_minimum / 63.0));
         let (scale_inverse, min_inverse) = (inverse(scale), inverse(min_scale));
-        let whole = |steps: f32| (steps + 0.5).clamp(0.0, 63.0) as u8;
+        let rounded = |steps: f32| (steps + 0.5).clamp(0.0, 63.0) as u8;
 
         let mut group_scales = [(0, 0); 8];
         let mut quants = [0; 128];
         for (g, group) in groups.iter().enumerate() {
             let (group_scale, group_minimum, group_quants) = fit_from_minimum(group, 15.0, 0.0, |s, m| {
-                (scale * f32::from(whole(s * scale_inverse)), -min_scale * f32::from(whole(-m * min_inverse)))
+                (
+                    scale * f32::from(rounded(s * scale_inverse)),
+                    -min_scale * f32::from(rounded(-m * min_inverse)),
+                )
             });
-            group_scales[g] = (whole(group_scale * scale_inverse), whole(-group_minimum * min_inverse));
+            group_scales[g] = (rounded(group_scale * scale_inverse), rounded(-group_minimum * min_inverse));
             for (i, quant) in group_quants.iter().enumerate() {
                 quants[g / 2 * 32 + i] |= quant << (g % 2 * 4);
             }
@@ -336,13 +339,13 @@ impl QuantizeBlock for BlockQ6_K {
         let largest = highest.max(-lowest) / 32.0;
         let scale = as_half(largest / 127.0);
         let scale_inverse = inverse(scale);
-        let whole = |steps: f32| (steps + 0.5f32.copysign(steps)) as i8;
+        let rounded = |steps: f32| (steps + 0.5f32.copysign(steps)) as i8;
 
         let mut block = BlockQ6_K { scale: HalfBytes::from_f32_finite(scale), ..Zeroable::zeroed() };
         for (g, group) in groups.iter().enumerate() {
             let (group_scale, group_quants) =
-                fit_centred(group, 32.0, |s| scale * f32::from(whole(s * scale_inverse)));
-            block.group_scales[g] = whole(group_scale * scale_inverse);
+                fit_centred(group, 32.0, |s| scale * f32::from(rounded(s * scale_inverse)));
+            block.group_scales[g] = rounded(group_scale * scale_inverse);
             for (i, quant) in group_quants.iter().enumerate() {
                 let i = 16 * g + i;
                 block.quants[i / 128 * 64 + i % 64] |= (quant & 0x0f) << (i % 128 / 64 * 4);

@@ -2,11 +2,11 @@
 
 use quadriga_graph::{Attention, Pairing, Rope};
 
-use crate::oracle::Fault;
+use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
-/// The share of each score: `e^score / (Σ e^scores + e^sink)`. Where every score is `−∞`, all shares are 0.
-fn shares(scores: &[f64], sink: Option<f64>) -> Vec<f64> {
+/// Softmax with an optional sink: `e^score / (Σ e^scores + e^sink)`. If every score is `−∞`, all weights are 0.
+fn softmax(scores: &[f64], sink: Option<f64>) -> Vec<f64> {
     let largest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     if largest == f64::NEG_INFINITY {
         return vec![0.0; scores.len()];
@@ -22,7 +22,7 @@ pub(super) fn soft_max(
     mask: Option<&View<'_>>,
     sinks: Option<&View<'_>>,
     out: &mut ViewMut<'_>,
-) -> Result<(), Fault> {
+) -> Result<(), EvalError> {
     let sinks = sinks.map(|s| s.all()).transpose()?;
     out.each_row(|i| {
         let mut scores: Vec<f64> = x.row(i)?.iter().map(|v| v * scale).collect();
@@ -30,7 +30,7 @@ pub(super) fn soft_max(
             scores.iter_mut().zip(mask.repeated_row(i)?).for_each(|(s, m)| *s += m);
         }
         let sink = sinks.as_ref().and_then(|s| s.get(i[1]).copied());
-        Ok(shares(&scores, sink))
+        Ok(softmax(&scores, sink))
     })
 }
 
@@ -40,12 +40,12 @@ pub(super) fn rope(
     positions: &View<'_>,
     factors: Option<&View<'_>>,
     out: &mut ViewMut<'_>,
-) -> Result<(), Fault> {
+) -> Result<(), EvalError> {
     let positions = positions.int_row([0; 3])?;
     let factors = factors.map(|f| f.row([0; 3])).transpose()?;
     out.each_row(|i| {
         let mut row = x.row(i)?;
-        let position = positions.get(i[1]).copied().ok_or(Fault::Memory)? as i32;
+        let position = positions.get(i[1]).copied().ok_or(EvalError::Memory)? as i32;
         for pair in 0..rope.dims / 2 {
             let factor = factors.as_ref().map_or(1.0, |f| f.get(pair).copied().unwrap_or(1.0));
             let (angle, magnitude) = rope.angle(position, pair, factor);
@@ -62,14 +62,15 @@ pub(super) fn rope(
     })
 }
 
-/// `out[b, t, h] = Σ share(n) · v[b, g, n]`, with the shares of `q[b, h, t] · k[b, g, n]` over the keys seen.
+/// `out[b, t, h] = Σ weight(n) · v[b, g, n]`, where the weights are the softmax of `q[b, h, t] · k[b, g, n]` over the
+/// visible keys.
 pub(super) fn attention(
     parameters: &Attention,
     [q, k, v]: [&View<'_>; 3],
     mask: Option<&View<'_>>,
     spans: Option<&View<'_>>,
     out: &mut ViewMut<'_>,
-) -> Result<(), Fault> {
+) -> Result<(), EvalError> {
     if out.layout.is_empty() {
         return Ok(());
     }
@@ -96,13 +97,14 @@ pub(super) fn attention(
                 };
                 let scores: Vec<f64> = key_rows.iter().enumerate().map(score).collect();
                 let mut sum = vec![0.0; out.layout.cols()];
-                for ((share, value), score) in shares(&scores, None).into_iter().zip(&value_rows).zip(&scores)
+                for ((weight, value), score) in
+                    softmax(&scores, None).into_iter().zip(&value_rows).zip(&scores)
                 {
-                    // What is out of sight may be anything.
+                    // Values of keys that are not visible may be NaN or infinite.
                     if *score == f64::NEG_INFINITY {
                         continue;
                     }
-                    sum.iter_mut().zip(value).for_each(|(s, v)| *s += share * v);
+                    sum.iter_mut().zip(value).for_each(|(s, v)| *s += weight * v);
                 }
                 out.set_row([b, t, h], &sum)?;
             }
@@ -111,11 +113,11 @@ pub(super) fn attention(
     Ok(())
 }
 
-/// The keys that a query sees: nothing where the span ends before it starts.
-fn span(spans: &View<'_>, query: usize, count: usize) -> Result<(usize, usize), Fault> {
+/// The visible keys of a query: none if the span ends before it starts.
+fn span(spans: &View<'_>, query: usize, count: usize) -> Result<(usize, usize), EvalError> {
     let row = spans.int_row([0, 0, query])?;
-    let &[first, end] = row.as_slice() else { return Err(Fault::Memory) };
-    let fault = || Fault::Span { query, first, end, count };
-    let bound = |n: i64| usize::try_from(n).ok().filter(|n| *n <= count).ok_or_else(fault);
+    let &[first, end] = row.as_slice() else { return Err(EvalError::Memory) };
+    let error = || EvalError::Span { query, first, end, count };
+    let bound = |n: i64| usize::try_from(n).ok().filter(|n| *n <= count).ok_or_else(error);
     Ok((bound(first)?, bound(end)?))
 }

@@ -1,11 +1,16 @@
-//! Operations that work element by element.
+//! Elementwise operations.
 
 use quadriga_graph::{Binary, Gate, Unary};
 
-use crate::oracle::Fault;
+use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
-pub(super) fn binary(kind: Binary, a: &View<'_>, b: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn binary(
+    kind: Binary,
+    a: &View<'_>,
+    b: &View<'_>,
+    out: &mut ViewMut<'_>,
+) -> Result<(), EvalError> {
     let apply = |(a, b): (f64, f64)| match kind {
         Binary::Add => a + b,
         Binary::Sub => a - b,
@@ -17,28 +22,33 @@ pub(super) fn binary(kind: Binary, a: &View<'_>, b: &View<'_>, out: &mut ViewMut
     })
 }
 
-pub(super) fn add1(a: &View<'_>, b: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn add1(a: &View<'_>, b: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     let one = b.all()?.into_iter().sum::<f64>();
     map(|x| x + one, a, out)
 }
 
 /// `f` of each element.
-pub(super) fn map(f: impl Fn(f64) -> f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn map(f: impl Fn(f64) -> f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     out.each_row(|i| Ok(x.row(i)?.into_iter().map(&f).collect()))
 }
 
 /// `activation(gate) · up` of two tensors.
-pub(super) fn gated(kind: Gate, gate: &View<'_>, up: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn gated(
+    kind: Gate,
+    gate: &View<'_>,
+    up: &View<'_>,
+    out: &mut ViewMut<'_>,
+) -> Result<(), EvalError> {
     out.each_row(|i| Ok(gate_row(kind, &gate.row(i)?, &up.row(i)?)))
 }
 
-/// `activation(one half) · other half` of each row.
+/// `activation(gate) · up` of the two halves of each row.
 pub(super) fn gated_halves(
     kind: Gate,
     swapped: bool,
     x: &View<'_>,
     out: &mut ViewMut<'_>,
-) -> Result<(), Fault> {
+) -> Result<(), EvalError> {
     out.each_row(|i| {
         let row = x.row(i)?;
         let (first, second) = row.split_at(row.len() / 2);
@@ -107,7 +117,12 @@ fn erf(x: f64) -> f64 {
 }
 
 /// `−∞` or 0 where `column > past + row`.
-pub(super) fn diag_mask(fill: f64, past: usize, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn diag_mask(
+    fill: f64,
+    past: usize,
+    x: &View<'_>,
+    out: &mut ViewMut<'_>,
+) -> Result<(), EvalError> {
     out.each_row(|i| {
         let last = past.saturating_add(i[2]);
         Ok(x.row(i)?.into_iter().enumerate().map(|(c, v)| if c > last { fill } else { v }).collect())

@@ -1,13 +1,13 @@
-//! Copies and the operations that only move elements.
+//! Copies and other operations that move elements.
 
 use quadriga_graph::{DType, MAX_DIMS};
 
-use crate::oracle::Fault;
+use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut, zeros};
 
-/// The elements of `x` in row-major order, in the type of `out`. Between equal types bits are moved, so that every
-/// type can be copied; but F32 may be held more exactly than its bits.
-pub(super) fn copy(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+/// The elements of `x` in row-major order, in the type of `out`. Copies between equal types are bit-exact, so that every
+/// type can be copied; except F32, which may be kept as f64.
+pub(super) fn copy(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     if x.layout.dtype == out.layout.dtype && x.layout.dtype != DType::F32 {
         out.set_all_bytes(&x.all_bytes()?)
     } else {
@@ -15,7 +15,7 @@ pub(super) fn copy(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
     }
 }
 
-pub(super) fn concat(axis: usize, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn concat(axis: usize, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     if axis == 3 {
         return out.each_row(|i| {
             let parts: Vec<Vec<f64>> = inputs.iter().map(|x| x.row(i)).collect::<Result<_, _>>()?;
@@ -36,12 +36,12 @@ pub(super) fn concat(axis: usize, inputs: &[View<'_>], out: &mut ViewMut<'_>) ->
     Ok(())
 }
 
-pub(super) fn repeat(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn repeat(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     let columns = out.layout.cols();
     out.each_row(|i| Ok(x.repeated_row(i)?.into_iter().cycle().take(columns).collect()))
 }
 
-pub(super) fn pad(before: &[usize; MAX_DIMS], x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn pad(before: &[usize; MAX_DIMS], x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     let columns = out.layout.cols();
     let [d0, d1, d2, _] = x.dims();
     let [b0, b1, b2, b3] = *before;

@@ -1,7 +1,7 @@
-//! Matrix products.
+//! Matrix multiplication.
 
 use super::rows::checked_id;
-use crate::oracle::Fault;
+use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -9,7 +9,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// `out[b, h, m, n] = w[b', h', n] · x[b, h, m]`
-pub(super) fn mul_mat(w: &View<'_>, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn mul_mat(w: &View<'_>, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     if out.layout.is_empty() {
         return Ok(());
     }
@@ -40,7 +40,7 @@ pub(super) fn mul_mat_id(
     x: &View<'_>,
     ids: &View<'_>,
     out: &mut ViewMut<'_>,
-) -> Result<(), Fault> {
+) -> Result<(), EvalError> {
     let [_, experts, rows, _] = w.dims();
     out.each_row(|[_, t, u]| {
         let expert = checked_id(ids, [0, 0, t], u, experts)?;
@@ -50,7 +50,7 @@ pub(super) fn mul_mat_id(
 }
 
 /// `out[…, q, p] = Σ a[…, k, p] · b[…, k, q]` over `k`
-pub(super) fn out_prod(a: &View<'_>, b: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn out_prod(a: &View<'_>, b: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     if out.layout.is_empty() {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! What each operation computes, one short function each, and the choice between them.
+//! The operations: one short function each, and the dispatch to them.
 
 mod attention;
 mod elementwise;
@@ -10,13 +10,13 @@ mod rows;
 
 use quadriga_graph::Op;
 
-use super::Fault;
+use super::EvalError;
 use super::memory::{View, ViewMut};
 
 /// Computes one operation.
 ///
-/// `inputs` are those of the node; for an operation that writes, those after the target, which is `out`.
-pub(super) fn evaluate(op: &Op, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> Result<(), Fault> {
+/// `inputs` are those of the node, without the target for an operation that writes it; the target is `out`.
+pub(super) fn evaluate(op: &Op, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     match (op, inputs) {
         (Op::Binary(kind), [a, b]) => elementwise::binary(*kind, a, b, out),
         (Op::Add1, [a, b]) => elementwise::add1(a, b, out),
@@ -66,20 +66,20 @@ pub(super) fn evaluate(op: &Op, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> R
         (Op::ArgSort { order }, [x]) => reduce::argsort(*order, x, out),
         (Op::TopK { k }, [x]) => reduce::top_k(*k, x, out),
         (Op::Reshape { .. } | Op::View { .. } | Op::Permute { .. } | Op::Transpose, _) => Ok(()),
-        (_, inputs) => Err(Fault::Arity(inputs.len())),
+        (_, inputs) => Err(EvalError::Arity(inputs.len())),
     }
 }
 
-/// The optional inputs that are switched on, in their order.
+/// The enabled optional inputs, in their order.
 fn optional<'a, 'm, const N: usize>(
     given: [bool; N],
     inputs: &'a [View<'m>],
-) -> Result<[Option<&'a View<'m>>; N], Fault> {
+) -> Result<[Option<&'a View<'m>>; N], EvalError> {
     let mut rest = inputs.iter();
     let mut found = [None; N];
     for (place, given) in found.iter_mut().zip(given) {
         if given {
-            *place = Some(rest.next().ok_or(Fault::Arity(inputs.len()))?);
+            *place = Some(rest.next().ok_or(EvalError::Arity(inputs.len()))?);
         }
     }
     Ok(found)

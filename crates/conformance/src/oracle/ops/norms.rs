@@ -1,6 +1,6 @@
-//! Normalisations.
+//! Normalizations.
 
-use crate::oracle::Fault;
+use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
 fn mean(values: &[f64]) -> f64 {
@@ -11,7 +11,7 @@ fn mean_square(values: &[f64]) -> f64 {
     values.iter().map(|v| v * v).sum::<f64>() / values.len() as f64
 }
 
-pub(super) fn norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     out.each_row(|i| {
         let row = x.row(i)?;
         let middle = mean(&row);
@@ -21,7 +21,7 @@ pub(super) fn norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), 
     })
 }
 
-pub(super) fn rms_norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn rms_norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     out.each_row(|i| {
         let row = x.row(i)?;
         let root = (mean_square(&row) + eps).sqrt();
@@ -29,7 +29,7 @@ pub(super) fn rms_norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<
     })
 }
 
-pub(super) fn l2_norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn l2_norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     out.each_row(|i| {
         let row = x.row(i)?;
         let length = row.iter().map(|v| v * v).sum::<f64>().sqrt().max(eps);
@@ -37,7 +37,12 @@ pub(super) fn l2_norm(eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(
     })
 }
 
-pub(super) fn group_norm(groups: usize, eps: f64, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn group_norm(
+    groups: usize,
+    eps: f64,
+    x: &View<'_>,
+    out: &mut ViewMut<'_>,
+) -> Result<(), EvalError> {
     if x.layout.is_empty() {
         return Ok(());
     }

@@ -1,11 +1,11 @@
-//! Operations that make one value, or one list of indices, of each row.
+//! Reductions and sorts of rows.
 
 use quadriga_graph::Order;
 
-use crate::oracle::Fault;
+use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
-pub(super) fn sum(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn sum(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     let mut total = 0.0;
     for index in x.layout.rows() {
         total += x.row(index)?.iter().sum::<f64>();
@@ -13,16 +13,16 @@ pub(super) fn sum(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
     out.set_row([0; 3], &[total])
 }
 
-pub(super) fn sum_rows(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn sum_rows(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     out.each_row(|i| Ok(vec![x.row(i)?.iter().sum::<f64>()]))
 }
 
-pub(super) fn mean(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn mean(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     let columns = x.layout.cols() as f64;
     out.each_row(|i| Ok(vec![x.row(i)?.iter().sum::<f64>() / columns]))
 }
 
-pub(super) fn argmax(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn argmax(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     let rows = x.dims()[2];
     out.each_row(|[_, i, j]| {
         (0..rows)
@@ -31,11 +31,11 @@ pub(super) fn argmax(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
     })
 }
 
-pub(super) fn argsort(order: Order, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn argsort(order: Order, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     out.each_row(|i| Ok(sorted(&x.row(i)?, order)))
 }
 
-pub(super) fn top_k(k: usize, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), Fault> {
+pub(super) fn top_k(k: usize, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     out.each_row(|i| {
         let mut indices = sorted(&x.row(i)?, Order::Descending);
         indices.truncate(k);
@@ -43,7 +43,7 @@ pub(super) fn top_k(k: usize, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(),
     })
 }
 
-/// The indices that sort a row; equals keep their order, and the two zeros are equal.
+/// The indices that sort a row, stable; the two zeros are equal.
 fn sorted(row: &[f64], order: Order) -> Vec<f64> {
     let mut keyed: Vec<(f64, usize)> = row.iter().enumerate().map(|(i, v)| (v + 0.0, i)).collect();
     keyed.sort_by(|a, b| match order {

@@ -1,4 +1,4 @@
-//! Draws the graph of one case: inputs with random values, laid out in various ways.
+//! Builds the graph of one case: inputs with random values and various memory layouts.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -8,46 +8,53 @@ use quadriga_graph::{DType, GraphBuilder, Shape, Value, Weight, blocks};
 use super::fill::{self, Fill};
 use crate::Rng;
 
-/// How an input lies in memory.
+/// The memory layout of an input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lay {
+pub(crate) enum InputLayout {
     /// Contiguous.
     Plain,
-    /// In the middle of a larger tensor, along all but the outermost dimension.
+    /// A slice from the middle of a larger tensor, along all but the outermost dimension.
     Offset,
-    /// Rows that are parts of longer rows.
+    /// Rows with gaps between them.
     Gaps,
     /// The outer three dimensions stored in another order.
     Permuted,
-    /// The inner two dimensions stored the other way round: rows are not dense.
+    /// The inner two dimensions transposed: rows are not contiguous.
     Transposed,
 }
 
-impl Lay {
-    /// Layouts whose rows are dense.
-    pub(crate) const DENSE: [Lay; 4] = [Lay::Plain, Lay::Offset, Lay::Gaps, Lay::Permuted];
+impl InputLayout {
+    /// The layouts with contiguous rows.
+    pub(crate) const DENSE: [InputLayout; 4] =
+        [InputLayout::Plain, InputLayout::Offset, InputLayout::Gaps, InputLayout::Permuted];
     /// All layouts.
-    pub(crate) const ALL: [Lay; 5] = [Lay::Plain, Lay::Offset, Lay::Gaps, Lay::Permuted, Lay::Transposed];
+    pub(crate) const ALL: [InputLayout; 5] = [
+        InputLayout::Plain,
+        InputLayout::Offset,
+        InputLayout::Gaps,
+        InputLayout::Permuted,
+        InputLayout::Transposed,
+    ];
 
-    /// One of the dense layouts, in turn.
-    pub(crate) fn dense(turn: usize) -> Lay {
-        Lay::DENSE.get(turn % 4).copied().unwrap_or(Lay::Plain)
+    /// One of the layouts with contiguous rows, by index.
+    pub(crate) fn dense(index: usize) -> InputLayout {
+        InputLayout::DENSE.get(index % 4).copied().unwrap_or(InputLayout::Plain)
     }
 
-    /// One of all layouts, in turn.
-    pub(crate) fn any(turn: usize) -> Lay {
-        Lay::ALL.get(turn % 5).copied().unwrap_or(Lay::Plain)
+    /// One of all layouts, by index.
+    pub(crate) fn any(index: usize) -> InputLayout {
+        InputLayout::ALL.get(index % 5).copied().unwrap_or(InputLayout::Plain)
     }
 }
 
-impl fmt::Display for Lay {
+impl fmt::Display for InputLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Lay::Plain => "",
-            Lay::Offset => " offset",
-            Lay::Gaps => " gaps",
-            Lay::Permuted => " permuted",
-            Lay::Transposed => " transposed",
+            InputLayout::Plain => "",
+            InputLayout::Offset => " offset",
+            InputLayout::Gaps => " gaps",
+            InputLayout::Permuted => " permuted",
+            InputLayout::Transposed => " transposed",
         })
     }
 }
@@ -59,7 +66,7 @@ fn shape(dims: [usize; 4]) -> Shape {
 }
 
 /// A case under construction.
-pub(crate) struct Sketch<'g> {
+pub(crate) struct CaseBuilder<'g> {
     graph: &'g GraphBuilder,
     rng: RefCell<Rng>,
     inputs: RefCell<Vec<(String, Vec<u8>)>>,
@@ -67,9 +74,9 @@ pub(crate) struct Sketch<'g> {
     outputs: RefCell<usize>,
 }
 
-impl<'g> Sketch<'g> {
-    pub(crate) fn new(graph: &'g GraphBuilder, seed: u64) -> Sketch<'g> {
-        Sketch {
+impl<'g> CaseBuilder<'g> {
+    pub(crate) fn new(graph: &'g GraphBuilder, seed: u64) -> CaseBuilder<'g> {
+        CaseBuilder {
             graph,
             rng: RefCell::new(Rng::new(seed)),
             inputs: RefCell::default(),
@@ -92,6 +99,7 @@ impl<'g> Sketch<'g> {
         format!("{kind}{}", *leaves - 1)
     }
 
+    /// An input with these bytes.
     fn given(&self, dtype: DType, shape: Shape, bytes: Vec<u8>) -> Value<'g> {
         let name = self.name("x");
         let value = self.graph.input(&name, dtype, shape);
@@ -106,27 +114,33 @@ impl<'g> Sketch<'g> {
         self.given(dtype, shape(dims), bytes)
     }
 
-    /// An input with random values that lies as asked.
-    pub(crate) fn laid(&self, dtype: DType, dims: [usize; 4], lay: Lay, fill: Fill) -> Value<'g> {
+    /// An input with random values in this layout.
+    pub(crate) fn strided_input(
+        &self,
+        dtype: DType,
+        dims: [usize; 4],
+        layout: InputLayout,
+        fill: Fill,
+    ) -> Value<'g> {
         let [a, b, c, d] = dims;
         let block = dtype.block_len();
-        match lay {
-            Lay::Plain => self.input(dtype, dims, fill),
-            Lay::Gaps => {
+        match layout {
+            InputLayout::Plain => self.input(dtype, dims, fill),
+            InputLayout::Gaps => {
                 let pad = if block == 1 { 3 } else { block };
-                self.whole(dtype, [a, b, c, d + pad], fill).slice(3, 0, d)
+                self.input_of_rank_4(dtype, [a, b, c, d + pad], fill).slice(3, 0, d)
             }
-            Lay::Offset => {
-                let inner = self.whole(dtype, [a, b + 1, c + 2, d + 2 * block], fill);
+            InputLayout::Offset => {
+                let inner = self.input_of_rank_4(dtype, [a, b + 1, c + 2, d + 2 * block], fill);
                 inner.slice(1, 1, b).slice(2, 1, c).slice(3, block, d)
             }
-            Lay::Permuted => self.whole(dtype, [b, c, a, d], fill).permute([2, 0, 1, 3]),
-            Lay::Transposed => self.whole(dtype, [a, b, d, c], fill).permute([0, 1, 3, 2]),
+            InputLayout::Permuted => self.input_of_rank_4(dtype, [b, c, a, d], fill).permute([2, 0, 1, 3]),
+            InputLayout::Transposed => self.input_of_rank_4(dtype, [a, b, d, c], fill).permute([0, 1, 3, 2]),
         }
     }
 
-    /// An input that keeps all four dimensions in its shape.
-    fn whole(&self, dtype: DType, dims: [usize; 4], fill: Fill) -> Value<'g> {
+    /// An input of rank 4.
+    fn input_of_rank_4(&self, dtype: DType, dims: [usize; 4], fill: Fill) -> Value<'g> {
         let bytes = fill::bytes(dtype, fill, dims.iter().product(), &mut self.rng.borrow_mut());
         self.given(dtype, Shape::from(dims), bytes)
     }
@@ -137,18 +151,18 @@ impl<'g> Sketch<'g> {
         self.graph.weight(&self.name("w"), Weight::with_data(dtype, shape(dims), bytes))
     }
 
-    /// Weights `w` and an input `x` for their product. Where there are few results, `x` leans towards the first
-    /// row of weights: a sum that cancels to nearly nothing would say nothing about relative errors.
-    pub(crate) fn product(
+    /// Weights `w` and an input `x` of a matrix multiplication. If there are few results, `x` is correlated with the first
+    /// row of weights: in a sum that cancels almost completely, relative errors mean nothing.
+    pub(crate) fn mul_mat_inputs(
         &self,
         dtype: DType,
         w: [usize; 4],
-        x: (DType, [usize; 4], Lay),
+        x: (DType, [usize; 4], InputLayout),
     ) -> (Value<'g>, Value<'g>) {
-        let (x_type, dims, lay) = x;
+        let (x_type, dims, layout) = x;
         let [b, h, m, k] = dims;
-        if lay != Lay::Plain || b * h * m * w[2] >= 16 || k == 0 || w.contains(&0) {
-            return (self.weight(dtype, w), self.laid(x_type, dims, lay, fill::UNIT));
+        if layout != InputLayout::Plain || b * h * m * w[2] >= 16 || k == 0 || w.contains(&0) {
+            return (self.weight(dtype, w), self.strided_input(x_type, dims, layout, fill::UNIT));
         }
         let mut rng = self.rng.borrow_mut();
         let weights = fill::bytes(dtype, fill::UNIT, w.iter().product(), &mut rng);
@@ -175,7 +189,7 @@ impl<'g> Sketch<'g> {
         self.given(DType::I32, shape(dims), bytes)
     }
 
-    /// Ids below `count`, repeated or not.
+    /// Random ids below `count`.
     pub(crate) fn ids(&self, dims: [usize; 4], count: usize) -> Value<'g> {
         let ids: Vec<usize> = {
             let mut rng = self.rng.borrow_mut();
@@ -184,7 +198,7 @@ impl<'g> Sketch<'g> {
         self.ints(dims, ids.into_iter())
     }
 
-    /// Ids below `count`, all different within each row of ids.
+    /// Random ids below `count`, distinct within each row of ids.
     pub(crate) fn distinct_ids(&self, dims: [usize; 4], count: usize) -> Value<'g> {
         let rows: usize = dims.iter().take(3).product();
         let ids: Vec<usize> = {
@@ -194,13 +208,13 @@ impl<'g> Sketch<'g> {
         self.ints(dims, ids.into_iter())
     }
 
-    /// Positions of consecutive tokens from a random one below `most` on.
-    pub(crate) fn positions(&self, count: usize, most: usize) -> Value<'g> {
-        let first = self.rng.borrow_mut().below(most);
+    /// Positions of consecutive tokens, from a random one below `limit`.
+    pub(crate) fn positions(&self, count: usize, limit: usize) -> Value<'g> {
+        let first = self.rng.borrow_mut().below(limit);
         self.ints([1, 1, 1, count], first..first + count)
     }
 
-    /// What each of `queries` sees of `keys`: causal from the end, some in a sliding window, some nothing.
+    /// The span of keys visible to each query: causal, with or without a sliding window; some are empty.
     pub(crate) fn spans(&self, queries: usize, keys: usize) -> Value<'g> {
         let spans: Vec<usize> = {
             let mut rng = self.rng.borrow_mut();
