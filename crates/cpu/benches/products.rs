@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use quadriga_cpu::internals::kernels::attention::{Attention, Memory, Rows, Shape};
+use quadriga_cpu::internals::kernels::attention::{Attention, AttentionMemory, AttentionShape, HeadRows};
 use quadriga_cpu::internals::kernels::matmul::{Activations, Input, Matmul, Output, PackedLayout, multiply};
 use quadriga_cpu::internals::kernels::{KernelError, vec};
 use quadriga_cpu::internals::pool::Pool;
@@ -227,7 +227,7 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
     // One layer stays in the cache; thirty read as much memory as a model does; a hundred and fifty are larger than the
     // last-level cache.
     let (half, byte) = (DType::F16, DType::Q8_0);
-    for (tokens, cells, layers, dtype, runs) in [
+    for (tokens, slots, layers, dtype, runs) in [
         (1, 512, 1, half, 500),
         (1, 512, 1, byte, 500),
         (1, 512, 30, half, 50),
@@ -241,11 +241,11 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
     .filter(|(i, _)| only.is_none_or(|only| only == *i))
     .map(|(_, case)| case)
     {
-        let shape = Shape {
+        let shape = AttentionShape {
             heads: 9,
             kv_heads: 3,
             tokens,
-            cells,
+            slots,
             key_width: 64,
             value_width: 64,
             scale: 0.125,
@@ -255,32 +255,33 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
         };
         let head = dtype.row_bytes(64).unwrap();
         let row = 3 * head;
-        let cache = huge_pages(2 * layers * cells * row + 64);
-        let cache = &cache[cache.as_ptr().align_offset(64)..][..2 * layers * cells * row];
+        let cache = huge_pages(2 * layers * slots * row + 64);
+        let cache = &cache[cache.as_ptr().align_offset(64)..][..2 * layers * slots * row];
         let q = vec![0.1_f32; tokens * 9 * 64];
         let mut out = vec![0.0_f32; tokens * 9 * 64];
-        let spans: Vec<[i32; 2]> = (0..tokens).map(|t| [0, (cells - tokens + t + 1) as i32]).collect();
+        let spans: Vec<[i32; 2]> = (0..tokens).map(|t| [0, (slots - tokens + t + 1) as i32]).collect();
         let mut work = vec![0; Attention::work_bytes(isa, &shape, pool.threads()).unwrap()];
         let floats = 9 * 64 * 4;
         let mut run = || {
             for layer in 0..layers {
-                let rows = |i: usize| Rows {
-                    pointer: cache[(2 * layer + i) * cells * row..].as_ptr(),
+                let rows = |i: usize| HeadRows {
+                    pointer: cache[(2 * layer + i) * slots * row..].as_ptr(),
                     stride: row,
                     head_stride: head,
                 };
-                let memory = Memory {
-                    queries: Rows { pointer: q.as_ptr().cast(), stride: floats, head_stride: 256 },
+                let memory = AttentionMemory {
+                    queries: HeadRows { pointer: q.as_ptr().cast(), stride: floats, head_stride: 256 },
                     keys: rows(0),
                     values: rows(1),
                     mask: None,
                     spans: Some(&spans),
-                    output: Rows { pointer: out.as_mut_ptr().cast(), stride: floats, head_stride: 256 },
+                    output: HeadRows { pointer: out.as_mut_ptr().cast(), stride: floats, head_stride: 256 },
                 };
                 // SAFETY: the rows are inside the vectors above; the work memory has the length asked for.
                 let attention =
                     unsafe { Attention::new(isa, shape, memory, pool.threads(), work.as_mut_ptr()) }.unwrap();
-                pool.run(&|worker| attention.run(worker)).unwrap();
+                // SAFETY: all workers of one run call it once.
+                pool.run(&|worker| unsafe { attention.run(worker) }).unwrap();
             }
         };
         // SAFETY: any bits are numbers; the memory is aligned for them.
@@ -290,7 +291,7 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
         let pairs: f64 = spans.iter().map(|s| f64::from(s[1])).sum();
         let (speed, work) = (cache.len() as f64 / seconds / 1e9, layers as f64 * 9.0 * pairs * 64.0 * 4.0);
         println!(
-            "attention, {tokens:>3} tokens over {cells:>4} {dtype} cells, {layers:>3} layers: {:9.1} µs {speed:6.2} GB/s ({:3.0} % of a plain read's {plain:.2}) {:7.1} GFLOP/s",
+            "attention, {tokens:>3} tokens over {slots:>4} {dtype} slots, {layers:>3} layers: {:9.1} µs {speed:6.2} GB/s ({:3.0} % of a plain read's {plain:.2}) {:7.1} GFLOP/s",
             seconds * 1e6,
             speed / plain * 100.0,
             work / seconds / 1e9

@@ -1,4 +1,4 @@
-//! Buffers: host memory of the backend's own, or bytes that live elsewhere, guarded against races.
+//! Buffers: memory allocated by the backend, or borrowed bytes such as a file map, guarded against races.
 
 use std::any::Any;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,16 +9,16 @@ use quadriga_runtime::{BackendError, Buffer, Region, Usage, check_range};
 use crate::NAME;
 use crate::memory::HostBlock;
 
-/// What stands behind a buffer.
+/// The memory behind a buffer.
 enum BufferMemory {
-    /// Its own block.
+    /// A block that the buffer owns.
     Owned(HostBlock),
-    /// Bytes of someone else, which are only read. The handle keeps them alive, and the address was asked once, so
-    /// that it stays the same whatever the owner answers later.
+    /// Read-only bytes of another owner. The handle keeps them alive; the address is taken once, so that it stays the
+    /// same whatever the owner returns later.
     Mapped { pointer: *const u8, _data: Data },
 }
 
-/// Who uses a buffer now: any number of readers, or one writer.
+/// The current users of a buffer: any number of readers, or one writer.
 #[derive(Default)]
 struct BufferUsers {
     readers: usize,
@@ -28,8 +28,8 @@ struct BufferUsers {
 
 /// A buffer of this backend.
 ///
-/// Every use takes the buffer for reading (shared) or writing (alone), so that no two threads can race through it:
-/// weights that several sessions read never make them wait for each other.
+/// Every use locks the buffer for reading (shared) or writing (exclusive), so that safe code cannot race on it. Sessions
+/// that read the same weights never wait for each other.
 pub(crate) struct HostBuffer {
     memory: BufferMemory,
     bytes: usize,
@@ -38,10 +38,9 @@ pub(crate) struct HostBuffer {
     changed: Condvar,
 }
 
-// SAFETY: the pointer of a mapped buffer is to bytes that `Data`, which is Send and Sync, keeps alive and nobody
-// writes.
+// SAFETY: a mapped buffer points to bytes that `Data`, which is Send and Sync, keeps alive and that no one writes.
 unsafe impl Send for HostBuffer {}
-// SAFETY: as above; memory of its own is only touched by those who hold it (see `BufferUsers`).
+// SAFETY: as above; owned memory is only accessed by holders of the lock (see `BufferUsers`).
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
@@ -67,7 +66,7 @@ impl HostBuffer {
         region.buffer.as_any().downcast_ref()
     }
 
-    /// Moves it into large pages where that pays: much of it is going to be read again and again.
+    /// Moves it into huge pages: for memory of which much is read again and again.
     pub(crate) fn use_huge_pages(&self) {
         if let BufferMemory::Owned(block) = &self.memory {
             block.use_huge_pages();
@@ -91,7 +90,7 @@ impl HostBuffer {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the buffer, for reading with others or for writing alone; waits for its turn.
+    /// Locks the buffer for shared reading or exclusive writing; blocks until it is free.
     pub(crate) fn begin(&self, write: bool) {
         let mut users = self.users();
         users.waiting_writers += usize::from(write);
@@ -106,7 +105,7 @@ impl HostBuffer {
         }
     }
 
-    /// Gives back what [`begin`](HostBuffer::begin) took.
+    /// Releases the lock that [`begin`](HostBuffer::begin) took.
     pub(crate) fn end(&self, write: bool) {
         let mut users = self.users();
         if write {
@@ -123,13 +122,13 @@ impl HostBuffer {
             return Err(BackendError::Failed {
                 backend: NAME.into(),
                 what: "writing a buffer",
-                reason: "it is a read-only map of bytes that live elsewhere".into(),
+                reason: "it is a read-only map of bytes that another owner holds".into(),
             });
         }
         Ok(())
     }
 
-    /// Lets `fill` write bytes of the buffer while nobody else uses it.
+    /// Calls `fill` on bytes of the buffer, with exclusive access.
     pub(crate) fn with_bytes_mut<T>(
         &self,
         offset: usize,
@@ -139,12 +138,12 @@ impl HostBuffer {
         check_range(self, offset, len)?;
         self.check_writable()?;
         let _held = BufferGuard::new(self, true);
-        // SAFETY: the range is inside the block, which is initialised, and nobody else uses the buffer meanwhile.
+        // SAFETY: the range is inside the block, which is initialised, and the buffer is locked for writing.
         Ok(fill(unsafe { std::slice::from_raw_parts_mut(self.pointer().add(offset), len) }))
     }
 }
 
-/// A buffer that is taken as long as this lives.
+/// Holds the lock of a buffer.
 struct BufferGuard<'a>(&'a HostBuffer, bool);
 
 impl<'a> BufferGuard<'a> {
@@ -180,7 +179,7 @@ impl Buffer for HostBuffer {
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(self, offset, into.len())?;
         let _held = BufferGuard::new(self, false);
-        // SAFETY: the range is inside the memory, which is initialised, and nobody writes meanwhile.
+        // SAFETY: the range is inside the memory, which is initialised, and the buffer is locked for reading.
         into.copy_from_slice(unsafe {
             std::slice::from_raw_parts(self.pointer().cast_const().add(offset), into.len())
         });
@@ -217,14 +216,14 @@ pub(crate) fn copy(from: &Region, to: &Region) -> Result<bool, BackendError> {
     target.check_writable()?;
     if std::ptr::eq(source, target) {
         let _held = BufferGuard::new(target, true);
-        // SAFETY: both ranges are inside the buffer, which this thread holds alone; `copy` takes any overlap.
+        // SAFETY: both ranges are inside the buffer, which this thread holds alone; `copy` allows any overlap.
         unsafe {
             let base = target.pointer();
             std::ptr::copy(base.add(from.offset), base.add(to.offset), from.bytes);
         }
         return Ok(true);
     }
-    // Always in the order of addresses, as programs do, so that two threads cannot wait for each other.
+    // Locked in the order of addresses, as programs do, against deadlock.
     let first_is_source = std::ptr::from_ref(source) < std::ptr::from_ref(target);
     let _first =
         if first_is_source { BufferGuard::new(source, false) } else { BufferGuard::new(target, true) };

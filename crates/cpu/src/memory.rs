@@ -1,4 +1,4 @@
-//! The host's memory: how much there is, and zeroed blocks of it.
+//! Host memory: its size, and zeroed blocks of it.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -8,14 +8,14 @@ use quadriga_runtime::BackendError;
 
 use crate::NAME;
 
-/// Every block starts at a multiple of this.
+/// Alignment of every buffer, in bytes.
 pub const ALIGNMENT: usize = 64;
 
-/// From this size on, memory comes straight from the system: zeroed without being touched, in large pages if possible.
+/// Blocks of at least this size are mapped from the system: zeroed on first touch, in huge pages if possible.
 #[cfg(unix)]
 const MAP_FROM: usize = 1 << 20;
 
-/// All and free bytes of memory that this process may use, as far as the system tells.
+/// Total and free bytes of memory that this process may use, as far as the system tells.
 pub(crate) fn host_bytes() -> (Option<u64>, Option<u64>) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = |name: &str| {
@@ -39,11 +39,11 @@ pub(crate) fn host_bytes() -> (Option<u64>, Option<u64>) {
 pub(crate) struct HostBlock {
     pointer: NonNull<u8>,
     bytes: usize,
-    /// The larger block that it is part of, if it is.
+    /// The larger block that it is part of, if any.
     part_of: Option<Arc<HostBlock>>,
 }
 
-// SAFETY: the block owns its memory; whoever shares it sees to the order of reads and writes.
+// SAFETY: the block owns its memory; users of its address synchronize their accesses.
 unsafe impl Send for HostBlock {}
 // SAFETY: as above: a shared block only gives out its address.
 unsafe impl Sync for HostBlock {}
@@ -60,25 +60,25 @@ impl HostBlock {
     /// A block of zeros at a multiple of [`ALIGNMENT`].
     ///
     /// # Errors
-    /// The system has no such memory, or less than that is free.
+    /// The allocation fails, or less memory is free.
     pub(crate) fn zeroed(bytes: usize) -> Result<HostBlock, BackendError> {
         HostBlock::paged(bytes, true)
     }
 
-    /// As [`zeroed`](HostBlock::zeroed), in large pages from the start or not.
-    fn paged(bytes: usize, large: bool) -> Result<HostBlock, BackendError> {
+    /// As [`zeroed`](HostBlock::zeroed), in huge pages from the start or not.
+    fn paged(bytes: usize, huge: bool) -> Result<HostBlock, BackendError> {
         if bytes == 0 {
             return Ok(HostBlock::empty());
         }
         let missing = |free| BackendError::OutOfMemory { backend: NAME.into(), wanted: bytes as u64, free };
-        // The system lends more than it has and ends a process that uses it: large blocks are checked before.
+        // The system overcommits and kills a process that uses too much: large blocks are checked beforehand.
         if bytes >= 64 << 20 {
             let free = host_bytes().1;
             if free.is_some_and(|free| bytes as u64 > free) {
                 return Err(missing(free));
             }
         }
-        match allocate(bytes, large) {
+        match allocate(bytes, huge) {
             Some(pointer) => Ok(HostBlock { pointer, bytes, part_of: None }),
             None => Err(missing(host_bytes().1)),
         }
@@ -94,20 +94,20 @@ impl HostBlock {
         self.bytes
     }
 
-    /// Moves what is part of a larger block into large pages, as far as the system can: its contents stay.
+    /// Moves part of a larger block into huge pages, as far as the system can; its contents stay.
     pub(crate) fn use_huge_pages(&self) {
         #[cfg(target_os = "linux")]
         if let Some(whole) = &self.part_of {
-            const LARGE: usize = 2 << 20;
+            const HUGE: usize = 2 << 20;
             let (start, end) = (whole.pointer.as_ptr().addr(), whole.pointer.as_ptr().addr() + whole.bytes);
             let own = self.pointer.as_ptr().addr();
-            // The large pages that it lies in, those that begin or end outside the larger block left out.
-            let first = (own / LARGE * LARGE).max(start.next_multiple_of(LARGE));
-            let last = (own + self.bytes).next_multiple_of(LARGE).min(end / LARGE * LARGE);
+            // The huge pages that it is in, except those that extend past the larger block.
+            let first = (own / HUGE * HUGE).max(start.next_multiple_of(HUGE));
+            let last = (own + self.bytes).next_multiple_of(HUGE).min(end / HUGE * HUGE);
             if first < last {
                 let pointer = whole.pointer.as_ptr().with_addr(first).cast();
-                // SAFETY: advice on pages of the larger block, which change their place in memory and not their
-                // contents; a system that does not know it refuses, which changes nothing.
+                // SAFETY: advice on pages of the larger block: it may move them in physical memory, but keeps their
+                // contents; an unsupported advice is refused without effect.
                 unsafe {
                     libc::madvise(pointer, last - first, libc::MADV_HUGEPAGE);
                     libc::madvise(pointer, last - first, libc::MADV_COLLAPSE);
@@ -126,22 +126,22 @@ impl Drop for HostBlock {
     }
 }
 
-/// Gives out blocks that lie side by side in larger ones.
+/// Allocates blocks next to each other in larger ones.
 ///
-/// The cache of a model is many tensors of a megabyte or two, each too small for a large page of its own. Attention
-/// over four thousand tokens is 1.4 times as fast where they share large pages. These are asked for when much of a
-/// tensor is going to be read ([`HostBlock::use_huge_pages`]): until then, only the pages that were written are there.
+/// A KV cache is many tensors of a megabyte or two, each too small for a huge page of its own. Attention over four
+/// thousand tokens is 1.4 times as fast where they share huge pages. These are requested when a program is compiled that
+/// reads much of a tensor ([`HostBlock::use_huge_pages`]); until then, only the pages that were written are resident.
 #[derive(Debug, Default)]
 pub(crate) struct StateSlabs {
-    /// The block that is being given out, while any of it is in use, and how much of it was.
+    /// The larger block that new blocks come from, while any of it is in use, and how many of its bytes are taken.
     current: Mutex<(Weak<HostBlock>, usize)>,
 }
 
 impl StateSlabs {
-    /// Bytes of a large block.
+    /// Bytes of a larger block.
     const BYTES: usize = 32 << 20;
 
-    /// As [`HostBlock::zeroed`], side by side with others if it is neither tiny nor large.
+    /// As [`HostBlock::zeroed`], as part of a larger block if it is neither tiny nor large.
     ///
     /// # Errors
     /// As [`HostBlock::zeroed`].
@@ -156,7 +156,7 @@ impl StateSlabs {
             _ => (Arc::new(HostBlock::paged(StateSlabs::BYTES, false)?), 0),
         };
         (*slab, *used) = (Arc::downgrade(&block), (first + bytes).next_multiple_of(ALIGNMENT));
-        // SAFETY: `first + bytes` is inside the block, and no part of a block is given out twice.
+        // SAFETY: `first + bytes` is inside the block, and no part of a block is handed out twice.
         let pointer = unsafe { block.pointer.add(first) };
         Ok(HostBlock { pointer, bytes, part_of: Some(block) })
     }
@@ -166,11 +166,11 @@ fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes, ALIGNMENT).ok()
 }
 
-fn allocate(bytes: usize, large: bool) -> Option<NonNull<u8>> {
+fn allocate(bytes: usize, huge: bool) -> Option<NonNull<u8>> {
     let layout = layout(bytes)?;
     #[cfg(unix)]
     if bytes >= MAP_FROM {
-        // SAFETY: a new anonymous mapping touches no memory of ours; pages are aligned far beyond ALIGNMENT.
+        // SAFETY: a new anonymous mapping touches no other memory; pages are aligned far beyond ALIGNMENT.
         let pointer = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -185,13 +185,13 @@ fn allocate(bytes: usize, large: bool) -> Option<NonNull<u8>> {
             return None;
         }
         #[cfg(target_os = "linux")]
-        if large {
+        if huge {
             // SAFETY: advice on the mapping just made; it changes no contents, and a refusal changes nothing.
             unsafe { libc::madvise(pointer, bytes, libc::MADV_HUGEPAGE) };
         }
         return NonNull::new(pointer.cast());
     }
-    // SAFETY: the size is not 0: `HostBlock::zeroed` answers that itself.
+    // SAFETY: the size is not 0: `HostBlock::paged` returns an empty block for that.
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
 }
 
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_side_by_side_are_apart_zero_and_free_their_memory_when_the_last_is_dropped() {
+    fn blocks_of_a_slab_are_disjoint_zeroed_and_freed_with_the_last_of_them() {
         let slabs = StateSlabs::default();
         let blocks: Vec<HostBlock> = (0..40).map(|i| slabs.zeroed(1_500_000 + i * 1000).unwrap()).collect();
         for (i, block) in blocks.iter().enumerate() {

@@ -1,25 +1,25 @@
-//! Where the time of runs goes, by kind of step.
+//! Profiling: the time of runs by kind of step.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time totals in one kind of step.
+/// The number and time of all steps of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTotals {
-    /// How many steps were run.
+    /// The number of steps.
     pub steps: u64,
-    /// The time they took, from barrier to barrier.
+    /// Their total time, from barrier to barrier.
     pub time: Duration,
 }
 
-/// Time totals, by the operations that a step consists of. Prints as a table.
+/// Times of steps by the names of their operations. Prints as a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile(pub BTreeMap<String, StepTotals>);
 
 impl Profile {
-    /// All time together.
+    /// The total time.
     pub fn total(&self) -> Duration {
         self.0.values().map(|totals| totals.time).sum()
     }
@@ -41,16 +41,16 @@ impl fmt::Display for Profile {
                 100.0 * seconds / total
             )?;
         }
-        writeln!(f, "{:9.3}  in all", total * 1e3)
+        writeln!(f, "{:9.3}  total", total * 1e3)
     }
 }
 
-/// What the programs of a backend have totals.
+/// Accumulates the profile of a backend.
 #[derive(Default)]
 pub(crate) struct ProfileRecorder(Mutex<Profile>);
 
 impl ProfileRecorder {
-    /// What was written down so far.
+    /// Returns the profile so far and starts a new one.
     pub(crate) fn take(&self) -> Profile {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -67,7 +67,7 @@ impl ProfileRecorder {
     }
 }
 
-/// Writes down the steps of one run: told at every barrier which step comes next.
+/// Records the steps of one run; called at every barrier.
 pub(crate) struct StepTimer<'a> {
     recorder: &'a ProfileRecorder,
     labels: &'a [String],
@@ -79,11 +79,11 @@ impl<'a> StepTimer<'a> {
         StepTimer { recorder, labels, running: None }
     }
 
-    /// The step before is over, and this one begins.
+    /// Ends the previous step and begins this one.
     pub(crate) fn begin(&mut self, step: usize) {
         let now = Instant::now();
         self.end(now);
-        // Taken again, so that the bookkeeping counts for no step.
+        // Read again, so that recording counts for no step.
         self.running = Some((step, Instant::now()));
     }
 

@@ -1,4 +1,4 @@
-//! A compiled split and how it runs: one wake of the pool, a barrier between steps.
+//! A compiled split and how it runs: one wake-up of the pool, a barrier between steps.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,23 +30,23 @@ impl BufferUse {
 /// Prepared steps, and the buffers they use.
 pub(crate) struct CpuProgram {
     pub(crate) steps: Vec<KernelStep>,
-    /// In the order of addresses, each once: the order in which they are taken.
+    /// In the order of addresses, each once: the order in which they are locked.
     pub(crate) uses: Vec<BufferUse>,
     /// Names of the nodes, for messages.
     pub(crate) names: Vec<String>,
-    /// The nodes themselves, each where its name is.
+    /// The nodes, in the order of `names`.
     pub(crate) nodes: Vec<NodeId>,
-    /// What each step does, if times are taken.
+    /// The label of each step, if profiling is on.
     pub(crate) labels: Vec<String>,
-    /// Work memory for a number of threads.
+    /// Bytes of work memory for a number of threads.
     pub(crate) work_bytes: WorkBytes,
-    /// Memory of the program's own that steps point to.
+    /// Bytes of memory that the program owns and its steps point to.
     pub(crate) own_bytes: usize,
-    /// Of the latest run that was timed: when each step began, and when the last one ended.
+    /// Of the latest timed run: when each step began, and when the last one ended.
     pub(crate) marks: Vec<Instant>,
 }
 
-/// The buffers of a program, held.
+/// Holds the locks of a program's buffers.
 struct BufferGuards<'a>(&'a [BufferUse]);
 
 impl<'a> BufferGuards<'a> {
@@ -79,15 +79,15 @@ impl CpuProgram {
         })
     }
 
-    /// Makes the work memory large enough now, so that a run does not have to.
+    /// Makes the work memory large enough, so that a run allocates nothing.
     pub(crate) fn reserve(&mut self, inner: &BackendInner) -> Result<(), BackendError> {
         let mut memory = inner.work_memory();
         BackendInner::grow(&mut memory, self.needs(inner.pool.threads())?)
     }
 
-    /// Runs all steps, and takes their times if asked to.
+    /// Runs all steps; records their times if `timed`.
     pub(crate) fn run(&mut self, inner: &BackendInner, timed: bool) -> Result<(), BackendError> {
-        // The first thread writes; the lock is never waited for.
+        // Only the first thread locks it.
         let mut marks = std::mem::take(&mut self.marks);
         marks.clear();
         let marks = timed.then(|| Mutex::new(marks));
@@ -159,7 +159,7 @@ impl Program for CpuProgram {
 
     fn step_times(&self) -> Vec<StepTime> {
         let Some(first) = self.marks.first() else { return Vec::new() };
-        // A product's activations may be prepared in an earlier step: the node belongs to the step that ends it.
+        // A matmul's activations may be prepared in an earlier step: the node belongs to the step that completes it.
         let mut last = vec![0; self.nodes.len()];
         for (number, step) in self.steps.iter().enumerate() {
             for name in step.names() {

@@ -1,4 +1,4 @@
-//! Queues and events. The backend is synchronous: everything is done when a call returns.
+//! Queues and events. The backend is synchronous: every call returns after its work is done.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use crate::buffer;
 use crate::program::CpuProgram;
 use crate::state::BackendInner;
 
-/// A queue that does its work at once.
+/// A queue that runs its work immediately.
 pub(crate) struct CpuQueue {
     pub(crate) inner: Arc<BackendInner>,
 }
@@ -69,7 +69,7 @@ impl Queue for CpuQueue {
     }
 }
 
-/// A moment in the work of a queue: always past.
+/// An event, complete as soon as it is recorded.
 pub(crate) struct CpuEvent {
     timing: bool,
     at: Mutex<Option<Instant>>,

@@ -1,4 +1,4 @@
-//! A tensor in memory, as kernels see it: rows read and written as `f32`, whatever their type and strides.
+//! A tensor in memory as kernels access it: rows are read and written as `f32`, whatever their type and strides.
 
 use std::ops::Range;
 
@@ -6,20 +6,20 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use quadriga_graph::{DType, MAX_DIMS, Tensor, blocks};
 
-/// Elements that kernels handle at a time: a multiple of every block length, small enough for the stack.
+/// Elements that kernels convert at a time: a multiple of every block length, small enough for the stack.
 pub(crate) const SEGMENT: usize = 512;
 
-/// The row lengths of segments that cover `cols` columns.
+/// The column ranges of the segments of a row.
 pub(crate) fn segments(cols: usize) -> impl Iterator<Item = Range<usize>> {
     (0..cols).step_by(SEGMENT).map(move |first| first..(first + SEGMENT).min(cols))
 }
 
-/// A tensor in memory.
+/// A tensor in memory. A row is given by its `place`: its indices along the three outer dimensions.
 ///
-/// What must hold, and [`compile`](crate::compile) has checked: all bytes that type, shape and strides reach are
-/// inside a buffer that lives as long as the program, plain elements are aligned, and whoever calls the methods below
-/// holds the buffer ([`HostBuffer::begin`](crate::buffer::HostBuffer)), for writing if it writes. Elements that one
-/// thread writes are not touched by another before the next barrier.
+/// Invariant, checked by [`compile`](crate::compile): all bytes that type, shape and strides reach are inside a buffer
+/// that lives as long as the program, elements are aligned, and a caller of the methods below holds the buffer
+/// ([`HostBuffer::begin`](crate::buffer::HostBuffer)), for writing if it writes. Elements that one thread writes are not
+/// accessed by another before the next barrier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorView {
     base: *mut u8,
@@ -72,17 +72,17 @@ impl TensorView {
         self.rows() * self.dims[3]
     }
 
-    /// Whether elements lie one after another in row-major order.
+    /// Whether elements are contiguous in row-major order.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.contiguous
     }
 
-    /// Whether the elements of a row lie one after another.
+    /// Whether the elements of each row are contiguous.
     pub(crate) fn is_dense(&self) -> bool {
         self.cols() <= self.dtype.block_len() || self.strides[3] == self.dtype.block_bytes()
     }
 
-    /// Whether two different elements can lie at the same place.
+    /// Whether two different elements can have the same address.
     pub(crate) fn overlaps_itself(&self) -> bool {
         let unit = self.dtype.block_bytes();
         let mut axes = [(0, 0); MAX_DIMS];
@@ -147,7 +147,7 @@ impl TensorView {
             return;
         }
         // SAFETY: `len` elements from here on are inside the row, dense and (see the invariant) aligned; `out` is
-        // memory of the caller's own.
+        // the caller's own memory.
         unsafe {
             match self.dtype {
                 DType::F32 => std::ptr::copy_nonoverlapping(at.cast::<f32>(), out.as_mut_ptr(), len),
@@ -178,7 +178,7 @@ impl TensorView {
             }
             return;
         }
-        // SAFETY: as in `load_at`; nobody else touches these elements meanwhile (see the invariant).
+        // SAFETY: as in `load_at`; no other thread accesses these elements meanwhile (see the invariant).
         unsafe {
             match self.dtype {
                 DType::F32 => std::ptr::copy_nonoverlapping(values.as_ptr(), at.cast::<f32>(), len),
@@ -247,8 +247,7 @@ impl TensorView {
         let unit = self.dtype.block_bytes();
         let count = len / self.dtype.block_len();
         let (to_step, at_step) = (self.step(), from.step());
-        // SAFETY: both ranges are inside their tensors; the graph's rules keep source and target apart, and `copy`
-        // takes any overlap.
+        // SAFETY: both ranges are inside their tensors; `copy` allows any overlap.
         unsafe {
             if to_step == unit && at_step == unit {
                 std::ptr::copy(at.cast_const(), to, count * unit);

@@ -1,4 +1,4 @@
-//! How weights are held: as the file has them, or packed for the kernels of matrix products.
+//! Weight layouts: plain as in the file, or packed for the matmul kernels.
 
 use quadriga_graph::{Op, Tensor};
 use quadriga_runtime::{BackendError, Layout, Region, WeightLayout};
@@ -8,19 +8,19 @@ use crate::buffer::HostBuffer;
 use crate::kernels::{KernelError, matmul};
 use crate::state::BackendInner;
 
-/// The number of the one packed layout: every matrix of the weight packed as [`matmul::PackedLayout`] says, in order.
+/// The number of the only packed layout: every matrix of the weight packed as [`matmul::PackedLayout`] says, in order.
 const PACKED: u32 = 1;
 
-/// The file's own bytes, used in place where they can be mapped.
+/// The layout of the file; its bytes are used in place where they can be mapped.
 pub(crate) fn plain(weight: &Tensor) -> WeightLayout {
     WeightLayout { layout: Layout::Plain, bytes: weight.bytes(), mappable: true }
 }
 
-/// The layout for a weight with these uses: packed if it is multiplied with, and otherwise only has rows picked.
+/// The layout for a weight with these uses: packed if matmuls read it and nothing else does except row lookups.
 pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
-    let is_product = |op: &Op| matches!(op, Op::MulMat | Op::MulMatId);
-    let packable = uses.iter().any(|(op, input)| is_product(op) && *input == 0)
-        && uses.iter().all(|(op, input)| (is_product(op) || matches!(op, Op::GetRows)) && *input == 0);
+    let is_matmul = |op: &Op| matches!(op, Op::MulMat | Op::MulMatId);
+    let packable = uses.iter().any(|(op, input)| is_matmul(op) && *input == 0)
+        && uses.iter().all(|(op, input)| (is_matmul(op) || matches!(op, Op::GetRows)) && *input == 0);
     match PackedMatrices::of(weight) {
         Some(matrices) if packable => {
             WeightLayout { layout: Layout::Packed(PACKED), bytes: matrices.bytes, mappable: false }
@@ -60,7 +60,7 @@ impl PackedMatrices {
     }
 }
 
-/// Puts a weight's bytes into place; packing is shared among the threads of the pool.
+/// Loads a weight's bytes; the threads of the pool pack it together.
 pub(crate) fn load(
     inner: &BackendInner,
     weight: &Tensor,
@@ -89,7 +89,7 @@ pub(crate) fn load(
     packed.map_err(|error| failed(error.to_string()))
 }
 
-/// An address that threads write disjoint parts of.
+/// An address to whose memory threads write disjoint parts.
 #[derive(Clone, Copy)]
 struct PackTarget(*mut u8);
 
@@ -107,14 +107,14 @@ fn pack(
     let layout = matrices.layout;
     let (groups, group_bytes) = (layout.groups(), layout.group_bytes());
     let file_bytes = data.len() / matrices.count.max(1);
-    // Enough bytes a turn that taking turns costs nothing.
-    let turn = ((64 << 10) / group_bytes.max(1)).max(1);
+    // Enough bytes per chunk that handing out chunks costs nothing.
+    let per_chunk = ((64 << 10) / group_bytes.max(1)).max(1);
     let target = PackTarget(out.as_mut_ptr());
     let total = out.len();
     inner.pool.run::<KernelError>(&|worker| {
         let target = &target;
-        worker.try_chunks((matrices.count * groups).div_ceil(turn), |chunk| {
-            for index in chunk * turn..((chunk + 1) * turn).min(matrices.count * groups) {
+        worker.try_chunks((matrices.count * groups).div_ceil(per_chunk), |chunk| {
+            for index in chunk * per_chunk..((chunk + 1) * per_chunk).min(matrices.count * groups) {
                 let (matrix, group) = (index / groups, index % groups);
                 let file = data.get(matrix * file_bytes..(matrix + 1) * file_bytes).unwrap_or_default();
                 let start = matrix * layout.bytes() + group * group_bytes;

@@ -4,12 +4,14 @@
 
 use half::{bf16, f16};
 use quadriga_conformance::Rng;
-use quadriga_cpu::internals::kernels::attention::{Attention, Mask, Memory, Rows, Shape};
+use quadriga_cpu::internals::kernels::attention::{
+    Attention, AttentionMask, AttentionMemory, AttentionShape, HeadRows,
+};
 use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::{DType, blocks};
 
-/// Rows of one type, with their exact values: `[count, heads, width]`, rows of a cell one odd gap apart.
+/// Rows of one type, with their exact values: `[count, heads, width]`, with an odd gap between slots.
 struct Cache {
     bytes: Vec<u8>,
     values: Vec<f64>,
@@ -22,7 +24,7 @@ fn cache(rng: &mut Rng, dtype: DType, count: usize, heads: usize, width: usize) 
     let stride = heads * head_stride + 7;
     let mut bytes = vec![0xff; count * stride + 1];
     let mut values = Vec::new();
-    for cell in 0..count {
+    for slot in 0..count {
         for head in 0..heads {
             let row: Vec<f32> = (0..width).map(|_| rng.uniform(-1.0, 1.0) as f32).collect();
             let encoded: Vec<u8> = match dtype {
@@ -37,7 +39,7 @@ fn cache(rng: &mut Rng, dtype: DType, count: usize, heads: usize, width: usize) 
             };
             let mut back = vec![0.0; width];
             blocks::dequantize(dtype, &encoded, &mut back).unwrap();
-            let at = 1 + cell * stride + head * head_stride;
+            let at = 1 + slot * stride + head * head_stride;
             bytes[at..at + head_stride].copy_from_slice(&encoded);
             values.extend(back.iter().map(|v| f64::from(*v)));
         }
@@ -46,13 +48,13 @@ fn cache(rng: &mut Rng, dtype: DType, count: usize, heads: usize, width: usize) 
 }
 
 impl Cache {
-    fn rows(&self) -> Rows {
-        Rows { pointer: self.bytes[1..].as_ptr(), stride: self.stride, head_stride: self.head_stride }
+    fn rows(&self) -> HeadRows {
+        HeadRows { pointer: self.bytes[1..].as_ptr(), stride: self.stride, head_stride: self.head_stride }
     }
 }
 
 struct Case {
-    shape: Shape,
+    shape: AttentionShape,
     q: Cache,
     k: Cache,
     v: Cache,
@@ -61,13 +63,13 @@ struct Case {
 }
 
 fn exact(case: &Case) -> Vec<f64> {
-    let Shape { heads, kv_heads, tokens, cells, key_width: dk, value_width: dv, .. } = case.shape;
+    let AttentionShape { heads, kv_heads, tokens, slots, key_width: dk, value_width: dv, .. } = case.shape;
     let mut out = vec![0.0; tokens * heads * dv];
     for t in 0..tokens {
-        let [begin, end] = case.spans.as_ref().map_or([0, cells as i32], |s| s[t]);
+        let [begin, end] = case.spans.as_ref().map_or([0, slots as i32], |s| s[t]);
         for h in 0..heads {
             let g = h / (heads / kv_heads);
-            let scores: Vec<f64> = (0..cells)
+            let scores: Vec<f64> = (0..slots)
                 .map(|c| {
                     let q = &case.q.values[(t * heads + h) * dk..][..dk];
                     let k = &case.k.values[(c * kv_heads + g) * dk..][..dk];
@@ -77,7 +79,7 @@ fn exact(case: &Case) -> Vec<f64> {
                         s = f64::from(cap) * (s / f64::from(cap)).tanh();
                     }
                     if let Some((_, mask)) = &case.mask {
-                        s += f64::from(mask[t * cells + c]);
+                        s += f64::from(mask[t * slots + c]);
                     }
                     if (begin..end).contains(&(c as i32)) { s } else { f64::NEG_INFINITY }
                 })
@@ -99,7 +101,7 @@ fn exact(case: &Case) -> Vec<f64> {
 }
 
 fn computed(case: &Case, isa: Isa, pool: &Pool) -> Vec<f32> {
-    let Shape { heads, tokens, value_width: dv, .. } = case.shape;
+    let AttentionShape { heads, tokens, value_width: dv, .. } = case.shape;
     let gap = 3;
     let mut out = vec![777.0_f32; tokens * heads * (dv + gap)];
     let mut work = vec![0xa5_u8; Attention::work_bytes(isa, &case.shape, pool.threads()).unwrap()];
@@ -110,29 +112,30 @@ fn computed(case: &Case, isa: Isa, pool: &Pool) -> Vec<f32> {
         };
         (*dtype, bytes)
     });
-    let memory = Memory {
+    let memory = AttentionMemory {
         queries: case.q.rows(),
         keys: case.k.rows(),
         values: case.v.rows(),
-        mask: mask_bytes.as_ref().map(|(dtype, bytes)| Mask {
-            rows: Rows {
+        mask: mask_bytes.as_ref().map(|(dtype, bytes)| AttentionMask {
+            rows: HeadRows {
                 pointer: bytes.as_ptr(),
-                stride: case.shape.cells * dtype.block_bytes(),
+                stride: case.shape.slots * dtype.block_bytes(),
                 head_stride: 0,
             },
             dtype: *dtype,
         }),
         spans: case.spans.as_deref(),
-        output: Rows {
+        output: HeadRows {
             pointer: out.as_mut_ptr().cast(),
             stride: heads * (dv + gap) * 4,
             head_stride: (dv + gap) * 4,
         },
     };
-    // SAFETY: all rows are those of the case; the work memory has the length asked for.
+    // SAFETY: all rows are those of the case; the work memory has the required length.
     let attention =
         unsafe { Attention::new(isa, case.shape, memory, pool.threads(), work.as_mut_ptr()) }.unwrap();
-    pool.run(&|worker| attention.run(worker)).unwrap();
+    // SAFETY: all workers of one run call it once.
+    pool.run(&|worker| unsafe { attention.run(worker) }).unwrap();
     let mut result = Vec::new();
     for row in out.chunks_exact(dv + gap) {
         result.extend_from_slice(&row[..dv]);
@@ -157,12 +160,19 @@ fn check(name: &str, case: &Case, pools: &[Pool]) {
     }
 }
 
-fn shape(heads: usize, kv_heads: usize, tokens: usize, cells: usize, width: usize, dtype: DType) -> Shape {
-    Shape {
+fn shape(
+    heads: usize,
+    kv_heads: usize,
+    tokens: usize,
+    slots: usize,
+    width: usize,
+    dtype: DType,
+) -> AttentionShape {
+    AttentionShape {
         heads,
         kv_heads,
         tokens,
-        cells,
+        slots,
         key_width: width,
         value_width: width,
         scale: 3.0 / (width as f32).sqrt(),
@@ -172,12 +182,12 @@ fn shape(heads: usize, kv_heads: usize, tokens: usize, cells: usize, width: usiz
     }
 }
 
-fn case(rng: &mut Rng, shape: Shape) -> Case {
+fn case(rng: &mut Rng, shape: AttentionShape) -> Case {
     Case {
         shape,
         q: cache(rng, DType::F32, shape.tokens, shape.heads, shape.key_width),
-        k: cache(rng, shape.key_type, shape.cells, shape.kv_heads, shape.key_width),
-        v: cache(rng, shape.value_type, shape.cells, shape.kv_heads, shape.value_width),
+        k: cache(rng, shape.key_type, shape.slots, shape.kv_heads, shape.key_width),
+        v: cache(rng, shape.value_type, shape.slots, shape.kv_heads, shape.value_width),
         mask: None,
         spans: None,
     }
@@ -192,10 +202,10 @@ fn every_cache_type_one_and_many_queries() {
     let mut rng = Rng::new(21);
     let pools = pools();
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
-        for (heads, kv_heads, tokens, cells) in
+        for (heads, kv_heads, tokens, slots) in
             [(1, 1, 1, 1), (9, 3, 1, 70), (4, 4, 3, 33), (6, 2, 20, 150), (3, 1, 70, 129), (8, 2, 1, 700)]
         {
-            check("plain", &case(&mut rng, shape(heads, kv_heads, tokens, cells, 64, dtype)), &pools);
+            check("plain", &case(&mut rng, shape(heads, kv_heads, tokens, slots, 64, dtype)), &pools);
         }
     }
 }
@@ -217,11 +227,11 @@ fn odd_widths() {
 fn causal_and_sliding_spans() {
     let mut rng = Rng::new(23);
     let pools = pools();
-    for (tokens, cells, window) in
+    for (tokens, slots, window) in
         [(40, 40, 1000), (33, 200, 1000), (50, 300, 40), (1, 600, 100), (130, 200, 64)]
     {
-        let mut case = case(&mut rng, shape(6, 2, tokens, cells, 64, DType::F16));
-        let past = cells - tokens;
+        let mut case = case(&mut rng, shape(6, 2, tokens, slots, 64, DType::F16));
+        let past = slots - tokens;
         case.spans = Some(
             (0..tokens).map(|t| [((past + t + 1) as i32 - window).max(0), (past + t + 1) as i32]).collect(),
         );
@@ -256,12 +266,12 @@ fn masks_soft_cap_and_both_with_spans() {
     let mut rng = Rng::new(25);
     let pools = pools();
     for dtype in [DType::F32, DType::F16] {
-        for (tokens, cells) in [(1, 300), (35, 140)] {
-            let mut case = case(&mut rng, shape(6, 3, tokens, cells, 64, DType::F16));
-            let mask = (0..tokens * cells)
+        for (tokens, slots) in [(1, 300), (35, 140)] {
+            let mut case = case(&mut rng, shape(6, 3, tokens, slots, 64, DType::F16));
+            let mask = (0..tokens * slots)
                 .map(|i| {
-                    let cell = i % cells;
-                    if (32..96).contains(&cell) || rng.chance(0.3) {
+                    let slot = i % slots;
+                    if (32..96).contains(&slot) || rng.chance(0.3) {
                         f32::NEG_INFINITY
                     } else {
                         f16::from_f64(rng.uniform(-1.0, 1.0)).to_f32()
@@ -272,7 +282,7 @@ fn masks_soft_cap_and_both_with_spans() {
             check("mask", &case, &pools);
             case.shape.soft_cap = Some(2.0);
             check("mask and cap", &case, &pools);
-            case.spans = Some((0..tokens).map(|t| [3, (cells - t) as i32]).collect());
+            case.spans = Some((0..tokens).map(|t| [3, (slots - t) as i32]).collect());
             check("mask, cap and spans", &case, &pools);
         }
     }
@@ -283,11 +293,11 @@ fn shapes_without_a_kernel_are_errors() {
     let good = shape(4, 2, 1, 8, 64, DType::F16);
     assert!(Attention::work_bytes(Isa::Scalar, &good, 2).is_ok());
     let bad = [
-        Shape { kv_heads: 3, ..good },
-        Shape { kv_heads: 0, ..good },
-        Shape { key_type: DType::Q4_0, ..good },
-        Shape { key_type: DType::Q8_0, key_width: 40, ..good },
-        Shape { tokens: usize::MAX / 2, cells: usize::MAX / 2, ..good },
+        AttentionShape { kv_heads: 3, ..good },
+        AttentionShape { kv_heads: 0, ..good },
+        AttentionShape { key_type: DType::Q4_0, ..good },
+        AttentionShape { key_type: DType::Q8_0, key_width: 40, ..good },
+        AttentionShape { tokens: usize::MAX / 2, slots: usize::MAX / 2, ..good },
     ];
     for shape in bad {
         assert!(Attention::work_bytes(Isa::Scalar, &shape, 2).is_err(), "{shape:?}");
@@ -302,9 +312,9 @@ fn one_query_with_every_group_and_width() {
         for (width, dtype) in
             [(32, DType::F16), (64, DType::F32), (96, DType::Q8_0), (128, DType::Q8_0), (256, DType::F16)]
         {
-            for (tokens, cells, window) in [(1, 300, 300), (1, 1100, 130), (3, 200, 90)] {
-                let mut case = case(&mut rng, shape(heads, kv_heads, tokens, cells, width, dtype));
-                let last = |t: usize| (cells - tokens + t + 1) as i32;
+            for (tokens, slots, window) in [(1, 300, 300), (1, 1100, 130), (3, 200, 90)] {
+                let mut case = case(&mut rng, shape(heads, kv_heads, tokens, slots, width, dtype));
+                let last = |t: usize| (slots - tokens + t + 1) as i32;
                 case.spans = Some((0..tokens).map(|t| [(last(t) - window).max(0), last(t)]).collect());
                 check("decode", &case, &pools);
             }
@@ -313,7 +323,7 @@ fn one_query_with_every_group_and_width() {
 }
 
 #[test]
-fn queries_of_several_sequences_see_their_own_cells() {
+fn queries_of_several_sequences_see_their_own_slots() {
     let mut rng = Rng::new(27);
     let mut case = case(&mut rng, shape(6, 2, 4, 900, 64, DType::F16));
     case.spans = Some(vec![[0, 200], [300, 310], [310, 310], [500, 900]]);
@@ -321,7 +331,7 @@ fn queries_of_several_sequences_see_their_own_cells() {
 }
 
 #[test]
-fn scores_that_lie_far_apart() {
+fn scores_that_are_far_apart() {
     let seed = 28;
     println!("seed {seed}");
     let mut rng = Rng::new(seed);

@@ -1,4 +1,4 @@
-//! What a kernel refuses.
+//! Errors of kernels.
 
 use quadriga_graph::DType;
 
@@ -29,10 +29,10 @@ pub enum KernelError {
         /// Columns of the matrix.
         columns: usize,
     },
-    /// Something is shorter than the kernel needs.
+    /// A buffer or list is shorter than the kernel needs.
     #[error("{what}: has {has}, needs {needs}")]
     Short {
-        /// What is too short.
+        /// The buffer or list.
         what: &'static str,
         /// Its length.
         has: usize,
@@ -42,7 +42,7 @@ pub enum KernelError {
     /// Two sizes that must be equal are not.
     #[error("{what}: {left} and {right} differ")]
     Differ {
-        /// What differs.
+        /// The two sizes.
         what: &'static str,
         /// One size.
         left: usize,

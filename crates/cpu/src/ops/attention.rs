@@ -1,4 +1,4 @@
-//! Attention in one pass over the keys, with a running softmax.
+//! Lowering of attention: the fast kernels, and a plain kernel for the shapes they do not support.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use super::lowered::{LoweredOp, TeamOp};
 use super::operand::LoweringContext;
 use super::scratch::with_floats;
 use crate::isa::Isa;
-use crate::kernels::attention::{self as fast, Mask, Memory, Rows, Shape};
+use crate::kernels::attention::{self as fast, AttentionMask, AttentionMemory, AttentionShape, HeadRows};
 use crate::kernels::vec;
 use crate::pool::Worker;
 use crate::step::{Access, Kernel, StepPart, TeamError, TeamKernel, WorkMemory};
 use crate::view::TensorView;
 
-/// Queries whose results a worker looks at in one go.
+/// Queries whose results a chunk of the check for non-finite values covers.
 const LINES: usize = 16;
 
 struct AttentionKernel {
@@ -46,11 +46,11 @@ pub(super) fn attention(
     let [b, h, t, d] = q.dims;
     let mut accesses = vec![Access::reads(q), Access::reads(k), Access::reads(v), Access::writes(out)];
     accesses.extend(mask.iter().chain(&spans).map(Access::reads));
-    let shape = Shape {
+    let shape = AttentionShape {
         heads: h,
         kv_heads: k.dims[1],
         tokens: t,
-        cells: k.dims[2],
+        slots: k.dims[2],
         key_width: d,
         value_width: v.cols(),
         scale: parameters.scale,
@@ -62,7 +62,7 @@ pub(super) fn attention(
     let Attention { scale, soft_cap, .. } = *parameters;
     let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
     let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
-    if spans_fit && shape.cells > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
+    if spans_fit && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
         lowered.push(LoweredOp::Team(TeamOp {
             kernel: Box::new(FastAttention { shape, plain }),
             accesses,
@@ -77,7 +77,7 @@ pub(super) fn attention(
     Ok(())
 }
 
-/// The keys that query `t` sees, checked.
+/// The span of visible keys of query `t`, checked.
 pub(super) fn span(spans: Option<&TensorView>, t: usize, keys: usize) -> Result<Range<usize>, String> {
     let Some(spans) = spans else { return Ok(0..keys) };
     let (first, end) = (spans.index([0, 0, t], 0), spans.index([0, 0, t], 1));
@@ -87,15 +87,15 @@ pub(super) fn span(spans: Option<&TensorView>, t: usize, keys: usize) -> Result<
     }
 }
 
-/// Attention by the kernels, one batch after another.
+/// Attention by the fast kernels, one batch after another.
 struct FastAttention {
-    shape: Shape,
-    /// The same, one query after another.
+    shape: AttentionShape,
+    /// The plain kernel, for queries whose results are not finite.
     plain: AttentionKernel,
 }
 
-/// Rows of one batch: token or cell by head.
-fn rows(view: &TensorView, batch: usize, token_axis: usize, head_axis: usize) -> Result<Rows, TeamError> {
+/// Rows of one batch: token or slot by head.
+fn rows(view: &TensorView, batch: usize, token_axis: usize, head_axis: usize) -> Result<HeadRows, TeamError> {
     let stride = |axis: usize| match (view.dims.get(axis), view.strides.get(axis)) {
         (Some(extent), Some(stride)) if *extent > 1 => *stride,
         _ => 0,
@@ -103,17 +103,17 @@ fn rows(view: &TensorView, batch: usize, token_axis: usize, head_axis: usize) ->
     let pointer = view
         .row_pointer([batch, 0, 0])
         .ok_or_else(|| TeamError::Data(format!("there is no batch {batch}")))?;
-    Ok(Rows { pointer, stride: stride(token_axis), head_stride: stride(head_axis) })
+    Ok(HeadRows { pointer, stride: stride(token_axis), head_stride: stride(head_axis) })
 }
 
 impl TeamKernel for FastAttention {
     fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), TeamError> {
         let AttentionKernel { isa, q, k, v, mask, spans, out, .. } = &self.plain;
         let tokens = self.shape.tokens;
-        // The kernel keeps to the keys there are, whatever the spans say; that they are right is checked here.
+        // The kernel clamps spans to the keys; a span out of range is an error, found here.
         worker
             .try_chunks(1, |_| {
-                (0..tokens).try_for_each(|t| span(spans.as_ref(), t, self.shape.cells).map(drop))
+                (0..tokens).try_for_each(|t| span(spans.as_ref(), t, self.shape.slots).map(drop))
             })
             .map_err(TeamError::Data)?;
         let spans = match spans {
@@ -140,10 +140,10 @@ impl TeamKernel for FastAttention {
                     if mask.dims[1] == 1 {
                         rows.head_stride = 0;
                     }
-                    Some(Mask { rows, dtype: mask.dtype })
+                    Some(AttentionMask { rows, dtype: mask.dtype })
                 }
             };
-            let memory = Memory {
+            let memory = AttentionMemory {
                 queries: rows(q, batch, 2, 1)?,
                 keys: rows(k, batch, 2, 1)?,
                 values: rows(v, batch, 2, 1)?,
@@ -155,10 +155,11 @@ impl TeamKernel for FastAttention {
             // contiguous and overlaps no input; the work memory is long enough and this step's alone.
             let attention =
                 unsafe { fast::Attention::new(*isa, self.shape, memory, work.threads, work.pointer)? };
-            attention.run(worker)?;
+            // SAFETY: every thread of the run calls this kernel once, and a barrier separates batches.
+            unsafe { attention.run(worker)? };
         }
-        // A block of queries is multiplied with all values that any of them sees. With weight 0 a value that is no
-        // number still spoils the sum, so those queries are computed again, with nothing but what they see.
+        // The fast kernels multiply all values that any query of a block sees, some with weight 0. A NaN or infinite
+        // value still makes such a sum NaN, so queries with non-finite results are recomputed from their own span.
         if tokens == 1 && mask.is_none() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Rows of other types to `f32`, and back to `f16`.
+//! Conversion of rows of other types to `f32`, and of `f32` to `f16`.
 
 use half::{bf16, f16};
 use quadriga_graph::DType;
@@ -6,22 +6,23 @@ use quadriga_graph::DType;
 use super::simd::{Simd, dispatch};
 use crate::isa::Isa;
 
+/// A 16-bit element type.
 #[derive(Clone, Copy)]
-enum Kind {
-    Half,
-    Brain,
+enum ConvertKind {
+    F16,
+    Bf16,
 }
 
 /// `out[i] = x[i]`, for as many elements as the shorter slice has; exact.
 pub fn f16_to_f32(isa: Isa, x: &[f16], out: &mut [f32]) {
     // SAFETY: both slices hold that many elements.
-    unsafe { widen_raw(isa, Kind::Half, x.as_ptr().cast(), out.as_mut_ptr(), x.len().min(out.len())) }
+    unsafe { widen_raw(isa, ConvertKind::F16, x.as_ptr().cast(), out.as_mut_ptr(), x.len().min(out.len())) }
 }
 
 /// `out[i] = x[i]`, for as many elements as the shorter slice has; exact.
 pub fn bf16_to_f32(isa: Isa, x: &[bf16], out: &mut [f32]) {
     // SAFETY: both slices hold that many elements.
-    unsafe { widen_raw(isa, Kind::Brain, x.as_ptr().cast(), out.as_mut_ptr(), x.len().min(out.len())) }
+    unsafe { widen_raw(isa, ConvertKind::Bf16, x.as_ptr().cast(), out.as_mut_ptr(), x.len().min(out.len())) }
 }
 
 /// `out[i] = x[i]`, rounded to the nearest, for as many elements as the shorter slice has.
@@ -44,29 +45,29 @@ pub fn f32_to_f16(isa: Isa, x: &[f32], out: &mut [f16]) {
     dispatch!(isa, body(x: *const f32, out: *mut u16, count: usize) -> ())
 }
 
-unsafe fn widen_raw(isa: Isa, kind: Kind, x: *const u16, out: *mut f32, count: usize) {
+unsafe fn widen_raw(isa: Isa, kind: ConvertKind, x: *const u16, out: *mut f32, count: usize) {
     #[inline(always)]
-    unsafe fn body<S: Simd>(kind: Kind, x: *const u16, out: *mut f32, count: usize) {
+    unsafe fn body<S: Simd>(kind: ConvertKind, x: *const u16, out: *mut f32, count: usize) {
         let whole = count - count % S::N;
         // SAFETY: promised by the caller.
         unsafe {
             for i in (0..whole).step_by(S::N) {
                 let v = match kind {
-                    Kind::Half => S::load_f16(x.add(i)),
-                    Kind::Brain => S::load_bf16(x.add(i)),
+                    ConvertKind::F16 => S::load_f16(x.add(i)),
+                    ConvertKind::Bf16 => S::load_bf16(x.add(i)),
                 };
                 S::store(out.add(i), v);
             }
             for i in whole..count {
                 let bits = x.add(i).read_unaligned();
                 *out.add(i) = match kind {
-                    Kind::Half => f16::from_bits(bits).to_f32(),
-                    Kind::Brain => bf16::from_bits(bits).to_f32(),
+                    ConvertKind::F16 => f16::from_bits(bits).to_f32(),
+                    ConvertKind::Bf16 => bf16::from_bits(bits).to_f32(),
                 };
             }
         }
     }
-    dispatch!(isa, body(kind: Kind, x: *const u16, out: *mut f32, count: usize) -> ())
+    dispatch!(isa, body(kind: ConvertKind, x: *const u16, out: *mut f32, count: usize) -> ())
 }
 
 /// Reads `out.len()` elements of type F32, F16, BF16 or Q8_0 from memory of any alignment; false for other types and
@@ -82,9 +83,9 @@ pub unsafe fn load_row(isa: Isa, dtype: DType, from: *const u8, out: &mut [f32])
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), out.len() * 4);
         },
         // SAFETY: promised by the caller.
-        DType::F16 => unsafe { widen_raw(isa, Kind::Half, from.cast(), out.as_mut_ptr(), out.len()) },
+        DType::F16 => unsafe { widen_raw(isa, ConvertKind::F16, from.cast(), out.as_mut_ptr(), out.len()) },
         // SAFETY: promised by the caller.
-        DType::BF16 => unsafe { widen_raw(isa, Kind::Brain, from.cast(), out.as_mut_ptr(), out.len()) },
+        DType::BF16 => unsafe { widen_raw(isa, ConvertKind::Bf16, from.cast(), out.as_mut_ptr(), out.len()) },
         DType::Q8_0 if out.len().is_multiple_of(32) => {
             let (out, blocks) = (out.as_mut_ptr(), out.len() / 32);
             dispatch!(isa, q8_0(from: *const u8, out: *mut f32, blocks: usize) -> ());

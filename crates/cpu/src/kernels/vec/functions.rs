@@ -11,7 +11,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
     // eˣ = 2ⁿ eʳ with n = round(x / ln 2) and |r| ≤ ln 2 / 2; ln 2 is taken off in two parts.
     // SAFETY: promised by the caller.
     unsafe {
-        // `min` and `max` return their second operand if one is not a number: so that it passes through.
+        // `min` and `max` return their second operand if either is NaN, so that NaN passes through.
         let limited = S::min(S::splat(89.0), S::max(S::splat(-88.0), x));
         let n = S::round(S::mul(limited, S::splat(std::f32::consts::LOG2_E)));
         let r = S::fma(n, S::splat(-0.693_145_75), limited);

@@ -1,4 +1,4 @@
-//! Vector helpers on rows of `f32`: functions, sums, norms, softmax, rotary embeddings, conversions.
+//! SIMD functions on rows of `f32`: elementwise functions, sums, norms, softmax, RoPE, conversions.
 //!
 //! Each takes the [`Isa`] whose instructions to use. Element-wise functions give the same bits however a row is cut
 //! into pieces; sums are taken in a fixed order for a given instruction set.
@@ -6,7 +6,7 @@
 //! How far results are from exact ones (`tests/vec.rs` measures all of it against f64; u = 2⁻²⁴ is half a unit in the
 //! last place, n the length of a row, l the lanes of a vector: 1, 8 or 16):
 //!
-//! | what | error |
+//! | function | error |
 //! |---|---|
 //! | `exp` | 2⁻²² relative for −87.3 ≤ x ≤ 87.3; 0 below, where results would be subnormal |
 //! | `sigmoid`, `silu`, `swiglu` | 2⁻²¹, 2⁻²⁰, 2⁻¹⁹ relative for \|x\| ≤ 87 |
@@ -76,7 +76,7 @@ pub enum Zip {
 }
 
 impl Zip {
-    /// The function of a gated unit.
+    /// The function of a gated linear unit.
     pub const fn of(gate: Gate) -> Zip {
         match gate {
             Gate::Swiglu => Zip::Swiglu,

@@ -1,10 +1,10 @@
-//! Whole rows: sums, norms, softmax, rotary embeddings.
+//! Operations on whole rows: sums, norms, softmax, RoPE.
 
 use super::functions::exp;
 use super::simd::{Simd, dispatch};
 use crate::isa::Isa;
 
-/// What [`fold`] sums.
+/// The term that [`fold`] sums.
 #[derive(Clone, Copy)]
 enum Term {
     Value,
@@ -12,7 +12,7 @@ enum Term {
     Product,
 }
 
-/// Four sums in turn, so that additions do not wait for each other.
+/// Four independent sums, so that additions do not wait for each other.
 #[inline(always)]
 unsafe fn fold<S: Simd>(term: Term, a: *const f32, b: *const f32, count: usize) -> f32 {
     // SAFETY: promised by the caller.
@@ -154,7 +154,7 @@ pub fn rms_norm(isa: Isa, x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut
 
 /// A residual addition and the norm after it, in one pass over the row: `sum = a + x`, `out = norm(sum) · weight`.
 ///
-/// `a`, `sum` and `weight` may be null: nothing is added, the sum is not kept, weights are 1.
+/// `a`, `sum` and `weight` may be null: nothing is added, the sum is not stored, weights are 1.
 ///
 /// # Safety
 /// `count` elements must be readable or writable at each address that is not null. `sum` may be the same as `a` or
@@ -266,10 +266,10 @@ pub fn softmax(isa: Isa, x: &mut [f32]) {
     scale(isa, x, 1.0 / total);
 }
 
-/// Turns the pairs of one row: `x[i], x[j] → x[i] cos − x[j] sin, x[i] sin + x[j] cos`.
+/// Applies RoPE to one row: rotates each pair `x[i], x[j] → x[i] cos − x[j] sin, x[i] sin + x[j] cos`.
 ///
 /// There are as many pairs as `cos` and `sin` have elements (the shorter). With `adjacent` pair `p` is elements `2p`
-/// and `2p + 1`, else `p` and `p + pairs`. Elements past the pairs stay; a row with fewer elements is left alone.
+/// and `2p + 1`, else `p` and `p + pairs`. Elements past the pairs, and rows with fewer elements, stay as they are.
 /// Error below 3 · 2⁻²⁴ times the length of the pair, for exactly rounded `cos` and `sin`.
 pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32], adjacent: bool) {
     #[inline(always)]
@@ -294,16 +294,16 @@ pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32], adjacent: bool) {
     if x.len() < 2 * pairs {
         return;
     }
-    // The compiler finds the vectors of neighbours by itself.
+    // The compiler vectorizes adjacent pairs by itself.
     #[inline(always)]
-    unsafe fn neighbours<S: Simd>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    unsafe fn adjacent_pairs<S: Simd>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
         for ((pair, c), s) in x.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
             let [a, b] = *pair;
             *pair = [a * c - b * s, a * s + b * c];
         }
     }
     if adjacent {
-        return dispatch!(isa, neighbours(x: &mut [f32], cos: &[f32], sin: &[f32]) -> ());
+        return dispatch!(isa, adjacent_pairs(x: &mut [f32], cos: &[f32], sin: &[f32]) -> ());
     }
     let (x, cos, sin) = (x.as_mut_ptr(), cos.as_ptr(), sin.as_ptr());
     dispatch!(isa, body(x: *mut f32, cos: *const f32, sin: *const f32, pairs: usize) -> ())

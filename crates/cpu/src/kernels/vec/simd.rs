@@ -1,4 +1,4 @@
-//! Vectors of `f32` under one name: written once, compiled for each instruction set.
+//! SIMD vectors of `f32` behind one trait: kernels are written once and compiled for each instruction set.
 //!
 //! Code that is generic over [`Simd`] is `#[inline(always)]` and reached through a function with the right target
 //! features (see [`dispatch`]), so that every operation becomes one instruction.
@@ -35,9 +35,9 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     /// `a × b + c`, rounded once where the CPU can.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The larger; `b` if either is not a number.
+    /// The larger; `b` if either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
-    /// The smaller; `b` if either is not a number.
+    /// The smaller; `b` if either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn round(a: Self::V) -> Self::V;
     /// `a × 2^n` for whole `n` with a normal result.
@@ -48,13 +48,13 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn any_above(a: Self::V, b: Self::V) -> bool;
     unsafe fn sum(a: Self::V) -> f32;
     unsafe fn largest(a: Self::V) -> f32;
-    /// Asks for the cache line at an address, which need not be valid, into the second-level cache.
+    /// Prefetches the cache line at an address, which need not be valid, into the L2 cache.
     unsafe fn prefetch(at: *const u8);
-    /// The sums of four vectors, on the way: what [`sums16`](Simd::sums16) takes.
+    /// Partial sums of four vectors, for [`sums16`](Simd::sums16).
     unsafe fn fold4(v: [Self::V; 4]) -> Self::Four;
     /// The sums of sixteen vectors, folded by fours.
     unsafe fn sums16(v: [Self::Four; 4], to: *mut f32);
-    /// Turns rows into columns: `N` rows of `N` elements, rows that many elements apart.
+    /// Transposes `N` rows of `N` elements; `from_row` and `to_row` are the distances of rows in elements.
     unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
@@ -337,7 +337,7 @@ mod x86 {
     #[target_feature(enable = "avx512f")]
     unsafe fn widen_f16(from: *const u16) -> __m512 {
         let out: __m512;
-        // SAFETY: reads 32 bytes, which the caller promised, as the CPU's instruction set.
+        // SAFETY: reads 32 bytes; the caller promised them and the instruction set.
         unsafe {
             std::arch::asm!(
                 "vcvtph2ps {out}, ymmword ptr [{from}]",
@@ -400,7 +400,7 @@ mod x86 {
                 let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
                 let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
                 let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-                // Element i of each lane: what vector i has in that lane.
+                // Element i of each 128-bit lane: the sum of that lane of vector i.
                 let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
                 _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)))
             }

@@ -1,61 +1,60 @@
-//! Whole tiles of f16 or q8_0 keys and values for few queries, read where they are: what one token after a long context
-//! waits for.
+//! Decode attention with AVX-512: whole tiles of f16 or q8_0 keys and values for few queries, read in place.
 //!
-//! Computing must hide behind memory here, so registers and requests are laid out by hand:
+//! Decoding after a long context is bound by memory. Registers and prefetches are scheduled by hand so that computing hides
+//! behind it:
 //!
 //! ```text
-//! scores   4 cells × ROWS queries    one vector of 16 elements after the other; every loaded key serves all queries
-//!          16 cells                  of each query: 16 vectors of sums become one vector of 16 scores
-//! gather   ROWS queries × 4 vectors  sums stay in registers over the tile's cells; a weight is spread over a vector
+//! scores   4 slots × ROWS queries    one vector of 16 elements after the other; every loaded key serves all queries
+//!          16 slots                  of each query: 16 vectors of sums become one vector of 16 scores
+//! gather   ROWS queries × 4 vectors  sums stay in registers over the tile's slots; a weight is broadcast to a vector
 //! ```
 //!
-//! With every cell some lines are asked for: two of the next tile into the second-level cache ([`Far`]), and the cell's
-//! own row, [`NEAR`] cells on, into the first-level one.
+//! Every slot prefetches two lines of the next tile into the L2 cache ([`PrefetchLines`]), and the row
+//! [`NEAR_DISTANCE`] slots ahead into the L1 cache.
 //!
-//! The scales of a tile's q8_0 blocks are collected first. Keys are multiplied by them, and for values the weights are.
+//! The scales of a tile's q8_0 blocks are collected first. They are applied to keys, and to the weights of values.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::tile::{Cells, F16, Q8, TILE, strips};
+use super::slot_tile::{F16, Q8, SlotTile, TILE, strips};
 
-/// How many cells ahead rows are brought from the second-level to the first-level cache.
-const NEAR: usize = 8;
+/// How many slots ahead rows are prefetched from the L2 to the L1 cache.
+const NEAR_DISTANCE: usize = 8;
 
 /// Elements of a vector.
 const LANES: usize = 16;
 
-/// Two lines that are asked for with every cell and every 64 elements of it, and how far apart they are from cell to
-/// cell.
+/// Two cache lines to prefetch with every slot and every 64 elements of it, and their distance from slot to slot.
 #[derive(Clone, Copy)]
-pub(super) struct Far {
+pub(super) struct PrefetchLines {
     pub(super) at: [*const u8; 2],
     pub(super) step: usize,
 }
 
-/// Elements that are taken at a time, and the most that a row may have.
+/// Elements of a step, and the most that a row may have.
 const STEP: usize = 4 * LANES;
-const MOST: usize = 512;
+const MAX_WIDTH: usize = 512;
 
-/// Whether the kernels below can take such a tile: all its cells, and rows of a multiple of 64 elements.
-pub(super) fn suits(cells: &Cells) -> bool {
-    cells.count == TILE
-        && cells.width.is_multiple_of(STEP)
-        && cells.width <= MOST
-        && cells.stride < i32::MAX as usize / TILE
+/// Whether the kernels below support a tile: it is full, and its rows are a multiple of 64 elements.
+pub(super) fn is_supported(slots: &SlotTile) -> bool {
+    slots.count == TILE
+        && slots.width.is_multiple_of(STEP)
+        && slots.width <= MAX_WIDTH
+        && slots.stride < i32::MAX as usize / TILE
 }
 
 /// The scales of a tile's blocks: `[blocks of a row][TILE]`.
-type Scales = [[f32; TILE]; MOST / 32];
+type Scales = [[f32; TILE]; MAX_WIDTH / 32];
 
-/// How rows of a type are read here.
-pub(super) trait Rows {
+/// How rows of an element type are loaded here.
+pub(super) trait CacheRows {
     /// Bytes of [`STEP`] elements.
     const BYTES: usize;
     /// Whether blocks have scales.
     const SCALED: bool;
 
-    /// Vector `VECTOR` of four rows, a stride apart; for types with scales, those of its block for these cells are at
+    /// Vector `VECTOR` of four rows, a stride apart; for types with scales, those of its block for these slots are at
     /// an address.
     ///
     /// # Safety
@@ -91,7 +90,7 @@ macro_rules! four {
     }};
 }
 
-impl Rows for F16 {
+impl CacheRows for F16 {
     const BYTES: usize = 2 * STEP;
     const SCALED: bool = false;
 
@@ -127,7 +126,7 @@ impl Rows for F16 {
     }
 }
 
-impl Rows for Q8 {
+impl CacheRows for Q8 {
     const BYTES: usize = STEP / 32 * 34;
     const SCALED: bool = true;
 
@@ -167,29 +166,29 @@ impl Rows for Q8 {
 /// Collects the scales of a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn collect<K: Rows>(cells: &Cells, scales: &mut Scales) {
+unsafe fn collect<K: CacheRows>(slots: &SlotTile, scales: &mut Scales) {
     if !K::SCALED {
         return;
     }
-    let first: [i32; LANES] = std::array::from_fn(|i| (i * cells.stride) as i32);
+    let first: [i32; LANES] = std::array::from_fn(|i| (i * slots.stride) as i32);
     // SAFETY: promised by the caller: every block begins with its scale, and is longer than the four bytes read.
     unsafe {
         let places = _mm512_loadu_si512(first.as_ptr().cast());
-        for (block, scales) in scales.iter_mut().take(cells.width / 32).enumerate() {
+        for (block, scales) in scales.iter_mut().take(slots.width / 32).enumerate() {
             for half in 0..TILE / LANES {
-                let at = cells.first.wrapping_add(half * LANES * cells.stride + 34 * block);
-                let words = _mm512_i32gather_epi32::<1>(places, at.cast());
-                let scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
+                let at = slots.first.wrapping_add(half * LANES * slots.stride + 34 * block);
+                let bits = _mm512_i32gather_epi32::<1>(places, at.cast());
+                let scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits));
                 _mm512_storeu_ps(scales.as_mut_ptr().add(half * LANES), scale);
             }
         }
     }
 }
 
-/// Calls `$kernel::<$rows_of, ROWS>(row, far, …)` for strips of up to four of `$rows` rows. What is asked for ahead,
-/// the first strip asks for; later ones ask for what is there.
+/// Calls `$kernel::<$rows_of, ROWS>(row, far, …)` for strips of up to four of `$rows` rows. Only the first strip
+/// prefetches the next tile; later ones prefetch lines that are already cached.
 macro_rules! in_strips {
-    ($rows:expr, $cells:expr, $far:expr, $kernel:ident::<$rows_of:ty>($($argument:expr),*)) => {{
+    ($rows:expr, $slots:expr, $far:expr, $kernel:ident::<$rows_of:ty>($($argument:expr),*)) => {{
         let mut far = $far;
         for (row, count) in strips($rows, 4) {
             match count {
@@ -198,7 +197,7 @@ macro_rules! in_strips {
                 2 => $kernel::<$rows_of, 2>(row, far, $($argument),*),
                 _ => $kernel::<$rows_of, 1>(row, far, $($argument),*),
             }
-            far = Far { at: [$cells.first; 2], step: 0 };
+            far = PrefetchLines { at: [$slots.first; 2], step: 0 };
         }
     }};
 }
@@ -206,22 +205,22 @@ macro_rules! in_strips {
 /// Scores of `rows` queries (`pad` floats each) with a tile of keys, into rows of [`TILE`] floats.
 ///
 /// # Safety
-/// All of it must be there, the tile must [suit](suits), and the CPU must have AVX-512.
+/// All of this memory must be valid, the tile must be [supported](is_supported), and the CPU must have AVX-512.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn scores<K: Rows>(
-    keys: &Cells,
-    far: Far,
+pub(super) unsafe fn scores<K: CacheRows>(
+    keys: &SlotTile,
+    far: PrefetchLines,
     queries: *const f32,
     pad: usize,
     rows: usize,
     scores: *mut f32,
 ) {
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn strip<K: Rows, const ROWS: usize>(
+    unsafe fn strip<K: CacheRows, const ROWS: usize>(
         row: usize,
-        far: Far,
-        keys: &Cells,
+        far: PrefetchLines,
+        keys: &SlotTile,
         queries: *const f32,
         pad: usize,
         scores: *mut f32,
@@ -234,9 +233,9 @@ pub(super) unsafe fn scores<K: Rows>(
             for sixteen in 0..TILE / LANES {
                 let mut folded = [[_mm512_setzero_ps(); 4]; ROWS];
                 for four in 0..4 {
-                    let cell = LANES * sixteen + 4 * four;
-                    let scales = scales.as_ptr().cast::<f32>().wrapping_add(cell);
-                    let sums = four_cells::<K, ROWS>(key, keys, &mut far, queries, pad, scales);
+                    let slot = LANES * sixteen + 4 * four;
+                    let scales = scales.as_ptr().cast::<f32>().wrapping_add(slot);
+                    let sums = four_slots::<K, ROWS>(key, keys, &mut far, queries, pad, scales);
                     for (place, sum) in folded.iter_mut().filter_map(|row| row.get_mut(four)).zip(sums) {
                         *place = sum;
                     }
@@ -251,20 +250,20 @@ pub(super) unsafe fn scores<K: Rows>(
     }
     // SAFETY: promised by the caller.
     unsafe {
-        let mut scales = [[0.0; TILE]; MOST / 32];
+        let mut scales = [[0.0; TILE]; MAX_WIDTH / 32];
         collect::<K>(keys, &mut scales);
         in_strips!(rows, keys, far, strip::<K>(keys, queries, pad, scores, &scales));
     }
 }
 
-/// For each query the products with four cells, added up to four numbers a cell: number `i` of cell `c` is element `4i
+/// For each query the products with four slots, added up to four numbers a slot: number `i` of slot `c` is element `4i
 /// + c`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn four_cells<K: Rows, const ROWS: usize>(
+unsafe fn four_slots<K: CacheRows, const ROWS: usize>(
     key: *const u8,
-    keys: &Cells,
-    far: &mut Far,
+    keys: &SlotTile,
+    far: &mut PrefetchLines,
     queries: *const f32,
     pad: usize,
     scales: *const f32,
@@ -277,8 +276,8 @@ unsafe fn four_cells<K: Rows, const ROWS: usize>(
         while column < keys.width {
             let bytes = column / STEP * K::BYTES;
             let at = key.wrapping_add(bytes);
-            for cell in 0..4 {
-                ask(far, bytes / 2, at.wrapping_add((NEAR + cell) * stride), cell);
+            for slot in 0..4 {
+                prefetch(far, bytes / 2, at.wrapping_add((NEAR_DISTANCE + slot) * stride), slot);
             }
             let q = queries.add(column);
             let low = scales.wrapping_add(column / 32 * TILE);
@@ -300,9 +299,9 @@ unsafe fn four_cells<K: Rows, const ROWS: usize>(
     }
 }
 
-/// Adds the products of vector `VECTOR` of each query and of four cells to their sums.
+/// Adds the products of vector `VECTOR` of each query and of four slots to their sums.
 ///
-/// In assembly, as the loads before it, so that both stay where they are; the compiler would load all keys first and
+/// In assembly, like the loads before it, so that the order stays as written; the compiler would load all keys first and
 /// run out of registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
@@ -341,11 +340,11 @@ unsafe fn one_vector<const ROWS: usize, const VECTOR: usize>(
     sums
 }
 
-/// Sixteen scores of what [`four_cells`] gave for sixteen cells.
+/// Sixteen scores of what [`four_slots`] gave for sixteen slots.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn across([a, b, c, d]: [__m512; 4]) -> __m512 {
-    // Keeps the order of cells: quarters 0 and 2, then 1 and 3 of two vectors, added.
+    // Keeps the order of slots: quarters 0 and 2, then 1 and 3 of two vectors, added.
     let halves = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
     halves(halves(a, b), halves(c, d))
 }
@@ -353,21 +352,21 @@ fn across([a, b, c, d]: [__m512; 4]) -> __m512 {
 /// Adds weighted values of a tile to the sums of `rows` rows (`pad` floats each); weights are rows of [`TILE`] floats.
 ///
 /// # Safety
-/// All of it must be there, the tile must [suit](suits), and the CPU must have AVX-512.
+/// All of this memory must be valid, the tile must be [supported](is_supported), and the CPU must have AVX-512.
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn gather<K: Rows>(
-    values: &Cells,
-    far: Far,
+pub(super) unsafe fn gather<K: CacheRows>(
+    values: &SlotTile,
+    far: PrefetchLines,
     weights: *const f32,
     rows: usize,
     sums: *mut f32,
     pad: usize,
 ) {
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn strip<K: Rows, const ROWS: usize>(
+    unsafe fn strip<K: CacheRows, const ROWS: usize>(
         row: usize,
-        far: Far,
-        values: &Cells,
+        far: PrefetchLines,
+        values: &SlotTile,
         weights: *const f32,
         sums: *mut f32,
         pad: usize,
@@ -402,12 +401,12 @@ pub(super) unsafe fn gather<K: Rows>(
                 }
                 let bytes = column / STEP * K::BYTES;
                 let (mut value, mut far) = (values.first.wrapping_add(bytes), far);
-                for cell in 0..TILE {
-                    ask(&far, bytes / 2, value.wrapping_add(NEAR * values.stride), 0);
+                for slot in 0..TILE {
+                    prefetch(&far, bytes / 2, value.wrapping_add(NEAR_DISTANCE * values.stride), 0);
                     far.at = far.at.map(|at| at.wrapping_add(far.step));
                     let v = [K::one::<0>(value), K::one::<1>(value), K::one::<2>(value), K::one::<3>(value)];
                     for (r, sum) in sum.iter_mut().enumerate() {
-                        let [low, high] = both.map(|weights| _mm512_set1_ps(*weights.add(r * TILE + cell)));
+                        let [low, high] = both.map(|weights| _mm512_set1_ps(*weights.add(r * TILE + slot)));
                         for ((sum, v), weight) in sum.iter_mut().zip(v).zip([low, low, high, high]) {
                             *sum = _mm512_fmadd_ps(weight, v, *sum);
                         }
@@ -425,18 +424,18 @@ pub(super) unsafe fn gather<K: Rows>(
     }
     // SAFETY: promised by the caller.
     unsafe {
-        let mut scales = [[0.0; TILE]; MOST / 32];
+        let mut scales = [[0.0; TILE]; MAX_WIDTH / 32];
         collect::<K>(values, &mut scales);
         in_strips!(rows, values, far, strip::<K>(values, weights, sums, pad, &scales));
     }
 }
 
-/// Asks for the two far lines of a cell's elements, which begin so many bytes on, and for those elements of a row near
-/// by.
+/// Prefetches the two far lines of a slot's elements, which begin `bytes` bytes into the row, and the same elements of a
+/// nearby row.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn ask(far: &Far, bytes: usize, near: *const u8, cell: usize) {
-    let step = cell * far.step + bytes;
+fn prefetch(far: &PrefetchLines, bytes: usize, near: *const u8, slot: usize) {
+    let step = slot * far.step + bytes;
     for at in far.at {
         _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(step).cast());
     }

@@ -1,26 +1,26 @@
 //! Attention of many queries with AMX tiles, in bf16 with f32 sums.
 //!
-//! First keys and values are turned into tiles, once for all queries: chunks of 128 cells, filled up with zeros.
+//! First keys and values are converted to tiles, once for all queries: chunks of 128 slots, padded with zeros.
 //!
 //! ```text
-//! keys    [kv head][chunk][8 groups of 16 cells][key_width / 32]     tile: row = cell, 32 of its elements
-//! values  [kv head][chunk][value_width / 16 ][4 parts of 32 cells]   tile: row = element, its value in 32 cells
+//! keys    [kv head][chunk][8 groups of 16 slots][key_width / 32]     tile: row = slot, 32 of its elements
+//! values  [kv head][chunk][value_width / 16 ][4 parts of 32 slots]   tile: row = element, its value in 32 slots
 //! ```
 //!
-//! Then each unit takes one head and 32 queries, chunk by chunk (see lanes.rs), of the last chunk as many parts of 32
-//! cells as it sees:
+//! Then each unit takes one head and 32 queries, chunk by chunk (see transposed.rs); of the last chunk, only the parts of
+//! 32 slots that it sees:
 //!
 //! ```text
 //! queries  [2 strips of 16 queries][key_width / 32]  tile: row p = elements 2p, 2p + 1 of the 16 queries
-//! weights  [2 strips of 16 queries][4 parts]         tile: row p = cells 2p, 2p + 1 of the 16 queries
+//! weights  [2 strips of 16 queries][4 parts]         tile: row p = slots 2p, 2p + 1 of the 16 queries
 //! ```
 
 use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::lanes::{self, BLOCK, Side, Unit, widened};
-use super::{Attention, Shape};
+use super::transposed::{self, BLOCK, CacheSide, TransposedUnit, load_widened};
+use super::{Attention, AttentionShape};
 use crate::isa::Amx;
 use crate::kernels::KernelError;
 use crate::kernels::matmul::amx as tile;
@@ -28,18 +28,18 @@ use crate::kernels::vec::simd::{Lanes16, Simd};
 use crate::pool::Worker;
 
 const TILE: usize = 1024;
-/// Cells of a chunk.
+/// Slots of a chunk.
 const CHUNK: usize = 128;
-/// Cells of a part: tiles of values and weights are of that many.
+/// Slots of a part, which is one tile of values or weights.
 const PART: usize = 32;
 /// Parts of a chunk.
 const PARTS: usize = CHUNK / PART;
 
-/// Whether tiles are worth it. They round to bf16, which is too coarse for keys and values in f32.
-pub(super) fn suits(shape: &Shape) -> bool {
+/// Whether to use tiles. They round to bf16, which is too coarse for keys and values in f32.
+pub(super) fn is_supported(shape: &AttentionShape) -> bool {
     let rounded = |dtype| dtype != DType::F32;
     shape.tokens >= 16
-        && shape.cells > 0
+        && shape.slots > 0
         && shape.key_width > 0
         && rounded(shape.key_type)
         && rounded(shape.value_type)
@@ -59,11 +59,11 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(shape: &Shape) -> Option<Sizes> {
+    fn new(shape: &AttentionShape) -> Option<Sizes> {
         let key_tiles = shape.key_width.div_ceil(32);
         let value_pad = shape.value_width.checked_next_multiple_of(32)?;
         Some(Sizes {
-            chunks: shape.cells.div_ceil(CHUNK),
+            chunks: shape.slots.div_ceil(CHUNK),
             key_tiles,
             value_pad,
             key_chunk: key_tiles.checked_mul(CHUNK / 16 * TILE)?,
@@ -73,10 +73,10 @@ impl Sizes {
 }
 
 /// Bytes of scratch memory for one thread, and of keys and values as tiles.
-pub(super) fn bytes(shape: &Shape) -> Option<[usize; 2]> {
+pub(super) fn bytes(shape: &AttentionShape) -> Option<[usize; 2]> {
     let sizes = Sizes::new(shape)?;
     let tiles = sizes.key_tiles.checked_add(PARTS)?.checked_mul(2 * TILE)?;
-    let scratch = tiles.checked_add(lanes::bytes(CHUNK, sizes.value_pad)?)?;
+    let scratch = tiles.checked_add(transposed::bytes(CHUNK, sizes.value_pad)?)?;
     let chunk = sizes.key_chunk.checked_add(sizes.value_chunk)?;
     Some([scratch, shape.kv_heads.checked_mul(sizes.chunks)?.checked_mul(chunk)?])
 }
@@ -91,9 +91,9 @@ pub(super) fn run(
 ) -> Result<(), KernelError> {
     let shape = &attention.shape;
     let sizes =
-        Sizes::new(shape).ok_or(KernelError::TooLarge { rows: shape.tokens, columns: shape.cells })?;
+        Sizes::new(shape).ok_or(KernelError::TooLarge { rows: shape.tokens, columns: shape.slots })?;
     let values = tiles.wrapping_add(shape.kv_heads * sizes.chunks * sizes.key_chunk);
-    let (first, last) = (0..shape.tokens).fold((shape.cells, 0), |(first, last), token| {
+    let (first, last) = (0..shape.tokens).fold((shape.slots, 0), |(first, last), token| {
         let (begin, end) = attention.span(token);
         if begin < end { (first.min(begin), last.max(end)) } else { (first, last) }
     });
@@ -110,7 +110,7 @@ pub(super) fn run(
     worker.barrier()?;
     let blocks = shape.tokens.div_ceil(BLOCK);
     worker.chunks(shape.heads * blocks, |i| {
-        // Late queries see the most cells under a causal span: they go first.
+        // Under causal spans, late queries see the most slots: they go first.
         let (head, block) = (i % shape.heads, blocks - 1 - i / shape.heads);
         // SAFETY: the token proves the instructions; scratch memory is the worker's own, results are the unit's.
         unsafe {
@@ -126,9 +126,9 @@ pub(super) fn run(
 unsafe fn key_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chunk: usize, out: *mut u8) {
     let mut row = vec![0.0_f32; sizes.key_tiles * 32];
     for index in 0..CHUNK {
-        let cell = chunk * CHUNK + index;
-        // SAFETY: rows of keys are there.
-        unsafe { widened(attention, Side::Keys, head, cell, &mut row) };
+        let slot = chunk * CHUNK + index;
+        // SAFETY: rows of keys are valid.
+        unsafe { load_widened(attention, CacheSide::Keys, head, slot, &mut row) };
         let group = out.wrapping_add(index / 16 * sizes.key_tiles * TILE);
         for (t, values) in row.as_chunks::<32>().0.iter().enumerate() {
             // SAFETY: 32 values, one row of a tile.
@@ -149,9 +149,9 @@ unsafe fn value_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chu
     let mut columns = [0.0_f32; 2 * 16 * 16];
     for part in 0..PARTS {
         for (index, row) in rows.chunks_exact_mut(pad).enumerate() {
-            let cell = chunk * CHUNK + PART * part + index;
-            // SAFETY: rows of values are there.
-            unsafe { widened(attention, Side::Values, head, cell, row) };
+            let slot = chunk * CHUNK + PART * part + index;
+            // SAFETY: rows of values are valid.
+            unsafe { load_widened(attention, CacheSide::Values, head, slot, row) };
         }
         for group in 0..pad / 16 {
             // SAFETY: 32 rows of `pad` values; sixteen columns of 32 values; the tile of these elements and this part.
@@ -160,9 +160,9 @@ unsafe fn value_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chu
                 Lanes16::transpose(from, pad, columns.as_mut_ptr(), 32);
                 Lanes16::transpose(from.add(16 * pad), pad, columns.as_mut_ptr().add(16), 32);
                 let tile = out.add((PARTS * group + part) * TILE);
-                for (element, cells) in columns.as_chunks::<32>().0.iter().enumerate() {
+                for (element, slots) in columns.as_chunks::<32>().0.iter().enumerate() {
                     let (low, high) =
-                        (_mm512_loadu_ps(cells.as_ptr()), _mm512_loadu_ps(cells.as_ptr().add(16)));
+                        (_mm512_loadu_ps(slots.as_ptr()), _mm512_loadu_ps(slots.as_ptr().add(16)));
                     let place = tile.add(64 * element).cast::<__m512bh>();
                     place.write_unaligned(_mm512_cvtne2ps_pbh(high, low));
                 }
@@ -183,18 +183,18 @@ unsafe fn unit(
 ) {
     let shape = &attention.shape;
     let kv_head = head / attention.plan.group;
-    // Two strips of query tiles, two strips of a tile of weights for each part, and what is no tile.
+    // Two strips of query tiles, two strips of weight tiles (one per part), and the memory of the `TransposedUnit`.
     let strip = sizes.key_tiles * TILE;
     let queries = [scratch, scratch.wrapping_add(strip)];
     let weights = [0, 1].map(|i| scratch.wrapping_add(2 * strip + i * PARTS * TILE));
     let memory = scratch.wrapping_add(2 * strip + 2 * PARTS * TILE);
-    let unit = Unit::new(attention, head, block, memory, CHUNK, sizes.value_pad);
+    let unit = TransposedUnit::new(attention, head, block, memory, CHUNK, sizes.value_pad);
     let order = tile::pair_order();
     let pair = |to: *mut u8, even, odd| {
         // SAFETY: a row of a tile of queries or weights.
         unsafe { _mm512_storeu_si512(to.cast(), paired(order, even, odd)) };
     };
-    // SAFETY: all addresses are inside the scratch memory, the tiles, or rows promised by the attention's maker.
+    // SAFETY: all addresses are inside the scratch memory, the tiles, or rows that the caller of `Attention::new` promised.
     unsafe {
         let visible = unit.begin();
         unit.queries(2 * sizes.key_tiles, |strip, sixteen, columns| {
@@ -206,11 +206,11 @@ unsafe fn unit(
             }
         });
         for chunk in visible.start / CHUNK..visible.end.div_ceil(CHUNK) {
-            let cell = chunk * CHUNK;
-            if !unit.sees(&(cell..(cell + CHUNK).min(shape.cells))) {
+            let slot = chunk * CHUNK;
+            if !unit.sees(&(slot..(slot + CHUNK).min(shape.slots))) {
                 continue;
             }
-            let parts = (visible.end - cell).div_ceil(PART).min(PARTS);
+            let parts = (visible.end - slot).div_ceil(PART).min(PARTS);
             let place = kv_head * sizes.chunks + chunk;
             let k = keys.add(place * sizes.key_chunk);
             for part in 0..parts {
@@ -219,8 +219,8 @@ unsafe fn unit(
                 tile::store_2x2(unit.scores.add(PART * part * BLOCK), BLOCK);
             }
             for (strip, weights) in weights.into_iter().enumerate() {
-                unit.mask(strip, &(cell..cell + parts * PART));
-                unit.soften::<false>(strip, parts * PART, |i, even, odd| {
+                unit.mask(strip, &(slot..slot + parts * PART));
+                unit.softmax_weights::<false>(strip, parts * PART, |i, even, odd| {
                     pair(weights.add(64 * i), even, odd)
                 });
             }

@@ -1,41 +1,41 @@
 //! Attention of many queries with AVX-512, in f32.
 //!
-//! A unit takes 32 queries and the heads that share a key head (or one of them, if units are few), 64 cells at a time
-//! (see lanes.rs), whose keys and values are widened into scratch memory. Both products keep eight rows of 32 sums in
-//! registers, and spread one number of a key or value over a vector:
+//! A unit takes 32 queries and the heads that share a key head (or one of them, if units are few), 64 slots at a time
+//! (see transposed.rs), whose keys and values are widened into scratch memory. Both matmuls keep eight rows of 32 sums
+//! in registers, and broadcast one number of a key or value to a vector:
 //!
 //! ```text
-//! scores  8 cells × 32 queries      over the elements of a key: a cell's element × the element of 32 queries
-//! sums    8 elements × 32 queries   over the cells: an element of a cell's value × the cell's weights of 32 queries
+//! scores  8 slots × 32 queries      over the elements of a key: a slot's element × the element of 32 queries
+//! sums    8 elements × 32 queries   over the slots: an element of a slot's value × the slot's weights of 32 queries
 //! ```
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::lanes::{self, BLOCK, Side, Unit, widened};
-use super::{Attention, Shape};
+use super::transposed::{self, BLOCK, CacheSide, TransposedUnit, load_widened};
+use super::{Attention, AttentionShape};
 use crate::isa::Avx512;
 use crate::kernels::KernelError;
 use crate::pool::Worker;
 
-/// Cells of a chunk.
+/// Slots of a chunk.
 const CHUNK: usize = 64;
 
 /// Rows of sums that are kept in registers.
 const ROWS: usize = 8;
 
 /// Whether there are enough queries to fill the lanes.
-pub(super) fn suits(shape: &Shape) -> bool {
-    shape.tokens >= 16 && shape.cells > 0 && shape.key_width > 0 && shape.value_width > 0
+pub(super) fn is_supported(shape: &AttentionShape) -> bool {
+    shape.tokens >= 16 && shape.slots > 0 && shape.key_width > 0 && shape.value_width > 0
 }
 
 /// Elements of padded rows of keys and of values.
-fn pads(shape: &Shape) -> Option<[usize; 2]> {
+fn pads(shape: &AttentionShape) -> Option<[usize; 2]> {
     Some([shape.key_width.checked_next_multiple_of(16)?, shape.value_width.checked_next_multiple_of(16)?])
 }
 
 /// Bytes of scratch memory for one thread.
-pub(super) fn bytes(shape: &Shape) -> Option<usize> {
+pub(super) fn bytes(shape: &AttentionShape) -> Option<usize> {
     let [key_pad, value_pad] = pads(shape)?;
     let group = shape.heads / shape.kv_heads.max(1);
     let rows = key_pad.checked_add(value_pad)?.checked_mul(CHUNK * 4)?;
@@ -44,7 +44,7 @@ pub(super) fn bytes(shape: &Shape) -> Option<usize> {
 
 /// Bytes of scratch memory for one head of a unit.
 fn head_bytes([key_pad, value_pad]: [usize; 2]) -> Option<usize> {
-    key_pad.checked_mul(BLOCK * 4)?.checked_add(lanes::bytes(CHUNK, value_pad)?)
+    key_pad.checked_mul(BLOCK * 4)?.checked_add(transposed::bytes(CHUNK, value_pad)?)
 }
 
 /// Computes; see [`Attention::run`].
@@ -55,7 +55,7 @@ pub(super) fn run(
     scratch: *mut u8,
 ) -> Result<(), KernelError> {
     let shape = &attention.shape;
-    let too_large = || KernelError::TooLarge { rows: shape.tokens, columns: shape.cells };
+    let too_large = || KernelError::TooLarge { rows: shape.tokens, columns: shape.slots };
     let pads = pads(shape).ok_or_else(too_large)?;
     let bytes = head_bytes(pads).ok_or_else(too_large)?;
     let blocks = shape.tokens.div_ceil(BLOCK);
@@ -63,7 +63,7 @@ pub(super) fn run(
     let heads = if shared { attention.plan.group } else { 1 };
     let strips = shape.heads / heads.max(1);
     worker.chunks(strips * blocks, |i| {
-        // Late queries see the most cells under a causal span: they go first.
+        // Under causal spans, late queries see the most slots: they go first.
         let (strip, block) = (i % strips, blocks - 1 - i / strips);
         // SAFETY: the token proves the instructions; scratch memory is the worker's own, results are the unit's.
         unsafe { unit(attention, pads, strip * heads..(strip + 1) * heads, block, scratch, bytes) };
@@ -81,17 +81,17 @@ unsafe fn unit(
     head_bytes: usize,
 ) {
     let kv_head = heads.start / attention.plan.group;
-    // A chunk of keys, one of values; then of each head `[key_pad][32]` elements of its queries, and what lanes.rs
-    // needs.
+    // A chunk of keys, one of values; then for each head `[key_pad][32]` elements of its queries, and the memory of its
+    // `TransposedUnit`.
     let keys = scratch.cast::<f32>();
     let values = keys.wrapping_add(CHUNK * key_pad);
     let first = values.wrapping_add(CHUNK * value_pad).cast::<u8>();
     let part = |head: usize| {
         let queries = first.wrapping_add((head - heads.start) * head_bytes).cast::<f32>();
         let memory = queries.wrapping_add(key_pad * BLOCK).cast();
-        (queries, Unit::new(attention, head, block, memory, CHUNK, value_pad))
+        (queries, TransposedUnit::new(attention, head, block, memory, CHUNK, value_pad))
     };
-    // SAFETY: all addresses are inside the scratch memory, or in rows promised by the attention's maker.
+    // SAFETY: all addresses are inside the scratch memory, or in rows that the caller of `Attention::new` promised.
     unsafe {
         let mut visible = 0..0;
         for (queries, unit) in heads.clone().map(part) {
@@ -103,33 +103,33 @@ unsafe fn unit(
                 }
             });
         }
-        for cell in (visible.start / CHUNK * CHUNK..visible.end).step_by(CHUNK) {
-            let cells = (visible.end - cell).min(CHUNK).next_multiple_of(ROWS);
-            for i in 0..cells {
+        for slot in (visible.start / CHUNK * CHUNK..visible.end).step_by(CHUNK) {
+            let slots = (visible.end - slot).min(CHUNK).next_multiple_of(ROWS);
+            for i in 0..slots {
                 let row = std::slice::from_raw_parts_mut(keys.add(i * key_pad), key_pad);
-                widened(attention, Side::Keys, kv_head, cell + i, row);
+                load_widened(attention, CacheSide::Keys, kv_head, slot + i, row);
                 let row = std::slice::from_raw_parts_mut(values.add(i * value_pad), value_pad);
-                widened(attention, Side::Values, kv_head, cell + i, row);
+                load_widened(attention, CacheSide::Values, kv_head, slot + i, row);
             }
             for (queries, unit) in heads.clone().map(part) {
-                if !unit.sees(&(cell..(cell + CHUNK).min(attention.shape.cells))) {
+                if !unit.sees(&(slot..(slot + CHUNK).min(attention.shape.slots))) {
                     continue;
                 }
-                for i in (0..cells).step_by(ROWS) {
+                for i in (0..slots).step_by(ROWS) {
                     let scores = unit.scores.add(i * BLOCK);
                     std::ptr::write_bytes(scores, 0, ROWS * BLOCK);
                     multiply(keys.add(i * key_pad), [key_pad, 1], queries, key_pad, scores);
                 }
                 for strip in 0..BLOCK / 16 {
-                    unit.mask(strip, &(cell..cell + cells));
-                    unit.soften::<true>(strip, cells, |i, even, odd| {
+                    unit.mask(strip, &(slot..slot + slots));
+                    unit.softmax_weights::<true>(strip, slots, |i, even, odd| {
                         let place = unit.scores.add(2 * i * BLOCK + 16 * strip);
                         _mm512_storeu_ps(place, even);
                         _mm512_storeu_ps(place.add(BLOCK), odd);
                     });
                 }
                 for i in (0..value_pad).step_by(ROWS) {
-                    multiply(values.add(i), [1, value_pad], unit.scores, cells, unit.sums.add(i * BLOCK));
+                    multiply(values.add(i), [1, value_pad], unit.scores, slots, unit.sums.add(i * BLOCK));
                 }
             }
         }

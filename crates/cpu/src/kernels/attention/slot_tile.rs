@@ -1,30 +1,30 @@
-//! The arithmetic on one tile of cells: scores of a few rows, the running softmax, and sums of weighted values.
+//! The arithmetic on one tile of KV-cache slots: scores of a few rows, online softmax, and sums of weighted values.
 //!
-//! Rows of keys and values are read where they are, in the type they have, or from tiles widened to f32. A row is a
-//! multiple of sixteen elements. Several rows of queries share each load and conversion:
+//! Keys and values are read in place, in the cache's type, or from tiles widened to f32. A row is a multiple of sixteen
+//! elements. Several rows of queries share each load and conversion:
 //!
 //! ```text
-//! scores   4 cells × ROWS queries    sums in registers, along the row; sixteen at a time are added up across
-//!          2 vectors × ROWS queries  of many queries: keys in columns, one element of a query spread over a vector
-//! weights  one row, all its cells    p = exp(score − largest); sums so far shrink when the largest grows
-//! gather   ROWS queries × 4 vectors  sums in registers, over the cells; p is spread over a vector
+//! scores   4 slots × ROWS queries    sums in registers, along the row; sixteen at a time are added up across
+//!          2 vectors × ROWS queries  for many queries: keys transposed, one element of a query broadcast to a vector
+//! weights  one row, all its slots    p = exp(score − largest); earlier sums are rescaled when the largest grows
+//! gather   ROWS queries × 4 vectors  sums in registers, over the slots; p is broadcast to a vector
 //! ```
 
 use quadriga_graph::DType;
 
-use super::{Attention, Mask};
+use super::{Attention, AttentionMask};
 use crate::kernels::vec::simd::Simd;
 use crate::kernels::vec::{exp, tanh};
 
-/// Cells taken at a time; a multiple of every vector's length.
+/// Slots of a tile; a multiple of every vector's length.
 pub(super) const TILE: usize = 32;
 
 /// Floats of a row's state: sums of weights, one for each lane of a vector, then the largest score.
 pub(super) const STATE: usize = 32;
 const LARGEST: usize = 16;
 
-/// A type that rows can be read from.
-pub(super) trait Source {
+/// An element type of the KV cache.
+pub(super) trait CacheSource {
     /// Elements `column..column + N` of a row, as f32.
     ///
     /// # Safety
@@ -36,7 +36,7 @@ pub(super) struct F32;
 pub(super) struct F16;
 pub(super) struct Q8;
 
-impl Source for F32 {
+impl CacheSource for F32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
         // SAFETY: promised by the caller.
@@ -44,7 +44,7 @@ impl Source for F32 {
     }
 }
 
-impl Source for F16 {
+impl CacheSource for F16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
         // SAFETY: promised by the caller.
@@ -52,7 +52,7 @@ impl Source for F16 {
     }
 }
 
-impl Source for Q8 {
+impl CacheSource for Q8 {
     #[inline(always)]
     unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
         // SAFETY: promised by the caller; a vector lies inside one block.
@@ -64,41 +64,41 @@ impl Source for Q8 {
     }
 }
 
-/// Rows of a tile: where the first is, bytes from one to the next, how many there are, and elements of each.
+/// A tile of keys or values: its first row, bytes from one row to the next, the number of rows, and elements per row.
 #[derive(Clone, Copy)]
-pub(super) struct Cells {
+pub(super) struct SlotTile {
     pub(super) first: *const u8,
     pub(super) stride: usize,
     pub(super) count: usize,
     pub(super) width: usize,
-    /// What is asked for in passing: `ahead_bytes` bytes for every cell, `ahead_step` bytes apart.
-    pub(super) ahead: *const u8,
-    pub(super) ahead_step: usize,
-    pub(super) ahead_bytes: usize,
+    /// Memory to prefetch meanwhile: `prefetch_bytes` bytes with every slot, `prefetch_step` bytes apart.
+    pub(super) prefetch: *const u8,
+    pub(super) prefetch_step: usize,
+    pub(super) prefetch_bytes: usize,
 }
 
-impl Cells {
+impl SlotTile {
     /// Cell `i`; for those past the end, the last.
     #[inline(always)]
     fn row(&self, i: usize) -> *const u8 {
         self.first.wrapping_add(i.min(self.count - 1) * self.stride)
     }
 
-    /// Asks for what will be needed after cell `i`.
+    /// Prefetches the memory that belongs to slot `i`.
     #[inline(always)]
-    unsafe fn prefetch<S: Simd>(&self, i: usize) {
-        let at = self.ahead.wrapping_add(i * self.ahead_step);
+    unsafe fn prefetch_after<S: Simd>(&self, i: usize) {
+        let at = self.prefetch.wrapping_add(i * self.prefetch_step);
         let mut line = 0;
-        while line < self.ahead_bytes {
-            // SAFETY: any address may be asked for.
+        while line < self.prefetch_bytes {
+            // SAFETY: any address may be prefetched.
             unsafe { S::prefetch(at.wrapping_add(line)) };
             line += 64;
         }
     }
 }
 
-/// Cuts rows into as few strips of at most `most` rows as there can be, of nearly equal length: each one's first row,
-/// and how many it has.
+/// Divides rows into the fewest strips of at most `most` rows, of nearly equal length: the first row and the number of
+/// rows of each.
 pub(super) fn strips(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = rows.div_ceil(most);
     let first = move |i: usize| i * rows / count;
@@ -106,7 +106,7 @@ pub(super) fn strips(rows: usize, most: usize) -> impl Iterator<Item = (usize, u
 }
 
 /// Calls `$kernel::<S, …, ROWS>(first row, …)` for all of `$rows` rows, as many at a time as the registers hold.
-/// Further constants of the kernel may follow the source.
+/// Further constants of the kernel may follow the element type.
 macro_rules! in_strips {
     ($rows:expr, $kernel:ident::<$s:ty, $source:ty $(, $constant:literal)?>($row:ident $(, $argument:expr)*)) => {{
         let most = if <$s>::REGISTERS >= 32 { 4 } else { 3 };
@@ -124,19 +124,19 @@ macro_rules! in_strips {
 /// Scores of `rows` queries (`pad` floats each) with a tile of keys, into rows of [`TILE`] floats.
 ///
 /// # Safety
-/// All of it must be there; the CPU must have the instruction set of `S`.
+/// All of this memory must be valid; the CPU must have the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd, K: Source>(
-    keys: Cells,
+pub(super) unsafe fn scores<S: Simd, K: CacheSource>(
+    keys: SlotTile,
     queries: *const f32,
     pad: usize,
     rows: usize,
     scores: *mut f32,
 ) {
     #[inline(always)]
-    unsafe fn strip<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
+    unsafe fn strip<S: Simd, K: CacheSource, const ROWS: usize, const VECTORS: usize>(
         row: usize,
-        keys: Cells,
+        keys: SlotTile,
         queries: *const f32,
         pad: usize,
         scores: *mut f32,
@@ -151,7 +151,7 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
                     let [k0, k1, k2, k3] = [0, 1, 2, 3].map(|i| keys.row(block + 4 * four + i));
                     if row == 0 {
                         for i in 0..4 {
-                            keys.prefetch::<S>(block + 4 * four + i);
+                            keys.prefetch_after::<S>(block + 4 * four + i);
                         }
                     }
                     let mut sums = [[S::splat(0.0); 4]; ROWS];
@@ -185,7 +185,7 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
     }
     // SAFETY: promised by the caller.
     unsafe {
-        // Rows of usual lengths are unrolled.
+        // Rows of common lengths are unrolled.
         match keys.width / S::N {
             4 if S::N > 1 => in_strips!(rows, strip::<S, K, 4>(row, keys, queries, pad, scores)),
             8 if S::N > 1 => in_strips!(rows, strip::<S, K, 8>(row, keys, queries, pad, scores)),
@@ -197,25 +197,25 @@ pub(super) unsafe fn scores<S: Simd, K: Source>(
 /// Rows that [`column_scores`] takes at a time; it may read and write as many past the last.
 pub(super) const STRIP: usize = 8;
 
-/// Turns a tile of `pad` elements a row into `pad` columns of [`TILE`].
+/// Transposes a tile of `pad` elements a row into `pad` columns of [`TILE`].
 ///
 /// # Safety
-/// Both must be there; the CPU must have the instruction set of `S`.
+/// Both must be valid; the CPU must have the instruction set of `S`.
 #[inline(always)]
 pub(super) unsafe fn to_columns<S: Simd>(rows: *const f32, pad: usize, columns: *mut f32) {
-    for cell in (0..TILE).step_by(S::N) {
+    for slot in (0..TILE).step_by(S::N) {
         for i in (0..pad).step_by(S::N) {
             // SAFETY: promised by the caller; both lengths are multiples of every vector's.
-            unsafe { S::transpose(rows.add(cell * pad + i), pad, columns.add(i * TILE + cell), TILE) };
+            unsafe { S::transpose(rows.add(slot * pad + i), pad, columns.add(i * TILE + slot), TILE) };
         }
     }
 }
 
-/// Scores of `rows` queries (`pad` floats each) with a tile of keys in columns, into rows of [`TILE`] floats.
+/// Scores of `rows` queries (`pad` floats each) with a transposed tile of keys, into rows of [`TILE`] floats.
 ///
 /// # Safety
-/// All of it must be there, with room for [`STRIP`] rows of queries and scores; the CPU must have the instruction set
-/// of `S`.
+/// All of this memory must be valid, with room for [`STRIP`] more rows of queries and scores; the CPU must have the
+/// instruction set of `S`.
 #[inline(always)]
 pub(super) unsafe fn column_scores<S: Simd>(
     columns: *const f32,
@@ -233,10 +233,10 @@ pub(super) unsafe fn column_scores<S: Simd>(
     ) {
         // SAFETY: promised by the caller.
         unsafe {
-            for cell in (0..TILE).step_by(2 * S::N) {
+            for slot in (0..TILE).step_by(2 * S::N) {
                 let mut sums = [[S::splat(0.0); 2]; ROWS];
                 for i in 0..pad {
-                    let column = columns.add(i * TILE + cell);
+                    let column = columns.add(i * TILE + slot);
                     let (low, high) = (S::load(column), S::load(column.add(S::N)));
                     for (r, [a, b]) in sums.iter_mut().enumerate() {
                         let q = S::splat(*queries.add(r * pad + i));
@@ -244,8 +244,8 @@ pub(super) unsafe fn column_scores<S: Simd>(
                     }
                 }
                 for (r, [a, b]) in sums.into_iter().enumerate() {
-                    S::store(scores.add(r * TILE + cell), a);
-                    S::store(scores.add(r * TILE + cell + S::N), b);
+                    S::store(scores.add(r * TILE + slot), a);
+                    S::store(scores.add(r * TILE + slot + S::N), b);
                 }
             }
         }
@@ -253,7 +253,7 @@ pub(super) unsafe fn column_scores<S: Simd>(
     let step = if S::REGISTERS >= 32 { STRIP } else { 6 };
     let mut row = 0;
     while row < rows {
-        // The last strip repeats rows before it rather than being short.
+        // The last strip overlaps the previous one rather than being short.
         let first = row.min(rows.saturating_sub(step));
         // SAFETY: promised by the caller.
         unsafe {
@@ -271,19 +271,19 @@ pub(super) unsafe fn column_scores<S: Simd>(
 /// Adds weighted values of a tile to the sums of `rows` rows (`pad` floats each).
 ///
 /// # Safety
-/// All of it must be there; the CPU must have the instruction set of `S`.
+/// All of this memory must be valid; the CPU must have the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn gather<S: Simd, K: Source>(
-    values: Cells,
+pub(super) unsafe fn gather<S: Simd, K: CacheSource>(
+    values: SlotTile,
     weights: *const f32,
     rows: usize,
     sums: *mut f32,
     pad: usize,
 ) {
     #[inline(always)]
-    unsafe fn strip<S: Simd, K: Source, const ROWS: usize>(
+    unsafe fn strip<S: Simd, K: CacheSource, const ROWS: usize>(
         row: usize,
-        values: Cells,
+        values: SlotTile,
         weights: *const f32,
         sums: *mut f32,
         pad: usize,
@@ -293,12 +293,12 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
             let (weights, sums) = (weights.add(row * TILE), sums.add(row * pad));
             let mut column = 0;
             while column < values.width {
-                let ahead = row == 0 && column == 0;
+                let prefetch = row == 0 && column == 0;
                 if column + 4 * S::N <= values.width {
-                    columns::<S, K, ROWS, 4>(values, column, ahead, weights, sums, pad);
+                    columns::<S, K, ROWS, 4>(values, column, prefetch, weights, sums, pad);
                     column += 4 * S::N;
                 } else {
-                    columns::<S, K, ROWS, 1>(values, column, ahead, weights, sums, pad);
+                    columns::<S, K, ROWS, 1>(values, column, prefetch, weights, sums, pad);
                     column += S::N;
                 }
             }
@@ -309,10 +309,10 @@ pub(super) unsafe fn gather<S: Simd, K: Source>(
 }
 
 #[inline(always)]
-unsafe fn columns<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
-    values: Cells,
+unsafe fn columns<S: Simd, K: CacheSource, const ROWS: usize, const VECTORS: usize>(
+    values: SlotTile,
     column: usize,
-    ahead: bool,
+    prefetch: bool,
     weights: *const f32,
     sums: *mut f32,
     pad: usize,
@@ -327,16 +327,16 @@ unsafe fn columns<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
             }
         }
         let mut value = values.first;
-        for cell in 0..values.count {
-            if ahead {
-                values.prefetch::<S>(cell);
+        for slot in 0..values.count {
+            if prefetch {
+                values.prefetch_after::<S>(slot);
             }
             let mut loaded = [S::splat(0.0); VECTORS];
             for (v, loaded) in loaded.iter_mut().enumerate() {
                 *loaded = K::load::<S>(value, column + v * S::N);
             }
             for (r, sums) in sums.iter_mut().enumerate() {
-                let weight = S::splat(*weights.add(r * TILE + cell));
+                let weight = S::splat(*weights.add(r * TILE + slot));
                 for (sum, value) in sums.iter_mut().zip(loaded) {
                     *sum = S::fma(weight, value, *sum);
                 }
@@ -351,9 +351,9 @@ unsafe fn columns<S: Simd, K: Source, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// One row of a tile: its query, and what it has gathered so far.
+/// One row of scores: its query, and its online softmax so far.
 #[derive(Clone, Copy)]
-pub(super) struct Row {
+pub(super) struct ScoreRow {
     pub(super) token: usize,
     pub(super) head: usize,
     /// [`TILE`] scores, which become weights.
@@ -364,7 +364,7 @@ pub(super) struct Row {
     pub(super) sums: *mut f32,
 }
 
-/// A row that has seen nothing.
+/// Initializes a row's online softmax.
 ///
 /// # Safety
 /// The row's state and sums must be writable.
@@ -388,13 +388,13 @@ pub(super) unsafe fn largest_and_total<S: Simd>(state: *const f32) -> [f32; 2] {
     unsafe { [*state.add(LARGEST), S::sum(S::load(state))] }
 }
 
-/// Caps and masks the scores of cells `cell..cell + count`.
+/// Applies soft cap, mask and span to the scores of slots `slot..slot + count`.
 ///
 /// # Safety
-/// The row must be there; the CPU must have the instruction set of `S`.
+/// The row must be valid; the CPU must have the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn mask<S: Simd>(attention: &Attention<'_>, row: Row, cell: usize, count: usize) {
-    let Row { token, head, scores, .. } = row;
+pub(super) unsafe fn mask<S: Simd>(attention: &Attention<'_>, row: ScoreRow, slot: usize, count: usize) {
+    let ScoreRow { token, head, scores, .. } = row;
     // SAFETY: promised by the caller; a row of scores is a multiple of every vector's length.
     unsafe {
         if let Some(cap) = attention.shape.soft_cap {
@@ -406,26 +406,26 @@ pub(super) unsafe fn mask<S: Simd>(attention: &Attention<'_>, row: Row, cell: us
         if let Some(mask) = attention.memory.mask {
             let mask_row = mask.rows.row(token, head);
             for i in 0..count {
-                *scores.add(i) += masked(&mask, mask_row, cell + i);
+                *scores.add(i) += masked(&mask, mask_row, slot + i);
             }
         }
         let (first, last) = attention.span(token);
-        for i in 0..first.saturating_sub(cell).min(count) {
+        for i in 0..first.saturating_sub(slot).min(count) {
             *scores.add(i) = f32::NEG_INFINITY;
         }
-        for i in last.saturating_sub(cell).min(count)..TILE {
+        for i in last.saturating_sub(slot).min(count)..TILE {
             *scores.add(i) = f32::NEG_INFINITY;
         }
     }
 }
 
-/// Turns the scores of a tile into weights relative to the largest score so far; `pad` sums shrink when that grows.
+/// Converts the scores of a tile to weights relative to the largest score so far; rescales `pad` sums when that grows.
 ///
 /// # Safety
-/// The row must be there; the CPU must have the instruction set of `S`.
+/// The row must be valid; the CPU must have the instruction set of `S`.
 #[inline(always)]
-pub(super) unsafe fn weights<S: Simd>(row: Row, pad: usize) {
-    let Row { scores, state, sums, .. } = row;
+pub(super) unsafe fn weights<S: Simd>(row: ScoreRow, pad: usize) {
+    let ScoreRow { scores, state, sums, .. } = row;
     // SAFETY: promised by the caller; a row of scores is a multiple of every vector's length.
     unsafe {
         let mut most = S::splat(f32::NEG_INFINITY);
@@ -437,7 +437,7 @@ pub(super) unsafe fn weights<S: Simd>(row: Row, pad: usize) {
         if S::any_above(most, S::splat(before)) {
             largest = S::largest(most);
             *state.add(LARGEST) = largest;
-            // Earlier weights were relative to a smaller largest score.
+            // Earlier weights were relative to a smaller maximum.
             let factor = S::splat(if before == f32::NEG_INFINITY { 0.0 } else { (before - largest).exp() });
             S::store(state, S::mul(S::load(state), factor));
             for i in (0..pad).step_by(S::N) {
@@ -458,18 +458,18 @@ pub(super) unsafe fn weights<S: Simd>(row: Row, pad: usize) {
     }
 }
 
-/// What the mask adds to the score of a cell.
+/// The number that the mask adds to the score of a slot.
 ///
 /// # Safety
-/// The row of the mask must have this cell.
+/// The row of the mask must have this slot.
 #[inline(always)]
-pub(super) unsafe fn masked(mask: &Mask, row: *const u8, cell: usize) -> f32 {
+pub(super) unsafe fn masked(mask: &AttentionMask, row: *const u8, slot: usize) -> f32 {
     // SAFETY: promised by the caller.
     unsafe {
         if mask.dtype == DType::F32 {
-            row.cast::<f32>().add(cell).read_unaligned()
+            row.cast::<f32>().add(slot).read_unaligned()
         } else {
-            half::f16::from_bits(row.cast::<u16>().add(cell).read_unaligned()).to_f32()
+            half::f16::from_bits(row.cast::<u16>().add(slot).read_unaligned()).to_f32()
         }
     }
 }

@@ -1,35 +1,35 @@
-//! What attention of many queries does between its products, with one query in each lane of a vector.
+//! Online softmax for many queries, transposed: one query per SIMD lane.
 //!
-//! A unit takes one head and 32 queries (two strips of 16), chunk of cells by chunk. Everything is turned on its side,
-//! so that a vector holds one number of each of the 16 queries of a strip, and softmax needs no sums across a vector:
+//! A unit takes one head and 32 queries (two strips of 16), one chunk of slots after another. All matrices are transposed:
+//! a vector holds one number of each of the 16 queries of a strip, so that softmax needs no horizontal reductions:
 //!
 //! ```text
-//! scores   (cells × 32 queries)    = keys · queries
+//! scores   (slots × 32 queries)    = keys · queries
 //! weights                          = 2 ^ (scores − reference)
 //! sums     (elements × 32 queries) += values · weights
 //! ```
 //!
-//! Queries are multiplied by log₂ e beforehand: powers of two take half the work of powers of e. A query's reference is
-//! its largest score up to some chunk; it follows the largest only when that has grown by more than [`SLACK`], so that
-//! sums rarely have to be made smaller.
+//! Queries are multiplied by log₂ e beforehand: 2ˣ costs half as much as eˣ. A query's reference is its largest score at
+//! some earlier chunk; it is updated only when the maximum has grown by more than [`SLACK`], so that sums are rarely
+//! rescaled.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Attention;
-use super::tile::masked;
+use super::slot_tile::masked;
 use crate::kernels::vec::simd::{Lanes16, Simd};
 use crate::kernels::vec::{self, tanh};
 
-/// Queries of a unit.
+/// Queries per unit.
 pub(super) const BLOCK: usize = 32;
 
-/// How much larger than its reference a score may be, as a power of two.
+/// How far a score may exceed its reference, in powers of two.
 const SLACK: f32 = 8.0;
 
-/// A unit: its queries, and a thread's memory for it.
+/// A unit of work: its queries, and a thread's scratch memory for it.
 #[derive(Clone, Copy)]
-pub(super) struct Unit<'a> {
+pub(super) struct TransposedUnit<'a> {
     attention: &'a Attention<'a>,
     head: usize,
     first_token: usize,
@@ -37,22 +37,22 @@ pub(super) struct Unit<'a> {
     tokens: usize,
     /// Elements of a padded row of results, a multiple of 16.
     value_pad: usize,
-    /// `[cells of a chunk][32]` scores.
+    /// `[slots of a chunk][32]` scores.
     pub(super) scores: *mut f32,
     /// `[value_pad][32]` sums.
     pub(super) sums: *mut f32,
     /// `[32]` references, then `[32]` sums of weights.
     state: *mut f32,
-    /// `[32]` first cells, then `[32]` ends of the cells that queries see.
+    /// `[32]` first visible slots, then `[32]` ends.
     spans: *mut i32,
 }
 
-/// Bytes of memory for a unit that takes chunks of so many cells, at least 16.
+/// Bytes of scratch memory for a unit with chunks of `chunk` slots, at least 16.
 pub(super) fn bytes(chunk: usize, value_pad: usize) -> Option<usize> {
     value_pad.checked_add(chunk + 4)?.checked_mul(BLOCK * 4)
 }
 
-impl<'a> Unit<'a> {
+impl<'a> TransposedUnit<'a> {
     /// The unit of a head and a block of queries, in memory of [`bytes`].
     pub(super) fn new(
         attention: &'a Attention<'a>,
@@ -61,22 +61,22 @@ impl<'a> Unit<'a> {
         memory: *mut u8,
         chunk: usize,
         value_pad: usize,
-    ) -> Unit<'a> {
+    ) -> TransposedUnit<'a> {
         let first_token = block * BLOCK;
         let tokens = BLOCK.min(attention.shape.tokens - first_token);
         let scores = memory.cast::<f32>();
         let sums = scores.wrapping_add(chunk * BLOCK);
         let state = sums.wrapping_add(value_pad * BLOCK);
         let spans = state.wrapping_add(2 * BLOCK).cast();
-        Unit { attention, head, first_token, tokens, value_pad, scores, sums, state, spans }
+        TransposedUnit { attention, head, first_token, tokens, value_pad, scores, sums, state, spans }
     }
 
-    /// Begins: nothing is summed up yet. Returns the cells from the first to the last that any query sees.
+    /// Initializes the unit's state. Returns the range of slots that any query sees.
     ///
     /// # Safety
-    /// The memory must be there, and used by this unit alone.
+    /// The scratch memory must be valid, and used by this unit alone.
     pub(super) unsafe fn begin(&self) -> Range<usize> {
-        let (mut begin, mut end) = (self.attention.shape.cells, 0);
+        let (mut begin, mut end) = (self.attention.shape.slots, 0);
         // SAFETY: promised by the caller.
         unsafe {
             for row in 0..BLOCK {
@@ -87,7 +87,7 @@ impl<'a> Unit<'a> {
                 if first < last {
                     (begin, end) = (begin.min(first), end.max(last));
                 }
-                // Spans are of 31 bits.
+                // Spans fit 31 bits.
                 *self.spans.add(row) = i32::try_from(first).unwrap_or(i32::MAX);
                 *self.spans.add(BLOCK + row) = i32::try_from(last).unwrap_or(i32::MAX);
             }
@@ -96,27 +96,26 @@ impl<'a> Unit<'a> {
         begin..end.max(begin)
     }
 
-    /// Whether any query sees any of these cells.
-    pub(super) fn sees(&self, cells: &Range<usize>) -> bool {
+    /// Whether any query sees any of these slots.
+    pub(super) fn sees(&self, slots: &Range<usize>) -> bool {
         let tokens = self.first_token..self.first_token + self.tokens;
-        tokens.into_iter().any(|token| self.attention.sees(token, self.head, cells.clone()))
+        tokens.into_iter().any(|token| self.attention.sees(token, self.head, slots.clone()))
     }
 
     /// Calls `keep(strip, i, columns)` with elements `16 i..16 i + 16` of the queries of a strip, for all of
-    /// `sixteens`: each element is a vector. Queries are scaled; zeros are past their ends, and for those that are not
-    /// there.
+    /// `sixteens`: each element is a vector. Queries are scaled, and padded with zeros in both dimensions.
     ///
     /// # Safety
-    /// As for [`begin`](Unit::begin); the scores must not be in use; the CPU must have AVX-512.
+    /// As for [`begin`](TransposedUnit::begin); the scores must not be in use; the CPU must have AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     pub(super) unsafe fn queries(&self, sixteens: usize, mut keep: impl FnMut(usize, usize, *const f32)) {
         let shape = &self.attention.shape;
-        // A cap works on powers of e.
+        // The soft cap needs scores in powers of e.
         let scale =
             if shape.soft_cap.is_some() { shape.scale } else { shape.scale * std::f32::consts::LOG2_E };
         let (rows, columns) = (self.scores, self.scores.wrapping_add(256));
-        // SAFETY: promised by the caller; the scores have room for two blocks of 16 × 16; rows of queries are there.
+        // SAFETY: promised by the caller; the scores have room for two blocks of 16 × 16; the rows of queries are valid.
         unsafe {
             for (strip, sixteen) in (0..BLOCK / 16).flat_map(|strip| (0..sixteens).map(move |i| (strip, i))) {
                 let left = shape.key_width.saturating_sub(16 * sixteen).min(16);
@@ -134,20 +133,20 @@ impl<'a> Unit<'a> {
         }
     }
 
-    /// Caps and masks the scores of a strip with these cells.
+    /// Applies soft cap, mask and spans to the scores of a strip with these slots.
     ///
     /// # Safety
-    /// As for [`begin`](Unit::begin); the CPU must have AVX-512.
+    /// As for [`begin`](TransposedUnit::begin); the CPU must have AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-    pub(super) unsafe fn mask(&self, strip: usize, cells: &Range<usize>) {
+    pub(super) unsafe fn mask(&self, strip: usize, slots: &Range<usize>) {
         type S = Lanes16;
         const LOG2_E: f32 = std::f32::consts::LOG2_E;
         // SAFETY: promised by the caller; the mask has these rows.
         unsafe {
             let scores = self.scores.add(16 * strip);
             if let Some(cap) = self.attention.shape.soft_cap {
-                for i in 0..cells.len() {
+                for i in 0..slots.len() {
                     let place = scores.add(i * BLOCK);
                     let v = tanh::<S>(S::mul(S::load(place), S::splat(1.0 / cap)));
                     S::store(place, S::mul(v, S::splat(cap * LOG2_E)));
@@ -156,45 +155,45 @@ impl<'a> Unit<'a> {
             if let Some(mask) = self.attention.memory.mask {
                 for row in 0..16.min(self.tokens.saturating_sub(16 * strip)) {
                     let from = mask.rows.row(self.first_token + 16 * strip + row, self.head);
-                    for i in 0..cells.len().min(self.attention.shape.cells - cells.start) {
-                        *scores.add(i * BLOCK + row) += LOG2_E * masked(&mask, from, cells.start + i);
+                    for i in 0..slots.len().min(self.attention.shape.slots - slots.start) {
+                        *scores.add(i * BLOCK + row) += LOG2_E * masked(&mask, from, slots.start + i);
                     }
                 }
             }
             let first = _mm512_loadu_si512(self.spans.add(16 * strip).cast());
             let last = _mm512_loadu_si512(self.spans.add(BLOCK + 16 * strip).cast());
-            let (cell, end) = (cells.start as i32, cells.end as i32);
-            let before = _mm512_cmpgt_epi32_mask(first, _mm512_set1_epi32(cell));
+            let (slot, end) = (slots.start as i32, slots.end as i32);
+            let before = _mm512_cmpgt_epi32_mask(first, _mm512_set1_epi32(slot));
             let after = _mm512_cmplt_epi32_mask(last, _mm512_set1_epi32(end));
             if before | after != 0 {
-                for i in 0..cells.len() {
-                    let cell = _mm512_set1_epi32(cell + i as i32);
-                    let hidden = _mm512_cmpgt_epi32_mask(first, cell) | _mm512_cmple_epi32_mask(last, cell);
+                for i in 0..slots.len() {
+                    let slot = _mm512_set1_epi32(slot + i as i32);
+                    let hidden = _mm512_cmpgt_epi32_mask(first, slot) | _mm512_cmple_epi32_mask(last, slot);
                     _mm512_mask_storeu_ps(scores.add(i * BLOCK), hidden, _mm512_set1_ps(f32::NEG_INFINITY));
                 }
             }
         }
     }
 
-    /// Turns the scores of a strip with `cells` cells, a multiple of four, into weights, and keeps its queries' state.
-    /// Calls `keep(i, even, odd)` with the weights of cells `2 i` and `2 i + 1`.
+    /// Converts the scores of a strip with `slots` slots, a multiple of four, to weights, and updates its queries' state.
+    /// Calls `keep(i, even, odd)` with the weights of slots `2 i` and `2 i + 1`.
     ///
     /// # Safety
-    /// As for [`begin`](Unit::begin); the CPU must have AVX-512.
+    /// As for [`begin`](TransposedUnit::begin); the CPU must have AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-    pub(super) unsafe fn soften<const EXACT: bool>(
+    pub(super) unsafe fn softmax_weights<const EXACT: bool>(
         &self,
         strip: usize,
-        cells: usize,
+        slots: usize,
         mut keep: impl FnMut(usize, __m512, __m512),
     ) {
         // SAFETY: promised by the caller.
         unsafe {
             let scores = self.scores.add(16 * strip).cast_const();
-            let at = |cell: usize| _mm512_loadu_ps(scores.add(cell * BLOCK));
+            let at = |slot: usize| _mm512_loadu_ps(scores.add(slot * BLOCK));
             let mut most = [at(0), at(1), at(2), at(3)];
-            for four in 1..cells / 4 {
+            for four in 1..slots / 4 {
                 for (i, most) in most.iter_mut().enumerate() {
                     *most = _mm512_max_ps(*most, at(4 * four + i));
                 }
@@ -220,11 +219,11 @@ impl<'a> Unit<'a> {
                     _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), factor));
                 }
             }
-            // A query that has seen nothing yet has only scores of −∞: any other reference gives weights of zero.
+            // A query that has seen no slot yet has only scores of −∞: any finite reference gives weights of zero.
             let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(now, _mm512_set1_ps(f32::NEG_INFINITY));
             let now = _mm512_mask_mov_ps(now, nothing, _mm512_setzero_ps());
             let mut sums = [sum, _mm512_setzero_ps()];
-            for pair in 0..cells / 2 {
+            for pair in 0..slots / 2 {
                 let even = power::<EXACT>(_mm512_sub_ps(at(2 * pair), now));
                 let odd = power::<EXACT>(_mm512_sub_ps(at(2 * pair + 1), now));
                 sums = [_mm512_add_ps(sums[0], even), _mm512_add_ps(sums[1], odd)];
@@ -237,12 +236,12 @@ impl<'a> Unit<'a> {
     /// Writes the results: sums ÷ total.
     ///
     /// # Safety
-    /// As for [`begin`](Unit::begin); the scores must not be in use; the CPU must have AVX-512.
+    /// As for [`begin`](TransposedUnit::begin); the scores must not be in use; the CPU must have AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     pub(super) unsafe fn write(&self) {
         let width = self.attention.shape.value_width;
-        // SAFETY: promised by the caller; scores have room for a block of 16 × 16; rows of results are there.
+        // SAFETY: promised by the caller; scores have room for a block of 16 × 16; the rows of results are valid.
         unsafe {
             for strip in 0..BLOCK / 16 {
                 let total = _mm512_loadu_ps(self.state.add(BLOCK + 16 * strip));
@@ -269,14 +268,14 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// `2ˣ` for x ≤ 100, 0 below −126: relative error below 2⁻²³ if it is to be exact, else below 2⁻¹⁸, which is well below
-/// that of a weight in bf16.
+/// `2ˣ` for x ≤ 100, 0 below −126: relative error below 2⁻²³ with `EXACT`, otherwise below 2⁻¹⁸, well below that of a
+/// weight in bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn power<const EXACT: bool>(x: __m512) -> __m512 {
-    // Numbers too small to be normal would take the CPU a hundred times as long. What is not a number passes through.
+    // Subnormal results would cost a hundred times as much. NaN passes through.
     let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
-    // What is above the next smaller whole number; `scalef` takes that number itself.
+    // The fractional part; `scalef` applies the integer part.
     let r = _mm512_reduce_ps::<1>(x);
     let horner = |first: f32, rest: &[f32]| {
         let add = |p, c: &f32| _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
@@ -290,34 +289,34 @@ fn power<const EXACT: bool>(x: __m512) -> __m512 {
     _mm512_maskz_scalef_ps(normal, p, x)
 }
 
-/// Keys or values.
+/// The two halves of the KV cache.
 #[derive(Clone, Copy)]
-pub(super) enum Side {
+pub(super) enum CacheSide {
     Keys,
     Values,
 }
 
-/// Widens a row of keys or values to f32; zeros past its end, and for cells that are not there.
+/// Widens a row of keys or values to f32; pads it with zeros, also past the last slot.
 ///
 /// # Safety
-/// The row must be there unless the cell is past the last.
-pub(super) unsafe fn widened(
+/// The row must be valid unless the slot is past the last.
+pub(super) unsafe fn load_widened(
     attention: &Attention<'_>,
-    side: Side,
+    side: CacheSide,
     head: usize,
-    cell: usize,
+    slot: usize,
     out: &mut [f32],
 ) {
     let (shape, memory) = (&attention.shape, &attention.memory);
     let (rows, dtype, width) = match side {
-        Side::Keys => (&memory.keys, shape.key_type, shape.key_width),
-        Side::Values => (&memory.values, shape.value_type, shape.value_width),
+        CacheSide::Keys => (&memory.keys, shape.key_type, shape.key_width),
+        CacheSide::Values => (&memory.values, shape.value_type, shape.value_width),
     };
-    let there = if cell < shape.cells { width.min(out.len()) } else { 0 };
+    let there = if slot < shape.slots { width.min(out.len()) } else { 0 };
     let (row, rest) = out.split_at_mut(there);
     rest.fill(0.0);
     if there > 0 {
         // SAFETY: promised by the caller.
-        unsafe { vec::load_row(attention.isa, dtype, rows.row(cell, head), row) };
+        unsafe { vec::load_row(attention.isa, dtype, rows.row(slot, head), row) };
     }
 }
