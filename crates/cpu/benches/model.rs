@@ -1,4 +1,4 @@
-//! Where the time of a small language model goes: the shapes of SmolLM2-135M with made-up Q4_1 weights, one token and
+//! A profile of a small language model: the shapes of SmolLM2-135M with synthetic Q4_1 weights, one token and
 //! many tokens at a time.
 //!
 //! `cargo bench -p quadriga-cpu --bench model -- [threads] [tokens] [context]`

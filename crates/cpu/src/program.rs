@@ -105,7 +105,7 @@ impl CpuProgram {
         marks: Option<&Mutex<Vec<Instant>>>,
     ) -> Result<(), BackendError> {
         let _held = BufferGuards::new(&self.uses);
-        // BufferGuards to the end: no other program uses the work memory, and the number of threads stays.
+        // Locked to the end: no other program uses the work memory, and the number of threads stays the same.
         let mut memory = inner.work_memory();
         let threads = inner.pool.threads();
         BackendInner::grow(&mut memory, self.needs(threads)?)?;

@@ -1,4 +1,4 @@
-//! The index of the largest element: the first of equals, the first that is not a number before all numbers.
+//! Argmax: the first of equal elements; a NaN counts as larger than any number.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -8,7 +8,7 @@ use quadriga_cpu::Backend;
 use quadriga_graph::{DType, GraphBuilder};
 
 #[test]
-fn the_first_of_equals_and_whatever_is_no_number_is_the_largest() {
+fn the_first_of_equal_elements_wins_and_nan_is_the_largest() {
     let columns = 1000;
     let mut rows = vec![vec![0.0_f32; columns]; 5];
     (rows[0][700], rows[0][900]) = (2.0, 2.0);

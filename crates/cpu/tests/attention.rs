@@ -1,4 +1,4 @@
-//! Attention on every instruction set, judged by plain f64 arithmetic.
+//! Attention on every instruction set, compared with plain f64 arithmetic.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
@@ -240,7 +240,7 @@ fn causal_and_sliding_spans() {
 }
 
 #[test]
-fn a_query_that_sees_nothing_yields_zeros_and_bad_spans_are_limited() {
+fn a_query_without_visible_slots_yields_zeros_and_spans_are_clamped() {
     let mut rng = Rng::new(24);
     for tokens in [3, 40] {
         let mut case = case(&mut rng, shape(4, 2, tokens, 50, 64, DType::F16));

@@ -1,5 +1,5 @@
 //! The conformance suite on every instruction set that this CPU has: a fixed sample of the cases, in guarded memory
-//! and at odd addresses, with 1 to 8 threads, weights plain and packed, steps joined and not.
+//! and at odd addresses, with 1 to 8 threads, weights plain and packed, steps fused and not.
 //!
 //! All cases on all instruction sets:
 //! `cargo test --release -p quadriga-cpu --test conformance -- --ignored --nocapture`
@@ -16,7 +16,7 @@ use quadriga_runtime::BackendError;
 /// Takes cases through several backends in turn.
 struct Cpu {
     isa: Isa,
-    /// Threads, joined steps, packed weights.
+    /// Backends, and whether their weights are packed.
     backends: Vec<(Backend, bool)>,
     turn: usize,
 }

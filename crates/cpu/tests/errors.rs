@@ -1,5 +1,5 @@
-//! Data that an operation cannot work with is an error that names the node and the number, in release builds too; the
-//! program can be run again afterwards. Memory that cannot be had is an error, and what there was stays.
+//! Invalid data is an error that names the node and the value, in release builds too; the program can be run again
+//! afterwards. A failed allocation is an error and changes nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -16,7 +16,7 @@ use quadriga_runtime::{
     Backend as _, BackendError, Layout, Region, SplitSource, TensorPlace, Usage, WeightLayout, compute_once,
 };
 
-/// Runs a graph with a bad list of indices, then with a good one.
+/// Runs a graph with invalid indices, then with valid ones.
 fn refuses(graph: &Graph, input: &str, bad: &[i32], good: &[i32], names: &str) {
     for isa in Isa::available() {
         for (threads, packed) in [(1, true), (3, true), (2, false)] {
@@ -38,7 +38,7 @@ fn refuses(graph: &Graph, input: &str, bad: &[i32], good: &[i32], names: &str) {
 }
 
 #[test]
-fn rows_to_read_must_be_there() {
+fn indices_of_rows_to_read_are_checked() {
     let build = |weights: bool| {
         let g = GraphBuilder::new();
         let ids = g.input("ids", DType::I32, [3]);
@@ -60,7 +60,7 @@ fn rows_to_read_must_be_there() {
 }
 
 #[test]
-fn rows_to_write_must_be_there() {
+fn indices_of_rows_to_write_are_checked() {
     let g = GraphBuilder::new();
     let target = g.state("cache", DType::F16, [10, 300]);
     let (x, ids) = (g.input("x", DType::F32, [3, 300]), g.input("ids", DType::I32, [3]));
@@ -72,7 +72,7 @@ fn rows_to_write_must_be_there() {
 }
 
 #[test]
-fn experts_must_be_there() {
+fn indices_of_experts_are_checked() {
     for dtype in [DType::F32, DType::Q8_0, DType::F16] {
         let g = GraphBuilder::new();
         let bytes = dtype.row_bytes(4 * 40 * 64).unwrap();
@@ -87,7 +87,7 @@ fn experts_must_be_there() {
 }
 
 #[test]
-fn spans_must_lie_among_the_keys() {
+fn spans_are_checked_against_the_keys() {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [2, 2, 32]);
     let (k, v) = (g.input("k", DType::F32, [1, 5, 32]), g.input("v", DType::F32, [1, 5, 32]));
@@ -101,7 +101,7 @@ fn spans_must_lie_among_the_keys() {
 }
 
 #[test]
-fn of_two_rows_for_one_place_the_last_wins_on_any_number_of_threads() {
+fn of_two_rows_with_one_index_the_last_wins_on_any_number_of_threads() {
     let g = GraphBuilder::new();
     let target = g.state("cache", DType::F32, [4, 700]);
     let (x, ids) = (g.input("x", DType::F32, [3, 700]), g.input("ids", DType::I32, [3]));
@@ -122,7 +122,7 @@ fn of_two_rows_for_one_place_the_last_wins_on_any_number_of_threads() {
 }
 
 #[test]
-fn too_much_memory_is_an_error_with_the_bytes_wanted_and_free() {
+fn too_large_an_allocation_is_an_error_with_the_requested_and_free_bytes() {
     let backend = Backend::new().unwrap();
     for bytes in [1 << 45, usize::MAX / 2, usize::MAX] {
         let error = backend.allocate(bytes, Usage::Compute).unwrap_err();
@@ -160,7 +160,7 @@ fn mapped_bytes_are_used_in_place_and_never_written() {
     buffer.read(8, &mut bytes).unwrap();
     assert_eq!(f32::from_le_bytes(bytes), 2.0);
 
-    // A node whose result would lie in the map is refused, not computed.
+    // A node whose result would be in the map is refused.
     let g = GraphBuilder::new();
     g.output("y", g.input("x", DType::F32, [64]).silu());
     let graph = g.finish().unwrap();
@@ -255,7 +255,7 @@ fn results_that_overlap_the_end_of_a_packed_weight_are_refused() {
 }
 
 #[test]
-fn results_that_overlap_inputs_by_half_are_refused() {
+fn results_that_overlap_inputs_partly_are_refused() {
     let backend = Backend::new().unwrap();
     let g = GraphBuilder::new();
     let (x, y) = (g.input("x", DType::F32, [64]), g.input("y", DType::F32, [64]));

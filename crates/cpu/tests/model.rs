@@ -1,5 +1,5 @@
-//! A small model of the llama family, from token to scores: right by the oracle, and the same bit for bit whatever
-//! the number of threads, with or without joined steps.
+//! A small model of the llama family, from token to logits: close to the oracle, and the same bit for bit whatever the
+//! number of threads, with or without fusion.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -102,7 +102,7 @@ fn run(graph: &Graph, backend: &Backend, packed: bool, runs: &[[(&'static str, V
 }
 
 #[test]
-fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining() {
+fn a_model_agrees_with_the_oracle_whatever_the_threads_and_fusion() {
     for (tokens, dtype, cache) in [
         (1, DType::Q8_0, DType::F16),
         (1, DType::F32, DType::F32),
@@ -125,8 +125,8 @@ fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining()
                 let backend = Backend::builder().isa(isa).threads(threads).fuse(fuse).build().unwrap();
                 let scores = run(&graph, &backend, true, &runs);
                 let nmse = error(&scores, &right);
-                // With quantized weights, activations are rounded to 15 bits, or to bf16 for many rows on AMX, once per
-                // product: fourteen times in a row.
+                // With quantized weights, activations are rounded to 15 bits, or to bf16 for many rows on AMX, in each of
+                // fourteen matmuls.
                 let limit = match dtype {
                     DType::F32 | DType::F16 => 1e-9,
                     _ if isa.amx().is_some() && tokens > 12 => 2e-3,
@@ -147,7 +147,7 @@ fn a_model_gives_what_the_oracle_gives_and_never_depends_on_threads_or_joining()
 }
 
 #[test]
-fn joining_changes_no_bit_where_tensors_share_memory() {
+fn fusion_changes_no_bit_where_tensors_share_memory() {
     use quadriga_runtime::{Scheduler, Values};
     for (tokens, dtype) in [(1, DType::Q8_0), (1, DType::F32), (3, DType::Q4_0), (1, DType::Q4_1)] {
         let graph = model(tokens, dtype, DType::F16);
@@ -172,10 +172,10 @@ fn joining_changes_no_bit_where_tensors_share_memory() {
 }
 
 #[test]
-fn a_weight_that_a_later_graph_reads_otherwise_is_arranged_anew_for_both() {
+fn a_weight_is_relaid_when_a_later_graph_needs_another_layout() {
     use quadriga_graph::BuildError;
     use quadriga_runtime::{Scheduler, Session};
-    // Multiplied, the weight is packed; looked at through a view, it must be plain.
+    // A matmul packs the weight; a view of it needs the plain layout.
     let graph = |viewed: bool| -> Result<Graph, BuildError> {
         let g = GraphBuilder::new();
         let w = g.weight("w", random_weight(&mut Rng::new(3), DType::Q8_0, [64, 64]));

@@ -1,4 +1,4 @@
-//! What the thread pool promises: every chunk once, barriers that order memory, and no deadlock after a failure.
+//! The thread pool: every chunk runs once, barriers order memory, and failures neither deadlock nor leave threads behind.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
@@ -35,7 +35,7 @@ fn every_chunk_of_every_step_is_done_once() {
 }
 
 #[test]
-fn steps_without_a_barrier_lose_nothing() {
+fn steps_without_a_barrier_between_them_run_every_chunk_once() {
     for threads in COUNTS {
         let pool = Pool::new(threads).unwrap();
         let steps: Vec<_> = (0..200).map(|i| counters(i % 5)).collect();
@@ -73,7 +73,7 @@ fn the_count_can_change_between_runs() {
 }
 
 #[test]
-fn two_sessions_share_one_pool() {
+fn callers_on_several_threads_share_one_pool() {
     for threads in COUNTS {
         let pool = Pool::new(threads).unwrap();
         std::thread::scope(|scope| {
@@ -90,7 +90,7 @@ fn two_sessions_share_one_pool() {
 }
 
 #[test]
-fn a_panic_becomes_an_error_and_the_pool_lives_on() {
+fn a_panic_becomes_an_error_and_the_pool_stays_usable() {
     for threads in COUNTS {
         let pool = Pool::new(threads).unwrap();
         let result = pool.run(&|worker| {

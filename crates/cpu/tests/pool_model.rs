@@ -1,4 +1,4 @@
-//! The pool under loom: every interleaving of small runs.
+//! The pool model-checked with loom: every interleaving of small runs.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -50,7 +50,7 @@ fn a_failure_opens_the_barrier() {
 }
 
 #[test]
-fn three_threads_meet_twice() {
+fn three_threads_pass_two_barriers() {
     model(|| {
         let pool = Pool::new(3).unwrap();
         let sum = AtomicUsize::new(0);

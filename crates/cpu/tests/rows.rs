@@ -1,5 +1,4 @@
-//! Rows written by index end up where the index says, on any number of threads: of several rows for one place the last
-//! stays, whatever the order of places.
+//! `set_rows` on any number of threads: of several rows with the same index the last wins, whatever the order of indices.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
@@ -12,7 +11,7 @@ use quadriga_cpu::isa::Isa;
 use quadriga_graph::{DType, GraphBuilder};
 
 #[test]
-fn of_several_rows_for_one_place_the_last_stays() {
+fn of_several_rows_with_one_index_the_last_wins() {
     let seed = 71;
     println!("seed {seed}");
     let mut rng = Rng::new(seed);
@@ -40,7 +39,7 @@ fn of_several_rows_for_one_place_the_last_stays() {
             for (row, id) in new.chunks_exact(columns).zip(ids) {
                 want[*id as usize * columns..][..columns].copy_from_slice(row);
             }
-            // Small whole numbers: the same in both types.
+            // Small integers are exact in both types.
             let bytes = |values: &[f32]| match dtype {
                 DType::F32 => bytes_of(values),
                 _ => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
@@ -50,7 +49,7 @@ fn of_several_rows_for_one_place_the_last_stays() {
             placed.set("ids", &bytes_of_i32(ids)).unwrap();
             placed.run().unwrap();
             let got = placed.read(graph.leaf("cache").unwrap());
-            assert!(got == bytes(&want), "{dtype}, {isa}, {threads} threads, places {ids:?}");
+            assert!(got == bytes(&want), "{dtype}, {isa}, {threads} threads, indices {ids:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Vector helpers on every instruction set, judged by f64.
+//! SIMD row functions on every instruction set, compared with f64.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
@@ -22,8 +22,7 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
-/// Numbers of both signs whose sizes are spread evenly over all magnitudes up to `reach`, every one of a few thousand
-/// steps for each doubling, with the ends.
+/// Numbers of both signs, evenly spaced in exponent up to `reach`: a few thousand for each power of two, and both ends.
 fn sweep(reach: f32) -> Vec<f32> {
     let (first, last) = (1e-30_f32.to_bits(), reach.to_bits());
     let sizes = (first..last).step_by(4093).chain([last]);
@@ -35,7 +34,7 @@ fn sweep(reach: f32) -> Vec<f32> {
 #[test]
 fn functions_keep_their_error_bounds() {
     let p = |n: i32| 2.0_f64.powi(n);
-    // Function, exact value, how far it is tried, relative bound, absolute bound for each unit of max(1, |x|).
+    // Function, exact function, largest |x|, relative bound, absolute bound in units of max(1, |x|).
     type Case = (Map, fn(f64) -> f64, f32, f64, f64);
     let cases: [Case; 8] = [
         (Map::Exp, f64::exp, 87.3, p(-22), 0.0),
@@ -54,7 +53,7 @@ fn functions_keep_their_error_bounds() {
             vec::map(isa, function, &x, &mut y);
             for (x, y) in x.iter().zip(&y) {
                 let want = exact(f64::from(*x));
-                // Results below the least normal number may be anything as small.
+                // Results below the smallest normal number may have any error of that size.
                 let bound = relative * want.abs() + absolute * f64::from(x.abs()).max(1.0) + 1.2e-38;
                 let error = (f64::from(*y) - want).abs();
                 assert!(error <= bound, "{isa} {function:?}({x}) = {y}, not {want}: error {error:e}");
@@ -121,7 +120,7 @@ fn rows_keep_their_error_bounds() {
                         "{isa} norm of {n}: {y}, not {want}"
                     );
                 }
-                // Differences of large numbers are rounded before the exponential sees them.
+                // Differences of large numbers are rounded before the exponential is taken.
                 let spread = row(&mut rng, n, reach.min(30.0));
                 let most = spread.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let exact: Vec<f64> =
@@ -163,7 +162,7 @@ fn rows_keep_their_error_bounds() {
 }
 
 #[test]
-fn exponentials_at_the_ends() {
+fn exponentials_at_the_ends_of_the_range() {
     for isa in Isa::available() {
         let x = [f32::NEG_INFINITY, -1e30, -90.0, 0.0, 88.0, 89.5, f32::INFINITY, f32::NAN];
         let mut y = [7.0; 8];
@@ -249,7 +248,7 @@ fn norms_and_softmax() {
 }
 
 #[test]
-fn rotary_pairs_turn() {
+fn rope_rotates_pairs() {
     let mut rng = Rng::new(8);
     for isa in Isa::available() {
         for pairs in [1, 4, 16, 19, 32] {

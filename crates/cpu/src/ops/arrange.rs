@@ -1,4 +1,4 @@
-//! Operations that move elements, or blank some out.
+//! Data movement: concat, repeat, pad and diagonal masks.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ impl Kernel for DiagMaskKernel {
 
 struct ConcatKernel {
     axis: usize,
-    /// Each input with where it starts along the joined dimension.
+    /// Each input, with its offset along the concatenated axis.
     inputs: Vec<(usize, TensorView)>,
     out: TensorView,
 }

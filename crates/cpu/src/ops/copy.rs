@@ -1,4 +1,4 @@
-//! Copies in another type, shape or order.
+//! Copies that change type, shape or strides.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ struct CopyKernel {
     serial: bool,
 }
 
-/// The elements of `x`, in row-major order, written to `out` in its type. Where one of them is a block type, their
-/// rows have the same length.
+/// Copies the elements of `x`, in row-major order, to `out`, and converts them to its type. If either has a block type,
+/// their rows have the same length.
 pub(super) fn copy(x: &TensorView, out: &TensorView) -> StepPart {
     let serial = out.overlaps_itself();
     let elements = out.elements();

@@ -1,4 +1,4 @@
-//! Operations on each element alone.
+//! Elementwise operations: binary, unary, scale, clamp and gated linear units.
 
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ pub(super) fn binary(binary: Binary, a: &TensorView, b: &TensorView, out: &Tenso
 }
 
 impl ZipKernel {
-    /// Works on the tensors where they lie, if they are dense rows of `f32`.
+    /// Computes without conversion, if all rows are dense `f32`; returns whether it did.
     fn direct(&self, place: [usize; 3], columns: &Range<usize>) -> bool {
         if self.b.cols() != self.out.cols() {
             return false;
@@ -73,13 +73,13 @@ impl ZipKernel {
         let (first, count) = (columns.start, columns.len());
         let (Some(a), Some(b), Some(out)) = (
             self.a.floats_at(place, first, count),
-            self.b.floats_at(repeated(&self.b, place), first, count),
+            self.b.floats_at(broadcast(&self.b, place), first, count),
             self.out.floats_at(place, first, count),
         ) else {
             return false;
         };
-        // SAFETY: all three have `count` elements there; compiling has checked that the result lies exactly where an
-        // input lies, or apart from it.
+        // SAFETY: all three have `count` elements there; compilation has checked that the result is either exactly in
+        // place of an input or does not overlap it.
         unsafe { vec::zip_raw(self.isa, self.function, a, b, out, count) };
         true
     }
@@ -104,7 +104,7 @@ impl Kernel for ZipKernel {
                 let (start, len) = (columns.start + part.start, part.len());
                 let (Some(x), Some(y)) = (first.get_mut(..len), second.get_mut(..len)) else { continue };
                 self.a.load_at(place, start, x);
-                load_repeated(&self.b, place, start, y);
+                load_broadcast(&self.b, place, start, y);
                 // SAFETY: both have `len` elements.
                 unsafe { vec::zip_raw(self.isa, self.function, x.as_ptr(), y.as_ptr(), x.as_mut_ptr(), len) };
                 self.out.store_at(place, start, x);
@@ -114,16 +114,16 @@ impl Kernel for ZipKernel {
     }
 }
 
-/// The place of a row in a tensor that is repeated along every dimension.
-fn repeated(from: &TensorView, [i0, i1, i2]: [usize; 3]) -> [usize; 3] {
+/// The place of a row in a tensor that is broadcast along every dimension.
+fn broadcast(from: &TensorView, [i0, i1, i2]: [usize; 3]) -> [usize; 3] {
     let [d0, d1, d2, _] = from.dims.map(|d| d.max(1));
     [i0 % d0, i1 % d1, i2 % d2]
 }
 
-/// Loads from a tensor that is repeated along every dimension.
-fn load_repeated(from: &TensorView, place: [usize; 3], first: usize, out: &mut [f32]) {
+/// Loads from a tensor that is broadcast along every dimension.
+fn load_broadcast(from: &TensorView, place: [usize; 3], first: usize, out: &mut [f32]) {
     let cols = from.cols();
-    let place = repeated(from, place);
+    let place = broadcast(from, place);
     if cols == 1 {
         let mut one = [0.0];
         from.load_at(place, 0, &mut one);
@@ -141,7 +141,7 @@ fn load_repeated(from: &TensorView, place: [usize; 3], first: usize, out: &mut [
     }
 }
 
-/// A function of a segment.
+/// A function that changes a segment in place.
 type SegmentFunction = Box<dyn Fn(&mut [f32]) + Send + Sync>;
 
 struct MapKernel {
@@ -232,14 +232,14 @@ pub(super) fn gated(
         part.by_columns = Some([out.rows(), out.cols()]);
     }
     if inputs.len() == 1 && partition.is_by_rows() {
-        // A row of the result needs the row of the one input, which is twice as long.
+        // Both factors are in the same row of the one input, which is twice as long.
         part.accesses = vec![Access::writes_own(out, partition), Access::reads_own(&gate_view, partition)];
     }
     part
 }
 
 impl GatedKernel {
-    /// Works on the tensors where they lie, if they are dense rows of `f32`.
+    /// Computes without conversion, if all rows are dense `f32`; returns whether it did.
     fn direct(&self, place: [usize; 3], columns: &Range<usize>) -> bool {
         let (first, count) = (columns.start, columns.len());
         let (Some(gate), Some(up), Some(out)) = (
@@ -249,8 +249,8 @@ impl GatedKernel {
         ) else {
             return false;
         };
-        // SAFETY: all three have `count` elements there; compiling has checked that the result lies exactly where an
-        // input of the same shape lies, or apart from it.
+        // SAFETY: all three have `count` elements there; compilation has checked that the result is either exactly in
+        // place of an input of the same shape or does not overlap it.
         unsafe { vec::zip_raw(self.isa, self.function, gate, up, out, count) };
         true
     }

@@ -1,4 +1,4 @@
-//! Products with chosen experts: rows are sorted by expert, so that each expert multiplies its rows at once.
+//! Matmuls of a mixture of experts: rows are sorted by expert, so that each expert multiplies all its rows at once.
 
 use quadriga_graph::DType;
 
@@ -12,7 +12,7 @@ use crate::pool::Worker;
 use crate::step::{Access, TeamError, TeamKernel, WorkMemory};
 use crate::view::TensorView;
 
-/// The expert of token `t`, choice `u`, checked.
+/// The expert in slot `u` of token `t`, checked.
 pub(super) fn expert(ids: &TensorView, t: usize, u: usize, experts: usize) -> Result<usize, String> {
     let id = ids.index([0, 0, t], u);
     usize::try_from(id)
@@ -21,12 +21,12 @@ pub(super) fn expert(ids: &TensorView, t: usize, u: usize, experts: usize) -> Re
         .ok_or_else(|| format!("expert {id} of token {t} is outside 0..{experts}"))
 }
 
-/// Rows sorted by expert, each expert's rows filled up to whole steps of the activations' form.
+/// Rows sorted by expert, each expert's rows padded to a multiple of the activation format's row granularity.
 ///
 /// ```text
 /// ends    [experts]   one past the last place of each expert
-/// gather  [places]    which row of the activations goes to each place, or none
-/// scatter [places]    which row of the result comes from each place, or none
+/// gather  [places]    the row of the activations that goes to each place, or none
+/// scatter [places]    the row of the result that comes from each place, or none
 /// ```
 struct ExpertLists {
     block: HostBlock,
@@ -41,10 +41,10 @@ impl ExpertLists {
     }
 
     /// # Safety
-    /// Only one thread has the lists.
+    /// No other thread uses the lists.
     #[expect(clippy::mut_from_ref, reason = "the memory is shared among threads, with barriers between uses")]
     unsafe fn for_writing(&self) -> (&mut [u32], &mut [u32], &mut [u32]) {
-        // SAFETY: three parts of the block that do not overlap; nobody else has them (promised by the caller).
+        // SAFETY: three parts of the block that do not overlap; no other thread uses them, as the caller promised.
         unsafe {
             (
                 std::slice::from_raw_parts_mut(self.part(0, self.experts), self.experts),
@@ -71,8 +71,8 @@ impl ExpertLists {
     }
 }
 
-/// Where the row of activations of a token and choice lies. The distances between tokens and between choices may be
-/// anything: rows are counted in steps of their common divisor.
+/// The row of the activations for a token and expert slot. The strides of tokens and of slots are arbitrary: rows are
+/// counted in steps of their greatest common divisor.
 #[derive(Clone, Copy)]
 struct RowsOfTokens {
     step: usize,
@@ -97,7 +97,7 @@ impl RowsOfTokens {
         (t * self.token + u * self.choice) as u32
     }
 
-    /// All rows as a matrix; `None` if there are too many to be counted.
+    /// All rows as a matrix; `None` if row indices do not fit 32 bits.
     fn matrix(self, x: &TensorView) -> Option<ActivationMatrix> {
         let [_, tokens, choices, _] = x.dims;
         let last = (tokens - 1) * self.token + (choices - 1) * self.choice;
@@ -140,7 +140,7 @@ pub(super) fn mul_mat_id(
     let dtype = packed.layout.dtype();
     let rows = tokens * used;
     let experts = packed.count;
-    // The form depends on the number of rows, which filling up may raise: choose again with that.
+    // The activation format depends on the number of rows, which padding may raise: choose again with that.
     let form = |rows| ActivationFormat::choose(context.isa, dtype, rows).map_err(|error| error.to_string());
     let filled = |step: usize| rows + experts.min(rows) * (step - 1);
     let step = form(filled(form(rows)?.row_granularity()))?.row_granularity();
@@ -197,7 +197,7 @@ impl ExpertMatMul {
                 *count += 1;
             }
         }
-        // Counts become starts; placing rows moves each start to its end.
+        // A prefix sum makes starts of counts; placing rows then moves each start to its end.
         let mut start = 0;
         for end in ends.iter_mut() {
             let count = *end;
@@ -231,14 +231,14 @@ impl TeamKernel for ExpertMatMul {
         // SAFETY: the work memory is long enough, and used for these activations alone during this step.
         let activations =
             unsafe { Activations::from_raw(self.isa, dtype, places, columns, work.threads, work.pointer)? };
-        // SAFETY: the program holds the buffer of the activations, which nobody writes in this step. All threads of the
+        // SAFETY: the program holds the buffer of the activations, which this step does not write. All threads of the
         // run execute this, and a barrier follows.
         unsafe { activations.prepare(worker, &self.x.input().gather(gather)?)? };
         worker.barrier()?;
         let rows = self.packed.layout.rows();
         let mut first = 0;
         for (expert, &end) in ends.iter().enumerate() {
-            // Whole steps, of which the filling goes nowhere: a panel is only read as a whole.
+            // Padding rows are computed and discarded: a panel is only read as a whole.
             let end = (end as usize).next_multiple_of(self.step);
             let Some(scatter) = scatter.get(first..end).filter(|scatter| !scatter.is_empty()) else {
                 continue;
@@ -248,7 +248,7 @@ impl TeamKernel for ExpertMatMul {
             // writing; each of its rows is in the list of one expert.
             let output = unsafe { Output::from_raw(self.out, self.tokens * self.used, rows, rows) };
             let output = output.scatter(scatter)?;
-            // SAFETY: the program holds the buffer of the weights, which nobody writes.
+            // SAFETY: the program holds the buffer of the weights, which are never written.
             let bytes = unsafe { matrix.bytes() };
             let product =
                 matmul::Matmul { layout: &matrix.layout, packed: bytes, output: &output, first_row: first };

@@ -1,4 +1,4 @@
-//! Matrix products in plain Rust, for weights as they lie in memory: any type, any strides between rows.
+//! Lowering of matmuls, and plain kernels for weights that are not packed: any type, any strides between rows.
 
 use std::ops::Range;
 
@@ -110,7 +110,7 @@ impl Kernel for MatMulKernel {
                 for row in block * UNIT..((block + 1) * UNIT).min(n) {
                     load_row(&self.w, [i0 / repeat_b, i1 / repeat_h, row], weights);
                     for i in 0..m {
-                        // SAFETY: a product never works in place: its input is not written while it runs.
+                        // SAFETY: a matmul never works in place: its input is not written while it runs.
                         let sum = match unsafe { self.x.row_f32([i0, i1, i]) } {
                             Some(x) => vec::dot(self.isa, weights, x),
                             None => {

@@ -1,4 +1,4 @@
-//! Normalisation of rows and of groups of channels.
+//! Layer norm, RMS norm, L2 norm and group norm.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::partition::Partition;
 use crate::step::{Access, Kernel, StepPart, WorkMemory};
 use crate::view::{SEGMENT, TensorView, segments};
 
-/// Which normalisation.
+/// The norm of a row.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum NormKind {
     Norm,
@@ -46,7 +46,7 @@ pub(super) fn sum_of(values: &[f32], f: impl Fn(f32) -> f32) -> f64 {
     lanes.iter().map(|lane| f64::from(*lane)).sum()
 }
 
-/// A running sum over the rows of a tensor.
+/// The sum of a function over some rows of a tensor.
 fn sum_rows(x: &TensorView, rows: impl Iterator<Item = usize>, f: impl Fn(f32) -> f32) -> f64 {
     let mut values = [0.0; SEGMENT];
     let mut sum = 0.0;
@@ -76,7 +76,7 @@ fn apply(x: &TensorView, out: &TensorView, rows: impl Iterator<Item = usize>, me
 }
 
 impl NormKernel {
-    /// The root-mean-square norm on the tensors where they lie, if they are dense rows of `f32`.
+    /// Computes the RMS norm without conversion, if both rows are dense `f32`; returns whether it did.
     fn direct(&self, row: usize) -> bool {
         let (place, cols) = (self.x.place(row), self.x.cols());
         let (Some(x), Some(out)) = (self.x.floats_at(place, 0, cols), self.out.floats_at(place, 0, cols))
@@ -84,8 +84,8 @@ impl NormKernel {
             return false;
         };
         let null = std::ptr::null_mut();
-        // SAFETY: both have `cols` elements there; compiling has checked that the result lies exactly where the input
-        // lies, or apart from it.
+        // SAFETY: both have `cols` elements there; compilation has checked that the result is either exactly in place
+        // of the input or does not overlap it.
         unsafe { vec::rms_norm_add(self.isa, null, x, null, null, self.eps, out, cols) };
         true
     }

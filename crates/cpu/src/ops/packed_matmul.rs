@@ -1,5 +1,5 @@
-//! Products with packed weights: the activations are prepared in one step and multiplied in the next, together with
-//! every other product of the same activations.
+//! Matmuls with packed weights: one step prepares (quantizes) the activations, the next multiplies them with every weight
+//! that shares them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::pool::Worker;
 use crate::step::{Access, Kernel, StepPart, TINY, TeamError, TeamKernel, WorkMemory};
 use crate::view::TensorView;
 
-/// The most products that share one step.
+/// The most matmuls of one step.
 pub(crate) const MAX_MATMULS: usize = 8;
 
-/// Rows of activations in memory.
+/// Activations in memory: rows at equal distances.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct ActivationMatrix {
     pub(super) pointer: *const u8,
@@ -30,11 +30,11 @@ pub(super) struct ActivationMatrix {
 }
 
 impl ActivationMatrix {
-    /// All rows of a tensor, if they are equally far apart.
+    /// All rows of a tensor, if they are at equal distances.
     pub(super) fn of(view: &TensorView) -> Option<ActivationMatrix> {
         let [d0, d1, d2, columns] = view.dims;
         let [s0, s1, s2, _] = view.strides;
-        // The distance between rows is that of the innermost dimension that has more than one.
+        // The distance between rows is the stride of the innermost dimension with more than one.
         let (mut rows, mut row_bytes) = (1, s2);
         for (extent, stride) in [(d2, s2), (d1, s1), (d0, s0)] {
             if extent == 1 {
@@ -55,7 +55,7 @@ impl ActivationMatrix {
         ActivationMatrix::new(view, [i0, i1, 0], view.dims[2], view.strides[2], view.cols())
     }
 
-    /// Rows of a tensor, equally far apart, from a place on.
+    /// Rows of a tensor at equal distances, from a place on.
     pub(super) fn new(
         view: &TensorView,
         place: [usize; 3],
@@ -72,21 +72,21 @@ impl ActivationMatrix {
     }
 
     /// # Safety
-    /// The invariant of the [`TensorView`] that the matrix is of holds, and nobody writes to it.
+    /// The invariant of the tensor's [`TensorView`] holds, and no thread writes to the tensor.
     pub(super) unsafe fn input<'a>(&self) -> Input<'a> {
         // SAFETY: promised by the caller.
         unsafe { Input::from_raw(self.pointer, self.element, self.rows, self.columns, self.row_bytes) }
     }
 }
 
-/// Work memory of a product.
+/// Work memory that a matmul needs.
 #[derive(Clone, Copy)]
 pub(crate) struct WorkMemoryNeed {
     pub(super) isa: Isa,
     pub(super) dtype: DType,
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// Whether every thread has activations of its own.
+    /// Whether every thread has its own copy of the activations.
     pub(super) private: bool,
 }
 
@@ -101,7 +101,7 @@ impl WorkMemoryNeed {
         Activations::work_bytes(self.isa, self.dtype, self.rows, self.columns, threads)
     }
 
-    /// Bytes of one thread's activations as floats, and as prepared, with scratch memory.
+    /// Bytes of one thread's activations as f32, and of the prepared activations with scratch memory.
     fn private_bytes(&self) -> Result<[usize; 2], KernelError> {
         let (rows, columns) = (self.rows, self.columns);
         let aligned = |bytes: usize| bytes.checked_next_multiple_of(64);
@@ -111,7 +111,7 @@ impl WorkMemoryNeed {
     }
 }
 
-/// A product of activations with one packed matrix.
+/// A matmul of activations with one packed matrix.
 pub(crate) struct PackedMatMul {
     x: ActivationMatrix,
     x_view: TensorView,
@@ -119,9 +119,9 @@ pub(crate) struct PackedMatMul {
     out: *mut f32,
     isa: Isa,
     format: ActivationFormat,
-    /// Whether every thread prepares the activations for itself.
+    /// Whether every thread prepares its own copy of the activations.
     private: bool,
-    /// How they come about, where they are not `x` in memory.
+    /// The fused prologue that computes the activations, if they are not `x` in memory.
     source: Option<Arc<ActivationSource>>,
     accesses: Vec<Access>,
     name: usize,
@@ -132,7 +132,7 @@ unsafe impl Send for PackedMatMul {}
 // SAFETY: as above.
 unsafe impl Sync for PackedMatMul {}
 
-/// Whether activations are so few that threads had better not share the work of preparing them.
+/// Whether activations are so few that every thread prepares its own copy.
 pub(crate) fn is_small(rows: usize, columns: usize) -> bool {
     rows <= 1 || rows.saturating_mul(columns) <= TINY
 }
@@ -158,13 +158,13 @@ impl PackedMatMul {
         self.name = name;
     }
 
-    /// Indices of the names of the nodes that are computed.
+    /// Indices of the names of its nodes.
     pub(crate) fn names(&self) -> impl Iterator<Item = usize> {
         let fused = self.source.iter().flat_map(|source| source.names.iter().copied());
         fused.chain(std::iter::once(self.name))
     }
 
-    /// Whether every thread prepares the activations for itself.
+    /// Whether every thread prepares its own copy of the activations.
     pub(crate) fn is_private(&self) -> bool {
         self.private
     }
@@ -178,7 +178,7 @@ impl PackedMatMul {
         &self.accesses
     }
 
-    /// Whether two products can use the same prepared activations.
+    /// Whether two matmuls can use the same prepared activations.
     pub(crate) fn shares_activations(&self, other: &PackedMatMul) -> bool {
         let tensor = |product: &PackedMatMul| product.source.as_ref().map(|source| source.tensor);
         self.x == other.x && self.format == other.format && tensor(self) == tensor(other)
@@ -193,8 +193,8 @@ impl PackedMatMul {
 
     fn activations(&self, work: WorkMemory) -> Result<Activations<'static>, KernelError> {
         self.check_work(work)?;
-        // SAFETY: the work memory is long enough, zeroed when made, and used for these activations alone from the
-        // step that prepares them to the one that multiplies them, which are neighbours.
+        // SAFETY: the work memory is long enough, zeroed when allocated, and used for these activations alone in the
+        // step that prepares them and in the next, which multiplies them.
         unsafe {
             Activations::from_raw(
                 self.isa,
@@ -215,7 +215,7 @@ impl PackedMatMul {
         Ok(())
     }
 
-    /// The activations, made by this thread for itself.
+    /// This thread's own copy of the activations.
     fn own_activations(
         &self,
         worker: &Worker<'_>,
@@ -230,8 +230,8 @@ impl PackedMatMul {
         let [floats_bytes, prepared_bytes] = need.private_bytes()?;
         let ActivationMatrix { rows, columns, .. } = self.x;
         let floats = work.pointer.wrapping_add(worker.index() * (floats_bytes + prepared_bytes));
-        // SAFETY: each thread has as much of the work memory, which is long enough, for itself; what it reads was written
-        // before the last barrier, and joining has checked that this step does not write it.
+        // SAFETY: the work memory is long enough, and each thread has an equal part of it for itself; the inputs were
+        // written before the last barrier, and fusion has checked that this step does not write them.
         unsafe {
             let prepared = floats.wrapping_add(floats_bytes);
             let own = Activations::private(self.isa, need.dtype, rows, columns, prepared)?;
@@ -275,18 +275,18 @@ impl Kernel for PrepareKernel {
     }
 }
 
-/// Products of the same activations.
+/// Matmuls of the same activations, with their fused epilogues.
 pub(crate) struct MatMulStep {
     /// At most [`MAX_MATMULS`].
     pub(crate) matmuls: Vec<PackedMatMul>,
-    /// What is done to the columns of a product (by number) as soon as they are there, in this order.
+    /// Elementwise parts that run on the columns of a matmul (by index) as soon as they are computed, in this order.
     pub(crate) epilogues: Vec<(usize, StepPart)>,
-    /// Whether a thread computes the same columns of all products, which have equally many.
+    /// Whether a thread computes the same columns of all matmuls, which have equally many.
     pub(crate) together: bool,
 }
 
 impl MatMulStep {
-    /// One product.
+    /// A step of one matmul.
     pub(crate) fn new(matmul: PackedMatMul) -> MatMulStep {
         MatMulStep { matmuls: vec![matmul], epilogues: Vec::new(), together: false }
     }
@@ -296,7 +296,7 @@ impl TeamKernel for MatMulStep {
     fn prefetch(&self, worker: &Worker<'_>) {
         let Some(first) = self.matmuls.first().filter(|first| first.x.rows == 1) else { return };
         let matrices = self.matmuls.iter().map(|product| {
-            // SAFETY: the program holds the buffer of the weights, which nobody writes.
+            // SAFETY: the program holds the buffer of the weights, which are never written.
             (&product.packed.layout, unsafe { product.packed.bytes() })
         });
         matmul::prefetch_first(worker, first.format, matrices, self.together);
@@ -310,14 +310,14 @@ impl TeamKernel for MatMulStep {
             let product = self.matmuls.get(i).unwrap_or(last);
             let columns = product.packed.layout.rows();
             // SAFETY: the result is a contiguous tensor of these rows and columns in a buffer that the program
-            // holds for writing, and no other product or step writes it before the next barrier.
+            // holds for writing, and no other matmul or step writes it before the next barrier.
             unsafe { Output::from_raw(product.out, product.x.rows, columns, columns) }
         });
         let products: [matmul::Matmul<'_>; MAX_MATMULS] = std::array::from_fn(|i| {
             let product = self.matmuls.get(i).unwrap_or(last);
             matmul::Matmul {
                 layout: &product.packed.layout,
-                // SAFETY: the program holds the buffer of the weights, which nobody writes.
+                // SAFETY: the program holds the buffer of the weights, which are never written.
                 packed: unsafe { product.packed.bytes() },
                 output: outputs.get(i).unwrap_or(&outputs[0]),
                 first_row: 0,
@@ -329,8 +329,8 @@ impl TeamKernel for MatMulStep {
                 part.kernel.run_columns(columns.clone());
             }
         };
-        // SAFETY: all threads of the run execute this step, with a barrier before and after it; the step before has
-        // filled the activations, or this thread has filled its own.
+        // SAFETY: all threads of the run execute this step, with a barrier before and after it; the previous step has
+        // prepared the activations, or this thread has prepared its own.
         unsafe { matmul::multiply_fused(worker, &activations, products, self.together, epilogue)? };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Sums, means and orders of rows.
+//! Reductions of rows: sums, means, argmax, argsort and top-k.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -27,7 +27,7 @@ struct SumKernel {
     out: TensorView,
 }
 
-/// One unit: a sum in a fixed order, whatever the number of threads.
+/// The sum of all elements: one unit, so that the order does not depend on the number of threads.
 pub(super) fn sum(x: &TensorView, out: &TensorView) -> StepPart {
     let accesses = vec![Access::reads(x), Access::writes(out)];
     StepPart::new(SumKernel { x: *x, out: *out }, 1, x.elements(), accesses)
@@ -118,7 +118,7 @@ pub(super) fn argsort(order: Order, x: &TensorView, out: &TensorView) -> StepPar
     StepPart::new(SortKernel { order, x: *x, out: *out }, units, 16 * x.elements(), accesses)
 }
 
-/// The `k` largest are the first of the descending order.
+/// The `k` largest: the first of the descending order.
 pub(super) fn top_k(_k: usize, x: &TensorView, out: &TensorView) -> StepPart {
     let units = x.rows();
     let accesses =

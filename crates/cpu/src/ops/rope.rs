@@ -1,5 +1,5 @@
-//! Rotary position embedding. The sines and cosines of a run's positions are computed once and shared by every
-//! operation that turns by the same positions in the same way.
+//! Rotary position embedding (RoPE). The sines and cosines of a run's positions are computed once and shared by all RoPE
+//! nodes with the same positions and parameters.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::partition::Partition;
 use crate::step::{Access, Kernel, StepPart, WorkMemory};
 use crate::view::TensorView;
 
-/// What makes two tables equal.
+/// The inputs that determine a table.
 #[derive(Clone, Copy, PartialEq)]
 struct RopeTableKey {
     positions: TensorId,
@@ -42,14 +42,14 @@ impl RopeTable {
     }
 }
 
-/// The tables of one program.
+/// The sine and cosine tables of one program.
 #[derive(Default)]
 pub(crate) struct RopeTables {
     made: Vec<(RopeTableKey, Arc<RopeTable>)>,
 }
 
 impl RopeTables {
-    /// Bytes that the tables take.
+    /// Bytes of all tables.
     pub(crate) fn bytes(&self) -> usize {
         self.made.iter().map(|(_, table)| table.block.bytes()).sum()
     }
@@ -117,7 +117,7 @@ pub(super) fn rope(
     let table = match tables.made.iter().find(|(k, _)| *k == key) {
         Some((_, table)) => Arc::clone(table),
         None => {
-            let bytes = tokens.checked_mul(pairs * 8).ok_or("the table of angles is too large")?;
+            let bytes = tokens.checked_mul(pairs * 8).ok_or("the RoPE table is too large")?;
             let block = HostBlock::zeroed(bytes).map_err(|error: BackendError| error.to_string())?;
             let table = Arc::new(RopeTable { block, pairs });
             tables.made.push((key, Arc::clone(&table)));
@@ -167,7 +167,7 @@ impl RopeKernel {
         if let (Some(x), Some(out)) =
             (self.x.floats_at(place, 0, columns), self.out.floats_at(place, 0, columns))
         {
-            // SAFETY: both rows have these elements, which this unit alone touches; they may be the same.
+            // SAFETY: both rows have these elements, which only this unit accesses; they may be the same.
             let out = unsafe {
                 std::ptr::copy(x, out, columns);
                 std::slice::from_raw_parts_mut(out, columns)

@@ -1,4 +1,4 @@
-//! Rows picked and replaced by index.
+//! Row lookups (`get_rows`) and row updates (`set_rows`) by index.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ impl Kernel for GetRowsKernel {
             if let Some(packed) = &self.packed {
                 let matrix = packed.matrix(b * self.x.dims[1] + h)?;
                 with_floats(self.x.cols(), |values| {
-                    // SAFETY: the program holds the buffer of the weights, which nobody writes.
+                    // SAFETY: the program holds the buffer of the weights, which are never written.
                     let bytes = unsafe { matrix.bytes() };
                     matrix.layout.read_row(bytes, row, values).map_err(|error| error.to_string())?;
                     self.out.store_at(to, 0, values);
@@ -68,8 +68,8 @@ impl Kernel for GetRowsKernel {
     }
 }
 
-/// Columns and new rows that a unit of [`SetRowsKernel`] takes; as many columns are whole blocks of every type. It
-/// takes more rows where there would be more than so many chunks of them: each unit looks at all places.
+/// Columns and new rows of a unit of [`SetRowsKernel`]; the columns are whole blocks of every type. A unit takes more rows
+/// where there would be more than [`CHUNKS`] chunks of rows, since each unit reads all indices.
 const COLUMNS: usize = 1024;
 const ROWS: usize = 16;
 const CHUNKS: usize = 64;
@@ -79,12 +79,12 @@ struct SetRowsKernel {
     x: TensorView,
     ids: TensorView,
     target: TensorView,
-    /// One unit does everything: for targets whose rows share memory.
+    /// Whether one unit does everything: for targets whose rows overlap in memory.
     serial: bool,
 }
 
-/// A unit takes some columns of some new rows of one matrix. If their places are not in ascending order, one unit takes
-/// all rows in turn, so that of two rows for one place the last wins, whatever the number of threads.
+/// A unit takes some columns of some new rows of one matrix. If the indices are not ascending, one unit takes all rows in
+/// order, so that of two rows with the same index the last wins, whatever the number of threads.
 pub(super) fn set_rows(x: &TensorView, ids: &TensorView, target: &TensorView, isa: Isa) -> StepPart {
     let serial = target.overlaps_itself();
     let kernel = SetRowsKernel { isa, x: *x, ids: *ids, target: *target, serial };
@@ -144,7 +144,7 @@ impl SetRowsKernel {
         if let (Some(x), Some(out)) =
             (self.x.floats_at(from, first, len), self.target.halves_at(to, first, len))
         {
-            // SAFETY: both rows have these elements; the new rows are not in the target, which this unit alone writes
+            // SAFETY: both rows have these elements; the new rows are not in the target, which only this unit writes
             // here.
             unsafe {
                 let (x, out) = (std::slice::from_raw_parts(x, len), std::slice::from_raw_parts_mut(out, len));

@@ -1,4 +1,4 @@
-//! Memory of a thread's own, kept from one use to the next.
+//! Thread-local scratch memory, kept from one use to the next.
 
 use std::cell::RefCell;
 
@@ -6,7 +6,7 @@ thread_local! {
     static FLOATS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends `len` floats of unspecified value. A use inside a use gets memory of its own.
+/// Calls `work` with `len` floats of unspecified value. A nested call gets a new allocation.
 pub(super) fn with_floats<T>(len: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
     FLOATS.with(|floats| match floats.try_borrow_mut() {
         Ok(mut floats) => {

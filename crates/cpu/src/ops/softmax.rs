@@ -77,7 +77,7 @@ impl Kernel for SoftMaxKernel {
                 self.scores(place, columns.start, values);
                 largest = largest.max(vec::largest(self.isa, values));
             }
-            // A row with no score above −∞ has no probabilities to share out: zeros.
+            // A row whose scores are all −∞ becomes zeros.
             let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
             let mut sum = sink.map_or(0.0, |sink| f64::from((sink - base).exp()));
             for columns in segments(cols) {

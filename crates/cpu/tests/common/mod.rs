@@ -1,4 +1,4 @@
-//! Runs graphs on a CPU backend with no session: every tensor at an odd place, with guard bytes around it.
+//! Runs graphs on a CPU backend without a session: every tensor at an odd offset, with guard bytes around it.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub(crate) struct Placed<'g> {
 }
 
 impl<'g> Placed<'g> {
-    /// Gives every storage memory of its own and compiles all nodes. `packed` lets the backend pack weights.
+    /// Gives every storage its own memory and compiles all nodes. `packed` lets the backend pack weights.
     pub(crate) fn new(
         graph: &'g Graph,
         backend: &'g Backend,
@@ -42,11 +42,11 @@ impl<'g> Placed<'g> {
                 let uses = uses(graph, id);
                 let uses: Vec<(&Op, usize)> = uses.iter().map(|(node, i)| (graph[*node].op(), *i)).collect();
                 if !uses.iter().any(|(op, _)| op.is_view()) {
-                    let wanted = backend.weight_layout(tensor, &uses);
-                    (layout, bytes) = (wanted.layout, wanted.bytes);
+                    let chosen = backend.weight_layout(tensor, &uses);
+                    (layout, bytes) = (chosen.layout, chosen.bytes);
                 }
             }
-            // Aligned to the element, but to nothing more; for blocks and packed bytes any address is good.
+            // Aligned to the element and no more; block types and packed weights take any address.
             let unit = if tensor.dtype().is_quantized() { 1 } else { tensor.dtype().block_bytes() };
             let offset = (end + MARGIN).next_multiple_of(64) + unit * (1 + 2 * (i % 7));
             offsets.insert(id, (offset, bytes, layout));
