@@ -1,4 +1,4 @@
-//! f32 GEMM of 1024³ on one thread: this project beside the crate `gemm`, alternating, the fastest run of each.
+//! f32 GEMM of 1024³ on one thread: quadriga-cpu beside the crate `gemm`, alternating, the fastest run of each.
 //!
 //! `cargo run --release --manifest-path bench/gemm/Cargo.toml -- [size] [seconds]`
 //!
@@ -44,11 +44,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             unsafe {
                 activations.prepare(worker, &input)?;
                 worker.barrier()?;
-                let product = Matmul { layout: &layout, packed: &*packed, output: &output, first_row: 0 };
-                multiply(worker, &activations, &[product])
+                let matmul = Matmul { layout: &layout, packed: &*packed, output: &output, first_row: 0 };
+                multiply(worker, &activations, &[matmul])
             }
         })?;
-        let product = start.elapsed().as_secs_f64();
+        let multiplying = start.elapsed().as_secs_f64();
         let start = Instant::now();
         layout.pack(&file, packed)?;
         let packing = start.elapsed().as_secs_f64();
@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             );
         }
         let gemm = start.elapsed().as_secs_f64();
-        for (best, time) in best.iter_mut().zip([product, gemm, product + packing]) {
+        for (best, time) in best.iter_mut().zip([multiplying, gemm, multiplying + packing]) {
             *best = best.min(time);
         }
     }

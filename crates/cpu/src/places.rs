@@ -1,9 +1,9 @@
-//! The memory of a split's tensors: every tensor's place, asked for once.
+//! The memory of a split's tensors: `place` is called once for every tensor.
 //!
 //! A caller's `place` function may answer differently each time it is called. Compilation checks one answer and uses
 //! the same one, so that no kernel gets an address that was not checked.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use quadriga_graph::{Graph, TensorId};
 use quadriga_runtime::{Layout, SplitSource, TensorPlace, check_range};
@@ -18,15 +18,15 @@ pub(crate) struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    /// Asks for every place once.
+    /// Calls the split's `place` function once for every tensor.
     pub(crate) fn new(split: &SplitSource<'a>) -> Places<'a> {
         let graph = split.graph;
         let mut places = HashMap::new();
-        let mut asked = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for &node in split.nodes {
             let output = graph.get_node(node).map(|node| node.output());
             for &id in graph.inputs(node).iter().chain(&output) {
-                if asked.insert(id)
+                if seen.insert(id)
                     && let Some(place) = (split.place)(id)
                 {
                     places.insert(id, place);
@@ -55,7 +55,7 @@ impl<'a> Places<'a> {
             return None;
         }
         // SAFETY: the tensor's bytes are inside the buffer. Nothing is read through the view unless compiling the nodes
-        // that read and write the tensor has also checked its alignment and taken its buffer.
+        // that read and write the tensor has also checked its alignment and registered its buffer.
         Some(unsafe { TensorView::new(tensor, buffer.pointer().wrapping_add(place.region.offset)) })
     }
 }

@@ -125,7 +125,7 @@ fn pack(
                         needs: start + group_bytes,
                     });
                 }
-                // SAFETY: the group lies inside `out`, which this function has borrowed, and no other thread has it.
+                // SAFETY: the group is inside `out`, which this function has borrowed, and only this thread writes it.
                 let part = unsafe { std::slice::from_raw_parts_mut(target.0.add(start), group_bytes) };
                 layout.pack_group(group, file, part)?;
             }

@@ -224,7 +224,7 @@ impl PackedMatMul {
         self.check_work(work)?;
         if worker.index() >= work.threads {
             let (has, needs) = (work.threads, worker.index() + 1);
-            return Err(KernelError::Short { what: "threads the work memory was made for", has, needs });
+            return Err(KernelError::Short { what: "threads that the work memory is for", has, needs });
         }
         let need = self.work_need();
         let [floats_bytes, prepared_bytes] = need.private_bytes()?;

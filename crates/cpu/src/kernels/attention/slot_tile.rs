@@ -55,7 +55,7 @@ impl CacheSource for F16 {
 impl CacheSource for Q8 {
     #[inline(always)]
     unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
-        // SAFETY: promised by the caller; a vector lies inside one block.
+        // SAFETY: promised by the caller; a vector is inside one block.
         unsafe {
             let block = row.add(column / 32 * 34);
             let scale = half::f16::from_bits(block.cast::<u16>().read_unaligned()).to_f32();

@@ -230,7 +230,7 @@ pub unsafe fn rms_norm_add(
     dispatch!(isa, body(a: *const f32, x: *const f32, sum: *mut f32, weight: *const f32, eps: f32, out: *mut f32, count: usize) -> ())
 }
 
-/// `x = eˣ / Σ eˣ` over one row; a row of −∞ becomes zeros. Relative error of an element that lies d below the largest:
+/// `x = eˣ / Σ eˣ` over one row; a row of −∞ becomes zeros. Relative error of an element d below the largest:
 /// (16 + n / l + d) · 2⁻²⁴, with n elements and l lanes.
 pub fn softmax(isa: Isa, x: &mut [f32]) {
     #[inline(always)]
