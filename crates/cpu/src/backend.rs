@@ -118,7 +118,7 @@ impl BackendBuilder {
 /// let x = g.input("x", DType::F32, [4]);
 /// g.output("y", x.silu());
 /// let cpu = Backend::builder().threads(2).build()?;
-/// let mut session = Session::new(&Scheduler::new([std::sync::Arc::new(cpu) as _]))?;
+/// let mut session = Session::new(&Scheduler::new(cpu))?;
 /// session.use_graph(g.finish()?)?;
 /// session.run(&[("x", &[0.0_f32, 1.0, 2.0, 3.0])])?;
 /// let y: Vec<f32> = session.read("y")?;

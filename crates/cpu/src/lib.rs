@@ -12,7 +12,7 @@
 //! g.output("sum", x.add(y));
 //!
 //! let cpu = Backend::new()?;
-//! let mut session = Session::new(&Scheduler::new([std::sync::Arc::new(cpu) as _]))?;
+//! let mut session = Session::new(&Scheduler::new(cpu))?;
 //! session.use_graph(g.finish()?)?;
 //! session.run(&[("x", &[1.0_f32; 6]), ("y", &[2.0_f32; 6])])?;
 //! assert_eq!(session.read::<f32>("sum")?, [3.0; 6]);
