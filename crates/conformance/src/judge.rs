@@ -82,7 +82,8 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// Compares an output, contiguous bytes of its type, with the expected values; returns the normalized mean squared error.
+/// Compares an output, contiguous bytes of its type, with the expected values; returns the normalized mean squared
+/// error.
 pub fn judge(tensor: &Tensor, expected: &[f64], found: &[u8], tolerance: Tolerance) -> Result<f64, Mismatch> {
     let dtype = tensor.dtype();
     let bytes = tensor.shape().contiguous(dtype).map_or(0, |(_, bytes)| bytes);

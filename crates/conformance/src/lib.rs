@@ -1,5 +1,5 @@
-//! Tests that a backend computes every operation correctly: a reference evaluator in f64 (the oracle), and a suite of more
-//! than 21,000 cases that compares a backend's results with it.
+//! Tests that a backend computes every operation correctly: a reference evaluator in f64 (the oracle), and a suite of
+//! more than 21,000 cases that compares a backend's results with it.
 //!
 //! [`Oracle`] evaluates any graph, [`compute_node`] one node on plain bytes. [`Suite`] lists the cases, a [`Target`]
 //! computes them ([`BackendTarget`] on one backend, in guarded memory), and [`run_cases`] compares the results.

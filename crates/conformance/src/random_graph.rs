@@ -1,9 +1,9 @@
-//! Random graphs for differential testing: what a backend computes in a session, with planned memory, in-place results and
-//! fusion, against the oracle.
+//! Random graphs for differential testing: what a backend computes in a session, with planned memory, in-place results
+//! and fusion, against the oracle.
 //!
-//! A graph is generated from a seed alone, so a failure is reproduced by its number. Whether a difference is an error cannot be
-//! told from one fixed tolerance, since chains of operations may amplify rounding: the oracle runs again with every node's result
-//! perturbed by about one rounding error, and the tolerance follows from how far the outputs move.
+//! A graph is generated from a seed alone, so a failure is reproduced by its number. Whether a difference is an error
+//! cannot be told from one fixed tolerance, since chains of operations may amplify rounding: the oracle runs again with
+//! every node's result perturbed by about one rounding error, and the tolerance follows from how far the outputs move.
 
 use quadriga_graph::{
     AttentionOptions, BuildError, DType, Graph, GraphBuilder, Pairing, Rope, Unary, Value, Weight,
@@ -27,7 +27,7 @@ pub struct RandomGraph {
     rounding: f64,
 }
 
-/// What the oracle computes for one output.
+/// The oracle's result for one output.
 pub struct Expected {
     /// The output's name.
     pub name: String,
@@ -40,7 +40,8 @@ pub struct Expected {
 /// A result that differs from the expected one.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error(
-    "output {name}: normalized mean squared error {error:.3e} where {tolerance:.3e} is acceptable; first difference at {index}: {found} instead of {expected}"
+    "output {name}: normalized mean squared error {error:.3e}, tolerance {tolerance:.3e}; \
+     largest difference at {index}: {found} instead of {expected}"
 )]
 pub struct Difference {
     /// The output.
@@ -51,9 +52,9 @@ pub struct Difference {
     pub tolerance: f64,
     /// The element that differs most.
     pub index: usize,
-    /// What it is.
+    /// Its value.
     pub found: f64,
-    /// What it should be.
+    /// Its expected value.
     pub expected: f64,
 }
 
@@ -159,7 +160,8 @@ impl RandomGraph {
             Some(seed) => {
                 let mut rng = Rng::new(seed);
                 oracle.run_disturbed(|values| {
-                    // Relative to the largest element: sums and differences of rounded values keep their absolute errors.
+                    // Relative to the largest element: sums and differences of rounded values keep their absolute
+                    // errors.
                     let largest =
                         values.iter().filter(|v| v.is_finite()).fold(0.0f64, |most, v| most.max(v.abs()));
                     for value in values.iter_mut() {

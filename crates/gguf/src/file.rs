@@ -20,8 +20,8 @@ use crate::{
 
 /// A model file, validated when it is opened.
 ///
-/// Later calls fail only if a requested key or tensor is missing or has another type. Keys, strings and tensor data stay
-/// in the file map.
+/// Later calls fail only if a requested key or tensor is missing or has another type. Keys, strings and tensor data
+/// stay in the file map.
 ///
 /// ```
 /// use quadriga_gguf::{File, Writer};

@@ -20,9 +20,9 @@ pub(crate) fn map(path: &Path) -> Result<Data> {
         return Ok(Data::new(Arc::new([0u8; 0])));
     }
     // SAFETY: the map is read-only, owned by the `Mmap` that the returned handle keeps alive, and only ever viewed as
-    // bytes, for which every content is valid. Another process can still modify or truncate the file while it is mapped;
-    // no reader of mapped files can prevent that, and `File::open` documents that it must not happen. All text is
-    // validated again when it is read, so modified bytes cannot become invalid strings.
+    // bytes, for which every content is valid. Another process can still modify or truncate the file while it is
+    // mapped; no reader of mapped files can prevent that, and `File::open` documents that it must not happen. All text
+    // is validated again when it is read, so modified bytes cannot become invalid strings.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed("map"))?;
     Ok(Data::new(Arc::new(map)))
 }

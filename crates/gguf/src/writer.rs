@@ -118,8 +118,8 @@ impl<'a> Writer<'a> {
 
     /// Writes the file atomically: to a temporary file in the same folder, which is synced, then renamed to `path`.
     ///
-    /// A file at `path` stays intact until the complete new file replaces it. On an error, and when a source panics, the
-    /// temporary file is removed.
+    /// A file at `path` stays intact until the complete new file replaces it. On an error, and when a source panics,
+    /// the temporary file is removed.
     pub fn write(self, path: impl AsRef<Path>) -> Result<()> {
         let file = AtomicFile::create(path.as_ref())?;
         let mut out = BufWriter::with_capacity(1 << 20, file.file());

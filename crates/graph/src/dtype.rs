@@ -183,8 +183,8 @@ impl DType {
         )
     }
 
-    /// The size of a contiguous row of `len` elements; `None` if `len` is not a multiple of the block length or the size
-    /// overflows.
+    /// The size of a contiguous row of `len` elements; `None` if `len` is not a multiple of the block length or the
+    /// size overflows.
     pub const fn row_bytes(self, len: usize) -> Option<usize> {
         if !len.is_multiple_of(self.block_len()) {
             return None;

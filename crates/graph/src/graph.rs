@@ -46,9 +46,9 @@ impl Node {
 
 /// An immutable tensor graph, made by [`GraphBuilder`](crate::GraphBuilder).
 ///
-/// Tensors and nodes are in two arrays, indexed by [`TensorId`] and [`NodeId`]. Nodes are in execution order: each reads
-/// only leaves and results of earlier nodes. Indexing with an id of another graph may panic, as indexing a slice does;
-/// [`Graph::get`] and [`Graph::get_node`] return `None` instead.
+/// Tensors and nodes are in two arrays, indexed by [`TensorId`] and [`NodeId`]. Nodes are in execution order: each
+/// reads only leaves and results of earlier nodes. Indexing with an id of another graph may panic, as indexing a slice
+/// does; [`Graph::get`] and [`Graph::get_node`] return `None` instead.
 ///
 /// ```
 /// use quadriga_graph::{DType, GraphBuilder, Weight};
@@ -187,8 +187,8 @@ impl Graph {
         self.labels.get(tensor.label as usize).map(String::as_str)
     }
 
-    /// The name of a tensor: a leaf's own name; for a result its scope and label, or without a label its scope, operation
-    /// and node number.
+    /// The name of a tensor: a leaf's own name; for a result its scope and label, or without a label its scope,
+    /// operation and node number.
     pub fn name(&self, id: TensorId) -> String {
         let Some(tensor) = self.get(id) else { return format!("tensor {}", id.0) };
         let label = self.labels.get(tensor.label as usize).map(String::as_str);

@@ -1,8 +1,8 @@
 //! Tensor graphs: element types, quantized block formats, shapes, operations and a builder with shape inference.
 //!
-//! A [`Graph`] describes a computation and executes nothing: tensors with a type, a shape and byte strides, and nodes in
-//! execution order. A [`GraphBuilder`] builds and checks it; afterwards it is immutable. `quadriga-runtime` assigns it
-//! to backends and runs it.
+//! A [`Graph`] describes a computation and executes nothing: tensors with a type, a shape and byte strides, and nodes
+//! in execution order. A [`GraphBuilder`] builds and checks it; afterwards it is immutable. `quadriga-runtime` assigns
+//! it to backends and runs it.
 //!
 //! ```
 //! use quadriga_graph::{DType, GraphBuilder, Pairing, Rope, Weight};

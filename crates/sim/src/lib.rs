@@ -2,8 +2,8 @@
 //! limits and injectable faults, all in software. It computes with the f64 oracle of `quadriga-conformance`, so its
 //! results are correct.
 //!
-//! In debug builds every access to its memory is checked to be ordered after the accesses it conflicts with, whatever the
-//! timing (see [`SimSettings::check_order`]).
+//! In debug builds every access to its memory is checked to be ordered after the accesses it conflicts with, whatever
+//! the timing (see [`SimSettings::check_order`]).
 //!
 //! Tests use it to exercise everything that happens between devices (copies, scheduling, memory limits, lost devices)
 //! on a machine with only a CPU.

@@ -1,9 +1,10 @@
 //! A happens-before checker: every access to simulated memory must be ordered after the accesses it conflicts with.
 //!
-//! Simulated transfers are fast, so a missing wait would hardly ever show as a wrong result. The checker does not depend on
-//! timing: each queue, and the host, has a vector clock, which grows with its commands, travels with recorded events, and is joined
-//! where somebody waits. A read must know of the write whose bytes it reads; a write must know of the previous write and of
-//! all reads since. Clocks are compared when a command is submitted, in program order, so a violation is found in every run.
+//! Simulated transfers are fast, so a missing wait would hardly ever show as a wrong result. The checker does not
+//! depend on timing: each queue, and the host, has a vector clock, which grows with its commands, travels with recorded
+//! events, and is joined where somebody waits. A read must know of the write whose bytes it reads; a write must know of
+//! the previous write and of all reads since. Clocks are compared when a command is submitted, in program order, so a
+//! violation is found in every run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -80,8 +80,8 @@ impl SimSettings {
         }
     }
 
-    /// Checks that every access to device memory happens after the accesses it conflicts with, by events or waits of the
-    /// host; a command that does not is refused with an error, whatever the timing [default: in debug builds].
+    /// Checks that every access to device memory happens after the accesses it conflicts with, by events or waits of
+    /// the host; a command that does not is refused with an error, whatever the timing [default: in debug builds].
     pub fn check_order(mut self, check: bool) -> SimSettings {
         self.check_order = check;
         self

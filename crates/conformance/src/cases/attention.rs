@@ -227,7 +227,8 @@ fn non_finite(list: &mut CaseList, dtype: DType, shape: AttentionShape, of_keys:
     let AttentionShape { batch, heads, groups, queries, keys, depth, .. } = shape;
     let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
     let details = format!(
-        "[{batch}, {heads}, {queries}, {depth}] × {dtype} [{groups}, {keys}], not finite: keys {of_keys}, values {of_values}"
+        "[{batch}, {heads}, {queries}, {depth}] × {dtype} [{groups}, {keys}], \
+         not finite: keys {of_keys}, values {of_values}"
     );
     list.push("attention", details, tolerance, move |s| {
         let q = s.input(DType::F32, [batch, heads, queries, depth], Fill::Range(-2.0, 2.0));
@@ -250,7 +251,8 @@ fn one_attention(
     let tolerance = if types == [DType::F32; 2] { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
     let cap = soft_cap.map_or(String::new(), |c| format!(" cap {c}"));
     let details = format!(
-        "[{batch}, {heads}, {queries}, {depth}] × {k_type} {v_type} [{groups}, {keys}, {value_depth}]{layout} {visible:?}{cap}"
+        "[{batch}, {heads}, {queries}, {depth}] × {k_type} {v_type} \
+         [{groups}, {keys}, {value_depth}]{layout} {visible:?}{cap}"
     );
     list.push("attention", details, tolerance, move |s| {
         let q = s.strided_input(DType::F32, [batch, heads, queries, depth], layout, Fill::Range(-2.0, 2.0));

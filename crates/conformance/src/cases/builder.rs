@@ -151,8 +151,8 @@ impl<'g> CaseBuilder<'g> {
         self.graph.weight(&self.name("w"), Weight::with_data(dtype, shape(dims), bytes))
     }
 
-    /// Weights `w` and an input `x` of a matrix multiplication. If there are few results, `x` is correlated with the first
-    /// row of weights: in a sum that cancels almost completely, relative errors mean nothing.
+    /// Weights `w` and an input `x` of a matrix multiplication. If there are few results, `x` is correlated with the
+    /// first row of weights: in a sum that cancels almost completely, relative errors mean nothing.
     pub(crate) fn mul_mat_inputs(
         &self,
         dtype: DType,

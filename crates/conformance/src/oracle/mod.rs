@@ -230,9 +230,9 @@ impl<'g> Oracle<'g> {
 
 /// Computes one node in memory of the caller.
 ///
-/// Each slice starts at the first byte of its tensor and has at least [`Tensor::bytes`] bytes. `inputs` are all inputs of
-/// the node in order. The result is rounded to its type and written to `output`. For an operation that writes its input
-/// 0, `output` must hold the current bytes of that input, and `inputs[0]` is ignored. Views compute nothing.
+/// Each slice starts at the first byte of its tensor and has at least [`Tensor::bytes`] bytes. `inputs` are all inputs
+/// of the node in order. The result is rounded to its type and written to `output`. For an operation that writes its
+/// input 0, `output` must hold the current bytes of that input, and `inputs[0]` is ignored. Views compute nothing.
 ///
 /// ```
 /// use quadriga_conformance::compute_node;

@@ -41,8 +41,8 @@ pub(super) fn fit_centred<const N: usize>(
     let extreme = values.iter().fold(0.0f32, |best, x| if x.abs() > best.abs() { *x } else { best });
 
     let mut best = (f64::INFINITY, 0.0, [offset as u8; N]);
-    // The range has one more step below zero than above. The value with the largest magnitude uses that side; leaving it
-    // slightly out of range makes the steps finer for all others.
+    // The range has one more step below zero than above. The value with the largest magnitude uses that side; leaving
+    // it slightly out of range makes the steps finer for all others.
     for reach in [-offset, 0.5 - offset, 1.0 - offset] {
         let mut scale = stored(extreme / reach);
         for _ in 0..=ROUNDS {
@@ -69,8 +69,8 @@ pub(super) fn fit_centred<const N: usize>(
     (best.1, best.2)
 }
 
-/// Scale and minimum (as stored) and quants `0..=highest` with `value ≈ scale × quant + minimum`; the initial minimum is
-/// at most `ceiling`.
+/// Scale and minimum (as stored) and quants `0..=highest` with `value ≈ scale × quant + minimum`; the initial minimum
+/// is at most `ceiling`.
 pub(super) fn fit_from_minimum<const N: usize>(
     values: &[f32; N],
     highest: f32,

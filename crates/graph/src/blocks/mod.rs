@@ -1,12 +1,12 @@
 //! Quantized block formats: memory layout, quantization and dequantization.
 //!
-//! A quantized row is a sequence of blocks. Each block holds 32 or 256 consecutive elements of the row as small integers
-//! ("quants") with their scales. There is one `#[repr(C)]` struct per format. All of them consist of bytes, so they have
-//! alignment 1, and [`as_blocks`] casts any byte slice of the right length without a copy. Numbers of more than one byte
-//! are little-endian.
+//! A quantized row is a sequence of blocks. Each block holds 32 or 256 consecutive elements of the row as small
+//! integers ("quants") with their scales. There is one `#[repr(C)]` struct per format. All of them consist of bytes, so
+//! they have alignment 1, and [`as_blocks`] casts any byte slice of the right length without a copy. Numbers of more
+//! than one byte are little-endian.
 //!
-//! [`dequantize`] and [`quantize`] process any number of whole blocks of any supported type; each struct has the same for
-//! a single block. The code is the plain reference for optimized kernels.
+//! [`dequantize`] and [`quantize`] process any number of whole blocks of any supported type; each struct has the same
+//! for a single block. The code is the plain reference for optimized kernels.
 //!
 //! ```
 //! use quadriga_graph::{DType, blocks};

@@ -215,22 +215,23 @@ pub enum Op {
     /// `b` and `h` are multiples of `b'` and `h'`: head `i` of `x` uses head `i / (h / h')` of `w`, as in grouped-query
     /// attention.
     MulMat,
-    /// Matrix multiplication with selected experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t, u, n]`.
+    /// Matrix multiplication with selected experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t,
+    /// u, n]`.
     MulMatId,
     /// `a […, k, p]`, `b […, k, q]` → `[…, q, p]`: the sum over `k` of outer products.
     OutProd,
     /// Rows of `x [b, h, r, n]` selected by ids `[b, h, t]` (i32) → `[b, h, t, n]`, as f32 (i32 stays i32).
     GetRows,
-    /// Overwrites the rows ids `[b|1, h|1, t]` of `target [b, h, r, n]` with those of `x [b, h, t, n]`. Inputs: target, x,
-    /// ids. The result shares the target's memory. With duplicate ids in a head, any of the rows may win.
+    /// Overwrites the rows ids `[b|1, h|1, t]` of `target [b, h, r, n]` with those of `x [b, h, t, n]`. Inputs: target,
+    /// x, ids. The result shares the target's memory. With duplicate ids in a head, any of the rows may win.
     SetRows,
     /// A contiguous copy in the given type.
     Cast {
         /// The type of the result.
         to: DType,
     },
-    /// Copies the elements of `x` to `target` in row-major order, cast to its type. Inputs: target, x. The result shares
-    /// the target's memory.
+    /// Copies the elements of `x` to `target` in row-major order, cast to its type. Inputs: target, x. The result
+    /// shares the target's memory.
     CopyInto,
     /// Tensors concatenated along a dimension.
     Concat {

@@ -59,8 +59,8 @@ impl Rope {
         (low, high)
     }
 
-    /// The rotation angle of a pair at `position`, and the factor of its result. `factor` divides the pair's frequency (1
-    /// without frequency factors).
+    /// The rotation angle of a pair at `position`, and the factor of its result. `factor` divides the pair's frequency
+    /// (1 without frequency factors).
     pub fn angle(&self, position: i32, pair: usize, factor: f64) -> (f64, f64) {
         let extrapolated =
             f64::from(position) * f64::from(self.base).powf(-2.0 * pair as f64 / self.dims as f64) / factor;

@@ -5,8 +5,8 @@ use quadriga_graph::{DType, MAX_DIMS};
 use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut, zeros};
 
-/// The elements of `x` in row-major order, in the type of `out`. Copies between equal types are bit-exact, so that every
-/// type can be copied; except F32, which may be kept as f64.
+/// The elements of `x` in row-major order, in the type of `out`. Copies between equal types are bit-exact, so that
+/// every type can be copied; except F32, which may be kept as f64.
 pub(super) fn copy(x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     if x.layout.dtype == out.layout.dtype && x.layout.dtype != DType::F32 {
         out.set_all_bytes(&x.all_bytes()?)
