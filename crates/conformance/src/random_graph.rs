@@ -88,7 +88,7 @@ struct Known<'g> {
     writable: bool,
 }
 
-struct Generator<'g> {
+struct GraphGenerator<'g> {
     g: &'g GraphBuilder,
     rng: Rng,
     known: Vec<Known<'g>>,
@@ -107,7 +107,7 @@ impl RandomGraph {
     pub fn new(seed: u64) -> Result<RandomGraph, BuildError> {
         let g = GraphBuilder::new();
         let (inputs, indices, outputs, rounding) = {
-            let mut generator = Generator {
+            let mut generator = GraphGenerator {
                 g: &g,
                 rng: Rng::new(seed ^ 0x05ee_d0f9_a4d0),
                 known: Vec::new(),
@@ -238,7 +238,7 @@ fn is_dense(x: Value<'_>) -> bool {
     x.strides() == [4 * columns * rows * b, 4 * columns * rows, 4 * columns, 4]
 }
 
-impl<'g> Generator<'g> {
+impl<'g> GraphGenerator<'g> {
     fn build(&mut self) -> Vec<String> {
         let (rows, columns) = self.shape();
         self.input([rows, columns]);

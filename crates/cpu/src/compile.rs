@@ -12,7 +12,7 @@ use crate::buffer::HostBuffer;
 use crate::fusion::build_steps;
 use crate::memory::ALIGNMENT;
 use crate::ops::{self, ActivationSource, LoweredOp, Operand, PackedWeight, RopeTables};
-use crate::places::Places;
+use crate::places::OperandPlaces;
 use crate::program::{BufferUse, CpuProgram};
 use crate::prologue;
 use crate::state::BackendInner;
@@ -29,7 +29,7 @@ pub(crate) fn compile(
     split: &SplitSource<'_>,
     fuse: bool,
 ) -> Result<CpuProgram, BackendError> {
-    let places = Places::new(split);
+    let places = OperandPlaces::new(split);
     let prologues = if fuse { prologue::find(split, &places) } else { HashMap::new() };
     // Nodes that run as prologues of matmuls, and the indices of their names.
     let mut fused: HashMap<NodeId, Option<usize>> =
@@ -82,7 +82,7 @@ pub(crate) fn compile(
 
 struct Compiler<'a> {
     graph: &'a Graph,
-    places: &'a Places<'a>,
+    places: &'a OperandPlaces<'a>,
     fuse: bool,
     /// The buffers of the nodes compiled so far, by address.
     uses: HashMap<usize, BufferUse>,

@@ -12,14 +12,14 @@ use crate::buffer::HostBuffer;
 use crate::view::TensorView;
 
 /// The places of all tensors that the nodes of a split read and write.
-pub(crate) struct Places<'a> {
+pub(crate) struct OperandPlaces<'a> {
     graph: &'a Graph,
     places: HashMap<TensorId, TensorPlace>,
 }
 
-impl<'a> Places<'a> {
+impl<'a> OperandPlaces<'a> {
     /// Calls the split's `place` function once for every tensor.
-    pub(crate) fn new(split: &SplitSource<'a>) -> Places<'a> {
+    pub(crate) fn new(split: &SplitSource<'a>) -> OperandPlaces<'a> {
         let graph = split.graph;
         let mut places = HashMap::new();
         let mut seen = HashSet::new();
@@ -33,7 +33,7 @@ impl<'a> Places<'a> {
                 }
             }
         }
-        Places { graph, places }
+        OperandPlaces { graph, places }
     }
 
     /// The place of a tensor; `None` if it has no memory on this backend.

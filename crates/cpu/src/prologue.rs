@@ -9,7 +9,7 @@ use quadriga_graph::{Binary, DType, NodeId, Op, TensorId};
 use quadriga_runtime::SplitSource;
 
 use crate::ops::{Prologue, is_small};
-use crate::places::Places;
+use crate::places::OperandPlaces;
 use crate::view::TensorView;
 
 /// A prologue and the nodes that it replaces.
@@ -25,11 +25,11 @@ struct Finder<'a> {
     producer: HashMap<TensorId, usize>,
     /// The nodes that read any part of a storage.
     readers: HashMap<TensorId, Vec<usize>>,
-    places: &'a Places<'a>,
+    places: &'a OperandPlaces<'a>,
 }
 
 /// The prologues of a split, by the tensor that the matmuls read.
-pub(crate) fn find(split: &SplitSource<'_>, places: &Places<'_>) -> HashMap<TensorId, FusedPrologue> {
+pub(crate) fn find(split: &SplitSource<'_>, places: &OperandPlaces<'_>) -> HashMap<TensorId, FusedPrologue> {
     let mut finder = Finder { split, producer: HashMap::new(), readers: HashMap::new(), places };
     for (position, &id) in split.nodes.iter().enumerate() {
         let Some(node) = split.graph.get_node(id) else { continue };

@@ -20,7 +20,7 @@ use crate::launch::Launch;
 use crate::lower;
 use crate::options::Options;
 use crate::queue::CudaQueue;
-use crate::stream::Stream;
+use crate::stream::CudaStream;
 
 /// The oldest compute capability that the compiler of CUDA 13 supports.
 const MIN_COMPUTE_CAPABILITY: (i32, i32) = (7, 5);
@@ -111,7 +111,7 @@ impl Backend {
     pub fn lose(&self) -> BackendError {
         let run = || -> Result<(), BackendError> {
             let function = self.inner.kernels.function(KernelFile::Elementwise, c"k_trap")?;
-            let stream = Stream::new(&self.inner.context)?;
+            let stream = CudaStream::new(&self.inner.context)?;
             Launch::new(function, [1, 1, 1], 1).issue(&self.inner.context, stream.handle, false)?;
             stream.synchronize()
         };

@@ -10,7 +10,7 @@ use crate::blas::Gemm;
 use crate::faults::ProgramFaults;
 use crate::inner::BackendInner;
 use crate::launch::Launch;
-use crate::stream::Stream;
+use crate::stream::CudaStream;
 
 /// One operation of a program.
 pub(crate) enum ProgramStep {
@@ -67,7 +67,7 @@ impl CudaProgram {
     ) -> Result<CudaProgram, BackendError> {
         let context = Arc::clone(&inner.context);
         context.bind()?;
-        let stream = Stream::new(&context)?;
+        let stream = CudaStream::new(&context)?;
         let mut graph = std::ptr::null_mut();
         let mut executable = std::ptr::null_mut();
         // SAFETY: the stream is private to this call; capture ends on every path; the graph is destroyed once it is

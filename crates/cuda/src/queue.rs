@@ -14,14 +14,14 @@ use crate::kernels::KernelFile;
 use crate::launch::Launch;
 use crate::program::CudaProgram;
 use crate::small_copies::{MAX_COPY_BYTES, SmallCopyBatch};
-use crate::stream::Stream;
+use crate::stream::CudaStream;
 
 /// Bytes of the ring: a larger transfer is cut into parts of half of it.
 const RING_BYTES: usize = 8 << 20;
 
 pub(crate) struct CudaQueue {
     inner: Arc<BackendInner>,
-    stream: Stream,
+    stream: CudaStream,
     /// The two halves of the ring, each with the event of its last use.
     ring: [(PinnedBuffer, CudaEvent); 2],
     /// Events between the parts of a transfer to the host.
@@ -63,7 +63,7 @@ impl CudaQueue {
         let event = || CudaEvent::new(&inner.context, false);
         Ok(CudaQueue {
             inner: Arc::clone(inner),
-            stream: Stream::new(&inner.context)?,
+            stream: CudaStream::new(&inner.context)?,
             ring: [half()?, half()?],
             part_events: [event()?, event()?, event()?, event()?],
             half: 0,

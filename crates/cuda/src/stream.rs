@@ -8,22 +8,22 @@ use quadriga_runtime::BackendError;
 use crate::context::Context;
 
 /// A stream that is destroyed with its owner.
-pub(crate) struct Stream {
+pub(crate) struct CudaStream {
     context: Arc<Context>,
     pub(crate) handle: sys::CUstream,
 }
 
 // SAFETY: a stream may be used from any thread with its context current.
-unsafe impl Send for Stream {}
+unsafe impl Send for CudaStream {}
 
-impl Stream {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Stream, BackendError> {
+impl CudaStream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<CudaStream, BackendError> {
         context.bind()?;
         let mut handle = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one handle.
         context.check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        Ok(Stream { context: Arc::clone(context), handle })
+        Ok(CudaStream { context: Arc::clone(context), handle })
     }
 
     /// Waits for all work in the stream.
@@ -33,7 +33,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: created by `new`, destroyed only here. Work in flight is waited for, so that buffers dropped

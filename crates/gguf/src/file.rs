@@ -46,14 +46,14 @@ use crate::{
 pub struct File {
     parts: Vec<FilePart>,
     /// In the order of the files.
-    tensors: Vec<TensorLocation>,
+    tensors: Vec<FileLocation>,
     /// The order of `tensors` by name.
     tensors_by_name: Vec<usize>,
 }
 
 /// Where a tensor is: its part, its index in that part, and its bytes.
 #[derive(Debug)]
-struct TensorLocation {
+struct FileLocation {
     part: usize,
     index: usize,
     data: Data,
@@ -159,7 +159,7 @@ impl File {
                 part.data.slice(tensor.data.start, tensor.data.len())
             });
             let slices = slices.flatten().enumerate();
-            tensors.extend(slices.map(|(place, data)| TensorLocation { part: index, index: place, data }));
+            tensors.extend(slices.map(|(place, data)| FileLocation { part: index, index: place, data }));
         }
         let mut file = File { parts, tensors_by_name: (0..tensors.len()).collect(), tensors };
         let mut order = std::mem::take(&mut file.tensors_by_name);

@@ -99,19 +99,19 @@ pub struct Sampler {
     options: SamplingOptions,
     random: u64,
     recent: VecDeque<u32>,
-    candidates: Vec<Candidate>,
+    candidates: Vec<TokenCandidate>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+struct TokenCandidate {
     token: u32,
     logit: f32,
 }
 
-impl Candidate {
+impl TokenCandidate {
     /// By logit, largest first, then by token (both zeros are equal). There are no ties, so that results do not depend
     /// on the sorting algorithm.
-    fn order(&self, other: &Candidate) -> Ordering {
+    fn order(&self, other: &TokenCandidate) -> Ordering {
         (other.logit + 0.0).total_cmp(&(self.logit + 0.0)).then(self.token.cmp(&other.token))
     }
 }
@@ -150,7 +150,7 @@ impl Sampler {
         }
         check_logits(logits)?;
         self.candidates.clear();
-        self.candidates.extend((0u32..).zip(logits).map(|(token, &logit)| Candidate { token, logit }));
+        self.candidates.extend((0u32..).zip(logits).map(|(token, &logit)| TokenCandidate { token, logit }));
         self.penalize();
         if self.options.temperature == 0.0 || self.options.top_k == 1 {
             let best = self.candidates.iter().min_by(|one, other| one.order(other));
@@ -159,7 +159,7 @@ impl Sampler {
         self.candidates.retain(|candidate| candidate.logit != f32::NEG_INFINITY);
         let top_k = self.options.top_k;
         if top_k > 0 && top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(top_k, Candidate::order);
+            self.candidates.select_nth_unstable_by(top_k, TokenCandidate::order);
             self.candidates.truncate(top_k);
         }
         self.keep_top_p();
@@ -198,10 +198,10 @@ impl Sampler {
         while let Some(rest) = self.candidates.get_mut(sorted..).filter(|rest| !rest.is_empty()) {
             let size = step.min(rest.len());
             if size < rest.len() {
-                rest.select_nth_unstable_by(size, Candidate::order);
+                rest.select_nth_unstable_by(size, TokenCandidate::order);
             }
             let Some(block) = rest.get_mut(..size) else { return };
-            block.sort_unstable_by(Candidate::order);
+            block.sort_unstable_by(TokenCandidate::order);
             for (index, candidate) in block.iter().enumerate() {
                 reached += weight(candidate.logit, best, 1.0);
                 if reached >= top_p * total {
@@ -327,12 +327,12 @@ pub fn log_probability(logits: &[f32], token: u32) -> Result<f64> {
 /// The `count` most probable tokens with their log-probabilities, most probable first.
 pub fn top_log_probabilities(logits: &[f32], count: usize) -> Result<Vec<(u32, f64)>> {
     let total = log_sum(logits)?;
-    let mut candidates: Vec<Candidate> =
-        (0u32..).zip(logits).map(|(token, &logit)| Candidate { token, logit }).collect();
+    let mut candidates: Vec<TokenCandidate> =
+        (0u32..).zip(logits).map(|(token, &logit)| TokenCandidate { token, logit }).collect();
     if count < candidates.len() {
-        candidates.select_nth_unstable_by(count, Candidate::order);
+        candidates.select_nth_unstable_by(count, TokenCandidate::order);
         candidates.truncate(count);
     }
-    candidates.sort_unstable_by(Candidate::order);
+    candidates.sort_unstable_by(TokenCandidate::order);
     Ok(candidates.iter().map(|best| (best.token, f64::from(best.logit) - total)).collect())
 }

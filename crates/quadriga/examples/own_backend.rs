@@ -88,7 +88,11 @@ impl Backend for Adder {
                 })
             };
             let [a, b] = split.graph.inputs(*node) else { continue };
-            steps.push(Step { operation, inputs: [region(*a)?, region(*b)?], output: region(n.output())? });
+            steps.push(NodeStep {
+                operation,
+                inputs: [region(*a)?, region(*b)?],
+                output: region(n.output())?,
+            });
         }
         Ok(Box::new(AdderProgram { steps }))
     }
@@ -155,14 +159,14 @@ impl Buffer for AdderBuffer {
 }
 
 /// One node: an operation on two regions with a result in a third, which may be one of them.
-struct Step {
+struct NodeStep {
     operation: fn(f32, f32) -> f32,
     inputs: [Region; 2],
     output: Region,
 }
 
 struct AdderProgram {
-    steps: Vec<Step>,
+    steps: Vec<NodeStep>,
 }
 
 impl Program for AdderProgram {
@@ -204,7 +208,7 @@ impl Queue for AdderQueue {
         let Some(program) = program.as_any().downcast_mut::<AdderProgram>() else {
             return Err(BackendError::Foreign { backend: NAME.to_owned(), what: "program" });
         };
-        for Step { operation, inputs: [a, b], output } in &program.steps {
+        for NodeStep { operation, inputs: [a, b], output } in &program.steps {
             let (a, b) = (read(a)?, read(b)?);
             let result: Vec<u8> =
                 a.iter().zip(&b).flat_map(|(a, b)| operation(*a, *b).to_ne_bytes()).collect();

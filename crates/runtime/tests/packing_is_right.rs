@@ -6,7 +6,7 @@ mod best_fit;
 
 use quadriga_conformance::Rng;
 use quadriga_runtime::memory::packing::{
-    Effort, Packer, Packing, PackingError, PackingItem, PackingProblem, PackingViolation, Placement,
+    Effort, PackedOffset, Packer, Packing, PackingError, PackingItem, PackingProblem, PackingViolation,
     Strategy, check, pack,
 };
 
@@ -158,7 +158,7 @@ fn corrupted_packings_are_rejected() {
         PackingItem { size: 0, start: 0, end: 9 },
     ];
     let problem = PackingProblem { items, alignment: 8, max_chunk: Some(16) };
-    let place = |chunk, offset| Placement { chunk, offset };
+    let place = |chunk, offset| PackedOffset { chunk, offset };
     let valid = Packing {
         placements: vec![place(0, 0), place(1, 0), place(1, 8), place(0, 0)],
         chunks: vec![8, 16],

@@ -57,11 +57,11 @@ struct FaultState {
 
 /// The faults of a device.
 #[derive(Default)]
-pub(crate) struct Faults {
+pub(crate) struct InjectedFaults {
     state: Mutex<FaultState>,
 }
 
-impl Faults {
+impl InjectedFaults {
     pub(crate) fn plan(&self, point: FaultPoint, after: u64, lose: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let at = state.counts.of(point) + after;

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use quadriga_graph::{Fingerprint, Graph};
 
-use crate::faults::Faults;
+use crate::faults::InjectedFaults;
 use crate::settings::SimSettings;
 
 /// Settings, faults, counters and clock of a device.
 pub(crate) struct DeviceInner {
     pub(crate) settings: SimSettings,
-    pub(crate) faults: Faults,
+    pub(crate) faults: InjectedFaults,
     /// Allocated bytes.
     pub(crate) used: AtomicU64,
     /// Tensors that were placed and not yet released.
@@ -30,7 +30,7 @@ impl DeviceInner {
     pub(crate) fn new(settings: SimSettings) -> DeviceInner {
         DeviceInner {
             settings,
-            faults: Faults::default(),
+            faults: InjectedFaults::default(),
             used: AtomicU64::new(0),
             tensors: AtomicU64::new(0),
             latest: AtomicU64::new(0),

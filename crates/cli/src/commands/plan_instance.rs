@@ -26,7 +26,7 @@ pub(crate) enum EffortLevel {
 
 /// The result, printed as lines or as JSON with the same names.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Report {
+struct InstanceReport {
     /// Number of buffers.
     n: usize,
     /// The most bytes live at one time step.
@@ -49,7 +49,7 @@ struct Report {
     fits: Option<bool>,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for InstanceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "n              {}", self.n)?;
         writeln!(f, "lower_bound    {}", self.lower_bound)?;
@@ -113,7 +113,7 @@ pub(crate) fn run(
     })?;
     let seconds = started.elapsed().as_secs_f64();
     check(&problem, &packing).map_err(InstanceError::Invalid)?;
-    let report = Report {
+    let report = InstanceReport {
         n: problem.items.len(),
         lower_bound: packing.lower_bound,
         peak: packing.peak,

@@ -11,7 +11,7 @@ use crate::buffer::{DeviceBuffer, device_address};
 use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::{Launch, TensorArg};
-use crate::stream::Stream;
+use crate::stream::CudaStream;
 
 /// The most rows that the GEMV kernels take.
 pub(super) const MAX_GEMV_ROWS: usize = 8;
@@ -220,7 +220,7 @@ pub(crate) fn load(
     let raw = DeviceBuffer::new(&inner.context, at_once * row_bytes, Usage::Weights)?;
     let address = device_address(&inner.context, to)?;
     let function = inner.kernels.function(KernelFile::Pack, c"k_pack")?;
-    let stream = Stream::new(&inner.context)?;
+    let stream = CudaStream::new(&inner.context)?;
     for (number, slab) in data.chunks(at_once * row_bytes).enumerate() {
         raw.write(0, slab)?;
         let first = number * at_once;

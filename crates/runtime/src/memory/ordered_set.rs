@@ -15,7 +15,7 @@ pub(crate) type SetKey = (u64, u64);
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct TreeNode {
     key: SetKey,
     priority: u32,
     left: u32,
@@ -25,7 +25,7 @@ struct Node {
 /// An ordered set of [`SetKey`]s.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedSet {
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
     unused: Vec<u32>,
     root: u32,
     random: u32,
@@ -87,7 +87,7 @@ impl OrderedSet {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
-        let mut node = Node { key, priority: self.random, left: NONE, right: NONE };
+        let mut node = TreeNode { key, priority: self.random, left: NONE, right: NONE };
         let (mut parent, mut at) = (NONE, self.root);
         while at != NONE && self.nodes[at as usize].priority >= node.priority {
             parent = at;
@@ -117,7 +117,7 @@ impl OrderedSet {
         if at == NONE {
             return false;
         }
-        let Node { left, right, .. } = self.nodes[at as usize];
+        let TreeNode { left, right, .. } = self.nodes[at as usize];
         let joined = self.join(left, right);
         self.relink(parent, key, joined);
         self.unused.push(at);

@@ -189,7 +189,7 @@ impl Plan {
     /// All decisions, as data.
     pub fn explain(&self) -> Explanation {
         let (graph, splits) = (self.graph(), self.splits());
-        let (storages, place_of) = Places::of(self);
+        let (storages, place_of) = StorageTable::of(self);
         let line = |node: NodeId| {
             let split = *splits.split_of_node.get(node.index())?;
             let output = graph.get_node(node)?.output();
@@ -271,15 +271,15 @@ impl Plan {
 }
 
 /// The indices of tensors and copies among the storages of an explanation.
-struct Places {
+struct StorageTable {
     /// Results and states, by the tensor that owns the storage.
     of_root: HashMap<usize, usize>,
     first_copy: usize,
 }
 
-impl Places {
+impl StorageTable {
     /// All storages: weights, states, inputs, results, then copies by number, then scratch memory.
-    fn of(plan: &Plan) -> (Vec<StorageLine>, Places) {
+    fn of(plan: &Plan) -> (Vec<StorageLine>, StorageTable) {
         let graph = plan.graph();
         let horizon = plan.memory().horizon.max(graph.nodes().len() as u32);
         let mut lines = Vec::new();
@@ -318,7 +318,7 @@ impl Places {
             }));
         }
         scratches(plan, &mut lines);
-        (lines, Places { of_root, first_copy })
+        (lines, StorageTable { of_root, first_copy })
     }
 
     fn result(&self, plan: &Plan, output: TensorId) -> Option<usize> {

@@ -34,7 +34,7 @@ impl Default for WeightStreaming {
 }
 
 /// A node that would be faster on the device.
-struct Candidate {
+struct StreamingCandidate {
     storage: TensorId,
     /// The inputs that would be streamed.
     streamed: [TensorId; 2],
@@ -55,7 +55,7 @@ pub(crate) fn stream_weights(
         let backend = placements.backend[flow.storage[tensor.index()].index()];
         backend != NO_BACKEND && on_host[usize::from(backend)]
     };
-    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut candidates: Vec<StreamingCandidate> = Vec::new();
     let is_free = |storage: TensorId| placements.backend[storage.index()] == NO_BACKEND;
     for producer in flow.producers().iter().filter(|producer| producer.heavy && is_free(producer.storage)) {
         let inputs = streamed_inputs(graph, producer.node);
@@ -67,7 +67,7 @@ pub(crate) fn stream_weights(
         let bytes = if streamed[0] == streamed[1] { one } else { one.saturating_add(other) };
         let operations = operations(graph, producer.node);
         if operations >= bytes.saturating_mul(streaming.operations_per_byte) {
-            candidates.push(Candidate { storage: producer.storage, streamed, operations });
+            candidates.push(StreamingCandidate { storage: producer.storage, streamed, operations });
         }
     }
     let operations = candidates.iter().fold(0u64, |sum, candidate| sum.saturating_add(candidate.operations));

@@ -26,7 +26,7 @@ pub(crate) struct TimedStep {
 }
 
 /// The times of a run in progress.
-pub(crate) struct Clock {
+pub(crate) struct TraceClock {
     pub(crate) detail: Detail,
     pub(crate) origin: Instant,
     /// For each asynchronous lane its first event.
@@ -34,9 +34,9 @@ pub(crate) struct Clock {
     pub(crate) steps: Vec<TimedStep>,
 }
 
-impl Clock {
+impl TraceClock {
     /// Starts the clocks of all lanes.
-    pub(crate) fn start(lanes: &mut [Lane], detail: Detail) -> Result<Clock, BackendError> {
+    pub(crate) fn start(lanes: &mut [Lane], detail: Detail) -> Result<TraceClock, BackendError> {
         let mut first = Vec::with_capacity(lanes.len());
         for lane in lanes {
             first.push(if lane.is_asynchronous() {
@@ -47,7 +47,7 @@ impl Clock {
                 None
             });
         }
-        Ok(Clock { detail, origin: Instant::now(), first, steps: Vec::new() })
+        Ok(TraceClock { detail, origin: Instant::now(), first, steps: Vec::new() })
     }
 
     /// Adds a step that is done, or issued.

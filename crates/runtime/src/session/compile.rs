@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 
-use super::places::Places;
+use super::places::SplitPlaces;
 use super::transfer::CopyRegions;
 use crate::memory::PlacedTensor;
 use crate::schedule::Plan;
@@ -30,7 +30,7 @@ pub(crate) struct CompiledPlan {
 }
 
 impl CompiledPlan {
-    pub(crate) fn new(places: &Places<'_>) -> Result<CompiledPlan, RuntimeError> {
+    pub(crate) fn new(places: &SplitPlaces<'_>) -> Result<CompiledPlan, RuntimeError> {
         let (plan, splits) = (places.plan, places.plan.splits());
         let registrations = places.register()?;
         let kept = kept(plan);
@@ -87,7 +87,7 @@ impl CompiledPlan {
 
 /// Compiles some nodes of a split.
 pub(crate) fn program(
-    places: &Places<'_>,
+    places: &SplitPlaces<'_>,
     backend: usize,
     nodes: &[NodeId],
     (split, bank): (usize, usize),

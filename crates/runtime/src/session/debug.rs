@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use quadriga_graph::{NodeId, TensorId};
 
-use super::clock::Clock;
+use super::clock::TraceClock;
 use super::compile::{CompiledPlan, program};
 use super::execute::Run;
-use super::places::Places;
+use super::places::SplitPlaces;
 use super::prepared::{NodePrograms, PreparedPlan, Results};
 use super::session::{Session, not_compiled};
 use crate::schedule::{Plan, ScheduleStep};
@@ -117,7 +117,7 @@ fn observe(
     session.wait()
 }
 
-fn compile_nodes(places: &Places<'_>) -> Result<NodePrograms, RuntimeError> {
+fn compile_nodes(places: &SplitPlaces<'_>) -> Result<NodePrograms, RuntimeError> {
     let splits = places.plan.splits();
     let mut all = Vec::with_capacity(splits.nodes.len());
     for (number, split) in splits.splits.iter().enumerate() {
@@ -134,7 +134,7 @@ fn compile_nodes(places: &Places<'_>) -> Result<NodePrograms, RuntimeError> {
 }
 
 /// The times of a run that is done.
-fn trace(clock: &Clock, plan: &Plan, compiled: &CompiledPlan, bank: usize, seconds: f64) -> Trace {
+fn trace(clock: &TraceClock, plan: &Plan, compiled: &CompiledPlan, bank: usize, seconds: f64) -> Trace {
     let of = |backend: &Arc<dyn Backend>| BackendTime {
         backend: backend.name().to_owned(),
         ..BackendTime::default()

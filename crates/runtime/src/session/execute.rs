@@ -10,7 +10,7 @@
 
 use quadriga_graph::TensorId;
 
-use super::clock::Clock;
+use super::clock::TraceClock;
 use super::compile::CompiledPlan;
 use super::lane::Lane;
 use super::transfer::Transfer;
@@ -28,7 +28,7 @@ pub(crate) struct Run<'s> {
     /// Whether inputs are in the upload queues.
     pub(crate) uploads: bool,
     /// Takes times, in a traced run.
-    pub(crate) clock: Option<Clock>,
+    pub(crate) clock: Option<TraceClock>,
 }
 
 impl Run<'_> {

@@ -24,7 +24,7 @@ fn queue_for(lane: &mut Lane, bytes: usize) -> &mut dyn Queue {
 }
 
 /// An input of a plan.
-struct Input {
+struct InputSlot {
     id: TensorId,
     name: String,
     /// The backends that read it, each with the region of each bank.
@@ -38,7 +38,7 @@ struct Input {
 /// All inputs of a plan.
 #[derive(Default)]
 pub(crate) struct Inputs {
-    all: Vec<Input>,
+    all: Vec<InputSlot>,
     /// The bank that the latest run reads.
     pub(crate) bank: usize,
 }
@@ -47,9 +47,9 @@ impl Inputs {
     /// Finds the places of all inputs that some node reads, or that are outputs.
     pub(crate) fn new(plan: &Plan, region: impl Fn(TensorId, usize, usize) -> Option<Region>) -> Inputs {
         let graph = plan.graph();
-        let mut all: Vec<Input> = graph
+        let mut all: Vec<InputSlot> = graph
             .of_kind(TensorKind::Input)
-            .map(|id| Input { id, name: graph.name(id), places: Vec::new(), set: false, known: false })
+            .map(|id| InputSlot { id, name: graph.name(id), places: Vec::new(), set: false, known: false })
             .collect();
         for leaf in &plan.splits().leaves {
             let Ok(at) = all.binary_search_by_key(&leaf.tensor, |input| input.id.index()) else { continue };
@@ -167,7 +167,7 @@ impl Inputs {
         }
         let (old, new) = (self.bank, 1 - self.bank);
         let is_large =
-            |input: &Input| input.places.iter().any(|(_, places)| places[0].bytes > MAX_SMALL_BYTES);
+            |input: &InputSlot| input.places.iter().any(|(_, places)| places[0].bytes > MAX_SMALL_BYTES);
         let uploads = self.all.iter().any(is_large);
         for input in self.all.iter().filter(|input| !input.set) {
             for (backend, places) in &input.places {
@@ -188,7 +188,7 @@ impl Inputs {
         Ok(uploads)
     }
 
-    fn tensor<'p>(&self, plan: &'p Plan, index: usize) -> Result<(&Input, &'p Tensor), RuntimeError> {
+    fn tensor<'p>(&self, plan: &'p Plan, index: usize) -> Result<(&InputSlot, &'p Tensor), RuntimeError> {
         let input = self.all.get(index).ok_or_else(no_such_input)?;
         let tensor = plan.graph().get(input.id).ok_or_else(no_such_input)?;
         Ok((input, tensor))

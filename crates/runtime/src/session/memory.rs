@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::arena::Arenas;
-use super::places::Places;
+use super::places::SplitPlaces;
 use super::state::States;
 use crate::Buffer;
 use crate::schedule::{Plan, Scheduler};
@@ -26,8 +26,8 @@ impl SessionMemory {
     }
 
     /// Where the tensors of a plan are.
-    pub(super) fn places<'m>(&'m self, plan: &'m Plan, weights: &'m PlanWeights) -> Places<'m> {
-        Places { plan, arenas: &self.arenas, states: &self.states, weights }
+    pub(super) fn places<'m>(&'m self, plan: &'m Plan, weights: &'m PlanWeights) -> SplitPlaces<'m> {
+        SplitPlaces { plan, arenas: &self.arenas, states: &self.states, weights }
     }
 
     /// The buffers of a backend's arena.

@@ -2,7 +2,7 @@
 
 use quadriga_graph::{DType, TensorId, TensorKind};
 
-use super::places::Places;
+use super::places::SplitPlaces;
 use super::tensor_ref::TensorRef;
 use crate::schedule::Plan;
 use crate::{Region, RuntimeError};
@@ -43,7 +43,7 @@ impl OutputPlace {
 }
 
 /// Finds the places of all outputs of a plan.
-pub(crate) fn outputs(places: &Places<'_>) -> Result<Vec<OutputPlace>, RuntimeError> {
+pub(crate) fn outputs(places: &SplitPlaces<'_>) -> Result<Vec<OutputPlace>, RuntimeError> {
     let (plan, graph) = (places.plan, places.plan.graph());
     let mut all = Vec::with_capacity(graph.outputs().len());
     for (name, id) in graph.outputs() {

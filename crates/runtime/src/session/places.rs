@@ -10,14 +10,14 @@ use crate::weights::{PlanWeights, streaming_source};
 use crate::{Layout, Region, RuntimeError, TensorPlace};
 
 /// The places of a plan's tensors.
-pub(crate) struct Places<'a> {
+pub(crate) struct SplitPlaces<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) arenas: &'a Arenas,
     pub(crate) states: &'a States,
     pub(crate) weights: &'a PlanWeights,
 }
 
-impl Places<'_> {
+impl SplitPlaces<'_> {
     /// Where nodes of a backend find a tensor.
     pub(crate) fn place(&self, tensor: TensorId, backend: usize, bank: usize) -> Option<TensorPlace> {
         let graph = self.plan.graph();

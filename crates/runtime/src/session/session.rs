@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{Graph, TensorId, TensorKind};
 
-use super::clock::Clock;
+use super::clock::TraceClock;
 use super::element::{Element, Values};
 use super::execute::Run;
 use super::lane::Lane;
@@ -308,7 +308,7 @@ impl Session {
         &mut self,
         current: usize,
         detail: Option<Detail>,
-    ) -> Result<Option<Clock>, RuntimeError> {
+    ) -> Result<Option<TraceClock>, RuntimeError> {
         let issued = self.try_issue(current, detail);
         if issued.is_err() {
             self.recover();
@@ -316,9 +316,13 @@ impl Session {
         issued
     }
 
-    fn try_issue(&mut self, current: usize, detail: Option<Detail>) -> Result<Option<Clock>, RuntimeError> {
+    fn try_issue(
+        &mut self,
+        current: usize,
+        detail: Option<Detail>,
+    ) -> Result<Option<TraceClock>, RuntimeError> {
         let uploads = self.swap_banks(current)?;
-        let clock = detail.map(|detail| Clock::start(&mut self.lanes, detail)).transpose();
+        let clock = detail.map(|detail| TraceClock::start(&mut self.lanes, detail)).transpose();
         let clock = clock.map_err(RuntimeError::device)?;
         let PreparedPlan { plan, compiled, inputs, results, .. } = self.plans.get_mut(current)?;
         let compiled = compiled.as_mut().ok_or_else(not_compiled)?;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::clock::{Clock, Mark};
+use super::clock::{Mark, TraceClock};
 use super::lane::Lane;
 use crate::schedule::ScheduleStep;
 use crate::trace::Stream;
@@ -51,7 +51,7 @@ pub(crate) struct Transfer<'r> {
     pub(crate) waits: [Option<Arc<dyn Event>>; 2],
     pub(crate) regions: &'r mut CopyRegions,
     pub(crate) lanes: &'r mut [Lane],
-    pub(crate) clock: &'r mut Option<Clock>,
+    pub(crate) clock: &'r mut Option<TraceClock>,
 }
 
 impl CopyRegions {

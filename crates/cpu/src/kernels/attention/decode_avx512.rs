@@ -17,7 +17,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::slot_tile::{F16, Q8, SlotTile, TILE, strips};
+use super::slot_tile::{F16, Q8Slots, SlotTile, TILE, strips};
 
 /// How many slots ahead rows are prefetched from the L2 to the L1 cache.
 const NEAR_DISTANCE: usize = 8;
@@ -126,7 +126,7 @@ impl CacheRows for F16 {
     }
 }
 
-impl CacheRows for Q8 {
+impl CacheRows for Q8Slots {
     const BYTES: usize = STEP / 32 * 34;
     const SCALED: bool = true;
 

@@ -34,7 +34,7 @@ pub(super) trait CacheSource {
 
 pub(super) struct F32;
 pub(super) struct F16;
-pub(super) struct Q8;
+pub(super) struct Q8Slots;
 
 impl CacheSource for F32 {
     #[inline(always)]
@@ -52,7 +52,7 @@ impl CacheSource for F16 {
     }
 }
 
-impl CacheSource for Q8 {
+impl CacheSource for Q8Slots {
     #[inline(always)]
     unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
         // SAFETY: promised by the caller; a vector is inside one block.

@@ -16,7 +16,7 @@ use quadriga_graph::DType;
 
 #[cfg(target_arch = "x86_64")]
 use super::decode_avx512::{self, PrefetchLines};
-use super::slot_tile::{self, F16, F32, Q8, STATE, STRIP, ScoreRow, SlotTile, TILE};
+use super::slot_tile::{self, F16, F32, Q8Slots, STATE, STRIP, ScoreRow, SlotTile, TILE};
 use super::{Attention, AttentionPlan, HeadRows, KV_SPLIT};
 use crate::kernels::vec::q8_0;
 use crate::kernels::vec::simd::{Simd, dispatch};
@@ -375,13 +375,20 @@ unsafe fn one_tile<S: Simd>(
                 }
                 #[cfg(target_arch = "x86_64")]
                 DType::Q8_0 if known && decode_avx512::is_supported(&keys) => {
-                    decode_avx512::scores::<Q8>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
+                    decode_avx512::scores::<Q8Slots>(
+                        &keys,
+                        far(0, head),
+                        queries,
+                        plan.key_pad,
+                        rows,
+                        scores,
+                    );
                 }
                 DType::F16 if plan.direct => {
                     slot_tile::scores::<S, F16>(keys, queries, plan.key_pad, rows, scores)
                 }
                 DType::Q8_0 if plan.direct => {
-                    slot_tile::scores::<S, Q8>(keys, queries, plan.key_pad, rows, scores)
+                    slot_tile::scores::<S, Q8Slots>(keys, queries, plan.key_pad, rows, scores)
                 }
                 DType::F32 if plan.direct => {
                     slot_tile::scores::<S, F32>(keys, queries, plan.key_pad, rows, scores)
@@ -429,13 +436,20 @@ unsafe fn one_tile<S: Simd>(
                 }
                 #[cfg(target_arch = "x86_64")]
                 DType::Q8_0 if known && decode_avx512::is_supported(&values) => {
-                    decode_avx512::gather::<Q8>(&values, far(1, head), weights, rows, sums, plan.value_pad);
+                    decode_avx512::gather::<Q8Slots>(
+                        &values,
+                        far(1, head),
+                        weights,
+                        rows,
+                        sums,
+                        plan.value_pad,
+                    );
                 }
                 DType::F16 if plan.direct => {
                     slot_tile::gather::<S, F16>(values, weights, rows, sums, plan.value_pad)
                 }
                 DType::Q8_0 if plan.direct => {
-                    slot_tile::gather::<S, Q8>(values, weights, rows, sums, plan.value_pad)
+                    slot_tile::gather::<S, Q8Slots>(values, weights, rows, sums, plan.value_pad)
                 }
                 DType::F32 if plan.direct => {
                     slot_tile::gather::<S, F32>(values, weights, rows, sums, plan.value_pad)

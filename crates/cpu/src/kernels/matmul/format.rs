@@ -21,7 +21,7 @@ pub(super) use super::quant_row::QuantRow;
 pub use super::quant_row::{BLOCK, GROUP};
 use super::quants::{Fp4Levels, Iq4Levels, Lut, Q2, Q3, Q4, Q4Lut, Q5, Q6, Q8, QuantStorage};
 use super::scales::{
-    E8M0Scale, F16Scale, F16ScaleMin, I8Scale16, K4ScaleMin16, K6Scale, K6Scale16, K6ScaleMin, Lane,
+    E8M0Scale, F16Scale, F16ScaleMin, I8Scale16, K4ScaleMin16, K6Scale, K6Scale16, K6ScaleMin, ScaleRow,
     ScaleStorage,
 };
 
@@ -33,7 +33,7 @@ impl QuantRow {
         for (block, quants) in blocks.chunks_exact_mut(F::Quants::BYTES).zip(quants) {
             F::Quants::pack(quants, block, row);
         }
-        F::Scales::pack(self, &mut Lane { scales, row });
+        F::Scales::pack(self, &mut ScaleRow { scales, row });
     }
 
     /// Reads row `row` of a superblock.
@@ -43,7 +43,7 @@ impl QuantRow {
         for (block, quants) in blocks.chunks_exact(F::Quants::BYTES).zip(quants) {
             F::Quants::unpack(block, row, quants);
         }
-        F::Scales::unpack(&Lane { scales, row }, self);
+        F::Scales::unpack(&ScaleRow { scales, row }, self);
     }
 }
 

@@ -54,7 +54,7 @@ pub use activations::Activations;
 pub use pack::PackedLayout;
 pub use view::{Input, InputType, NO_ROW, Output};
 
-use partition::{MatrixWork, Partition};
+use partition::{MatmulPartition, MatrixWork};
 
 use crate::isa::Isa;
 use crate::kernels::KernelError;
@@ -228,7 +228,7 @@ pub unsafe fn multiply_fused(
     let work = |matmul: &Matmul<'_>| matrix_work(activations.format(), matmul.layout, matmul.output.rows());
     // Matmuls that are computed together are all partitioned like the first of them.
     let works = || matmuls.iter().map(work).take(if together { 1 } else { matmuls.len() });
-    let partition = Partition::new(works(), worker.threads());
+    let partition = MatmulPartition::new(works(), worker.threads());
     // The previous chunk of this thread: chunks are contiguous until the thread helps others with theirs.
     #[cfg(target_arch = "x86_64")]
     let mut previous = None;
@@ -265,7 +265,7 @@ pub unsafe fn multiply_fused(
     Ok(())
 }
 
-/// The cost of a matmul, for [`Partition`].
+/// The cost of a matmul, for [`MatmulPartition`].
 fn matrix_work(format: ActivationFormat, layout: &PackedLayout, rows: usize) -> MatrixWork {
     let group_work = format::GROUP * layout.columns() * rows;
     let (cost, max_groups) = match format {
@@ -292,7 +292,7 @@ pub fn prefetch_first<'a>(
         let count = if together { 1 } else { usize::MAX };
         matrices.clone().map(|(layout, _)| matrix_work(format, layout, 1)).take(count)
     };
-    let partition = Partition::new(works(), worker.threads());
+    let partition = MatmulPartition::new(works(), worker.threads());
     let ranges = partition.ranges(worker.first_of(partition.chunks()), works());
     if let Some(((layout, packed), groups)) = matrices.zip(ranges).find(|(_, groups)| !groups.is_empty()) {
         #[cfg(target_arch = "x86_64")]

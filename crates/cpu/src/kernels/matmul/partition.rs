@@ -34,14 +34,14 @@ impl MatrixWork {
 
 /// The chunks of several matrices.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Partition {
+pub(super) struct MatmulPartition {
     cost: u64,
     chunks: usize,
 }
 
-impl Partition {
+impl MatmulPartition {
     /// Partitions matrices for a number of threads.
-    pub(super) fn new(works: impl Iterator<Item = MatrixWork>, threads: usize) -> Partition {
+    pub(super) fn new(works: impl Iterator<Item = MatrixWork>, threads: usize) -> MatmulPartition {
         let (mut cost, mut pairs, mut chunks) = (0_u64, 0, 0);
         for work in works {
             cost = cost.saturating_add(work.total_cost());
@@ -51,7 +51,7 @@ impl Partition {
         let threads = threads.max(1);
         let chunks = chunks.max(CHUNKS_PER_THREAD * threads).min(pairs);
         let even = chunks.next_multiple_of(threads);
-        Partition { cost, chunks: if even <= pairs { even } else { chunks } }
+        MatmulPartition { cost, chunks: if even <= pairs { even } else { chunks } }
     }
 
     /// The number of chunks.
@@ -93,7 +93,7 @@ impl Partition {
 mod tests {
     use quadriga_conformance::Rng;
 
-    use super::{MatrixWork, Partition};
+    use super::{MatmulPartition, MatrixWork};
 
     #[test]
     fn every_group_is_in_one_chunk_and_chunks_cost_about_the_same() {
@@ -105,7 +105,7 @@ mod tests {
             let works: Vec<MatrixWork> = (0..1 + below(5))
                 .map(|_| MatrixWork { groups: below(200), cost: below(5000), max_groups: 1 + below(40) })
                 .collect();
-            let partition = Partition::new(works.iter().copied(), threads);
+            let partition = MatmulPartition::new(works.iter().copied(), threads);
             let mut next = vec![0; works.len()];
             let even = works.iter().map(MatrixWork::total_cost).sum::<u64>() as f64
                 / partition.chunks().max(1) as f64;

@@ -71,7 +71,7 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
 }
 
 /// A function of one number.
-pub(super) trait Function {
+pub(super) trait VectorFunction {
     /// # Safety
     /// The CPU must have the instruction set of `S`.
     unsafe fn apply<S: Simd>(x: S::V) -> S::V;
@@ -99,7 +99,7 @@ macro_rules! functions {
     };
 }
 
-functions! { Function:
+functions! { VectorFunction:
     Exp(x) = exp::<S>(x);
     Sigmoid(x) = sigmoid::<S>(x);
     Silu(x) = S::mul(x, sigmoid::<S>(x));

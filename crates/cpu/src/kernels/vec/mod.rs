@@ -28,7 +28,7 @@ pub(crate) use functions::{exp, tanh};
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, load_row};
 pub use rows::{axpy, dot, largest, rms_norm, rms_norm_add, rope, scale, softmax, sum, sum_of_squares};
 
-use functions::{Function, Function2};
+use functions::{Function2, VectorFunction};
 use simd::{Simd, dispatch};
 
 use quadriga_graph::Gate;
@@ -123,7 +123,7 @@ pub unsafe fn map_raw(isa: Isa, function: Map, x: *const f32, out: *mut f32, cou
 }
 
 #[inline(always)]
-unsafe fn each<S: Simd, F: Function>(x: *const f32, out: *mut f32, count: usize) {
+unsafe fn each<S: Simd, F: VectorFunction>(x: *const f32, out: *mut f32, count: usize) {
     let whole = count - count % S::N;
     // SAFETY: promised by the caller.
     unsafe {

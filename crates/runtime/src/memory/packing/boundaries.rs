@@ -7,7 +7,7 @@
 //! An item larger than the limit gets a chunk of its own size at the bottom; other items may use that chunk while the
 //! large one is not live.
 
-use super::problem::Placement;
+use super::problem::PackedOffset;
 use super::timeline::{Timeline, TimelineItem};
 
 /// The boundaries of chunks in one address space.
@@ -148,13 +148,13 @@ impl ChunkBoundaries {
     }
 
     /// The chunk of an offset, and the offset inside it.
-    pub(crate) fn place(&self, offset: u64) -> Placement {
+    pub(crate) fn place(&self, offset: u64) -> PackedOffset {
         let below = self.ends.partition_point(|end| *end <= offset);
         if self.chunk == 0 || below < self.ends.len() {
-            return Placement { chunk: below as u32, offset: offset - self.start_of(below) };
+            return PackedOffset { chunk: below as u32, offset: offset - self.start_of(below) };
         }
         let above = offset - self.bottom_bytes();
-        Placement { chunk: below as u32 + (above / self.chunk) as u32, offset: above % self.chunk }
+        PackedOffset { chunk: below as u32 + (above / self.chunk) as u32, offset: above % self.chunk }
     }
 
     fn start_of(&self, chunk: usize) -> u64 {

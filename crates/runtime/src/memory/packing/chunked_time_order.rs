@@ -6,7 +6,7 @@
 //! [`boundaries`](super::boundaries) for the better way.
 #![expect(clippy::indexing_slicing, reason = "orders are permutations of the timeline's items")]
 
-use super::problem::Placement;
+use super::problem::PackedOffset;
 use super::timeline::Timeline;
 use crate::memory::free_list::{FreeBlock, FreeList};
 
@@ -23,7 +23,7 @@ struct OpenChunk {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChunkedTimeOrder {
     /// The placement of each of the timeline's items.
-    pub(crate) placements: Vec<Placement>,
+    pub(crate) placements: Vec<PackedOffset>,
     chunks: Vec<OpenChunk>,
     free: Vec<FreeList>,
     ending: Vec<Vec<u32>>,
@@ -45,7 +45,7 @@ impl ChunkedTimeOrder {
         for (index, item) in timeline.items.iter().enumerate() {
             while section <= item.start {
                 for &ended in &self.ending[section as usize] {
-                    let Placement { chunk, offset } = self.placements[ended as usize];
+                    let PackedOffset { chunk, offset } = self.placements[ended as usize];
                     self.free[chunk as usize]
                         .free(FreeBlock { offset, size: timeline.items[ended as usize].size });
                 }
@@ -72,7 +72,7 @@ impl ChunkedTimeOrder {
     fn start(&mut self, timeline: &Timeline) {
         self.chunks.clear();
         self.placements.clear();
-        self.placements.resize(timeline.items.len(), Placement::default());
+        self.placements.resize(timeline.items.len(), PackedOffset::default());
     }
 
     fn open(&mut self, limit: u64, size: u64) -> usize {
@@ -81,7 +81,7 @@ impl ChunkedTimeOrder {
     }
 
     fn put(&mut self, item: usize, chunk: usize, offset: u64, size: u64) {
-        self.placements[item] = Placement { chunk: chunk as u32, offset };
+        self.placements[item] = PackedOffset { chunk: chunk as u32, offset };
         self.chunks[chunk].size = self.chunks[chunk].size.max(offset + size);
     }
 }

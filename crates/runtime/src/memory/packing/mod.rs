@@ -42,4 +42,4 @@ mod timeline;
 pub use check::{PackingViolation, check};
 pub use csv::{CsvError, parse_csv};
 pub use packer::{Packer, pack};
-pub use problem::{Effort, Packing, PackingError, PackingItem, PackingProblem, Placement, Strategy};
+pub use problem::{Effort, PackedOffset, Packing, PackingError, PackingItem, PackingProblem, Strategy};

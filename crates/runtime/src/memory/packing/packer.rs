@@ -5,7 +5,7 @@ use super::chunked_time_order::ChunkedTimeOrder;
 use super::conflicts::Conflicts;
 use super::exact::Exact;
 use super::greedy::Greedy;
-use super::problem::{Effort, Packing, PackingError, PackingProblem, Placement, Strategy};
+use super::problem::{Effort, PackedOffset, Packing, PackingError, PackingProblem, Strategy};
 use super::radix_sort::RadixSorter;
 use super::time_order::TimeOrder;
 use super::timeline::{AlwaysLive, Timeline};
@@ -51,7 +51,7 @@ impl Packer {
         self.best.proved_bound = lower_bound;
         self.best.steps = 0;
         self.best.placements.clear();
-        self.best.placements.resize(problem.items.len(), Placement::default());
+        self.best.placements.resize(problem.items.len(), PackedOffset::default());
         let mut done = self.try_from_peak();
         if problem.max_chunk.is_none_or(|limit| lower_bound <= limit) && done {
             self.best.peak = lower_bound;
@@ -200,7 +200,7 @@ impl Packer {
 }
 
 /// Enlarges a chunk to hold an item.
-fn grow(chunks: &mut Vec<u64>, place: Placement, size: u64) {
+fn grow(chunks: &mut Vec<u64>, place: PackedOffset, size: u64) {
     let chunk = place.chunk as usize;
     if chunk >= chunks.len() {
         chunks.resize(chunk + 1, 0);

@@ -34,7 +34,7 @@ impl PackingProblem {
 
 /// The position of an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Placement {
+pub struct PackedOffset {
     /// Index into [`Packing::chunks`].
     pub chunk: u32,
     /// Bytes from the start of the chunk.
@@ -45,7 +45,7 @@ pub struct Placement {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     /// One placement for each item, in the items' order.
-    pub placements: Vec<Placement>,
+    pub placements: Vec<PackedOffset>,
     /// Bytes of each chunk; at least one chunk, which may be empty.
     pub chunks: Vec<u64>,
     /// Bytes of all chunks together.

@@ -23,13 +23,13 @@ const PANEL: usize = 192;
 const ROWS: usize = 252;
 
 #[repr(C, align(64))]
-struct Scratch {
+struct F32Scratch {
     wide: [[__m512; PANEL]; 2],
     /// For each pair of groups of a task and each row: sums of both groups.
     sums: [[[__m512; 2]; ROWS]; PLAIN_GROUPS / 2],
 }
 
-const _: () = assert!(size_of::<Scratch>() <= SCRATCH && ROWS.is_multiple_of(12));
+const _: () = assert!(size_of::<F32Scratch>() <= SCRATCH && ROWS.is_multiple_of(12));
 
 /// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx512, task: &Task<'_>) {
@@ -154,7 +154,7 @@ unsafe fn gemv<W: FloatWeights>(task: &Task<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn gemm<W: FloatWeights>(task: &Task<'_>) {
     let columns = task.layout.columns();
-    let scratch = task.scratch.cast::<Scratch>();
+    let scratch = task.scratch.cast::<F32Scratch>();
     for first_group in task.groups.clone().step_by(PLAIN_GROUPS) {
         let groups = first_group..(first_group + PLAIN_GROUPS).min(task.groups.end);
         for first_row in (0..task.rows).step_by(ROWS) {
@@ -198,7 +198,7 @@ unsafe fn gemm<W: FloatWeights>(task: &Task<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn columns_of<W: FloatWeights>(
     task: &Task<'_>,
-    scratch: *mut Scratch,
+    scratch: *mut F32Scratch,
     group: usize,
     first: usize,
     count: usize,

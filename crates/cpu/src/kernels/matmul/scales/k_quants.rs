@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 #[cfg(target_arch = "x86_64")]
 use super::{Affine, ScaleLoads};
-use super::{F16Scale, F16ScaleMin, Lane, ScaleStorage};
+use super::{F16Scale, F16ScaleMin, ScaleRow, ScaleStorage};
 use crate::kernels::matmul::quant_row::QuantRow;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::matmul::simd::{avx2, avx512};
@@ -18,7 +18,7 @@ impl ScaleStorage for K6ScaleMin {
     const BYTES: usize = 64 + 192;
     const HAS_MIN: bool = true;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         F16ScaleMin::pack(row, scales);
         let fields = row.sub_scales.iter().take(8).chain(row.sub_mins.iter().take(8));
         for (i, field) in fields.map(|field| u32::from(*field)).enumerate() {
@@ -30,7 +30,7 @@ impl ScaleStorage for K6ScaleMin {
         }
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         F16ScaleMin::unpack(scales, row);
         let word = |index| scales.word(64, index);
         let field = |i: usize| match i {
@@ -105,7 +105,7 @@ impl ScaleStorage for K6Scale16 {
     const BYTES: usize = 32 + 192;
     const PER_16: bool = true;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         F16Scale::pack(row, scales);
         for (i, s) in row.sub_scales.iter().enumerate() {
             let (block, column, field) = (i / 2, 16 * (i % 2), u32::from(s ^ 32));
@@ -118,7 +118,7 @@ impl ScaleStorage for K6Scale16 {
         }
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         F16Scale::unpack(scales, row);
         let word = |index| scales.word(32, index);
         for (i, s) in row.sub_scales.iter_mut().enumerate() {
@@ -201,12 +201,12 @@ impl ScaleStorage for I8Scale16 {
     const BYTES: usize = 32 + 256;
     const PER_16: bool = true;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         F16Scale::pack(row, scales);
         (0..16).for_each(|i| scales.set_byte(32 + 16 * i, row.sub_scales[i]));
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         F16Scale::unpack(scales, row);
         (0..16).for_each(|i| row.sub_scales[i] = scales.byte(32 + 16 * i));
     }
@@ -256,7 +256,7 @@ impl ScaleStorage for K4ScaleMin16 {
     const PER_16: bool = true;
     const HAS_MIN: bool = true;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         F16ScaleMin::pack(row, scales);
         for i in 0..16 {
             let (s, t) = (u32::from(row.sub_scales[i]), u32::from(row.sub_mins[i]));
@@ -265,7 +265,7 @@ impl ScaleStorage for K4ScaleMin16 {
         }
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         F16ScaleMin::unpack(scales, row);
         for i in 0..16 {
             let (s, t) = (scales.word(64, i / 8), scales.word(64, 2 + i / 8));
@@ -349,7 +349,7 @@ pub(in crate::kernels::matmul) struct K6Scale;
 impl ScaleStorage for K6Scale {
     const BYTES: usize = 32 + 96;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         F16Scale::pack(row, scales);
         let field = |i: usize| u32::from(row.sub_scales[i] ^ 32);
         (0..5).for_each(|i| scales.or_word(32, 0, field(i) << (2 + 6 * i)));
@@ -357,7 +357,7 @@ impl ScaleStorage for K6Scale {
         scales.set_u16(96, (field(7) >> 2 | field(5) << 4 | field(6) << 10) as u16);
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         F16Scale::unpack(scales, row);
         let (long, short) = (scales.word(32, 0), u32::from(scales.u16(96)));
         let s = &mut row.sub_scales;

@@ -58,10 +58,10 @@ pub(super) trait ScaleStorage {
     const HAS_MIN: bool = false;
 
     /// Writes the scales of a row; the row's bits must be 0.
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>);
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>);
 
     /// Reads the scales of a row.
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow);
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow);
 
     /// `d` and `m`, or their super-scales, of a row.
     fn decode(row: &QuantRow) -> [f32; 2] {
@@ -74,12 +74,12 @@ pub(super) trait ScaleStorage {
 }
 
 /// One row's scales among those of sixteen rows.
-pub(super) struct Lane<B> {
+pub(super) struct ScaleRow<B> {
     pub(super) scales: B,
     pub(super) row: usize,
 }
 
-impl<B: AsRef<[u8]>> Lane<B> {
+impl<B: AsRef<[u8]>> ScaleRow<B> {
     /// The row's `f16` (or other 16 bits) of the array that starts at byte `at`.
     fn u16(&self, at: usize) -> u16 {
         let at = at + 2 * self.row;
@@ -98,7 +98,7 @@ impl<B: AsRef<[u8]>> Lane<B> {
     }
 }
 
-impl Lane<&mut [u8]> {
+impl ScaleRow<&mut [u8]> {
     fn set_u16(&mut self, at: usize, bits: u16) {
         let at = at + 2 * self.row;
         self.scales[at..at + 2].copy_from_slice(&bits.to_le_bytes());
@@ -192,11 +192,11 @@ pub(super) struct F16Scale;
 impl ScaleStorage for F16Scale {
     const BYTES: usize = 32;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         scales.set_u16(0, row.scale);
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         row.scale = scales.u16(0);
     }
 
@@ -229,12 +229,12 @@ impl ScaleStorage for F16ScaleMin {
     const BYTES: usize = 64;
     const HAS_MIN: bool = true;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         scales.set_u16(0, row.scale);
         scales.set_u16(32, row.min);
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         (row.scale, row.min) = (scales.u16(0), scales.u16(32));
     }
 
@@ -268,11 +268,11 @@ pub(super) struct E8M0Scale;
 impl ScaleStorage for E8M0Scale {
     const BYTES: usize = 16;
 
-    fn pack(row: &QuantRow, scales: &mut Lane<&mut [u8]>) {
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
         scales.set_byte(0, row.scale as u8);
     }
 
-    fn unpack(scales: &Lane<&[u8]>, row: &mut QuantRow) {
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
         row.scale = u16::from(scales.byte(0));
     }
 
