@@ -9,7 +9,7 @@ use quadriga_llm::default_model::{self, FetchProgress};
 
 /// Returns the path of the default model and downloads it on first use.
 ///
-/// FetchProgress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
+/// Progress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
 /// folder. Setting `cancelled` stops the download and removes partial files.
 pub(crate) fn default_model(
     cache: Option<&Path>,

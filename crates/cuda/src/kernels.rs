@@ -225,19 +225,13 @@ fn is_complete_elf(image: &[u8]) -> bool {
 
 /// Writes a file atomically: another process sees all of it or nothing.
 fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let written = fs::File::create(&temporary).and_then(|mut file| {
-        std::io::Write::write_all(&mut file, bytes)?;
-        file.sync_all()
-    });
-    let moved = written.and_then(|()| fs::rename(&temporary, path));
-    if moved.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    moved
+    let folder = path.parent().ok_or(std::io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    std::io::Write::write_all(&mut file, bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 /// A hash (FNV-1a) of some texts, for a file name.
@@ -339,11 +333,10 @@ mod tests {
 
     #[test]
     fn storing_an_image_leaves_no_temporary_file() {
-        let folder = std::env::temp_dir().join(format!("quadriga-kernels-{}", std::process::id()));
-        let path = folder.join("x.cubin");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.cubin");
         store(&path, b"image").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"image");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
-        fs::remove_dir_all(folder).unwrap();
     }
 }

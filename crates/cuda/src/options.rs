@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 /// `0` turns fused kernels off: each operation becomes a launch of its own.
 const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
-/// `0` does without cuBLAS, as where it is not installed.
+/// `0` disables cuBLAS, as if it were not installed.
 const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
-/// Any value measures idle gaps between programs.
+/// `1`, or any other value but `0`, measures idle gaps between programs.
 const GAPS_VARIABLE: &str = "QUADRIGA_CUDA_GAPS";
 /// The folder for all of Quadriga's cached files.
 const CACHE_VARIABLE: &str = "QUADRIGA_CACHE";
@@ -25,7 +25,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The settings that environment variables ask for.
+    /// The settings that the environment variables request.
     pub(crate) fn from_environment() -> Options {
         Options::from_variables(|name| std::env::var_os(name).map(PathBuf::from))
     }
@@ -36,9 +36,14 @@ impl Options {
         Options {
             fusion: is_on(FUSE_VARIABLE),
             cublas: is_on(BLAS_VARIABLE),
-            idle_gaps: variable(GAPS_VARIABLE).is_some(),
+            idle_gaps: variable(GAPS_VARIABLE).is_some_and(|value| value.as_os_str() != "0"),
             cache_dir: folder(CACHE_VARIABLE)
-                .or_else(|| folder("XDG_CACHE_HOME").map(|base| base.join("quadriga")))
+                // The XDG specification has relative paths ignored.
+                .or_else(|| {
+                    folder("XDG_CACHE_HOME")
+                        .filter(|base| base.is_absolute())
+                        .map(|base| base.join("quadriga"))
+                })
                 .or_else(|| folder("HOME").map(|home| home.join(".cache").join("quadriga"))),
         }
     }
@@ -59,7 +64,8 @@ mod tests {
     }
 
     #[test]
-    fn zero_turns_off_and_any_value_measures_gaps() {
+    fn zero_turns_off_and_any_other_value_on() {
+        assert!(!options(&[(GAPS_VARIABLE, "0")]).idle_gaps);
         let set = [(FUSE_VARIABLE, "0"), (BLAS_VARIABLE, "1"), (GAPS_VARIABLE, "")];
         assert_eq!(options(&set), Options { fusion: false, cublas: true, idle_gaps: true, cache_dir: None });
     }
@@ -71,6 +77,10 @@ mod tests {
         let xdg = ("XDG_CACHE_HOME", "/cache");
         assert_eq!(options(&[home, xdg]).cache_dir, Some("/cache/quadriga".into()));
         assert_eq!(options(&[home, xdg, (CACHE_VARIABLE, "/q")]).cache_dir, Some("/q".into()));
+        assert_eq!(
+            options(&[home, ("XDG_CACHE_HOME", "cache")]).cache_dir,
+            Some("/home/a/.cache/quadriga".into())
+        );
         assert_eq!(options(&[home, (CACHE_VARIABLE, "")]).cache_dir, Some("/home/a/.cache/quadriga".into()));
     }
 }
