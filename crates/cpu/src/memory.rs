@@ -70,7 +70,8 @@ impl HostBlock {
         if bytes == 0 {
             return Ok(HostBlock::empty());
         }
-        let missing = |free| BackendError::OutOfMemory { backend: NAME.into(), wanted: bytes as u64, free };
+        let missing =
+            |free| BackendError::OutOfMemory { backend: NAME.into(), requested: bytes as u64, free };
         // The system overcommits and kills a process that uses too much: large blocks are checked beforehand.
         if bytes >= 64 << 20 {
             let free = host_bytes().1;
@@ -255,7 +256,9 @@ mod tests {
         assert_eq!(HostBlock::zeroed(0).unwrap().bytes(), 0);
         for bytes in [1 << 45, usize::MAX / 2, usize::MAX] {
             let error = HostBlock::zeroed(bytes).unwrap_err();
-            assert!(matches!(error, BackendError::OutOfMemory { wanted, .. } if wanted == bytes as u64));
+            assert!(
+                matches!(error, BackendError::OutOfMemory { requested, .. } if requested == bytes as u64)
+            );
         }
     }
 }

@@ -126,9 +126,9 @@ fn too_large_an_allocation_is_an_error_with_the_requested_and_free_bytes() {
     let backend = Backend::new().unwrap();
     for bytes in [1 << 45, usize::MAX / 2, usize::MAX] {
         let error = backend.allocate(bytes, Usage::Compute).unwrap_err();
-        let BackendError::OutOfMemory { wanted, free, .. } = error else { panic!("{error}") };
-        assert_eq!(wanted, bytes as u64);
-        assert!(!cfg!(target_os = "linux") || free.is_some_and(|free| free < wanted));
+        let BackendError::OutOfMemory { requested, free, .. } = error else { panic!("{error}") };
+        assert_eq!(requested, bytes as u64);
+        assert!(!cfg!(target_os = "linux") || free.is_some_and(|free| free < requested));
     }
     assert!(backend.allocate(1 << 20, Usage::Compute).is_ok());
 }

@@ -23,7 +23,7 @@ pub(crate) struct DeviceBuffer {
 fn with_requested<T>(result: Result<T, BackendError>, bytes: usize) -> Result<T, BackendError> {
     result.map_err(|error| match error {
         BackendError::OutOfMemory { backend, free, .. } => {
-            BackendError::OutOfMemory { backend, wanted: bytes as u64, free }
+            BackendError::OutOfMemory { backend, requested: bytes as u64, free }
         }
         other => other,
     })

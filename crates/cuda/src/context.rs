@@ -143,7 +143,7 @@ impl Context {
         match code {
             CUDA_SUCCESS => Ok(()),
             CUDA_ERROR_OUT_OF_MEMORY => {
-                Err(BackendError::OutOfMemory { backend: backend(), wanted: 0, free: self.free_bytes() })
+                Err(BackendError::OutOfMemory { backend: backend(), requested: 0, free: self.free_bytes() })
             }
             CUDA_ERROR_ILLEGAL_ADDRESS
             | CUDA_ERROR_LAUNCH_FAILED

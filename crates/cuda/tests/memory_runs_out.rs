@@ -58,7 +58,7 @@ fn fill(backend: &Arc<dyn Backend>, leave: u64) -> Vec<Arc<dyn quadriga_runtime:
 fn wanted(error: &RuntimeError) -> u64 {
     match error {
         RuntimeError::Device { error, .. } => match **error {
-            BackendError::OutOfMemory { wanted, .. } => wanted,
+            BackendError::OutOfMemory { requested, .. } => requested,
             _ => panic!("{error}"),
         },
         other => panic!("{other}"),
@@ -72,7 +72,7 @@ fn loading_planning_and_running_say_what_was_wanted_and_leave_nothing_behind() {
     let before = backend.device().free_bytes.unwrap();
 
     // One allocation that no device has.
-    let Err(BackendError::OutOfMemory { wanted: bytes, free, .. }) =
+    let Err(BackendError::OutOfMemory { requested: bytes, free, .. }) =
         backend.allocate(1 << 50, Usage::Weights)
     else {
         panic!("a petabyte was allocated")
@@ -83,7 +83,7 @@ fn loading_planning_and_running_say_what_was_wanted_and_leave_nothing_behind() {
     // In planning: a budget that is too small.
     let error = Scheduler::new([Arc::clone(&backend)]).budget(0, 1 << 20).plan(graph(16, 4)).err().unwrap();
     let RuntimeError::OverBudget(over) = error else { panic!("{error}") };
-    assert!(over.wanted > over.budget && over.budget == 1 << 20);
+    assert!(over.needed > over.budget && over.budget == 1 << 20);
 
     // At load, and in the middle: weights fit and the arena does not.
     let held = fill(&backend, 64 << 20);

@@ -347,7 +347,7 @@ pub trait Backend: Send + Sync {
 
     /// The layout in which this backend holds a weight with these uses: each operation with the number of the input that
     /// the weight is. The backend computes every operation that it supports from any layout that it returns. Weights
-    /// that are read through views are always plain, and not asked about.
+    /// that are read through views are always plain; this is not called for them.
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
         let _ = uses;
         WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: true }

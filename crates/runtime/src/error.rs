@@ -7,12 +7,12 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum BackendError {
     /// An allocation failed.
-    #[error("{backend}: cannot allocate {wanted} bytes{}", free_text(.free))]
+    #[error("{backend}: cannot allocate {requested} bytes{}", free_text(.free))]
     OutOfMemory {
         /// The backend's name.
         backend: String,
         /// Bytes requested.
-        wanted: u64,
+        requested: u64,
         /// Bytes free, if known.
         free: Option<u64>,
     },

@@ -1,7 +1,7 @@
 //! Runs a tensor graph on one or several processors at once: on the CPU, on GPUs, or split between them.
 //!
 //! A [`Scheduler`] takes a graph and backends in order of preference, and makes a [`Plan`]: which backend runs each
-//! node, what is copied between them, and where each tensor is in memory. A [`Session`] allocates the memory, loads the
+//! node, which tensors are copied between them, and where each tensor is in memory. A [`Session`] allocates the memory, loads the
 //! weights, compiles, and runs plans any number of times. A processor takes part by implementing [`Backend`].
 //!
 //! ```

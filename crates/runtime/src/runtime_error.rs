@@ -75,12 +75,12 @@ pub enum RuntimeError {
         known: Vec<String>,
     },
     /// A tensor is not of the kind that the call needs.
-    #[error("tensor {name} is not {wanted}")]
+    #[error("tensor {name} is not {expected}")]
     WrongKind {
         /// The tensor.
         name: String,
         /// What the call needs.
-        wanted: &'static str,
+        expected: &'static str,
     },
     /// Elements of another type were given or requested.
     #[error("{name} has type {found}, not {given}")]
@@ -135,9 +135,9 @@ pub enum RuntimeError {
         what: &'static str,
         /// Its name.
         name: String,
-        /// Type and shape, or backend, it had.
+        /// Its type, shape and backend so far.
         before: String,
-        /// Type and shape, or backend, it would have.
+        /// Its type, shape and backend in the new graph.
         after: String,
     },
     /// The plan belongs to other backends than the session.
@@ -171,15 +171,15 @@ pub enum RuntimeError {
 /// How many bytes a plan needs beyond a backend's budget, and how many weights would fit.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{backend}: the plan needs {wanted} bytes ({weights} of weights, {state} of state, {compute} to compute), {} more \
+    "{backend}: the plan needs {needed} bytes ({weights} of weights, {state} of state, {compute} to compute), {} more \
      than the budget of {budget}; {fitting} of its {weight_count} weights ({fitting_bytes} bytes) would fit",
-    .wanted - .budget
+    .needed - .budget
 )]
 pub struct OverBudget {
     /// The backend.
     pub backend: String,
     /// Bytes that the plan needs in all.
-    pub wanted: u64,
+    pub needed: u64,
     /// Bytes of weights and constants.
     pub weights: u64,
     /// Bytes of state.

@@ -13,7 +13,7 @@ pub enum Detail {
     Operations,
 }
 
-/// The queues of a backend. A synchronous backend does everything in one queue; streams tell what it was for.
+/// The queues of a backend. A synchronous backend does everything in one queue; the stream is the purpose.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
@@ -21,7 +21,7 @@ pub enum Stream {
     Compute,
     /// Copies inputs, and results of other backends, to this one.
     Upload,
-    /// Copies what is there before the run to this backend: streamed weights, and states.
+    /// Copies tensors that are there before the run to this backend: streamed weights, and states.
     Prefetch,
     /// Copies from this backend to others.
     Download,

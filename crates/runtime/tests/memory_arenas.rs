@@ -224,7 +224,7 @@ fn a_tensor_that_no_buffer_can_hold_is_named_with_the_bytes_that_are_free() {
     let plan = scheduler(&heap).plan(g.finish().unwrap()).unwrap();
     let Err(error) = plan.session() else { panic!("400 bytes do not fit") };
     let RuntimeError::Device { error: inner, .. } = &error else { panic!("{error}") };
-    assert!(matches!(**inner, BackendError::OutOfMemory { wanted: 400, free: Some(_), .. }), "{error}");
+    assert!(matches!(**inner, BackendError::OutOfMemory { requested: 400, free: Some(_), .. }), "{error}");
     assert!(error.to_string().contains("chunk"), "{error}");
     assert_eq!(heap.counts().live, 0);
 }

@@ -92,7 +92,7 @@ impl InjectedFaults {
             if !lose {
                 return Err(match point {
                     FaultPoint::Allocation => {
-                        BackendError::OutOfMemory { backend: backend.to_owned(), wanted: 0, free: None }
+                        BackendError::OutOfMemory { backend: backend.to_owned(), requested: 0, free: None }
                     }
                     _ => BackendError::Failed {
                         backend: backend.to_owned(),

@@ -35,7 +35,7 @@ impl SimBuffer {
         device.faults.check(name, FaultPoint::Allocation)?;
         let free = device.free();
         let refused =
-            BackendError::OutOfMemory { backend: name.clone(), wanted: size as u64, free: Some(free) };
+            BackendError::OutOfMemory { backend: name.clone(), requested: size as u64, free: Some(free) };
         let too_large = device.settings.max_buffer.is_some_and(|max| size > max);
         if size as u64 > free || too_large {
             return Err(refused);

@@ -75,7 +75,7 @@ fn expect_out_of_memory(backend: &Arc<dyn Backend>, graph: Graph, min_bytes: u64
     match plan.session() {
         Ok(_) => Err(wrong(when, "the session was created")),
         Err(error) => match &error {
-            RuntimeError::Device { error: device, .. } if matches!(**device, BackendError::OutOfMemory { wanted, .. } if wanted >= min_bytes) =>
+            RuntimeError::Device { error: device, .. } if matches!(**device, BackendError::OutOfMemory { requested, .. } if requested >= min_bytes) =>
             {
                 print(format!("ok: {when}: {error}"))?;
                 Ok(())

@@ -3,7 +3,7 @@
 //! All nodes that write one storage must run on one backend, so storages are assigned, not nodes. Leaves that are only
 //! read (weights, constants, inputs) are assigned only if the caller places them; they attract the nodes that read them.
 //!
-//! In order: pins and placements; what [weight streaming](super::streaming) moves; going forward, storages computed from
+//! In order: pins and placements; nodes that [weight streaming](super::streaming) moves; going forward, storages computed from
 //! placed leaves and those that follow their inputs; going backward, storages that follow their consumers; the rest goes
 //! to the most preferred backend that computes it. Last, [`settle`] revises the borders.
 //!

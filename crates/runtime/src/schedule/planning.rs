@@ -85,8 +85,8 @@ impl Scheduler {
         Ok(plan)
     }
 
-    /// The placements that are fixed beforehand, with the backends' numbers checked: pins; for other leaves what the
-    /// rule returns; for states the backend that they are on.
+    /// The placements that are fixed beforehand, with the backends' numbers checked: pins, the backends of allocated
+    /// states, and for other leaves the result of the placement rule.
     fn fixed(
         &self,
         graph: &Graph,
@@ -145,7 +145,7 @@ impl Scheduler {
         Ok(fixed)
     }
 
-    /// The number of a backend, or an error that names what referred to it.
+    /// The number of a backend; an error with the name of `what` if there is no such backend.
     fn check_backend(&self, index: usize, what: &dyn Fn() -> String) -> Result<u16, RuntimeError> {
         let count = self.backends.len();
         let short = u16::try_from(index).ok().filter(|_| index < count);
@@ -169,7 +169,7 @@ impl Scheduler {
             let fitting = weights::fitting(plan.graph(), &**backend, reads, left);
             return Err(RuntimeError::OverBudget(Box::new(OverBudget {
                 backend: bytes.backend.clone(),
-                wanted: bytes.total(),
+                needed: bytes.total(),
                 weights: bytes.weights,
                 state: bytes.state,
                 compute: bytes.compute,

@@ -5,7 +5,7 @@
 //! others, made while the previous split computes, and the memory planner gives them memory for just that time. The same
 //! holds for attention over a host-resident KV cache; keys and values that are computed on the device are written into
 //! its copy of the cache too, so that it need not wait for the host (see [`super::split`]). Weights that are small
-//! beside what is computed with them (norms, biases) place no nodes on the host then: they are streamed to every reader.
+//! beside the results computed with them (norms, biases) place no nodes on the host then: they are streamed to every reader.
 #![expect(
     clippy::indexing_slicing,
     reason = "arrays are sized for all tensors and backends; ids are the graph's own"

@@ -1,7 +1,7 @@
 //! One run: issues copies and splits in the plan's order, with the waits between them.
 //!
 //! The splits of a lane run in order. Between lanes, a split waits for its copies, a copy for the split that computes its
-//! source and for the split after which its memory is free, and a write for the copies of what it overwrites. At the
+//! source and for the split after which its memory is free, and a write for the copies of the bytes that it overwrites. At the
 //! start of a run each lane waits for copies out of its memory that the previous run may still be making.
 #![expect(
     clippy::indexing_slicing,
@@ -101,7 +101,7 @@ impl Run<'_> {
         self.finish_split(number)
     }
 
-    /// Lets a split's lane wait for the copies that the split reads, and for copies of what it overwrites.
+    /// Lets a split's lane wait for the copies that the split reads, and for copies of the bytes that it overwrites.
     pub(crate) fn wait_for_copies(&mut self, number: usize) -> Result<(), RuntimeError> {
         let split = &self.plan.splits().splits[number];
         for copy in split.inputs.iter().chain(&split.after_copies) {

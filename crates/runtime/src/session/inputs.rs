@@ -80,7 +80,9 @@ impl Inputs {
                 let known = self.all.iter().map(|input| input.name.clone()).collect();
                 RuntimeError::UnknownName { what: "input", name: name.to_owned(), known }
             }
-            TensorRef::Id(id) => RuntimeError::WrongKind { name: plan.graph().name(id), wanted: "an input" },
+            TensorRef::Id(id) => {
+                RuntimeError::WrongKind { name: plan.graph().name(id), expected: "an input" }
+            }
         })
     }
 

@@ -17,9 +17,9 @@ pub(crate) struct Lane {
 
 /// The transfer queues and events of an asynchronous backend.
 pub(crate) struct TransferQueues {
-    /// Inputs, and copies of what other backends compute in the run.
+    /// Inputs, and copies of results of other backends.
     pub(crate) upload: Box<dyn Queue>,
-    /// Copies of what is there before the run, streamed weights and states, in the order of their use: a device makes its
+    /// Copies of tensors that are there before the run (streamed weights, states), in the order of use: a device makes its
     /// copies one after another, and uploads must not wait behind them.
     pub(crate) prefetch: Box<dyn Queue>,
     /// Copies that this backend sends to others.

@@ -84,6 +84,6 @@ pub(crate) fn find<'o>(
             let known = outputs.iter().map(|output| output.name.clone()).collect();
             RuntimeError::UnknownName { what: "output", name: name.to_owned(), known }
         }
-        TensorRef::Id(id) => RuntimeError::WrongKind { name: plan.graph().name(id), wanted: "an output" },
+        TensorRef::Id(id) => RuntimeError::WrongKind { name: plan.graph().name(id), expected: "an output" },
     })
 }

@@ -167,8 +167,8 @@ impl Session {
             return Err(RuntimeError::UnknownName { what: "weight", name, known: Vec::new() });
         };
         if has_data {
-            let wanted = "a weight without data";
-            return Err(RuntimeError::WrongKind { name: name.to_owned(), wanted });
+            let expected = "a weight without data";
+            return Err(RuntimeError::WrongKind { name: name.to_owned(), expected });
         }
         if bytes.len() != expected {
             let (name, found) = (name.to_owned(), bytes.len());
@@ -367,7 +367,7 @@ impl Session {
             match event.is_done() {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
-                // Waiting finds out what failed, and recovers.
+                // Waiting returns the failure, and recovers.
                 Err(_) => return self.wait().map(|()| true),
             }
         }

@@ -159,7 +159,7 @@ impl Backend for Heap {
             || self.facts.max_buffer.is_some_and(|max| bytes > max)
         {
             let backend = self.name.clone();
-            return Err(BackendError::OutOfMemory { backend, wanted: bytes as u64, free: Some(free) });
+            return Err(BackendError::OutOfMemory { backend, requested: bytes as u64, free: Some(free) });
         }
         counts.live += bytes as u64;
         Ok(Arc::new(HeapBuffer {

@@ -67,8 +67,8 @@ fn k3_the_reader_pulls_else_the_owner_pushes_else_the_copy_is_staged_or_made_by_
     assert_eq!((found, bounce), (expected.clone(), [1, 1]), "through staging memory");
     // Both can access only their own memory: the host reads and writes.
     let alone = |name| Sim::new(name).isolated().device();
-    let (found, carried) = transfers([alone("a"), alone("b")]);
-    assert_eq!((found, carried), (expected, [1, 1]), "read and written by the host");
+    let (found, by_host) = transfers([alone("a"), alone("b")]);
+    assert_eq!((found, by_host), (expected, [1, 1]), "read and written by the host");
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn an_output_is_chained_to_an_input_and_read_while_the_next_run_is_in_flight() {
         session.set("x", &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
         session.set("step", &[0.0f32; 4]).unwrap();
         session.start().unwrap();
-        let mut wanted = [1.0f32, 2.0, 3.0, 4.0].map(|x| 2.0 * x);
+        let mut expected = [1.0f32, 2.0, 3.0, 4.0].map(|x| 2.0 * x);
         for step in 1..20 {
             assert!(session.chain("y", "x").unwrap(), "{name}");
             session.set("step", &[step as f32; 4]).unwrap();
@@ -46,10 +46,14 @@ fn an_output_is_chained_to_an_input_and_read_while_the_next_run_is_in_flight() {
             let mut bytes = [0; 20];
             session.finish_read(read, &mut bytes).unwrap();
             let found = floats(&bytes);
-            assert_eq!((found[0], &found[1..]), (wanted.iter().sum::<f32>(), &wanted[..]), "{name}, {step}");
-            wanted = wanted.map(|y| 2.0 * y + step as f32);
+            assert_eq!(
+                (found[0], &found[1..]),
+                (expected.iter().sum::<f32>(), &expected[..]),
+                "{name}, {step}"
+            );
+            expected = expected.map(|y| 2.0 * y + step as f32);
         }
-        assert_eq!(session.read::<f32>("y").unwrap(), wanted, "{name}");
+        assert_eq!(session.read::<f32>("y").unwrap(), expected, "{name}");
     }
 }
 

@@ -62,12 +62,12 @@ fn small_graphs_and_few_rows_stream_nothing() {
 #[test]
 fn a_plan_over_budget_with_streaming_is_made_without() {
     let graph = chain(6);
-    let wanted = scheduler(Some(ALWAYS)).plan(&graph).unwrap().bytes()[0].total();
-    let plan = scheduler(Some(ALWAYS)).budget(0, wanted).plan(&graph).unwrap();
+    let needed = scheduler(Some(ALWAYS)).plan(&graph).unwrap().bytes()[0].total();
+    let plan = scheduler(Some(ALWAYS)).budget(0, needed).plan(&graph).unwrap();
     assert!(plan.streams_weights());
-    let plan = scheduler(Some(ALWAYS)).budget(0, wanted - 1).plan(&graph).unwrap();
+    let plan = scheduler(Some(ALWAYS)).budget(0, needed - 1).plan(&graph).unwrap();
     assert!(!plan.streams_weights());
-    assert!(plan.bytes()[0].total() < wanted);
+    assert!(plan.bytes()[0].total() < needed);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn scratch_memory_is_planned_like_tensors_and_shared_with_none() {
     }
     // It counts towards the budget: with one byte less nothing is streamed.
     let graph = cached(4, None);
-    let wanted = with(1 << 12).plan(&graph).unwrap().bytes()[0].total();
-    assert!(with(1 << 12).budget(0, wanted).plan(&graph).unwrap().streams_weights());
-    assert!(!with(1 << 12).budget(0, wanted - 1).plan(&graph).unwrap().streams_weights());
+    let needed = with(1 << 12).plan(&graph).unwrap().bytes()[0].total();
+    assert!(with(1 << 12).budget(0, needed).plan(&graph).unwrap().streams_weights());
+    assert!(!with(1 << 12).budget(0, needed - 1).plan(&graph).unwrap().streams_weights());
 }

@@ -24,7 +24,7 @@ fn k1_backends_have_a_name_an_alignment_and_memory_that_is_freed() {
     assert!(matches!(sim.allocate(601, Usage::Weights), Err(BackendError::OutOfMemory { .. })));
     assert!(matches!(
         sim.allocate(401, Usage::State),
-        Err(BackendError::OutOfMemory { wanted: 401, free: Some(400), .. })
+        Err(BackendError::OutOfMemory { requested: 401, free: Some(400), .. })
     ));
     drop(buffer);
     assert_eq!(sim.used_bytes(), 0);
