@@ -319,10 +319,14 @@ impl Queue for SimQueue {
     fn write(&mut self, to: &Region, bytes: &[u8]) -> Result<(), BackendError> {
         self.own(to)?;
         self.same_size(bytes.len(), to.bytes)?;
-        let mut owned = match &mut self.kind {
-            QueueKind::Thread { commands, .. } => commands.lock().spare.pop().unwrap_or_default(),
-            QueueKind::Inline(_) => Vec::new(),
+        let QueueKind::Thread { commands, .. } = &mut self.kind else {
+            // The bytes of the command do not matter to the check.
+            self.check_order(&Command::Write(to.clone(), Vec::new()))?;
+            let QueueKind::Inline(worker) = &mut self.kind else { return Ok(()) };
+            worker.transfer(bytes.len())?;
+            return put(to, bytes);
         };
+        let mut owned = commands.lock().spare.pop().unwrap_or_default();
         owned.clear();
         owned.extend_from_slice(bytes);
         self.enqueue(Command::Write(to.clone(), owned))
