@@ -4,7 +4,7 @@
 //! for places. Neither is known here: a caller says which weights are read where with [`WeightRead`]s.
 //!
 //! A weight is resident on a backend in one of three ways: *packed* or plain in a buffer of the backend, *mapped* (the
-//! backend reads the bytes of the file), or *streamed*: every run copies it from its [`streaming_source`].
+//! backend reads the bytes of the file), or *streamed*: every run copies it from its [`streaming_source()`].
 
 mod layout;
 mod resident;
