@@ -94,7 +94,7 @@ pub enum Strategy {
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Strategy::TimeOrder => "free list in time order",
+            Strategy::TimeOrder => "best fit in time order",
             Strategy::BySize => "greedy by size",
             Strategy::FromPeak => "greedy from the peak",
             Strategy::BySizeAndDuration => "greedy by size and duration",
