@@ -74,7 +74,7 @@ fn main() {
     let rounds = numbers.first().copied().unwrap_or(7);
     let sizes = numbers.get(1..).filter(|sizes| !sizes.is_empty());
     println!(
-        "| nodes | plan | of it packing | ns per node | heap allocations | same graph again in a session, ns | heap allocations | peak ÷ bound, strategy |"
+        "| nodes | plan | of it packing | ns per node | heap allocations | same graph again in a session, ns per node | heap allocations | peak ÷ bound, strategy |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for &nodes in sizes.unwrap_or(&[1_000, 10_000, 100_000, 300_000, 1_000_000]) {
@@ -101,12 +101,12 @@ fn main() {
         session.use_graph(&small).unwrap();
         let (again, again_allocations) = median(rounds, || session.use_graph(&small).unwrap());
         println!(
-            "| {} | {:.2} ms | {:.2} ms | {:.0} | {allocations} | {:.0} | {again_allocations} | {:.4}, {} |",
+            "| {} | {:.2} ms | {:.2} ms | {:.0} | {allocations} | {:.1} | {again_allocations} | {:.4}, {} |",
             graph.nodes().len(),
             fresh * 1e3,
             packing * 1e3,
             fresh * 1e9 / count,
-            again * 1e9,
+            again * 1e9 / count,
             plan.arena_bytes(0) as f64 / plan.backends[0].lower_bound as f64,
             plan.backends[0].strategy,
         );
