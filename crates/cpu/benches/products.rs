@@ -277,7 +277,7 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
                     spans: Some(&spans),
                     output: HeadRows { pointer: out.as_mut_ptr().cast(), stride: floats, head_stride: 256 },
                 };
-                // SAFETY: the rows are inside the vectors above; the work memory has the length asked for.
+                // SAFETY: the rows are inside the vectors above; the work memory has the requested length.
                 let attention =
                     unsafe { Attention::new(isa, shape, memory, pool.threads(), work.as_mut_ptr()) }.unwrap();
                 // SAFETY: all workers of one run call it once.

@@ -41,7 +41,7 @@
 //! | variable | method | meaning |
 //! |---|---|---|
 //! | `QUADRIGA_CUDA_FUSE=0` | [`Builder::fusion`] | one launch per operation; no programmatic dependent launch |
-//! | `QUADRIGA_CUDA_BLAS=0` | [`Builder::cublas`] | do without cuBLAS, as where it is not installed |
+//! | `QUADRIGA_CUDA_BLAS=0` | [`Builder::cublas`] | disable cuBLAS, as if it were not installed |
 //! | `QUADRIGA_CUDA_GAPS=1` | [`Builder::measure_idle_gaps`] | print the GPU's idle time between programs at the end |
 //! | `QUADRIGA_CACHE=DIR` | [`Builder::cache_dir`] | compiled kernels are kept in `DIR/kernels`; default: `~/.cache/quadriga` |
 

@@ -102,7 +102,7 @@ pub type BatchObserver = Box<dyn FnMut(&Batch<'_>) + Send>;
 pub struct Batch<'a> {
     /// The plan that ran.
     pub plan: &'a Plan,
-    /// The times of its splits, and of its operations if they were asked for.
+    /// The times of its splits, and of its operations if requested.
     pub trace: &'a Trace,
     /// The time at which it began.
     pub started: Instant,

@@ -286,9 +286,9 @@ impl fmt::Display for Refusal {
 
 /// A device that owns memory and runs compiled parts of graphs.
 ///
-/// `quadriga_sim` is the smallest complete implementation; `quadriga_cpu` is a synchronous one that reads weights in the
-/// file map, `quadriga_cuda` an asynchronous one with streams, events and pinned memory. An implementation is tested with
-/// the cases of `quadriga_conformance`.
+/// The example `own_backend` of the crate `quadriga` is the smallest implementation, `quadriga_sim` a complete one;
+/// `quadriga_cpu` is a synchronous one that reads weights in the file map, `quadriga_cuda` an asynchronous one with
+/// streams, events and pinned memory. An implementation is tested with the cases of `quadriga_conformance`.
 ///
 /// ```
 /// use quadriga_graph::{DType, GraphBuilder};

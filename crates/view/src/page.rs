@@ -105,7 +105,7 @@ impl Picture {
                 "node": all().map(|s| index(s.node)).collect::<Vec<_>>(),
                 "dtype": texts.column(all().map(|s| s.dtype)),
                 "shape": all().map(|s| texts.add(&shape(&s.shape))).collect::<Vec<_>>(),
-                "tenants": all().map(|s| s.tenants).collect::<Vec<_>>(),
+                "results": all().map(|s| s.results).collect::<Vec<_>>(),
                 "mapped": all().map(|s| u8::from(s.mapped)).collect::<Vec<_>>(),
                 "packed": all().map(|s| u8::from(s.packed)).collect::<Vec<_>>(),
                 "why": texts.column(all().map(|s| s.why.as_str())),

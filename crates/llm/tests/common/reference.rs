@@ -111,7 +111,7 @@ impl Reference {
         x.iter().zip(&self.weights[name]).map(|(x, w)| x * scale * w).collect()
     }
 
-    /// Turns a head by its position: neighbours together in Llama, the two halves in Qwen.
+    /// Applies RoPE to a head: adjacent pairs in Llama, the two halves in Qwen.
     fn rope(&self, position: usize, head: &mut Row) {
         let r = &self.recipe;
         let half = r.rope_dims / 2;
@@ -137,9 +137,10 @@ impl Reference {
             Scaling::No => (plain, 1.0),
             Scaling::Linear(factor) => (plain / f64::from(factor), 1.0),
             Scaling::Yarn { factor, original } => {
-                // The pair that turns so many times over the original context.
-                let pair_of =
-                    |turns: f64| dims * (f64::from(original) / (turns * TAU)).ln() / (2.0 * base.ln());
+                // The pair whose angle makes this number of rotations over the original context.
+                let pair_of = |rotations: f64| {
+                    dims * (f64::from(original) / (rotations * TAU)).ln() / (2.0 * base.ln())
+                };
                 let low = pair_of(32.0).floor().max(0.0);
                 let high = pair_of(1.0).ceil().min(dims - 1.0);
                 let stretched = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);

@@ -86,7 +86,7 @@ struct Assigner<'a> {
     /// For each tensor whether nodes other than its producer write it.
     written: Vec<bool>,
     placements: Placements,
-    /// Working memory of [`Assigner::draw_apart`].
+    /// Working memory of [`Assigner::choose_backend`].
     pulls: Vec<Pull>,
     /// The producers whose storages are not assigned yet, by number.
     left: Vec<u32>,
@@ -167,7 +167,7 @@ impl Assigner<'_> {
             let backend = self.placements.backend[input.storage.index()];
             if backend != NO_BACKEND && counts(input) && !self.placements.streamed.contains(&input.storage) {
                 if only != NO_BACKEND && only != backend {
-                    return self.draw_apart(storage, inputs, counts, reason);
+                    return self.choose_backend(storage, inputs, counts, reason);
                 }
                 only = backend;
                 largest = largest.max((self.flow.bytes[input.tensor.index()], input.tensor.index()));
@@ -186,7 +186,7 @@ impl Assigner<'_> {
     }
 
     /// The same for inputs on several backends.
-    fn draw_apart(
+    fn choose_backend(
         &mut self,
         storage: TensorId,
         inputs: &[FlowInput],

@@ -176,7 +176,7 @@ pub struct StorageLine {
     /// Its shape, outermost dimension first.
     pub shape: Vec<usize>,
     /// How many results are in it one after another: 1, and one more for each that is computed in place.
-    pub tenants: usize,
+    pub results: usize,
     /// Whether it is read in the file map, and takes no memory.
     pub mapped: bool,
     /// Whether its layout is the backend's own.
@@ -369,7 +369,7 @@ fn line(
         node: tensor.node().map(|node| node.index()),
         dtype: tensor.dtype().name(),
         shape: tensor.shape().dims().to_vec(),
-        tenants: 1,
+        results: 1,
         mapped: false,
         packed: false,
         why: plan.reason_of(tensor.storage()),
@@ -416,10 +416,10 @@ fn inputs(plan: &Plan, horizon: u32, lines: &mut Vec<StorageLine>) {
 
 fn results(plan: &Plan, lines: &mut Vec<StorageLine>, of_root: &mut HashMap<usize, usize>) {
     let (graph, memory) = (plan.graph(), plan.memory());
-    let mut tenants: HashMap<usize, usize> = HashMap::new();
+    let mut results: HashMap<usize, usize> = HashMap::new();
     for (id, root) in graph.tensor_ids().zip(&memory.sharing.roots) {
         let own = graph.get(id).is_some_and(|t| t.storage() == id && t.node().is_some());
-        *tenants.entry(root.index()).or_default() += usize::from(own);
+        *results.entry(root.index()).or_default() += usize::from(own);
     }
     let places = memory.lifetimes.iter().zip(&memory.bytes).zip(&memory.locations).enumerate();
     for (index, ((life, bytes), location)) in places {
@@ -433,8 +433,8 @@ fn results(plan: &Plan, lines: &mut Vec<StorageLine>, of_root: &mut HashMap<usiz
         let made = line(plan, id, StorageUse::Compute, usize::from(*backend), *bytes, life);
         if let Some(made) = made {
             of_root.insert(index, lines.len());
-            let tenants = tenants.get(&index).copied().unwrap_or(1).max(1);
-            lines.push(StorageLine { tenants, ..at(made, *location) });
+            let results = results.get(&index).copied().unwrap_or(1).max(1);
+            lines.push(StorageLine { results, ..at(made, *location) });
         }
     }
 }

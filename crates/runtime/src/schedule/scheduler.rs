@@ -1,4 +1,4 @@
-//! The scheduler: the backends, and the caller's wishes about placement, memory and weight streaming.
+//! The scheduler: the backends, and the caller's settings for placement, memory and weight streaming.
 
 use std::sync::{Arc, Mutex};
 

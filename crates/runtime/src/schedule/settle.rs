@@ -1,4 +1,4 @@
-//! Settling the borders: a node that follows its input moves to the backend of its readers where that saves copying.
+//! Boundary refinement: a node that was assigned to the backend of its input moves to the backend of its readers where that saves copying.
 //!
 //! The typical case is the first node of a layer, a norm of the residual stream: it is assigned to the backend of the
 //! stream, but the next backend needs the stream too. Moved there, the norm reads the copy that is made anyway.

@@ -22,8 +22,8 @@ fn x17_views_are_in_no_split_and_no_split_is_empty() {
     let w = g.weight("w", Weight::with_data(DType::F32, [2, 8], vec![0u8; 64]));
     let state = g.state("s", DType::F32, [2, 8]);
     let view = state.reshape([4, 4]).reshape([16]);
-    let turned = w.transpose();
-    let y = turned.cont().reshape([16]).add(view);
+    let transposed = w.transpose();
+    let y = transposed.cont().reshape([16]).add(view);
     g.output("y", y);
     let graph = g.finish().unwrap();
     let plan = Scheduler::new([device("a"), device("b")])

@@ -35,7 +35,7 @@ function describeStorage(s) {
   if (nodes.length > 1) {
     const shown = nodes.slice(0, 6).map((n) => `${T[N.name[n]]} (step ${N.node[n]})`);
     if (nodes.length > 6) shown.push(`and ${nodes.length - 6} more`);
-    lines.push(['results in turn', shown.join(', ')]);
+    lines.push(['results, in order', shown.join(', ')]);
   }
   return { title: T[S.name[s]], lines };
 }

@@ -78,7 +78,7 @@ pub(super) struct SlotTile {
 }
 
 impl SlotTile {
-    /// Cell `i`; for those past the end, the last.
+    /// Slot `i`; for those past the end, the last.
     #[inline(always)]
     fn row(&self, i: usize) -> *const u8 {
         self.first.wrapping_add(i.min(self.count - 1) * self.stride)
