@@ -26,7 +26,7 @@ pub(crate) struct AnswerOptions {
     /// Stop at this text; may be repeated
     #[arg(long, value_name = "TEXT", help_heading = PROMPT)]
     stop: Vec<String>,
-    /// Send the prompt without the model's chat template
+    /// Do not apply the model's chat template
     #[arg(long, help_heading = PROMPT)]
     raw: bool,
     /// System prompt

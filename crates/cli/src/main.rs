@@ -47,7 +47,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Chat with a model
     Chat(Box<chat::ChatArgs>),
-    /// Measure prompt and generation speed
+    /// Measure prefill and decode speed
     Bench(Box<bench::BenchArgs>),
     /// Show placement, splits and memory of a model without loading it
     Plan(Box<plan::PlanArgs>),

@@ -34,7 +34,7 @@ pub(crate) struct ModelOptions {
         help_heading = MODEL
     )]
     batch: usize,
-    /// Number of layers on the GPU, also -ngl: a number, all, or auto for as many as fit
+    /// Number of layers on the GPU, the output matrix counted as one, also -ngl: a number, all, or auto for as many as fit
     #[arg(
         long,
         alias = "n-gpu-layers",
@@ -44,7 +44,7 @@ pub(crate) struct ModelOptions {
         help_heading = DEVICE
     )]
     gpu_layers: GpuLayers,
-    /// Comma-separated devices: cpu, cuda:N, sim; the CPU is always added last [default: first GPU]
+    /// Comma-separated devices: cpu, cuda:N, sim; the CPU is always added last [default: first GPU, else cpu]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = DEVICE)]
     device: Vec<String>,
     /// Memory budget per GPU, such as 6G [default: free memory]
@@ -53,7 +53,7 @@ pub(crate) struct ModelOptions {
     /// KV cache data type: f16, f32 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type, help_heading = MODEL)]
     cache_type: DType,
-    /// Folder of the default model and measured limits [default: QUADRIGA_CACHE, or the user's cache folder]
+    /// Folder of the default model, compiled kernels and measured rates [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER", help_heading = MODEL)]
     cache_dir: Option<PathBuf>,
     /// Print neither progress nor summary

@@ -196,7 +196,12 @@ impl quadriga_runtime::Backend for Backend {
         let (total_bytes, free_bytes) = host_bytes();
         let threads = self.threads();
         Device {
-            description: format!("{}, {threads} threads, {}", processor(), self.inner.isa),
+            description: format!(
+                "{}, {threads} {}, {}",
+                processor(),
+                if threads == 1 { "thread" } else { "threads" },
+                self.inner.isa
+            ),
             kind: DeviceKind::Cpu,
             asynchronous: false,
             total_bytes,

@@ -40,7 +40,7 @@ pub struct Summary {
     pub tensor_bytes: u64,
     /// Totals per tensor type, largest first.
     pub types: Vec<TypeTotal>,
-    /// The hyperparameters that the file has, such as ("blocks", "30").
+    /// The hyperparameters that the file has, such as ("layers", "30").
     pub dimensions: Vec<(&'static str, String)>,
     /// The tokenizer, if the file has one.
     pub tokenizer: Option<TokenizerSummary>,
@@ -78,22 +78,22 @@ pub struct TokenizerSummary {
 
 /// Labels of the architecture's hyperparameters.
 const DIMENSIONS: &[(&str, &str)] = &[
-    ("blocks", "block_count"),
+    ("layers", "block_count"),
     ("context", "context_length"),
     ("embedding", "embedding_length"),
     ("feed forward", "feed_forward_length"),
     ("heads", "attention.head_count"),
-    ("key/value heads", "attention.head_count_kv"),
+    ("KV heads", "attention.head_count_kv"),
     ("experts", "expert_count"),
     ("experts used", "expert_used_count"),
     ("vocabulary", "vocab_size"),
-    ("rope dimensions", "rope.dimension_count"),
-    ("rope base", "rope.freq_base"),
+    ("RoPE dimensions", "rope.dimension_count"),
+    ("RoPE base", "rope.freq_base"),
 ];
 
 const SPECIAL: &[(&str, &str)] = &[
-    ("begin", "tokenizer.ggml.bos_token_id"),
-    ("end", "tokenizer.ggml.eos_token_id"),
+    ("BOS", "tokenizer.ggml.bos_token_id"),
+    ("EOS", "tokenizer.ggml.eos_token_id"),
     ("unknown", "tokenizer.ggml.unknown_token_id"),
     ("padding", "tokenizer.ggml.padding_token_id"),
 ];
@@ -274,8 +274,9 @@ impl fmt::Display for Summary {
         for total in &self.types {
             let bits = total.bytes as f64 * 8.0 / total.parameters.max(1) as f64;
             let text = format!(
-                "{:>5} tensors {:>9} parameters {:>11} {bits:>6.2} bits each",
+                "{:>5} {:<7} {:>9} parameters {:>11} {bits:>6.2} bits per weight",
                 total.tensors,
+                if total.tensors == 1 { "tensor" } else { "tensors" },
                 short(total.parameters),
                 short_bytes(total.bytes),
             );

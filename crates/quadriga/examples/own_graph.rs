@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     g.output("sum", sum);
     let graph = g.finish()?;
 
-    // Backends in order of preference, such as a `quadriga::cuda::CudaBackend` before the CPU. Placement rules and memory
+    // Backends in order of preference, such as a `quadriga::cuda::Backend` before the CPU. Placement rules and memory
     // budgets are methods of the scheduler.
     let plan = Scheduler::new(cpu::Backend::new()?).plan(&graph)?;
     // Splits, copies and bytes are known before anything is allocated.

@@ -17,7 +17,7 @@ pub(crate) struct DevicesArgs {
     /// Measure memory bandwidth and matmul speed of each device and store them for estimates and --stats
     #[arg(long)]
     measure: bool,
-    /// Folder of the measured limits [default: QUADRIGA_CACHE, or the user's cache folder]
+    /// Folder of the measured rates [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
     /// Print the list as JSON

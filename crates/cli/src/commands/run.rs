@@ -19,7 +19,7 @@ pub(crate) struct RunArgs {
     /// Prompt [default: read from stdin]
     #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file"])]
     prompt_words: Vec<String>,
-    /// Prompt as an option
+    /// Prompt
     #[arg(short, long, value_name = "PROMPT", conflicts_with = "file")]
     prompt: Option<String>,
     /// File with the prompt
