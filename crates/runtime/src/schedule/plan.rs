@@ -83,6 +83,11 @@ struct PlanInner {
 }
 
 impl Plan {
+    /// Whether this is another handle to the same plan.
+    pub(crate) fn is_same(&self, other: &Plan) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     pub(crate) fn new(
         scheduler: Scheduler,
         graph: Arc<Graph>,

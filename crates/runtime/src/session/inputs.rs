@@ -5,7 +5,8 @@
 //! roles, and inputs that were not set are copied from the old bank to the new one.
 //!
 //! Large inputs go through the upload queue while the previous run computes. Small ones go through the compute queue:
-//! that the run need not wait for another queue saves more time than their copy takes.
+//! that the run need not wait for another queue saves more time than their copy takes. So do large ones that were chained
+//! to an output, until they are set again: one queue orders all writes and copies of a bank.
 
 use quadriga_graph::{DType, Tensor, TensorId, TensorKind};
 
@@ -14,13 +15,19 @@ use super::outputs::OutputPlace;
 use super::tensor_ref::TensorRef;
 use crate::schedule::Plan;
 use crate::trace::Stream;
-use crate::{Queue, Region, RuntimeError};
+use crate::{BackendError, Queue, Region, RuntimeError};
 
 /// The most bytes of an input that goes through the compute queue.
 const MAX_SMALL_BYTES: usize = 128;
 
-fn queue_for(lane: &mut Lane, bytes: usize) -> &mut dyn Queue {
-    lane.queue(if bytes <= MAX_SMALL_BYTES { Stream::Compute } else { Stream::Upload })
+/// The queue of an input's writes and copies. An upload waits until the runs that read its bank are done.
+fn queue_for(lane: &mut Lane, upload: bool) -> Result<&mut dyn Queue, BackendError> {
+    let free = lane.start().filter(|_| upload);
+    let queue = lane.queue(if upload { Stream::Upload } else { Stream::Compute });
+    if let Some(event) = free {
+        queue.wait(&*event)?;
+    }
+    Ok(queue)
 }
 
 /// An input of a plan.
@@ -33,6 +40,8 @@ struct InputSlot {
     set: bool,
     /// Set for an earlier run.
     known: bool,
+    /// The latest value was written by the compute queue: chained, or set after that for the same run.
+    chained: bool,
 }
 
 /// All inputs of a plan.
@@ -49,7 +58,14 @@ impl Inputs {
         let graph = plan.graph();
         let mut all: Vec<InputSlot> = graph
             .of_kind(TensorKind::Input)
-            .map(|id| InputSlot { id, name: graph.name(id), places: Vec::new(), set: false, known: false })
+            .map(|id| InputSlot {
+                id,
+                name: graph.name(id),
+                places: Vec::new(),
+                set: false,
+                known: false,
+                chained: false,
+            })
             .collect();
         for leaf in &plan.splits().leaves {
             let Ok(at) = all.binary_search_by_key(&leaf.tensor, |input| input.id.index()) else { continue };
@@ -66,6 +82,7 @@ impl Inputs {
         for input in &mut self.all {
             input.set = false;
             input.known = false;
+            input.chained = false;
         }
     }
 
@@ -110,16 +127,13 @@ impl Inputs {
     pub(crate) fn set(&mut self, index: usize, bytes: &[u8], lanes: &mut [Lane]) -> Result<(), RuntimeError> {
         let next = 1 - self.bank;
         let Some(input) = self.all.get_mut(index) else { return Err(no_such_input()) };
+        // After a chained copy to the same bank, in the queue of that copy.
+        input.chained &= input.set;
+        let upload = bytes.len() > MAX_SMALL_BYTES && !input.chained;
         for (backend, places) in &input.places {
             let Some(lane) = lanes.get_mut(*backend) else { continue };
             let place = places.get(next).unwrap_or(&places[0]);
-            // The run before the one in flight read this bank.
-            let free = lane.start().filter(|_| bytes.len() > MAX_SMALL_BYTES);
-            let queue = queue_for(lane, bytes.len());
-            let written = match free {
-                Some(event) => queue.wait(&*event).and_then(|()| queue.write(place, bytes)),
-                None => queue.write(place, bytes),
-            };
+            let written = queue_for(lane, upload).and_then(|queue| queue.write(place, bytes));
             written.map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
         }
         input.set = true;
@@ -147,9 +161,12 @@ impl Inputs {
             return Ok(false);
         };
         let place = places.get(1 - bank).unwrap_or(&places[0]);
-        let copied = lane.compute.copy(region, place);
+        let uploaded = input.set && !input.chained && place.bytes > MAX_SMALL_BYTES;
+        let ready = if uploaded { lane.compute_waits_for_uploads() } else { Ok(()) };
+        let copied = ready.and_then(|()| lane.compute.copy(region, place));
         let copied = copied.map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
         input.set |= copied;
+        input.chained |= copied;
         Ok(copied)
     }
 
@@ -177,8 +194,9 @@ impl Inputs {
                     continue;
                 };
                 if let (Some(from), Some(to)) = (places.get(old), places.get(new)) {
-                    queue_for(lane, from.bytes)
-                        .copy(from, to)
+                    let upload = from.bytes > MAX_SMALL_BYTES && !input.chained;
+                    queue_for(lane, upload)
+                        .and_then(|queue| queue.copy(from, to))
                         .map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
                 }
             }

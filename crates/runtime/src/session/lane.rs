@@ -66,6 +66,13 @@ impl Lane {
         self.transfers.as_ref().map(|transfers| Arc::clone(&transfers.start))
     }
 
+    /// Lets the compute queue wait for everything in the upload queue.
+    pub(crate) fn compute_waits_for_uploads(&mut self) -> Result<(), BackendError> {
+        let Some(transfers) = &mut self.transfers else { return Ok(()) };
+        transfers.upload.record(&*transfers.inputs)?;
+        self.compute.wait(&*transfers.inputs)
+    }
+
     /// A new event, if the backend is asynchronous.
     pub(crate) fn event(&self) -> Result<Option<Arc<dyn Event>>, BackendError> {
         if self.is_asynchronous() { self.backend.event(false).map(Some) } else { Ok(None) }

@@ -139,7 +139,11 @@ impl Session {
         if !plan.scheduler().same_backends(&self.scheduler) {
             return Err(RuntimeError::ForeignPlan);
         }
-        let plan = self.insert(plan.clone(), &mut |_| {})?;
+        let known = self.plans.iter().position(|prepared| prepared.plan.is_same(plan));
+        let plan = match known {
+            Some(known) => known,
+            None => self.insert(plan.clone(), &mut |_| {})?,
+        };
         self.select(plan)
     }
 
@@ -203,10 +207,11 @@ impl Session {
     }
 
     fn insert(&mut self, plan: Plan, progress: &mut dyn FnMut(Progress)) -> Result<usize, RuntimeError> {
+        // Before anything changes: a failure of the run in flight must not leave weights half replaced.
+        self.wait()?;
         let reads = plan.weight_reads();
         let loaded = self.memory.weights.load(plan.graph(), plan.backends(), reads, progress)?;
         if !loaded.replaced.is_empty() {
-            self.wait()?;
             for prepared in self.plans.iter_mut() {
                 if loaded.replace_in(&mut prepared.weights) {
                     prepared.forget_places();
@@ -363,15 +368,13 @@ impl Session {
         };
         let Some(compiled) = &prepared.compiled else { return Ok(true) };
         let copies = compiled.copies.iter().map(|copy| &copy.done);
-        for event in compiled.done.iter().chain(copies).flatten() {
-            match event.is_done() {
-                Ok(true) => {}
-                Ok(false) => return Ok(false),
-                // Waiting returns the failure, and recovers.
-                Err(_) => return self.wait().map(|()| true),
-            }
+        let mut states = compiled.done.iter().chain(copies).flatten().map(|event| event.is_done());
+        // An event may report its failure only once.
+        match states.find(|state| !matches!(state, Ok(true))) {
+            None => Ok(true),
+            Some(Ok(_)) => Ok(false),
+            Some(Err(error)) => Err(self.fail(RuntimeError::device(error))),
         }
-        Ok(true)
     }
 
     /// Reads an output of the latest run, by name or id; waits for it.

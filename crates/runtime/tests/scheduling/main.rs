@@ -9,6 +9,7 @@ mod faults;
 mod identical;
 mod large;
 mod overlap;
+mod overlapping_inputs;
 mod pipelining;
 mod running;
 mod splitting;
