@@ -200,8 +200,7 @@ impl RandomGraph {
 pub fn compare(expected: &[Expected], found: &[Vec<f32>]) -> Result<(), Difference> {
     for (expected, found) in expected.iter().zip(found) {
         let (error, index) = nmse(&expected.values, found.iter().map(|v| f64::from(*v)));
-        // Also where the error is NaN.
-        if !(error <= expected.tolerance) || expected.values.len() != found.len() {
+        if error.is_nan() || error > expected.tolerance || expected.values.len() != found.len() {
             return Err(Difference {
                 name: expected.name.clone(),
                 error,
