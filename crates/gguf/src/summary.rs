@@ -194,7 +194,7 @@ fn brief(value: Value<'_>) -> String {
     let Some(numbers) = Vec::<i64>::from_value(value) else { return value.to_string() };
     match (numbers.iter().min(), numbers.iter().max()) {
         (Some(min), Some(max)) if min == max => min.to_string(),
-        (Some(min), Some(max)) => format!("{min} to {max}, by block"),
+        (Some(min), Some(max)) => format!("{min} to {max}, by layer"),
         _ => "none".to_owned(),
     }
 }

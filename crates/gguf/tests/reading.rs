@@ -238,9 +238,9 @@ fn a_summary_has_the_facts_of_the_file() {
     for part in [
         "llama",
         "Tiny\\u{1b}[2J",
-        "blocks           2",
-        "2 to 4, by block",
-        "gpt2, 2 tokens, 0 merges, end 1",
+        "layers           2",
+        "2 to 4, by layer",
+        "gpt2, 2 tokens, 0 merges, EOS 1",
         "8.50 bits",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
