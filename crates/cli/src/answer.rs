@@ -9,6 +9,7 @@ use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions};
 use crate::failure::Outcome;
 use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
+use crate::values::{self, Seed};
 
 /// Options of text generation.
 #[derive(clap::Args)]
@@ -17,38 +18,98 @@ pub(crate) struct AnswerOptions {
     #[arg(
         short = 'n',
         long = "predict",
+        alias = "n-predict",
         value_name = "N",
         default_value_t = -1,
         allow_negative_numbers = true,
+        value_parser = values::max_tokens,
         help_heading = PROMPT
     )]
     max_tokens: i64,
     /// Stop at this text; may be repeated
-    #[arg(long, value_name = "TEXT", help_heading = PROMPT)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        value_parser = values::not_empty,
+        help_heading = PROMPT
+    )]
     stop: Vec<String>,
     /// Do not apply the model's chat template
     #[arg(long, help_heading = PROMPT)]
     raw: bool,
-    /// System prompt
-    #[arg(long, value_name = "TEXT", help_heading = PROMPT)]
+    /// System prompt, also -sys
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        help_heading = PROMPT
+    )]
     system: Option<String>,
-    /// Random seed [default: random]
-    #[arg(short, long, value_name = "N", help_heading = SAMPLING)]
-    seed: Option<u64>,
+    /// End after one answer, also -st; run always does
+    #[arg(long, help_heading = PROMPT)]
+    pub(crate) single_turn: bool,
+    /// Random seed, -1 for a random one [default: random]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = values::seed,
+        help_heading = SAMPLING
+    )]
+    seed: Option<Seed>,
     /// Sampling temperature, 0 for greedy decoding
-    #[arg(long, value_name = "N", default_value_t = 0.8, allow_negative_numbers = true, help_heading = SAMPLING)]
+    #[arg(
+        long,
+        alias = "temperature",
+        value_name = "N",
+        default_value_t = 0.8,
+        allow_negative_numbers = true,
+        value_parser = values::not_negative,
+        help_heading = SAMPLING
+    )]
     temp: f32,
-    /// Keep the K most probable tokens, 0 for all
-    #[arg(long, value_name = "K", default_value_t = 40, help_heading = SAMPLING)]
+    /// Keep the K most probable tokens, 0 or -1 for all
+    #[arg(
+        long,
+        value_name = "K",
+        default_value_t = 40,
+        allow_negative_numbers = true,
+        value_parser = values::top_k,
+        help_heading = SAMPLING
+    )]
     top_k: usize,
     /// Keep the most probable tokens up to a cumulative probability of P
-    #[arg(long, value_name = "P", default_value_t = 0.95, help_heading = SAMPLING)]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.95,
+        allow_negative_numbers = true,
+        value_parser = values::positive_probability,
+        help_heading = SAMPLING
+    )]
     top_p: f32,
     /// Drop tokens less probable than P times the most probable one
-    #[arg(long, value_name = "P", default_value_t = 0.05, help_heading = SAMPLING)]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.05,
+        allow_negative_numbers = true,
+        value_parser = values::probability,
+        help_heading = SAMPLING
+    )]
     min_p: f32,
     /// Penalty for repeating recent tokens, 1 for none
-    #[arg(long, value_name = "N", default_value_t = 1.0, help_heading = SAMPLING)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1.0,
+        allow_negative_numbers = true,
+        value_parser = values::positive,
+        help_heading = SAMPLING
+    )]
     repeat_penalty: f32,
 }
 
@@ -58,25 +119,28 @@ const SAMPLING: &str = "Sampling options";
 
 impl AnswerOptions {
     /// The generator's options, with a random seed if none was given.
-    pub(crate) fn generator(&self, model: &ModelOptions) -> GeneratorOptions {
+    pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
         let sampling = SamplingOptions {
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
-            seed: self.seed.unwrap_or_else(|| RandomState::new().hash_one(()) >> 32),
+            seed: self
+                .seed
+                .and_then(|Seed(seed)| seed)
+                .unwrap_or_else(|| RandomState::new().hash_one(()) >> 32),
             ..SamplingOptions::default()
         };
-        GeneratorOptions {
-            engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine() },
+        Ok(GeneratorOptions {
+            engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine()? },
             sampling,
             max_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),
             raw: self.raw,
             system: self.system.clone(),
             ..GeneratorOptions::default()
-        }
+        })
     }
 }
 

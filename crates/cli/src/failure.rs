@@ -3,6 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
+use quadriga_cpu::{Error as CpuError, PoolError};
 use quadriga_llm::Error as LlmError;
 
 /// Why a command ended early.
@@ -71,7 +72,11 @@ impl From<LlmError> for Failure {
         };
         match error {
             LlmError::FetchCancelled => Failure::Interrupted,
-            LlmError::Option { .. } | LlmError::SamplingOption { .. } => Failure::Usage(text),
+            LlmError::Option { .. }
+            | LlmError::SamplingOption { .. }
+            | LlmError::CacheBlocks { .. }
+            | LlmError::EmptyPrompt
+            | LlmError::Cpu(CpuError::Isa(_) | CpuError::Pool(PoolError::Count(_))) => Failure::Usage(text),
             _ => Failure::Message(text),
         }
     }
@@ -84,13 +89,15 @@ fn advice(error: &LlmError) -> Option<&'static str> {
         LlmError::CacheBlocks { .. } => "use --cache-type f16 or f32",
         LlmError::Template { .. } => "--raw sends the prompt without the template",
         LlmError::Fetch { .. } => "-m FILE uses another model",
+        LlmError::Cpu(CpuError::Isa(_)) => "QUADRIGA_ISA names it",
+        LlmError::Cpu(CpuError::Pool(PoolError::Count(_))) => "-t is the number of threads",
         LlmError::NoCacheFolder => "--cache-dir FOLDER names one, -m FILE uses another model",
         _ => return None,
     })
 }
 
-impl From<quadriga_cpu::Error> for Failure {
-    fn from(error: quadriga_cpu::Error) -> Failure {
-        Failure::Message(error.to_string())
+impl From<CpuError> for Failure {
+    fn from(error: CpuError) -> Failure {
+        LlmError::from(error).into()
     }
 }

@@ -11,19 +11,23 @@ macro_rules! note {
 mod answer;
 mod atomic_file;
 mod backends;
+mod command_line;
 mod commands;
+mod environment;
 mod failure;
 mod fetch;
 mod interrupt;
 mod known_limits;
 mod model_options;
+mod piped_input;
 mod recording;
+mod similar;
 mod size;
+mod values;
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{bench, chat, check, devices, eval, inspect, plan, run, synth};
 use crate::failure::Outcome;
@@ -63,31 +67,15 @@ enum Command {
     Synth(synth::SynthArgs),
 }
 
-/// Multi-letter options with a single dash, as in llama.cpp, and their long forms.
-const LONG_WITH_ONE_DASH: &[(&str, &str)] = &[("-ngl", "--gpu-layers")];
-
-/// The command line with single-dash options replaced by their long forms, which the parser knows.
-fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut verbatim = false;
-    arguments
-        .map(|argument| {
-            verbatim |= argument == "--";
-            let text = argument.to_str().filter(|_| !verbatim).unwrap_or_default();
-            let (name, value) =
-                text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
-            match (LONG_WITH_ONE_DASH.iter().find(|(short, _)| *short == name), value) {
-                (Some((_, long)), None) => long.into(),
-                (Some((_, long)), Some(value)) => format!("{long}={value}").into(),
-                (None, _) => argument,
-            }
-        })
-        .collect()
-}
-
 fn main() -> ExitCode {
-    let arguments = Arguments::parse_from(command_line(std::env::args_os()));
-    interrupt::install();
-    match execute(&arguments.command) {
+    let line = command_line::normalize(std::env::args_os(), &Arguments::command());
+    let outcome = line.and_then(|line| {
+        let arguments = Arguments::parse_from(line);
+        environment::check()?;
+        interrupt::install();
+        execute(&arguments.command)
+    });
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

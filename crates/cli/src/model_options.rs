@@ -10,19 +10,34 @@ use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{Plan, Progress, Scheduler};
 
 use crate::failure::{Failure, Outcome};
-use crate::{backends, fetch, interrupt, size};
+use crate::{backends, fetch, interrupt, size, values};
 
 /// Options of the model and the devices.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct ModelOptions {
     /// GGUF file; of a split model, any of its parts [default: SmolLM2 135M]
     #[arg(short, long, value_name = "FILE", help_heading = MODEL)]
     model: Option<PathBuf>,
     /// Context size in tokens, 0 for the model's own up to 4096
-    #[arg(short = 'c', long = "ctx-size", value_name = "N", default_value_t = 0, help_heading = MODEL)]
+    #[arg(
+        short = 'c',
+        long = "ctx-size",
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        value_parser = values::whole,
+        help_heading = MODEL
+    )]
     pub(crate) context: usize,
     /// Number of CPU threads [default: number of cores]
-    #[arg(short, long, value_name = "N", value_parser = at_least_one, help_heading = DEVICE)]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = values::at_least_one,
+        help_heading = DEVICE
+    )]
     pub(crate) threads: Option<usize>,
     /// Maximum number of tokens per batch
     #[arg(
@@ -30,7 +45,8 @@ pub(crate) struct ModelOptions {
         long = "batch-size",
         value_name = "N",
         default_value_t = 512,
-        value_parser = at_least_one,
+        allow_negative_numbers = true,
+        value_parser = values::at_least_one,
         help_heading = MODEL
     )]
     batch: usize,
@@ -40,6 +56,7 @@ pub(crate) struct ModelOptions {
         alias = "n-gpu-layers",
         value_name = "N",
         default_value = "auto",
+        allow_negative_numbers = true,
         value_parser = gpu_layers,
         help_heading = DEVICE
     )]
@@ -48,11 +65,37 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = DEVICE)]
     device: Vec<String>,
     /// Memory budget per GPU, such as 6G [default: free memory]
-    #[arg(long, value_name = "BYTES", value_parser = size::parse, help_heading = DEVICE)]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        allow_negative_numbers = true,
+        value_parser = size::parse,
+        help_heading = DEVICE
+    )]
     vram_budget: Option<u64>,
     /// KV cache data type: f16, f32 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type, help_heading = MODEL)]
     cache_type: DType,
+    /// Data type of the keys, also -ctk; keys and values have the same type
+    #[arg(long, value_name = "TYPE", value_parser = cache_type, hide = true)]
+    cache_type_k: Option<DType>,
+    /// Data type of the values, also -ctv
+    #[arg(long, value_name = "TYPE", value_parser = cache_type, hide = true)]
+    cache_type_v: Option<DType>,
+    /// llama.cpp's option, also -fa: attention is always computed without a matrix of scores
+    #[arg(
+        long,
+        value_name = "MODE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "auto",
+        value_parser = ["on", "off", "auto", "1", "0", "-1", "true", "false"],
+        hide = true
+    )]
+    flash_attn: Option<String>,
+    /// llama.cpp's option, also -hf: an error that names the alternative
+    #[arg(long, value_name = "REPOSITORY", hide = true)]
+    hf_repo: Option<String>,
     /// Folder of the default model, compiled kernels and measured rates [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER", help_heading = MODEL)]
     cache_dir: Option<PathBuf>,
@@ -65,16 +108,13 @@ pub(crate) struct ModelOptions {
 const MODEL: &str = "Model options";
 const DEVICE: &str = "Device options";
 
-/// Parses a positive number.
-pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("must be a whole number of at least 1".to_owned()),
-        Ok(number) => Ok(number),
-    }
-}
-
+/// Parses a number of layers; -1 and -2 are llama.cpp's numbers for auto and all.
 fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
-    text.parse().map_err(|_| "must be a number of layers, all or auto")
+    match text {
+        "-1" => Ok(GpuLayers::Auto),
+        "-2" => Ok(GpuLayers::All),
+        text => text.parse().map_err(|_| "must be a number of layers, all or auto"),
+    }
 }
 
 fn cache_type(name: &str) -> Result<DType, String> {
@@ -107,9 +147,35 @@ impl ModelOptions {
             device: vec![device.to_owned()],
             vram_budget: None,
             cache_type: DType::F16,
+            cache_type_k: None,
+            cache_type_v: None,
+            flash_attn: None,
+            hf_repo: None,
             cache_dir: None,
             quiet: true,
         }
+    }
+
+    /// The same options with a model file that was given without `-m`.
+    pub(crate) fn with_file(&self, file: Option<&std::path::Path>) -> ModelOptions {
+        ModelOptions { model: file.map(std::path::Path::to_owned).or(self.model.clone()), ..self.clone() }
+    }
+
+    /// Whether a file was given with `-m`.
+    pub(crate) fn has_file(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// The type of the KV cache; an error if keys and values are to differ.
+    fn cache(&self) -> Outcome<DType> {
+        let [keys, values] = [self.cache_type_k, self.cache_type_v].map(|t| t.unwrap_or(self.cache_type));
+        if keys == values {
+            return Ok(keys);
+        }
+        let [keys, values] = [keys, values].map(|dtype| dtype.name().to_lowercase());
+        Err(Failure::Usage(format!(
+            "-ctk {keys} with -ctv {values}: keys and values have one type; use --cache-type {keys} or {values}"
+        )))
     }
 
     /// The model's path; downloads the default model if it is not cached.
@@ -134,17 +200,25 @@ impl ModelOptions {
     }
 
     /// Engine options with the requested context, batch and KV-cache type.
-    pub(crate) fn engine(&self) -> EngineOptions {
-        EngineOptions {
+    pub(crate) fn engine(&self) -> Outcome<EngineOptions> {
+        Ok(EngineOptions {
             context: self.context,
             batch: self.batch,
-            cache: self.cache_type,
+            cache: self.cache()?,
             ..EngineOptions::default()
-        }
+        })
     }
 
     /// Opens the model, places its layers and plans the largest batch.
     pub(crate) fn prepare(&self, options: &EngineOptions) -> Outcome<Prepared> {
+        if let Some(repository) = &self.hf_repo {
+            return Err(Failure::Usage(format!(
+                "-hf {repository}: models are not downloaded from Hugging Face; download a .gguf file of it and use -m FILE"
+            )));
+        }
+        if matches!(self.flash_attn.as_deref(), Some("off" | "0" | "false")) && !self.quiet {
+            note!("quadriga: -fa off has no effect: attention never stores a matrix of scores");
+        }
         let path = self.path()?;
         let started = Instant::now();
         let model = Model::open(&path).map_err(|error| name_file(error, &path))?;

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Fixture, output, output_with_input, quadriga};
+use serde_json::Value;
 
 #[test]
 fn the_prompt_comes_from_an_argument_an_option_a_file_or_stdin() {
@@ -16,6 +17,71 @@ fn the_prompt_comes_from_an_argument_an_option_a_file_or_stdin() {
     let by_file = output(fixture.command("run", &flags).arg("-f").arg(fixture.path("prompt"))).success();
     let by_input = output_with_input(&mut fixture.command("run", &flags), b"good morning").success();
     assert!([by_option.out, by_file.out, by_input.out].iter().all(|out| *out == by_argument.out));
+}
+
+#[test]
+fn piped_text_follows_the_prompt_of_the_command_line() {
+    let fixture = Fixture::new(&[]);
+    let flags = ["--temp", "0", "-n", "8", "--json", "-q"];
+    let run = |words: &[&str], input: &[u8]| -> Value {
+        let output = output_with_input(fixture.command("run", &flags).args(words), input).success();
+        serde_json::from_str(&output.out).unwrap()
+    };
+    let joined = run(&["Explain:"], b"good morning");
+    let whole = run(&["Explain:\n\ngood morning"], b"");
+    // The vocabulary has a token per byte.
+    assert_eq!(joined["prompt"]["tokens"], "Explain:\n\ngood morning".len());
+    assert_eq!(joined["text"], whole["text"]);
+    // Options for the prompt ignore stdin; blank input adds nothing.
+    assert_eq!(run(&["-p", "Explain:"], b"good morning")["prompt"]["tokens"], "Explain:".len());
+    assert_eq!(run(&["Explain:"], b" \n")["prompt"]["tokens"], "Explain:".len());
+    assert_eq!(run(&["-p", "-sys"], b"")["prompt"]["tokens"], "-sys".len());
+}
+
+#[test]
+fn a_first_word_that_is_a_gguf_file_is_the_model() {
+    let fixture = Fixture::new(&[]);
+    let flags = ["--temp", "0", "-n", "8", "-q"];
+    let by_option = output(fixture.command("run", &flags).arg("hi")).success();
+    let by_word = output(quadriga(["run"]).arg(&fixture.model).arg("hi").args(flags)).success();
+    assert_eq!(by_word.out, by_option.out);
+    // With -m it is text; text with the name of a file is no file.
+    let text = fixture.command("run", &flags).args(["tiny.gguf", "hi", "--json"]).output().unwrap();
+    let text: Value = serde_json::from_slice(&text.stdout).unwrap();
+    assert_eq!(text["prompt"]["tokens"], "tiny.gguf hi".len());
+    output(&mut quadriga(["run", "missing.gguf", "hi"])).failed(1, &["missing.gguf", "No such file"]);
+    let chat = output_with_input(quadriga(["chat"]).arg(&fixture.model).args(flags), b"hi\n").success();
+    assert_eq!(chat.out, by_option.out);
+    output(quadriga(["bench", "-p", "8", "-n", "0", "-r", "1"]).arg(&fixture.model)).success();
+    output(quadriga(["plan"]).arg(&fixture.model)).success();
+}
+
+#[test]
+fn options_of_llama_cpp_are_understood() {
+    let fixture = Fixture::new(&["--heads", "2"]);
+    let run = |flags: &[&str]| output(fixture.command("run", &["-q"]).args(flags).arg("hi")).success().out;
+    let plain = run(&["-n", "8", "--temp", "0"]);
+    for flags in [
+        &["--n-predict", "8", "--temperature", "0"][..],
+        &["-n", "8", "--temp", "0", "-s", "-1"],
+        &["-n", "8", "--temp", "0", "-ngl", "-1"],
+        &["-n", "8", "--temp", "0", "-ngl", "-2"],
+        &["-n", "8", "--temp", "0", "--top-k", "-1"],
+        &["-n", "8", "--temp", "0", "-st", "-no-cnv"],
+        &["-n", "8", "--temp", "0", "-fa"],
+        &["-n", "8", "--temp", "0", "-fa", "on"],
+        &["-n", "8", "--temp", "0", "-ctk", "f16", "-ctv", "f16"],
+    ] {
+        assert_eq!(run(flags), plain, "{flags:?}");
+    }
+    let cache = |flags: &[&str]| -> Value {
+        let output = output(fixture.command("run", &["-n", "1", "--json"]).args(flags).arg("hi")).success();
+        serde_json::from_str::<Value>(&output.out).unwrap()["backends"][0]["state"].clone()
+    };
+    assert_eq!(cache(&["-ctk", "q8_0", "-ctv", "q8_0"]), cache(&["--cache-type", "q8_0"]));
+    assert_ne!(cache(&["-ctk", "q8_0", "-ctv", "q8_0"]), cache(&[]));
+    let off = output(&mut fixture.command("run", &["-n", "1", "-fa", "off", "hi"])).success();
+    assert!(off.err.contains("-fa off has no effect"), "{off:?}");
 }
 
 #[test]
@@ -44,7 +110,7 @@ fn a_summary_of_speed_and_memory_goes_to_stderr() {
 fn json_has_the_answer_speed_and_memory() {
     let fixture = Fixture::new(&[]);
     let flags = ["hello", "-n", "4", "--temp", "0", "--json", "-q", "-s", "9"];
-    let object: serde_json::Value =
+    let object: Value =
         serde_json::from_str(&output(&mut fixture.command("run", &flags)).success().out).unwrap();
     assert_eq!(object["finish"], "length");
     assert_eq!((&object["answer"]["tokens"], &object["prompt"]["tokens"]), (&4.into(), &5.into()));
@@ -83,7 +149,10 @@ fn options_are_grouped_and_defaults_are_in_brackets() {
     for part in ["Model options:", "Sampling options:", "Device options:", "Profiling options:"] {
         assert!(help.contains(part), "{part}: {help}");
     }
-    for part in ["temperature, 0 for greedy decoding [default: 0.8]", "Random seed [default: random]"] {
+    for part in [
+        "temperature, 0 for greedy decoding [default: 0.8]",
+        "Random seed, -1 for a random one [default: random]",
+    ] {
         assert!(help.contains(part), "{part}: {help}");
     }
 }

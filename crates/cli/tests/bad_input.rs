@@ -96,9 +96,10 @@ fn errors_of_unsupported_models_name_the_key_or_tensor() {
 fn a_prompt_that_is_empty_too_long_or_not_text() {
     let fixture = Fixture::new(&[]);
     for prompt in ["", "  \n "] {
-        output(&mut fixture.command("run", &["-p", prompt])).failed(1, &["the prompt is empty", "-f FILE"]);
+        output(&mut fixture.command("run", &["-p", prompt])).failed(2, &["the prompt is empty", "-f FILE"]);
     }
-    output_with_input(&mut fixture.command("run", &[]), b"").failed(1, &["the prompt is empty"]);
+    output_with_input(&mut fixture.command("run", &[]), b"").failed(2, &["the prompt is empty"]);
+    output(&mut fixture.command("run", &[])).failed(2, &["no prompt"]);
     let long = "word ".repeat(30);
     output(&mut fixture.command("run", &["-c", "64", &long])).failed(1, &["151 tokens", "64", "-c"]);
     output_with_input(&mut fixture.command("run", &[]), b"caf\xe9 au lait")
@@ -110,26 +111,99 @@ fn a_prompt_that_is_empty_too_long_or_not_text() {
     output_with_input(&mut fixture.command("chat", &["-q"]), b"caf\xe9\n").failed(1, &["UTF-8"]);
 }
 
+/// Asserts exit code 2, nothing on stdout, and these parts on stderr.
+#[track_caller]
+fn is_usage_error(command: &mut std::process::Command, parts: &[&str]) {
+    let text = format!("{command:?}");
+    let output = output(command);
+    assert_eq!(output.code, Some(2), "{text}: {output:?}");
+    assert_eq!(output.out, "", "{text}");
+    for part in parts {
+        assert!(output.err.contains(part), "{part:?} is missing: {text}: {output:?}");
+    }
+    for part in ["invalid digit", "invalid float", "panicked"] {
+        assert!(!output.err.contains(part), "{text}: {output:?}");
+    }
+}
+
+/// Every wrong value is a usage error that names the value and the option.
 #[test]
 fn invalid_option_values_exit_with_code_2() {
     let fixture = Fixture::new(&[]);
-    for (flags, code, parts) in [
-        (&["--temp", "-1"][..], 2, &["temperature", "0 or more"][..]),
-        (&["--top-p", "7"], 2, &["top-p", "at most 1"]),
-        (&["-b", "0"], 2, &["--batch-size", "at least 1"]),
-        (&["-t", "0"], 2, &["--threads", "at least 1"]),
-        (&["--device", "abacus"], 2, &["abacus", "cpu"]),
-        (&["-ngl", "some"], 2, &["all or auto"]),
-        (&["--cache-type", "q4_0"], 2, &["f16, f32 or q8_0"]),
-        (&["--cache-type", "q8_0"], 1, &["q8_0", "blocks of 32", "--cache-type f16"]),
-        (&["--no-such-flag"], 2, &["--no-such-flag"]),
-        (&["-c", "99999999999999"], 2, &["context"]),
+    for (flags, parts) in [
+        (&["--temp", "-1"][..], &["'-1'", "--temp", "0 or more"][..]),
+        (&["--temp", "nan"], &["'nan'", "--temp", "number"]),
+        (&["--temperature", "x"], &["'x'", "--temp", "number"]),
+        (&["--top-p", "7"], &["'7'", "--top-p", "at most 1"]),
+        (&["--top-p", "0"], &["'0'", "--top-p", "above 0"]),
+        (&["--min-p", "-0.5"], &["'-0.5'", "--min-p", "from 0 to 1"]),
+        (&["--top-k", "-3"], &["'-3'", "--top-k", "whole number"]),
+        (&["--repeat-penalty", "0"], &["'0'", "--repeat-penalty", "above 0"]),
+        (&["-s", "-2"], &["'-2'", "--seed", "-1 for a random one"]),
+        (&["-n", "-5"], &["'-5'", "--predict", "-1 for no limit"]),
+        (&["-n", "many"], &["'many'", "--predict", "number of tokens"]),
+        (&["--stop", ""], &["--stop", "not be empty"]),
+        (&["--stop="], &["--stop", "not be empty"]),
+        (&["-b", "0"], &["'0'", "--batch-size", "at least 1"]),
+        (&["-b", "x"], &["'x'", "--batch-size", "whole number"]),
+        (&["-t", "0"], &["'0'", "--threads", "at least 1"]),
+        (&["-t", "-4"], &["'-4'", "--threads", "at least 1"]),
+        (&["-t", "100000"], &["100000", "-t", "1 to 1024"]),
+        (&["-c", "x"], &["'x'", "--ctx-size", "whole number"]),
+        (&["-c", "-1"], &["'-1'", "--ctx-size", "whole number"]),
+        (&["-c", "99999999999999"], &["context", "99999999999999"]),
+        (&["--device", "abacus"], &["abacus", "cpu"]),
+        (&["--device", "cpu:3"], &["cpu:3"]),
+        (&["-ngl", "some"], &["'some'", "--gpu-layers", "all or auto"]),
+        (&["-ngl", "-3"], &["'-3'", "--gpu-layers", "all or auto"]),
+        (&["--vram-budget", "much"], &["'much'", "--vram-budget", "6G"]),
+        (&["--vram-budget", "-1"], &["'-1'", "--vram-budget", "6G"]),
+        (&["--cache-type", "q4_0"], &["'q4_0'", "--cache-type", "f16, f32 or q8_0"]),
+        (&["-ctk", "q4_0"], &["'q4_0'", "--cache-type-k", "f16, f32 or q8_0"]),
+        (&["-ctk", "q8_0"], &["-ctk q8_0", "-ctv f16", "one type"]),
+        (&["--cache-type", "q8_0"], &["q8_0", "blocks of 32", "--cache-type f16"]),
+        (&["-fa=maybe"], &["'maybe'", "--flash-attn"]),
+        (&["-hf", "owner/model"], &["-hf owner/model", "-m FILE"]),
+        (&["-m", ""], &["--model"]),
+        (&["--no-such-flag"], &["--no-such-flag"]),
+        (&["--temprature", "1"], &["--temprature", "similar", "--temp"]),
+        (&["-nkvo"], &["-nkvo"]),
+        (&["-nlg", "1"], &["-nlg", "similar: -ngl"]),
+        (&["-p", "one"], &["two prompts", "hi", "-p"]),
+        (&["--trace-ops"], &["--trace"]),
     ] {
-        let output = output(fixture.command("run", flags).arg("hi"));
-        assert!(
-            output.code == Some(code) && parts.iter().all(|part| output.err.contains(part)),
-            "{flags:?}: {output:?}"
-        );
+        is_usage_error(fixture.command("run", flags).arg("hi"), parts);
+    }
+    for (command, flags, parts) in [
+        ("bench", &["-p", "x"][..], &["'x'", "--n-prompt", "whole number"][..]),
+        ("bench", &["-n", "-1"], &["'-1'", "--n-gen", "whole number"]),
+        ("bench", &["-r", "0"], &["'0'", "--rounds", "at least 1"]),
+        ("bench", &["-d", "x"], &["'x'", "--n-depth", "whole number"]),
+        ("bench", &["-c", "5"], &["-c 5", "512 tokens"]),
+        ("plan", &["--effort", "search"], &["--instance"]),
+        ("plan", &["--capacity", "5"], &["--instance"]),
+        ("plan", &["--effort", "high"], &["'high'", "--effort", "fast, search, exact"]),
+        ("chat", &["-n", "-5"], &["'-5'", "--predict"]),
+    ] {
+        is_usage_error(&mut fixture.command(command, flags), parts);
+    }
+    for (line, parts) in [
+        (&["check", "--sample", "x"][..], &["'x'", "--sample", "at least 1"][..]),
+        (&["check", "--seed", "-1"], &["'-1'", "--seed", "whole number"]),
+        (&["synth", "-o", "x", "--layers", "x"], &["'x'", "--layers", "whole number"]),
+        (&["synth", "-o", "x", "--context", "0"], &["'0'", "--context", "from 1"]),
+        (&["no-such-command"], &["no-such-command"]),
+    ] {
+        is_usage_error(&mut quadriga(line), parts);
+    }
+    for (variable, value) in [
+        ("QUADRIGA_FUSE", "x"),
+        ("QUADRIGA_CUDA_FUSE", "no"),
+        ("QUADRIGA_CUDA_BLAS", "2"),
+        ("QUADRIGA_CUDA_GAPS", "yes"),
+        ("QUADRIGA_ISA", "mmx"),
+    ] {
+        is_usage_error(fixture.command("run", &["hi"]).env(variable, value), &[variable, value]);
     }
 }
 

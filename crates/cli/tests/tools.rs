@@ -54,7 +54,7 @@ fn the_cache_type_decides_its_size() {
     assert_eq!(state("q8_0") * 32, state("f16") * 17);
     let narrow = Fixture::new(&["--heads", "4"]);
     output(&mut narrow.command("plan", &["--cache-type", "q8_0"]))
-        .failed(1, &["q8_0", "blocks of 32", "--cache-type f16"]);
+        .failed(2, &["q8_0", "blocks of 32", "--cache-type f16"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `quadriga bench`: tokens per second of prompt processing and text generation.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use quadriga_llm::placement::Devices;
@@ -11,26 +12,57 @@ use serde_json::{Value, json};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
-use crate::size;
+use crate::{size, values};
 
 /// Arguments of `quadriga bench`.
 #[derive(clap::Args)]
 pub(crate) struct BenchArgs {
     /// Number of prompt tokens, 0 to skip
-    #[arg(short = 'p', long = "n-prompt", value_name = "N", default_value_t = 512)]
+    #[arg(
+        short = 'p',
+        long = "n-prompt",
+        value_name = "N",
+        default_value_t = 512,
+        allow_negative_numbers = true,
+        value_parser = values::whole
+    )]
     prompt: usize,
     /// Number of tokens to generate, 0 to skip
-    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value_t = 128)]
+    #[arg(
+        short = 'n',
+        long = "n-gen",
+        value_name = "N",
+        default_value_t = 128,
+        allow_negative_numbers = true,
+        value_parser = values::whole
+    )]
     generate: usize,
     /// Number of tokens in the KV cache before the measurement
-    #[arg(short = 'd', long = "n-depth", value_name = "N", default_value_t = 0)]
+    #[arg(
+        short = 'd',
+        long = "n-depth",
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        value_parser = values::whole
+    )]
     depth: usize,
     /// Number of repetitions, after one warm-up
-    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        allow_negative_numbers = true,
+        value_parser = values::at_least_one
+    )]
     rounds: usize,
     /// Copy the logits of every token to the host, as sampling does, instead of computing the argmax on the device
     #[arg(long)]
     logits: bool,
+    /// GGUF file, as with -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    file: Option<PathBuf>,
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
@@ -80,18 +112,19 @@ impl Samples {
 
 /// Measures and prints the speeds.
 pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
-    let BenchArgs { prompt, generate, depth, rounds, model, .. } = arguments;
-    if *rounds == 0 || (*prompt == 0 && *generate == 0) {
-        return Err(Failure::Usage("nothing to measure: -r and one of -p and -n must be above 0".into()));
+    let BenchArgs { prompt, generate, depth, rounds, .. } = arguments;
+    if *prompt == 0 && *generate == 0 {
+        return Err(Failure::Usage("nothing to measure: -p 0 and -n 0; one of them must be above 0".into()));
     }
-    let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine() };
+    let model = &arguments.model.with_file(arguments.file.as_deref());
+    let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine()? };
     let needed = depth.saturating_add(*prompt.max(generate));
     if options.context == 0 {
         options.context = needed;
     } else if options.context < needed {
         return Err(Failure::Usage(format!(
-            "a context of {} does not hold {}",
-            plural(options.context, "token", "tokens"),
+            "-c {}: the context does not hold {}",
+            options.context,
             plural(needed, "token", "tokens")
         )));
     }

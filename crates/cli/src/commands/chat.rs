@@ -1,6 +1,7 @@
 //! `quadriga chat`: an interactive conversation.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::PathBuf;
 
 use quadriga_llm::template::Message;
 use quadriga_llm::{Finish, Generator};
@@ -19,6 +20,9 @@ pub(crate) struct ChatArgs {
     answer: AnswerOptions,
     #[command(flatten)]
     model: ModelOptions,
+    /// GGUF file, as with -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    file: Option<PathBuf>,
 }
 
 const HELP: &str = "\
@@ -29,8 +33,9 @@ Ctrl-C stops the current answer; the text so far stays in the conversation.";
 
 /// Answers line by line until the input ends.
 pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
-    let options = arguments.answer.generator(&arguments.model);
-    let prepared = arguments.model.prepare(&options.engine)?;
+    let model = arguments.model.with_file(arguments.file.as_deref());
+    let options = arguments.answer.generator(&model)?;
+    let prepared = model.prepare(&options.engine)?;
     let (generator, load_seconds) = prepared.generator(options)?;
     let mut lines = LineReader::new()?;
     if !arguments.model.quiet {

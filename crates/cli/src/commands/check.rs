@@ -14,7 +14,9 @@ use quadriga_view::format::plural;
 use crate::backends;
 use crate::commands::{eval, faults};
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, at_least_one};
+use crate::model_options::ModelOptions;
+use crate::similar::{nearest, normalized};
+use crate::values;
 
 /// Arguments of `quadriga check`.
 #[derive(clap::Args)]
@@ -26,10 +28,10 @@ pub(crate) struct CheckArgs {
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
     /// Run about N random cases, spread over all operations
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
     sample: Option<usize>,
     /// Random seed of --sample
-    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = values::fixed_seed)]
     seed: u64,
     /// Run on the backend directly, each tensor in guarded memory, without scheduler and session
     #[arg(long)]
@@ -38,7 +40,7 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     faults: bool,
     /// Number of CPU threads [default: number of cores]
-    #[arg(short, long, value_name = "N", value_parser = at_least_one)]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
     threads: Option<usize>,
     /// File of the default model, which a full check compares with exact results [default: downloaded]
     #[arg(short, long, value_name = "FILE")]
@@ -89,11 +91,6 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     )))
 }
 
-/// Names without the differences that users do not remember: case, `_` and `-`.
-fn normalized(name: &str) -> String {
-    name.chars().filter(|c| !matches!(c, '_' | '-')).flat_map(char::to_lowercase).collect()
-}
-
 /// The cases whose name contains the filter, exactly or else normalized.
 fn select(suite: &Suite, cases: &[usize], filter: &str) -> Outcome<Vec<usize>> {
     let matching = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
@@ -109,7 +106,7 @@ fn select(suite: &Suite, cases: &[usize], filter: &str) -> Outcome<Vec<usize>> {
         return Ok(similar);
     }
     let names = cases.iter().filter_map(|case| suite.name(*case));
-    let near = nearest(names.map(operation_of), &wanted);
+    let near = nearest(names.map(operation_of), filter);
     let advice = if near.is_empty() { String::new() } else { format!("; similar: {}", near.join(", ")) };
     Err(Failure::Usage(format!("no case matches \"{filter}\"{advice}")))
 }
@@ -117,33 +114,6 @@ fn select(suite: &Suite, cases: &[usize], filter: &str) -> Outcome<Vec<usize>> {
 /// The operation at the start of a case's name.
 fn operation_of(name: &str) -> &str {
     name.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or(name)
-}
-
-/// Up to three distinct names within a third of their length in edits, nearest first.
-fn nearest<'n>(names: impl Iterator<Item = &'n str>, wanted: &str) -> Vec<&'n str> {
-    let distinct: std::collections::BTreeSet<&str> = names.collect();
-    let mut near: Vec<(usize, &str)> = distinct
-        .into_iter()
-        .map(|name| (edit_distance(&normalized(name), wanted), name))
-        .filter(|(distance, name)| distance * 3 <= name.len().max(wanted.len()))
-        .collect();
-    near.sort_unstable();
-    near.into_iter().take(3).map(|(_, name)| name).collect()
-}
-
-/// The Levenshtein distance.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut next = vec![i + 1];
-        for (y, pair) in b.chars().zip(row.windows(2)) {
-            let [diagonal, above] = pair else { continue };
-            let left = next.last().copied().unwrap_or_default();
-            next.push((diagonal + usize::from(x != y)).min(above + 1).min(left + 1));
-        }
-        row = next;
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 /// Compares the default model with its exact results, all layers on the device.
@@ -200,15 +170,6 @@ impl ScheduledTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn edits_are_counted() {
-        for (a, b, distance) in
-            [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("softmax", "sofmax", 1), ("norm", "morn", 2)]
-        {
-            assert_eq!(edit_distance(a, b), distance, "{a} {b}");
-        }
-    }
 
     #[test]
     fn filters_ignore_case_and_separators_only_if_needed() {

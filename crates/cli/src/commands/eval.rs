@@ -44,7 +44,7 @@ pub(crate) fn compute(
     cases: &[ExactCase],
     each: &mut dyn FnMut(&CaseResult) -> Outcome,
 ) -> Outcome<Judgement> {
-    let options = model.engine();
+    let options = model.engine()?;
     let prepared = model.prepare(&options)?;
     let (mut engine, _) = prepared.engine(options)?;
     let mut verdict = Judgement::default();

@@ -18,6 +18,9 @@ use crate::{known_limits, size};
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     model: ModelOptions,
+    /// GGUF file, as with -m
+    #[arg(value_name = "MODEL", conflicts_with_all = ["model", "instance"])]
+    file: Option<PathBuf>,
     /// List every node with its device and the reason for it
     #[arg(long)]
     nodes: bool,
@@ -41,15 +44,15 @@ pub(crate) struct PlanArgs {
         help_heading = PACKING
     )]
     instance: Option<PathBuf>,
-    /// Packing effort
-    #[arg(long, value_enum, default_value = "fast", requires = "instance", help_heading = PACKING)]
-    effort: EffortLevel,
-    /// Report whether the packing fits into this many bytes
+    /// Packing effort of --instance [default: fast]
+    #[arg(long, value_enum, help_heading = PACKING)]
+    effort: Option<EffortLevel>,
+    /// Report whether the packing of --instance fits into this many bytes
     #[arg(
         long,
         value_name = "BYTES",
+        allow_negative_numbers = true,
         value_parser = size::parse,
-        requires = "instance",
         help_heading = PACKING
     )]
     capacity: Option<u64>,
@@ -63,8 +66,16 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     if let Some(instance) = &arguments.instance {
         return pack(arguments, instance);
     }
-    let options = arguments.model.engine();
-    let prepared = arguments.model.prepare(&options)?;
+    for (option, is_given) in
+        [("--effort", arguments.effort.is_some()), ("--capacity", arguments.capacity.is_some())]
+    {
+        if is_given {
+            return Err(Failure::Usage(format!("{option} needs --instance FILE.csv, which it is for")));
+        }
+    }
+    let model = arguments.model.with_file(arguments.file.as_deref());
+    let options = model.engine()?;
+    let prepared = model.prepare(&options)?;
     let options = options.resolve(&prepared.model)?;
     let plan = &prepared.forecast;
     let mut out = io::stdout().lock();
@@ -128,8 +139,9 @@ fn draw(arguments: &PlanArgs, prepared: &Prepared, options: &EngineOptions, out:
 /// Packs the buffers of a CSV file.
 fn pack(arguments: &PlanArgs, instance: &Path) -> Outcome {
     let json = arguments.json.is_some();
-    let text = plan_instance::run(instance, arguments.effort, arguments.capacity, json)
-        .map_err(|error| Failure::Message(error.to_string()))?;
+    let text =
+        plan_instance::run(instance, arguments.effort.unwrap_or(EffortLevel::Fast), arguments.capacity, json)
+            .map_err(|error| Failure::Message(error.to_string()))?;
     match &arguments.json {
         Some(path) if path != Path::new("-") => AtomicFile::write_text(path, &text),
         _ => Ok(io::stdout().lock().write_all(text.as_bytes())?),

@@ -1,7 +1,7 @@
 //! `quadriga run`: generates the answer to one prompt.
 
-use std::io::{self, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use quadriga_llm::Finish;
 use quadriga_view::format::plural;
@@ -9,20 +9,20 @@ use serde_json::json;
 
 use crate::answer::{AnswerOptions, finish_name, stream};
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
+use crate::{interrupt, piped_input};
 
 /// Arguments of `quadriga run`.
 #[derive(clap::Args)]
 pub(crate) struct RunArgs {
-    /// Prompt [default: read from stdin]
-    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file"])]
-    prompt_words: Vec<String>,
-    /// Prompt
-    #[arg(short, long, value_name = "PROMPT", conflicts_with = "file")]
+    /// Prompt, followed by text that is piped into the command; a first word that is a .gguf file is the model
+    #[arg(value_name = "PROMPT")]
+    words: Vec<String>,
+    /// Prompt; stdin is not read
+    #[arg(short, long, value_name = "PROMPT", allow_hyphen_values = true, conflicts_with = "file")]
     prompt: Option<String>,
-    /// File with the prompt
+    /// File with the prompt; stdin is not read
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -38,17 +38,18 @@ pub(crate) struct RunArgs {
 
 /// Prints the answer while it is generated, then a summary.
 pub(crate) fn run(arguments: &RunArgs) -> Outcome {
-    let prompt = prompt(arguments)?;
+    let (model, words) = model_and_words(arguments);
+    let prompt = prompt(arguments, words)?;
     if prompt.trim().is_empty() {
-        return Err(Failure::Message(
+        return Err(Failure::Usage(
             "the prompt is empty; give one as an argument, with -p, with -f FILE or on stdin".into(),
         ));
     }
-    let options = arguments.answer.generator(&arguments.model);
+    let options = arguments.answer.generator(&model)?;
     let (seed, context) = (options.sampling.seed, options.engine.clone());
-    let prepared = arguments.model.prepare(&options.engine)?;
+    let prepared = model.prepare(&options.engine)?;
     let context = context.resolve(&prepared.model)?.context;
-    let recording = arguments.record.start(&arguments.model, &prepared)?;
+    let recording = arguments.record.start(&model, &prepared)?;
     let (mut generator, load_seconds) = prepared.generator(options)?;
     generator.observe(recording.as_ref().map(Recording::observer));
     let answer = generator.answer(&prompt)?;
@@ -76,7 +77,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     } else {
         writeln!(stdout)?;
     }
-    if !arguments.model.quiet {
+    if !model.quiet {
         let ((prompt, prompt_speed), (tokens, speed)) = (answered.prompt, answered.answer);
         let [prompt, tokens] = [prompt, tokens].map(|count| plural(count, "token", "tokens"));
         note!(
@@ -100,28 +101,46 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     }
 }
 
-fn prompt(arguments: &RunArgs) -> Outcome<String> {
-    let (bytes, from) = match (&arguments.prompt, &arguments.file) {
-        (Some(prompt), _) => return Ok(prompt.clone()),
-        (None, Some(path)) => {
-            let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, &error))?;
-            (bytes, path.display().to_string())
+/// The model's options and the words of the prompt. Without `-m`, a first word that is a GGUF file, or looks like the
+/// path of one, is the model.
+fn model_and_words(arguments: &RunArgs) -> (ModelOptions, &[String]) {
+    match arguments.words.split_first() {
+        Some((first, rest)) if !arguments.model.has_file() && is_model_file(first) => {
+            (arguments.model.with_file(Some(Path::new(first))), rest)
         }
-        (None, None) if !arguments.prompt_words.is_empty() => return Ok(arguments.prompt_words.join(" ")),
-        (None, None) if io::stdin().is_terminal() => {
-            return Err(Failure::Usage(
-                "no prompt; give one as an argument, for example: quadriga run \"What is gravity?\"".into(),
-            ));
-        }
-        (None, None) => {
-            let mut bytes = Vec::new();
-            let read = io::stdin().lock().read_to_end(&mut bytes);
-            read.map_err(|error| Failure::Message(format!("cannot read stdin: {error}")))?;
-            (bytes, "stdin".to_owned())
-        }
-    };
-    String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        Failure::Message(format!("{from} is not valid UTF-8 (byte {at}); convert it, for example with iconv"))
-    })
+        _ => (arguments.model.clone(), &arguments.words),
+    }
+}
+
+fn is_model_file(word: &str) -> bool {
+    let path = Path::new(word);
+    let has_extension = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    has_extension && (path.exists() || !word.contains(char::is_whitespace))
+}
+
+/// The prompt: an option, a file, or the words and the piped input.
+fn prompt(arguments: &RunArgs, words: &[String]) -> Outcome<String> {
+    if (arguments.prompt.is_some() || arguments.file.is_some()) && !words.is_empty() {
+        let option = if arguments.prompt.is_some() { "-p" } else { "-f" };
+        let words = words.join(" ");
+        return Err(Failure::Usage(format!(
+            "two prompts: \"{words}\" and that of {option}; use one of them"
+        )));
+    }
+    if let Some(prompt) = &arguments.prompt {
+        return Ok(prompt.clone());
+    }
+    if let Some(path) = &arguments.file {
+        let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, &error))?;
+        return piped_input::text(bytes, &path.display().to_string());
+    }
+    let words = words.join(" ");
+    match piped_input::read(!words.is_empty() && !arguments.model.quiet)? {
+        None if words.is_empty() => Err(Failure::Usage(
+            "no prompt; give one as an argument, for example: quadriga run \"What is gravity?\"".into(),
+        )),
+        Some(input) if words.is_empty() => Ok(input),
+        Some(input) if !input.trim().is_empty() => Ok(format!("{words}\n\n{input}")),
+        _ => Ok(words),
+    }
 }

@@ -12,7 +12,7 @@ use quadriga_view::format::plural;
 
 use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
+use crate::{interrupt, values};
 
 /// Arguments of `quadriga synth`.
 #[derive(clap::Args)]
@@ -27,31 +27,31 @@ pub(crate) struct SynthArgs {
     #[arg(long, value_enum, default_value = "llama")]
     arch: Arch,
     /// Number of layers [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     layers: Option<usize>,
     /// Embedding width [default: 64]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     width: Option<usize>,
     /// Feed-forward width [default: twice the embedding width]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     ffn: Option<usize>,
     /// Number of attention heads [default: 4]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     heads: Option<usize>,
     /// Number of KV heads [default: number of attention heads]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     kv_heads: Option<usize>,
     /// Vocabulary size [default: 512]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     vocab: Option<usize>,
     /// Context length in the metadata
-    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[arg(long, value_name = "N", default_value_t = 4096, allow_negative_numbers = true, value_parser = context_length)]
     context: u32,
     /// Data type of the matrices: f32, f16, bf16, q4_0 … q6_k, iq4_nl, iq4_xs, mxfp4
     #[arg(long = "type", value_name = "TYPE", default_value = "q4_0", value_parser = matrix_type)]
     dtype: DType,
     /// Random seed
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    #[arg(short, long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::fixed_seed)]
     seed: u64,
     /// Tie the output matrix to the token embedding
     #[arg(long)]
@@ -88,6 +88,13 @@ impl Arch {
             Arch::Qwen2 => "qwen2",
             Arch::Qwen3 => "qwen3",
         }
+    }
+}
+
+fn context_length(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err(format!("must be a whole number from 1 to {}", u32::MAX)),
+        Ok(number) => Ok(number),
     }
 }
 

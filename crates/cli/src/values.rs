@@ -1,0 +1,104 @@
+//! Parsers of option values. Their errors state what is expected; the argument parser adds the value and the option.
+
+/// Parses a whole number of 0 or more.
+pub(crate) fn whole(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "must be a whole number of 0 or more".to_owned())
+}
+
+/// Parses a whole number of at least 1.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("must be a whole number of at least 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+/// Parses the largest number of tokens of an answer; -1 and llama.cpp's -2 (until the context is full) are no limit.
+pub(crate) fn max_tokens(text: &str) -> Result<i64, String> {
+    match text.parse() {
+        Ok(number) if number >= -2 => Ok(number),
+        _ => Err("must be a number of tokens, or -1 for no limit".to_owned()),
+    }
+}
+
+/// A random seed; `None` if one is to be drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed(pub(crate) Option<u64>);
+
+/// Parses a seed; -1 draws one.
+pub(crate) fn seed(text: &str) -> Result<Seed, String> {
+    match text {
+        "-1" => Ok(Seed(None)),
+        number => number
+            .parse()
+            .map(|seed| Seed(Some(seed)))
+            .map_err(|_| format!("must be a whole number from 0 to {}, or -1 for a random one", u64::MAX)),
+    }
+}
+
+/// Parses a seed that must be given.
+pub(crate) fn fixed_seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("must be a whole number from 0 to {}", u64::MAX))
+}
+
+/// Parses top-k; -1, as in llama.cpp, keeps all tokens as 0 does.
+pub(crate) fn top_k(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(0),
+        number => number.parse().map_err(|_| "must be a whole number, 0 or -1 for all tokens".to_owned()),
+    }
+}
+
+/// Parses a number that fulfils a condition, which the error states.
+fn number(text: &str, wanted: &str, holds: impl Fn(f32) -> bool) -> Result<f32, String> {
+    let parsed = text.parse().ok().filter(|value: &f32| value.is_finite() && holds(*value));
+    parsed.ok_or_else(|| format!("must be a number {wanted}"))
+}
+
+/// Parses a number of 0 or more.
+pub(crate) fn not_negative(text: &str) -> Result<f32, String> {
+    number(text, "of 0 or more", |value| value >= 0.0)
+}
+
+/// Parses a number above 0.
+pub(crate) fn positive(text: &str) -> Result<f32, String> {
+    number(text, "above 0", |value| value > 0.0)
+}
+
+/// Parses a probability above 0.
+pub(crate) fn positive_probability(text: &str) -> Result<f32, String> {
+    number(text, "above 0 and at most 1", |value| value > 0.0 && value <= 1.0)
+}
+
+/// Parses a probability.
+pub(crate) fn probability(text: &str) -> Result<f32, String> {
+    number(text, "from 0 to 1", |value| (0.0..=1.0).contains(&value))
+}
+
+/// Parses a text of at least one character.
+pub(crate) fn not_empty(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("must not be empty".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_values_of_llama_cpp_are_understood() {
+        assert_eq!((seed("-1"), seed("7")), (Ok(Seed(None)), Ok(Seed(Some(7)))));
+        assert_eq!((top_k("-1"), top_k("0"), top_k("40")), (Ok(0), Ok(0), Ok(40)));
+        assert_eq!((max_tokens("-1"), max_tokens("-2"), max_tokens("0")), (Ok(-1), Ok(-2), Ok(0)));
+    }
+
+    #[test]
+    fn values_out_of_range_are_errors() {
+        assert!(["-3", "x", "", "1.5"].iter().all(|text| max_tokens(text).is_err()));
+        assert!(["-2", "x", "18446744073709551616"].iter().all(|text| seed(text).is_err()));
+        assert!(["-1", "nan", "inf", "x"].iter().all(|text| not_negative(text).is_err()));
+        assert!(["0", "-1", "nan"].iter().all(|text| positive(text).is_err()));
+        assert!(["0", "1.1", "nan"].iter().all(|text| positive_probability(text).is_err()));
+        assert!(["-0.1", "1.1", "nan"].iter().all(|text| probability(text).is_err()));
+        assert_eq!((probability("0"), positive_probability("1")), (Ok(0.0), Ok(1.0)));
+    }
+}
