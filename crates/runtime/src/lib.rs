@@ -41,6 +41,7 @@ pub mod memory;
 mod runtime_error;
 mod schedule;
 mod session;
+mod snapshot_error;
 mod trace;
 mod weights;
 
@@ -57,7 +58,9 @@ pub use schedule::{
     StorageLine, StorageUse, WeightStreaming,
 };
 pub use session::{
-    Element, Observed, PendingRead, PlanKey, Session, SessionDebug, SessionMemory, TensorRef, Values,
+    Element, Observed, PendingRead, PlanKey, Session, SessionDebug, SessionMemory, StateInfo, TensorRef,
+    Values,
 };
+pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};
 pub use weights::Progress;

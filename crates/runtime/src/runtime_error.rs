@@ -3,8 +3,8 @@
 use quadriga_graph::DType;
 use thiserror::Error;
 
-use crate::BackendError;
 use crate::memory::MemoryError;
+use crate::{BackendError, SnapshotError};
 
 /// A failure of planning or running. What worked before still works, unless [a device is lost](RuntimeError::is_lost).
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -143,6 +143,9 @@ pub enum RuntimeError {
     /// The plan belongs to other backends than the session.
     #[error("the plan was made for other backends than the session's")]
     ForeignPlan,
+    /// States could not be saved or restored.
+    #[error("{0}")]
+    Snapshot(Box<SnapshotError>),
     /// Building a graph failed.
     #[error("{0}")]
     Build(String),
@@ -199,6 +202,12 @@ pub struct OverBudget {
 impl From<MemoryError> for RuntimeError {
     fn from(error: MemoryError) -> RuntimeError {
         RuntimeError::Memory(Box::new(error))
+    }
+}
+
+impl From<SnapshotError> for RuntimeError {
+    fn from(error: SnapshotError) -> RuntimeError {
+        RuntimeError::Snapshot(Box::new(error))
     }
 }
 

@@ -5,8 +5,10 @@
 //! a plan is; [`compile`] turns splits into programs. In a run, [`inputs`] copies the caller's bytes into the arena,
 //! [`execute`] issues copies ([`transfer`]) and splits in the plan's order to the queues of each [`lane`], and
 //! [`outputs`] reads results back, [`pending_read`] while the next run is in flight. [`debug`] times and observes runs.
+//! Between runs, [`state_access`] reads and writes states, and [`snapshot`] saves and restores all of them.
 
 mod arena;
+mod checksum;
 mod clock;
 mod compile;
 mod debug;
@@ -22,7 +24,9 @@ mod plan_cache;
 mod prepared;
 #[expect(clippy::module_inception, reason = "the type that the folder is named after")]
 mod session;
+mod snapshot;
 mod state;
+mod state_access;
 mod tensor_ref;
 mod transfer;
 
@@ -32,4 +36,5 @@ pub use memory::SessionMemory;
 pub use pending_read::PendingRead;
 pub use plan_cache::PlanKey;
 pub use session::Session;
+pub use state_access::StateInfo;
 pub use tensor_ref::TensorRef;

@@ -48,6 +48,11 @@ impl States {
         self.all.get(name)
     }
 
+    /// All states with their names, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &SessionState)> {
+        self.all.iter().map(|(name, state)| (name.as_str(), state))
+    }
+
     /// Sets all states to zero.
     pub(crate) fn clear(&self) -> Result<(), RuntimeError> {
         for (name, state) in &self.all {
@@ -66,6 +71,11 @@ impl States {
 }
 
 impl SessionState {
+    /// Its type and shape.
+    pub(crate) fn tensor(&self) -> &Tensor {
+        self.registration.tensor()
+    }
+
     /// Where it is.
     pub(crate) fn region(&self) -> &Region {
         self.registration.region()

@@ -13,6 +13,7 @@ mod overlapping_inputs;
 mod pipelining;
 mod running;
 mod splitting;
+mod states;
 mod streaming;
 mod traits;
 mod weights;
