@@ -34,6 +34,7 @@
 
 mod backend_target;
 mod cases;
+mod custom_cases;
 mod fixture;
 mod judge;
 mod oracle;
@@ -43,9 +44,10 @@ mod runner;
 
 pub use backend_target::BackendTarget;
 pub use cases::{BrokenCase, Case, Suite};
+pub use custom_cases::custom_cases;
 pub use fixture::Fixture;
 pub use judge::{Mismatch, Tolerance, judge};
-pub use oracle::{EvalError, Oracle, OracleError, compute_node};
+pub use oracle::{EvalError, Oracle, OracleError, compute_custom_node, compute_node};
 pub use random_graph::{Difference, Expected, RandomGraph, compare};
 pub use rng::Rng;
 pub use runner::{

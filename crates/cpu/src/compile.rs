@@ -122,6 +122,11 @@ impl<'a> Compiler<'a> {
             self.check_overlap(id, i, &operand, &output.view)?;
             inputs.push(operand);
         }
+        if let Op::Custom(custom) = &op {
+            let made = ops::custom(custom, self.graph, id, &inputs, &output.view);
+            lowered.push(made.map_err(|reason| self.unsupported(id, reason))?);
+            return Ok(());
+        }
         let context = ops::LoweringContext { isa: inner.isa, input_ids: &ids, fuse: self.fuse, source };
         ops::lower(&op, &inputs, &output.view, &context, &mut self.tables, lowered)
             .map_err(|reason| self.unsupported(id, reason))?;

@@ -289,6 +289,28 @@ impl TensorView {
         Some(self.at(place, first, len)?.cast::<f16>()).filter(|at| at.is_aligned())
     }
 
+    /// All its bytes, gaps included.
+    ///
+    /// # Safety
+    /// The program holds the buffer, and nothing writes to the bytes while the slice is used.
+    pub(crate) unsafe fn bytes<'a>(&self) -> &'a [u8] {
+        // SAFETY: the bytes are inside the buffer (see the invariant), and not written (promised by the caller).
+        unsafe { std::slice::from_raw_parts(self.base.cast_const(), self.bytes) }
+    }
+
+    /// The bytes of some elements of a contiguous tensor; `None` for other tensors, past the end and inside a block.
+    ///
+    /// # Safety
+    /// The program holds the buffer for writing, and nothing else accesses these bytes while the slice is used.
+    pub(crate) unsafe fn elements_mut<'a>(&self, elements: Range<usize>) -> Option<&'a mut [u8]> {
+        let (start, end) = (self.dtype.row_bytes(elements.start)?, self.dtype.row_bytes(elements.end)?);
+        if !self.contiguous || end > self.bytes || start > end {
+            return None;
+        }
+        // SAFETY: the range is inside the tensor, and nothing else accesses it (promised by the caller).
+        Some(unsafe { std::slice::from_raw_parts_mut(self.base.wrapping_add(start), end - start) })
+    }
+
     /// The address of a row's first element; valid for the row as the invariant says. `None` if there is no such row.
     pub(crate) fn row_pointer(&self, place: [usize; 3]) -> Option<*mut u8> {
         self.at(place, 0, 0)

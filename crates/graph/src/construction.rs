@@ -208,6 +208,9 @@ impl Construction {
             }
             _ => (tensor.strides, tensor.bytes) = contiguous(dtype, &shape)?,
         }
+        if let Op::Custom(custom) = op {
+            custom.units(&inputs, &tensor).map_err(GraphErrorKind::Custom)?;
+        }
         Ok(tensor)
     }
 }

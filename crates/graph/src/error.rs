@@ -93,6 +93,9 @@ pub enum GraphErrorKind {
         /// The number given.
         found: usize,
     },
+    /// A custom operation refuses its inputs, or its rule panicked.
+    #[error("{0}")]
+    Custom(String),
     /// The graph has more tensors than ids.
     #[error("a graph holds at most 4,294,967,294 tensors")]
     TooMany,

@@ -53,8 +53,12 @@ impl Mixer {
     }
 
     pub(crate) fn text(&mut self, text: &str) {
-        self.size(text.len());
-        for chunk in text.as_bytes().chunks(8) {
+        self.bytes(text.as_bytes());
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.size(bytes.len());
+        for chunk in bytes.chunks(8) {
             self.word(chunk.iter().fold(0, |word, byte| (word << 8) | u64::from(*byte)));
         }
     }

@@ -213,7 +213,8 @@ impl Graph {
     }
 
     /// A hash of everything that affects planning and execution: operations, parameters, edges, views, types, shapes,
-    /// names of leaves and outputs; not the bytes of weights. It is the same in every run and on every machine.
+    /// names of leaves and outputs; not the bytes of weights. It is the same in every run and on every machine, except for
+    /// graphs with custom operations, whose identity is that of a process.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }

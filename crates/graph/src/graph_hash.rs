@@ -62,6 +62,7 @@ fn op(mix: &mut Mixer, op: &Op) {
             mix.float(a.soft_cap.unwrap_or(0.0));
             mix.word(u64::from(a.mask) | u64::from(a.spans) << 1);
         }
+        Op::Custom(custom) => custom.mix(mix),
         // The name, or the type, shape, strides and offset of the result, distinguish these.
         Op::Binary(_)
         | Op::Add1
@@ -86,7 +87,7 @@ fn op(mix: &mut Mixer, op: &Op) {
     }
 }
 
-/// The structural hash of a graph, the same in every run and on every machine.
+/// The structural hash of a graph, the same in every run and on every machine unless it has custom operations.
 pub(crate) fn fingerprint(graph: &Graph) -> Fingerprint {
     let mut mix = Mixer::new();
     mix.sizes(&[graph.tensors.len(), graph.nodes.len(), graph.outputs.len()]);

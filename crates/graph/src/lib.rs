@@ -27,6 +27,7 @@
 pub mod blocks;
 mod builder;
 mod construction;
+mod custom;
 mod data;
 mod dtype;
 mod error;
@@ -42,6 +43,9 @@ mod tensor;
 mod value;
 
 pub use builder::{GraphBuilder, Scope, Weight};
+pub use custom::{
+    CustomCall, CustomError, CustomFunction, CustomInput, CustomKernel, CustomOp, CustomOutput, CustomValues,
+};
 pub use data::Data;
 pub use dtype::DType;
 pub use error::{BuildError, GraphErrorKind};

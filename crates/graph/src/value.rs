@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::panic::Location;
 
 use crate::construction::Construction;
+use crate::custom::CustomOp;
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;
 use crate::ops::{Attention, Binary, Gate, Op, Order, Rope, Unary};
@@ -437,6 +438,13 @@ impl<'g> Value<'g> {
     #[track_caller]
     pub fn top_k(self, k: usize) -> Value<'g> {
         self.op(Op::TopK { k }, &[self])
+    }
+
+    /// A custom operation of this tensor and `others`.
+    #[track_caller]
+    pub fn custom(self, op: &CustomOp, others: &[Value<'g>]) -> Value<'g> {
+        let inputs: Vec<_> = std::iter::once(self).chain(others.iter().copied()).collect();
+        self.op(Op::Custom(op.clone()), &inputs)
     }
 
     /// Attention of these queries `[b, h, t, d]` over `keys` and `values`; see [`Op::Attention`].

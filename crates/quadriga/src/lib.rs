@@ -70,8 +70,8 @@
 //! # Ok::<(), quadriga::llm::Error>(())
 //! ```
 //!
-//! More programs are in the `examples` folder of this crate: text generation, a graph of one's own, a backend of one's
-//! own, two models on one scheduler, and an observer of intermediate results.
+//! More programs are in the `examples` folder of this crate: text generation, a graph, an operation and a backend of
+//! one's own, two models on one scheduler, and an observer of intermediate results.
 
 pub use quadriga_cpu as cpu;
 #[cfg(feature = "cuda")]

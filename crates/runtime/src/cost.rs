@@ -65,6 +65,7 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax | Op::ArgSort { .. } | Op::TopK { .. } => {
             inputs.first().map_or(0, |input| elements(input))
         }
+        Op::Custom(custom) => custom.operations(inputs, output),
         Op::GetRows | Op::SetRows | Op::Concat { .. } | Op::Repeat { .. } | Op::Pad { .. } => 0,
         _ => elements(output),
     }

@@ -13,7 +13,7 @@ use crate::event::SimEvent;
 use crate::faults::{FaultCounts, FaultPoint};
 use crate::inner::DeviceInner;
 use crate::memory::SimBuffer;
-use crate::program::{PACKED, SimProgram};
+use crate::program::{PACKED, SimProgram, custom_code};
 use crate::queue::SimQueue;
 use crate::settings::SimSettings;
 
@@ -161,9 +161,14 @@ impl Backend for Sim {
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
-        match self.inner.settings.refuses.as_ref().and_then(|refuses| refuses(graph, node)) {
-            Some(reason) => Err(Refusal(reason.into())),
-            None => Ok(()),
+        if let Some(reason) = self.inner.settings.refuses.as_ref().and_then(|refuses| refuses(graph, node)) {
+            return Err(Refusal(reason.into()));
+        }
+        match graph.get_node(node).map(|node| node.op()) {
+            Some(Op::Custom(op)) if custom_code(op).is_none() => {
+                Err(Refusal("the custom operation has no code for simulated devices".into()))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -37,6 +37,10 @@ mod program;
 mod queue;
 mod settings;
 
+/// The family of backends in [`CustomKernel::backend_code`](quadriga_graph::CustomKernel::backend_code): the code is a
+/// [`CustomOp`](quadriga_graph::CustomOp), whose code for the CPU a simulated device runs.
+pub const FAMILY: &str = "sim";
+
 pub use device::Sim;
 pub use faults::{FaultCounts, FaultPoint};
 pub use settings::{Clock, SimSettings};

@@ -4,10 +4,11 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use quadriga_conformance::compute_node;
-use quadriga_graph::{Graph, NodeId};
+use quadriga_conformance::{compute_custom_node, compute_node};
+use quadriga_graph::{CustomOp, Graph, NodeId, Op};
 use quadriga_runtime::{BackendError, Layout, Program, Region, SplitSource, StepTime, TensorPlace};
 
+use crate::FAMILY;
 use crate::inner::DeviceInner;
 use crate::memory::SimBuffer;
 use crate::settings::Clock;
@@ -20,6 +21,13 @@ struct SimStep {
     node: NodeId,
     inputs: Vec<TensorPlace>,
     output: Region,
+    /// The code of a custom operation.
+    code: Option<CustomOp>,
+}
+
+/// The code of a custom operation for simulated devices: a [`CustomOp`] whose CPU code the device runs.
+pub(crate) fn custom_code(op: &CustomOp) -> Option<CustomOp> {
+    op.backend_code(FAMILY)?.downcast_ref::<CustomOp>().cloned()
 }
 
 /// The steps of a program, shared with the queues that run it.
@@ -76,7 +84,14 @@ impl SimProgram {
             };
             let inputs: Result<Vec<TensorPlace>, _> =
                 graph.inputs(*node).iter().map(|id| place(*id)).collect();
-            steps.push(SimStep { node: *node, inputs: inputs?, output: place(n.output())?.region });
+            let code = match n.op() {
+                Op::Custom(op) => match custom_code(op) {
+                    Some(code) => Some(code),
+                    None => return Err(missing(*node, "it has no code for simulated devices".into())),
+                },
+                _ => None,
+            };
+            steps.push(SimStep { node: *node, inputs: inputs?, output: place(n.output())?.region, code });
         }
         let scratch = split.scratch.clone().filter(|scratch| scratch.bytes >= device.settings.scratch);
         if scratch.is_none() && device.settings.scratch > 0 {
@@ -151,12 +166,15 @@ impl ProgramSteps {
             get(&step.output, &mut buffers.output)?;
             let inputs: Vec<&[u8]> =
                 buffers.inputs.iter().take(step.inputs.len()).map(Vec::as_slice).collect();
-            compute_node(&self.graph, step.node, &inputs, &mut buffers.output).map_err(|error| {
-                BackendError::Node {
-                    backend: self.device.settings.name.clone(),
-                    node: self.graph.node_name(step.node),
-                    reason: error.to_string(),
-                }
+            let output = &mut buffers.output;
+            let computed = match &step.code {
+                Some(code) => compute_custom_node(code, &self.graph, step.node, &inputs, output),
+                None => compute_node(&self.graph, step.node, &inputs, output),
+            };
+            computed.map_err(|error| BackendError::Node {
+                backend: self.device.settings.name.clone(),
+                node: self.graph.node_name(step.node),
+                reason: error.to_string(),
             })?;
             put(&step.output, &buffers.output)?;
         }

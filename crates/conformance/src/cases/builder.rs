@@ -114,6 +114,12 @@ impl<'g> CaseBuilder<'g> {
         self.given(dtype, shape(dims), bytes)
     }
 
+    /// An input with random values, contiguous, of exactly this shape.
+    pub(crate) fn shaped_input(&self, dtype: DType, shape: Shape, fill: Fill) -> Value<'g> {
+        let bytes = fill::bytes(dtype, fill, shape.elements(), &mut self.rng.borrow_mut());
+        self.given(dtype, shape, bytes)
+    }
+
     /// An input with random values in this layout.
     pub(crate) fn strided_input(
         &self,

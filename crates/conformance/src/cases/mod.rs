@@ -1,7 +1,7 @@
 //! The suite of cases: for each operation, the sizes, types, layouts and values at which kernels tend to fail.
 
 mod attention;
-mod builder;
+pub(crate) mod builder;
 mod elementwise;
 pub(crate) mod fill;
 mod fused;

@@ -89,6 +89,9 @@ pub enum EvalError {
     /// A block could not be quantized or dequantized.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// A custom operation failed.
+    #[error("{0}")]
+    Custom(String),
     /// The oracle does not support the operation.
     #[error("the oracle does not support this operation")]
     Operation,

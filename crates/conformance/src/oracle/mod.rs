@@ -4,11 +4,12 @@
 //! storage, and stored values are rounded to their type), with one exception: computed F32 tensors are kept as f64, so
 //! that the reference is more accurate than the backends. [`compute_node`] works on plain bytes and rounds F32 results.
 
+mod custom;
 mod error;
 mod memory;
 mod ops;
 
-use quadriga_graph::{DType, Data, Graph, NodeId, Tensor, TensorId, TensorKind};
+use quadriga_graph::{CustomOp, DType, Data, Graph, NodeId, Op, Tensor, TensorId, TensorKind};
 
 pub use error::{EvalError, OracleError};
 pub(crate) use memory::decode_all;
@@ -197,7 +198,11 @@ impl<'g> Oracle<'g> {
         let memory = storage
             .memory_mut(output.offset())
             .ok_or_else(|| OracleError::Unset(self.graph.name(output.storage())))?;
-        ops::evaluate(node.op(), &views, &mut ViewMut { layout, memory }).map_err(failed)
+        let out = &mut ViewMut { layout, memory };
+        match node.op() {
+            Op::Custom(op) => custom::evaluate(op, self.graph, id, &views, out).map_err(failed),
+            op => ops::evaluate(op, &views, out).map_err(failed),
+        }
     }
 
     /// The values of an output or leaf, in row-major order.
@@ -268,6 +273,31 @@ pub fn compute_node(
     }
     let tensor = graph.get(node.output()).ok_or(OracleError::NoSuchId(node.output().index()))?;
     let layout = OracleLayout::of(tensor).map_err(failed)?;
-    ops::evaluate(node.op(), &views, &mut ViewMut { layout, memory: OracleMemoryMut::Stored(output) })
-        .map_err(failed)
+    let out = &mut ViewMut { layout, memory: OracleMemoryMut::Stored(output) };
+    match node.op() {
+        Op::Custom(op) => custom::compute(op, graph, id, &views, out).map_err(failed),
+        op => ops::evaluate(op, &views, out).map_err(failed),
+    }
+}
+
+/// Computes one node of a custom operation in memory of the caller by the code of `op`, which may be another operation
+/// than the node's own: a backend's code for it. Otherwise as [`compute_node`].
+pub fn compute_custom_node(
+    op: &CustomOp,
+    graph: &Graph,
+    id: NodeId,
+    inputs: &[&[u8]],
+    output: &mut [u8],
+) -> Result<(), OracleError> {
+    let failed = |error| OracleError::Node { node: graph.node_name(id), error };
+    let mut views = Vec::new();
+    for (id, bytes) in graph.inputs(id).iter().zip(inputs) {
+        let tensor = graph.get(*id).ok_or(OracleError::NoSuchId(id.index()))?;
+        let layout = OracleLayout::of(tensor).map_err(failed)?;
+        views.push(View { layout, memory: OracleMemory::Stored(bytes) });
+    }
+    let tensor = graph.get_node(id).and_then(|node| graph.get(node.output()));
+    let layout = OracleLayout::of(tensor.ok_or(OracleError::NoSuchId(id.index()))?).map_err(failed)?;
+    let out = &mut ViewMut { layout, memory: OracleMemoryMut::Stored(output) };
+    custom::compute(op, graph, id, &views, out).map_err(failed)
 }

@@ -4,6 +4,7 @@ mod activation_source;
 mod arrange;
 mod attention;
 mod copy;
+mod custom;
 mod elementwise;
 mod experts;
 mod functions;
@@ -23,6 +24,7 @@ use quadriga_graph::Op;
 use crate::view::TensorView;
 
 pub(crate) use activation_source::{ActivationSource, Prologue};
+pub(crate) use custom::custom;
 pub(crate) use lowered::{LoweredOp, TeamOp, WorkBytes};
 pub(crate) use operand::{LoweringContext, Operand, PackedWeight};
 pub(crate) use packed_matmul::{MAX_MATMULS, MatMulStep, PackedMatMul, is_small};
@@ -68,6 +70,7 @@ pub(crate) fn is_supported(op: &Op) -> bool {
             | View { .. }
             | Permute { .. }
             | Transpose
+            | Custom(_)
     )
 }
 

@@ -22,6 +22,7 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         return refuse("more rows than a grid has blocks");
     }
     match n.op() {
+        Op::Custom(_) => refuse("custom operations run on the CPU"),
         Op::ArgSort { .. } | Op::TopK { .. }
             if input(0).is_some_and(|x| x.shape().cols() > MAX_SORTED_IN_BLOCK * MAX_GRID_Y) =>
         {

@@ -42,6 +42,10 @@ impl Op {
             Op::View { shape, strides, offset } => layout::view(shape, strides, *offset, inputs),
             Op::Permute { axes } => layout::permute(*axes, inputs),
             Op::Transpose => layout::permute([0, 1, 3, 2], inputs),
+            Op::Custom(custom) => {
+                let (dtype, shape) = custom.infer(inputs).map_err(GraphErrorKind::Custom)?;
+                Ok(Inferred::fresh(dtype, shape))
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The operations with their parameters, names and in-place inputs.
 
 use super::rope::Rope;
+use crate::custom::CustomOp;
 use crate::dtype::DType;
 use crate::shape::{MAX_DIMS, Shape, Strides};
 
@@ -295,6 +296,8 @@ pub enum Op {
     },
     /// The two innermost dimensions swapped.
     Transpose,
+    /// A caller's own operation.
+    Custom(CustomOp),
 }
 
 /// Name, description and in-place inputs of an operation.
@@ -359,6 +362,7 @@ impl Op {
             Op::View { .. } => declare("view", "view with any strides", NEVER),
             Op::Permute { .. } => declare("permute", "dimensions reordered", NEVER),
             Op::Transpose => declare("transpose", "inner dimensions swapped", NEVER),
+            Op::Custom(custom) => declare(custom.name(), custom.description(), custom.in_place_inputs()),
         }
     }
 
