@@ -154,7 +154,11 @@ impl CpuProgram {
 
 impl Program for CpuProgram {
     fn scratch_bytes(&self) -> usize {
-        self.own_bytes
+        let steps: usize = self.steps.iter().map(KernelStep::bytes).sum();
+        let names: usize = self.names.iter().map(|name| size_of::<String>() + name.len()).sum();
+        // A step that needs work memory has a function for its size.
+        let needs = self.steps.len() * size_of::<[usize; 8]>();
+        self.own_bytes + steps + names + needs + size_of_val(&*self.uses) + size_of_val(&*self.nodes)
     }
 
     fn step_times(&self) -> Vec<StepTime> {

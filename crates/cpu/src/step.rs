@@ -56,6 +56,11 @@ pub(crate) trait TeamKernel: Send + Sync {
 
     /// Prefetches the memory that this thread reads first, while other threads may still run the previous step.
     fn prefetch(&self, _worker: &Worker<'_>) {}
+
+    /// Bytes of host memory that it points to.
+    fn own_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// Why a team kernel did not finish.
@@ -175,6 +180,11 @@ impl StepPart {
         let kernel = Box::new(kernel);
         StepPart { kernel, units, cost, grain: 1, accesses, by_columns: None, name: 0, label: "" }
     }
+
+    /// Bytes of host memory that it points to.
+    pub(crate) fn own_bytes(&self) -> usize {
+        size_of_val(&*self.kernel) + self.accesses.capacity() * size_of::<Access>()
+    }
 }
 
 /// Operations of at most this many elements run on one thread.
@@ -206,6 +216,20 @@ impl KernelStep {
             }
             KernelStep::Team { label, .. } => label.clone(),
         }
+    }
+
+    /// Bytes of host memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let parts = match self {
+            KernelStep::Serial(parts) | KernelStep::Parallel(parts) => {
+                parts.capacity() * size_of::<StepPart>()
+                    + parts.iter().map(StepPart::own_bytes).sum::<usize>()
+            }
+            KernelStep::Team { kernel, names, label } => {
+                size_of_val(&**kernel) + kernel.own_bytes() + size_of_val(&**names) + label.len()
+            }
+        };
+        size_of::<KernelStep>() + parts
     }
 
     /// Indices of the names of the nodes that the step computes, each once.

@@ -334,3 +334,26 @@ fn random_calls_keep_every_sequence_right() {
         }
     }
 }
+
+#[test]
+fn five_hundred_prompt_lengths_take_bounded_memory() {
+    let recipe = Recipe { context: 600, layers: 1, width: 32, heads: 2, kv_heads: 1, ..Recipe::new("llama") };
+    let mut engine = engine(recipe.model(), f32_options());
+    let tokens = recipe.tokens(501);
+    let feed = |engine: &mut Engine, length: usize| {
+        engine.truncate(0, 0);
+        engine.feed(&tokens[..length]).unwrap();
+        engine.logits(0).to_vec()
+    };
+    let limits = quadriga_runtime::PlanLimits::default();
+    let first = feed(&mut engine, 2);
+    let mut most = 0;
+    for length in (2..502).rev() {
+        feed(&mut engine, length);
+        let usage = engine.session().plan_usage();
+        assert!(usage.plans <= limits.plans, "{length} tokens: {usage:?}");
+        most = most.max(usage.bytes);
+    }
+    assert!(most / limits.plans < 100 << 10, "{most} bytes for {} plans of a small model", limits.plans);
+    assert_eq!(feed(&mut engine, 2), first);
+}

@@ -58,8 +58,8 @@ pub use schedule::{
     StorageLine, StorageUse, WeightStreaming,
 };
 pub use session::{
-    Element, Observed, PendingRead, PlanKey, Session, SessionDebug, SessionMemory, StateInfo, TensorRef,
-    Values,
+    Element, Observed, PendingRead, PlanKey, PlanLimits, PlanUsage, Session, SessionDebug, SessionMemory,
+    StateInfo, TensorRef, Values,
 };
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

@@ -52,23 +52,37 @@ impl SimBuffer {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Checks that an access is ordered after those it conflicts with, and remembers it.
-    pub(crate) fn access(&self, range: (usize, usize), write: bool, at: &Moment) -> Result<(), BackendError> {
+    /// An error if an access is not ordered after those it conflicts with. It is not recorded.
+    pub(crate) fn check_access(
+        &self,
+        (offset, bytes): (usize, usize),
+        write: bool,
+        at: &Moment,
+    ) -> Result<(), BackendError> {
         let Some(shadow) = &self.shadow else { return Ok(()) };
-        let (offset, bytes) = range;
-        shadow.access(offset, bytes, write, at).map_err(|unordered| BackendError::Failed {
+        shadow.check(offset, bytes, write, at).map_err(|unordered| BackendError::Failed {
             backend: self.device.settings.name.clone(),
             what: "ordering accesses to memory",
             reason: unordered.to_string(),
         })
     }
 
-    /// The same for an access by the host, now.
+    /// Records an access that was checked.
+    pub(crate) fn record_access(&self, (offset, bytes): (usize, usize), write: bool, at: &Moment) {
+        if let Some(shadow) = &self.shadow {
+            shadow.record(offset, bytes, write, at);
+        }
+    }
+
+    /// Checks and records an access by the host, now.
     fn host_access(&self, range: (usize, usize), write: bool) -> Result<(), BackendError> {
         if self.shadow.is_none() {
             return Ok(());
         }
-        self.access(range, write, &host_moment())
+        let now = host_moment();
+        self.check_access(range, write, &now)?;
+        self.record_access(range, write, &now);
+        Ok(())
     }
 
     /// Copies bytes out without counting a transfer.

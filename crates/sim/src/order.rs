@@ -161,31 +161,23 @@ pub(crate) struct Unordered {
 }
 
 impl Shadow {
-    /// Records a read or a write of a range, unless it is refused.
-    pub(crate) fn access(
+    /// An error if a read or a write of a range is not ordered after those it conflicts with. Records nothing.
+    pub(crate) fn check(
         &self,
         start: usize,
         bytes: usize,
         write: bool,
         moment: &Moment,
     ) -> Result<(), Unordered> {
-        if bytes == 0 {
-            return Ok(());
-        }
         let end = start + bytes;
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        // Cut ranges at both ends, so that the access covers whole ones.
-        for cut in [start, end] {
-            if !ranges.contains_key(&cut) {
-                let covering = ranges.range(..cut).next_back().map(|(_, accesses)| accesses.clone());
-                ranges.insert(cut, covering.unwrap_or_default());
-            }
-        }
+        let ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = |agent: u64| agent != HOST && !host().live.contains(&agent);
         let stranger = |(agent, time): &(u64, u64)| {
             *agent != moment.agent && !moment.clock.knows(*agent, *time) && !gone(*agent)
         };
-        for (from, accesses) in ranges.range(start..end) {
+        // The range that the first byte is in may start before it.
+        let first = ranges.range(..=start).next_back().map_or(start, |(from, _)| *from);
+        for (from, accesses) in ranges.range(first..end).filter(|_| bytes > 0) {
             let conflict = match accesses.write.filter(|write| stranger(write)) {
                 Some((agent, _)) => Some(("a write", agent)),
                 None if write => {
@@ -196,7 +188,24 @@ impl Shadow {
             if let Some((conflict, agent)) = conflict {
                 let by = if agent == HOST { "the host".to_owned() } else { format!("queue {agent}") };
                 let access = if write { "writes" } else { "reads" };
-                return Err(Unordered { access, start: *from, end, conflict, by });
+                return Err(Unordered { access, start: start.max(*from), end, conflict, by });
+            }
+        }
+        Ok(())
+    }
+
+    /// Records a read or a write of a range.
+    pub(crate) fn record(&self, start: usize, bytes: usize, write: bool, moment: &Moment) {
+        if bytes == 0 {
+            return;
+        }
+        let end = start + bytes;
+        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        // Cut ranges at both ends, so that the access covers whole ones.
+        for cut in [start, end] {
+            if !ranges.contains_key(&cut) {
+                let covering = ranges.range(..cut).next_back().map(|(_, accesses)| accesses.clone());
+                ranges.insert(cut, covering.unwrap_or_default());
             }
         }
         let now = (moment.agent, moment.time);
@@ -217,7 +226,6 @@ impl Shadow {
                 ranges.remove(&from);
             }
         }
-        Ok(())
     }
 }
 
@@ -225,6 +233,15 @@ impl Shadow {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+
+    impl Shadow {
+        /// Records an access, unless it is refused.
+        fn access(&self, start: usize, bytes: usize, write: bool, at: &Moment) -> Result<(), Unordered> {
+            self.check(start, bytes, write, at)?;
+            self.record(start, bytes, write, at);
+            Ok(())
+        }
+    }
 
     #[test]
     fn a_queue_is_ordered_with_itself() {

@@ -47,6 +47,12 @@ pub(crate) struct SimProgram {
 }
 
 impl Program for SimProgram {
+    fn scratch_bytes(&self) -> usize {
+        let steps = &self.steps.steps;
+        let inputs: usize = steps.iter().map(|step| size_of_val(&*step.inputs)).sum();
+        size_of_val(&**steps) + inputs
+    }
+
     fn step_times(&self) -> Vec<StepTime> {
         self.steps.times()
     }

@@ -11,7 +11,7 @@ use crate::event::{EventInner, SimEvent};
 use crate::faults::FaultPoint;
 use crate::inner::DeviceInner;
 use crate::memory::SimBuffer;
-use crate::order::{Moment, QueueClock, host_joins};
+use crate::order::{QueueClock, host_joins};
 use crate::program::{NodeBuffers, ProgramSteps, SimProgram, get, put};
 use crate::settings::Clock;
 
@@ -169,12 +169,21 @@ impl QueueWorker {
     }
 }
 
-/// Checks one access of a command; memory of other backends is not known here.
-fn access(region: &Region, write: bool, at: &Moment) -> Result<(), BackendError> {
-    match region.buffer.as_any().downcast_ref::<SimBuffer>() {
-        Some(buffer) => buffer.access((region.offset, region.bytes), write, at),
-        None => Ok(()),
-    }
+/// The buffer of a region, if it is a simulated device's: other memory is not known here.
+fn sim_buffer(region: &Region) -> Option<&SimBuffer> {
+    region.buffer.as_any().downcast_ref()
+}
+
+/// The memory that a command accesses; `true` for writes.
+fn accesses(command: &Command) -> impl Iterator<Item = (&Region, bool)> {
+    let (one, two, steps) = match command {
+        Command::Write(to, _) => (Some((to, true)), None, None),
+        Command::Read(from) => (Some((from, false)), None, None),
+        Command::Copy(from, to) => (Some((from, false)), Some((to, true)), None),
+        Command::Run(steps, _) => (None, None, Some(steps)),
+        Command::Record(..) | Command::Wait(..) | Command::Stop => (None, None, None),
+    };
+    one.into_iter().chain(two).chain(steps.into_iter().flat_map(|steps| steps.accesses()))
 }
 
 /// A queue of a simulated device.
@@ -245,17 +254,16 @@ impl SimQueue {
             return Ok(());
         }
         let at = self.clock.submit();
-        match command {
-            Command::Write(to, _) => access(to, true, &at)?,
-            Command::Read(from) => access(from, false, &at)?,
-            Command::Copy(from, to) => {
-                access(from, false, &at)?;
-                access(to, true, &at)?;
+        // All are checked before any is recorded: a refused command has accessed nothing.
+        for (region, write) in accesses(command) {
+            if let Some(buffer) = sim_buffer(region) {
+                buffer.check_access((region.offset, region.bytes), write, &at)?;
             }
-            Command::Run(steps, _) => {
-                steps.accesses().try_for_each(|(region, write)| access(region, write, &at))?
+        }
+        for (region, write) in accesses(command) {
+            if let Some(buffer) = sim_buffer(region) {
+                buffer.record_access((region.offset, region.bytes), write, &at);
             }
-            Command::Record(..) | Command::Wait(..) | Command::Stop => {}
         }
         if matches!(self.kind, QueueKind::Inline(_)) {
             // The command is done when the call returns.

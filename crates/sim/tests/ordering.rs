@@ -69,3 +69,14 @@ fn a_device_that_does_not_check_takes_anything() {
     upload.write(&one, &[1; 64]).unwrap();
     assert!(compute.copy(&one, &two).unwrap());
 }
+
+#[test]
+fn a_refused_command_counts_as_no_access() {
+    let sim = Sim::new("sim:0").check_order(true).build();
+    let (one, two) = (region(&*sim), region(&*sim));
+    let (mut upload, mut compute) = (sim.queue().unwrap(), sim.queue().unwrap());
+    upload.write(&two, &[1; 64]).unwrap();
+    // It may read `one`, but not write `two`.
+    assert!(is_unordered(compute.copy(&one, &two).map(|_| ())));
+    upload.write(&one, &[2; 64]).unwrap();
+}

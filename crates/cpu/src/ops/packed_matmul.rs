@@ -293,6 +293,17 @@ impl MatMulStep {
 }
 
 impl TeamKernel for MatMulStep {
+    fn own_bytes(&self) -> usize {
+        let matmuls = self.matmuls.iter().map(|matmul| {
+            let source = matmul.source.as_ref().map_or(0, |source| size_of_val(&**source));
+            source + matmul.accesses.capacity() * size_of::<Access>()
+        });
+        self.matmuls.capacity() * size_of::<PackedMatMul>()
+            + matmuls.sum::<usize>()
+            + self.epilogues.capacity() * size_of::<(usize, StepPart)>()
+            + self.epilogues.iter().map(|(_, part)| part.own_bytes()).sum::<usize>()
+    }
+
     fn prefetch(&self, worker: &Worker<'_>) {
         let Some(first) = self.matmuls.first().filter(|first| first.x.rows == 1) else { return };
         let matrices = self.matmuls.iter().map(|product| {

@@ -26,7 +26,7 @@ pub(crate) struct CompiledPlan {
     /// For each backend the copies out of it that may not be done when its last split starts.
     pub(crate) loose_ends: Vec<Vec<usize>>,
     /// Keep the tensors in the arenas registered with their backends.
-    _registrations: Vec<PlacedTensor>,
+    pub(crate) registrations: Vec<PlacedTensor>,
 }
 
 impl CompiledPlan {
@@ -68,15 +68,7 @@ impl CompiledPlan {
             }
         }
         let generation = places.arenas.generation;
-        Ok(CompiledPlan {
-            generation,
-            programs,
-            done,
-            copies,
-            _locks: locks,
-            loose_ends,
-            _registrations: registrations,
-        })
+        Ok(CompiledPlan { generation, programs, done, copies, _locks: locks, loose_ends, registrations })
     }
 
     /// Forgets events of a run that was given up.

@@ -1,7 +1,7 @@
 //! A session: memory, compiled splits and queues for the plans of one model, and the running of them.
 //!
-//! [`session`] has the type that users see; it composes the rest. [`plan_cache`] holds the prepared plans and finds them
-//! by key or fingerprint; [`memory`] has weights, states and arenas, and [`places`] tells from them where each tensor of
+//! [`session`] has the type that users see; it composes the rest. [`plan_cache`] holds the prepared plans, finds them
+//! by key or fingerprint, and drops those that were not used for long ([`plan_limits`], [`forget`]); [`memory`] has weights, states and arenas, and [`places`] tells from them where each tensor of
 //! a plan is; [`compile`] turns splits into programs. In a run, [`inputs`] copies the caller's bytes into the arena,
 //! [`execute`] issues copies ([`transfer`]) and splits in the plan's order to the queues of each [`lane`], and
 //! [`outputs`] reads results back, [`pending_read`] while the next run is in flight. [`debug`] times and observes runs.
@@ -14,13 +14,16 @@ mod compile;
 mod debug;
 mod element;
 mod execute;
+mod forget;
 mod inputs;
 mod lane;
 mod memory;
 mod outputs;
 mod pending_read;
 mod places;
+mod plan_bytes;
 mod plan_cache;
+mod plan_limits;
 mod prepared;
 #[expect(clippy::module_inception, reason = "the type that the folder is named after")]
 mod session;
@@ -35,6 +38,7 @@ pub use element::{Element, Values};
 pub use memory::SessionMemory;
 pub use pending_read::PendingRead;
 pub use plan_cache::PlanKey;
+pub use plan_limits::{PlanLimits, PlanUsage};
 pub use session::Session;
 pub use state_access::StateInfo;
 pub use tensor_ref::TensorRef;

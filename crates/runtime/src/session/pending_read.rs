@@ -58,6 +58,10 @@ impl PendingReads {
         outputs: &[&str],
         lanes: &mut [Lane],
     ) -> Result<PendingRead, RuntimeError> {
+        // Before a slot is taken, which an earlier read may still have.
+        for name in outputs {
+            plan.result(TensorRef::Name(name))?;
+        }
         self.count += 1;
         let number = self.count;
         let slot = self.slot(number)?;

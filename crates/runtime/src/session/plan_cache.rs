@@ -3,6 +3,7 @@
 use quadriga_graph::{Fingerprint, Graph, TensorKind};
 use rustc_hash::FxHashMap;
 
+use super::plan_limits::{PlanLimits, PlanUsage};
 use super::prepared::PreparedPlan;
 use crate::RuntimeError;
 use crate::weights::same_bytes;
@@ -31,33 +32,55 @@ impl From<(usize, usize, usize)> for PlanKey {
     }
 }
 
-/// All plans of a session. They are named by their number here.
+/// All plans of a session. They are named by their number here, which is given to another plan once they are removed.
 #[derive(Default)]
 pub(crate) struct PlanCache {
-    plans: Vec<PreparedPlan>,
+    plans: Vec<Option<CachedPlan>>,
     by_key: FxHashMap<PlanKey, usize>,
     by_fingerprint: FxHashMap<Fingerprint, Vec<usize>>,
     /// The plan that the session's methods refer to.
     current: Option<usize>,
     /// The plan whose inputs and results are in the arenas, which all plans share.
     occupant: Option<usize>,
+    /// Counts the times that a plan was made the current one.
+    clock: u64,
+    pub(crate) limits: PlanLimits,
 }
+
+struct CachedPlan {
+    prepared: PreparedPlan,
+    /// When it was last made the current one.
+    used: u64,
+}
+
+/// So many keys may stand for one plan on average; beyond that the keys of a plan are forgotten, and found again by its
+/// graph.
+const MAX_KEYS_PER_PLAN: usize = 16;
 
 impl PlanCache {
     pub(crate) fn get(&self, plan: usize) -> Result<&PreparedPlan, RuntimeError> {
-        self.plans.get(plan).ok_or_else(|| RuntimeError::internal("a plan's number is out of range"))
+        let cached = self.plans.get(plan).and_then(Option::as_ref);
+        cached.map(|cached| &cached.prepared).ok_or_else(|| RuntimeError::internal("there is no such plan"))
     }
 
     pub(crate) fn get_mut(&mut self, plan: usize) -> Result<&mut PreparedPlan, RuntimeError> {
-        self.plans.get_mut(plan).ok_or_else(|| RuntimeError::internal("a plan's number is out of range"))
+        let cached = self.plans.get_mut(plan).and_then(Option::as_mut);
+        cached
+            .map(|cached| &mut cached.prepared)
+            .ok_or_else(|| RuntimeError::internal("there is no such plan"))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &PreparedPlan> {
-        self.plans.iter()
+        self.plans.iter().flatten().map(|cached| &cached.prepared)
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PreparedPlan> {
-        self.plans.iter_mut()
+        self.plans.iter_mut().flatten().map(|cached| &mut cached.prepared)
+    }
+
+    /// The number of the first plan that fulfils a condition.
+    pub(crate) fn position(&self, is_it: impl Fn(&PreparedPlan) -> bool) -> Option<usize> {
+        self.plans.iter().position(|plan| plan.as_ref().is_some_and(|cached| is_it(&cached.prepared)))
     }
 
     /// The current plan, or the error that there is none.
@@ -67,6 +90,10 @@ impl PlanCache {
 
     pub(crate) fn set_current(&mut self, plan: usize) {
         self.current = Some(plan);
+        self.clock += 1;
+        if let Some(cached) = self.plans.get_mut(plan).and_then(Option::as_mut) {
+            cached.used = self.clock;
+        }
     }
 
     pub(crate) fn by_key(&self, key: PlanKey) -> Option<usize> {
@@ -74,6 +101,9 @@ impl PlanCache {
     }
 
     pub(crate) fn set_key(&mut self, key: PlanKey, plan: usize) {
+        if self.by_key.len() >= self.plans.len().saturating_mul(MAX_KEYS_PER_PLAN) {
+            self.by_key.retain(|_, other| *other != plan);
+        }
         self.by_key.insert(key, plan);
     }
 
@@ -81,7 +111,7 @@ impl PlanCache {
     pub(crate) fn find(&self, graph: &Graph) -> Option<usize> {
         let plans = self.by_fingerprint.get(&graph.fingerprint())?;
         plans.iter().copied().find(|plan| {
-            let Some(known) = self.plans.get(*plan).map(|plan| plan.plan.graph()) else { return false };
+            let Ok(known) = self.get(*plan).map(|plan| plan.plan.graph()) else { return false };
             let mut leaves = graph.of_kind(TensorKind::Constant).chain(graph.of_kind(TensorKind::Weight));
             leaves.all(|id| match (graph.data(id), known.data(id)) {
                 (Some(a), Some(b)) => same_bytes(a, b),
@@ -92,18 +122,59 @@ impl PlanCache {
     }
 
     /// Adds a plan; its number.
-    pub(crate) fn insert(&mut self, plan: PreparedPlan) -> usize {
-        let number = self.plans.len();
-        self.by_fingerprint.entry(plan.plan.graph().fingerprint()).or_default().push(number);
-        self.plans.push(plan);
+    pub(crate) fn insert(&mut self, prepared: PreparedPlan) -> usize {
+        let fingerprint = prepared.plan.graph().fingerprint();
+        let cached = Some(CachedPlan { prepared, used: self.clock });
+        let number = self.plans.iter().position(Option::is_none).unwrap_or(self.plans.len());
+        match self.plans.get_mut(number) {
+            Some(free) => *free = cached,
+            None => self.plans.push(cached),
+        }
+        self.by_fingerprint.entry(fingerprint).or_default().push(number);
         number
+    }
+
+    /// Drops a plan with its programs. It must not be running.
+    pub(crate) fn remove(&mut self, plan: usize) {
+        let Some(removed) = self.plans.get_mut(plan).and_then(Option::take) else { return };
+        let fingerprint = removed.prepared.plan.graph().fingerprint();
+        if let Some(same) = self.by_fingerprint.get_mut(&fingerprint) {
+            same.retain(|other| *other != plan);
+            if same.is_empty() {
+                self.by_fingerprint.remove(&fingerprint);
+            }
+        }
+        self.by_key.retain(|_, other| *other != plan);
+        self.current = self.current.filter(|current| *current != plan);
+        self.occupant = self.occupant.filter(|occupant| *occupant != plan);
+    }
+
+    /// Drops the plans that were not used for the longest time, until the others are within the limits. The current plan
+    /// stays. Nothing may be running but the current plan.
+    pub(crate) fn evict(&mut self) {
+        let PlanUsage { mut plans, mut bytes } = self.usage();
+        while plans > self.limits.plans || bytes > self.limits.bytes {
+            let candidates =
+                self.plans.iter().enumerate().filter_map(|(number, plan)| Some((number, plan.as_ref()?)));
+            let others = candidates.filter(|(number, _)| self.current != Some(*number));
+            let Some((oldest, cached)) = others.min_by_key(|(_, cached)| cached.used) else { return };
+            plans -= 1;
+            bytes -= cached.prepared.host_bytes();
+            self.remove(oldest);
+        }
+    }
+
+    /// The number of plans, and the memory that they take.
+    pub(crate) fn usage(&self) -> PlanUsage {
+        let bytes = self.iter().map(PreparedPlan::host_bytes).sum();
+        PlanUsage { plans: self.iter().count(), bytes }
     }
 
     /// Before bytes of a plan are written to the arenas: the other plans lose theirs.
     pub(crate) fn occupy(&mut self, plan: usize) {
         if self.occupant != Some(plan) {
             let others = self.plans.iter_mut().enumerate().filter(|(other, _)| *other != plan);
-            others.for_each(|(_, other)| other.lose_values());
+            others.filter_map(|(_, other)| other.as_mut()).for_each(|other| other.prepared.lose_values());
             self.occupant = Some(plan);
         }
     }

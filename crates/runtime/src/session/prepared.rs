@@ -24,6 +24,10 @@ pub(crate) struct PreparedPlan {
     /// Compiled when the plan is first observed.
     pub(crate) node_programs: Option<NodePrograms>,
     pub(crate) results: Results,
+    /// Whether it was compiled at least once.
+    pub(crate) proven: bool,
+    /// The states that were allocated for it.
+    pub(crate) new_states: Vec<String>,
 }
 
 /// The results of a plan's latest run.
@@ -38,7 +42,7 @@ pub(crate) enum Results {
 }
 
 impl PreparedPlan {
-    pub(crate) fn new(plan: Plan, weights: PlanWeights) -> PreparedPlan {
+    pub(crate) fn new(plan: Plan, weights: PlanWeights, new_states: Vec<String>) -> PreparedPlan {
         PreparedPlan {
             plan,
             weights,
@@ -48,6 +52,8 @@ impl PreparedPlan {
             compiled: None,
             node_programs: None,
             results: Results::None,
+            proven: false,
+            new_states,
         }
     }
 
@@ -62,6 +68,8 @@ impl PreparedPlan {
         self.outputs = outputs;
         self.inputs = inputs;
         self.results = Results::None;
+        self.proven = true;
+        self.new_states = Vec::new();
         Ok(())
     }
 

@@ -17,14 +17,14 @@ use super::tensor_ref::TensorRef;
 use crate::schedule::{IntoGraph, Plan, Scheduler};
 use crate::trace::Detail;
 use crate::weights::Progress;
-use crate::{Event, RuntimeError};
+use crate::{BackendError, Event, RuntimeError};
 
 /// Runs plans: owns their memory, compiled splits and queues.
 ///
 /// All graphs of one model run in one session: they share one arena per backend, states by name, and weights that have
 /// the same data. Each graph is planned once and found again by the caller's [`PlanKey`] or by the graph itself; the one
 /// used last is the *current* one, which [`set`](Session::set), [`run`](Session::run) and [`read`](Session::read) refer
-/// to. Inputs keep their values, and results can be read, until another graph is given inputs or run.
+/// to. Of many graphs the session keeps those used last (see [`PlanLimits`](crate::PlanLimits)). Inputs keep their values, and results can be read, until another graph is given inputs or run.
 ///
 /// After an error the session can be used further: inputs must be set again, results are gone, and a state that the
 /// failed run was writing may have some of the new values. If a device is lost, every later call that needs it fails.
@@ -97,7 +97,8 @@ impl Session {
     }
 
     /// Makes the graph with this key the current one. The first time it is built, planned and compiled; afterwards it is
-    /// found by the key: `build` is not called, and nothing is allocated. A key stands for one graph with its weights.
+    /// found by the key: `build` is not called, and nothing is allocated, unless the graph was forgotten meanwhile. A key
+    /// stands for one graph with its weights.
     pub fn prepare<E: std::fmt::Display>(
         &mut self,
         key: impl Into<PlanKey>,
@@ -114,16 +115,14 @@ impl Session {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), RuntimeError> {
         let key = key.into();
-        let plan = match self.plans.by_key(key) {
-            Some(plan) => plan,
-            None => {
-                let graph = build().map_err(|error| RuntimeError::Build(error.to_string()))?;
-                let plan = self.insert_graph(graph, progress)?;
-                self.plans.set_key(key, plan);
-                plan
-            }
-        };
-        self.select(plan)
+        if let Some(plan) = self.plans.by_key(key) {
+            return self.select(plan);
+        }
+        let graph = build().map_err(|error| RuntimeError::Build(error.to_string()))?;
+        let plan = self.insert_graph(graph, progress)?;
+        self.select(plan)?;
+        self.plans.set_key(key, plan);
+        Ok(())
     }
 
     /// Makes a graph the current one. An equal graph that was used before is found again: one with the same fingerprint,
@@ -139,7 +138,7 @@ impl Session {
         if !plan.scheduler().same_backends(&self.scheduler) {
             return Err(RuntimeError::ForeignPlan);
         }
-        let known = self.plans.iter().position(|prepared| prepared.plan.is_same(plan));
+        let known = self.plans.position(|prepared| prepared.plan.is_same(plan));
         let plan = match known {
             Some(known) => known,
             None => self.insert(plan.clone(), &mut |_| {})?,
@@ -155,25 +154,23 @@ impl Session {
 
     /// Sets the bytes of a weight that its graph has no data for, given as a file would have them.
     ///
-    /// All graphs of this session share such a weight by name; other sessions are not affected, even of the same plan.
-    /// A weight that has data cannot be set.
+    /// All graphs of this session share such a weight by name, also those that are prepared later; other sessions are not
+    /// affected, even of the same plan. The session keeps a copy of the bytes, for graphs that need another layout. A
+    /// weight that has data cannot be set.
     pub fn set_weight(&mut self, name: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
         self.wait()?;
-        let weights = self.plans.iter().filter_map(|prepared| {
-            let graph = prepared.plan.graph();
-            let id = graph.leaf(name)?;
-            let tensor = graph.get(id).filter(|t| t.kind() == TensorKind::Weight)?;
-            Some((tensor.bytes(), graph.data(id).is_some()))
-        });
-        // Another graph of the session may have data for a weight of this name.
-        let Some((expected, has_data)) = weights.min_by_key(|(_, has_data)| *has_data) else {
+        let Some(expected) = self.memory.weights.bytes_to_set(name) else {
+            let has_data = self.plans.iter().any(|prepared| {
+                let graph = prepared.plan.graph();
+                let tensor = graph.leaf(name).and_then(|id| graph.get(id));
+                tensor.is_some_and(|tensor| tensor.kind() == TensorKind::Weight)
+            });
             let name = name.to_owned();
-            return Err(RuntimeError::UnknownName { what: "weight", name, known: Vec::new() });
+            return Err(match has_data {
+                true => RuntimeError::WrongKind { name, expected: "a weight without data" },
+                false => RuntimeError::UnknownName { what: "weight", name, known: Vec::new() },
+            });
         };
-        if has_data {
-            let expected = "a weight without data";
-            return Err(RuntimeError::WrongKind { name: name.to_owned(), expected });
-        }
         if bytes.len() != expected {
             let (name, found) = (name.to_owned(), bytes.len());
             return Err(RuntimeError::WrongSize { name, expected, found });
@@ -209,26 +206,41 @@ impl Session {
     fn insert(&mut self, plan: Plan, progress: &mut dyn FnMut(Progress)) -> Result<usize, RuntimeError> {
         // Before anything changes: a failure of the run in flight must not leave weights half replaced.
         self.wait()?;
+        self.memory.states.check(&plan)?;
         let reads = plan.weight_reads();
         let loaded = self.memory.weights.load(plan.graph(), plan.backends(), reads, progress)?;
-        if !loaded.replaced.is_empty() {
-            for prepared in self.plans.iter_mut() {
-                if loaded.replace_in(&mut prepared.weights) {
-                    prepared.forget_places();
-                }
+        let new_states = self.memory.states.add(&plan)?;
+        // Nothing fails from here on.
+        self.memory.weights.keep(&loaded);
+        for prepared in self.plans.iter_mut() {
+            if loaded.replace_in(&mut prepared.weights) {
+                prepared.forget_places();
             }
         }
-        self.memory.states.add(&plan)?;
-        Ok(self.plans.insert(PreparedPlan::new(plan, loaded.weights)))
+        Ok(self.plans.insert(PreparedPlan::new(plan, loaded.weights, new_states)))
     }
 
-    /// Makes a plan the current one: waits for the run of another plan, and compiles if need be.
+    /// Makes a plan the current one: waits for the run of another plan, and compiles if need be. After an error the
+    /// current plan is what it was, and a new plan is dropped.
     fn select(&mut self, plan: usize) -> Result<(), RuntimeError> {
-        if self.in_flight.is_some_and(|other| other != plan) {
-            self.wait()?;
+        let is_new = !self.plans.get(plan)?.proven;
+        let others_done =
+            if self.in_flight.is_some_and(|other| other != plan) { self.wait() } else { Ok(()) };
+        let compiled = others_done.and_then(|()| self.compile(plan));
+        match &compiled {
+            Ok(()) => self.plans.set_current(plan),
+            Err(_) if is_new => {
+                let new_states = std::mem::take(&mut self.plans.get_mut(plan)?.new_states);
+                self.plans.remove(plan);
+                self.memory.states.remove(&new_states);
+                self.memory.weights.prune();
+            }
+            Err(_) => {}
         }
-        self.plans.set_current(plan);
-        self.compile(plan)
+        if is_new {
+            self.plans.evict();
+        }
+        compiled
     }
 
     /// The current plan, compiled.
@@ -471,6 +483,18 @@ impl Session {
         let Some(compiled) = &prepared.compiled else { return error };
         let (graph, splits) = (prepared.plan.graph(), prepared.plan.splits());
         let lane = self.lanes.iter().position(|lane| lane.backend.name() == name).unwrap_or(usize::MAX);
+        // A node that reports bad data is named. To ask events would not find it again, and could take the report of
+        // another one.
+        if let RuntimeError::Device { error: inner, .. } = &error
+            && let BackendError::Node { node: name, .. } = &**inner
+        {
+            let node = graph.node_ids().find(|node| graph.node_name(*node) == *name);
+            let split = node.and_then(|node| splits.split_of_node.get(node.index()));
+            return match split.filter(|split| **split != u32::MAX) {
+                Some(split) => error.clone().in_split(*split as usize, String::new),
+                None => error,
+            };
+        }
         let failed = |event: &Option<Arc<dyn Event>>| event.as_ref().is_some_and(|e| e.is_done().is_err());
         let name_of = |split: usize| {
             let first = splits.nodes_of(split).first();

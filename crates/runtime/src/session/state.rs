@@ -22,15 +22,28 @@ pub(crate) struct States {
 }
 
 impl States {
-    /// Allocates the states of a plan that the session does not have yet, filled with zeros.
-    pub(crate) fn add(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
+    /// An error if a state of a plan is not what the session has under its name.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<(), RuntimeError> {
         let graph = plan.graph();
+        for id in graph.of_kind(TensorKind::State) {
+            let Some((tensor, number)) = graph.get(id).zip(plan.placement(id)) else { continue };
+            let name = graph.name(id);
+            if let Some(old) = self.all.get(&name) {
+                old.check(&name, tensor, number, plan.backends())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates the states of a plan that the session does not have yet, filled with zeros: all or none. Their names.
+    pub(crate) fn add(&mut self, plan: &Plan) -> Result<Vec<String>, RuntimeError> {
+        let graph = plan.graph();
+        let mut added = Vec::new();
         for id in graph.of_kind(TensorKind::State) {
             let Some((tensor, number)) = graph.get(id).zip(plan.placement(id)) else { continue };
             let Some(backend) = plan.backends().get(number) else { continue };
             let name = graph.name(id);
-            if let Some(old) = self.all.get(&name) {
-                old.check(&name, tensor, number, plan.backends())?;
+            if self.all.contains_key(&name) {
                 continue;
             }
             let failed = |error| RuntimeError::device(error).at(|| name.clone());
@@ -38,9 +51,18 @@ impl States {
             let buffer = backend.allocate_zeroed(bytes.max(1), Usage::State).map_err(failed)?;
             let region = Region::new(buffer, 0, tensor.bytes()).map_err(failed)?;
             let registration = PlacedTensor::new(backend, tensor, region).map_err(failed)?;
-            self.all.insert(name, SessionState { backend: number, registration });
+            added.push((name, SessionState { backend: number, registration }));
         }
-        Ok(())
+        let names = added.iter().map(|(name, _)| name.clone()).collect();
+        self.all.extend(added);
+        Ok(names)
+    }
+
+    /// Frees states.
+    pub(crate) fn remove(&mut self, names: &[String]) {
+        for name in names {
+            self.all.remove(name);
+        }
     }
 
     /// The state of this name.

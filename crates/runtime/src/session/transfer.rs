@@ -59,6 +59,15 @@ impl CopyRegions {
         CopyRegions { from, to, route: Route::Unknown, done: None }
     }
 
+    /// Bytes of memory that only this copy uses.
+    pub(crate) fn own_bytes(&self) -> usize {
+        match &self.route {
+            Route::Staged { staging, .. } => staging.bytes,
+            Route::Host(bytes) => bytes.len(),
+            Route::Unknown | Route::Pull | Route::Push => 0,
+        }
+    }
+
     /// Forgets events of a run that was given up.
     pub(crate) fn reset(&mut self) {
         self.done = None;

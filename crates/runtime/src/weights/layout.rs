@@ -128,14 +128,20 @@ pub(crate) fn fitting(
     out
 }
 
-/// Puts weights of these sizes one after another into as few buffers as the backend's limit allows.
+/// The most bytes of a buffer with several weights. The memory of a buffer is freed with the last weight in it, so a
+/// weight that is in use keeps no more than this.
+const MAX_GROUP_BYTES: usize = 128 << 20;
+
+/// Puts weights of these sizes one after another into buffers, as large as [`MAX_GROUP_BYTES`] and the backend's limit
+/// allow.
 pub(crate) fn plan_buffers(sizes: impl IntoIterator<Item = usize>, facts: MemoryFacts) -> BufferPlan {
     let (mut places, mut buffers) = (Vec::new(), Vec::<usize>::new());
     for size in sizes {
         let fits = |used: &usize| {
             let start = used.checked_next_multiple_of(facts.alignment.max(1))?;
             let end = start.checked_add(size)?;
-            facts.max_buffer.is_none_or(|max| end <= max).then_some((start, end))
+            let max = facts.max_buffer.map_or(MAX_GROUP_BYTES, |max| max.min(MAX_GROUP_BYTES));
+            (end <= max).then_some((start, end))
         };
         let number = buffers.len();
         match buffers.last_mut().and_then(|used| fits(used).map(|(start, end)| (used, start, end))) {

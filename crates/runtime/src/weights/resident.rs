@@ -1,9 +1,9 @@
 //! A weight in the memory of one backend.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quadriga_graph::{Data, Op, Tensor, TensorId};
+use quadriga_graph::{Data, Op, Tensor, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
 use crate::memory::PlacedTensor;
@@ -20,6 +20,39 @@ pub(crate) struct ResidentWeight {
     pub(super) ready: AtomicBool,
     /// `None` where the bytes are read in the file map.
     pub(super) registration: Option<PlacedTensor>,
+    /// The weights that share its buffer; `None` where the bytes are read in the file map.
+    pub(super) group: Option<Arc<WeightGroup>>,
+    /// The uses that its layout was chosen for.
+    pub(super) uses: Mutex<KnownUses>,
+}
+
+/// Weights that were loaded into one buffer, which is freed with the last of them. Sessions share whole groups only: if
+/// one used a few weights of another's group, it would keep the memory of all when the other is dropped.
+#[derive(Default)]
+pub(super) struct WeightGroup {
+    /// How many of its weights are in use.
+    members: AtomicUsize,
+}
+
+impl WeightGroup {
+    /// How many of its weights are in use.
+    pub(super) fn members(&self) -> usize {
+        self.members.load(Ordering::Acquire)
+    }
+
+    /// Adds a weight.
+    pub(super) fn add(self: &Arc<WeightGroup>) -> Arc<WeightGroup> {
+        self.members.fetch_add(1, Ordering::AcqRel);
+        Arc::clone(self)
+    }
+}
+
+impl Drop for ResidentWeight {
+    fn drop(&mut self) {
+        if let Some(group) = &self.group {
+            group.members.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
 }
 
 /// The weights and constants of a plan, by tensor and backend.
@@ -38,6 +71,16 @@ impl ResidentWeight {
         &self.place
     }
 
+    /// The kind of its tensor: a weight, or a constant.
+    pub(crate) fn kind(&self) -> TensorKind {
+        self.tensor.kind()
+    }
+
+    /// Bytes that were allocated for it: none where they are read in the file map.
+    pub(crate) fn loaded_bytes(&self) -> usize {
+        if self.is_mapped() { 0 } else { self.place.region.bytes }
+    }
+
     /// Whether its bytes are there.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire)
@@ -46,6 +89,11 @@ impl ResidentWeight {
     /// Whether its bytes are read in the file map.
     pub(super) fn is_mapped(&self) -> bool {
         self.registration.is_none()
+    }
+
+    /// The uses that its layout was chosen for.
+    pub(super) fn uses(&self) -> MutexGuard<'_, KnownUses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it has the type and the shape of a tensor.

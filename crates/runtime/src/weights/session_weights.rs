@@ -1,17 +1,18 @@
 //! The weights of one session: loading them, and setting those that a graph has no data for.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use quadriga_graph::{Data, Graph, Op, Tensor, TensorId, TensorKind};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::layout::{BufferPlan, Residency, WeightRead, plan_buffers, residency};
-use super::resident::{KnownUses, PlanWeights, ResidentWeight};
-use super::store::{SharedWeights, WeightStore};
+use super::resident::{KnownUses, PlanWeights, ResidentWeight, WeightGroup};
+use super::store::{WeightIndex, WeightStore};
 use super::uses::WeightUses;
 use crate::memory::PlacedTensor;
-use crate::{Backend, BackendError, Layout, Region, RuntimeError, TensorPlace, Usage};
+use crate::{Backend, BackendError, Buffer, Layout, Region, RuntimeError, TensorPlace, Usage};
 
 /// How far the loading of weights is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,19 +27,39 @@ pub struct Progress {
 /// the session's own, one of each name.
 pub(crate) struct SessionWeights {
     store: Arc<WeightStore>,
-    own: HashMap<(String, usize), (Arc<ResidentWeight>, KnownUses)>,
+    /// Weights with data that plans of this session use.
+    held: WeightIndex,
+    /// Weights without data.
+    own: HashMap<WeightKey, Arc<ResidentWeight>>,
+    /// The bytes that were set, for another layout or another backend.
+    values: HashMap<String, Arc<[u8]>>,
 }
 
-/// The weights of a plan that was added to a session.
+/// The name of a weight, and its backend.
+type WeightKey = (String, usize);
+
+/// The weights of a plan, before they become the session's.
 pub(crate) struct Loaded {
     pub(crate) weights: PlanWeights,
     /// Weights whose layout did not serve the new plan, each with the one that took its place.
-    pub(crate) replaced: Vec<(Arc<ResidentWeight>, Arc<ResidentWeight>)>,
+    replaced: Vec<(Arc<ResidentWeight>, Arc<ResidentWeight>)>,
+    /// Weights that the session is to find again.
+    keep: Vec<(WeightKey, Arc<ResidentWeight>)>,
+}
+
+/// A weight that a plan reads.
+struct WantedWeight<'g> {
+    key: WeightKey,
+    read: WeightRead,
+    tensor: &'g Tensor,
+    data: Option<&'g Data>,
+    backend: &'g dyn Backend,
+    operations: Vec<(&'g Op, usize)>,
 }
 
 /// A weight that has to be loaded.
 struct Load<'g> {
-    key: (String, usize),
+    key: WeightKey,
     id: TensorId,
     tensor: &'g Tensor,
     data: Option<&'g Data>,
@@ -52,69 +73,105 @@ enum Reserved {
     /// Its bytes are read where they are.
     Mapped(Region),
     /// Its bytes are to be loaded there.
-    Buffer(Region),
+    Buffer(Region, Arc<WeightGroup>),
+}
+
+impl WantedWeight<'_> {
+    /// The uses that a resident weight must serve, and the way to hold it then.
+    fn residency(&self, graph: &Graph, known: &KnownUses) -> (KnownUses, Residency) {
+        let uses = known.clone().with(&self.operations, self.read.viewed);
+        let operations: Vec<(&Op, usize)> = uses.operations.iter().map(|(op, at)| (op, *at)).collect();
+        let read = WeightRead { viewed: uses.viewed, ..self.read };
+        let held = residency(graph, self.backend, read, &operations);
+        (uses, held)
+    }
+
+    /// Whether the layout of a resident weight serves this use of it, too.
+    fn is_served_by(&self, graph: &Graph, weight: &ResidentWeight) -> bool {
+        let known = weight.uses().clone();
+        known.cover(&self.operations, self.read.viewed)
+            || self.residency(graph, &known).1.layout.layout == weight.place.layout
+    }
 }
 
 impl SessionWeights {
     pub(crate) fn new(store: Arc<WeightStore>) -> SessionWeights {
-        SessionWeights { store, own: HashMap::new() }
+        SessionWeights { store, held: WeightIndex::default(), own: HashMap::new(), values: HashMap::new() }
     }
 
-    /// Loads the weights and constants of a graph to the backends that hold them, unless they are there already.
+    /// Loads the weights and constants of a graph to the backends that hold them, unless they are there already. The
+    /// session has them once they are [kept](SessionWeights::keep).
     pub(crate) fn load(
-        &mut self,
+        &self,
         graph: &Graph,
         backends: &[Arc<dyn Backend>],
         reads: impl Iterator<Item = WeightRead>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Loaded, RuntimeError> {
         let uses = WeightUses::of(graph);
-        let store = Arc::clone(&self.store);
-        // Held while loading, so that another session that needs the same weights waits for them.
-        let mut shared = store.lock();
-        let mut weights = PlanWeights::default();
-        let mut loads = Vec::new();
-        for read in reads {
-            let (Some(tensor), Some(backend)) = (graph.get(read.tensor), backends.get(read.backend)) else {
-                continue;
-            };
+        let wanted = reads.filter_map(|read| {
+            let (tensor, backend) = (graph.get(read.tensor)?, &**backends.get(read.backend)?);
             let (key, data) = ((graph.name(read.tensor), read.backend), graph.data(read.tensor));
-            let operations = uses.of_tensor(graph, read.tensor);
-            let known = match (tensor.kind(), data) {
-                (TensorKind::Weight, Some(data)) => shared.find(&key, tensor, data),
-                (TensorKind::Weight, None) => self.own(&key, tensor)?,
-                _ => None,
+            Some(WantedWeight {
+                key,
+                read,
+                tensor,
+                data,
+                backend,
+                operations: uses.of_tensor(graph, read.tensor),
+            })
+        });
+        let wanted: Vec<WantedWeight<'_>> = wanted.collect();
+        // Held while loading, so that another session that needs the same weights waits for them.
+        let mut shared = self.store.lock();
+        let whole = whole_groups(graph, &shared, &wanted);
+        let mut loaded = Loaded { weights: PlanWeights::default(), replaced: Vec::new(), keep: Vec::new() };
+        let mut loads = Vec::new();
+        for wanted in wanted {
+            let (own, theirs) = match (wanted.tensor.kind(), wanted.data) {
+                (TensorKind::Weight, Some(data)) => {
+                    let of = |index: &WeightIndex, of_group: &dyn Fn(&ResidentWeight) -> bool| {
+                        let mut all = index.find(&wanted.key, wanted.tensor, data);
+                        all.find(|weight| of_group(weight) && wanted.is_served_by(graph, weight))
+                    };
+                    let own = of(&self.held, &|_| true);
+                    let is_whole = |weight: &ResidentWeight| match &weight.group {
+                        Some(group) => whole.contains(&Arc::as_ptr(group)),
+                        None => true,
+                    };
+                    let theirs = if own.is_none() { of(&shared, &is_whole) } else { None };
+                    (own.or_else(|| self.held.find(&wanted.key, wanted.tensor, data).next()), theirs)
+                }
+                (TensorKind::Weight, None) => (self.own(&wanted.key, wanted.tensor)?, None),
+                _ => (None, None),
             };
-            let place = (read.tensor.index() as u32, read.backend as u16);
-            let (old, known) = known.map_or((None, KnownUses::default()), |(old, uses)| (Some(old), uses));
-            if let Some(old) = &old
-                && known.cover(&operations, read.viewed)
-            {
-                weights.insert(place, Arc::clone(old));
+            let place = (wanted.read.tensor.index() as u32, wanted.read.backend as u16);
+            let known = own.as_ref().map(|own| own.uses().clone()).unwrap_or_default();
+            let served = own.iter().chain(&theirs).find(|weight| wanted.is_served_by(graph, weight));
+            if let Some(weight) = served {
+                let uses = weight.uses().clone().with(&wanted.operations, wanted.read.viewed);
+                *weight.uses() = uses;
+                loaded.weights.insert(place, Arc::clone(weight));
+                loaded.keep.push((wanted.key, Arc::clone(weight)));
                 continue;
             }
-            let uses = known.with(&operations, read.viewed);
-            let operations: Vec<(&Op, usize)> = uses.operations.iter().map(|(op, at)| (op, *at)).collect();
-            let read = WeightRead { viewed: uses.viewed, ..read };
-            let held = residency(graph, &**backend, read, &operations);
-            if let Some(old) = old.as_ref().filter(|old| old.place.layout == held.layout.layout) {
-                weights.insert(place, Arc::clone(old));
-                self.keep(&mut shared, key, old, uses);
-                continue;
-            }
-            loads.push(Load { key, id: read.tensor, tensor, data, held, uses, replaces: old });
+            let (uses, held) = wanted.residency(graph, &known);
+            let WantedWeight { key, read, tensor, data, .. } = wanted;
+            loads.push(Load { key, id: read.tensor, tensor, data, held, uses, replaces: own });
         }
-        let mut loaded = Loaded { weights, replaced: Vec::new() };
-        self.load_all(backends, loads, &mut shared, &mut loaded, progress)?;
+        self.load_all(backends, loads, &mut loaded, progress)?;
+        // The store keeps nothing alive: if the plan fails later, these are gone.
+        for (key, weight) in loaded.keep.iter().filter(|(_, weight)| weight.data.is_some()) {
+            shared.insert(key, weight);
+        }
         shared.prune();
         Ok(loaded)
     }
 
     fn load_all(
-        &mut self,
+        &self,
         backends: &[Arc<dyn Backend>],
         loads: Vec<Load<'_>>,
-        shared: &mut SharedWeights,
         loaded: &mut Loaded,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), RuntimeError> {
@@ -124,15 +181,18 @@ impl SessionWeights {
             let Some(backend) = backends.get(load.key.1) else { continue };
             let failed = |error| RuntimeError::device(error).at(|| load.key.0.clone());
             let layout = load.held.layout.layout;
-            let (region, registration) = match reserved {
-                Reserved::Mapped(region) => (region, None),
-                Reserved::Buffer(region) => {
+            let is_weight = load.tensor.kind() == TensorKind::Weight;
+            let value = self.values.get(&load.key.0).filter(|_| is_weight && load.data.is_none());
+            let bytes = load.data.map(Data::bytes).or(value.map(|value| &**value));
+            let (region, registration, group) = match reserved {
+                Reserved::Mapped(region) => (region, None, None),
+                Reserved::Buffer(region, group) => {
                     let registration =
                         PlacedTensor::new(backend, load.tensor, region.clone()).map_err(failed)?;
-                    if let Some(data) = load.data {
-                        backend.load_weight(load.tensor, layout, data.bytes(), &region).map_err(failed)?;
+                    if let Some(bytes) = bytes {
+                        backend.load_weight(load.tensor, layout, bytes, &region).map_err(failed)?;
                     }
-                    (region, Some(registration))
+                    (region, Some(registration), is_weight.then(|| group.add()))
                 }
             };
             count.done += load.held.layout.bytes as u64;
@@ -141,47 +201,54 @@ impl SessionWeights {
                 tensor: load.tensor.clone(),
                 place: TensorPlace { region, layout },
                 data: load.data.cloned(),
-                ready: AtomicBool::new(load.data.is_some()),
+                ready: AtomicBool::new(bytes.is_some()),
                 registration,
+                group,
+                uses: Mutex::new(load.uses),
             });
-            let place = (load.id.index() as u32, load.key.1 as u16);
             loaded.replaced.extend(load.replaces.map(|old| (old, Arc::clone(&weight))));
-            if load.tensor.kind() == TensorKind::Weight {
-                self.keep(shared, load.key, &weight, load.uses);
+            loaded.weights.insert((load.id.index() as u32, load.key.1 as u16), Arc::clone(&weight));
+            if is_weight {
+                loaded.keep.push((load.key, weight));
             }
-            loaded.weights.insert(place, weight);
         }
         Ok(())
     }
 
-    /// Remembers a weight for later plans: of all sessions if it has data, else of this one.
-    fn keep(
-        &mut self,
-        shared: &mut SharedWeights,
-        key: (String, usize),
-        weight: &Arc<ResidentWeight>,
-        uses: KnownUses,
-    ) {
-        if weight.data.is_some() {
-            shared.insert(key, weight, uses);
-        } else {
-            self.own.insert(key, (Arc::clone(weight), uses));
+    /// Makes the weights of a plan the session's own: later plans find them.
+    pub(crate) fn keep(&mut self, loaded: &Loaded) {
+        for (key, weight) in &loaded.keep {
+            if weight.data.is_some() {
+                self.held.insert(key, weight);
+            } else {
+                self.own.insert(key.clone(), Arc::clone(weight));
+            }
         }
+        self.held.prune();
+    }
+
+    /// Forgets weights that were never set and that no plan uses.
+    pub(crate) fn prune(&mut self) {
+        self.own.retain(|_, weight| weight.is_ready() || Arc::strong_count(weight) > 1);
+        self.held.prune();
     }
 
     /// The weight of this name that has no data, if an earlier graph has one.
-    fn own(
-        &self,
-        key: &(String, usize),
-        tensor: &Tensor,
-    ) -> Result<Option<(Arc<ResidentWeight>, KnownUses)>, RuntimeError> {
-        let Some((weight, uses)) = self.own.get(key) else { return Ok(None) };
-        if !weight.has_shape_of(tensor) {
+    fn own(&self, key: &WeightKey, tensor: &Tensor) -> Result<Option<Arc<ResidentWeight>>, RuntimeError> {
+        // On another backend it is the same weight.
+        let mut all = self.own.iter().filter(|((name, _), _)| *name == key.0).map(|(_, weight)| weight);
+        if let Some(other) = all.find(|weight| !weight.has_shape_of(tensor)) {
             let describe = |tensor: &Tensor| format!("{} {}", tensor.dtype(), tensor.shape());
-            let (before, after) = (describe(&weight.tensor), describe(tensor));
+            let (before, after) = (describe(&other.tensor), describe(tensor));
             return Err(RuntimeError::Conflict { what: "weight", name: key.0.clone(), before, after });
         }
-        Ok(Some((Arc::clone(weight), uses.clone())))
+        Ok(self.own.get(key).cloned())
+    }
+
+    /// The bytes of the weight of this name that has no data, if the session has one.
+    pub(crate) fn bytes_to_set(&self, name: &str) -> Option<usize> {
+        let own = self.own.iter().find(|((own, _), _)| own == name);
+        own.map(|(_, weight)| weight.tensor.bytes())
     }
 
     /// Sets the bytes of a weight without data, on every backend that holds it.
@@ -192,20 +259,40 @@ impl SessionWeights {
         bytes: &[u8],
     ) -> Result<(), RuntimeError> {
         for (index, backend) in backends.iter().enumerate() {
-            if let Some((weight, _)) = self.own.get(&(name.to_owned(), index)) {
+            if let Some(weight) = self.own.get(&(name.to_owned(), index)) {
                 let written = weight.write(&**backend, bytes);
                 written.map_err(|error| RuntimeError::device(error).at(|| name.to_owned()))?;
             }
         }
+        self.values.insert(name.to_owned(), bytes.into());
         Ok(())
     }
+}
+
+/// The groups of other sessions of which a plan uses every weight.
+fn whole_groups(
+    graph: &Graph,
+    shared: &WeightIndex,
+    wanted: &[WantedWeight<'_>],
+) -> FxHashSet<*const WeightGroup> {
+    let mut found: FxHashMap<*const WeightGroup, (usize, usize)> = FxHashMap::default();
+    for wanted in wanted.iter().filter(|wanted| wanted.tensor.kind() == TensorKind::Weight) {
+        let Some(data) = wanted.data else { continue };
+        for weight in shared.find(&wanted.key, wanted.tensor, data) {
+            if let Some(group) = weight.group.as_ref().filter(|_| wanted.is_served_by(graph, &weight)) {
+                let (count, _) = found.entry(Arc::as_ptr(group)).or_insert((0, group.members()));
+                *count += 1;
+            }
+        }
+    }
+    found.into_iter().filter(|(_, (count, members))| count == members).map(|(group, _)| group).collect()
 }
 
 impl Loaded {
     /// Lets an earlier plan of the session use the weights that took the place of its own; true if there are any.
     pub(crate) fn replace_in(&self, weights: &mut PlanWeights) -> bool {
         let mut changed = false;
-        for weight in weights.values_mut() {
+        for weight in weights.values_mut().filter(|_| !self.replaced.is_empty()) {
             if let Some((_, new)) = self.replaced.iter().find(|(old, _)| Arc::ptr_eq(old, weight)) {
                 *weight = Arc::clone(new);
                 changed = true;
@@ -234,19 +321,20 @@ fn reserve(backends: &[Arc<dyn Backend>], loads: &[Load<'_>]) -> Result<Vec<Rese
         }
         let sizes = batch.iter().map(|(load, _)| load.held.layout.bytes);
         let BufferPlan { places, buffers: sizes } = plan_buffers(sizes, backend.memory());
-        let mut buffers = Vec::with_capacity(sizes.len());
+        let mut buffers: Vec<(Arc<dyn Buffer>, Arc<WeightGroup>)> = Vec::with_capacity(sizes.len());
         for ((load, slot), (buffer, offset)) in batch.into_iter().zip(places) {
             if buffer == buffers.len() {
                 let size = sizes.get(buffer).copied().unwrap_or(0);
-                buffers.push(backend.allocate(size, Usage::Weights).map_err(|e| failed(load, e))?);
+                let allocated = backend.allocate(size, Usage::Weights).map_err(|e| failed(load, e))?;
+                buffers.push((allocated, Arc::default()));
             }
-            let Some(buffer) = buffers.get(buffer) else { continue };
+            let Some((buffer, group)) = buffers.get(buffer) else { continue };
             let bytes = match load.held.layout.layout {
                 Layout::Plain => load.tensor.bytes(),
                 Layout::Packed(_) => load.held.layout.bytes,
             };
             let region = Region::new(Arc::clone(buffer), offset, bytes).map_err(|e| failed(load, e))?;
-            *slot = Some(Reserved::Buffer(region));
+            *slot = Some(Reserved::Buffer(region, Arc::clone(group)));
         }
     }
     Ok(out.into_iter().flatten().collect())

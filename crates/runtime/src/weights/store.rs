@@ -8,61 +8,53 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quadriga_graph::{Data, Tensor};
 
-use super::resident::{KnownUses, ResidentWeight};
+use super::resident::ResidentWeight;
 
 /// The weights of all sessions of a scheduler and its clones. It owns none of them: each is freed with the last plan
 /// of a session that uses it.
 #[derive(Default)]
 pub(crate) struct WeightStore {
-    weights: Mutex<SharedWeights>,
+    weights: Mutex<WeightIndex>,
 }
 
-/// Weights by name and backend; of one name there are as many as there are different data.
+/// Weights by name and backend; of one name there are as many as there are different data, and more where sessions have
+/// their own.
 #[derive(Default)]
-pub(super) struct SharedWeights {
-    all: HashMap<(String, usize), Vec<SharedWeight>>,
-}
-
-struct SharedWeight {
-    weight: Weak<ResidentWeight>,
-    uses: KnownUses,
+pub(super) struct WeightIndex {
+    all: HashMap<(String, usize), Vec<Weak<ResidentWeight>>>,
 }
 
 impl WeightStore {
-    pub(super) fn lock(&self) -> MutexGuard<'_, SharedWeights> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, WeightIndex> {
         self.weights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl SharedWeights {
-    /// The resident weight with this data, and the uses it serves.
-    pub(super) fn find(
-        &self,
+impl WeightIndex {
+    /// The resident weights with this data.
+    pub(super) fn find<'i>(
+        &'i self,
         key: &(String, usize),
-        tensor: &Tensor,
-        data: &Data,
-    ) -> Option<(Arc<ResidentWeight>, KnownUses)> {
-        self.all.get(key)?.iter().find_map(|shared| {
-            let weight = shared.weight.upgrade().filter(|weight| is(weight, tensor, data))?;
-            Some((weight, shared.uses.clone()))
-        })
+        tensor: &'i Tensor,
+        data: &'i Data,
+    ) -> impl Iterator<Item = Arc<ResidentWeight>> + use<'i> {
+        let all = self.all.get(key).into_iter().flatten().filter_map(Weak::upgrade);
+        all.filter(|weight| is(weight, tensor, data))
     }
 
-    /// Shares a weight, in place of one with the same data that was there before.
-    pub(super) fn insert(&mut self, key: (String, usize), weight: &Arc<ResidentWeight>, uses: KnownUses) {
-        let Some(data) = &weight.data else { return };
-        let same = self.all.entry(key).or_default();
-        same.retain(|shared| {
-            let other = shared.weight.upgrade();
-            other.is_some_and(|other| !is(&other, &weight.tensor, data))
-        });
-        same.push(SharedWeight { weight: Arc::downgrade(weight), uses });
+    /// Adds a weight, unless it is there.
+    pub(super) fn insert(&mut self, key: &(String, usize), weight: &Arc<ResidentWeight>) {
+        let same = self.all.entry(key.clone()).or_default();
+        same.retain(|other| other.strong_count() > 0);
+        if !same.iter().any(|other| other.as_ptr() == Arc::as_ptr(weight)) {
+            same.push(Arc::downgrade(weight));
+        }
     }
 
     /// Forgets weights that no plan uses any more.
     pub(super) fn prune(&mut self) {
         self.all.retain(|_, weights| {
-            weights.retain(|shared| shared.weight.strong_count() > 0);
+            weights.retain(|weight| weight.strong_count() > 0);
             !weights.is_empty()
         });
     }

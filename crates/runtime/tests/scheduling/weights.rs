@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
-use quadriga_sim::Sim;
+use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{device, host};
 
@@ -126,29 +126,125 @@ fn set_weight_is_for_one_session() {
     assert!(matches!(one.set_weight("v", &bytes(5.0)), Err(RuntimeError::WrongKind { .. })));
 }
 
+/// Reads a weight without data by rows, or in a matmul.
+fn unset_weight(rows: bool) -> Graph {
+    let g = GraphBuilder::new();
+    let w = g.weight("w", Weight::new(DType::F32, [8, 8]));
+    let y = if rows {
+        w.get_rows(g.constant("first", DType::I32, [1], [0].as_slice()))
+    } else {
+        w.mul_mat(g.constant("ones", DType::F32, [1, 8], [1.0f32; 8].as_slice()))
+    };
+    g.output("y", y);
+    g.finish().unwrap()
+}
+
 #[test]
-fn a_weight_without_data_that_gets_a_new_layout_must_be_set_again() {
-    let build = |rows: bool| {
+fn a_weight_without_data_keeps_its_value_in_a_new_layout_and_on_another_backend() {
+    let sims = [Sim::new("a").packs_weights().build(), Sim::new("b").packs_weights().build()];
+    let mut session = Session::new(&Scheduler::new(sims.clone()).place(|_| None)).unwrap();
+    let bytes = [0.5f32.to_ne_bytes(); 64].concat();
+    session.use_graph(unset_weight(false)).unwrap();
+    session.set_weight("w", &bytes).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), [4.0; 8]);
+    session.use_graph(unset_weight(true)).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), [0.5; 8]);
+    session.use_graph(unset_weight(false)).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), [4.0; 8]);
+
+    // Forgotten graphs come back with it; a graph that has it on another backend gets it, too.
+    session.forget_all().unwrap();
+    let scheduler = Scheduler::new(sims);
+    let elsewhere = unset_weight(true);
+    let pinned = scheduler.clone().pin_tensor(elsewhere.leaf("w").unwrap(), 1).plan(&elsewhere).unwrap();
+    session.use_plan(&pinned).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), [0.5; 8]);
+    session.set_weight("w", &[2.0f32.to_ne_bytes(); 64].concat()).unwrap();
+    for (rows, expected) in [(false, 16.0), (true, 2.0)] {
+        session.use_graph(unset_weight(rows)).unwrap();
+        session.run(&[]).unwrap();
+        assert_eq!(session.read::<f32>("y").unwrap(), [expected; 8]);
+    }
+}
+
+/// Two weights: one that models share, and one of their own.
+fn sharing_model(own: f32) -> Graph {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, N]);
+    let weight = |name: &str, value: f32| {
+        g.weight(name, Weight::with_data(DType::F32, [N, N], vec![value; N * N].as_slice()))
+    };
+    g.output("y", weight("own", own).mul_mat(weight("shared", 1.0).mul_mat(x)));
+    g.finish().unwrap()
+}
+
+#[test]
+fn the_memory_of_a_dropped_model_comes_back_although_another_has_one_of_its_weights() {
+    let sim = Sim::new("a").device();
+    let scheduler = Scheduler::new(sim.clone());
+    let one = scheduler.plan(sharing_model(1.0)).unwrap().session().unwrap();
+    let alone = sim.used_bytes();
+    let mut two = scheduler.plan(sharing_model(2.0)).unwrap().session().unwrap();
+    let equal = scheduler.plan(sharing_model(1.0)).unwrap().session().unwrap();
+    let weights = (2 * N * N * 4) as u64;
+    assert_eq!(sim.used_bytes(), 3 * alone - weights, "equal models share their weights");
+    drop((one, equal));
+    assert_eq!(sim.used_bytes(), alone);
+    assert_eq!(run(&mut two), (2 * N * N) as f32);
+    // Graphs of one session share single weights.
+    let used = sim.used_bytes();
+    two.use_graph(sharing_model(3.0)).unwrap();
+    assert_eq!(sim.used_bytes() - used, weights / 2);
+    // Which graph of a session was first does not matter to it.
+    two.use_graph(sharing_model(2.0)).unwrap();
+    assert_eq!(run(&mut two), (2 * N * N) as f32);
+}
+
+#[test]
+fn a_graph_that_fails_leaves_neither_weights_nor_states() {
+    let graph = |width: usize, state: usize| {
         let g = GraphBuilder::new();
-        let w = g.weight("w", Weight::new(DType::F32, [8, 8]));
-        let y = if rows {
-            w.get_rows(g.constant("first", DType::I32, [1], [0].as_slice()))
-        } else {
-            w.mul_mat(g.constant("ones", DType::F32, [1, 8], [1.0f32; 8].as_slice()))
-        };
-        g.output("y", y);
+        let unset = g.weight("unset", Weight::new(DType::F32, [width]));
+        let v = g.weight("v", Weight::with_data(DType::F32, [width], vec![1.0f32; width].as_slice()));
+        g.output("s", g.state("s", DType::F32, [state]).scale(2.0));
+        g.output("new", g.state(&format!("s{width}"), DType::F32, [width]).scale(2.0));
+        g.output("y", unset.add(v));
         g.finish().unwrap()
     };
-    let mut session = Session::new(&Scheduler::new(Sim::new("a").packs_weights().device())).unwrap();
-    let bytes = [0.5f32.to_ne_bytes(); 64].concat();
-    session.use_graph(build(false)).unwrap();
-    session.set_weight("w", &bytes).unwrap();
-    session.run(&[]).unwrap();
-    assert_eq!(session.read::<f32>("y").unwrap(), [4.0; 8]);
-    session.use_graph(build(true)).unwrap();
-    session.use_graph(build(false)).unwrap();
-    assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { what: "weight", .. })));
-    session.set_weight("w", &bytes).unwrap();
-    session.run(&[]).unwrap();
-    assert_eq!(session.read::<f32>("y").unwrap(), [4.0; 8]);
+    let sim = Sim::new("a").device();
+    let mut session = Session::new(&Scheduler::new(sim.clone())).unwrap();
+    let simple = || {
+        let g = GraphBuilder::new();
+        g.output("s", g.state("s", DType::F32, [4]).scale(2.0));
+        g.finish().unwrap()
+    };
+    session.use_graph(simple()).unwrap();
+    let used = sim.used_bytes();
+    // A state of another shape: nothing is loaded.
+    let loads = sim.counts().of(FaultPoint::Allocation);
+    let conflict = session.use_graph(graph(8, 5));
+    assert!(matches!(conflict, Err(RuntimeError::Conflict { what: "state", .. })), "{conflict:?}");
+    assert_eq!((sim.used_bytes(), sim.counts().of(FaultPoint::Allocation)), (used, loads));
+    // A failure at any later point.
+    for point in [FaultPoint::Allocation, FaultPoint::Transfer, FaultPoint::Compile] {
+        for after in 0.. {
+            sim.fail(point, after);
+            let made = session.use_graph(graph(8 + after as usize, 4));
+            sim.clear_faults();
+            // The arena may have grown.
+            session.forget_all().unwrap();
+            session.use_graph(simple()).unwrap();
+            if made.is_ok() {
+                assert!(after > 0, "{point:?}");
+                session = Session::new(&Scheduler::new(sim.clone())).unwrap();
+                session.use_graph(simple()).unwrap();
+                break;
+            }
+            assert_eq!(sim.used_bytes(), used, "{point:?} {after}: {made:?}");
+        }
+    }
 }
