@@ -9,6 +9,7 @@ use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions};
 use crate::failure::Outcome;
 use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
+use crate::penalty_options::PenaltyOptions;
 use crate::values::{self, Seed};
 
 /// Options of text generation.
@@ -111,6 +112,8 @@ pub(crate) struct AnswerOptions {
         help_heading = SAMPLING
     )]
     repeat_penalty: f32,
+    #[command(flatten)]
+    penalties: PenaltyOptions,
 }
 
 /// Headings of the help text.
@@ -120,7 +123,7 @@ const SAMPLING: &str = "Sampling options";
 impl AnswerOptions {
     /// The generator's options, with a random seed if none was given.
     pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
-        let sampling = SamplingOptions {
+        let sampling = self.penalties.add_to(SamplingOptions {
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -131,7 +134,7 @@ impl AnswerOptions {
                 .and_then(|Seed(seed)| seed)
                 .unwrap_or_else(|| RandomState::new().hash_one(()) >> 32),
             ..SamplingOptions::default()
-        };
+        });
         Ok(GeneratorOptions {
             engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine()? },
             sampling,
@@ -151,8 +154,14 @@ pub(crate) struct Answered {
     pub(crate) finish: Option<Finish>,
     /// Prompt tokens that were evaluated (not those found in the KV cache), and tokens per second.
     pub(crate) prompt: (usize, f64),
-    /// Generated tokens, and tokens per second.
-    pub(crate) answer: (usize, f64),
+    /// Generated tokens, and tokens per second of the decode steps; `None` if there was none: the first token comes from
+    /// the prefill.
+    pub(crate) answer: (usize, Option<f64>),
+}
+
+/// A speed in tokens per second, or a dash where there is nothing to measure.
+pub(crate) fn speed_text(speed: Option<f64>) -> String {
+    speed.map_or_else(|| "-".to_owned(), |speed| format!("{speed:.1}"))
 }
 
 /// Prints an answer while it is generated, to its end or until Ctrl-C.
@@ -167,9 +176,16 @@ pub(crate) fn stream(mut answer: Answer<'_>, ctrl_c: &CtrlC, out: &mut dyn Write
         text.push_str(&piece);
     }
     let finish = answer.finish().filter(|_| !ctrl_c.is_pressed());
-    let speed =
-        |(tokens, time): (usize, std::time::Duration)| (tokens, tokens as f64 / time.as_secs_f64().max(1e-9));
-    Ok(Answered { text, finish, prompt: speed(answer.prompt_speed()), answer: speed(answer.answer_speed()) })
+    let per_second =
+        |(tokens, time): (usize, std::time::Duration)| tokens as f64 / time.as_secs_f64().max(1e-9);
+    let (prompt, decode) = (answer.prompt_speed(), answer.decode_speed());
+    let speed = (decode.0 > 0).then(|| per_second(decode));
+    Ok(Answered {
+        text,
+        finish,
+        prompt: (prompt.0, per_second(prompt)),
+        answer: (answer.counts().answer, speed),
+    })
 }
 
 /// The name of a finish reason in JSON.

@@ -74,6 +74,7 @@ impl From<LlmError> for Failure {
             LlmError::FetchCancelled => Failure::Interrupted,
             LlmError::Option { .. }
             | LlmError::SamplingOption { .. }
+            | LlmError::Token { .. }
             | LlmError::CacheBlocks { .. }
             | LlmError::EmptyPrompt
             | LlmError::Cpu(CpuError::Isa(_) | CpuError::Pool(PoolError::Count(_))) => Failure::Usage(text),

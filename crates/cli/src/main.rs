@@ -19,6 +19,7 @@ mod fetch;
 mod interrupt;
 mod known_limits;
 mod model_options;
+mod penalty_options;
 mod piped_input;
 mod recording;
 mod similar;

@@ -55,6 +55,31 @@ fn number(text: &str, wanted: &str, holds: impl Fn(f32) -> bool) -> Result<f32, 
     parsed.ok_or_else(|| format!("must be a number {wanted}"))
 }
 
+/// Parses a number.
+pub(crate) fn finite(text: &str) -> Result<f32, String> {
+    number(text, "that is finite", |_| true)
+}
+
+/// Parses a number of recent tokens; -1 stands for all.
+pub(crate) fn last_n(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(usize::MAX),
+        number => number.parse().map_err(|_| "must be a number of tokens, or -1 for all".to_owned()),
+    }
+}
+
+/// Parses a token and what is added to its logit: `15043+1`, `15043-0.5`, `2-inf`.
+pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text.find(['+', '-']).and_then(|at| {
+        let (token, bias) = text.split_at_checked(at)?;
+        let bias: f32 = bias.parse().ok()?;
+        Some((token.parse().ok()?, bias)).filter(|_| bias.is_finite() || bias == f32::NEG_INFINITY)
+    });
+    parsed.ok_or_else(|| {
+        "must be a token number, + or -, and a number, as in 15043-1.5; -inf bans the token".to_owned()
+    })
+}
+
 /// Parses a number of 0 or more.
 pub(crate) fn not_negative(text: &str) -> Result<f32, String> {
     number(text, "of 0 or more", |value| value >= 0.0)
@@ -89,6 +114,18 @@ mod tests {
         assert_eq!((seed("-1"), seed("7")), (Ok(Seed(None)), Ok(Seed(Some(7)))));
         assert_eq!((top_k("-1"), top_k("0"), top_k("40")), (Ok(0), Ok(0), Ok(40)));
         assert_eq!((max_tokens("-1"), max_tokens("-2"), max_tokens("0")), (Ok(-1), Ok(-2), Ok(0)));
+    }
+
+    #[test]
+    fn a_logit_bias_is_a_token_and_a_signed_number() {
+        assert_eq!(logit_bias("15043+1"), Ok((15043, 1.0)));
+        assert_eq!(logit_bias("15043-0.5"), Ok((15043, -0.5)));
+        assert_eq!(logit_bias("2-inf"), Ok((2, f32::NEG_INFINITY)));
+        for wrong in ["", "5", "+1", "x+1", "5+", "5+x", "5+inf", "5-nan", "4294967296+1", "-5+1"] {
+            assert!(logit_bias(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((last_n("-1"), last_n("0"), last_n("64")), (Ok(usize::MAX), Ok(0), Ok(64)));
+        assert!(last_n("-2").is_err() && finite("inf").is_err());
     }
 
     #[test]

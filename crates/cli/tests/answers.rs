@@ -165,3 +165,80 @@ fn help_fits_a_screen() {
         assert!(help.contains(word), "{word}: {help}");
     }
 }
+
+#[test]
+fn sampling_options_reach_the_sampler() {
+    let fixture = Fixture::new(&[]);
+    let run = |flags: &[&str]| -> Value {
+        let command = &mut fixture.command("run", &["hello", "-n", "12", "--temp", "0", "--json", "-q"]);
+        let output = output(command.args(["--logit-bias", "97+20"]).args(flags)).success();
+        serde_json::from_str(&output.out).unwrap()
+    };
+    let plain = run(&[]);
+    assert_eq!(plain["text"], "aaaaaaaaaaaa", "token 97 is this letter");
+    for flags in [
+        &["--typical", "1"][..],
+        &["--top-n-sigma", "-1"],
+        &["--xtc-probability", "0", "--xtc-threshold", "0.2"],
+        &["--repeat-last-n", "0", "--repeat-penalty", "2"],
+        &[
+            "--dry-multiplier",
+            "0",
+            "--dry-base",
+            "2",
+            "--dry-allowed-length",
+            "3",
+            "--dry-penalty-last-n",
+            "9",
+        ],
+        &["--logit-bias", "17+0"],
+    ] {
+        assert_eq!(run(flags)["text"], plain["text"], "{flags:?}");
+    }
+    for flags in [
+        &["--repeat-penalty", "1000", "--repeat-last-n", "-1"][..],
+        &["--presence-penalty", "90"],
+        &["--frequency-penalty", "90"],
+        &["--dry-multiplier", "900", "--dry-allowed-length", "1", "--dry-sequence-breaker", "none"],
+        &["--xtc-probability", "1", "--xtc-threshold", "0", "--min-p", "0", "--top-p", "1"],
+        &["--logit-bias", "97-20"],
+        &["-l", "97-inf"],
+    ] {
+        assert_ne!(run(flags)["text"], plain["text"], "{flags:?}");
+    }
+    for (flags, part) in [
+        (&["--logit-bias", "17"][..], "--logit-bias"),
+        (&["--repeat-last-n", "-2"], "--repeat-last-n"),
+        (&["--dry-multiplier", "-1"], "--dry-multiplier"),
+        (&["--xtc-threshold", "2"], "--xtc-threshold"),
+    ] {
+        let failed = output(fixture.command("run", &["hello"]).args(flags)).failed_usage();
+        assert!(failed.err.contains(part), "{failed:?}");
+    }
+    output(&mut fixture.command("run", &["hello", "--logit-bias", "99999+1"])).failed(2, &["token 99999"]);
+}
+
+#[test]
+fn an_ignored_end_token_does_not_end_the_answer() {
+    let fixture = Fixture::new(&[]);
+    let run = |flags: &[&str]| -> Value {
+        let command = &mut fixture.command("run", &["hello", "-n", "6", "--temp", "0", "--json", "-q"]);
+        serde_json::from_str(&output(command.args(flags)).success().out).unwrap()
+    };
+    let bias = "256+1000"; // the end-of-text token of a synthetic model
+    assert_eq!(run(&["-l", bias])["finish"], "end");
+    assert_eq!(run(&["-l", bias, "--ignore-eos"])["finish"], "length");
+}
+
+#[test]
+fn the_speed_of_one_token_is_not_measurable() {
+    let fixture = Fixture::new(&[]);
+    let one = output(&mut fixture.command("run", &["hello", "-n", "1", "--temp", "0"])).success();
+    assert!(one.err.contains("answer 1 token, - tok/s"), "{one:?}");
+    let json =
+        output(&mut fixture.command("run", &["hello", "-n", "1", "--temp", "0", "--json", "-q"])).success();
+    assert!(serde_json::from_str::<Value>(&json.out).unwrap()["answer"]["tok_s"].is_null(), "{json:?}");
+    let chat =
+        output_with_input(&mut fixture.command("chat", &["-n", "1", "--temp", "0"]), b"hi\n").success();
+    assert!(chat.err.contains("generation 1 token, - tok/s"), "{chat:?}");
+}

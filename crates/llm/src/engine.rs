@@ -92,6 +92,8 @@ pub struct Engine {
     logits: Vec<f32>,
     hidden: Vec<f32>,
     decode: Decode,
+    /// Whether a device has the logits, so that it can compute the argmax; `None` before that is known.
+    argmax_on_device: Option<bool>,
     observer: Option<(Detail, BatchObserver)>,
 }
 
@@ -215,13 +217,18 @@ impl Engine {
             logits: Vec::new(),
             hidden: Vec::new(),
             decode: Decode::default(),
+            argmax_on_device: None,
             observer: None,
         };
         // The graph of one token uses every weight; larger batches find them loaded.
         engine.prepare(engine.options.shape(1, 1, 1), progress)?;
-        if engine.options.greedy && engine.session.plan().is_none_or(run_ahead::has_logits_on_host) {
-            engine.options.greedy = false;
-            engine.prepare(engine.options.shape(1, 1, 1), progress)?;
+        if engine.options.greedy {
+            let on_host = engine.session.plan().is_none_or(run_ahead::has_logits_on_host);
+            engine.argmax_on_device = Some(!on_host);
+            if on_host {
+                engine.options.greedy = false;
+                engine.prepare(engine.options.shape(1, 1, 1), progress)?;
+            }
         }
         Ok(engine)
     }
@@ -282,11 +289,14 @@ impl Engine {
     /// [`Engine::argmax`], once [`Engine::wait`] or [`Engine::run_ahead`] has returned.
     ///
     /// On an error, which devices may report only when the results are waited for, the sequences are as they were
-    /// before the call.
+    /// before the call. If the previous call's batch was not waited for, its failure shows here, and the sequences are
+    /// as they were before that call.
     pub fn extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
         if self.adopt_run_ahead(tokens) {
             return Ok(());
         }
+        // A batch in flight takes back its own tokens if it fails; afterwards this could no longer tell them apart.
+        self.wait()?;
         self.sequences.begin();
         let result = self.try_extend(tokens);
         if result.is_err() {

@@ -181,6 +181,21 @@ pub enum Error {
         wanted: &'static str,
     },
 
+    /// A sampling option refers to the vocabulary, which this sampler does not have.
+    #[error("{name} needs the vocabulary of a model: make the sampler for one")]
+    SamplingNeedsModel {
+        /// The option.
+        name: &'static str,
+    },
+
+    /// A sampling hook failed.
+    #[error("the sampling hook failed: {0}")]
+    SamplingHook(#[source] Box<dyn std::error::Error + Send + Sync>),
+
+    /// Logit bias, penalties or a sampling hook left no distribution over tokens.
+    #[error("logit bias or sampling hook leave no token to sample: {0}")]
+    ChangedLogits(#[source] LogitsError),
+
     /// The logits are not a distribution over tokens.
     #[error("the model's output is unusable: {0}; the file may be damaged or unsupported")]
     Logits(#[from] LogitsError),

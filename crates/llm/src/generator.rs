@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use quadriga_runtime::{Detail, Progress, Scheduler};
 
+use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
-use crate::sampling::{Sampler, SamplingOptions};
-use crate::stop::StopMatcher;
+use crate::sampling::{Sampler, SamplingHook, SamplingOptions};
 use crate::template::Message;
-use crate::tokenizer::Pending;
 use crate::{Error, Model, Result};
 
 /// Options of a [`Generator`].
@@ -43,7 +42,7 @@ pub struct GeneratorOptions {
     pub stops: Vec<String>,
     /// Whether prompts are used as they are, without the chat template.
     pub raw: bool,
-    /// The system prompt, for chat templates that have one.
+    /// The system prompt, for chat templates that have one and conversations that do not begin with a system message.
     pub system: Option<String>,
 }
 
@@ -73,28 +72,41 @@ pub struct Generator {
     cancel: Arc<AtomicBool>,
 }
 
-/// The reason why an answer ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Finish {
-    /// The model generated an end-of-generation token.
-    End,
-    /// A stop string was found.
-    Stop,
-    /// The answer has [`GeneratorOptions::max_tokens`].
-    Length,
-    /// The context is full.
-    Context,
-    /// It was cancelled by [`Generator::cancel_flag`], or by an error.
-    Cancelled,
-}
-
-/// A token of an answer and the text that it completes.
-#[derive(Clone, PartialEq, Debug)]
-pub struct TextPiece {
-    /// The token.
-    pub token: u32,
-    /// Whole characters; often a word, empty while a character or a possible stop string is incomplete.
-    pub text: String,
+/// The options of one request: what an answer is to be like.
+///
+/// ```no_run
+/// use quadriga_llm::RequestOptions;
+/// use quadriga_llm::sampling::SamplingOptions;
+///
+/// # fn example(generator: &mut quadriga_llm::Generator) -> Result<(), quadriga_llm::Error> {
+/// let request = RequestOptions {
+///     sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+///     max_tokens: Some(20),
+///     // No token twice in a row.
+///     hook: Some(Box::new(|tokens: &[u32], logits: &mut [f32]| {
+///         if let Some(logit) = tokens.last().and_then(|last| logits.get_mut(*last as usize)) {
+///             *logit = f32::NEG_INFINITY;
+///         }
+///     })),
+///     ..generator.request_options()
+/// };
+/// let answer = generator.answer_with("Name a planet.", request)?.complete()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Default)]
+pub struct RequestOptions {
+    /// Temperature, top-k, top-p, penalties, logit bias and other sampling options.
+    pub sampling: SamplingOptions,
+    /// Whether the random numbers start anew with the seed of `sampling`. Otherwise they continue from the previous
+    /// answer, and a prompt that is sent again gets another answer.
+    pub reseed: bool,
+    /// The largest number of tokens of the answer; limited by the context alone if `None`.
+    pub max_tokens: Option<usize>,
+    /// Stop strings: the answer ends before the first of them.
+    pub stops: Vec<String>,
+    /// Sees the logits before each token is sampled, and may change them.
+    pub hook: Option<Box<dyn SamplingHook>>,
 }
 
 impl Generator {
@@ -115,7 +127,7 @@ impl Generator {
         mut options: GeneratorOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Generator> {
-        let sampler = Sampler::new(options.sampling.clone())?;
+        let sampler = Sampler::for_model(options.sampling.clone(), &model)?;
         options.engine.greedy = options.sampling.is_greedy();
         let engine = Engine::new(model, scheduler, options.engine.clone(), progress)?;
         Ok(Generator { engine, options, sampler, cached: Vec::new(), cancel: Arc::default() })
@@ -156,7 +168,9 @@ impl Generator {
         let tokenizer = model.tokenizer()?;
         match model.template().filter(|_| !self.options.raw) {
             Some(template) => {
-                let system = self.options.system.as_ref().map(|text| Message::new("system", text.clone()));
+                // A system message of the conversation takes the place of the generator's own.
+                let own = self.options.system.as_ref().filter(|_| !messages.first().is_some_and(is_system));
+                let system = own.map(|text| Message::new("system", text.clone()));
                 let all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
                 Ok(tokenizer.encode_prompt(&template.render(&all, true)?, true))
             }
@@ -167,20 +181,46 @@ impl Generator {
         }
     }
 
+    /// Request options with the generator's own sampling options, largest number of tokens and stop strings.
+    pub fn request_options(&self) -> RequestOptions {
+        RequestOptions {
+            sampling: self.options.sampling.clone(),
+            reseed: false,
+            max_tokens: self.options.max_tokens,
+            stops: self.options.stops.clone(),
+            hook: None,
+        }
+    }
+
     /// Answers one prompt.
     pub fn answer(&mut self, prompt: &str) -> Result<Answer<'_>> {
-        self.chat(&[Message::new("user", prompt)])
+        self.answer_with(prompt, self.request_options())
+    }
+
+    /// Answers one prompt, with options for this request.
+    pub fn answer_with(&mut self, prompt: &str, request: RequestOptions) -> Result<Answer<'_>> {
+        self.chat_with(&[Message::new("user", prompt)], request)
     }
 
     /// Answers the last message of a conversation.
     pub fn chat(&mut self, messages: &[Message]) -> Result<Answer<'_>> {
+        self.chat_with(messages, self.request_options())
+    }
+
+    /// Answers the last message of a conversation, with options for this request.
+    pub fn chat_with(&mut self, messages: &[Message], request: RequestOptions) -> Result<Answer<'_>> {
         let tokens = self.tokenize(messages)?;
-        self.continue_tokens(&tokens)
+        self.continue_with(&tokens, request)
     }
 
     /// Continues a prompt of tokens. The prefix that is in the KV cache is not computed again. If the prefill is
     /// cancelled, the answer has ended already, and the batches that were computed stay in the KV cache.
     pub fn continue_tokens(&mut self, tokens: &[u32]) -> Result<Answer<'_>> {
+        self.continue_with(tokens, self.request_options())
+    }
+
+    /// As [`Generator::continue_tokens`], with options for this request.
+    pub fn continue_with(&mut self, tokens: &[u32], request: RequestOptions) -> Result<Answer<'_>> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -188,6 +228,14 @@ impl Generator {
         if tokens.len() >= context {
             return Err(Error::ContextFull { wanted: tokens.len() + 1, used: 0, context });
         }
+        let RequestOptions { sampling, reseed, max_tokens, stops, hook } = request;
+        let greedy = sampling.is_greedy() && hook.is_none();
+        let mut sampler = Sampler::for_model(sampling, self.engine.model())?;
+        if !reseed {
+            sampler.set_random_state(self.sampler.random_state());
+        }
+        tokens.iter().for_each(|token| sampler.accept(*token));
+        self.sampler = sampler;
         self.cancel.store(false, Ordering::Release);
         let common = self.cached.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // The last token's logits are needed, so it is computed in any case.
@@ -195,37 +243,29 @@ impl Generator {
         self.cached.truncate(kept);
         self.engine.truncate(0, kept);
         let started = Instant::now();
-        let whole = self.prefill(tokens.get(kept..).unwrap_or_default())?;
-        if let Err(error) = self.engine.wait() {
+        let computed = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), greedy);
+        if computed.is_err() {
             self.cached.truncate(self.engine.len(0));
-            return Err(error);
         }
-        let prompt_time = started.elapsed();
-        self.sampler.clear_recent();
-        tokens.iter().for_each(|token| self.sampler.accept(*token));
-        let max_tokens = self.options.max_tokens.unwrap_or(usize::MAX);
-        let prompt_tokens = self.cached.len() - kept;
-        let Generator { engine, options, sampler, cached, cancel } = self;
+        let whole = computed?;
+        let counts = TokenCounts { prompt: self.cached.len(), cached: kept, answer: 0 };
+        let finish = (!whole).then_some(Finish::Cancelled);
+        let Generator { engine, sampler, cached, cancel, .. } = self;
         let model = engine.model().clone();
-        Ok(Answer {
-            engine,
-            cached,
-            cancel,
-            model,
-            sampler,
-            pending: Pending::default(),
-            stops: StopMatcher::new(options.stops.iter().cloned()),
-            max_tokens,
-            count: 0,
-            finish: (!whole).then_some(Finish::Cancelled),
-            prompt_tokens,
-            prompt_time,
-            started: Instant::now(),
-        })
+        let progress = AnswerProgress::new(stops, max_tokens, counts, started.elapsed(), finish);
+        Ok(Answer { engine, cached, cancel, model, sampler, hook, progress })
     }
 }
 
 impl Generator {
+    /// Prefill, and the wait for it. False if it was cancelled between two batches.
+    fn compute_prompt(&mut self, tokens: &[u32], greedy: bool) -> Result<bool> {
+        self.engine.set_greedy(greedy)?;
+        let whole = self.prefill(tokens)?;
+        self.engine.wait()?;
+        Ok(whole)
+    }
+
     /// Prefill: appends a prompt batch by batch. False if it was cancelled between two batches.
     fn prefill(&mut self, tokens: &[u32]) -> Result<bool> {
         let batch_size = self.engine.options().batch.max(1);
@@ -248,112 +288,6 @@ impl Generator {
     }
 }
 
-/// An answer that is being generated: an iterator over its text.
-pub struct Answer<'g> {
-    engine: &'g mut Engine,
-    cached: &'g mut Vec<u32>,
-    cancel: &'g AtomicBool,
-    model: Model,
-    sampler: &'g mut Sampler,
-    /// Bytes that are not a whole character yet.
-    pending: Pending,
-    stops: StopMatcher,
-    max_tokens: usize,
-    count: usize,
-    finish: Option<Finish>,
-    prompt_tokens: usize,
-    prompt_time: Duration,
-    started: Instant,
-}
-
-impl Answer<'_> {
-    /// The reason why it ended; `None` before that.
-    pub fn finish(&self) -> Option<Finish> {
-        self.finish
-    }
-
-    /// The number of prompt tokens that were computed (the others were in the KV cache), and the time of the prefill.
-    pub fn prompt_speed(&self) -> (usize, Duration) {
-        (self.prompt_tokens, self.prompt_time)
-    }
-
-    /// The number of tokens generated so far, and the time since the prefill.
-    pub fn answer_speed(&self) -> (usize, Duration) {
-        (self.count, self.started.elapsed())
-    }
-
-    /// Generates the whole answer and returns its text.
-    pub fn text(self) -> Result<String> {
-        self.map(|piece| piece.map(|p| p.text)).collect()
-    }
-
-    fn step(&mut self) -> Result<TextPiece> {
-        let token = if !self.sampler.options().is_greedy() {
-            self.sampler.sample(self.engine.logits(0))?
-        } else {
-            if self.count + 1 < self.max_tokens {
-                self.engine.run_ahead()?
-            } else {
-                self.engine.wait()?
-            }
-            self.engine.argmax(0)?
-        };
-        self.sampler.accept(token);
-        self.count += 1;
-        let tokenizer = self.model.tokenizer()?;
-        if tokenizer.is_end(token) {
-            return Ok(self.close(token, Finish::End));
-        }
-        let text = self.pending.push(tokenizer.piece(token)?);
-        let step = self.stops.push(&text);
-        if step.stopped_by.is_some() {
-            self.finish = Some(Finish::Stop);
-            return Ok(TextPiece { token, text: step.text });
-        }
-        let finish = if self.count >= self.max_tokens {
-            Finish::Length
-        } else if self.engine.len(0) >= self.engine.options().context {
-            Finish::Context
-        } else {
-            self.engine.feed(&[token])?;
-            self.cached.push(token);
-            return Ok(TextPiece { token, text: step.text });
-        };
-        let rest = self.close(token, finish);
-        Ok(TextPiece { token, text: step.text + &rest.text })
-    }
-
-    /// The last piece, with the text that was held back.
-    fn close(&mut self, token: u32, finish: Finish) -> TextPiece {
-        self.finish = Some(finish);
-        let last = self.pending.finish();
-        let mut text = self.stops.push(&last).text;
-        text.push_str(&self.stops.finish());
-        TextPiece { token, text }
-    }
-}
-
-impl Iterator for Answer<'_> {
-    type Item = Result<TextPiece>;
-
-    fn next(&mut self) -> Option<Result<TextPiece>> {
-        if self.finish.is_some() {
-            return None;
-        }
-        if self.max_tokens == 0 {
-            self.finish = Some(Finish::Length);
-            return None;
-        }
-        if self.cancel.load(Ordering::Acquire) {
-            self.finish = Some(Finish::Cancelled);
-            return None;
-        }
-        let step = self.step();
-        if step.is_err() {
-            // The current token may not be in the KV cache.
-            self.cached.truncate(self.engine.len(0));
-            self.finish = Some(Finish::Cancelled);
-        }
-        Some(step)
-    }
+pub(crate) fn is_system(message: &Message) -> bool {
+    message.role == "system"
 }

@@ -27,6 +27,8 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
+mod conversation;
 pub mod default_model;
 mod engine;
 mod environment;
@@ -43,9 +45,11 @@ pub mod stop;
 pub mod template;
 pub mod tokenizer;
 
+pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
+pub use conversation::FittedConversation;
 pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions};
 pub use error::{Error, LogitsError, Result};
-pub use generator::{Answer, Finish, Generator, GeneratorOptions, TextPiece};
+pub use generator::{Generator, GeneratorOptions, RequestOptions};
 pub use hyperparameters::{Architecture, Hyperparameters};
 pub use model::Model;
 pub use placement::{GpuLayers, Placement};

@@ -240,3 +240,41 @@ fn answers_are_the_same_with_run_ahead() {
         }
     }
 }
+
+#[test]
+fn a_batch_that_fails_after_the_next_one_was_given_takes_its_tokens_back() {
+    let recipe = Recipe::new("llama");
+    let (prompt, more) = (recipe.tokens(5), recipe.tokens(30));
+    let mut plain = engine_on(device(), recipe.model(), options(false));
+    plain.feed(&prompt).unwrap();
+    let mut wanted = Vec::new();
+    for token in &more {
+        plain.feed(&[*token]).unwrap();
+        wanted.push(argmax(plain.logits(0)).unwrap());
+    }
+    let mut failures = 0;
+    for what in [FaultPoint::Run, FaultPoint::Transfer] {
+        for after in 0..16 {
+            let sim = Sim::new("sim:0").device();
+            let mut engine = engine_on(Arc::clone(&sim) as _, recipe.model(), options(true));
+            engine.feed(&prompt).unwrap();
+            engine.wait().unwrap();
+            sim.fail(what, after);
+            // Nobody waits for a batch before the next one is given.
+            let failed = more.iter().take(12).any(|token| engine.feed(&[*token]).is_err());
+            sim.clear_faults();
+            failures += usize::from(failed);
+            if !failed && engine.wait().is_ok() {
+                continue;
+            }
+            // All tokens that are left were computed: the rest can be given as if nothing had happened.
+            let kept = engine.len(0) - prompt.len();
+            for (token, wanted) in more.iter().zip(&wanted).skip(kept) {
+                engine.feed(&[*token]).unwrap();
+                engine.wait().unwrap();
+                assert_eq!(engine.argmax(0).unwrap(), *wanted, "{what:?} {after}, {kept} kept");
+            }
+        }
+    }
+    assert!(failures > 10, "{failures}");
+}

@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         print!("{}", piece?.text);
         std::io::stdout().flush()?;
     }
-    let (tokens, time) = answer.answer_speed();
-    println!("\n{:.1} tokens per second", tokens as f64 / time.as_secs_f64());
+    let (steps, time) = answer.decode_speed();
+    println!("\n{:.1} tokens per second", steps as f64 / time.as_secs_f64());
     Ok(())
 }

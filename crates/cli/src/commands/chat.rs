@@ -8,7 +8,7 @@ use quadriga_llm::{Finish, Generator};
 use quadriga_view::format::plural;
 use rustyline::error::ReadlineError;
 
-use crate::answer::{AnswerOptions, Answered, stream};
+use crate::answer::{AnswerOptions, Answered, speed_text, stream};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::{ModelOptions, Prepared};
@@ -71,7 +71,8 @@ pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
 struct ChatTotals {
     answers: usize,
     prompt: (usize, f64),
-    answer: (usize, f64),
+    /// Tokens, decode steps and seconds of those.
+    answer: (usize, usize, f64),
 }
 
 struct Conversation {
@@ -117,15 +118,17 @@ impl Conversation {
 
     fn print_stats(&self) {
         let ChatTotals { answers, prompt, answer } = &self.totals;
-        let speed = |(tokens, seconds): &(usize, f64)| *tokens as f64 / seconds.max(1e-9);
+        let (prompt_tokens, seconds) = prompt;
+        let prompt_speed = *prompt_tokens as f64 / seconds.max(1e-9);
+        let (_, steps, seconds) = answer;
+        let speed = (*steps > 0).then(|| *steps as f64 / seconds.max(1e-9));
         if *answers > 0 {
             note!(
-                "{} · prompt {}, {:.1} tok/s · generation {}, {:.1} tok/s",
+                "{} · prompt {}, {prompt_speed:.1} tok/s · generation {}, {} tok/s",
                 plural(*answers, "answer", "answers"),
-                plural(prompt.0, "token", "tokens"),
-                speed(prompt),
+                plural(*prompt_tokens, "token", "tokens"),
                 plural(answer.0, "token", "tokens"),
-                speed(answer)
+                speed_text(speed)
             );
         }
         note!("memory: {}", self.prepared.memory());
@@ -134,13 +137,17 @@ impl Conversation {
 
 impl ChatTotals {
     fn add(&mut self, answered: &Answered) {
-        let add = |total: &mut (usize, f64), (tokens, speed): (usize, f64)| {
-            total.0 += tokens;
-            total.1 += tokens as f64 / speed.max(1e-9);
-        };
         self.answers += 1;
-        add(&mut self.prompt, answered.prompt);
-        add(&mut self.answer, answered.answer);
+        let (tokens, speed) = answered.prompt;
+        self.prompt.0 += tokens;
+        self.prompt.1 += tokens as f64 / speed.max(1e-9);
+        let (tokens, speed) = answered.answer;
+        self.answer.0 += tokens;
+        if let Some(speed) = speed {
+            let steps = tokens - 1;
+            self.answer.1 += steps;
+            self.answer.2 += steps as f64 / speed.max(1e-9);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use quadriga_llm::Finish;
 use quadriga_view::format::plural;
 use serde_json::json;
 
-use crate::answer::{AnswerOptions, finish_name, stream};
+use crate::answer::{AnswerOptions, finish_name, speed_text, stream};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
@@ -79,9 +79,10 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     }
     if !model.quiet {
         let ((prompt, prompt_speed), (tokens, speed)) = (answered.prompt, answered.answer);
+        let speed = speed_text(speed);
         let [prompt, tokens] = [prompt, tokens].map(|count| plural(count, "token", "tokens"));
         note!(
-            "\nload {load_seconds:.2} s · prompt {prompt}, {prompt_speed:.1} tok/s · answer {tokens}, {speed:.1} tok/s · seed {seed}\nmemory: {}",
+            "\nload {load_seconds:.2} s · prompt {prompt}, {prompt_speed:.1} tok/s · answer {tokens}, {speed} tok/s · seed {seed}\nmemory: {}",
             prepared.memory()
         );
     }

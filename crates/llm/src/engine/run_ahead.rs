@@ -99,6 +99,33 @@ impl Engine {
         }
     }
 
+    /// Changes [`EngineOptions::greedy`](super::EngineOptions::greedy) for all batches from now on; the results of earlier ones are gone. It stays
+    /// false where the logits are in host memory anyway.
+    ///
+    /// # Errors
+    /// A batch in flight fails; its tokens are not part of their sequences then.
+    pub fn set_greedy(&mut self, greedy: bool) -> Result<()> {
+        self.wait()?;
+        self.decode.reset();
+        self.logits.clear();
+        if greedy && self.argmax_on_device.is_none() {
+            self.argmax_on_device = Some(self.can_compute_argmax());
+        }
+        self.options.greedy = greedy && self.argmax_on_device == Some(true);
+        Ok(())
+    }
+
+    /// Whether a device has the logits. Where the graph with an argmax cannot be prepared, the one without is used.
+    fn can_compute_argmax(&mut self) -> bool {
+        let is_host = |plan: &Plan| plan.backends().iter().all(|backend| backend.memory().host);
+        if self.session.plan().is_none_or(is_host) {
+            return false;
+        }
+        let shape = GraphShape { argmax: true, ..self.options.shape(1, 1, 1) };
+        let prepared = self.prepare(shape, &mut |_| {});
+        prepared.is_ok() && !self.session.plan().is_none_or(has_logits_on_host)
+    }
+
     /// Waits for the batch in flight, and reads its results.
     pub fn wait(&mut self) -> Result<()> {
         self.read_argmax(false)

@@ -226,6 +226,11 @@ impl Tokenizer {
         self.endings.contains(&token)
     }
 
+    /// All tokens that end the generation, in no particular order.
+    pub fn end_tokens(&self) -> impl Iterator<Item = u32> {
+        self.endings.iter().copied()
+    }
+
     /// Whether prompts begin with the beginning-of-text token.
     pub fn adds_bos(&self) -> bool {
         self.add_bos
