@@ -51,6 +51,7 @@ pub use backend::{
 };
 pub use cost::Cost;
 pub use error::BackendError;
+pub use half::{bf16, f16};
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
     BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoBackend, IntoBackends, IntoGraph,
@@ -59,7 +60,7 @@ pub use schedule::{
 };
 pub use session::{
     Element, Observed, PendingRead, PlanKey, PlanLimits, PlanUsage, Session, SessionDebug, SessionMemory,
-    StateInfo, TensorRef, Values,
+    StateInfo, TensorInfo, TensorRef, Values,
 };
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

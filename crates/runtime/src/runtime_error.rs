@@ -102,6 +102,24 @@ pub enum RuntimeError {
         /// The caller's bytes.
         found: usize,
     },
+    /// Another number of values was given.
+    #[error("{name} has {expected} elements, not {found}")]
+    WrongCount {
+        /// The tensor.
+        name: String,
+        /// Its elements.
+        expected: usize,
+        /// The caller's values.
+        found: usize,
+    },
+    /// Values cannot be converted between `f32` and the tensor's type.
+    #[error("{name}: {reason}")]
+    NoConversion {
+        /// The tensor.
+        name: String,
+        /// Why not.
+        reason: String,
+    },
     /// A result whose elements are not contiguous was read as elements.
     #[error("{name} is a strided view; make it contiguous with cont()")]
     Strided {

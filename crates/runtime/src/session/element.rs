@@ -1,30 +1,42 @@
 //! Values that go in and out of a session as bytes.
 
+use half::{bf16, f16};
 use quadriga_graph::DType;
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for i32 {}
-    impl Sealed for u8 {}
 }
 
-/// An element that inputs are given in and outputs are read as: `f32`, `i32`, or `u8` for the bytes of any type.
+/// An element that inputs are given in and outputs are read as: a number of the tensor's own type, or `u8` for the bytes
+/// of any type. Nothing is converted; [`Session::set_from_f32`](crate::Session::set_from_f32) and
+/// [`Session::read_as_f32`](crate::Session::read_as_f32) convert.
 pub trait Element: sealed::Sealed + bytemuck::Pod + Default {
     /// The type of tensor it fits; `None` fits any.
     const DTYPE: Option<DType>;
 }
 
-impl Element for f32 {
-    const DTYPE: Option<DType> = Some(DType::F32);
+macro_rules! elements {
+    ($($element:ty: $dtype:expr),* $(,)?) => {
+        $(
+            impl sealed::Sealed for $element {}
+
+            impl Element for $element {
+                const DTYPE: Option<DType> = $dtype;
+            }
+        )*
+    };
 }
 
-impl Element for i32 {
-    const DTYPE: Option<DType> = Some(DType::I32);
-}
-
-impl Element for u8 {
-    const DTYPE: Option<DType> = None;
+elements! {
+    f32: Some(DType::F32),
+    f16: Some(DType::F16),
+    bf16: Some(DType::BF16),
+    f64: Some(DType::F64),
+    i8: Some(DType::I8),
+    i16: Some(DType::I16),
+    i32: Some(DType::I32),
+    i64: Some(DType::I64),
+    u8: None,
 }
 
 /// Something that can be the value of an input: a slice, array or vector of [`Element`]s.

@@ -103,6 +103,16 @@ impl Inputs {
         })
     }
 
+    /// An input's name and tensor.
+    pub(crate) fn named<'p>(
+        &'p self,
+        plan: &'p Plan,
+        input: TensorRef<'_>,
+    ) -> Result<(&'p str, &'p Tensor), RuntimeError> {
+        let (input, tensor) = self.tensor(plan, self.find(plan, input)?)?;
+        Ok((&input.name, tensor))
+    }
+
     /// An error unless these are bytes for an input.
     pub(crate) fn check(
         &self,

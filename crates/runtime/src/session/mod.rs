@@ -5,17 +5,19 @@
 //! a plan is; [`compile`] turns splits into programs. In a run, [`inputs`] copies the caller's bytes into the arena,
 //! [`execute`] issues copies ([`transfer`]) and splits in the plan's order to the queues of each [`lane`], and
 //! [`outputs`] reads results back, [`pending_read`] while the next run is in flight. [`debug`] times and observes runs.
-//! Between runs, [`state_access`] reads and writes states, and [`snapshot`] saves and restores all of them.
+//! [`convert`] converts `f32` values, [`interface`] lists inputs and outputs. Between runs, [`state_access`] reads and writes states, and [`snapshot`] saves and restores all of them.
 
 mod arena;
 mod checksum;
 mod clock;
 mod compile;
+mod convert;
 mod debug;
 mod element;
 mod execute;
 mod forget;
 mod inputs;
+mod interface;
 mod lane;
 mod memory;
 mod outputs;
@@ -35,6 +37,7 @@ mod transfer;
 
 pub use debug::{Observed, SessionDebug};
 pub use element::{Element, Values};
+pub use interface::TensorInfo;
 pub use memory::SessionMemory;
 pub use pending_read::PendingRead;
 pub use plan_cache::PlanKey;

@@ -69,21 +69,28 @@ pub(crate) fn outputs(places: &SplitPlaces<'_>) -> Result<Vec<OutputPlace>, Runt
     Ok(all)
 }
 
-/// The output that a caller names.
+/// The output that a caller names: by the output's name, by its tensor's name, or by id.
 pub(crate) fn find<'o>(
     plan: &Plan,
     outputs: &'o [OutputPlace],
     output: TensorRef<'_>,
 ) -> Result<&'o OutputPlace, RuntimeError> {
-    let found = outputs.iter().find(|place| match output {
-        TensorRef::Name(name) => place.name == name,
-        TensorRef::Id(id) => place.id == id,
-    });
-    found.ok_or_else(|| match output {
-        TensorRef::Name(name) => {
-            let known = outputs.iter().map(|output| output.name.clone()).collect();
-            RuntimeError::UnknownName { what: "output", name: name.to_owned(), known }
-        }
-        TensorRef::Id(id) => RuntimeError::WrongKind { name: plan.graph().name(id), expected: "an output" },
-    })
+    let by_id = |id: TensorId| {
+        let found = outputs.iter().find(|place| place.id == id);
+        let not_output = || RuntimeError::WrongKind { name: plan.graph().name(id), expected: "an output" };
+        found.ok_or_else(not_output)
+    };
+    match output {
+        TensorRef::Id(id) => by_id(id),
+        TensorRef::Name(name) => match outputs.iter().find(|place| place.name == name) {
+            Some(place) => Ok(place),
+            None => match plan.graph().tensor(name) {
+                Some(id) => by_id(id),
+                None => {
+                    let known = outputs.iter().map(|output| output.name.clone()).collect();
+                    Err(RuntimeError::UnknownName { what: "output", name: name.to_owned(), known })
+                }
+            },
+        },
+    }
 }

@@ -2,7 +2,8 @@
 
 use quadriga_graph::TensorId;
 
-/// An input or output of the current graph: its name, or the id of its tensor.
+/// An input or output of the current graph: its name, or the id of its tensor. An output is also found by the name of its
+/// tensor (see [`Graph::tensor`](quadriga_graph::Graph::tensor)), unless another output has that name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TensorRef<'a> {
     /// By name.

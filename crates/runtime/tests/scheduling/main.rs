@@ -16,4 +16,5 @@ mod splitting;
 mod states;
 mod streaming;
 mod traits;
+mod values;
 mod weights;

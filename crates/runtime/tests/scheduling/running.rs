@@ -51,7 +51,8 @@ fn wrong_names_types_and_sizes_are_errors_and_change_nothing() {
     assert!(matches!(session.set("x", &[0i32; 32]), Err(RuntimeError::WrongType { .. })));
     assert!(matches!(session.set("x", &[0f32; 31]), Err(RuntimeError::WrongSize { .. })));
     assert!(matches!(session.read::<i32>("y"), Err(RuntimeError::WrongType { .. })));
-    assert!(matches!(session.read::<f32>("x"), Err(RuntimeError::UnknownName { .. })));
+    assert!(matches!(session.read::<f32>("x"), Err(RuntimeError::WrongKind { .. })));
+    assert!(matches!(session.read::<f32>("nope"), Err(RuntimeError::UnknownName { .. })));
     assert!(matches!(session.read_into("y", &mut [0f32; 3]), Err(RuntimeError::WrongSize { .. })));
     session.run(&[]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), good);

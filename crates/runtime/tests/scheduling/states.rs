@@ -168,7 +168,8 @@ fn only_the_chosen_bytes_are_saved_and_restored() {
     let rows: Vec<f32> = session.read_state("rows").unwrap();
     assert_eq!((&rows[..8], &rows[8..24], &rows[24..]), (&first[..8], &[7.0; 16][..], &[0.0; 8][..]));
 
-    let bad: [&[Range<usize>]; 4] = [&[0..129], &[4..8, 0..4], &[0..8, 4..12], &[Range { start: 8, end: 4 }]];
+    let bad: [&[Range<usize>]; 4] =
+        [&[0..0, 0..129], &[4..8, 0..4], &[0..8, 4..12], &[Range { start: 8, end: 4 }]];
     for ranges in bad {
         let saved = session.save_state_parts(Vec::new(), |state| match state.name.as_str() {
             "rows" => ranges.to_vec(),
