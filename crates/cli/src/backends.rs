@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use quadriga::{OpenError, Registry};
 use quadriga_llm::Error;
-use quadriga_llm::placement::{DeviceName, Devices};
+use quadriga_llm::placement::Devices;
 use quadriga_runtime::{Backend, Plan};
-use quadriga_sim::{Clock, Sim};
 
 use crate::failure::{Failure, Outcome};
 use crate::size;
@@ -28,17 +28,10 @@ pub(crate) fn open(names: &[String], threads: Option<usize>) -> Outcome<Devices>
 
 /// One device by name, for commands that use it alone.
 pub(crate) fn open_one(name: &str, threads: Option<usize>) -> Outcome<Arc<dyn Backend>> {
-    let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
-    if let (true, Ok(number)) = (kind.eq_ignore_ascii_case("sim"), number.parse::<u32>()) {
-        return Ok(simulated(&format!("sim:{number}")));
-    }
-    let unknown = |_| Failure::Usage(format!("no device \"{name}\"; devices are cpu, cuda:N and sim"));
-    Ok(name.parse::<DeviceName>().map_err(unknown)?.open(threads)?)
-}
-
-/// A simulated device with the host's clock.
-pub(crate) fn simulated(name: &str) -> Arc<dyn Backend> {
-    Sim::new(name).clock(Clock::Host).build()
+    Registry::with_threads(threads).open(name).map_err(|error| match error {
+        OpenError::Unknown { .. } => Failure::Usage(error.to_string()),
+        error => Failure::Message(error.to_string()),
+    })
 }
 
 /// Warns of every device that has less free memory than a plan needs.

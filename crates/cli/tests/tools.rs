@@ -44,6 +44,21 @@ fn plan_prints_memory_splits_and_nodes() {
 }
 
 #[test]
+fn plan_shows_the_nodes_of_one_split_and_checks_the_plan() {
+    let fixture = Fixture::new(&[]);
+    let dot = output(&mut fixture.command("plan", &["--split", "0"])).success().out;
+    assert!(dot.starts_with("digraph split") && dot.contains("blk.1."), "{dot}");
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("split.svg");
+    let drawn = output(&mut fixture.command("plan", &["--split", "0", "--svg", svg.to_str().unwrap()]));
+    assert_eq!(drawn.success().out, "");
+    assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg"));
+    output(&mut fixture.command("plan", &["--split", "7"])).failed(2, &["--split 7", "splits 0 to 0"]);
+    let checked = output(&mut fixture.command("plan", &["--check"])).success();
+    assert!(checked.err.contains("the plan breaks no rule"), "{}", checked.err);
+}
+
+#[test]
 fn the_cache_type_decides_its_size() {
     let fixture = Fixture::new(&["--heads", "2"]);
     let state = |cache: &str| {

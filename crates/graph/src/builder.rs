@@ -142,6 +142,15 @@ impl GraphBuilder {
         }
     }
 
+    /// Ends a group of nodes: everything built before is executed before everything built after. With barriers, the memory
+    /// of results is released only at a barrier, so that nodes between two of them need not be ordered; see
+    /// [`Graph::with_order`], which also takes another order of the nodes.
+    pub fn barrier(&self) {
+        let mut construction = self.construction.borrow_mut();
+        let nodes = construction.graph.nodes.len();
+        construction.graph.add_barrier(nodes);
+    }
+
     /// Applies any operation; the methods of [`Value`] are shorthands for this.
     #[track_caller]
     pub fn apply<'g>(&'g self, op: Op, inputs: &[Value<'g>]) -> Value<'g> {
@@ -182,6 +191,7 @@ impl GraphBuilder {
         if let Some(error) = error {
             return Err(error);
         }
+        graph.drop_last_barrier();
         graph.fingerprint = fingerprint(&graph);
         Ok(graph)
     }

@@ -79,6 +79,8 @@ pub struct Graph {
     pub(crate) leaves: HashMap<String, TensorId>,
     /// Results by name; the first lookup builds it.
     pub(crate) results: OnceLock<HashMap<String, TensorId>>,
+    /// Nodes before which there is a barrier, in order.
+    pub(crate) barriers: Vec<NodeId>,
     pub(crate) fingerprint: Fingerprint,
 }
 

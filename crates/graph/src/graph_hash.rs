@@ -103,6 +103,11 @@ pub(crate) fn fingerprint(graph: &Graph) -> Fingerprint {
         mix.size(node.output.index());
     }
     mix.sizes(&graph.edges.iter().map(|id| id.index()).collect::<Vec<_>>());
+    // A graph without barriers keeps the hash that it always had.
+    for barrier in &graph.barriers {
+        mix.text("barrier");
+        mix.size(barrier.index());
+    }
     for (name, id) in &graph.outputs {
         mix.text(name);
         mix.size(id.index());

@@ -4,9 +4,11 @@
 //! cargo run --release -p quadriga --example observer
 //! ```
 
+use std::ops::ControlFlow;
+
 use quadriga::cpu;
 use quadriga::graph::{DType, GraphBuilder};
-use quadriga::runtime::Scheduler;
+use quadriga::runtime::{Observed, ObservedRun, Scheduler};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let g = GraphBuilder::new();
@@ -19,21 +21,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The square root of 0 − 1 is NaN.
     session.set("x", [0.0f32, 1.0, 2.0, 5.0].as_slice())?;
     let mut first = None;
-    // Runs each node on its own, unfused and in order: slower than `run`, made for debugging.
-    session.debug().observe(&mut |observed| {
+    // Runs each node on its own, unfused and in order: slower than `run`, made for debugging. An `Observer` that is
+    // interested in some nodes only leaves the others together, and can end the run.
+    let run = session.debug().observe(&mut |observed: Observed<'_>| {
         let graph = observed.plan.graph();
         let name = graph.node_name(observed.node);
-        if graph.get(observed.tensor).is_none_or(|tensor| tensor.dtype() != DType::F32) {
-            return;
-        }
         let values: Vec<f32> =
             observed.bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
         println!("{name:8} {values:?}");
-        if first.is_none() && values.iter().any(|value| !value.is_finite()) {
-            first = Some(name);
+        if values.iter().all(|value| value.is_finite()) {
+            return ControlFlow::Continue(());
         }
+        first = Some(name);
+        ControlFlow::Break(())
     })?;
     println!("first result that is not finite: {first:?}");
+    assert!(matches!(run, ObservedRun::Stopped { .. }));
     assert_eq!(first.as_deref(), Some("root"));
     Ok(())
 }

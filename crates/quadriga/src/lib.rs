@@ -56,6 +56,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`Registry`] lists and opens backends by name, those of one's own included.
+//!
 //! Text generation takes a few lines:
 //!
 #![cfg_attr(feature = "llm", doc = "```no_run")]
@@ -73,6 +75,9 @@
 //! More programs are in the `examples` folder of this crate: text generation, a graph, an operation and a backend of
 //! one's own, two models on one scheduler, and an observer of intermediate results.
 
+mod backends;
+
+pub use backends::{Family, OpenError, Reason, Registry, Unusable};
 pub use quadriga_cpu as cpu;
 #[cfg(feature = "cuda")]
 pub use quadriga_cuda as cuda;

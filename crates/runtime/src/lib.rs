@@ -35,11 +35,13 @@
 
 mod backend;
 mod cost;
+mod environment;
 mod error;
 mod flow;
 pub mod memory;
 mod runtime_error;
 mod schedule;
+mod schedule_error;
 mod session;
 mod snapshot_error;
 mod trace;
@@ -50,17 +52,19 @@ pub use backend::{
     SplitSource, StepTime, TensorPlace, Usage, WeightLayout, check_range, compute_once,
 };
 pub use cost::Cost;
+pub use environment::CHECK_PLANS_VARIABLE;
 pub use error::BackendError;
 pub use half::{bf16, f16};
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
     BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoBackend, IntoBackends, IntoGraph,
     LeafUse, NodeLine, PLAN_SCHEMA, Plan, Reason, ScheduleStep, Scheduler, Split, SplitLine, Splits,
-    StorageLine, StorageUse, WeightStreaming,
+    StorageLine, StorageUse, WeightStreaming, check_schedule,
 };
+pub use schedule_error::ScheduleError;
 pub use session::{
-    Element, Observed, PendingRead, PlanKey, PlanLimits, PlanUsage, Session, SessionDebug, SessionMemory,
-    StateInfo, TensorInfo, TensorRef, Values,
+    Element, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits, PlanUsage, Session,
+    SessionDebug, SessionMemory, StateInfo, TensorInfo, TensorRef, Values,
 };
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

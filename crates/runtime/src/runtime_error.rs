@@ -4,7 +4,7 @@ use quadriga_graph::DType;
 use thiserror::Error;
 
 use crate::memory::MemoryError;
-use crate::{BackendError, SnapshotError};
+use crate::{BackendError, ScheduleError, SnapshotError};
 
 /// A failure of planning or running. What worked before still works, unless [a device is lost](RuntimeError::is_lost).
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -64,6 +64,9 @@ pub enum RuntimeError {
     /// A plan that breaks the rules of plans: a bug in the scheduler.
     #[error("invalid plan: {0}")]
     BadPlan(String),
+    /// A plan whose schedule breaks a rule: a bug in the scheduler.
+    #[error("invalid plan: {0}")]
+    BadSchedule(Box<ScheduleError>),
     /// A name that the graph does not have.
     #[error("the graph has no {what} named \"{name}\"{}", known_text(.known))]
     UnknownName {

@@ -28,6 +28,7 @@ pub mod format;
 mod limits;
 mod measure;
 mod page;
+mod split_picture;
 mod statistics;
 mod summary;
 mod svg;
@@ -37,6 +38,7 @@ use quadriga_runtime::Explanation;
 pub use chrome::{ChromeTrace, TracedRun};
 pub use limits::Limits;
 pub use measure::measure;
+pub use split_picture::SplitPicture;
 pub use statistics::{Statistics, Totals};
 
 /// A drawing of a plan, as a page or as SVG.

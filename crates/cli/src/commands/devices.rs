@@ -2,14 +2,14 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
 
+use quadriga::Registry;
 use quadriga_runtime::{Backend, DeviceKind};
 use quadriga_view::{Limits, format};
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
-use crate::{backends, known_limits, size};
+use crate::{known_limits, size};
 
 /// Arguments of `quadriga devices`.
 #[derive(clap::Args)]
@@ -27,23 +27,11 @@ pub(crate) struct DevicesArgs {
 
 /// Lists the devices that can be used, and the reason why others cannot.
 pub(crate) fn devices(arguments: &DevicesArgs) -> Outcome {
-    let cpu = Arc::new(quadriga_cpu::Backend::new()?);
+    let cpu = quadriga_cpu::Backend::new()?;
     let (isa, threads) = (cpu.isa(), cpu.threads());
-    let mut found: Vec<Arc<dyn Backend>> = vec![cpu];
-    let mut absent = Vec::new();
-    match quadriga_cuda::device_count() {
-        Ok(0) => absent.push(("cuda".to_owned(), "no device found".to_owned())),
-        Ok(count) => {
-            for number in 0..count {
-                match quadriga_cuda::Backend::new(number) {
-                    Ok(backend) => found.push(Arc::new(backend)),
-                    Err(error) => absent.push((format!("cuda:{number}"), error.to_string())),
-                }
-            }
-        }
-        Err(error) => absent.push(("cuda".to_owned(), error.to_string())),
-    }
-    found.push(backends::simulated("sim:0"));
+    let (found, unusable) = Registry::default().open_all();
+    let absent: Vec<(String, String)> =
+        unusable.into_iter().map(|device| (device.name, device.reason.to_string())).collect();
     let cache = arguments.cache_dir.as_deref();
     if arguments.measure {
         let mut measured = Vec::new();

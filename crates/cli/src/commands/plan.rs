@@ -4,8 +4,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_llm::EngineOptions;
+use quadriga_runtime::Plan;
 use quadriga_view::format::plural;
-use quadriga_view::{Limits, Picture};
+use quadriga_view::{Limits, Picture, SplitPicture};
 
 use crate::atomic_file::AtomicFile;
 use crate::commands::plan_instance::{self, EffortLevel};
@@ -36,6 +37,12 @@ pub(crate) struct PlanArgs {
     /// Print splits and copies in the DOT language
     #[arg(long, conflicts_with_all = ["nodes", "json"])]
     dot: bool,
+    /// Show the nodes of one split, by number: in the DOT language, or as --svg or --html
+    #[arg(long, value_name = "N", conflicts_with_all = ["nodes", "json"])]
+    split: Option<usize>,
+    /// Check the plan with code that is independent of the planner's
+    #[arg(long)]
+    check: bool,
     /// Pack the buffers of a CSV file with columns id,lower,upper,size instead of planning a model
     #[arg(
         long,
@@ -78,7 +85,14 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     let prepared = model.prepare(&options)?;
     let options = options.resolve(&prepared.model)?;
     let plan = &prepared.forecast;
+    if arguments.check {
+        plan.check().map_err(|error| Failure::Message(format!("invalid plan: {error}")))?;
+        note!("the plan breaks no rule");
+    }
     let mut out = io::stdout().lock();
+    if let Some(split) = arguments.split {
+        return draw_split(arguments, plan, split, &mut out);
+    }
     let json = arguments.json.as_deref();
     if json == Some(Path::new("-")) {
         writeln!(out, "{}", plan.to_json())?;
@@ -133,6 +147,26 @@ fn draw(arguments: &PlanArgs, prepared: &Prepared, options: &EngineOptions, out:
         }
     }
     picture.sentences().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
+    Ok(())
+}
+
+/// Writes a picture of one split, or prints it in the DOT language.
+fn draw_split(arguments: &PlanArgs, plan: &Plan, split: usize, out: &mut dyn Write) -> Outcome {
+    let Some(picture) = SplitPicture::new(plan, split) else {
+        let count = plan.splits().splits.len();
+        return Err(Failure::Usage(format!(
+            "--split {split}: the plan has splits 0 to {}",
+            count.max(1) - 1
+        )));
+    };
+    for (path, text) in [(&arguments.svg, picture.svg()), (&arguments.html, picture.html())] {
+        if let Some(path) = path {
+            AtomicFile::write_text(path, &text)?;
+        }
+    }
+    if arguments.dot || (arguments.svg.is_none() && arguments.html.is_none()) {
+        write!(out, "{}", picture.dot())?;
+    }
     Ok(())
 }
 

@@ -21,6 +21,7 @@ mod space;
 mod split;
 mod streaming;
 
+pub use check::check_schedule;
 pub use explanation::{
     BackendLine, CopyLine, Explanation, NodeLine, PLAN_SCHEMA, SplitLine, StorageLine, StorageUse,
 };

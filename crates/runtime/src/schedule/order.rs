@@ -40,6 +40,9 @@ pub(crate) fn order(splits: &Splits, synchronous: &[bool]) -> Vec<ScheduleStep> 
         for copy in split.inputs.iter().chain(&split.after_copies) {
             edge(*copy, copies + index);
         }
+        for before in &split.after_splits {
+            edge(copies + before, copies + index);
+        }
     }
     for lane in &splits.lanes {
         for pair in lane.windows(2) {

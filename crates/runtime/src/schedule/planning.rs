@@ -6,7 +6,6 @@ use quadriga_graph::{Graph, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
 use super::assign::{FixedPlacements, assign};
-use super::check::check;
 use super::into_graph::IntoGraph;
 use super::order::order;
 use super::plan::Plan;
@@ -77,10 +76,11 @@ impl Scheduler {
         let synchronous: Vec<bool> = self.asynchronous.iter().map(|a| !a).collect();
         let order = order(&splits, &synchronous);
         let (backends, lanes) = (&self.backends, &self.asynchronous);
-        let space = Space::plan((graph, flow), backends, &placements, &splits, lanes, self.effort, planner)?;
+        let settings = (self.effort, self.check_plans);
+        let space = Space::plan((graph, flow), backends, &placements, &splits, lanes, settings, planner)?;
         let plan = Plan::new(self.clone(), Arc::clone(graph), placements, splits, order, space);
-        if cfg!(debug_assertions) {
-            check(&plan).map_err(RuntimeError::BadPlan)?;
+        if self.check_plans {
+            plan.check().map_err(|error| RuntimeError::BadSchedule(Box::new(error)))?;
         }
         Ok(plan)
     }

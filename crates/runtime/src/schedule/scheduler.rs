@@ -6,11 +6,11 @@ use quadriga_graph::{NodeId, TensorId};
 
 use super::into_backends::IntoBackends;
 use super::streaming::WeightStreaming;
-use crate::Backend;
 use crate::flow::Flow;
 use crate::memory::Planner;
 use crate::memory::packing::Effort;
 use crate::weights::WeightStore;
+use crate::{Backend, environment};
 
 /// The caller's rule for placing leaves on backends, by name.
 pub(super) type PlacementRule = Arc<dyn Fn(&str) -> Option<usize> + Send + Sync>;
@@ -48,6 +48,7 @@ pub struct Scheduler {
     pub(super) budgets: Vec<(usize, u64)>,
     pub(super) effort: Effort,
     pub(super) streaming: Option<WeightStreaming>,
+    pub(super) check_plans: bool,
     /// Reused by the next plan.
     pub(super) workspace: Arc<Mutex<Workspace>>,
     /// Weights that sessions share.
@@ -75,6 +76,7 @@ impl Scheduler {
             budgets: Vec::new(),
             effort: Effort::Fast,
             streaming: Some(WeightStreaming::default()),
+            check_plans: environment::check_plans(),
             workspace: Arc::default(),
             weights: Arc::default(),
         }
@@ -115,6 +117,15 @@ impl Scheduler {
     /// [budget](Scheduler::budget), the graph is planned without.
     pub fn weight_streaming(mut self, streaming: Option<WeightStreaming>) -> Scheduler {
         self.streaming = streaming;
+        self
+    }
+
+    /// Whether every plan is checked by code that is independent of the scheduler's own: splits, copies, waits, order
+    /// ([`Plan::check`](crate::Plan::check)) and memory ([`memory::check`](crate::memory::check)). A plan that breaks a
+    /// rule is an error then. [default: in debug builds, or if [`CHECK_PLANS_VARIABLE`](crate::CHECK_PLANS_VARIABLE) is
+    /// set]
+    pub fn check_plans(mut self, check: bool) -> Scheduler {
+        self.check_plans = check;
         self
     }
 

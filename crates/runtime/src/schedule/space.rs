@@ -8,6 +8,7 @@
 //! - A copy has memory from the start of the split *before* the one that reads it, so that the copy overlaps with that
 //!   split. It starts when the split before that one is done ([`Copy::after`](super::Copy)): no tensor that had the
 //!   memory is in use then, copies out of it included, because those hold it to the *end* of a split.
+//! - In a graph with barriers, nodes between two barriers share a step: memory is reused only at a barrier.
 //! - The scratch memory of a program is its own from the first node of its split to the last.
 //! - An input has memory for the whole run; twice, on an asynchronous backend, where the host sets the inputs of the
 //!   next run while the device computes.
@@ -23,7 +24,7 @@ use super::split::Splits;
 use crate::flow::Flow;
 use crate::memory::packing::Effort;
 use crate::memory::{
-    BackendMemory, Extra, Hold, Lifetime, MemoryPlan, MemoryRequest, Planner, TensorLocation,
+    self, BackendMemory, Extra, Hold, Lifetime, MemoryPlan, MemoryRequest, Planner, TensorLocation,
 };
 use crate::{Backend, RuntimeError};
 
@@ -63,7 +64,7 @@ impl Space {
         placements: &Placements,
         splits: &Splits,
         asynchronous: &[bool],
-        effort: Effort,
+        (effort, checked): (Effort, bool),
         planner: &mut Planner,
     ) -> Result<Space, RuntimeError> {
         let memories: Vec<BackendMemory<'_>> = backends.iter().map(|b| BackendMemory::of(&**b)).collect();
@@ -71,6 +72,7 @@ impl Space {
             banks: asynchronous.iter().map(|asynchronous| if *asynchronous { 2 } else { 1 }).collect(),
             ..Space::default()
         };
+        let steps = BarrierSteps::new(graph);
         let mut extras = Vec::new();
         let mut placed = Vec::new();
         for leaf in &splits.leaves {
@@ -89,7 +91,7 @@ impl Space {
         space.first_copy = extras.len();
         for copy in &splits.copies {
             let bytes = memories[copy.to].storage_bytes(&graph[TensorId::from_index(copy.tensor)]);
-            let lifetime = Lifetime { start: start_of(splits, copy.reader), end: copy.last_node as u32 + 1 };
+            let lifetime = steps.lifetime(start_of(splits, copy.reader), copy.last_node as u32);
             extras.push(Extra { backend: copy.to as u16, bytes, lifetime });
         }
         for (number, split) in splits.splits.iter().enumerate() {
@@ -97,14 +99,17 @@ impl Space {
             let bytes = backends[split.backend].scratch_bytes(graph, nodes) as u64;
             if let (1.., Some(first), Some(last)) = (bytes, nodes.first(), nodes.last()) {
                 space.scratches.push((number as u32, extras.len() as u32));
-                let lifetime = Lifetime { start: first.index() as u32, end: last.index() as u32 + 1 };
+                let lifetime = steps.lifetime(first.index() as u32, last.index() as u32);
                 extras.push(Extra { backend: split.backend as u16, bytes, lifetime });
             }
         }
         let holds: Vec<Hold> = splits
             .remote_reads
             .iter()
-            .map(|(tensor, copy)| Hold { tensor: *tensor, until: release(graph, splits, *copy as usize) })
+            .map(|(tensor, copy)| Hold {
+                tensor: *tensor,
+                until: steps.of(release(graph, splits, *copy as usize)),
+            })
             .collect();
         // Leaves that are not assigned are not the memory planner's: any number will do.
         let number = |backend: &u16| if *backend == NO_BACKEND { 0 } else { *backend };
@@ -118,9 +123,14 @@ impl Space {
             extras: &extras,
             external: &placed,
             effort,
+            steps: &steps.of_node,
             ..MemoryRequest::new(graph, &memories)
         };
         planner.plan_flow(&request, flow, &mut space.memory)?;
+        if checked {
+            let valid = memory::check(&request, &space.memory);
+            valid.map_err(|violation| RuntimeError::BadPlan(violation.to_string()))?;
+        }
         Ok(space)
     }
 
@@ -146,6 +156,42 @@ impl Space {
     /// Where a copy is on the backend that reads it.
     pub(crate) fn copy(&self, copy: usize) -> Option<Slot> {
         slot(self.memory.extra_location(self.first_copy + copy))
+    }
+}
+
+/// The steps of a graph with barriers: nodes between two barriers share one. Without barriers a node's step is its number.
+struct BarrierSteps {
+    /// For each node its step; empty without barriers.
+    of_node: Vec<u32>,
+}
+
+impl BarrierSteps {
+    fn new(graph: &Graph) -> BarrierSteps {
+        let mut barriers = graph.barriers().iter().peekable();
+        if barriers.peek().is_none() {
+            return BarrierSteps { of_node: Vec::new() };
+        }
+        let mut step = 0;
+        let of_node = graph.node_ids().map(|node| {
+            while barriers.next_if(|barrier| **barrier <= node).is_some() {
+                step += 1;
+            }
+            step
+        });
+        BarrierSteps { of_node: of_node.collect() }
+    }
+
+    /// The step of a node, or of the end of the run.
+    fn of(&self, node: u32) -> u32 {
+        match self.of_node.last() {
+            None => node,
+            Some(last) => self.of_node.get(node as usize).copied().unwrap_or(last + 1),
+        }
+    }
+
+    /// From the step of one node to that of another.
+    fn lifetime(&self, first: u32, last: u32) -> Lifetime {
+        Lifetime { start: self.of(first), end: self.of(last) + 1 }
     }
 }
 

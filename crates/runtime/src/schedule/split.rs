@@ -3,7 +3,7 @@
 //! A backend works through its *lane*: its nodes in the graph's order, cut into splits. A node joins the last split of
 //! its lane, unless it must wait for a copy that this split does not wait for, or another split already waits for this
 //! one. So consecutive nodes of one backend form one split, and so do interleaved independent branches. Views compute
-//! nothing and are in no split.
+//! nothing and are in no split. A barrier of the graph ends all splits, and is where lanes wait for each other.
 //!
 //! A tensor on another backend (a streamed weight, too) is copied: once per version of its bytes and lane, however many
 //! nodes read it.
@@ -37,6 +37,8 @@ pub struct Split {
     /// Copies that must be done before it starts although it does not read them: of storages that it overwrites, or
     /// whose source it lets go.
     pub after_copies: Vec<usize>,
+    /// Splits of other backends that must be done before it starts: those before a barrier of the graph.
+    pub after_splits: Vec<usize>,
 }
 
 /// Bytes that are copied from one backend to another once in each run.
@@ -145,6 +147,8 @@ struct Splitter<'a> {
     leaf_reader: Vec<u16>,
     shared_leaves: FxHashSet<(u32, u16)>,
     viewed: FxHashSet<u32>,
+    /// For each lane its last split before the latest barrier.
+    before_barrier: Vec<Option<u32>>,
     /// Copies that write values of mirrored writes back to the backend of the state, with the split that reads them.
     write_backs: Vec<(u32, u32)>,
 }
@@ -161,13 +165,18 @@ pub(crate) fn split(graph: &Graph, flow: &Flow, placements: &Placements, backend
         },
         written_by: vec![0; flow.storage.len()],
         open: vec![None; backends],
+        before_barrier: Vec::new(),
         current: FxHashMap::default(),
         leaf_reader: vec![NO_BACKEND; flow.storage.len()],
         shared_leaves: FxHashSet::default(),
         viewed: FxHashSet::default(),
         write_backs: Vec::new(),
     };
+    let mut barriers = graph.barriers().iter().copied().peekable();
     for (producer, inputs) in flow.iter() {
+        while barriers.next_if(|barrier| *barrier <= producer.node).is_some() {
+            splitter.barrier();
+        }
         splitter.node(producer, inputs);
     }
     splitter.leaf_outputs();
@@ -284,6 +293,21 @@ impl Splitter<'_> {
         })
     }
 
+    /// Ends all splits. The first split of each lane after a barrier waits for the last one of every lane before it.
+    fn barrier(&mut self) {
+        self.open.fill(None);
+        self.before_barrier = self.out.lanes.iter().map(|lane| lane.last().copied()).collect();
+    }
+
+    /// The splits before the last barrier that a new split of a lane has to wait for: those of other lanes that the lane
+    /// does not know to be done.
+    fn after_barrier(&self, split: usize, lane: u16) -> Vec<usize> {
+        let done = self.out.done_before(split);
+        let others = self.before_barrier.iter().enumerate().filter(|(other, _)| *other != usize::from(lane));
+        let unknown = others.filter_map(|(other, last)| last.filter(|last| done[other] <= *last));
+        unknown.map(|last| last as usize).collect()
+    }
+
     /// A new split for a node: it waits for the splits that write the node's inputs.
     fn start(&mut self, inputs: &[FlowInput], lane: u16) -> usize {
         let (split, lanes) = (self.out.splits.len(), self.out.lanes.len());
@@ -311,12 +335,23 @@ impl Splitter<'_> {
                 }
             }
         }
+        let after_splits = self.after_barrier(split, lane);
+        for before in &after_splits {
+            let other = self.out.splits[*before].backend;
+            self.out.done[split * lanes + other] = *before as u32 + 1;
+            for lane in 0..lanes {
+                let theirs = self.out.done[before * lanes + lane];
+                let ours = &mut self.out.done[split * lanes + lane];
+                *ours = theirs.max(*ours);
+            }
+        }
         self.out.splits.push(Split {
             backend: usize::from(lane),
             first_node: 0,
             node_count: 0,
             inputs: Vec::new(),
             after_copies: Vec::new(),
+            after_splits,
         });
         self.out.lanes[usize::from(lane)].push(split as u32);
         self.open[usize::from(lane)] = Some(split as u32);

@@ -123,7 +123,7 @@ fn event_of(plan: &Plan, backend: usize) -> Result<Option<Arc<dyn Event>>, Runti
 }
 
 /// Whether nodes read inputs that their backend has two banks of.
-fn reads_banks(plan: &Plan, backend: usize, nodes: &[NodeId]) -> bool {
+pub(crate) fn reads_banks(plan: &Plan, backend: usize, nodes: &[NodeId]) -> bool {
     let graph = plan.graph();
     let is_input = |id: &TensorId| {
         let storage = graph.get(*id).and_then(|t| graph.get(t.storage()));
@@ -134,7 +134,7 @@ fn reads_banks(plan: &Plan, backend: usize, nodes: &[NodeId]) -> bool {
 }
 
 /// For each storage whether it is read outside the split that computes it.
-fn kept(plan: &Plan) -> Vec<bool> {
+pub(crate) fn kept(plan: &Plan) -> Vec<bool> {
     let (graph, of_node): (&Graph, _) = (plan.graph(), &plan.splits().split_of_node);
     let computed_in = |storage: TensorId| {
         let node = graph.get(storage).and_then(|t| t.node());

@@ -75,7 +75,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn split(&mut self, number: usize) -> Result<(), RuntimeError> {
+    /// Runs a split, after the copies that it waits for.
+    pub(crate) fn split(&mut self, number: usize) -> Result<(), RuntimeError> {
         self.wait_for_copies(number)?;
         let backend = self.plan.splits().splits[number].backend;
         let programs = &mut self.compiled.programs[number];
@@ -101,11 +102,18 @@ impl Run<'_> {
         self.finish_split(number)
     }
 
-    /// Lets a split's lane wait for the copies that the split reads, and for copies of the bytes that it overwrites.
+    /// Lets a split's lane wait for the copies that the split reads, for copies of the bytes that it overwrites, and for
+    /// the splits of other lanes before a barrier.
     pub(crate) fn wait_for_copies(&mut self, number: usize) -> Result<(), RuntimeError> {
         let split = &self.plan.splits().splits[number];
         for copy in split.inputs.iter().chain(&split.after_copies) {
             if let Some(done) = &self.compiled.copies[*copy].done {
+                let waited = self.lanes[split.backend].compute.wait(&**done);
+                waited.map_err(|error| self.in_split(number, error))?;
+            }
+        }
+        for before in &split.after_splits {
+            if let Some(done) = &self.compiled.done[*before] {
                 let waited = self.lanes[split.backend].compute.wait(&**done);
                 waited.map_err(|error| self.in_split(number, error))?;
             }
@@ -125,18 +133,25 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the program of a single node of a split, and reads its result.
-    pub(crate) fn run_node(
+    /// Runs the program of some nodes of a split.
+    pub(crate) fn run_segment(
         &mut self,
         number: usize,
         program: &mut dyn Program,
+    ) -> Result<(), RuntimeError> {
+        let backend = self.plan.splits().splits[number].backend;
+        self.lanes[backend].compute.run(program).map_err(RuntimeError::device)
+    }
+
+    /// Reads a result of a split that has been issued; waits for it.
+    pub(crate) fn read(
+        &mut self,
+        number: usize,
         result: &Region,
         bytes: &mut [u8],
     ) -> Result<(), RuntimeError> {
         let backend = self.plan.splits().splits[number].backend;
-        let queue = &mut self.lanes[backend].compute;
-        let done = queue.run(program).and_then(|()| queue.read(result, bytes));
-        done.map_err(RuntimeError::device)
+        self.lanes[backend].compute.read(result, bytes).map_err(RuntimeError::device)
     }
 
     pub(crate) fn copy(&mut self, number: usize) -> Result<(), RuntimeError> {

@@ -4,7 +4,8 @@
 //! by key or fingerprint, and drops those that were not used for long ([`plan_limits`], [`forget`]); [`memory`] has weights, states and arenas, and [`places`] tells from them where each tensor of
 //! a plan is; [`compile`] turns splits into programs. In a run, [`inputs`] copies the caller's bytes into the arena,
 //! [`execute`] issues copies ([`transfer`]) and splits in the plan's order to the queues of each [`lane`], and
-//! [`outputs`] reads results back, [`pending_read`] while the next run is in flight. [`debug`] times and observes runs.
+//! [`outputs`] reads results back, [`pending_read`] while the next run is in flight. [`debug`] times runs, [`observe`] shows
+//! intermediate results.
 //! [`convert`] converts `f32` values, [`interface`] lists inputs and outputs. Between runs, [`state_access`] reads and writes states, and [`snapshot`] saves and restores all of them.
 
 mod arena;
@@ -20,6 +21,7 @@ mod inputs;
 mod interface;
 mod lane;
 mod memory;
+mod observe;
 mod outputs;
 mod pending_read;
 mod places;
@@ -35,10 +37,11 @@ mod state_access;
 mod tensor_ref;
 mod transfer;
 
-pub use debug::{Observed, SessionDebug};
+pub use debug::SessionDebug;
 pub use element::{Element, Values};
 pub use interface::TensorInfo;
 pub use memory::SessionMemory;
+pub use observe::{Observed, ObservedRun, Observer};
 pub use pending_read::PendingRead;
 pub use plan_cache::PlanKey;
 pub use plan_limits::{PlanLimits, PlanUsage};

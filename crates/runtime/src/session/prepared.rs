@@ -1,5 +1,7 @@
 //! A plan of a session with its weights, inputs, outputs and programs.
 
+use rustc_hash::FxHashMap;
+
 use super::compile::CompiledPlan;
 use super::inputs::Inputs;
 use super::memory::SessionMemory;
@@ -9,8 +11,8 @@ use crate::schedule::Plan;
 use crate::weights::{PlanWeights, unset};
 use crate::{Program, RuntimeError};
 
-/// One program for each node, per bank of inputs, in the order of [`Splits::nodes`](crate::Splits::nodes).
-pub(crate) type NodePrograms = Vec<[Box<dyn Program>; 2]>;
+/// The programs of segments of splits, for observed runs: by split, first node and end there, and bank of inputs.
+pub(crate) type SegmentPrograms = FxHashMap<(usize, usize, usize, usize), Box<dyn Program>>;
 
 /// A plan of a session.
 pub(crate) struct PreparedPlan {
@@ -21,8 +23,8 @@ pub(crate) struct PreparedPlan {
     pub(crate) inputs: Inputs,
     pub(crate) outputs: Vec<OutputPlace>,
     pub(crate) compiled: Option<CompiledPlan>,
-    /// Compiled when the plan is first observed.
-    pub(crate) node_programs: Option<NodePrograms>,
+    /// Compiled when they are first observed.
+    pub(crate) segments: SegmentPrograms,
     pub(crate) results: Results,
     /// Whether it was compiled at least once.
     pub(crate) proven: bool,
@@ -50,7 +52,7 @@ impl PreparedPlan {
             inputs: Inputs::default(),
             outputs: Vec::new(),
             compiled: None,
-            node_programs: None,
+            segments: SegmentPrograms::default(),
             results: Results::None,
             proven: false,
             new_states,
@@ -76,7 +78,7 @@ impl PreparedPlan {
     /// Forgets everything that points into the arenas or to weights.
     pub(crate) fn forget_places(&mut self) {
         self.compiled = None;
-        self.node_programs = None;
+        self.segments.clear();
         self.outputs.clear();
         self.inputs = Inputs::default();
         self.results = Results::None;

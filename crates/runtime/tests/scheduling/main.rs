@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod assignment;
+mod barriers;
 mod common;
 mod copies;
 mod explanation;
 mod faults;
 mod identical;
 mod large;
+mod observing;
 mod overlap;
 mod overlapping_inputs;
 mod pipelining;
@@ -18,3 +20,4 @@ mod streaming;
 mod traits;
 mod values;
 mod weights;
+mod wrong_plans;

@@ -1,9 +1,10 @@
 //! S7, S8, S11: sessions, from inputs to outputs.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Detail, RuntimeError, Scheduler, Session};
+use quadriga_runtime::{Detail, Observed, ObservedRun, RuntimeError, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{chain, chain_input, device, host};
@@ -388,10 +389,11 @@ fn every_node_can_be_observed() {
     session.run(&[("x", &chain_input())]).unwrap();
     let expected: Vec<u8> = session.read("y").unwrap();
     let mut seen = Vec::new();
-    session
-        .debug()
-        .observe(&mut |o| seen.push((o.plan.graph().node_name(o.node), o.bytes.to_vec())))
-        .unwrap();
+    let mut observer = |o: Observed<'_>| {
+        seen.push((o.plan.graph().node_name(o.node), o.bytes.to_vec()));
+        ControlFlow::Continue(())
+    };
+    assert_eq!(session.debug().observe(&mut observer).unwrap(), ObservedRun::Finished);
     assert_eq!(seen.len(), 8);
     assert_eq!(seen[7].1, expected);
     assert_eq!(session.read::<u8>("y").unwrap(), expected);
