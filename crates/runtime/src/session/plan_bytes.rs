@@ -17,7 +17,7 @@ const MAP_ENTRY: usize = 16;
 impl PreparedPlan {
     /// Bytes of the graph, the plan and its programs, and of memory that is the plan's own: constants and staging.
     pub(crate) fn host_bytes(&self) -> usize {
-        let programs = self.node_programs.iter().flatten().flatten().map(|program| program.scratch_bytes());
+        let programs = self.segments.values().map(|program| program.scratch_bytes());
         size_of::<PreparedPlan>()
             + graph_bytes(self.plan.graph())
             + plan_bytes(&self.plan)
