@@ -36,9 +36,12 @@ pub(crate) struct AnswerOptions {
         help_heading = PROMPT
     )]
     stop: Vec<String>,
-    /// Do not apply the model's chat template
+    /// Do not apply the model's chat template; implies --special
     #[arg(long, help_heading = PROMPT)]
     raw: bool,
+    /// Parse control tokens in prompts, such as <|im_end|>, which are plain text otherwise
+    #[arg(long, help_heading = PROMPT)]
+    special: bool,
     /// System prompt, also -sys
     #[arg(
         long,
@@ -141,6 +144,8 @@ impl AnswerOptions {
             max_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),
             raw: self.raw,
+            // Without the template, only the prompt itself can contain the control tokens of a turn.
+            special: self.special || self.raw,
             system: self.system.clone(),
             ..GeneratorOptions::default()
         })

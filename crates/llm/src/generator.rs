@@ -10,7 +10,7 @@ use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
 use crate::sampling::{Sampler, SamplingHook, SamplingOptions};
-use crate::template::Message;
+use crate::template::{self, Message};
 use crate::{Error, Model, Result};
 
 /// Options of a [`Generator`].
@@ -44,6 +44,9 @@ pub struct GeneratorOptions {
     pub raw: bool,
     /// The system prompt, for chat templates that have one and conversations that do not begin with a system message.
     pub system: Option<String>,
+    /// Whether control tokens that are spelled out in messages become those tokens, as if every message were
+    /// [trusted](Message::trusted). Without it, they are text, also with `raw`.
+    pub special: bool,
 }
 
 /// Generates text with a model: one answer after another, each streamed as it is generated.
@@ -162,22 +165,21 @@ impl Generator {
     }
 
     /// The tokens of a conversation, rendered with the chat template; without one, or with [`GeneratorOptions::raw`],
-    /// of the messages' plain text.
+    /// of the messages' plain text. Control tokens that are spelled out in a message are text, unless it is
+    /// [trusted](Message::trusted) or [`GeneratorOptions::special`] is set.
     pub fn tokenize(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let model = self.engine.model();
         let tokenizer = model.tokenizer()?;
-        match model.template().filter(|_| !self.options.raw) {
-            Some(template) => {
-                // A system message of the conversation takes the place of the generator's own.
-                let own = self.options.system.as_ref().filter(|_| !messages.first().is_some_and(is_system));
-                let system = own.map(|text| Message::new("system", text.clone()));
-                let all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
-                Ok(tokenizer.encode_prompt(&template.render(&all, true)?, true))
-            }
-            None => {
-                let text: String = messages.iter().map(|m| m.content.as_str()).collect();
-                Ok(tokenizer.encode_prompt(&text, true))
-            }
+        let template = model.template().filter(|_| !self.options.raw);
+        // A system message of the conversation takes the place of the generator's own.
+        let own = template.is_some() && !messages.first().is_some_and(is_system);
+        let system = self.options.system.as_ref().filter(|_| own);
+        let system = system.map(|text| Message::new("system", text.clone()));
+        let mut all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
+        all.iter_mut().for_each(|message| message.trusted |= self.options.special);
+        match template {
+            Some(template) => template.tokenize(tokenizer, &all, true),
+            None => Ok(template::tokenize_contents(tokenizer, &all)),
         }
     }
 

@@ -23,12 +23,12 @@
 mod byte_level;
 mod bytes;
 mod from_file;
+mod matcher;
 mod merge;
 mod normalize;
 mod pre_tokenizer;
 mod sentence_piece;
 mod stream;
-mod trie;
 mod unigram;
 mod vocabulary;
 
@@ -38,10 +38,10 @@ pub use vocabulary::{TokenType, Vocabulary};
 
 use byte_level::ByteLevel;
 use bytes::Alphabet;
+use matcher::{Direction, Found, Matcher};
 use normalize::Normalizer;
 use rustc_hash::FxHashSet;
 use sentence_piece::{SPACE, SentencePiece};
-use trie::Trie;
 use unigram::Unigram;
 
 use crate::{Error, Result};
@@ -90,6 +90,20 @@ enum TokenizerKind {
     Unigram(Unigram, Normalizer),
 }
 
+/// Whether a control token with a length is allowed.
+pub(crate) type AllowToken<'a> = &'a dyn Fn(u32, usize) -> bool;
+
+/// Whether control tokens that are spelled out in a text become those tokens.
+#[derive(Clone, Copy)]
+pub(crate) enum ControlTokens<'a> {
+    /// They do.
+    Parsed,
+    /// They are plain text.
+    Text,
+    /// They do at the positions where there is a condition, and if it holds for the token.
+    ParsedAt(&'a dyn Fn(usize) -> Option<AllowToken<'a>>),
+}
+
 /// A part of a text: plain text, or a special token that is spelled out in it.
 enum Fragment<'t> {
     Text(&'t str),
@@ -111,10 +125,8 @@ enum Fragment<'t> {
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     kind: TokenizerKind,
-    /// User-defined tokens, which are recognised in any text.
-    always: Trie,
-    /// User-defined and control tokens, which are recognised in text with special tokens.
-    special: Trie,
+    /// Special tokens: user-defined tokens, which are recognised in any text, and control tokens.
+    special: Matcher,
     /// The bytes of each token's text; empty for control and unused tokens.
     pieces: Vec<Box<[u8]>>,
     endings: FxHashSet<u32>,
@@ -139,39 +151,42 @@ impl Tokenizer {
                 let prefix = vocabulary.add_space_prefix.unwrap_or(false);
                 let normalizer =
                     Normalizer::new(&vocabulary.replacements, prefix, vocabulary.remove_extra_spaces)?;
-                (TokenizerKind::Unigram(Unigram::new(&vocabulary), normalizer), false, false)
+                (TokenizerKind::Unigram(Unigram::new(&vocabulary)?, normalizer), false, false)
             }
             _ => {
                 let known = "gpt2, llama, t5".to_owned();
                 return Err(Error::UnknownTokenizer { model: vocabulary.model, known });
             }
         };
-        let (mut always, mut special) = (Trie::default(), Trie::default());
+        let mut special = Vec::new();
         let mut pieces = Vec::with_capacity(vocabulary.tokens.len());
         for (token, text) in (0u32..).zip(&vocabulary.tokens) {
             let token_type = vocabulary.token_type(token);
             match token_type {
-                TokenType::UserDefined => {
-                    always.insert(text.as_bytes(), token);
-                    special.insert(text.as_bytes(), token);
-                }
-                TokenType::Control | TokenType::Unknown => special.insert(text.as_bytes(), token),
+                TokenType::UserDefined => special.push((text.as_bytes(), token, true)),
+                TokenType::Control | TokenType::Unknown => special.push((text.as_bytes(), token, false)),
                 TokenType::Normal | TokenType::Unused | TokenType::Byte => {}
             }
             pieces.push(piece(&kind, &letters, token_type, text).into());
         }
+        let special = Matcher::new(Direction::Backward, &special)?;
         let add_bos = vocabulary.add_bos.unwrap_or(add_bos && vocabulary.bos.is_some());
         let add_space_prefix = vocabulary.add_space_prefix.unwrap_or(add_space_prefix);
-        Ok(Tokenizer { vocabulary, kind, always, special, pieces, endings, add_bos, add_space_prefix })
+        Ok(Tokenizer { vocabulary, kind, special, pieces, endings, add_bos, add_space_prefix })
     }
 
     /// Encodes a text, without a beginning-of-text token. With `special`, control tokens that are spelled out in the
     /// text become those tokens; without, they are plain text, so that a user's input cannot inject control tokens.
     /// Bytes for which a byte-level vocabulary has no token are dropped.
     pub fn encode(&self, text: &str, special: bool) -> Vec<u32> {
+        self.encode_where(text, if special { ControlTokens::Parsed } else { ControlTokens::Text })
+    }
+
+    /// Encodes a text with control tokens at some positions only.
+    pub(crate) fn encode_where(&self, text: &str, control: ControlTokens<'_>) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(text.len() / 3);
         let mut after_special = true;
-        for fragment in self.fragments(text, if special { &self.special } else { &self.always }) {
+        for fragment in self.fragments(text, control) {
             match fragment {
                 Fragment::Token(token) => tokens.push(token),
                 Fragment::Text(text) => self.encode_text(text, after_special, &mut tokens),
@@ -181,10 +196,59 @@ impl Tokenizer {
         tokens
     }
 
+    /// Positions and lengths of the control tokens that are spelled out in a text, as [`encode`](Self::encode) finds
+    /// them.
+    pub(crate) fn control_tokens(&self, text: &str) -> Vec<(usize, usize)> {
+        let mut at = 0;
+        let mut found = Vec::new();
+        for fragment in self.fragments(text, ControlTokens::Parsed) {
+            let length = match fragment {
+                Fragment::Text(text) => text.len(),
+                Fragment::Token(token) => {
+                    let length = self.vocabulary.tokens.get(token as usize).map_or(0, String::len);
+                    if self.vocabulary.token_type(token) != TokenType::UserDefined {
+                        found.push((at, length));
+                    }
+                    length
+                }
+            };
+            at += length;
+        }
+        found
+    }
+
+    /// The positions at which any control token begins, overlapping ones included.
+    pub(crate) fn control_starts(&self, text: &str) -> Vec<usize> {
+        let mut starts = Vec::new();
+        self.special.scan(text.as_bytes(), |at, found| {
+            if std::iter::successors(Some(found), |found| self.special.shorter(*found))
+                .any(|found| !found.always)
+            {
+                starts.push(at);
+            }
+        });
+        starts.reverse();
+        starts
+    }
+
+    /// The texts of the control tokens.
+    pub(crate) fn control_texts(&self) -> impl Iterator<Item = &str> {
+        let control =
+            |token: u32| matches!(self.vocabulary.token_type(token), TokenType::Control | TokenType::Unknown);
+        (0u32..)
+            .zip(&self.vocabulary.tokens)
+            .filter(move |(token, _)| control(*token))
+            .map(|(_, text)| text.as_str())
+    }
+
     /// Encodes a whole prompt: as [`encode`](Self::encode), with the beginning-of-text token first if the vocabulary
     /// uses one and the text does not start with it.
     pub fn encode_prompt(&self, text: &str, special: bool) -> Vec<u32> {
-        let mut tokens = self.encode(text, special);
+        self.with_bos(self.encode(text, special))
+    }
+
+    /// The tokens of a prompt with the beginning-of-text token first, if the vocabulary uses one.
+    pub(crate) fn with_bos(&self, mut tokens: Vec<u32>) -> Vec<u32> {
         if let (true, Some(bos)) = (self.add_bos, self.vocabulary.bos)
             && tokens.first() != Some(&bos)
         {
@@ -252,33 +316,50 @@ impl Tokenizer {
                 kind.encode(&spaced, tokens);
             }
             TokenizerKind::Unigram(kind, normalizer) => {
-                kind.encode(&normalizer.normalize(text, &self.always), tokens)
+                kind.encode(&normalizer.normalize(text, &self.user_defined(text)), tokens)
             }
         }
     }
 
+    /// Positions and lengths of the longest user-defined token that begins at each position, last first.
+    fn user_defined(&self, text: &str) -> Vec<(usize, usize)> {
+        let mut found = Vec::new();
+        self.special.scan(text.as_bytes(), |at, token| {
+            found.extend(self.special.always(token).map(|token| (at, token.length as usize)));
+        });
+        found
+    }
+
     /// Splits a text at the special tokens that are spelled out in it: leftmost first, the longest of several.
-    fn fragments<'t>(&self, text: &'t str, marked: &Trie) -> Vec<Fragment<'t>> {
-        let mut fragments = Vec::new();
-        let mut rest = text;
-        let mut at = 0;
-        while !marked.is_empty() && at < rest.len() {
-            let found = rest.as_bytes().get(at..).and_then(|bytes| marked.longest(bytes));
-            let Some((length, token)) = found else {
-                at += 1;
-                continue;
+    fn fragments<'t>(&self, text: &'t str, control: ControlTokens<'_>) -> Vec<Fragment<'t>> {
+        // The longest token at each position, last first.
+        let mut matches: Vec<(usize, Found)> = Vec::new();
+        self.special.scan(text.as_bytes(), |at, longest| {
+            let allowed = match control {
+                ControlTokens::Parsed => Some(longest),
+                ControlTokens::Text => self.special.always(longest),
+                ControlTokens::ParsedAt(allowed) => allowed(at).map_or_else(
+                    || self.special.always(longest),
+                    |allowed| {
+                        std::iter::successors(Some(longest), |found| self.special.shorter(*found))
+                            .find(|found| found.always || allowed(found.token, found.length as usize))
+                    },
+                ),
             };
-            // The text of a token consists of whole characters, so both ends are character boundaries.
-            let (Some(before), Some(after)) = (rest.get(..at), rest.get(at + length..)) else { break };
-            if !before.is_empty() {
-                fragments.push(Fragment::Text(before));
+            matches.extend(allowed.map(|found| (at, found)));
+        });
+        let mut fragments = Vec::new();
+        let mut from = 0;
+        while let Some((at, found)) = matches.pop() {
+            if at < from {
+                continue; // Within the token before.
             }
-            fragments.push(Fragment::Token(token));
-            (rest, at) = (after, 0);
+            // The text of a token consists of whole characters, so both ends are character boundaries.
+            fragments.extend(text.get(from..at).filter(|before| !before.is_empty()).map(Fragment::Text));
+            fragments.push(Fragment::Token(found.token));
+            from = at + found.length as usize;
         }
-        if !rest.is_empty() {
-            fragments.push(Fragment::Text(rest));
-        }
+        fragments.extend(text.get(from..).filter(|rest| !rest.is_empty()).map(Fragment::Text));
         fragments
     }
 }

@@ -1,7 +1,6 @@
 //! Normalization of text for unigram vocabularies: SentencePiece's compiled replacements, then spaces.
 
 use super::sentence_piece::SPACE;
-use super::trie::Trie;
 use crate::{Error, Result};
 
 /// The replacements are a double-array trie, followed by the replacement texts, each terminated by a zero byte.
@@ -30,14 +29,19 @@ impl Normalizer {
         Ok(normalizer)
     }
 
-    /// The text as the vocabulary wants it. Texts of the tokens in `kept` are not replaced.
-    pub(super) fn normalize(&self, text: &str, kept: &Trie) -> String {
+    /// The text as the vocabulary wants it. `kept` are positions and lengths of tokens that are not replaced, last
+    /// first.
+    pub(super) fn normalize(&self, text: &str, kept: &[(usize, usize)]) -> String {
         let mut result = Vec::with_capacity(text.len() + SPACE.len());
         let mut in_word = false;
         let mut prefixed = false;
         let mut rest = text;
+        let mut kept = kept.iter().rev().copied().peekable();
         while let Some(letter) = rest.chars().next() {
-            let (length, replacement) = self.step(rest, letter, kept);
+            let at = text.len() - rest.len();
+            while kept.next_if(|(start, _)| *start < at).is_some() {}
+            let token = kept.next_if(|(start, _)| *start == at).map(|(_, length)| length);
+            let (length, replacement) = self.step(rest, letter, token);
             for &byte in replacement {
                 if byte == b' ' {
                     in_word = false;
@@ -60,10 +64,10 @@ impl Normalizer {
     }
 
     /// The number of bytes that are replaced next, and their replacement.
-    fn step<'a>(&'a self, text: &'a str, letter: char, kept: &Trie) -> (usize, &'a [u8]) {
+    fn step<'a>(&'a self, text: &'a str, letter: char, kept: Option<usize>) -> (usize, &'a [u8]) {
         let bytes = text.as_bytes();
         let own = |length: usize| (length, bytes.get(..length).unwrap_or_default());
-        if let Some((length, _)) = kept.longest(bytes) {
+        if let Some(length) = kept {
             return own(length);
         }
         match self.replacement(bytes) {

@@ -1,14 +1,15 @@
 //! The unigram tokenizer (`tokenizer.ggml.model = t5`): the segmentation with the best sum of scores (Viterbi).
 
-use super::trie::Trie;
+use super::matcher::{Direction, Matcher};
 use super::vocabulary::{TokenType, Vocabulary};
+use crate::Result;
 
 /// The difference of an unknown character's score to the worst score of the vocabulary.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 #[derive(Debug)]
 pub(super) struct Unigram {
-    words: Trie,
+    words: Matcher,
     scores: Vec<f32>,
     unknown: u32,
     unknown_score: f64,
@@ -23,8 +24,8 @@ struct BestPath {
 }
 
 impl Unigram {
-    pub(super) fn new(vocabulary: &Vocabulary) -> Unigram {
-        let mut words = Trie::default();
+    pub(super) fn new(vocabulary: &Vocabulary) -> Result<Unigram> {
+        let mut words = Vec::new();
         let mut scores = vec![0.0; vocabulary.tokens.len()];
         let mut worst = f32::INFINITY;
         for ((token, text), own) in (0u32..).zip(&vocabulary.tokens).zip(&mut scores) {
@@ -37,12 +38,13 @@ impl Unigram {
                 TokenType::UserDefined => {} // Score 0: better than all others.
                 TokenType::Control | TokenType::Unknown | TokenType::Byte => continue,
             }
-            words.insert(text.as_bytes(), token);
+            words.push((text.as_bytes(), token, true));
         }
         let worst = if worst.is_finite() { f64::from(worst) } else { 0.0 };
         // In a file without an unknown token, unknown text must not be dropped: T5 itself uses token 2.
         let unknown = vocabulary.unknown.unwrap_or(2).min(vocabulary.tokens.len().saturating_sub(1) as u32);
-        Unigram { words, scores, unknown, unknown_score: worst - UNKNOWN_PENALTY }
+        let words = Matcher::new(Direction::Forward, &words)?;
+        Ok(Unigram { words, scores, unknown, unknown_score: worst - UNKNOWN_PENALTY })
     }
 
     /// Appends the tokens of a normalized text.
@@ -52,23 +54,29 @@ impl Unigram {
         if let Some(first) = best.first_mut() {
             first.score = 0.0;
         }
-        for (from, letter) in text.char_indices() {
-            let here = best.get(from).map_or(f64::NEG_INFINITY, |path| path.score);
-            let mut whole_letter = false;
-            let mut arrive = |length: usize, token: u32, score: f64| {
-                if let Some(there) = best.get_mut(from + length)
-                    && score > there.score
+        // Of equally good segmentations the one with the longest last token wins: longer tokens come first.
+        let mut ends = Vec::new();
+        self.words.scan(text.as_bytes(), |end, found| ends.push((end, found)));
+        let mut ends = ends.into_iter().peekable();
+        for (start, letter) in text.char_indices() {
+            let end = start + letter.len_utf8();
+            let mut arrive = |from: usize, token: u32, own: f64| {
+                let score = best.get(from).map_or(f64::NEG_INFINITY, |path| path.score) + own;
+                if let Some(here) = best.get_mut(end)
+                    && score > here.score
                 {
-                    *there = BestPath { score, token, from };
+                    *here = BestPath { score, token, from };
                 }
             };
-            for (length, token) in self.words.prefixes(text.as_bytes().get(from..).unwrap_or_default()) {
-                whole_letter |= length == letter.len_utf8();
-                let own = self.scores.get(token as usize).copied().unwrap_or_default();
-                arrive(length, token, here + f64::from(own));
+            let mut whole_letter = false;
+            let longest = ends.next_if(|(at, _)| *at == end).map(|(_, found)| found);
+            for found in std::iter::successors(longest, |found| self.words.shorter(*found)) {
+                whole_letter |= found.length as usize == letter.len_utf8();
+                let own = self.scores.get(found.token as usize).copied().unwrap_or_default();
+                arrive(end - found.length as usize, found.token, f64::from(own));
             }
             if !whole_letter {
-                arrive(letter.len_utf8(), self.unknown, here + self.unknown_score);
+                arrive(start, self.unknown, self.unknown_score);
             }
         }
         // Follow the path back from the end; consecutive unknown characters are one token.

@@ -1,0 +1,293 @@
+//! Chat templates: the model's format for conversations.
+//!
+//! Templates are Jinja programs from the model file, which is not trusted: instructions, memory and output are limited.
+//! Contents of messages are not trusted either: [`ChatTemplate::tokenize`] encodes control tokens of the template as
+//! such, and control tokens that are spelled out in a content as text.
+//!
+//! ```
+//! use quadriga_llm::template::{ChatTemplate, Message};
+//!
+//! let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}";
+//! let template = ChatTemplate::new(source, "<s>", "</s>")?;
+//! let prompt = template.render(&[Message::new("user", "Hi!")], true)?;
+//! assert_eq!(prompt, "<user>Hi!</user>");
+//! # Ok::<(), quadriga_llm::Error>(())
+//! ```
+
+mod date;
+mod json;
+mod limits;
+mod provenance;
+mod rewrite;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, Value};
+use minijinja::{AutoEscape, Environment, ErrorKind};
+use regex::Regex;
+use serde::Serialize;
+
+use self::limits::{LimitedWriter, MAX_INSTRUCTIONS};
+use self::provenance::{Marker, Prompt, broken, escaped, has_marks};
+use self::rewrite::MarkText;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Bytes that a template may print in addition to twice the size of the messages.
+const MAX_OUTPUT: usize = 4 << 20;
+/// The largest source of a template in bytes; real ones have up to 20 KB.
+const MAX_SOURCE: usize = 1 << 20;
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// The role: `system`, `user` or `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// Whether control tokens that are spelled out in the content become those tokens. Not for text from users or
+    /// documents: it could end its turn and begin one of the system.
+    #[serde(skip)]
+    pub trusted: bool,
+}
+
+impl Message {
+    /// A message whose content is plain text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { role: role.into(), content: content.into(), trusted: false }
+    }
+
+    /// A message whose content may contain control tokens.
+    pub fn trusted(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { trusted: true, ..Message::new(role, content) }
+    }
+}
+
+/// A parsed chat template.
+///
+/// ```no_run
+/// use quadriga_llm::Model;
+/// use quadriga_llm::template::Message;
+///
+/// let model = Model::open("model.gguf")?;
+/// if let Some(template) = model.template() {
+///     let messages = [Message::new("user", "What does <|im_end|> mean?")];
+///     let tokens = template.tokenize(model.tokenizer()?, &messages, true)?;
+/// }
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+    /// Texts of the same tokens in the template with marks, if there is one.
+    marked: Option<(String, String)>,
+}
+
+#[derive(Serialize)]
+struct TemplateContext<'a> {
+    messages: &'a [Message],
+    bos_token: &'a str,
+    eos_token: &'a str,
+    add_generation_prompt: bool,
+    #[serde(rename = "message bytes")]
+    message_bytes: usize,
+}
+
+/// A content that is neither empty nor part of a control token.
+const HARMLESS: &str = "\u{e000}";
+
+/// The names of the templates in the environment.
+const PLAIN: &str = "chat";
+const MARKED: &str = "marked chat";
+
+impl ChatTemplate {
+    /// Parses a template. `bos` and `eos` are the texts of the vocabulary's beginning- and end-of-text tokens.
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate> {
+        ChatTemplate::parse(source, bos, eos, None)
+    }
+
+    /// Parses a template for a tokenizer, whose control tokens it may use.
+    pub fn for_tokenizer(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
+        let vocabulary = tokenizer.vocabulary();
+        let text = |token: Option<u32>| {
+            token.and_then(|token| vocabulary.tokens.get(token as usize)).map_or("", String::as_str)
+        };
+        ChatTemplate::parse(source, text(vocabulary.bos), text(vocabulary.eos), Some(tokenizer))
+    }
+
+    fn parse(source: &str, bos: &str, eos: &str, tokenizer: Option<&Tokenizer>) -> Result<ChatTemplate> {
+        let failed = |error: minijinja::Error| Error::Template { reason: describe(&error) };
+        if source.len() > MAX_SOURCE {
+            let reason = format!("its source has {} bytes, more than {MAX_SOURCE}", source.len());
+            return Err(Error::Template { reason });
+        }
+        let source = without_generation_tags(source);
+        let mut syntax = SyntaxConfig::builder();
+        let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
+        let mut environment = Environment::new();
+        limits::install(&mut environment);
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, _> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment.add_function("strftime_now", |format: String| date::date(&format, date::now()));
+        environment.add_filter("tojson", json::to_json);
+        rewrite::check_nesting(&source, &syntax).map_err(failed)?;
+        let rewritten = |mark: Option<MarkText<'_>>| rewrite::rewrite(&source, syntax.clone(), mark);
+        environment.add_template_owned(PLAIN, rewritten(None).map_err(failed)?).map_err(failed)?;
+        // Marks are an addition: without them, control tokens in contents are broken up before rendering.
+        let marker = tokenizer.filter(|_| !has_marks(&source)).map(Marker::new);
+        let marked = marker.and_then(|marker| {
+            let source = rewritten(Some(&|text| marker.mark(text))).ok()?;
+            environment.add_template_owned(MARKED, source).ok()?;
+            Some((marker.mark(bos), marker.mark(eos)))
+        });
+        Ok(ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned(), marked })
+    }
+
+    /// The template of a model file, if it has one.
+    pub fn from_file(file: &quadriga_gguf::File, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+        let Some(source) = file.find::<&str>("tokenizer.chat_template")? else { return Ok(None) };
+        ChatTemplate::for_tokenizer(source, tokenizer).map(Some)
+    }
+
+    /// Renders a conversation as a prompt. With `add_generation_prompt`, it ends with the header of the assistant's
+    /// answer. The text does not tell control tokens of the template from those in a content: use
+    /// [`tokenize`](Self::tokenize) for messages that are not trusted.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        self.render_as(PLAIN, (&self.bos, &self.eos), messages, add_generation_prompt)
+    }
+
+    /// The tokens of a conversation. Control tokens that are spelled out in the content of a message become those
+    /// tokens only if the message is [trusted](Message::trusted); otherwise they are text.
+    pub fn tokenize(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>> {
+        let plain = self.render(messages, add_generation_prompt)?;
+        let parsed = tokenizer.encode_prompt(&plain, true);
+        if messages.iter().all(|message| message.trusted) {
+            return Ok(parsed);
+        }
+        let roles: Vec<&str> =
+            messages.iter().map(|message| message.role.as_str()).chain(["assistant"]).collect();
+        let marked = self.render_marked(tokenizer, messages, add_generation_prompt);
+        let marked = marked.filter(|prompt| prompt.text == plain);
+        let tokens = marked.map(|prompt| prompt.encode_marked(tokenizer, &roles));
+        if tokens.as_ref() == Some(&parsed) {
+            return Ok(parsed);
+        }
+        // Control tokens are not marked: either they are spelled out in contents, or the template composes them in
+        // an unusual way. Contents without control tokens tell which.
+        let text_only = |text: &str| tokenizer.control_starts(text).is_empty();
+        let harmless: Vec<Message> = messages
+            .iter()
+            .map(|message| {
+                let role = if text_only(&message.role) { message.role.as_str() } else { "user" };
+                Message::new(role, HARMLESS)
+            })
+            .collect();
+        let complete = || -> Option<bool> {
+            let plain = self.render(&harmless, add_generation_prompt).ok()?;
+            let prompt = self.render_marked(tokenizer, &harmless, add_generation_prompt)?;
+            let parsed = tokenizer.encode_prompt(&plain, true);
+            Some(prompt.text == plain && prompt.encode_marked(tokenizer, &roles) == parsed)
+        };
+        match tokens {
+            Some(tokens) if complete() == Some(true) => Ok(tokens),
+            _ if messages.iter().all(|m| text_only(&m.role) && (m.trusted || text_only(&m.content))) => {
+                Ok(parsed)
+            }
+            _ => {
+                let text = |text: &str| broken(tokenizer, &escaped(text));
+                let messages: Vec<Message> = messages
+                    .iter()
+                    .map(|message| Message {
+                        role: text(&message.role),
+                        content: if message.trusted {
+                            escaped(&message.content)
+                        } else {
+                            text(&message.content)
+                        },
+                        trusted: message.trusted,
+                    })
+                    .collect();
+                let rendered =
+                    self.render_as(PLAIN, (&self.bos, &self.eos), &messages, add_generation_prompt)?;
+                Ok(Prompt::new(&rendered).encode_unbroken(tokenizer))
+            }
+        }
+    }
+
+    /// Renders the template with marks; `None` if there is none or it fails, as it can when it compares a marked text.
+    fn render_marked(&self, tokenizer: &Tokenizer, messages: &[Message], end: bool) -> Option<Prompt> {
+        let (bos, eos) = self.marked.as_ref()?;
+        let messages: Vec<Message> = messages
+            .iter()
+            .map(|message| Message {
+                role: escaped(&message.role),
+                content: marked_content(tokenizer, message),
+                trusted: message.trusted,
+            })
+            .collect();
+        let text = self.render_as(MARKED, (bos, eos), &messages, end).ok()?;
+        Some(Prompt::new(&text))
+    }
+
+    fn render_as(
+        &self,
+        name: &str,
+        (bos_token, eos_token): (&str, &str),
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        let failed = |error: minijinja::Error| Error::Template { reason: describe(&error) };
+        let template = self.environment.get_template(name).map_err(failed)?;
+        let message_bytes: usize =
+            messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        let context =
+            TemplateContext { messages, bos_token, eos_token, add_generation_prompt, message_bytes };
+        let mut output = LimitedWriter {
+            bytes: Vec::new(),
+            left: message_bytes.saturating_mul(2).saturating_add(MAX_OUTPUT),
+        };
+        template.render_captured_to(Value::from(Serde(&context)), &mut output).map_err(failed)?;
+        String::from_utf8(output.bytes).map_err(|error| Error::Template { reason: error.to_string() })
+    }
+}
+
+/// The tokens of the contents of messages, one after another without a template. Control tokens are parsed in trusted
+/// messages only.
+pub(crate) fn tokenize_contents(tokenizer: &Tokenizer, messages: &[Message]) -> Vec<u32> {
+    let text: String = messages.iter().map(|message| marked_content(tokenizer, message)).collect();
+    Prompt::new(&text).encode_marked(tokenizer, &[])
+}
+
+/// A content whose control tokens are marked if it is trusted.
+fn marked_content(tokenizer: &Tokenizer, message: &Message) -> String {
+    let content = escaped(&message.content);
+    if message.trusted { Marker::new(tokenizer).mark(&content) } else { content }
+}
+
+/// Replaces the `generation` tags, which mark answers for training, by comments.
+fn without_generation_tags(source: &str) -> String {
+    let tag = Regex::new(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}");
+    tag.map_or_else(|_| source.to_owned(), |tag| tag.replace_all(source, "{#$1 $2#}").into_owned())
+}
+
+/// An error with its causes in one line.
+fn describe(error: &minijinja::Error) -> String {
+    let mut text = match error.kind() {
+        ErrorKind::OutOfFuel => format!("it did not end within {MAX_INSTRUCTIONS} instructions"),
+        _ => error.to_string(),
+    };
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
