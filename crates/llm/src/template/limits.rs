@@ -292,11 +292,8 @@ fn builtin(name: &str) -> Value {
 
 /// The greatest number in some arguments, keyword arguments included.
 fn greatest(arguments: &[Value]) -> usize {
-    let number = |value: &Value| match value.as_usize() {
-        Some(number) => number,
-        // Negative numbers and fractions are refused by the filter itself.
-        None => 0,
-    };
+    // Negative numbers and fractions are refused by the filter itself.
+    let number = |value: &Value| value.as_usize().unwrap_or(0);
     let of = |value: &Value| match value.kind() {
         ValueKind::Map => value
             .try_iter()

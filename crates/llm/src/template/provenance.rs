@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::tokenizer::{AllowToken, ControlTokens, Tokenizer};
+use crate::tokenizer::{ControlTokens, Tokenizer};
 
 /// Before a control token of the template.
 const START: char = '\u{fdd0}';
@@ -149,32 +149,26 @@ impl Prompt {
     /// of the roles.
     pub(super) fn encode_marked(&self, tokenizer: &Tokenizer, roles: &[&str]) -> Vec<u32> {
         let texts = &tokenizer.vocabulary().tokens;
-        let with_role = |token: u32, _: usize| {
-            let text = texts.get(token as usize).map_or("", String::as_str);
-            roles.iter().any(|role| !role.is_empty() && text.contains(role))
+        let marked = |at: usize| {
+            let found = self.marked.binary_search_by_key(&at, |(start, _)| *start);
+            found.ok().and_then(|found| self.marked.get(found))
         };
-        let conditions: Vec<(usize, Box<dyn Fn(u32, usize) -> bool>)> = self
-            .marked
-            .iter()
-            .map(|&(start, end)| -> (usize, Box<dyn Fn(u32, usize) -> bool>) {
-                (start, Box::new(move |_, length| start + length <= end))
-            })
-            .collect();
-        let allowed = |at: usize| -> Option<AllowToken<'_>> {
-            match conditions.binary_search_by_key(&at, |(start, _)| *start) {
-                Ok(i) => conditions.get(i).map(|(_, condition)| condition.as_ref() as AllowToken<'_>),
-                Err(_) => self.prefixes.binary_search(&at).ok().map(|_| &with_role as AllowToken<'_>),
+        let at = |at: usize| marked(at).is_some() || self.prefixes.binary_search(&at).is_ok();
+        let allow = |at: usize, token: u32, length: usize| match marked(at) {
+            Some((_, end)) => at + length <= *end,
+            None => {
+                let text = texts.get(token as usize).map_or("", String::as_str);
+                roles.iter().any(|role| !role.is_empty() && text.contains(role))
             }
         };
-        tokenizer.with_bos(tokenizer.encode_where(&self.text, ControlTokens::ParsedAt(&allowed)))
+        let control = ControlTokens::ParsedWhere { at: &at, allow: &allow };
+        tokenizer.with_bos(tokenizer.encode_where(&self.text, control))
     }
 
     /// The tokens, with all control tokens that are not broken.
     pub(super) fn encode_unbroken(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let any = |_: u32, _: usize| true;
-        let allowed = |at: usize| -> Option<AllowToken<'_>> {
-            if self.broken.binary_search(&at).is_ok() { None } else { Some(&any) }
-        };
-        tokenizer.with_bos(tokenizer.encode_where(&self.text, ControlTokens::ParsedAt(&allowed)))
+        let at = |at: usize| self.broken.binary_search(&at).is_err();
+        let control = ControlTokens::ParsedWhere { at: &at, allow: &|_, _, _| true };
+        tokenizer.with_bos(tokenizer.encode_where(&self.text, control))
     }
 }

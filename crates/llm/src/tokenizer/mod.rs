@@ -90,9 +90,6 @@ enum TokenizerKind {
     Unigram(Unigram, Normalizer),
 }
 
-/// Whether a control token with a length is allowed.
-pub(crate) type AllowToken<'a> = &'a dyn Fn(u32, usize) -> bool;
-
 /// Whether control tokens that are spelled out in a text become those tokens.
 #[derive(Clone, Copy)]
 pub(crate) enum ControlTokens<'a> {
@@ -100,8 +97,8 @@ pub(crate) enum ControlTokens<'a> {
     Parsed,
     /// They are plain text.
     Text,
-    /// They do at the positions where there is a condition, and if it holds for the token.
-    ParsedAt(&'a dyn Fn(usize) -> Option<AllowToken<'a>>),
+    /// They do where `allow` agrees with position, token and length; it is asked at positions with `at` only.
+    ParsedWhere { at: &'a dyn Fn(usize) -> bool, allow: &'a dyn Fn(usize, u32, usize) -> bool },
 }
 
 /// A part of a text: plain text, or a special token that is spelled out in it.
@@ -338,13 +335,11 @@ impl Tokenizer {
             let allowed = match control {
                 ControlTokens::Parsed => Some(longest),
                 ControlTokens::Text => self.special.always(longest),
-                ControlTokens::ParsedAt(allowed) => allowed(at).map_or_else(
-                    || self.special.always(longest),
-                    |allowed| {
-                        std::iter::successors(Some(longest), |found| self.special.shorter(*found))
-                            .find(|found| found.always || allowed(found.token, found.length as usize))
-                    },
-                ),
+                ControlTokens::ParsedWhere { at: here, allow } if here(at) => {
+                    std::iter::successors(Some(longest), |found| self.special.shorter(*found))
+                        .find(|found| found.always || allow(at, found.token, found.length as usize))
+                }
+                ControlTokens::ParsedWhere { .. } => self.special.always(longest),
             };
             matches.extend(allowed.map(|found| (at, found)));
         });
