@@ -26,7 +26,7 @@ impl AtomicFile {
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let temporary =
-            builder.tempfile_in(folder).map_err(|error| Failure::file("create", target, &error))?;
+            builder.tempfile_in(folder).map_err(|error| Failure::file("create", target, &plain(error)))?;
         Ok(AtomicFile { temporary, target: target.to_owned() })
     }
 
@@ -43,6 +43,15 @@ impl AtomicFile {
         self.temporary.as_file().sync_all().map_err(|error| failed(&error))?;
         self.temporary.persist(&self.target).map_err(|error| failed(&error.error))?;
         Ok(())
+    }
+}
+
+/// The error without the name of the temporary file, which means nothing to the user.
+fn plain(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    match text.split_once(" at path ") {
+        Some((plain, _)) => io::Error::new(error.kind(), plain.to_owned()),
+        None => error,
     }
 }
 

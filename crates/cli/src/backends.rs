@@ -11,10 +11,10 @@ use crate::failure::{Failure, Outcome};
 use crate::size;
 
 /// The devices with these names; without names the first GPU, if there is one. The CPU is always the last.
-pub(crate) fn open(names: &[String], threads: Option<usize>) -> Outcome<Devices> {
+pub(crate) fn open(names: &[String], threads: Option<usize>, quiet: bool) -> Outcome<Devices> {
     if names.is_empty() {
         let devices = Devices::detect(threads)?;
-        if let Some(Error::Device { source, .. }) = devices.unusable() {
+        if let Some(Error::Device { source, .. }) = devices.unusable().filter(|_| !quiet) {
             note!("quadriga: continuing without the GPU: {source}");
         }
         return Ok(devices);

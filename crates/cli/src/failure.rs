@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use quadriga_cpu::{Error as CpuError, PoolError};
 use quadriga_llm::Error as LlmError;
+use quadriga_runtime::RuntimeError;
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -92,6 +93,9 @@ fn advice(error: &LlmError) -> Option<&'static str> {
         LlmError::Fetch { .. } => "-m FILE uses another model",
         LlmError::Cpu(CpuError::Isa(_)) => "QUADRIGA_ISA names it",
         LlmError::Cpu(CpuError::Pool(PoolError::Count(_))) => "-t is the number of threads",
+        LlmError::Runtime(RuntimeError::OverBudget(_)) => {
+            "use fewer layers on the GPU (-ngl) or a larger --vram-budget"
+        }
         LlmError::NoCacheFolder => "--cache-dir FOLDER names one, -m FILE uses another model",
         _ => return None,
     })

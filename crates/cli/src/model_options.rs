@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_graph::DType;
 use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement};
 use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
-use quadriga_runtime::{Plan, Progress, Scheduler};
+use quadriga_runtime::{BackendBytes, Plan, Progress, Scheduler};
 
 use crate::failure::{Failure, Outcome};
 use crate::{backends, fetch, interrupt, size, values};
@@ -18,7 +18,7 @@ pub(crate) struct ModelOptions {
     /// GGUF file; of a split model, any of its parts [default: SmolLM2 135M]
     #[arg(short, long, value_name = "FILE", help_heading = MODEL)]
     model: Option<PathBuf>,
-    /// Context size in tokens, 0 for the model's own up to 4096
+    /// Context size in tokens, 0 for what the model was trained with, or less where memory is short
     #[arg(
         short = 'c',
         long = "ctx-size",
@@ -130,6 +130,8 @@ pub(crate) struct Prepared {
     pub(crate) scheduler: Scheduler,
     /// The plan of the largest batch over a full KV cache.
     pub(crate) forecast: Plan,
+    /// The engine's options, with the context that was chosen.
+    pub(crate) options: EngineOptions,
     quiet: bool,
     /// Duration of opening and planning.
     opening: Duration,
@@ -137,7 +139,12 @@ pub(crate) struct Prepared {
 
 impl ModelOptions {
     /// Options for a model with all layers on one device; the default model, if no file is given.
-    pub(crate) fn on(device: &str, threads: Option<usize>, model: Option<PathBuf>) -> ModelOptions {
+    pub(crate) fn on(
+        device: &str,
+        threads: Option<usize>,
+        model: Option<PathBuf>,
+        cache_dir: Option<PathBuf>,
+    ) -> ModelOptions {
         ModelOptions {
             model,
             context: 0,
@@ -151,7 +158,7 @@ impl ModelOptions {
             cache_type_v: None,
             flash_attn: None,
             hf_repo: None,
-            cache_dir: None,
+            cache_dir,
             quiet: true,
         }
     }
@@ -222,19 +229,59 @@ impl ModelOptions {
         let path = self.path()?;
         let started = Instant::now();
         let model = Model::open(&path).map_err(|error| name_file(error, &path))?;
-        let devices = backends::open(&self.device, self.threads)?;
-        if devices.accelerators().is_empty()
-            && matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..))
-            && !self.quiet
-        {
-            note!("quadriga: no GPU found, all layers run on the CPU (see `quadriga devices`)");
-        }
+        let devices = backends::open(&self.device, self.threads, self.quiet)?;
         let placement =
             Placement { gpu_layers: self.gpu_layers, budget: self.vram_budget, ..Placement::default() };
-        let PlacedModel { scheduler, forecast } = placement.plan(&model, &devices, options)?;
-        backends::warn_if_short(&forecast, devices.backends());
+        let (PlacedModel { scheduler, forecast }, options) =
+            placement.plan_with_context(&model, &devices, options)?;
+        if !self.quiet {
+            let trained = model.hyperparameters().context;
+            if options.context > trained {
+                note!(
+                    "quadriga: -c {} is past the {trained} tokens that the model was trained with; answers may get worse beyond them",
+                    options.context
+                );
+            }
+            self.explain_layers_on_cpu(&devices, &forecast);
+            backends::warn_if_short(&forecast, devices.backends());
+        }
         let opening = started.elapsed();
-        Ok(Prepared { model, devices, scheduler, forecast, quiet: self.quiet, opening })
+        Ok(Prepared { model, devices, scheduler, forecast, options, quiet: self.quiet, opening })
+    }
+}
+
+impl ModelOptions {
+    /// Prints why no layer is on a GPU, if the options ask for one.
+    fn explain_layers_on_cpu(&self, devices: &Devices, forecast: &Plan) {
+        let wanted = match self.gpu_layers {
+            GpuLayers::All => "-ngl all".to_owned(),
+            GpuLayers::Count(count) => format!("-ngl {count}"),
+            GpuLayers::Auto => "-ngl auto".to_owned(),
+        };
+        let asks = matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..));
+        match devices.accelerators() {
+            [] if asks && self.device.is_empty() => {
+                note!("quadriga: no GPU found, all layers run on the CPU (see `quadriga devices`)");
+            }
+            [] if asks => {
+                note!("quadriga: {wanted} has no effect: --device {} names no GPU", self.device.join(","));
+            }
+            [] => {}
+            [first, ..] if self.gpu_layers == GpuLayers::Auto => {
+                let is_used = |bytes: &BackendBytes| bytes.backend != quadriga_cpu::NAME && bytes.total() > 0;
+                if !forecast.bytes().iter().any(is_used) {
+                    let reason = match (self.vram_budget, first.device().free_bytes) {
+                        (Some(budget), _) => format!("--vram-budget {} is", size::text(budget)),
+                        (None, Some(free)) => {
+                            format!("{} of free memory on {} are", size::text(free), first.name())
+                        }
+                        (None, None) => format!("the memory of {} is", first.name()),
+                    };
+                    note!("quadriga: {reason} too small for a single layer; all layers run on the CPU");
+                }
+            }
+            _ => {}
+        }
     }
 }
 
@@ -253,13 +300,15 @@ impl Prepared {
     }
 
     /// Loads the weights into an engine. Returns it with the seconds since the start of [`ModelOptions::prepare`].
-    pub(crate) fn engine(&self, options: EngineOptions) -> Outcome<(Engine, f64)> {
+    pub(crate) fn engine(&self) -> Outcome<(Engine, f64)> {
+        let options = self.options.clone();
         self.load(|progress| Engine::new(self.model.clone(), &self.scheduler, options, progress))
     }
 
     /// Loads the weights into a text generator. Returns it with the seconds since the start of
     /// [`ModelOptions::prepare`].
     pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
+        let options = GeneratorOptions { engine: self.options.clone(), ..options };
         self.load(|progress| Generator::on(self.model.clone(), &self.scheduler, options, progress))
     }
 

@@ -113,6 +113,10 @@ fn json_has_the_answer_speed_and_memory() {
     let object: Value =
         serde_json::from_str(&output(&mut fixture.command("run", &flags)).success().out).unwrap();
     assert_eq!(object["finish"], "length");
+    let stop: String = object["text"].as_str().unwrap().chars().skip(1).take(1).collect();
+    let stopped = output(fixture.command("run", &flags).args(["--stop", &stop])).success().out;
+    let stopped: Value = serde_json::from_str(&stopped).unwrap();
+    assert_eq!(stopped["finish"], "stop");
     assert_eq!((&object["answer"]["tokens"], &object["prompt"]["tokens"]), (&4.into(), &5.into()));
     assert_eq!(object["seed"], 9);
     assert_eq!(object["backends"][0]["backend"], "cpu");
@@ -134,6 +138,37 @@ fn a_full_context_ends_an_answer_with_a_warning() {
     let fixture = Fixture::new(&["--vocab", "300"]);
     let output = output(&mut fixture.command("run", &["hello", "-c", "16", "--temp", "0", "-q"])).success();
     assert!(output.err.contains("the context of 16 tokens is full"), "{output:?}");
+    let flags = ["hello", "-c", "16", "--temp", "0", "-q", "--json"];
+    let json = common::output(&mut fixture.command("run", &flags)).success().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["finish"], "context");
+    // 5 tokens of the prompt and 11 of the answer fill the context; one more was sampled.
+    assert_eq!((&json["prompt"]["tokens"], &json["answer"]["tokens"]), (&5.into(), &12.into()));
+}
+
+#[test]
+fn the_context_is_what_the_model_was_trained_with() {
+    let fixture = Fixture::new(&["--context", "20000"]);
+    let context = |flags: &[&str]| {
+        let plan = output(&mut fixture.command("plan", flags)).success();
+        (plan.out.lines().next().unwrap().to_owned(), plan.err)
+    };
+    assert_eq!(context(&[]).0, "context 20000, batch 512, KV cache F16");
+    assert_eq!(context(&["-c", "3000"]), ("context 3000, batch 512, KV cache F16".to_owned(), String::new()));
+    let (first, warning) = context(&["-c", "30000"]);
+    assert_eq!(first, "context 30000, batch 512, KV cache F16");
+    assert!(
+        warning.contains("-c 30000 is past the 20000 tokens that the model was trained with"),
+        "{warning}"
+    );
+    assert_eq!(context(&["-c", "30000", "-q"]).1, "");
+    // A context that no machine holds is halved until it fits; the layers stay on the device of the default.
+    let long = Fixture::new(&["--context", "1000000000"]);
+    let plan = output(&mut long.command("plan", &["-b", "8"])).success().out;
+    let chosen: u64 = plan.split([' ', ',']).nth(1).unwrap().parse().unwrap();
+    assert!((4096..1_000_000_000).contains(&chosen), "{plan}");
+    let budget = output(&mut fixture.command("plan", &["--device", "sim", "--vram-budget", "5M"])).success();
+    assert!(budget.out.starts_with("context 5000,"), "{budget:?}");
 }
 
 #[test]

@@ -24,6 +24,22 @@ fn every_architecture_and_type_can_be_run() {
 }
 
 #[test]
+fn a_type_that_rows_do_not_fit_is_replaced_with_a_note() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let narrow = output(quadriga(["synth", "--type", "q4_k", "-o"]).arg(&path)).success();
+    // Two layers of 7 matrices, embedding and output.
+    let note = "quadriga: 16 matrices are written as Q5_0 instead of Q4_K, whose rows are whole blocks of 256 elements";
+    assert_eq!(narrow.err.trim_end(), note);
+    assert_eq!(File::open(&path).unwrap().tensor("blk.0.ffn_up.weight").unwrap().dtype(), DType::Q5_0);
+    let wide = output(quadriga(["synth", "--type", "q4_k", "--width", "256", "-o"]).arg(&path)).success();
+    assert_eq!(wide.err, "");
+    let nowhere = output(&mut quadriga(["synth", "-o", "no/such/folder/x.gguf"]));
+    let nowhere = nowhere.failed(1, &["no/such/folder/x.gguf", "No such file"]);
+    assert!(!nowhere.err.contains(".tmp"), "{nowhere:?}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_file() {
     let bytes = |seed: &str| std::fs::read(Fixture::new(&["--seed", seed]).model).unwrap();
     assert!(bytes("1") == bytes("1"));

@@ -21,6 +21,9 @@ fn bench_gives_medians_as_a_table_and_as_json() {
     }
     assert_eq!((&json["threads"], &json["depth"]), (&1.into(), &10.into()));
     assert!(json["load_seconds"].is_number() && json["isa"].is_string() && json["backends"][0] == "cpu");
+    assert!(table.starts_with("model ") && table.contains("\nload "), "{table}");
+    let quiet = output(fixture.command("bench", &flags).arg("-q")).success();
+    assert!(quiet.err.is_empty() && quiet.out.starts_with("test "), "{quiet:?}");
     let nothing = output(&mut fixture.command("bench", &["-p", "0", "-n", "0"]));
     nothing.failed(2, &["nothing to measure"]);
 }
@@ -59,6 +62,95 @@ fn plan_shows_the_nodes_of_one_split_and_checks_the_plan() {
 }
 
 #[test]
+fn plan_prints_each_byte_count_once_and_says_what_is_streamed() {
+    let fixture = Fixture::new(&["--layers", "4", "--width", "256"]);
+    let flags = ["--device", "sim", "-ngl", "2", "-c", "256", "-b", "256"];
+    let text = output(&mut fixture.command("plan", &flags)).success().out;
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "context 256, batch 256, KV cache F16");
+    let columns: Vec<&str> =
+        lines[2].split("  ").map(str::trim).filter(|column| !column.is_empty()).collect();
+    assert_eq!(columns, ["device", "weights", "mmap", "KV cache", "compute", "total", "free"]);
+    assert!(lines[3].starts_with("sim:0 ") && lines[4].starts_with("cpu "), "{text}");
+    assert_eq!(text.matches(" computes ").count(), 2, "{text}");
+    let streams = text.lines().find(|line| line.starts_with("Each run streams ")).unwrap();
+    assert!(streams.contains("weights (") && streams.contains("of layers 0–2"), "{streams}");
+    assert!(text.lines().count() <= 12 && !text.contains("state "), "{text}");
+    // The streamed copies are named among the nodes.
+    let nodes = output(fixture.command("plan", &flags).arg("--nodes")).success().out;
+    assert!(nodes.contains("  streams ") && nodes.contains("blk.0.ffn_up.weight from cpu ("), "{nodes}");
+    assert!(nodes.starts_with(&text), "{nodes}");
+    let small = output(&mut fixture.command("plan", &["-c", "256", "-q"])).success();
+    assert!(small.err.is_empty() && small.out.lines().count() == 4, "{small:?}");
+}
+
+#[test]
+fn files_of_a_plan_are_written_and_reported() {
+    let fixture = Fixture::new(&[]);
+    for (option, name, start) in
+        [("--html", "p.html", "<!doctype html>"), ("--svg", "p.svg", "<svg"), ("--json", "p.json", "{")]
+    {
+        let path = fixture.path(name);
+        let plan = output(fixture.command("plan", &[option]).arg(&path)).success();
+        assert!(plan.out.contains("KV cache") && plan.out.contains("cpu computes"), "{plan:?}");
+        assert_eq!(plan.err, format!("wrote {}\n", path.display()));
+        assert!(std::fs::read_to_string(&path).unwrap().starts_with(start));
+        std::fs::remove_file(&path).unwrap();
+        let quiet = output(fixture.command("plan", &["-q", option]).arg(&path)).success();
+        assert_eq!((quiet.out.as_str(), quiet.err.as_str()), ("", ""));
+        assert!(path.exists());
+    }
+    let nowhere = output(&mut fixture.command("plan", &["--svg", "no/such/folder/p.svg"]));
+    let nowhere = nowhere.failed(1, &["cannot create no/such/folder/p.svg: No such file"]);
+    assert!(!nowhere.err.contains(".tmp"), "{nowhere:?}");
+}
+
+#[test]
+fn a_device_without_layers_is_explained() {
+    let fixture = Fixture::new(&[]);
+    for (flags, part) in [
+        (&["--device", "cpu", "-ngl", "5"][..], "-ngl 5 has no effect: --device cpu names no GPU"),
+        (
+            &["--device", "sim", "--vram-budget", "1k"],
+            "--vram-budget 1.0 KiB is too small for a single layer",
+        ),
+    ] {
+        let plan = output(&mut fixture.command("plan", flags)).success();
+        assert!(plan.err.contains(part), "{plan:?}");
+        let quiet = output(fixture.command("plan", flags).arg("-q")).success();
+        assert_eq!(quiet.err, "");
+    }
+    output(&mut fixture.command("plan", &["--device", "sim", "-ngl", "all", "--vram-budget", "1k"]))
+        .failed(1, &["sim:0", "budget of 1024", "none of its weights would fit", "-ngl", "--vram-budget"]);
+}
+
+#[test]
+fn the_output_matrix_is_on_the_last_accelerator() {
+    let fixture = Fixture::new(&["--layers", "4"]);
+    let flags = ["--device", "sim:0,sim:1", "-ngl", "all", "-b", "8", "--json"];
+    let json = output(&mut fixture.command("plan", &flags)).success().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let names: Vec<&str> =
+        json["backends"].as_array().unwrap().iter().map(|b| b["backend"].as_str().unwrap()).collect();
+    assert_eq!(names, ["sim:0", "sim:1", "cpu"]);
+    let device_of = |wanted: &dyn Fn(&str) -> bool| -> Vec<u64> {
+        let nodes = json["nodes"].as_array().unwrap().iter();
+        let mut devices: Vec<u64> = nodes
+            .filter(|node| wanted(node["name"].as_str().unwrap()))
+            .map(|node| {
+                let split = node["split"].as_u64().unwrap() as usize;
+                json["splits"][split]["backend"].as_u64().unwrap()
+            })
+            .collect();
+        devices.dedup();
+        devices
+    };
+    assert_eq!(device_of(&|name| name.starts_with("blk.0.")), [0]);
+    assert_eq!(device_of(&|name| name.starts_with("blk.3.ffn_")), [1]);
+    assert_eq!(device_of(&|name| name == "logits"), [1]);
+}
+
+#[test]
 fn the_cache_type_decides_its_size() {
     let fixture = Fixture::new(&["--heads", "2"]);
     let state = |cache: &str| {
@@ -91,6 +183,16 @@ fn check_runs_the_suite_on_a_device() {
     );
     let one = output(&mut quadriga(["check", "--guarded", "--sample", "200", "soft_max"])).success().out;
     assert!(one.starts_with("cpu") && !one.contains("mul_mat"), "{one}");
+    let total = |arguments: &[&str]| -> Vec<String> {
+        let report = output(quadriga(["check", "--guarded"]).args(arguments)).success().out;
+        report.lines().map(str::to_owned).collect()
+    };
+    // The filter comes first: all of the sample are cases of the operation.
+    let row = total(&["--sample", "7", "soft_max"]).into_iter().find(|line| line.starts_with("soft_max"));
+    assert!(row.as_ref().is_some_and(|row| row.split_whitespace().nth(1) == Some("7")), "{row:?}");
+    let single = total(&["--sample", "1"]);
+    let sum = single.iter().find(|line| line.starts_with("total")).unwrap();
+    assert_eq!(sum.split_whitespace().nth(1), Some("1"), "{single:?}");
     output(&mut quadriga(["check", "--device", "abacus"])).failed(2, &["no device \"abacus\""]);
     output(&mut quadriga(["check", "no such case"])).failed(2, &["no case matches"]);
     output(&mut quadriga(["check", "sofmax"])).failed(2, &["similar: soft_max"]);
@@ -114,7 +216,8 @@ fn a_model_can_be_cut_across_devices_at_any_layer() {
     }
     let two = nll(&["--device", "sim:0,sim:1", "-ngl", "3"]);
     assert!((two - alone).abs() < 1e-3 * alone, "{two} instead of {alone}");
-    let twice = output(fixture.command("eval", &["--device", "sim,sim:0"]).arg("-"));
+    let mut twice = fixture.command("eval", &["--device", "sim,sim:0"]);
+    let twice = output_with_input(twice.arg("-"), case.as_bytes());
     twice.failed(2, &["sim:0", "twice"]);
 }
 
@@ -155,6 +258,16 @@ fn eval_answers_cases_line_by_line() {
     assert_eq!(rows[1]["greedy"].as_array().unwrap().len(), rows[1]["top5"].as_array().unwrap().len());
     assert_eq!(rows[2]["top5"][0].as_array().unwrap().len(), 2);
     assert_eq!(rows[3]["count"], 8);
+    for empty in [&b""[..], b"\n \n"] {
+        output_with_input(fixture.command("eval", &[]).arg("-"), empty)
+            .failed(2, &["no cases", "eval --help"]);
+    }
+    let help = common::output(&mut quadriga(["eval", "--help"])).success().out;
+    for part in
+        [r#""kind": "tokenize""#, r#""kind": "greedy""#, r#""kind": "next""#, r#""kind": "nll""#, "ctx"]
+    {
+        assert!(help.contains(part), "{part}: {help}");
+    }
     let wrong = output_with_input(fixture.command("eval", &[]).arg("-"), b"{\"name\": 3}\n");
     wrong.failed(1, &["line 1", "not a case"]);
 }

@@ -186,11 +186,21 @@ fn limits_are_measured_once_and_stored() {
     let mut measure = quadriga(["devices", "--measure", "--json", "--cache-dir"]);
     let measured: Value = serde_json::from_str(&output(measure.arg(folder.path())).success().out).unwrap();
     let limits = &measured["devices"][0]["limits"];
-    for limit in ["read", "int8", "bf16", "f32"] {
+    assert!(limits["conditions"]["working_set"].as_u64().unwrap() >= 1 << 20, "{limits}");
+    for limit in ["read", "cache", "int8", "bf16", "f32"] {
         assert!(limits[limit].as_f64().unwrap() > 1e6, "{limits}");
     }
     let kept = output(quadriga(["devices", "--cache-dir"]).arg(folder.path())).success().out;
-    assert!(kept.contains("8-bit weights"), "{kept}");
+    assert!(
+        kept.contains("8-bit weights") && kept.contains(", cache ") && kept.contains("(spread "),
+        "{kept}"
+    );
+    // They belong to the number of threads that they were measured with.
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let other = (cores + 1).to_string();
+    let other = output(quadriga(["devices", "-t", &other, "--cache-dir"]).arg(folder.path())).success().out;
+    let cpu = other.lines().take_while(|line| !line.starts_with("cuda") && !line.starts_with("sim"));
+    assert!(!cpu.collect::<String>().contains("8-bit weights"), "{other}");
     let fixture = Fixture::new(&[]);
     let flags = ["-p", "hello", "-n", "2", "--stats", "--device", "cpu", "--cache-dir"];
     let text = output(fixture.command("run", &flags).arg(folder.path())).success().err;

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -33,7 +33,9 @@ impl AtomicFile {
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         match builder.tempfile_in(folder_of(target)) {
             Ok(temporary) => Ok(AtomicFile { temporary, target: target.to_owned() }),
-            Err(source) => Err(Error::Io { action: "create", path: target.to_owned(), source }),
+            Err(error) => {
+                Err(Error::Io { action: "create", path: target.to_owned(), source: without_path(error) })
+            }
         }
     }
 
@@ -48,6 +50,15 @@ impl AtomicFile {
         self.file().sync_all().map_err(|source| failed("sync", source))?;
         self.temporary.persist(&self.target).map_err(|error| failed("rename", error.error))?;
         sync_folder(&self.target)
+    }
+}
+
+/// The operating system's error without the name of the temporary file.
+fn without_path(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    match text.split_once(" at path ") {
+        Some((plain, _)) => io::Error::new(error.kind(), plain.to_owned()),
+        None => error,
     }
 }
 

@@ -196,8 +196,8 @@ pub enum RuntimeError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "{backend}: the plan needs {needed} bytes ({weights} of weights, {state} of state, {compute} to compute), {} more \
-     than the budget of {budget}; {fitting} of its {weight_count} weights ({fitting_bytes} bytes) would fit",
-    .needed - .budget
+     than the budget of {budget}; {} would fit",
+    .needed - .budget, fitting_text(*.fitting, *.weight_count, *.fitting_bytes)
 )]
 pub struct OverBudget {
     /// The backend.
@@ -218,6 +218,13 @@ pub struct OverBudget {
     pub fitting: usize,
     /// Their bytes.
     pub fitting_bytes: u64,
+}
+
+fn fitting_text(fitting: usize, weight_count: usize, bytes: u64) -> String {
+    match fitting {
+        0 => "none of its weights".to_owned(),
+        _ => format!("{fitting} of its {weight_count} weights ({bytes} bytes)"),
+    }
 }
 
 impl From<MemoryError> for RuntimeError {

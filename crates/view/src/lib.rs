@@ -26,8 +26,10 @@
 mod chrome;
 pub mod format;
 mod limits;
+mod machine;
 mod measure;
 mod page;
+mod rounds;
 mod split_picture;
 mod statistics;
 mod summary;
@@ -38,6 +40,7 @@ use quadriga_runtime::Explanation;
 pub use chrome::{ChromeTrace, TracedRun};
 pub use limits::Limits;
 pub use measure::measure;
+pub use rounds::Conditions;
 pub use split_picture::SplitPicture;
 pub use statistics::{Statistics, Totals};
 
@@ -74,6 +77,11 @@ impl Picture {
     /// A summary of the plan in sentences: placement, copies, size and peak of each arena.
     pub fn sentences(&self) -> Vec<String> {
         summary::sentences(&self.plan, &summary::labels(&self.plan))
+    }
+
+    /// The first sentences of the summary: placement, copies and streamed weights, without the arenas.
+    pub fn overview(&self) -> Vec<String> {
+        summary::overview(&self.plan, &summary::labels(&self.plan))
     }
 
     /// The estimated seconds of each split.

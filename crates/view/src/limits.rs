@@ -4,6 +4,9 @@ use quadriga_graph::DType;
 use quadriga_runtime::{Backend, BackendLine, Cost, DeviceKind};
 use serde::{Deserialize, Serialize};
 
+use crate::format::{count, list};
+use crate::rounds::Conditions;
+
 /// Peak speeds of one backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
@@ -11,8 +14,10 @@ pub struct Limits {
     pub backend: String,
     /// The device's description; limits measured on another device are not used.
     pub device: String,
-    /// Memory read bandwidth in bytes per second.
+    /// Memory read bandwidth in bytes per second, of data that no cache holds.
     pub read: f64,
+    /// Read bandwidth of data in the caches, in bytes per second; 0 if it is unknown.
+    pub cache: f64,
     /// Operations per second of a matmul with weights of 8 bits and less.
     pub int8: f64,
     /// Operations per second of a matmul with 16-bit weights.
@@ -21,6 +26,8 @@ pub struct Limits {
     pub f32: f64,
     /// Whether they were measured on this device; else they are nominal figures for its kind.
     pub measured: bool,
+    /// How they were measured, and what disturbed it.
+    pub conditions: Conditions,
 }
 
 impl Limits {
@@ -34,10 +41,12 @@ impl Limits {
             backend: backend.to_owned(),
             device: device.to_owned(),
             read,
+            cache: 0.0,
             int8,
             bf16,
             f32,
             measured: false,
+            conditions: Conditions::default(),
         }
     }
 
@@ -46,6 +55,23 @@ impl Limits {
         let device = backend.device();
         let found = known.iter().find(|l| l.backend == backend.name() && l.device == device.description);
         found.cloned().unwrap_or_else(|| Limits::nominal(backend.name(), &device.description, device.kind))
+    }
+
+    /// The rates in one line: memory and cache bandwidth, then matmuls by type of the weights.
+    pub fn rates(&self) -> String {
+        let [read, cache, int8, bf16, f32] =
+            [self.read, self.cache, self.int8, self.bf16, self.f32].map(count);
+        let cache = if self.cache > 0.0 { format!(", cache {cache}B/s") } else { String::new() };
+        format!(
+            "memory {read}B/s{cache}; matmul with 8-bit weights {int8}op/s, 16-bit {bf16}op/s, f32 {f32}op/s"
+        )
+    }
+
+    /// Why measured figures are uncertain, with the way out; `None` if nothing disturbed them.
+    pub fn warning(&self) -> Option<String> {
+        let reasons = self.conditions.disturbances();
+        let is_uncertain = self.measured && !reasons.is_empty();
+        is_uncertain.then(|| format!("disturbed: {}; measure again on an idle machine", list(&reasons)))
     }
 
     /// Operations per second of a matmul with weights of a type.

@@ -1,82 +1,138 @@
-//! Measurement of a backend's peak speeds: memory bandwidth, and matmuls with its own kernels.
+//! Measurement of a backend's peak speeds: memory and cache bandwidth, and matmuls with its own kernels.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use quadriga_graph::{DType, Data, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, Detail, RuntimeError, Scheduler};
 
-use crate::Limits;
+use crate::machine::{self, CpuTimes};
+use crate::rounds::RateSummary;
+use crate::{Conditions, Limits};
 
-/// Bytes read per measurement: more than caches hold.
-const READ_BYTES: usize = 256 << 20;
+/// The least bytes that are read to measure memory, if there are as many free: more than most caches hold.
+const MIN_WORKING_SET: u64 = 1 << 30;
 /// Seconds after which a measurement is long enough.
 const MIN_SECONDS: f64 = 0.03;
 /// The largest number of rows and columns of a matmul.
 const MAX_ROWS: usize = 512;
 const MAX_COLUMNS: usize = 2048;
-/// Repetitions of each measurement; the fastest counts.
-const ROUNDS: usize = 5;
+/// Repetitions of each measurement, after a warm-up.
+const ROUNDS: usize = 7;
 /// The value of every weight byte: in all types a finite number other than zero.
 const WEIGHT_BYTE: u8 = 0x3c;
 
 /// Measures a backend's memory bandwidth and its matmul speed for each class of weight type.
 ///
-/// Host-addressable memory is also read with plain loads on `threads` threads. Sizes grow until a run is long enough to
-/// be measured, so that it takes a second or two even on slow devices.
+/// Host memory is read with plain loads on `threads` threads, in a working set of four times the last-level caches (of
+/// at least 1 GiB, and at most half of the free memory), so that caches do not count as memory; their bandwidth is
+/// measured apart. The memory of other devices is read by a matmul with one row. Each rate is the fastest of several
+/// rounds; [`Limits::conditions`] tells how far they spread and what disturbed them.
 pub fn measure(backend: &Arc<dyn Backend>, threads: usize) -> Result<Limits, RuntimeError> {
-    let mut read: f64 = 0.0;
-    for dtype in [DType::F32, DType::Q8_0] {
-        let row = bytes_of(dtype, MAX_COLUMNS);
-        let mut columns = MAX_COLUMNS;
-        loop {
-            let seconds = matmul_seconds(backend, dtype, 1, columns, MAX_COLUMNS)?;
-            read = read.max((columns * row) as f64 / seconds);
-            if seconds > MIN_SECONDS || columns * row >= READ_BYTES / 2 {
-                break;
-            }
-            columns *= 4;
-        }
-    }
-    if backend.memory().host {
-        read = read.max(host_read(threads));
-    }
-    let peak = |dtype| -> Result<f64, RuntimeError> {
+    let start = CpuTimes::now();
+    let cache_bytes = machine::last_level_cache();
+    let mut conditions = Conditions { cache_bytes, ..Conditions::default() };
+    let (read, cache) = if backend.memory().host {
+        conditions.working_set = working_set(cache_bytes, machine::free_memory());
+        let read = host_read(threads, conditions.working_set, 1);
+        let inner = cached_set(cache_bytes, threads);
+        (read, host_read(threads, inner, (MIN_WORKING_SET / inner.max(1)).clamp(1, 256) as usize))
+    } else {
+        // Caches of devices are small; their sizes are unknown here.
+        conditions.cache_bytes = None;
+        let (read, bytes) = device_read(backend)?;
+        conditions.working_set = bytes;
+        (read, RateSummary::default())
+    };
+    conditions.add(read);
+    let mut peak = |dtype| -> Result<f64, RuntimeError> {
         let (mut rows, mut columns) = (MAX_ROWS / 16, MAX_COLUMNS / 8);
-        let mut best: f64 = 0.0;
         loop {
             let seconds = matmul_seconds(backend, dtype, rows, columns, columns)?;
-            best = best.max(2.0 * (rows * columns * columns) as f64 / seconds);
-            if seconds > MIN_SECONDS || (rows >= MAX_ROWS && columns >= MAX_COLUMNS) {
-                return Ok(best);
+            let operations = 2.0 * (rows * columns * columns) as f64;
+            let rates = summarize(operations, &seconds);
+            if operations / rates.peak.max(1e-9) > MIN_SECONDS || (rows >= MAX_ROWS && columns >= MAX_COLUMNS)
+            {
+                conditions.add(rates);
+                return Ok(rates.peak);
             }
             rows = (rows * 4).min(MAX_ROWS);
             columns = (columns * 2).min(MAX_COLUMNS);
         }
     };
+    let [int8, bf16, f32] = [peak(DType::Q8_0)?, peak(DType::BF16)?, peak(DType::F32)?];
+    if let (Some(start), Some(end)) = (start, CpuTimes::now()) {
+        (conditions.others, conditions.stolen) = end.others_since(start);
+    }
     Ok(Limits {
         backend: backend.name().to_owned(),
         device: backend.device().description,
-        read,
-        int8: peak(DType::Q8_0)?,
-        bf16: peak(DType::BF16)?,
-        f32: peak(DType::F32)?,
+        read: read.peak,
+        cache: cache.peak,
+        int8,
+        bf16,
+        f32,
         measured: true,
+        conditions,
     })
+}
+
+/// The rates of rounds that did this much work in these seconds.
+fn summarize(work: f64, seconds: &[f64]) -> RateSummary {
+    let rates: Vec<f64> = seconds.iter().map(|seconds| work / seconds.max(1e-9)).collect();
+    RateSummary::of(&rates)
+}
+
+/// Bytes to read so that caches hold no more than a quarter of them, as far as half of the free memory allows.
+fn working_set(cache: Option<u64>, free: Option<u64>) -> u64 {
+    let wanted = cache.unwrap_or(0).saturating_mul(4).max(MIN_WORKING_SET);
+    wanted.min(free.map_or(u64::MAX, |free| free / 2)).max(1 << 20)
+}
+
+/// Bytes that the caches hold easily: an eighth of them, at most 16 MiB per thread.
+fn cached_set(cache: Option<u64>, threads: usize) -> u64 {
+    (cache.unwrap_or(8 << 20) / 8).min((16 << 20) * threads.max(1) as u64).max(64 << 10)
+}
+
+/// Bandwidth of a device's memory: matmuls of one row with more and more weights. Returns the rate with the most weights,
+/// and their bytes.
+fn device_read(backend: &Arc<dyn Backend>) -> Result<(RateSummary, u64), RuntimeError> {
+    let free = [backend.device().free_bytes, machine::free_memory()].into_iter().flatten().min();
+    // The weights are in host memory and, maybe repacked, on the device.
+    let largest = (free.unwrap_or(u64::MAX) / 4).min(MIN_WORKING_SET) as usize;
+    let mut best = (RateSummary::default(), 0);
+    for dtype in [DType::F32, DType::Q8_0] {
+        let row = bytes_of(dtype, MAX_COLUMNS);
+        let mut columns = MAX_COLUMNS;
+        loop {
+            let bytes = columns * row;
+            let rates = summarize(bytes as f64, &matmul_seconds(backend, dtype, 1, columns, MAX_COLUMNS)?);
+            let is_long = bytes as f64 / rates.peak.max(1e-9) > MIN_SECONDS;
+            let next = (columns * 4).min(largest / row.max(1));
+            if is_long || next <= columns {
+                if rates.peak > best.0.peak {
+                    best = (rates, bytes as u64);
+                }
+                break;
+            }
+            columns = next;
+        }
+    }
+    Ok(best)
 }
 
 fn bytes_of(dtype: DType, elements: usize) -> usize {
     elements / dtype.block_len().max(1) * dtype.block_bytes()
 }
 
-/// Seconds of a matmul of `rows × inner` activations with `columns × inner` weights: the fastest of [`ROUNDS`].
+/// Seconds of a matmul of `rows × inner` activations with `columns × inner` weights, of each round.
 fn matmul_seconds(
     backend: &Arc<dyn Backend>,
     dtype: DType,
     rows: usize,
     columns: usize,
     inner: usize,
-) -> Result<f64, RuntimeError> {
+) -> Result<Vec<f64>, RuntimeError> {
     let g = GraphBuilder::new();
     let x = g.input("x", DType::F32, [rows, inner]);
     let data = Data::from(vec![WEIGHT_BYTE; bytes_of(dtype, columns * inner)]);
@@ -85,7 +141,7 @@ fn matmul_seconds(
     let graph = g.finish().map_err(|error| RuntimeError::BadPlan(error.to_string()))?;
     let mut session = Scheduler::new([Arc::clone(backend)]).plan(graph)?.session()?;
     session.set("x", vec![0.5f32; rows * inner].as_slice())?;
-    let mut best = f64::INFINITY;
+    let mut all = Vec::new();
     for round in 0..=ROUNDS {
         let started = Instant::now();
         let trace = session.debug().trace(Detail::Splits)?;
@@ -93,34 +149,68 @@ fn matmul_seconds(
         // A device without a clock of its own is timed by the host.
         let seconds = if taken > 0.0 { taken } else { started.elapsed().as_secs_f64() };
         if round > 0 || seconds > MIN_SECONDS {
-            best = best.min(seconds);
+            all.push(seconds);
         }
         if seconds > 10.0 * MIN_SECONDS {
             break;
         }
     }
-    Ok(best.max(1e-9))
+    Ok(all)
 }
 
-/// Bytes per second of plain loads by several threads.
-fn host_read(threads: usize) -> f64 {
-    let numbers = vec![1u64; READ_BYTES / size_of::<u64>()];
-    let share = numbers.len().div_ceil(threads.max(1));
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        let started = Instant::now();
-        let sum: u64 = std::thread::scope(|scope| {
-            let parts: Vec<_> = numbers
-                .chunks(share)
-                .map(|part| {
-                    scope.spawn(move || part.iter().fold(0u64, |sum, number| sum.wrapping_add(*number)))
-                })
-                .collect();
-            parts.into_iter().filter_map(|part| part.join().ok()).fold(0, u64::wrapping_add)
-        });
-        if std::hint::black_box(sum) > 0 {
-            best = best.min(started.elapsed().as_secs_f64());
-        }
+/// Bytes per second of plain loads by several threads, each of which reads its part of the working set `passes` times a
+/// round.
+fn host_read(threads: usize, working_set: u64, passes: usize) -> RateSummary {
+    let numbers = vec![1u64; (working_set / 8) as usize];
+    let share = numbers.len().div_ceil(threads.max(1)).max(1);
+    let parts: Vec<&[u64]> = numbers.chunks(share).collect();
+    let barrier = Barrier::new(parts.len());
+    // The times at which each thread began and ended each round.
+    let times: Vec<Vec<(Instant, Instant)>> = std::thread::scope(|scope| {
+        let read = |part: &'_ [u64]| {
+            let mut times = Vec::with_capacity(ROUNDS + 1);
+            for _ in 0..=ROUNDS {
+                barrier.wait();
+                let started = Instant::now();
+                for _ in 0..passes {
+                    let part = std::hint::black_box(part);
+                    let sum = part.iter().fold(0u64, |sum, number| sum.wrapping_add(*number));
+                    std::hint::black_box(sum);
+                }
+                times.push((started, Instant::now()));
+            }
+            times
+        };
+        let threads: Vec<_> = parts.iter().map(|part| scope.spawn(move || read(part))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let seconds = (1..=ROUNDS).filter_map(|round| {
+        let of_round = times.iter().filter_map(|times| times.get(round));
+        let start = of_round.clone().map(|(start, _)| *start).min()?;
+        Some(of_round.map(|(_, end)| *end).max()?.saturating_duration_since(start).as_secs_f64())
+    });
+    let seconds: Vec<f64> = seconds.collect();
+    summarize((numbers.len() * 8 * passes) as f64, &seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_set_exceeds_the_caches_and_fits_the_memory() {
+        let gib = 1u64 << 30;
+        assert_eq!(working_set(Some(260 << 20), Some(20 * gib)), 1040 << 20);
+        assert_eq!(working_set(Some(32 << 20), Some(20 * gib)), gib);
+        assert_eq!(working_set(None, None), gib);
+        assert_eq!(working_set(Some(gib), Some(2 * gib)), gib);
+        assert_eq!(cached_set(Some(32 << 20), 2), 4 << 20);
+        assert_eq!(cached_set(Some(260 << 20), 1), 16 << 20);
     }
-    READ_BYTES as f64 / best.max(1e-9)
+
+    #[test]
+    fn rates_are_work_per_second_of_the_fastest_round() {
+        let rates = summarize(100.0, &[4.0, 5.0, 4.0]);
+        assert_eq!((rates.peak, rates.spread), (25.0, 0.0));
+    }
 }

@@ -204,6 +204,17 @@ impl fmt::Display for Statistics {
         if !self.operations.is_empty() {
             table(f, "operation", &self.operations, total, measured)?;
         }
+        let above = |totals: &Totals| {
+            [totals.min_memory_seconds, totals.min_compute_seconds]
+                .iter()
+                .any(|part| is_above(part / totals.seconds.max(1e-12)))
+        };
+        if measured && self.splits.values().chain(self.operations.values()).any(above) {
+            writeln!(
+                f,
+                "\n{ABOVE_PEAK} above the measured limit: caches hold some of the data, or the limit was measured on a busy machine"
+            )?;
+        }
         if self.copies.count > 0 {
             let Totals { count, traffic, seconds: time, .. } = self.copies;
             let each = bytes((traffic / count as f64) as u64);
@@ -220,23 +231,29 @@ impl fmt::Display for Statistics {
             )?;
         }
         for limits in &self.limits {
-            let Limits { backend, read, int8, bf16, f32, measured, .. } = limits;
-            let kind = if *measured {
-                "measured limits"
-            } else {
-                "nominal figures, not measured (see `quadriga devices --measure`)"
+            let kind = match (limits.measured, limits.warning()) {
+                (true, None) => "measured limits".to_owned(),
+                (true, Some(warning)) => format!("measured limits, {warning}"),
+                (false, _) => "nominal figures, not measured (see `quadriga devices --measure`)".to_owned(),
             };
-            writeln!(
-                f,
-                "\n{backend}: {kind}: memory {}B/s; matmul with 8-bit weights {}op/s, 16-bit {}op/s, f32 {}op/s",
-                count(*read),
-                count(*int8),
-                count(*bf16),
-                count(*f32)
-            )?;
+            writeln!(f, "\n{}: {kind}: {}", limits.backend, limits.rates())?;
         }
         Ok(())
     }
+}
+
+/// Marks a share of more than the peak.
+const ABOVE_PEAK: char = '!';
+
+/// Whether a share is above the peak by more than rounding hides.
+fn is_above(share: f64) -> bool {
+    share >= 1.005
+}
+
+/// A share of the peak in percent, marked if it is above 100.
+fn percent_of_peak(share: f64) -> String {
+    let mark = if is_above(share) { ABOVE_PEAK.to_string() } else { String::new() };
+    format!("{:.0} %{mark}", 100.0 * share)
 }
 
 fn table(
@@ -254,7 +271,7 @@ fn table(
         "count", "time", "", "B/s", "of peak", "op/s", "of peak"
     )?;
     let of_peak = |min_seconds: f64, totals: &Totals| match measured {
-        true => format!("{:.0} %", 100.0 * min_seconds / totals.seconds.max(1e-12)),
+        true => percent_of_peak(min_seconds / totals.seconds.max(1e-12)),
         false => "–".to_owned(),
     };
     let line = |f: &mut fmt::Formatter<'_>, name: &str, totals: &Totals| {

@@ -1,7 +1,9 @@
 //! A summary of a plan in sentences: placement, copies, size and peak of each arena.
 
+use std::collections::BTreeSet;
+
 use quadriga_graph::layer_of;
-use quadriga_runtime::{BackendLine, Explanation, NodeLine, StorageLine};
+use quadriga_runtime::{BackendLine, CopyLine, Explanation, NodeLine, StorageLine};
 
 use crate::format::{bytes, list, plural};
 
@@ -41,6 +43,15 @@ fn label(nodes: &[&NodeLine]) -> String {
 
 /// The plan in sentences.
 pub(crate) fn sentences(plan: &Explanation, labels: &[String]) -> Vec<String> {
+    let mut all = overview(plan, labels);
+    for (number, backend) in plan.backends.iter().enumerate() {
+        all.extend(buffer(plan, number, backend));
+    }
+    all
+}
+
+/// Placement, copies and streamed weights in sentences.
+pub(crate) fn overview(plan: &Explanation, labels: &[String]) -> Vec<String> {
     let mut all = vec![format!(
         "{} in {} on {}.",
         plural(plan.nodes.len(), "operation", "operations"),
@@ -49,9 +60,7 @@ pub(crate) fn sentences(plan: &Explanation, labels: &[String]) -> Vec<String> {
     )];
     all.push(placement(plan, labels));
     all.push(copies(plan));
-    for (number, backend) in plan.backends.iter().enumerate() {
-        all.extend(buffer(plan, number, backend));
-    }
+    all.extend(streamed(plan));
     all
 }
 
@@ -95,12 +104,48 @@ fn copies(plan: &Explanation) -> String {
         };
         format!("{} from {} to {}{what}", bytes(sum), name(*from), name(*to))
     };
-    let streamed: u64 = plan.copies.iter().filter(|c| c.streamed).map(|c| c.copy.bytes as u64).sum();
-    let streamed = match streamed {
-        0 => String::new(),
-        streamed => format!(", of which {} are streamed weights", bytes(streamed)),
+    format!("Each run copies {}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
+}
+
+/// The streamed weights: how many, their bytes, and which layers they belong to.
+fn streamed(plan: &Explanation) -> Option<String> {
+    let streamed: Vec<&CopyLine> = plan.copies.iter().filter(|copy| copy.streamed).collect();
+    let sum: u64 = streamed.iter().map(|copy| copy.copy.bytes as u64).sum();
+    let layers: BTreeSet<usize> = streamed.iter().filter_map(|copy| layer_of(name_of(copy))).collect();
+    let others: BTreeSet<&str> =
+        streamed.iter().map(|copy| name_of(copy)).filter(|name| layer_of(name).is_none()).collect();
+    let mut parts = ranges(&layers);
+    if let Some(first) = parts.first_mut() {
+        *first = format!("{} {first}", if layers.len() == 1 { "layer" } else { "layers" });
+    }
+    parts.extend(others.iter().take(MAX_NAMED).map(|name| (*name).to_owned()));
+    if others.len() > MAX_NAMED {
+        parts.push(format!("{} more", others.len() - MAX_NAMED));
+    }
+    let count = plural(streamed.len(), "weight", "weights");
+    (!streamed.is_empty()).then(|| format!("Each run streams {count} ({}) of {}.", bytes(sum), list(&parts)))
+}
+
+/// The name of a copied tensor, without the prefix of the backend that the copy is for.
+fn name_of(copy: &CopyLine) -> &str {
+    copy.name.split_once('#').map_or(copy.name.as_str(), |(_, name)| name)
+}
+
+/// Numbers with runs of consecutive ones as ranges: `0, 2, 4–7`.
+fn ranges(numbers: &BTreeSet<usize>) -> Vec<String> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => ranges.push((*number, *number)),
+        }
+    }
+    let text = |(first, last): &(usize, usize)| match last - first {
+        0 => first.to_string(),
+        1 => format!("{first}, {last}"),
+        _ => format!("{first}–{last}"),
     };
-    format!("Each run copies {}{streamed}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
+    ranges.iter().map(text).collect()
 }
 
 /// The storages of a backend's arena that are live in a step, largest first.
@@ -143,4 +188,16 @@ fn buffer(plan: &Explanation, number: usize, backend: &BackendLine) -> Option<St
         list(&parts),
         bytes(backend.unshared)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consecutive_numbers_are_ranges() {
+        let text = |numbers: &[usize]| ranges(&numbers.iter().copied().collect()).join(", ");
+        assert_eq!(text(&[0, 2, 4, 5, 6, 7, 9, 10]), "0, 2, 4–7, 9, 10");
+        assert_eq!(text(&[]), "");
+    }
 }

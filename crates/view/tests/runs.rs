@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{DType, Data, GraphBuilder, Weight};
+use quadriga_graph::{AttentionOptions, DType, Data, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, Cost, Detail, DeviceKind, Plan, Scheduler, Trace};
 use quadriga_sim::Sim;
-use quadriga_view::{ChromeTrace, Limits, Statistics, TracedRun};
+use quadriga_view::{ChromeTrace, Conditions, Limits, Statistics, TracedRun};
 use serde_json::Value;
 
 /// Two matmuls on one device, two on another; a node takes 2 s, a copy 3 s.
@@ -72,16 +72,7 @@ fn a_trace_has_slices_flows_and_counters_at_exact_times() {
 #[test]
 fn statistics_add_up_and_are_compared_with_the_limits() {
     let (devices, plan, trace) = run();
-    let limits: Vec<Limits> = devices
-        .iter()
-        .map(|device| Limits {
-            read: 128.0,
-            f32: 512.0,
-            measured: true,
-            ..Limits::nominal(device.name(), &device.device().description, DeviceKind::Simulated)
-        })
-        .collect();
-    let mut statistics = Statistics::new(&devices, &limits);
+    let mut statistics = Statistics::new(&devices, &limits(&devices, Conditions::default()));
     statistics.add("prompt", &plan, &trace, 1.0);
     statistics.add("token", &plan, &trace, 1.0);
     let splits = statistics.splits();
@@ -99,6 +90,75 @@ fn statistics_add_up_and_are_compared_with_the_limits() {
     for part in ["2 runs", "token: split 1 on b", "2 copies of 128 B on average in 6.0 s", "50 %", "200 %"] {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
+}
+
+/// Attention over a KV cache of 8 slots; a token that sees half of them costs half.
+#[test]
+fn attention_counts_the_visible_part_of_the_cache() {
+    let g = GraphBuilder::new();
+    let q = g.input("q", DType::F32, [1, 2, 1, 8]);
+    let [k, v] = ["k", "v"].map(|name| g.input(name, DType::F32, [1, 2, 8, 8]));
+    g.output("y", q.attention(k, v, AttentionOptions::new()).sqr());
+    let device: Arc<dyn Backend> = Sim::new("a").node_seconds(2.0).build();
+    let plan = Scheduler::new([Arc::clone(&device)]).plan(g.finish().unwrap()).unwrap();
+    let mut session = plan.session().unwrap();
+    for (name, len) in [("q", 16), ("k", 128), ("v", 128)] {
+        session.set(name, vec![1.0f32; len].as_slice()).unwrap();
+    }
+    let trace = session.debug().trace(Detail::Operations).unwrap();
+    let [attention, square] = [0, 1].map(|node| Cost::of(plan.graph(), plan.splits().nodes_of(0)[node]));
+    let totals = |visible: f64| {
+        let mut statistics = Statistics::new(std::slice::from_ref(&device), &[]);
+        statistics.add("token", &plan, &trace, visible);
+        statistics.splits()["token: split 0 on a"]
+    };
+    for visible in [1.0, 0.5, 0.0] {
+        let totals = totals(visible);
+        assert_eq!(totals.traffic, attention.traffic as f64 * visible + square.traffic as f64);
+        assert_eq!(totals.operations, attention.operations as f64 * visible + square.operations as f64);
+    }
+}
+
+/// Limits of 128 B/s and 512 op/s, measured under these conditions.
+fn limits(devices: &[Arc<dyn Backend>], conditions: Conditions) -> Vec<Limits> {
+    let of = |device: &Arc<dyn Backend>| Limits {
+        read: 128.0,
+        cache: 1024.0,
+        f32: 512.0,
+        measured: true,
+        conditions,
+        ..Limits::nominal(device.name(), &device.device().description, DeviceKind::Simulated)
+    };
+    devices.iter().map(of).collect()
+}
+
+#[test]
+fn shares_above_the_peak_and_disturbed_limits_are_marked() {
+    let (devices, plan, trace) = run();
+    let text = |limits: &[Limits]| {
+        let mut statistics = Statistics::new(&devices, limits);
+        statistics.add("prompt", &plan, &trace, 1.0);
+        statistics.to_string()
+    };
+    let calm = text(&limits(&devices, Conditions::default()));
+    let row = calm.lines().find(|line| line.starts_with("prompt: split 0 on a")).unwrap();
+    let columns: Vec<&str> = row.split_whitespace().collect();
+    // Twice the memory's limit, half of the arithmetic's: the table has count, time, share, B/s, of peak, op/s, of peak.
+    // The share of the time is that of the host's clock.
+    assert_eq!(columns.get(5..8), Some(&["1", "4.0", "s"][..]), "{row}");
+    assert_eq!(columns.get(10..), Some(&["256", "200", "%!", "256", "50", "%"][..]), "{row}");
+    assert!(row.contains("200 %!") && row.contains("50 %"), "{row}");
+    assert!(calm.contains("! above the measured limit"), "{calm}");
+    assert!(calm.contains("a: measured limits: memory 128B/s, cache 1.0 kB/s;"), "{calm}");
+    let busy = Conditions { others: 0.45, ..Conditions::default() };
+    let disturbed = text(&limits(&devices, busy));
+    assert!(
+        disturbed.contains("measured limits, disturbed: other processes used 45 % of the CPUs"),
+        "{disturbed}"
+    );
+    // Without measured limits there are no shares at all.
+    let nominal = text(&[]);
+    assert!(!nominal.contains('!') && nominal.contains("not measured"), "{nominal}");
 }
 
 #[test]

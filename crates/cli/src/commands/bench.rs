@@ -134,7 +134,7 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
     };
     let before = free(&prepared.devices);
     let recording = arguments.record.start(model, &prepared)?;
-    let (mut engine, load_seconds) = prepared.engine(options)?;
+    let (mut engine, load_seconds) = prepared.engine()?;
     engine.observe(recording.as_ref().map(Recording::observer));
     let (mut prompts, mut generations) = (Samples::new(*prompt), Samples::new(*generate));
     let some = tokens(&engine, needed);
@@ -198,15 +198,17 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
         writeln!(out, "{object}")?;
         return Ok(());
     }
-    writeln!(out, "model    {} ({})", name.escape_debug(), size::text(bytes))?;
-    writeln!(
-        out,
-        "devices  {} ({}, {})",
-        prepared.devices.names().join(", "),
-        plural(cpu.threads(), "thread", "threads"),
-        cpu.isa()
-    )?;
-    writeln!(out, "load     {load_seconds:.2} s\n")?;
+    if !model.quiet {
+        writeln!(out, "model    {} ({})", name.escape_debug(), size::text(bytes))?;
+        writeln!(
+            out,
+            "devices  {} ({}, {})",
+            prepared.devices.names().join(", "),
+            plural(cpu.threads(), "thread", "threads"),
+            cpu.isa()
+        )?;
+        writeln!(out, "load     {load_seconds:.2} s\n")?;
+    }
     writeln!(out, "{:12} {:>10} {:>8}", "test", "tok/s", "spread")?;
     let after = if *depth > 0 { format!(" @ {depth}") } else { String::new() };
     for (test, samples) in [("pp", &prompts), ("tg", &generations)] {
@@ -237,4 +239,28 @@ fn continue_greedily(engine: &mut Engine, fed: &[u32]) -> Outcome {
 fn tokens(engine: &Engine, count: usize) -> Vec<u32> {
     let vocabulary = engine.model().hyperparameters().vocabulary.clamp(1, 40_000);
     (0..count).map(|k| ((k * 37 + 11) % vocabulary) as u32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_count_is_between_the_middle_two() {
+        let of = |speeds: &[f64]| Samples { tokens: 1, speeds: speeds.to_vec() };
+        assert_eq!(of(&[3.0, 1.0]).median(), 2.0);
+        assert_eq!(of(&[9.0, 1.0, 4.0, 2.0]).median(), 3.0);
+        assert_eq!(of(&[5.0, 1.0, 4.0]).median(), 4.0);
+        assert_eq!(of(&[5.0]).median(), 5.0);
+        assert_eq!(of(&[]).median(), 0.0);
+    }
+
+    #[test]
+    fn the_spread_is_relative_to_the_median() {
+        let samples = Samples { tokens: 7, speeds: vec![8.0, 10.0, 11.0] };
+        assert!((samples.spread() - 0.3).abs() < 1e-12);
+        let json = samples.json();
+        assert_eq!((&json["n"], &json["tok_s"]), (&7.into(), &10.0.into()));
+        assert!(Samples::new(0).json().is_null());
+    }
 }

@@ -27,7 +27,7 @@ pub(crate) struct CheckArgs {
     /// Run only cases whose name contains this text; case, _ and - are ignored if nothing matches exactly
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
-    /// Run about N random cases, spread over all operations
+    /// Run N random cases of those that FILTER selects, spread over their operations
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
     sample: Option<usize>,
     /// Random seed of --sample
@@ -48,6 +48,9 @@ pub(crate) struct CheckArgs {
     /// Skip the comparison of the default model
     #[arg(long)]
     no_model: bool,
+    /// Folder of the default model and compiled kernels [default: QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
 }
 
 /// Prints a table of results by operation; fails if any case fails.
@@ -57,12 +60,12 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     }
     let backend = backends::open_one(&arguments.device, arguments.threads)?;
     let suite = Suite::new();
-    let mut selected: Vec<usize> = match arguments.sample {
-        Some(count) => suite.sample(count, arguments.seed),
-        None => (0..suite.len()).collect(),
-    };
+    let mut selected: Vec<usize> = (0..suite.len()).collect();
     if let Some(filter) = &arguments.filter {
         selected = select(&suite, &selected, filter)?;
+    }
+    if let Some(count) = arguments.sample {
+        selected = suite.sample_of(&selected, count, arguments.seed);
     }
     let bar = ProgressBar::new(selected.len() as u64);
     let style = ProgressStyle::with_template("checking [{wide_bar}] {pos}/{len} {eta}");
@@ -119,7 +122,8 @@ fn operation_of(name: &str) -> &str {
 /// Compares the default model with its exact results, all layers on the device.
 fn exact_results(arguments: &CheckArgs, out: &mut dyn Write) -> Outcome {
     let cases = judge::read_cases(judge::DEFAULT_MODEL_CASES)?;
-    let model = ModelOptions::on(&arguments.device, arguments.threads, arguments.model.clone());
+    let CheckArgs { device, threads, model, cache_dir, .. } = arguments;
+    let model = ModelOptions::on(device, *threads, model.clone(), cache_dir.clone());
     let bar = ProgressBar::new(cases.len() as u64);
     let verdict = eval::compute(&model, &cases, &mut |_| {
         bar.inc(1);

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use quadriga::Registry;
 use quadriga_runtime::{Backend, DeviceKind};
-use quadriga_view::{Limits, format};
+use quadriga_view::Limits;
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
-use crate::{known_limits, size};
+use crate::{known_limits, size, values};
 
 /// Arguments of `quadriga devices`.
 #[derive(clap::Args)]
@@ -17,6 +17,9 @@ pub(crate) struct DevicesArgs {
     /// Measure memory bandwidth and matmul speed of each device and store them for estimates and --stats
     #[arg(long)]
     measure: bool,
+    /// Number of CPU threads to measure with; the figures are used with the same number [default: number of cores]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
+    threads: Option<usize>,
     /// Folder of the measured rates [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
@@ -27,9 +30,11 @@ pub(crate) struct DevicesArgs {
 
 /// Lists the devices that can be used, and the reason why others cannot.
 pub(crate) fn devices(arguments: &DevicesArgs) -> Outcome {
-    let cpu = quadriga_cpu::Backend::new()?;
+    let cpu = quadriga_cpu::Backend::builder();
+    let cpu = if let Some(threads) = arguments.threads { cpu.threads(threads) } else { cpu };
+    let cpu = cpu.build()?;
     let (isa, threads) = (cpu.isa(), cpu.threads());
-    let (found, unusable) = Registry::default().open_all();
+    let (found, unusable) = Registry::with_threads(arguments.threads).open_all();
     let absent: Vec<(String, String)> =
         unusable.into_iter().map(|device| (device.name, device.reason.to_string())).collect();
     let cache = arguments.cache_dir.as_deref();
@@ -76,13 +81,12 @@ pub(crate) fn devices(arguments: &DevicesArgs) -> Outcome {
             _ => "unknown memory".to_owned(),
         };
         writeln!(out, "{:8} {} · {memory}", backend.name(), device.description)?;
-        if let Some(Limits { read, int8, bf16, f32, .. }) = limits(&**backend) {
-            let [read, int8, bf16, f32] = [read, int8, bf16, f32].map(format::count);
-            writeln!(
-                out,
-                "{:8} memory {read}B/s; matmul with 8-bit weights {int8}op/s, 16-bit {bf16}op/s, f32 {f32}op/s",
-                ""
-            )?;
+        if let Some(limits) = limits(&**backend) {
+            let spread = 100.0 * limits.conditions.spread;
+            writeln!(out, "{:8} {} (spread {spread:.0} %)", "", limits.rates())?;
+            if let Some(warning) = limits.warning() {
+                writeln!(out, "{:8} {warning}", "")?;
+            }
         }
     }
     for (name, reason) in &absent {

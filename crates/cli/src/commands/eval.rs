@@ -12,8 +12,9 @@ use crate::model_options::ModelOptions;
 
 /// Arguments of `quadriga eval`.
 #[derive(clap::Args)]
+#[command(after_help = CASE_FORMAT)]
 pub(crate) struct EvalArgs {
-    /// File with one case per line as a JSON object, - for stdin
+    /// File with one case per line as a JSON object (see below), - for stdin
     cases: PathBuf,
     /// Compare with the exact results in the file; fail if they differ too much
     #[arg(long)]
@@ -21,6 +22,15 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     model: ModelOptions,
 }
+
+/// The format of cases, for the help text.
+const CASE_FORMAT: &str = r#"Cases, one JSON object per line; "special" parses special tokens in the text [default: false]:
+  {"name": "a", "kind": "tokenize", "text": "Hi!", "special": true}   tokens of the text
+  {"name": "b", "kind": "greedy", "text": "Hi!", "n": 48}             greedy continuation, top 5 of each step
+  {"name": "c", "kind": "next", "text": "The sky is"}                 top 5 of the next token
+  {"name": "d", "kind": "nll", "text": "…", "ctx": 128}               negative log-likelihood, in chunks of ctx tokens
+Results have the same name and kind, one JSON object per line. With --judge, cases also have exact results under the
+names that results have (tokens, top5, nll)."#;
 
 /// Prints one JSON object per line.
 pub(crate) fn eval(arguments: &EvalArgs) -> Outcome {
@@ -46,7 +56,7 @@ pub(crate) fn compute(
 ) -> Outcome<Judgement> {
     let options = model.engine()?;
     let prepared = model.prepare(&options)?;
-    let (mut engine, _) = prepared.engine(options)?;
+    let (mut engine, _) = prepared.engine()?;
     let mut verdict = Judgement::default();
     for exact in cases {
         let result = evaluate(&mut engine, &exact.case)
@@ -72,6 +82,9 @@ fn read(path: &Path) -> Outcome<Vec<ExactCase>> {
             })?;
             cases.push(case);
         }
+    }
+    if cases.is_empty() {
+        return Err(Failure::Usage(format!("{} has no cases; see `quadriga eval --help`", path.display())));
     }
     Ok(cases)
 }

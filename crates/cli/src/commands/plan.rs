@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_llm::EngineOptions;
-use quadriga_runtime::Plan;
+use quadriga_runtime::{BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
 use quadriga_view::{Limits, Picture, SplitPicture};
 
@@ -81,9 +81,8 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
         }
     }
     let model = arguments.model.with_file(arguments.file.as_deref());
-    let options = model.engine()?;
-    let prepared = model.prepare(&options)?;
-    let options = options.resolve(&prepared.model)?;
+    let prepared = model.prepare(&model.engine()?)?;
+    let options = &prepared.options;
     let plan = &prepared.forecast;
     if arguments.check {
         plan.check().map_err(|error| Failure::Message(format!("invalid plan: {error}")))?;
@@ -98,55 +97,85 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
         writeln!(out, "{}", plan.to_json())?;
         return Ok(());
     }
-    if json.is_some() || arguments.html.is_some() || arguments.svg.is_some() {
-        return draw(arguments, &prepared, &options, &mut out);
-    }
     if arguments.dot {
         write!(out, "{}", plan.to_dot())?;
         return Ok(());
     }
-    writeln!(out, "context {}, batch {}, KV cache {}\n", options.context, options.batch, options.cache)?;
-    let columns = ["device", "weights", "mmap", "KV cache", "compute", "total", "free"];
-    let [first, rest @ ..] = columns;
-    write!(out, "{first:10}")?;
-    rest.iter().try_for_each(|column| write!(out, " {column:>11}"))?;
-    writeln!(out)?;
-    for (bytes, backend) in plan.bytes().iter().zip(plan.backends()) {
-        write!(out, "{:10}", bytes.backend)?;
-        for part in [bytes.weights, bytes.mapped, bytes.state, bytes.compute, bytes.total()] {
-            write!(out, " {:>11}", size::text(part))?;
-        }
-        writeln!(out, " {:>11}", backend.device().free_bytes.map_or("unknown".to_owned(), size::text))?;
-    }
-    writeln!(out)?;
-    if arguments.nodes {
-        write!(out, "{plan:#}")?
-    } else {
-        write!(out, "{plan}")?
-    }
-    Ok(())
-}
-
-/// Writes the requested files and prints a summary of the plan.
-fn draw(arguments: &PlanArgs, prepared: &Prepared, options: &EngineOptions, out: &mut dyn Write) -> Outcome {
-    let plan = &prepared.forecast;
-    let known = known_limits::load(arguments.model.cache_dir());
-    let limits: Vec<Limits> = plan.backends().iter().map(|backend| Limits::of(&**backend, &known)).collect();
-    let EngineOptions { context, batch, cache, .. } = options;
-    let about =
-        format!("batch of {}, context {context}, KV cache {cache}", plural(*batch, "token", "tokens"));
-    let picture = Picture::new(prepared.title(), plan.explain()).about(about).limits(&limits);
+    let explanation = plan.explain();
+    let picture = picture(&model, &prepared, explanation.clone());
     let files: [(&Option<PathBuf>, &dyn Fn() -> String); 3] = [
         (&arguments.html, &|| picture.html()),
         (&arguments.svg, &|| picture.svg()),
         (&arguments.json, &|| plan.to_json()),
     ];
+    let mut wrote = Vec::new();
     for (path, make) in files {
         if let Some(path) = path {
             AtomicFile::write_text(path, &make())?;
+            wrote.push(path);
         }
     }
-    picture.sentences().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
+    if model.quiet && !wrote.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "context {}, batch {}, KV cache {}\n", options.context, options.batch, options.cache)?;
+    memory(&explanation, &mut out)?;
+    if !model.quiet {
+        writeln!(out)?;
+        picture.overview().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
+    }
+    if arguments.nodes {
+        nodes(&explanation, &mut out)?;
+    }
+    for path in wrote {
+        note!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// A picture of the plan with the speeds of the devices.
+fn picture(model: &ModelOptions, prepared: &Prepared, explanation: Explanation) -> Picture {
+    let known = known_limits::load(model.cache_dir());
+    let backends = prepared.forecast.backends();
+    let limits: Vec<Limits> = backends.iter().map(|backend| Limits::of(&**backend, &known)).collect();
+    let EngineOptions { context, batch, cache, .. } = &prepared.options;
+    let about =
+        format!("batch of {}, context {context}, KV cache {cache}", plural(*batch, "token", "tokens"));
+    Picture::new(prepared.title(), explanation).about(about).limits(&limits)
+}
+
+/// Prints a table of each device's memory.
+fn memory(plan: &Explanation, out: &mut dyn Write) -> io::Result<()> {
+    let [first, rest @ ..] = ["device", "weights", "mmap", "KV cache", "compute", "total", "free"];
+    write!(out, "{first:10}")?;
+    rest.iter().try_for_each(|column| write!(out, " {column:>11}"))?;
+    writeln!(out)?;
+    for BackendLine { bytes, free, .. } in &plan.backends {
+        write!(out, "{:10}", bytes.backend)?;
+        for part in [bytes.weights, bytes.mapped, bytes.state, bytes.compute, bytes.total()] {
+            write!(out, " {:>11}", size::text(part))?;
+        }
+        writeln!(out, " {:>11}", free.map_or("unknown".to_owned(), size::text))?;
+    }
+    Ok(())
+}
+
+/// Prints every split with the copies that it reads and its nodes.
+fn nodes(plan: &Explanation, out: &mut dyn Write) -> io::Result<()> {
+    for (number, line) in plan.splits.iter().enumerate() {
+        let backend = plan.backends.get(line.split.backend).map_or("", |backend| &backend.bytes.backend);
+        writeln!(out, "\nsplit {number} on {backend}: {}", plural(line.split.node_count, "node", "nodes"))?;
+        for copy in line.split.inputs.iter().filter_map(|copy| plan.copies.get(*copy)) {
+            let from = plan.backends.get(copy.copy.from).map_or("", |backend| &backend.bytes.backend);
+            let kind = if copy.streamed { "streams" } else { "reads" };
+            let (name, bytes) = (copy.name.escape_debug(), size::text(copy.copy.bytes as u64));
+            writeln!(out, "  {kind} {name} from {from} ({bytes})")?;
+        }
+        for node in plan.nodes.iter().filter(|node| node.split == number) {
+            let name = node.name.escape_debug().to_string();
+            writeln!(out, "  {:>6} {:<12} {name:<32} {}", node.node, node.operation, node.why)?;
+        }
+    }
     Ok(())
 }
 

@@ -46,9 +46,9 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         ));
     }
     let options = arguments.answer.generator(&model)?;
-    let (seed, context) = (options.sampling.seed, options.engine.clone());
+    let seed = options.sampling.seed;
     let prepared = model.prepare(&options.engine)?;
-    let context = context.resolve(&prepared.model)?.context;
+    let context = prepared.options.context;
     let recording = arguments.record.start(&model, &prepared)?;
     let (mut generator, load_seconds) = prepared.generator(options)?;
     generator.observe(recording.as_ref().map(Recording::observer));

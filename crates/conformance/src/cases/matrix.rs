@@ -89,8 +89,9 @@ fn experts(list: &mut CaseList, dtype: DType) {
                             continue;
                         }
                         let (n, u) = (if tokens == 7 { 33 } else { 16 }, if shared { 1 } else { used });
+                        let each = if used == 1 { "expert" } else { "experts" };
                         let details = format!(
-                            "{dtype} [{experts}, {n}, {k}] × {x_type} [{tokens}, {u}, {k}], {used} experts each"
+                            "{dtype} [{experts}, {n}, {k}] × {x_type} [{tokens}, {u}, {k}], {used} {each} each"
                         );
                         list.push("mul_mat_id", details, tolerance(dtype, x_type), move |s| {
                             // Not used through a view, so that a backend may pack it.

@@ -216,6 +216,29 @@ impl Suite {
         chosen.sort_unstable();
         chosen
     }
+
+    /// As many of these cases as given: one of each operation first, then a share of each; equal seeds give equal
+    /// samples.
+    pub fn sample_of(&self, cases: &[usize], count: usize, seed: u64) -> Vec<usize> {
+        let mut by_operation: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
+        for index in cases {
+            if let Some(entry) = self.entries.get(*index) {
+                by_operation.entry(entry.operation).or_default().push(*index);
+            }
+        }
+        let mut rng = Rng::new(seed);
+        let mut ranked: Vec<(usize, u64, usize)> = Vec::new();
+        for indices in by_operation.values() {
+            let order = fill::shuffled(indices.len(), &mut rng);
+            for (place, index) in order.iter().filter_map(|i| indices.get(*i)).enumerate() {
+                ranked.push((place * cases.len() / indices.len().max(1), rng.next_u64(), *index));
+            }
+        }
+        ranked.sort_unstable();
+        let mut chosen: Vec<usize> = ranked.into_iter().take(count).map(|(.., index)| index).collect();
+        chosen.sort_unstable();
+        chosen
+    }
 }
 
 /// The seed of a case: the FNV-1a hash of its name, so that adding cases does not change the others.

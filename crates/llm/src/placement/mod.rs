@@ -13,6 +13,7 @@
 //! # Ok::<(), quadriga_llm::Error>(())
 //! ```
 
+mod context;
 mod devices;
 mod rule;
 

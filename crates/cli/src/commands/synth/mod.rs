@@ -182,6 +182,13 @@ pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
     metadata(&mut writer, arguments, shape)?;
     let mut weights = RandomWeights::new(arguments.seed, &ctrl_c);
     tensors(&mut writer, &mut weights, arguments, shape)?;
+    for (dtype, count) in weights.substitutes() {
+        let (wanted, block) = (arguments.dtype, arguments.dtype.block_len());
+        note!(
+            "quadriga: {} as {dtype} instead of {wanted}, whose rows are whole blocks of {block} elements",
+            plural(*count, "matrix is written", "matrices are written")
+        );
+    }
     match writer.write(&arguments.output) {
         Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),
         result => Ok(result?),

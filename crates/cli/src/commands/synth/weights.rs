@@ -4,6 +4,7 @@
 //! row's length, as in a trained matrix, so that activations neither vanish nor overflow. The root mean square at a
 //! scale of 1 is measured for each type by the graph crate's dequantization.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use quadriga_conformance::Rng;
@@ -22,11 +23,18 @@ const SCALES: usize = 16;
 pub(super) struct RandomWeights<'a> {
     seeds: Rng,
     ctrl_c: &'a CtrlC,
+    /// For each type that stands in for another, the number of matrices.
+    substitutes: BTreeMap<DType, usize>,
 }
 
 impl<'a> RandomWeights<'a> {
     pub(super) fn new(seed: u64, ctrl_c: &'a CtrlC) -> RandomWeights<'a> {
-        RandomWeights { seeds: Rng::new(seed), ctrl_c }
+        RandomWeights { seeds: Rng::new(seed), ctrl_c, substitutes: BTreeMap::new() }
+    }
+
+    /// The types that stand in for the requested one where rows are not whole blocks, with the numbers of matrices.
+    pub(super) fn substitutes(&self) -> &BTreeMap<DType, usize> {
+        &self.substitutes
     }
 
     /// Adds a matrix `[rows, columns]` of this type, or of a similar one if its rows are not whole blocks.
@@ -37,7 +45,11 @@ impl<'a> RandomWeights<'a> {
         dtype: DType,
         [rows, columns]: [usize; 2],
     ) -> Result<()> {
-        let dtype = fitting(dtype, columns);
+        let wanted = dtype;
+        let dtype = fitting(wanted, columns);
+        if dtype != wanted {
+            *self.substitutes.entry(dtype).or_default() += 1;
+        }
         let rms = 1.0 / (columns as f32).sqrt();
         self.add(writer, name, dtype, &[rows, columns], move |rng, out| fill(dtype, rms, rng, out))
     }
