@@ -3,17 +3,18 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 
+use clap::{CommandFactory, FromArgMatches};
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions};
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
 use crate::penalty_options::PenaltyOptions;
 use crate::values::{self, Seed};
 
 /// Options of text generation.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct AnswerOptions {
     /// Maximum number of tokens to generate, -1 for no limit
     #[arg(
@@ -123,7 +124,41 @@ pub(crate) struct AnswerOptions {
 const PROMPT: &str = "Generation options";
 const SAMPLING: &str = "Sampling options";
 
+/// A command line of answer options alone, to change one of them.
+#[derive(clap::Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct ChangedOptions {
+    #[command(flatten)]
+    answer: AnswerOptions,
+}
+
 impl AnswerOptions {
+    /// These options with another value of one of them, named and written as on the command line.
+    pub(crate) fn with(&self, name: &str, value: &str) -> Outcome<AnswerOptions> {
+        let short = name.chars().count() == 1;
+        let mut line = if short {
+            vec![format!("-{name}"), value.to_owned()]
+        } else {
+            vec![format!("--{name}={value}")]
+        };
+        // Options that are not on the line keep their values, unless they have a default or are flags.
+        let flags = [
+            ("--raw", self.raw),
+            ("--single-turn", self.single_turn),
+            ("--ignore-eos", self.penalties.ignore_eos),
+        ];
+        line.extend(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| (*flag).to_owned()));
+        let parser = ChangedOptions::command_for_update().mut_args(|option| option.default_value(None));
+        let mut changed = ChangedOptions { answer: self.clone() };
+        let parsed = parser.try_get_matches_from(line);
+        parsed.and_then(|matches| changed.update_from_arg_matches(&matches)).map_err(|error| {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Failure::Usage(first.trim_start_matches("error: ").to_owned())
+        })?;
+        Ok(changed.answer)
+    }
+
     /// The generator's options, with a random seed if none was given.
     pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
         let sampling = self.penalties.add_to(SamplingOptions {
@@ -201,5 +236,31 @@ pub(crate) fn finish_name(finish: Option<Finish>) -> &'static str {
         Some(Finish::Length) => "length",
         Some(Finish::Context) => "context",
         Some(Finish::Cancelled) | None => "interrupted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn changing_one_option_keeps_the_others() {
+        let line =
+            ["--temp", "2", "-n", "5", "--raw", "--ignore-eos", "-s", "7", "--stop", "a", "--top-k", "9"];
+        let before = ChangedOptions::try_parse_from(line).unwrap().answer;
+        let after = before.with("top-p", "0.5").unwrap().with("n", "6").unwrap().with("seed", "-1").unwrap();
+        assert_eq!((after.temp, after.top_p, after.top_k, after.max_tokens), (2.0, 0.5, 9, 6));
+        assert_eq!((after.raw, after.penalties.ignore_eos, after.single_turn), (true, true, false));
+        assert_eq!((after.seed, &after.stop[..]), (Some(Seed(None)), &["a".to_owned()][..]));
+        for (name, value, part) in [
+            ("temp", "x", "number of 0 or more"),
+            ("nothing", "1", "--nothing"),
+            ("n", "-5", "-1 for no limit"),
+        ] {
+            let Err(Failure::Usage(text)) = before.with(name, value) else { panic!("{name} {value}") };
+            assert!(text.contains(part), "{text}");
+        }
     }
 }

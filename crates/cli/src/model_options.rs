@@ -35,7 +35,7 @@ pub(crate) struct ModelOptions {
         long,
         value_name = "N",
         allow_negative_numbers = true,
-        value_parser = values::at_least_one,
+        value_parser = values::threads,
         help_heading = DEVICE
     )]
     pub(crate) threads: Option<usize>,
@@ -309,7 +309,24 @@ impl Prepared {
     /// [`ModelOptions::prepare`].
     pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
         let options = GeneratorOptions { engine: self.options.clone(), ..options };
-        self.load(|progress| Generator::on(self.model.clone(), &self.scheduler, options, progress))
+        let (mut generator, seconds) =
+            self.load(|progress| Generator::on(self.model.clone(), &self.scheduler, options, progress))?;
+        if !self.quiet {
+            let mut bar: Option<ProgressBar> = None;
+            generator.observe_prefill(Some(Box::new(move |progress| {
+                let style = ProgressStyle::with_template("prompt [{wide_bar}] {pos}/{len} tokens {eta}");
+                let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+                // Drawn only where standard error is a terminal.
+                let shown = bar.get_or_insert_with(|| ProgressBar::new(0).with_style(style));
+                shown.set_length(progress.total as u64);
+                shown.set_position(progress.done as u64);
+                if progress.done == progress.total {
+                    shown.finish_and_clear();
+                    bar = None;
+                }
+            })));
+        }
+        Ok((generator, seconds))
     }
 
     fn load<T>(

@@ -8,7 +8,7 @@ use quadriga_llm::sampling::{DryOptions, SamplingOptions};
 use crate::values;
 
 /// Options that change logits, or filter tokens in other ways.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct PenaltyOptions {
     /// Keep the most typical tokens up to a cumulative probability of P, 1 for all
     #[arg(
@@ -135,7 +135,7 @@ pub(crate) struct PenaltyOptions {
     logit_bias: Vec<(u32, f32)>,
     /// Ignore end-of-generation tokens: the answer goes on until its length or the context ends it
     #[arg(long, help_heading = SAMPLING)]
-    ignore_eos: bool,
+    pub(crate) ignore_eos: bool,
 }
 
 /// Heading of the help text.

@@ -13,6 +13,12 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses a number of CPU threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    let parsed = text.parse().ok().filter(|threads| (1..=quadriga_cpu::MAX_THREADS).contains(threads));
+    parsed.ok_or_else(|| format!("must be a whole number from 1 to {}", quadriga_cpu::MAX_THREADS))
+}
+
 /// Parses the largest number of tokens of an answer; -1 and llama.cpp's -2 (until the context is full) are no limit.
 pub(crate) fn max_tokens(text: &str) -> Result<i64, String> {
     match text.parse() {

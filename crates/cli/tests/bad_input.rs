@@ -146,8 +146,8 @@ fn invalid_option_values_exit_with_code_2() {
         (&["--stop="], &["--stop", "not be empty"]),
         (&["-b", "0"], &["'0'", "--batch-size", "at least 1"]),
         (&["-b", "x"], &["'x'", "--batch-size", "whole number"]),
-        (&["-t", "0"], &["'0'", "--threads", "at least 1"]),
-        (&["-t", "-4"], &["'-4'", "--threads", "at least 1"]),
+        (&["-t", "0"], &["'0'", "--threads", "1 to 1024"]),
+        (&["-t", "-4"], &["'-4'", "--threads", "1 to 1024"]),
         (&["-t", "100000"], &["100000", "-t", "1 to 1024"]),
         (&["-c", "x"], &["'x'", "--ctx-size", "whole number"]),
         (&["-c", "-1"], &["'-1'", "--ctx-size", "whole number"]),
@@ -192,6 +192,8 @@ fn invalid_option_values_exit_with_code_2() {
         (&["check", "--seed", "-1"], &["'-1'", "--seed", "whole number"]),
         (&["synth", "-o", "x", "--layers", "x"], &["'x'", "--layers", "whole number"]),
         (&["synth", "-o", "x", "--context", "0"], &["'0'", "--context", "from 1"]),
+        (&["check", "-t", "100000"], &["'100000'", "--threads", "1 to 1024"]),
+        (&["devices", "-t", "x"], &["'x'", "--threads", "1 to 1024"]),
         (&["no-such-command"], &["no-such-command"]),
     ] {
         is_usage_error(&mut quadriga(line), parts);

@@ -73,6 +73,19 @@ pub struct Generator {
     /// The tokens in the KV cache of sequence 0: a prompt that begins with them need not compute them again.
     cached: Vec<u32>,
     cancel: Arc<AtomicBool>,
+    prefill_observer: Option<PrefillObserver>,
+}
+
+/// A function that is called after each batch of a prompt that needs several.
+pub type PrefillObserver = Box<dyn FnMut(PrefillProgress) + Send>;
+
+/// How far the prefill of a prompt is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrefillProgress {
+    /// Tokens computed so far.
+    pub done: usize,
+    /// Tokens to compute: those of the prompt that were not in the KV cache.
+    pub total: usize,
 }
 
 /// The options of one request: what an answer is to be like.
@@ -133,7 +146,14 @@ impl Generator {
         let sampler = Sampler::for_model(options.sampling.clone(), &model)?;
         options.engine.greedy = options.sampling.is_greedy();
         let engine = Engine::new(model, scheduler, options.engine.clone(), progress)?;
-        Ok(Generator { engine, options, sampler, cached: Vec::new(), cancel: Arc::default() })
+        Ok(Generator {
+            engine,
+            options,
+            sampler,
+            cached: Vec::new(),
+            cancel: Arc::default(),
+            prefill_observer: None,
+        })
     }
 
     /// The engine.
@@ -151,6 +171,11 @@ impl Generator {
     /// Sets the observer of all batches from now on; `None` removes it. See [`Engine::observe`].
     pub fn observe(&mut self, observer: Option<(Detail, BatchObserver)>) {
         self.engine.observe(observer);
+    }
+
+    /// Sets the observer of the prefill of long prompts from now on; `None` removes it.
+    pub fn observe_prefill(&mut self, observer: Option<PrefillObserver>) {
+        self.prefill_observer = observer;
     }
 
     /// The model.
@@ -272,6 +297,7 @@ impl Generator {
     fn prefill(&mut self, tokens: &[u32]) -> Result<bool> {
         let batch_size = self.engine.options().batch.max(1);
         let batches = tokens.len().div_ceil(batch_size);
+        let (mut done, total) = (0, tokens.len());
         for (i, tokens) in tokens.chunks(batch_size).enumerate() {
             if self.cancel.load(Ordering::Acquire) {
                 return Ok(false);
@@ -285,6 +311,10 @@ impl Generator {
                 .collect();
             self.engine.extend(&batch)?;
             self.cached.extend_from_slice(tokens);
+            done += tokens.len();
+            if let Some(observer) = self.prefill_observer.as_mut().filter(|_| batches > 1) {
+                observer(PrefillProgress { done, total });
+            }
         }
         Ok(true)
     }

@@ -49,7 +49,7 @@ pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;
 pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions};
 pub use error::{Error, LogitsError, Result};
-pub use generator::{Generator, GeneratorOptions, RequestOptions};
+pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
 pub use hyperparameters::{Architecture, Hyperparameters};
 pub use model::Model;
 pub use placement::{GpuLayers, Placement};

@@ -244,3 +244,27 @@ fn a_system_message_of_the_conversation_replaces_the_generators_own() {
     let wanted = "<|start|>system be the dog<|end|><|start|>user the end<|end|><|start|>";
     assert_eq!(tokens.unwrap(), generator.model().tokenizer().unwrap().encode(wanted, true));
 }
+
+#[test]
+fn the_prefill_of_a_long_prompt_is_observed_batch_by_batch() {
+    let options = GeneratorOptions {
+        sampling: greedy(),
+        max_tokens: Some(1),
+        engine: EngineOptions { batch: 8, ..EngineOptions::default() },
+        ..GeneratorOptions::default()
+    };
+    let mut generator =
+        Generator::on(recipe().model(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).unwrap();
+    let seen: Arc<std::sync::Mutex<Vec<(usize, usize)>>> = Arc::default();
+    let kept = Arc::clone(&seen);
+    generator.observe_prefill(Some(Box::new(move |progress| {
+        kept.lock().unwrap().push((progress.done, progress.total));
+    })));
+    let prompt: Vec<u32> = (0..20).map(|token| token % 7 + 1).collect();
+    generator.continue_tokens(&prompt).unwrap();
+    assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), [(8, 20), (16, 20), (20, 20)]);
+    // One batch needs no progress; neither do tokens in the KV cache.
+    generator.continue_tokens(&prompt).unwrap();
+    generator.continue_tokens(&prompt[..5]).unwrap();
+    assert_eq!(*seen.lock().unwrap(), []);
+}

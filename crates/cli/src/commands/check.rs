@@ -40,7 +40,7 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     faults: bool,
     /// Number of CPU threads [default: number of cores]
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = values::threads)]
     threads: Option<usize>,
     /// File of the default model, which a full check compares with exact results [default: downloaded]
     #[arg(short, long, value_name = "FILE")]

@@ -18,7 +18,7 @@ pub(crate) struct DevicesArgs {
     #[arg(long)]
     measure: bool,
     /// Number of CPU threads to measure with; the figures are used with the same number [default: number of cores]
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = values::threads)]
     threads: Option<usize>,
     /// Folder of the measured rates [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER")]

@@ -1,0 +1,144 @@
+//! Input of a chat: messages and commands, from a line editor on a terminal, else from stdin line by line.
+
+use std::io::{self, BufRead, IsTerminal};
+
+use rustyline::error::ReadlineError;
+
+use crate::failure::{Failure, Outcome};
+
+/// Begins and ends a message of several lines.
+const QUOTES: &str = "\"\"\"";
+
+/// One entry of the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ChatInput {
+    /// A message to the model.
+    Message(String),
+    /// A command without its slash, and the rest of its line.
+    Command(String, String),
+}
+
+/// Reads the user's entries.
+pub(super) enum InputReader {
+    /// Pasted text of several lines is one entry.
+    Editor(Box<rustyline::DefaultEditor>),
+    /// Each line is an entry.
+    Lines(Box<dyn BufRead>),
+}
+
+impl InputReader {
+    pub(super) fn new(stdin: io::Stdin) -> Outcome<InputReader> {
+        if !stdin.is_terminal() {
+            return Ok(InputReader::Lines(Box::new(io::BufReader::new(stdin))));
+        }
+        match rustyline::DefaultEditor::new() {
+            Ok(editor) => Ok(InputReader::Editor(Box::new(editor))),
+            Err(error) => Err(Failure::Message(format!("cannot use the terminal: {error}"))),
+        }
+    }
+
+    /// The next entry; `None` at the end. Empty lines are skipped.
+    pub(super) fn next(&mut self) -> Outcome<Option<ChatInput>> {
+        loop {
+            let Some(line) = self.line("> ")? else { return Ok(None) };
+            let text = line.trim();
+            if text.is_empty() {
+                continue;
+            }
+            if let Some(first) = text.strip_prefix(QUOTES) {
+                return self.quoted(first).map(|text| Some(ChatInput::Message(text)));
+            }
+            // Pasted lines that begin with a slash, such as paths and comments, are no command.
+            return Ok(Some(match text.strip_prefix('/') {
+                Some(command) if !text.contains('\n') => {
+                    let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+                    ChatInput::Command(name.to_owned(), rest.trim().to_owned())
+                }
+                _ => ChatInput::Message(text.to_owned()),
+            }));
+        }
+    }
+
+    /// A message of several lines; the end of the input ends it, too.
+    fn quoted(&mut self, first: &str) -> Outcome<String> {
+        let mut text = String::new();
+        let mut line = first.to_owned();
+        loop {
+            let trimmed = line.trim_end();
+            if let Some(last) = trimmed.strip_suffix(QUOTES) {
+                text.push_str(last);
+                break;
+            }
+            text.push_str(line.trim_end_matches(['\r', '\n']));
+            text.push('\n');
+            match self.line("… ")? {
+                Some(next) => line = next,
+                None => break,
+            }
+        }
+        Ok(text.trim_matches('\n').to_owned())
+    }
+
+    /// The next line, which has several if they were pasted; `None` at the end.
+    fn line(&mut self, prompt: &str) -> Outcome<Option<String>> {
+        let unreadable = |reason: String| Err(Failure::Message(format!("cannot read the input: {reason}")));
+        match self {
+            InputReader::Editor(editor) => loop {
+                match editor.readline(prompt) {
+                    Ok(line) => {
+                        // A missing history entry is no reason to stop.
+                        let _ = editor.add_history_entry(&line);
+                        return Ok(Some(line));
+                    }
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    // It may have been meant for an answer that ended just before.
+                    Err(ReadlineError::Interrupted) => note!("(Ctrl-D or /exit quits)"),
+                    Err(error) => return unreadable(error.to_string()),
+                }
+            },
+            InputReader::Lines(input) => {
+                let mut bytes = Vec::new();
+                match input.read_until(b'\n', &mut bytes) {
+                    Ok(0) => Ok(None),
+                    Ok(_) => match String::from_utf8(bytes) {
+                        Ok(line) => Ok(Some(line)),
+                        Err(_) => unreadable("not valid UTF-8; convert it, for example with iconv".into()),
+                    },
+                    Err(error) => unreadable(error.to_string()),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(text: &'static str) -> Vec<ChatInput> {
+        let mut reader = InputReader::Lines(Box::new(text.as_bytes()));
+        std::iter::from_fn(|| reader.next().unwrap()).collect()
+    }
+
+    #[test]
+    fn lines_are_messages_or_commands() {
+        let message = |text: &str| ChatInput::Message(text.to_owned());
+        let command = |name: &str, rest: &str| ChatInput::Command(name.to_owned(), rest.to_owned());
+        assert_eq!(
+            entries("hi \n\n  \n/set  temp 0.2 \n/undo\r\nlast"),
+            [message("hi"), command("set", "temp 0.2"), command("undo", ""), message("last")]
+        );
+    }
+
+    #[test]
+    fn quotes_join_lines() {
+        let message = |text: &str| ChatInput::Message(text.to_owned());
+        assert_eq!(
+            entries(
+                "\"\"\"\none\n  two\n\n/three\n\"\"\"\nfour\n\"\"\"five\"\"\"\n\"\"\"six\r\nseven \"\"\"\n"
+            ),
+            [message("one\n  two\n\n/three"), message("four"), message("five"), message("six\nseven ")]
+        );
+        assert_eq!(entries("\"\"\"no end\nat all"), [message("no end\nat all")]);
+    }
+}

@@ -1,0 +1,97 @@
+//! `quadriga chat`: an interactive conversation.
+
+mod conversation;
+mod input;
+mod session;
+
+use std::path::{Path, PathBuf};
+
+use self::input::{ChatInput, InputReader};
+use self::session::ChatSession;
+use crate::answer::AnswerOptions;
+use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
+
+/// Arguments of `quadriga chat`.
+#[derive(clap::Args)]
+pub(crate) struct ChatArgs {
+    /// First message
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    #[command(flatten)]
+    answer: AnswerOptions,
+    #[command(flatten)]
+    model: ModelOptions,
+    /// GGUF file, as with -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    file: Option<PathBuf>,
+}
+
+const HELP: &str = "\
+/regen           answer the last message again
+/undo            remove the last message and its answer
+/reset           clear the conversation
+/system [TEXT]   set the system prompt, or show it
+/set NAME VALUE  change an option, such as /set temp 0.2 (see `quadriga chat --help`)
+/save FILE       write the conversation to a file
+/load FILE       continue the conversation of a file
+/stats           print speed and memory
+/exit            quit (also Ctrl-D)
+A message of several lines begins and ends with \"\"\".
+Ctrl-C stops the current answer; the text so far stays in the conversation.";
+
+/// Answers messages until the input ends.
+pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
+    let model = arguments.model.with_file(arguments.file.as_deref());
+    let options = arguments.answer.generator(&model)?;
+    let prepared = model.prepare(&options.engine)?;
+    let mut input = InputReader::new(std::io::stdin())?;
+    let mut session = ChatSession::load(prepared, options, arguments.answer.clone(), model)?;
+    let single = arguments.answer.single_turn;
+    if let Some(prompt) = &arguments.prompt {
+        session.ask(prompt)?;
+    }
+    while !(single && session.answers() > 0)
+        && let Some(entry) = input.next()?
+    {
+        match entry {
+            ChatInput::Message(text) => session.ask(&text)?,
+            ChatInput::Command(name, rest) => {
+                if is_exit(&name) {
+                    break;
+                }
+                match command(&mut session, &name, &rest) {
+                    Err(Failure::Message(text) | Failure::Usage(text)) => note!("{text}"),
+                    outcome => outcome?,
+                }
+            }
+        }
+    }
+    session.finish();
+    Ok(())
+}
+
+fn is_exit(name: &str) -> bool {
+    matches!(name, "exit" | "quit" | "bye")
+}
+
+/// Executes a command; an error is printed and does not end the conversation.
+fn command(session: &mut ChatSession, name: &str, rest: &str) -> Outcome {
+    let file = || match rest {
+        "" => Err(Failure::Usage(format!("/{name} needs a file, for example: /{name} chat.json"))),
+        path => Ok(Path::new(path)),
+    };
+    match name {
+        "help" | "?" => note!("{HELP}"),
+        "reset" | "clear" => session.reset(),
+        "regen" => return session.regenerate(),
+        "undo" => session.undo()?,
+        "system" => session.set_system(rest),
+        "set" => session.set(rest)?,
+        "save" => session.save(file()?)?,
+        "load" => session.load_file(file()?)?,
+        "stats" => session.print_stats(),
+        other => return Err(Failure::Usage(format!("Unknown command /{other}; /help lists all commands."))),
+    }
+    Ok(())
+}
