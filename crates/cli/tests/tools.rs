@@ -199,6 +199,12 @@ fn check_runs_the_suite_on_a_device() {
     let normalized =
         output(&mut quadriga(["check", "--guarded", "--sample", "200", "SoftMax"])).success().out;
     assert_eq!(normalized, one);
+    for device in ["cpu", "sim"] {
+        let line = ["check", "--random", "40", "--seed", "7", "--device", device];
+        let random = output(&mut quadriga(line)).success().out;
+        assert!(random.starts_with("40 random graphs from seed 7 agree with the oracle on"), "{random}");
+    }
+    output(&mut quadriga(["check", "--random", "0"])).failed(2, &["--random", "at least 1"]);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 use quadriga_conformance::{EvalError, Oracle, OracleError, compute_node};
 use quadriga_graph::{
-    AttentionOptions, Binary, DType, Gate, GraphBuilder, Op, Order, Pairing, Rope, Unary, Value, Weight,
-    blocks,
+    AttentionOptions, Binary, DType, Gate, GraphBuilder, Interpolation, Op, Order, Pairing, Pooling, Rope,
+    Unary, Value, Weight, Window, blocks,
 };
 
 /// The result of an operation on F32 inputs `a`, `b`, … with the given shapes and values.
@@ -242,6 +242,58 @@ fn reductions() {
     close(&eval(&[x], |_, v| v[0].argsort(Order::Ascending)), &[0.0, 2.0, 1.0, 1.0, 0.0, 2.0]);
     close(&eval(&[x], |_, v| v[0].argsort(Order::Descending)), &[1.0, 2.0, 0.0, 0.0, 2.0, 1.0]);
     close(&eval(&[x], |_, v| v[0].top_k(2)), &[1.0, 2.0, 0.0, 2.0]);
+}
+
+#[test]
+fn convolutions_and_pooling() {
+    let x: (&[usize], &[f32]) = (&[1, 1, 3, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+    let k: (&[usize], &[f32]) = (&[1, 1, 2, 2], &[1.0, 10.0, 100.0, 1000.0]);
+    let two = Window::new([2, 2]);
+    // As in PyTorch, a convolution is a correlation: the kernel is not flipped.
+    close(&eval(&[x, k], |_, v| v[0].conv_2d(v[1], two)), &[5421.0, 6532.0, 8754.0, 9865.0]);
+    close(&eval(&[x, k], |_, v| v[0].conv_2d_depthwise(v[1], two)), &[5421.0, 6532.0, 8754.0, 9865.0]);
+    let padded = two.padding([1, 0]).stride([3, 1]);
+    close(&eval(&[x, k], |_, v| v[0].conv_2d(v[1], padded)), &[2100.0, 3200.0, 87.0, 98.0]);
+    let dilated = two.dilation([2, 2]);
+    close(&eval(&[x, k], |_, v| v[0].conv_2d(v[1], dilated)), &[9731.0]);
+    let patches = eval(&[x], |_, v| v[0].im2col(two.stride([1, 1]), DType::F32));
+    close(&patches[..8], &[1.0, 2.0, 4.0, 5.0, 2.0, 3.0, 5.0, 6.0]);
+    let row: (&[usize], &[f32]) = (&[1, 2, 3], &[1.0, 2.0, 3.0, 10.0, 20.0, 30.0]);
+    let three = Window::one_dimensional(2).padding([0, 1]).stride([1, 2]);
+    close(
+        &eval(&[row], |_, v| v[0].im2col_1d(three, DType::F32)),
+        &[0.0, 1.0, 0.0, 10.0, 2.0, 3.0, 20.0, 30.0],
+    );
+    let kernel: (&[usize], &[f32]) = (&[1, 2, 2], &[1.0, 1.0, 1.0, 2.0]);
+    close(&eval(&[row, kernel], |_, v| v[0].conv_1d(v[1], Window::one_dimensional(2))), &[53.0, 85.0]);
+    // Each input adds a scaled kernel: [1, 2, 3] with kernel [1, 10] and stride 2.
+    let line: (&[usize], &[f32]) = (&[1, 1, 3], &[1.0, 2.0, 3.0]);
+    let ten: (&[usize], &[f32]) = (&[1, 1, 2], &[1.0, 10.0]);
+    close(&eval(&[line, ten], |_, v| v[0].conv_transpose_1d(v[1], 2)), &[1.0, 10.0, 2.0, 20.0, 3.0, 30.0]);
+    close(&eval(&[line, ten], |_, v| v[0].conv_transpose_1d(v[1], 1)), &[1.0, 12.0, 23.0, 30.0]);
+    close(&eval(&[x], |_, v| v[0].pool_2d(Pooling::Max, two)), &[5.0, 6.0, 8.0, 9.0]);
+    let corner = two.stride([2, 2]).padding([1, 1]);
+    // Padding counts in two dimensions by default, as in ggml; PyTorch's count_include_pad=True.
+    close(&eval(&[x], |_, v| v[0].pool_2d(Pooling::Average, corner)), &[0.25, 1.25, 2.75, 7.0]);
+    close(&eval(&[x], |_, v| v[0].pool_2d(Pooling::AverageInside, corner)), &[1.0, 2.5, 5.5, 7.0]);
+    let pairs = Window::one_dimensional(2).stride([1, 2]).padding([0, 1]);
+    close(&eval(&[line], |_, v| v[0].pool_1d(Pooling::AverageInside, pairs)), &[1.0, 2.5]);
+}
+
+#[test]
+fn upscaling_ranges_and_losses() {
+    let x: (&[usize], &[f32]) = (&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let nearest = eval(&[x], |_, v| v[0].upscale([3, 4], Interpolation::Nearest));
+    close(&nearest, &[1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]);
+    // PyTorch's align_corners=False.
+    let linear = eval(&[x], |_, v| v[0].upscale([2, 4], Interpolation::Bilinear));
+    close(&linear, &[1.0, 1.25, 1.75, 2.0, 3.0, 3.25, 3.75, 4.0]);
+    close(&eval(&[], |g, _| g.arange(1.0, 3.0, 0.75)), &[1.0, 1.75, 2.5]);
+    close(&eval(&[], |g, _| g.arange(3.0, 0.0, -1.0)), &[3.0, 2.0, 1.0]);
+    let logits: (&[usize], &[f32]) = (&[2, 2], &[0.0, 0.0, 0.0, 2.0]);
+    let labels: (&[usize], &[f32]) = (&[2, 2], &[0.5, 0.5, 0.0, 1.0]);
+    let expected = (2f64.ln() + (1.0 + (-2f64).exp()).ln()) / 2.0;
+    close(&eval(&[logits, labels], |_, v| v[0].cross_entropy_loss(v[1])), &[expected]);
 }
 
 #[test]

@@ -39,7 +39,8 @@ fn every_operation_is_in_some_case() {
     let all = "abs add add1 argmax argsort attention cast clamp concat copy_into cos diag_mask_inf diag_mask_zero div elu exp \
         geglu gelu gelu_erf gelu_quick get_rows group_norm hardsigmoid hardswish l2_norm log mean mul mul_mat mul_mat_id neg \
         norm out_prod pad permute reglu relu repeat reshape rms_norm rope scale set_rows sigmoid sign silu sin soft_max \
-        softplus sqr sqrt step sub sum sum_rows swiglu tanh top_k transpose view";
+        softplus sqr sqrt step sub sum sum_rows swiglu tanh top_k transpose view arange conv_2d_dw conv_transpose_2d \
+        cross_entropy_loss im2col pool_avg pool_max upscale";
     let missing: Vec<&str> = all.split_whitespace().filter(|name| !built.contains(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert_eq!(built.len(), all.split_whitespace().count(), "an operation is missing in this list");

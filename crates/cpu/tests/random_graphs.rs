@@ -20,7 +20,7 @@ fn random_graphs_give_the_same_bits_with_any_threads_and_fusion_and_agree_with_t
     };
     let plain = scheduler(false, 1);
     let schedulers: Vec<(bool, usize, Scheduler)> =
-        [(true, 1), (true, 2), (false, 2), (true, 3), (true, 5), (true, 8)]
+        [(true, 1), (true, 2), (false, 2), (true, 3), (true, 4), (true, 5), (false, 6), (true, 7), (true, 8)]
             .into_iter()
             .map(|(fuse, threads)| (fuse, threads, scheduler(fuse, threads)))
             .collect();

@@ -157,6 +157,16 @@ impl GraphBuilder {
         value::apply(&self.construction, op, inputs, Location::caller())
     }
 
+    /// The values `start, start + step, …` below `stop` (above it, if `step` is negative), F32.
+    #[track_caller]
+    pub fn arange(&self, start: f32, stop: f32, step: f32) -> Value<'_> {
+        // A step of 0, or one away from `stop`, gives none; one that is not finite is refused.
+        let steps = ((f64::from(stop) - f64::from(start)) / f64::from(step)).ceil();
+        let count = if steps.is_finite() && steps > 0.0 { steps as usize } else { 0 };
+        let step = if steps.is_finite() { step } else { f32::NAN };
+        value::apply(&self.construction, Op::Arange { start, step, count }, &[], Location::caller())
+    }
+
     /// Weights `[n, k]` times each row of `x […, m, k]` → `[…, m, n]`; the same as [`Value::mul_mat`].
     #[track_caller]
     pub fn mul_mat<'g>(&self, weights: Value<'g>, x: Value<'g>) -> Value<'g> {

@@ -4,7 +4,7 @@ use std::mem::discriminant;
 
 use crate::fingerprint::{Fingerprint, Mixer};
 use crate::graph::Graph;
-use crate::ops::{Op, Rope};
+use crate::ops::{Op, Rope, Window};
 use crate::tensor::{NodeId, Tensor, TensorKind};
 
 fn tensor(mix: &mut Mixer, t: &Tensor) {
@@ -26,6 +26,12 @@ fn rope(mix: &mut Mixer, r: &Rope) {
     mix.sizes(&[r.dims, r.original_context, r.pairing as usize]);
     for x in [r.base, r.scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow] {
         mix.float(x);
+    }
+}
+
+fn window(mix: &mut Mixer, window: &Window) {
+    for sizes in [window.kernel, window.stride, window.padding, window.dilation] {
+        mix.sizes(&sizes);
     }
 }
 
@@ -62,6 +68,17 @@ fn op(mix: &mut Mixer, op: &Op) {
             mix.float(a.soft_cap.unwrap_or(0.0));
             mix.word(u64::from(a.mask) | u64::from(a.spans) << 1);
         }
+        Op::Im2Col { window: w, .. } | Op::ConvDepthwise { window: w } => window(mix, w),
+        Op::Pool { pooling, window: w } => {
+            mix.size(*pooling as usize);
+            window(mix, w);
+        }
+        Op::ConvTranspose { stride } => mix.sizes(stride),
+        Op::Upscale { interpolation, .. } => mix.size(*interpolation as usize),
+        Op::Arange { start, step, .. } => {
+            mix.float(*start);
+            mix.float(*step);
+        }
         Op::Custom(custom) => custom.mix(mix),
         // The name, or the type, shape, strides and offset of the result, distinguish these.
         Op::Binary(_)
@@ -83,7 +100,8 @@ fn op(mix: &mut Mixer, op: &Op) {
         | Op::Reshape { .. }
         | Op::View { .. }
         | Op::Permute { .. }
-        | Op::Transpose => {}
+        | Op::Transpose
+        | Op::CrossEntropyLoss => {}
     }
 }
 

@@ -27,6 +27,7 @@
 pub mod blocks;
 mod builder;
 mod construction;
+mod conv_values;
 mod custom;
 mod data;
 mod dtype;
@@ -53,7 +54,9 @@ pub use error::{BuildError, GraphErrorKind};
 pub use fingerprint::Fingerprint;
 pub use graph::{Graph, Node};
 pub use names::layer_of;
-pub use ops::{Attention, Binary, Declaration, Gate, Op, Order, Pairing, Rope, Unary};
+pub use ops::{
+    Attention, Binary, Declaration, Gate, Interpolation, Op, Order, Pairing, Pooling, Rope, Unary, Window,
+};
 pub use order::OrderError;
 pub use shape::{MAX_DIMS, Shape, Strides};
 pub use tensor::{NodeId, Tensor, TensorId, TensorKind};

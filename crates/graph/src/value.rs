@@ -181,7 +181,7 @@ impl<'g> Value<'g> {
     }
 
     #[track_caller]
-    fn op(self, op: Op, inputs: &[Value<'g>]) -> Value<'g> {
+    pub(crate) fn op(self, op: Op, inputs: &[Value<'g>]) -> Value<'g> {
         apply(self.construction, op, inputs, Location::caller())
     }
 
@@ -525,7 +525,7 @@ impl<'g> Value<'g> {
     }
 
     /// Records an error that a method finds before it applies an operation.
-    fn fail(
+    pub(crate) fn fail(
         self,
         operation: &str,
         kind: GraphErrorKind,

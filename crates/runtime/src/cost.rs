@@ -65,6 +65,17 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax | Op::ArgSort { .. } | Op::TopK { .. } => {
             inputs.first().map_or(0, |input| elements(input))
         }
+        Op::ConvDepthwise { window } | Op::Pool { window, .. } => {
+            let [height, width] = window.kernel.map(|extent| extent as u64);
+            elements(output).saturating_mul(height.saturating_mul(width)).saturating_mul(2)
+        }
+        Op::ConvTranspose { .. } => {
+            let kernel =
+                inputs.first().map_or(0, |kernel| elements(kernel) / (kernel.dims4()[0].max(1) as u64));
+            inputs.get(1).map_or(0, |x| elements(x)).saturating_mul(2).saturating_mul(kernel)
+        }
+        Op::CrossEntropyLoss => inputs.first().map_or(0, |logits| elements(logits).saturating_mul(4)),
+        Op::Im2Col { .. } => 0,
         Op::Custom(custom) => custom.operations(inputs, output),
         Op::GetRows | Op::SetRows | Op::Concat { .. } | Op::Repeat { .. } | Op::Pad { .. } => 0,
         _ => elements(output),

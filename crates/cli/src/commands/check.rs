@@ -12,7 +12,7 @@ use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
 use quadriga_view::format::plural;
 
 use crate::backends;
-use crate::commands::{eval, faults};
+use crate::commands::{check_random, eval, faults};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::similar::{nearest, normalized};
@@ -30,7 +30,10 @@ pub(crate) struct CheckArgs {
     /// Run N random cases of those that FILTER selects, spread over their operations
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
     sample: Option<usize>,
-    /// Random seed of --sample
+    /// Compute N random graphs in planned memory instead of running cases
+    #[arg(long, value_name = "N", conflicts_with_all = ["sample", "filter", "guarded", "faults"], allow_negative_numbers = true, value_parser = values::at_least_one)]
+    random: Option<usize>,
+    /// Random seed of --sample and --random
     #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = values::fixed_seed)]
     seed: u64,
     /// Run on the backend directly, each tensor in guarded memory, without scheduler and session
@@ -57,6 +60,9 @@ pub(crate) struct CheckArgs {
 pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     if arguments.faults {
         return faults::check(&arguments.device, arguments.threads);
+    }
+    if let Some(count) = arguments.random {
+        return check_random::check(&arguments.device, arguments.threads, count, arguments.seed);
     }
     let backend = backends::open_one(&arguments.device, arguments.threads)?;
     let suite = Suite::new();

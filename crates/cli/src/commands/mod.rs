@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod check;
+pub(crate) mod check_random;
 pub(crate) mod devices;
 pub(crate) mod eval;
 pub(crate) mod faults;

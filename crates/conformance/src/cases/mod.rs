@@ -2,6 +2,7 @@
 
 mod attention;
 pub(crate) mod builder;
+mod conv;
 mod elementwise;
 pub(crate) mod fill;
 mod fused;
@@ -142,6 +143,7 @@ impl Suite {
         rows::list(&mut list);
         layout::list(&mut list);
         reduce::list(&mut list);
+        conv::list(&mut list);
         fused::list(&mut list);
         attention::many(&mut list);
         Suite { entries: list.entries }

@@ -3,6 +3,7 @@
 mod activation_source;
 mod arrange;
 mod attention;
+mod conv;
 mod copy;
 mod custom;
 mod elementwise;
@@ -70,6 +71,13 @@ pub(crate) fn is_supported(op: &Op) -> bool {
             | View { .. }
             | Permute { .. }
             | Transpose
+            | Im2Col { .. }
+            | ConvDepthwise { .. }
+            | ConvTranspose { .. }
+            | Pool { .. }
+            | Upscale { .. }
+            | Arange { .. }
+            | CrossEntropyLoss
             | Custom(_)
     )
 }
@@ -126,6 +134,13 @@ pub(crate) fn lower(
         (Op::ArgMax, [x]) => reduce::argmax(x, out),
         (Op::ArgSort { order }, [x]) => reduce::argsort(*order, x, out),
         (Op::TopK { k }, [x]) => reduce::top_k(*k, x, out),
+        (Op::Im2Col { window, .. }, [x]) => conv::im2col(*window, x, out),
+        (Op::ConvDepthwise { window }, [kernel, x]) => conv::depthwise(*window, kernel, x, out),
+        (Op::ConvTranspose { stride }, [kernel, x]) => conv::transposed(*stride, kernel, x, out),
+        (Op::Pool { pooling, window }, [x]) => conv::pool(*pooling, *window, x, out),
+        (Op::Upscale { interpolation, .. }, [x]) => conv::upscale(*interpolation, x, out),
+        (Op::Arange { start, step, .. }, []) => conv::arange(*start, *step, out),
+        (Op::CrossEntropyLoss, [logits, labels]) => reduce::cross_entropy(logits, labels, out),
         (Op::Attention(parameters), [q, k, v, rest @ ..]) => {
             return attention::attention(parameters, [q, k, v], rest, out, context, lowered);
         }

@@ -42,6 +42,40 @@ impl Kernel for SumKernel {
     }
 }
 
+struct CrossEntropyKernel {
+    logits: TensorView,
+    labels: TensorView,
+    out: TensorView,
+}
+
+/// The loss of all rows: one unit, so that the order does not depend on the number of threads.
+pub(super) fn cross_entropy(logits: &TensorView, labels: &TensorView, out: &TensorView) -> StepPart {
+    let accesses = vec![Access::reads(logits), Access::reads(labels), Access::writes(out)];
+    let kernel = CrossEntropyKernel { logits: *logits, labels: *labels, out: *out };
+    StepPart::new(kernel, 1, logits.elements().saturating_mul(4), accesses)
+}
+
+impl Kernel for CrossEntropyKernel {
+    fn run(&self, _units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
+        let cols = self.logits.cols();
+        let total = with_floats(2 * cols, |floats| {
+            let (x, y) = floats.split_at_mut(cols);
+            let loss = |row: usize| {
+                self.logits.load(row, 0, x);
+                self.labels.load(row, 0, y);
+                let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum: f64 = x.iter().map(|x| f64::from((x - largest).exp())).sum();
+                let log_sum = sum.ln();
+                let products = x.iter().zip(y.iter());
+                products.map(|(x, y)| f64::from(*y) * (log_sum - f64::from(x - largest))).sum::<f64>()
+            };
+            (0..self.logits.rows()).map(loss).sum::<f64>()
+        });
+        self.out.store(0, 0, &[(total / self.logits.rows().max(1) as f64) as f32]);
+        Ok(())
+    }
+}
+
 struct SumRowsKernel {
     mean: bool,
     x: TensorView,

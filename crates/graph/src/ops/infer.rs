@@ -2,7 +2,7 @@
 
 use super::checks::Inferred;
 use super::op::Op;
-use super::{attention, elementwise, layout, matrix, reduce, rows};
+use super::{attention, conv, elementwise, layout, matrix, reduce, rows};
 use crate::error::GraphErrorKind;
 use crate::tensor::Tensor;
 
@@ -42,6 +42,13 @@ impl Op {
             Op::View { shape, strides, offset } => layout::view(shape, strides, *offset, inputs),
             Op::Permute { axes } => layout::permute(*axes, inputs),
             Op::Transpose => layout::permute([0, 1, 3, 2], inputs),
+            Op::Im2Col { window, to } => conv::im2col(window, *to, inputs),
+            Op::ConvDepthwise { window } => conv::depthwise(window, inputs),
+            Op::ConvTranspose { stride } => conv::transposed(*stride, inputs),
+            Op::Pool { pooling, window } => conv::pool(*pooling, window, inputs),
+            Op::Upscale { shape, interpolation } => conv::upscale(shape, *interpolation, inputs),
+            Op::Arange { start, step, count } => conv::arange(*start, *step, *count, inputs),
+            Op::CrossEntropyLoss => conv::cross_entropy(inputs),
             Op::Custom(custom) => {
                 let (dtype, shape) = custom.infer(inputs).map_err(GraphErrorKind::Custom)?;
                 Ok(Inferred::fresh(dtype, shape))

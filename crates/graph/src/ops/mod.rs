@@ -7,6 +7,7 @@
 
 mod attention;
 mod checks;
+mod conv;
 mod elementwise;
 mod infer;
 mod layout;
@@ -15,7 +16,9 @@ mod op;
 mod reduce;
 mod rope;
 mod rows;
+mod window;
 
 pub(crate) use checks::{Inferred, ResultMemory};
-pub use op::{Attention, Binary, Declaration, Gate, Op, Order, Unary};
+pub use op::{Attention, Binary, Declaration, Gate, Interpolation, Op, Order, Pooling, Unary};
 pub use rope::{Pairing, Rope};
+pub use window::Window;

@@ -1,6 +1,7 @@
 //! The operations with their parameters, names and in-place inputs.
 
 use super::rope::Rope;
+use super::window::Window;
 use crate::custom::CustomOp;
 use crate::dtype::DType;
 use crate::shape::{MAX_DIMS, Shape, Strides};
@@ -113,6 +114,27 @@ pub enum Order {
     Ascending,
     /// Largest first.
     Descending,
+}
+
+/// The value of a window of elements.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Pooling {
+    /// The largest element; padding counts as `−∞`.
+    Max,
+    /// The sum divided by the size of the window; padding counts as 0 (ggml's pooling in two dimensions).
+    Average,
+    /// The mean of the elements that are not padding (ggml's pooling in one dimension).
+    AverageInside,
+}
+
+/// How an upscaled tensor gets its values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Interpolation {
+    /// Element `⌊i · from / to⌋` of each dimension.
+    Nearest,
+    /// Linear in the two inner dimensions, between pixel centres; past the outermost centres their values. Other
+    /// dimensions as in `Nearest`.
+    Bilinear,
 }
 
 /// Parameters of [`Op::Attention`].
@@ -296,6 +318,50 @@ pub enum Op {
     },
     /// The two innermost dimensions swapped.
     Transpose,
+    /// The patches that a window sees, as rows: `x [n, c, h, w]` → `[n, oh, ow, c · kh · kw]`; padding is 0.
+    Im2Col {
+        /// The window.
+        window: Window,
+        /// The type of the result, F32 or F16.
+        to: DType,
+    },
+    /// Convolution of each channel with a kernel of its own. Inputs: kernel `[c, 1, kh, kw]`, `x [n, c, h, w]` →
+    /// `[n, c, oh, ow]`, F32.
+    ConvDepthwise {
+        /// The window.
+        window: Window,
+    },
+    /// Transposed convolution without padding. Inputs: kernel `[ic, oc, kh, kw]`, `x [n, ic, h, w]` →
+    /// `[n, oc, (h − 1) · stride + kh, (w − 1) · stride + kw]`, F32.
+    ConvTranspose {
+        /// Vertical and horizontal stride.
+        stride: [usize; 2],
+    },
+    /// Pooling: `x [n, c, h, w]` → `[n, c, oh, ow]`, F32.
+    Pool {
+        /// The value of a window.
+        pooling: Pooling,
+        /// The window, without dilation and with less padding than its size.
+        window: Window,
+    },
+    /// The tensor resized to a shape.
+    Upscale {
+        /// The new shape.
+        shape: Shape,
+        /// How the values are made.
+        interpolation: Interpolation,
+    },
+    /// `start + i · step` for `i` in `0..count`; no inputs.
+    Arange {
+        /// The first value.
+        start: f32,
+        /// The difference between values.
+        step: f32,
+        /// The number of values.
+        count: usize,
+    },
+    /// `−Σ labels · log_softmax(logits) / rows`, one number. Inputs: logits and labels of one shape.
+    CrossEntropyLoss,
     /// A caller's own operation.
     Custom(CustomOp),
 }
@@ -362,6 +428,16 @@ impl Op {
             Op::View { .. } => declare("view", "view with any strides", NEVER),
             Op::Permute { .. } => declare("permute", "dimensions reordered", NEVER),
             Op::Transpose => declare("transpose", "inner dimensions swapped", NEVER),
+            Op::Im2Col { .. } => declare("im2col", "patches of a window as rows", NEVER),
+            Op::ConvDepthwise { .. } => declare("conv_2d_dw", "convolution of each channel by itself", NEVER),
+            Op::ConvTranspose { .. } => declare("conv_transpose_2d", "transposed convolution", NEVER),
+            Op::Pool { pooling: Pooling::Max, .. } => {
+                declare("pool_max", "largest element of windows", NEVER)
+            }
+            Op::Pool { .. } => declare("pool_avg", "mean of windows", NEVER),
+            Op::Upscale { .. } => declare("upscale", "resized by interpolation", NEVER),
+            Op::Arange { .. } => declare("arange", "start + i · step", NEVER),
+            Op::CrossEntropyLoss => declare("cross_entropy_loss", "−Σ labels · log softmax / rows", NEVER),
             Op::Custom(custom) => declare(custom.name(), custom.description(), custom.in_place_inputs()),
         }
     }

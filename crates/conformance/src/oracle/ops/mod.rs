@@ -1,6 +1,7 @@
 //! The operations: one short function each, and the dispatch to them.
 
 mod attention;
+mod conv;
 mod elementwise;
 mod layout;
 mod matrix;
@@ -65,6 +66,13 @@ pub(super) fn evaluate(op: &Op, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> R
         (Op::ArgMax, [x]) => reduce::argmax(x, out),
         (Op::ArgSort { order }, [x]) => reduce::argsort(*order, x, out),
         (Op::TopK { k }, [x]) => reduce::top_k(*k, x, out),
+        (Op::Im2Col { window, .. }, [x]) => conv::im2col(window, x, out),
+        (Op::ConvDepthwise { window }, [kernel, x]) => conv::depthwise(window, kernel, x, out),
+        (Op::ConvTranspose { stride }, [kernel, x]) => conv::transposed(*stride, kernel, x, out),
+        (Op::Pool { pooling, window }, [x]) => conv::pool(*pooling, window, x, out),
+        (Op::Upscale { interpolation, .. }, [x]) => conv::upscale(*interpolation, x, out),
+        (Op::Arange { start, step, .. }, []) => conv::arange(f64::from(*start), f64::from(*step), out),
+        (Op::CrossEntropyLoss, [logits, labels]) => reduce::cross_entropy(logits, labels, out),
         (Op::Reshape { .. } | Op::View { .. } | Op::Permute { .. } | Op::Transpose, _) => Ok(()),
         (_, inputs) => Err(EvalError::Arity(inputs.len())),
     }

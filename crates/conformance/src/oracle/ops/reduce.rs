@@ -43,6 +43,22 @@ pub(super) fn top_k(k: usize, x: &View<'_>, out: &mut ViewMut<'_>) -> Result<(),
     })
 }
 
+pub(super) fn cross_entropy(
+    logits: &View<'_>,
+    labels: &View<'_>,
+    out: &mut ViewMut<'_>,
+) -> Result<(), EvalError> {
+    let (mut total, mut rows) = (0.0, 0);
+    for index in logits.layout.rows() {
+        let (x, y) = (logits.row(index)?, labels.row(index)?);
+        let largest = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let log_sum = x.iter().map(|x| (x - largest).exp()).sum::<f64>().ln();
+        total -= x.iter().zip(&y).map(|(x, y)| y * (x - largest - log_sum)).sum::<f64>();
+        rows += 1;
+    }
+    out.set_row([0; 3], &[total / f64::from(rows)])
+}
+
 /// The indices that sort a row, stable; the two zeros are equal.
 fn sorted(row: &[f64], order: Order) -> Vec<f64> {
     let mut keyed: Vec<(f64, usize)> = row.iter().enumerate().map(|(i, v)| (v + 0.0, i)).collect();

@@ -1,62 +1,9 @@
-//! Random graphs for differential testing: what a backend computes in a session, with planned memory, in-place results
-//! and fusion, against the oracle.
-//!
-//! A graph is generated from a seed alone, so a failure is reproduced by its number. Whether a difference is an error
-//! cannot be told from one fixed tolerance, since chains of operations may amplify rounding: the oracle runs again with
-//! every node's result perturbed by about one rounding error, and the tolerance follows from how far the outputs move.
+//! Generates random graphs.
 
-use quadriga_graph::{
-    AttentionOptions, BuildError, DType, Graph, GraphBuilder, Pairing, Rope, Unary, Value, Weight,
-};
-use quadriga_runtime::{RuntimeError, Scheduler};
+use quadriga_graph::{AttentionOptions, DType, GraphBuilder, Pairing, Rope, Unary, Value, Weight};
 
+use crate::Rng;
 use crate::cases::fill;
-use crate::{Oracle, OracleError, Rng};
-
-/// A random graph with values for its inputs.
-pub struct RandomGraph {
-    /// The graph. All outputs are F32.
-    pub graph: Graph,
-    /// Its F32 inputs.
-    pub inputs: Vec<(String, Vec<f32>)>,
-    /// Its I32 inputs: positions, row numbers, spans.
-    pub indices: Vec<(String, Vec<i32>)>,
-    /// The names of its outputs.
-    pub outputs: Vec<String>,
-    /// The largest relative rounding error of an operation: larger with f16 results or quantized weights.
-    rounding: f64,
-}
-
-/// The oracle's result for one output.
-pub struct Expected {
-    /// The output's name.
-    pub name: String,
-    /// Its values.
-    pub values: Vec<f64>,
-    /// The largest acceptable normalized mean squared error.
-    pub tolerance: f64,
-}
-
-/// A result that differs from the expected one.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-#[error(
-    "output {name}: normalized mean squared error {error:.3e}, tolerance {tolerance:.3e}; \
-     largest difference at {index}: {found} instead of {expected}"
-)]
-pub struct Difference {
-    /// The output.
-    pub name: String,
-    /// The normalized mean squared error, or infinity if only one of the two is finite somewhere.
-    pub error: f64,
-    /// The largest acceptable one.
-    pub tolerance: f64,
-    /// The element that differs most.
-    pub index: usize,
-    /// Its value.
-    pub found: f64,
-    /// Its expected value.
-    pub expected: f64,
-}
 
 /// Column counts: around vector widths, blocks and chunk boundaries of kernels.
 const COLUMNS: [usize; 20] = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 128, 160, 256, 257];
@@ -78,171 +25,48 @@ const FUNCTIONS: [Unary; 9] = [
     Unary::Silu,
 ];
 
-/// A tolerance never exceeds a tenth of a result's size.
-const MAX_TOLERANCE: f64 = 1e-2;
-
 /// A value of the graph under construction.
 #[derive(Clone, Copy)]
-struct Known<'g> {
-    value: Value<'g>,
+pub(super) struct Known<'g> {
+    pub(super) value: Value<'g>,
     /// A number that all values in one storage share.
-    storage: usize,
+    pub(super) storage: usize,
     /// Whether the storage may be written: it belongs to a computed value or a state.
-    writable: bool,
+    pub(super) writable: bool,
 }
 
-struct GraphGenerator<'g> {
-    g: &'g GraphBuilder,
-    rng: Rng,
+pub(super) struct GraphGenerator<'g> {
+    pub(super) g: &'g GraphBuilder,
+    pub(super) rng: Rng,
     known: Vec<Known<'g>>,
     storages: usize,
-    inputs: Vec<(String, Vec<f32>)>,
-    indices: Vec<(String, Vec<i32>)>,
+    pub(super) inputs: Vec<(String, Vec<f32>)>,
+    pub(super) indices: Vec<(String, Vec<i32>)>,
     weights: usize,
-    rounding: f64,
-}
-
-impl RandomGraph {
-    /// The graph of a seed: the same on every machine.
-    ///
-    /// # Errors
-    /// The generator built an invalid graph, which is an error of its own.
-    pub fn new(seed: u64) -> Result<RandomGraph, BuildError> {
-        let g = GraphBuilder::new();
-        let (inputs, indices, outputs, rounding) = {
-            let mut generator = GraphGenerator {
-                g: &g,
-                rng: Rng::new(seed ^ 0x05ee_d0f9_a4d0),
-                known: Vec::new(),
-                storages: 0,
-                inputs: Vec::new(),
-                indices: Vec::new(),
-                weights: 0,
-                rounding: 3e-7,
-            };
-            let outputs = generator.build();
-            (generator.inputs, generator.indices, outputs, generator.rounding)
-        };
-        Ok(RandomGraph { graph: g.finish()?, inputs, indices, outputs, rounding })
-    }
-
-    /// The oracle's results, with tolerances.
-    ///
-    /// # Errors
-    /// The oracle cannot evaluate the graph.
-    pub fn expected(&self) -> Result<Vec<Expected>, OracleError> {
-        let exact = self.evaluate(None)?;
-        let mut moved = vec![0.0f64; exact.len()];
-        // Two perturbations, since one may happen to move an output little.
-        for seed in [1, 2] {
-            for ((moved, exact), perturbed) in moved.iter_mut().zip(&exact).zip(self.evaluate(Some(seed))?) {
-                *moved = moved.max(nmse(exact, perturbed.iter().copied()).0);
-            }
-        }
-        let rows = self.outputs.iter().zip(exact).zip(moved);
-        Ok(rows
-            .map(|((name, values), moved)| {
-                // An operation that is wrong is off by far more than a hundred times the simulated rounding errors.
-                let tolerance = (1e4 * moved.max(self.rounding * self.rounding)).min(MAX_TOLERANCE);
-                Expected { name: name.clone(), values, tolerance }
-            })
-            .collect())
-    }
-
-    /// The oracle's results; with a seed, every input and every node's result is off by about one rounding error.
-    fn evaluate(&self, perturbation: Option<u64>) -> Result<Vec<Vec<f64>>, OracleError> {
-        let mut oracle = Oracle::new(&self.graph)?;
-        for (name, values) in &self.indices {
-            oracle.set_i32(name, values)?;
-        }
-        for (name, values) in &self.inputs {
-            oracle.set_f32(name, values)?;
-        }
-        match perturbation {
-            None => oracle.run()?,
-            Some(seed) => {
-                let mut rng = Rng::new(seed);
-                oracle.run_disturbed(|values| {
-                    // Relative to the largest element: sums and differences of rounded values keep their absolute
-                    // errors.
-                    let largest =
-                        values.iter().filter(|v| v.is_finite()).fold(0.0f64, |most, v| most.max(v.abs()));
-                    for value in values.iter_mut() {
-                        *value += self.rounding * largest * rng.uniform(-1.0, 1.0);
-                    }
-                })?;
-            }
-        }
-        self.outputs.iter().map(|name| oracle.read(name)).collect()
-    }
-
-    /// Computes the graph in a session of the scheduler's backends.
-    ///
-    /// # Errors
-    /// Planning, loading or running failed.
-    pub fn run(&self, scheduler: &Scheduler) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let mut session = scheduler.plan(&self.graph)?.session()?;
-        for (name, values) in &self.inputs {
-            session.set(name, values)?;
-        }
-        for (name, values) in &self.indices {
-            session.set(name, values)?;
-        }
-        session.run(&[])?;
-        self.outputs.iter().map(|name| session.read(name)).collect()
-    }
-}
-
-/// Compares results with the oracle's.
-///
-/// # Errors
-/// The first output that differs.
-pub fn compare(expected: &[Expected], found: &[Vec<f32>]) -> Result<(), Difference> {
-    for (expected, found) in expected.iter().zip(found) {
-        let (error, index) = nmse(&expected.values, found.iter().map(|v| f64::from(*v)));
-        if error.is_nan() || error > expected.tolerance || expected.values.len() != found.len() {
-            return Err(Difference {
-                name: expected.name.clone(),
-                error,
-                tolerance: expected.tolerance,
-                index,
-                found: found.get(index).copied().unwrap_or(f32::NAN).into(),
-                expected: expected.values.get(index).copied().unwrap_or(f64::NAN),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// The normalized mean squared error, and the element that differs most.
-fn nmse(exact: &[f64], found: impl Iterator<Item = f64>) -> (f64, usize) {
-    let (mut error, mut power, mut worst) = (0.0, 0.0, (0.0, 0));
-    for (index, (want, have)) in exact.iter().zip(found).enumerate() {
-        if !want.is_finite() || !have.is_finite() {
-            if want.is_nan() && have.is_nan() || *want == have {
-                continue;
-            }
-            return (f64::INFINITY, index);
-        }
-        let square = (want - have) * (want - have);
-        error += square;
-        power += want * want;
-        if square > worst.0 {
-            worst = (square, index);
-        }
-    }
-    // Differences of values of size 1 may cancel: errors count as if the result had at least a tenth of that size.
-    (error / power.max(exact.len() as f64 * 1e-2).max(f64::MIN_POSITIVE), worst.1)
+    pub(super) rounding: f64,
 }
 
 /// Whether an F32 value has no gaps.
-fn is_dense(x: Value<'_>) -> bool {
+pub(super) fn is_dense(x: Value<'_>) -> bool {
     let [_, b, rows, columns] = x.shape().dims4();
     x.strides() == [4 * columns * rows * b, 4 * columns * rows, 4 * columns, 4]
 }
 
 impl<'g> GraphGenerator<'g> {
-    fn build(&mut self) -> Vec<String> {
+    pub(super) fn new(g: &'g GraphBuilder, seed: u64) -> GraphGenerator<'g> {
+        GraphGenerator {
+            g,
+            rng: Rng::new(seed ^ 0x05ee_d0f9_a4d0),
+            known: Vec::new(),
+            storages: 0,
+            inputs: Vec::new(),
+            indices: Vec::new(),
+            weights: 0,
+            rounding: 3e-7,
+        }
+    }
+
+    pub(super) fn build(&mut self) -> Vec<String> {
         let (rows, columns) = self.shape();
         self.input([rows, columns]);
         for _ in 0..self.rng.below(3) {
@@ -275,7 +99,7 @@ impl<'g> GraphGenerator<'g> {
         }
     }
 
-    fn input(&mut self, shape: [usize; 2]) -> Value<'g> {
+    pub(super) fn input(&mut self, shape: [usize; 2]) -> Value<'g> {
         let name = format!("x{}", self.inputs.len());
         let value = self.g.input(&name, DType::F32, shape);
         let values = fill::values(fill::Fill::Range(-2.0, 2.0), shape.iter().product(), &mut self.rng);
@@ -302,7 +126,7 @@ impl<'g> GraphGenerator<'g> {
     }
 
     /// A value in a storage of its own.
-    fn add(&mut self, value: Value<'g>, writable: bool) {
+    pub(super) fn add(&mut self, value: Value<'g>, writable: bool) {
         self.known.push(Known { value, storage: self.storages, writable });
         self.storages += 1;
     }
@@ -319,7 +143,7 @@ impl<'g> GraphGenerator<'g> {
     }
 
     /// Another value of the same shape, if there is one.
-    fn partner(&mut self, x: Value<'g>) -> Option<Known<'g>> {
+    pub(super) fn partner(&mut self, x: Value<'g>) -> Option<Known<'g>> {
         let fitting: Vec<Known<'g>> = self
             .known
             .iter()
@@ -340,7 +164,7 @@ impl<'g> GraphGenerator<'g> {
         let elements = x.shape().elements();
         let dense = is_dense(x);
         let shares = |value| Known { value, storage, writable };
-        match self.rng.below(30) {
+        match self.rng.below(42) {
             0..=3 => {
                 let function = *self.rng.pick(&FUNCTIONS).unwrap_or(&Unary::Neg);
                 self.add(x.unary(function), true);
@@ -434,6 +258,8 @@ impl<'g> GraphGenerator<'g> {
             29 if dense && columns <= 128 && columns.is_multiple_of(8) && elements <= 40 * columns => {
                 self.attend(x, elements / columns, columns);
             }
+            30..=37 => self.window_step(x),
+            38 | 39 => self.own_step(x),
             _ => {
                 self.rounding = self.rounding.max(1e-3);
                 self.add(x.cast(DType::F16).cast(DType::F32), true);
