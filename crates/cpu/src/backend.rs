@@ -1,6 +1,7 @@
 //! The backend and its builder.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
@@ -103,7 +104,8 @@ impl BackendBuilder {
         let recorder = self.profile.then(ProfileRecorder::default);
         let inner = BackendInner::new(Pool::new(threads)?, isa, recorder);
         let slabs = StateSlabs::default();
-        Ok(Backend { inner: Arc::new(inner), fuse, plain_weights: self.plain_weights, slabs })
+        let allocated = Arc::default();
+        Ok(Backend { inner: Arc::new(inner), fuse, plain_weights: self.plain_weights, slabs, allocated })
     }
 }
 
@@ -131,6 +133,8 @@ pub struct Backend {
     plain_weights: bool,
     /// Memory of states, such as KV caches.
     slabs: StateSlabs,
+    /// Bytes of all buffers that are not dropped.
+    allocated: Arc<AtomicUsize>,
 }
 
 impl Backend {
@@ -174,6 +178,48 @@ impl Backend {
         self.inner.recorder.as_ref().map(ProfileRecorder::take).unwrap_or_default()
     }
 
+    /// A writable buffer over the bytes of `memory`, which is dropped with it: nothing is copied.
+    ///
+    /// ```
+    /// use quadriga_runtime::Buffer;
+    ///
+    /// let cpu = quadriga_cpu::Backend::new()?;
+    /// let buffer = cpu.wrap(vec![1u8; 64]);
+    /// buffer.write(8, &[7])?;
+    /// assert_eq!(buffer.bytes(), 64);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wrap(&self, memory: impl AsMut<[u8]> + Send + Sync + 'static) -> Arc<dyn Buffer> {
+        let mut owner = Box::new(memory);
+        let bytes = (*owner).as_mut();
+        let (pointer, len) = (bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: the bytes are those of the owner, which is in the buffer from now on: nothing else accesses them, and
+        // they stay where they are, because the owner neither moves nor is asked again.
+        Arc::new(unsafe { HostBuffer::wrap(pointer, len, owner) })
+    }
+
+    /// A writable buffer over memory of the caller, used in place and never freed by the buffer; `owner` is dropped with
+    /// it. Elements of tensors in it must be aligned.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, the bytes are allocated and initialised, no other buffer has them, and nothing else
+    /// accesses them while a command or a program that uses the buffer is running.
+    pub unsafe fn wrap_pointer(
+        &self,
+        pointer: *mut u8,
+        bytes: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Arc<dyn Buffer> {
+        // SAFETY: the caller's promise.
+        Arc::new(unsafe { HostBuffer::wrap(pointer, bytes, Box::new(owner)) })
+    }
+
+    /// Bytes that the buffers of this backend have allocated and not freed, with the work memory. Mapped and wrapped
+    /// memory is not counted.
+    pub fn allocated_bytes(&self) -> usize {
+        self.allocated.load(Ordering::Relaxed) + self.work_bytes()
+    }
+
     /// Bytes of the work memory that all programs share. It never shrinks.
     pub fn work_bytes(&self) -> usize {
         self.inner.work_memory().bytes()
@@ -215,7 +261,7 @@ impl quadriga_runtime::Backend for Backend {
 
     fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
         let block = if usage == Usage::State { self.slabs.zeroed(bytes)? } else { HostBlock::zeroed(bytes)? };
-        Ok(Arc::new(HostBuffer::new(block, usage)))
+        Ok(Arc::new(HostBuffer::new(block, usage, &self.allocated)))
     }
 
     /// The system maps zeroed pages on first touch, and most of a long KV cache is never touched.

@@ -1,10 +1,11 @@
 //! Buffers: memory allocated by the backend, or borrowed bytes such as a file map, guarded against races.
 
 use std::any::Any;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use quadriga_graph::Data;
-use quadriga_runtime::{BackendError, Buffer, Region, Usage, check_range};
+use quadriga_runtime::{BackendError, Buffer, HostMemory, Region, Usage, check_range};
 
 use crate::NAME;
 use crate::memory::HostBlock;
@@ -12,10 +13,24 @@ use crate::memory::HostBlock;
 /// The memory behind a buffer.
 enum BufferMemory {
     /// A block that the buffer owns.
-    Owned(HostBlock),
+    Owned(CountedBlock),
     /// Read-only bytes of another owner. The handle keeps them alive; the address is taken once, so that it stays the
     /// same whatever the owner returns later.
     Mapped { pointer: *const u8, _data: Data },
+    /// Writable bytes of another owner, which is dropped with the buffer.
+    Wrapped { pointer: *mut u8, _owner: Box<dyn Any + Send + Sync> },
+}
+
+/// A block, and the count of all allocated bytes that it is part of.
+struct CountedBlock {
+    block: HostBlock,
+    allocated: Arc<AtomicUsize>,
+}
+
+impl Drop for CountedBlock {
+    fn drop(&mut self) {
+        self.allocated.fetch_sub(self.block.bytes(), Ordering::Relaxed);
+    }
 }
 
 /// The current users of a buffer: any number of readers, or one writer.
@@ -38,15 +53,18 @@ pub(crate) struct HostBuffer {
     changed: Condvar,
 }
 
-// SAFETY: a mapped buffer points to bytes that `Data`, which is Send and Sync, keeps alive and that no one writes.
+// SAFETY: a mapped buffer points to bytes that `Data`, which is Send and Sync, keeps alive and that no one writes; a
+// wrapped one to bytes of an owner that is Send and Sync, and that nothing else accesses.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above; owned memory is only accessed by holders of the lock (see `BufferUsers`).
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
     /// A buffer of this memory.
-    pub(crate) fn new(block: HostBlock, usage: Usage) -> HostBuffer {
+    pub(crate) fn new(block: HostBlock, usage: Usage, allocated: &Arc<AtomicUsize>) -> HostBuffer {
         let bytes = block.bytes();
+        allocated.fetch_add(bytes, Ordering::Relaxed);
+        let block = CountedBlock { block, allocated: Arc::clone(allocated) };
         HostBuffer::over(BufferMemory::Owned(block), bytes, usage)
     }
 
@@ -55,6 +73,19 @@ impl HostBuffer {
         let bytes = data.bytes();
         let (pointer, bytes) = (bytes.as_ptr(), bytes.len());
         HostBuffer::over(BufferMemory::Mapped { pointer, _data: data }, bytes, Usage::Weights)
+    }
+
+    /// A writable buffer over memory of another owner.
+    ///
+    /// # Safety
+    /// Until the owner is dropped, the bytes are allocated and initialised, and nothing else accesses them while a command
+    /// or a program that uses the buffer is running.
+    pub(crate) unsafe fn wrap(
+        pointer: *mut u8,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> HostBuffer {
+        HostBuffer::over(BufferMemory::Wrapped { pointer, _owner: owner }, bytes, Usage::Compute)
     }
 
     fn over(memory: BufferMemory, bytes: usize, usage: Usage) -> HostBuffer {
@@ -69,7 +100,7 @@ impl HostBuffer {
     /// Moves it into huge pages: for memory of which much is read again and again.
     pub(crate) fn use_huge_pages(&self) {
         if let BufferMemory::Owned(block) = &self.memory {
-            block.use_huge_pages();
+            block.block.use_huge_pages();
         }
     }
 
@@ -81,8 +112,9 @@ impl HostBuffer {
     /// Its first byte. Reading needs [`begin`](HostBuffer::begin), writing also that it is not read-only.
     pub(crate) fn pointer(&self) -> *mut u8 {
         match &self.memory {
-            BufferMemory::Owned(block) => block.pointer(),
+            BufferMemory::Owned(block) => block.block.pointer(),
             BufferMemory::Mapped { pointer, .. } => pointer.cast_mut(),
+            BufferMemory::Wrapped { pointer, .. } => *pointer,
         }
     }
 
@@ -190,8 +222,14 @@ impl Buffer for HostBuffer {
         self.with_bytes_mut(offset, from.len(), |bytes| bytes.copy_from_slice(from))
     }
 
-    fn host_address(&self) -> Option<*mut u8> {
-        (!self.is_read_only()).then(|| self.pointer())
+    fn address(&self) -> u64 {
+        self.pointer().addr() as u64
+    }
+
+    fn host_memory(self: Arc<Self>) -> Option<HostMemory> {
+        let (pointer, bytes) = (self.pointer(), self.bytes);
+        // SAFETY: the memory is allocated, and writable, until the buffer is dropped.
+        (!self.is_read_only()).then(|| unsafe { HostMemory::new(pointer, bytes, self) })
     }
 
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {

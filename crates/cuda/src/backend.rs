@@ -14,7 +14,7 @@ use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, RegisteredMemory};
 use crate::context::{self, Context};
 use crate::error::Error;
 use crate::event::CudaEvent;
-use crate::inner::{BackendInner, buffer_key};
+use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
 use crate::lower;
@@ -170,12 +170,13 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn lock(&self, buffer: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
-        let key = buffer_key(buffer);
+        let memory = Arc::clone(buffer).host_memory()?;
+        let key = (memory.pointer().addr(), memory.bytes());
         let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = registered.get(&key).and_then(Weak::upgrade) {
             return Some(Box::new(known));
         }
-        let memory = Arc::new(RegisteredMemory::new(&self.inner.context, buffer)?);
+        let memory = Arc::new(RegisteredMemory::new(&self.inner.context, memory)?);
         registered.retain(|_, memory| memory.strong_count() > 0);
         registered.insert(key, Arc::downgrade(&memory));
         Some(Box::new(memory))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use quadriga_graph::Data;
-use quadriga_runtime::{BackendError, Buffer, Region, Usage, check_range};
+use quadriga_runtime::{BackendError, Buffer, HostMemory, Region, Usage, check_range};
 
 use crate::context::Context;
 
@@ -83,6 +83,10 @@ impl Buffer for DeviceBuffer {
 
     fn is_host(&self) -> bool {
         false
+    }
+
+    fn address(&self) -> u64 {
+        self.address
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
@@ -179,6 +183,10 @@ impl Buffer for PinnedBuffer {
 
     fn is_host(&self) -> bool {
         true
+    }
+
+    fn address(&self) -> u64 {
+        self.address.addr() as u64
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
@@ -328,35 +336,25 @@ impl Drop for HostPages {
 /// Another backend's host memory, page-locked so that the device accesses it by DMA.
 pub(crate) struct RegisteredMemory {
     context: Arc<Context>,
-    /// Address and length as they were locked: a buffer may answer differently when it is asked again.
-    address: usize,
-    len: usize,
     /// Kept until it is unlocked.
-    buffer: Arc<dyn Buffer>,
+    memory: HostMemory,
 }
 
 impl RegisteredMemory {
-    /// `None` if the buffer has no host address, or the driver cannot lock it.
-    pub(crate) fn new(context: &Arc<Context>, buffer: &Arc<dyn Buffer>) -> Option<RegisteredMemory> {
-        let (address, len) = (buffer.host_address()?, buffer.bytes());
+    /// `None` if the driver cannot lock the memory.
+    pub(crate) fn new(context: &Arc<Context>, memory: HostMemory) -> Option<RegisteredMemory> {
         context.bind().ok()?;
-        // SAFETY: the memory belongs to the buffer, which is kept until the memory is unlocked.
-        let code =
-            unsafe { sys::cuMemHostRegister_v2(address.cast(), len, sys::CU_MEMHOSTREGISTER_PORTABLE) };
-        let (context, address) = (Arc::clone(context), address.expose_provenance());
-        (code == sys::CUresult::CUDA_SUCCESS).then(|| RegisteredMemory {
-            context,
-            address,
-            len,
-            buffer: Arc::clone(buffer),
-        })
+        let (address, len) = (memory.pointer().cast(), memory.bytes());
+        // SAFETY: the memory is allocated as long as `memory` is kept, which is until it is unlocked.
+        let code = unsafe { sys::cuMemHostRegister_v2(address, len, sys::CU_MEMHOSTREGISTER_PORTABLE) };
+        let context = Arc::clone(context);
+        (code == sys::CUresult::CUDA_SUCCESS).then_some(RegisteredMemory { context, memory })
     }
 
-    /// The address of `len` bytes from `offset` on, if `buffer` is the one that was locked and they are inside it.
-    pub(crate) fn address(&self, buffer: &Arc<dyn Buffer>, offset: usize, len: usize) -> Option<*mut u8> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
-        let found = inside && Arc::ptr_eq(&self.buffer, buffer);
-        found.then(|| std::ptr::with_exposed_provenance_mut::<u8>(self.address).wrapping_add(offset))
+    /// The address of `len` bytes from `offset` on, if they are inside the memory.
+    pub(crate) fn address(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.memory.bytes());
+        inside.then(|| self.memory.pointer().wrapping_add(offset))
     }
 }
 
@@ -364,7 +362,7 @@ impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: locked by `new`, unlocked only here.
-            let _ = unsafe { sys::cuMemHostUnregister(std::ptr::with_exposed_provenance_mut(self.address)) };
+            let _ = unsafe { sys::cuMemHostUnregister(self.memory.pointer().cast()) };
         }
     }
 }
@@ -384,6 +382,10 @@ impl Buffer for HostPages {
 
     fn is_host(&self) -> bool {
         true
+    }
+
+    fn address(&self) -> u64 {
+        self.address.addr() as u64
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {

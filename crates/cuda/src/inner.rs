@@ -19,11 +19,6 @@ use crate::options::Options;
 /// Counters of attention kernels: one for each query, or tile of queries, and head whose keys are partitioned.
 pub(crate) const MAX_COUNTERS: usize = 4096;
 
-/// Identifies a buffer as long as it is alive.
-pub(crate) fn buffer_key(buffer: &Arc<dyn Buffer>) -> usize {
-    Arc::as_ptr(buffer).cast::<()>().addr()
-}
-
 /// State that a backend shares with its queues and programs.
 pub(crate) struct BackendInner {
     /// Whether operations are fused, and kernels use programmatic dependent launch.
@@ -38,8 +33,8 @@ pub(crate) struct BackendInner {
     pub(crate) idle_gaps: Option<IdleGaps>,
     /// Page-locked file maps and other host bytes, by address and length.
     pub(crate) host_pages: Mutex<HashMap<(usize, usize), Weak<HostPages>>>,
-    /// Page-locked buffers of other backends, by [`buffer_key`].
-    pub(crate) registered: Mutex<HashMap<usize, Weak<RegisteredMemory>>>,
+    /// Page-locked memory of other backends, by address and length.
+    pub(crate) registered: Mutex<HashMap<(usize, usize), Weak<RegisteredMemory>>>,
     pub(crate) context: Arc<Context>,
 }
 
@@ -85,9 +80,10 @@ impl BackendInner {
 
     /// The address of a region of another backend's host memory, if the buffer is page-locked.
     pub(crate) fn registered_address(&self, region: &Region) -> Option<*mut u8> {
+        let memory = Arc::clone(&region.buffer).host_memory()?;
         let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        let memory = registered.get(&buffer_key(&region.buffer))?.upgrade()?;
-        memory.address(&region.buffer, region.offset, region.bytes)
+        let known = registered.get(&(memory.pointer().addr(), memory.bytes()))?.upgrade()?;
+        known.address(region.offset, region.bytes)
     }
 
     pub(crate) fn lock_counters(&self) -> CountersGuard<'_> {

@@ -141,6 +141,10 @@ impl Buffer for AdderBuffer {
         false
     }
 
+    fn address(&self) -> u64 {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).as_ptr().addr() as u64
+    }
+
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         self.with(offset, into.len(), |bytes| into.copy_from_slice(bytes))
     }

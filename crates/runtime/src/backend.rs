@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor, TensorId};
 
-use crate::BackendError;
+use crate::{BackendError, HostMemory};
 
 /// What memory is used for. A backend may allocate each kind differently.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -84,9 +84,12 @@ pub trait Buffer: Any + Send + Sync {
     /// Copies bytes in, and returns when they are copied. The caller makes sure that no command in flight uses them.
     fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError>;
 
-    /// The address of host memory that any device may be given access to. A user of the address keeps the buffer alive,
-    /// and orders accesses with events as queues do.
-    fn host_address(&self) -> Option<*mut u8> {
+    /// The address of its first byte, in the backend's own address space: a multiple of the backend's alignment, unless it
+    /// wraps memory that is not. Only the backend can access it.
+    fn address(&self) -> u64;
+
+    /// Its memory, if other devices may access it directly. They order accesses with events, as queues do.
+    fn host_memory(self: Arc<Self>) -> Option<HostMemory> {
         None
     }
 
@@ -402,9 +405,17 @@ impl fmt::Debug for dyn Backend {
     }
 }
 
-/// Compiles and runs nodes once and waits for them, without a session.
+/// Compiles and runs nodes once and waits for them, without a session. Scratch memory that the nodes need and the split
+/// lacks is allocated for the run.
 pub fn compute_once(backend: &dyn Backend, split: &SplitSource<'_>) -> Result<(), BackendError> {
-    let mut program = backend.compile(split)?;
+    let SplitSource { graph, nodes, place, kept, ref scratch } = *split;
+    let needed = backend.scratch_bytes(graph, nodes);
+    let scratch = match scratch {
+        Some(scratch) if scratch.bytes >= needed => Some(scratch.clone()),
+        _ if needed == 0 => None,
+        _ => Some(Region::new(backend.allocate(needed, Usage::Compute)?, 0, needed)?),
+    };
+    let mut program = backend.compile(&SplitSource { graph, nodes, place, kept, scratch })?;
     let mut queue = backend.queue()?;
     queue.run(&mut *program)?;
     queue.synchronize()

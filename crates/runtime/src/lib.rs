@@ -31,13 +31,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod allocation_lock;
 mod backend;
+mod copy_region;
 mod cost;
 mod environment;
 mod error;
 mod flow;
+mod host_memory;
 pub mod memory;
 mod runtime_error;
 mod schedule;
@@ -51,10 +54,12 @@ pub use backend::{
     Backend, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal, Region,
     SplitSource, StepTime, TensorPlace, Usage, WeightLayout, check_range, compute_once,
 };
+pub use copy_region::{CopyRoute, copy_region};
 pub use cost::Cost;
 pub use environment::CHECK_PLANS_VARIABLE;
 pub use error::BackendError;
 pub use half::{bf16, f16};
+pub use host_memory::HostMemory;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
     BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoBackend, IntoBackends, IntoGraph,
@@ -64,7 +69,7 @@ pub use schedule::{
 pub use schedule_error::ScheduleError;
 pub use session::{
     Element, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits, PlanUsage, Session,
-    SessionDebug, SessionMemory, StateInfo, TensorInfo, TensorRef, Values,
+    SessionDebug, SessionMemory, SessionTensor, StateInfo, TensorInfo, TensorRef, Values,
 };
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

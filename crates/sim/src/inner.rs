@@ -20,6 +20,8 @@ pub(crate) struct DeviceInner {
     pub(crate) tensors: AtomicU64,
     /// The latest time that any queue has reached, as the bits of an `f64` that is never negative.
     latest: AtomicU64,
+    /// The next address that no buffer has had.
+    next_address: AtomicU64,
     /// When the device was created.
     pub(crate) created: Instant,
     /// The graphs of living programs, each kept once.
@@ -34,6 +36,7 @@ impl DeviceInner {
             used: AtomicU64::new(0),
             tensors: AtomicU64::new(0),
             latest: AtomicU64::new(0),
+            next_address: AtomicU64::new(1 << 32),
             created: Instant::now(),
             graphs: Mutex::default(),
         }
@@ -42,6 +45,14 @@ impl DeviceInner {
     /// Bytes that can still be allocated.
     pub(crate) fn free(&self) -> u64 {
         self.settings.capacity.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
+    /// The address of a new buffer: no two buffers overlap, also not with those that are gone.
+    pub(crate) fn new_address(&self, bytes: usize) -> u64 {
+        let alignment = self.settings.alignment.max(1) as u64;
+        self.next_address
+            .fetch_add((bytes as u64 + 1).next_multiple_of(alignment), Ordering::Relaxed)
+            .next_multiple_of(alignment)
     }
 
     /// Advances the device's clock to the time that a queue has reached.

@@ -20,6 +20,8 @@ pub(crate) struct SimBuffer {
     size: usize,
     usage: Usage,
     host: bool,
+    /// Its first byte in the device's address space.
+    address: u64,
     /// Who accessed which bytes last, if the device checks that.
     shadow: Option<Shadow>,
 }
@@ -45,7 +47,9 @@ impl SimBuffer {
         bytes.resize(size, FRESH);
         device.used.fetch_add(size as u64, Ordering::Relaxed);
         let shadow = device.settings.check_order.then(Shadow::default);
-        Ok(SimBuffer { device: Arc::clone(device), bytes: Mutex::new(bytes), size, usage, host, shadow })
+        let address = device.new_address(size);
+        let (device, bytes) = (Arc::clone(device), Mutex::new(bytes));
+        Ok(SimBuffer { device, bytes, size, usage, host, address, shadow })
     }
 
     pub(crate) fn is_of(&self, device: &Arc<DeviceInner>) -> bool {
@@ -123,6 +127,10 @@ impl Buffer for SimBuffer {
 
     fn is_host(&self) -> bool {
         self.host
+    }
+
+    fn address(&self) -> u64 {
+        self.address
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {

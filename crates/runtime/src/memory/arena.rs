@@ -1,11 +1,11 @@
 //! Arenas: the buffers of one backend that memory plans use.
 
 use quadriga_graph::Graph;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::MemoryError;
 use super::plan::{MemoryPlan, StorageOwner};
-use crate::{Backend, Buffer, Region, Usage};
+use crate::{Backend, BackendError, Buffer, Region, Usage};
 
 /// New chunks with their indices, not yet part of an arena.
 pub(crate) type Grown = Vec<(usize, Arc<dyn Buffer>)>;
@@ -88,6 +88,25 @@ impl Arena {
     /// Drops all chunks. Their memory is freed when nothing else refers to it.
     pub fn release(&mut self) {
         self.chunks.clear();
+    }
+
+    /// Whether a plan that needs these bytes can have them once the arena is released, as far as the backend knows.
+    pub(crate) fn may_hold(&self, bytes: u64) -> bool {
+        let free = self.backend.device().free_bytes;
+        free.is_none_or(|free| bytes <= free.saturating_add(self.bytes()))
+    }
+
+    /// Allocates chunks of the sizes of released ones; those that something else still refers to are used again.
+    pub(crate) fn restore(&mut self, released: &[(Weak<dyn Buffer>, usize)]) -> Result<(), BackendError> {
+        self.chunks.clear();
+        for (chunk, bytes) in released {
+            let chunk = match chunk.upgrade() {
+                Some(chunk) => chunk,
+                None => self.backend.allocate(*bytes, Usage::Compute)?,
+            };
+            self.chunks.push(chunk);
+        }
+        Ok(())
     }
 
     /// `bytes` bytes from `offset` on in a chunk.

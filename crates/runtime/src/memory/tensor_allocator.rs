@@ -176,8 +176,7 @@ pub struct TensorAllocator {
 impl TensorAllocator {
     /// An allocator in a buffer of `backend`, be it allocated or wrapped around existing memory.
     ///
-    /// Allocation starts at the first aligned address of the buffer; a buffer that ends before it has no room. A buffer
-    /// without a [host address](Buffer::host_address) counts as aligned.
+    /// Allocation starts at the first aligned address of the buffer; a buffer that ends before it has no room.
     pub fn over(
         backend: &Arc<dyn Backend>,
         buffer: Arc<dyn Buffer>,
@@ -186,7 +185,7 @@ impl TensorAllocator {
             let (owner, backend) = (buffer.backend().to_owned(), backend.name().to_owned());
             return Err(AllocatorError::ForeignBuffer { owner, backend });
         }
-        let base = buffer.host_address().map_or(0, |address| address.addr() as u64);
+        let base = buffer.address();
         let (size, alignment) = (buffer.bytes() as u64, backend.memory().alignment);
         TensorAllocator::new(
             base,

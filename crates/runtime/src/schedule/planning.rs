@@ -128,7 +128,9 @@ impl Scheduler {
             Some(_) => Ok((*tensor, *backend)),
             None => Err(unknown_pin("tensor", tensor.index(), graph.tensors().len())),
         });
-        for pin in nodes.chain(tensors) {
+        let names =
+            self.name_pins.iter().filter_map(|(name, backend)| Some(Ok((graph.tensor(name)?, *backend))));
+        for pin in nodes.chain(tensors).chain(names) {
             let (tensor, backend) = pin?;
             let backend = self.check_backend(backend, &|| format!("the pin of {}", graph.name(tensor)))?;
             let storage = graph.get(tensor).map_or(tensor, |t| t.storage());

@@ -44,6 +44,7 @@ pub struct Scheduler {
     pub(super) asynchronous: Arc<[bool]>,
     pub(super) node_pins: Vec<(NodeId, usize)>,
     pub(super) tensor_pins: Vec<(TensorId, usize)>,
+    pub(super) name_pins: Vec<(String, usize)>,
     pub(super) rule: Option<PlacementRule>,
     pub(super) budgets: Vec<(usize, u64)>,
     pub(super) effort: Effort,
@@ -72,6 +73,7 @@ impl Scheduler {
             backends,
             node_pins: Vec::new(),
             tensor_pins: Vec::new(),
+            name_pins: Vec::new(),
             rule: None,
             budgets: Vec::new(),
             effort: Effort::Fast,
@@ -91,6 +93,13 @@ impl Scheduler {
     /// Places a tensor on a backend; every node that writes it runs there.
     pub fn pin_tensor(mut self, tensor: TensorId, backend: usize) -> Scheduler {
         self.tensor_pins.push((tensor, backend));
+        self
+    }
+
+    /// Places the leaf or result of this name on a backend, in every graph that has one: also in those that a session builds
+    /// anew for each step. Every node that writes it runs there.
+    pub fn pin_name(mut self, name: impl Into<String>, backend: usize) -> Scheduler {
+        self.name_pins.push((name.into(), backend));
         self
     }
 
@@ -129,7 +138,7 @@ impl Scheduler {
         self
     }
 
-    /// The same scheduler without pins, which name tensors and nodes of one graph.
+    /// The same scheduler without pins of ids, which are those of one graph.
     pub(crate) fn without_pins(&self) -> Scheduler {
         Scheduler { node_pins: Vec::new(), tensor_pins: Vec::new(), ..self.clone() }
     }

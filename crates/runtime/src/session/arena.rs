@@ -45,6 +45,29 @@ impl Arenas {
         Ok(())
     }
 
+    /// Frees all buffers and allocates those of a plan. If that fails, buffers of the old sizes are allocated again, which
+    /// only another process can prevent. No compiled program may point into them any more; the caller holds the
+    /// [allocation lock](crate::allocation_lock).
+    pub(crate) fn replace(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
+        let sized = |chunk: &Arc<dyn Buffer>| (Arc::downgrade(chunk), chunk.bytes());
+        let old: Vec<Vec<_>> =
+            self.all.iter().map(|arena| arena.chunks().iter().map(sized).collect()).collect();
+        self.release();
+        let grown = self.grow(plan);
+        if grown.is_err() {
+            for (arena, old) in self.all.iter_mut().zip(&old) {
+                // What cannot be had now is requested again when a plan needs it.
+                let _ = arena.restore(old);
+            }
+        }
+        grown
+    }
+
+    /// Whether a plan may fit if all buffers are freed first.
+    pub(crate) fn may_hold(&self, plan: &Plan) -> bool {
+        self.all.iter().enumerate().all(|(number, arena)| arena.may_hold(plan.memory().arena_bytes(number)))
+    }
+
     /// Frees all buffers. No compiled program may point into them any more.
     pub(crate) fn release(&mut self) {
         self.all.iter_mut().for_each(Arena::release);

@@ -46,6 +46,9 @@ pub trait Values {
 
     /// The type of tensor it fits; `None` fits any.
     fn dtype(&self) -> Option<DType>;
+
+    /// Bytes of one element.
+    fn element_bytes(&self) -> usize;
 }
 
 impl<T: Element> Values for [T] {
@@ -55,6 +58,10 @@ impl<T: Element> Values for [T] {
 
     fn dtype(&self) -> Option<DType> {
         T::DTYPE
+    }
+
+    fn element_bytes(&self) -> usize {
+        size_of::<T>()
     }
 }
 
@@ -66,6 +73,10 @@ impl<T: Element, const N: usize> Values for [T; N] {
     fn dtype(&self) -> Option<DType> {
         T::DTYPE
     }
+
+    fn element_bytes(&self) -> usize {
+        size_of::<T>()
+    }
 }
 
 impl<T: Element> Values for Vec<T> {
@@ -76,6 +87,10 @@ impl<T: Element> Values for Vec<T> {
     fn dtype(&self) -> Option<DType> {
         T::DTYPE
     }
+
+    fn element_bytes(&self) -> usize {
+        size_of::<T>()
+    }
 }
 
 impl<V: Values + ?Sized> Values for &V {
@@ -85,5 +100,9 @@ impl<V: Values + ?Sized> Values for &V {
 
     fn dtype(&self) -> Option<DType> {
         (**self).dtype()
+    }
+
+    fn element_bytes(&self) -> usize {
+        (**self).element_bytes()
     }
 }

@@ -150,6 +150,46 @@ impl Inputs {
         Ok(())
     }
 
+    /// Writes bytes at an offset to the bank of the next run; the others are those of the latest value.
+    pub(crate) fn set_part(
+        &mut self,
+        plan: &Plan,
+        index: usize,
+        (offset, bytes, dtype): (usize, &[u8], Option<DType>),
+        lanes: &mut [Lane],
+    ) -> Result<(), RuntimeError> {
+        let (input, tensor) = self.tensor(plan, index)?;
+        let name = || input.name.clone();
+        if let Some(given) = dtype.filter(|given| *given != tensor.dtype()) {
+            return Err(RuntimeError::WrongType { name: name(), found: tensor.dtype(), given });
+        }
+        let end = offset.saturating_add(bytes.len());
+        if end > tensor.bytes() {
+            return Err(RuntimeError::WrongSize { name: name(), expected: tensor.bytes(), found: end });
+        }
+        if !input.set && !input.known {
+            return Err(RuntimeError::NotSet { what: "input", name: name() });
+        }
+        let (old, next, total) = (self.bank, 1 - self.bank, tensor.bytes());
+        let Some(input) = self.all.get_mut(index) else { return Err(no_such_input()) };
+        // In the queue of the latest value, which is copied first unless it is in this bank.
+        let upload = total > MAX_SMALL_BYTES && !input.chained;
+        for (backend, places) in &input.places {
+            let Some(lane) = lanes.get_mut(*backend) else { continue };
+            let copy = !input.set && lane.is_asynchronous();
+            let (from, to) = (places.get(old).unwrap_or(&places[0]), places.get(next).unwrap_or(&places[0]));
+            let written = queue_for(lane, upload).and_then(|queue| {
+                if copy {
+                    queue.copy(from, to)?;
+                }
+                queue.write(&to.part(offset, bytes.len())?, bytes)
+            });
+            written.map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
+        }
+        input.set = true;
+        Ok(())
+    }
+
     /// Copies an output of the latest run to the bank of the next run, if one backend has both; whether it does.
     pub(crate) fn chain(
         &mut self,

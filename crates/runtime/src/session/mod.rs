@@ -34,6 +34,7 @@ mod session;
 mod snapshot;
 mod state;
 mod state_access;
+mod tensor;
 mod tensor_ref;
 mod transfer;
 
@@ -47,4 +48,5 @@ pub use plan_cache::PlanKey;
 pub use plan_limits::{PlanLimits, PlanUsage};
 pub use session::Session;
 pub use state_access::StateInfo;
+pub use tensor::SessionTensor;
 pub use tensor_ref::TensorRef;

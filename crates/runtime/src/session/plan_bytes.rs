@@ -41,8 +41,9 @@ impl CompiledPlan {
 fn graph_bytes(graph: &Graph) -> usize {
     let edges: usize = graph.node_ids().map(|node| size_of_val(graph.inputs(node))).sum();
     let leaves = graph.tensors().iter().filter(|tensor| tensor.node().is_none()).count();
-    // The builder's arrays grew by doubling: on average a third is spare.
-    (size_of_val(graph.tensors()) + size_of_val(graph.nodes()) + edges) * 3 / 2
+    size_of_val(graph.tensors())
+        + size_of_val(graph.nodes())
+        + edges
         + leaves * (2 * NAME + MAP_ENTRY)
         + graph.outputs().len() * NAME
 }

@@ -14,6 +14,7 @@ use super::pending_read::{PendingRead, PendingReads};
 use super::plan_cache::{PlanCache, PlanKey};
 use super::prepared::{PreparedPlan, Results};
 use super::tensor_ref::TensorRef;
+use crate::allocation_lock::lock_allocation;
 use crate::schedule::{IntoGraph, Plan, Scheduler};
 use crate::trace::Detail;
 use crate::weights::Progress;
@@ -76,7 +77,7 @@ impl Plan {
 /// Preparing plans.
 impl Session {
     /// A session without plans, on the backends of a scheduler. The scheduler's placement rule is used for every graph
-    /// that is [prepared](Session::prepare); its pins, which name tensors of one graph, are not.
+    /// that is [prepared](Session::prepare), and so are pins by name; its other pins, which are ids of one graph, are not.
     pub fn new(scheduler: &Scheduler) -> Result<Session, RuntimeError> {
         let mut lanes = Vec::new();
         for (backend, asynchronous) in scheduler.backends().iter().zip(scheduler.asynchronous()) {
@@ -262,26 +263,25 @@ impl Session {
     }
 
     /// Lets the arenas grow so that a plan fits. Where the devices cannot hold the old and the new buffers side by side,
-    /// the old ones are freed first, with all programs that point into them.
+    /// the old ones are freed first, with all programs that point into them; if the new ones are refused even then, the
+    /// old ones are allocated again, before another session can take the memory.
     fn make_room(&mut self, plan: usize) -> Result<(), RuntimeError> {
         let plan = self.plans.get(plan)?.plan.clone();
         let arenas = &mut self.memory.arenas;
         if arenas.fits(&plan) {
             return Ok(());
         }
+        let _alone = lock_allocation();
         let grown = arenas.grow(&plan);
+        let replace = grown.is_err() && arenas.may_hold(&plan);
         let generation = arenas.generation;
         for prepared in self.plans.iter_mut() {
             let is_stale = prepared.compiled.as_ref().is_some_and(|c| c.generation != generation);
-            if grown.is_err() || is_stale {
+            if replace || is_stale {
                 prepared.forget_places();
             }
         }
-        if grown.is_ok() {
-            return Ok(());
-        }
-        arenas.release();
-        arenas.grow(&plan)
+        if replace { arenas.replace(&plan) } else { grown }
     }
 }
 
@@ -404,26 +404,7 @@ impl Session {
         output: impl Into<TensorRef<'n>>,
         into: &mut [T],
     ) -> Result<(), RuntimeError> {
-        let into: &mut [u8] = bytemuck::cast_slice_mut(into);
-        let prepared = self.plans.get(self.plans.current()?)?;
-        let place = prepared.output(output.into())?;
-        match prepared.results {
-            Results::None => return Err(RuntimeError::NothingRun),
-            Results::Gone if !place.lasting => {
-                return Err(RuntimeError::Gone { name: place.name.clone() });
-            }
-            _ => {}
-        }
-        place.check_type(T::DTYPE)?;
-        let region = place.region(prepared.inputs.bank);
-        if into.len() != region.bytes {
-            let (name, expected, found) = (place.name.clone(), region.bytes, into.len());
-            return Err(RuntimeError::WrongSize { name, expected, found });
-        }
-        let Some(lane) = self.lanes.get_mut(place.backend) else { return Err(RuntimeError::ForeignPlan) };
-        let read = lane.compute.read(region, into);
-        let read = read.map_err(|error| RuntimeError::device(error).at(|| place.name.clone()));
-        read.map_err(|error| self.fail(error))
+        self.read_bytes(output.into(), T::DTYPE, None, bytemuck::cast_slice_mut(into))
     }
 }
 
@@ -470,7 +451,7 @@ impl Session {
 /// Failures.
 impl Session {
     /// Recovers from a device's failure; the error with the split in which it happened.
-    fn fail(&mut self, error: RuntimeError) -> RuntimeError {
+    pub(super) fn fail(&mut self, error: RuntimeError) -> RuntimeError {
         let error = self.locate(error);
         self.recover();
         error

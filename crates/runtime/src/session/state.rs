@@ -5,6 +5,7 @@ use std::sync::Arc;
 use quadriga_graph::{Tensor, TensorKind};
 use rustc_hash::FxHashMap;
 
+use crate::allocation_lock::lock_allocation;
 use crate::memory::PlacedTensor;
 use crate::schedule::Plan;
 use crate::{Backend, Region, RuntimeError, Usage};
@@ -38,6 +39,7 @@ impl States {
     /// Allocates the states of a plan that the session does not have yet, filled with zeros: all or none. Their names.
     pub(crate) fn add(&mut self, plan: &Plan) -> Result<Vec<String>, RuntimeError> {
         let graph = plan.graph();
+        let _alone = lock_allocation();
         let mut added = Vec::new();
         for id in graph.of_kind(TensorKind::State) {
             let Some((tensor, number)) = graph.get(id).zip(plan.placement(id)) else { continue };

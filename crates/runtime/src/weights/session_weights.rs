@@ -11,6 +11,7 @@ use super::layout::{BufferPlan, Residency, WeightRead, plan_buffers, residency};
 use super::resident::{KnownUses, PlanWeights, ResidentWeight, WeightGroup};
 use super::store::{WeightIndex, WeightStore};
 use super::uses::WeightUses;
+use crate::allocation_lock::lock_allocation;
 use crate::memory::PlacedTensor;
 use crate::{Backend, BackendError, Buffer, Layout, Region, RuntimeError, TensorPlace, Usage};
 
@@ -304,6 +305,7 @@ impl Loaded {
 
 /// Memory for all weights: a few large buffers for each backend.
 fn reserve(backends: &[Arc<dyn Backend>], loads: &[Load<'_>]) -> Result<Vec<Reserved>, RuntimeError> {
+    let _alone = lock_allocation();
     let mut out: Vec<Option<Reserved>> = loads.iter().map(|_| None).collect();
     for (number, backend) in backends.iter().enumerate() {
         let failed =

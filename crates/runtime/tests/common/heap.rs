@@ -117,8 +117,8 @@ impl Buffer for HeapBuffer {
         self.bytes.lock().unwrap()[offset..offset + from.len()].copy_from_slice(from);
         Ok(())
     }
-    fn host_address(&self) -> Option<*mut u8> {
-        self.base.map(std::ptr::without_provenance_mut)
+    fn address(&self) -> u64 {
+        self.base.unwrap_or(0) as u64
     }
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
         check_range(self, offset, len)?;

@@ -166,11 +166,74 @@ fn x19_a_plan_that_does_not_fit_the_device_is_an_error_with_numbers_and_the_sess
     let good: Vec<f32> = session.read("y").unwrap();
     let error = session.prepare(100, || build(100)).unwrap_err();
     let RuntimeError::Device { error: inner, .. } = &error else { panic!("{error}") };
-    assert!(matches!(**inner, BackendError::OutOfMemory { free: Some(20_000), .. }), "{error}");
+    assert!(matches!(**inner, BackendError::OutOfMemory { free: Some(..20_000), .. }), "{error}");
     session.prepare(8, || build(8)).unwrap();
     session.run(&[("x", &[1.0f32; 512])]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), good);
     // A plan that only fits once the old arena is freed replaces it.
     session.prepare(24, || build(24)).unwrap();
     session.run(&[("x", &[1.0f32; 24 * 64])]).unwrap();
+}
+
+/// Rows of 64 that are added up in a way that needs `rows` × 1 KiB.
+fn wide(rows: usize) -> Graph {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [rows, 64]);
+    g.output("y", x.tanh().add(x));
+    g.finish().unwrap()
+}
+
+fn run_wide(session: &mut Session, rows: usize) -> Result<Vec<f32>, RuntimeError> {
+    session.prepare(rows as u64, || Ok::<_, RuntimeError>(wide(rows)))?;
+    session.run(&[("x", &vec![0.5f32; rows * 64])])?;
+    session.read("y")
+}
+
+#[test]
+fn x14_a_refused_growth_leaves_an_arena_of_the_old_size() {
+    let a = Sim::new("a").capacity(20_000).device();
+    let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
+    let good = run_wide(&mut session, 8).unwrap();
+    let used = a.used_bytes();
+    // Too large even for the empty device: the arena is not touched.
+    let allocations = a.counts().of(FaultPoint::Compile);
+    assert!(run_wide(&mut session, 100).is_err());
+    assert_eq!(a.used_bytes(), used);
+    assert_eq!(run_wide(&mut session, 8).unwrap(), good);
+    assert_eq!(a.counts().of(FaultPoint::Compile), allocations, "nothing is compiled again");
+    // Large enough for the empty device, but refused once the old arena is freed.
+    a.fail(FaultPoint::Allocation, 1);
+    assert!(run_wide(&mut session, 24).is_err());
+    a.clear_faults();
+    assert_eq!(a.used_bytes(), used);
+    assert_eq!(run_wide(&mut session, 8).unwrap(), good);
+}
+
+#[test]
+fn x14_sessions_that_compete_for_the_last_memory_keep_what_worked() {
+    // Two small arenas and one large one do not fit, a small and a large one do.
+    let a = Sim::new("a").capacity(24_000).device();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
+                let good = run_wide(&mut session, 6).unwrap();
+                let mut results = [0, 0];
+                for _ in 0..100 {
+                    let grown = run_wide(&mut session, 18);
+                    results[usize::from(grown.is_ok())] += 1;
+                    let small = run_wide(&mut session, 6);
+                    assert_eq!(small.as_ref(), Ok(&good), "{results:?}");
+                    if grown.is_ok() {
+                        // Back to a small arena, so that the other session has a chance.
+                        session.forget_all().unwrap();
+                        while run_wide(&mut session, 6).is_err() {
+                            std::thread::yield_now();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(a.used_bytes(), 0);
 }

@@ -13,6 +13,7 @@ mod observing;
 mod overlap;
 mod overlapping_inputs;
 mod pipelining;
+mod places;
 mod running;
 mod splitting;
 mod states;

@@ -81,7 +81,7 @@ fn k4_k5_nodes_are_compiled_once_and_run_often_or_computed_once() {
     let x = g.input("x", DType::F32, [2]);
     g.output("y", x.sqr().scale(2.0));
     let graph = g.finish().unwrap();
-    for backend in [host("cpu"), Sim::new("a").build()] {
+    for backend in [host("cpu"), Sim::new("a").build(), Sim::new("scratch").scratch(100).build()] {
         let places: Vec<Region> = graph.tensors().iter().map(|t| region(&*backend, t.bytes())).collect();
         let place =
             |id: TensorId| Some(TensorPlace { region: places[id.index()].clone(), layout: Layout::Plain });
@@ -90,6 +90,9 @@ fn k4_k5_nodes_are_compiled_once_and_run_often_or_computed_once() {
             SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
         let result = places.last().unwrap();
         let mut queue = backend.queue().unwrap();
+        compute_once(&*backend, &split).expect("brings its own scratch memory");
+        let scratch = (backend.name() == "scratch").then(|| region(&*backend, 100));
+        let split = SplitSource { scratch, ..split };
         let mut program = backend.compile(&split).unwrap();
         for value in [1.0f32, 2.0, 3.0] {
             queue.write(&places[0], &[value.to_le_bytes(), value.to_le_bytes()].concat()).unwrap();
