@@ -15,6 +15,7 @@ use crate::compile::compile;
 use crate::environment;
 use crate::isa::{Isa, IsaError};
 use crate::memory::{ALIGNMENT, HostBlock, StateSlabs, host_bytes};
+use crate::ops::WorkSettings;
 use crate::pool::{Pool, PoolError};
 use crate::profile::{Profile, ProfileRecorder};
 use crate::queue::{CpuEvent, CpuQueue};
@@ -294,6 +295,16 @@ impl quadriga_runtime::Backend for Backend {
         to: &Region,
     ) -> Result<(), BackendError> {
         weights::load(&self.inner, weight, layout, data, to)
+    }
+
+    fn work_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
+        let settings = WorkSettings {
+            isa: self.inner.isa,
+            threads: self.threads(),
+            fuse: self.fuse,
+            packs: !self.plain_weights,
+        };
+        crate::ops::work_bytes(graph, nodes, &settings)
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {

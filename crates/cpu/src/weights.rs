@@ -60,6 +60,14 @@ impl PackedMatrices {
     }
 }
 
+/// The matrices of a weight with this layout, if it is packed.
+pub(crate) fn packed(weight: &Tensor, layout: &WeightLayout) -> Option<PackedMatrices> {
+    match layout.layout {
+        Layout::Packed(number) => PackedMatrices::numbered(weight, number),
+        Layout::Plain => None,
+    }
+}
+
 /// Loads a weight's bytes; the threads of the pool pack it together.
 pub(crate) fn load(
     inner: &BackendInner,

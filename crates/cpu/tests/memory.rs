@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_cpu::{ALIGNMENT, Backend};
-use quadriga_graph::{DType, Data, GraphBuilder, Weight};
+use quadriga_graph::{Attention, DType, Data, Graph, GraphBuilder, Op, Weight};
 use quadriga_runtime::{
     Backend as _, Layout, Region, Scheduler, SplitSource, TensorPlace, Usage, compute_once,
 };
@@ -106,7 +106,7 @@ fn b1_the_owner_of_a_sessions_weight_is_dropped_once_and_all_memory_is_freed() {
     let mut session = plan.session().unwrap();
     session.run(&[("x", &[1.0f32; 64])]).unwrap();
     let work = cpu.work_bytes();
-    assert_eq!(cpu.allocated_bytes() - work, plan.bytes()[0].total() as usize);
+    assert_eq!(cpu.allocated_bytes(), plan.bytes()[0].total() as usize);
     assert_eq!(plan.bytes()[0].mapped, 64 * 64 * 4);
     drop(plan);
     assert_eq!(drops.load(Ordering::Relaxed), 0);
@@ -141,4 +141,41 @@ fn k7_a_buffer_over_a_pointer_is_written_in_place() {
     drop(buffer);
     assert_eq!(drops.load(Ordering::Relaxed), 1);
     assert_eq!((memory[0], memory[1], memory[64], memory[128]), (0.0, 2.0, 4.0, 6.0));
+}
+
+/// Matmuls with packed weights of several types, experts, attention, norms and a state.
+fn model(rows: usize) -> Graph {
+    let g = GraphBuilder::new();
+    let mut x = g.input("x", DType::F32, [rows, 256]);
+    for (layer, dtype) in [DType::Q8_0, DType::F16, DType::Q4_K, DType::F32].into_iter().enumerate() {
+        let bytes = dtype.row_bytes(256 * 256).unwrap();
+        let w = g.weight(&format!("w{layer}"), Weight::with_data(dtype, [256, 256], vec![0; bytes]));
+        x = g.mul_mat(w, x.rms_norm(1e-5)).add(x);
+    }
+    let bytes = DType::Q8_0.row_bytes(4 * 256 * 256).unwrap();
+    let experts = g.weight("experts", Weight::with_data(DType::Q8_0, [4, 256, 256], vec![0; bytes]));
+    let ids = g.constant("ids", DType::I32, [rows, 2], vec![1; 2 * rows].as_slice());
+    g.output("experts", g.apply(Op::MulMatId, &[experts, x.reshape([rows, 1, 256]), ids]));
+    let cache = g.state("cache", DType::F16, [2, 300, 64]);
+    let q = x.reshape([rows, 4, 64]).permute([1, 0, 2]);
+    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: false };
+    g.output("y", g.apply(Op::Attention(attention), &[q, cache, cache]));
+    g.finish().unwrap()
+}
+
+#[test]
+fn s7_the_forecast_of_a_plan_equals_the_allocation_work_memory_included() {
+    for (threads, fuse, plain) in [(1, true, false), (2, true, false), (5, false, false), (3, true, true)] {
+        for rows in [1, 3, 40] {
+            let builder = Backend::builder().threads(threads).fuse(fuse).plain_weights(plain);
+            let cpu = Arc::new(builder.build().unwrap());
+            let plan = Scheduler::new(Arc::clone(&cpu)).plan(model(rows)).unwrap();
+            assert_eq!(cpu.allocated_bytes(), 0, "planning allocates nothing");
+            let mut session = plan.session().unwrap();
+            session.run(&[("x", &vec![0.5f32; rows * 256])]).unwrap();
+            let bytes = &plan.bytes()[0];
+            assert_eq!(bytes.work as usize, cpu.work_bytes(), "{threads} threads, {rows} rows: {bytes:?}");
+            assert_eq!(bytes.total() as usize, cpu.allocated_bytes(), "{threads} threads, {rows} rows");
+        }
+    }
 }

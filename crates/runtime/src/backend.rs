@@ -386,6 +386,13 @@ pub trait Backend: Send + Sync {
         0
     }
 
+    /// The work memory that the backend keeps outside of arenas for programs of these nodes. All programs of the backend
+    /// share it; it is counted in a plan's bytes.
+    fn work_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
+        let _ = (graph, nodes);
+        0
+    }
+
     /// Whether it computes a node; if not, the reason.
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal>;
 

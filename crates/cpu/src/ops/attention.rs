@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use quadriga_graph::Attention;
+use quadriga_graph::{Attention, DType, Tensor};
 
 use super::lowered::{LoweredOp, TeamOp};
 use super::operand::LoweringContext;
@@ -46,18 +46,7 @@ pub(super) fn attention(
     let [b, h, t, d] = q.dims;
     let mut accesses = vec![Access::reads(q), Access::reads(k), Access::reads(v), Access::writes(out)];
     accesses.extend(mask.iter().chain(&spans).map(Access::reads));
-    let shape = AttentionShape {
-        heads: h,
-        kv_heads: k.dims[1],
-        tokens: t,
-        slots: k.dims[2],
-        key_width: d,
-        value_width: v.cols(),
-        scale: parameters.scale,
-        soft_cap: parameters.soft_cap,
-        key_type: k.dtype,
-        value_type: v.dtype,
-    };
+    let shape = attention_shape(parameters, q.dims, (k.dims, k.dtype), (v.dims, v.dtype));
     let isa = context.isa;
     let Attention { scale, soft_cap, .. } = *parameters;
     let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
@@ -75,6 +64,32 @@ pub(super) fn attention(
     let cost = (b * h * t).saturating_mul(k.dims[2]).saturating_mul(d + v.cols());
     lowered.push(LoweredOp::Part(StepPart::new(plain, b * h * t, cost, accesses)));
     Ok(())
+}
+
+/// The shape of an attention over these tensors.
+pub(super) fn shape_of(parameters: &Attention, q: &Tensor, k: &Tensor, v: &Tensor) -> AttentionShape {
+    attention_shape(parameters, q.dims4(), (k.dims4(), k.dtype()), (v.dims4(), v.dtype()))
+}
+
+fn attention_shape(
+    parameters: &Attention,
+    [_, heads, tokens, key_width]: [usize; 4],
+    ([_, kv_heads, slots, _], key_type): ([usize; 4], DType),
+    ([.., value_width], value_type): ([usize; 4], DType),
+) -> AttentionShape {
+    let Attention { scale, soft_cap, .. } = *parameters;
+    AttentionShape {
+        heads,
+        kv_heads,
+        tokens,
+        slots,
+        key_width,
+        value_width,
+        scale,
+        soft_cap,
+        key_type,
+        value_type,
+    }
 }
 
 /// The span of visible keys of query `t`, checked.

@@ -124,6 +124,20 @@ unsafe impl Send for ExpertMatMul {}
 // SAFETY: as above; the lists are written by one thread, with a barrier before others read them.
 unsafe impl Sync for ExpertMatMul {}
 
+/// The granularity of the rows of each expert, and the number of rows with padding.
+pub(super) fn places_of(
+    isa: Isa,
+    dtype: DType,
+    rows: usize,
+    experts: usize,
+) -> Result<(usize, usize), String> {
+    // The activation format depends on the number of rows, which padding may raise: choose again with that.
+    let form = |rows| ActivationFormat::choose(isa, dtype, rows).map_err(|error| error.to_string());
+    let filled = |step: usize| rows + experts.min(rows) * (step - 1);
+    let step = form(filled(form(rows)?.row_granularity()))?.row_granularity();
+    Ok((step, filled(step)))
+}
+
 pub(super) fn mul_mat_id(
     packed: PackedWeight,
     x: &TensorView,
@@ -140,11 +154,7 @@ pub(super) fn mul_mat_id(
     let dtype = packed.layout.dtype();
     let rows = tokens * used;
     let experts = packed.count;
-    // The activation format depends on the number of rows, which padding may raise: choose again with that.
-    let form = |rows| ActivationFormat::choose(context.isa, dtype, rows).map_err(|error| error.to_string());
-    let filled = |step: usize| rows + experts.min(rows) * (step - 1);
-    let step = form(filled(form(rows)?.row_granularity()))?.row_granularity();
-    let places = filled(step);
+    let (step, places) = places_of(context.isa, dtype, rows, experts)?;
     let bytes = experts
         .checked_add(places.checked_mul(2).ok_or("too many rows")?)
         .and_then(|count| count.checked_mul(size_of::<u32>()))

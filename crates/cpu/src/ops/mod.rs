@@ -19,6 +19,7 @@ mod rope;
 mod rows;
 mod scratch;
 mod softmax;
+mod work;
 
 use quadriga_graph::Op;
 
@@ -30,6 +31,7 @@ pub(crate) use lowered::{LoweredOp, TeamOp, WorkBytes};
 pub(crate) use operand::{LoweringContext, Operand, PackedWeight};
 pub(crate) use packed_matmul::{MAX_MATMULS, MatMulStep, PackedMatMul, is_small};
 pub(crate) use rope::RopeTables;
+pub(crate) use work::{WorkSettings, work_bytes};
 
 /// Whether there is a kernel for the operation.
 pub(crate) fn is_supported(op: &Op) -> bool {

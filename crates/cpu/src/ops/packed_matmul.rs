@@ -50,6 +50,11 @@ impl ActivationMatrix {
         ActivationMatrix::new(view, [0; 3], rows, row_bytes, columns)
     }
 
+    /// Rows and columns.
+    pub(super) fn extents(&self) -> (usize, usize) {
+        (self.rows, self.columns)
+    }
+
     /// The rows of one matrix of a tensor.
     pub(super) fn at(view: &TensorView, i0: usize, i1: usize) -> Option<ActivationMatrix> {
         ActivationMatrix::new(view, [i0, i1, 0], view.dims[2], view.strides[2], view.cols())

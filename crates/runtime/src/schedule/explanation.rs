@@ -252,7 +252,8 @@ impl Plan {
                 let passing = self.splits().copies.iter().filter(|copy| copy.from == index);
                 let passing = passing.filter(|copy| !host(copy.from) && !host(copy.to));
                 BackendLine {
-                    total: bytes.total(),
+                    // Without work memory, so that a plan reads the same for any number of threads.
+                    total: bytes.total() - bytes.work,
                     bytes,
                     staging: passing.map(|copy| copy.bytes as u64).sum(),
                     description: device.description,

@@ -6,6 +6,7 @@
 //! [`Plan`] holds the results; [`explain`] prints them, [`explanation`] has them as data, [`check`] verifies them.
 
 mod assign;
+mod bound;
 mod check;
 mod explain;
 mod explanation;
@@ -34,4 +35,5 @@ pub use scheduler::Scheduler;
 pub use split::{Copy, LeafUse, Split, Splits};
 pub use streaming::WeightStreaming;
 
+pub(crate) use bound::{BoundStorage, BoundStorages};
 pub(crate) use space::Slot;

@@ -38,12 +38,15 @@ pub struct BackendBytes {
     pub state: u64,
     /// Bytes of the arena: results, inputs and copies.
     pub compute: u64,
+    /// Bytes of the backend's work memory, which all its programs share; on the CPU it depends on the number of threads.
+    pub work: u64,
 }
 
 impl BackendBytes {
     /// Bytes that are allocated in all.
     pub fn total(&self) -> u64 {
-        self.weights.saturating_add(self.state).saturating_add(self.compute)
+        let arena = self.compute.saturating_add(self.work);
+        self.weights.saturating_add(self.state).saturating_add(arena)
     }
 }
 
@@ -220,7 +223,18 @@ impl Plan {
         for (bytes, weights) in all.iter_mut().zip(weights) {
             (bytes.weights, bytes.mapped) = (weights.loaded, weights.mapped);
         }
+        let splits = self.splits();
+        for (number, split) in splits.splits.iter().enumerate() {
+            if let (Some(bytes), Some(backend)) =
+                (all.get_mut(split.backend), self.backends().get(split.backend))
+            {
+                bytes.work = bytes.work.max(backend.work_bytes(graph, splits.nodes_of(number)) as u64);
+            }
+        }
         for id in graph.of_kind(TensorKind::State) {
+            if self.space().bound.contains_key(&id) {
+                continue;
+            }
             if let Some(number) = self.placement(id)
                 && let (Some(bytes), Some(backend), Some(t)) =
                     (all.get_mut(number), self.backends().get(number), graph.get(id))

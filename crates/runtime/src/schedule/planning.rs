@@ -6,6 +6,7 @@ use quadriga_graph::{Graph, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
 use super::assign::{FixedPlacements, assign};
+use super::bound::BoundStorages;
 use super::into_graph::IntoGraph;
 use super::order::order;
 use super::plan::Plan;
@@ -19,14 +20,16 @@ use crate::{OverBudget, RuntimeError, weights};
 impl Scheduler {
     /// Plans a graph. Nothing is allocated on a device.
     pub fn plan(&self, graph: impl IntoGraph) -> Result<Plan, RuntimeError> {
-        self.plan_with_states(graph.into_graph(), |_| None)
+        self.plan_with_states(graph.into_graph(), |_| None, &BoundStorages::default())
     }
 
-    /// Plans a graph, some of whose states may be on a backend already.
+    /// Plans a graph, some of whose states may be on a backend already, and some of whose storages may be in memory of the
+    /// caller.
     pub(crate) fn plan_with_states(
         &self,
         graph: Arc<Graph>,
         state_backend: impl Fn(&str) -> Option<usize>,
+        bound: &BoundStorages,
     ) -> Result<Plan, RuntimeError> {
         if self.backends.is_empty() {
             return Err(RuntimeError::NoBackends);
@@ -35,7 +38,7 @@ impl Scheduler {
         let lock = || self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let mut workspace = std::mem::take(&mut *lock());
         workspace.flow.read(&graph);
-        let plan = self.plan_in(&graph, &mut workspace, state_backend);
+        let plan = self.plan_in(&graph, &mut workspace, state_backend, bound);
         *lock() = workspace;
         plan
     }
@@ -45,13 +48,14 @@ impl Scheduler {
         graph: &Arc<Graph>,
         workspace: &mut Workspace,
         state_backend: impl Fn(&str) -> Option<usize>,
+        bound: &BoundStorages,
     ) -> Result<Plan, RuntimeError> {
-        let fixed = self.fixed(graph, &workspace.flow, state_backend)?;
+        let fixed = self.fixed(graph, &workspace.flow, state_backend, bound)?;
         let streaming = self.streaming_device().and_then(|device| Some((self.streaming?, device)));
-        let plan = self.run_stages(graph, workspace, &fixed, streaming)?;
+        let plan = self.run_stages(graph, workspace, &fixed, bound, streaming)?;
         match self.check_budgets(&plan) {
             Err(RuntimeError::OverBudget(_)) if plan.streams_weights() => {
-                let plan = self.run_stages(graph, workspace, &fixed, None)?;
+                let plan = self.run_stages(graph, workspace, &fixed, bound, None)?;
                 self.check_budgets(&plan).map(|()| plan)
             }
             checked => checked.map(|()| plan),
@@ -69,6 +73,7 @@ impl Scheduler {
         graph: &Arc<Graph>,
         Workspace { flow, planner }: &mut Workspace,
         fixed: &FixedPlacements,
+        bound: &BoundStorages,
         streaming: Option<(WeightStreaming, u16)>,
     ) -> Result<Plan, RuntimeError> {
         let placements = assign(graph, flow, &self.backends, fixed, streaming)?;
@@ -77,7 +82,8 @@ impl Scheduler {
         let order = order(&splits, &synchronous);
         let (backends, lanes) = (&self.backends, &self.asynchronous);
         let settings = (self.effort, self.check_plans);
-        let space = Space::plan((graph, flow), backends, &placements, &splits, lanes, settings, planner)?;
+        let space =
+            Space::plan((graph, flow), backends, &placements, &splits, lanes, settings, (planner, bound))?;
         let plan = Plan::new(self.clone(), Arc::clone(graph), placements, splits, order, space);
         if self.check_plans {
             plan.check().map_err(|error| RuntimeError::BadSchedule(Box::new(error)))?;
@@ -92,11 +98,12 @@ impl Scheduler {
         graph: &Graph,
         flow: &Flow,
         state_backend: impl Fn(&str) -> Option<usize>,
+        bound: &BoundStorages,
     ) -> Result<FixedPlacements, RuntimeError> {
         for (backend, _) in &self.budgets {
             self.check_backend(*backend, &|| "a budget".to_owned())?;
         }
-        let mut fixed = self.pinned(graph)?;
+        let mut fixed = self.pinned(graph, bound)?;
         let pins: FxHashMap<TensorId, u16> = fixed.iter().copied().collect();
         fixed.reserve(flow.leaves.len());
         for &(id, kind) in &flow.leaves {
@@ -117,7 +124,7 @@ impl Scheduler {
     }
 
     /// The storages that are pinned, each once.
-    fn pinned(&self, graph: &Graph) -> Result<FixedPlacements, RuntimeError> {
+    fn pinned(&self, graph: &Graph, bound: &BoundStorages) -> Result<FixedPlacements, RuntimeError> {
         let mut pinned: FxHashMap<TensorId, u16> = FxHashMap::default();
         let mut fixed = FixedPlacements::new();
         let nodes = self.node_pins.iter().map(|(node, backend)| match graph.get_node(*node) {
@@ -130,7 +137,10 @@ impl Scheduler {
         });
         let names =
             self.name_pins.iter().filter_map(|(name, backend)| Some(Ok((graph.tensor(name)?, *backend))));
-        for pin in nodes.chain(tensors).chain(names) {
+        let mut in_memory: Vec<(TensorId, usize)> =
+            bound.iter().map(|(id, place)| (*id, place.number)).collect();
+        in_memory.sort_unstable();
+        for pin in nodes.chain(tensors).chain(names).chain(in_memory.into_iter().map(Ok)) {
             let (tensor, backend) = pin?;
             let backend = self.check_backend(backend, &|| format!("the pin of {}", graph.name(tensor)))?;
             let storage = graph.get(tensor).map_or(tensor, |t| t.storage());
@@ -166,7 +176,8 @@ impl Scheduler {
             if bytes.total() <= *budget {
                 continue;
             }
-            let left = budget.saturating_sub(bytes.state.saturating_add(bytes.compute));
+            let compute = bytes.compute.saturating_add(bytes.work);
+            let left = budget.saturating_sub(bytes.state.saturating_add(compute));
             let reads = plan.weight_reads().filter(|read| read.backend == *number);
             let fitting = weights::fitting(plan.graph(), &**backend, reads, left);
             return Err(RuntimeError::OverBudget(Box::new(OverBudget {
@@ -174,7 +185,7 @@ impl Scheduler {
                 needed: bytes.total(),
                 weights: bytes.weights,
                 state: bytes.state,
-                compute: bytes.compute,
+                compute,
                 budget: *budget,
                 weight_count: fitting.weights,
                 fitting: fitting.fitting,

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use quadriga_graph::{Graph, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
+use super::bound::BoundStorages;
 use super::placement::{NO_BACKEND, Placements};
 use super::split::Splits;
 use crate::flow::Flow;
@@ -48,6 +49,8 @@ pub(crate) struct Space {
     pub(crate) scratches: Vec<(u32, u32)>,
     /// For each backend how many banks of inputs it has.
     pub(crate) banks: Vec<u8>,
+    /// Storages in memory of the caller.
+    pub(crate) bound: BoundStorages,
 }
 
 fn slot(location: TensorLocation) -> Option<Slot> {
@@ -65,22 +68,28 @@ impl Space {
         splits: &Splits,
         asynchronous: &[bool],
         (effort, checked): (Effort, bool),
-        planner: &mut Planner,
+        (planner, bound): (&mut Planner, &BoundStorages),
     ) -> Result<Space, RuntimeError> {
         let memories: Vec<BackendMemory<'_>> = backends.iter().map(|b| BackendMemory::of(&**b)).collect();
         let mut space = Space {
             banks: asynchronous.iter().map(|asynchronous| if *asynchronous { 2 } else { 1 }).collect(),
+            bound: bound.clone(),
             ..Space::default()
         };
         let steps = BarrierSteps::new(graph);
         let mut extras = Vec::new();
-        let mut placed = Vec::new();
+        let mut placed: Vec<TensorId> =
+            bound.keys().copied().filter(|id| matches!(graph[*id].kind(), TensorKind::Computed(_))).collect();
+        placed.sort_unstable();
         for leaf in &splits.leaves {
             let id = TensorId::from_index(leaf.tensor);
             if graph[id].kind() != TensorKind::Input {
                 continue;
             }
             placed.push(id);
+            if bound.contains_key(&id) {
+                continue;
+            }
             let backend = leaf.backend as u16;
             space.inputs.insert((leaf.tensor as u32, backend), extras.len() as u32);
             for _ in 0..space.banks[leaf.backend] {

@@ -42,6 +42,8 @@ struct InputSlot {
     known: bool,
     /// The latest value was written by the compute queue: chained, or set after that for the same run.
     chained: bool,
+    /// It is in memory of the caller, who sets it.
+    bound: bool,
 }
 
 /// All inputs of a plan.
@@ -58,13 +60,17 @@ impl Inputs {
         let graph = plan.graph();
         let mut all: Vec<InputSlot> = graph
             .of_kind(TensorKind::Input)
-            .map(|id| InputSlot {
-                id,
-                name: graph.name(id),
-                places: Vec::new(),
-                set: false,
-                known: false,
-                chained: false,
+            .map(|id| {
+                let bound = plan.space().bound.contains_key(&id);
+                InputSlot {
+                    id,
+                    name: graph.name(id),
+                    places: Vec::new(),
+                    set: false,
+                    known: bound,
+                    chained: false,
+                    bound,
+                }
             })
             .collect();
         for leaf in &plan.splits().leaves {
@@ -81,7 +87,7 @@ impl Inputs {
     pub(crate) fn forget(&mut self) {
         for input in &mut self.all {
             input.set = false;
-            input.known = false;
+            input.known = input.bound;
             input.chained = false;
         }
     }
@@ -139,7 +145,7 @@ impl Inputs {
         let Some(input) = self.all.get_mut(index) else { return Err(no_such_input()) };
         // After a chained copy to the same bank, in the queue of that copy.
         input.chained &= input.set;
-        let upload = bytes.len() > MAX_SMALL_BYTES && !input.chained;
+        let upload = bytes.len() > MAX_SMALL_BYTES && !input.chained && !input.bound;
         for (backend, places) in &input.places {
             let Some(lane) = lanes.get_mut(*backend) else { continue };
             let place = places.get(next).unwrap_or(&places[0]);
@@ -173,10 +179,10 @@ impl Inputs {
         let (old, next, total) = (self.bank, 1 - self.bank, tensor.bytes());
         let Some(input) = self.all.get_mut(index) else { return Err(no_such_input()) };
         // In the queue of the latest value, which is copied first unless it is in this bank.
-        let upload = total > MAX_SMALL_BYTES && !input.chained;
+        let upload = total > MAX_SMALL_BYTES && !input.chained && !input.bound;
         for (backend, places) in &input.places {
             let Some(lane) = lanes.get_mut(*backend) else { continue };
-            let copy = !input.set && lane.is_asynchronous();
+            let copy = !input.set && !input.bound && lane.is_asynchronous();
             let (from, to) = (places.get(old).unwrap_or(&places[0]), places.get(next).unwrap_or(&places[0]));
             let written = queue_for(lane, upload).and_then(|queue| {
                 if copy {
@@ -211,7 +217,7 @@ impl Inputs {
             return Ok(false);
         };
         let place = places.get(1 - bank).unwrap_or(&places[0]);
-        let uploaded = input.set && !input.chained && place.bytes > MAX_SMALL_BYTES;
+        let uploaded = input.set && !input.chained && !input.bound && place.bytes > MAX_SMALL_BYTES;
         let ready = if uploaded { lane.compute_waits_for_uploads() } else { Ok(()) };
         let copied = ready.and_then(|()| lane.compute.copy(region, place));
         let copied = copied.map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
@@ -235,10 +241,11 @@ impl Inputs {
             return Ok(false);
         }
         let (old, new) = (self.bank, 1 - self.bank);
-        let is_large =
-            |input: &InputSlot| input.places.iter().any(|(_, places)| places[0].bytes > MAX_SMALL_BYTES);
+        let is_large = |input: &InputSlot| {
+            !input.bound && input.places.iter().any(|(_, places)| places[0].bytes > MAX_SMALL_BYTES)
+        };
         let uploads = self.all.iter().any(is_large);
-        for input in self.all.iter().filter(|input| !input.set) {
+        for input in self.all.iter().filter(|input| !input.set && !input.bound) {
             for (backend, places) in &input.places {
                 let Some(lane) = lanes.get_mut(*backend).filter(|lane| lane.is_asynchronous()) else {
                     continue;

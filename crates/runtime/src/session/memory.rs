@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::arena::Arenas;
+use super::binding_table::Bindings;
 use super::places::SplitPlaces;
 use super::state::States;
 use crate::Buffer;
@@ -14,6 +15,7 @@ pub struct SessionMemory {
     pub(super) weights: SessionWeights,
     pub(super) states: States,
     pub(super) arenas: Arenas,
+    pub(super) bindings: Bindings,
 }
 
 impl SessionMemory {
@@ -22,6 +24,7 @@ impl SessionMemory {
             weights: SessionWeights::new(scheduler.weight_store()),
             states: States::default(),
             arenas: Arenas::new(scheduler.backends()),
+            bindings: Bindings::default(),
         }
     }
 

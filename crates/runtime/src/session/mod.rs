@@ -9,6 +9,8 @@
 //! [`convert`] converts `f32` values, [`interface`] lists inputs and outputs. Between runs, [`state_access`] reads and writes states, and [`snapshot`] saves and restores all of them.
 
 mod arena;
+mod binding_table;
+mod bindings;
 mod checksum;
 mod clock;
 mod compile;

@@ -26,6 +26,11 @@ impl SplitPlaces<'_> {
         let short = u16::try_from(backend).ok()?;
         let plain = |region: Region| TensorPlace { region, layout: Layout::Plain };
         let part = |region: &Region| region.part(t.offset(), t.bytes()).ok().map(plain);
+        if let Some(bound) = self.plan.space().bound.get(&storage)
+            && bound.number == backend
+        {
+            return part(&bound.region);
+        }
         match graph.get(storage)?.kind() {
             TensorKind::Weight if self.plan.copy_for(tensor, backend).is_some() => self.copy(tensor, backend),
             TensorKind::Weight | TensorKind::Constant => {

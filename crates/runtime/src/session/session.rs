@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{Graph, TensorId, TensorKind};
 
+use super::binding_table::check_readers;
 use super::clock::TraceClock;
 use super::element::{Element, Values};
 use super::execute::Run;
@@ -18,7 +19,7 @@ use crate::allocation_lock::lock_allocation;
 use crate::schedule::{IntoGraph, Plan, Scheduler};
 use crate::trace::Detail;
 use crate::weights::Progress;
-use crate::{BackendError, Event, RuntimeError};
+use crate::{Backend, BackendError, Event, RuntimeError};
 
 /// Runs plans: owns their memory, compiled splits and queues.
 ///
@@ -185,6 +186,11 @@ impl Session {
         self.memory.states.clear()
     }
 
+    /// The backends, in order of preference.
+    pub fn backends(&self) -> &[Arc<dyn Backend>] {
+        self.scheduler.backends()
+    }
+
     /// The session's memory, for tools that look inside.
     pub fn memory(&self) -> &SessionMemory {
         &self.memory
@@ -199,8 +205,11 @@ impl Session {
         if let Some(plan) = self.plans.find(&graph) {
             return Ok(plan);
         }
+        let bound = self.memory.bindings.of(&graph)?;
         let states = &self.memory.states;
-        let plan = self.scheduler.plan_with_states(graph, |name| states.get(name).map(|s| s.backend))?;
+        let plan =
+            self.scheduler.plan_with_states(graph, |name| states.get(name).map(|s| s.backend), &bound)?;
+        check_readers(&plan)?;
         self.insert(plan, progress)
     }
 

@@ -14,6 +14,8 @@ use crate::{Backend, Region, RuntimeError, Usage};
 pub(crate) struct SessionState {
     pub(crate) backend: usize,
     registration: PlacedTensor,
+    /// Whether it is in memory of the caller.
+    bound: bool,
 }
 
 /// All states of a session, by name.
@@ -49,11 +51,18 @@ impl States {
                 continue;
             }
             let failed = |error| RuntimeError::device(error).at(|| name.clone());
-            let bytes = backend.storage_bytes(tensor);
-            let buffer = backend.allocate_zeroed(bytes.max(1), Usage::State).map_err(failed)?;
-            let region = Region::new(buffer, 0, tensor.bytes()).map_err(failed)?;
-            let registration = PlacedTensor::new(backend, tensor, region).map_err(failed)?;
-            added.push((name, SessionState { backend: number, registration }));
+            let bound = plan.space().bound.get(&id);
+            let region = match bound {
+                Some(bound) => bound.region.part(0, tensor.bytes()),
+                None => {
+                    let bytes = backend.storage_bytes(tensor);
+                    let buffer = backend.allocate_zeroed(bytes.max(1), Usage::State).map_err(failed)?;
+                    Region::new(buffer, 0, tensor.bytes())
+                }
+            };
+            let registration = PlacedTensor::new(backend, tensor, region.map_err(failed)?).map_err(failed)?;
+            let state = SessionState { backend: number, registration, bound: bound.is_some() };
+            added.push((name, state));
         }
         let names = added.iter().map(|(name, _)| name.clone()).collect();
         self.all.extend(added);
@@ -89,7 +98,7 @@ impl States {
 
     /// Bytes of all states on a backend.
     pub(crate) fn bytes(&self, backend: usize) -> u64 {
-        let here = self.all.values().filter(|state| state.backend == backend);
+        let here = self.all.values().filter(|state| state.backend == backend && !state.bound);
         here.map(|state| state.region().buffer.bytes() as u64).sum()
     }
 }

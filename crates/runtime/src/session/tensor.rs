@@ -22,8 +22,8 @@ pub struct SessionTensor {
 }
 
 impl Session {
-    /// Where a tensor of the current graph is: a leaf, an output or any other result, by name or id. `None` if nothing
-    /// uses it. A leaf that several backends hold is found on the first of them, an input where the latest run has it.
+    /// Where a tensor of the current graph is: an output, a leaf or any other result, by name (the first that is found in
+    /// this order) or id. `None` if nothing uses it. A leaf that several backends hold is found on the first of them, an input where the latest run has it.
     ///
     /// The memory of results is reused: what is there after a run is known for outputs only, and until another graph of the
     /// session is run. Memory that is written through this must not be in use by a run.

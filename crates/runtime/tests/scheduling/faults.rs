@@ -211,23 +211,24 @@ fn x14_a_refused_growth_leaves_an_arena_of_the_old_size() {
 
 #[test]
 fn x14_sessions_that_compete_for_the_last_memory_keep_what_worked() {
-    // Two small arenas and one large one do not fit, a small and a large one do.
-    let a = Sim::new("a").capacity(24_000).device();
+    // The first session can grow if it frees its arena before. The second can only grow while the first one has none: if it
+    // does so just then, there is no room left for the first.
+    let a = Sim::new("a").capacity(20_000).device();
+    let sessions = [(6, 21), (4, 21)].map(|(few, many)| {
+        let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
+        let good = run_wide(&mut session, few).unwrap();
+        (session, few, many, good)
+    });
     std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                let mut session = Session::new(&Scheduler::new(a.clone())).unwrap();
-                let good = run_wide(&mut session, 6).unwrap();
-                let mut results = [0, 0];
-                for _ in 0..100 {
-                    let grown = run_wide(&mut session, 18);
-                    results[usize::from(grown.is_ok())] += 1;
-                    let small = run_wide(&mut session, 6);
-                    assert_eq!(small.as_ref(), Ok(&good), "{results:?}");
+        for (mut session, few, many, good) in sessions {
+            scope.spawn(move || {
+                for round in 0..100 {
+                    let grown = run_wide(&mut session, many);
+                    assert_eq!(run_wide(&mut session, few).as_ref(), Ok(&good), "round {round}, {grown:?}");
                     if grown.is_ok() {
                         // Back to a small arena, so that the other session has a chance.
                         session.forget_all().unwrap();
-                        while run_wide(&mut session, 6).is_err() {
+                        while run_wide(&mut session, few).is_err() {
                             std::thread::yield_now();
                         }
                     }

@@ -3,6 +3,7 @@
 
 mod assignment;
 mod barriers;
+mod bindings;
 mod common;
 mod copies;
 mod explanation;
