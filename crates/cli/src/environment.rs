@@ -1,10 +1,13 @@
-//! Environment variables that are either on or off. The libraries take any value but `0` for on; here another value than
-//! 0 or 1 is an error, since it is most likely a mistake.
+//! Environment variables whose values are few. The libraries ignore an unknown value, or take it for on; here it is an
+//! error, since it is most likely a mistake.
 
 use crate::failure::{Failure, Outcome};
 
 const SWITCHES: &[&str] =
     &["QUADRIGA_FUSE", "QUADRIGA_CUDA_FUSE", "QUADRIGA_CUDA_BLAS", "QUADRIGA_CUDA_GAPS"];
+
+/// Where the CUDA backend's kernels come from.
+const KERNELS: (&str, [&str; 2]) = ("QUADRIGA_CUDA_KERNELS", ["ptx", "compile"]);
 
 /// An error if a switch has a value other than 0 or 1; empty counts as not set.
 pub(crate) fn check() -> Outcome {
@@ -17,5 +20,12 @@ pub(crate) fn check() -> Outcome {
             _ => {}
         }
     }
-    Ok(())
+    let (name, known) = KERNELS;
+    match std::env::var_os(name) {
+        Some(value) if !value.is_empty() && !known.iter().any(|known| value == *known) => {
+            let value = value.to_string_lossy();
+            Err(Failure::Usage(format!("{name} is {value:?}; it must be {}", known.join(" or "))))
+        }
+        _ => Ok(()),
+    }
 }

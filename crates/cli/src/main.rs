@@ -17,6 +17,7 @@ mod environment;
 mod failure;
 mod fetch;
 mod interrupt;
+mod kernel_progress;
 mod known_limits;
 mod model_options;
 mod penalty_options;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         let arguments = Arguments::parse_from(line);
         environment::check()?;
         interrupt::install();
+        kernel_progress::install();
         execute(&arguments.command)
     });
     match outcome {

@@ -18,11 +18,11 @@ use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
 use crate::lower;
-use crate::options::Options;
+use crate::options::{KernelOrigin, Options};
 use crate::queue::CudaQueue;
 use crate::stream::CudaStream;
 
-/// The oldest compute capability that the compiler of CUDA 13 supports.
+/// The oldest compute capability that kernels are made for.
 const MIN_COMPUTE_CAPABILITY: (i32, i32) = (7, 5);
 
 /// Settings of a [`Backend`] before it is made; those that are not set come from the environment (see the crate's
@@ -49,6 +49,13 @@ impl Builder {
         self
     }
 
+    /// Where kernels come from [`QUADRIGA_CUDA_KERNELS`, or the binary].
+    #[must_use]
+    pub fn kernels(mut self, origin: KernelOrigin) -> Builder {
+        self.options.kernels = origin;
+        self
+    }
+
     /// Whether the GPU's idle time between programs is measured, and printed to standard error when the backend is
     /// dropped [`QUADRIGA_CUDA_GAPS`, or no].
     #[must_use]
@@ -57,8 +64,8 @@ impl Builder {
         self
     }
 
-    /// The folder for cached files; compiled kernels are kept in its folder `kernels`. `None` compiles them anew in
-    /// every process [`QUADRIGA_CACHE`, or `quadriga` in the user's cache folder].
+    /// The folder for cached files; kernels that are compiled on this machine are kept in its folder `kernels`, if no
+    /// one else can write there. `None` compiles them anew in every process [`QUADRIGA_CACHE`, or `quadriga` in the user's cache folder].
     #[must_use]
     pub fn cache_dir(mut self, folder: Option<PathBuf>) -> Builder {
         self.options.cache_dir = folder;
@@ -68,7 +75,7 @@ impl Builder {
     /// Opens the device.
     ///
     /// # Errors
-    /// There is no such device, it is too old, or the driver or NVRTC are missing.
+    /// There is no such device, it is too old, the driver is missing, or NVRTC is where kernels must be compiled.
     pub fn build(self) -> Result<Backend, Error> {
         let context = Arc::new(Context::open(self.ordinal)?);
         let (major, minor) = context.compute_capability;
@@ -203,7 +210,7 @@ impl quadriga_runtime::Backend for Backend {
 
     fn scratch_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
         let multiprocessors = self.inner.context.multiprocessors;
-        lower::scratch_bytes(graph, nodes, self.inner.blas.is_some(), multiprocessors).total()
+        lower::scratch_bytes(graph, nodes, self.inner.gemm_kernels(), multiprocessors).total()
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {

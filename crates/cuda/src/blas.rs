@@ -19,20 +19,29 @@ pub(crate) enum OperandType {
     F32,
 }
 
-/// `out [m, n] = x [m, k] · (w [n, k])ᵀ`, all row-major, rows `*_stride` elements apart.
+/// Which kernels multiply matrices of many rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GemmKernels {
+    /// cuBLAS's.
+    Cublas,
+    /// Those of gemm.cu and gemm_wgmma.cu, without cuBLAS.
+    Own,
+    /// Of those only the one for f32: the device has no mma of bf16 (before compute capability 8.0).
+    OwnF32,
+}
+
+/// `out [m, n] = x [m, k] · (w [n, k])ᵀ`, all row-major; rows of the result are `out_stride` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gemm {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) w: u64,
-    pub(crate) w_stride: usize,
     pub(crate) x: u64,
-    pub(crate) x_stride: usize,
     pub(crate) out: u64,
     pub(crate) out_stride: usize,
     pub(crate) operand: OperandType,
-    /// [`WORKSPACE_BYTES`] bytes.
+    /// [`WORKSPACE_BYTES`] bytes for cuBLAS.
     pub(crate) workspace: u64,
 }
 
@@ -88,10 +97,10 @@ impl Blas {
                 (&raw const one).cast(),
                 gemm.w as *const _,
                 kind,
-                size(gemm.w_stride),
+                size(gemm.k),
                 gemm.x as *const _,
                 kind,
-                size(gemm.x_stride),
+                size(gemm.k),
                 (&raw const zero).cast(),
                 gemm.out as *mut _,
                 Type::CUDA_R_32F,

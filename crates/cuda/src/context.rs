@@ -15,7 +15,8 @@ pub(crate) struct Context {
     pub(crate) description: String,
     pub(crate) compute_capability: (i32, i32),
     pub(crate) multiprocessors: u32,
-    pub(crate) driver_version: i32,
+    /// Shared memory that a block can have at most.
+    pub(crate) shared_bytes_per_block: u32,
     pub(crate) total_bytes: u64,
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -26,6 +27,9 @@ pub(crate) struct Context {
 unsafe impl Send for Context {}
 // SAFETY: as above; the driver serialises what needs it.
 unsafe impl Sync for Context {}
+
+/// The oldest driver, by the CUDA version that it brings: that of CUDA 12.0, 525.
+const OLDEST_DRIVER: i32 = 12000;
 
 /// How many devices the driver reports.
 pub(crate) fn count() -> Result<u32, Error> {
@@ -42,17 +46,21 @@ pub(crate) fn count() -> Result<u32, Error> {
             if started != CUresult::CUDA_SUCCESS {
                 return Err(started);
             }
+            let mut version = 0;
+            if sys::cuDriverGetVersion(&mut version) == CUresult::CUDA_SUCCESS && version < OLDEST_DRIVER {
+                return Ok(None);
+            }
             match sys::cuDeviceGetCount(&mut count) {
-                CUresult::CUDA_SUCCESS => Ok(count),
+                CUresult::CUDA_SUCCESS => Ok(Some(count)),
                 code => Err(code),
             }
         }
     });
     match counted {
-        Ok(Ok(count)) => Ok(count.try_into().unwrap_or(0)),
+        Ok(Ok(Some(count))) => Ok(count.try_into().unwrap_or(0)),
         Ok(Err(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
         Ok(Err(code)) => Err(Error::Driver { reason: text(code) }),
-        Err(_) => Err(Error::OldDriver),
+        Ok(Ok(None)) | Err(_) => Err(Error::OldDriver),
     }
 }
 
@@ -82,14 +90,12 @@ impl Context {
         let mut context = std::ptr::null_mut();
         let mut name = [0 as std::ffi::c_char; 256];
         let mut total = 0usize;
-        let mut driver_version = 0;
         // SAFETY: every pointer is to a local of the type that the call writes; the name's length is given.
         unsafe {
             for code in [
                 sys::cuDeviceGet(&mut device, ordinal as i32),
                 sys::cuDeviceGetName(name.as_mut_ptr(), 255, device),
                 sys::cuDeviceTotalMem_v2(&mut total, device),
-                sys::cuDriverGetVersion(&mut driver_version),
                 sys::cuDevicePrimaryCtxRetain(&mut context, device),
             ] {
                 if code != CUresult::CUDA_SUCCESS {
@@ -115,7 +121,9 @@ impl Context {
                 attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
             multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.try_into().unwrap_or(1),
-            driver_version,
+            shared_bytes_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+                .try_into()
+                .unwrap_or(0),
             total_bytes: total as u64,
             device,
             context,

@@ -9,12 +9,12 @@ pub enum Error {
     /// The driver's library is not on this machine.
     #[error("no NVIDIA driver is installed (libcuda was not found)")]
     NoDriver,
-    /// The driver is older than CUDA 13.
-    #[error("the NVIDIA driver is too old: CUDA 13 is needed (driver 580 or newer)")]
+    /// The driver is older than CUDA 12.0.
+    #[error("the NVIDIA driver is too old: driver 525 or newer is needed (CUDA 12.0)")]
     OldDriver,
-    /// The compiler's library is not on this machine.
+    /// Kernels must be compiled, and the compiler's library is not on this machine.
     #[error(
-        "NVRTC, CUDA's run-time compiler, is not installed (libnvrtc was not found); it comes with the CUDA toolkit, or in the PyPI package nvidia-cuda-nvrtc"
+        "kernels must be compiled, and NVRTC, CUDA's run-time compiler, is not installed (libnvrtc was not found); it comes with the CUDA toolkit, or in the PyPI package nvidia-cuda-nvrtc"
     )]
     NoCompiler,
     /// The driver answered with an error.

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 use quadriga_runtime::{BackendError, Event};
@@ -97,6 +97,18 @@ impl Drop for CudaEvent {
     }
 }
 
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
+
+/// The driver's `cuEventElapsedTime`: cudarc has only its second version, which drivers before 570 lack.
+fn elapsed_time() -> Option<ElapsedTime> {
+    static FUNCTION: OnceLock<Option<ElapsedTime>> = OnceLock::new();
+    // SAFETY: the driver's library is loaded, or no event existed; the function of this name has had this signature
+    // since CUDA 2.
+    *FUNCTION.get_or_init(|| unsafe {
+        sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0").ok().map(|function| *function)
+    })
+}
+
 impl Event for CudaEvent {
     fn is_done(&self) -> Result<bool, BackendError> {
         self.context.bind()?;
@@ -125,8 +137,8 @@ impl Event for CudaEvent {
         }
         self.context.bind().ok()?;
         let mut milliseconds = 0.0f32;
-        // SAFETY: both handles are live and of this context; writes one float.
-        let code = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.event, self.event) };
+        // SAFETY: the function has this signature; both handles are live and of this context; writes one float.
+        let code = unsafe { elapsed_time()?(&mut milliseconds, earlier.event, self.event) };
         (code == CUresult::CUDA_SUCCESS).then_some(f64::from(milliseconds) / 1e3)
     }
 

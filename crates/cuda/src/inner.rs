@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use cudarc::driver::sys;
 use quadriga_runtime::{Buffer, Region, Usage};
 
-use crate::blas::Blas;
+use crate::blas::{Blas, GemmKernels};
 use crate::buffer::{DeviceBuffer, HostPages, RegisteredMemory};
 use crate::context::Context;
 use crate::error::Error;
@@ -67,7 +67,7 @@ impl BackendInner {
         Ok(BackendInner {
             fusion: options.fusion,
             counters,
-            kernels: Kernels::new(&context, options.cache_dir.as_deref())?,
+            kernels: Kernels::new(&context, options.cache_dir.as_deref(), options.kernels)?,
             blas: if options.cublas { Blas::new(&context)? } else { None },
             counters_use: Mutex::new(CountersUse { event, stream: 0 }),
             idle_gaps: options.idle_gaps.then(|| IdleGaps::new(&context)),
@@ -76,6 +76,15 @@ impl BackendInner {
             fault_words: Arc::new(FaultWords::new(&context)),
             context,
         })
+    }
+
+    /// Which kernels multiply matrices of many rows.
+    pub(crate) fn gemm_kernels(&self) -> GemmKernels {
+        match &self.blas {
+            Some(_) => GemmKernels::Cublas,
+            None if self.context.compute_capability >= (8, 0) => GemmKernels::Own,
+            None => GemmKernels::OwnF32,
+        }
     }
 
     /// The address of a region of another backend's host memory, if the buffer is page-locked.

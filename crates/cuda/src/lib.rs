@@ -1,5 +1,5 @@
-//! A backend for NVIDIA GPUs: it compiles parts of a tensor graph into CUDA graphs and runs them. Driver, compiler
-//! (NVRTC) and cuBLAS are loaded at run time, so the crate builds, and says what is missing, on machines without CUDA.
+//! A backend for NVIDIA GPUs: it compiles parts of a tensor graph into CUDA graphs and runs them. The driver is
+//! loaded at run time, so the crate builds, and says what is missing, on machines without CUDA.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -20,12 +20,12 @@
 //!
 //! A split is lowered to kernel launches and cuBLAS calls (`lower/`), captured once as a CUDA graph (`program.rs`) and
 //! replayed for every run: inputs and positions are read from device memory, so one CUDA graph serves every token. The
-//! kernels are in `kernels/`; NVRTC compiles them for the device at first use.
+//! kernels are in `kernels/`, and compiled in `images/`, which are part of the binary.
 //!
 //! # Requirements
 //!
-//! Compute capability 7.5, a driver for CUDA 13 (580 or newer) and NVRTC; cuBLAS is optional. [`device_count`] says
-//! what a machine has:
+//! Compute capability 7.5 and a driver, 525 or newer. cuBLAS is used where it is installed; NVRTC, where kernels are to
+//! be compiled from source. [`device_count`] says what a machine has:
 //!
 //! ```
 //! match quadriga_cuda::device_count() {
@@ -42,8 +42,9 @@
 //! |---|---|---|
 //! | `QUADRIGA_CUDA_FUSE=0` | [`Builder::fusion`] | one launch per operation; no programmatic dependent launch |
 //! | `QUADRIGA_CUDA_BLAS=0` | [`Builder::cublas`] | disable cuBLAS, as if it were not installed |
+//! | `QUADRIGA_CUDA_KERNELS=ptx` or `compile` | [`Builder::kernels`] | let the driver or NVRTC compile the kernels |
 //! | `QUADRIGA_CUDA_GAPS=1` | [`Builder::measure_idle_gaps`] | print the GPU's idle time between programs at the end |
-//! | `QUADRIGA_CACHE=DIR` | [`Builder::cache_dir`] | compiled kernels are kept in `DIR/kernels`; default: `~/.cache/quadriga` |
+//! | `QUADRIGA_CACHE=DIR` | [`Builder::cache_dir`] | kernels that were compiled on this machine are kept in `DIR/kernels`; default: `~/.cache/quadriga` |
 
 mod backend;
 mod blas;
@@ -62,6 +63,9 @@ mod program;
 mod queue;
 mod small_copies;
 mod stream;
+mod tensor_map;
 
 pub use backend::{Backend, Builder, device_count};
 pub use error::Error;
+pub use kernels::{KernelCompilation, observe_compilation};
+pub use options::KernelOrigin;

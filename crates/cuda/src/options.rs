@@ -6,10 +6,25 @@ use std::path::PathBuf;
 const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
 /// `0` disables cuBLAS, as if it were not installed.
 const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
+/// `ptx` or `compile`: where kernels come from.
+const KERNELS_VARIABLE: &str = "QUADRIGA_CUDA_KERNELS";
 /// `1`, or any other value but `0`, measures idle gaps between programs.
 const GAPS_VARIABLE: &str = "QUADRIGA_CUDA_GAPS";
 /// The folder for all of Quadriga's cached files.
 const CACHE_VARIABLE: &str = "QUADRIGA_CACHE";
+
+/// Where kernels come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KernelOrigin {
+    /// From the binary: machine code for common generations of devices, PTX that the driver compiles for others. Where
+    /// the sources have changed since, NVRTC compiles them.
+    #[default]
+    Shipped,
+    /// From the binary, as PTX, which the driver compiles (compute capability 9.0 and newer).
+    Ptx,
+    /// From the sources, which NVRTC compiles.
+    Compiled,
+}
 
 /// The settings of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +33,7 @@ pub(crate) struct Options {
     pub(crate) fusion: bool,
     /// Whether cuBLAS is used where it is installed.
     pub(crate) cublas: bool,
+    pub(crate) kernels: KernelOrigin,
     /// Whether the GPU's idle time between programs is measured.
     pub(crate) idle_gaps: bool,
     /// The folder above that of compiled kernels; `None` keeps no compiled kernels.
@@ -36,6 +52,11 @@ impl Options {
         Options {
             fusion: is_on(FUSE_VARIABLE),
             cublas: is_on(BLAS_VARIABLE),
+            kernels: match variable(KERNELS_VARIABLE).as_deref().and_then(|value| value.to_str()) {
+                Some("ptx") => KernelOrigin::Ptx,
+                Some("compile") => KernelOrigin::Compiled,
+                _ => KernelOrigin::Shipped,
+            },
             idle_gaps: variable(GAPS_VARIABLE).is_some_and(|value| value.as_os_str() != "0"),
             cache_dir: folder(CACHE_VARIABLE)
                 // The XDG specification has relative paths ignored.
@@ -59,7 +80,13 @@ mod tests {
 
     #[test]
     fn without_variables_everything_is_on_and_nothing_is_cached() {
-        let plain = Options { fusion: true, cublas: true, idle_gaps: false, cache_dir: None };
+        let plain = Options {
+            fusion: true,
+            cublas: true,
+            kernels: KernelOrigin::Shipped,
+            idle_gaps: false,
+            cache_dir: None,
+        };
         assert_eq!(options(&[]), plain);
     }
 
@@ -67,7 +94,16 @@ mod tests {
     fn zero_turns_off_and_any_other_value_on() {
         assert!(!options(&[(GAPS_VARIABLE, "0")]).idle_gaps);
         let set = [(FUSE_VARIABLE, "0"), (BLAS_VARIABLE, "1"), (GAPS_VARIABLE, "")];
-        assert_eq!(options(&set), Options { fusion: false, cublas: true, idle_gaps: true, cache_dir: None });
+        let options = options(&set);
+        assert!(!options.fusion && options.cublas && options.idle_gaps);
+    }
+
+    #[test]
+    fn kernels_come_from_the_binary_unless_requested_otherwise() {
+        let origin = |value| options(&[(KERNELS_VARIABLE, value)]).kernels;
+        assert_eq!(origin("ptx"), KernelOrigin::Ptx);
+        assert_eq!(origin("compile"), KernelOrigin::Compiled);
+        assert_eq!(origin(""), KernelOrigin::Shipped);
     }
 
     #[test]

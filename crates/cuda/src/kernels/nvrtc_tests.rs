@@ -1,24 +1,13 @@
-//! Compiles all kernels for three compute capabilities; no device is needed.
+//! Compiles all kernels with NVRTC as a developer does; no device is needed.
 
+use std::ffi::CString;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-
-/// All files, in their order.
-const FILES: [KernelFile; SOURCES.len()] = [
-    KernelFile::Elementwise,
-    KernelFile::Norm,
-    KernelFile::Rope,
-    KernelFile::Rows,
-    KernelFile::Reduce,
-    KernelFile::Matmul,
-    KernelFile::Pack,
-    KernelFile::Attention,
-    KernelFile::AttentionMma,
-    KernelFile::GemvStreamed,
-];
 
 /// Loads NVRTC as scripts/python-env installs it, so that looking it up by name finds it.
 fn load_compiler() {
@@ -47,41 +36,18 @@ fn load_compiler() {
     }
 }
 
-/// The names of all kernels that this crate launches, from its source text.
-fn launched() -> Vec<String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let folders = [source.join("lower"), source];
-    let files =
-        folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path());
-    let texts = files.filter(|path| path.is_file()).map(|path| fs::read_to_string(path).unwrap());
-    let names = |text: String| -> Vec<String> {
-        let starts = text.split("c\"k_").skip(1).filter_map(|rest| rest.split_once('"'));
-        starts.map(|(name, _)| format!("k_{name}")).collect()
-    };
-    texts
-        .flat_map(names)
-        .filter(|name| name.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric()))
-        .collect()
-}
-
+/// The images are made by NVRTC 12 for all targets (scripts/cuda-images); this is NVRTC 13, for two.
 #[test]
-fn all_kernels_compile_and_every_launched_name_exists() {
+fn all_kernels_compile_with_nvrtc_13() {
     load_compiler();
     let work: Vec<(KernelFile, (i32, i32))> =
-        [(7, 5), (8, 0), (9, 0)].into_iter().flat_map(|device| FILES.map(|file| (file, device))).collect();
+        [(7, 5), (9, 0)].into_iter().flat_map(|device| KernelFile::ALL.map(|file| (file, device))).collect();
     let next = AtomicUsize::new(0);
-    let newest = Mutex::new(Vec::new());
     let compile_some = || {
         while let Some((file, device)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let (name, source, options) = file.source(*device);
-            match compile(name, &source, &options) {
-                Ok(image) => {
-                    assert!(is_complete_elf(&image), "{name} for {device:?}");
-                    if device.0 >= 9 {
-                        newest.lock().unwrap().extend(image);
-                    }
-                }
-                Err(error) => panic!("{name} for {device:?}: {error}"),
+            match compiler::compile(*file, &compiler::architecture(*device)) {
+                Ok(image) => assert!(is_complete_elf(&image), "{} for {device:?}", file.name()),
+                Err(error) => panic!("{} for {device:?}: {error}", file.name()),
             }
         }
     };
@@ -90,12 +56,4 @@ fn all_kernels_compile_and_every_launched_name_exists() {
             scope.spawn(compile_some);
         }
     });
-    let (images, launched) = (newest.into_inner().unwrap(), launched());
-    assert!(launched.len() > 50, "{launched:?}");
-    for name in launched {
-        // A symbol's name in the image ends with a zero.
-        let symbol = format!("\0{name}\0");
-        let found = images.windows(symbol.len()).any(|bytes| bytes == symbol.as_bytes());
-        assert!(found, "no kernel is called {name}");
-    }
 }

@@ -179,8 +179,14 @@ impl Lowering<'_> {
         let multiprocessors = self.inner.context.multiprocessors;
         let extents = [b as u64, h as u64, t as u64];
         let queries = (b * h * t) as u64;
+        let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
+        let context = &self.inner.context;
+        // Two buffers, each of a tile of keys and a tile of values.
+        let shared = grid(e).saturating_mul(2).saturating_add(16).saturating_mul(4 * TILE as u32);
+        let has_mma =
+            context.compute_capability >= MMA_COMPUTE_CAPABILITY && shared <= context.shared_bytes_per_block;
         let by_tiles = match mma_kernel(&q, &k, &v, &out) {
-            Some(name) if self.inner.context.compute_capability >= MMA_COMPUTE_CAPABILITY => {
+            Some(name) if has_mma => {
                 KeyPartitions::per_tile(extents, keys as u64, multiprocessors).map(|cut| (name, cut))
             }
             _ => None,
@@ -199,7 +205,6 @@ impl Lowering<'_> {
         let many = queries > 2 * u64::from(multiprocessors);
         let warps: u32 = if many { 4 } else { 8 };
         let (fault_word, fault) = self.fault(node, "a span of visible keys is out of range");
-        let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
         let work = AttentionWork {
             q,
             k,
@@ -217,8 +222,6 @@ impl Lowering<'_> {
             fault,
         };
         if let Some((name, _)) = by_tiles {
-            // Two buffers, each of a tile of keys and a tile of values.
-            let shared = 4 * TILE as u32 * (2 * grid(e) + 16);
             let function =
                 self.inner.kernels.function_with_shared_memory(KernelFile::AttentionMma, name, shared)?;
             let size = [grid(h), grid(t).div_ceil(TILE as u32), grid(b) * cut.count as u32];

@@ -93,7 +93,9 @@ impl Lowering<'_> {
         x: TensorId,
         norm: Option<FusedNorm>,
     ) -> Result<bool, BackendError> {
-        if !self.inner.fusion || !self.inner.context.has_bulk_copies() {
+        let context = &self.inner.context;
+        let has_room = context.shared_bytes_per_block as usize >= WHOLE_SM_BYTES;
+        if !self.inner.fusion || !context.has_bulk_copies() || !has_room {
             return Ok(false);
         }
         let Some(node) = self.split.nodes.get(at).copied() else { return Ok(false) };

@@ -1,22 +1,19 @@
 //! Matrix multiplication.
 //!
 //! Up to eight rows: GEMV kernels on packed weights, with the rows quantized to 8 bits; several weights that are
-//! multiplied with the same rows share a launch, and a following addition is its epilogue. More rows: slabs of the
-//! weight are converted to bf16 in scratch memory, and cuBLAS multiplies them on tensor cores; with hundreds of rows
-//! the conversion is a small part of the time. Everything else: the generic kernel.
+//! multiplied with the same rows share a launch, and a following addition is its epilogue. More rows: GEMM (gemm.rs).
+//! Everything else: the generic kernel.
 
 use quadriga_graph::{Binary, DType, NodeId, Op, TensorId};
 use quadriga_runtime::{BackendError, Layout};
 
-use super::formats::{self, MAX_GEMV_ROWS, PackedMatrix};
+use super::formats::{MAX_GEMV_ROWS, PackedMatrix};
 use super::lowering::Lowering;
-use super::op_codes::ConvertTo;
 use super::scratch;
-use crate::blas::{Gemm, OperandType};
+use crate::blas::GemmKernels;
 use crate::buffer::overlap;
 use crate::kernels::KernelFile;
-use crate::launch::{Argument, Launch, TensorArg, is_dense_f32};
-use crate::program::ProgramStep;
+use crate::launch::{Argument, Launch, TensorArg};
 
 /// Rows of a matrix that a block of the GEMV kernels takes.
 const ROWS_PER_BLOCK: u32 = 8;
@@ -60,6 +57,9 @@ impl Lowering<'_> {
         };
         match packed {
             Some(packed) if rows <= MAX_GEMV_ROWS => self.packed_gemv(at, node, packed, x),
+            Some(packed) if self.inner.gemm_kernels() == GemmKernels::OwnF32 => {
+                self.packed_gemv_batches(node, packed, weight, x)
+            }
             Some(packed) => self.packed_gemm(node, packed, address, weight, x),
             None if place.layout != Layout::Plain => Err(self.failed(node, "unknown weight layout")),
             None => self.plain_matmul(at, node, weight, x),
@@ -164,34 +164,7 @@ impl Lowering<'_> {
         Ok((quants, scales))
     }
 
-    /// Many rows times a packed weight, converted to bf16.
-    fn packed_gemm(
-        &mut self,
-        node: NodeId,
-        packed: PackedMatrix,
-        address: u64,
-        weight: TensorId,
-        x: TensorId,
-    ) -> Result<(), BackendError> {
-        if self.inner.blas.is_none() {
-            return self.packed_gemv_batches(node, packed, weight, x);
-        }
-        let function = self.function(KernelFile::Pack, c"k_unpack_bf16")?;
-        let (quants, scales) = (address, address + packed.scales_at as u64);
-        self.gemm_by_slabs(node, weight, x, OperandType::Bf16, |first, rows, to| {
-            let blocks = (rows * packed.blocks) as u64;
-            Launch::over(function, blocks * 4)
-                .arg(quants)
-                .arg(scales)
-                .arg(packed.format.code())
-                .arg(first as i64)
-                .arg(rows as i64)
-                .arg(packed.blocks as i64)
-                .arg(to)
-        })
-    }
-
-    /// Many rows times a packed weight, eight rows at a time: where there is no cuBLAS.
+    /// Many rows times a packed weight, eight rows at a time: where there is neither cuBLAS nor mma of bf16.
     fn packed_gemv_batches(
         &mut self,
         node: NodeId,
@@ -230,57 +203,6 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Converts a slab of the weight's rows at a time to cuBLAS's operand type, and multiplies.
-    fn gemm_by_slabs(
-        &mut self,
-        node: NodeId,
-        weight: TensorId,
-        x: TensorId,
-        operand: OperandType,
-        unpack: impl Fn(usize, usize, u64) -> Launch,
-    ) -> Result<(), BackendError> {
-        let out = self.tensor_arg(node, self.graph[node].output())?;
-        let source = self.tensor_arg(node, x)?;
-        let (n, k, m) =
-            (self.tensor(weight).shape().rows(), self.tensor(weight).shape().cols(), source.rows() as usize);
-        let size = if operand == OperandType::F32 { 4 } else { 2 };
-        let per_slab = scratch::rows_per_slab(k, size, n);
-        let converted = self.converted == Some((x, operand));
-        let [rows, weights] = self.scratch(node, scratch::operands(m, k, size, n))?;
-        self.converted = Some((x, operand));
-        if !converted {
-            let launch = if operand == OperandType::Bf16 && is_dense_f32(&source) && k.is_multiple_of(8) {
-                let eights = (m * k / 8) as u64;
-                let function = self.function(KernelFile::Pack, c"k_f32_to_bf16")?;
-                Launch::over(function, eights).arg(source.address).arg(eights).arg(rows)
-            } else {
-                let function = self.function(KernelFile::Pack, c"k_convert_rows")?;
-                let mode = convert_to(operand) as i32;
-                let launch = Launch::over(function, (m * k) as u64).arg(source).arg(0i64).arg(m as i64);
-                launch.arg(rows).arg(mode)
-            };
-            self.push(launch);
-        }
-        for first in (0..n).step_by(per_slab) {
-            let count = per_slab.min(n - first);
-            self.push(unpack(first, count, weights));
-            self.steps.push(ProgramStep::Gemm(Gemm {
-                m,
-                n: count,
-                k,
-                w: weights,
-                w_stride: k,
-                x: rows,
-                x_stride: k,
-                out: out.address + 4 * first as u64,
-                out_stride: n,
-                operand,
-                workspace: self.workspace,
-            }));
-        }
-        Ok(())
-    }
-
     /// Weights in their file format.
     fn plain_matmul(
         &mut self,
@@ -298,73 +220,14 @@ impl Lowering<'_> {
         if flat && float && m <= MAX_GEMV_ROWS && aligned && xt.dtype() == DType::F32 && xt.is_contiguous() {
             return self.float_gemv(at, node, weight, x, w, rows);
         }
-        // With few columns, cuBLAS's launch costs more than it gains.
-        if flat && m > MAX_GEMV_ROWS && k >= 16 && self.inner.blas.is_some() {
-            if wt.dtype() == DType::F16 {
-                return self.f16_gemm(node, x, w, rows);
-            }
-            let operand = if wt.dtype() == DType::F32 { OperandType::F32 } else { OperandType::Bf16 };
-            if let Some(name) = formats::to_bf16(wt.dtype()) {
-                let function = self.function(KernelFile::Pack, name)?;
-                return self.gemm_by_slabs(node, weight, x, operand, |first, count, to| {
-                    Launch::over(function, (count * k / 8) as u64)
-                        .arg(w)
-                        .arg(first as i64)
-                        .arg(count as i64)
-                        .arg(to)
-                });
-            }
-            let function = self.function(KernelFile::Pack, c"k_convert_rows")?;
-            let mode = convert_to(operand) as i32;
-            return self.gemm_by_slabs(node, weight, x, operand, |first, count, to| {
-                Launch::over(function, (count * k) as u64)
-                    .arg(w)
-                    .arg(first as i64)
-                    .arg(count as i64)
-                    .arg(to)
-                    .arg(mode)
-            });
+        if flat && m > MAX_GEMV_ROWS && self.has_gemm(wt.shape().rows(), k, w.address) {
+            return self.plain_gemm(node, weight, x, (w, rows));
         }
         let out = self.tensor_arg(node, self.graph[node].output())?;
         let function = self.function(KernelFile::Matmul, c"k_mul_mat")?;
         let blocks =
             u32::try_from(out.elements().div_ceil(8)).map_err(|_| self.failed(node, "too many results"))?;
         self.push(Launch::new(function, [blocks, 1, 1], 256).arg(w).arg(rows).arg(out));
-        Ok(())
-    }
-
-    /// Many rows times an f16 weight, which cuBLAS reads in place.
-    fn f16_gemm(
-        &mut self,
-        node: NodeId,
-        source: TensorId,
-        w: TensorArg,
-        x: TensorArg,
-    ) -> Result<(), BackendError> {
-        let out = self.tensor_arg(node, self.graph[node].output())?;
-        let (m, n, k) = (x.rows() as usize, w.rows() as usize, x.dims[3] as usize);
-        let converted = self.converted == Some((source, OperandType::F16));
-        let [rows, scales] = self.scratch(node, scratch::f16_rows(m, k))?;
-        self.converted = Some((source, OperandType::F16));
-        if !converted {
-            let narrow = self.function(KernelFile::Pack, c"k_f32_to_f16_scaled")?;
-            self.push(Launch::new(narrow, [m as u32, 1, 1], 256).arg(x).arg(rows).arg(scales));
-        }
-        self.steps.push(ProgramStep::Gemm(Gemm {
-            m,
-            n,
-            k,
-            w: w.address,
-            w_stride: k,
-            x: rows,
-            x_stride: k,
-            out: out.address,
-            out_stride: n,
-            operand: OperandType::F16,
-            workspace: self.workspace,
-        }));
-        let widen = self.function(KernelFile::Pack, c"k_scale_rows")?;
-        self.push(Launch::new(widen, [m as u32, 1, 1], 256).arg(out.address).arg(scales).arg(n as i64));
         Ok(())
     }
 
@@ -418,8 +281,4 @@ impl Lowering<'_> {
         self.push(launch.arg(w).arg(x).arg(ids).arg(out).arg(fault_word).arg(fault));
         Ok(())
     }
-}
-
-fn convert_to(operand: OperandType) -> ConvertTo {
-    if operand == OperandType::F32 { ConvertTo::F32 } else { ConvertTo::Bf16 }
 }

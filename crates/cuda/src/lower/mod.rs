@@ -2,7 +2,9 @@
 
 mod attention;
 mod decode_attention;
+mod files;
 pub(crate) mod formats;
+mod gemm;
 mod gemv_streamed;
 mod lowering;
 mod matmul;
@@ -29,10 +31,11 @@ use crate::program::CudaProgram;
 
 /// Lowers a split to a program.
 pub(crate) fn lower(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Result<CudaProgram, BackendError> {
+    inner.kernels.prepare(&files::needed(inner, split));
     let mut lowering = Lowering::new(inner, split)?;
     if let Some(region) = &split.scratch {
         let multiprocessors = inner.context.multiprocessors;
-        let needs = scratch_bytes(split.graph, split.nodes, inner.blas.is_some(), multiprocessors);
+        let needs = scratch_bytes(split.graph, split.nodes, inner.gemm_kernels(), multiprocessors);
         // Where the region is too small, the node that needs more fails.
         let workspace = needs.workspace.min(region.bytes);
         let rows = needs.decode_rows.min(region.bytes - workspace);

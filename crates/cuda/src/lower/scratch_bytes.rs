@@ -5,9 +5,10 @@ use quadriga_graph::{DType, Graph, NodeId, Op};
 
 use super::attention::KeyPartitions;
 use super::formats::MAX_GEMV_ROWS;
+use super::gemm::operand_type;
 use super::scratch::{f16_rows, operands, quantized, sort, total_bytes};
 use super::sort::MAX_SORTED_IN_BLOCK;
-use crate::blas::WORKSPACE_BYTES;
+use crate::blas::{GemmKernels, OperandType, WORKSPACE_BYTES};
 
 /// Scratch memory of a split: cuBLAS's workspace, then the rows of decode attention (query, key and value of one token
 /// as the GEMVs write them), then the arrays of the current node.
@@ -28,7 +29,7 @@ impl ScratchBytes {
 pub(crate) fn scratch_bytes(
     graph: &Graph,
     nodes: &[NodeId],
-    blas: bool,
+    kernels: GemmKernels,
     multiprocessors: u32,
 ) -> ScratchBytes {
     let mut most = ScratchBytes::default();
@@ -39,10 +40,10 @@ pub(crate) fn scratch_bytes(
         let arrays = match (op, tensor(0), tensor(1), tensor(2)) {
             (Some(Op::MulMat), Some(weight), Some(x), _) => {
                 let (n, k, m) = (weight.shape().rows(), weight.shape().cols(), x.shape().rows());
-                if m > MAX_GEMV_ROWS && blas {
+                if m > MAX_GEMV_ROWS && kernels == GemmKernels::Cublas {
                     most.workspace = WORKSPACE_BYTES;
                 }
-                matmul(weight.dtype(), (n, k, m), blas)
+                matmul(weight.dtype(), (n, k, m), kernels)
             }
             (Some(Op::Attention(_)), Some(q), _, Some(v)) => {
                 let [b, h, t, _] = q.dims4();
@@ -65,16 +66,22 @@ pub(crate) fn scratch_bytes(
     most
 }
 
-fn matmul(dtype: DType, (n, k, m): (usize, usize, usize), blas: bool) -> usize {
+fn matmul(dtype: DType, (n, k, m): (usize, usize, usize), kernels: GemmKernels) -> usize {
     let blocks = k.div_ceil(32);
     if m <= MAX_GEMV_ROWS {
         return total_bytes(quantized(m.next_power_of_two(), blocks));
     }
-    match dtype {
-        _ if !blas => total_bytes(quantized(m.next_multiple_of(MAX_GEMV_ROWS), blocks)),
-        DType::F16 => total_bytes(f16_rows(m, k)),
-        DType::F32 => total_bytes(operands(m, k, 4, n)),
-        _ => total_bytes(operands(m, k, 2, n)),
+    let converted = match operand_type(dtype, kernels) {
+        OperandType::F16 => total_bytes(f16_rows(m, k)),
+        OperandType::F32 => total_bytes(operands(m, k, 4, n)),
+        OperandType::Bf16 => total_bytes(operands(m, k, 2, n)),
+    };
+    match kernels {
+        // A packed weight is multiplied with quantized rows.
+        GemmKernels::OwnF32 => {
+            converted.max(total_bytes(quantized(m.next_multiple_of(MAX_GEMV_ROWS), blocks)))
+        }
+        _ => converted,
     }
 }
 
@@ -85,43 +92,43 @@ mod tests {
     use super::super::scratch::{SLAB_BYTES, aligned};
     use super::*;
 
-    fn of(build: impl FnOnce(&GraphBuilder), blas: bool) -> ScratchBytes {
+    fn of(build: impl FnOnce(&GraphBuilder), kernels: GemmKernels) -> ScratchBytes {
         let g = GraphBuilder::new();
         build(&g);
         let graph = g.finish().unwrap();
         let nodes: Vec<NodeId> = graph.node_ids().collect();
-        scratch_bytes(&graph, &nodes, blas, 132)
+        scratch_bytes(&graph, &nodes, kernels, 132)
     }
 
-    fn matmul_of(dtype: DType, rows: usize, blas: bool) -> ScratchBytes {
+    fn matmul_of(dtype: DType, rows: usize, kernels: GemmKernels) -> ScratchBytes {
         of(
             |g| {
                 let w = g.weight("w", Weight::new(dtype, [11008, 4096]));
                 g.output("y", w.mul_mat(g.input("x", DType::F32, [rows, 4096])));
             },
-            blas,
+            kernels,
         )
     }
 
     #[test]
     fn matmuls_of_many_rows_need_their_rows_a_slab_of_the_weight_and_a_workspace() {
-        let many = matmul_of(DType::Q4_0, 512, true);
+        let many = matmul_of(DType::Q4_0, 512, GemmKernels::Cublas);
         assert_eq!(many.workspace, WORKSPACE_BYTES);
         // 11,008 rows of 8 KiB are less than a slab.
         assert_eq!(many.arrays, 512 * 4096 * 2 + 11008 * 4096 * 2);
-        assert_eq!(matmul_of(DType::F16, 512, true).arrays, 512 * 4096 * 2 + 512 * 4);
-        assert!(matmul_of(DType::F32, 512, true).arrays <= 512 * 4096 * 4 + SLAB_BYTES);
-        // Without cuBLAS, rows quantized to 8 bits.
-        assert_eq!(
-            matmul_of(DType::Q4_0, 512, false),
-            ScratchBytes { workspace: 0, decode_rows: 0, arrays: 512 * (4096 + 1024) }
-        );
+        assert_eq!(matmul_of(DType::F16, 512, GemmKernels::Cublas).arrays, 512 * 4096 * 2 + 512 * 4);
+        assert!(matmul_of(DType::F32, 512, GemmKernels::Cublas).arrays <= 512 * 4096 * 4 + SLAB_BYTES);
+        // Without cuBLAS the same, but no workspace.
+        assert_eq!(matmul_of(DType::Q4_0, 512, GemmKernels::Own), ScratchBytes { workspace: 0, ..many });
+        // Without mma, f32 operands.
+        let old = matmul_of(DType::F16, 512, GemmKernels::OwnF32);
+        assert_eq!(old, matmul_of(DType::F32, 512, GemmKernels::Own));
     }
 
     #[test]
     fn gemv_needs_a_quantized_row_and_elementwise_operations_nothing() {
         assert_eq!(
-            matmul_of(DType::Q4_0, 1, true),
+            matmul_of(DType::Q4_0, 1, GemmKernels::Cublas),
             ScratchBytes { workspace: 0, decode_rows: 0, arrays: 4096 + 1024 }
         );
         let sum = of(
@@ -129,15 +136,16 @@ mod tests {
                 let x = g.input("x", DType::F32, [64, 64]);
                 g.output("y", x.add(x));
             },
-            true,
+            GemmKernels::Cublas,
         );
         assert_eq!(sum.total(), 0);
     }
 
     #[test]
     fn sorting_long_rows_needs_two_lists() {
-        let sorted =
-            |cols: usize| of(|g| g.output("y", g.input("x", DType::F32, [3, cols]).top_k(5)), true).total();
+        let sorted = |cols: usize| {
+            of(|g| g.output("y", g.input("x", DType::F32, [3, cols]).top_k(5)), GemmKernels::Own).total()
+        };
         assert_eq!(sorted(MAX_SORTED_IN_BLOCK), 0);
         assert_eq!(sorted(50_000), 2 * aligned(3 * 50_000 * 4));
     }

@@ -1,0 +1,62 @@
+//! Which kernel files a split uses, so that those which must be compiled are compiled at once.
+
+use std::sync::Arc;
+
+use quadriga_graph::{Graph, NodeId, Op};
+use quadriga_runtime::SplitSource;
+
+use super::formats::MAX_GEMV_ROWS;
+use crate::blas::GemmKernels;
+use crate::inner::BackendInner;
+use crate::kernels::KernelFile;
+
+/// The files that the nodes of a split use. One too few is loaded at its first use, one too many is compiled in vain.
+pub(super) fn needed(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Vec<KernelFile> {
+    let gemm = match inner.gemm_kernels() {
+        GemmKernels::Cublas => None,
+        _ if inner.kernels.has_wgmma() => Some(KernelFile::GemmWgmma),
+        _ => Some(KernelFile::Gemm),
+    };
+    let streams = inner.fusion && inner.context.has_bulk_copies();
+    let mma = inner.context.compute_capability >= (8, 0);
+    let mut files = Vec::new();
+    for node in split.nodes {
+        for file in of_node(split.graph, *node, gemm, streams, mma) {
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
+    }
+    files
+}
+
+fn of_node(
+    graph: &Graph,
+    node: NodeId,
+    gemm: Option<KernelFile>,
+    streams: bool,
+    mma: bool,
+) -> Vec<KernelFile> {
+    let rows_of = |at: usize| graph.inputs(node).get(at).map_or(0, |id| graph[*id].shape().rows());
+    match graph[node].op() {
+        op if op.is_view() => Vec::new(),
+        Op::MulMat => match rows_of(1) {
+            1 if streams => vec![KernelFile::GemvStreamed],
+            rows if rows <= MAX_GEMV_ROWS => vec![KernelFile::Matmul],
+            _ => [KernelFile::Pack].into_iter().chain(gemm).collect(),
+        },
+        Op::MulMatId | Op::OutProd => vec![KernelFile::Matmul],
+        Op::Attention(_) if mma && rows_of(0) > 1 => vec![KernelFile::AttentionMma, KernelFile::Attention],
+        Op::Attention(_) => vec![KernelFile::Attention],
+        Op::Rope { .. } => vec![KernelFile::Rope],
+        Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } | Op::GroupNorm { .. } => {
+            vec![KernelFile::Norm]
+        }
+        Op::SoftMax { .. } => vec![KernelFile::Norm],
+        Op::ArgSort { .. } | Op::TopK { .. } | Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax => {
+            vec![KernelFile::Reduce]
+        }
+        Op::Unary(_) | Op::Binary(_) | Op::Gated { .. } | Op::Scale { .. } => vec![KernelFile::Elementwise],
+        _ => vec![KernelFile::Rows],
+    }
+}
