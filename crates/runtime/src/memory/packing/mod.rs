@@ -6,7 +6,8 @@
 //! NP-hard, so the caller chooses the effort:
 //!
 //! - [`Effort::Fast`] tries several greedy orders and best fit in time order, and stops at the lower bound.
-//! - [`Effort::Search`] continues with branch and bound for a limited number of steps.
+//! - [`Effort::Search`] continues with branch and bound for a limited number of steps; in large problems only the items
+//!   live near the peak are packed by branch and bound.
 //! - [`Effort::Exact`] continues until the peak is proved optimal.
 //!
 //! More effort never gives a higher peak, and no effort gives a higher one than best fit in time order, which is what
@@ -28,13 +29,16 @@ mod boundaries;
 mod check;
 mod chunked_time_order;
 mod conflicts;
+mod core_search;
 mod csv;
 mod exact;
 mod fast;
 mod greedy;
+mod offset_order;
 mod packer;
 mod problem;
 mod radix_sort;
+mod range_maximum;
 mod search;
 mod time_order;
 mod timeline;

@@ -5,6 +5,7 @@ use super::chunked_time_order::ChunkedTimeOrder;
 use super::conflicts::Conflicts;
 use super::exact::Exact;
 use super::greedy::Greedy;
+use super::offset_order::OffsetOrder;
 use super::problem::{Effort, PackedOffset, Packing, PackingError, PackingProblem, Strategy};
 use super::radix_sort::RadixSorter;
 use super::time_order::TimeOrder;
@@ -31,6 +32,7 @@ pub struct Packer {
     pub(super) conflicts: Conflicts,
     pub(super) time_order: TimeOrder,
     pub(super) greedy: Greedy,
+    pub(super) offset_order: OffsetOrder,
     pub(super) sorter: RadixSorter,
     pub(super) order: Vec<u32>,
     pub(super) trial: Vec<u64>,
@@ -95,8 +97,13 @@ impl Packer {
             Effort::Search { seed, steps } => self.search(steps, seed),
             Effort::Exact { capacity: None, steps } => self.search(steps, 0),
             Effort::Exact { capacity: Some(capacity), steps } => {
-                if self.best.peak > capacity && self.exact.read(&self.timeline, &self.boundaries) {
+                if self.best.peak <= capacity {
+                    return;
+                }
+                if self.exact.read(&self.timeline, &self.boundaries) {
                     self.attempt(capacity, steps, 0);
+                } else {
+                    self.search_large(capacity.max(self.best.proved_bound), steps, 0);
                 }
             }
         }

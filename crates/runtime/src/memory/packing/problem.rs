@@ -89,6 +89,8 @@ pub enum Strategy {
     Repair,
     /// Branch and bound.
     BranchAndBound,
+    /// Branch and bound for the items live near the peak, greedy orders for the others.
+    Core,
 }
 
 impl fmt::Display for Strategy {
@@ -102,6 +104,7 @@ impl fmt::Display for Strategy {
             Strategy::ByDuration => "greedy by duration",
             Strategy::Repair => "greedy with repairs",
             Strategy::BranchAndBound => "branch and bound",
+            Strategy::Core => "branch and bound near the peak",
         })
     }
 }

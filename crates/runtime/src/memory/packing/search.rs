@@ -1,7 +1,7 @@
 //! The search for packings with a lower peak than the fast strategies found.
 //!
 //! Each attempt looks for a packing within some capacity: by branch and bound, or by repairing greedy orders if there
-//! are too many items for that. The capacity is the lower bound at first, as that is often reached, and then bisects
+//! are too many items for that, after a search [from the core](super::core_search). The capacity is the lower bound at first, as that is often reached, and then bisects
 //! the range between the highest capacity that failed and the best peak, until the steps are spent.
 
 use super::exact::Feasibility;
@@ -16,8 +16,14 @@ impl Packer {
     /// Spends `steps` on lowering the peak.
     pub(super) fn search(&mut self, steps: u64, seed: u64) {
         let exact = self.exact.read(&self.timeline, &self.boundaries);
-        if !exact && !self.conflicts.listed() {
-            return;
+        let steps = self.best.steps.saturating_add(steps);
+        if !exact {
+            if !self.boundaries.any() {
+                self.search_large(self.best.proved_bound, (steps - self.best.steps) / 4 * 3, seed);
+            }
+            if !self.conflicts.listed() {
+                return;
+            }
         }
         let unit = if exact { self.exact.unit() } else { 1 };
         let min_steps = MIN_STEPS_PER_ITEM.saturating_mul(self.timeline.items.len() as u64);
@@ -25,7 +31,6 @@ impl Packer {
         // Attempts below this capacity have failed.
         let mut low = capacity;
         let mut share = 3;
-        let steps = self.best.steps.saturating_add(steps);
         while self.best.peak > self.best.proved_bound {
             let slice = steps.saturating_sub(self.best.steps) / share;
             if slice < min_steps {

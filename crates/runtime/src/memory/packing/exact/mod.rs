@@ -32,7 +32,7 @@ use decide::{Frame, FrameAction, FrameEvent};
 use search_state::SearchState;
 
 /// The most items that are searched.
-const MAX_ITEMS: usize = 2048;
+pub(super) const MAX_ITEMS: usize = 2048;
 /// The greatest search depth; a branch beyond it counts as unknown.
 const MAX_DEPTH: usize = 4 * MAX_ITEMS;
 /// The step limit per item of the first restarts.
