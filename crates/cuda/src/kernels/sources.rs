@@ -49,10 +49,11 @@ pub(crate) enum KernelFile {
     GemvStreamed,
     Gemm,
     GemmWgmma,
+    Conv,
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 12;
+pub(super) const FILES: usize = 13;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
@@ -68,6 +69,7 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("gemv_streamed.cu"), &[]),
     source(kernel_text!("gemm.cu"), &[]),
     source(kernel_text!("gemm_wgmma.cu"), &[]),
+    source(kernel_text!("conv.cu"), &[]),
 ];
 
 impl KernelFile {
@@ -86,6 +88,7 @@ impl KernelFile {
         KernelFile::GemvStreamed,
         KernelFile::Gemm,
         KernelFile::GemmWgmma,
+        KernelFile::Conv,
     ];
 
     fn source(self) -> &'static KernelSource {

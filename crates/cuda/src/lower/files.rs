@@ -56,6 +56,13 @@ fn of_node(
         Op::ArgSort { .. } | Op::TopK { .. } | Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax => {
             vec![KernelFile::Reduce]
         }
+        Op::Im2Col { .. }
+        | Op::ConvDepthwise { .. }
+        | Op::ConvTranspose { .. }
+        | Op::Pool { .. }
+        | Op::Upscale { .. }
+        | Op::Arange { .. }
+        | Op::CrossEntropyLoss => vec![KernelFile::Conv],
         Op::Unary(_) | Op::Binary(_) | Op::Gated { .. } | Op::Scale { .. } => vec![KernelFile::Elementwise],
         _ => vec![KernelFile::Rows],
     }

@@ -1,6 +1,7 @@
 //! Lowering: the kernel launches and cuBLAS calls that each node of a split becomes, and which nodes share one.
 
 mod attention;
+mod conv;
 mod decode_attention;
 mod files;
 pub(crate) mod formats;
@@ -71,6 +72,7 @@ fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {
             Op::Rope { rope, .. } => lowering.rope(at, *node, rope)?,
             Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } => lowering.row_norm(at, *node)?,
             Op::ArgSort { .. } | Op::TopK { .. } => lowering.sort(*node)?,
+            op if conv::is_here(op) => lowering.window_op(*node)?,
             _ => lowering.one_launch(at, *node)?,
         }
     }

@@ -23,13 +23,6 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
     }
     match n.op() {
         Op::Custom(_) => refuse("custom operations run on the CPU"),
-        Op::Im2Col { .. }
-        | Op::ConvDepthwise { .. }
-        | Op::ConvTranspose { .. }
-        | Op::Pool { .. }
-        | Op::Upscale { .. }
-        | Op::Arange { .. }
-        | Op::CrossEntropyLoss => refuse("there is no CUDA kernel for it"),
         Op::ArgSort { .. } | Op::TopK { .. }
             if input(0).is_some_and(|x| x.shape().cols() > MAX_SORTED_IN_BLOCK * MAX_GRID_Y) =>
         {
