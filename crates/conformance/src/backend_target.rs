@@ -32,17 +32,24 @@ const PATTERN: u8 = 0xf3;
 pub struct BackendTarget<'b> {
     backend: &'b dyn Backend,
     fuse: bool,
+    in_place: bool,
 }
 
 impl<'b> BackendTarget<'b> {
     /// A target that allows fusion: the backend need not write results that only its own nodes read.
     pub fn new(backend: &'b dyn Backend) -> BackendTarget<'b> {
-        BackendTarget { backend, fuse: true }
+        BackendTarget { backend, fuse: true, in_place: false }
     }
 
     /// A target without fusion: the backend must write the result of every node.
     pub fn unfused(backend: &'b dyn Backend) -> BackendTarget<'b> {
-        BackendTarget { backend, fuse: false }
+        BackendTarget { backend, fuse: false, in_place: false }
+    }
+
+    /// A target without fusion that computes every result in the memory of an input where its operation allows it and
+    /// nothing else reads that input, as the memory planner does.
+    pub fn in_place(backend: &'b dyn Backend) -> BackendTarget<'b> {
+        BackendTarget { backend, fuse: false, in_place: true }
     }
 
     /// The layout that the backend chooses for a weight; plain if the weight has views.
@@ -76,7 +83,12 @@ impl<'b> BackendTarget<'b> {
     fn compute(&self, case: &Case) -> Result<Outputs, TargetFailure> {
         let graph = &case.graph;
         let mut regions: Vec<Option<(Region, Layout)>> = Vec::new();
-        for id in graph.tensor_ids() {
+        let reused = if self.in_place { reused_inputs(graph) } else { vec![None; graph.tensors().len()] };
+        for (id, reused) in graph.tensor_ids().zip(reused) {
+            if let Some(input) = reused {
+                regions.push(regions.get(input.index()).cloned().flatten());
+                continue;
+            }
             regions.push(match graph.get(id) {
                 Some(tensor) if tensor.storage() == id => {
                     let usage = match tensor.kind() {
@@ -135,6 +147,7 @@ impl<'b> BackendTarget<'b> {
         }
         queue.synchronize()?;
         for (id, region) in graph.tensor_ids().zip(&regions) {
+            // A result in the memory of an input comes after it, and has the same guards.
             if let (Some((region, _)), Some(tensor)) = (region, graph.get(id)) {
                 check_guards(&region.buffer, region.offset, region.offset + region.bytes)
                     .map_err(|failure| TargetFailure(format!("{} {}", graph.name(id), failure.0)))?;
@@ -143,6 +156,39 @@ impl<'b> BackendTarget<'b> {
         }
         Ok(outputs)
     }
+}
+
+/// Whether some result of a graph is computed in the memory of an input on [`BackendTarget::in_place`].
+pub fn computes_in_place(graph: &Graph) -> bool {
+    reused_inputs(graph).iter().any(Option::is_some)
+}
+
+/// For each tensor the input whose memory it has, if it is computed in place: the only reader of an input or result
+/// that is no output, has no views, and is not written by another node.
+fn reused_inputs(graph: &Graph) -> Vec<Option<TensorId>> {
+    let computing =
+        || graph.node_ids().filter(|node| graph.get_node(*node).is_some_and(|n| !n.op().is_view()));
+    let readers = |storage: TensorId| {
+        let uses = |id: &TensorId| graph.get(*id).is_some_and(|tensor| tensor.storage() == storage);
+        computing().filter(|node| graph.inputs(*node).iter().any(uses)).count()
+    };
+    let is_free = |id: TensorId| {
+        let kind = graph.get(id).filter(|tensor| tensor.storage() == id).map(|tensor| tensor.kind());
+        matches!(kind, Some(TensorKind::Input | TensorKind::Computed(_)))
+            && readers(id) == 1
+            && graph.tensors().iter().filter(|tensor| tensor.storage() == id).count() == 1
+            && !graph.outputs().iter().any(|(_, output)| same_storage(graph, id, *output))
+    };
+    let mut reused = vec![None; graph.tensors().len()];
+    for node in computing() {
+        let Some(n) = graph.get_node(node) else { continue };
+        let inputs = graph.inputs(node);
+        let input = n.in_place_inputs().filter_map(|at| inputs.get(at).copied()).find(|id| is_free(*id));
+        if let Some(reused) = reused.get_mut(n.output().index()) {
+            *reused = input;
+        }
+    }
+    reused
 }
 
 fn same_storage(graph: &Graph, a: TensorId, b: TensorId) -> bool {
@@ -175,7 +221,11 @@ impl From<BackendError> for TargetFailure {
 
 impl Target for BackendTarget<'_> {
     fn name(&self) -> String {
-        let how = if self.fuse { "" } else { ", without fusion" };
+        let how = match (self.fuse, self.in_place) {
+            (true, _) => "",
+            (false, false) => ", without fusion",
+            (false, true) => ", in place",
+        };
         format!("{} ({}){how}", self.backend.name(), self.backend.device().description)
     }
 

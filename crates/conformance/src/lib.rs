@@ -42,7 +42,7 @@ mod random_graph;
 mod rng;
 mod runner;
 
-pub use backend_target::BackendTarget;
+pub use backend_target::{BackendTarget, computes_in_place};
 pub use cases::{BrokenCase, Case, Suite};
 pub use custom_cases::custom_cases;
 pub use fixture::Fixture;

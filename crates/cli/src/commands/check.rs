@@ -39,6 +39,9 @@ pub(crate) struct CheckArgs {
     /// Run on the backend directly, each tensor in guarded memory, without scheduler and session
     #[arg(long)]
     guarded: bool,
+    /// As --guarded, with results in the memory of inputs where the operation allows it
+    #[arg(long)]
+    in_place: bool,
     /// Test recovery from exhausted device memory and from a lost CUDA device instead of running cases
     #[arg(long)]
     faults: bool,
@@ -80,7 +83,9 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
         bar.inc(1);
         suite.case(*case)
     });
-    let report = if arguments.guarded {
+    let report = if arguments.in_place {
+        run_cases(cases, &mut BackendTarget::in_place(&*backend))
+    } else if arguments.guarded {
         run_cases(cases, &mut BackendTarget::new(&*backend))
     } else {
         run_cases(cases, &mut ScheduledTarget { backend: Arc::clone(&backend) })
@@ -88,7 +93,8 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     bar.finish_and_clear();
     let mut out = io::stdout().lock();
     write!(out, "{report}")?;
-    let full = arguments.sample.is_none() && arguments.filter.is_none() && !arguments.guarded;
+    let full =
+        arguments.sample.is_none() && arguments.filter.is_none() && !arguments.guarded && !arguments.in_place;
     if report.is_clean() {
         return if full && !arguments.no_model { exact_results(arguments, &mut out) } else { Ok(()) };
     }

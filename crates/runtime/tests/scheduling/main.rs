@@ -9,6 +9,7 @@ mod copies;
 mod explanation;
 mod faults;
 mod identical;
+mod in_place;
 mod large;
 mod observing;
 mod overlap;
