@@ -22,6 +22,7 @@ const T_F32: u32 = 0;
 const T_Q4_0: u32 = 2;
 const T_Q8_0: u32 = 8;
 const T_Q4_K: u32 = 12;
+const T_I8: u32 = 24;
 const T_F64: u32 = 28;
 
 /// A hostile file: a description, the file with the position of the invalid field marked, the field and the message.
@@ -459,6 +460,17 @@ fn tensor_cases() -> Vec<HostileCase> {
             "overlaps that of tensor \"first\"",
         ),
         ("tensors that overlap", two(0, 96), "data offset of tensor \"second\"", "overlaps"),
+        (
+            "tensors that overlap by one byte",
+            Raw::file(2, 0)
+                .tensor("first", &[33], T_I8, 0)
+                .tensor_before_offset("second", &[32], T_I8)
+                .here()
+                .u64(32)
+                .data(32, 64),
+            "data offset of tensor \"second\"",
+            "overlaps that of tensor \"first\"",
+        ),
         (
             "tensors that overlap, later first",
             {

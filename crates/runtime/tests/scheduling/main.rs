@@ -6,6 +6,7 @@ mod barriers;
 mod bindings;
 mod common;
 mod copies;
+mod dependencies;
 mod explanation;
 mod faults;
 mod identical;
