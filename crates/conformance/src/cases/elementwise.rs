@@ -109,8 +109,10 @@ fn binary(list: &mut CaseList, kind: Binary) {
 
 fn one_value(list: &mut CaseList) {
     for dtype in FLOATS {
-        for dims in WIDTHS.iter().flat_map(|w| [[1, 1, 1, *w], [2, 3, 4, *w]]).chain(EMPTY) {
-            let layout = InputLayout::any(list.len());
+        let all = WIDTHS.iter().flat_map(|w| [[1, 1, 1, *w], [2, 3, 4, *w]]).chain(EMPTY);
+        for (number, dims) in all.enumerate() {
+            // Not the number of cases so far, which grows by as many as there are layouts.
+            let layout = InputLayout::any(number);
             let tolerance = Tolerance::of_result(dtype);
             list.push("add1", format!("{dtype} {dims:?}{layout}"), tolerance, move |s| {
                 s.out(s.strided_input(dtype, dims, layout, UNIT).add1(s.input(DType::F32, [1; 4], UNIT)));
