@@ -282,3 +282,33 @@ impl KernelStep {
 fn run_part(part: &StepPart, units: Range<usize>, work: WorkMemory) -> Result<(), StepFailure> {
     part.kernel.run(units, work).map_err(|reason| StepFailure::Data { name: part.name, reason })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quadriga_graph::{DType, GraphBuilder};
+
+    /// An access of rows of 64 floats at an address.
+    fn rows(address: usize, write: bool) -> Access {
+        let g = GraphBuilder::new();
+        g.output("x", g.input("x", DType::F32, [16, 64]));
+        let graph = g.finish().unwrap();
+        // SAFETY: only the numbers of the view are used.
+        let view = unsafe {
+            TensorView::new(&graph[graph.leaf("x").unwrap()], std::ptr::without_provenance_mut::<u8>(address))
+        };
+        Access::new(&view, Some(Partition::equal(16)), write)
+    }
+
+    #[test]
+    fn rows_that_overlap_shifted_conflict_and_the_same_rows_do_not() {
+        let read = rows(0x10000, false);
+        assert!(!read.conflicts_across_units(&rows(0x10000, true)), "each unit has its own rows");
+        assert!(!read.conflicts_across_units(&rows(0x10000 + 16 * 256, true)), "apart");
+        for shift in [64, 256, 15 * 256] {
+            assert!(read.conflicts_across_units(&rows(0x10000 + shift, true)), "shifted by {shift}");
+            assert!(rows(0x10000 + shift, true).conflicts_across_units(&read), "shifted by {shift}");
+            assert!(!read.conflicts_across_units(&rows(0x10000 + shift, false)), "both read");
+        }
+    }
+}

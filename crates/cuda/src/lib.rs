@@ -2,17 +2,14 @@
 //! loaded at run time, so the crate builds, and says what is missing, on machines without CUDA.
 //!
 //! ```no_run
-//! use std::sync::Arc;
-//!
 //! use quadriga_graph::{DType, GraphBuilder};
-//! use quadriga_runtime::{Backend, Scheduler};
+//! use quadriga_runtime::Scheduler;
 //!
 //! let g = GraphBuilder::new();
 //! g.output("y", g.input("x", DType::F32, [256]).tanh());
 //! let graph = g.finish()?;
 //!
-//! let gpu: Arc<dyn Backend> = Arc::new(quadriga_cuda::Backend::new(0)?);
-//! let plan = Scheduler::new([gpu]).plan(&graph)?;
+//! let plan = Scheduler::new(quadriga_cuda::Backend::new(0)?).plan(&graph)?;
 //! let mut session = plan.session()?;
 //! session.run(&[("x", &vec![0.5f32; 256])])?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -29,6 +26,7 @@
 //!
 //! ```
 //! match quadriga_cuda::device_count() {
+//!     Ok(1) => println!("1 CUDA device"),
 //!     Ok(count) => println!("{count} CUDA devices"),
 //!     Err(reason) => println!("no CUDA device: {reason}"),
 //! }

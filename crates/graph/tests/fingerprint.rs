@@ -47,7 +47,7 @@ fn every_attribute_of_every_operation_changes_the_fingerprint() {
         add(Op::SoftMax { scale, mask: false, sinks: false }, &[X]);
         add(Op::SoftMax { scale, mask: true, sinks: false }, &[X, X]);
     }
-    let rope = Rope::new(8, Pairing::Half, 1e4);
+    let rope = Rope { original_context: 2048, ..Rope::new(8, Pairing::Half, 1e4) };
     let ropes = [
         rope,
         Rope { dims: 4, ..rope },

@@ -21,7 +21,7 @@ fn model(value: f32) -> Result<Graph, BuildError> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let scheduler = Scheduler::new([cpu::Backend::new()?]);
+    let scheduler = Scheduler::new(cpu::Backend::new()?);
     let mut one = scheduler.plan(model(1.0)?)?.session()?;
     let mut two = scheduler.plan(model(2.0)?)?.session()?;
     let x = vec![0.5f32; WIDTH];

@@ -45,7 +45,7 @@
 //! g.output("y", w.mul_mat(x).silu());
 //! let graph = g.finish()?;
 //!
-//! let scheduler = Scheduler::new([cpu::Backend::new()?]); // in order of preference; placement, budgets: builder methods
+//! let scheduler = Scheduler::new(cpu::Backend::new()?); // several: a tuple, preferred first
 //! let plan = scheduler.plan(&graph)?;
 //! println!("{plan}"); // splits, copies, bytes
 //! let mut session = plan.session()?;

@@ -19,7 +19,7 @@
 //! let graph = g.finish()?;
 //!
 //! let sim = Sim::new("sim:0").alignment(256).build();
-//! let mut session = Scheduler::new([sim]).plan(&graph)?.session()?;
+//! let mut session = Scheduler::new(sim).plan(&graph)?.session()?;
 //! session.run(&[("x", &[1.0f32, 2.0, 3.0, 4.0])])?;
 //! assert_eq!(session.read::<f32>("y")?, [1.0, 4.0, 9.0, 16.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -13,7 +13,7 @@
 //! let g = GraphBuilder::new();
 //! let x = g.input("x", DType::F32, [8, 64]);
 //! g.output("y", x.sqr().silu().add(x));
-//! let plan = Scheduler::new([quadriga_sim::Sim::new("sim:0").build()]).plan(g.finish()?)?;
+//! let plan = Scheduler::new(quadriga_sim::Sim::new("sim:0").build()).plan(g.finish()?)?;
 //!
 //! let picture = Picture::new("a small graph", plan.explain());
 //! assert!(picture.html().starts_with("<!doctype html>"));

@@ -157,6 +157,35 @@ struct LiveAllocation {
 ///
 /// [`Backend::placed`] is called for every tensor that gets memory, [`Backend::released`] when it is freed, at a reset,
 /// and when the allocator is dropped; neither while measuring.
+///
+/// Sessions plan whole graphs instead; this is for callers that place tensors themselves:
+///
+/// ```
+/// use quadriga_graph::{DType, GraphBuilder};
+/// use quadriga_runtime::memory::TensorAllocator;
+/// use quadriga_runtime::{Backend, Usage};
+///
+/// let g = GraphBuilder::new();
+/// let x = g.input("x", DType::F32, [4]);
+/// g.output("y", x.sqr());
+/// let graph = g.finish()?;
+///
+/// // Measure first: the same decisions without memory.
+/// let cpu: std::sync::Arc<dyn Backend> = std::sync::Arc::new(quadriga_cpu::Backend::new()?);
+/// let mut measured = TensorAllocator::measuring_for(&cpu)?;
+/// for id in graph.tensor_ids() {
+///     measured.allocate(&graph.name(id), &graph[id])?;
+/// }
+///
+/// // Then a buffer of exactly that size.
+/// let mut allocator = TensorAllocator::on(&cpu, measured.high_water() as usize, Usage::Compute)?;
+/// let x = allocator.allocate("x", &graph[graph.leaf("x").unwrap()])?;
+/// let region = x.region().unwrap();
+/// region.buffer.write(region.offset, &[1; 16])?;
+/// assert_eq!(region.buffer.backend(), "cpu");
+/// assert!(allocator.free(&x)?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct TensorAllocator {
     id: u64,
