@@ -123,17 +123,17 @@ impl Registry {
 
     /// As [`Registry::default`], with this number of threads for the CPU; `None`: one for each core.
     pub fn with_threads(threads: Option<usize>) -> Registry {
-        let registry = Registry::empty().add(Cpu { threads });
+        let registry = Registry::empty().register(Cpu { threads });
         #[cfg(feature = "cuda")]
-        let registry = registry.add(Cuda);
+        let registry = registry.register(Cuda);
         #[cfg(feature = "sim")]
-        let registry = registry.add(Simulated);
+        let registry = registry.register(Simulated);
         registry
     }
 
     /// Adds a kind of backends; it takes precedence over an earlier one of the same name.
     #[must_use]
-    pub fn add(mut self, family: impl Family + 'static) -> Registry {
+    pub fn register(mut self, family: impl Family + 'static) -> Registry {
         self.families.retain(|other| other.name() != family.name());
         self.families.push(Box::new(family));
         self
@@ -141,11 +141,11 @@ impl Registry {
 
     /// The names of all devices that this machine has, in the order in which the kinds were added. They are not opened.
     pub fn names(&self) -> Vec<String> {
-        let of = |family: &Box<dyn Family>| {
+        let of = |family: &dyn Family| {
             let count = family.count().unwrap_or(0);
-            (0..count).map(|number| device_name(&**family, number)).collect::<Vec<_>>()
+            (0..count).map(|number| device_name(family, number)).collect::<Vec<_>>()
         };
-        self.families.iter().flat_map(of).collect()
+        self.families.iter().flat_map(|family| of(&**family)).collect()
     }
 
     /// Opens a device. Upper and lower case are the same, and a kind without a number is its first device.

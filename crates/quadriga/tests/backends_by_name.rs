@@ -60,7 +60,7 @@ fn a_backend_opened_by_name_runs_a_graph() {
 
 #[test]
 fn own_kinds_are_listed_and_opened_like_the_others() {
-    let registry = Registry::empty().add(Mine).add(Nothing);
+    let registry = Registry::empty().register(Mine).register(Nothing);
     assert_eq!(registry.names(), ["mine:0", "mine:1"]);
     assert!(registry.open("mine").is_ok() && registry.open("Mine:0").is_ok());
     let (open, unusable) = registry.open_all();
@@ -68,12 +68,12 @@ fn own_kinds_are_listed_and_opened_like_the_others() {
     let reasons: Vec<String> = unusable.iter().map(|u| format!("{}: {}", u.name, u.reason)).collect();
     assert_eq!(reasons, ["mine:1: it is on fire", "npu: no driver"]);
     // The one that was added last replaces the first.
-    assert_eq!(registry.add(Mine).names().len(), 2);
+    assert_eq!(registry.register(Mine).names().len(), 2);
 }
 
 #[test]
 fn errors_list_the_names_of_this_machine() {
-    let registry = Registry::empty().add(Mine).add(Nothing);
+    let registry = Registry::empty().register(Mine).register(Nothing);
     for name in ["gpu", "mine:", "mine:x", "mine:-1", "mine:+1", "mine:0:0", ""] {
         let error = registry.open(name).unwrap_err();
         assert!(matches!(error, OpenError::Unknown { .. }), "{name}");

@@ -178,7 +178,7 @@ struct LiveAllocation {
 /// }
 ///
 /// // Then a buffer of exactly that size.
-/// let mut allocator = TensorAllocator::on(&cpu, measured.high_water() as usize, Usage::Compute)?;
+/// let mut allocator = TensorAllocator::on(&cpu, measured.high_water(), Usage::Compute)?;
 /// let x = allocator.allocate("x", &graph[graph.leaf("x").unwrap()])?;
 /// let region = x.region().unwrap();
 /// region.buffer.write(region.offset, &[1; 16])?;
