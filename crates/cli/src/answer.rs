@@ -11,6 +11,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
 use crate::penalty_options::PenaltyOptions;
+use crate::terminal;
 use crate::values::{self, Seed};
 
 /// Options of text generation.
@@ -204,14 +205,15 @@ pub(crate) fn speed_text(speed: Option<f64>) -> String {
     speed.map_or_else(|| "-".to_owned(), |speed| format!("{speed:.1}"))
 }
 
-/// Prints an answer while it is generated, to its end or until Ctrl-C.
+/// Prints an answer while it is generated, to its end or until Ctrl-C. On a terminal, control characters are escaped.
 pub(crate) fn stream(mut answer: Answer<'_>, ctrl_c: &CtrlC, out: &mut dyn Write) -> Outcome<Answered> {
     let mut text = String::new();
+    let terminal = terminal::escapes_answers();
     while !ctrl_c.is_pressed()
         && let Some(piece) = answer.next()
     {
         let piece = piece?.text;
-        out.write_all(piece.as_bytes())?;
+        out.write_all(terminal::answer(&piece, terminal).as_bytes())?;
         out.flush()?;
         text.push_str(&piece);
     }

@@ -24,7 +24,7 @@ pub(crate) fn install() {
     // Without the handler the signal's default action still ends the process.
     let _ = ctrlc::set_handler(|| {
         if !CAUGHT.load(Ordering::SeqCst) || PENDING.swap(true, Ordering::SeqCst) {
-            note!();
+            note!("");
             std::process::exit(i32::from(EXIT_CODE));
         }
         if let Some(flag) = &*CANCEL.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -1,10 +1,11 @@
 //! The `quadriga` command.
 
-/// Prints a line on standard error. Unlike `eprintln!` it does not panic when standard error is closed.
+/// Prints a line on standard error, with control characters escaped. Unlike `eprintln!` it does not panic when standard
+/// error is closed.
 macro_rules! note {
     ($($text:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($text)*);
+        let _ = writeln!(std::io::stderr(), "{}", crate::terminal::escaped(&format!($($text)*)));
     }};
 }
 
@@ -25,6 +26,7 @@ mod piped_input;
 mod recording;
 mod similar;
 mod size;
+mod terminal;
 mod values;
 
 use std::process::ExitCode;

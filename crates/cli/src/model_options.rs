@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement};
 use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
@@ -18,6 +19,9 @@ pub(crate) struct ModelOptions {
     /// GGUF file; of a split model, any of its parts [default: SmolLM2 135M]
     #[arg(short, long, value_name = "FILE", help_heading = MODEL)]
     model: Option<PathBuf>,
+    /// Read the file into memory instead of mapping it; it may change on disk then
+    #[arg(long, help_heading = MODEL)]
+    no_mmap: bool,
     /// Context size in tokens, 0 for what the model was trained with, or less where memory is short
     #[arg(
         short = 'c',
@@ -147,6 +151,7 @@ impl ModelOptions {
     ) -> ModelOptions {
         ModelOptions {
             model,
+            no_mmap: false,
             context: 0,
             threads,
             batch: 512,
@@ -228,7 +233,9 @@ impl ModelOptions {
         }
         let path = self.path()?;
         let started = Instant::now();
-        let model = Model::open(&path).map_err(|error| name_file(error, &path))?;
+        let file = if self.no_mmap { File::read(&path) } else { File::open(&path) };
+        let model = file.map_err(Into::into).and_then(Model::from_file);
+        let model = model.map_err(|error| name_file(error, &path))?;
         let devices = backends::open(&self.device, self.threads, self.quiet)?;
         let placement =
             Placement { gpu_layers: self.gpu_layers, budget: self.vram_budget, ..Placement::default() };

@@ -27,6 +27,20 @@ pub enum Error {
         /// The path given.
         path: PathBuf,
     },
+    /// A mapped file has become shorter: reading what was cut off would end the process.
+    #[error(
+        "{} has shrunk from {mapped} to {found} bytes while it was open; close it, or read it into memory instead of mapping it",
+        path.display()
+    )]
+    Shrunk {
+        /// The file.
+        path: PathBuf,
+        /// Its size when it was mapped.
+        mapped: u64,
+        /// Its size now.
+        found: u64,
+    },
+
     /// The file violates the format.
     #[error("{}{error}", at(path))]
     Format {
@@ -135,7 +149,7 @@ impl std::error::Error for FieldError {}
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum FormatErrorKind {
-    #[error("the file ends too early: {expected} bytes are needed, {left} are left")]
+    #[error("the file ends too early: {expected} bytes are needed, {left} are left (incomplete download?)")]
     Truncated { expected: u64, left: u64 },
     #[error("{count} items of at least {min_bytes} bytes each do not fit in the {left} bytes that are left")]
     TooMany { count: u64, min_bytes: u64, left: u64 },
@@ -183,8 +197,10 @@ pub enum FormatErrorKind {
     PartialBlock { len: u64, block: u64, dtype: DType },
     #[error("data offset {found} is not a multiple of the alignment {alignment}")]
     Misaligned { found: u64, alignment: u64 },
-    #[error("{len} bytes of data at offset {start} of the data section do not fit in its {available} bytes")]
-    OutOfRange { start: u64, len: u64, available: u64 },
+    #[error(
+        "{len} bytes of data at offset {start} of the data section do not fit in its {available} bytes: the file has {found} bytes, but its tensors need {expected} (incomplete download?)"
+    )]
+    OutOfRange { start: u64, len: u64, available: u64, found: u64, expected: u64 },
     #[error("its data overlaps that of tensor {other:?}")]
     Overlap { other: String },
     #[error("this is part {found} of a split model where part {expected} is expected (counted from 0)")]

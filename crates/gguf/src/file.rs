@@ -11,7 +11,7 @@ use crate::{
     error::{Error, FieldError, FormatErrorKind, Result},
     from_value::FromValue,
     known,
-    map::map,
+    map::{Access, FileBytes, load},
     parse::{self, MetadataEntry, Records, TensorRecord},
     split::SplitName,
     tensor::Tensor,
@@ -64,19 +64,29 @@ struct FileLocation {
 struct FilePart {
     path: Option<PathBuf>,
     data: Data,
+    /// The open file, if `data` is mapped.
+    mapped: Option<std::fs::File>,
     records: Records,
 }
 
 impl FilePart {
-    fn new(path: Option<PathBuf>, data: Data) -> Result<FilePart> {
+    fn new(path: Option<PathBuf>, FileBytes { data, mapped }: FileBytes) -> Result<FilePart> {
         match parse::parse(data.bytes()) {
-            Ok(records) => Ok(FilePart { path, data, records }),
+            Ok(records) => Ok(FilePart { path, data, mapped, records }),
             Err(error) => Err(Error::Format { path, error }),
         }
     }
 
-    fn open(path: &Path) -> Result<FilePart> {
-        FilePart::new(Some(path.to_owned()), map(path)?)
+    fn open(path: &Path, access: Access) -> Result<FilePart> {
+        FilePart::new(Some(path.to_owned()), load(path, access)?)
+    }
+
+    /// An error if the file has become shorter than its map.
+    fn check_mapped(&self) -> Result<()> {
+        let (Some(file), Some(path)) = (&self.mapped, &self.path) else { return Ok(()) };
+        let failed = |source| Error::Io { action: "check", path: path.clone(), source };
+        let (mapped, found) = (self.data.bytes().len() as u64, file.metadata().map_err(failed)?.len());
+        if found < mapped { Err(Error::Shrunk { path: path.clone(), mapped, found }) } else { Ok(()) }
     }
 
     fn entry(&self, key: &str) -> Option<(&MetadataEntry, Value<'_>)> {
@@ -116,10 +126,25 @@ impl File {
     /// Opens a model file. Given one part of a split model (`NAME-00002-of-00003.gguf`), opens all parts.
     ///
     /// The file is memory-mapped: opening takes time and memory for names and metadata only. It must not be modified in
-    /// place while it is open; replacing it by renaming, as [`Writer`](crate::Writer) does, is safe.
+    /// place while it is open: reading bytes that were cut off ends the process (`SIGBUS`).
+    /// [`check_mapped`](File::check_mapped) notices a file that has become shorter, and [`read`](File::read) does not
+    /// depend on the file any more. Replacing it by renaming, as [`Writer`](crate::Writer) does, is safe.
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
-        let path = path.as_ref();
-        let part = FilePart::open(path)?;
+        File::load(path.as_ref(), Access::Map)
+    }
+
+    /// As [`open`](File::open), but reads the whole file into memory instead of mapping it.
+    pub fn read(path: impl AsRef<Path>) -> Result<File> {
+        File::load(path.as_ref(), Access::Read)
+    }
+
+    /// An error if a mapped file has become shorter since it was opened. Costs one system call per part.
+    pub fn check_mapped(&self) -> Result<()> {
+        self.parts.iter().try_for_each(FilePart::check_mapped)
+    }
+
+    fn load(path: &Path, access: Access) -> Result<File> {
+        let part = FilePart::open(path, access)?;
         let count = part.split_count()?;
         if count == 1 {
             return File::from_checked_parts(vec![part]);
@@ -132,7 +157,7 @@ impl File {
         let mut opened = Some(part);
         let parts = (1..=name.count).map(|number| match opened.take_if(|_| number == name.number) {
             Some(part) => Ok(part),
-            None => FilePart::open(&name.path_of(number)),
+            None => FilePart::open(&name.path_of(number), access),
         });
         File::from_checked_parts(parts.collect::<Result<_>>()?)
     }
@@ -146,7 +171,9 @@ impl File {
     pub fn from_parts<B: AsRef<[u8]> + Send + Sync + 'static>(
         parts: impl IntoIterator<Item = B>,
     ) -> Result<File> {
-        let parts = parts.into_iter().map(|bytes| FilePart::new(None, Data::new(Arc::new(bytes))));
+        let parts = parts
+            .into_iter()
+            .map(|bytes| FilePart::new(None, FileBytes { data: Data::new(Arc::new(bytes)), mapped: None }));
         File::from_checked_parts(parts.collect::<Result<_>>()?)
     }
 

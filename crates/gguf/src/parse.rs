@@ -191,6 +191,12 @@ fn place_data(
     let alignment = records.alignment as usize;
     let start = header_end.checked_next_multiple_of(alignment).unwrap_or(usize::MAX);
     let available = bytes.len().saturating_sub(start);
+    let ends = records
+        .tensors
+        .iter()
+        .zip(offsets)
+        .map(|(tensor, (_, offset))| offset.saturating_add(tensor.data.len() as u64));
+    let needed = ends.max().unwrap_or(0);
     for (tensor, &(position, offset)) in records.tensors.iter_mut().zip(offsets) {
         let len = tensor.data.len();
         let kind = if offset % alignment as u64 != 0 {
@@ -202,7 +208,14 @@ fn place_data(
             tensor.data = start + offset..start + offset + len;
             continue;
         } else {
-            FormatErrorKind::OutOfRange { start: offset, len: len as u64, available: available as u64 }
+            let start = start as u64;
+            FormatErrorKind::OutOfRange {
+                start: offset,
+                len: len as u64,
+                available: available as u64,
+                found: bytes.len() as u64,
+                expected: start.saturating_add(needed),
+            }
         };
         let name = text_at(bytes, &tensor.name);
         return Err(FieldError::new(format_args!("data offset of tensor {name:?}"), position, kind));

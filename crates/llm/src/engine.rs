@@ -220,6 +220,7 @@ impl Engine {
             argmax_on_device: None,
             observer: None,
         };
+        engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger batches find them loaded.
         engine.prepare(engine.options.shape(1, 1, 1), progress)?;
         if engine.options.greedy {
@@ -292,6 +293,8 @@ impl Engine {
     /// before the call. If the previous call's batch was not waited for, its failure shows here, and the sequences are
     /// as they were before that call.
     pub fn extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
+        // The CPU computes with the mapped weights: noticed here, a truncated file is an error and not a signal.
+        self.model.file().check_mapped()?;
         if self.adopt_run_ahead(tokens) {
             return Ok(());
         }

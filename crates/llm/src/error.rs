@@ -12,7 +12,7 @@ pub enum Error {
     File(#[from] quadriga_gguf::Error),
 
     /// The architecture of the model is not supported.
-    #[error("the architecture \"{name}\" is not supported (supported: {known})")]
+    #[error("the architecture {name:?} is not supported (supported: {known})")]
     UnsupportedArchitecture {
         /// The name in the file.
         name: String,
@@ -21,7 +21,7 @@ pub enum Error {
     },
 
     /// A value in the file's metadata is out of range.
-    #[error("key \"{key}\" is {value}; it must be {wanted}")]
+    #[error("key {key:?} is {}; it must be {wanted}", printable(value))]
     Hyperparameter {
         /// The key.
         key: String,
@@ -32,7 +32,7 @@ pub enum Error {
     },
 
     /// A tensor has another shape than the metadata requires.
-    #[error("tensor \"{name}\" has shape {found:?}; the model's metadata requires {wanted:?}")]
+    #[error("tensor {name:?} has shape {found:?}; the model's metadata requires {wanted:?}")]
     TensorShape {
         /// The tensor.
         name: String,
@@ -43,9 +43,7 @@ pub enum Error {
     },
 
     /// No operation is implemented for the type of a tensor.
-    #[error(
-        "tensor \"{name}\" is of type {dtype}, which is not supported; use a file in another quantization"
-    )]
+    #[error("tensor {name:?} is of type {dtype}, which is not supported; use a file in another quantization")]
     TensorType {
         /// The tensor.
         name: String,
@@ -139,7 +137,7 @@ pub enum Error {
     NoVocabulary,
 
     /// The file's tokenizer model is not supported.
-    #[error("unknown tokenizer model '{model}' (known: {known}); the file cannot be used with text")]
+    #[error("unknown tokenizer model {model:?} (known: {known}); the file cannot be used with text")]
     UnknownTokenizer {
         /// The name in the file.
         model: String,
@@ -148,7 +146,7 @@ pub enum Error {
     },
 
     /// The file's pre-tokenizer is not supported.
-    #[error("unknown pre-tokenizer '{name}'; known are: {known}")]
+    #[error("unknown pre-tokenizer {name:?}; known are: {known}")]
     UnknownPreTokenizer {
         /// The name in the file.
         name: String,
@@ -157,14 +155,14 @@ pub enum Error {
     },
 
     /// The vocabulary is inconsistent.
-    #[error("the vocabulary is unusable: {reason}")]
+    #[error("the vocabulary is unusable: {}", printable(reason))]
     Vocabulary {
         /// The inconsistency.
         reason: String,
     },
 
     /// The chat template cannot be parsed or rendered.
-    #[error("the model's chat template failed: {reason}")]
+    #[error("the model's chat template failed: {}", printable(reason))]
     Template {
         /// The error of the template engine.
         reason: String,
@@ -229,6 +227,15 @@ pub enum Error {
     /// There is no cache folder for the default model.
     #[error("no cache folder: neither QUADRIGA_CACHE nor HOME is set")]
     NoCacheFolder,
+}
+
+/// A text from a file or template without control characters, which could change a terminal's state: as `\u{1b}`.
+fn printable(text: &str) -> String {
+    let safe =
+        |letter: char| letter == '"' || letter == '\'' || letter == '\\' || letter.escape_debug().len() == 1;
+    text.chars()
+        .map(|letter| if safe(letter) { letter.to_string() } else { letter.escape_debug().to_string() })
+        .collect()
 }
 
 impl From<quadriga_graph::BuildError> for Error {

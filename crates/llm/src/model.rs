@@ -38,7 +38,9 @@ struct ModelInner {
 
 impl Model {
     /// Opens a GGUF file (of a split model, any part) and checks its metadata and vocabulary, and that every tensor
-    /// exists with the right shape and a supported type. The values of the weights are not read.
+    /// exists with the right shape and a supported type. The values of the weights are not read: the file is
+    /// memory-mapped and must not be modified in place while the model is used. `Model::from_file(File::read(path)?)`
+    /// reads it into memory instead.
     pub fn open(path: impl AsRef<Path>) -> Result<Model> {
         Model::from_file(File::open(path)?)
     }

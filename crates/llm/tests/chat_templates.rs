@@ -115,3 +115,27 @@ fn bad_templates_are_errors_of_one_line() {
     let brackets = failure(&format!("{{{{ {}", "(".repeat(100_000)));
     assert!(brackets.contains("chat template failed"));
 }
+
+#[test]
+fn slices_are_those_of_python() {
+    let slices = [
+        ("[][::-1]", "[]"),
+        ("''[::-1]", ""),
+        ("'ab'[5:1:-2]", ""),
+        ("'abcdef'[5:1:-2]", "fd"),
+        ("'abcdef'[-100:100]", "abcdef"),
+        ("'abcdef'[1:-1]", "bcde"),
+        ("'abcdef'[-3:-1]", "de"),
+        ("'abcdef'[4:2]", ""),
+        ("[1, 2, 3][::-1]", "[3, 2, 1]"),
+        ("[1, 2, 3][1:]", "[2, 3]"),
+        ("[1, 2, 3, 4, 5][::2]", "[1, 3, 5]"),
+        ("[1, 2, 3][:-5:-1]", "[3, 2, 1]"),
+        ("nothing[1:]|list", "[]"),
+        ("-([1, 2]|sum)", "-3"),
+    ];
+    for (expression, wanted) in slices {
+        assert_eq!(render(&format!("{{{{ {expression} }}}}")), wanted, "{expression}");
+    }
+    assert_eq!(render("{% if messages[1:] %}yes{% endif %}{% if messages[9:] %}no{% endif %}"), "yes");
+}

@@ -7,6 +7,7 @@ use quadriga_gguf::{File, Summary, Tensor, Value};
 use serde_json::{Map, json};
 
 use crate::failure::Outcome;
+use crate::terminal::Escaping;
 
 /// Arguments of `quadriga inspect`.
 #[derive(clap::Args)]
@@ -28,7 +29,7 @@ pub(crate) fn inspect(arguments: &InspectArgs) -> Outcome {
     if arguments.json {
         print_json(&file, &mut out)?;
     } else {
-        print_text(&file, arguments.tensors, &mut out)?;
+        print_text(&file, arguments.tensors, &mut Escaping(&mut out))?;
     }
     Ok(out.flush()?)
 }

@@ -12,6 +12,7 @@ use crate::atomic_file::AtomicFile;
 use crate::commands::plan_instance::{self, EffortLevel};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
+use crate::terminal::Escaping;
 use crate::{known_limits, size};
 
 /// Arguments of `quadriga plan`.
@@ -118,6 +119,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     if model.quiet && !wrote.is_empty() {
         return Ok(());
     }
+    let mut out = Escaping(out);
     writeln!(out, "context {}, batch {}, KV cache {}\n", options.context, options.batch, options.cache)?;
     memory(&explanation, &mut out)?;
     if !model.quiet {

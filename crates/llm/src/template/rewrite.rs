@@ -382,11 +382,13 @@ impl Rewriter<'_> {
                 self.text(")");
             }
             Expr::UnaryOp(unary) => {
+                // A sign is applied before filters.
                 self.text(match unary.op {
-                    UnaryOpKind::Not => "not ",
-                    UnaryOpKind::Neg => "-",
+                    UnaryOpKind::Not => "not (",
+                    UnaryOpKind::Neg => "-(",
                 });
-                self.operand(&unary.expr, mark)?;
+                self.grouped(&unary.expr, mark)?;
+                self.text(")");
             }
             Expr::BinOp(binary) => self.binary(binary, mark)?,
             Expr::Compare(compare) => {
