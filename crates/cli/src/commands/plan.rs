@@ -154,7 +154,7 @@ fn memory(plan: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
     for BackendLine { bytes, free, .. } in &plan.backends {
         write!(out, "{:10}", bytes.backend)?;
-        for part in [bytes.weights, bytes.mapped, bytes.state, bytes.compute, bytes.total()] {
+        for part in [bytes.weights, bytes.mapped, bytes.state, bytes.compute + bytes.work, bytes.total()] {
             write!(out, " {:>11}", size::text(part))?;
         }
         writeln!(out, " {:>11}", free.map_or("unknown".to_owned(), size::text))?;
