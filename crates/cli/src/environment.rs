@@ -3,8 +3,13 @@
 
 use crate::failure::{Failure, Outcome};
 
-const SWITCHES: &[&str] =
-    &["QUADRIGA_FUSE", "QUADRIGA_CUDA_FUSE", "QUADRIGA_CUDA_BLAS", "QUADRIGA_CUDA_GAPS"];
+const SWITCHES: &[&str] = &[
+    "QUADRIGA_FUSE",
+    "QUADRIGA_CHECK_PLANS",
+    "QUADRIGA_CUDA_FUSE",
+    "QUADRIGA_CUDA_BLAS",
+    "QUADRIGA_CUDA_GAPS",
+];
 
 /// Where the CUDA backend's kernels come from.
 const KERNELS: (&str, [&str; 2]) = ("QUADRIGA_CUDA_KERNELS", ["ptx", "compile"]);

@@ -88,6 +88,7 @@ impl From<LlmError> for Failure {
 fn advice(error: &LlmError) -> Option<&'static str> {
     Some(match error {
         LlmError::ContextFull { .. } => "use a larger context (-c) or a shorter prompt",
+        LlmError::Option { name: "the context", .. } => "-c is the context size",
         LlmError::CacheBlocks { .. } => "use --cache-type f16 or f32",
         LlmError::Template { .. } => "--raw sends the prompt without the template",
         LlmError::Fetch { .. } => "-m FILE uses another model",

@@ -151,7 +151,7 @@ fn invalid_option_values_exit_with_code_2() {
         (&["-t", "100000"], &["100000", "-t", "1 to 1024"]),
         (&["-c", "x"], &["'x'", "--ctx-size", "whole number"]),
         (&["-c", "-1"], &["'-1'", "--ctx-size", "whole number"]),
-        (&["-c", "99999999999999"], &["context", "99999999999999"]),
+        (&["-c", "99999999999999"], &["context", "99999999999999", "-c"]),
         (&["--device", "abacus"], &["abacus", "cpu"]),
         (&["--device", "cpu:3"], &["cpu:3"]),
         (&["-ngl", "some"], &["'some'", "--gpu-layers", "all or auto"]),
@@ -183,6 +183,8 @@ fn invalid_option_values_exit_with_code_2() {
         ("plan", &["--effort", "search"], &["--instance"]),
         ("plan", &["--capacity", "5"], &["--instance"]),
         ("plan", &["--effort", "high"], &["'high'", "--effort", "fast, search, exact"]),
+        ("plan", &["--split", "x"], &["'x'", "--split", "whole number"]),
+        ("plan", &["--split", "99"], &["--split 99", "splits 0 to"]),
         ("chat", &["-n", "-5"], &["'-5'", "--predict"]),
     ] {
         is_usage_error(&mut fixture.command(command, flags), parts);
@@ -200,6 +202,7 @@ fn invalid_option_values_exit_with_code_2() {
     }
     for (variable, value) in [
         ("QUADRIGA_FUSE", "x"),
+        ("QUADRIGA_CHECK_PLANS", "on"),
         ("QUADRIGA_CUDA_FUSE", "no"),
         ("QUADRIGA_CUDA_BLAS", "2"),
         ("QUADRIGA_CUDA_GAPS", "yes"),

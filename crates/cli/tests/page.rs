@@ -92,7 +92,7 @@ fn the_page_shows_the_plan_in_a_browser() {
     let summary = output(&mut plan).success().out;
     assert!(
         summary.contains("sim:0 computes layer 1 (split 1), layer 3")
-            && summary.contains("The compute buffer of cpu is"),
+            && summary.contains("Each run copies 504.0 KiB from sim:0 to cpu"),
         "{summary}"
     );
     std::fs::write(file("names.html"), page("</title><b>bold", hostile(), 1)).unwrap();

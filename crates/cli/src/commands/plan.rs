@@ -13,7 +13,7 @@ use crate::commands::plan_instance::{self, EffortLevel};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::terminal::Escaping;
-use crate::{known_limits, size};
+use crate::{known_limits, size, values};
 
 /// Arguments of `quadriga plan`.
 #[derive(clap::Args)]
@@ -39,7 +39,13 @@ pub(crate) struct PlanArgs {
     #[arg(long, conflicts_with_all = ["nodes", "json"])]
     dot: bool,
     /// Show the nodes of one split, by number: in the DOT language, or as --svg or --html
-    #[arg(long, value_name = "N", conflicts_with_all = ["nodes", "json"])]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = values::whole,
+        conflicts_with_all = ["nodes", "json"]
+    )]
     split: Option<usize>,
     /// Check the plan with code that is independent of the planner's
     #[arg(long)]
