@@ -5,7 +5,7 @@ use std::io::Write;
 
 use clap::{CommandFactory, FromArgMatches};
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions};
+use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions, TokenCounts};
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::CtrlC;
@@ -193,6 +193,8 @@ pub(crate) struct Answered {
     pub(crate) text: String,
     /// `None` if Ctrl-C ended it.
     pub(crate) finish: Option<Finish>,
+    /// Tokens of the prompt and the answer.
+    pub(crate) counts: TokenCounts,
     /// Prompt tokens that were evaluated (not those found in the KV cache), and tokens per second.
     pub(crate) prompt: (usize, f64),
     /// Generated tokens, and tokens per second of the decode steps; `None` if there was none: the first token comes from
@@ -225,6 +227,7 @@ pub(crate) fn stream(mut answer: Answer<'_>, ctrl_c: &CtrlC, out: &mut dyn Write
     Ok(Answered {
         text,
         finish,
+        counts: answer.counts(),
         prompt: (prompt.0, per_second(prompt)),
         answer: (answer.counts().answer, speed),
     })

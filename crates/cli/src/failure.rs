@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use quadriga_cpu::{Error as CpuError, PoolError};
-use quadriga_llm::Error as LlmError;
+use quadriga_llm::{Error as LlmError, StateError};
 use quadriga_runtime::RuntimeError;
 
 /// Why a command ended early.
@@ -97,6 +97,10 @@ fn advice(error: &LlmError) -> Option<&'static str> {
         LlmError::Runtime(RuntimeError::OverBudget(_)) => {
             "use fewer layers on the GPU (-ngl) or a larger --vram-budget"
         }
+        LlmError::SavedState { source: StateError::OtherModel | StateError::CacheType { .. }, .. } => {
+            "delete the file, or name another one"
+        }
+        LlmError::SavedState { source: StateError::TooLong { .. }, .. } => "-c N gives a larger context",
         LlmError::NoCacheFolder => "--cache-dir FOLDER names one, -m FILE uses another model",
         _ => return None,
     })

@@ -23,6 +23,7 @@ mod known_limits;
 mod model_options;
 mod penalty_options;
 mod piped_input;
+mod prompt_cache;
 mod recording;
 mod similar;
 mod size;

@@ -277,3 +277,70 @@ fn the_speed_of_one_token_is_not_measurable() {
         output_with_input(&mut fixture.command("chat", &["-n", "1", "--temp", "0"]), b"hi\n").success();
     assert!(chat.err.contains("generation 1 token, - tok/s"), "{chat:?}");
 }
+
+#[test]
+fn a_prompt_cache_saves_computing_the_common_prefix() {
+    let fixture = Fixture::new(&[]);
+    let file = fixture.path("prompt.cache");
+    let run = |prompt: &str, flags: &[&str]| -> Value {
+        let mut command = fixture.command("run", &["-n", "6", "--temp", "0", "--json", "-q", "-p", prompt]);
+        let output = output(command.arg("--prompt-cache").arg(&file).args(flags)).success();
+        serde_json::from_str(&output.out).unwrap()
+    };
+    let plain = |prompt: &str| -> Value {
+        let output =
+            output(&mut fixture.command("run", &["-n", "6", "--temp", "0", "--json", "-q", "-p", prompt]));
+        serde_json::from_str(&output.success().out).unwrap()
+    };
+    let prompt = |value: &Value| (value["prompt"]["tokens"].clone(), value["prompt"]["cached"].clone());
+    let counts = |computed: usize, cached: usize| (Value::from(computed), Value::from(cached));
+    // The vocabulary has a token per byte.
+    let first = run("good morning", &[]);
+    assert_eq!((prompt(&first), &first["text"]), (counts(12, 0), &plain("good morning")["text"]));
+    let size = std::fs::metadata(&file).unwrap().len();
+    for (text, cached) in
+        [("good morning", 11), ("good evening", 5), ("good morning and more", 12), ("good", 3), ("bad", 0)]
+    {
+        let again = run(text, &["--prompt-cache-ro"]);
+        let expected = counts(text.len() - cached, cached);
+        assert_eq!((prompt(&again), &again["text"]), (expected, &plain(text)["text"]), "{text}");
+    }
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), size, "read only");
+    run("good morning, all", &[]);
+    assert!(std::fs::metadata(&file).unwrap().len() > size, "updated");
+    // With the answer in the cache, a prompt that continues it computes only what is new.
+    let whole = run("good morning, all", &["--prompt-cache-all"]);
+    let longer = format!("good morning, all{}", whole["text"].as_str().unwrap());
+    assert_eq!(prompt(&run(&longer, &[])).1, longer.len() - 1);
+    let mut command = fixture.command("run", &["-n", "2", "--temp", "0", "-p", "good morning"]);
+    let summary = output(command.arg("--prompt-cache").arg(&file)).success();
+    assert!(summary.err.contains("prompt 1 token (and 11 from the prompt cache)"), "{summary:?}");
+    // A chat uses and keeps it, too.
+    let mut command = fixture.command("chat", &["-n", "4", "--temp", "0"]);
+    let chat = output_with_input(command.arg("--prompt-cache").arg(&file), b"good morning\n").success();
+    assert!(chat.err.contains("prompt 1 token,"), "{chat:?}");
+}
+
+#[test]
+fn a_prompt_cache_of_another_model_or_no_prompt_cache_is_an_error() {
+    let fixture = Fixture::new(&[]);
+    let other = Fixture::new(&["--seed", "9"]);
+    let file = fixture.path("prompt.cache");
+    let run = |fixture: &Fixture, flags: &[&str]| {
+        let mut command = fixture.command("run", &["-n", "2", "--temp", "0", "-q", "-p", "hi"]);
+        output(command.arg("--prompt-cache").arg(&file).args(flags))
+    };
+    run(&fixture, &[]).success();
+    run(&other, &[]).failed(1, &["prompt.cache", "another model", "delete the file"]);
+    run(&fixture, &["--cache-type", "f32"]).failed(1, &["prompt.cache", "F16", "F32"]);
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    run(&fixture, &[]).failed(1, &["prompt.cache", "incomplete"]);
+    std::fs::write(&file, "something else").unwrap();
+    run(&fixture, &[]).failed(1, &["prompt.cache", "not a saved KV cache"]);
+    assert_eq!(std::fs::read(&file).unwrap(), b"something else", "it is not overwritten");
+    std::fs::write(&file, "").unwrap();
+    run(&fixture, &[]).success();
+    assert_eq!(std::fs::read(&file).unwrap(), bytes, "an empty file is filled");
+    output(&mut fixture.command("run", &["hi", "--prompt-cache-all"])).failed_usage();
+}

@@ -66,7 +66,6 @@ pub struct Completion {
 /// An answer that is being generated: an iterator over its text.
 pub struct Answer<'g> {
     pub(crate) engine: &'g mut Engine,
-    pub(crate) cached: &'g mut Vec<u32>,
     pub(crate) cancel: &'g AtomicBool,
     pub(crate) model: Model,
     pub(crate) sampler: &'g mut Sampler,
@@ -206,7 +205,6 @@ impl Answer<'_> {
             Finish::Context
         } else {
             self.engine.feed(&[token])?;
-            self.cached.push(token);
             return Ok(TextPiece { token, text: step.text });
         };
         let rest = self.close(token, finish);
@@ -256,8 +254,6 @@ impl Iterator for Answer<'_> {
         }
         let step = self.step();
         if step.is_err() {
-            // The current token may not be in the KV cache.
-            self.cached.truncate(self.engine.len(0));
             self.progress.finish = Some(Finish::Cancelled);
         }
         Some(step)

@@ -2,6 +2,7 @@
 
 mod run_ahead;
 mod sequences;
+mod state;
 
 use std::time::Instant;
 
@@ -269,9 +270,14 @@ impl Engine {
         self.observer = observer;
     }
 
-    /// Tokens in a sequence's KV cache.
+    /// The number of tokens in a sequence's KV cache.
     pub fn len(&self, sequence: usize) -> usize {
         self.sequences.len(sequence)
+    }
+
+    /// The tokens in a sequence's KV cache.
+    pub fn tokens(&self, sequence: usize) -> &[u32] {
+        self.sequences.tokens(sequence)
     }
 
     /// Whether no sequence has any tokens.
@@ -408,7 +414,7 @@ impl Engine {
         let position = batch.first().map_or(0, |token| self.sequences.len(token.sequence));
         let mut visible = VisibleSlots { end: 0, total: 0, position };
         for (row, BatchToken { sequence, token, output }) in batch.iter().enumerate() {
-            let Some(position) = self.sequences.append(*sequence) else { continue };
+            let Some(position) = self.sequences.append(*sequence, *token) else { continue };
             let base = sequence * context;
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
             visible.end = visible.end.max(base + position + 1);

@@ -1,5 +1,7 @@
 //! The errors of this crate.
 
+use crate::state_error::StateError;
+
 /// The result of a function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -198,6 +200,15 @@ pub enum Error {
     #[error("the model's output is unusable: {0}; the file may be damaged or unsupported")]
     Logits(#[from] LogitsError),
 
+    /// A saved KV cache cannot be written or used.
+    #[error("the saved KV cache{name}: {source}")]
+    SavedState {
+        /// A space and the file's path, or nothing.
+        name: String,
+        /// The reason.
+        source: StateError,
+    },
+
     /// Results were read before their batch was waited for.
     #[error("the batch is in flight: its results must be waited for")]
     BatchInFlight,
@@ -236,6 +247,12 @@ fn printable(text: &str) -> String {
     text.chars()
         .map(|letter| if safe(letter) { letter.to_string() } else { letter.escape_debug().to_string() })
         .collect()
+}
+
+impl From<StateError> for Error {
+    fn from(source: StateError) -> Error {
+        Error::SavedState { name: String::new(), source }
+    }
 }
 
 impl From<quadriga_graph::BuildError> for Error {

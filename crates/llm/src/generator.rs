@@ -1,5 +1,6 @@
 //! Text generation: prompts and conversations in, text out.
 
+use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -70,8 +71,6 @@ pub struct Generator {
     options: GeneratorOptions,
     /// Its random state continues from answer to answer, so that a prompt that is sent again gets another answer.
     sampler: Sampler,
-    /// The tokens in the KV cache of sequence 0: a prompt that begins with them need not compute them again.
-    cached: Vec<u32>,
     cancel: Arc<AtomicBool>,
     prefill_observer: Option<PrefillObserver>,
 }
@@ -146,14 +145,7 @@ impl Generator {
         let sampler = Sampler::for_model(options.sampling.clone(), &model)?;
         options.engine.greedy = options.sampling.is_greedy();
         let engine = Engine::new(model, scheduler, options.engine.clone(), progress)?;
-        Ok(Generator {
-            engine,
-            options,
-            sampler,
-            cached: Vec::new(),
-            cancel: Arc::default(),
-            prefill_observer: None,
-        })
+        Ok(Generator { engine, options, sampler, cancel: Arc::default(), prefill_observer: None })
     }
 
     /// The engine.
@@ -161,11 +153,21 @@ impl Generator {
         &self.engine
     }
 
-    /// The engine, with sequence 0 emptied: the generator cannot know what becomes of it.
+    /// The engine. The generator uses its sequence 0; tokens that are there when a prompt begins with them are not
+    /// computed again.
     pub fn engine_mut(&mut self) -> &mut Engine {
-        self.cached.clear();
-        self.engine.truncate(0, 0);
         &mut self.engine
+    }
+
+    /// Writes the tokens of the latest prompt and its answer, with their KV cache. See [`Engine::save_state`].
+    pub fn save_state(&mut self, writer: &mut dyn Write) -> Result<()> {
+        self.engine.save_state(0, writer)
+    }
+
+    /// Restores what [`Generator::save_state`] has written: a prompt that begins with the same tokens does not compute
+    /// them again. See [`Engine::load_state`].
+    pub fn load_state(&mut self, reader: &mut dyn Read) -> Result<()> {
+        self.engine.load_state(0, reader)
     }
 
     /// Sets the observer of all batches from now on; `None` removes it. See [`Engine::observe`].
@@ -264,23 +266,18 @@ impl Generator {
         tokens.iter().for_each(|token| sampler.accept(*token));
         self.sampler = sampler;
         self.cancel.store(false, Ordering::Release);
-        let common = self.cached.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let common = self.engine.tokens(0).iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // The last token's logits are needed, so it is computed in any case.
         let kept = common.min(tokens.len() - 1);
-        self.cached.truncate(kept);
         self.engine.truncate(0, kept);
         let started = Instant::now();
-        let computed = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), greedy);
-        if computed.is_err() {
-            self.cached.truncate(self.engine.len(0));
-        }
-        let whole = computed?;
-        let counts = TokenCounts { prompt: self.cached.len(), cached: kept, answer: 0 };
+        let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), greedy)?;
+        let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };
         let finish = (!whole).then_some(Finish::Cancelled);
-        let Generator { engine, sampler, cached, cancel, .. } = self;
+        let Generator { engine, sampler, cancel, .. } = self;
         let model = engine.model().clone();
         let progress = AnswerProgress::new(stops, max_tokens, counts, started.elapsed(), finish);
-        Ok(Answer { engine, cached, cancel, model, sampler, hook, progress })
+        Ok(Answer { engine, cancel, model, sampler, hook, progress })
     }
 }
 
@@ -310,7 +307,6 @@ impl Generator {
                 .map(|(token, count)| BatchToken { sequence: 0, token: *token, output: count == last })
                 .collect();
             self.engine.extend(&batch)?;
-            self.cached.extend_from_slice(tokens);
             done += tokens.len();
             if let Some(observer) = self.prefill_observer.as_mut().filter(|_| batches > 1) {
                 observer(PrefillProgress { done, total });

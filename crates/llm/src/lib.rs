@@ -41,6 +41,7 @@ mod model;
 pub mod models;
 pub mod placement;
 pub mod sampling;
+mod state_error;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
@@ -53,3 +54,4 @@ pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgres
 pub use hyperparameters::{Architecture, Hyperparameters};
 pub use model::Model;
 pub use placement::{GpuLayers, Placement};
+pub use state_error::StateError;

@@ -1,10 +1,11 @@
 //! A model file, opened and checked.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use quadriga_gguf::File;
 use quadriga_graph::Graph;
+use sha2::{Digest, Sha256};
 
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{self, GraphShape};
@@ -34,7 +35,11 @@ struct ModelInner {
     /// Absent in files without a vocabulary, which are made for benchmarks.
     tokenizer: Option<Tokenizer>,
     template: Option<ChatTemplate>,
+    identity: OnceLock<[u8; 32]>,
 }
+
+/// Bytes of a tensor that are part of a model's identity, at each of several places.
+const IDENTITY_BYTES: usize = 64;
 
 impl Model {
     /// Opens a GGUF file (of a split model, any part) and checks its metadata and vocabulary, and that every tensor
@@ -66,7 +71,9 @@ impl Model {
             Some(tokenizer) => ChatTemplate::from_file(&file, tokenizer)?,
             None => None,
         };
-        let model = Model { inner: Arc::new(ModelInner { file, hyper, tokenizer, template }) };
+        let model = Model {
+            inner: Arc::new(ModelInner { file, hyper, tokenizer, template, identity: OnceLock::new() }),
+        };
         // Building the smallest graph checks every tensor.
         let cache = quadriga_graph::DType::F16;
         model.graph(GraphShape {
@@ -89,6 +96,26 @@ impl Model {
     /// The hyperparameters.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         &self.inner.hyper
+    }
+
+    /// A hash by which a model is recognised: of its hyperparameters, the names, types and shapes of all tensors, and
+    /// some bytes of each, from its beginning, middle and end. Fine-tunes of a model differ in it.
+    pub fn identity(&self) -> [u8; 32] {
+        *self.inner.identity.get_or_init(|| {
+            let mut hash = Sha256::new();
+            hash.update(format!("{:?}", self.inner.hyper));
+            for tensor in self.inner.file.tensors() {
+                let (name, dtype, dims) =
+                    (tensor.name(), tensor.dtype().id(), tensor.shape().dims().to_vec());
+                hash.update(format!("{name:?} {dtype} {dims:?} "));
+                let bytes = tensor.bytes();
+                for start in [0, bytes.len() / 2, bytes.len().saturating_sub(IDENTITY_BYTES)] {
+                    let end = bytes.len().min(start + IDENTITY_BYTES);
+                    hash.update(bytes.get(start..end).unwrap_or_default());
+                }
+            }
+            hash.finalize().into()
+        })
     }
 
     /// The tokenizer; an error if the file has no vocabulary.

@@ -272,6 +272,7 @@ fn a_cancelled_prefill_ends_between_batches_and_stays_cached() {
     let flag = generator.cancel_flag();
     // The observer cancels after the third batch.
     let mut batches = 0;
+    generator.engine_mut().truncate(0, 0);
     generator.engine_mut().observe(Some((
         Detail::Splits,
         Box::new(move |_| {

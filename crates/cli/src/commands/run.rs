@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::answer::{AnswerOptions, finish_name, speed_text, stream};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
+use crate::prompt_cache::PromptCacheOptions;
 use crate::recording::{RecordOptions, Recording};
 use crate::{interrupt, piped_input};
 
@@ -27,6 +28,8 @@ pub(crate) struct RunArgs {
     file: Option<PathBuf>,
     #[command(flatten)]
     answer: AnswerOptions,
+    #[command(flatten)]
+    cache: PromptCacheOptions,
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
@@ -52,6 +55,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     let recording = arguments.record.start(&model, &prepared)?;
     let (mut generator, load_seconds) = prepared.generator(options)?;
     generator.observe(recording.as_ref().map(Recording::observer));
+    arguments.cache.load(&mut generator)?;
     let answer = generator.answer(&prompt)?;
     let ctrl_c = interrupt::catch();
     let mut stdout = io::stdout().lock();
@@ -61,12 +65,13 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         stream(answer, &ctrl_c, &mut stdout)?
     };
     drop(ctrl_c);
+    arguments.cache.save_prompt(&mut generator, answered.counts.prompt, answered.counts.cached)?;
     let statistics = recording.map(Recording::finish).transpose()?.flatten();
     if arguments.json {
         let object = json!({
             "text": answered.text,
             "finish": finish_name(answered.finish),
-            "prompt": { "tokens": answered.prompt.0, "tok_s": answered.prompt.1 },
+            "prompt": { "tokens": answered.prompt.0, "cached": answered.counts.cached, "tok_s": answered.prompt.1 },
             "answer": { "tokens": answered.answer.0, "tok_s": answered.answer.1 },
             "load_seconds": load_seconds,
             "seed": seed,
@@ -81,8 +86,12 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         let ((prompt, prompt_speed), (tokens, speed)) = (answered.prompt, answered.answer);
         let speed = speed_text(speed);
         let [prompt, tokens] = [prompt, tokens].map(|count| plural(count, "token", "tokens"));
+        let cached = match answered.counts.cached {
+            0 => String::new(),
+            cached => format!(" (and {cached} from the prompt cache)"),
+        };
         note!(
-            "\nload {load_seconds:.2} s · prompt {prompt}, {prompt_speed:.1} tok/s · answer {tokens}, {speed} tok/s · seed {seed}\nmemory: {}",
+            "\nload {load_seconds:.2} s · prompt {prompt}{cached}, {prompt_speed:.1} tok/s · answer {tokens}, {speed} tok/s · seed {seed}\nmemory: {}",
             prepared.memory()
         );
     }

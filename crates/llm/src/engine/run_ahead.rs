@@ -158,7 +158,7 @@ impl Engine {
             return false;
         }
         self.sequences.begin();
-        self.sequences.append(step.token.sequence);
+        self.sequences.append(step.token.sequence, step.token.token);
         self.decode.argmax.clear();
         self.decode.state = DecodeState::InFlight { rows: 1, step: Some(step) };
         true

@@ -1,54 +1,70 @@
-//! The number of tokens that each sequence has in the KV cache.
+//! The tokens that each sequence has in the KV cache.
 
-/// Lengths of all sequences, and their lengths before the latest append, to which a failure returns.
+/// Tokens of all sequences, and their numbers before the latest append, to which a failure returns.
 pub(super) struct Sequences {
-    lengths: Vec<usize>,
+    tokens: Vec<Vec<u32>>,
     before: Vec<usize>,
 }
 
 impl Sequences {
     pub(super) fn new(count: usize) -> Sequences {
-        Sequences { lengths: vec![0; count], before: vec![0; count] }
+        Sequences { tokens: vec![Vec::new(); count], before: vec![0; count] }
     }
 
-    /// The tokens of a sequence; 0 for one that does not exist.
+    /// The tokens of a sequence; none for one that does not exist.
+    pub(super) fn tokens(&self, sequence: usize) -> &[u32] {
+        self.tokens.get(sequence).map_or(&[], Vec::as_slice)
+    }
+
+    /// The number of tokens of a sequence.
     pub(super) fn len(&self, sequence: usize) -> usize {
-        self.lengths.get(sequence).copied().unwrap_or(0)
+        self.tokens(sequence).len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lengths.iter().all(|length| *length == 0)
+        self.tokens.iter().all(Vec::is_empty)
     }
 
     /// Marks the state that [`Sequences::roll_back`] returns to.
     pub(super) fn begin(&mut self) {
-        self.before.clone_from(&self.lengths);
+        self.before.clear();
+        self.before.extend(self.tokens.iter().map(Vec::len));
     }
 
+    /// Removes what was appended since [`Sequences::begin`].
     pub(super) fn roll_back(&mut self) {
-        self.lengths.clone_from(&self.before);
+        for (tokens, before) in self.tokens.iter_mut().zip(&self.before) {
+            tokens.truncate(*before);
+        }
     }
 
     /// Appends a token and returns its position; `None` if the sequence does not exist.
-    pub(super) fn append(&mut self, sequence: usize) -> Option<usize> {
-        let length = self.lengths.get_mut(sequence)?;
-        *length += 1;
-        Some(*length - 1)
+    pub(super) fn append(&mut self, sequence: usize, token: u32) -> Option<usize> {
+        let tokens = self.tokens.get_mut(sequence)?;
+        tokens.push(token);
+        Some(tokens.len() - 1)
     }
 
     /// Removes the last token of a sequence.
     pub(super) fn pop(&mut self, sequence: usize) {
-        if let Some(length) = self.lengths.get_mut(sequence) {
-            *length = length.saturating_sub(1);
+        if let Some(tokens) = self.tokens.get_mut(sequence) {
+            tokens.pop();
         }
     }
 
     /// Removes a sequence's tokens from position `len` on, for good: a failure does not bring them back.
     pub(super) fn truncate(&mut self, sequence: usize, len: usize) {
-        for lengths in [&mut self.lengths, &mut self.before] {
-            if let Some(length) = lengths.get_mut(sequence) {
-                *length = (*length).min(len);
-            }
+        if let (Some(tokens), Some(before)) = (self.tokens.get_mut(sequence), self.before.get_mut(sequence)) {
+            tokens.truncate(len);
+            *before = (*before).min(len);
+        }
+    }
+
+    /// Replaces the tokens of a sequence, for good.
+    pub(super) fn replace(&mut self, sequence: usize, tokens: Vec<u32>) {
+        if let (Some(old), Some(before)) = (self.tokens.get_mut(sequence), self.before.get_mut(sequence)) {
+            *before = tokens.len();
+            *old = tokens;
         }
     }
 }

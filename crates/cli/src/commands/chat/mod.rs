@@ -11,6 +11,7 @@ use self::session::ChatSession;
 use crate::answer::AnswerOptions;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
+use crate::prompt_cache::PromptCacheOptions;
 
 /// Arguments of `quadriga chat`.
 #[derive(clap::Args)]
@@ -20,6 +21,8 @@ pub(crate) struct ChatArgs {
     prompt: Option<String>,
     #[command(flatten)]
     answer: AnswerOptions,
+    #[command(flatten)]
+    cache: PromptCacheOptions,
     #[command(flatten)]
     model: ModelOptions,
     /// GGUF file, as with -m
@@ -47,6 +50,7 @@ pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
     let prepared = model.prepare(&options.engine)?;
     let mut input = InputReader::new(std::io::stdin())?;
     let mut session = ChatSession::load(prepared, options, arguments.answer.clone(), model)?;
+    arguments.cache.load(session.generator_mut())?;
     let single = arguments.answer.single_turn;
     if let Some(prompt) = &arguments.prompt {
         session.ask(prompt)?;
@@ -68,7 +72,7 @@ pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
         }
     }
     session.finish();
-    Ok(())
+    arguments.cache.save(session.generator_mut())
 }
 
 fn is_exit(name: &str) -> bool {

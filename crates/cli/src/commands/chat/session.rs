@@ -77,6 +77,11 @@ impl ChatSession {
         Ok(session)
     }
 
+    /// The generator, whose KV cache is loaded and saved.
+    pub(super) fn generator_mut(&mut self) -> &mut Generator {
+        &mut self.generator
+    }
+
     /// The number of answers so far.
     pub(super) fn answers(&self) -> usize {
         self.totals.answers
