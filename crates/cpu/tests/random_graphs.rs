@@ -14,6 +14,8 @@ const GRAPHS: u64 = 1500;
 fn random_graphs_give_the_same_bits_with_any_threads_and_fusion_and_agree_with_the_oracle() {
     let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
     let (first, count) = (number("QUADRIGA_SEED", 1u64), number("QUADRIGA_GRAPHS", GRAPHS));
+    // On a busy machine, threads wait long for each other.
+    let most = number("QUADRIGA_MAX_THREADS", 8) as usize;
     let scheduler = |fuse: bool, threads: usize| {
         let cpu = quadriga_cpu::Backend::builder().threads(threads).fuse(fuse).build().unwrap();
         Scheduler::new([Arc::new(cpu) as Arc<dyn Backend>])
@@ -22,6 +24,7 @@ fn random_graphs_give_the_same_bits_with_any_threads_and_fusion_and_agree_with_t
     let schedulers: Vec<(bool, usize, Scheduler)> =
         [(true, 1), (true, 2), (false, 2), (true, 3), (true, 4), (true, 5), (false, 6), (true, 7), (true, 8)]
             .into_iter()
+            .filter(|(_, threads)| *threads <= most)
             .map(|(fuse, threads)| (fuse, threads, scheduler(fuse, threads)))
             .collect();
     println!("seeds {first} to {}", first + count - 1);
