@@ -7,7 +7,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
+use minijinja::value::{Rest, Tuple, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Instructions that a template may execute: thousands of times what real templates need for a long conversation.
@@ -182,7 +182,7 @@ fn multiplied(state: &mut State<'_, '_>, left: &Value, right: &Value) -> Outcome
         }
         let items: Vec<Value> = repeated.try_iter()?.collect();
         let all: Vec<Value> = std::iter::repeat_n(&items, count).flatten().cloned().collect();
-        return Ok(Value::from(all));
+        return Ok(list_like(repeated, all));
     }
     let overflow = || failure(format!("unable to calculate {left} * {right}"));
     if left.is_integer() && right.is_integer() {
@@ -191,6 +191,11 @@ fn multiplied(state: &mut State<'_, '_>, left: &Value, right: &Value) -> Outcome
         return Ok(i64::try_from(product).map_or_else(|_| Value::from(product), Value::from));
     }
     Ok(Value::from(f64::try_from(left.clone())? * f64::try_from(right.clone())?))
+}
+
+/// A list, or a tuple if another value is one.
+fn list_like(other: &Value, items: Vec<Value>) -> Value {
+    if other.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) }
 }
 
 /// `value[start:stop:step]` as in Python, with a new list as its result.
@@ -220,7 +225,7 @@ fn sliced(
         None if value.is_undefined() || value.is_none() => Ok(Value::from(Vec::<Value>::new())),
         None if is_container(value) && value.kind() != ValueKind::Map => {
             let items: Vec<Value> = value.try_iter()?.collect();
-            Ok(Value::from(pick(&items, start, stop, step).collect::<Vec<Value>>()))
+            Ok(list_like(value, pick(&items, start, stop, step).collect()))
         }
         None => Err(failure(format!("value of type {} cannot be sliced", value.kind()))),
     }

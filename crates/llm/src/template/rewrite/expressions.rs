@@ -1,18 +1,12 @@
-//! Rewrites a template so that everything that allocates or compares is metered.
-//!
-//! The template engine counts instructions, but one instruction can double a string. The parsed template is therefore
-//! written out again with filters of [`limits`](super::limits) around each operand: templates can shadow variables and
-//! functions, but not filters. String constants can be marked on the way, see [`provenance`](super::provenance).
+//! Writes out the expressions of a template, with their operands metered.
 
 use std::fmt::Write as _;
 
-use minijinja::machinery::ast::{
-    self, BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, Stmt, UnaryOpKind,
-};
-use minijinja::machinery::{Span, Token, parse, tokenize};
-use minijinja::syntax::SyntaxConfig;
+use minijinja::machinery::ast::{self, BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, UnaryOpKind};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
+
+use super::{Rewriter, Written};
 
 /// A chain of `+` or `~` is metered after this many operands.
 const CHAIN: usize = 16;
@@ -43,271 +37,9 @@ const SHALLOW_FILTERS: &[&str] = &[
 const INSERTING: &[&str] =
     &["default", "d", "join", "format", "indent", "batch", "slice", "append", "get", "sum"];
 
-/// Tokens of one tag. Each can be a level of nesting, which the parser does not limit for operators.
-const MAX_TAG: usize = 1500;
-/// All `elif` tags, which are levels of nesting, too.
-const MAX_ELIF: usize = 500;
-
-/// Marks the control tokens in a string constant.
-pub(super) type MarkText<'m> = &'m dyn Fn(&str) -> String;
-
-/// An error if a template has expressions that are too deep for the stack.
-pub(super) fn check_nesting(source: &str, syntax: &SyntaxConfig) -> Written {
-    let (mut length, mut conditions) = (0, 0);
-    for token in tokenize(source, false, syntax.clone()) {
-        match token?.0 {
-            Token::VariableStart | Token::BlockStart | Token::TemplateData(_) => length = 0,
-            Token::Ident("elif") => conditions += 1,
-            _ => length += 1,
-        }
-        if length > MAX_TAG || conditions > MAX_ELIF {
-            let reason =
-                format!("a tag has more than {MAX_TAG} words, or there are more than {MAX_ELIF} elif tags");
-            return Err(Error::new(ErrorKind::SyntaxError, reason));
-        }
-    }
-    Ok(())
-}
-
-/// The metered source of a template. Its lines are those of the original.
-pub(super) fn rewrite(
-    source: &str,
-    syntax: SyntaxConfig,
-    mark: Option<MarkText<'_>>,
-) -> Result<String, Error> {
-    let mut rewriter = Rewriter { out: String::with_capacity(source.len() * 2), line: 1, mark };
-    match parse(source, "chat", syntax)? {
-        Stmt::Template(template) => rewriter.body(&template.children)?,
-        other => rewriter.statement(&other)?,
-    }
-    Ok(rewriter.out)
-}
-
-struct Rewriter<'m> {
-    out: String,
-    /// The line that is written.
-    line: u32,
-    mark: Option<MarkText<'m>>,
-}
-
-type Written = Result<(), Error>;
-
 impl Rewriter<'_> {
-    fn text(&mut self, text: &str) {
-        self.out.push_str(text);
-    }
-
-    /// Begins a tag on the line that it has in the original.
-    fn open(&mut self, tag: &str, span: Span) {
-        self.text(tag);
-        let line = u32::from(span.start_line);
-        while self.line < line {
-            self.out.push('\n');
-            self.line += 1;
-        }
-    }
-
-    fn body(&mut self, statements: &[Stmt<'_>]) -> Written {
-        statements.iter().try_for_each(|statement| self.statement(statement))
-    }
-
-    fn statement(&mut self, statement: &Stmt<'_>) -> Written {
-        match statement {
-            Stmt::Template(template) => self.body(&template.children),
-            Stmt::EmitExpr(emit) => {
-                self.open("{{ ", emit.span());
-                self.operand(&emit.expr, true)?;
-                self.text("|text__ }}");
-                Ok(())
-            }
-            Stmt::EmitRaw(emit) => {
-                self.open("{{ ", emit.span());
-                self.string(emit.raw, true);
-                self.text("|text__ }}");
-                Ok(())
-            }
-            Stmt::ForLoop(each) => self.for_loop(each),
-            Stmt::IfCond(condition) => {
-                self.open("{% if ", condition.span());
-                self.condition(condition)?;
-                self.text("{% endif %}");
-                Ok(())
-            }
-            Stmt::WithBlock(with) => {
-                self.open("{% with ", with.span());
-                for (i, (target, value)) in with.assignments.iter().enumerate() {
-                    self.text(if i > 0 { ", " } else { "" });
-                    if matches!(target, Expr::List(_)) {
-                        self.text("(");
-                        self.target(target)?;
-                        self.text(")");
-                    } else {
-                        self.target(target)?;
-                    }
-                    self.text(" = ");
-                    self.grouped(value, true)?;
-                }
-                self.text(" %}");
-                self.body(&with.body)?;
-                self.text("{% endwith %}");
-                Ok(())
-            }
-            Stmt::Set(set) => {
-                self.open("{% set ", set.span());
-                self.target(&set.target)?;
-                self.text(" = ");
-                if matches!(set.target, Expr::GetAttr(_)) {
-                    self.operand(&set.expr, true)?;
-                    self.text("|nested__ %}");
-                } else {
-                    self.grouped(&set.expr, true)?;
-                    self.text(" %}");
-                }
-                Ok(())
-            }
-            Stmt::SetBlock(set) => {
-                self.open("{% set ", set.span());
-                self.target(&set.target)?;
-                if let Some(filter) = &set.filter {
-                    self.text(" | ");
-                    self.filter_chain(filter)?;
-                }
-                self.text(" %}");
-                self.body(&set.body)?;
-                self.text("{% endset %}");
-                Ok(())
-            }
-            Stmt::FilterBlock(block) => {
-                self.open("{% filter ", block.span());
-                self.filter_chain(&block.filter)?;
-                self.text(" %}");
-                self.body(&block.body)?;
-                self.text("{% endfilter %}");
-                Ok(())
-            }
-            Stmt::Macro(declared) => {
-                self.open("{% macro ", declared.span());
-                self.text(declared.name);
-                self.parameters(declared)?;
-                self.text(" %}");
-                self.body(&declared.body)?;
-                self.text("{% endmacro %}");
-                Ok(())
-            }
-            Stmt::CallBlock(block) => {
-                self.open("{% call", block.span());
-                self.parameters(&block.macro_decl)?;
-                self.text(" ");
-                self.call(&block.call)?;
-                self.text(" %}");
-                self.body(&block.macro_decl.body)?;
-                self.text("{% endcall %}");
-                Ok(())
-            }
-            Stmt::Continue(at) => {
-                self.open("{% continue %}", at.span());
-                Ok(())
-            }
-            Stmt::Break(at) => {
-                self.open("{% break %}", at.span());
-                Ok(())
-            }
-            Stmt::Do(action) => {
-                self.open("{% do ", action.span());
-                self.call(&action.call)?;
-                self.text(" %}");
-                Ok(())
-            }
-            Stmt::AutoEscape(_) => Err(unsupported("autoescape")),
-            Stmt::Block(_) => Err(unsupported("block")),
-            Stmt::Import(_) | Stmt::FromImport(_) => Err(unsupported("import")),
-            Stmt::Extends(_) => Err(unsupported("extends")),
-            Stmt::Include(_) => Err(unsupported("include")),
-        }
-    }
-
-    fn for_loop(&mut self, each: &ast::Spanned<ast::ForLoop<'_>>) -> Written {
-        self.open("{% for ", each.span());
-        self.target(&each.target)?;
-        self.text(" in ");
-        self.operand(&each.iter, true)?;
-        self.text("|item__");
-        if let Some(condition) = &each.filter_expr {
-            self.text(" if ");
-            self.grouped(condition, true)?;
-        }
-        self.text(if each.recursive { " recursive %}" } else { " %}" });
-        self.body(&each.body)?;
-        if !each.else_body.is_empty() {
-            self.text("{% else %}");
-            self.body(&each.else_body)?;
-        }
-        self.text("{% endfor %}");
-        Ok(())
-    }
-
-    /// A condition and its bodies; further conditions as `elif`, which does not nest.
-    fn condition(&mut self, condition: &ast::IfCond<'_>) -> Written {
-        self.grouped(&condition.expr, true)?;
-        self.text(" %}");
-        self.body(&condition.true_body)?;
-        match condition.false_body.as_slice() {
-            [] => Ok(()),
-            [Stmt::IfCond(next)] => {
-                self.open("{% elif ", next.span());
-                self.condition(next)
-            }
-            other => {
-                self.text("{% else %}");
-                self.body(other)
-            }
-        }
-    }
-
-    fn parameters(&mut self, declared: &ast::Macro<'_>) -> Written {
-        let first_default = declared.args.len().saturating_sub(declared.defaults.len());
-        self.text("(");
-        for (i, name) in declared.args.iter().enumerate() {
-            self.text(if i > 0 { ", " } else { "" });
-            self.target(name)?;
-            if let Some(default) = i.checked_sub(first_default).and_then(|i| declared.defaults.get(i)) {
-                self.text("=");
-                self.grouped(default, true)?;
-            }
-        }
-        self.text(")");
-        Ok(())
-    }
-
-    /// The target of an assignment.
-    fn target(&mut self, target: &Expr<'_>) -> Written {
-        match target {
-            Expr::Var(variable) => self.text(variable.id),
-            Expr::GetAttr(attribute) => {
-                self.target(&attribute.expr)?;
-                self.text(".");
-                self.text(attribute.name);
-            }
-            Expr::List(list) => {
-                for item in &list.items {
-                    let nested = matches!(item, Expr::List(_));
-                    self.text(if nested { "(" } else { "" });
-                    self.target(item)?;
-                    self.text(if nested { ")," } else { "," });
-                }
-            }
-            other => {
-                return Err(Error::new(
-                    ErrorKind::SyntaxError,
-                    format!("cannot assign to a {}", other.description()),
-                ));
-            }
-        }
-        Ok(())
-    }
-
     /// The filters of a block, without its input.
-    fn filter_chain(&mut self, filters: &Expr<'_>) -> Written {
+    pub(super) fn filter_chain(&mut self, filters: &Expr<'_>) -> Written {
         let Expr::Filter(filter) = filters else { return Err(Error::from(ErrorKind::SyntaxError)) };
         match &filter.expr {
             Some(inner) => {
@@ -321,7 +53,7 @@ impl Rewriter<'_> {
     }
 
     /// An expression in parentheses if it needs them.
-    fn grouped(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
+    pub(super) fn grouped(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
         match expr {
             Expr::Filter(_) | Expr::Slice(_) => self.expr(expr, mark),
             _ => self.operand(expr, mark),
@@ -329,7 +61,7 @@ impl Rewriter<'_> {
     }
 
     /// An expression to which a filter can be appended.
-    fn operand(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
+    pub(super) fn operand(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
         let primary = matches!(
             expr,
             Expr::Var(_)
@@ -353,7 +85,7 @@ impl Rewriter<'_> {
     }
 
     /// An expression to which an attribute or a call can be appended.
-    fn base(&mut self, expr: &Expr<'_>) -> Written {
+    pub(super) fn base(&mut self, expr: &Expr<'_>) -> Written {
         if matches!(expr, Expr::Filter(_) | Expr::Slice(_))
             || matches!(expr, Expr::Const(c) if c.value.kind() != ValueKind::String)
         {
@@ -365,7 +97,7 @@ impl Rewriter<'_> {
         self.operand(expr, true)
     }
 
-    fn expr(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
+    pub(super) fn expr(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
         match expr {
             Expr::Var(variable) => self.text(variable.id),
             Expr::Const(constant) => self.constant(&constant.value, mark)?,
@@ -472,7 +204,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    fn binary(&mut self, binary: &ast::BinOp<'_>, mark: bool) -> Written {
+    pub(super) fn binary(&mut self, binary: &ast::BinOp<'_>, mark: bool) -> Written {
         let operator = match binary.op {
             BinOpKind::Mul => {
                 self.operand(&binary.left, mark)?;
@@ -537,7 +269,7 @@ impl Rewriter<'_> {
     }
 
     /// An operand of a comparison: not marked, because contents are not.
-    fn compared(&mut self, expr: &Expr<'_>) -> Written {
+    pub(super) fn compared(&mut self, expr: &Expr<'_>) -> Written {
         self.operand(expr, false)?;
         if !matches!(expr, Expr::Const(_)) {
             self.text("|weighed__");
@@ -545,7 +277,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    fn items(&mut self, items: &[Expr<'_>], mark: bool) -> Written {
+    pub(super) fn items(&mut self, items: &[Expr<'_>], mark: bool) -> Written {
         for (i, item) in items.iter().enumerate() {
             self.text(if i > 0 { ", " } else { "" });
             self.nested(item, mark)?;
@@ -554,7 +286,7 @@ impl Rewriter<'_> {
     }
 
     /// A value that becomes part of another one.
-    fn nested(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
+    pub(super) fn nested(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
         self.operand(expr, mark)?;
         if !matches!(expr, Expr::Const(_)) {
             self.text("|nested__");
@@ -562,7 +294,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    fn filter(&mut self, filter: &Filter<'_>, mark: bool) -> Written {
+    pub(super) fn filter(&mut self, filter: &Filter<'_>, mark: bool) -> Written {
         if let Some(input) = &filter.expr {
             self.operand(input, mark)?;
             if !FREE_FILTERS.contains(&filter.name) {
@@ -574,7 +306,7 @@ impl Rewriter<'_> {
         self.arguments(&filter.args, "|weighed__", inserted_by(filter.name))
     }
 
-    fn call(&mut self, call: &Call<'_>) -> Written {
+    pub(super) fn call(&mut self, call: &Call<'_>) -> Written {
         match &call.expr {
             Expr::GetAttr(method) => {
                 self.base(&method.expr)?;
@@ -594,7 +326,12 @@ impl Rewriter<'_> {
     }
 
     /// Metered arguments in parentheses; nothing if there are none. `mark` says which become part of the result.
-    fn arguments(&mut self, arguments: &[CallArg<'_>], meter: &str, mark: impl Fn(usize) -> bool) -> Written {
+    pub(super) fn arguments(
+        &mut self,
+        arguments: &[CallArg<'_>],
+        meter: &str,
+        mark: impl Fn(usize) -> bool,
+    ) -> Written {
         if arguments.is_empty() {
             return Ok(());
         }
@@ -626,7 +363,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    fn constant(&mut self, value: &Value, mark: bool) -> Written {
+    pub(super) fn constant(&mut self, value: &Value, mark: bool) -> Written {
         match value.kind() {
             ValueKind::String => self.string(value.as_str().unwrap_or_default(), mark),
             ValueKind::Bool => self.text(if value.is_true() { "true" } else { "false" }),
@@ -643,7 +380,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    fn string(&mut self, text: &str, mark: bool) {
+    pub(super) fn string(&mut self, text: &str, mark: bool) {
         let marked = match self.mark.filter(|_| mark) {
             Some(mark) => mark(text),
             None => text.to_owned(),
@@ -670,8 +407,4 @@ impl Rewriter<'_> {
 fn inserted_by(name: &str) -> impl Fn(usize) -> bool {
     let (all, second) = (INSERTING.contains(&name), name == "replace");
     move |i| all || (second && i == 1)
-}
-
-fn unsupported(tag: &str) -> Error {
-    Error::new(ErrorKind::SyntaxError, format!("chat templates cannot use the tag \"{tag}\""))
 }
