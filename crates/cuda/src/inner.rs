@@ -68,7 +68,7 @@ impl BackendInner {
             fusion: options.fusion,
             counters,
             kernels: Kernels::new(&context, options.cache_dir.as_deref(), options.kernels)?,
-            blas: if options.cublas { Blas::new(&context)? } else { None },
+            blas: if options.cublas { Blas::new(&context) } else { None },
             counters_use: Mutex::new(CountersUse { event, stream: 0 }),
             idle_gaps: options.idle_gaps.then(|| IdleGaps::new(&context)),
             host_pages: Mutex::default(),

@@ -67,3 +67,40 @@ fn of_node(
         _ => vec![KernelFile::Rows],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::{DType, GraphBuilder, Value, Weight};
+
+    use super::*;
+
+    /// The files of all nodes of a graph over one input of this many rows.
+    fn files(rows: usize, streams: bool, build: impl Fn(&GraphBuilder, Value<'_>)) -> Vec<KernelFile> {
+        let g = GraphBuilder::new();
+        build(&g, g.input("x", DType::F32, [rows, 64]));
+        let graph = g.finish().unwrap();
+        let of = |node| of_node(&graph, node, Some(KernelFile::GemmWgmma), streams, true);
+        graph.node_ids().flat_map(of).collect()
+    }
+
+    #[test]
+    fn a_matmul_needs_the_file_for_its_rows() {
+        let multiply = |g: &GraphBuilder, x: Value<'_>| {
+            let w = g.weight("w", Weight::new(DType::Q4_0, [64, 64]));
+            g.output("y", w.mul_mat(x));
+        };
+        assert_eq!(files(1, true, multiply), [KernelFile::GemvStreamed]);
+        assert_eq!(files(1, false, multiply), [KernelFile::Matmul]);
+        assert_eq!(files(8, true, multiply), [KernelFile::Matmul]);
+        assert_eq!(files(9, true, multiply), [KernelFile::Pack, KernelFile::GemmWgmma]);
+    }
+
+    #[test]
+    fn views_need_none_and_other_operations_theirs() {
+        let more = |g: &GraphBuilder, x: Value<'_>| {
+            let rows = x.reshape([2, 128]).rms_norm(1e-5);
+            g.output("y", rows.soft_max(1.0, None, None).silu());
+        };
+        assert_eq!(files(4, true, more), [KernelFile::Norm, KernelFile::Norm, KernelFile::Elementwise]);
+    }
+}
