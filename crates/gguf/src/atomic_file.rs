@@ -82,3 +82,17 @@ fn sync_folder(target: &Path) -> Result<()> {
 fn sync_folder(_target: &Path) -> Result<()> {
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_file_name_is_in_the_current_folder() {
+        for (path, folder) in
+            [("model.gguf", "."), ("./model.gguf", "."), ("a/b/model.gguf", "a/b"), ("/model", "/")]
+        {
+            assert_eq!(folder_of(Path::new(path)), Path::new(folder), "{path}");
+        }
+    }
+}

@@ -196,3 +196,20 @@ fn nested_arrays_can_be_written_as_deep_as_they_are_read() {
     assert_eq!(file.value("deep"), Some(value.value()));
     assert!(matches!(file.value("deep"), Some(Value::Array(array)) if array.len() == 2));
 }
+
+#[test]
+fn the_longest_names_are_written_and_read() {
+    let longest = "n".repeat(65_535);
+    let mut writer = Writer::new();
+    writer.set(&longest, 7_u32).unwrap();
+    writer.tensor(&longest, DType::F32, Shape::new(&[1]).unwrap(), |out| out.write_all(&[0; 4])).unwrap();
+    let mut written = Vec::new();
+    writer.write_to(&mut written).unwrap();
+    let bytes = written.len() as u64;
+    let file = File::from_bytes(written).unwrap();
+    assert_eq!(file.byte_len(), bytes);
+    assert!(file.tensor(&longest).is_ok());
+    assert_eq!(file.get::<u32>(&longest).unwrap(), 7);
+    let error = Writer::new().set(&format!("{longest}n"), 7_u32).err().unwrap();
+    assert!(error.to_string().contains("65536 bytes long"), "{error}");
+}
