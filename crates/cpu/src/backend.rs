@@ -16,7 +16,7 @@ use crate::environment;
 use crate::isa::{Isa, IsaError};
 use crate::memory::{ALIGNMENT, HostBlock, StateSlabs, host_bytes};
 use crate::ops::WorkSettings;
-use crate::pool::{Pool, PoolError};
+use crate::pool::{Pool, PoolError, is_inside_job};
 use crate::profile::{Profile, ProfileRecorder};
 use crate::queue::{CpuEvent, CpuQueue};
 use crate::state::BackendInner;
@@ -162,8 +162,13 @@ impl Backend {
     /// the same results.
     ///
     /// # Errors
-    /// The count is 0 or too large, or a thread cannot be started; the number then stays as it is.
+    /// The count is 0 or too large, a thread cannot be started, or a custom operation calls it while it computes; the number
+    /// then stays as it is.
     pub fn set_threads(&self, threads: usize) -> Result<(), Error> {
+        if is_inside_job() {
+            // The run that the caller belongs to holds the work memory.
+            return Err(PoolError::InsideJob.into());
+        }
         let _held = self.inner.work_memory();
         Ok(self.inner.pool.set_threads(threads)?)
     }
@@ -223,7 +228,7 @@ impl Backend {
 
     /// Bytes of the work memory that all programs share. It never shrinks.
     pub fn work_bytes(&self) -> usize {
-        self.inner.work_memory().bytes()
+        self.inner.work_bytes()
     }
 }
 

@@ -9,8 +9,9 @@ use quadriga_runtime::{BackendError, Buffer, Program, StepTime};
 
 use crate::NAME;
 use crate::buffer::HostBuffer;
+use crate::memory::HostBlock;
 use crate::ops::WorkBytes;
-use crate::pool::Stopped;
+use crate::pool::{Stopped, is_inside_job};
 use crate::profile::StepTimer;
 use crate::state::BackendInner;
 use crate::step::{KernelStep, StepFailure, WorkMemory};
@@ -79,10 +80,13 @@ impl CpuProgram {
         })
     }
 
-    /// Makes the work memory large enough, so that a run allocates nothing.
+    /// Makes the work memory large enough, so that a run allocates nothing. Inside a job of a pool, the first run does it.
     pub(crate) fn reserve(&mut self, inner: &BackendInner) -> Result<(), BackendError> {
-        let mut memory = inner.work_memory();
-        BackendInner::grow(&mut memory, self.needs(inner.pool.threads())?)
+        let needed = self.needs(inner.pool.threads())?;
+        if is_inside_job() {
+            return Ok(());
+        }
+        inner.grow(&mut inner.work_memory(), needed)
     }
 
     /// Runs all steps; records their times if `timed`.
@@ -105,11 +109,25 @@ impl CpuProgram {
         marks: Option<&Mutex<Vec<Instant>>>,
     ) -> Result<(), BackendError> {
         let _held = BufferGuards::new(&self.uses);
+        if is_inside_job() {
+            // A custom operation of another run started this one, which has one thread and work memory of its own.
+            let memory = HostBlock::zeroed(self.needs(1)?)?;
+            return self.run_with(inner, marks, WorkMemory::new(&memory, 1));
+        }
         // Locked to the end: no other program uses the work memory, and the number of threads stays the same.
         let mut memory = inner.work_memory();
         let threads = inner.pool.threads();
-        BackendInner::grow(&mut memory, self.needs(threads)?)?;
-        let work = WorkMemory { pointer: memory.pointer(), bytes: memory.bytes(), threads };
+        inner.grow(&mut memory, self.needs(threads)?)?;
+        self.run_with(inner, marks, WorkMemory::new(&memory, threads))
+    }
+
+    /// Runs all steps with this work memory, which no other run uses.
+    fn run_with(
+        &self,
+        inner: &BackendInner,
+        marks: Option<&Mutex<Vec<Instant>>>,
+        work: WorkMemory,
+    ) -> Result<(), BackendError> {
         let (steps, labels) = (&self.steps, &self.labels);
         let result = inner.pool.run::<StepFailure>(&|worker| {
             let recorder = inner.recorder.as_ref().filter(|_| worker.index() == 0);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::kernels::KernelError;
+use crate::memory::HostBlock;
 use crate::partition::{Partition, UnitShare};
 use crate::pool::{Stopped, Worker};
 use crate::view::TensorView;
@@ -33,6 +34,13 @@ pub(crate) struct WorkMemory {
     pub(crate) pointer: *mut u8,
     pub(crate) bytes: usize,
     pub(crate) threads: usize,
+}
+
+impl WorkMemory {
+    /// All of a block, for this many threads.
+    pub(crate) fn new(block: &HostBlock, threads: usize) -> WorkMemory {
+        WorkMemory { pointer: block.pointer(), bytes: block.bytes(), threads }
+    }
 }
 
 // SAFETY: an address and numbers; the kernels of a step write disjoint parts.

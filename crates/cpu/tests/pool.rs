@@ -242,3 +242,35 @@ fn a_job_can_read_the_number_of_threads_but_not_change_it() {
         assert_eq!(pool.threads(), 3);
     });
 }
+
+thread_local! {
+    /// The pool that [`UsesThePool`] uses.
+    static POOL: std::cell::Cell<Option<&'static Pool>> = const { std::cell::Cell::new(None) };
+}
+
+#[derive(Debug)]
+struct UsesThePool(usize);
+
+impl From<Stopped> for UsesThePool {
+    fn from(_: Stopped) -> UsesThePool {
+        let pool = POOL.get().unwrap();
+        let count = AtomicUsize::new(0);
+        let counted = pool.run(&|_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok::<(), Stopped>(())
+        });
+        counted.unwrap();
+        pool.set_threads(pool.threads() + 1).unwrap();
+        UsesThePool(count.into_inner())
+    }
+}
+
+#[test]
+fn an_error_conversion_can_use_the_pool() {
+    finishes(|| {
+        let pool: &'static Pool = Box::leak(Box::new(Pool::new(2).unwrap()));
+        POOL.set(Some(pool));
+        let failed = pool.run::<UsesThePool>(&|_| panic!("job")).unwrap_err();
+        assert_eq!((failed.0, pool.threads()), (2, 3));
+    });
+}

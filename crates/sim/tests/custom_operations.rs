@@ -313,3 +313,40 @@ fn too_much_scratch_memory_is_an_error() {
     let error = run(vec![cpu(2, true)], &between(&op, 4, 4), &[0.0; 16]).unwrap_err();
     assert!(error.to_string().contains("memory"), "{error}");
 }
+
+#[test]
+fn an_operation_can_use_the_backend_that_runs_it() {
+    for threads in [1, 3] {
+        let (done, finished) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let backend = Arc::new(quadriga_cpu::Backend::builder().threads(threads).build().unwrap());
+            let used = Arc::clone(&backend);
+            let op = CustomFunction::new("nested", like_first, move |mut call| {
+                assert!(used.set_threads(5).unwrap_err().to_string().contains("inside a job"));
+                assert!(used.work_bytes() <= used.allocated_bytes());
+                // A session on the same backend: planned, compiled, run and read while the outer run is in flight.
+                let g = GraphBuilder::new();
+                let x = g.input("x", DType::F32, [4, 64]);
+                g.output(
+                    "y",
+                    x.scale(3.0).soft_max(1.0, None, None).custom(&flip().scratch_bytes(100).build(), &[]),
+                );
+                let graph = g.finish()?;
+                let inner: Arc<dyn Backend> = Arc::clone(&used) as _;
+                let y = run(vec![inner], &graph, &[1.0; 256])?;
+                let (x, first) = (call.input(0)?.f32()?, call.output.first());
+                for (i, to) in call.output.f32()?.iter_mut().enumerate() {
+                    *to = x[first + i] + 64.0 * y[0];
+                }
+                Ok(())
+            });
+            // The outer run needs work memory of its own.
+            let op = op.scratch_bytes(64).build();
+            let outer: Arc<dyn Backend> = Arc::clone(&backend) as _;
+            let y = run(vec![outer], &between(&op, 6, 4), &[1.0; 24]).unwrap();
+            assert_eq!((y, backend.threads()), (vec![3.0; 24], threads));
+            done.send(()).unwrap();
+        });
+        finished.recv_timeout(std::time::Duration::from_secs(20)).expect("the backend waits for itself");
+    }
+}

@@ -95,7 +95,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::new`], and [`PoolError::InsideJob`] when a job of any pool calls it; the pool then keeps its threads.
     pub fn set_threads(&self, threads: usize) -> Result<(), PoolError> {
-        if INSIDE_A_JOB.with(Cell::get) {
+        if is_inside_job() {
             return Err(PoolError::InsideJob);
         }
         let mut current = lock(&self.threads);
@@ -115,15 +115,26 @@ impl Pool {
         &self,
         job: &(dyn Fn(&Worker<'_>) -> Result<(), E> + Sync),
     ) -> Result<(), E> {
-        if INSIDE_A_JOB.with(Cell::get) {
-            return run_with(None, job);
-        }
-        run_with(Some(&lock(&self.threads)), job)
+        let ran = if is_inside_job() {
+            run_with(None, job)
+        } else {
+            let threads = lock(&self.threads);
+            run_with(Some(&threads), job)
+        };
+        ran.map_err(|failure| match failure {
+            WorkerFailure::Error(error) => error,
+            WorkerFailure::Panicked(message) => Stopped::Panicked(message).into(),
+        })
     }
 }
 
-/// Why a worker stopped. The caller's `From<Stopped>` is applied only after all threads have finished, since it may
-/// panic.
+/// Whether this thread is running a job of some pool. What waits for the end of a run would then wait for itself.
+pub(crate) fn is_inside_job() -> bool {
+    INSIDE_A_JOB.with(Cell::get)
+}
+
+/// Why a worker stopped. The caller's `From<Stopped>` is applied only after all threads have finished and the pool is
+/// unlocked, since it may panic or use the pool.
 enum WorkerFailure<E> {
     Error(E),
     Panicked(String),
@@ -133,7 +144,7 @@ enum WorkerFailure<E> {
 fn run_with<E: From<Stopped> + Send>(
     threads: Option<&PoolThreads>,
     job: &(dyn Fn(&Worker<'_>) -> Result<(), E> + Sync),
-) -> Result<(), E> {
+) -> Result<(), WorkerFailure<E>> {
     let failure: Mutex<Option<WorkerFailure<E>>> = Mutex::new(None);
     // Never unwinds: code of the caller (the job, the drop of its errors and panic payloads) runs in `catch_unwind`.
     let guarded = |worker: &Worker<'_>, team: &Team| {
@@ -169,11 +180,7 @@ fn run_with<E: From<Stopped> + Send>(
         }
     }
     let failure = lock(&failure).take();
-    match failure {
-        Some(WorkerFailure::Error(error)) => Err(error),
-        Some(WorkerFailure::Panicked(message)) => Err(Stopped::Panicked(message).into()),
-        None => Ok(()),
-    }
+    failure.map_or(Ok(()), Err)
 }
 
 /// Drops a value of the caller's type; a panic of its `Drop` goes no further.
