@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys;
-use quadriga_runtime::{Buffer, Region, Usage};
+use quadriga_runtime::{BackendError, Buffer, Region, Usage};
 
 use crate::blas::{Blas, GemmKernels};
 use crate::buffer::{DeviceBuffer, HostPages, RegisteredMemory};
@@ -49,9 +49,17 @@ struct CountersUse {
 pub(crate) struct CountersGuard<'a>(MutexGuard<'a, CountersUse>);
 
 impl CountersGuard<'_> {
-    /// Makes a stream the last user; returns whether it has to wait for another one.
-    pub(crate) fn acquire(&mut self, stream: sys::CUstream) -> bool {
-        std::mem::replace(&mut self.0.stream, stream.addr()) != stream.addr()
+    /// Makes a stream the last user, once `wait` has let it wait for the last use by another one.
+    pub(crate) fn acquire(
+        &mut self,
+        stream: sys::CUstream,
+        wait: impl FnOnce(sys::CUevent) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if self.0.stream != stream.addr() {
+            wait(self.0.event.handle())?;
+            self.0.stream = stream.addr();
+        }
+        Ok(())
     }
 
     pub(crate) fn event(&self) -> sys::CUevent {

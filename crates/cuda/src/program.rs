@@ -110,10 +110,9 @@ impl CudaProgram {
         let mut counters = self.uses_counters.then(|| self.inner.lock_counters());
         // SAFETY: stream, event and graph are live; nothing they point to is freed before the program is dropped.
         unsafe {
-            if let Some(counters) = &mut counters
-                && counters.acquire(stream)
-            {
-                context.check("cuStreamWaitEvent", sys::cuStreamWaitEvent(stream, counters.event(), 0))?;
+            if let Some(counters) = &mut counters {
+                let wait = |event| sys::cuStreamWaitEvent(stream, event, 0);
+                counters.acquire(stream, |event| context.check("cuStreamWaitEvent", wait(event)))?;
             }
             let launch = || context.check("cuGraphLaunch", sys::cuGraphLaunch(self.executable, stream));
             match &self.inner.idle_gaps {

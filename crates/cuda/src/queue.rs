@@ -350,10 +350,11 @@ impl Queue for CudaQueue {
         self.flush()?;
         match event.as_any().downcast_ref::<CudaEvent>() {
             Some(event) if event.is_of(&self.inner.context) => {
-                event.set_recorded(&self.faults);
                 // SAFETY: event and stream are live.
                 let code = unsafe { sys::cuEventRecord(event.handle(), self.stream.handle) };
-                self.inner.context.check("cuEventRecord", code)
+                self.inner.context.check("cuEventRecord", code)?;
+                event.set_recorded(&self.faults);
+                Ok(())
             }
             _ => Err(self.foreign("event")),
         }
@@ -364,13 +365,15 @@ impl Queue for CudaQueue {
         match event.as_any().downcast_ref::<CudaEvent>() {
             Some(event) if self.waited == Some(event.recording()) => Ok(()),
             Some(event) => {
-                self.waited = Some(event.recording());
+                let recording = event.recording();
                 if let Some(other) = event.queue_faults() {
                     self.faults.add_wait(&other);
                 }
                 // SAFETY: event and stream are live; events of another context of this driver may be waited for.
                 let code = unsafe { sys::cuStreamWaitEvent(self.stream.handle, event.handle(), 0) };
-                self.inner.context.check("cuStreamWaitEvent", code)
+                self.inner.context.check("cuStreamWaitEvent", code)?;
+                self.waited = Some(recording);
+                Ok(())
             }
             None => event.wait(),
         }

@@ -12,7 +12,7 @@ mod sources;
 
 use std::ffi::CStr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 use quadriga_runtime::BackendError;
@@ -55,6 +55,8 @@ pub(crate) struct Kernels {
     cache: Option<Cache>,
     origin: KernelOrigin,
     modules: [Mutex<Option<Module>>; FILES],
+    /// Whether the kernels of gemm_wgmma.cu could be loaded.
+    wgmma: OnceLock<bool>,
 }
 
 impl Kernels {
@@ -73,13 +75,20 @@ impl Kernels {
             cache: cache_dir.and_then(|folder| Cache::open(&folder.join("kernels")).ok()),
             origin,
             modules: Default::default(),
+            wgmma: OnceLock::new(),
         })
     }
 
-    /// Whether the kernels of gemm_wgmma.cu run: they need Hopper's own instructions, which PTX for later devices has
-    /// not.
-    pub(crate) fn has_wgmma(&self) -> bool {
+    /// Whether the kernels of gemm_wgmma.cu should run: they need Hopper's own instructions, which PTX for later devices
+    /// has not.
+    pub(crate) fn expects_wgmma(&self) -> bool {
         self.context.compute_capability == (9, 0) && self.origin != KernelOrigin::Ptx
+    }
+
+    /// Whether they do run: a driver that does not take the machine code has only the PTX. Loads them.
+    pub(crate) fn has_wgmma(&self) -> bool {
+        let loads = || self.function(KernelFile::GemmWgmma, c"k_gemm_bf16_wgmma").is_ok();
+        self.expects_wgmma() && *self.wgmma.get_or_init(loads)
     }
 
     /// A kernel by name; its file is loaded at its first use.

@@ -14,7 +14,7 @@ use crate::kernels::KernelFile;
 pub(super) fn needed(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Vec<KernelFile> {
     let gemm = match inner.gemm_kernels() {
         GemmKernels::Cublas => None,
-        _ if inner.kernels.has_wgmma() => Some(KernelFile::GemmWgmma),
+        _ if inner.kernels.expects_wgmma() => Some(KernelFile::GemmWgmma),
         _ => Some(KernelFile::Gemm),
     };
     let streams = inner.fusion && inner.context.has_bulk_copies();

@@ -37,6 +37,9 @@ pub(super) struct Lowering<'a> {
     readers_of: HashMap<TensorId, Vec<usize>>,
     /// Nodes whose work a fused launch of another node does.
     fused: HashSet<NodeId>,
+    /// The places of tensors and their addresses in the plan. A caller's `place` function may answer differently each time:
+    /// it is asked once, so that every kernel gets the address that was checked.
+    places: HashMap<TensorId, (TensorPlace, u64)>,
     /// Storages that are not where the plan has placed them, with their addresses.
     pub(super) moved: HashMap<TensorId, u64>,
     /// Decode attention with fused RoPE and KV-cache write, by its attention node.
@@ -71,6 +74,7 @@ impl<'a> Lowering<'a> {
             faults: Arc::new(ProgramFaults::new(&inner.fault_words)?),
             readers_of,
             fused: HashSet::new(),
+            places: HashMap::new(),
             moved: HashMap::new(),
             decode_attention: HashMap::new(),
             quantized: None,
@@ -119,8 +123,22 @@ impl<'a> Lowering<'a> {
 
     /// The place and address of a tensor; the program keeps its buffer.
     pub(super) fn place(&mut self, node: NodeId, id: TensorId) -> Result<(TensorPlace, u64), BackendError> {
+        let (place, planned) = match self.places.get(&id) {
+            Some(known) => known.clone(),
+            None => {
+                let found = self.find_place(node, id)?;
+                self.places.entry(id).or_insert(found).clone()
+            }
+        };
+        let tensor = &self.graph[id];
+        let moved = self.moved.get(&tensor.storage());
+        Ok((place, moved.map_or(planned, |base| base + tensor.offset() as u64)))
+    }
+
+    /// Asks for the place of a tensor, and checks it.
+    fn find_place(&mut self, node: NodeId, id: TensorId) -> Result<(TensorPlace, u64), BackendError> {
         let place = (self.split.place)(id).ok_or_else(|| self.failed(node, "a tensor has no place"))?;
-        let region_address = device_address(&self.inner.context, &place.region)?;
+        let address = device_address(&self.inner.context, &place.region)?;
         let tensor = &self.graph[id];
         let needed = match place.layout {
             Layout::Plain => Some(tensor.bytes()),
@@ -132,10 +150,11 @@ impl<'a> Lowering<'a> {
                 self.failed(node, format!("a tensor has a place of {given} bytes, which is too small"))
             );
         }
-        let address = match self.moved.get(&tensor.storage()) {
-            Some(base) => base + tensor.offset() as u64,
-            None => region_address,
-        };
+        let alignment = alignment(tensor, place.layout);
+        if !address.is_multiple_of(alignment) {
+            let name = self.graph.name(id);
+            return Err(self.failed(node, format!("{name} is not aligned to {alignment} bytes")));
+        }
         if !self.buffers.iter().any(|b| Arc::ptr_eq(b, &place.region.buffer)) {
             self.buffers.push(Arc::clone(&place.region.buffer));
         }
@@ -198,5 +217,21 @@ impl<'a> Lowering<'a> {
 
     pub(super) fn tensor(&self, id: TensorId) -> &'a Tensor {
         &self.graph[id]
+    }
+}
+
+/// The multiple of bytes at which a tensor must start.
+fn alignment(tensor: &Tensor, layout: Layout) -> u64 {
+    match (layout, tensor.dtype()) {
+        (Layout::Packed(_), _) => 16,
+        // Kernels read the fields of blocks byte by byte, or two bytes at a time.
+        (Layout::Plain, dtype) if dtype.is_quantized() => {
+            if dtype.block_bytes().is_multiple_of(2) {
+                2
+            } else {
+                1
+            }
+        }
+        (Layout::Plain, dtype) => dtype.block_bytes().max(1) as u64,
     }
 }

@@ -91,7 +91,8 @@ impl Lowering<'_> {
         let mut segments = Segments { blocks: packed.blocks as u32, ..Segments::default() };
         let mut first = 0;
         let mut group = vec![(at, node)];
-        for (later_at, later) in self.split.nodes.iter().enumerate().skip(at + 1) {
+        let split = self.split;
+        for (later_at, later) in split.nodes.iter().enumerate().skip(at + 1) {
             let op = self.graph[*later].op();
             if op.is_view() {
                 continue;
@@ -99,7 +100,7 @@ impl Lowering<'_> {
             let same = matches!(op, Op::MulMat)
                 && self.graph.inputs(*later).get(1) == Some(&x)
                 && self.graph.inputs(*later).first().is_some_and(|w| {
-                    (self.split.place)(*w).is_some_and(|p| p.layout != Layout::Plain)
+                    self.place(*later, *w).is_ok_and(|(place, _)| place.layout != Layout::Plain)
                         && PackedMatrix::of(self.tensor(*w)).is_some_and(|p| p.format == packed.format)
                 });
             if !same || group.len() == segments.all.len() {
