@@ -1,5 +1,6 @@
 //! Output files that appear under their names only once they are complete.
 
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -7,15 +8,28 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::failure::{Failure, Outcome};
 
-/// A temporary file in the target's folder; dropping it before [`AtomicFile::publish`] removes it.
+/// A temporary file in the target's folder; dropping it before [`AtomicFile::publish`] removes it. A target that is a pipe or a
+/// device is written directly, since renaming would replace it.
 pub(crate) struct AtomicFile {
-    temporary: NamedTempFile,
+    output: Output,
     target: PathBuf,
+}
+
+enum Output {
+    Temporary(NamedTempFile),
+    Direct(File),
 }
 
 impl AtomicFile {
     /// Creates an empty file with a hidden name beside the target.
     pub(crate) fn create(target: &Path) -> Outcome<AtomicFile> {
+        if fs::metadata(target).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            let direct = OpenOptions::new().write(true).open(target);
+            let direct = direct.map_err(|error| Failure::file("open", target, &error))?;
+            return Ok(AtomicFile { output: Output::Direct(direct), target: target.to_owned() });
+        }
+        // The file that a link names is replaced, not the link.
+        let target = &fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         let folder = match target.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
@@ -27,7 +41,7 @@ impl AtomicFile {
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let temporary =
             builder.tempfile_in(folder).map_err(|error| Failure::file("create", target, &plain(error)))?;
-        Ok(AtomicFile { temporary, target: target.to_owned() })
+        Ok(AtomicFile { output: Output::Temporary(temporary), target: target.to_owned() })
     }
 
     /// Writes a file in one go.
@@ -40,8 +54,13 @@ impl AtomicFile {
     /// Syncs the content and renames the file to the target's name.
     pub(crate) fn publish(self) -> Outcome {
         let failed = |error: &io::Error| Failure::file("write", &self.target, error);
-        self.temporary.as_file().sync_all().map_err(|error| failed(&error))?;
-        self.temporary.persist(&self.target).map_err(|error| failed(&error.error))?;
+        match self.output {
+            Output::Temporary(temporary) => {
+                temporary.as_file().sync_all().map_err(|error| failed(&error))?;
+                temporary.persist(&self.target).map_err(|error| failed(&error.error))?;
+            }
+            Output::Direct(mut file) => file.flush().map_err(|error| failed(&error))?,
+        }
         Ok(())
     }
 }
@@ -57,10 +76,16 @@ fn plain(error: io::Error) -> io::Error {
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.temporary.write(bytes)
+        match &mut self.output {
+            Output::Temporary(file) => file.write(bytes),
+            Output::Direct(file) => file.write(bytes),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.temporary.flush()
+        match &mut self.output {
+            Output::Temporary(file) => file.flush(),
+            Output::Direct(file) => file.flush(),
+        }
     }
 }

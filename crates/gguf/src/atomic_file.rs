@@ -19,7 +19,13 @@ pub(crate) struct AtomicFile {
 
 impl AtomicFile {
     /// Creates an empty file with a hidden name beside the target.
+    ///
+    /// A link is followed. What is there and is no file is not replaced: renaming would turn a device into a file.
     pub(crate) fn create(target: &Path) -> Result<AtomicFile> {
+        let target = &fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+        if fs::metadata(target).is_ok_and(|found| !found.is_file()) {
+            return Err(Error::NotAFile { path: target.to_owned() });
+        }
         let Some(name) = target.file_name() else {
             return Err(Error::NotAFile { path: target.to_owned() });
         };

@@ -15,8 +15,8 @@
 //! | … | each tensor, by name: its name's length (4), the name, bytes of a row (8), and a row for each token |
 //! | 32 | SHA-256 of the tensors |
 
-use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
 use quadriga_graph::DType;
@@ -103,7 +103,9 @@ impl Engine {
 
     /// [Writes](Engine::save_state) a sequence to a file, which appears under its name when it is complete.
     pub fn save_state_file(&mut self, sequence: usize, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
+        // The file that a link names is replaced, not the link; what is no file is not replaced.
+        let path = &fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        is_file(path).map_err(|error| at(path, StateError::write(error)))?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let mut builder = tempfile::Builder::new();
         builder.prefix(".quadriga-").suffix(".tmp");
@@ -120,7 +122,8 @@ impl Engine {
     /// [Restores](Engine::load_state) a sequence from a file, which must have nothing after it.
     pub fn load_state_file(&mut self, sequence: usize, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|error| at(path, StateError::read(error)))?;
+        let file = is_file(path).and_then(|()| File::open(path));
+        let file = file.map_err(|error| at(path, StateError::read(error)))?;
         let mut reader = BufReader::with_capacity(CHUNK, file);
         self.load_state(sequence, &mut reader).map_err(|error| at(path, error))?;
         if reader.read(&mut [0]).map_err(|error| at(path, StateError::read(error)))? > 0 {
@@ -220,6 +223,16 @@ impl Engine {
 fn row_bytes(state: &StateInfo) -> usize {
     let slots = state.shape.dims().first().copied().unwrap_or(1);
     state.bytes / slots.max(1)
+}
+
+/// Refuses pipes, devices and folders: opening a pipe may wait for ever, and renaming would replace a device.
+fn is_file(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An error about a file.
