@@ -121,6 +121,9 @@ pub(crate) struct AnswerOptions {
     penalties: PenaltyOptions,
 }
 
+/// The name of the flag that a chat can change.
+pub(crate) const IGNORE_EOS: &str = "ignore-eos";
+
 /// Headings of the help text.
 const PROMPT: &str = "Generation options";
 const SAMPLING: &str = "Sampling options";
@@ -136,6 +139,20 @@ struct ChangedOptions {
 impl AnswerOptions {
     /// These options with another value of one of them, named and written as on the command line.
     pub(crate) fn with(&self, name: &str, value: &str) -> Outcome<AnswerOptions> {
+        match (name, value) {
+            (IGNORE_EOS, "on" | "off") => {
+                let mut changed = self.clone();
+                changed.penalties.ignore_eos = value == "on";
+                return Ok(changed);
+            }
+            (IGNORE_EOS, _) => {
+                return Err(Failure::Usage(format!("--{IGNORE_EOS} is on or off, not {value:?}")));
+            }
+            ("raw" | "special" | "single-turn", _) => {
+                return Err(Failure::Usage(format!("--{name} cannot be changed during a chat")));
+            }
+            _ => {}
+        }
         let short = name.chars().count() == 1;
         let mut line = if short {
             vec![format!("-{name}"), value.to_owned()]
@@ -145,6 +162,7 @@ impl AnswerOptions {
         // Options that are not on the line keep their values, unless they have a default or are flags.
         let flags = [
             ("--raw", self.raw),
+            ("--special", self.special),
             ("--single-turn", self.single_turn),
             ("--ignore-eos", self.penalties.ignore_eos),
         ];
@@ -252,17 +270,33 @@ mod tests {
 
     #[test]
     fn changing_one_option_keeps_the_others() {
-        let line =
-            ["--temp", "2", "-n", "5", "--raw", "--ignore-eos", "-s", "7", "--stop", "a", "--top-k", "9"];
+        let line = [
+            "--temp",
+            "2",
+            "-n",
+            "5",
+            "--raw",
+            "--special",
+            "--ignore-eos",
+            "-s",
+            "7",
+            "--stop",
+            "a",
+            "--top-k",
+            "9",
+        ];
         let before = ChangedOptions::try_parse_from(line).unwrap().answer;
         let after = before.with("top-p", "0.5").unwrap().with("n", "6").unwrap().with("seed", "-1").unwrap();
         assert_eq!((after.temp, after.top_p, after.top_k, after.max_tokens), (2.0, 0.5, 9, 6));
         assert_eq!((after.raw, after.penalties.ignore_eos, after.single_turn), (true, true, false));
+        assert!(after.special && !after.with("ignore-eos", "off").unwrap().penalties.ignore_eos);
         assert_eq!((after.seed, &after.stop[..]), (Some(Seed(None)), &["a".to_owned()][..]));
         for (name, value, part) in [
             ("temp", "x", "number of 0 or more"),
             ("nothing", "1", "--nothing"),
             ("n", "-5", "-1 for no limit"),
+            ("ignore-eos", "maybe", "on or off"),
+            ("raw", "on", "cannot be changed"),
         ] {
             let Err(Failure::Usage(text)) = before.with(name, value) else { panic!("{name} {value}") };
             assert!(text.contains(part), "{text}");

@@ -3,7 +3,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Shows a bar, where standard error is a terminal, whenever kernels are compiled.
+/// Shows a bar, where standard error is a terminal, whenever kernels are compiled from now on.
 pub(crate) fn install() {
     let bar = ProgressBar::hidden();
     let style = ProgressStyle::with_template("compiling kernels for this GPU, once [{wide_bar}] {pos}/{len}");

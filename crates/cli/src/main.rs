@@ -72,13 +72,29 @@ enum Command {
     Synth(synth::SynthArgs),
 }
 
+impl Command {
+    /// Whether the command was given `-q`.
+    fn is_quiet(&self) -> bool {
+        match self {
+            Command::Run(arguments) => arguments.model.quiet,
+            Command::Chat(arguments) => arguments.model.quiet,
+            Command::Bench(arguments) => arguments.model.quiet,
+            Command::Plan(arguments) => arguments.model.quiet,
+            Command::Eval(arguments) => arguments.model.quiet,
+            Command::Inspect(_) | Command::Devices(_) | Command::Check(_) | Command::Synth(_) => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let line = command_line::normalize(std::env::args_os(), &Arguments::command());
     let outcome = line.and_then(|line| {
         let arguments = Arguments::parse_from(line);
         environment::check()?;
         interrupt::install();
-        kernel_progress::install();
+        if !arguments.command.is_quiet() {
+            kernel_progress::install();
+        }
         execute(&arguments.command)
     });
     match outcome {

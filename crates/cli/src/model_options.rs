@@ -1,6 +1,7 @@
 //! The options of all commands that load a model; opening, planning and loading it.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -77,7 +78,7 @@ pub(crate) struct ModelOptions {
         help_heading = DEVICE
     )]
     vram_budget: Option<u64>,
-    /// KV cache data type: f16, f32 or q8_0
+    /// KV cache data type: f16, f32 or q8_0; also -ctk and -ctv, which must be the same
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type, help_heading = MODEL)]
     cache_type: DType,
     /// Data type of the keys, also -ctk; keys and values have the same type
@@ -137,6 +138,8 @@ pub(crate) struct Prepared {
     /// The engine's options, with the context that was chosen.
     pub(crate) options: EngineOptions,
     quiet: bool,
+    /// The bar of a prefill under way.
+    prefill_bar: Arc<Mutex<Option<ProgressBar>>>,
     /// Duration of opening and planning.
     opening: Duration,
 }
@@ -253,7 +256,8 @@ impl ModelOptions {
             backends::warn_if_short(&forecast, devices.backends());
         }
         let opening = started.elapsed();
-        Ok(Prepared { model, devices, scheduler, forecast, options, quiet: self.quiet, opening })
+        let (quiet, prefill_bar) = (self.quiet, Arc::default());
+        Ok(Prepared { model, devices, scheduler, forecast, options, quiet, prefill_bar, opening })
     }
 }
 
@@ -319,8 +323,9 @@ impl Prepared {
         let (mut generator, seconds) =
             self.load(|progress| Generator::on(self.model.clone(), &self.scheduler, options, progress))?;
         if !self.quiet {
-            let mut bar: Option<ProgressBar> = None;
+            let shared = Arc::clone(&self.prefill_bar);
             generator.observe_prefill(Some(Box::new(move |progress| {
+                let mut bar = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 let style = ProgressStyle::with_template("prompt [{wide_bar}] {pos}/{len} tokens {eta}");
                 let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
                 // Drawn only where standard error is a terminal.
@@ -329,11 +334,18 @@ impl Prepared {
                 shown.set_position(progress.done as u64);
                 if progress.done == progress.total {
                     shown.finish_and_clear();
-                    bar = None;
+                    *bar = None;
                 }
             })));
         }
         Ok((generator, seconds))
+    }
+
+    /// Removes the progress bar of a prefill that was cancelled or failed.
+    pub(crate) fn clear_prefill(&self) {
+        if let Some(bar) = self.prefill_bar.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
     }
 
     fn load<T>(
@@ -371,7 +383,7 @@ impl Prepared {
                     size::text(bytes.total()),
                     size::text(bytes.weights),
                     size::text(bytes.state),
-                    size::text(bytes.compute)
+                    size::text(bytes.compute + bytes.work)
                 )
             })
             .collect();

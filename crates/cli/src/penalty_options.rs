@@ -103,7 +103,14 @@ pub(crate) struct PenaltyOptions {
     )]
     dry_base: f32,
     /// DRY: length of repetitions that are not penalized
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole, help_heading = SAMPLING)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        allow_negative_numbers = true,
+        value_parser = values::whole,
+        help_heading = SAMPLING
+    )]
     dry_allowed_length: usize,
     /// DRY: number of recent tokens to look for repetitions in, 0 for none, -1 for all
     #[arg(

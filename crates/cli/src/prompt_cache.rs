@@ -9,7 +9,8 @@ use crate::failure::Outcome;
 /// Options of the prompt cache.
 #[derive(clap::Args)]
 pub(crate) struct PromptCacheOptions {
-    /// Keep the KV cache of the prompt in a file: the longest common prefix of the next prompt is not computed again
+    /// Keep the KV cache of the prompt in a file: the longest common prefix of the next prompt is not computed again.
+    /// Delete the file when weights of the model were edited: models are told apart by samples of each tensor
     #[arg(long, value_name = "FILE", help_heading = PROMPT)]
     prompt_cache: Option<PathBuf>,
     /// Keep the KV cache of the answer, too; chat always does

@@ -108,7 +108,12 @@ fn a_prompt_that_is_empty_too_long_or_not_text() {
     output(fixture.command("run", &["-f"]).arg(fixture.path("latin"))).failed(1, &["latin", "UTF-8"]);
     output(&mut fixture.command("run", &["-f", "/no/such/prompt"]))
         .failed(1, &["/no/such/prompt", "No such file"]);
-    output_with_input(&mut fixture.command("chat", &["-q"]), b"caf\xe9\n").failed(1, &["UTF-8"]);
+    // A chat goes on with the next line.
+    let flags = ["-q", "--temp", "0", "-n", "4"];
+    let chat = |input: &[u8]| output_with_input(&mut fixture.command("chat", &flags), input).success();
+    let (with, without) = (chat(b"caf\xe9\nhi\n"), chat(b"hi\n"));
+    assert!(with.err.contains("not valid UTF-8") && with.err.contains("caf"), "{with:?}");
+    assert_eq!((with.out, without.err.as_str()), (without.out, ""));
 }
 
 /// Asserts exit code 2, nothing on stdout, and these parts on stderr.
@@ -139,6 +144,9 @@ fn invalid_option_values_exit_with_code_2() {
         (&["--min-p", "-0.5"], &["'-0.5'", "--min-p", "from 0 to 1"]),
         (&["--top-k", "-3"], &["'-3'", "--top-k", "whole number"]),
         (&["--repeat-penalty", "0"], &["'0'", "--repeat-penalty", "above 0"]),
+        (&["--dry-allowed-length", "-1"], &["'-1'", "--dry-allowed-length", "whole number"]),
+        (&["--dry-multiplier", "-1"], &["'-1'", "--dry-multiplier", "0 or more"]),
+        (&["--repeat-last-n", "-2"], &["'-2'", "--repeat-last-n", "-1 for all"]),
         (&["-s", "-2"], &["'-2'", "--seed", "-1 for a random one"]),
         (&["-n", "-5"], &["'-5'", "--predict", "-1 for no limit"]),
         (&["-n", "many"], &["'many'", "--predict", "number of tokens"]),
@@ -154,6 +162,7 @@ fn invalid_option_values_exit_with_code_2() {
         (&["-c", "99999999999999"], &["context", "99999999999999", "-c"]),
         (&["--device", "abacus"], &["abacus", "cpu"]),
         (&["--device", "cpu:3"], &["cpu:3"]),
+        (&["--device", "cpu:0"], &["no device \"cpu:0\"", "this machine has cpu"]),
         (&["-ngl", "some"], &["'some'", "--gpu-layers", "all or auto"]),
         (&["-ngl", "-3"], &["'-3'", "--gpu-layers", "all or auto"]),
         (&["--vram-budget", "much"], &["'much'", "--vram-budget", "6G"]),

@@ -192,3 +192,58 @@ fn pasted_lines_are_not_lost_on_a_terminal() {
     let asked: Vec<&str> = messages.iter().filter(|m| m.0 == "user").map(|m| m.1.as_str()).collect();
     assert_eq!(asked, ["one", "two", "three\nfour"], "{output:?}");
 }
+
+/// What cannot be answered again stays, and nothing is removed where there is no message.
+#[test]
+fn a_failed_regeneration_keeps_message_and_answer() {
+    let fixture = Fixture::new(&[]);
+    let [before, after, answer, undone] = ["before.json", "after.json", "answer.json", "undone.json"]
+        .map(|name| fixture.path(name).display().to_string());
+    let input = format!("one\n/save {before}\n/set logit-bias 99999+1\n/regen\n/save {after}\ntwo\n");
+    let output = chat(&fixture, &["-n", "4", "--temp", "0"], &input).success();
+    assert_eq!(output.err.matches("(the conversation is unchanged)").count(), 1, "{output:?}");
+    assert_eq!(
+        output.err.matches("(the message was removed from the conversation)").count(),
+        1,
+        "{output:?}"
+    );
+    let messages = saved(&fixture, "before.json");
+    assert_eq!((messages.len(), &messages), (2, &saved(&fixture, "after.json")));
+    std::fs::write(&answer, r#"{"messages": [{"role": "assistant", "content": "yes"}]}"#).unwrap();
+    let input = format!("/load {answer}\n/undo\n/regen\n/save {undone}\n");
+    let output = chat(&fixture, &[], &input).success();
+    assert!(output.err.contains("nothing to undo") && output.err.contains("no message"), "{output:?}");
+    assert_eq!(saved(&fixture, "undone.json"), [("assistant".to_owned(), "yes".to_owned())]);
+}
+
+#[test]
+fn quiet_silences_notes_about_the_context() {
+    let fixture = Fixture::new(&[]);
+    let lines: String = (0..4).map(|number| format!("message number {number:2}\n")).collect();
+    let notes = |flags: &[&str]| {
+        let flags = [&["-c", "32", "--temp", "0", "--ignore-eos"], flags].concat();
+        chat(&fixture, &flags, &lines).success().err
+    };
+    let loud = notes(&[]);
+    assert!(loud.contains("oldest messages are dropped") && loud.contains("the answer ends here"), "{loud}");
+    assert_eq!(notes(&["-q"]), "");
+}
+
+#[test]
+fn the_end_token_can_be_ignored_from_now_on() {
+    let fixture = Fixture::new(&[]);
+    let file = File::read(&fixture.model).unwrap();
+    let end: u32 = file.get("tokenizer.ggml.eos_token_id").unwrap();
+    // The bias makes the end token the first one; a ban of it wins.
+    let bias = format!("{end}+1000");
+    let out = |input: &str| {
+        let flags = ["-n", "4", "--temp", "0", "-q", "--logit-bias", &bias];
+        let output = chat(&fixture, &flags, input).success();
+        assert_eq!(output.err, "", "{input}");
+        output.out
+    };
+    assert_eq!(out("hi\n"), "\n");
+    assert!(out("/set ignore-eos\nhi\n").trim_end().len() > 1);
+    assert_eq!(out("/set ignore-eos on\nhi\n"), out("/set --ignore-eos\nhi\n"));
+    assert_eq!(out("/set ignore-eos on\n/set ignore-eos off\nhi\n"), "\n");
+}

@@ -151,7 +151,10 @@ impl std::error::Error for FieldError {}
 pub enum FormatErrorKind {
     #[error("the file ends too early: {expected} bytes are needed, {left} are left (incomplete download?)")]
     Truncated { expected: u64, left: u64 },
-    #[error("{count} items of at least {min_bytes} bytes each do not fit in the {left} bytes that are left")]
+    #[error(
+        "{count} items of at least {min_bytes} bytes each do not fit in the {left} bytes that are left \
+         (incomplete download?)"
+    )]
     TooMany { count: u64, min_bytes: u64, left: u64 },
     #[error("not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"")]
     Magic { found: [u8; 4] },

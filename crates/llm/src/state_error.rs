@@ -19,7 +19,8 @@ pub enum StateError {
         /// The supported version.
         known: u32,
     },
-    /// It was saved with a model that has other hyperparameters, tensors or weights.
+    /// It was saved with a model that has other hyperparameters, tensors or weights. Weights are compared by samples, see
+    /// [`Model::identity`](crate::Model::identity): a change of only a few weights is not noticed.
     #[error("it was saved with another model")]
     OtherModel,
     /// It was saved with another type of the KV cache.

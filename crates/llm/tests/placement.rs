@@ -95,7 +95,10 @@ fn device_names_are_checked() {
     }
     let twice = [sims(1), sims(1)].concat();
     let cpu = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
-    assert!(matches!(Devices::new(twice, cpu), Err(Error::DuplicateDevice { name }) if name == "sim:0"));
+    let refused = Devices::new(twice, Arc::clone(&cpu));
+    assert!(matches!(refused, Err(Error::DuplicateDevice { name }) if name == "sim:0"));
+    let refused = Devices::new([Arc::clone(&cpu) as Arc<dyn Backend>], cpu);
+    assert!(matches!(refused, Err(Error::DuplicateDevice { name }) if name == "cpu"));
     for (text, layers) in [("ALL", GpuLayers::All), ("auto", GpuLayers::Auto), ("7", GpuLayers::Count(7))] {
         assert_eq!(text.parse::<GpuLayers>().unwrap(), layers);
     }

@@ -121,7 +121,7 @@ fn another_model_or_cache_type_is_refused() {
     let error = wrong_type.load_state(0, &mut bytes.as_slice()).unwrap_err();
     assert!(error.to_string().contains("F16") && error.to_string().contains("F32"), "{error}");
     assert!(matches!(reason(error), StateError::CacheType { wanted: DType::F32, .. }));
-    // Other weights, one other value in the middle of one tensor's sampled part, other hyperparameters.
+    // Other weights, one other value at the beginning or within a tensor, other hyperparameters.
     let fine_tuned = Recipe { seed: 2, ..Recipe::new("llama") }.model();
     let mut base = recipe.parts();
     base.set("llama.rope.freq_base", 9999.0f32);
@@ -129,7 +129,12 @@ fn another_model_or_cache_type_is_refused() {
     let (.., tensor) =
         changed.tensors.iter_mut().find(|(name, ..)| name == "blk.1.attn_norm.weight").unwrap();
     tensor[0] ^= 1;
-    for model in [fine_tuned, base.model().unwrap(), changed.model().unwrap()] {
+    let mut within = recipe.parts();
+    let (.., tensor) = within.tensors.iter_mut().find(|(name, ..)| name == "blk.1.ffn_up.weight").unwrap();
+    let sample = (tensor.len() - 64) / 65 * 16;
+    assert!(sample > 64 && sample + 64 < tensor.len() / 2);
+    tensor[sample] ^= 1;
+    for model in [fine_tuned, base.model().unwrap(), changed.model().unwrap(), within.model().unwrap()] {
         let mut other = engine_on(cpu(1), model, options(DType::F16));
         other.feed(&[1, 2, 3]).unwrap();
         let error = other.load_state(0, &mut bytes.as_slice()).unwrap_err();

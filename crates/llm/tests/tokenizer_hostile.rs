@@ -31,7 +31,7 @@ fn inconsistencies_are_named() {
     let table = Vocabulary { model: "t5".into(), replacements: vec![255, 255, 0, 0, 1], ..base };
     assert!(message(table).contains("replacements"));
     let unknown = Tokenizer::new(vocabulary("bert", &["a"])).unwrap_err().to_string();
-    assert!(unknown.contains("'bert'") && unknown.contains("gpt2"), "{unknown}");
+    assert!(unknown.contains("\"bert\"") && unknown.contains("gpt2"), "{unknown}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn every_pre_tokenizer_splits_as_published() {
 fn every_known_pre_tokenizer_keeps_every_byte_of_random_text() {
     let data: Value = serde_json::from_str(include_str!("data/byte_level.json")).unwrap();
     let unknown = Tokenizer::new(byte_level("no such rule", &data)).unwrap_err().to_string();
-    assert!(unknown.contains("'no such rule'") && unknown.contains("llama-bpe"), "{unknown}");
+    assert!(unknown.contains("\"no such rule\"") && unknown.contains("llama-bpe"), "{unknown}");
     let known = unknown.split_once("known are: ").unwrap().1;
     let letters: Vec<char> = strings(&data["texts"]).concat().chars().collect();
     let seed = 11;

@@ -160,7 +160,8 @@ impl Registry {
         };
         let unknown = || OpenError::Unknown { name: name.to_owned(), known: self.names() };
         let family = self.families.iter().find(|family| family.name() == kind).ok_or_else(unknown)?;
-        let number = number.filter(|number| !family.is_single() || *number == 0).ok_or_else(unknown)?;
+        // A kind that exists once has no numbers.
+        let number = number.filter(|_| !family.is_single() || kind == lower).ok_or_else(unknown)?;
         family.open(number).map_err(|reason| OpenError::Unusable {
             name: device_name(&**family, number),
             reason,

@@ -12,7 +12,7 @@
 //! | [`gguf`] | | reader and writer of GGUF model files |
 #![cfg_attr(
     feature = "cuda",
-    doc = "| [`cuda`] | `cuda` (default) | the CUDA backend; driver and NVRTC are loaded at run time |"
+    doc = "| [`cuda`] | `cuda` (default) | the CUDA backend, with compiled kernels; the driver is loaded at run time |"
 )]
 #![cfg_attr(
     feature = "llm",
@@ -72,8 +72,8 @@
 //! # Ok::<(), quadriga::llm::Error>(())
 //! ```
 //!
-//! More programs are in the `examples` folder of this crate: text generation, a graph, an operation and a backend of
-//! one's own, two models on one scheduler, and an observer of intermediate results.
+//! More programs are in the `examples` folder of this crate: text generation, requests with options of their own, a
+//! graph, an operation and a backend of one's own, two models on one scheduler, and an observer of intermediate results.
 
 mod backends;
 

@@ -47,6 +47,9 @@ impl Family for Nothing {
 fn a_backend_opened_by_name_runs_a_graph() {
     let registry = Registry::with_threads(Some(2));
     assert_eq!(registry.names()[0], "cpu");
+    for name in ["cpu:0", "cpu:1", "CPU:"] {
+        assert!(matches!(registry.open(name), Err(OpenError::Unknown { .. })), "{name}: there is only one");
+    }
     for name in ["cpu", "CPU"] {
         let backend = registry.open(name).unwrap();
         assert_eq!(backend.name(), "cpu");

@@ -64,7 +64,7 @@ pub(crate) struct BenchArgs {
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     file: Option<PathBuf>,
     #[command(flatten)]
-    model: ModelOptions,
+    pub(crate) model: ModelOptions,
     #[command(flatten)]
     record: RecordOptions,
     /// Print the results as JSON

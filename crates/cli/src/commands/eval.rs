@@ -20,7 +20,7 @@ pub(crate) struct EvalArgs {
     #[arg(long)]
     judge: bool,
     #[command(flatten)]
-    model: ModelOptions,
+    pub(crate) model: ModelOptions,
 }
 
 /// The format of cases, for the help text.

@@ -19,7 +19,7 @@ use crate::{known_limits, size, values};
 #[derive(clap::Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
-    model: ModelOptions,
+    pub(crate) model: ModelOptions,
     /// GGUF file, as with -m
     #[arg(value_name = "MODEL", conflicts_with_all = ["model", "instance"])]
     file: Option<PathBuf>,

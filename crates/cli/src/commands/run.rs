@@ -31,7 +31,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     cache: PromptCacheOptions,
     #[command(flatten)]
-    model: ModelOptions,
+    pub(crate) model: ModelOptions,
     #[command(flatten)]
     record: RecordOptions,
     /// Print the answer, speed and memory as one JSON object
@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         stream(answer, &ctrl_c, &mut stdout)?
     };
     drop(ctrl_c);
-    arguments.cache.save_prompt(&mut generator, answered.counts.prompt, answered.counts.cached)?;
+    prepared.clear_prefill();
     let statistics = recording.map(Recording::finish).transpose()?.flatten();
     if arguments.json {
         let object = json!({
@@ -82,6 +82,8 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     } else {
         writeln!(stdout)?;
     }
+    // After the answer, which a file that cannot be written must not take away.
+    arguments.cache.save_prompt(&mut generator, answered.counts.prompt, answered.counts.cached)?;
     if !model.quiet {
         let ((prompt, prompt_speed), (tokens, speed)) = (answered.prompt, answered.answer);
         let speed = speed_text(speed);

@@ -110,7 +110,7 @@ impl Engine {
         let mut builder = tempfile::Builder::new();
         builder.prefix(".quadriga-").suffix(".tmp");
         let created = builder.tempfile_in(folder.unwrap_or(Path::new(".")));
-        let mut file = created.map_err(|error| at(path, StateError::write(error)))?;
+        let mut file = created.map_err(|error| at(path, StateError::write(without_path(&error))))?;
         let mut writer = BufWriter::with_capacity(CHUNK, &mut file);
         self.save_state(sequence, &mut writer).map_err(|error| at(path, error))?;
         drop(writer);
@@ -233,6 +233,13 @@ fn is_file(path: &Path) -> io::Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The error without the name of the temporary file, which means nothing to the caller.
+fn without_path(error: &io::Error) -> io::Error {
+    let text = error.to_string();
+    let reason = text.split_once(" at path ").map_or(text.as_str(), |(reason, _)| reason);
+    io::Error::new(error.kind(), reason.to_owned())
 }
 
 /// An error about a file.

@@ -92,14 +92,15 @@ impl Devices {
     /// Accelerators and the CPU.
     ///
     /// # Errors
-    /// Two accelerators have the same name.
+    /// Two of them have the same name.
     pub fn new(
         accelerators: impl IntoIterator<Item = Arc<dyn Backend>>,
         cpu: Arc<quadriga_cpu::Backend>,
     ) -> Result<Devices> {
         let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
         for backend in accelerators {
-            if backends.iter().any(|other| other.name() == backend.name()) {
+            let name = backend.name();
+            if name == cpu.name() || backends.iter().any(|other| other.name() == name) {
                 return Err(Error::DuplicateDevice { name: backend.name().to_owned() });
             }
             backends.push(backend);

@@ -92,17 +92,12 @@ fn weight(state: &mut State<'_, '_>, value: &Value) -> Outcome<usize> {
 fn weigh(value: &Value, depth: usize, left: &mut usize) -> Outcome<()> {
     let own = OVERHEAD + text_length(value);
     *left = left.checked_sub(own).ok_or_else(too_large)?;
-    let (map, list) = match value.kind() {
-        ValueKind::Map => (true, false),
-        ValueKind::Seq | ValueKind::Iterable => (false, true),
-        _ => (false, false),
-    };
-    if !map && !list {
+    if !is_container(value) {
         return Ok(());
     }
     let depth = depth.checked_sub(1).ok_or_else(|| failure("lists are nested too deeply"))?;
     for item in value.try_iter()? {
-        if map {
+        if value.kind() == ValueKind::Map {
             weigh(&value.get_item(&item).unwrap_or_default(), depth, left)?;
         }
         weigh(&item, depth, left)?;
@@ -318,11 +313,7 @@ fn count(value: &Value) -> usize {
 
 /// The size of the arguments.
 fn argument_bytes(state: &mut State<'_, '_>, arguments: &[Value]) -> Outcome<usize> {
-    let mut sum = 0usize;
-    for argument in arguments {
-        sum = sum.saturating_add(weight(state, argument)?);
-    }
-    Ok(sum)
+    arguments.iter().try_fold(0, |sum: usize, argument| Ok(sum.saturating_add(weight(state, argument)?)))
 }
 
 /// The longest result of a text that is replaced by another one.

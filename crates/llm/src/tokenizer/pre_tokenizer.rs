@@ -338,6 +338,8 @@ mod tests {
     #[test]
     fn unknown_names_are_an_error() {
         let error = PreTokenizer::named(Some("deepseek-llm")).map(drop).map_err(|error| error.to_string());
-        assert!(error.is_err_and(|text| text.contains("'deepseek-llm'") && text.contains("deepseek-coder")));
+        assert!(
+            error.is_err_and(|text| text.contains("\"deepseek-llm\"") && text.contains("deepseek-coder"))
+        );
     }
 }

@@ -96,17 +96,20 @@ impl InputReader {
                     Err(error) => return unreadable(error.to_string()),
                 }
             },
-            InputReader::Lines(input) => {
+            InputReader::Lines(input) => loop {
                 let mut bytes = Vec::new();
                 match input.read_until(b'\n', &mut bytes) {
-                    Ok(0) => Ok(None),
+                    Ok(0) => return Ok(None),
                     Ok(_) => match String::from_utf8(bytes) {
-                        Ok(line) => Ok(Some(line)),
-                        Err(_) => unreadable("not valid UTF-8; convert it, for example with iconv".into()),
+                        Ok(line) => return Ok(Some(line)),
+                        Err(error) => note!(
+                            "quadriga: left out a line that is not valid UTF-8: {}; convert the input, for example with iconv",
+                            String::from_utf8_lossy(error.as_bytes()).trim_end()
+                        ),
                     },
-                    Err(error) => unreadable(error.to_string()),
+                    Err(error) => return unreadable(error.to_string()),
                 }
-            }
+            },
         }
     }
 }

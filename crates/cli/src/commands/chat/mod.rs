@@ -24,7 +24,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     cache: PromptCacheOptions,
     #[command(flatten)]
-    model: ModelOptions,
+    pub(crate) model: ModelOptions,
     /// GGUF file, as with -m
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     file: Option<PathBuf>,
@@ -35,7 +35,7 @@ const HELP: &str = "\
 /undo            remove the last message and its answer
 /reset           clear the conversation
 /system [TEXT]   set the system prompt, or show it
-/set NAME VALUE  change an option, such as /set temp 0.2 (see `quadriga chat --help`)
+/set NAME VALUE  change an option, such as /set temp 0.2 or /set ignore-eos on (see `quadriga chat --help`)
 /save FILE       write the conversation to a file
 /load FILE       continue the conversation of a file
 /stats           print speed and memory

@@ -7,7 +7,7 @@ use quadriga_llm::{Finish, Generator, GeneratorOptions, RequestOptions};
 use quadriga_view::format::plural;
 
 use super::conversation::Conversation;
-use crate::answer::{AnswerOptions, Answered, speed_text, stream};
+use crate::answer::{AnswerOptions, Answered, IGNORE_EOS, speed_text, stream};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::{ModelOptions, Prepared};
@@ -89,25 +89,24 @@ impl ChatSession {
 
     /// Answers a message. An error is printed and removes the message, but does not end the conversation.
     pub(super) fn ask(&mut self, message: &str) -> Outcome {
+        self.turn(message, "the message was removed from the conversation").map(drop)
+    }
+
+    /// Adds a message and its answer to the conversation. Without an answer neither is added, the reason is printed with
+    /// this consequence, and the result is false.
+    fn turn(&mut self, message: &str, consequence: &str) -> Outcome<bool> {
         self.conversation.push("user", message);
         let answered = self.answer();
-        match &answered {
-            Ok(true) => {}
-            Ok(false) => {
-                note!("(stopped before the first token; the message was removed from the conversation)");
-                self.conversation.pop("user");
-            }
-            Err(_) => {
-                self.conversation.pop("user");
-            }
+        self.prepared.clear_prefill();
+        if !matches!(answered, Ok(true)) {
+            self.conversation.pop("user");
         }
         match answered {
-            Err(Failure::Message(text) | Failure::Usage(text)) => {
-                note!("quadriga: {text} (the message was removed from the conversation)");
-                Ok(())
-            }
-            other => other.map(drop),
+            Ok(false) => note!("(stopped before the first token; {consequence})"),
+            Err(Failure::Message(text) | Failure::Usage(text)) => note!("quadriga: {text} ({consequence})"),
+            other => return other,
         }
+        Ok(false)
     }
 
     /// Answers the last message and adds the answer to the conversation. False if Ctrl-C came before the first token.
@@ -137,10 +136,11 @@ impl ChatSession {
         for _ in 0..fitted.dropped_turns {
             self.conversation.drop_oldest_turn();
         }
-        if fitted.dropped_turns > 0 && !std::mem::replace(&mut self.said_dropped, true) {
+        let quiet = self.model.quiet;
+        if fitted.dropped_turns > 0 && !std::mem::replace(&mut self.said_dropped, true) && !quiet {
             note!("(the context of {context} tokens is full: the oldest messages are dropped from now on)");
         }
-        if answered.finish == Some(Finish::Context) {
+        if answered.finish == Some(Finish::Context) && !quiet {
             note!("(the answer ends here: the context of {context} tokens is full; -c sets a larger one)");
         }
         self.totals.add(&answered);
@@ -148,26 +148,36 @@ impl ChatSession {
         Ok(true)
     }
 
-    /// Answers the last message again.
+    /// Answers the last message again. Without a new answer, message and answer stay.
     pub(super) fn regenerate(&mut self) -> Outcome {
-        let answer = self.conversation.pop("assistant");
-        let Some(message) = self.conversation.pop("user") else {
-            if let Some(answer) = answer {
-                self.conversation.push("assistant", &answer);
-            }
-            return Err(Failure::Usage("There is no message to answer again.".into()));
-        };
-        self.ask(&message)
+        let before = self.conversation.clone();
+        let message = self.pop_turn("There is no message to answer again.")?;
+        let answered = self.turn(&message, "the conversation is unchanged");
+        if !matches!(answered, Ok(true)) {
+            self.conversation = before;
+        }
+        answered.map(drop)
     }
 
     /// Removes the last message and its answer.
     pub(super) fn undo(&mut self) -> Outcome {
-        self.conversation.pop("assistant");
-        match self.conversation.pop("user") {
-            Some(message) => note!("Removed: {}", shortened(&message)),
-            None => return Err(Failure::Usage("There is nothing to undo.".into())),
-        }
+        let message = self.pop_turn("There is nothing to undo.")?;
+        note!("Removed: {}", shortened(&message));
         Ok(())
+    }
+
+    /// Removes the last message and its answer; the message. Without a message nothing is removed.
+    fn pop_turn(&mut self, nothing: &str) -> Outcome<String> {
+        let answer = self.conversation.pop("assistant");
+        match (self.conversation.pop("user"), answer) {
+            (Some(message), _) => Ok(message),
+            (None, answer) => {
+                if let Some(answer) = answer {
+                    self.conversation.push("assistant", &answer);
+                }
+                Err(Failure::Usage(nothing.to_owned()))
+            }
+        }
     }
 
     pub(super) fn reset(&mut self) {
@@ -192,8 +202,15 @@ impl ChatSession {
 
     /// Changes an option: its name and value as on the command line.
     pub(super) fn set(&mut self, text: &str) -> Outcome {
-        let Some((name, value)) = text.split_once(char::is_whitespace) else {
-            return Err(Failure::Usage("/set needs a name and a value, for example: /set temp 0.2".into()));
+        let (name, value) = match text.split_once(char::is_whitespace) {
+            Some(both) => both,
+            // A flag needs no value.
+            None if text.trim_start_matches('-') == IGNORE_EOS => (text, "on"),
+            None => {
+                return Err(Failure::Usage(
+                    "/set needs a name and a value, for example: /set temp 0.2".into(),
+                ));
+            }
         };
         let name = name.trim_start_matches('-');
         let value = value.trim();
