@@ -57,6 +57,8 @@ pub struct Session {
     pub(super) plans: PlanCache,
     /// The plan that was started last, if its run may still be in flight.
     in_flight: Option<usize>,
+    /// The plan that work was queued for last, a run or not, unless everything was waited for since.
+    pub(super) queued: Option<usize>,
     reads: PendingReads,
 }
 
@@ -94,6 +96,7 @@ impl Session {
             lanes,
             plans: PlanCache::default(),
             in_flight: None,
+            queued: None,
             reads: PendingReads::default(),
         })
     }
@@ -230,12 +233,12 @@ impl Session {
         Ok(self.plans.insert(PreparedPlan::new(plan, loaded.weights, new_states)))
     }
 
-    /// Makes a plan the current one: waits for the run of another plan, and compiles if need be. After an error the
+    /// Makes a plan the current one: waits for everything queued for another plan, whose memory it shares, and compiles if
+    /// need be. After an error the
     /// current plan is what it was, and a new plan is dropped.
     fn select(&mut self, plan: usize) -> Result<(), RuntimeError> {
         let is_new = !self.plans.get(plan)?.proven;
-        let others_done =
-            if self.in_flight.is_some_and(|other| other != plan) { self.wait() } else { Ok(()) };
+        let others_done = if self.queued.is_some_and(|other| other != plan) { self.wait() } else { Ok(()) };
         let compiled = others_done.and_then(|()| self.compile(plan));
         match &compiled {
             Ok(()) => self.plans.set_current(plan),
@@ -309,6 +312,7 @@ impl Session {
         let index = inputs.find(plan, input.into())?;
         inputs.check(plan, index, bytes, values.dtype())?;
         self.plans.occupy(current);
+        self.queued = Some(current);
         self.plans.get_mut(current)?.inputs.set(index, bytes, &mut self.lanes)
     }
 
@@ -363,6 +367,7 @@ impl Session {
     pub(super) fn swap_banks(&mut self, current: usize) -> Result<bool, RuntimeError> {
         self.plans.get(current)?.inputs.check_all_set()?;
         self.plans.occupy(current);
+        self.queued = Some(current);
         self.plans.get_mut(current)?.inputs.swap_banks(&mut self.lanes)
     }
 
@@ -378,6 +383,7 @@ impl Session {
             self.recover();
         }
         self.in_flight = None;
+        self.queued = None;
         first
     }
 
@@ -432,6 +438,7 @@ impl Session {
         let output = find(plan, outputs, output.into())?;
         let input = inputs.find(plan, input.into())?;
         results.check(output)?;
+        self.queued = Some(current);
         inputs.chain(plan, input, output, &mut self.lanes)
     }
 
@@ -439,7 +446,9 @@ impl Session {
     /// runs that are started meanwhile do not change them. [`Session::finish_read`] waits for the bytes. Two reads may be
     /// pending; a third takes the place of the first.
     pub fn read_async(&mut self, outputs: &[&str]) -> Result<PendingRead, RuntimeError> {
-        let prepared = self.plans.get(self.plans.current()?)?;
+        let current = self.plans.current()?;
+        let prepared = self.plans.get(current)?;
+        self.queued = Some(current);
         let started = self.reads.start(prepared, outputs, &mut self.lanes);
         if matches!(started, Err(RuntimeError::Device { .. })) {
             self.recover();
@@ -510,6 +519,7 @@ impl Session {
             let _ = lane.synchronize();
         }
         self.in_flight = None;
+        self.queued = None;
         self.reads.forget();
         for prepared in self.plans.iter_mut() {
             prepared.lose_values();

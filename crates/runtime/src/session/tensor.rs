@@ -69,6 +69,7 @@ impl Session {
     ) -> Result<(), RuntimeError> {
         let current = self.ready()?;
         self.plans.occupy(current);
+        self.queued = Some(current);
         let prepared = self.plans.get_mut(current)?;
         let index = prepared.inputs.find(&prepared.plan, input.into())?;
         let offset = first.saturating_mul(values.element_bytes());

@@ -21,6 +21,7 @@ mod running;
 mod splitting;
 mod states;
 mod streaming;
+mod switching;
 mod traits;
 mod values;
 mod weights;
