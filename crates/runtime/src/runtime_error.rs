@@ -161,6 +161,24 @@ pub enum RuntimeError {
         /// Its type, shape and backend in the new graph.
         after: String,
     },
+    /// Memory of the caller that a run writes is that of another tensor, too.
+    #[error(
+        "the memory of {name} overlaps that of {other}, and a run writes it; bind them to separate regions"
+    )]
+    BoundOverlap {
+        /// An input, state or output in memory of the caller.
+        name: String,
+        /// Another one.
+        other: String,
+    },
+    /// Two outputs that are one tensor, or views of one, are bound to two regions.
+    #[error("outputs {name} and {other} are one tensor, which cannot be in two regions; bind one of them")]
+    BoundTwice {
+        /// An output.
+        name: String,
+        /// Another one.
+        other: String,
+    },
     /// The plan belongs to other backends than the session.
     #[error("the plan was made for other backends than the session's")]
     ForeignPlan,

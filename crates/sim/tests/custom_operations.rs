@@ -278,6 +278,45 @@ fn operations_of_one_name_and_different_code_are_not_confused() {
     assert_eq!(run(vec![cpu(2, true)], &graph(1.5), &[1.0, 2.0, 3.0, 4.0]).unwrap(), [2.5, 5.0, 7.5, 10.0]);
 }
 
+/// Panics in one of the methods that are called when the operation is made.
+struct Panics(usize);
+
+impl Panics {
+    fn at(&self, method: usize) {
+        assert_ne!(self.0, method, "at method {method}");
+    }
+}
+
+impl CustomKernel for Panics {
+    fn name(&self) -> &'static str {
+        self.at(0);
+        "panics"
+    }
+
+    fn description(&self) -> &'static str {
+        self.at(1);
+        ""
+    }
+
+    fn attributes(&self) -> Option<Vec<u8>> {
+        self.at(2);
+        Some(Vec::new())
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.at(3);
+        None
+    }
+
+    fn infer(&self, inputs: &[&Tensor]) -> Result<(DType, Shape), CustomError> {
+        like_first(inputs)
+    }
+
+    fn compute(&self, _: CustomCall<'_>) -> Result<(), CustomError> {
+        Ok(())
+    }
+}
+
 #[test]
 fn wrong_rules_are_errors_of_the_builder() {
     let refused = |op: &CustomOp, inputs: usize| {
@@ -294,6 +333,10 @@ fn wrong_rules_are_errors_of_the_builder() {
     assert!(text(CustomFunction::new("no", |_| Err("never".into()), done), 1).contains("never"));
     std::panic::set_hook(Box::new(|_| {}));
     assert!(text(CustomFunction::new("no", |_| panic!("at the rule"), done), 1).contains("at the rule"));
+    for method in 0..4 {
+        let error = refused(&CustomOp::new(Panics(method)), 1).unwrap_or_default();
+        assert!(error.contains(&format!("at method {method}")), "{error}");
+    }
     let _ = std::panic::take_hook();
     for units in [0, 7, 61, usize::MAX] {
         let error = text(CustomFunction::new("no", like_first, done).units(units), 1);

@@ -44,26 +44,34 @@ pub struct CustomOp {
     name: &'static str,
     description: &'static str,
     in_place: &'static [usize],
+    /// Why the operation cannot be used: the kernel panicked when it was made.
+    broken: Option<Arc<str>>,
 }
 
 impl CustomOp {
-    /// An operation of a kernel.
+    /// An operation of a kernel. If the kernel's name, description, attributes or in-place input panic, [every use of the
+    /// operation in a graph](CustomOp::infer) is an error.
     pub fn new(kernel: impl CustomKernel) -> CustomOp {
         CustomOp::shared(Arc::new(kernel))
     }
 
     fn shared<K: CustomKernel>(kernel: Arc<K>) -> CustomOp {
-        let identity = match kernel.attributes() {
+        let asked =
+            caught(|| Ok((kernel.attributes(), kernel.in_place(), kernel.name(), kernel.description())));
+        let (broken, (attributes, in_place, name, description)) = match asked {
+            Ok(answers) => (None, answers),
+            Err(why) => (Some(why.into()), (None, None, "custom", "")),
+        };
+        let identity = match attributes {
             Some(attributes) => Identity::Attributes(TypeId::of::<K>(), attributes),
             None => Identity::Object(NEXT.fetch_add(1, Ordering::Relaxed)),
         };
-        let in_place = match kernel.in_place() {
+        let in_place = match in_place {
             // An input past the eighth is refused by the inference rule.
             Some(input) => IN_PLACE.get(input).copied().unwrap_or(&[usize::MAX]),
             None => &[],
         };
-        let (name, description) = (kernel.name(), kernel.description());
-        CustomOp { kernel, identity: Arc::new(identity), name, description, in_place }
+        CustomOp { kernel, identity: Arc::new(identity), name, description, in_place, broken }
     }
 
     /// The kernel's name.
@@ -95,6 +103,9 @@ impl CustomOp {
     /// # Errors
     /// The kernel refuses the inputs or panics, or an in-place input differs from the result.
     pub fn infer(&self, inputs: &[&Tensor]) -> Result<(DType, Shape), String> {
+        if let Some(why) = &self.broken {
+            return Err(why.to_string());
+        }
         let (dtype, shape) = caught(|| self.kernel.infer(inputs))?;
         if let Some(input) = self.in_place() {
             let Some(tensor) = IN_PLACE.get(input).and_then(|_| inputs.get(input)) else {

@@ -45,9 +45,10 @@ impl Arenas {
         Ok(())
     }
 
-    /// Frees all buffers and allocates those of a plan. If that fails, buffers of the old sizes are allocated again, which
-    /// only another process can prevent. No compiled program may point into them any more; the caller holds the
-    /// [allocation lock](crate::allocation_lock).
+    /// Frees all buffers and allocates those of a plan. If that fails, buffers of the old sizes are allocated again. No
+    /// compiled program may point into them any more. The caller holds the [allocation lock](crate::allocation_lock), so
+    /// that arenas, weights and states of other sessions do not take the memory in between; another process can, and so
+    /// can what allocates without the lock (see there).
     pub(crate) fn replace(&mut self, plan: &Plan) -> Result<(), RuntimeError> {
         let sized = |chunk: &Arc<dyn Buffer>| (Arc::downgrade(chunk), chunk.bytes());
         let old: Vec<Vec<_>> =

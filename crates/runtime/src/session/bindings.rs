@@ -8,6 +8,9 @@ use crate::{BackendError, Region, RuntimeError};
 /// a tensor of the name are forgotten. (A plan that the caller made with [`Scheduler::plan`](crate::Scheduler::plan) has
 /// memory of its own.)
 ///
+/// Inputs of a graph may share bytes. What a run writes, a state or an output, must not overlap anything else that is
+/// bound, and two outputs that are one tensor have one region: a graph that breaks this is refused.
+///
 /// ```
 /// use quadriga_graph::{DType, GraphBuilder};
 /// use quadriga_runtime::{Backend, Region, Scheduler, Session, Usage};

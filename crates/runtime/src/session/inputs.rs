@@ -30,6 +30,16 @@ fn queue_for(lane: &mut Lane, upload: bool) -> Result<&mut dyn Queue, BackendErr
     Ok(queue)
 }
 
+/// Copies an input from one bank to the other; through the host if the queue cannot.
+fn copy_bank(queue: &mut dyn Queue, from: &Region, to: &Region) -> Result<(), BackendError> {
+    if queue.copy(from, to)? {
+        return Ok(());
+    }
+    let mut bytes = vec![0; from.bytes];
+    queue.read(from, &mut bytes)?;
+    queue.write(to, &bytes)
+}
+
 /// An input of a plan.
 struct InputSlot {
     id: TensorId,
@@ -186,7 +196,7 @@ impl Inputs {
             let (from, to) = (places.get(old).unwrap_or(&places[0]), places.get(next).unwrap_or(&places[0]));
             let written = queue_for(lane, upload).and_then(|queue| {
                 if copy {
-                    queue.copy(from, to)?;
+                    copy_bank(queue, from, to)?;
                 }
                 queue.write(&to.part(offset, bytes.len())?, bytes)
             });
@@ -253,7 +263,7 @@ impl Inputs {
                 if let (Some(from), Some(to)) = (places.get(old), places.get(new)) {
                     let upload = from.bytes > MAX_SMALL_BYTES && !input.chained;
                     queue_for(lane, upload)
-                        .and_then(|queue| queue.copy(from, to))
+                        .and_then(|queue| copy_bank(queue, from, to))
                         .map_err(|error| RuntimeError::device(error).at(|| input.name.clone()))?;
                 }
             }

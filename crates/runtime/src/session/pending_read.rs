@@ -65,8 +65,9 @@ impl PendingReads {
         self.count += 1;
         let number = self.count;
         let slot = self.slot(number)?;
+        // Copies of a read that was never finished may still write to the slot's staging memory.
+        slot.wait()?;
         (slot.number, slot.used) = (0, 0);
-        slot.done.iter_mut().for_each(|(_, _, waits)| *waits = false);
         for name in outputs {
             let place = plan.result(TensorRef::Name(name))?;
             let Some(lane) = lanes.get_mut(place.backend) else { return Err(RuntimeError::ForeignPlan) };
@@ -93,18 +94,14 @@ impl PendingReads {
             let (name, found) = ("the pending read".to_owned(), into.len());
             return Err(RuntimeError::WrongSize { name, expected, found });
         }
-        let mut events = slot.done.iter().filter(|(_, _, waits)| *waits).map(|(_, event, _)| event);
-        let arrived = events.try_for_each(|event| event.wait());
-        let copied = arrived.and_then(|()| {
-            let mut rest = into;
-            for output in outputs {
-                let Some((bytes, others)) = rest.split_at_mut_checked(output.bytes) else { break };
-                output.staging.read(0, bytes)?;
-                rest = others;
-            }
-            Ok(())
-        });
-        copied.map_err(RuntimeError::device)
+        slot.wait()?;
+        let mut rest = into;
+        for output in slot.outputs.iter().take(slot.used) {
+            let Some((bytes, others)) = rest.split_at_mut_checked(output.bytes) else { break };
+            output.staging.read(0, bytes).map_err(RuntimeError::device)?;
+            rest = others;
+        }
+        Ok(())
     }
 
     fn slot(&mut self, number: u64) -> Result<&mut ReadSlot, RuntimeError> {
@@ -114,6 +111,16 @@ impl PendingReads {
 }
 
 impl ReadSlot {
+    /// Waits for the copies of the slot's latest read, unless it was waited for.
+    fn wait(&mut self) -> Result<(), RuntimeError> {
+        for (_, event, waits) in &mut self.done {
+            if std::mem::take(waits) {
+                event.wait().map_err(RuntimeError::device)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Enqueues the copy of an output to staging memory, after the run.
     fn enqueue(&mut self, lane: &mut Lane, place: &OutputPlace, bank: usize) -> Result<(), RuntimeError> {
         let from = place.region(bank);

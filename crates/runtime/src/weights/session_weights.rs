@@ -1,7 +1,7 @@
 //! The weights of one session: loading them, and setting those that a graph has no data for.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quadriga_graph::{Data, Graph, Op, Tensor, TensorId, TensorKind};
@@ -252,20 +252,34 @@ impl SessionWeights {
         own.map(|(_, weight)| weight.tensor.bytes())
     }
 
-    /// Sets the bytes of a weight without data, on every backend that holds it.
+    /// Sets the bytes of a weight without data, on every backend that holds it. After an error all have the earlier bytes;
+    /// if those cannot be written, the weight counts as not set.
     pub(crate) fn set(
         &mut self,
         backends: &[Arc<dyn Backend>],
         name: &str,
         bytes: &[u8],
     ) -> Result<(), RuntimeError> {
+        let written = self.write_all(backends, name, bytes);
+        if written.is_ok() {
+            self.values.insert(name.to_owned(), bytes.into());
+            return Ok(());
+        }
+        let restored = self.values.get(name).map(|earlier| self.write_all(backends, name, earlier));
+        if !restored.is_some_and(|restored| restored.is_ok()) {
+            self.values.remove(name);
+            let own = self.own.iter().filter(|((own, _), _)| own == name);
+            own.for_each(|(_, weight)| weight.ready.store(false, Ordering::Release));
+        }
+        written.map_err(|error| RuntimeError::device(error).at(|| name.to_owned()))
+    }
+
+    fn write_all(&self, backends: &[Arc<dyn Backend>], name: &str, bytes: &[u8]) -> Result<(), BackendError> {
         for (index, backend) in backends.iter().enumerate() {
             if let Some(weight) = self.own.get(&(name.to_owned(), index)) {
-                let written = weight.write(&**backend, bytes);
-                written.map_err(|error| RuntimeError::device(error).at(|| name.to_owned()))?;
+                weight.write(&**backend, bytes)?;
             }
         }
-        self.values.insert(name.to_owned(), bytes.into());
         Ok(())
     }
 }

@@ -138,3 +138,87 @@ fn s6_memory_that_does_not_fit_is_refused_and_the_session_still_works() {
     session.run(&[("x", &[1.0f32; 64])]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), good);
 }
+
+#[test]
+fn s6_overlapping_memory_that_a_run_writes_is_refused() {
+    for backend in [cpu(), device("a"), host("h")] {
+        let whole = region(&backend, 256);
+        let part = |at: usize| whole.part(256 * at, 256).unwrap();
+        // Two names, the part of each, and whether the graph is refused.
+        let cases = [
+            (["x", "s"], [0, 0], true),
+            (["x", "y"], [1, 1], true),
+            (["s", "y"], [0, 0], true),
+            (["y", "z"], [2, 2], true),
+            (["x", "s"], [0, 1], false),
+            (["s", "z"], [2, 1], false),
+        ];
+        for (names, parts, refused) in cases {
+            let mut session = Session::new(&Scheduler::new(Arc::clone(&backend))).unwrap();
+            for (name, at) in names.into_iter().zip(parts) {
+                let output = name == "y" || name == "z";
+                let place = part(at);
+                if output { session.bind_output(name, place) } else { session.bind_leaf(name, place) }
+                    .unwrap();
+            }
+            match session.use_graph(graph(1)) {
+                Err(RuntimeError::BoundOverlap { name, other }) if refused => {
+                    let mut sorted = names;
+                    sorted.sort_unstable();
+                    assert_eq!([&*name, &*other], sorted);
+                }
+                other => assert!(other.is_ok() && !refused, "{names:?} {parts:?}: {other:?}"),
+            }
+        }
+        // Inputs may share memory; bytes beyond a tensor are not its own.
+        let two_inputs = |outputs: usize| {
+            let g = GraphBuilder::new();
+            let sum = g.input("a", DType::F32, [64]).add(g.input("b", DType::F32, [64]));
+            g.output("one", sum);
+            if outputs == 2 {
+                g.output("two", sum.reshape([8, 8]));
+            }
+            g.finish().unwrap()
+        };
+        let mut session = Session::new(&Scheduler::new(Arc::clone(&backend))).unwrap();
+        for name in ["a", "b"] {
+            session.bind_leaf(name, whole.part(0, 512).unwrap()).unwrap();
+        }
+        session.bind_output("one", part(2)).unwrap();
+        put(&whole, &[3.0; 64]);
+        session.use_graph(two_inputs(1)).unwrap();
+        session.run(&[]).unwrap();
+        assert_eq!(get(&part(2), 64), [6.0; 64]);
+        // One tensor of two names: in one region, not in two.
+        session.bind_output("two", part(3)).unwrap();
+        let error = session.use_graph(two_inputs(2)).unwrap_err();
+        assert!(matches!(error, RuntimeError::BoundTwice { .. }), "{error}");
+        session.bind_output("two", part(2)).unwrap();
+        session.use_graph(two_inputs(2)).unwrap();
+        session.run(&[]).unwrap();
+        assert_eq!(session.read::<f32>("two").unwrap(), [6.0; 64]);
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "memory of the caller, by its address")]
+fn k7_a_session_uses_memory_at_a_pointer_of_the_caller() {
+    let backend = Arc::new(quadriga_cpu::Backend::builder().threads(2).build().unwrap());
+    let mut memory = vec![0.0f32; 3 * 64];
+    memory[..64].fill(5.0);
+    memory[64..128].fill(1.0);
+    let pointer = memory.as_mut_ptr();
+    // SAFETY: the vector is not used before the buffer is dropped.
+    let buffer = unsafe { backend.wrap_pointer(pointer.cast(), 3 * 256, ()) };
+    let part = |at: usize| Region::new(Arc::clone(&buffer), 256 * at, 256).unwrap();
+    let mut session = Session::new(&Scheduler::new(backend)).unwrap();
+    session.bind_leaf("x", part(0)).unwrap();
+    session.bind_leaf("s", part(1)).unwrap();
+    session.bind_output("y", part(2)).unwrap();
+    session.use_graph(graph(1)).unwrap();
+    session.run(&[]).unwrap();
+    assert_eq!(session.read::<f32>("z").unwrap(), [121.0; 64]);
+    drop((session, part(0)));
+    drop(buffer);
+    assert_eq!(memory, [[5.0; 64], [6.0; 64], [11.0; 64]].concat());
+}

@@ -109,21 +109,26 @@ fn equal_weights_are_loaded_once_and_freed_with_their_last_session() {
 
 #[test]
 fn set_weight_is_for_one_session() {
-    let g = GraphBuilder::new();
-    let w = g.weight("w", Weight::new(DType::F32, [2]));
-    let v = g.weight("v", Weight::with_data(DType::F32, [2], Data::from([1.0f32; 2].as_slice())));
-    g.output("y", w.add(v));
-    let plan = Scheduler::new(device("a")).plan(g.finish().unwrap()).unwrap();
-    let (mut one, mut two) = (plan.session().unwrap(), plan.session().unwrap());
-    let bytes = |value: f32| [value.to_ne_bytes(); 2].concat();
-    one.set_weight("w", &bytes(1.0)).unwrap();
-    one.run(&[]).unwrap();
-    assert!(matches!(two.run(&[]), Err(RuntimeError::NotSet { what: "weight", .. })));
-    two.set_weight("w", &bytes(2.0)).unwrap();
-    two.run(&[]).unwrap();
-    one.run(&[]).unwrap();
-    assert_eq!((one.read::<f32>("y").unwrap(), two.read::<f32>("y").unwrap()), (vec![2.0; 2], vec![3.0; 2]));
-    assert!(matches!(one.set_weight("v", &bytes(5.0)), Err(RuntimeError::WrongKind { .. })));
+    for backend in backends() {
+        let g = GraphBuilder::new();
+        let w = g.weight("w", Weight::new(DType::F32, [2]));
+        let v = g.weight("v", Weight::with_data(DType::F32, [2], Data::from([1.0f32; 2].as_slice())));
+        g.output("y", w.add(v));
+        let plan = Scheduler::new(backend).plan(g.finish().unwrap()).unwrap();
+        let (mut one, mut two) = (plan.session().unwrap(), plan.session().unwrap());
+        let bytes = |value: f32| [value.to_ne_bytes(); 2].concat();
+        one.set_weight("w", &bytes(1.0)).unwrap();
+        one.run(&[]).unwrap();
+        assert!(matches!(two.run(&[]), Err(RuntimeError::NotSet { what: "weight", .. })));
+        two.set_weight("w", &bytes(2.0)).unwrap();
+        two.run(&[]).unwrap();
+        one.run(&[]).unwrap();
+        assert_eq!(
+            (one.read::<f32>("y").unwrap(), two.read::<f32>("y").unwrap()),
+            (vec![2.0; 2], vec![3.0; 2])
+        );
+        assert!(matches!(one.set_weight("v", &bytes(5.0)), Err(RuntimeError::WrongKind { .. })));
+    }
 }
 
 /// Reads a weight without data by rows, or in a matmul.
@@ -168,6 +173,38 @@ fn a_weight_without_data_keeps_its_value_in_a_new_layout_and_on_another_backend(
         session.use_graph(unset_weight(rows)).unwrap();
         session.run(&[]).unwrap();
         assert_eq!(session.read::<f32>("y").unwrap(), [expected; 8]);
+    }
+}
+
+#[test]
+fn a_weight_that_cannot_be_set_on_one_backend_keeps_its_value_on_all() {
+    let sims = [Sim::new("a").device(), Sim::new("b").device()];
+    let backends = sims.clone().map(|sim| sim as Arc<dyn Backend>);
+    let graph = unset_weight(true);
+    let weight = graph.leaf("w").unwrap();
+    let plans = [0, 1].map(|backend| {
+        let scheduler = Scheduler::new(backends.clone()).pin_tensor(weight, backend);
+        scheduler.plan(&graph).unwrap()
+    });
+    let bytes = |value: f32| [value.to_ne_bytes(); 64].concat();
+    for failing in 0..2 {
+        let mut session = Session::new(&Scheduler::new(backends.clone())).unwrap();
+        plans.iter().for_each(|plan| session.use_plan(plan).unwrap());
+        // Never set, and set on some backends only: not set.
+        sims[failing].fail(FaultPoint::Transfer, 0);
+        assert!(matches!(session.set_weight("w", &bytes(1.0)), Err(RuntimeError::Device { .. })));
+        for plan in &plans {
+            session.use_plan(plan).unwrap();
+            assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { what: "weight", .. })));
+        }
+        session.set_weight("w", &bytes(2.0)).unwrap();
+        sims[failing].fail(FaultPoint::Transfer, 0);
+        assert!(matches!(session.set_weight("w", &bytes(3.0)), Err(RuntimeError::Device { .. })));
+        for plan in &plans {
+            session.use_plan(plan).unwrap();
+            session.run(&[]).unwrap();
+            assert_eq!(session.read::<f32>("y").unwrap(), [2.0; 8]);
+        }
     }
 }
 
