@@ -266,7 +266,7 @@ impl SessionWeights {
             return Ok(());
         }
         let restored = self.values.get(name).map(|earlier| self.write_all(backends, name, earlier));
-        if !restored.is_some_and(|restored| restored.is_ok()) {
+        if restored.is_none_or(|restored| restored.is_err()) {
             self.values.remove(name);
             let own = self.own.iter().filter(|((own, _), _)| own == name);
             own.for_each(|(_, weight)| weight.ready.store(false, Ordering::Release));

@@ -187,18 +187,18 @@ fn a_weight_that_cannot_be_set_on_one_backend_keeps_its_value_on_all() {
         scheduler.plan(&graph).unwrap()
     });
     let bytes = |value: f32| [value.to_ne_bytes(); 64].concat();
-    for failing in 0..2 {
+    for failing in &sims {
         let mut session = Session::new(&Scheduler::new(backends.clone())).unwrap();
         plans.iter().for_each(|plan| session.use_plan(plan).unwrap());
         // Never set, and set on some backends only: not set.
-        sims[failing].fail(FaultPoint::Transfer, 0);
+        failing.fail(FaultPoint::Transfer, 0);
         assert!(matches!(session.set_weight("w", &bytes(1.0)), Err(RuntimeError::Device { .. })));
         for plan in &plans {
             session.use_plan(plan).unwrap();
             assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { what: "weight", .. })));
         }
         session.set_weight("w", &bytes(2.0)).unwrap();
-        sims[failing].fail(FaultPoint::Transfer, 0);
+        failing.fail(FaultPoint::Transfer, 0);
         assert!(matches!(session.set_weight("w", &bytes(3.0)), Err(RuntimeError::Device { .. })));
         for plan in &plans {
             session.use_plan(plan).unwrap();
