@@ -43,7 +43,7 @@ pub trait Observer {
     }
 
     /// Looks at a result. [`ControlFlow::Break`] ends the run: nothing after this node is computed, except what other
-    /// devices have begun already.
+    /// devices have begun already. If it panics, the run has failed: inputs must be set again.
     fn observe(&mut self, observed: Observed<'_>) -> ControlFlow<()>;
 }
 
@@ -76,26 +76,41 @@ impl SessionDebug<'_> {
         let current = session.ready()?;
         session.wait()?;
         session.plans.get_mut(current)?.check_weights()?;
-        let observed = run(session, current, observer);
-        match observed {
-            Err(_) => session.recover(),
-            Ok(ObservedRun::Finished) => {}
-            Ok(ObservedRun::Stopped { .. }) => {
-                session.wait()?;
-                session.plans.get_mut(current)?.results = Results::Gone;
-            }
+        let plan = session.plans.get(current)?.plan.clone();
+        let wanted = wanted(&plan, observer);
+        let mut attempt = Attempt { session, ended: false };
+        let observed = run(attempt.session, current, &wanted, observer);
+        attempt.ended = observed.is_ok();
+        drop(attempt);
+        if let Ok(ObservedRun::Stopped { .. }) = observed {
+            self.session.wait()?;
+            self.session.plans.get_mut(current)?.results = Results::Gone;
         }
         observed
+    }
+}
+
+/// A run that fails unless it ends: also one that is left because the observer panics.
+struct Attempt<'s> {
+    session: &'s mut Session,
+    ended: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.session.recover();
+        }
     }
 }
 
 fn run(
     session: &mut Session,
     current: usize,
+    wanted: &FxHashSet<NodeId>,
     observer: &mut dyn Observer,
 ) -> Result<ObservedRun, RuntimeError> {
     let plan = session.plans.get(current)?.plan.clone();
-    let wanted = wanted(&plan, observer);
     let uploads = session.swap_banks(current)?;
     let PreparedPlan { weights, compiled, segments, inputs, results, .. } = session.plans.get_mut(current)?;
     let compiled = compiled.as_mut().ok_or_else(not_compiled)?;

@@ -135,6 +135,35 @@ fn an_observer_can_end_the_run_and_the_session_goes_on() {
 }
 
 #[test]
+fn a_run_whose_observer_panics_has_no_results() {
+    for mut session in sessions() {
+        set(&mut session, 2);
+        session.run(&[]).unwrap();
+        let expected: Vec<u8> = session.read("y").unwrap();
+        for last in ["normed", "hidden", "sums"] {
+            let mut panicking = |observed: Observed<'_>| {
+                let name = observed.plan.graph().node_name(observed.node);
+                if name == last {
+                    std::panic::resume_unwind(Box::new("the observer gives up"));
+                }
+                ControlFlow::Continue(())
+            };
+            let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                session.debug().observe(&mut panicking).map(|_| ())
+            }));
+            assert!(unwound.is_err(), "{last}");
+            assert!(matches!(session.read::<f32>("y"), Err(RuntimeError::Gone { .. })), "{last}");
+            // As after any failed run.
+            assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { .. })));
+            session.clear_state().unwrap();
+            set(&mut session, 2);
+            session.run(&[]).unwrap();
+            assert_eq!(session.read::<u8>("y").unwrap(), expected, "{last}");
+        }
+    }
+}
+
+#[test]
 fn nothing_is_compiled_twice_and_nothing_for_nodes_that_nobody_wants() {
     let sim = Sim::new("gpu").device();
     let mut session = Scheduler::new(sim.clone()).plan(chain(4)).unwrap().session().unwrap();
