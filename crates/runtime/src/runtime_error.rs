@@ -182,6 +182,9 @@ pub enum RuntimeError {
     /// The plan belongs to other backends than the session.
     #[error("the plan was made for other backends than the session's")]
     ForeignPlan,
+    /// The pending read was started by another session.
+    #[error("the pending read belongs to another session: finish it there")]
+    ForeignRead,
     /// States could not be saved or restored.
     #[error("{0}")]
     Snapshot(Box<SnapshotError>),

@@ -1,6 +1,7 @@
 //! Outputs that are copied to the host while devices already compute the next run.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::lane::Lane;
 use super::outputs::OutputPlace;
@@ -12,6 +13,8 @@ use crate::{Buffer, Event, Region, RuntimeError};
 /// [`Session::finish_read`](crate::Session::finish_read).
 #[derive(Debug, PartialEq, Eq)]
 pub struct PendingRead {
+    /// The session's [`PendingReads::owner`].
+    owner: u64,
     number: u64,
 }
 
@@ -19,8 +22,9 @@ pub struct PendingRead {
 const MAX_PENDING: usize = 2;
 
 /// All pending reads of a session.
-#[derive(Default)]
 pub(crate) struct PendingReads {
+    /// A number that no other session has.
+    owner: u64,
     slots: [ReadSlot; MAX_PENDING],
     /// How many reads there have been.
     count: u64,
@@ -46,6 +50,11 @@ struct StagedOutput {
 }
 
 impl PendingReads {
+    pub(crate) fn new() -> PendingReads {
+        static SESSIONS: AtomicU64 = AtomicU64::new(0);
+        PendingReads { owner: SESSIONS.fetch_add(1, Ordering::Relaxed), slots: Default::default(), count: 0 }
+    }
+
     /// Abandons all reads.
     pub(crate) fn forget(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.number = 0);
@@ -64,7 +73,9 @@ impl PendingReads {
         }
         self.count += 1;
         let number = self.count;
-        let slot = self.slot(number)?;
+        // A free one, or else that of the oldest read.
+        let slot = self.slots.iter_mut().min_by_key(|slot| slot.number);
+        let slot = slot.ok_or_else(|| RuntimeError::internal("a pending read has no slot"))?;
         // Copies of a read that was never finished may still write to the slot's staging memory.
         slot.wait()?;
         (slot.number, slot.used) = (0, 0);
@@ -78,15 +89,17 @@ impl PendingReads {
             lane.compute.record(&**event).map_err(RuntimeError::device)?;
         }
         slot.number = number;
-        Ok(PendingRead { number })
+        Ok(PendingRead { owner: self.owner, number })
     }
 
     /// Waits for a read, and copies the bytes of its outputs, one after the other.
     pub(crate) fn finish(&mut self, read: &PendingRead, into: &mut [u8]) -> Result<(), RuntimeError> {
-        let slot = self.slot(read.number)?;
-        if slot.number != read.number {
-            return Err(RuntimeError::Gone { name: "of the pending read".to_owned() });
+        if read.owner != self.owner {
+            return Err(RuntimeError::ForeignRead);
         }
+        let Some(slot) = self.slots.iter_mut().find(|slot| slot.number == read.number) else {
+            return Err(RuntimeError::Gone { name: "of the pending read".to_owned() });
+        };
         slot.number = 0;
         let outputs = slot.outputs.get(..slot.used).unwrap_or_default();
         let expected = outputs.iter().map(|output| output.bytes).sum();
@@ -102,11 +115,6 @@ impl PendingReads {
             rest = others;
         }
         Ok(())
-    }
-
-    fn slot(&mut self, number: u64) -> Result<&mut ReadSlot, RuntimeError> {
-        let slot = self.slots.get_mut((number % MAX_PENDING as u64) as usize);
-        slot.ok_or_else(|| RuntimeError::internal("a pending read has no slot"))
     }
 }
 

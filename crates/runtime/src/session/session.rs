@@ -98,7 +98,7 @@ impl Session {
             plans: PlanCache::default(),
             in_flight: None,
             queued: None,
-            reads: PendingReads::default(),
+            reads: PendingReads::new(),
         })
     }
 
@@ -446,7 +446,7 @@ impl Session {
 
     /// Starts to read outputs of the latest run, without waiting: they are copied to the host when the run is done, and
     /// runs that are started meanwhile do not change them. [`Session::finish_read`] waits for the bytes. Two reads may be
-    /// pending; a third takes the place of the first.
+    /// pending; a third takes the place of the older one.
     pub fn read_async(&mut self, outputs: &[&str]) -> Result<PendingRead, RuntimeError> {
         let current = self.plans.current()?;
         let prepared = self.plans.get(current)?;
@@ -458,7 +458,8 @@ impl Session {
         started
     }
 
-    /// Waits for outputs that are being read, and copies their bytes, one output after the other, into `into`.
+    /// Waits for outputs that are being read, and copies their bytes, one output after the other, into `into`. The read must be
+    /// one of this session.
     pub fn finish_read(&mut self, read: PendingRead, into: &mut [u8]) -> Result<(), RuntimeError> {
         let finished = self.reads.finish(&read, into);
         match finished {

@@ -103,6 +103,48 @@ fn wrong_names_sizes_and_orders_are_errors_and_change_nothing() {
 }
 
 #[test]
+fn two_reads_may_be_pending_in_any_order() {
+    let mut session = session(vec![device("a")]);
+    let start = |session: &mut Session, x: f32| {
+        session.run(&[("x", &[x; 4]), ("step", &[0.0f32; 4])]).unwrap();
+        (session.read_async(&["y"]).unwrap(), [2.0 * x; 4])
+    };
+    let finish = |session: &mut Session, (read, expected): (_, [f32; 4])| {
+        let mut bytes = [0; 16];
+        session.finish_read(read, &mut bytes).unwrap();
+        assert_eq!(floats(&bytes), expected);
+    };
+    let mut oldest = start(&mut session, 1.0);
+    for round in 2..10 {
+        // The newer of the two is finished first, and its place is free.
+        let newer = start(&mut session, round as f32);
+        finish(&mut session, newer);
+        let next = start(&mut session, round as f32 + 0.5);
+        finish(&mut session, oldest);
+        oldest = next;
+    }
+    finish(&mut session, oldest);
+}
+
+#[test]
+fn a_read_of_another_session_is_refused() {
+    let mut sessions = [1.0f32, 2.0].map(|x| {
+        let mut session = session(vec![device("a")]);
+        session.run(&[("x", &[x; 4]), ("step", &[0.0f32; 4])]).unwrap();
+        let read = session.read_async(&["y"]).unwrap();
+        (session, Some(read))
+    });
+    let [(first, of_first), (second, of_second)] = &mut sessions;
+    let (of_first, of_second) = (of_first.take().unwrap(), of_second.take().unwrap());
+    let mut bytes = [0; 16];
+    assert_eq!(second.finish_read(of_first, &mut bytes), Err(RuntimeError::ForeignRead));
+    assert_eq!(bytes, [0; 16]);
+    second.finish_read(of_second, &mut bytes).unwrap();
+    assert_eq!(floats(&bytes), [4.0; 4]);
+    assert_eq!(first.read::<f32>("y").unwrap(), [2.0; 4]);
+}
+
+#[test]
 fn a_device_failure_shows_when_the_read_is_finished() {
     for what in [FaultPoint::Run, FaultPoint::Transfer] {
         for after in 0..4 {
