@@ -7,13 +7,13 @@
 //! | magic | 8 bytes, `QDRGSTAT` |
 //! | version | u32, 1 |
 //! | states | u32 |
-//! | per state, ordered by name | name (u32 length, UTF-8), type (u32, as in GGUF), rank (u32), extents (u64 each), number of ranges (u32), ranges (u64 first byte, u64 bytes each) |
+//! | per state, ordered by name | name (u32 length, UTF-8), type (u32, as in GGUF), rank (u32), extents (u64 each), number of ranges (u32), ranges (u64 first byte, u64 bytes each, at least 1) |
 //! | checksum | u64, of everything before it |
 //! | bytes of all ranges | in the same order |
 //! | checksum | u64, of those bytes |
 //!
 //! Restoring reads and checks everything before the first state is written. Nothing is allocated for a number in the file
-//! that the session's own states do not bound.
+//! that the session's own states do not bound, and little more than the file has.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -51,20 +51,21 @@ impl Session {
     }
 
     /// Writes parts of the states to a writer: of each state the ranges of bytes that `parts` returns, in order and
-    /// without overlaps. Restoring leaves the rest of each state as it is.
+    /// without overlaps; empty ones are left out. Restoring leaves the rest of each state as it is.
     pub fn save_state_parts<R: IntoIterator<Item = Range<usize>>>(
         &mut self,
         writer: impl Write,
         mut parts: impl FnMut(&StateInfo) -> R,
     ) -> Result<(), RuntimeError> {
         self.wait()?;
-        let saved: Vec<SavedState> = self
+        let mut saved: Vec<SavedState> = self
             .states()
             .into_iter()
             .map(|state| SavedState { ranges: parts(&state).into_iter().collect(), state })
             .collect();
-        for saved in &saved {
+        for saved in &mut saved {
             saved.check_ranges()?;
+            saved.ranges.retain(|range| !range.is_empty());
         }
         let mut out = Output { writer, checksum: Checksum::default() };
         out.header(&saved)?;
@@ -88,54 +89,71 @@ impl Session {
     /// same names, types and shapes. On an error, that of a device included, all states are as they were.
     pub fn restore_state(&mut self, mut reader: impl Read) -> Result<(), RuntimeError> {
         self.wait()?;
-        let parts = read_parts(&mut reader, &self.states())?;
-        self.restore_parts(parts)
+        let states = read_states(&mut reader, &self.states())?;
+        self.restore_all(states)
     }
 
-    /// Writes all parts, or none.
-    fn restore_parts(&mut self, mut parts: Vec<StatePart>) -> Result<(), RuntimeError> {
+    /// Writes all states, or none.
+    fn restore_all(&mut self, mut states: Vec<ReadState>) -> Result<(), RuntimeError> {
+        // So many ranges have been exchanged: their old bytes are in `states`.
         let mut exchanged = 0;
         let mut restored = Ok(());
-        for part in &mut parts {
-            restored = self.exchange(part);
-            if restored.is_err() {
-                break;
+        'all: for state in &mut states {
+            let name = state.saved.state.name.clone();
+            for (start, bytes) in state.parts_mut() {
+                restored = self.exchange(&name, start, bytes, &mut exchanged);
+                if restored.is_err() {
+                    break 'all;
+                }
             }
-            exchanged += 1;
         }
         if restored.is_err() {
-            // The part whose write failed has its old bytes, too.
-            for StatePart { name, start, bytes } in parts.iter().take(exchanged + 1) {
-                // The first failure is the one to report.
-                let _ = self.write_state_at(name, *start, bytes);
+            for state in &mut states {
+                let name = state.saved.state.name.clone();
+                for (start, bytes) in state.parts_mut() {
+                    if exchanged == 0 {
+                        return restored;
+                    }
+                    exchanged -= 1;
+                    // The first failure is the one to report.
+                    let _ = self.write_state_at(&name, start, bytes);
+                }
             }
         }
         restored
     }
 
-    /// Writes a part of a state; the part then has the state's old bytes.
-    fn exchange(&mut self, part: &mut StatePart) -> Result<(), RuntimeError> {
-        let mut bytes = vec![0; part.bytes.len()];
-        let read = self.read_state_at(&part.name, part.start, &mut bytes);
-        if read.is_err() {
-            // Nothing to put back.
-            part.bytes.clear();
-            return read;
-        }
-        std::mem::swap(&mut part.bytes, &mut bytes);
-        self.write_state_at(&part.name, part.start, &bytes)
+    /// Writes a part of a state; `bytes` then has the state's old bytes, and the part is counted, even if writing failed.
+    fn exchange(
+        &mut self,
+        name: &str,
+        start: usize,
+        bytes: &mut [u8],
+        exchanged: &mut usize,
+    ) -> Result<(), RuntimeError> {
+        let mut other = vec![0; bytes.len()];
+        self.read_state_at(name, start, &mut other)?;
+        other.swap_with_slice(bytes);
+        *exchanged += 1;
+        self.write_state_at(name, start, &other)
     }
 
-    /// [Saves](Session::save_state) all states to a file, which replaces an older one only when it is complete.
+    /// [Saves](Session::save_state) all states to a file, which replaces an older one only when it is complete. A symbolic
+    /// link stays: the file that it leads to is replaced. What is no file, such as a pipe or a device, is written to.
     pub fn save_state_file(&mut self, path: impl AsRef<Path>) -> Result<(), RuntimeError> {
         let path = path.as_ref();
-        let temporary = temporary_beside(path);
         let failed = |action| move |error: io::Error| SnapshotError::io(action, Some(path), &error);
+        let target = target_of(path).map_err(failed("create"))?;
+        if fs::metadata(&target).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            let pipe = OpenOptions::new().write(true).open(&target).map_err(failed("open"))?;
+            return self.save_state(BufWriter::new(pipe));
+        }
+        let temporary = temporary_beside(&target);
         let file = OpenOptions::new().write(true).create_new(true).open(&temporary);
         let file = file.map_err(failed("create"))?;
         let saved = self.save_state(BufWriter::new(&file)).and_then(|()| {
             file.sync_all().map_err(failed("write"))?;
-            Ok(fs::rename(&temporary, path).map_err(failed("rename"))?)
+            Ok(fs::rename(&temporary, &target).map_err(failed("rename"))?)
         });
         if saved.is_err() {
             // The first failure is the one to report.
@@ -150,11 +168,23 @@ impl Session {
         let failed = |action| move |error: io::Error| SnapshotError::io(action, Some(path), &error);
         self.wait()?;
         let mut reader = BufReader::new(File::open(path).map_err(failed("open"))?);
-        let parts = read_parts(&mut reader, &self.states())?;
+        let states = read_states(&mut reader, &self.states())?;
         if !reader.fill_buf().map_err(failed("read"))?.is_empty() {
             return Err(SnapshotError::TrailingBytes.into());
         }
-        self.restore_parts(parts)
+        self.restore_all(states)
+    }
+}
+
+/// Where a path leads to, through symbolic links; there need not be a file yet.
+fn target_of(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match fs::read_link(path) {
+            // The chain of links ends, or the system would have reported a loop.
+            Ok(link) => target_of(&path.parent().unwrap_or(Path::new("")).join(link)),
+            Err(_) => Ok(path.to_owned()),
+        },
+        found => found,
     }
 }
 
@@ -168,11 +198,23 @@ fn temporary_beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Some bytes of a state.
-struct StatePart {
-    name: String,
-    start: usize,
+/// A state that was read, with the bytes of its ranges, one after the other.
+struct ReadState {
+    saved: SavedState,
     bytes: Vec<u8>,
+}
+
+impl ReadState {
+    /// The first byte and the bytes of each range.
+    fn parts_mut(&mut self) -> impl Iterator<Item = (usize, &mut [u8])> {
+        let mut rest = self.bytes.as_mut_slice();
+        self.saved.ranges.iter().map(move |range| {
+            let all = std::mem::take(&mut rest);
+            let (part, others) = all.split_at_mut_checked(range.len()).unwrap_or_default();
+            rest = others;
+            (range.start, part)
+        })
+    }
 }
 
 /// A state, and the ranges of its bytes that are saved.
@@ -241,18 +283,16 @@ impl<W: Write> Output<W> {
 }
 
 /// Reads saved states and checks them against those of a session.
-fn read_parts(reader: &mut dyn Read, states: &[StateInfo]) -> Result<Vec<StatePart>, SnapshotError> {
+fn read_states(reader: &mut dyn Read, states: &[StateInfo]) -> Result<Vec<ReadState>, SnapshotError> {
     let mut input = Input { reader, checksum: Checksum::default() };
-    let saved = input.header(states)?;
-    let mut parts = Vec::new();
-    for SavedState { state, ranges } in &saved {
-        for range in ranges {
-            let bytes = input.bytes(range.len())?;
-            parts.push(StatePart { name: state.name.clone(), start: range.start, bytes });
-        }
+    let mut read = Vec::new();
+    for saved in input.header(states)? {
+        // The ranges do not overlap: together they have no more bytes than the state.
+        let bytes = input.bytes(saved.ranges.iter().map(ExactSizeIterator::len).sum())?;
+        read.push(ReadState { saved, bytes });
     }
     input.check("the checksum of the contents is wrong")?;
-    Ok(parts)
+    Ok(read)
 }
 
 /// Reads bytes and sums them up.
@@ -320,6 +360,9 @@ impl Input<'_> {
             let Some(end) = end else {
                 return Err(SnapshotError::Damaged { what: "a range is outside its state" });
             };
+            if bytes == 0 {
+                return Err(SnapshotError::Damaged { what: "a range is empty" });
+            }
             saved.ranges.push(start..end);
             free = end;
         }

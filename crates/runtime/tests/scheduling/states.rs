@@ -168,6 +168,19 @@ fn only_the_chosen_bytes_are_saved_and_restored() {
     let rows: Vec<f32> = session.read_state("rows").unwrap();
     assert_eq!((&rows[..8], &rows[8..24], &rows[24..]), (&first[..8], &[7.0; 16][..], &[0.0; 8][..]));
 
+    // Empty ranges are not written.
+    let mut same = Vec::new();
+    session.restore_state(saved.as_slice()).unwrap();
+    session
+        .save_state_parts(&mut same, |state| {
+            parts(state)
+                .into_iter()
+                .flat_map(|range| [range.start..range.start, range.clone(), range.end..range.end])
+        })
+        .unwrap();
+    assert_eq!(same.len(), saved.len());
+    session.restore_state(same.as_slice()).unwrap();
+
     let bad: [&[Range<usize>]; 4] =
         [&[0..0, 0..129], &[4..8, 0..4], &[0..8, 4..12], &[Range { start: 8, end: 4 }]];
     for ranges in bad {
@@ -237,6 +250,12 @@ fn damaged_and_hostile_bytes_are_refused_and_change_nothing() {
         bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
         refuse(&bytes);
     }
+    // An empty range, of which there could be any number: that of `half`, after name, type, rank, extents and count.
+    let mut empty = saved.clone();
+    let bytes_of_range = 16 + 4 + 4 + 4 + 4 + 2 * 8 + 4 + 8;
+    assert_eq!(empty[bytes_of_range..bytes_of_range + 8], 64u64.to_le_bytes());
+    empty[bytes_of_range..bytes_of_range + 8].fill(0);
+    assert_eq!(refuse(&empty), SnapshotError::Damaged { what: "a range is empty" });
     // Bytes after the end belong to the reader's owner.
     let mut longer = saved.clone();
     longer.extend(b"more");
@@ -304,4 +323,42 @@ fn files_are_replaced_only_when_complete() {
     let error = session.save_state_file(&missing).unwrap_err().to_string();
     assert!(error.starts_with("cannot create the saved states ("), "{error}");
     assert_eq!(session.state_bytes().unwrap(), before);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_stay_links_and_pipes_are_written_to() {
+    use std::os::unix::fs::symlink;
+    let mut session = Scheduler::new(host("cpu")).plan(graph()).unwrap().session().unwrap();
+    run(&mut session, 0);
+    let saved = session.state_bytes().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("data")).unwrap();
+    fs::write(at("data/states"), b"old").unwrap();
+    // To a file, to a link, and to a file that is not there yet.
+    symlink("data/states", at("link")).unwrap();
+    symlink("link", at("link of link")).unwrap();
+    symlink("data/new", at("link to nothing")).unwrap();
+    for (link, file) in
+        [("link", "data/states"), ("link of link", "data/states"), ("link to nothing", "data/new")]
+    {
+        session.save_state_file(at(link)).unwrap();
+        assert!(fs::symlink_metadata(at(link)).unwrap().is_symlink(), "{link}");
+        assert_eq!(fs::read(at(file)).unwrap(), saved, "{link}");
+        fs::write(at(file), b"old").unwrap();
+    }
+    symlink("loop", at("loop")).unwrap();
+    assert!(matches!(snapshot(session.save_state_file(at("loop")).unwrap_err()), SnapshotError::Io { .. }));
+    assert_eq!(fs::read_dir(at("data")).unwrap().count(), 2, "no temporary files");
+
+    let pipe = at("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // Opened by both sides, so that neither waits for the other.
+    let mut reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+    session.save_state_file(&pipe).unwrap();
+    let mut bytes = vec![0; saved.len()];
+    std::io::Read::read_exact(&mut reader, &mut bytes).unwrap();
+    assert_eq!(bytes, saved);
+    assert!(!fs::metadata(&pipe).unwrap().is_file());
 }
