@@ -1,7 +1,7 @@
 //! Output files that appear under their names only once they are complete.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
@@ -30,6 +30,11 @@ impl AtomicFile {
         }
         // The file that a link names is replaced, not the link.
         let target = &fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+        if is_model(target) {
+            let why =
+                io::Error::new(io::ErrorKind::AlreadyExists, "it is a model (GGUF); choose another name");
+            return Err(Failure::file("write", target, &why));
+        }
         let folder = match target.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
@@ -63,6 +68,13 @@ impl AtomicFile {
         }
         Ok(())
     }
+}
+
+/// Whether there is a file that starts as models do. No output of the command is one, so replacing it must be a mistake:
+/// `plan --json model.gguf` for `plan --json plan.json model.gguf`.
+fn is_model(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"GGUF"
 }
 
 /// The error without the name of the temporary file, which means nothing to the user.

@@ -52,3 +52,16 @@ fn models_and_prompt_caches_do_not_replace_pipes() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(fs::metadata(&target).unwrap().len() > size, "the file behind the link is updated");
 }
+
+#[test]
+fn no_output_replaces_a_model() {
+    let fixture = Fixture::new(&[]);
+    let before = fs::read(&fixture.model).unwrap();
+    for line in [["run", "hi", "-n", "2", "--trace"].as_slice(), &["plan", "--json"], &["plan", "--svg"]] {
+        let mut command = fixture.command(line[0], &line[1..]);
+        let refused = output(command.arg(&fixture.model));
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.err.contains("it is a model (GGUF); choose another name"), "{refused:?}");
+    }
+    assert!(fs::read(&fixture.model).unwrap() == before);
+}

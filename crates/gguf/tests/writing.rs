@@ -135,7 +135,7 @@ fn a_folder_that_cannot_be_written_is_an_error_with_its_path() {
     // A folder under the target's name cannot be replaced.
     fs::create_dir(folder.path().join("taken.gguf")).unwrap();
     let error = Writer::new().write(folder.path().join("taken.gguf")).unwrap_err();
-    assert!(matches!(error, Error::Io { action: "rename", .. }), "{error}");
+    assert!(matches!(error, Error::NotAFile { .. }), "{error}");
     assert_eq!(names_in(folder.path()), ["taken.gguf"]);
 }
 
