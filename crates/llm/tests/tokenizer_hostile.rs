@@ -3,6 +3,7 @@
 
 use quadriga_conformance::Rng;
 use quadriga_llm::Error;
+use quadriga_llm::template::{ChatTemplate, Message};
 use quadriga_llm::tokenizer::{Detokenizer, TokenType, Tokenizer, Vocabulary};
 
 fn vocabulary(model: &str, tokens: &[&str]) -> Vocabulary {
@@ -129,4 +130,28 @@ fn a_megabyte_without_a_word_break_is_encoded_fast() {
     }
     let pieces = Tokenizer::new(vocabulary("llama", &["a", "aa", "aaaa", "\u{2581}"])).unwrap();
     assert!(pieces.encode(&"a".repeat(1 << 20), true).len() <= (1 << 19) + 1);
+}
+
+#[test]
+fn nested_user_defined_tokens_do_not_slow_down_the_search_for_control_tokens() {
+    // Walking from each token to all shorter ones would take more than ten billion steps.
+    let mut tokens: Vec<String> = (2..6000).map(|length| "a".repeat(length)).collect();
+    let mut types = vec![TokenType::UserDefined; tokens.len()];
+    tokens.extend(["a", "<", "s", ">", "<s>"].map(String::from));
+    types.extend([TokenType::Normal; 4]);
+    types.push(TokenType::Control);
+    let control = tokens.len() as u32 - 1;
+    let tokenizer = Tokenizer::new(Vocabulary {
+        tokens,
+        types,
+        add_space_prefix: Some(false),
+        ..vocabulary("llama", &[])
+    })
+    .unwrap();
+    let source = "{% set end = '<s>' %}{% for m in messages %}{{ m.content }}{% if end == '<s>' %}{{ end }}{% endif %}{% endfor %}";
+    let template = ChatTemplate::for_tokenizer(source, &tokenizer).unwrap();
+    let messages = [Message::new("user", "a".repeat(1_000_000) + "<s>")];
+    let found = template.tokenize(&tokenizer, &messages, true).unwrap();
+    assert_eq!(found.iter().filter(|token| **token == control).count(), 1);
+    assert_eq!(found.last(), Some(&control));
 }

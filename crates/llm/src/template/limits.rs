@@ -23,10 +23,12 @@ const MAX_DEPTH: usize = 32;
 /// The size of a value without its text.
 const OVERHEAD: usize = 32;
 /// The time that a rendering may take. The other limits end every known template long before.
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// The variable with the size of the messages. Its name is no identifier, so that templates cannot change it.
 pub(super) const MESSAGE_BYTES: &str = "message bytes";
+/// The variable with the time limit in milliseconds.
+const MILLISECONDS: &str = "time limit";
 
 type Outcome<T = Value> = Result<T, Error>;
 
@@ -39,13 +41,13 @@ struct Budget {
 }
 
 impl Budget {
-    fn new(message_bytes: usize) -> Budget {
+    fn new(message_bytes: usize, milliseconds: usize) -> Budget {
         let scaled = |base: usize, factor: usize| base.saturating_add(message_bytes.saturating_mul(factor));
         Budget {
             memory: scaled(MAX_MEMORY, 128),
             work: scaled(MAX_WORK, 1024),
             largest: scaled(MAX_VALUE, 4),
-            deadline: Instant::now() + DEADLINE,
+            deadline: Instant::now() + Duration::from_millis(milliseconds as u64),
         }
     }
 }
@@ -59,11 +61,14 @@ fn too_large() -> Error {
 }
 
 fn budget<'s>(state: &'s mut State<'_, '_>) -> &'s mut Budget {
-    let bytes = match state.get_extension::<Budget>() {
-        Some(_) => 0,
-        None => state.lookup(MESSAGE_BYTES).and_then(|bytes| bytes.as_usize()).unwrap_or(0),
+    let (bytes, milliseconds) = match state.get_extension::<Budget>() {
+        Some(_) => (0, 0),
+        None => {
+            let variable = |name: &str| state.lookup(name).and_then(|value| value.as_usize()).unwrap_or(0);
+            (variable(MESSAGE_BYTES), variable(MILLISECONDS))
+        }
     };
-    state.get_or_insert_extension_with(|| Budget::new(bytes))
+    state.get_or_insert_extension_with(|| Budget::new(bytes, milliseconds))
 }
 
 /// Takes bytes that are allocated and bytes that are read from the budget.
@@ -75,8 +80,8 @@ pub(super) fn spend(state: &mut State<'_, '_>, memory: usize, work: usize) -> Ou
     budget.memory = budget.memory.checked_sub(memory).ok_or_else(|| failure("it uses too much memory"))?;
     let work = work.saturating_add(memory);
     budget.work = budget.work.checked_sub(work).ok_or_else(|| failure("it takes too long"))?;
-    if Instant::now() > budget.deadline {
-        return Err(failure("it takes too long"));
+    if Instant::now() >= budget.deadline {
+        return Err(failure("its time is up"));
     }
     Ok(())
 }

@@ -20,14 +20,16 @@ mod limits;
 mod provenance;
 mod rewrite;
 
+use std::time::Duration;
+
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use regex::Regex;
 use serde::Serialize;
 
-use self::limits::{LimitedWriter, MAX_INSTRUCTIONS};
-use self::provenance::{Marker, Prompt, broken, escaped, has_marks};
+use self::limits::{LimitedWriter, MAX_INSTRUCTIONS, TIME_LIMIT};
+use self::provenance::{Marker, Prompt, broken, has_marks, replaced_marks};
 use self::rewrite::MarkText;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -36,6 +38,8 @@ use crate::{Error, Result};
 const MAX_OUTPUT: usize = 4 << 20;
 /// The largest source of a template in bytes; real ones have up to 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
+/// The longest line of a template in bytes: the template engine counts columns in 16 bits.
+const MAX_LINE: usize = 65_535;
 
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -82,6 +86,8 @@ pub struct ChatTemplate {
     eos: String,
     /// Texts of the same tokens in the template with marks, if there is one.
     marked: Option<(String, String)>,
+    /// The time that a rendering may take.
+    time_limit: Duration,
 }
 
 #[derive(Serialize)]
@@ -92,10 +98,12 @@ struct TemplateContext<'a> {
     add_generation_prompt: bool,
     #[serde(rename = "message bytes")]
     message_bytes: usize,
+    #[serde(rename = "time limit")]
+    milliseconds: usize,
 }
 
-/// A content that is neither empty nor part of a control token.
-const HARMLESS: &str = "\u{e000}";
+/// A letter that is not part of a control token.
+const HARMLESS: char = '\u{e000}';
 
 /// The names of the templates in the environment.
 const PLAIN: &str = "chat";
@@ -122,6 +130,10 @@ impl ChatTemplate {
             let reason = format!("its source has {} bytes, more than {MAX_SOURCE}", source.len());
             return Err(Error::Template { reason });
         }
+        if let Some(line) = source.lines().position(|line| line.len() > MAX_LINE) {
+            let reason = format!("line {} has more than {MAX_LINE} bytes", line + 1);
+            return Err(Error::Template { reason });
+        }
         let source = without_generation_tags(source);
         let mut syntax = SyntaxConfig::builder();
         let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
@@ -143,7 +155,13 @@ impl ChatTemplate {
             environment.add_template_owned(MARKED, source).ok()?;
             Some((marker.mark(bos), marker.mark(eos)))
         });
-        Ok(ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned(), marked })
+        Ok(ChatTemplate {
+            environment,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            marked,
+            time_limit: TIME_LIMIT,
+        })
     }
 
     /// The template of a model file, if it has one.
@@ -154,72 +172,78 @@ impl ChatTemplate {
 
     /// Renders a conversation as a prompt. With `add_generation_prompt`, it ends with the header of the assistant's
     /// answer. The text does not tell control tokens of the template from those in a content: use
-    /// [`tokenize`](Self::tokenize) for messages that are not trusted.
+    /// [`tokenize`](Self::tokenize) for messages that are not trusted. The noncharacters U+FDD0 to U+FDD3, which mark
+    /// control tokens here, become U+FFFD in messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.render_as(PLAIN, (&self.bos, &self.eos), messages, add_generation_prompt)
+        self.render_as(PLAIN, (&self.bos, &self.eos), &without_marks(messages), add_generation_prompt)
     }
 
     /// The tokens of a conversation. Control tokens that are spelled out in the content of a message become those
-    /// tokens only if the message is [trusted](Message::trusted); otherwise they are text.
+    /// tokens only if the message is [trusted](Message::trusted); otherwise they are text. If the template puts
+    /// contents together so that its own control tokens cannot be told from theirs, those are text, too.
     pub fn tokenize(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>> {
+        let messages = &without_marks(messages);
         let plain = self.render(messages, add_generation_prompt)?;
         let parsed = tokenizer.encode_prompt(&plain, true);
         if messages.iter().all(|message| message.trusted) {
             return Ok(parsed);
         }
-        let roles: Vec<&str> =
-            messages.iter().map(|message| message.role.as_str()).chain(["assistant"]).collect();
+        let text_only = |text: &str| tokenizer.control_starts(text).is_empty();
+        // What the template writes whatever the contents are.
+        let harmless: Vec<Message> = messages
+            .iter()
+            .map(|message| Message {
+                role: if text_only(&message.role) { message.role.clone() } else { "user".to_owned() },
+                content: if message.trusted { message.content.clone() } else { harmless(&message.content) },
+                trusted: message.trusted,
+            })
+            .collect();
         let marked = self.render_marked(tokenizer, messages, add_generation_prompt);
         let marked = marked.filter(|prompt| prompt.text == plain);
-        let tokens = marked.map(|prompt| prompt.encode_marked(tokenizer, &roles));
+        let harmless_marked =
+            marked.as_ref().and_then(|_| self.render_marked(tokenizer, &harmless, add_generation_prompt));
+        let completed =
+            harmless_marked.as_ref().map(|prompt| prompt.completed(tokenizer)).unwrap_or_default();
+        let tokens = marked.map(|prompt| prompt.encode_marked(tokenizer, &completed));
         if tokens.as_ref() == Some(&parsed) {
             return Ok(parsed);
         }
         // Control tokens are not marked: either they are spelled out in contents, or the template composes them in
         // an unusual way. Contents without control tokens tell which.
-        let text_only = |text: &str| tokenizer.control_starts(text).is_empty();
-        let harmless: Vec<Message> = messages
-            .iter()
-            .map(|message| {
-                let role = if text_only(&message.role) { message.role.as_str() } else { "user" };
-                Message::new(role, HARMLESS)
-            })
-            .collect();
-        let complete = || -> Option<bool> {
-            let plain = self.render(&harmless, add_generation_prompt).ok()?;
-            let prompt = self.render_marked(tokenizer, &harmless, add_generation_prompt)?;
-            let parsed = tokenizer.encode_prompt(&plain, true);
-            Some(prompt.text == plain && prompt.encode_marked(tokenizer, &roles) == parsed)
-        };
-        match tokens {
-            Some(tokens) if complete() == Some(true) => Ok(tokens),
-            _ if messages.iter().all(|m| text_only(&m.role) && (m.trusted || text_only(&m.content))) => {
-                Ok(parsed)
-            }
-            _ => {
-                let text = |text: &str| broken(tokenizer, &escaped(text));
-                let messages: Vec<Message> = messages
-                    .iter()
-                    .map(|message| Message {
-                        role: text(&message.role),
-                        content: if message.trusted {
-                            escaped(&message.content)
-                        } else {
-                            text(&message.content)
-                        },
-                        trusted: message.trusted,
-                    })
-                    .collect();
-                let rendered =
-                    self.render_as(PLAIN, (&self.bos, &self.eos), &messages, add_generation_prompt)?;
-                Ok(Prompt::new(&rendered).encode_unbroken(tokenizer))
-            }
+        let harmless_plain = self.render(&harmless, add_generation_prompt).unwrap_or_default();
+        let wanted = tokenizer.encode_prompt(&harmless_plain, true);
+        let complete = harmless_marked.is_some_and(|prompt| {
+            prompt.text == harmless_plain && prompt.encode_marked(tokenizer, &completed) == wanted
+        });
+        if let Some(tokens) = tokens.as_ref().filter(|_| complete) {
+            return Ok(tokens.clone());
         }
+        let unmarked = if messages.iter().all(|m| text_only(&m.role) && (m.trusted || text_only(&m.content)))
+        {
+            parsed
+        } else {
+            let text = |text: &str| broken(tokenizer, text);
+            let messages: Vec<Message> = messages
+                .iter()
+                .map(|message| Message {
+                    role: text(&message.role),
+                    content: if message.trusted { message.content.clone() } else { text(&message.content) },
+                    trusted: message.trusted,
+                })
+                .collect();
+            let rendered = self.render_as(PLAIN, (&self.bos, &self.eos), &messages, add_generation_prompt)?;
+            Prompt::new(&rendered).encode_unbroken(tokenizer)
+        };
+        // The template can still have put a control token together from parts of contents.
+        if is_subsequence(&tokenizer.control_among(&unmarked), &tokenizer.control_among(&wanted)) {
+            return Ok(unmarked);
+        }
+        Ok(tokens.unwrap_or_else(|| tokenizer.encode_prompt(&plain, false)))
     }
 
     /// Renders the template with marks; `None` if there is none or it fails, as it can when it compares a marked text.
@@ -227,11 +251,7 @@ impl ChatTemplate {
         let (bos, eos) = self.marked.as_ref()?;
         let messages: Vec<Message> = messages
             .iter()
-            .map(|message| Message {
-                role: escaped(&message.role),
-                content: marked_content(tokenizer, message),
-                trusted: message.trusted,
-            })
+            .map(|message| Message { content: marked_content(tokenizer, message), ..message.clone() })
             .collect();
         let text = self.render_as(MARKED, (bos, eos), &messages, end).ok()?;
         Some(Prompt::new(&text))
@@ -248,8 +268,15 @@ impl ChatTemplate {
         let template = self.environment.get_template(name).map_err(failed)?;
         let message_bytes: usize =
             messages.iter().map(|message| message.role.len() + message.content.len()).sum();
-        let context =
-            TemplateContext { messages, bos_token, eos_token, add_generation_prompt, message_bytes };
+        let milliseconds = usize::try_from(self.time_limit.as_millis()).unwrap_or(usize::MAX);
+        let context = TemplateContext {
+            messages,
+            bos_token,
+            eos_token,
+            add_generation_prompt,
+            message_bytes,
+            milliseconds,
+        };
         let mut output = LimitedWriter {
             bytes: Vec::new(),
             left: message_bytes.saturating_mul(2).saturating_add(MAX_OUTPUT),
@@ -262,14 +289,37 @@ impl ChatTemplate {
 /// The tokens of the contents of messages, one after another without a template. Control tokens are parsed in trusted
 /// messages only.
 pub(crate) fn tokenize_contents(tokenizer: &Tokenizer, messages: &[Message]) -> Vec<u32> {
+    let messages = without_marks(messages);
     let text: String = messages.iter().map(|message| marked_content(tokenizer, message)).collect();
     Prompt::new(&text).encode_marked(tokenizer, &[])
 }
 
 /// A content whose control tokens are marked if it is trusted.
 fn marked_content(tokenizer: &Tokenizer, message: &Message) -> String {
-    let content = escaped(&message.content);
-    if message.trusted { Marker::new(tokenizer).mark(&content) } else { content }
+    let content = &message.content;
+    if message.trusted { Marker::new(tokenizer).mark(content) } else { content.clone() }
+}
+
+/// The messages with U+FFFD for noncharacters that are marks. Other escapes could have another length, which templates
+/// can see.
+fn without_marks(messages: &[Message]) -> Vec<Message> {
+    let of = |message: &Message| Message {
+        role: replaced_marks(&message.role),
+        content: replaced_marks(&message.content),
+        trusted: message.trusted,
+    };
+    messages.iter().map(of).collect()
+}
+
+/// A content of the same length and with the same spaces that has no part of a control token.
+fn harmless(content: &str) -> String {
+    content.chars().map(|letter| if letter.is_whitespace() { letter } else { HARMLESS }).collect()
+}
+
+/// Whether a list has the elements of another one in their order.
+fn is_subsequence(part: &[u32], whole: &[u32]) -> bool {
+    let mut whole = whole.iter();
+    part.iter().all(|element| whole.any(|other| other == element))
 }
 
 /// Replaces the `generation` tags, which mark answers for training, by comments.
@@ -290,4 +340,22 @@ fn describe(error: &minijinja::Error) -> String {
         cause = error.source();
     }
     text.replace('\n', " ")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::time::Duration;
+
+    use super::{ChatTemplate, Message};
+
+    #[test]
+    fn a_rendering_ends_when_its_time_is_up() {
+        let mut template = ChatTemplate::new("{{ messages[0].content ~ '!' }}", "", "").unwrap();
+        let messages = [Message::new("user", "hi")];
+        assert_eq!(template.render(&messages, true).unwrap(), "hi!");
+        template.time_limit = Duration::ZERO;
+        let error = template.render(&messages, true).unwrap_err().to_string();
+        assert!(error.contains("its time is up"), "{error}");
+    }
 }

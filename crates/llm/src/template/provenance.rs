@@ -16,29 +16,17 @@ const END: char = '\u{fdd1}';
 const PREFIX: char = '\u{fdd2}';
 /// After the first character of a control token in a content.
 const BROKEN: char = '\u{fdd3}';
-/// Before the letter of a mark that is part of a message.
-const ESCAPE: char = '\u{fdd4}';
 
-const MARKS: [char; 5] = [START, END, PREFIX, BROKEN, ESCAPE];
+const MARKS: [char; 4] = [START, END, PREFIX, BROKEN];
 
 /// Whether a text contains a mark.
 pub(super) fn has_marks(text: &str) -> bool {
     text.contains(MARKS)
 }
 
-/// Text from a message, with marks in it escaped.
-pub(super) fn escaped(text: &str) -> String {
-    if !has_marks(text) {
-        return text.to_owned();
-    }
-    let mut result = String::with_capacity(text.len() + 8);
-    for letter in text.chars() {
-        match MARKS.iter().zip('a'..).find(|(mark, _)| **mark == letter) {
-            Some((_, name)) => result.extend([ESCAPE, name]),
-            None => result.push(letter),
-        }
-    }
-    result
+/// Text from a message without marks: noncharacters are not meant for text from outside.
+pub(super) fn replaced_marks(text: &str) -> String {
+    text.replace(MARKS, "\u{fffd}")
 }
 
 /// Marks control tokens in the text of a template.
@@ -57,7 +45,7 @@ impl<'t> Marker<'t> {
     pub(super) fn mark(&self, text: &str) -> String {
         let mut result = String::with_capacity(text.len() + 8);
         let mut from = 0;
-        for (at, length) in self.tokenizer.control_tokens(text) {
+        for (at, length, _) in self.tokenizer.control_tokens(text) {
             result.push_str(text.get(from..at).unwrap_or_default());
             result.push(START);
             result.push_str(text.get(at..at + length).unwrap_or_default());
@@ -118,9 +106,8 @@ impl Prompt {
             prefixes: Vec::new(),
             broken: Vec::new(),
         };
-        let mut letters = rendered.chars();
         let mut last = 0;
-        while let Some(letter) = letters.next() {
+        for letter in rendered.chars() {
             let at = prompt.text.len();
             match letter {
                 START => prompt.marked.push((at, at)),
@@ -131,11 +118,6 @@ impl Prompt {
                 }
                 PREFIX => prompt.prefixes.push(at),
                 BROKEN => prompt.broken.push(last),
-                ESCAPE => {
-                    let name = letters.next();
-                    let mark = MARKS.iter().zip('a'..).find(|(_, own)| Some(*own) == name);
-                    prompt.text.extend(mark.map(|(mark, _)| *mark));
-                }
                 letter => {
                     last = at;
                     prompt.text.push(letter);
@@ -145,24 +127,37 @@ impl Prompt {
         prompt
     }
 
-    /// The tokens, with the marked control tokens. A control token that only begins in the template must contain one
-    /// of the roles.
-    pub(super) fn encode_marked(&self, tokenizer: &Tokenizer, roles: &[&str]) -> Vec<u32> {
-        let texts = &tokenizer.vocabulary().tokens;
-        let marked = |at: usize| {
-            let found = self.marked.binary_search_by_key(&at, |(start, _)| *start);
-            found.ok().and_then(|found| self.marked.get(found))
+    /// The tokens, with the marked control tokens, and those that begin with a prefix and are `completed` with the
+    /// same token as without the contents.
+    pub(super) fn encode_marked(&self, tokenizer: &Tokenizer, completed: &[Option<u32>]) -> Vec<u32> {
+        let prefixes = Some(&self.prefixes).filter(|prefixes| prefixes.len() == completed.len());
+        let prefix = |at: usize| {
+            let found = prefixes.and_then(|prefixes| prefixes.binary_search(&at).ok());
+            found.and_then(|found| completed.get(found).copied().flatten())
         };
-        let at = |at: usize| marked(at).is_some() || self.prefixes.binary_search(&at).is_ok();
-        let allow = |at: usize, token: u32, length: usize| match marked(at) {
-            Some((_, end)) => at + length <= *end,
-            None => {
-                let text = texts.get(token as usize).map_or("", String::as_str);
-                roles.iter().any(|role| !role.is_empty() && text.contains(role))
-            }
+        let at = |at: usize| self.marked_end(at).is_some() || prefix(at).is_some();
+        let allow = |at: usize, token: u32, length: usize| match self.marked_end(at) {
+            Some(end) => at + length <= end,
+            None => prefix(at) == Some(token),
         };
         let control = ControlTokens::ParsedWhere { at: &at, allow: &allow };
         tokenizer.with_bos(tokenizer.encode_where(&self.text, control))
+    }
+
+    /// The control token that begins at each prefix, if contents have no part in it: for a prompt with harmless ones.
+    pub(super) fn completed(&self, tokenizer: &Tokenizer) -> Vec<Option<u32>> {
+        let control = tokenizer.control_tokens(&self.text);
+        let token = |prefix: &usize| {
+            let found = control.binary_search_by_key(prefix, |(at, ..)| *at).ok()?;
+            control.get(found).map(|(.., token)| *token)
+        };
+        self.prefixes.iter().map(token).collect()
+    }
+
+    /// The end of the marked control token that begins at a position.
+    fn marked_end(&self, at: usize) -> Option<usize> {
+        let found = self.marked.binary_search_by_key(&at, |(start, _)| *start).ok()?;
+        self.marked.get(found).map(|(_, end)| *end)
     }
 
     /// The tokens, with all control tokens that are not broken.

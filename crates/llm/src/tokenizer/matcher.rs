@@ -18,6 +18,8 @@ pub(super) struct Found {
     pub(super) length: u32,
     /// Whether it is recognised in any text.
     pub(super) always: bool,
+    /// Whether it or a shorter one that ends there, too, is not.
+    pub(super) has_control: bool,
     /// The next shorter one that ends there, too.
     shorter: u32,
     /// Itself or the next shorter one that is recognised in any text.
@@ -118,6 +120,7 @@ impl Matcher {
                 token,
                 length: text.len() as u32,
                 always,
+                has_control: !always,
                 shorter: NONE,
                 nearest_always,
             });
@@ -251,8 +254,10 @@ impl Matcher {
                     set(&mut self.longest, state, shorter);
                 } else {
                     let below = self.found_at(shorter).map_or(NONE, |found| found.nearest_always);
+                    let control_below = self.found_at(shorter).is_some_and(|found| found.has_control);
                     if let Some(found) = self.found.get_mut(own as usize) {
                         found.shorter = shorter;
+                        found.has_control |= control_below;
                         if found.nearest_always == NONE {
                             found.nearest_always = below;
                         }
@@ -277,5 +282,29 @@ fn get(values: &[u32], at: u32) -> u32 {
 fn set(values: &mut [u32], at: u32, value: u32) {
     if let Some(slot) = values.get_mut(at as usize) {
         *slot = value;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::{Direction, Matcher};
+
+    #[test]
+    fn control_tokens_are_known_without_walking_to_all_shorter_tokens() {
+        // Each of them is a control token or not, in every combination.
+        let texts = ["a", "b", "aa", "ab", "ba", "aab", "aba", "baa", "abab"];
+        let searched = b"abaababbaaabab";
+        for control in 0..1u32 << texts.len() {
+            let tokens: Vec<(&[u8], u32, bool)> =
+                (0..).zip(texts).map(|(i, text)| (text.as_bytes(), i, control >> i & 1 == 0)).collect();
+            for direction in [Direction::Forward, Direction::Backward] {
+                let matcher = Matcher::new(direction, &tokens).unwrap();
+                matcher.scan(searched, |at, found| {
+                    let mut chain = std::iter::successors(Some(found), |found| matcher.shorter(*found));
+                    assert_eq!(found.has_control, chain.any(|found| !found.always), "{control:b} at {at}");
+                });
+            }
+        }
     }
 }

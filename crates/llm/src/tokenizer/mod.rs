@@ -194,8 +194,8 @@ impl Tokenizer {
     }
 
     /// Positions and lengths of the control tokens that are spelled out in a text, as [`encode`](Self::encode) finds
-    /// them.
-    pub(crate) fn control_tokens(&self, text: &str) -> Vec<(usize, usize)> {
+    /// them, and the tokens.
+    pub(crate) fn control_tokens(&self, text: &str) -> Vec<(usize, usize, u32)> {
         let mut at = 0;
         let mut found = Vec::new();
         for fragment in self.fragments(text, ControlTokens::Parsed) {
@@ -204,7 +204,7 @@ impl Tokenizer {
                 Fragment::Token(token) => {
                     let length = self.vocabulary.tokens.get(token as usize).map_or(0, String::len);
                     if self.vocabulary.token_type(token) != TokenType::UserDefined {
-                        found.push((at, length));
+                        found.push((at, length, token));
                     }
                     length
                 }
@@ -218,14 +218,21 @@ impl Tokenizer {
     pub(crate) fn control_starts(&self, text: &str) -> Vec<usize> {
         let mut starts = Vec::new();
         self.special.scan(text.as_bytes(), |at, found| {
-            if std::iter::successors(Some(found), |found| self.special.shorter(*found))
-                .any(|found| !found.always)
-            {
+            if found.has_control {
                 starts.push(at);
             }
         });
         starts.reverse();
         starts
+    }
+
+    /// The control tokens among some tokens, without the one for unknown text.
+    pub(crate) fn control_among(&self, tokens: &[u32]) -> Vec<u32> {
+        let control = |token: &u32| {
+            self.vocabulary.token_type(*token) == TokenType::Control
+                && Some(*token) != self.vocabulary.unknown
+        };
+        tokens.iter().copied().filter(control).collect()
     }
 
     /// The texts of the control tokens.

@@ -12,8 +12,27 @@ use super::{Rewriter, Written};
 const CHAIN: usize = 16;
 
 /// Filters that neither copy nor walk their input.
-const FREE_FILTERS: &[&str] =
-    &["length", "count", "first", "default", "d", "bool", "abs", "attr", "round", "safe"];
+const FREE_FILTERS: &[&str] = &["first", "default", "d", "bool", "abs", "attr", "round"];
+/// Filters that walk texts, but not lists.
+const COUNTING_FILTERS: &[&str] = &["length", "count"];
+/// Tests of the type or of a number, which do not walk texts.
+const FREE_TESTS: &[&str] = &[
+    "defined",
+    "undefined",
+    "none",
+    "boolean",
+    "true",
+    "false",
+    "string",
+    "number",
+    "integer",
+    "int",
+    "float",
+    "mapping",
+    "sequence",
+    "odd",
+    "even",
+];
 /// Filters that copy the references to the elements of their input, but not the elements.
 const SHALLOW_FILTERS: &[&str] = &[
     "list",
@@ -153,6 +172,8 @@ impl Rewriter<'_> {
                 self.operand(&test.expr, mark && test.args.is_empty())?;
                 if !test.args.is_empty() {
                     self.text("|weighed__");
+                } else if !FREE_TESTS.contains(&test.name) {
+                    self.text("|item__");
                 }
                 self.text(" is ");
                 self.text(test.name);
@@ -297,7 +318,9 @@ impl Rewriter<'_> {
     pub(super) fn filter(&mut self, filter: &Filter<'_>, mark: bool) -> Written {
         if let Some(input) = &filter.expr {
             self.operand(input, mark)?;
-            if !FREE_FILTERS.contains(&filter.name) {
+            if COUNTING_FILTERS.contains(&filter.name) {
+                self.text("|item__");
+            } else if !FREE_FILTERS.contains(&filter.name) {
                 self.text(if SHALLOW_FILTERS.contains(&filter.name) { "|added__" } else { "|text__" });
             }
             self.text("|");
