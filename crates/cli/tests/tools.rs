@@ -278,4 +278,7 @@ fn eval_answers_cases_line_by_line() {
     }
     let wrong = output_with_input(fixture.command("eval", &[]).arg("-"), b"{\"name\": 3}\n");
     wrong.failed(1, &["line 1", "not a case"]);
+    // A likelihood over no token at all is no result.
+    let short = br#"{"name": "s", "kind": "nll", "text": "hi", "ctx": 5}"#;
+    output_with_input(fixture.command("eval", &[]).arg("-"), short).failed(1, &["ctx", "tokens in the text"]);
 }

@@ -145,6 +145,10 @@ fn likelihood(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Result<Resul
     if chunk < 2 {
         return Err(Error::Option { name: "ctx", value: chunk.to_string(), wanted: "at least 2" });
     }
+    if tokens.len() < chunk {
+        let wanted = "at most the number of tokens in the text";
+        return Err(Error::Option { name: "ctx", value: chunk.to_string(), wanted });
+    }
     let mut chunk_nll = Vec::new();
     let mut count = 0;
     for part in tokens.chunks_exact(chunk) {
