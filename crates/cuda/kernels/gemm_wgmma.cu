@@ -22,26 +22,6 @@ struct __align__(64) TensorMap { u64 words[16]; };
 #define SLOTS 6
 #define GROUP 128
 
-__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra over;\n"
-                 "bra again;\n"
-                 "over:\n"
-                 "}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
 // Arrives at the same barrier of a block of the cluster. The default scope, the block, is enough: wgmma has read the slot
 // when its group is complete, and no thread has written to it. Cluster scope would put a fence for the whole device here.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 block) {

@@ -32,26 +32,6 @@ struct StreamedGemv {
     float eps;
 };
 
-__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void barrier_init(u32 barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra over;\n"
-                 "bra again;\n"
-                 "over:\n"
-                 "}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
 __device__ __forceinline__ void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier) : "memory");
@@ -261,7 +241,7 @@ template <int F, int WARPS> __device__ __forceinline__ void gemv_streamed(const 
     launch_dependents();
     // One lane per barrier: in a loop, racecheck counts the predicated-off rounds as writes.
     if (lane < job.slots) {
-        barrier_init(barrier + 8 * lane);
+        barrier_init(barrier + 8 * lane, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();

@@ -17,6 +17,7 @@ macro_rules! kernel_text {
 }
 
 const ATTENTION: (&str, &str) = kernel_text!("attention.cuh");
+const MBARRIER: (&str, &str) = kernel_text!("mbarrier.cuh");
 const ROPE: (&str, &str) = kernel_text!("rope.cuh");
 
 /// Headers of all kernel files.
@@ -66,9 +67,9 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("pack.cu"), &[]),
     source(kernel_text!("attention.cu"), &[ROPE, ATTENTION]),
     source(kernel_text!("attention_mma.cu"), &[ATTENTION]),
-    source(kernel_text!("gemv_streamed.cu"), &[]),
+    source(kernel_text!("gemv_streamed.cu"), &[MBARRIER]),
     source(kernel_text!("gemm.cu"), &[]),
-    source(kernel_text!("gemm_wgmma.cu"), &[]),
+    source(kernel_text!("gemm_wgmma.cu"), &[MBARRIER]),
     source(kernel_text!("conv.cu"), &[]),
 ];
 
