@@ -138,7 +138,7 @@ pub(crate) struct Prepared {
     /// The engine's options, with the context that was chosen.
     pub(crate) options: EngineOptions,
     quiet: bool,
-    /// The bar of a prefill under way.
+    /// The progress bar of the current prefill.
     prefill_bar: Arc<Mutex<Option<ProgressBar>>>,
     /// Duration of opening and planning.
     opening: Duration,

@@ -26,7 +26,7 @@ pub trait Family: Send + Sync {
     /// The reason why this device cannot be used.
     fn open(&self, number: u32) -> Result<Arc<dyn Backend>, Reason>;
 
-    /// Whether there is at most one device of this kind, which has no number.
+    /// Whether there is at most one device of this kind; its name is the kind alone then: `cpu`, not `cpu:0`.
     fn is_single(&self) -> bool {
         false
     }
@@ -160,7 +160,7 @@ impl Registry {
         };
         let unknown = || OpenError::Unknown { name: name.to_owned(), known: self.names() };
         let family = self.families.iter().find(|family| family.name() == kind).ok_or_else(unknown)?;
-        // A kind that exists once has no numbers.
+        // The only device of its kind is `cpu`; there is no `cpu:0`.
         let number = number.filter(|_| !family.is_single() || kind == lower).ok_or_else(unknown)?;
         family.open(number).map_err(|reason| OpenError::Unusable {
             name: device_name(&**family, number),
