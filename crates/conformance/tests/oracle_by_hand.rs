@@ -3,8 +3,8 @@
 
 use quadriga_conformance::{EvalError, Oracle, OracleError, compute_node};
 use quadriga_graph::{
-    AttentionOptions, Binary, DType, Gate, GraphBuilder, Interpolation, Op, Order, Pairing, Pooling, Rope,
-    Unary, Value, Weight, Window, blocks,
+    AttentionOptions, Binary, DType, DeltaRuleInputs, ExpertWeights, Gate, GatedDeltaRule, GraphBuilder,
+    Interpolation, Op, Order, Pairing, Pooling, Rope, SelectExperts, Unary, Value, Weight, Window, blocks,
 };
 
 /// The result of an operation on F32 inputs `a`, `b`, … with the given shapes and values.
@@ -439,4 +439,126 @@ fn a_view_with_too_many_elements_is_an_error() {
     let mut oracle = Oracle::new(&graph).unwrap();
     oracle.set_f32("x", &[1.0]).unwrap();
     assert!(oracle.run().unwrap_err().to_string().contains("too many"));
+}
+
+#[test]
+fn an_attention_sink_takes_its_share_of_the_softmax() {
+    let q: (&[usize], &[f32]) = (&[2, 1, 1], &[1.0, 1.0]);
+    let k: (&[usize], &[f32]) = (&[1, 2, 1], &[0.0, 2.0]);
+    let v: (&[usize], &[f32]) = (&[1, 2, 1], &[10.0, 20.0]);
+    let sinks: (&[usize], &[f32]) = (&[2], &[1.0, f32::NEG_INFINITY]);
+    // The sink is not scaled, and has no value.
+    let found = eval(&[q, k, v, sinks], |_, t| {
+        t[0].attention(t[1], t[2], AttentionOptions::new().scale(0.5).sinks(t[3]))
+    });
+    let e = 1f64.exp();
+    close(&found, &[(10.0 + 20.0 * e) / (1.0 + e + e), (10.0 + 20.0 * e) / (1.0 + e)]);
+}
+
+#[test]
+fn the_clamped_swiglu_of_gpt_oss() {
+    let gate: (&[usize], &[f32]) = (&[4], &[1.0, 9.0, -2.0, 0.0]);
+    let up: (&[usize], &[f32]) = (&[4], &[2.0, 8.0, -9.0, 3.0]);
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-f64::from(1.702f32) * x).exp());
+    let expected = [3.0 * sigmoid(1.0), 8.0 * 7.0 * sigmoid(7.0), 12.0 * sigmoid(-2.0), 0.0];
+    close(&eval(&[gate, up], |_, v| v[0].gated(Gate::SwigluOai, v[1])), &expected);
+}
+
+#[test]
+fn experts_are_selected_by_score_and_by_group() {
+    let scores: (&[usize], &[f32]) = (&[2, 6], &[1.0, 5.0, 5.0, 0.0, 2.0, 3.0, 9.0, 0.0, 4.0, 4.0, 3.0, 5.5]);
+    let select = |used, groups, groups_used| {
+        eval(&[scores], |_, v| v[0].select_experts(SelectExperts { used, groups, groups_used }))
+    };
+    // Of equal scores the first.
+    close(&select(3, 1, 1), &[1.0, 2.0, 5.0, 0.0, 5.0, 2.0]);
+    // Groups of two: sums 6, 5, 5 and 9, 8, 8.5.
+    close(&select(2, 3, 1), &[1.0, 0.0, 0.0, 1.0]);
+    close(&select(2, 3, 2), &[1.0, 2.0, 0.0, 5.0]);
+    // Groups of three: the two best sum to 10, 5 and 13, 9.5.
+    close(&select(2, 2, 1), &[1.0, 2.0, 0.0, 2.0]);
+}
+
+#[test]
+fn weights_of_experts() {
+    let p: (&[usize], &[f32]) = (&[1, 4], &[0.1, 0.2, 0.3, 0.5]);
+    let weigh = |softmax, normalize, scale| {
+        eval(&[p], |g, v| {
+            let ids = g.constant("ids", DType::I32, [1, 2], &[3, 1][..]);
+            v[0].expert_weights(ids, ExpertWeights { softmax, normalize, scale })
+        })
+    };
+    let (a, b) = (0.5, f64::from(0.2f32));
+    close(&weigh(false, false, 2.0), &[2.0 * a, 2.0 * b]);
+    close(&weigh(false, true, 1.0), &[a / (a + b), b / (a + b)]);
+    let e = (b - a).exp();
+    close(&weigh(true, false, 1.0), &[1.0 / (1.0 + e), e / (1.0 + e)]);
+    // A sum that is too small is not divided by.
+    let tiny: (&[usize], &[f32]) = (&[1, 1], &[1e-6]);
+    let found = eval(&[tiny], |g, v| {
+        let ids = g.constant("ids", DType::I32, [1, 1], &[0][..]);
+        v[0].expert_weights(ids, ExpertWeights { softmax: false, normalize: true, scale: 1.0 })
+    });
+    close(&found, &[f64::from(1e-6f32) / 6.103_515_625e-5]);
+}
+
+#[test]
+fn biases_and_sums_of_experts() {
+    let x: (&[usize], &[f32]) = (&[1, 2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let biases: (&[usize], &[f32]) = (&[3, 2], &[10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
+    let added =
+        eval(&[x, biases], |g, v| v[0].add_id(v[1], g.constant("ids", DType::I32, [1, 2], &[2, 0][..])));
+    close(&added, &[51.0, 62.0, 13.0, 24.0]);
+    let weights: (&[usize], &[f32]) = (&[1, 2], &[0.5, 2.0]);
+    close(&eval(&[x, weights], |_, v| v[0].sum_experts(v[1])), &[6.5, 9.0]);
+}
+
+#[test]
+fn causal_convolution_with_the_rows_before() {
+    let x: (&[usize], &[f32]) = (&[4, 2], &[1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0]);
+    let kernel: (&[usize], &[f32]) = (&[2, 3], &[1.0, 2.0, 3.0, 0.0, 0.0, 1.0]);
+    close(&eval(&[x, kernel], |_, v| v[0].ssm_conv(v[1])), &[14.0, 30.0, 20.0, 40.0]);
+}
+
+#[test]
+fn the_gated_delta_rule_by_hand() {
+    // One head of depth 2 and width 1: S = (4, 6), decay 1/2, key (1, 0), value 5, beta 1/2.
+    let q: (&[usize], &[f32]) = (&[1, 1, 2], &[1.0, 1.0]);
+    let k: (&[usize], &[f32]) = (&[1, 1, 2], &[1.0, 0.0]);
+    let v: (&[usize], &[f32]) = (&[1, 1, 1], &[5.0]);
+    let gate: (&[usize], &[f32]) = (&[1, 1], &[0.5f32.ln()]);
+    let beta: (&[usize], &[f32]) = (&[1, 1], &[0.5]);
+    let state: (&[usize], &[f32]) = (&[1, 2, 1], &[4.0, 6.0]);
+    let rule = GatedDeltaRule { scale: 2.0, tiled: false };
+    let run = |which: usize| {
+        eval(&[q, k, v, gate, beta, state], |_, t| {
+            let inputs = DeltaRuleInputs { keys: t[1], values: t[2], gates: t[3], betas: t[4], state: t[5] };
+            let (result, state) = t[0].gated_delta_rule(inputs, rule);
+            if which == 0 { result } else { state }
+        })
+    };
+    // The decayed state is (2, 3); it predicts 2, so that half of the difference 3 is added for the key.
+    let decayed = f64::from(0.5f32.ln()).exp();
+    let first = 4.0 * decayed + 0.5 * (5.0 - 4.0 * decayed);
+    close(&run(1), &[first, 6.0 * decayed]);
+    close(&run(0), &[2.0 * (first + 6.0 * decayed)]);
+}
+
+#[test]
+fn key_heads_of_the_delta_rule_are_grouped_or_tiled() {
+    // Two key heads, four value heads, no decay, beta 1, an empty state: the result is value times q · k of the key head.
+    let q: (&[usize], &[f32]) = (&[1, 2, 1], &[1.0, 1.0]);
+    let k: (&[usize], &[f32]) = (&[1, 2, 1], &[2.0, 3.0]);
+    let v: (&[usize], &[f32]) = (&[1, 4, 1], &[1.0, 10.0, 100.0, 1000.0]);
+    let zeros: (&[usize], &[f32]) = (&[1, 4], &[0.0; 4]);
+    let ones: (&[usize], &[f32]) = (&[1, 4], &[1.0; 4]);
+    let state: (&[usize], &[f32]) = (&[4, 1, 1], &[0.0; 4]);
+    let run = |tiled| {
+        eval(&[q, k, v, zeros, ones, state], |_, t| {
+            let inputs = DeltaRuleInputs { keys: t[1], values: t[2], gates: t[3], betas: t[4], state: t[5] };
+            t[0].gated_delta_rule(inputs, GatedDeltaRule { scale: 1.0, tiled }).0
+        })
+    };
+    close(&run(false), &[2.0, 20.0, 300.0, 3000.0]);
+    close(&run(true), &[2.0, 30.0, 200.0, 3000.0]);
 }

@@ -92,7 +92,7 @@ fn spans_are_checked_against_the_keys() {
     let x = g.input("x", DType::F32, [2, 2, 32]);
     let (k, v) = (g.input("k", DType::F32, [1, 5, 32]), g.input("v", DType::F32, [1, 5, 32]));
     let spans = g.input("spans", DType::I32, [2, 2]);
-    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: true };
+    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: true, sinks: false };
     g.output("y", g.apply(Op::Attention(attention), &[x, k, v, spans]).named("bad"));
     let graph = g.finish().unwrap();
     for (wrong, text) in [(6, "6"), (-1, "-1")] {

@@ -160,6 +160,12 @@ impl DType {
         matches!(self, DType::I8 | DType::I16 | DType::I32 | DType::I64)
     }
 
+    /// Whether a KV cache can have this type: attention reads keys and values of it.
+    pub const fn is_cache_type(self) -> bool {
+        use DType::*;
+        matches!(self, F32 | F16 | BF16 | Q8_0 | Q5_1 | Q4_0)
+    }
+
     /// Whether values of this type can be dequantized to `f32`, and so used as weights.
     pub const fn is_computable(self) -> bool {
         use DType::*;

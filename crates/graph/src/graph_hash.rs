@@ -66,7 +66,16 @@ fn op(mix: &mut Mixer, op: &Op) {
         Op::Attention(a) => {
             mix.float(a.scale);
             mix.float(a.soft_cap.unwrap_or(0.0));
-            mix.word(u64::from(a.mask) | u64::from(a.spans) << 1);
+            mix.word(u64::from(a.mask) | u64::from(a.spans) << 1 | u64::from(a.sinks) << 2);
+        }
+        Op::SelectExperts(select) => mix.sizes(&[select.groups, select.groups_used]),
+        Op::ExpertWeights(weights) => {
+            mix.word(u64::from(weights.softmax) | u64::from(weights.normalize) << 1);
+            mix.float(weights.scale);
+        }
+        Op::GatedDeltaRule(rule) => {
+            mix.word(rule.tiled.into());
+            mix.float(rule.scale);
         }
         Op::Im2Col { window: w, .. } | Op::ConvDepthwise { window: w } => window(mix, w),
         Op::Pool { pooling, window: w } => {
@@ -86,6 +95,9 @@ fn op(mix: &mut Mixer, op: &Op) {
         | Op::Unary(_)
         | Op::MulMat
         | Op::MulMatId
+        | Op::AddId
+        | Op::SumExperts
+        | Op::SsmConv
         | Op::OutProd
         | Op::GetRows
         | Op::SetRows

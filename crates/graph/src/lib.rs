@@ -32,6 +32,7 @@ mod custom;
 mod data;
 mod dtype;
 mod error;
+mod expert_values;
 mod fingerprint;
 mod graph;
 mod graph_hash;
@@ -51,11 +52,13 @@ pub use custom::{
 pub use data::Data;
 pub use dtype::DType;
 pub use error::{BuildError, GraphErrorKind};
+pub use expert_values::DeltaRuleInputs;
 pub use fingerprint::Fingerprint;
 pub use graph::{Graph, Node};
 pub use names::layer_of;
 pub use ops::{
-    Attention, Binary, Declaration, Gate, Interpolation, Op, Order, Pairing, Pooling, Rope, Unary, Window,
+    Attention, Binary, Declaration, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Op, Order, Pairing,
+    Pooling, Rope, SelectExperts, Unary, Window,
 };
 pub use order::OrderError;
 pub use shape::{MAX_DIMS, Shape, Strides};

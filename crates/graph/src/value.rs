@@ -60,6 +60,8 @@ pub struct AttentionOptions<'g> {
     pub mask: Option<Value<'g>>,
     /// A tensor `[t, 2]` of I32: for each query, the first visible key and one past the last.
     pub spans: Option<Value<'g>>,
+    /// A tensor `[h]`: for each head, a score that is part of the softmax's denominator only.
+    pub sinks: Option<Value<'g>>,
 }
 
 impl<'g> AttentionOptions<'g> {
@@ -86,6 +88,11 @@ impl<'g> AttentionOptions<'g> {
     /// Limits each query to a span of keys.
     pub fn spans(self, spans: Value<'g>) -> AttentionOptions<'g> {
         AttentionOptions { spans: Some(spans), ..self }
+    }
+
+    /// Adds an attention sink to each head.
+    pub fn sinks(self, sinks: Value<'g>) -> AttentionOptions<'g> {
+        AttentionOptions { sinks: Some(sinks), ..self }
     }
 }
 
@@ -450,12 +457,17 @@ impl<'g> Value<'g> {
     /// Attention of these queries `[b, h, t, d]` over `keys` and `values`; see [`Op::Attention`].
     #[track_caller]
     pub fn attention(self, keys: Value<'g>, values: Value<'g>, options: AttentionOptions<'g>) -> Value<'g> {
-        let AttentionOptions { scale, soft_cap, mask, spans } = options;
-        let scale = scale.unwrap_or_else(|| 1.0 / (self.shape().cols() as f32).sqrt());
-        let op = Op::Attention(Attention { scale, soft_cap, mask: mask.is_some(), spans: spans.is_some() });
-        let inputs: Vec<_> =
-            [Some(self), Some(keys), Some(values), mask, spans].into_iter().flatten().collect();
-        self.op(op, &inputs)
+        let AttentionOptions { scale, soft_cap, mask, spans, sinks } = options;
+        let parameters = Attention {
+            scale: scale.unwrap_or_else(|| 1.0 / (self.shape().cols() as f32).sqrt()),
+            soft_cap,
+            mask: mask.is_some(),
+            spans: spans.is_some(),
+            sinks: sinks.is_some(),
+        };
+        let optional = [mask, spans, sinks].into_iter().flatten();
+        let inputs: Vec<_> = [self, keys, values].into_iter().chain(optional).collect();
+        self.op(Op::Attention(parameters), &inputs)
     }
 
     /// The same elements under another shape.

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use quadriga_graph::{
-    Attention, DType, Fingerprint, Gate, GraphBuilder, NodeId, Op, Order, Pairing, Rope, Shape, Strides,
-    Value,
+    Attention, DType, ExpertWeights, Fingerprint, Gate, GatedDeltaRule, GraphBuilder, NodeId, Op, Order,
+    Pairing, Rope, SelectExperts, Shape, Strides, Value,
 };
 
 /// Applies an operation to inputs of these types and shapes.
@@ -21,6 +21,7 @@ fn of(op: Op, inputs: &[(DType, &[usize])]) -> Fingerprint {
 
 #[test]
 fn every_attribute_of_every_operation_changes_the_fingerprint() {
+    type Leaf = (DType, &'static [usize]);
     const X: (DType, &[usize]) = (DType::F32, &[4, 8]);
     const HEADS: (DType, &[usize]) = (DType::F32, &[2, 4, 8]);
     const POSITIONS: (DType, &[usize]) = (DType::I32, &[2]);
@@ -38,10 +39,26 @@ fn every_attribute_of_every_operation_changes_the_fingerprint() {
             add(Op::GroupNorm { groups, eps }, &[(DType::F32, &[4, 2, 8])]);
         }
     }
-    for gate in [Gate::Swiglu, Gate::Geglu, Gate::Reglu] {
+    for gate in Gate::ALL {
         for swapped in [false, true] {
             add(Op::Gated { gate, swapped }, &[X, X]);
         }
+    }
+    const SCORES: Leaf = (DType::F32, &[3, 8]);
+    const IDS: Leaf = (DType::I32, &[3, 2]);
+    for (groups, groups_used) in [(1, 1), (4, 2), (4, 4), (2, 2)] {
+        add(Op::SelectExperts(SelectExperts { used: 2, groups, groups_used }), &[SCORES]);
+    }
+    for (softmax, normalize, scale) in
+        [(false, false, 1.0), (true, false, 1.0), (false, true, 1.0), (false, true, 2.0)]
+    {
+        add(Op::ExpertWeights(ExpertWeights { softmax, normalize, scale }), &[SCORES, IDS]);
+    }
+    const TOKEN_HEADS: Leaf = (DType::F32, &[3, 2, 4]);
+    const PER_HEAD: Leaf = (DType::F32, &[3, 2]);
+    for (scale, tiled) in [(1.0, false), (0.5, false), (1.0, true)] {
+        let inputs = [TOKEN_HEADS, TOKEN_HEADS, TOKEN_HEADS, PER_HEAD, PER_HEAD, (DType::F32, &[2, 4, 4])];
+        add(Op::GatedDeltaRule(GatedDeltaRule { scale, tiled }), &inputs);
     }
     for scale in [1.0, 0.5] {
         add(Op::SoftMax { scale, mask: false, sinks: false }, &[X]);
@@ -95,7 +112,7 @@ fn every_attribute_of_every_operation_changes_the_fingerprint() {
         add(Op::Permute { axes }, &[HEADS]);
     }
     add(Op::Transpose, &[HEADS]);
-    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: false };
+    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: false, sinks: false };
     let (q, kv) = ((DType::F32, &[2usize, 4, 8][..]), (DType::F32, &[2usize, 3, 8][..]));
     for attention in [
         attention,

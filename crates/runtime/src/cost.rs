@@ -55,6 +55,12 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
             let queries = inputs.first().map_or(0, |query| elements(query) / cols(0).max(1));
             queries.saturating_mul(2 * rows(1)).saturating_mul(cols(1).saturating_add(cols(2)))
         }
+        Op::SsmConv => elements(output).saturating_mul(2 * cols(1)),
+        Op::GatedDeltaRule(_) => {
+            // Decay, prediction, update and result: seven operations for each element of the state and each token.
+            let tokens = inputs.get(2).map_or(0, |values| values.dims4()[1] as u64);
+            inputs.get(5).map_or(0, |state| elements(state)).saturating_mul(7).saturating_mul(tokens)
+        }
         Op::Norm { .. }
         | Op::RmsNorm { .. }
         | Op::GroupNorm { .. }
@@ -62,6 +68,8 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         | Op::SoftMax { .. }
         | Op::Gated { .. }
         | Op::Rope { .. } => elements(output).saturating_mul(4),
+        Op::SumExperts => inputs.first().map_or(0, |x| elements(x)).saturating_mul(2),
+        Op::SelectExperts(_) => inputs.first().map_or(0, |scores| elements(scores)),
         Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax | Op::ArgSort { .. } | Op::TopK { .. } => {
             inputs.first().map_or(0, |input| elements(input))
         }

@@ -149,7 +149,7 @@ fn attention(list: &mut CaseList) {
                         let index = list.len();
                         let soft_cap = index.is_multiple_of(4).then_some(3.0);
                         let visible = visible.get(index % visible.len()).copied().unwrap_or(Visible::All);
-                        one_attention(list, types, shape, visible, soft_cap);
+                        one_attention(list, types, shape, visible, Scores { soft_cap, sinks: false });
                     }
                 }
             }
@@ -164,15 +164,15 @@ fn attention(list: &mut CaseList) {
             value_depth: 96,
         };
         for visible in visible {
-            one_attention(list, types, odd, visible, None);
-            one_attention(list, types, AttentionShape { keys: 0, ..odd }, visible, None);
-            one_attention(list, types, AttentionShape { queries: 0, ..odd }, visible, None);
+            one_attention(list, types, odd, visible, PLAIN);
+            one_attention(list, types, AttentionShape { keys: 0, ..odd }, visible, PLAIN);
+            one_attention(list, types, AttentionShape { queries: 0, ..odd }, visible, PLAIN);
             one_attention(
                 list,
                 types,
                 AttentionShape { batch: 2, queries: 17, keys: 33, ..odd },
                 visible,
-                Some(10.0),
+                Scores { soft_cap: Some(10.0), sinks: false },
             );
         }
     }
@@ -192,13 +192,14 @@ pub(super) fn many(list: &mut CaseList) {
                     depth,
                     value_depth: depth,
                 };
-                one_attention(list, types, shape, Visible::Spans, None);
+                one_attention(list, types, shape, Visible::Spans, PLAIN);
                 let visible = match list.len() % 3 {
                     0 => Visible::All,
                     1 => Visible::MaskAndSpans,
                     _ => Visible::MaskPerHead,
                 };
-                one_attention(list, types, AttentionShape { batch: 2, ..shape }, visible, Some(3.0));
+                let capped = Scores { soft_cap: Some(3.0), sinks: false };
+                one_attention(list, types, AttentionShape { batch: 2, ..shape }, visible, capped);
             }
         }
     }
@@ -238,28 +239,98 @@ fn non_finite(list: &mut CaseList, dtype: DType, shape: AttentionShape, of_keys:
     });
 }
 
+/// What is done to the scores besides the mask.
+#[derive(Clone, Copy)]
+struct Scores {
+    soft_cap: Option<f32>,
+    sinks: bool,
+}
+
+const PLAIN: Scores = Scores { soft_cap: None, sinks: false };
+
+/// Sinks, for single queries and for more than fit a tile; with keys that are not visible at all.
+pub(super) fn sinks(list: &mut CaseList) {
+    for types in [[DType::F32; 2], [DType::F16; 2], [DType::Q8_0; 2]] {
+        for depth in [64, 96, 128] {
+            for (heads, groups) in [(1, 1), (8, 1), (9, 3)] {
+                for (queries, keys) in [(1, 1), (1, 70), (1, 700), (5, 33), (40, 40), (130, 300)] {
+                    let shape = square(1, [heads, groups], [queries, keys], depth);
+                    let visible =
+                        if list.len().is_multiple_of(3) { Visible::MaskPerHead } else { Visible::Spans };
+                    let soft_cap = list.len().is_multiple_of(5).then_some(4.0);
+                    one_attention(list, types, shape, visible, Scores { soft_cap, sinks: true });
+                }
+            }
+        }
+    }
+}
+
+/// Every type that a KV cache can have, of keys and values apart.
+pub(super) fn cache_types(list: &mut CaseList) {
+    use DType::{BF16, F16, F32, Q4_0, Q5_1, Q8_0};
+    for types in
+        [[BF16, BF16], [Q4_0, Q4_0], [Q5_1, Q5_1], [Q8_0, Q4_0], [F16, Q5_1], [BF16, F16], [Q4_0, F32]]
+    {
+        for depth in [32, 64, 128] {
+            for (heads, groups) in [(1, 1), (4, 2), (9, 3)] {
+                for (queries, keys) in [(1, 1), (1, 300), (5, 33), (70, 130)] {
+                    let shape = square(1, [heads, groups], [queries, keys], depth);
+                    one_attention(list, types, shape, Visible::Spans, PLAIN);
+                }
+            }
+        }
+    }
+}
+
+/// Heads of 256 elements, and those of multi-head latent attention: one wide key for all heads, expanded or not.
+pub(super) fn latent(list: &mut CaseList) {
+    for types in [[DType::F16; 2], [DType::F32; 2], [DType::BF16; 2], [DType::Q8_0; 2]] {
+        for (heads, groups, depth, value_depth) in
+            [(4, 1, 256, 256), (16, 1, 576, 512), (5, 1, 160, 128), (4, 4, 192, 128)]
+        {
+            for (queries, keys) in [(1, 1), (1, 200), (4, 33), (40, 130)] {
+                let shape =
+                    AttentionShape { value_depth, ..square(1, [heads, groups], [queries, keys], depth) };
+                one_attention(list, types, shape, Visible::Spans, PLAIN);
+            }
+        }
+    }
+}
+
+fn square(
+    batch: usize,
+    [heads, groups]: [usize; 2],
+    [queries, keys]: [usize; 2],
+    depth: usize,
+) -> AttentionShape {
+    AttentionShape { batch, heads, groups, queries, keys, depth, value_depth: depth }
+}
+
 fn one_attention(
     list: &mut CaseList,
     types: [DType; 2],
     shape: AttentionShape,
     visible: Visible,
-    soft_cap: Option<f32>,
+    scores: Scores,
 ) {
+    let Scores { soft_cap, sinks } = scores;
     let [k_type, v_type] = types;
     let AttentionShape { batch, heads, groups, queries, keys, depth, value_depth } = shape;
     let layout = InputLayout::dense(list.len() / 3);
     let tolerance = if types == [DType::F32; 2] { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
     let cap = soft_cap.map_or(String::new(), |c| format!(" cap {c}"));
+    let with = if sinks { " sinks" } else { "" };
     let details = format!(
         "[{batch}, {heads}, {queries}, {depth}] × {k_type} {v_type} \
-         [{groups}, {keys}, {value_depth}]{layout} {visible:?}{cap}"
+         [{groups}, {keys}, {value_depth}]{layout} {visible:?}{cap}{with}"
     );
     list.push("attention", details, tolerance, move |s| {
         let q = s.strided_input(DType::F32, [batch, heads, queries, depth], layout, Fill::Range(-2.0, 2.0));
         let k = s.strided_input(k_type, [batch, groups, keys, depth], layout, UNIT);
         let v = s.strided_input(v_type, [batch, groups, keys, value_depth], layout, UNIT);
         let (mask, spans) = mask_and_spans(s, visible, shape);
-        s.out(q.attention(k, v, AttentionOptions { scale: None, soft_cap, mask, spans }));
+        let sinks = sinks.then(|| s.input(DType::F32, [1, 1, 1, heads], Fill::Range(-2.0, 4.0)));
+        s.out(q.attention(k, v, AttentionOptions { scale: None, soft_cap, mask, spans, sinks }));
     });
 }
 

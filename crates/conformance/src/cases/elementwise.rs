@@ -18,7 +18,7 @@ pub(super) fn list(list: &mut CaseList) {
         binary(list, kind);
     }
     one_value(list);
-    for gate in [Gate::Swiglu, Gate::Geglu, Gate::Reglu] {
+    for gate in Gate::ALL {
         gated(list, gate);
     }
     diagonal_masks(list);

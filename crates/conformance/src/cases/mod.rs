@@ -4,11 +4,13 @@ mod attention;
 pub(crate) mod builder;
 mod conv;
 mod elementwise;
+mod experts;
 pub(crate) mod fill;
 mod fused;
 mod layout;
 mod matrix;
 mod norms;
+mod recurrent;
 mod reduce;
 mod rows;
 
@@ -146,6 +148,11 @@ impl Suite {
         conv::list(&mut list);
         fused::list(&mut list);
         attention::many(&mut list);
+        attention::sinks(&mut list);
+        attention::cache_types(&mut list);
+        attention::latent(&mut list);
+        experts::list(&mut list);
+        recurrent::list(&mut list);
         Suite { entries: list.entries }
     }
 

@@ -26,6 +26,7 @@ struct AttentionKernel {
     v: TensorView,
     mask: Option<TensorView>,
     spans: Option<TensorView>,
+    sinks: Option<TensorView>,
     out: TensorView,
 }
 
@@ -39,19 +40,20 @@ pub(super) fn attention(
 ) -> Result<(), String> {
     let mut rest = rest.iter().copied();
     let mut take = |wanted: bool| if wanted { rest.next() } else { None };
-    let (mask, spans) = (take(parameters.mask), take(parameters.spans));
-    if mask.is_some() != parameters.mask || spans.is_some() != parameters.spans {
+    let (mask, spans, sinks) = (take(parameters.mask), take(parameters.spans), take(parameters.sinks));
+    if [&mask, &spans, &sinks].map(Option::is_some) != [parameters.mask, parameters.spans, parameters.sinks] {
         return Err("an input is missing".into());
     }
     let [b, h, t, d] = q.dims;
     let mut accesses = vec![Access::reads(q), Access::reads(k), Access::reads(v), Access::writes(out)];
-    accesses.extend(mask.iter().chain(&spans).map(Access::reads));
+    accesses.extend(mask.iter().chain(&spans).chain(&sinks).map(Access::reads));
     let shape = attention_shape(parameters, q.dims, (k.dims, k.dtype), (v.dims, v.dtype));
     let isa = context.isa;
     let Attention { scale, soft_cap, .. } = *parameters;
-    let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, out: *out };
+    let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, sinks, out: *out };
     let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
-    if spans_fit && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
+    if spans_fit && sinks.is_none() && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok()
+    {
         lowered.push(LoweredOp::Team(TeamOp {
             kernel: Box::new(FastAttention { shape, plain }),
             accesses,
@@ -215,7 +217,15 @@ impl Kernel for AttentionKernel {
                 let group = head / (h / groups.max(1)).max(1);
                 self.q.load_at([batch, head, i], 0, query);
                 sums.fill(0.0);
-                let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0_f32);
+                // A sink is a score without a value.
+                let (mut largest, mut total) = match &self.sinks {
+                    None => (f32::NEG_INFINITY, 0.0_f32),
+                    Some(sinks) => {
+                        let mut sink = [0.0];
+                        sinks.load(0, head, &mut sink);
+                        (sink[0], 1.0)
+                    }
+                };
                 for key in span(self.spans.as_ref(), i, keys)? {
                     let Some(k) = row.get_mut(..d) else { continue };
                     self.k.load_at([batch, group, key], 0, k);

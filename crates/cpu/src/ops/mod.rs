@@ -14,8 +14,10 @@ mod matmul;
 mod norm;
 mod operand;
 mod packed_matmul;
+mod recurrent;
 mod reduce;
 mod rope;
+mod routing;
 mod rows;
 mod scratch;
 mod softmax;
@@ -54,6 +56,12 @@ pub(crate) fn is_supported(op: &Op) -> bool {
             | DiagMaskZero { .. }
             | MulMat
             | MulMatId
+            | SelectExperts(_)
+            | ExpertWeights(_)
+            | AddId
+            | SumExperts
+            | SsmConv
+            | GatedDeltaRule(_)
             | OutProd
             | GetRows
             | SetRows
@@ -122,6 +130,14 @@ pub(crate) fn lower(
         (Op::MulMat, [_, x]) => return matmul::mul_mat(inputs.first(), x, out, context, lowered),
         (Op::MulMatId, [_, x, ids]) => {
             return matmul::mul_mat_id(inputs.first(), x, ids, out, context, lowered);
+        }
+        (Op::SelectExperts(parameters), [scores]) => routing::select(parameters, scores, out),
+        (Op::ExpertWeights(parameters), [p, ids]) => routing::weights(parameters, p, ids, out),
+        (Op::AddId, [x, biases, ids]) => routing::add_id(x, biases, ids, out),
+        (Op::SumExperts, [x, weights]) => routing::sum(x, weights, out),
+        (Op::SsmConv, [x, kernel]) => recurrent::ssm_conv(x, kernel, out),
+        (Op::GatedDeltaRule(parameters), [q, k, v, gates, betas, state]) => {
+            recurrent::gated_delta_rule(parameters, [q, k, v, gates, betas, state], out)
         }
         (Op::OutProd, [a, b]) => matmul::out_prod(a, b, out, context.isa),
         (Op::GetRows, [_, ids]) => rows::get_rows(inputs.first(), ids, out)?,

@@ -135,7 +135,7 @@ impl Kernel for ArgMaxKernel {
 }
 
 /// Smaller first; a NaN counts as larger than any number.
-fn ascending(a: f32, b: f32) -> Ordering {
+pub(super) fn ascending(a: f32, b: f32) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 

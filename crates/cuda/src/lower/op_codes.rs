@@ -50,6 +50,7 @@ pub(super) const fn gate(gate: Gate) -> i32 {
         Gate::Swiglu => 0,
         Gate::Geglu => 1,
         Gate::Reglu => 2,
+        Gate::SwigluOai => 3,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which nodes there are kernels for.
 
-use quadriga_graph::{Graph, NodeId, Op};
+use quadriga_graph::{DType, Gate, Graph, NodeId, Op};
 use quadriga_runtime::Refusal;
 
 use super::sort::MAX_SORTED_IN_BLOCK;
@@ -22,6 +22,21 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         return refuse("more rows than a grid has blocks");
     }
     match n.op() {
+        Op::SelectExperts(_)
+        | Op::ExpertWeights(_)
+        | Op::AddId
+        | Op::SumExperts
+        | Op::SsmConv
+        | Op::GatedDeltaRule(_) => refuse("no kernel"),
+        Op::Gated { gate: Gate::SwigluOai, .. } => refuse("no kernel"),
+        Op::Attention(parameters) if parameters.sinks => refuse("no kernel for attention sinks"),
+        Op::Attention(_)
+            if [1, 2].into_iter().any(|i| {
+                input(i).is_some_and(|t| !matches!(t.dtype(), DType::F16 | DType::F32 | DType::Q8_0))
+            }) =>
+        {
+            refuse("no kernel for this type of the KV cache")
+        }
         Op::Custom(_) => refuse("custom operations run on the CPU"),
         Op::ArgSort { .. } | Op::TopK { .. }
             if input(0).is_some_and(|x| x.shape().cols() > MAX_SORTED_IN_BLOCK * MAX_GRID_Y) =>

@@ -19,6 +19,16 @@ fn check_mask(input: usize, mask: &Tensor, [b, h, t, n]: [usize; MAX_DIMS]) -> R
     Ok(())
 }
 
+/// Sinks are one number for each head.
+fn check_sinks(input: usize, sinks: &Tensor, heads: usize) -> Result<(), GraphErrorKind> {
+    need_f32(input, sinks)?;
+    need_dense(input, sinks)?;
+    if sinks.shape.dims() != [heads] {
+        return shape_error(format!("sinks {} for {heads} heads", sinks.shape));
+    }
+    Ok(())
+}
+
 pub(super) fn soft_max(
     scale: f32,
     mask: bool,
@@ -38,10 +48,7 @@ pub(super) fn soft_max(
         check_mask(i, m, x.dims4())?;
     }
     if sinks && let Some((i, s)) = rest.next() {
-        need_f32(i, s)?;
-        if s.shape.dims() != [x.dims4()[1]] {
-            return shape_error(format!("sinks {} for {} heads", s.shape, x.dims4()[1]));
-        }
+        check_sinks(i, s, x.dims4()[1])?;
     }
     Ok(Inferred::like(x))
 }
@@ -88,8 +95,8 @@ pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Inf
 }
 
 pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
-    let Attention { scale, soft_cap, mask, spans } = parameters;
-    let expected = 3 + usize::from(*mask) + usize::from(*spans);
+    let Attention { scale, soft_cap, mask, spans, sinks } = parameters;
+    let expected = 3 + usize::from(*mask) + usize::from(*spans) + usize::from(*sinks);
     if inputs.len() != expected {
         return Err(GraphErrorKind::Arity { expected: "3 plus the enabled optional", found: inputs.len() });
     }
@@ -97,7 +104,7 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<In
     let [q, k, v] = take(given, "3")?;
     need_f32(0, q)?;
     for (i, t) in [(1, k), (2, v)] {
-        need(i, t, "F16, F32 or Q8_0", |t| matches!(t, DType::F16 | DType::F32 | DType::Q8_0))?;
+        need(i, t, "F32, F16, BF16, Q8_0, Q5_1 or Q4_0", DType::is_cache_type)?;
     }
     for (i, t) in [q, k, v].into_iter().enumerate() {
         need_dense(i, t)?;
@@ -126,6 +133,9 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<In
         if s.shape.dims4() != [1, 1, t, 2] {
             return shape_error(format!("spans {} for {t} queries", s.shape));
         }
+    }
+    if *sinks && let Some((i, s)) = rest.next() {
+        check_sinks(3 + i, s, h)?;
     }
     Ok(Inferred::fresh(DType::F32, Shape::from([b, t, h, e])))
 }

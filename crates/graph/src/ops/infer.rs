@@ -2,7 +2,7 @@
 
 use super::checks::Inferred;
 use super::op::Op;
-use super::{attention, conv, elementwise, layout, matrix, reduce, rows};
+use super::{attention, conv, elementwise, experts, layout, matrix, recurrent, reduce, rows};
 use crate::error::GraphErrorKind;
 use crate::tensor::Tensor;
 
@@ -25,6 +25,12 @@ impl Op {
             Op::Attention(parameters) => attention::attention(parameters, inputs),
             Op::MulMat => matrix::mul_mat(inputs),
             Op::MulMatId => matrix::mul_mat_id(inputs),
+            Op::SelectExperts(parameters) => experts::select(parameters, inputs),
+            Op::ExpertWeights(parameters) => experts::weights(parameters, inputs),
+            Op::AddId => experts::add_id(inputs),
+            Op::SumExperts => experts::sum(inputs),
+            Op::SsmConv => recurrent::ssm_conv(inputs),
+            Op::GatedDeltaRule(parameters) => recurrent::gated_delta_rule(parameters, inputs),
             Op::OutProd => matrix::out_prod(inputs),
             Op::GetRows => rows::get_rows(inputs),
             Op::SetRows => rows::set_rows(inputs),

@@ -9,16 +9,21 @@ mod attention;
 mod checks;
 mod conv;
 mod elementwise;
+mod experts;
 mod infer;
 mod layout;
 mod matrix;
 mod op;
+mod recurrent;
 mod reduce;
 mod rope;
 mod rows;
 mod window;
 
 pub(crate) use checks::{Inferred, ResultMemory};
-pub use op::{Attention, Binary, Declaration, Gate, Interpolation, Op, Order, Pooling, Unary};
+pub use op::{
+    Attention, Binary, Declaration, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Op, Order, Pooling,
+    SelectExperts, Unary,
+};
 pub use rope::{Pairing, Rope};
 pub use window::Window;

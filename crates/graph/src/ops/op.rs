@@ -105,6 +105,17 @@ pub enum Gate {
     Geglu,
     /// ReLU
     Reglu,
+    /// gpt-oss's clamped SwiGLU: `g · sigmoid(1.702 g) · (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, −7, 7)`
+    SwigluOai,
+}
+
+impl Gate {
+    /// Every activation.
+    pub const ALL: [Gate; 4] = [Gate::Swiglu, Gate::Geglu, Gate::Reglu, Gate::SwigluOai];
+    /// The factor in the sigmoid of [`Gate::SwigluOai`].
+    pub const OAI_ALPHA: f32 = 1.702;
+    /// The bound of gate and up in [`Gate::SwigluOai`].
+    pub const OAI_LIMIT: f32 = 7.0;
 }
 
 /// Ascending or descending.
@@ -148,6 +159,44 @@ pub struct Attention {
     pub mask: bool,
     /// Whether spans follow the mask (or the values) among the inputs.
     pub spans: bool,
+    /// Whether sinks are the last input.
+    pub sinks: bool,
+}
+
+/// Parameters of [`Op::SelectExperts`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SelectExperts {
+    /// The number of experts that each token uses.
+    pub used: usize,
+    /// The number of groups of consecutive experts; 1 if there are none.
+    pub groups: usize,
+    /// The number of groups that experts are selected from.
+    pub groups_used: usize,
+}
+
+/// Parameters of [`Op::ExpertWeights`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ExpertWeights {
+    /// Whether the selected probabilities are logits, of which the weights are the softmax.
+    pub softmax: bool,
+    /// Whether the weights are divided by their sum.
+    pub normalize: bool,
+    /// The factor of the weights, applied last.
+    pub scale: f32,
+}
+
+impl ExpertWeights {
+    /// The smallest sum that weights are divided by.
+    pub const MIN_SUM: f32 = 6.103_515_6e-5;
+}
+
+/// Parameters of [`Op::GatedDeltaRule`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct GatedDeltaRule {
+    /// The factor of the results.
+    pub scale: f32,
+    /// Which key head serves value head `i` of `h`, where there are `g` key heads: `i mod g` if set, else `i / (h / g)`.
+    pub tiled: bool,
 }
 
 /// The operation of a node, with its parameters.
@@ -241,6 +290,24 @@ pub enum Op {
     /// Matrix multiplication with selected experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t,
     /// u, n]`.
     MulMatId,
+    /// The experts of each token: scores `[t, e]` → ids `[t, used]` (i32), those with the largest scores, largest first
+    /// (of equal ones the first). With groups, only the experts of the best groups count; the score of a group is the sum
+    /// of its two largest scores.
+    SelectExperts(SelectExperts),
+    /// The weights of the selected experts. Inputs: probabilities `[t, e]`, ids `[t, u]` (i32) → `[t, u]`.
+    ExpertWeights(ExpertWeights),
+    /// Adds to each row the bias of its expert. Inputs: `x [t, u, n]`, biases `[e, n]`, ids `[t, u]` (i32).
+    AddId,
+    /// The weighted sum of the experts' results. Inputs: `x [t, u, n]`, weights `[t, u]` → `[t, n]`.
+    SumExperts,
+    /// Causal convolution of each channel by itself. Inputs: `x [k − 1 + t, c]`, kernel `[c, k]` → `[t, c]`: row `i` is the
+    /// sum of rows `i..i + k` of `x`, each times its column of the kernel. The first `k − 1` rows are those before.
+    SsmConv,
+    /// The gated delta rule, a linear attention with a state `S [h, d, e]`. Inputs: queries and keys `[t, g, d]`, values
+    /// `[t, h, e]`, gates `[t, h]` (the logarithm of the decay), betas `[t, h]`, state `[h, d, e]`. For each token and
+    /// head: `S ← e^gate · S`, `S ← S + k ⊗ β (v − Sᵀk)`, result `scale · Sᵀq`. The output `[t · h + h · d, e]` has the
+    /// results `[t, h, e]` and after them the state after the last token.
+    GatedDeltaRule(GatedDeltaRule),
     /// `a […, k, p]`, `b […, k, q]` → `[…, q, p]`: the sum over `k` of outer products.
     OutProd,
     /// Rows of `x [b, h, r, n]` selected by ids `[b, h, t]` (i32) → `[b, h, t, n]`, as f32 (i32 stays i32).
@@ -292,10 +359,11 @@ pub enum Op {
         k: usize,
     },
     /// Fused attention. Inputs: `q [b, h, t, d]` (f32), `k [b, g, n, d]`, `v [b, g, n, e]`, mask
-    /// `[b|1, h|1, t, n]`, spans `[t, 2]` (i32) → `[b, t, h, e]`, where `h` is a multiple of `g`.
+    /// `[b|1, h|1, t, n]`, spans `[t, 2]` (i32), sinks `[h]` → `[b, t, h, e]`, where `h` is a multiple of `g`.
     ///
     /// A span gives, for each query, the first visible key and one past the last: causal and sliding-window masks
-    /// without a mask tensor. A query without visible keys yields zeros.
+    /// without a mask tensor. A query without visible keys yields zeros. A sink is an additional score of a head, which
+    /// is neither scaled nor capped and has no value: it is part of the softmax's denominator only.
     Attention(Attention),
     /// The same elements under another shape.
     Reshape {
@@ -397,6 +465,9 @@ impl Op {
             Op::Gated { gate: Gate::Swiglu, .. } => declare("swiglu", "silu(gate) · up", EITHER),
             Op::Gated { gate: Gate::Geglu, .. } => declare("geglu", "gelu(gate) · up", EITHER),
             Op::Gated { gate: Gate::Reglu, .. } => declare("reglu", "relu(gate) · up", EITHER),
+            Op::Gated { gate: Gate::SwigluOai, .. } => {
+                declare("swiglu_oai", "gpt-oss's clamped swiglu", EITHER)
+            }
             Op::Norm { .. } => declare("norm", "rows normalized to mean 0, variance 1", FIRST),
             Op::RmsNorm { .. } => declare("rms_norm", "rows divided by their root mean square", FIRST),
             Op::GroupNorm { .. } => {
@@ -409,6 +480,12 @@ impl Op {
             Op::DiagMaskZero { .. } => declare("diag_mask_zero", "0 above the diagonal", FIRST),
             Op::MulMat => declare("mul_mat", "x · wᵀ", NEVER),
             Op::MulMatId => declare("mul_mat_id", "x · wᵀ of selected experts", NEVER),
+            Op::SelectExperts(_) => declare("select_experts", "experts with the largest scores", NEVER),
+            Op::ExpertWeights(_) => declare("expert_weights", "weights of the selected experts", NEVER),
+            Op::AddId => declare("add_id", "x + bias of the expert", FIRST),
+            Op::SumExperts => declare("sum_experts", "weighted sum over experts", NEVER),
+            Op::SsmConv => declare("ssm_conv", "causal convolution of each channel", NEVER),
+            Op::GatedDeltaRule(_) => declare("gated_delta_rule", "linear attention with a state", NEVER),
             Op::OutProd => declare("out_prod", "sum of outer products", NEVER),
             Op::GetRows => declare("get_rows", "rows selected by index", NEVER),
             Op::SetRows => declare("set_rows", "rows overwritten by index", NEVER),

@@ -67,10 +67,10 @@ pub(super) fn rope(
 pub(super) fn attention(
     parameters: &Attention,
     [q, k, v]: [&View<'_>; 3],
-    mask: Option<&View<'_>>,
-    spans: Option<&View<'_>>,
+    [mask, spans, sinks]: [Option<&View<'_>>; 3],
     out: &mut ViewMut<'_>,
 ) -> Result<(), EvalError> {
+    let sinks = sinks.map(|s| s.all()).transpose()?;
     if out.layout.is_empty() {
         return Ok(());
     }
@@ -97,9 +97,9 @@ pub(super) fn attention(
                 };
                 let scores: Vec<f64> = key_rows.iter().enumerate().map(score).collect();
                 let mut sum = vec![0.0; out.layout.cols()];
-                for ((weight, value), score) in
-                    softmax(&scores, None).into_iter().zip(&value_rows).zip(&scores)
-                {
+                let sink = sinks.as_ref().and_then(|s| s.get(h).copied());
+                let weights = softmax(&scores, sink);
+                for ((weight, value), score) in weights.into_iter().zip(&value_rows).zip(&scores) {
                     // Values of keys that are not visible may be NaN or infinite.
                     if *score == f64::NEG_INFINITY {
                         continue;

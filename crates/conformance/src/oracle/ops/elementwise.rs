@@ -57,12 +57,21 @@ pub(super) fn gated_halves(
 }
 
 fn gate_row(kind: Gate, gate: &[f64], up: &[f64]) -> Vec<f64> {
-    let activation = match kind {
-        Gate::Swiglu => Unary::Silu,
-        Gate::Geglu => Unary::Gelu,
-        Gate::Reglu => Unary::Relu,
+    let one = |g: f64, u: f64| match kind {
+        Gate::Swiglu => unary(Unary::Silu, g) * u,
+        Gate::Geglu => unary(Unary::Gelu, g) * u,
+        Gate::Reglu => unary(Unary::Relu, g) * u,
+        Gate::SwigluOai => swiglu_oai(g, u),
     };
-    gate.iter().zip(up).map(|(g, u)| unary(activation, *g) * u).collect()
+    gate.iter().zip(up).map(|(g, u)| one(*g, *u)).collect()
+}
+
+fn swiglu_oai(gate: f64, up: f64) -> f64 {
+    let limit = f64::from(Gate::OAI_LIMIT);
+    // Comparisons that let NaN through.
+    let gate = if gate > limit { limit } else { gate };
+    let up = if up.is_nan() { up } else { up.clamp(-limit, limit) };
+    gate / (1.0 + (-f64::from(Gate::OAI_ALPHA) * gate).exp()) * (up + 1.0)
 }
 
 /// A function of one number.

@@ -3,9 +3,11 @@
 mod attention;
 mod conv;
 mod elementwise;
+mod experts;
 mod layout;
 mod matrix;
 mod norms;
+mod recurrent;
 mod reduce;
 mod rows;
 
@@ -48,11 +50,19 @@ pub(super) fn evaluate(op: &Op, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> R
             attention::rope(rope, x, positions, factors, out)
         }
         (Op::Attention(parameters), [q, k, v, rest @ ..]) => {
-            let [mask, spans] = optional([parameters.mask, parameters.spans], rest)?;
-            attention::attention(parameters, [q, k, v], mask, spans, out)
+            let given = [parameters.mask, parameters.spans, parameters.sinks];
+            attention::attention(parameters, [q, k, v], optional(given, rest)?, out)
         }
         (Op::MulMat, [w, x]) => matrix::mul_mat(w, x, out),
         (Op::MulMatId, [w, x, ids]) => matrix::mul_mat_id(w, x, ids, out),
+        (Op::SelectExperts(parameters), [scores]) => experts::select(parameters, scores, out),
+        (Op::ExpertWeights(parameters), [p, ids]) => experts::weights(parameters, p, ids, out),
+        (Op::AddId, [x, biases, ids]) => experts::add_id(x, biases, ids, out),
+        (Op::SumExperts, [x, weights]) => experts::sum(x, weights, out),
+        (Op::SsmConv, [x, kernel]) => recurrent::ssm_conv(x, kernel, out),
+        (Op::GatedDeltaRule(parameters), [q, k, v, gates, betas, state]) => {
+            recurrent::gated_delta_rule(parameters, [q, k, v], [gates, betas], state, out)
+        }
         (Op::OutProd, [a, b]) => matrix::out_prod(a, b, out),
         (Op::GetRows, [x, ids]) => rows::get_rows(x, ids, out),
         (Op::SetRows, [x, ids]) => rows::set_rows(x, ids, out),

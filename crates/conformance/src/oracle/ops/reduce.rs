@@ -60,7 +60,7 @@ pub(super) fn cross_entropy(
 }
 
 /// The indices that sort a row, stable; the two zeros are equal.
-fn sorted(row: &[f64], order: Order) -> Vec<f64> {
+pub(super) fn sorted(row: &[f64], order: Order) -> Vec<f64> {
     let mut keyed: Vec<(f64, usize)> = row.iter().enumerate().map(|(i, v)| (v + 0.0, i)).collect();
     keyed.sort_by(|a, b| match order {
         Order::Ascending => a.0.total_cmp(&b.0),

@@ -1,5 +1,7 @@
 //! Elementary functions on vectors, with their error bounds (checked against f64 in `tests/vec.rs`).
 
+use quadriga_graph::Gate;
+
 use super::simd::Simd;
 
 /// `eˣ`: relative error below 2⁻²²; 0 below −87.33 (where f32 results become subnormal), infinity above 88.72.
@@ -122,4 +124,12 @@ functions! { Function2:
     Swiglu(a, b) = S::mul(Silu::apply::<S>(a), b);
     Geglu(a, b) = S::mul(Gelu::apply::<S>(a), b);
     Reglu(a, b) = S::mul(Relu::apply::<S>(a), b);
+    SwigluOai(a, b) = {
+        // `min` and `max` return their second operand if either is NaN, so that NaN passes through.
+        let limit = S::splat(Gate::OAI_LIMIT);
+        let gate = S::min(limit, a);
+        let up = S::max(S::splat(-Gate::OAI_LIMIT), S::min(limit, b));
+        let activated = S::mul(gate, sigmoid::<S>(S::mul(S::splat(Gate::OAI_ALPHA), gate)));
+        S::mul(activated, S::add(up, S::splat(1.0)))
+    };
 }

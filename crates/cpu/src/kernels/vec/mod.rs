@@ -73,6 +73,8 @@ pub enum Zip {
     Geglu,
     /// `max(a, 0) · b`
     Reglu,
+    /// gpt-oss's clamped SwiGLU of `a` and `b`
+    SwigluOai,
 }
 
 impl Zip {
@@ -82,6 +84,7 @@ impl Zip {
             Gate::Swiglu => Zip::Swiglu,
             Gate::Geglu => Zip::Geglu,
             Gate::Reglu => Zip::Reglu,
+            Gate::SwigluOai => Zip::SwigluOai,
         }
     }
 }
@@ -161,6 +164,7 @@ pub unsafe fn zip_raw(isa: Isa, function: Zip, a: *const f32, b: *const f32, out
                 Zip::Swiglu => each2::<S, functions::Swiglu>(a, b, out, count),
                 Zip::Geglu => each2::<S, functions::Geglu>(a, b, out, count),
                 Zip::Reglu => each2::<S, functions::Reglu>(a, b, out, count),
+                Zip::SwigluOai => each2::<S, functions::SwigluOai>(a, b, out, count),
             }
         }
     }

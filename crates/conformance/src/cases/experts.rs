@@ -1,0 +1,121 @@
+//! Cases of mixtures of experts.
+
+use quadriga_graph::{DType, ExpertWeights, Gate, SelectExperts, Shape};
+
+use super::CaseList;
+use super::builder::{CaseBuilder, InputLayout};
+use super::fill::{Fill, UNIT};
+use crate::Tolerance;
+
+/// Experts, how many a token uses, groups and how many of those are used.
+const ROUTES: [[usize; 4]; 12] = [
+    [1, 1, 1, 1],
+    [4, 2, 1, 1],
+    [5, 5, 1, 1],
+    [8, 2, 1, 1],
+    [32, 4, 1, 1],
+    [40, 8, 1, 1],
+    [64, 6, 1, 1],
+    [128, 8, 1, 1],
+    [512, 10, 1, 1],
+    [16, 4, 4, 2],
+    [24, 3, 8, 3],
+    [256, 8, 8, 4],
+];
+
+const TOKENS: [usize; 5] = [0, 1, 2, 7, 33];
+
+pub(super) fn list(list: &mut CaseList) {
+    for [experts, used, groups, groups_used] in ROUTES {
+        for tokens in TOKENS {
+            select(list, tokens, experts, SelectExperts { used, groups, groups_used });
+            weights(list, tokens, experts, used);
+        }
+    }
+    for (tokens, used, experts) in [(0, 2, 4), (1, 1, 1), (1, 4, 8), (5, 3, 7), (33, 8, 16)] {
+        for columns in [1, 7, 32, 65, 256, 2880] {
+            add_id(list, [tokens, used, experts, columns]);
+            sum(list, [tokens, used, columns]);
+        }
+    }
+    for dtype in [DType::F32, DType::F16, DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::MXFP4] {
+        for (tokens, experts, used) in [(1, 4, 2), (3, 8, 3), (19, 6, 4)] {
+            for gate in [Gate::Swiglu, Gate::SwigluOai] {
+                feed_forward(list, dtype, [tokens, experts, used], gate);
+            }
+        }
+    }
+}
+
+fn select(list: &mut CaseList, tokens: usize, experts: usize, parameters: SelectExperts) {
+    let SelectExperts { used, groups, groups_used } = parameters;
+    // Distinct scores, and scores with ties: the first expert or group of equal ones is taken.
+    for fill in [Fill::Distinct, Fill::Steps] {
+        let layout = InputLayout::dense(list.len());
+        let details = format!(
+            "{used} of {experts}, {groups_used} of {groups} groups, {tokens} tokens{layout} {fill:?}"
+        );
+        list.push("select_experts", details, Tolerance::DEFAULT, move |s| {
+            let scores = s.strided_input(DType::F32, [1, 1, tokens, experts], layout, fill);
+            s.out(scores.select_experts(parameters));
+        });
+    }
+}
+
+fn weights(list: &mut CaseList, tokens: usize, experts: usize, used: usize) {
+    for (softmax, normalize, scale) in
+        [(false, false, 1.0), (false, true, 1.0), (true, false, 1.0), (false, true, 2.5)]
+    {
+        let parameters = ExpertWeights { softmax, normalize, scale };
+        let details = format!("{used} of {experts}, {tokens} tokens {parameters:?}");
+        list.push("expert_weights", details, Tolerance::DEFAULT, move |s| {
+            let fill = if softmax { Fill::Range(-20.0, 20.0) } else { Fill::Range(0.01, 1.0) };
+            let probabilities = s.shaped_input(DType::F32, Shape::from([tokens, experts]), fill);
+            let ids = s.distinct_ids([1, 1, tokens, used], experts).reshape([tokens, used]);
+            s.out(probabilities.expert_weights(ids, parameters));
+        });
+    }
+}
+
+fn add_id(list: &mut CaseList, [tokens, used, experts, columns]: [usize; 4]) {
+    let layout = InputLayout::dense(list.len());
+    let details = format!("[{tokens}, {used}, {columns}]{layout}, {experts} experts");
+    list.push("add_id", details, Tolerance::DEFAULT, move |s| {
+        let x = s.strided_input(DType::F32, [1, tokens, used, columns], layout, UNIT);
+        let biases = s.shaped_input(DType::F32, Shape::from([experts, columns]), UNIT);
+        let ids = s.ids([1, 1, tokens, used], experts).reshape([tokens, used]);
+        s.out(x.add_id(biases, ids));
+    });
+}
+
+fn sum(list: &mut CaseList, [tokens, used, columns]: [usize; 3]) {
+    let layout = InputLayout::dense(list.len());
+    let details = format!("[{tokens}, {used}, {columns}]{layout}");
+    list.push("sum_experts", details, Tolerance::DEFAULT, move |s| {
+        let x = s.strided_input(DType::F32, [1, tokens, used, columns], layout, UNIT);
+        s.out(x.sum_experts(s.shaped_input(DType::F32, Shape::from([tokens, used]), UNIT)));
+    });
+}
+
+/// A whole feed-forward of experts, as models have it: kernels may fuse its operations.
+fn feed_forward(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usize; 3], gate: Gate) {
+    let details = format!("{dtype} {gate:?} {tokens} tokens, {used} of {experts}");
+    let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+    list.push("expert_feed_forward", details, tolerance, move |s: &CaseBuilder<'_>| {
+        let (width, hidden) = (256, 512);
+        let x = s.shaped_input(DType::F32, Shape::from([tokens, 1, width]), UNIT);
+        let logits = s.shaped_input(DType::F32, Shape::from([tokens, experts]), Fill::Distinct);
+        let ids = logits.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
+        let weights =
+            logits.expert_weights(ids, ExpertWeights { softmax: true, normalize: false, scale: 1.0 });
+        let expert = |n, k| s.weight(dtype, [1, experts, n, k]);
+        let mut gates = expert(hidden, width).mul_mat_id(x, ids);
+        let mut ups = expert(hidden, width).mul_mat_id(x, ids);
+        if gate == Gate::SwigluOai {
+            let bias = |n| s.shaped_input(DType::F32, Shape::from([experts, n]), UNIT);
+            (gates, ups) = (gates.add_id(bias(hidden), ids), ups.add_id(bias(hidden), ids));
+        }
+        let down = expert(width, hidden).mul_mat_id(gates.gated(gate, ups), ids);
+        s.out(down.sum_experts(weights));
+    });
+}
