@@ -125,6 +125,7 @@ struct BatchInputs {
     positions: Vec<i32>,
     slots: Vec<i32>,
     spans: Vec<i32>,
+    window_spans: Vec<i32>,
     rows: Vec<i32>,
 }
 
@@ -157,13 +158,15 @@ impl EngineOptions {
             return wrong("the context", self.context, "small enough for 32-bit indices of KV-cache slots");
         }
         // A row of a head in the cache consists of whole blocks.
-        let lengths = [model.hyperparameters().key_length, model.hyperparameters().value_length];
+        let layers = model.hyperparameters().layers.iter().filter(|layer| layer.attention);
         match self.cache {
             DType::F16 | DType::F32 => {}
-            DType::Q8_0 if lengths.iter().all(|length| length.is_multiple_of(32)) => {}
             DType::Q8_0 => {
-                let [keys, values] = lengths;
-                return Err(Error::CacheBlocks { keys, values });
+                for (keys, values) in layers.map(|layer| (layer.key_length, layer.value_length)) {
+                    if !keys.is_multiple_of(32) || !values.is_multiple_of(32) {
+                        return Err(Error::CacheBlocks { keys, values });
+                    }
+                }
             }
             other => {
                 let value = other.to_string();
@@ -183,6 +186,7 @@ impl EngineOptions {
         GraphShape {
             tokens,
             rows,
+            context: self.context,
             visible_slots,
             cache_slots,
             cache: self.cache,
@@ -400,13 +404,15 @@ impl Engine {
 
     /// Appends a batch to its sequences, and fills the graph's inputs.
     fn fill(&mut self, batch: &[BatchToken]) -> VisibleSlots {
-        let (context, window) = (self.options.context, self.model.hyperparameters().sliding_window);
+        let (context, hyper) = (self.options.context, self.model.hyperparameters());
+        let (window, full) = (hyper.window(), hyper.has_full_attention());
         let inputs = &mut self.inputs;
         for list in [
             &mut inputs.tokens,
             &mut inputs.positions,
             &mut inputs.slots,
             &mut inputs.spans,
+            &mut inputs.window_spans,
             &mut inputs.rows,
         ] {
             list.clear();
@@ -418,11 +424,13 @@ impl Engine {
             let base = sequence * context;
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
             visible.end = visible.end.max(base + position + 1);
-            visible.total += position + 1 - first;
+            visible.total += position + 1 - if full { 0 } else { first };
             inputs.tokens.push(*token as i32);
             inputs.positions.push(position as i32);
             inputs.slots.push((base + position) as i32);
-            inputs.spans.extend([(base + first) as i32, (base + position + 1) as i32]);
+            let end = (base + position + 1) as i32;
+            inputs.spans.extend([base as i32, end]);
+            inputs.window_spans.extend([(base + first) as i32, end]);
             if *output {
                 inputs.rows.push(row as i32);
             }
@@ -463,9 +471,14 @@ impl Engine {
 
     /// Sets all inputs that do not depend on which tokens the batch has.
     fn set_positions(&mut self) -> Result<()> {
-        let BatchInputs { positions, slots, spans, .. } = &self.inputs;
-        for (name, values) in [("positions", positions), ("slots", slots), ("spans", spans)] {
-            self.session.set(name, values.as_slice())?;
+        let BatchInputs { positions, slots, spans, window_spans, .. } = &self.inputs;
+        self.session.set("positions", positions.as_slice())?;
+        self.session.set("slots", slots.as_slice())?;
+        if self.model.hyperparameters().has_full_attention() {
+            self.session.set("spans", spans.as_slice())?;
+        }
+        if self.model.hyperparameters().window().is_some() {
+            self.session.set("window_spans", window_spans.as_slice())?;
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 ///
 /// let model = Model::open("model.gguf")?;
 /// let hyper = model.hyperparameters();
-/// println!("{} with {} layers", hyper.architecture.name(), hyper.layers);
+/// println!("{} with {} layers", hyper.architecture, hyper.layers.len());
 /// let tokens = model.tokenizer()?.encode("Hello", false);
 /// # Ok::<(), quadriga_llm::Error>(())
 /// ```
@@ -55,7 +55,7 @@ impl Model {
 
     /// The model in an opened file.
     pub fn from_file(file: File) -> Result<Model> {
-        let hyper = Hyperparameters::from_file(&file)?;
+        let hyper = models::hyperparameters(&file)?;
         let tokenizer = match Tokenizer::from_file(&file) {
             Ok(tokenizer) => Some(tokenizer),
             Err(Error::NoVocabulary) => None,
@@ -78,16 +78,7 @@ impl Model {
             inner: Arc::new(ModelInner { file, hyper, tokenizer, template, identity: OnceLock::new() }),
         };
         // Building the smallest graph checks every tensor.
-        let cache = quadriga_graph::DType::F16;
-        model.graph(GraphShape {
-            tokens: 1,
-            rows: 1,
-            visible_slots: 1,
-            cache_slots: 1,
-            cache,
-            hidden: false,
-            argmax: false,
-        })?;
+        model.graph(GraphShape::new(1, 1))?;
         Ok(model)
     }
 

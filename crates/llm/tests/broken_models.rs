@@ -32,7 +32,7 @@ fn missing_keys_are_named() {
         for key in NEEDED {
             let key = format!("{architecture}.{key}");
             let error = refused(architecture, |parts| _ = parts.remove(&key), &key);
-            assert!(matches!(error, Error::File(_)), "{error}");
+            assert!(matches!(error, Error::File(_) | Error::Hyperparameter { .. }), "{error}");
         }
     }
     refused("llama", |parts| _ = parts.remove("general.architecture"), "general.architecture");
@@ -115,6 +115,41 @@ fn inconsistent_values_are_named() {
         let name = "llama.rope.scaling.type";
         hyper(refused("llama", |parts| _ = parts.set(name, kind), name));
     }
+}
+
+#[test]
+fn values_for_each_layer_are_checked() {
+    let hyper = |key: &str, value: OwnedValue| {
+        let key = format!("llama.{key}");
+        let error = refused("llama", |parts| _ = parts.set(&key, value.clone()), &key);
+        assert!(matches!(error, Error::Hyperparameter { .. }), "{error}");
+    };
+    for key in ["attention.head_count", "attention.head_count_kv", "feed_forward_length"] {
+        hyper(key, vec![2u32].into());
+        hyper(key, vec![2u32, 2, 2].into());
+        hyper(key, vec![2u32, 0].into());
+        hyper(key, vec![2u32, u32::MAX].into());
+    }
+    hyper("attention.head_count_kv", vec![2u32, 3].into());
+    hyper("attention.sliding_window_pattern", vec![true].into());
+    hyper("attention.sliding_window_pattern", vec![true, false, true].into());
+    hyper("nextn_predict_layers", 2u32.into());
+    hyper("nextn_predict_layers", 3u32.into());
+    hyper("block_count", 1000u32.into());
+    // A number for all layers and an array that says the same are one model.
+    let mut parts = Recipe::new("llama").parts();
+    parts
+        .set("llama.attention.head_count_kv", vec![2u32, 2])
+        .set("llama.feed_forward_length", vec![96u32, 96]);
+    assert_eq!(parts.model().unwrap().hyperparameters(), Recipe::new("llama").model().hyperparameters());
+    // The last blocks predict further tokens; they are not part of the model.
+    let mut parts = Recipe { layers: 3, ..Recipe::new("llama") }.parts();
+    parts.set("llama.nextn_predict_layers", 1u32);
+    assert_eq!(parts.model().unwrap().hyperparameters().layers.len(), 2);
+    // No window is the same as a window of 0.
+    let mut parts = Recipe::new("llama").parts();
+    parts.set("llama.attention.sliding_window", 0u32);
+    assert_eq!(parts.model().unwrap().hyperparameters().window(), None);
 }
 
 #[test]

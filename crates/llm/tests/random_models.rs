@@ -20,30 +20,27 @@ const EXACT_CACHE: EngineOptions =
 /// Every row of logits, by the oracle on the graph of one batch.
 fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let n = tokens.len();
-    let cache = DType::F32;
-    let graph = model
-        .graph(GraphShape {
-            tokens: n,
-            rows: n,
-            visible_slots: n + 3,
-            cache_slots: n + 9,
-            cache,
-            hidden: false,
-            argmax: false,
-        })
-        .unwrap();
-    let window = model.hyperparameters().sliding_window.unwrap_or(usize::MAX);
+    let shape = GraphShape { visible_slots: n + 3, cache: DType::F32, ..GraphShape::new(n, n + 9) };
+    let graph = model.graph(shape).unwrap();
+    let hyper = model.hyperparameters();
+    let window = hyper.window().unwrap_or(usize::MAX);
     let numbers: Vec<i32> = (0..n as i32).collect();
-    let spans: Vec<i32> =
-        (0..n).flat_map(|t| [(t + 1).saturating_sub(window) as i32, t as i32 + 1]).collect();
+    let spans = |window: usize| -> Vec<i32> {
+        (0..n).flat_map(|t| [(t + 1).saturating_sub(window) as i32, t as i32 + 1]).collect()
+    };
     let mut oracle = Oracle::new(&graph).unwrap();
     oracle.set_i32("tokens", &tokens.iter().map(|t| *t as i32).collect::<Vec<_>>()).unwrap();
     oracle.set_i32("positions", &numbers).unwrap();
     oracle.set_i32("slots", &numbers).unwrap();
-    oracle.set_i32("spans", &spans).unwrap();
+    if hyper.has_full_attention() {
+        oracle.set_i32("spans", &spans(usize::MAX)).unwrap();
+    }
+    if hyper.window().is_some() {
+        oracle.set_i32("window_spans", &spans(window)).unwrap();
+    }
     oracle.run().unwrap();
     let all = oracle.read("logits").unwrap();
-    all.chunks(model.hyperparameters().vocabulary).map(<[f64]>::to_vec).collect()
+    all.chunks(hyper.vocabulary).map(<[f64]>::to_vec).collect()
 }
 
 /// Variations of the plain model, each of which changes its graph.

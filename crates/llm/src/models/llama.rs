@@ -1,19 +1,32 @@
-//! Llama: pre-norm layers of grouped-query attention and a gated feed-forward network.
+//! Llama 1 to 3, Mistral, SmolLM and others: pre-norm layers of grouped-query attention and a gated feed-forward network.
 
+use quadriga_graph::{Gate, Pairing};
+
+use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
+use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { name: "llama", pairing: Pairing::Adjacent, norm: NormKind::Rms, read, build };
+
+pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    keys.refuse_experts()?;
+    hyper.read_windows(keys, None, WindowPattern::All)
+}
 
 pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
     let mut x = model.embed();
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let (query, key, value) = layer.query_key_value(normed)?;
-        let query = layer.rope(query)?;
-        let key = layer.rope(key)?;
-        let Some((attended, residual)) = layer.attention(query, key, value, x)? else { return Ok(()) };
-        x = residual.add(attended);
+        x = layer.output_rows(x);
+        let Some(attended) = layer.attention(layer.rope(query), layer.rope(key), value)? else {
+            return Ok(());
+        };
+        x = layer.residual(x, attended);
         let normed = layer.norm("ffn_norm", x)?;
-        x = x.add(layer.gated_feed_forward(normed)?);
+        x = layer.residual(x, layer.feed_forward(normed, Gate::Swiglu)?);
     }
     model.finish(x)
 }

@@ -8,7 +8,8 @@
 //! | `tokens` | i32 `[n]` | the tokens |
 //! | `positions` | i32 `[n]` | each token's position in its sequence |
 //! | `slots` | i32 `[n]` | the KV-cache slot that each token's key and value are written to |
-//! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last |
+//! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window |
+//! | `window_spans` | i32 `[n, 2]` | the same in layers with a sliding window; absent if there are none |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output |
 //!
 //! | output | type, shape | meaning |
@@ -18,6 +19,7 @@
 //! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
 //! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
 
+mod architecture;
 mod builder;
 mod llama;
 mod qwen2;
@@ -26,9 +28,25 @@ mod qwen3;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Graph, GraphBuilder};
 
+use self::architecture::Architecture;
 use self::builder::ModelBuilder;
-use crate::hyperparameters::{Architecture, Hyperparameters};
+use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::{Error, Result};
+
+/// The supported architectures.
+static ARCHITECTURES: &[Architecture] = &[llama::ARCHITECTURE, qwen2::ARCHITECTURE, qwen3::ARCHITECTURE];
+
+/// The names of the supported architectures, as GGUF files have them.
+pub fn architectures() -> impl Iterator<Item = &'static str> {
+    ARCHITECTURES.iter().map(|architecture| architecture.name)
+}
+
+fn find(name: &str) -> Result<&'static Architecture> {
+    ARCHITECTURES.iter().find(|known| known.name == name).ok_or_else(|| Error::UnsupportedArchitecture {
+        name: name.to_owned(),
+        known: architectures().collect::<Vec<_>>().join(", "),
+    })
+}
 
 /// The properties of a batch that its graph depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,6 +55,8 @@ pub struct GraphShape {
     pub tokens: usize,
     /// Tokens whose logits are an output; with 0 the graph only fills the KV cache.
     pub rows: usize,
+    /// The largest number of tokens of a sequence; some models choose between weights by it.
+    pub context: usize,
     /// KV-cache slots that attention covers, from the first: all slots that a token of the batch may see.
     pub visible_slots: usize,
     /// Slots of the whole KV cache.
@@ -49,16 +69,31 @@ pub struct GraphShape {
     pub argmax: bool,
 }
 
+impl GraphShape {
+    /// A batch of one sequence with outputs for all tokens, over an F16 KV cache of as many slots as `context`.
+    pub fn new(tokens: usize, context: usize) -> GraphShape {
+        GraphShape {
+            tokens,
+            rows: tokens,
+            context,
+            visible_slots: context,
+            cache_slots: context,
+            cache: DType::F16,
+            hidden: false,
+            argmax: false,
+        }
+    }
+}
+
+/// Reads and checks the metadata of a model file.
+pub fn hyperparameters(file: &File) -> Result<Hyperparameters> {
+    let architecture = find(file.get::<&str>("general.architecture")?)?;
+    architecture.hyperparameters(&Keys::new(file, architecture.name))
+}
+
 /// Builds the graph of a model for one batch shape.
 pub fn build(file: &File, hyper: &Hyperparameters, shape: GraphShape) -> Result<Graph> {
     let g = GraphBuilder::new();
-    {
-        let builder = ModelBuilder::new(&g, file, hyper, shape)?;
-        match hyper.architecture {
-            Architecture::Llama => llama::build(&builder)?,
-            Architecture::Qwen2 => qwen2::build(&builder)?,
-            Architecture::Qwen3 => qwen3::build(&builder)?,
-        }
-    }
+    (find(hyper.architecture)?.build)(&ModelBuilder::new(&g, file, hyper, shape)?)?;
     g.finish().map_err(Error::from)
 }

@@ -1,10 +1,10 @@
-//! Qwen 2: Llama's layers, with biases on queries, keys and values (added wherever a file has them) and RoPE that pairs
-//! the two halves of a head (set in the hyperparameters by architecture).
+//! Qwen 2 and 2.5: Llama's layers, with biases on queries, keys and values (added wherever a file has them) and RoPE that
+//! pairs the two halves of a head.
 
-use super::builder::ModelBuilder;
+use quadriga_graph::Pairing;
+
+use super::architecture::Architecture;
 use super::llama;
-use crate::Result;
 
-pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    llama::build(model)
-}
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { name: "qwen2", pairing: Pairing::Half, ..llama::ARCHITECTURE };

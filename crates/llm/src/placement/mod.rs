@@ -92,7 +92,7 @@ impl Placement {
 
     /// Places a model on devices and plans it for an engine with these options. Nothing is loaded yet.
     pub fn plan(&self, model: &Model, devices: &Devices, options: &EngineOptions) -> Result<PlacedModel> {
-        let all = model.hyperparameters().layers + 1;
+        let all = model.hyperparameters().layers.len() + 1;
         let budgets = vec![self.budget; devices.accelerators().len()];
         let plan = |count: usize, budgets: &[Option<u64>]| -> Result<PlacedModel> {
             let scheduler = scheduler(model, devices, count, budgets);

@@ -30,7 +30,15 @@ pub fn offload(
     on_devices: usize,
     accelerators: usize,
 ) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
-    let layers = hyper.layers;
+    offload_layers(hyper.layers.len(), on_devices, accelerators)
+}
+
+/// [`offload`] for a model of this many layers.
+fn offload_layers(
+    layers: usize,
+    on_devices: usize,
+    accelerators: usize,
+) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
     let all = on_devices > layers;
     let cpu = accelerators;
     let last = accelerators.saturating_sub(1);
@@ -57,33 +65,12 @@ fn offloaded_index(layers: usize, on_devices: usize, layer: usize) -> Option<usi
 
 /// Whether a weight belongs to no layer.
 fn is_shared(name: &str) -> bool {
-    name.starts_with("token_embd") || name == "rope_freqs.weight"
+    name.starts_with("token_embd") || name.starts_with("rope_f")
 }
 
 #[cfg(test)]
 mod tests {
-    use quadriga_graph::{Pairing, Rope};
-
     use super::*;
-    use crate::hyperparameters::Architecture;
-
-    fn hyper(layers: usize) -> Hyperparameters {
-        Hyperparameters {
-            architecture: Architecture::Llama,
-            layers,
-            width: 8,
-            feed_forward: 8,
-            heads: 1,
-            kv_heads: 1,
-            key_length: 8,
-            value_length: 8,
-            norm_epsilon: 1e-5,
-            context: 8,
-            sliding_window: None,
-            rope: Rope::new(8, Pairing::Adjacent, 1e4),
-            vocabulary: 8,
-        }
-    }
 
     #[test]
     fn offloaded_layers_are_spread_evenly_and_include_the_last() {
@@ -104,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_rule_places_layers_output_and_embedding() {
-        let rule = offload(&hyper(4), 3, 1);
+        let rule = offload_layers(4, 3, 1);
         assert_eq!(rule("blk.0.attn_q.weight"), Some(1));
         assert_eq!(rule("blk.1.attn_q.weight"), Some(0));
         assert_eq!(rule("blk.2.attn_q.weight"), Some(1));
@@ -112,17 +99,17 @@ mod tests {
         assert_eq!(rule("output.weight"), Some(0));
         assert_eq!(rule("token_embd.weight"), None);
         assert_eq!(rule("tokens"), None);
-        let none = offload(&hyper(4), 0, 1);
+        let none = offload_layers(4, 0, 1);
         assert_eq!(none("token_embd.weight"), Some(1));
         assert_eq!(none("output_norm.weight"), Some(1));
-        let all = offload(&hyper(4), 5, 1);
+        let all = offload_layers(4, 5, 1);
         assert_eq!(all("token_embd.weight"), Some(0));
         assert_eq!(all("blk.0.attn_q.weight"), Some(0));
     }
 
     #[test]
     fn several_accelerators_share_the_layers() {
-        let rule = offload(&hyper(4), 5, 2);
+        let rule = offload_layers(4, 5, 2);
         let devices: Vec<_> = (0..4).map(|layer| rule(&format!("blk.{layer}.cache_v"))).collect();
         assert_eq!(devices, [Some(0), Some(0), Some(0), Some(1)]);
         assert_eq!(rule("output.weight"), Some(1));

@@ -1,0 +1,168 @@
+//! A model's hyperparameters: read from the metadata of its file, and checked.
+
+mod keys;
+mod layer;
+mod rope;
+mod window;
+
+use quadriga_gguf::File;
+use quadriga_graph::Pairing;
+
+pub(crate) use self::keys::Keys;
+pub use self::layer::LayerShape;
+pub(crate) use self::rope::{LONG_FACTORS, SHORT_FACTORS};
+pub(crate) use self::window::WindowPattern;
+use crate::{Error, Result};
+
+/// How a model normalizes its activations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NormKind {
+    /// Divided by the root mean square.
+    Rms,
+    /// To mean 0 and variance 1.
+    Layer,
+}
+
+impl NormKind {
+    /// The key of the epsilon.
+    fn key(self) -> &'static str {
+        match self {
+            NormKind::Rms => "attention.layer_norm_rms_epsilon",
+            NormKind::Layer => "attention.layer_norm_epsilon",
+        }
+    }
+}
+
+/// The hyperparameters of a model.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Hyperparameters {
+    /// The architecture's name in GGUF files.
+    pub architecture: &'static str,
+    /// The shape of each layer.
+    pub layers: Vec<LayerShape>,
+    /// Blocks in the file: the layers, and those after them that only predict more than one token at once. Those are not
+    /// used.
+    pub blocks: usize,
+    /// The width of the residual stream (the embedding length).
+    pub width: usize,
+    /// Tokens in the vocabulary: rows of the embedding.
+    pub vocabulary: usize,
+    /// The context length that the model was trained with.
+    pub context: usize,
+    /// The kind of the norms.
+    pub norm: NormKind,
+    /// The epsilon of the norms.
+    pub norm_epsilon: f32,
+    /// The factor of the embedded tokens.
+    pub embedding_scale: f32,
+    /// The factor of each branch that is added to the residual stream.
+    pub residual_scale: f32,
+    /// The factor of the logits.
+    pub logit_scale: f32,
+    /// The limit `c` of logits `c · tanh(x / c)`, if there is one.
+    pub logit_soft_cap: Option<f32>,
+    /// The factor of attention scores; `1 / √key_length` if `None`.
+    pub attention_scale: Option<f32>,
+    /// The limit `c` of attention scores `c · tanh(x / c)`, if there is one.
+    pub attention_soft_cap: Option<f32>,
+}
+
+impl Hyperparameters {
+    /// Reads the keys that all architectures have. An architecture then changes what is special to it, and calls
+    /// [`Hyperparameters::check`].
+    pub(crate) fn read(keys: &Keys<'_>, pairing: Pairing, norm: NormKind) -> Result<Hyperparameters> {
+        let blocks = keys.count("block_count")?;
+        // Every block has tensors, so that a file cannot demand memory for more blocks than it can have.
+        keys.check(
+            "block_count",
+            blocks,
+            blocks <= keys.file().tensor_count(),
+            "at most the number of tensors",
+        )?;
+        let width = keys.count("embedding_length")?;
+        let norm_epsilon = keys.float(norm.key())?;
+        if !(0.0..1.0).contains(&norm_epsilon) {
+            return Err(keys.wrong(norm.key(), norm_epsilon, "in 0..1"));
+        }
+        let context = keys.count("context_length")?;
+        Ok(Hyperparameters {
+            architecture: keys.architecture(),
+            layers: read_layers(keys, pairing, blocks, width, context)?,
+            blocks,
+            width,
+            vocabulary: vocabulary(keys.file(), width)?,
+            context,
+            norm,
+            norm_epsilon,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            attention_scale: None,
+            attention_soft_cap: None,
+        })
+    }
+
+    /// Checks the layers, after the architecture has set them.
+    pub(crate) fn check(&self, keys: &Keys<'_>) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| layer.check(keys, self.width))
+    }
+
+    /// Whether a layer attends to all positions up to its query's.
+    pub fn has_full_attention(&self) -> bool {
+        self.layers.iter().any(|layer| layer.attention && layer.window.is_none())
+    }
+
+    /// The size of the sliding attention window of the layers that have one; `None` if none has.
+    pub fn window(&self) -> Option<usize> {
+        self.layers.iter().filter(|layer| layer.attention).find_map(|layer| layer.window)
+    }
+}
+
+/// The layers as the common keys describe them, without blocks that predict further tokens.
+fn read_layers(
+    keys: &Keys<'_>,
+    pairing: Pairing,
+    blocks: usize,
+    width: usize,
+    context: usize,
+) -> Result<Vec<LayerShape>> {
+    let key = "nextn_predict_layers";
+    let skipped = keys.find_count_or_zero(key)?.unwrap_or(0);
+    keys.check(key, skipped, skipped < blocks, "smaller than the number of blocks")?;
+    let heads = keys.counts("attention.head_count", blocks)?;
+    let kv_heads = keys.find_counts("attention.head_count_kv", blocks)?.unwrap_or_else(|| heads.clone());
+    let feed_forward = keys.find_counts("feed_forward_length", blocks)?.unwrap_or_else(|| vec![0; blocks]);
+    let default_length = heads.iter().find_map(|heads| width.checked_div(*heads)).unwrap_or(0);
+    let key_length = keys.find_count("attention.key_length")?.unwrap_or(default_length);
+    let value_length = keys.find_count("attention.value_length")?.unwrap_or(default_length);
+    // Models without attention have no heads.
+    let rope = if key_length > 0 { Some(keys.rope(pairing, key_length, context)?) } else { None };
+    let layers = heads.into_iter().zip(kv_heads).zip(feed_forward).take(blocks - skipped);
+    Ok(layers
+        .map(|((heads, kv_heads), feed_forward)| LayerShape {
+            attention: true,
+            heads,
+            kv_heads,
+            key_length,
+            value_length,
+            feed_forward,
+            window: None,
+            rope,
+        })
+        .collect())
+}
+
+/// The rows of the token embedding.
+fn vocabulary(file: &File, width: usize) -> Result<usize> {
+    let name = "token_embd.weight";
+    let embedding = file.tensor(name)?;
+    match *embedding.shape().dims() {
+        [rows, columns] if rows > 0 && columns == width => Ok(rows),
+        ref dims => Err(Error::TensorShape {
+            name: name.to_owned(),
+            found: dims.to_vec(),
+            wanted: vec![dims.first().copied().unwrap_or(1).max(1), width],
+        }),
+    }
+}

@@ -1,0 +1,79 @@
+//! Which layers have a sliding attention window.
+
+use super::Hyperparameters;
+use super::keys::Keys;
+use crate::Result;
+
+/// The layers with a window where the file does not say which.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WindowPattern {
+    /// All of them.
+    All,
+    /// All but the last of every so many.
+    Period(usize),
+    /// All but the first of every so many.
+    #[allow(dead_code, reason = "for architectures whose first layer attends to everything")]
+    PeriodGlobalFirst(usize),
+}
+
+impl WindowPattern {
+    /// Whether a layer has a window. A period of 0 means all, as 1 means none.
+    fn has_window(self, layer: usize) -> bool {
+        match self {
+            WindowPattern::All | WindowPattern::Period(0) | WindowPattern::PeriodGlobalFirst(0) => true,
+            WindowPattern::Period(period) => layer % period < period - 1,
+            WindowPattern::PeriodGlobalFirst(period) => !layer.is_multiple_of(period),
+        }
+    }
+
+    fn with_period(self, period: usize) -> WindowPattern {
+        match self {
+            WindowPattern::PeriodGlobalFirst(_) => WindowPattern::PeriodGlobalFirst(period),
+            _ => WindowPattern::Period(period),
+        }
+    }
+}
+
+impl Hyperparameters {
+    /// Reads the size of the window (0: no windows; `default` if the file has none) and gives it to the layers that the
+    /// file's pattern names, or else the architecture's.
+    pub(crate) fn read_windows(
+        &mut self,
+        keys: &Keys<'_>,
+        default: Option<usize>,
+        pattern: WindowPattern,
+    ) -> Result<()> {
+        let size = keys.find_count_or_zero("attention.sliding_window")?.or(default).filter(|size| *size > 0);
+        let key = "attention.sliding_window_pattern";
+        if keys.is_array(key) {
+            let flags = keys.find_flags(key, self.blocks)?.unwrap_or_default();
+            for (layer, flag) in self.layers.iter_mut().zip(flags) {
+                layer.window = size.filter(|_| flag);
+            }
+            return Ok(());
+        }
+        let period = keys.find_count_or_zero(key)?;
+        let pattern = period.map_or(pattern, |period| pattern.with_period(period));
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            layer.window = size.filter(|_| pattern.has_window(index));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_follow_their_definition() {
+        let layers =
+            |pattern: WindowPattern| (0..6).map(|layer| pattern.has_window(layer)).collect::<Vec<_>>();
+        assert_eq!(layers(WindowPattern::Period(3)), [true, true, false, true, true, false]);
+        assert_eq!(layers(WindowPattern::PeriodGlobalFirst(3)), [false, true, true, false, true, true]);
+        assert_eq!(layers(WindowPattern::Period(1)), [false; 6]);
+        assert_eq!(layers(WindowPattern::Period(0)), [true; 6]);
+        assert_eq!(layers(WindowPattern::PeriodGlobalFirst(1)), [false; 6]);
+        assert_eq!(layers(WindowPattern::All), [true; 6]);
+    }
+}

@@ -1,0 +1,130 @@
+//! Attention over the KV cache.
+
+use quadriga_graph::{AttentionOptions, DType, Value};
+
+use super::LayerBuilder;
+use crate::{Error, Result};
+
+impl<'g> LayerBuilder<'_, 'g> {
+    /// Queries `[n, heads, d]`, keys `[n, kv_heads, d]` and values `[n, kv_heads · e]`.
+    pub(in crate::models) fn query_key_value(
+        &self,
+        x: Value<'g>,
+    ) -> Result<(Value<'g>, Value<'g>, Value<'g>)> {
+        let (query, key, value) = self.projections(x)?;
+        Ok((self.heads(query), self.heads(key), value))
+    }
+
+    /// Queries `[n, heads · d]`, keys `[n, kv_heads · d]` and values `[n, kv_heads · e]`, from three matrices or from a fused
+    /// one.
+    pub(in crate::models) fn projections(&self, x: Value<'g>) -> Result<(Value<'g>, Value<'g>, Value<'g>)> {
+        let shape = self.shape;
+        let widths = [shape.query_width(), shape.key_width(), shape.value_width()];
+        let [query, key, value] = match self.model.weights.has(&self.name("attn_qkv.weight")) {
+            true => self.fused("attn_qkv", ["q", "k", "v"], widths, x)?,
+            false => {
+                let [query, key, value] = widths;
+                let query = self.linear("attn_q", query, x)?;
+                let key = self.linear("attn_k", key, x)?;
+                [query, key, self.linear("attn_v", value, x)?]
+            }
+        };
+        Ok((query, key, value))
+    }
+
+    /// Projected queries or keys, cut into heads: `[n, heads, d]`.
+    pub(in crate::models) fn heads(&self, x: Value<'g>) -> Value<'g> {
+        let d = self.shape.key_length;
+        x.reshape([self.model.shape.tokens, x.shape().cols() / d.max(1), d])
+    }
+
+    /// Products with consecutive rows of one matrix, as many as `widths` say.
+    pub(super) fn fused<const N: usize>(
+        &self,
+        part: &str,
+        names: [&str; N],
+        widths: [usize; N],
+        x: Value<'g>,
+    ) -> Result<[Value<'g>; N]> {
+        let _scope = self.model.g.scope(&self.name(part));
+        let total = widths.iter().sum();
+        let weight = self.name(&format!("{part}.weight"));
+        let bias = self.name(&format!("{part}.bias"));
+        let mut results = [x; N];
+        let mut start = 0;
+        for ((result, name), width) in results.iter_mut().zip(names).zip(widths) {
+            let rows = start..start + width;
+            let dims = [total, x.shape().cols()];
+            *result = self.model.weights.matrix_rows(&weight, name, dims, rows.clone())?.mul_mat(x);
+            if let Some(bias) = self.model.weights.find_vector_rows(&bias, name, total, rows)? {
+                *result = result.add(bias);
+            }
+            start += width;
+        }
+        Ok(results)
+    }
+
+    /// Writes keys and values to the KV cache, attends over it and projects the result, which in the last layer has the
+    /// [output rows](LayerBuilder::output_rows) only; `None` if there are none.
+    pub(in crate::models) fn attention(
+        &self,
+        query: Value<'g>,
+        key: Value<'g>,
+        value: Value<'g>,
+    ) -> Result<Option<Value<'g>>> {
+        let Some(attended) = self.attend(query, key, value)? else { return Ok(None) };
+        Ok(Some(self.linear("attn_output", self.model.hyper.width, attended)?))
+    }
+
+    /// As [`LayerBuilder::attention`], without the projection: `[rows, heads · e]`.
+    pub(in crate::models) fn attend(
+        &self,
+        query: Value<'g>,
+        key: Value<'g>,
+        value: Value<'g>,
+    ) -> Result<Option<Value<'g>>> {
+        let (hyper, shape) = (self.model.hyper, self.shape);
+        let attended = {
+            let _scope = self.model.g.scope(&self.name("attn"));
+            let n = self.model.shape.tokens;
+            let keys = self.cache("cache_k", self.model.shape.cache, key.reshape([n, shape.key_width()]));
+            let values = self.cache("cache_v", self.model.shape.cache, value);
+            if self.ends_here() {
+                return Ok(None);
+            }
+            let heads = |x: Value<'g>, length: usize| {
+                x.reshape([x.shape().rows(), shape.kv_heads, length]).permute([1, 0, 2])
+            };
+            let scale = hyper.attention_scale.unwrap_or(1.0 / (shape.key_length as f32).sqrt());
+            let options = AttentionOptions {
+                scale: Some(scale),
+                soft_cap: hyper.attention_soft_cap,
+                spans: Some(self.spans()?),
+                ..AttentionOptions::new()
+            };
+            query
+                .permute([1, 0, 2])
+                .attention(heads(keys, shape.key_length), heads(values, shape.value_length), options)
+                .reshape([n, shape.heads * shape.value_length])
+        };
+        Ok(Some(self.output_rows(attended)))
+    }
+
+    /// Writes a row for each token to one of the layer's KV-cache tensors. Returns all rows that attention may see,
+    /// `[slots, width]`: the written ones are among them.
+    pub(in crate::models) fn cache(&self, part: &str, dtype: DType, rows: Value<'g>) -> Value<'g> {
+        let shape = self.model.shape;
+        let cache = self.model.g.state(&self.name(part), dtype, [shape.cache_slots, rows.shape().cols()]);
+        cache.slice(0, 0, shape.visible_slots).set_rows(rows, self.model.slots)
+    }
+
+    /// The slots of the layer's KV cache that each token attends to.
+    pub(in crate::models) fn spans(&self) -> Result<Value<'g>> {
+        let spans = if self.shape.window.is_some() { self.model.window_spans } else { self.model.spans };
+        spans.ok_or_else(|| Error::Hyperparameter {
+            key: format!("{}.attention.head_count", self.model.hyper.architecture),
+            value: self.shape.heads.to_string(),
+            wanted: "that of a layer with attention".to_owned(),
+        })
+    }
+}

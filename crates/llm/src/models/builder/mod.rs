@@ -1,0 +1,193 @@
+//! Building blocks of all architectures. This file has the model as a whole: inputs, embedding, layers, logits. The parts
+//! of a layer are in files of their own.
+
+mod attention;
+mod feed_forward;
+mod rope;
+mod weights;
+
+use quadriga_gguf::File;
+use quadriga_graph::{DType, GraphBuilder, Value};
+
+use self::weights::FileWeights;
+use super::GraphShape;
+use crate::Result;
+use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
+
+/// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
+pub(crate) struct ModelBuilder<'g> {
+    g: &'g GraphBuilder,
+    weights: FileWeights<'g>,
+    hyper: &'g Hyperparameters,
+    shape: GraphShape,
+    positions: Value<'g>,
+    slots: Value<'g>,
+    /// The slots that each token attends to in layers without a window. Absent where all have one.
+    spans: Option<Value<'g>>,
+    /// The same in layers with a window. Absent where none has one.
+    window_spans: Option<Value<'g>>,
+    /// Absent when all tokens are outputs, or none.
+    rows: Option<Value<'g>>,
+    frequency_factors: Option<Value<'g>>,
+    embedding: Value<'g>,
+}
+
+/// One layer of a model graph under construction.
+pub(crate) struct LayerBuilder<'p, 'g> {
+    model: &'p ModelBuilder<'g>,
+    index: usize,
+    shape: &'g LayerShape,
+}
+
+impl<'g> ModelBuilder<'g> {
+    pub(super) fn new(
+        g: &'g GraphBuilder,
+        file: &'g File,
+        hyper: &'g Hyperparameters,
+        shape: GraphShape,
+    ) -> Result<ModelBuilder<'g>> {
+        let n = shape.tokens;
+        let weights = FileWeights::new(g, file);
+        let attends = |window: bool| {
+            hyper.layers.iter().any(|layer| layer.attention && layer.window.is_some() == window)
+        };
+        Ok(ModelBuilder {
+            g,
+            hyper,
+            shape,
+            positions: g.input("positions", DType::I32, [n]),
+            slots: g.input("slots", DType::I32, [n]),
+            spans: attends(false).then(|| g.input("spans", DType::I32, [n, 2])),
+            window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
+            rows: (shape.rows > 0 && shape.rows < n).then(|| g.input("rows", DType::I32, [shape.rows])),
+            frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
+            embedding: weights.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
+            weights,
+        })
+    }
+
+    /// The hyperparameters.
+    #[allow(dead_code, reason = "for architectures whose graphs depend on them")]
+    pub(super) fn hyper(&self) -> &'g Hyperparameters {
+        self.hyper
+    }
+
+    /// The embedded tokens `[n, width]`.
+    pub(super) fn embed(&self) -> Value<'g> {
+        let tokens = self.g.input("tokens", DType::I32, [self.shape.tokens]);
+        scaled(self.embedding.get_rows(tokens), self.hyper.embedding_scale)
+    }
+
+    /// The layers, first to last.
+    pub(super) fn layers(&self) -> impl Iterator<Item = LayerBuilder<'_, 'g>> {
+        self.hyper.layers.iter().enumerate().map(|(index, shape)| LayerBuilder { model: self, index, shape })
+    }
+
+    /// The model's kind of norm over the rows of `x`, with its weight and, if the file has one, its bias.
+    fn norm(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
+        let normed = match self.hyper.norm {
+            NormKind::Rms => x.rms_norm(self.hyper.norm_epsilon),
+            NormKind::Layer => x.norm(self.hyper.norm_epsilon),
+        };
+        let len = x.shape().cols();
+        let normed = normed.mul(self.weights.vector(&format!("{name}.weight"), len)?);
+        Ok(match self.weights.find_vector(&format!("{name}.bias"), len)? {
+            Some(bias) => normed.add(bias),
+            None => normed,
+        })
+    }
+
+    /// `x · wᵀ + bias`, the bias where the file has one.
+    fn linear(&self, name: &str, out: usize, x: Value<'g>) -> Result<Value<'g>> {
+        let weight = self.weights.get(&format!("{name}.weight"), &[out, x.shape().cols()])?;
+        let y = weight.mul_mat(x);
+        Ok(match self.weights.find_vector(&format!("{name}.bias"), out)? {
+            Some(bias) => y.add(bias),
+            None => y,
+        })
+    }
+
+    /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
+    pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
+        let h = self.hyper;
+        let hidden = self.norm("output_norm", x)?;
+        if self.shape.hidden {
+            self.g.output("hidden", hidden.named("hidden"));
+        }
+        let head = self.weights.find("output.weight", &[h.vocabulary, h.width])?.unwrap_or(self.embedding);
+        let mut logits = head.mul_mat(hidden);
+        if let Some(bias) = self.weights.find_vector("output.bias", h.vocabulary)? {
+            logits = logits.add(bias);
+        }
+        logits = scaled(logits, h.logit_scale);
+        if let Some(cap) = h.logit_soft_cap {
+            logits = logits.scale(1.0 / cap).tanh().scale(cap);
+        }
+        let logits = logits.named("logits");
+        self.g.output("logits", logits);
+        if self.shape.argmax {
+            self.g.output("argmax", logits.argmax().named("argmax"));
+            self.g.output("sum", logits.sum_rows().named("sum"));
+        }
+        Ok(())
+    }
+}
+
+impl<'g> LayerBuilder<'_, 'g> {
+    /// The layer's number.
+    #[allow(dead_code, reason = "for architectures whose layers differ by number")]
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The layer's shape.
+    #[allow(dead_code, reason = "for architectures whose layers differ in kind")]
+    pub(super) fn shape(&self) -> &'g LayerShape {
+        self.shape
+    }
+
+    /// The name of one of the layer's tensors.
+    fn name(&self, part: &str) -> String {
+        format!("blk.{}.{part}", self.index)
+    }
+
+    /// A norm over the rows of `x`: of the residual stream, or of each head of `[n, heads, d]`.
+    pub(super) fn norm(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
+        let _scope = self.model.g.scope(&self.name(part));
+        self.model.norm(&self.name(part), x)
+    }
+
+    /// `x · wᵀ + bias` with one of the layer's weights.
+    pub(super) fn linear(&self, part: &str, out: usize, x: Value<'g>) -> Result<Value<'g>> {
+        let _scope = self.model.g.scope(&self.name(part));
+        self.model.linear(&self.name(part), out, x)
+    }
+
+    /// Adds a branch to the residual stream, times the model's factor.
+    pub(super) fn residual(&self, x: Value<'g>, branch: Value<'g>) -> Value<'g> {
+        x.add(scaled(branch, self.model.hyper.residual_scale))
+    }
+
+    /// In the last layer, the rows of `x` that are outputs; all rows otherwise. The result of [`LayerBuilder::attention`]
+    /// has the same rows.
+    pub(super) fn output_rows(&self, x: Value<'g>) -> Value<'g> {
+        match self.model.rows {
+            Some(rows) if self.is_last() => x.get_rows(rows),
+            _ => x,
+        }
+    }
+
+    /// Whether nothing after this layer's caches is needed: it is the last one, and no token is an output.
+    pub(super) fn ends_here(&self) -> bool {
+        self.is_last() && self.model.shape.rows == 0
+    }
+
+    fn is_last(&self) -> bool {
+        self.index + 1 == self.model.hyper.layers.len()
+    }
+}
+
+/// `x` times a factor; `x` itself if that is 1.
+pub(super) fn scaled(x: Value<'_>, factor: f32) -> Value<'_> {
+    if factor == 1.0 { x } else { x.scale(factor) }
+}
