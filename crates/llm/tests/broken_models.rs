@@ -124,11 +124,13 @@ fn values_for_each_layer_are_checked() {
         let error = refused("llama", |parts| _ = parts.set(&key, value.clone()), &key);
         assert!(matches!(error, Error::Hyperparameter { .. }), "{error}");
     };
-    for key in ["attention.head_count", "attention.head_count_kv", "feed_forward_length"] {
-        hyper(key, vec![2u32].into());
-        hyper(key, vec![2u32, 2, 2].into());
-        hyper(key, vec![2u32, 0].into());
-        hyper(key, vec![2u32, u32::MAX].into());
+    for (key, n) in
+        [("attention.head_count", 4u32), ("attention.head_count_kv", 2), ("feed_forward_length", 96)]
+    {
+        hyper(key, vec![n].into());
+        hyper(key, vec![n, n, n].into());
+        hyper(key, vec![n, 0].into());
+        hyper(key, vec![n, u32::MAX].into());
     }
     hyper("attention.head_count_kv", vec![2u32, 3].into());
     hyper("attention.sliding_window_pattern", vec![true].into());
