@@ -148,7 +148,10 @@ pub enum Error {
     },
 
     /// The file's pre-tokenizer is not supported.
-    #[error("unknown pre-tokenizer {name:?}; known are: {known}")]
+    #[error(
+        "unknown pre-tokenizer {name:?} (tokenizer.ggml.pre); \
+         \"default\" is what llama.cpp uses for files without one; known are: {known}"
+    )]
     UnknownPreTokenizer {
         /// The name in the file.
         name: String,

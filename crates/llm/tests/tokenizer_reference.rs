@@ -37,6 +37,70 @@ fn every_pre_tokenizer_splits_as_published() {
 }
 
 #[test]
+fn names_of_one_rule_split_alike() {
+    let data: Value = serde_json::from_str(include_str!("data/byte_level.json")).unwrap();
+    let texts = strings(&data["texts"]);
+    for (pre, others) in data["names"].as_object().unwrap() {
+        let cases = data["cases"][pre].as_array().unwrap();
+        for other in strings(others) {
+            let tokenizer = Tokenizer::new(byte_level(&other, &data)).unwrap();
+            for (text, case) in texts.iter().zip(cases) {
+                assert_eq!(tokenizer.encode(text, true), tokens(case), "{other} as {pre}: {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn vocabularies_of_characters_have_byte_tokens_for_all_others() {
+    let data: Value = serde_json::from_str(include_str!("data/characters.json")).unwrap();
+    let named = |text: &str| strings(&data["tokens"]).iter().position(|token| token == text).unwrap() as u32;
+    let vocabulary = Vocabulary {
+        model: "gemma4".into(),
+        tokens: strings(&data["tokens"]),
+        types: types(&data),
+        merges: strings(&data["merges"]),
+        bos: Some(named("<bos>")),
+        eos: Some(named("<eos>")),
+        // Published files say this, and are wrong.
+        add_bos: Some(false),
+        ..Vocabulary::default()
+    };
+    let tokenizer = Tokenizer::new(vocabulary).unwrap();
+    for (text, case) in strings(&data["texts"]).iter().zip(data["cases"].as_array().unwrap()) {
+        assert_eq!(tokenizer.encode(text, true), tokens(case), "{text:?}");
+        assert_eq!(&tokenizer.decode(&tokens(case)).unwrap(), text);
+    }
+    assert_eq!(tokenizer.encode_prompt("x", true).first(), Some(&named("<bos>")));
+}
+
+#[test]
+fn word_pieces_are_those_of_bert() {
+    let data: Value = serde_json::from_str(include_str!("data/word_piece.json")).unwrap();
+    for (name, lowercase) in [("uncased", None), ("cased", Some(false))] {
+        let vocabulary = Vocabulary {
+            model: "bert".into(),
+            tokens: strings(&data["tokens"]),
+            types: types(&data),
+            bos: Some(2),
+            separator: Some(3),
+            unknown: Some(1),
+            lowercase,
+            ..Vocabulary::default()
+        };
+        let tokenizer = Tokenizer::new(vocabulary).unwrap();
+        for (text, case) in strings(&data["texts"]).iter().zip(data["cases"][name].as_array().unwrap()) {
+            assert_eq!(tokenizer.encode(text, false), tokens(case), "{name}: {text:?}");
+            let whole = [vec![2], tokens(case), vec![3]].concat();
+            assert_eq!(tokenizer.encode_sequence(text, false), whole, "{name}: {text:?}");
+        }
+        let parsed = tokenizer.encode("[MASK] the", true);
+        assert_eq!(parsed.first(), Some(&4), "{parsed:?}");
+        assert_eq!(tokenizer.decode(&tokenizer.encode("the list", true)).unwrap(), "the list");
+    }
+}
+
+#[test]
 fn every_known_pre_tokenizer_keeps_every_byte_of_random_text() {
     let data: Value = serde_json::from_str(include_str!("data/byte_level.json")).unwrap();
     let unknown = Tokenizer::new(byte_level("no such rule", &data)).unwrap_err().to_string();
@@ -46,8 +110,14 @@ fn every_known_pre_tokenizer_keeps_every_byte_of_random_text() {
     let seed = 11;
     let mut random = Rng::new(seed);
     assert!(known.split(", ").count() > 50);
+    let characters: Value = serde_json::from_str(include_str!("data/characters.json")).unwrap();
     for pre in known.split(", ") {
-        let tokenizer = Tokenizer::new(byte_level(pre, &data)).unwrap();
+        let of_characters = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"].contains(&pre);
+        let mut vocabulary = byte_level(pre, if of_characters { &characters } else { &data });
+        if of_characters {
+            vocabulary.types = types(&characters);
+        }
+        let tokenizer = Tokenizer::new(vocabulary).unwrap();
         for _ in 0..20 {
             let text: String = (0..random.below(80)).map(|_| *random.pick(&letters).unwrap()).collect();
             let tokens = tokenizer.encode(&text, true);
@@ -56,8 +126,11 @@ fn every_known_pre_tokenizer_keeps_every_byte_of_random_text() {
     }
 }
 
+fn types(data: &Value) -> Vec<TokenType> {
+    data["types"].as_array().unwrap().iter().map(|id| TokenType::from_id(id.as_i64().unwrap())).collect()
+}
+
 fn scored(model: &str, data: &Value) -> Vocabulary {
-    let types = data["types"].as_array().unwrap();
     Vocabulary {
         model: model.into(),
         tokens: strings(&data["tokens"]),
@@ -67,7 +140,7 @@ fn scored(model: &str, data: &Value) -> Vocabulary {
             .iter()
             .map(|score| score.as_f64().unwrap() as f32)
             .collect(),
-        types: types.iter().map(|id| TokenType::from_id(id.as_i64().unwrap())).collect(),
+        types: types(data),
         bos: Some(1),
         eos: Some(2),
         unknown: Some(0),
@@ -91,6 +164,18 @@ fn sentence_piece_merges_by_score_with_byte_fallback() {
         "one beginning token, not two: {prompt:?}"
     );
     assert!(!tokenizer.encode("<s>the</s>", false).iter().any(|&token| token == 1 || token == 2));
+}
+
+#[test]
+fn sentence_piece_can_do_without_a_space_before_the_text() {
+    let data: Value = serde_json::from_str(include_str!("data/sentence_piece.json")).unwrap();
+    let vocabulary = Vocabulary { add_space_prefix: Some(false), ..scored("llama", &data) };
+    let tokenizer = Tokenizer::new(vocabulary).unwrap();
+    let cases = data["without_prefix"].as_array().unwrap();
+    for (text, case) in strings(&data["texts"]).iter().zip(cases) {
+        assert_eq!(tokenizer.encode(text, true), tokens(case), "{text:?}");
+        assert_eq!(&tokenizer.decode(&tokens(case)).unwrap(), text);
+    }
 }
 
 #[test]

@@ -27,10 +27,11 @@ impl Vocabulary {
             }
         };
         // The defaults of each tokenizer model.
-        let (bos, eos, unknown) = match model {
-            "llama" => (Some(1), Some(2), Some(0)),
-            "t5" => (None, Some(1), Some(2)),
-            _ => (None, None, None),
+        let (bos, eos, unknown, separator) = match model {
+            "llama" => (Some(1), Some(2), Some(0), None),
+            "t5" => (None, Some(1), Some(2), None),
+            "bert" => (Some(101), None, Some(100), Some(102)),
+            _ => (None, None, None, None),
         };
         Ok(Vocabulary {
             pre: file.find::<&str>("tokenizer.ggml.pre")?.map(str::to_owned),
@@ -40,10 +41,16 @@ impl Vocabulary {
             bos: special("bos", bos)?,
             eos: special("eos", eos)?,
             eot: special("eot", None)?,
+            eom: special("eom", None)?,
             unknown: special("unknown", unknown)?,
+            // The key is spelled like this.
+            separator: special("seperator", separator)?,
             add_bos: file.find("tokenizer.ggml.add_bos_token")?,
+            add_eos: file.find("tokenizer.ggml.add_eos_token")?,
             add_space_prefix: file.find("tokenizer.ggml.add_space_prefix")?,
             remove_extra_spaces: file.find("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
+            lowercase: file.find("tokenizer.ggml.normalizer.lowercase")?,
+            strip_accents: file.find("tokenizer.ggml.normalizer.strip_accents")?,
             replacements: replacements(file)?,
             model: model.to_owned(),
             tokens: owned(&tokens),

@@ -1,7 +1,8 @@
 //! Tokenizers: text to tokens and back, with the vocabulary of a model file.
 //!
-//! Three tokenizer models are supported: byte-level BPE (`gpt2`) with named pre-tokenizers, SentencePiece's BPE by
-//! scores (`llama`), and unigram (`t5`). They need `regex` only, and run in O(n log n) whatever the text.
+//! Four tokenizer models are supported: byte-level BPE (`gpt2`) with named pre-tokenizers, and its variant on characters
+//! (`gemma4`), SentencePiece's BPE by scores (`llama`), unigram (`t5`), and WordPiece (`bert`). They need tables of
+//! Unicode only, and run in O(n log n) whatever the text.
 //!
 //! ```
 //! use quadriga_llm::tokenizer::{Tokenizer, TokenType, Vocabulary};
@@ -22,6 +23,7 @@
 
 mod byte_level;
 mod bytes;
+mod endings;
 mod from_file;
 mod matcher;
 mod merge;
@@ -31,6 +33,7 @@ mod sentence_piece;
 mod stream;
 mod unigram;
 mod vocabulary;
+mod word_piece;
 
 pub use stream::Detokenizer;
 pub(crate) use stream::Pending;
@@ -38,56 +41,23 @@ pub use vocabulary::{TokenType, Vocabulary};
 
 use byte_level::ByteLevel;
 use bytes::Alphabet;
+use endings::mark_endings;
 use matcher::{Direction, Found, Matcher};
 use normalize::Normalizer;
+use pre_tokenizer::DefaultBos;
 use rustc_hash::FxHashSet;
 use sentence_piece::{SPACE, SentencePiece};
 use unigram::Unigram;
+use word_piece::WordPiece;
 
 use crate::{Error, Result};
-
-/// Texts of end-of-generation tokens, whatever type the file gives them.
-const ENDINGS: &[&str] = &[
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-    "<|fim_pad|>",
-    "<fim-pad>",
-    "<fim_pad>",
-    "<PAD>",
-    "[PAD]",
-    "<|fim_repo|>",
-    "<|repo_name|>",
-    "<fim-repo>",
-    "<REPO>",
-    "<reponame>",
-    "<|file_sep|>",
-];
 
 #[derive(Debug)]
 enum TokenizerKind {
     ByteLevel(ByteLevel),
     SentencePiece(SentencePiece),
     Unigram(Unigram, Normalizer),
+    WordPiece(WordPiece),
 }
 
 /// Whether control tokens that are spelled out in a text become those tokens.
@@ -128,6 +98,8 @@ pub struct Tokenizer {
     pieces: Vec<Box<[u8]>>,
     endings: FxHashSet<u32>,
     add_bos: bool,
+    /// The token at the end of a sequence that is not continued: end-of-text or separator.
+    last: Option<u32>,
     add_space_prefix: bool,
 }
 
@@ -137,21 +109,22 @@ impl Tokenizer {
         vocabulary.check()?;
         let endings = mark_endings(&mut vocabulary);
         let letters = Alphabet::new();
-        let (kind, add_bos, add_space_prefix) = match vocabulary.model.as_str() {
-            "gpt2" => {
+        let (kind, add_bos) = match vocabulary.model.as_str() {
+            "gpt2" | "gemma4" => {
                 let kind = ByteLevel::new(&vocabulary, &letters)?;
                 let add_bos = kind.pre_tokenizer.add_bos;
-                (TokenizerKind::ByteLevel(kind), add_bos, false)
+                (TokenizerKind::ByteLevel(kind), add_bos)
             }
-            "llama" => (TokenizerKind::SentencePiece(SentencePiece::new(&vocabulary)), true, true),
+            "llama" => (TokenizerKind::SentencePiece(SentencePiece::new(&vocabulary)), DefaultBos::Yes),
             "t5" => {
                 let prefix = vocabulary.add_space_prefix.unwrap_or(false);
                 let normalizer =
                     Normalizer::new(&vocabulary.replacements, prefix, vocabulary.remove_extra_spaces)?;
-                (TokenizerKind::Unigram(Unigram::new(&vocabulary)?, normalizer), false, false)
+                (TokenizerKind::Unigram(Unigram::new(&vocabulary)?, normalizer), DefaultBos::No)
             }
+            "bert" => (TokenizerKind::WordPiece(WordPiece::new(&vocabulary)?), DefaultBos::Always),
             _ => {
-                let known = "gpt2, llama, t5".to_owned();
+                let known = "gpt2, gemma4, llama, t5, bert".to_owned();
                 return Err(Error::UnknownTokenizer { model: vocabulary.model, known });
             }
         };
@@ -167,9 +140,19 @@ impl Tokenizer {
             pieces.push(piece(&kind, &letters, token_type, text).into());
         }
         let special = Matcher::new(Direction::Backward, &special)?;
-        let add_bos = vocabulary.add_bos.unwrap_or(add_bos && vocabulary.bos.is_some());
-        let add_space_prefix = vocabulary.add_space_prefix.unwrap_or(add_space_prefix);
-        Ok(Tokenizer { vocabulary, kind, special, pieces, endings, add_bos, add_space_prefix })
+        let add_bos = match (add_bos, vocabulary.add_bos) {
+            (DefaultBos::Always, _) | (DefaultBos::Yes, None) => vocabulary.bos.is_some(),
+            (DefaultBos::No, None) => false,
+            (_, Some(add_bos)) => add_bos,
+        };
+        let last = match kind {
+            TokenizerKind::WordPiece(_) => vocabulary.separator,
+            TokenizerKind::Unigram(..) => vocabulary.eos.filter(|_| vocabulary.add_eos.unwrap_or(true)),
+            _ => vocabulary.eos.filter(|_| vocabulary.add_eos.unwrap_or(false)),
+        };
+        let sentence_piece = matches!(kind, TokenizerKind::SentencePiece(_));
+        let add_space_prefix = vocabulary.add_space_prefix.unwrap_or(sentence_piece);
+        Ok(Tokenizer { vocabulary, kind, special, pieces, endings, add_bos, last, add_space_prefix })
     }
 
     /// Encodes a text, without a beginning-of-text token. With `special`, control tokens that are spelled out in the
@@ -261,6 +244,36 @@ impl Tokenizer {
         tokens
     }
 
+    /// Encodes a whole sequence that is not continued, such as a text to embed: as
+    /// [`encode_prompt`](Self::encode_prompt), with the end-of-text or separator token last if the vocabulary uses one and
+    /// the text does not end with it.
+    ///
+    /// ```
+    /// use quadriga_llm::tokenizer::{Tokenizer, TokenType, Vocabulary};
+    ///
+    /// let vocabulary = Vocabulary {
+    ///     model: "bert".into(),
+    ///     tokens: ["[UNK]", "[CLS]", "[SEP]", "\u{2581}hi", "s"].map(String::from).to_vec(),
+    ///     types: [TokenType::Unknown, TokenType::Control, TokenType::Control].to_vec(),
+    ///     bos: Some(1),
+    ///     separator: Some(2),
+    ///     unknown: Some(0),
+    ///     ..Vocabulary::default()
+    /// };
+    /// # let vocabulary = Vocabulary { types: [vocabulary.types, vec![TokenType::Normal; 2]].concat(), ..vocabulary };
+    /// assert_eq!(Tokenizer::new(vocabulary)?.encode_sequence("His", false), [1, 3, 4, 2]);
+    /// # Ok::<(), quadriga_llm::Error>(())
+    /// ```
+    pub fn encode_sequence(&self, text: &str, special: bool) -> Vec<u32> {
+        let mut tokens = self.encode_prompt(text, special);
+        if let Some(last) = self.last
+            && tokens.last() != Some(&last)
+        {
+            tokens.push(last);
+        }
+        tokens
+    }
+
     /// Decodes tokens to text. Control tokens have no text, and bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let mut stream = Detokenizer::new(self);
@@ -270,7 +283,8 @@ impl Tokenizer {
         }
         text.push_str(&stream.finish());
         // Encoding added this space.
-        if self.add_space_prefix && text.starts_with(' ') {
+        let space_added = self.add_space_prefix || matches!(self.kind, TokenizerKind::WordPiece(_));
+        if space_added && text.starts_with(' ') {
             text.remove(0);
         }
         Ok(text)
@@ -319,6 +333,7 @@ impl Tokenizer {
                 }
                 kind.encode(&spaced, tokens);
             }
+            TokenizerKind::WordPiece(kind) => kind.encode(text, tokens),
             TokenizerKind::Unigram(kind, normalizer) => {
                 kind.encode(&normalizer.normalize(text, &self.user_defined(text)), tokens)
             }
@@ -366,19 +381,6 @@ impl Tokenizer {
     }
 }
 
-/// Finds the end-of-generation tokens, and turns those with a well-known text into control tokens.
-fn mark_endings(vocabulary: &mut Vocabulary) -> FxHashSet<u32> {
-    let mut endings: FxHashSet<u32> = [vocabulary.eos, vocabulary.eot].into_iter().flatten().collect();
-    vocabulary.types.resize(vocabulary.tokens.len(), TokenType::Normal);
-    for ((token, text), token_type) in (0u32..).zip(&vocabulary.tokens).zip(&mut vocabulary.types) {
-        if ENDINGS.contains(&text.as_str()) {
-            endings.insert(token);
-            *token_type = TokenType::Control;
-        }
-    }
-    endings
-}
-
 /// The bytes of a token's text.
 fn piece(kind: &TokenizerKind, letters: &Alphabet, token_type: TokenType, text: &str) -> Vec<u8> {
     match token_type {
@@ -388,10 +390,10 @@ fn piece(kind: &TokenizerKind, letters: &Alphabet, token_type: TokenType, text: 
             bytes::hexadecimal(text).map_or_else(|| text.as_bytes().to_vec(), |byte| vec![byte])
         }
         TokenType::Normal => match kind {
-            TokenizerKind::ByteLevel(_) => letters.decode(text).unwrap_or_else(|| text.as_bytes().to_vec()),
-            TokenizerKind::SentencePiece(_) | TokenizerKind::Unigram(..) => {
-                text.replace(SPACE, " ").into_bytes()
+            TokenizerKind::ByteLevel(kind) if !kind.pre_tokenizer.characters => {
+                letters.decode(text).unwrap_or_else(|| text.as_bytes().to_vec())
             }
+            _ => text.replace(SPACE, " ").into_bytes(),
         },
     }
 }

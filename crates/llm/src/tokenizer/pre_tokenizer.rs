@@ -2,28 +2,35 @@
 //!
 //! A pre-tokenizer has one or more stages; each stage splits every word of the previous stage into the matches of a
 //! regular expression and the text between them. The published expressions end in `\s+(?!\S)|\s+`: the last character
-//! of a run of white space belongs to the next word. That is their only look-ahead, so it is implemented in code, and
-//! the rest with regular expressions that run in linear time.
+//! of a run of white space belongs to the next word. That look-ahead and the one that groups digits from the right are
+//! implemented in code, and the rest with regular expressions that run in linear time.
+
+mod families;
 
 use regex::Regex;
 
+use self::families::Family;
 use crate::{Error, Result};
 
-/// The treatment of a match that is a run of white space.
+/// How a match becomes words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spaces {
-    /// The match is a word.
-    Plain,
-    /// The last character belongs to the next word, if there is one.
-    LeaveLast,
+enum MatchRule {
+    /// It is a word.
+    Word,
+    /// The same, but the last character of a run of white space belongs to the next word, if there is one.
+    LeaveLastSpace,
     /// The same, unless the run ends with a line end.
-    LeaveLastUnlessLineEnd,
+    LeaveLastSpaceUnlessLineEnd,
+    /// The same, and a run is a word for each power of two, up to 512 characters.
+    SpacesByPowersOfTwo,
+    /// Groups of three characters, counted from the right: digits.
+    GroupsOfThree,
 }
 
 #[derive(Clone, Debug)]
 struct Stage {
     expression: Regex,
-    spaces: Spaces,
+    rule: MatchRule,
 }
 
 /// A pre-tokenizer, and the tokenizer defaults that its name implies.
@@ -32,197 +39,44 @@ pub(super) struct PreTokenizer {
     stages: Vec<Stage>,
     /// Whether a word that is in the vocabulary becomes that token without merging.
     pub(super) ignore_merges: bool,
-    /// Whether text starts with the beginning-of-text token when the file does not say.
-    pub(super) add_bos: bool,
+    /// Whether the same holds for words of line ends alone.
+    pub(super) ignore_merges_of_line_ends: bool,
+    /// Whether text starts with the beginning-of-text token: when the file does not say, or in any case.
+    pub(super) add_bos: DefaultBos,
+    /// Whether the vocabulary consists of characters with U+2581 for spaces, and not of bytes.
+    pub(super) characters: bool,
 }
 
-/// The words of GPT-2; later pre-tokenizers differ in digits, punctuation and line ends.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
-/// English contractions in either case.
-const CONTRACTIONS: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
-/// East Asian text, which DeepSeek Coder does not split: from U+0800, where the Basic Multilingual Plane's rarer
-/// scripts begin, to U+9FA5, the last ideograph of Unicode 1.1; and from U+AC00, the first Hangul syllable, to U+D7FF,
-/// the end of the Hangul blocks.
-const EAST_ASIAN: &str = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+";
-/// The same for DeepSeek V3: the blocks Hiragana and Katakana, and the ideographs of Unicode 1.1.
-const HAN_AND_KANA: &str = r"[\x{3040}-\x{30FF}\x{4E00}-\x{9FA5}]+";
-/// BLOOM's words: anything but white space, brackets, bars and the marks that end clauses, Latin, Chinese, Hindi, Urdu
-/// and Arabic; a space before belongs to them.
-const BLOOM: &str = r" ?[^\s()|.,!?…。，、।۔،]+";
-
-/// Every family of pre-tokenizers, with the names that vocabularies use.
-const FAMILIES: &[(Family, &[&str])] = &[
-    (Family::Default, &["default"]),
-    (
-        Family::Gpt2,
-        &[
-            "gpt-2",
-            "phi-2",
-            "jina-es",
-            "jina-de",
-            "gigachat",
-            "jina-v2-es",
-            "jina-v2-de",
-            "a.x-4.0",
-            "mellum",
-            "modern-bert",
-            "jina-v1-en",
-            "jina-v2-code",
-            "roberta-bpe",
-            "mpt",
-            "olmo",
-            "jais",
-            "trillion",
-            "granite-docling",
-            "exaone4",
-        ],
-    ),
-    (
-        Family::SingleDigits,
-        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
-    ),
-    (
-        Family::Llama3 { whole_words: true, bos: true },
-        &[
-            "llama-bpe",
-            "llama3",
-            "llama-v3",
-            "falcon3",
-            "falcon-h1",
-            "pixtral",
-            "midm-2.0",
-            "lfm2",
-            "jina-v5-nano",
-        ],
-    ),
-    (Family::Llama3 { whole_words: false, bos: false }, &["dbrx", "smaug-bpe", "chatglm-bpe"]),
-    (Family::Llama3 { whole_words: true, bos: false }, &["glm4", "glm5"]),
-    (
-        Family::Qwen2,
-        &[
-            "qwen2",
-            "deepseek-r1-qwen",
-            "kormo",
-            "f2llmv2",
-            "megrez",
-            "stablelm2",
-            "hunyuan",
-            "solar-open",
-            "grok-2",
-        ],
-    ),
-    (Family::Qwen35, &["qwen35"]),
-    (Family::Tekken, &["tekken"]),
-    (Family::Gpt4o, &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"]),
-    (Family::Falcon, &["falcon"]),
-    (Family::DeepseekCoder, &["deepseek-coder"]),
-    (Family::DeepseekV3, &["deepseek-v3", "hunyuan-dense", "joyai-llm"]),
-    (Family::Bloom { single_digits: false }, &["bloom", "poro-chat", "gpt3-finnish"]),
-    (Family::Bloom { single_digits: true }, &["viking"]),
-    (Family::Bailing, &["bailingmoe", "bailingmoe2", "llada-moe"]),
-    (Family::SeedCoder, &["seed-coder"]),
-];
-
-#[derive(Clone, Copy)]
-enum Family {
-    Default,
-    Gpt2,
-    SingleDigits,
-    Llama3 { whole_words: bool, bos: bool },
-    Qwen2,
-    Qwen35,
-    Tekken,
-    Gpt4o,
-    Falcon,
-    DeepseekCoder,
-    DeepseekV3,
-    Bloom { single_digits: bool },
-    Bailing,
-    SeedCoder,
-}
-
-impl Family {
-    /// The stages, in order.
-    fn stages(self) -> Vec<(String, Spaces)> {
-        use Spaces::{LeaveLast, LeaveLastUnlessLineEnd, Plain};
-        let plain = |expression: &str| (expression.to_owned(), Plain);
-        let gpt2 = || (GPT2.to_owned(), LeaveLast);
-        // Most pre-tokenizers since GPT-4 differ only in words, groups of digits and line ends after punctuation.
-        let modern = |word: &str, digits: &str, after_marks: &str| {
-            let marks = format!(r" ?[^\s\p{{L}}\p{{N}}]+{after_marks}");
-            (format!(r"{word}|{digits}|{marks}|\s*[\r\n]+|\s+"), LeaveLastUnlessLineEnd)
-        };
-        let words = format!(r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+");
-        // Words that begin with capitals, with an optional contraction.
-        let cased = |ending: &str| {
-            let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
-            let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
-            let start = r"[^\r\n\p{L}\p{N}]?";
-            format!("{start}{upper}*{lower}+{ending}|{start}{upper}+{lower}*{ending}")
-        };
-        match self {
-            Family::Default => {
-                vec![plain(r"[\p{P}$+<=>^~|]+"), gpt2(), plain(r"\p{N}+"), plain("[0-9][0-9][0-9]")]
-            }
-            Family::Gpt2 => vec![gpt2()],
-            Family::SingleDigits => vec![plain(r"\p{N}"), gpt2()],
-            Family::Llama3 { .. } => vec![modern(&words, r"\p{N}{1,3}", r"[\r\n]*")],
-            Family::Qwen2 => vec![modern(&words, r"\p{N}", r"[\r\n]*")],
-            Family::Qwen35 => vec![(
-                format!(
-                    r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+"
-                ),
-                LeaveLastUnlessLineEnd,
-            )],
-            Family::Tekken => vec![modern(&cased(""), r"\p{N}", r"[\r\n/]*")],
-            Family::Gpt4o => vec![modern(&cased(&format!("(?:{CONTRACTIONS})?")), r"\p{N}{1,3}", r"[\r\n/]*")],
-            Family::Falcon => vec![plain(r"[\p{P}$+<=>^~|`]+"), gpt2(), plain("[0-9][0-9][0-9]")],
-            Family::DeepseekCoder => vec![
-                plain(r"[\r\n]"),
-                plain(r"\s?\p{L}+"),
-                plain(r"\s?\p{P}+"),
-                plain(EAST_ASIAN),
-                plain(r"\p{N}"),
-            ],
-            Family::DeepseekV3 => vec![
-                plain(r"\p{N}{1,3}"),
-                plain(HAN_AND_KANA),
-                (
-                    // ASCII punctuation and the ASCII letters after it are one word.
-                    r"[[:punct:]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"
-                        .to_owned(),
-                    LeaveLastUnlessLineEnd,
-                ),
-            ],
-            Family::Bloom { single_digits: false } => vec![plain(BLOOM)],
-            Family::Bloom { single_digits: true } => vec![plain(BLOOM), plain(r"\p{N}")],
-            Family::Bailing => vec![(
-                r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+"
-                    .to_owned(),
-                LeaveLastUnlessLineEnd,
-            )],
-            Family::SeedCoder => vec![modern(&words, r"\p{N}", "")],
-        }
-    }
+/// Whether prompts begin with the beginning-of-text token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DefaultBos {
+    /// If the file says so.
+    No,
+    /// Unless the file says that they do not.
+    Yes,
+    /// Whatever the file says: published files of the family say the opposite of what the model wants.
+    Always,
 }
 
 impl PreTokenizer {
     /// The pre-tokenizer with this name; `None`, for files without a name, is the default one.
     pub(super) fn named(name: Option<&str>) -> Result<PreTokenizer> {
         let name = name.unwrap_or("default");
-        let family = FAMILIES.iter().find(|(_, names)| names.contains(&name)).map(|(family, _)| *family);
-        let Some(family) = family else {
-            return Err(Error::UnknownPreTokenizer { name: name.to_owned(), known: known().join(", ") });
+        let Some(family) = Family::named(name) else {
+            let known = families::known().join(", ");
+            return Err(Error::UnknownPreTokenizer { name: name.to_owned(), known });
         };
-        let stages = family.stages().into_iter().map(|(expression, spaces)| {
+        let stages = family.stages().into_iter().map(|(expression, rule)| {
             let expression = Regex::new(&expression)
                 .map_err(|error| Error::Vocabulary { reason: format!("the rules of '{name}': {error}") })?;
-            Ok(Stage { expression, spaces })
+            Ok(Stage { expression, rule })
         });
         Ok(PreTokenizer {
             stages: stages.collect::<Result<_>>()?,
-            ignore_merges: matches!(family, Family::Llama3 { whole_words: true, .. } | Family::Tekken),
-            add_bos: matches!(family, Family::Llama3 { bos: true, .. } | Family::Tekken),
+            ignore_merges: family.ignores_merges(),
+            ignore_merges_of_line_ends: matches!(family, Family::Gemma4),
+            add_bos: family.default_bos(),
+            characters: matches!(family, Family::Gemma4 | Family::Sarvam),
         })
     }
 
@@ -230,11 +84,6 @@ impl PreTokenizer {
     pub(super) fn split<'t>(&self, text: &'t str, word: &mut impl FnMut(&'t str)) {
         split_by(&self.stages, text, word);
     }
-}
-
-/// Every name that [`PreTokenizer::named`] knows.
-pub(super) fn known() -> Vec<&'static str> {
-    FAMILIES.iter().flat_map(|(_, names)| names.iter().copied()).collect()
 }
 
 fn split_by<'t>(stages: &[Stage], text: &'t str, word: &mut impl FnMut(&'t str)) {
@@ -249,7 +98,7 @@ fn split_by<'t>(stages: &[Stage], text: &'t str, word: &mut impl FnMut(&'t str))
     while let Some(found) = stage.expression.find(rest) {
         let (before, from) = rest.split_at(found.start());
         let (matched, after) = from.split_at(found.len());
-        let keep = matched.len() - left_over(stage.spaces, matched, after);
+        let keep = word_length(stage.rule, matched, after);
         if keep == 0 {
             break; // No expression matches the empty text; this guarantees that the loop ends.
         }
@@ -261,23 +110,49 @@ fn split_by<'t>(stages: &[Stage], text: &'t str, word: &mut impl FnMut(&'t str))
     split_by(later, rest, word);
 }
 
+/// The number of bytes at the start of a match that are a word.
+fn word_length(rule: MatchRule, matched: &str, after: &str) -> usize {
+    match rule {
+        MatchRule::Word => matched.len(),
+        MatchRule::LeaveLastSpace => matched.len() - left_over(matched, after),
+        MatchRule::LeaveLastSpaceUnlessLineEnd if matched.ends_with(['\r', '\n']) => matched.len(),
+        MatchRule::LeaveLastSpaceUnlessLineEnd => matched.len() - left_over(matched, after),
+        MatchRule::SpacesByPowersOfTwo if matched.ends_with(['\r', '\n']) => matched.len(),
+        MatchRule::SpacesByPowersOfTwo => match matched.len() - left_over(matched, after) {
+            whole if !is_white_space(matched) => whole,
+            run => {
+                let count = matched.get(..run).unwrap_or_default().chars().take(512).count();
+                first_characters(matched, 1 << count.checked_ilog2().unwrap_or(0))
+            }
+        },
+        MatchRule::GroupsOfThree => match matched.chars().count() % 3 {
+            0 => first_characters(matched, 3),
+            rest => first_characters(matched, rest),
+        },
+    }
+}
+
+/// The number of bytes of the first characters of a text.
+fn first_characters(text: &str, count: usize) -> usize {
+    text.char_indices().nth(count).map_or(text.len(), |(at, _)| at)
+}
+
+fn is_white_space(text: &str) -> bool {
+    text.chars().all(char::is_whitespace)
+}
+
 /// The number of bytes at the end of a run of white space that belong to the next word.
-fn left_over(spaces: Spaces, matched: &str, after: &str) -> usize {
+fn left_over(matched: &str, after: &str) -> usize {
     let mut characters = matched.chars();
     let (Some(last), Some(_), false) = (characters.next_back(), characters.next_back(), after.is_empty())
     else {
         return 0;
     };
-    let stays = match spaces {
-        Spaces::Plain => true,
-        Spaces::LeaveLast => false,
-        Spaces::LeaveLastUnlessLineEnd => matches!(last, '\r' | '\n'),
-    };
     // Checking the last character first is fast for words that are not white space.
-    let is_run = last.is_whitespace() && matched.chars().all(char::is_whitespace);
+    let is_run = last.is_whitespace() && is_white_space(matched);
     // If the match ended before the end of the run, white space follows, and not a word.
     let run_goes_on = after.chars().next().is_some_and(char::is_whitespace);
-    if stays || !is_run || run_goes_on { 0 } else { last.len_utf8() }
+    if !is_run || run_goes_on { 0 } else { last.len_utf8() }
 }
 
 #[cfg(test)]
@@ -337,9 +212,7 @@ mod tests {
 
     #[test]
     fn unknown_names_are_an_error() {
-        let error = PreTokenizer::named(Some("deepseek-llm")).map(drop).map_err(|error| error.to_string());
-        assert!(
-            error.is_err_and(|text| text.contains("\"deepseek-llm\"") && text.contains("deepseek-coder"))
-        );
+        let error = PreTokenizer::named(Some("deepseek-x")).map(drop).map_err(|error| error.to_string());
+        assert!(error.is_err_and(|text| text.contains("\"deepseek-x\"") && text.contains("deepseek-coder")));
     }
 }

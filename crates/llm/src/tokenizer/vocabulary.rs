@@ -37,7 +37,8 @@ impl TokenType {
 /// The data of a tokenizer. The names follow the `tokenizer.ggml.*` keys of GGUF files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vocabulary {
-    /// The tokenizer model: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5` (unigram).
+    /// The tokenizer model: `gpt2` (byte-level BPE), `gemma4` (BPE on characters), `llama` (SentencePiece BPE), `t5`
+    /// (unigram) or `bert` (WordPiece).
     pub model: String,
     /// The name of the pre-tokenizer; byte-level vocabularies only.
     pub pre: Option<String>,
@@ -55,14 +56,24 @@ pub struct Vocabulary {
     pub eos: Option<u32>,
     /// The end-of-turn token.
     pub eot: Option<u32>,
+    /// The end-of-message token.
+    pub eom: Option<u32>,
     /// The unknown token.
     pub unknown: Option<u32>,
+    /// The token between and after sequences (WordPiece only).
+    pub separator: Option<u32>,
     /// Whether prompts begin with `bos`; `None` is the default of the tokenizer model.
     pub add_bos: Option<bool>,
+    /// Whether sequences that are not continued end with `eos`; `None` is the default of the tokenizer model.
+    pub add_eos: Option<bool>,
     /// Whether a space is added before text; `None` is the default of the tokenizer model.
     pub add_space_prefix: Option<bool>,
     /// Whether runs of spaces are collapsed (unigram only).
     pub remove_extra_spaces: bool,
+    /// Whether text becomes lower case (WordPiece only); `None` is true.
+    pub lowercase: Option<bool>,
+    /// Whether accents are removed (WordPiece only); `None` if text becomes lower case.
+    pub strip_accents: Option<bool>,
     /// SentencePiece's compiled normalization table (unigram only), or empty.
     pub replacements: Vec<u8>,
 }
@@ -103,7 +114,9 @@ impl Vocabulary {
             ("beginning", self.bos),
             ("end", self.eos),
             ("end-of-turn", self.eot),
+            ("end-of-message", self.eom),
             ("unknown", self.unknown),
+            ("separator", self.separator),
         ];
         for (name, token) in named {
             if let Some(token) = token.filter(|&token| token as usize >= count) {
