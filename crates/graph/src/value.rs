@@ -236,6 +236,8 @@ impl<'g> Value<'g> {
         sigmoid => Sigmoid,
         /// Hyperbolic tangents.
         tanh => Tanh,
+        /// `ln(1 + eˣ)`.
+        softplus => Softplus,
     }
 
     /// `self + value`, where `value` has one element.

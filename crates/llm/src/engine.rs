@@ -1,5 +1,6 @@
 //! Runs a model's graphs over its KV cache, for one or several sequences at once.
 
+mod recurrent;
 mod run_ahead;
 mod sequences;
 mod state;
@@ -9,6 +10,7 @@ use std::time::Instant;
 use quadriga_graph::DType;
 use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trace};
 
+use self::recurrent::RecurrentRows;
 use self::run_ahead::Decode;
 use self::sequences::Sequences;
 use crate::models::GraphShape;
@@ -26,6 +28,9 @@ pub struct EngineOptions {
     pub batch: usize,
     /// The element type of the KV cache: F16, F32 or Q8_0.
     pub cache: DType,
+    /// In models with recurrent layers: states of earlier tokens that are kept for each sequence, so that it can be
+    /// truncated without computing it from its beginning.
+    pub checkpoints: usize,
     /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`].
     pub hidden: bool,
     /// Whether only the most probable token of each output row is needed, for [`Engine::argmax`]: the device that has
@@ -41,6 +46,7 @@ impl Default for EngineOptions {
             sequences: 1,
             batch: 512,
             cache: DType::F16,
+            checkpoints: 4,
             hidden: false,
             greedy: false,
         }
@@ -49,6 +55,9 @@ impl Default for EngineOptions {
 
 /// The limit for a context size that comes from the model file: the KV cache is allocated for all of it.
 const DEFAULT_CONTEXT: usize = 4096;
+
+/// The largest number of checkpoints of a sequence.
+const MAX_CHECKPOINTS: usize = 1024;
 
 /// The smallest number of KV-cache slots that a graph attends over.
 const MIN_VISIBLE_SLOTS: usize = 512;
@@ -89,6 +98,8 @@ pub struct Engine {
     session: Session,
     options: EngineOptions,
     sequences: Sequences,
+    /// In models with recurrent layers.
+    recurrent: Option<RecurrentRows>,
     inputs: BatchInputs,
     logits: Vec<f32>,
     hidden: Vec<f32>,
@@ -127,6 +138,8 @@ struct BatchInputs {
     spans: Vec<i32>,
     window_spans: Vec<i32>,
     rows: Vec<i32>,
+    /// The rows of recurrent states that are read and written.
+    state_rows: [i32; 2],
 }
 
 /// The KV-cache slots that a batch attends to.
@@ -153,6 +166,9 @@ impl EngineOptions {
         }
         if self.sequences == 0 {
             return wrong("the number of sequences", 0, "at least 1");
+        }
+        if self.checkpoints > MAX_CHECKPOINTS {
+            return wrong("the number of checkpoints", self.checkpoints, "at most 1024");
         }
         if self.context.checked_mul(self.sequences).is_none_or(|slots| i32::try_from(slots).is_err()) {
             return wrong("the context", self.context, "small enough for 32-bit indices of KV-cache slots");
@@ -189,6 +205,7 @@ impl EngineOptions {
             context: self.context,
             visible_slots,
             cache_slots,
+            state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
             cache: self.cache,
             hidden: self.hidden,
             argmax,
@@ -213,11 +230,14 @@ impl Engine {
         let options = options.resolve(&model)?.on(scheduler);
         let session = Session::new(scheduler)?;
         let sequences = Sequences::new(options.sequences);
+        let has_states = model.hyperparameters().recurrent.is_some();
+        let recurrent = has_states.then(|| RecurrentRows::new(options.sequences, options.checkpoints));
         let mut engine = Engine {
             model,
             session,
             options,
             sequences,
+            recurrent,
             inputs: BatchInputs::default(),
             logits: Vec::new(),
             hidden: Vec::new(),
@@ -289,10 +309,15 @@ impl Engine {
         self.sequences.is_empty()
     }
 
-    /// Removes a sequence's tokens from position `len` on.
-    pub fn truncate(&mut self, sequence: usize, len: usize) {
+    /// Removes a sequence's tokens from position `len` on, and returns the number that is left. In a model with recurrent
+    /// layers that may be fewer than `len`: their states are kept for some lengths only, see
+    /// [`EngineOptions::checkpoints`]. The tokens in between are then fed again.
+    pub fn truncate(&mut self, sequence: usize, len: usize) -> usize {
         self.decode.discard_run_ahead();
-        self.sequences.truncate(sequence, len);
+        let len = len.min(self.len(sequence));
+        let kept = self.recurrent.as_ref().map_or(len, |rows| rows.retained(sequence, len));
+        self.sequences.truncate(sequence, kept);
+        kept
     }
 
     /// Appends tokens to sequences and computes them, in batches. Afterwards there is a row of results for each token
@@ -349,7 +374,7 @@ impl Engine {
         self.logits.resize(outputs * vocabulary, 0.0);
         self.hidden.resize(outputs * width, 0.0);
         let mut done = 0;
-        for batch in tokens.chunks(self.options.batch) {
+        for batch in self.batches(tokens) {
             self.wait()?;
             let shape = self.run(batch)?;
             let rows = shape.rows;
@@ -371,6 +396,12 @@ impl Engine {
             done += rows;
         }
         Ok(())
+    }
+
+    /// The batches in which tokens are computed: with recurrent layers, those of one sequence each.
+    fn batches<'t>(&self, tokens: &'t [BatchToken]) -> Vec<&'t [BatchToken]> {
+        let together = |a: &BatchToken, b: &BatchToken| self.recurrent.is_none() || a.sequence == b.sequence;
+        tokens.chunk_by(together).flat_map(|run| run.chunks(self.options.batch)).collect()
     }
 
     /// An error unless every token exists and fits its sequence.
@@ -403,7 +434,7 @@ impl Engine {
     }
 
     /// Appends a batch to its sequences, and fills the graph's inputs.
-    fn fill(&mut self, batch: &[BatchToken]) -> VisibleSlots {
+    fn fill(&mut self, batch: &[BatchToken]) -> Result<VisibleSlots> {
         let (context, hyper) = (self.options.context, self.model.hyperparameters());
         let (window, full) = (hyper.window(), hyper.has_full_attention());
         let inputs = &mut self.inputs;
@@ -419,6 +450,11 @@ impl Engine {
         }
         let position = batch.first().map_or(0, |token| self.sequences.len(token.sequence));
         let mut visible = VisibleSlots { end: 0, total: 0, position };
+        if let (Some(rows), Some(BatchToken { sequence, .. })) = (&mut self.recurrent, batch.first()) {
+            let keep = self.sequences.before(*sequence);
+            let rows = rows.begin(*sequence, position, batch.len(), keep);
+            inputs.state_rows = rows.ok_or(Error::StateLost { sequence: *sequence })?.map(|row| row as i32);
+        }
         for (row, BatchToken { sequence, token, output }) in batch.iter().enumerate() {
             let Some(position) = self.sequences.append(*sequence, *token) else { continue };
             let base = sequence * context;
@@ -435,13 +471,13 @@ impl Engine {
                 inputs.rows.push(row as i32);
             }
         }
-        visible
+        Ok(visible)
     }
 
     /// Starts one batch, and returns the shape of its graph. Reading its results waits for it; a batch without results
     /// is waited for here.
     fn run(&mut self, batch: &[BatchToken]) -> Result<GraphShape> {
-        let VisibleSlots { end, total, position } = self.fill(batch);
+        let VisibleSlots { end, total, position } = self.fill(batch)?;
         let rows = self.inputs.rows.len();
         let shape = self.options.shape(batch.len(), rows, end);
         self.prepare(shape, &mut |_| {})?;
@@ -471,7 +507,12 @@ impl Engine {
 
     /// Sets all inputs that do not depend on which tokens the batch has.
     fn set_positions(&mut self) -> Result<()> {
-        let BatchInputs { positions, slots, spans, window_spans, .. } = &self.inputs;
+        let BatchInputs { positions, slots, spans, window_spans, state_rows, .. } = &self.inputs;
+        if self.recurrent.is_some() {
+            let [from, to] = state_rows;
+            self.session.set("state_from", std::slice::from_ref(from))?;
+            self.session.set("state_to", std::slice::from_ref(to))?;
+        }
         self.session.set("positions", positions.as_slice())?;
         self.session.set("slots", slots.as_slice())?;
         if self.model.hyperparameters().has_full_attention() {

@@ -112,6 +112,13 @@ pub enum Error {
         count: usize,
     },
 
+    /// A recurrent state that is needed is not there any more.
+    #[error("the recurrent state of sequence {sequence} is lost; truncate the sequence and feed it again")]
+    StateLost {
+        /// The sequence.
+        sequence: usize,
+    },
+
     /// An option is outside its range.
     #[error("{name} is {value}; it must be {wanted}")]
     Option {

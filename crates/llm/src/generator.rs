@@ -269,7 +269,7 @@ impl Generator {
         let common = self.engine.tokens(0).iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // The last token's logits are needed, so it is computed in any case.
         let kept = common.min(tokens.len() - 1);
-        self.engine.truncate(0, kept);
+        let kept = self.engine.truncate(0, kept);
         let started = Instant::now();
         let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), greedy)?;
         let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };

@@ -51,7 +51,7 @@ pub use conversation::FittedConversation;
 pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions};
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
-pub use hyperparameters::{Hyperparameters, LayerShape, NormKind};
+pub use hyperparameters::{Hyperparameters, LayerShape, NormKind, RecurrentShape};
 pub use model::Model;
 pub use placement::{GpuLayers, Placement};
 pub use state_error::StateError;

@@ -14,8 +14,15 @@ use quadriga_graph::DType;
 use quadriga_llm::models::GraphShape;
 use quadriga_llm::{EngineOptions, Model};
 
-const EXACT_CACHE: EngineOptions =
-    EngineOptions { context: 0, sequences: 1, batch: 512, cache: DType::F32, hidden: true, greedy: false };
+const EXACT_CACHE: EngineOptions = EngineOptions {
+    context: 0,
+    sequences: 1,
+    batch: 512,
+    cache: DType::F32,
+    checkpoints: 4,
+    hidden: true,
+    greedy: false,
+};
 
 /// Every row of logits, by the oracle on the graph of one batch.
 fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {

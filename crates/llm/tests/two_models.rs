@@ -68,7 +68,7 @@ fn two_fine_tunes_on_one_scheduler_give_their_own_results() {
             }
         }
         // Token by token in turn, as requests to two models would be.
-        engines.iter_mut().for_each(|engine| engine.truncate(0, 0));
+        engines.iter_mut().for_each(|engine| assert_eq!(engine.truncate(0, 0), 0));
         engines.iter_mut().for_each(|engine| engine.feed(&prompt[..9]).unwrap());
         for (step, token) in prompt[9..].iter().enumerate() {
             for (engine, wanted) in engines.iter_mut().zip(&alone) {

@@ -146,7 +146,10 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
             if samples.tokens == 0 {
                 return Ok(());
             }
-            engine.truncate(0, *depth);
+            let kept = engine.truncate(0, *depth);
+            if kept < *depth {
+                engine.feed(some.get(kept..*depth).unwrap_or_default())?;
+            }
             let fed = some.get(..samples.tokens).unwrap_or_default();
             let started = Instant::now();
             if batched {

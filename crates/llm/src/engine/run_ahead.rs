@@ -225,7 +225,7 @@ impl Engine {
         {
             return Ok(false);
         }
-        let visible = self.fill(&[token]);
+        let visible = self.fill(&[token])?;
         self.sequences.pop(token.sequence); // Appended when it is fed.
         if self.options.shape(1, 1, visible.end) != shape || !self.session.chain("argmax", "tokens")? {
             return Ok(false);

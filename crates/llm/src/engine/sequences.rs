@@ -31,6 +31,11 @@ impl Sequences {
         self.before.extend(self.tokens.iter().map(Vec::len));
     }
 
+    /// The number of tokens that [`Sequences::roll_back`] returns to.
+    pub(super) fn before(&self, sequence: usize) -> usize {
+        self.before.get(sequence).copied().unwrap_or(0)
+    }
+
     /// Removes what was appended since [`Sequences::begin`].
     pub(super) fn roll_back(&mut self) {
         for (tokens, before) in self.tokens.iter_mut().zip(&self.before) {

@@ -12,7 +12,7 @@
 //! | 8 | number of tokens |
 //! | 4 each | the tokens |
 //! | 32 | SHA-256 of everything before |
-//! | … | each tensor, by name: its name's length (4), the name, bytes of a row (8), and a row for each token |
+//! | … | each tensor, by name: its name's length (4), the name, bytes of a row (8), and a row for each token; of recurrent states one row, unless there are no tokens |
 //! | 32 | SHA-256 of the tensors |
 
 use std::fs::{self, File};
@@ -24,6 +24,7 @@ use quadriga_runtime::StateInfo;
 use sha2::{Digest, Sha256};
 
 use super::Engine;
+use crate::models::is_recurrent_state;
 use crate::state_error::StateError;
 use crate::{Error, Result};
 
@@ -96,6 +97,9 @@ impl Engine {
         let states = self.cache_tensors();
         let tokens = self.load_header(&mut input, states.len())?;
         self.truncate(sequence, 0);
+        if let Some(rows) = self.recurrent.as_mut().filter(|_| !tokens.is_empty()) {
+            rows.restore(sequence, tokens.len());
+        }
         self.load_tensors(&mut input, &states, sequence, tokens.len())?;
         self.sequences.replace(sequence, tokens);
         Ok(())
@@ -209,7 +213,13 @@ impl Engine {
         tokens: usize,
     ) -> impl Iterator<Item = (usize, usize)> + use<> {
         let row = row_bytes(state);
-        let (start, bytes) = (sequence * self.options.context * row, tokens * row);
+        let (start, bytes) = match &self.recurrent {
+            // The state after the last token; that of an empty sequence is not stored.
+            Some(rows) if is_recurrent_state(&state.name) => {
+                (rows.find(sequence, tokens).unwrap_or(0) * row, if tokens > 0 { row } else { 0 })
+            }
+            _ => (sequence * self.options.context * row, tokens * row),
+        };
         (0..bytes).step_by(CHUNK).map(move |done| (start + done, CHUNK.min(bytes - done)))
     }
 

@@ -2,6 +2,7 @@
 
 mod keys;
 mod layer;
+mod recurrent;
 mod rope;
 mod window;
 
@@ -10,6 +11,7 @@ use quadriga_graph::Pairing;
 
 pub(crate) use self::keys::Keys;
 pub use self::layer::LayerShape;
+pub use self::recurrent::RecurrentShape;
 pub(crate) use self::rope::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use self::window::WindowPattern;
 use crate::{Error, Result};
@@ -65,6 +67,8 @@ pub struct Hyperparameters {
     pub attention_scale: Option<f32>,
     /// The limit `c` of attention scores `c · tanh(x / c)`, if there is one.
     pub attention_soft_cap: Option<f32>,
+    /// The shape of the layers without attention, if there are any.
+    pub recurrent: Option<RecurrentShape>,
 }
 
 impl Hyperparameters {
@@ -100,6 +104,7 @@ impl Hyperparameters {
             logit_soft_cap: None,
             attention_scale: None,
             attention_soft_cap: None,
+            recurrent: None,
         })
     }
 

@@ -10,6 +10,7 @@
 //! | `slots` | i32 `[n]` | the KV-cache slot that each token's key and value are written to |
 //! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window |
 //! | `window_spans` | i32 `[n, 2]` | the same in layers with a sliding window; absent if there are none |
+//! | `state_from`, `state_to` | i32 `[1]` | the rows of recurrent states that the batch reads and writes; absent if there are none |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output |
 //!
 //! | output | type, shape | meaning |
@@ -24,17 +25,20 @@ mod builder;
 mod llama;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Graph, GraphBuilder};
 
 use self::architecture::Architecture;
 use self::builder::ModelBuilder;
+pub(crate) use self::builder::is_recurrent_state;
 use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::{Error, Result};
 
 /// The supported architectures.
-static ARCHITECTURES: &[Architecture] = &[llama::ARCHITECTURE, qwen2::ARCHITECTURE, qwen3::ARCHITECTURE];
+static ARCHITECTURES: &[Architecture] =
+    &[llama::ARCHITECTURE, qwen2::ARCHITECTURE, qwen3::ARCHITECTURE, qwen35::ARCHITECTURE];
 
 /// The names of the supported architectures, as GGUF files have them.
 pub fn architectures() -> impl Iterator<Item = &'static str> {
@@ -61,6 +65,8 @@ pub struct GraphShape {
     pub visible_slots: usize,
     /// Slots of the whole KV cache.
     pub cache_slots: usize,
+    /// Rows of each recurrent state, in models that have some.
+    pub state_rows: usize,
     /// The element type of the KV cache.
     pub cache: DType,
     /// Whether the hidden state after the last layer is an output, beside the logits.
@@ -78,6 +84,7 @@ impl GraphShape {
             context,
             visible_slots: context,
             cache_slots: context,
+            state_rows: 2,
             cache: DType::F16,
             hidden: false,
             argmax: false,

@@ -3,16 +3,19 @@
 
 mod attention;
 mod feed_forward;
+mod recurrent;
 mod rope;
 mod weights;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, GraphBuilder, Value};
 
+pub(super) use self::recurrent::DeltaLayout;
+pub(crate) use self::recurrent::is_recurrent_state;
 use self::weights::FileWeights;
 use super::GraphShape;
-use crate::Result;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
+use crate::{Error, Result};
 
 /// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
 pub(crate) struct ModelBuilder<'g> {
@@ -26,6 +29,8 @@ pub(crate) struct ModelBuilder<'g> {
     spans: Option<Value<'g>>,
     /// The same in layers with a window. Absent where none has one.
     window_spans: Option<Value<'g>>,
+    /// The rows of recurrent states that are read and written. Absent where no layer has any.
+    state_rows: Option<[Value<'g>; 2]>,
     /// Absent when all tokens are outputs, or none.
     rows: Option<Value<'g>>,
     frequency_factors: Option<Value<'g>>,
@@ -59,6 +64,10 @@ impl<'g> ModelBuilder<'g> {
             slots: g.input("slots", DType::I32, [n]),
             spans: attends(false).then(|| g.input("spans", DType::I32, [n, 2])),
             window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
+            state_rows: hyper
+                .recurrent
+                .is_some()
+                .then(|| ["state_from", "state_to"].map(|name| g.input(name, DType::I32, [1]))),
             rows: (shape.rows > 0 && shape.rows < n).then(|| g.input("rows", DType::I32, [shape.rows])),
             frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
             embedding: weights.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
@@ -70,6 +79,25 @@ impl<'g> ModelBuilder<'g> {
     #[allow(dead_code, reason = "for architectures whose graphs depend on them")]
     pub(super) fn hyper(&self) -> &'g Hyperparameters {
         self.hyper
+    }
+
+    /// The row of recurrent states that the batch starts from.
+    fn state_from(&self) -> Result<Value<'g>> {
+        self.state_row(0)
+    }
+
+    /// The row that recurrent states are written to.
+    fn state_to(&self) -> Result<Value<'g>> {
+        self.state_row(1)
+    }
+
+    fn state_row(&self, which: usize) -> Result<Value<'g>> {
+        let row = self.state_rows.and_then(|rows| rows.get(which).copied());
+        row.ok_or_else(|| Error::Hyperparameter {
+            key: format!("{}.ssm.state_size", self.hyper.architecture),
+            value: "missing".to_owned(),
+            wanted: "given for recurrent layers".to_owned(),
+        })
     }
 
     /// The embedded tokens `[n, width]`.
@@ -144,6 +172,11 @@ impl<'g> LayerBuilder<'_, 'g> {
     #[allow(dead_code, reason = "for architectures whose layers differ in kind")]
     pub(super) fn shape(&self) -> &'g LayerShape {
         self.shape
+    }
+
+    /// The width of the residual stream.
+    pub(super) fn width(&self) -> usize {
+        self.model.hyper.width
     }
 
     /// The name of one of the layer's tensors.

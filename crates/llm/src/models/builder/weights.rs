@@ -48,6 +48,11 @@ impl<'g> FileWeights<'g> {
         self.has(name).then(|| self.vector(name, len)).transpose()
     }
 
+    /// A matrix of an operation that backends compute in F32 only.
+    pub(in crate::models) fn f32_matrix(&self, name: &str, dims: [usize; 2]) -> Result<Value<'g>> {
+        Ok(self.g.weight(name, self.f32_tensor(name, &dims)?))
+    }
+
     /// Rows of a matrix that several fused ones share, as a weight of its own: so backends pack it and choose kernels for it
     /// as for any other. `dims` are those of the whole; `part` distinguishes the name.
     pub(super) fn matrix_rows(

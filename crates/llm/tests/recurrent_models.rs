@@ -1,0 +1,223 @@
+//! Models with recurrent layers: whatever is fed, truncated, saved and restored, an engine computes what a new one does
+//! that is fed the same tokens at once, and that is what the oracle computes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{Parts, Recipe, all_outputs, distance, engine, logits_of};
+use quadriga_conformance::{Oracle, Rng};
+use quadriga_graph::DType;
+use quadriga_llm::models::GraphShape;
+use quadriga_llm::{BatchToken, EngineOptions, Model};
+
+const OPTIONS: EngineOptions = EngineOptions {
+    context: 64,
+    sequences: 1,
+    batch: 7,
+    cache: DType::F32,
+    checkpoints: 2,
+    hidden: false,
+    greedy: false,
+};
+
+/// A small model: three layers with the delta rule, then one with attention, and again.
+fn parts(seed: u64) -> Parts {
+    let recipe = Recipe { layers: 5, seed, ..Recipe::new("qwen35") };
+    let mut parts = recipe.parts();
+    for (key, value) in [
+        ("conv_kernel", 4),
+        ("group_count", 2),
+        ("time_step_rank", 6),
+        ("state_size", 8),
+        ("inner_size", 6 * 12),
+    ] {
+        parts.set(&format!("qwen35.ssm.{key}"), value as u32);
+    }
+    let (width, keys, values) = (recipe.width, 2 * 8, 6 * 12);
+    for layer in 0..recipe.layers {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        parts.remove(&name("ffn_norm.weight"));
+        parts.vector(&name("post_attention_norm.weight"), width, 1.0, 0.5);
+        parts.remove(&name("attn_q.weight"));
+        if layer % 4 == 3 {
+            let queries = 2 * recipe.heads * recipe.key_length;
+            parts.matrix(&name("attn_q.weight"), DType::F32, [queries, width], 2.0);
+            parts.vector(&name("attn_q_norm.weight"), recipe.key_length, 1.5, 0.5);
+            parts.vector(&name("attn_k_norm.weight"), recipe.key_length, 1.5, 0.5);
+            continue;
+        }
+        for part in ["attn_k", "attn_v", "attn_output"] {
+            parts.remove(&name(&format!("{part}.weight")));
+        }
+        for (part, shape, size) in [
+            ("attn_qkv", [2 * keys + values, width], 1.0),
+            ("attn_gate", [values, width], 1.0),
+            ("ssm_beta", [6, width], 1.0),
+            ("ssm_alpha", [6, width], 1.0),
+            ("ssm_conv1d", [2 * keys + values, 4], 1.0),
+            ("ssm_out", [width, values], 1.0),
+        ] {
+            parts.matrix(&name(&format!("{part}.weight")), DType::F32, shape, size);
+        }
+        parts.vector(&name("ssm_dt.bias"), 6, 0.0, 1.0);
+        parts.vector(&name("ssm_a"), 6, -0.5, 0.4);
+        parts.vector(&name("ssm_norm.weight"), 12, 1.0, 0.5);
+    }
+    parts
+}
+
+fn model(seed: u64) -> Model {
+    parts(seed).model().unwrap()
+}
+
+/// Logits of all tokens, by the oracle, in one batch.
+fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
+    let n = tokens.len();
+    let shape = GraphShape { cache: DType::F32, ..GraphShape::new(n, n) };
+    let graph = model.graph(shape).unwrap();
+    let numbers: Vec<i32> = (0..n as i32).collect();
+    let mut oracle = Oracle::new(&graph).unwrap();
+    oracle.set_i32("tokens", &tokens.iter().map(|t| *t as i32).collect::<Vec<_>>()).unwrap();
+    oracle.set_i32("positions", &numbers).unwrap();
+    oracle.set_i32("slots", &numbers).unwrap();
+    oracle.set_i32("spans", &(0..n as i32).flat_map(|t| [0, t + 1]).collect::<Vec<_>>()).unwrap();
+    oracle.set_i32("state_from", &[0]).unwrap();
+    oracle.set_i32("state_to", &[1]).unwrap();
+    oracle.run().unwrap();
+    oracle.read("logits").unwrap().chunks(model.hyperparameters().vocabulary).map(<[f64]>::to_vec).collect()
+}
+
+fn random_tokens(rng: &mut Rng, count: usize) -> Vec<u32> {
+    (0..count).map(|_| rng.below(100) as u32).collect()
+}
+
+#[test]
+fn prompts_and_steps_give_what_the_oracle_computes_at_once() {
+    for seed in 1..4 {
+        let model = model(seed);
+        let tokens = random_tokens(&mut Rng::new(seed), 23);
+        let expected = oracle(&model, &tokens);
+        let whole = logits_of(&mut engine(model.clone(), EngineOptions { batch: 64, ..OPTIONS }), &tokens);
+        assert!(distance(&whole, &expected) < 1e-4, "seed {seed}: {}", distance(&whole, &expected));
+        let mut stepped = engine(model, OPTIONS);
+        let rows: Vec<Vec<f32>> =
+            tokens.iter().flat_map(|token| logits_of(&mut stepped, &[*token])).collect();
+        assert!(distance(&rows, &expected) < 1e-4, "seed {seed}: {}", distance(&rows, &expected));
+    }
+}
+
+#[test]
+fn any_history_gives_what_a_new_engine_gives() {
+    for seed in 0..12 {
+        let mut rng = Rng::new(seed);
+        let model = model(1 + seed % 2);
+        let (sequences, checkpoints) = (1 + rng.below(2), rng.below(4));
+        let options = EngineOptions { sequences, checkpoints, batch: 1 + rng.below(9), ..OPTIONS };
+        let mut engine = engine(model.clone(), options.clone());
+        let mut texts = vec![Vec::new(); sequences];
+        let mut saved: Option<(Vec<u32>, Vec<u8>)> = None;
+        for step in 0..40 {
+            let sequence = rng.below(sequences);
+            let text: &mut Vec<u32> = &mut texts[sequence];
+            match rng.below(8) {
+                0 | 1 => {
+                    let kept = engine.truncate(sequence, rng.below(text.len() + 2));
+                    assert!(kept <= text.len());
+                    text.truncate(kept);
+                }
+                2 => {
+                    let mut bytes = Vec::new();
+                    engine.save_state(sequence, &mut bytes).unwrap();
+                    saved = Some((text.clone(), bytes));
+                }
+                3 => {
+                    if let Some((tokens, bytes)) = &saved {
+                        engine.load_state(sequence, &mut bytes.as_slice()).unwrap();
+                        text.clone_from(tokens);
+                    }
+                }
+                kind => {
+                    let count = if kind < 6 { 1 } else { 1 + rng.below(12) };
+                    if text.len() + count > options.context {
+                        continue;
+                    }
+                    let tokens = random_tokens(&mut rng, count);
+                    engine.extend(&all_outputs(sequence, &tokens)).unwrap();
+                    text.extend(&tokens);
+                    let found: Vec<Vec<f32>> =
+                        (0..tokens.len()).map(|row| engine.logits(row).to_vec()).collect();
+                    let mut new = common::engine(model.clone(), EngineOptions { batch: 64, ..OPTIONS });
+                    let all = logits_of(&mut new, text);
+                    let apart = distance(&found, &all[text.len() - count..]);
+                    assert!(apart < 1e-4, "seed {seed}, step {step}: {apart}");
+                }
+            }
+            assert_eq!(engine.tokens(sequence), texts[sequence]);
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_several_sequences_is_computed_one_after_the_other() {
+    let model = model(1);
+    let options = EngineOptions { sequences: 2, batch: 5, ..OPTIONS };
+    let mut engine = engine(model.clone(), options);
+    let mut rng = Rng::new(9);
+    let texts = [random_tokens(&mut rng, 9), random_tokens(&mut rng, 4)];
+    let mut batch: Vec<BatchToken> = Vec::new();
+    for (a, b) in texts[0].iter().zip(texts[1].iter().map(Some).chain(std::iter::repeat(None))) {
+        batch.push(BatchToken { sequence: 0, token: *a, output: true });
+        batch.extend(b.map(|token| BatchToken { sequence: 1, token: *token, output: true }));
+    }
+    engine.extend(&batch).unwrap();
+    for (sequence, text) in texts.iter().enumerate() {
+        let rows = batch.iter().enumerate().filter(|(_, token)| token.sequence == sequence);
+        let found: Vec<Vec<f32>> = rows.map(|(row, _)| engine.logits(row).to_vec()).collect();
+        let alone = logits_of(&mut common::engine(model.clone(), OPTIONS), text);
+        assert!(distance(&found, &alone) < 1e-4, "sequence {sequence}");
+    }
+}
+
+#[test]
+fn regenerating_keeps_the_prompt() {
+    let mut engine = engine(model(1), OPTIONS);
+    let tokens = random_tokens(&mut Rng::new(3), 40);
+    engine.feed(&tokens[..20]).unwrap();
+    for token in &tokens[20..] {
+        engine.feed(&[*token]).unwrap();
+    }
+    assert_eq!(engine.truncate(0, 20), 20);
+    assert_eq!(engine.len(0), 20);
+}
+
+#[test]
+fn wrong_shapes_of_recurrent_layers_are_refused_by_name() {
+    for (key, value, named) in [
+        ("ssm.conv_kernel", 0, "ssm.conv_kernel"),
+        ("ssm.conv_kernel", 1, "ssm.conv_kernel"),
+        ("ssm.conv_kernel", 3, "ssm_conv1d.weight"),
+        ("ssm.group_count", 0, "ssm.group_count"),
+        ("ssm.group_count", 4, "ssm.time_step_rank"),
+        ("ssm.group_count", 3, "attn_qkv.weight"),
+        ("ssm.time_step_rank", 7, "ssm.time_step_rank"),
+        ("ssm.time_step_rank", 4, "ssm_beta.weight"),
+        ("ssm.inner_size", 71, "ssm.inner_size"),
+        ("ssm.state_size", 1 << 29, "ssm.state_size"),
+        ("full_attention_interval", 0, "full_attention_interval"),
+        ("full_attention_interval", 2, "attn_q.weight"),
+        ("expert_count", 4, "expert_count"),
+    ] {
+        let mut parts = parts(1);
+        parts.set(&format!("qwen35.{key}"), value as u32);
+        let error = parts.model().err().unwrap_or_else(|| panic!("{key} = {value} is accepted")).to_string();
+        assert!(error.contains(named), "{key} = {value}: {error}");
+    }
+    let mut short = parts(1);
+    short.set("qwen35.attention.recurrent_layers", vec![true, false]);
+    let error = short.model().err().unwrap().to_string();
+    assert!(error.contains("attention.recurrent_layers"), "{error}");
+    for tensor in ["blk.0.ssm_a", "blk.1.ssm_dt.bias", "blk.2.ssm_norm.weight", "blk.0.attn_gate.weight"] {
+        let error = parts(1).remove(tensor).model().err().unwrap().to_string();
+        assert!(error.contains(tensor), "{error}");
+    }
+}
