@@ -20,48 +20,98 @@ import numpy as np
 
 import llama_peer
 
-TOKENS = [(k * 37 + 11) % 128 for k in range(24)]
-FIRST = 16
+# Longer than the windows of the models that have one.
+TOKENS = [(k * 37 + 11) % 128 for k in range(40)]
+FIRST = 24
+# After all tokens the sequence is truncated to this length and continued with others.
+KEPT, OTHERS = 31, [5, 77, 100, 3]
 
 
 def peer_logits(library, path):
-    """llama.cpp's rows after the first tokens and after each of the others, or None if it does not load the model."""
+    """llama.cpp's rows after the first tokens, after each of the others, and after those that follow the truncation; or None
+    if it does not load the model. It computes everything before a truncation anew."""
     model = library.open(path, 256, 512, 1)
     if model is None:
         return None
     rows = []
-    for tokens in [TOKENS[:FIRST]] + [[token] for token in TOKENS[FIRST:]]:
-        model.decode(tokens)
-        rows.append(np.ctypeslib.as_array(model.logits(), (model.vocabulary,)).copy())
+    for first, rest in ((TOKENS[:FIRST], TOKENS[FIRST:]), (TOKENS[:KEPT] + OTHERS[:1], OTHERS[1:])):
+        model.clear()
+        for tokens in [first] + [[token] for token in rest]:
+            model.decode(tokens)
+            rows.append(np.ctypeslib.as_array(model.logits(), (model.vocabulary,)).copy())
     model.close()
     return np.array(rows, dtype=np.float64)
 
 
-def write(path, arch, dtype, seed, tied=False, biases=False, output_bias=False, key_length=64, kv_heads=2,
-          scaling=None, factors=False, layers=2, rope_dims=None):
+class Shape:
+    """The shape of a random model, and the features of its architecture's files: everything that FAMILIES and cases() set."""
+
+    def __init__(self, **options):
+        self.width, self.heads, self.kv_heads, self.key_length = 256, 4, 2, 64
+        self.feed_forward, self.vocabulary, self.layers = 512, 128, 2
+        self.rope_dims, self.rope_base = None, 10000.0
+        # Keys after the architecture's prefix, for values that have no option here.
+        self.keys = {}
+        self.tied = self.biases = self.output_bias = self.factors = self.long_factors = False
+        self.fused_attention = self.fused_feed_forward = self.layer_norm = self.parallel = False
+        self.pre_norms, self.post_norms, self.query_norms = True, False, None
+        self.scaling = None
+        # Adds tensors of its own: called with the tensor functions, the shape and a layer's number.
+        self.tensors = None
+        for name, value in options.items():
+            setattr(self, name, value)
+
+
+GEMMA = dict(tied=True, post_norms=True, keys={"attention.sliding_window": 12})
+# The features of each architecture.
+FAMILIES = {
+    "llama": {},
+    "qwen2": dict(biases=True),
+    "qwen3": dict(query_norms="head"),
+    "granite": dict(keys={"embedding_scale": 3.0, "residual_scale": 0.3, "attention.scale": 0.1, "logit_scale": 8.0}),
+    "smollm3": dict(layers=5),
+    "phi3": dict(fused_attention=True, fused_feed_forward=True),
+    "gemma": dict(tied=True),
+    "gemma2": dict(GEMMA, keys=GEMMA["keys"] | {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 5.0}),
+    "gemma3": dict(GEMMA, layers=7, query_norms="head", rope_base=1000000.0, scaling=("linear", 8.0)),
+    "olmo2": dict(pre_norms=False, post_norms=True, query_norms="all", key_length=64, heads=4),
+    "command-r": dict(layer_norm=True, parallel=True, tied=True, keys={"logit_scale": 0.25}),
+    "glm4": dict(post_norms=True, biases=True, fused_feed_forward=True, rope_dims=32),
+}
+
+
+def write(path, arch, dtype, seed, **options):
     """A random model as the package gguf writes it."""
+    s = Shape(**{**FAMILIES[arch], **options})
     random = np.random.default_rng(seed)
-    width, heads, feed_forward, vocabulary = 256, 4, 512, 128
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(layers)
+    writer.add_block_count(s.layers)
     writer.add_context_length(4096)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(feed_forward)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(key_length)
-    writer.add_value_length(key_length)
-    writer.add_rope_dimension_count(rope_dims or key_length)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocabulary)
+    writer.add_embedding_length(s.width)
+    writer.add_feed_forward_length(s.feed_forward)
+    writer.add_head_count(s.heads)
+    writer.add_head_count_kv(s.kv_heads)
+    writer.add_key_length(s.key_length)
+    writer.add_value_length(s.key_length)
+    writer.add_rope_dimension_count(s.rope_dims or s.key_length)
+    writer.add_rope_freq_base(s.rope_base)
+    (writer.add_layer_norm_eps if s.layer_norm else writer.add_layer_norm_rms_eps)(1e-5)
+    writer.add_vocab_size(s.vocabulary)
     writer.add_tokenizer_model("no_vocab")
-    if scaling:
-        kind, factor = scaling
+    for key, value in s.keys.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+        add[type(value)](f"{arch}.{key}", value)
+    if s.scaling:
+        kind, factor = s.scaling
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(factor)
         if kind == "yarn":
             writer.add_rope_scaling_orig_ctx_len(512)
+    if s.long_factors:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        # llama.cpp's context is 256 tokens here, and the example's too.
+        writer.add_rope_scaling_orig_ctx_len(128 if s.long_factors == "long" else 1024)
+        writer.add_rope_scaling_attn_factors(1.19)
 
     def matrix(name, rows, cols, size=1.0):
         values = (random.standard_normal((rows, cols)) * size / np.sqrt(cols)).astype(np.float32)
@@ -71,34 +121,52 @@ def write(path, arch, dtype, seed, tied=False, biases=False, output_bias=False, 
         else:
             writer.add_tensor(name, blocks(values, kind, random), raw_dtype=kind)
 
-    def vector(name, length, middle, spread):
-        writer.add_tensor(name, random.uniform(middle - spread, middle + spread, length).astype(np.float32))
+    def vector(name, shape, middle=1.0, spread=0.5):
+        writer.add_tensor(name, random.uniform(middle - spread, middle + spread, shape).astype(np.float32))
 
-    matrix("token_embd.weight", vocabulary, width)
-    vector("output_norm.weight", width, 1.0, 0.5)
-    if not tied:
-        matrix("output.weight", vocabulary, width)
-    if factors:
-        vector("rope_freqs.weight", (rope_dims or key_length) // 2, 4.0, 3.0)
-    for layer in range(layers):
-        name = f"blk.{layer}."
-        for part, rows, cols, size, bias in (
-                ("attn_q", heads * key_length, width, 2.0, biases), ("attn_k", kv_heads * key_length, width, 2.0, biases),
-                ("attn_v", kv_heads * key_length, width, 1.0, biases),
-                ("attn_output", width, heads * key_length, 1.0, output_bias), ("ffn_gate", feed_forward, width, 1.0, False),
-                ("ffn_up", feed_forward, width, 1.0, False), ("ffn_down", width, feed_forward, 1.0, False)):
-            matrix(f"{name}{part}.weight", rows, cols, size)
-            if bias:
-                vector(f"{name}{part}.bias", rows, 0.0, 0.5)
-        vector(name + "attn_norm.weight", width, 1.0, 0.5)
-        vector(name + "ffn_norm.weight", width, 1.0, 0.5)
-        if arch == "qwen3":
-            vector(name + "attn_q_norm.weight", key_length, 1.5, 0.5)
-            vector(name + "attn_k_norm.weight", key_length, 1.5, 0.5)
+    matrix("token_embd.weight", s.vocabulary, s.width)
+    vector("output_norm.weight", s.width)
+    if not s.tied:
+        matrix("output.weight", s.vocabulary, s.width)
+    half = (s.rope_dims or s.key_length) // 2
+    if s.factors:
+        vector("rope_freqs.weight", half, 4.0, 3.0)
+    if s.long_factors:
+        vector("rope_factors_short.weight", half, 4.0, 3.0)
+        vector("rope_factors_long.weight", half, 4.0, 3.0)
+    for layer in range(s.layers):
+        write_layer(s, f"blk.{layer}.", matrix, vector)
+        if s.tensors:
+            s.tensors(s, layer, matrix, vector)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_layer(s, name, matrix, vector):
+    """The tensors of a layer with attention and a dense feed-forward network."""
+    query, keys = s.heads * s.key_length, s.kv_heads * s.key_length
+    linear = [("attn_qkv", query + 2 * keys, s.width, 1.5, s.biases)] if s.fused_attention else [
+        ("attn_q", query, s.width, 2.0, s.biases), ("attn_k", keys, s.width, 2.0, s.biases),
+        ("attn_v", keys, s.width, 1.0, s.biases)]
+    linear += [("attn_output", s.width, query, 1.0, s.output_bias)]
+    linear += [("ffn_up", 2 * s.feed_forward, s.width, 1.0, False)] if s.fused_feed_forward else [
+        ("ffn_gate", s.feed_forward, s.width, 1.0, False), ("ffn_up", s.feed_forward, s.width, 1.0, False)]
+    linear += [("ffn_down", s.width, s.feed_forward, 1.0, False)]
+    for part, rows, cols, size, bias in linear:
+        matrix(f"{name}{part}.weight", rows, cols, size)
+        if bias:
+            vector(f"{name}{part}.bias", rows, 0.0, 0.5)
+    norms = ["attn_norm"] * s.pre_norms + ["ffn_norm"] * (s.pre_norms and not s.parallel)
+    norms += ["post_attention_norm", "post_ffw_norm"] * s.post_norms
+    for part in norms:
+        vector(f"{name}{part}.weight", s.width)
+    if s.query_norms:
+        shape = {"head": lambda heads: s.key_length, "all": lambda heads: heads * s.key_length,
+                 "each": lambda heads: (heads, s.key_length)}[s.query_norms]
+        vector(name + "attn_q_norm.weight", shape(s.heads), 1.5)
+        vector(name + "attn_k_norm.weight", shape(s.kv_heads), 1.5)
 
 
 # Byte offsets of the f16 scales in a block, and the ratio between them that centres values at zero, for the types that
@@ -127,18 +195,39 @@ def blocks(values, kind, random):
 
 
 def cases():
+    """Architecture, weight type and options of every model."""
     for arch in ("llama", "qwen2", "qwen3"):
         for dtype in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
                       "IQ4_NL", "IQ4_XS", "MXFP4"):
-            yield arch, dtype, dict(biases=arch == "qwen2", tied=dtype.endswith("_K"))
+            yield arch, dtype, dict(tied=dtype.endswith("_K"))
     yield "llama", "F32", dict(biases=True, output_bias=True)
     yield "llama", "F32", dict(scaling=("linear", 4.0))
-    yield "qwen2", "F32", dict(scaling=("yarn", 4.0), biases=True)
+    yield "qwen2", "F32", dict(scaling=("yarn", 4.0))
     yield "llama", "F32", dict(scaling=("yarn", 8.0))
+    yield "llama", "F32", dict(scaling=("yarn", 8.0), keys={"rope.scaling.attn_factor": 1.3})
     yield "llama", "F32", dict(factors=True)
     yield "qwen3", "F32", dict(key_length=128, kv_heads=1)
     yield "llama", "F32", dict(rope_dims=32)
     yield "llama", "F32", dict(kv_heads=4, layers=3)
+    odd = dict(width=192, heads=6, kv_heads=3, key_length=32, feed_forward=352, rope_dims=32)
+    for arch in [arch for arch in FAMILIES if arch not in ("llama", "qwen2", "qwen3")]:
+        partial = dict(rope_dims=16) if arch == "glm4" else {}
+        yield arch, "F32", {}
+        yield arch, "F32", dict(odd, tied=not FAMILIES[arch].get("tied"), **partial)
+        yield arch, "F32", dict(odd, scaling=("yarn", 4.0), rope_base=500000.0, **partial)
+        yield arch, "Q8_0", {}
+        yield arch, "Q4_K", dict(layers=FAMILIES[arch].get("layers", 2) + 1)
+    yield "granite", "F32", dict(keys={"logit_scale": 1.0, "rope.scaling.finetuned": False})
+    yield "phi3", "F32", dict(long_factors="long", rope_dims=32)
+    yield "phi3", "F32", dict(long_factors="short")
+    yield "phi3", "F32", dict(keys={"attention.sliding_window": 9})
+    windows = {"attention.sliding_window": 7}
+    yield "gemma2", "F32", dict(keys=windows | {"attention.sliding_window_pattern": 3}, layers=4)
+    yield "gemma3", "F32", dict(keys=windows | {"rope.freq_base_swa": 5000.0, "final_logit_softcapping": 9.0})
+    yield "gemma3", "F32", dict(layers=62, width=128, heads=2, kv_heads=1, key_length=32)
+    yield "gemma3", "F32", dict(keys={})
+    yield "olmo2", "F32", dict(keys=windows, layers=5, scaling=("yarn", 8.0))
+    yield "command-r", "F32", dict(layers=64, width=128, heads=4, key_length=32, query_norms="each")
 
 
 def limit(dtype):
@@ -165,7 +254,7 @@ def main():
             if theirs is None:
                 print(f"{name}: llama.cpp does not load it: {''.join(library.messages).strip().splitlines()[:1]}")
                 continue
-            command = [arguments.logits, path, str(FIRST)] + [str(token) for token in TOKENS]
+            command = [arguments.logits, path, str(FIRST), ",".join(map(str, TOKENS)), str(KEPT), ",".join(map(str, OTHERS))]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode != 0:
                 bad += 1

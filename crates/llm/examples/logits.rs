@@ -1,5 +1,6 @@
-//! Prints the logits after each token, one row of numbers a line: `logits MODEL.gguf FIRST TOKEN…` computes the first
-//! FIRST tokens as one batch, of which only the last row is printed, then the others one by one.
+//! Prints the logits after each token, one row of numbers a line: `logits MODEL.gguf FIRST TOKENS [LENGTH TOKENS]`
+//! computes the first FIRST tokens as one batch, of which only the last row is printed, then the others one by one. Then it
+//! truncates the sequence to a length and continues with other tokens. Lists of tokens are separated by commas.
 //!
 //! `QUADRIGA_ISA` chooses the instruction set. `bench/agree_with_llama_cpp.py` compares what this prints.
 
@@ -13,15 +14,30 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let model = Model::open(arguments.next().ok_or("usage: logits MODEL.gguf FIRST TOKEN…")?)?;
     let first: usize = arguments.next().ok_or("how many tokens come first?")?.parse()?;
-    let tokens = arguments.map(|token| token.parse()).collect::<Result<Vec<u32>, _>>()?;
+    let tokens = list(&arguments.next().ok_or("which tokens?")?)?;
     let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new()?);
-    let options = EngineOptions { cache: DType::F32, ..EngineOptions::default() };
+    let options = EngineOptions { context: 256, cache: DType::F32, ..EngineOptions::default() };
     let mut engine = Engine::new(model, &Scheduler::new([cpu]), options, &mut |_| {})?;
     let (start, rest) = tokens.split_at_checked(first).ok_or("there are fewer tokens than come first")?;
     for batch in std::iter::once(start).chain(rest.chunks(1)) {
-        engine.feed(batch)?;
-        let row: Vec<String> = engine.logits(0).iter().map(ToString::to_string).collect();
-        println!("{}", row.join(" "));
+        print_row(&mut engine, batch)?;
     }
+    if let (Some(length), Some(others)) = (arguments.next(), arguments.next()) {
+        engine.truncate(0, length.parse()?);
+        for token in list(&others)? {
+            print_row(&mut engine, &[token])?;
+        }
+    }
+    Ok(())
+}
+
+fn list(tokens: &str) -> Result<Vec<u32>, std::num::ParseIntError> {
+    tokens.split(',').map(str::parse).collect()
+}
+
+fn print_row(engine: &mut Engine, tokens: &[u32]) -> quadriga_llm::Result<()> {
+    engine.feed(tokens)?;
+    let row: Vec<String> = engine.logits(0).iter().map(ToString::to_string).collect();
+    println!("{}", row.join(" "));
     Ok(())
 }

@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::reference::Reference;
-use common::{Recipe, Scaling, distance, distances, engine, engine_on, logits_of};
+use common::{QueryNorms, Recipe, Scaling, distance, distances, engine, engine_on, logits_of};
 use quadriga_conformance::{Oracle, Rng};
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::DType;
@@ -27,9 +27,9 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
 /// Every row of logits, by the oracle on the graph of one batch.
 fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let n = tokens.len();
-    let shape = GraphShape { visible_slots: n + 3, cache: DType::F32, ..GraphShape::new(n, n + 9) };
-    let graph = model.graph(shape).unwrap();
     let hyper = model.hyperparameters();
+    let shape = GraphShape { cache: DType::F32, ..GraphShape::new(n, hyper.context) };
+    let graph = model.graph(GraphShape { visible_slots: n + 3, cache_slots: n + 9, ..shape }).unwrap();
     let window = hyper.window().unwrap_or(usize::MAX);
     let numbers: Vec<i32> = (0..n as i32).collect();
     let spans = |window: usize| -> Vec<i32> {
@@ -88,9 +88,57 @@ fn variations() -> Vec<(&'static str, Recipe)> {
     all
 }
 
+/// Models of other families, with what their files may have besides.
+fn families() -> Vec<(&'static str, Recipe)> {
+    let mut all = Vec::new();
+    for plain in Recipe::families() {
+        let dims = plain.rope_dims.min(10);
+        all.extend([
+            ("untied", Recipe { tied: false, ..plain.clone() }),
+            ("tied, a layer more", Recipe { tied: true, layers: plain.layers + 1, ..plain.clone() }),
+            ("odd widths", Recipe { width: 72, heads: 6, kv_heads: 3, feed_forward: 88, ..plain.clone() }),
+            ("biases", Recipe { biases: true, output_bias: true, ..plain.clone() }),
+            ("RoPE on a part", Recipe { rope_dims: dims, rope_base: 500_000.0, ..plain.clone() }),
+            ("fused", Recipe { fused_attention: true, fused_feed_forward: true, ..plain.clone() }),
+        ]);
+        if plain.window.is_some() {
+            let named = Recipe { window_period: 3, names_period: true, layers: 4, ..plain.clone() };
+            all.push(("period 3", named));
+        }
+        match plain.architecture {
+            "phi3" => {
+                let long = Recipe { long_factors: true, rope_magnitude: 1.19, ..plain.clone() };
+                all.push(("long factors", long));
+                all.push(("separate", Recipe { fused_attention: false, fused_feed_forward: false, ..plain }));
+            }
+            "command-r" => {
+                let norms = Recipe { layers: 64, query_norms: QueryNorms::EachHead, width: 32, ..plain };
+                all.push(("norms of heads", norms));
+            }
+            "gemma3" => {
+                all.push(("no windows", Recipe { window: None, window_rope_base: None, ..plain.clone() }));
+                let scale = Some(1.0 / (64f32 / 4.0).sqrt());
+                let largest = Recipe { layers: 62, key_length: 8, rope_dims: 8, ..plain };
+                all.push(("27B", Recipe { attention_scale: scale, ..largest }));
+            }
+            "olmo2" => {
+                let yarn = Scaling::Yarn { factor: 4.0, original: 64 };
+                let windows = Recipe { window: Some(5), window_period: 4, layers: 5, ..plain };
+                all.push(("3", Recipe { scaling: yarn, window_rope_base: Some(10_000.0), ..windows }));
+            }
+            _ => {}
+        }
+    }
+    // Gemma scales the embedding by the root of its width.
+    for (_, recipe) in all.iter_mut().filter(|(_, recipe)| recipe.architecture.starts_with("gemma")) {
+        recipe.embedding_scale = (recipe.width as f32).sqrt();
+    }
+    all
+}
+
 #[test]
 fn every_architecture_agrees_with_the_reference() {
-    for (number, (name, recipe)) in variations().into_iter().enumerate() {
+    for (number, (name, recipe)) in variations().into_iter().chain(families()).enumerate() {
         let recipe = Recipe { seed: 100 + number as u64, ..recipe };
         let context = format!("{} {name} (seed {})", recipe.architecture, recipe.seed);
         let tokens = recipe.tokens(21);

@@ -94,7 +94,6 @@ impl<'f> Keys<'f> {
     }
 
     /// A truth value.
-    #[allow(dead_code, reason = "for architectures with switches in their files")]
     pub(crate) fn find_flag(&self, key: &str) -> Result<Option<bool>> {
         Ok(self.file.find::<bool>(&self.key(key))?)
     }

@@ -1,5 +1,7 @@
 //! Which layers have a sliding attention window.
 
+use quadriga_graph::Rope;
+
 use super::Hyperparameters;
 use super::keys::Keys;
 use crate::Result;
@@ -35,6 +37,11 @@ impl WindowPattern {
 }
 
 impl Hyperparameters {
+    /// The rotary embeddings of the layers with a window, which may differ from the others.
+    pub(crate) fn window_ropes(&mut self) -> impl Iterator<Item = &mut Rope> {
+        self.layers.iter_mut().filter(|layer| layer.window.is_some()).filter_map(|layer| layer.rope.as_mut())
+    }
+
     /// Reads the size of the window (0: no windows; `default` if the file has none) and gives it to the layers that the
     /// file's pattern names, or else the architecture's.
     pub(crate) fn read_windows(

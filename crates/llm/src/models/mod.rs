@@ -22,10 +22,19 @@
 
 mod architecture;
 mod builder;
+mod command_r;
+mod gemma;
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod granite;
 mod llama;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
+mod smollm3;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Graph, GraphBuilder};
@@ -37,8 +46,21 @@ use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::{Error, Result};
 
 /// The supported architectures.
-static ARCHITECTURES: &[Architecture] =
-    &[llama::ARCHITECTURE, qwen2::ARCHITECTURE, qwen3::ARCHITECTURE, qwen35::ARCHITECTURE];
+static ARCHITECTURES: &[Architecture] = &[
+    llama::ARCHITECTURE,
+    qwen2::ARCHITECTURE,
+    qwen3::ARCHITECTURE,
+    qwen35::ARCHITECTURE,
+    command_r::ARCHITECTURE,
+    gemma::ARCHITECTURE,
+    gemma2::ARCHITECTURE,
+    gemma3::ARCHITECTURE,
+    glm4::ARCHITECTURE,
+    granite::ARCHITECTURE,
+    olmo2::ARCHITECTURE,
+    phi3::ARCHITECTURE,
+    smollm3::ARCHITECTURE,
+];
 
 /// The names of the supported architectures, as GGUF files have them.
 pub fn architectures() -> impl Iterator<Item = &'static str> {

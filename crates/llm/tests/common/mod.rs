@@ -20,6 +20,18 @@ pub enum Scaling {
     Yarn { factor: f32, original: u32 },
 }
 
+/// Norms of queries and keys.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum QueryNorms {
+    No,
+    /// Over each head, with the same weights.
+    Head,
+    /// Over each head, with weights of its own.
+    EachHead,
+    /// Over all heads of a token.
+    All,
+}
+
 /// The parameters of a random model.
 #[derive(Clone, Debug)]
 pub struct Recipe {
@@ -45,6 +57,36 @@ pub struct Recipe {
     /// Whether there is a tensor that divides each frequency.
     pub rope_factors: bool,
     pub window: Option<u32>,
+    /// The last of every so many layers has no window; 0: all have one.
+    pub window_period: usize,
+    /// Whether the file names the period; otherwise it is the architecture's.
+    pub names_period: bool,
+    /// The base of the RoPE of layers with a window, if that is another one, which is not scaled either.
+    pub window_rope_base: Option<f32>,
+    /// The last of every so many layers has no RoPE; 0: all have it.
+    pub rope_period: usize,
+    /// Whether RoPE pairs neighbours instead of halves.
+    pub adjacent: bool,
+    /// Whether there are two tensors of factors for long contexts, of which this context needs the second.
+    pub long_factors: bool,
+    pub rope_magnitude: f32,
+    pub layer_norm: bool,
+    pub pre_norms: bool,
+    pub post_norms: bool,
+    pub query_norms: QueryNorms,
+    /// Whether attention and feed-forward are side by side.
+    pub parallel: bool,
+    pub gelu: bool,
+    /// Whether queries, keys and values are one matrix.
+    pub fused_attention: bool,
+    /// Whether gate and up are one matrix.
+    pub fused_feed_forward: bool,
+    pub embedding_scale: f32,
+    pub residual_scale: f32,
+    pub attention_scale: Option<f32>,
+    pub attention_cap: Option<f32>,
+    pub logit_scale: f32,
+    pub logit_cap: Option<f32>,
     pub context: u32,
     /// Whether there is a vocabulary; of 100 tokens then.
     pub text: bool,
@@ -72,10 +114,105 @@ impl Recipe {
             scaling: Scaling::No,
             rope_factors: false,
             window: None,
+            window_period: 0,
+            names_period: false,
+            window_rope_base: None,
+            rope_period: 0,
+            adjacent: architecture == "llama",
+            long_factors: false,
+            rope_magnitude: 1.0,
+            layer_norm: false,
+            pre_norms: true,
+            post_norms: false,
+            query_norms: if architecture == "qwen3" { QueryNorms::Head } else { QueryNorms::No },
+            parallel: false,
+            gelu: false,
+            fused_attention: false,
+            fused_feed_forward: false,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            attention_scale: None,
+            attention_cap: None,
+            logit_scale: 1.0,
+            logit_cap: None,
             context: 128,
             text: false,
             seed: 1,
         }
+    }
+
+    /// A small model of each architecture that is not Llama's with other biases and norms.
+    pub fn families() -> Vec<Recipe> {
+        let gemma = |architecture| Recipe {
+            gelu: true,
+            tied: true,
+            embedding_scale: 8.0,
+            ..Recipe::new(architecture)
+        };
+        vec![
+            Recipe {
+                adjacent: true,
+                embedding_scale: 3.0,
+                residual_scale: 0.3,
+                attention_scale: Some(0.2),
+                logit_scale: 0.125,
+                ..Recipe::new("granite")
+            },
+            Recipe { layers: 5, adjacent: true, rope_period: 4, ..Recipe::new("smollm3") },
+            Recipe { fused_attention: true, fused_feed_forward: true, ..Recipe::new("phi3") },
+            gemma("gemma"),
+            Recipe {
+                post_norms: true,
+                attention_cap: Some(5.0),
+                logit_cap: Some(3.0),
+                window: Some(6),
+                window_period: 2,
+                ..gemma("gemma2")
+            },
+            Recipe {
+                layers: 7,
+                post_norms: true,
+                query_norms: QueryNorms::Head,
+                window: Some(6),
+                window_period: 6,
+                rope_base: 1_000_000.0,
+                window_rope_base: Some(10_000.0),
+                scaling: Scaling::Linear(8.0),
+                ..gemma("gemma3")
+            },
+            Recipe {
+                pre_norms: false,
+                post_norms: true,
+                query_norms: QueryNorms::All,
+                ..Recipe::new("olmo2")
+            },
+            Recipe {
+                adjacent: true,
+                layer_norm: true,
+                parallel: true,
+                tied: true,
+                logit_scale: 0.25,
+                ..Recipe::new("command-r")
+            },
+            Recipe {
+                adjacent: true,
+                post_norms: true,
+                biases: true,
+                fused_feed_forward: true,
+                rope_dims: 8,
+                ..Recipe::new("glm4")
+            },
+        ]
+    }
+
+    /// Whether a layer has a window.
+    pub fn has_window(&self, layer: usize) -> bool {
+        self.window.is_some() && (self.window_period == 0 || (layer + 1) % self.window_period != 0)
+    }
+
+    /// Whether a layer has rotary embedding.
+    pub fn has_rope(&self, layer: usize) -> bool {
+        self.rope_period == 0 || (layer + 1) % self.rope_period != 0
     }
 
     /// The same model wide enough for every block format.
@@ -109,7 +246,12 @@ impl Recipe {
         if let Some(window) = self.window {
             number("attention.sliding_window", window as usize);
         }
-        parts.set(&format!("{}.attention.layer_norm_rms_epsilon", self.architecture), 1e-5f32);
+        if self.names_period {
+            number("attention.sliding_window_pattern", self.window_period);
+        }
+        let epsilon = if self.layer_norm { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
+        parts.set(&format!("{}.attention.{epsilon}", self.architecture), 1e-5f32);
+        self.add_scales(&mut parts);
         parts.set(&format!("{}.rope.freq_base", self.architecture), self.rope_base);
         match self.scaling {
             Scaling::No => {}
@@ -141,6 +283,32 @@ impl Recipe {
         parts
     }
 
+    fn add_scales(&self, parts: &mut Parts) {
+        let mut number = |key: &str, value: f32, absent: f32| {
+            if value != absent {
+                parts.set(&format!("{}.{key}", self.architecture), value);
+            }
+        };
+        match self.architecture {
+            "granite" => {
+                number("embedding_scale", self.embedding_scale, 1.0);
+                number("residual_scale", self.residual_scale, 1.0);
+                number("logit_scale", 1.0 / self.logit_scale, 1.0);
+            }
+            "command-r" => number("logit_scale", self.logit_scale, 1.0),
+            _ => {}
+        }
+        number("attention.scale", self.attention_scale.unwrap_or(0.0), 0.0);
+        number("attn_logit_softcapping", self.attention_cap.unwrap_or(0.0), 0.0);
+        number("final_logit_softcapping", self.logit_cap.unwrap_or(0.0), 0.0);
+        number("rope.freq_base_swa", self.window_rope_base.unwrap_or(0.0), 0.0);
+        number("rope.scaling.attn_factor", self.rope_magnitude, 1.0);
+        if self.long_factors {
+            parts.set(&format!("{}.rope.scaling.type", self.architecture), "longrope");
+            parts.set(&format!("{}.rope.scaling.original_context_length", self.architecture), 32u32);
+        }
+    }
+
     fn add_tensors(&self, parts: &mut Parts) {
         let (query, keys, values) = (
             self.heads * self.key_length,
@@ -155,28 +323,73 @@ impl Recipe {
         if self.rope_factors {
             parts.vector("rope_freqs.weight", self.rope_dims / 2, 4.0, 3.0);
         }
+        if self.long_factors {
+            parts.vector("rope_factors_short.weight", self.rope_dims / 2, 4.0, 3.0);
+            parts.vector("rope_factors_long.weight", self.rope_dims / 2, 4.0, 3.0);
+        }
+        // Large queries and keys, so that attention weights differ much.
+        let attention: &[_] = if self.fused_attention {
+            &[("attn_qkv", query + keys + values, 1.5)]
+        } else {
+            &[("attn_q", query, 2.0), ("attn_k", keys, 2.0), ("attn_v", values, 1.0)]
+        };
+        let feed_forward: &[_] = if self.fused_feed_forward {
+            &[("ffn_up", 2 * self.feed_forward, 1.0)]
+        } else {
+            &[("ffn_gate", self.feed_forward, 1.0), ("ffn_up", self.feed_forward, 1.0)]
+        };
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}");
-            // Large queries and keys, so that attention weights differ much.
-            for (part, shape, size, bias) in [
-                ("attn_q", [query, self.width], 2.0, self.biases),
-                ("attn_k", [keys, self.width], 2.0, self.biases),
-                ("attn_v", [values, self.width], 1.0, self.biases),
-                ("attn_output", [self.width, self.heads * self.value_length], 1.0, self.output_bias),
-                ("ffn_gate", [self.feed_forward, self.width], 1.0, false),
-                ("ffn_up", [self.feed_forward, self.width], 1.0, false),
-                ("ffn_down", [self.width, self.feed_forward], 1.0, false),
-            ] {
+            let mut linear = |part: &str, shape: [usize; 2], size: f64, bias: bool| {
                 parts.matrix(&name(&format!("{part}.weight")), self.dtype, shape, size);
                 if bias {
                     parts.vector(&name(&format!("{part}.bias")), shape[0], 0.0, 0.5);
                 }
+            };
+            for (part, rows, size) in attention {
+                linear(part, [*rows, self.width], *size, self.biases);
             }
-            parts.vector(&name("attn_norm.weight"), self.width, 1.0, 0.5);
-            parts.vector(&name("ffn_norm.weight"), self.width, 1.0, 0.5);
-            if self.architecture == "qwen3" {
-                parts.vector(&name("attn_q_norm.weight"), self.key_length, 1.5, 0.5);
-                parts.vector(&name("attn_k_norm.weight"), self.key_length, 1.5, 0.5);
+            linear("attn_output", [self.width, self.heads * self.value_length], 1.0, self.output_bias);
+            for (part, rows, size) in feed_forward {
+                linear(part, [*rows, self.width], *size, false);
+            }
+            linear("ffn_down", [self.width, self.feed_forward], 1.0, false);
+            self.add_norms(parts, layer);
+        }
+    }
+
+    fn add_norms(&self, parts: &mut Parts, layer: usize) {
+        let mut norm = |part: &str, len: usize, middle: f64| {
+            parts.vector(&format!("blk.{layer}.{part}.weight"), len, middle, 0.5);
+        };
+        if self.pre_norms {
+            norm("attn_norm", self.width, 1.0);
+        }
+        if self.pre_norms && !self.parallel {
+            norm("ffn_norm", self.width, 1.0);
+        }
+        if self.post_norms {
+            norm("post_attention_norm", self.width, 1.0);
+            norm("post_ffw_norm", self.width, 1.0);
+        }
+        let d = self.key_length;
+        match self.query_norms {
+            QueryNorms::No => {}
+            QueryNorms::Head => {
+                norm("attn_q_norm", d, 1.5);
+                norm("attn_k_norm", d, 1.5);
+            }
+            QueryNorms::All => {
+                norm("attn_q_norm", self.heads * d, 1.5);
+                norm("attn_k_norm", self.kv_heads * d, 1.5);
+            }
+            QueryNorms::EachHead => {
+                for (part, heads) in [("attn_q_norm", self.heads), ("attn_k_norm", self.kv_heads)] {
+                    parts.vector(&format!("blk.{layer}.{part}.weight"), heads * d, 1.5, 0.5);
+                    if let Some((_, _, dims, _)) = parts.tensors.last_mut() {
+                        *dims = vec![heads, d];
+                    }
+                }
             }
         }
     }

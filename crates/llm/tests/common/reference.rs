@@ -1,11 +1,11 @@
 //! Reference transformers in f64, written from their papers: no KV cache, no batches, no code shared with the graphs.
 
 use std::collections::HashMap;
-use std::f64::consts::TAU;
+use std::f64::consts::{PI, TAU};
 
 use quadriga_graph::blocks;
 
-use super::{Recipe, Scaling};
+use super::{QueryNorms, Recipe, Scaling};
 
 type Row = Vec<f64>;
 
@@ -30,51 +30,110 @@ impl Reference {
     pub fn run(&self, tokens: &[u32]) -> (Vec<Row>, Vec<Row>) {
         let r = &self.recipe;
         let embedding = &self.weights["token_embd.weight"];
-        let mut x: Vec<Row> =
-            tokens.iter().map(|t| embedding[*t as usize * r.width..][..r.width].to_vec()).collect();
+        let mut x: Vec<Row> = tokens
+            .iter()
+            .map(|t| {
+                let row = &embedding[*t as usize * r.width..][..r.width];
+                row.iter().map(|v| v * f64::from(r.embedding_scale)).collect()
+            })
+            .collect();
         for layer in 0..r.layers {
+            let before = x.clone();
             let attended = self.attention(layer, &x);
-            add(&mut x, &attended);
-            let fed: Vec<Row> = x.iter().map(|row| self.feed_forward(layer, row)).collect();
-            add(&mut x, &fed);
+            self.add(&mut x, &attended);
+            let input = if r.parallel { &before } else { &x };
+            let fed: Vec<Row> = input.iter().map(|row| self.feed_forward(layer, row)).collect();
+            self.add(&mut x, &fed);
         }
-        let hidden: Vec<Row> = x.iter().map(|row| self.norm("output_norm.weight", row)).collect();
+        let hidden: Vec<Row> = x.iter().map(|row| self.norm("output_norm", row)).collect();
         let head = if r.tied { "token_embd.weight" } else { "output.weight" };
-        let logits = hidden.iter().map(|row| multiply(&self.weights[head], row)).collect();
+        let logits = hidden.iter().map(|row| {
+            let cap = |v: f64| r.logit_cap.map_or(v, |cap| (v / f64::from(cap)).tanh() * f64::from(cap));
+            multiply(&self.weights[head], row)
+                .into_iter()
+                .map(|v| cap(v * f64::from(r.logit_scale)))
+                .collect()
+        });
+        let logits = logits.collect();
         (hidden, logits)
+    }
+
+    fn add(&self, to: &mut [Row], branch: &[Row]) {
+        let scale = f64::from(self.recipe.residual_scale);
+        for (to, branch) in to.iter_mut().zip(branch) {
+            to.iter_mut().zip(branch).for_each(|(to, branch)| *to += branch * scale);
+        }
+    }
+
+    /// The norm before a part of a layer.
+    fn before(&self, layer: usize, part: &str, x: &Row) -> Row {
+        if self.recipe.pre_norms { self.norm(&format!("blk.{layer}.{part}"), x) } else { x.clone() }
+    }
+
+    /// The norm after a part of a layer.
+    fn after(&self, layer: usize, part: &str, x: Row) -> Row {
+        if self.recipe.post_norms { self.norm(&format!("blk.{layer}.{part}"), &x) } else { x }
+    }
+
+    /// Queries (0), keys (1) or values (2) of a token, before they are cut into heads.
+    fn project(&self, layer: usize, which: usize, x: &Row) -> Row {
+        let r = &self.recipe;
+        if !r.fused_attention {
+            return self.linear(&format!("blk.{layer}.{}", ["attn_q", "attn_k", "attn_v"][which]), x);
+        }
+        let all = self.linear(&format!("blk.{layer}.attn_qkv"), x);
+        let widths = [r.heads * r.key_length, r.kv_heads * r.key_length, r.kv_heads * r.value_length];
+        let start: usize = widths[..which].iter().sum();
+        all[start..][..widths[which]].to_vec()
+    }
+
+    /// The heads of queries or keys, with norms and rotary embedding.
+    fn heads(&self, layer: usize, which: usize, position: usize, x: &Row) -> Vec<Row> {
+        let r = &self.recipe;
+        let name = format!("blk.{layer}.{}", ["attn_q_norm", "attn_k_norm"][which]);
+        let mut all = self.project(layer, which, x);
+        if r.query_norms == QueryNorms::All {
+            all = self.norm(&name, &all);
+        }
+        let mut heads: Vec<Row> = all.chunks(r.key_length).map(<[f64]>::to_vec).collect();
+        for (number, head) in heads.iter_mut().enumerate() {
+            match r.query_norms {
+                QueryNorms::Head => *head = self.norm(&name, head),
+                QueryNorms::EachHead => {
+                    let weights = &self.weights[&format!("{name}.weight")][number * r.key_length..];
+                    *head = self.norm_with(&weights[..r.key_length], head);
+                }
+                QueryNorms::No | QueryNorms::All => {}
+            }
+            if r.has_rope(layer) {
+                self.rope(r.has_window(layer), position, head);
+            }
+        }
+        heads
     }
 
     fn attention(&self, layer: usize, x: &[Row]) -> Vec<Row> {
         let r = &self.recipe;
-        let normed: Vec<Row> =
-            x.iter().map(|row| self.norm(&format!("blk.{layer}.attn_norm.weight"), row)).collect();
-        let project = |part: &str, length: usize, rotated: bool| -> Vec<Vec<Row>> {
-            let heads = |(position, row): (usize, &Row)| {
-                let all = self.linear(&format!("blk.{layer}.{part}"), row);
-                let mut heads: Vec<Row> = all.chunks(length).map(<[f64]>::to_vec).collect();
-                for head in heads.iter_mut().filter(|_| rotated) {
-                    if r.architecture == "qwen3" {
-                        *head = self.norm(&format!("blk.{layer}.{part}_norm.weight"), head);
-                    }
-                    self.rope(position, head);
-                }
-                heads
-            };
-            normed.iter().enumerate().map(heads).collect()
+        let normed: Vec<Row> = x.iter().map(|row| self.before(layer, "attn_norm", row)).collect();
+        let each = |which: usize| -> Vec<Vec<Row>> {
+            normed.iter().enumerate().map(|(t, row)| self.heads(layer, which, t, row)).collect()
         };
-        let queries = project("attn_q", r.key_length, true);
-        let keys = project("attn_k", r.key_length, true);
-        let values = project("attn_v", r.value_length, false);
+        let (queries, keys) = (each(0), each(1));
+        let values: Vec<Vec<Row>> = normed
+            .iter()
+            .map(|row| self.project(layer, 2, row).chunks(r.value_length).map(<[f64]>::to_vec).collect())
+            .collect();
         let group = r.heads / r.kv_heads;
+        let scale = r.attention_scale.map_or(1.0 / (r.key_length as f64).sqrt(), f64::from);
+        let cap = |v: f64| r.attention_cap.map_or(v, |cap| (v / f64::from(cap)).tanh() * f64::from(cap));
+        let window = r.window.filter(|_| r.has_window(layer)).map_or(usize::MAX, |window| window as usize);
         (0..x.len())
             .map(|t| {
-                let first = r.window.map_or(0, |window| (t + 1).saturating_sub(window as usize));
+                let first = (t + 1).saturating_sub(window);
                 let mut all = Vec::new();
                 for (head, query) in queries[t].iter().enumerate() {
                     let of = head / group;
-                    let scores: Row = (first..=t)
-                        .map(|s| dot(query, &keys[s][of]) / (r.key_length as f64).sqrt())
-                        .collect();
+                    let scores: Row = (first..=t).map(|s| cap(dot(query, &keys[s][of]) * scale)).collect();
                     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let parts: Row = scores.iter().map(|score| (score - most).exp()).collect();
                     let sum: f64 = parts.iter().sum();
@@ -84,17 +143,31 @@ impl Reference {
                     }
                     all.extend(mixed);
                 }
-                self.linear(&format!("blk.{layer}.attn_output"), &all)
+                self.after(
+                    layer,
+                    "post_attention_norm",
+                    self.linear(&format!("blk.{layer}.attn_output"), &all),
+                )
             })
             .collect()
     }
 
     fn feed_forward(&self, layer: usize, x: &Row) -> Row {
-        let normed = self.norm(&format!("blk.{layer}.ffn_norm.weight"), x);
-        let gate = self.linear(&format!("blk.{layer}.ffn_gate"), &normed);
-        let up = self.linear(&format!("blk.{layer}.ffn_up"), &normed);
-        let inner = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-        self.linear(&format!("blk.{layer}.ffn_down"), &inner)
+        let r = &self.recipe;
+        let normed = self.before(layer, if r.parallel { "attn_norm" } else { "ffn_norm" }, x);
+        let (gate, up) = if r.fused_feed_forward {
+            let both = self.linear(&format!("blk.{layer}.ffn_up"), &normed);
+            (both[..r.feed_forward].to_vec(), both[r.feed_forward..].to_vec())
+        } else {
+            let linear = |part: &str| self.linear(&format!("blk.{layer}.{part}"), &normed);
+            (linear("ffn_gate"), linear("ffn_up"))
+        };
+        let activation = |g: f64| match r.gelu {
+            true => 0.5 * g * (1.0 + ((2.0 / PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh()),
+            false => g / (1.0 + (-g).exp()),
+        };
+        let inner = gate.iter().zip(&up).map(|(g, u)| activation(*g) * u).collect();
+        self.after(layer, "post_ffw_norm", self.linear(&format!("blk.{layer}.ffn_down"), &inner))
     }
 
     fn linear(&self, name: &str, x: &Row) -> Row {
@@ -106,18 +179,27 @@ impl Reference {
     }
 
     fn norm(&self, name: &str, x: &Row) -> Row {
-        let mean = dot(x, x) / x.len() as f64;
-        let scale = 1.0 / (mean + f64::from(1e-5f32)).sqrt();
-        x.iter().zip(&self.weights[name]).map(|(x, w)| x * scale * w).collect()
+        self.norm_with(&self.weights[&format!("{name}.weight")], x)
     }
 
-    /// Applies RoPE to a head: adjacent pairs in Llama, the two halves in Qwen.
-    fn rope(&self, position: usize, head: &mut Row) {
+    fn norm_with(&self, weights: &[f64], x: &Row) -> Row {
+        let count = x.len() as f64;
+        let middle = if self.recipe.layer_norm { x.iter().sum::<f64>() / count } else { 0.0 };
+        let square = x.iter().map(|x| (x - middle).powi(2)).sum::<f64>() / count;
+        let scale = 1.0 / (square + f64::from(1e-5f32)).sqrt();
+        x.iter().zip(weights).map(|(x, w)| (x - middle) * scale * w).collect()
+    }
+
+    /// Applies RoPE to a head.
+    fn rope(&self, window: bool, position: usize, head: &mut Row) {
         let r = &self.recipe;
         let half = r.rope_dims / 2;
         for i in 0..half {
-            let (first, second) = if r.architecture == "llama" { (2 * i, 2 * i + 1) } else { (i, i + half) };
-            let (frequency, magnitude) = self.frequency(i);
+            let (first, second) = if r.adjacent { (2 * i, 2 * i + 1) } else { (i, i + half) };
+            let (frequency, magnitude) = match r.window_rope_base.filter(|_| window) {
+                Some(base) => (f64::from(base).powf(-2.0 * i as f64 / r.rope_dims as f64), 1.0),
+                None => self.frequency(i),
+            };
             let (sin, cos) = (position as f64 * frequency).sin_cos();
             let (a, b) = (head[first], head[second]);
             head[first] = (a * cos - b * sin) * magnitude;
@@ -133,9 +215,14 @@ impl Reference {
         if r.rope_factors {
             plain /= self.weights["rope_freqs.weight"][pair];
         }
+        if r.long_factors {
+            // The models' contexts are longer than the original one of 32.
+            plain /= self.weights["rope_factors_long.weight"][pair];
+        }
+        let magnitude = f64::from(r.rope_magnitude);
         match r.scaling {
-            Scaling::No => (plain, 1.0),
-            Scaling::Linear(factor) => (plain / f64::from(factor), 1.0),
+            Scaling::No => (plain, magnitude),
+            Scaling::Linear(factor) => (plain / f64::from(factor), magnitude),
             Scaling::Yarn { factor, original } => {
                 // The pair whose angle makes this number of rotations over the original context.
                 let pair_of = |rotations: f64| {
@@ -145,7 +232,10 @@ impl Reference {
                 let high = pair_of(1.0).ceil().min(dims - 1.0);
                 let stretched = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
                 let factor = f64::from(factor);
-                (plain * (1.0 - stretched) + plain / factor * stretched, 1.0 + 0.1 * factor.ln())
+                (
+                    plain * (1.0 - stretched) + plain / factor * stretched,
+                    magnitude * (1.0 + 0.1 * factor.ln()),
+                )
             }
         }
     }
@@ -157,10 +247,4 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 fn multiply(matrix: &[f64], x: &[f64]) -> Row {
     matrix.chunks(x.len()).map(|row| dot(row, x)).collect()
-}
-
-fn add(to: &mut [Row], other: &[Row]) {
-    for (to, other) in to.iter_mut().zip(other) {
-        to.iter_mut().zip(other).for_each(|(to, other)| *to += other);
-    }
 }

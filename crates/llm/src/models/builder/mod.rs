@@ -76,7 +76,6 @@ impl<'g> ModelBuilder<'g> {
     }
 
     /// The hyperparameters.
-    #[allow(dead_code, reason = "for architectures whose graphs depend on them")]
     pub(super) fn hyper(&self) -> &'g Hyperparameters {
         self.hyper
     }
@@ -111,14 +110,18 @@ impl<'g> ModelBuilder<'g> {
         self.hyper.layers.iter().enumerate().map(|(index, shape)| LayerBuilder { model: self, index, shape })
     }
 
-    /// The model's kind of norm over the rows of `x`, with its weight and, if the file has one, its bias.
-    fn norm(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
-        let normed = match self.hyper.norm {
+    /// The model's kind of norm without weights.
+    fn plain_norm(&self, x: Value<'g>) -> Value<'g> {
+        match self.hyper.norm {
             NormKind::Rms => x.rms_norm(self.hyper.norm_epsilon),
             NormKind::Layer => x.norm(self.hyper.norm_epsilon),
-        };
+        }
+    }
+
+    /// The model's kind of norm over the rows of `x`, with its weight and, if the file has one, its bias.
+    fn norm(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
         let len = x.shape().cols();
-        let normed = normed.mul(self.weights.vector(&format!("{name}.weight"), len)?);
+        let normed = self.plain_norm(x).mul(self.weights.vector(&format!("{name}.weight"), len)?);
         Ok(match self.weights.find_vector(&format!("{name}.bias"), len)? {
             Some(bias) => normed.add(bias),
             None => normed,
@@ -188,6 +191,15 @@ impl<'g> LayerBuilder<'_, 'g> {
     pub(super) fn norm(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
         let _scope = self.model.g.scope(&self.name(part));
         self.model.norm(&self.name(part), x)
+    }
+
+    /// A norm over the rows of heads `[n, heads, d]` with weights for each head.
+    pub(super) fn norm_each_head(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
+        let _scope = self.model.g.scope(&self.name(part));
+        let dims = x.shape();
+        let dims = dims.dims().get(1..).unwrap_or_default();
+        let weight = self.model.weights.elements(&self.name(&format!("{part}.weight")), dims)?;
+        Ok(self.model.plain_norm(x).mul(weight))
     }
 
     /// `x · wᵀ + bias` with one of the layer's weights.

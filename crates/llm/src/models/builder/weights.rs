@@ -39,8 +39,13 @@ impl<'g> FileWeights<'g> {
     }
 
     /// A weight of an element-wise operation; all backends compute those in F32 only.
+    pub(in crate::models) fn elements(&self, name: &str, dims: &[usize]) -> Result<Value<'g>> {
+        Ok(self.g.weight(name, self.f32_tensor(name, dims)?))
+    }
+
+    /// A vector as weight of an element-wise operation.
     pub(in crate::models) fn vector(&self, name: &str, len: usize) -> Result<Value<'g>> {
-        Ok(self.g.weight(name, self.f32_tensor(name, &[len])?))
+        self.elements(name, &[len])
     }
 
     /// The vector of this name, if the file has it.

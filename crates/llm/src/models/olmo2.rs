@@ -1,0 +1,39 @@
+//! OLMo 2 and 3: norms after attention and feed-forward instead of before, and a norm over all queries and all keys of a
+//! token. OLMo 3 has windows in three of four layers; their rotary embedding is never scaled.
+
+use quadriga_graph::{Gate, Pairing, Rope};
+
+use super::architecture::Architecture;
+use super::builder::ModelBuilder;
+use crate::Result;
+use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { name: "olmo2", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+
+fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    keys.refuse_experts()?;
+    hyper.read_windows(keys, None, WindowPattern::Period(4))?;
+    let base = keys.find_factor("rope.freq_base_swa")?;
+    hyper
+        .window_ropes()
+        .for_each(|rope| *rope = Rope::new(rope.dims, rope.pairing, base.unwrap_or(rope.base)));
+    Ok(())
+}
+
+fn build(model: &ModelBuilder<'_>) -> Result<()> {
+    let mut x = model.embed();
+    for layer in model.layers() {
+        let (query, key, value) = layer.projections(x)?;
+        let query = layer.heads(layer.norm("attn_q_norm", query)?);
+        let key = layer.heads(layer.norm("attn_k_norm", key)?);
+        x = layer.output_rows(x);
+        let Some(attended) = layer.attention(layer.rope(query), layer.rope(key), value)? else {
+            return Ok(());
+        };
+        x = x.add(layer.norm("post_attention_norm", attended)?);
+        let fed = layer.feed_forward(x, Gate::Swiglu)?;
+        x = x.add(layer.norm("post_ffw_norm", fed)?);
+    }
+    model.finish(x)
+}
