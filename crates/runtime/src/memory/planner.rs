@@ -44,10 +44,16 @@ impl Planner {
         flow.read(request.graph);
         let done = self.plan_flow(request, &flow, plan);
         self.flow = flow;
+        #[cfg(debug_assertions)]
+        if done.is_ok()
+            && let Err(violation) = super::check(request, plan)
+        {
+            debug_assert!(false, "memory plan: {violation}");
+        }
         done
     }
 
-    /// As [`Planner::plan_into`], for a graph whose [`Flow`] is known already.
+    /// As [`Planner::plan_into`], for a graph whose [`Flow`] is known already. The caller checks the plan.
     pub(crate) fn plan_flow(
         &mut self,
         request: &MemoryRequest<'_>,
@@ -58,12 +64,6 @@ impl Planner {
         let done = self.fill(request, flow, plan);
         if done.is_err() {
             plan.clear();
-        }
-        #[cfg(debug_assertions)]
-        if done.is_ok()
-            && let Err(violation) = super::check(request, plan)
-        {
-            debug_assert!(false, "memory plan: {violation}");
         }
         done
     }

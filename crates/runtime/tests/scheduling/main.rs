@@ -12,6 +12,7 @@ mod faults;
 mod identical;
 mod in_place;
 mod large;
+mod misbehaving;
 mod observing;
 mod overlap;
 mod overlapping_inputs;
