@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::clock::TraceClock;
 use super::compile::CompiledPlan;
+use super::issue::not_compiled;
 use super::prepared::PreparedPlan;
-use super::session::{Session, not_compiled};
+use super::session::Session;
 use crate::schedule::{Plan, ScheduleStep};
 use crate::trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Trace, operation};
 use crate::{Backend, RuntimeError};

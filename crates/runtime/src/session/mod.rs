@@ -3,9 +3,9 @@
 //! [`session`] has the type that users see; it composes the rest. [`plan_cache`] holds the prepared plans, finds them
 //! by key or fingerprint, and drops those that were not used for long ([`plan_limits`], [`forget`]); [`memory`] has weights, states and arenas, and [`places`] tells from them where each tensor of
 //! a plan is; [`compile`] turns splits into programs. In a run, [`inputs`] copies the caller's bytes into the arena,
-//! [`execute`] issues copies ([`transfer`]) and splits in the plan's order to the queues of each [`lane`], and
+//! [`issue`] starts it, [`execute`] issues copies ([`transfer`]) and splits in the plan's order to the queues of each [`lane`], and
 //! [`outputs`] reads results back, [`pending_read`] while the next run is in flight. [`debug`] times runs, [`observe`] shows
-//! intermediate results.
+//! intermediate results, [`failure`] recovers from failed runs.
 //! [`convert`] converts `f32` values, [`interface`] lists inputs and outputs. Between runs, [`state_access`] reads and writes states, and [`snapshot`] saves and restores all of them.
 
 mod arena;
@@ -18,9 +18,11 @@ mod convert;
 mod debug;
 mod element;
 mod execute;
+mod failure;
 mod forget;
 mod inputs;
 mod interface;
+mod issue;
 mod lane;
 mod memory;
 mod observe;

@@ -13,9 +13,10 @@ use rustc_hash::FxHashSet;
 use super::compile::{kept, program, reads_banks};
 use super::debug::SessionDebug;
 use super::execute::Run;
+use super::issue::{Attempt, not_compiled};
 use super::places::SplitPlaces;
 use super::prepared::{PreparedPlan, Results, SegmentPrograms};
-use super::session::{Session, not_compiled};
+use super::session::Session;
 use crate::schedule::{Plan, ScheduleStep};
 use crate::{Program, RuntimeError};
 
@@ -78,29 +79,14 @@ impl SessionDebug<'_> {
         session.plans.get_mut(current)?.check_weights()?;
         let plan = session.plans.get(current)?.plan.clone();
         let wanted = wanted(&plan, observer);
-        let mut attempt = Attempt { session, ended: false };
-        let observed = run(attempt.session, current, &wanted, observer);
-        attempt.ended = observed.is_ok();
-        drop(attempt);
-        if let Ok(ObservedRun::Stopped { .. }) = observed {
+        let attempt = Attempt::new(session);
+        let observed = run(attempt.session, current, &wanted, observer)?;
+        attempt.end();
+        if let ObservedRun::Stopped { .. } = observed {
             self.session.wait()?;
             self.session.plans.get_mut(current)?.results = Results::Gone;
         }
-        observed
-    }
-}
-
-/// A run that fails unless it ends: also one that is left because the observer panics.
-struct Attempt<'s> {
-    session: &'s mut Session,
-    ended: bool,
-}
-
-impl Drop for Attempt<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.session.recover();
-        }
+        Ok(observed)
     }
 }
 

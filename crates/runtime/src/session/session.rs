@@ -2,24 +2,21 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, TensorId, TensorKind};
+use quadriga_graph::{Graph, TensorKind};
 
 use super::binding_table::check_readers;
-use super::clock::TraceClock;
 use super::element::{Element, Values};
-use super::execute::Run;
 use super::lane::Lane;
 use super::memory::SessionMemory;
 use super::outputs::find;
 use super::pending_read::{PendingRead, PendingReads};
 use super::plan_cache::{PlanCache, PlanKey};
-use super::prepared::{PreparedPlan, Results};
+use super::prepared::PreparedPlan;
 use super::tensor_ref::TensorRef;
 use crate::allocation_lock::lock_allocation;
 use crate::schedule::{IntoGraph, Plan, Scheduler};
-use crate::trace::Detail;
 use crate::weights::Progress;
-use crate::{Backend, BackendError, Event, RuntimeError};
+use crate::{Backend, RuntimeError};
 
 /// Runs plans: owns their memory, compiled splits and queues.
 ///
@@ -56,10 +53,10 @@ pub struct Session {
     pub(super) memory: SessionMemory,
     pub(super) plans: PlanCache,
     /// The plan that was started last, if its run may still be in flight.
-    in_flight: Option<usize>,
+    pub(super) in_flight: Option<usize>,
     /// The plan that work was queued for last, a run or not, unless everything was waited for since.
     pub(super) queued: Option<usize>,
-    reads: PendingReads,
+    pub(super) reads: PendingReads,
 }
 
 impl Plan {
@@ -335,44 +332,6 @@ impl Session {
         self.issue(current, None).map(|_| ())
     }
 
-    /// Issues a run; the clock of a run that takes times.
-    pub(super) fn issue(
-        &mut self,
-        current: usize,
-        detail: Option<Detail>,
-    ) -> Result<Option<TraceClock>, RuntimeError> {
-        let issued = self.try_issue(current, detail);
-        if issued.is_err() {
-            self.recover();
-        }
-        issued
-    }
-
-    fn try_issue(
-        &mut self,
-        current: usize,
-        detail: Option<Detail>,
-    ) -> Result<Option<TraceClock>, RuntimeError> {
-        let uploads = self.swap_banks(current)?;
-        let clock = detail.map(|detail| TraceClock::start(&mut self.lanes, detail)).transpose();
-        let clock = clock.map_err(RuntimeError::device)?;
-        let PreparedPlan { plan, compiled, inputs, results, .. } = self.plans.get_mut(current)?;
-        let compiled = compiled.as_mut().ok_or_else(not_compiled)?;
-        self.in_flight = Some(current);
-        *results = Results::Present;
-        let mut run = Run { plan, compiled, lanes: &mut self.lanes, bank: inputs.bank, uploads, clock };
-        run.issue()?;
-        Ok(run.clock)
-    }
-
-    /// Gives a run the inputs that were set; whether some of them are in the upload queues.
-    pub(super) fn swap_banks(&mut self, current: usize) -> Result<bool, RuntimeError> {
-        self.plans.get(current)?.inputs.check_all_set()?;
-        self.plans.occupy(current);
-        self.queued = Some(current);
-        self.plans.get_mut(current)?.inputs.swap_banks(&mut self.lanes)
-    }
-
     /// Waits until everything that was started is done.
     pub fn wait(&mut self) -> Result<(), RuntimeError> {
         let mut first = Ok(());
@@ -467,75 +426,6 @@ impl Session {
             finished => finished,
         }
     }
-}
-
-/// Failures.
-impl Session {
-    /// Recovers from a device's failure; the error with the split in which it happened.
-    pub(super) fn fail(&mut self, error: RuntimeError) -> RuntimeError {
-        let error = self.locate(error);
-        self.recover();
-        error
-    }
-
-    /// Adds to an error the split in which a device failed: the first of its lane that is not done.
-    fn locate(&self, error: RuntimeError) -> RuntimeError {
-        let RuntimeError::Device { backend: name, .. } = &error else { return error };
-        let Some(prepared) = self.in_flight.and_then(|plan| self.plans.get(plan).ok()) else { return error };
-        let Some(compiled) = &prepared.compiled else { return error };
-        let (graph, splits) = (prepared.plan.graph(), prepared.plan.splits());
-        let lane = self.lanes.iter().position(|lane| lane.backend.name() == name).unwrap_or(usize::MAX);
-        // A node that reports bad data is named. To ask events would not find it again, and could take the report of
-        // another one.
-        if let RuntimeError::Device { error: inner, .. } = &error
-            && let BackendError::Node { node: name, .. } = &**inner
-        {
-            let node = graph.node_ids().find(|node| graph.node_name(*node) == *name);
-            let split = node.and_then(|node| splits.split_of_node.get(node.index()));
-            return match split.filter(|split| **split != u32::MAX) {
-                Some(split) => error.clone().in_split(*split as usize, String::new),
-                None => error,
-            };
-        }
-        let failed = |event: &Option<Arc<dyn Event>>| event.as_ref().is_some_and(|e| e.is_done().is_err());
-        let name_of = |split: usize| {
-            let first = splits.nodes_of(split).first();
-            first.map_or_else(String::new, |node| graph.node_name(*node))
-        };
-        for (copy, regions) in splits.copies.iter().zip(&compiled.copies) {
-            if (copy.from == lane || copy.to == lane) && failed(&regions.done) {
-                return error.in_split(copy.reader, || graph.name(TensorId::from_index(copy.tensor)));
-            }
-        }
-        let mut of_lane = splits.lanes.get(lane).into_iter().flatten().map(|split| *split as usize);
-        let failed = of_lane.clone().find(|split| compiled.done.get(*split).is_some_and(failed));
-        match failed.or_else(|| of_lane.next()) {
-            Some(split) => error.in_split(split, || name_of(split)),
-            None => error,
-        }
-    }
-
-    /// After a failure: waits for everything in flight, and forgets inputs that may not have arrived, and results.
-    pub(super) fn recover(&mut self) {
-        for lane in &mut self.lanes {
-            // The run is given up: later failures of its work are ignored.
-            let _ = lane.synchronize();
-        }
-        self.in_flight = None;
-        self.queued = None;
-        self.reads.forget();
-        for prepared in self.plans.iter_mut() {
-            prepared.lose_values();
-            if let Some(compiled) = &mut prepared.compiled {
-                compiled.reset_copies();
-            }
-        }
-    }
-}
-
-#[track_caller]
-pub(super) fn not_compiled() -> RuntimeError {
-    RuntimeError::internal("the current plan is not compiled")
 }
 
 impl Drop for Session {

@@ -7,6 +7,7 @@ use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::numbers;
+use crate::misbehaving::Misbehaving;
 
 /// Twenty-six blocks that alternate between two devices, with a weight and a state in each.
 fn graph() -> Graph {
@@ -127,6 +128,36 @@ fn x19_every_allocation_transfer_compile_and_run_may_fail() {
         }
     }
     assert!(injected >= 1000, "only {injected} faults");
+}
+
+#[test]
+fn a_run_in_which_a_device_panics_has_no_results() {
+    for kind in 0..4 {
+        let [a, b] = devices(kind);
+        let (a, b) = (Arc::new(Misbehaving::new(a)), Arc::new(Misbehaving::new(b)));
+        let scheduler = Scheduler::new((a.clone(), b.clone())).place(|name| {
+            let (_, block) = name.split_once('.')?;
+            Some(block.parse::<usize>().ok()? % 2)
+        });
+        let mut session = scheduler.plan(graph()).unwrap().session().unwrap();
+        for (device, number, runs_before) in [(&a, 1, false), (&a, 4, true), (&b, 1, true), (&b, 3, true)] {
+            let expected = if runs_before { Some(run(&mut session).unwrap()) } else { None };
+            session.clear_state().unwrap();
+            session.set("x", &X).unwrap();
+            session.set("ids", &[0, 1]).unwrap();
+            device.panic_in_run(number);
+            let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session.start()));
+            assert!(unwound.is_err(), "{kind} {number}");
+            assert!(matches!(session.read::<f32>("y"), Err(RuntimeError::Gone { .. })), "{kind} {number}");
+            assert!(session.is_done().unwrap());
+            // As after any failed run.
+            assert!(matches!(session.run(&[]), Err(RuntimeError::NotSet { .. })));
+            session.clear_state().unwrap();
+            let after = run(&mut session).unwrap();
+            session.clear_state().unwrap();
+            assert!(expected.is_none_or(|expected| expected == after), "{kind} {number}");
+        }
+    }
 }
 
 #[test]
