@@ -182,6 +182,16 @@ pub enum RuntimeError {
     /// The plan belongs to other backends than the session.
     #[error("the plan was made for other backends than the session's")]
     ForeignPlan,
+    /// A key was given for two graphs.
+    #[error(
+        "the key {key:?} stands for another graph of this session: {difference}; give each graph, and each model, keys of its own"
+    )]
+    OtherGraphOfKey {
+        /// The key.
+        key: [u64; 4],
+        /// What differs.
+        difference: String,
+    },
     /// The pending read was started by another session.
     #[error("the pending read belongs to another session: finish it there")]
     ForeignRead,

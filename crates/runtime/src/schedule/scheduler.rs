@@ -131,11 +131,16 @@ impl Scheduler {
 
     /// Whether every plan is checked by code that is independent of the scheduler's own: splits, copies, waits, order
     /// ([`Plan::check`](crate::Plan::check)) and memory ([`memory::check`](crate::memory::check)). A plan that breaks a
-    /// rule is an error then. [default: in debug builds, or if [`CHECK_PLANS_VARIABLE`](crate::CHECK_PLANS_VARIABLE) is
-    /// set]
+    /// rule is an error then. Sessions also compare each graph that is [prepared](crate::Session::prepare) with the one that
+    /// its key stands for. [default: in debug builds, or if [`CHECK_PLANS_VARIABLE`](crate::CHECK_PLANS_VARIABLE) is set]
     pub fn check_plans(mut self, check: bool) -> Scheduler {
         self.check_plans = check;
         self
+    }
+
+    /// Whether plans are checked.
+    pub(crate) fn checks_plans(&self) -> bool {
+        self.check_plans
     }
 
     /// The same scheduler without pins of ids, which are those of one graph.

@@ -11,6 +11,7 @@ use crate::weights::same_bytes;
 /// The caller's key of a graph: a few numbers, such as tokens in the batch and length of the KV cache.
 ///
 /// A key stands for one graph of a session, with its weights: if a session runs several models, their keys must differ.
+/// Where [`Scheduler::check_plans`](crate::Scheduler::check_plans) is on, a session checks that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct PlanKey(pub [u64; 4]);
 
@@ -110,15 +111,16 @@ impl PlanCache {
     /// A plan of an equal graph: the same fingerprint, and weights and constants with the same bytes.
     pub(crate) fn find(&self, graph: &Graph) -> Option<usize> {
         let plans = self.by_fingerprint.get(&graph.fingerprint())?;
-        plans.iter().copied().find(|plan| {
-            let Ok(known) = self.get(*plan).map(|plan| plan.plan.graph()) else { return false };
-            let mut leaves = graph.of_kind(TensorKind::Constant).chain(graph.of_kind(TensorKind::Weight));
-            leaves.all(|id| match (graph.data(id), known.data(id)) {
-                (Some(a), Some(b)) => same_bytes(a, b),
-                (None, None) => true,
-                _ => false,
-            })
-        })
+        let is_equal = |known: &PreparedPlan| difference(known.plan.graph(), graph).is_none();
+        plans.iter().copied().find(|plan| self.get(*plan).is_ok_and(is_equal))
+    }
+
+    /// An error unless the plan that a key stands for is that of an equal graph.
+    pub(crate) fn check_key(&self, key: PlanKey, plan: usize, graph: &Graph) -> Result<(), RuntimeError> {
+        match difference(self.get(plan)?.plan.graph(), graph) {
+            None => Ok(()),
+            Some(difference) => Err(RuntimeError::OtherGraphOfKey { key: key.0, difference }),
+        }
     }
 
     /// Adds a plan; its number.
@@ -178,4 +180,18 @@ impl PlanCache {
             self.occupant = Some(plan);
         }
     }
+}
+
+/// What makes two graphs different: operations and shapes (the fingerprint), or the bytes of a weight or constant.
+fn difference(known: &Graph, graph: &Graph) -> Option<String> {
+    if known.fingerprint() != graph.fingerprint() {
+        return Some("operations, shapes or names differ".to_owned());
+    }
+    let mut leaves = graph.of_kind(TensorKind::Constant).chain(graph.of_kind(TensorKind::Weight));
+    let differs = leaves.find(|id| match (graph.data(*id), known.data(*id)) {
+        (Some(a), Some(b)) => !same_bytes(a, b),
+        (None, None) => false,
+        _ => true,
+    });
+    differs.map(|id| format!("{} has other bytes", graph.name(id)))
 }

@@ -101,7 +101,8 @@ impl Session {
 
     /// Makes the graph with this key the current one. The first time it is built, planned and compiled; afterwards it is
     /// found by the key: `build` is not called, and nothing is allocated, unless the graph was forgotten meanwhile. A key
-    /// stands for one graph with its weights.
+    /// stands for one graph with its weights: with [`Scheduler::check_plans`] the graph is built each time, and another
+    /// one is an error.
     pub fn prepare<E: std::fmt::Display>(
         &mut self,
         key: impl Into<PlanKey>,
@@ -119,10 +120,14 @@ impl Session {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), RuntimeError> {
         let key = key.into();
+        let built = || build().map_err(|error| RuntimeError::Build(error.to_string()));
         if let Some(plan) = self.plans.by_key(key) {
+            if self.scheduler.checks_plans() {
+                self.plans.check_key(key, plan, &built()?)?;
+            }
             return self.select(plan);
         }
-        let graph = build().map_err(|error| RuntimeError::Build(error.to_string()))?;
+        let graph = built()?;
         let plan = self.insert_graph(graph, progress)?;
         self.select(plan)?;
         self.plans.set_key(key, plan);

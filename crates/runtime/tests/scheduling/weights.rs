@@ -71,6 +71,32 @@ fn two_models_in_one_session_have_their_own_weights() {
 }
 
 #[test]
+fn a_key_for_two_graphs_is_an_error_where_plans_are_checked() {
+    for backend in backends() {
+        let scheduler = Scheduler::new(backend);
+        let graph = |value: f32, more: bool| move || Ok::<_, RuntimeError>(model(value, more));
+        let mut session = Session::new(&scheduler.clone().check_plans(true)).unwrap();
+        session.prepare(7, graph(1.0, false)).unwrap();
+        assert_eq!(run(&mut session), 64.0);
+        for (value, more, words) in [(2.0, false, "w has other bytes"), (1.0, true, "operations")] {
+            let error = session.prepare(7, graph(value, more)).unwrap_err();
+            assert!(matches!(error, RuntimeError::OtherGraphOfKey { key: [7, 0, 0, 0], .. }), "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        // The earlier graph is still the current one, and an equal one is found, whoever owns its bytes.
+        assert_eq!(run(&mut session), 64.0);
+        session.prepare(7, graph(1.0, false)).unwrap();
+        session.prepare(8, graph(2.0, false)).unwrap();
+        assert_eq!(run(&mut session), 128.0);
+        // Else the caller's word counts.
+        let mut session = Session::new(&scheduler.check_plans(false)).unwrap();
+        session.prepare(7, graph(1.0, false)).unwrap();
+        session.prepare(7, || -> Result<Graph, RuntimeError> { panic!("the graph is kept") }).unwrap();
+        assert_eq!(run(&mut session), 64.0);
+    }
+}
+
+#[test]
 fn a_model_that_reads_a_weight_in_more_ways_does_not_change_another() {
     for backend in backends() {
         let name = backend.name().to_owned();
