@@ -65,8 +65,8 @@ impl Plan {
         self.session_with(&mut |_| {})
     }
 
-    /// As [`Plan::session`], with a callback for the progress of loading weights. It is called while other
-    /// sessions that load weights wait, so it must not load any itself, nor wait for a thread that does.
+    /// As [`Plan::session`], with a callback for the progress of loading weights. It may use the scheduler,
+    /// and load weights in another session.
     pub fn session_with(&self, progress: &mut dyn FnMut(Progress)) -> Result<Session, RuntimeError> {
         let mut session = Session::new(self.scheduler())?;
         let plan = session.insert(self.clone(), progress)?;
@@ -111,8 +111,8 @@ impl Session {
         self.prepare_with(key, build, &mut |_| {})
     }
 
-    /// As [`Session::prepare`], with a callback for the progress of loading weights. It is called while other
-    /// sessions that load weights wait, so it must not load any itself, nor wait for a thread that does.
+    /// As [`Session::prepare`], with a callback for the progress of loading weights. It may use the scheduler,
+    /// and load weights in another session.
     pub fn prepare_with<E: std::fmt::Display>(
         &mut self,
         key: impl Into<PlanKey>,

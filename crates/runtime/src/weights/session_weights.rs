@@ -13,7 +13,7 @@ use super::store::{WeightIndex, WeightStore};
 use super::uses::WeightUses;
 use crate::allocation_lock::lock_allocation;
 use crate::memory::PlacedTensor;
-use crate::{Backend, BackendError, Buffer, Layout, Region, RuntimeError, TensorPlace, Usage};
+use crate::{Backend, BackendError, Buffer, Layout, Region, RuntimeError, TensorPlace, Usage, WeightLayout};
 
 /// How far the loading of weights is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +69,17 @@ struct Load<'g> {
     replaces: Option<Arc<ResidentWeight>>,
 }
 
+/// A weight that has its memory, but perhaps not its bytes: those that another session is loading, too.
+struct PendingWeight<'g> {
+    name: String,
+    weight: Arc<ResidentWeight>,
+    backend: &'g dyn Backend,
+    /// `None` if the caller sets them later.
+    bytes: Option<&'g [u8]>,
+    /// Bytes to count as progress.
+    size: usize,
+}
+
 /// Memory for a weight.
 enum Reserved {
     /// Its bytes are read where they are.
@@ -102,10 +113,14 @@ impl SessionWeights {
 
     /// Loads the weights and constants of a graph to the backends that hold them, unless they are there already. The
     /// session has them once they are [kept](SessionWeights::keep).
-    pub(crate) fn load(
-        &self,
-        graph: &Graph,
-        backends: &[Arc<dyn Backend>],
+    ///
+    /// The callback may use the scheduler, and load weights itself: no lock is held while it runs. A session that needs
+    /// weights of another that has not loaded them all yet loads the rest itself, and waits for none but the one that is
+    /// being written.
+    pub(crate) fn load<'g>(
+        &'g self,
+        graph: &'g Graph,
+        backends: &'g [Arc<dyn Backend>],
         reads: impl Iterator<Item = WeightRead>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Loaded, RuntimeError> {
@@ -122,12 +137,12 @@ impl SessionWeights {
                 operations: uses.of_tensor(graph, read.tensor),
             })
         });
-        let wanted: Vec<WantedWeight<'_>> = wanted.collect();
-        // Held while loading, so that another session that needs the same weights waits for them.
+        let wanted: Vec<WantedWeight<'g>> = wanted.collect();
+        // Until all weights have their memory, so that other sessions find every one of them.
         let mut shared = self.store.lock();
         let whole = whole_groups(graph, &shared, &wanted);
         let mut loaded = Loaded { weights: PlanWeights::default(), replaced: Vec::new(), keep: Vec::new() };
-        let mut loads = Vec::new();
+        let (mut loads, mut pending) = (Vec::new(), Vec::new());
         for wanted in wanted {
             let (own, theirs) = match (wanted.tensor.kind(), wanted.data) {
                 (TensorKind::Weight, Some(data)) => {
@@ -152,6 +167,11 @@ impl SessionWeights {
             if let Some(weight) = served {
                 let uses = weight.uses().clone().with(&wanted.operations, wanted.read.viewed);
                 *weight.uses() = uses;
+                if let (false, Some(data)) = (weight.is_ready(), wanted.data) {
+                    let (name, size) = (wanted.key.0.clone(), weight.loaded_bytes());
+                    let (weight, bytes) = (Arc::clone(weight), Some(data.bytes()));
+                    pending.push(PendingWeight { name, weight, backend: wanted.backend, bytes, size });
+                }
                 loaded.weights.insert(place, Arc::clone(weight));
                 loaded.keep.push((wanted.key, Arc::clone(weight)));
                 continue;
@@ -160,28 +180,30 @@ impl SessionWeights {
             let WantedWeight { key, read, tensor, data, .. } = wanted;
             loads.push(Load { key, id: read.tensor, tensor, data, held, uses, replaces: own });
         }
-        self.load_all(backends, loads, &mut loaded, progress)?;
+        self.make_room(backends, loads, &mut loaded, &mut pending)?;
         // The store keeps nothing alive: if the plan fails later, these are gone.
         for (key, weight) in loaded.keep.iter().filter(|(_, weight)| weight.data.is_some()) {
             shared.insert(key, weight);
         }
         shared.prune();
+        drop(shared);
+        self.fill(&pending, progress)?;
         Ok(loaded)
     }
 
-    fn load_all(
-        &self,
-        backends: &[Arc<dyn Backend>],
-        loads: Vec<Load<'_>>,
+    /// Gives weights their memory.
+    fn make_room<'g>(
+        &'g self,
+        backends: &'g [Arc<dyn Backend>],
+        loads: Vec<Load<'g>>,
         loaded: &mut Loaded,
-        progress: &mut dyn FnMut(Progress),
+        pending: &mut Vec<PendingWeight<'g>>,
     ) -> Result<(), RuntimeError> {
         let reserved = reserve(backends, &loads)?;
-        let mut count = Progress { done: 0, total: loads.iter().map(|l| l.held.layout.bytes as u64).sum() };
         for (load, reserved) in loads.into_iter().zip(reserved) {
             let Some(backend) = backends.get(load.key.1) else { continue };
             let failed = |error| RuntimeError::device(error).at(|| load.key.0.clone());
-            let layout = load.held.layout.layout;
+            let WeightLayout { layout, bytes: size, .. } = load.held.layout;
             let is_weight = load.tensor.kind() == TensorKind::Weight;
             let value = self.values.get(&load.key.0).filter(|_| is_weight && load.data.is_none());
             let bytes = load.data.map(Data::bytes).or(value.map(|value| &**value));
@@ -190,28 +212,43 @@ impl SessionWeights {
                 Reserved::Buffer(region, group) => {
                     let registration =
                         PlacedTensor::new(backend, load.tensor, region.clone()).map_err(failed)?;
-                    if let Some(bytes) = bytes {
-                        backend.load_weight(load.tensor, layout, bytes, &region).map_err(failed)?;
-                    }
                     (region, Some(registration), is_weight.then(|| group.add()))
                 }
             };
-            count.done += load.held.layout.bytes as u64;
-            progress(count);
             let weight = Arc::new(ResidentWeight {
                 tensor: load.tensor.clone(),
                 place: TensorPlace { region, layout },
                 data: load.data.cloned(),
-                ready: AtomicBool::new(bytes.is_some()),
+                ready: AtomicBool::new(registration.is_none()),
                 registration,
                 group,
                 uses: Mutex::new(load.uses),
             });
             loaded.replaced.extend(load.replaces.map(|old| (old, Arc::clone(&weight))));
             loaded.weights.insert((load.id.index() as u32, load.key.1 as u16), Arc::clone(&weight));
+            let (name, backend) = (load.key.0.clone(), &**backend);
+            pending.push(PendingWeight { name, weight: Arc::clone(&weight), backend, bytes, size });
             if is_weight {
                 loaded.keep.push((load.key, weight));
             }
+        }
+        Ok(())
+    }
+
+    /// Loads the bytes of weights that have none yet.
+    fn fill(
+        &self,
+        pending: &[PendingWeight<'_>],
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), RuntimeError> {
+        let mut count = Progress { done: 0, total: pending.iter().map(|weight| weight.size as u64).sum() };
+        for PendingWeight { name, weight, backend, bytes, size } in pending {
+            if let Some(bytes) = bytes {
+                let written = self.store.write_once(weight, *backend, bytes);
+                written.map_err(|error| RuntimeError::device(error).at(|| name.clone()))?;
+            }
+            count.done += *size as u64;
+            progress(count);
         }
         Ok(())
     }

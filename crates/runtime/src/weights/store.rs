@@ -9,12 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use quadriga_graph::{Data, Tensor};
 
 use super::resident::ResidentWeight;
+use crate::{Backend, BackendError};
 
 /// The weights of all sessions of a scheduler and its clones. It owns none of them: each is freed with the last plan
 /// of a session that uses it.
 #[derive(Default)]
 pub(crate) struct WeightStore {
     weights: Mutex<WeightIndex>,
+    /// Held while bytes of a weight are written.
+    writing: Mutex<()>,
 }
 
 /// Weights by name and backend; of one name there are as many as there are different data, and more where sessions have
@@ -27,6 +30,17 @@ pub(super) struct WeightIndex {
 impl WeightStore {
     pub(super) fn lock(&self) -> MutexGuard<'_, WeightIndex> {
         self.weights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes the bytes of a weight, unless another session has done it.
+    pub(super) fn write_once(
+        &self,
+        weight: &ResidentWeight,
+        backend: &dyn Backend,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if weight.is_ready() { Ok(()) } else { weight.write(backend, bytes) }
     }
 }
 

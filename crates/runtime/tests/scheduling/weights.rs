@@ -97,6 +97,74 @@ fn a_key_for_two_graphs_is_an_error_where_plans_are_checked() {
 }
 
 #[test]
+fn the_callback_of_loading_may_load_weights_here_and_on_another_thread() {
+    for backend in backends() {
+        let name = backend.name().to_owned();
+        let scheduler = Scheduler::new(backend);
+        let layers = |values: &[f32]| {
+            let g = GraphBuilder::new();
+            let mut x = g.input("x", DType::F32, [1, N]);
+            for (layer, value) in values.iter().enumerate() {
+                let data = vec![value / N as f32; N * N];
+                let weight = Weight::with_data(DType::F32, [N, N], data.as_slice());
+                x = g.weight(&format!("w{layer}"), weight).mul_mat(x);
+            }
+            g.output("y", x);
+            g.finish().unwrap()
+        };
+        // The callback opens sessions of the model that is being loaded, and of another one.
+        let (same, other) = (layers(&[1.0, 2.0, 4.0]), layers(&[1.0, 2.0]));
+        let plan = scheduler.plan(same.clone()).unwrap();
+        let mut opened = Vec::new();
+        let mut done = Vec::new();
+        let mut session = plan
+            .session_with(&mut |progress| {
+                done.push(progress.done);
+                for graph in [&same, &other] {
+                    let open = || scheduler.plan(graph.clone()).unwrap().session().unwrap();
+                    opened.push(open());
+                    opened.push(std::thread::scope(|scope| scope.spawn(open).join().unwrap()));
+                }
+            })
+            .unwrap();
+        assert_eq!(run(&mut session), 8.0, "{name}");
+        assert!(done.len() == 3 && done.is_sorted(), "{name}: {done:?}");
+        for (number, session) in opened.iter_mut().enumerate() {
+            assert_eq!(run(session), if number % 4 < 2 { 8.0 } else { 2.0 }, "{name}, session {number}");
+        }
+    }
+}
+
+#[test]
+fn sessions_that_are_opened_at_once_load_each_weight_once() {
+    const SESSIONS: usize = 4;
+    let sim = Sim::new("sim").device();
+    let graph = Arc::new(crate::common::chain(8));
+    let mut alone = Scheduler::new(sim.clone()).plan(&graph).unwrap().session().unwrap();
+    alone.run(&[("x", &crate::common::chain_input())]).unwrap();
+    let expected = alone.read::<f32>("y").unwrap();
+    let weights = 8 * 256;
+    let arena = sim.used_bytes() - weights;
+    drop(alone);
+    let scheduler = Scheduler::new(sim.clone());
+    let start = std::sync::Barrier::new(SESSIONS);
+    let open = || {
+        start.wait();
+        let mut session = scheduler.plan(&graph).unwrap().session().unwrap();
+        session.run(&[("x", &crate::common::chain_input())]).unwrap();
+        assert_eq!(session.read::<f32>("y").unwrap(), expected);
+        session
+    };
+    let sessions: Vec<Session> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..SESSIONS).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(sim.used_bytes(), weights + arena * SESSIONS as u64);
+    drop(sessions);
+    assert_eq!(sim.used_bytes(), 0);
+}
+
+#[test]
 fn a_model_that_reads_a_weight_in_more_ways_does_not_change_another() {
     for backend in backends() {
         let name = backend.name().to_owned();
