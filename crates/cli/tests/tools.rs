@@ -210,6 +210,14 @@ fn check_runs_the_suite_on_a_device() {
 }
 
 #[test]
+    // The name of an operation selects no case that only contains it, as in "padding"; a pattern does.
+    let operations = |filter: &str| -> Vec<String> {
+        let rows = total(&["--sample", "40", filter]).into_iter().skip(2);
+        rows.filter_map(|row| row.split_whitespace().next().map(str::to_owned)).collect()
+    };
+    assert_eq!(operations("add"), ["add", "total"]);
+    let pattern = operations("*add*");
+    assert!(["add", "conv_2d"].iter().all(|name| pattern.iter().any(|row| row == name)), "{pattern:?}");
 fn a_model_can_be_cut_across_devices_at_any_layer() {
     let fixture = Fixture::new(&["--layers", "3", "--type", "f32"]);
     let case = r#"{"name": "l", "kind": "nll", "text": "hello there", "ctx": 5}"#;

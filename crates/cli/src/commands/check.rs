@@ -24,7 +24,8 @@ pub(crate) struct CheckArgs {
     /// Device: cpu, cuda:N or sim
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     device: String,
-    /// Run only cases whose name contains this text; case, _ and - are ignored if nothing matches exactly
+    /// Run only the cases of this operation, or those whose name contains this text; * stands for any text, as in '*add*'.
+    /// Case, _ and - are ignored if nothing matches exactly
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
     /// Run N random cases of those that FILTER selects, spread over their operations
@@ -106,24 +107,44 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     )))
 }
 
-/// The cases whose name contains the filter, exactly or else normalized.
+/// The cases that a filter selects: of the operation of this name, else those whose name contains it. Case and separators
+/// count, unless nothing is found then. A filter with `*` is a pattern of the whole name.
 fn select(suite: &Suite, cases: &[usize], filter: &str) -> Outcome<Vec<usize>> {
-    let matching = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
-        cases.iter().copied().filter(|case| suite.name(*case).is_some_and(matches)).collect()
+    let matching = |matches: &dyn Fn(&str) -> bool| -> Option<Vec<usize>> {
+        let selected = cases.iter().copied().filter(|case| suite.name(*case).is_some_and(matches));
+        Some(selected.collect()).filter(|selected: &Vec<usize>| !selected.is_empty())
     };
-    let exact = matching(&|name| name.contains(filter));
-    if !exact.is_empty() {
-        return Ok(exact);
-    }
     let wanted = normalized(filter);
-    let similar = matching(&|name| normalized(name).contains(&wanted));
-    if !similar.is_empty() {
-        return Ok(similar);
+    let selected = if filter.contains('*') {
+        matching(&|name| matches_pattern(name, filter))
+            .or_else(|| matching(&|name| matches_pattern(&normalized(name), &wanted)))
+    } else {
+        matching(&|name| operation_of(name) == filter)
+            .or_else(|| matching(&|name| name.contains(filter)))
+            .or_else(|| matching(&|name| normalized(operation_of(name)) == wanted))
+            .or_else(|| matching(&|name| normalized(name).contains(&wanted)))
+    };
+    selected.ok_or_else(|| {
+        let names = cases.iter().filter_map(|case| suite.name(*case));
+        let near = nearest(names.map(operation_of), filter);
+        let advice = if near.is_empty() { String::new() } else { format!("; similar: {}", near.join(", ")) };
+        Failure::Usage(format!("no case matches \"{filter}\"{advice}"))
+    })
+}
+
+/// Whether a text is the parts of a pattern in order, with any text for each `*` between them.
+fn matches_pattern(text: &str, pattern: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else { return text == pattern };
+    let Some(mut text) = text.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let last = parts.pop().unwrap_or_default();
+    for part in parts {
+        match text.split_once(part) {
+            Some((_, after)) => text = after,
+            None => return false,
+        }
     }
-    let names = cases.iter().filter_map(|case| suite.name(*case));
-    let near = nearest(names.map(operation_of), filter);
-    let advice = if near.is_empty() { String::new() } else { format!("; similar: {}", near.join(", ")) };
-    Err(Failure::Usage(format!("no case matches \"{filter}\"{advice}")))
+    text.ends_with(last)
 }
 
 /// The operation at the start of a case's name.
@@ -195,7 +216,30 @@ mod tests {
         assert!(!select("softmax").unwrap().is_empty());
         assert_eq!(select("softmax").unwrap(), select("SOFT-MAX").unwrap());
         assert_eq!(select("softmax").unwrap(), select("soft_max").unwrap());
+        let names = |filter: &str| -> Vec<&str> {
+            select(filter).unwrap().into_iter().filter_map(|case| suite.name(case)).collect()
+        };
+        assert!(names("add").iter().all(|name| operation_of(name) == "add"), "{:?}", names("add"));
+        assert!(names("*pad*").iter().any(|name| operation_of(name) != "pad"));
+        assert_eq!(names("mul_mat"), names("Mul-Mat"));
         let Err(Failure::Usage(text)) = select("sofmax") else { panic!("no usage error") };
         assert!(text.contains("soft_max"), "{text}");
+    }
+
+    #[test]
+    fn stars_stand_for_any_text() {
+        for (text, pattern, matches) in [
+            ("add f32", "add*", true),
+            ("padding", "*add*", true),
+            ("padding", "add*", false),
+            ("add", "*", true),
+            ("abcb", "*b", true),
+            ("aba", "aba*aba", false),
+            ("axbxc", "a*b*c", true),
+            ("axcxb", "a*b*c", false),
+            ("add", "add", true),
+        ] {
+            assert_eq!(matches_pattern(text, pattern), matches, "{text} {pattern}");
+        }
     }
 }
