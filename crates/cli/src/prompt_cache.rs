@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use quadriga_llm::Generator;
 
+use crate::atomic_file::AtomicFile;
 use crate::failure::Outcome;
 
 /// Options of the prompt cache.
@@ -25,6 +26,17 @@ pub(crate) struct PromptCacheOptions {
 const PROMPT: &str = "Generation options";
 
 impl PromptCacheOptions {
+    /// An error if the file cannot be written after the answer: found out before the model is loaded.
+    pub(crate) fn check(&self) -> Outcome {
+        let Some(path) = self.prompt_cache.as_ref().filter(|_| !self.prompt_cache_ro) else { return Ok(()) };
+        match std::fs::metadata(path) {
+            // What is no file is an error when it is loaded.
+            Ok(metadata) if !metadata.is_file() => Ok(()),
+            // The temporary file goes at once.
+            _ => AtomicFile::create(path).map(drop),
+        }
+    }
+
     /// Loads the file. One that does not exist or is empty will be written later.
     pub(crate) fn load(&self, generator: &mut Generator) -> Outcome {
         let Some(path) = &self.prompt_cache else { return Ok(()) };

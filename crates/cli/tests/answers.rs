@@ -382,17 +382,18 @@ fn a_prompt_cache_of_another_model_or_no_prompt_cache_is_an_error() {
     output(&mut fixture.command("run", &["hi", "--prompt-cache-all"])).failed_usage();
 }
 
-/// The answer is printed before the file is written, and an error names the file, not a temporary one.
+/// An error names the file, not a temporary one, before anything is computed.
 #[test]
-fn a_prompt_cache_that_cannot_be_written_leaves_the_answer() {
+fn a_prompt_cache_that_cannot_be_written_is_an_error_at_once() {
     let fixture = Fixture::new(&[]);
     let file = fixture.path("no/such/folder/prompt.cache");
-    for (json, first) in [(&["--json"][..], "{"), (&[], "")] {
-        let mut command = fixture.command("run", &["-n", "4", "--temp", "0", "-q", "-p", "hi"]);
-        let output = output(command.arg("--prompt-cache").arg(&file).args(json));
-        assert_eq!(output.code, Some(1), "{output:?}");
-        assert!(output.out.len() > 2 && output.out.starts_with(first), "{output:?}");
-        assert!(output.err.contains("no/such/folder/prompt.cache"), "{output:?}");
-        assert!(!output.err.contains(".quadriga-"), "{output:?}");
+    for command in ["run", "chat"] {
+        let mut command = fixture.command(command, &["-n", "4", "-p", "hi"]);
+        let failed = output(command.arg("--prompt-cache").arg(&file));
+        let failed = failed.failed(1, &["no/such/folder/prompt.cache", "No such file"]);
+        assert!(!failed.err.contains(".quadriga-"), "{failed:?}");
     }
+    // It is not written.
+    let mut command = fixture.command("run", &["-n", "4", "-q", "-p", "hi", "--prompt-cache-ro"]);
+    output(command.arg("--prompt-cache").arg(&file)).success();
 }

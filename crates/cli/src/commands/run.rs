@@ -49,6 +49,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         ));
     }
     let options = arguments.answer.generator(&model)?;
+    arguments.cache.check()?;
     let seed = options.sampling.seed;
     let prepared = model.prepare(&options.engine)?;
     let context = prepared.options.context;

@@ -46,6 +46,7 @@ Ctrl-C stops the current answer; the text so far stays in the conversation.";
 /// Answers messages until the input ends.
 pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
     let model = arguments.model.with_file(arguments.file.as_deref());
+    arguments.cache.check()?;
     let options = arguments.answer.generator(&model)?;
     let prepared = model.prepare(&options.engine)?;
     let mut input = InputReader::new(std::io::stdin())?;
