@@ -26,6 +26,19 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// JSON whose strings have no characters that a terminal acts on: what JSON allows as it is becomes `\u009b`.
+pub(crate) fn json(value: &impl std::fmt::Display) -> String {
+    let mut escaped = String::new();
+    for letter in value.to_string().chars() {
+        if is_unsafe(letter) {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(letter)));
+        } else {
+            escaped.push(letter);
+        }
+    }
+    escaped
+}
+
 /// Whether answers are escaped: where standard output is a terminal.
 pub(crate) fn escapes_answers() -> bool {
     io::stdout().is_terminal()
@@ -52,13 +65,26 @@ impl<W: Write> Write for Escaping<W> {
 
 #[cfg(test)]
 mod tests {
-    use super::{answer, escaped};
+    use super::{answer, escaped, json};
 
     #[test]
     fn control_characters_are_shown() {
         assert_eq!(escaped("a\tb\nc é 漢 🦀"), "a\tb\nc é 漢 🦀");
         assert_eq!(escaped("\u{1b}]0;x\u{7}\r\u{9b}31m"), "\\u{1b}]0;x\\u{7}\\r\\u{9b}31m");
         assert_eq!(escaped("\u{202e}abc\u{2066}\u{7f}"), "\\u{202e}abc\\u{2066}\\u{7f}");
+    }
+
+    #[test]
+    fn json_keeps_its_meaning() {
+        let value = serde_json::json!({ "é\u{9b}": "\u{1b}[31m\n\t\u{7f}\u{85}\u{202e}\u{2066}\u{2028} 🦀" });
+        for text in [json(&value), json(&serde_json::to_string_pretty(&value).unwrap())] {
+            assert!(
+                text.chars()
+                    .all(|letter| letter == '\n' || escaped(&letter.to_string()).chars().eq([letter]))
+            );
+            assert!(text.contains("\\u009b") && text.contains("\\u202e") && text.contains('🦀'), "{text}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        }
     }
 
     #[test]

@@ -46,12 +46,21 @@ fn names_and_metadata_are_escaped() {
     is_printable(&failed);
     failed.failed(1, &["PWNED", "\\u{1b}"]);
     let named = changed(&plain, "general.name", ATTACK, Some(&format!("extra{ATTACK}")));
-    for flags in [&["inspect"][..], &["inspect", "--tensors"], &["plan"], &["plan", "--nodes"]] {
+    for flags in
+        [&["inspect"][..], &["inspect", "--tensors"], &["plan"], &["plan", "--nodes"], &["inspect", "--json"]]
+    {
         let mut command = common::quadriga(flags);
         let shown = output(command.arg(&named.model)).success();
         is_printable(&shown);
         assert_eq!(shown.out.contains("PWNED"), flags[0] == "inspect", "{shown:?}");
     }
+    // JSON has the characters themselves, as escapes.
+    let json = output(common::quadriga(["inspect", "--json"]).arg(&named.model)).success().out;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["name"], ATTACK);
+    let bench = output(&mut named.command("bench", &["-p", "2", "-n", "0", "-r", "1", "--json"])).success();
+    is_printable(&bench);
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&bench.out).unwrap()["model"], ATTACK);
     let chat = output_with_input(&mut named.command("chat", &["-n", "1"]), b"/exit\n").success();
     is_printable(&chat);
     assert!(chat.err.contains("PWNED"), "{chat:?}");

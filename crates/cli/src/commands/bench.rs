@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::recording::{RecordOptions, Recording};
-use crate::{size, values};
+use crate::{size, terminal, values};
 
 /// Arguments of `quadriga bench`.
 #[derive(clap::Args)]
@@ -198,7 +198,7 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
             "load_seconds": load_seconds,
             "stats": statistics,
         });
-        writeln!(out, "{object}")?;
+        writeln!(out, "{}", terminal::json(&object))?;
         return Ok(());
     }
     if !model.quiet {

@@ -9,7 +9,7 @@ use quadriga_view::Limits;
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
-use crate::{known_limits, size, values};
+use crate::{known_limits, size, terminal, values};
 
 /// Arguments of `quadriga devices`.
 #[derive(clap::Args)]
@@ -69,7 +69,7 @@ pub(crate) fn devices(arguments: &DevicesArgs) -> Outcome {
             .collect();
         let absent: Vec<_> =
             absent.iter().map(|(name, reason)| json!({ "name": name, "reason": reason })).collect();
-        writeln!(out, "{}", json!({ "devices": devices, "absent": absent }))?;
+        writeln!(out, "{}", terminal::json(&json!({ "devices": devices, "absent": absent })))?;
         return Ok(());
     }
     for backend in &found {

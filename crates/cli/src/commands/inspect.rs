@@ -7,7 +7,7 @@ use quadriga_gguf::{File, Summary, Tensor, Value};
 use serde_json::{Map, json};
 
 use crate::failure::Outcome;
-use crate::terminal::Escaping;
+use crate::terminal::{self, Escaping};
 
 /// Arguments of `quadriga inspect`.
 #[derive(clap::Args)]
@@ -98,8 +98,7 @@ fn print_json(file: &File, out: &mut impl Write) -> io::Result<()> {
         "metadata": metadata,
         "tensors": tensors,
     });
-    serde_json::to_writer_pretty(&mut *out, &everything)?;
-    writeln!(out)
+    writeln!(out, "{}", terminal::json(&serde_json::to_string_pretty(&everything)?))
 }
 
 /// A metadata value as JSON; NaN and infinities become null.

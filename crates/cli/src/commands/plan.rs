@@ -12,7 +12,7 @@ use crate::atomic_file::AtomicFile;
 use crate::commands::plan_instance::{self, EffortLevel};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
-use crate::terminal::Escaping;
+use crate::terminal::{self, Escaping};
 use crate::{known_limits, size, values};
 
 /// Arguments of `quadriga plan`.
@@ -101,7 +101,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     }
     let json = arguments.json.as_deref();
     if json == Some(Path::new("-")) {
-        writeln!(out, "{}", plan.to_json())?;
+        writeln!(out, "{}", terminal::json(&plan.to_json()))?;
         return Ok(());
     }
     if arguments.dot {
@@ -113,7 +113,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     let files: [(&Option<PathBuf>, &dyn Fn() -> String); 3] = [
         (&arguments.html, &|| picture.html()),
         (&arguments.svg, &|| picture.svg()),
-        (&arguments.json, &|| plan.to_json()),
+        (&arguments.json, &|| terminal::json(&plan.to_json())),
     ];
     let mut wrote = Vec::new();
     for (path, make) in files {

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::prompt_cache::PromptCacheOptions;
 use crate::recording::{RecordOptions, Recording};
-use crate::{interrupt, piped_input};
+use crate::{interrupt, piped_input, terminal};
 
 /// Arguments of `quadriga run`.
 #[derive(clap::Args)]
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
             "backends": prepared.forecast.bytes(),
             "stats": statistics,
         });
-        writeln!(stdout, "{object}")?;
+        writeln!(stdout, "{}", terminal::json(&object))?;
     } else {
         writeln!(stdout)?;
     }
