@@ -248,12 +248,15 @@ impl ModelOptions {
             let trained = model.hyperparameters().context;
             if options.context > trained {
                 note!(
-                    "quadriga: -c {} is past the {trained} tokens that the model was trained with; answers may get worse beyond them",
-                    options.context
+                    "quadriga: {context} is past the {trained} tokens that the model was trained with; answers may get worse beyond them"
                 );
             }
             self.explain_layers_on_cpu(&devices, &forecast);
             backends::warn_if_short(&forecast, devices.backends());
+                let context = match self.context {
+                    0 => format!("a context of {} tokens", options.context),
+                    context => format!("-c {context}"),
+                };
         }
         let opening = started.elapsed();
         let (quiet, prefill_bar) = (self.quiet, Arc::default());
@@ -277,6 +280,9 @@ impl ModelOptions {
             [] if asks => {
                 note!("quadriga: {wanted} has no effect: --device {} names no GPU", self.device.join(","));
             }
+        if devices.accelerators().is_empty() && self.vram_budget.is_some() {
+            note!("quadriga: --vram-budget has no effect: no GPU is used (see `quadriga devices`)");
+        }
             [] => {}
             [first, ..] if self.gpu_layers == GpuLayers::Auto => {
                 let is_used = |bytes: &BackendBytes| bytes.backend != quadriga_cpu::NAME && bytes.total() > 0;

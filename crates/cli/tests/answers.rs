@@ -232,6 +232,9 @@ fn help_fits_a_screen() {
 
 #[test]
 fn sampling_options_reach_the_sampler() {
+    let small = Fixture::new(&["--context", "16"]);
+    let bench = output(&mut small.command("bench", &["-p", "24", "-n", "0", "-r", "1"])).success();
+    assert!(bench.err.contains("a context of 24 tokens is past the 16 tokens that"), "{bench:?}");
     let fixture = Fixture::new(&[]);
     let run = |flags: &[&str]| -> Value {
         let command = &mut fixture.command("run", &["hello", "-n", "12", "--temp", "0", "--json", "-q"]);

@@ -24,6 +24,14 @@ fn bench_gives_medians_as_a_table_and_as_json() {
     assert!(table.starts_with("model ") && table.contains("\nload "), "{table}");
     let quiet = output(fixture.command("bench", &flags).arg("-q")).success();
     assert!(quiet.err.is_empty() && quiet.out.starts_with("test "), "{quiet:?}");
+    assert_eq!(quiet.out.matches('%').count(), 2, "{quiet:?}");
+    // One round has no spread.
+    let once = ["-p", "4", "-n", "2", "-r", "1", "-q"];
+    let table = output(&mut fixture.command("bench", &once)).success().out;
+    assert!(table.lines().skip(1).all(|line| line.ends_with(" -")) && !table.contains('%'), "{table}");
+    let json = output(fixture.command("bench", &once).arg("--json")).success().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert!(json["pp"]["spread"].is_null() && json["tg"]["tok_s"].is_number(), "{json}");
     let nothing = output(&mut fixture.command("bench", &["-p", "0", "-n", "0"]));
     nothing.failed(2, &["nothing to measure"]);
 }
@@ -53,8 +61,13 @@ fn plan_shows_the_nodes_of_one_split_and_checks_the_plan() {
     assert!(dot.starts_with("digraph split") && dot.contains("blk.1."), "{dot}");
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("split.svg");
-    let drawn = output(&mut fixture.command("plan", &["--split", "0", "--svg", svg.to_str().unwrap()]));
-    assert_eq!(drawn.success().out, "");
+    let drawn =
+        output(&mut fixture.command("plan", &["--split", "0", "--svg", svg.to_str().unwrap()])).success();
+    assert_eq!((drawn.out.as_str(), drawn.err), ("", format!("wrote {}\n", svg.display())));
+    let quiet =
+        output(&mut fixture.command("plan", &["--split", "0", "-q", "--html", svg.to_str().unwrap()]));
+    assert_eq!(quiet.success().err, "");
+    output(&mut fixture.command("plan", &["--split", "0", "-q", "--svg", svg.to_str().unwrap()])).success();
     assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg"));
     output(&mut fixture.command("plan", &["--split", "7"])).failed(2, &["--split 7", "splits 0 to 0"]);
     let checked = output(&mut fixture.command("plan", &["--check"])).success();
@@ -110,6 +123,7 @@ fn a_device_without_layers_is_explained() {
     let fixture = Fixture::new(&[]);
     for (flags, part) in [
         (&["--device", "cpu", "-ngl", "5"][..], "-ngl 5 has no effect: --device cpu names no GPU"),
+        (&["--device", "cpu", "--vram-budget", "6G"], "--vram-budget has no effect: no GPU is used"),
         (
             &["--device", "sim", "--vram-budget", "1k"],
             "--vram-budget 1.0 KiB is too small for a single layer",
@@ -196,6 +210,14 @@ fn check_runs_the_suite_on_a_device() {
     output(&mut quadriga(["check", "--device", "abacus"])).failed(2, &["no device \"abacus\""]);
     output(&mut quadriga(["check", "no such case"])).failed(2, &["no case matches"]);
     output(&mut quadriga(["check", "sofmax"])).failed(2, &["similar: soft_max"]);
+    // The name of an operation selects no case that only contains it, as in "padding"; a pattern does.
+    let operations = |filter: &str| -> Vec<String> {
+        let rows = total(&["--sample", "40", filter]).into_iter().skip(2);
+        rows.filter_map(|row| row.split_whitespace().next().map(str::to_owned)).collect()
+    };
+    assert_eq!(operations("add"), ["add", "total"]);
+    let pattern = operations("*add*");
+    assert!(["add", "conv_2d"].iter().all(|name| pattern.iter().any(|row| row == name)), "{pattern:?}");
     let normalized =
         output(&mut quadriga(["check", "--guarded", "--sample", "200", "SoftMax"])).success().out;
     assert_eq!(normalized, one);
@@ -210,14 +232,6 @@ fn check_runs_the_suite_on_a_device() {
 }
 
 #[test]
-    // The name of an operation selects no case that only contains it, as in "padding"; a pattern does.
-    let operations = |filter: &str| -> Vec<String> {
-        let rows = total(&["--sample", "40", filter]).into_iter().skip(2);
-        rows.filter_map(|row| row.split_whitespace().next().map(str::to_owned)).collect()
-    };
-    assert_eq!(operations("add"), ["add", "total"]);
-    let pattern = operations("*add*");
-    assert!(["add", "conv_2d"].iter().all(|name| pattern.iter().any(|row| row == name)), "{pattern:?}");
 fn a_model_can_be_cut_across_devices_at_any_layer() {
     let fixture = Fixture::new(&["--layers", "3", "--type", "f32"]);
     let case = r#"{"name": "l", "kind": "nll", "text": "hello there", "ctx": 5}"#;

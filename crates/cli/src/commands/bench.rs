@@ -95,11 +95,14 @@ impl Samples {
         (lower + upper) / 2.0
     }
 
-    /// Difference between the fastest and the slowest round, relative to the median.
-    fn spread(&self) -> f64 {
+    /// Difference between the fastest and the slowest round, relative to the median; none of a single round.
+    fn spread(&self) -> Option<f64> {
+        if self.speeds.len() < 2 {
+            return None;
+        }
         let fastest = self.speeds.iter().copied().fold(0.0, f64::max);
         let slowest = self.speeds.iter().copied().fold(f64::INFINITY, f64::min);
-        (fastest - slowest) / self.median().max(1e-9)
+        Some((fastest - slowest) / self.median().max(1e-9))
     }
 
     fn json(&self) -> Value {
@@ -216,8 +219,10 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
     let after = if *depth > 0 { format!(" @ {depth}") } else { String::new() };
     for (test, samples) in [("pp", &prompts), ("tg", &generations)] {
         if samples.tokens > 0 {
-            let (speed, spread) = (samples.median(), samples.spread() * 100.0);
-            writeln!(out, "{:12} {speed:>10.2} {spread:>6.1} %", format!("{test}{}{after}", samples.tokens))?;
+            let spread =
+                samples.spread().map_or_else(|| "-".to_owned(), |spread| format!("{:.1} %", spread * 100.0));
+            let (name, speed) = (format!("{test}{}{after}", samples.tokens), samples.median());
+            writeln!(out, "{name:12} {speed:>10.2} {spread:>8}")?;
         }
     }
     if let Some(statistics) = statistics {
@@ -261,9 +266,11 @@ mod tests {
     #[test]
     fn the_spread_is_relative_to_the_median() {
         let samples = Samples { tokens: 7, speeds: vec![8.0, 10.0, 11.0] };
-        assert!((samples.spread() - 0.3).abs() < 1e-12);
+        assert!((samples.spread().unwrap() - 0.3).abs() < 1e-12);
         let json = samples.json();
         assert_eq!((&json["n"], &json["tok_s"]), (&7.into(), &10.0.into()));
         assert!(Samples::new(0).json().is_null());
+        let once = Samples { tokens: 7, speeds: vec![8.0] };
+        assert!(once.spread().is_none() && once.json()["spread"].is_null());
     }
 }

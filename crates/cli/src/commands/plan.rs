@@ -199,6 +199,9 @@ fn draw_split(arguments: &PlanArgs, plan: &Plan, split: usize, out: &mut dyn Wri
     for (path, text) in [(&arguments.svg, picture.svg()), (&arguments.html, picture.html())] {
         if let Some(path) = path {
             AtomicFile::write_text(path, &text)?;
+            if !arguments.model.quiet {
+                note!("wrote {}", path.display());
+            }
         }
     }
     if arguments.dot || (arguments.svg.is_none() && arguments.html.is_none()) {
