@@ -10,7 +10,7 @@ use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions, TokenCounts}
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
-use crate::penalty_options::PenaltyOptions;
+use crate::penalty_options::{PenaltyOptions, listed};
 use crate::terminal;
 use crate::values::{self, Seed};
 
@@ -150,6 +150,11 @@ impl AnswerOptions {
             }
             ("raw" | "special" | "single-turn", _) => {
                 return Err(Failure::Usage(format!("--{name} cannot be changed during a chat")));
+            ("logit-bias" | "l", "none") => {
+                let mut changed = self.clone();
+                changed.penalties.logit_bias.clear();
+                return Ok(changed);
+            }
             }
             _ => {}
         }
@@ -180,6 +185,23 @@ impl AnswerOptions {
 
     /// The generator's options, with a random seed if none was given.
     pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
+    /// The options that a chat can change, by name, with their values.
+    pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
+        let seed = self.seed.and_then(|Seed(seed)| seed);
+        let mut all = vec![
+            ("predict", self.max_tokens.to_string()),
+            ("stop", listed(self.stop.iter().map(|text| format!("{text:?}")))),
+            ("seed", seed.map_or_else(|| "-1".to_owned(), |seed| seed.to_string())),
+            ("temp", self.temp.to_string()),
+            ("top-k", self.top_k.to_string()),
+            ("top-p", self.top_p.to_string()),
+            ("min-p", self.min_p.to_string()),
+            ("repeat-penalty", self.repeat_penalty.to_string()),
+        ];
+        all.extend(self.penalties.settings());
+        all
+    }
+
         let sampling = self.penalties.add_to(SamplingOptions {
             temperature: self.temp,
             top_k: self.top_k,
@@ -270,6 +292,54 @@ mod tests {
 
     #[test]
     fn changing_one_option_keeps_the_others() {
+    #[test]
+    fn every_option_that_a_chat_can_change_is_listed() {
+        let command = ChangedOptions::command();
+        let fixed = ["raw", "special", "single-turn", "system"];
+        let longs = command.get_arguments().filter_map(|option| option.get_long());
+        let mut wanted: Vec<&str> = longs.filter(|long| !fixed.contains(long)).collect();
+        let line = [
+            "-s",
+            "7",
+            "--stop",
+            "a\n",
+            "--stop",
+            "b",
+            "-l",
+            "5-1.5",
+            "-l",
+            "6-inf",
+            "--dry-penalty-last-n",
+            "9",
+        ];
+        let settings = ChangedOptions::try_parse_from(line).unwrap().answer.settings();
+        let mut names: Vec<&str> = settings.iter().map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(names, wanted);
+        for (name, value) in [
+            ("seed", "7"),
+            ("stop", "\"a\\n\", \"b\""),
+            ("logit-bias", "5-1.5, 6-inf"),
+            ("temp", "0.8"),
+            ("repeat-last-n", "64"),
+            ("dry-penalty-last-n", "9"),
+            ("dry-sequence-breaker", "\"\\n\", \":\", \"\\\"\", \"*\""),
+            ("ignore-eos", "off"),
+        ] {
+            assert!(settings.contains(&(name, value.to_owned())), "{name} {value}: {settings:?}");
+        }
+    }
+
+    #[test]
+    fn a_logit_bias_can_be_cleared() {
+        let before = ChangedOptions::try_parse_from(["-l", "5+1"]).unwrap().answer;
+        for name in ["logit-bias", "l"] {
+            let after = before.with(name, "none").unwrap();
+            assert!(after.settings().contains(&("logit-bias", "none".to_owned())));
+        }
+    }
+
         let line = [
             "--temp",
             "2",

@@ -139,7 +139,7 @@ pub(crate) struct PenaltyOptions {
         value_parser = values::logit_bias,
         help_heading = SAMPLING
     )]
-    logit_bias: Vec<(u32, f32)>,
+    pub(crate) logit_bias: Vec<(u32, f32)>,
     /// Ignore end-of-generation tokens: the answer goes on until its length or the context ends it
     #[arg(long, help_heading = SAMPLING)]
     pub(crate) ignore_eos: bool,
@@ -149,12 +149,37 @@ pub(crate) struct PenaltyOptions {
 const SAMPLING: &str = "Sampling options";
 
 impl PenaltyOptions {
-    /// Adds these options to the others.
-    pub(crate) fn add_to(&self, options: SamplingOptions) -> SamplingOptions {
-        let breakers = match self.dry_sequence_breaker.as_slice() {
+    /// The options by name, with their values.
+    pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
+        let last_n = |count: usize| if count == usize::MAX { "-1".to_owned() } else { count.to_string() };
+        let bias = self.logit_bias.iter().map(|(token, bias)| format!("{token}{bias:+}"));
+        vec![
+            ("typical", self.typical_p.to_string()),
+            ("top-n-sigma", self.top_n_sigma.to_string()),
+            ("xtc-probability", self.xtc_probability.to_string()),
+            ("xtc-threshold", self.xtc_threshold.to_string()),
+            ("repeat-last-n", last_n(self.repeat_last_n)),
+            ("presence-penalty", self.presence_penalty.to_string()),
+            ("frequency-penalty", self.frequency_penalty.to_string()),
+            ("dry-multiplier", self.dry_multiplier.to_string()),
+            ("dry-base", self.dry_base.to_string()),
+            ("dry-allowed-length", self.dry_allowed_length.to_string()),
+            ("dry-penalty-last-n", last_n(self.dry_penalty_last_n)),
+            ("dry-sequence-breaker", listed(self.breakers().iter().map(|text| format!("{text:?}")))),
+            ("logit-bias", listed(bias)),
+            ("ignore-eos", if self.ignore_eos { "on" } else { "off" }.to_owned()),
+        ]
+    }
+
+    fn breakers(&self) -> Vec<String> {
+        match self.dry_sequence_breaker.as_slice() {
             [] => DryOptions::default().sequence_breakers,
             given => given.iter().filter(|text| *text != "none").cloned().collect(),
-        };
+        }
+    }
+
+    /// Adds these options to the others.
+    pub(crate) fn add_to(&self, options: SamplingOptions) -> SamplingOptions {
         let mut logit_bias = BTreeMap::new();
         for (token, bias) in &self.logit_bias {
             *logit_bias.entry(*token).or_insert(0.0) += bias;
@@ -172,11 +197,17 @@ impl PenaltyOptions {
                 base: self.dry_base,
                 allowed_length: self.dry_allowed_length,
                 last_n: self.dry_penalty_last_n,
-                sequence_breakers: breakers,
+                sequence_breakers: self.breakers(),
             },
             logit_bias,
             ignore_eos: self.ignore_eos,
             ..options
         }
     }
+}
+
+/// Values of an option that may be repeated, as text.
+pub(crate) fn listed(values: impl Iterator<Item = String>) -> String {
+    let values: Vec<String> = values.collect();
+    if values.is_empty() { "none".to_owned() } else { values.join(", ") }
 }

@@ -148,6 +148,45 @@ fn options_can_be_set() {
         assert!(wrong.err.contains(part), "{part}: {wrong:?}");
     }
     assert!(wrong.out.len() > 1, "{wrong:?}");
+    let listed =
+        chat(&fixture, &["-n", "3", "-q", "--logit-bias", "5+1"], "/set top-k 7\n/set\n").success().err;
+    let value = |name: &str| {
+        let mut lines = listed.lines().filter_map(|line| line.split_once(' '));
+        lines.find(|(found, _)| *found == name).map(|(_, value)| value.trim())
+    };
+    let values = ["predict", "top-k", "temp", "logit-bias", "stop"].map(value);
+    assert_eq!(values, ["3", "7", "0.8", "5+1", "none"].map(Some), "{listed}");
+}
+
+#[test]
+fn a_logit_bias_and_the_system_prompt_can_be_removed() {
+    let fixture = with_template();
+    let flags = ["-n", "12", "--temp", "0", "-q"];
+    let out = |flags: &[&str], input: &str| chat(&fixture, flags, input).success().out;
+    let plain = out(&flags, "hi\n");
+    let biased: Vec<&str> = flags.iter().copied().chain(["--logit-bias", "9+1000"]).collect();
+    assert_ne!(out(&biased, "hi\n"), plain);
+    assert_eq!(out(&biased, "/set logit-bias none\nhi\n"), plain);
+    let system: Vec<&str> = flags.iter().copied().chain(["-sys", "Be brief."]).collect();
+    assert_ne!(out(&system, "hi\n"), plain);
+    assert_eq!(out(&system, "/system \"\"\nhi\n"), plain);
+    assert_eq!(out(&system, "/set system \"\"\nhi\n"), plain);
+    let shown = chat(&fixture, &system, "/system\n/system \"\"\n/system\n").success().err;
+    assert_eq!(shown, "System prompt: Be brief.\nThere is no system prompt.\n");
+}
+
+#[test]
+fn several_turns_can_be_undone_at_once() {
+    let fixture = Fixture::new(&[]);
+    let path = fixture.path("c.json").display().to_string();
+    let input = format!("one\ntwo\nthree\n/undo 2\n/save {path}\n/undo 0\n/undo x\n/undo 5\n");
+    let output = chat(&fixture, &["-n", "2", "--temp", "0", "-q"], &input).success();
+    let messages = saved(&fixture, "c.json");
+    assert_eq!((messages.len(), messages[0].1.as_str()), (2, "one"));
+    let notes: Vec<&str> = output.err.lines().collect();
+    assert_eq!(notes[..2], ["Removed: three", "Removed: two"], "{output:?}");
+    assert!(notes[3].contains("/undo 0") && notes[4].contains("/undo x"), "{output:?}");
+    assert_eq!(notes[5..], ["Removed: one", "There is nothing else to undo."], "{output:?}");
 }
 
 #[test]
@@ -209,11 +248,14 @@ fn a_failed_regeneration_keeps_message_and_answer() {
     );
     let messages = saved(&fixture, "before.json");
     assert_eq!((messages.len(), &messages), (2, &saved(&fixture, "after.json")));
+    // Roles out of turn are refused, and the conversation stays.
     std::fs::write(&answer, r#"{"messages": [{"role": "assistant", "content": "yes"}]}"#).unwrap();
-    let input = format!("/load {answer}\n/undo\n/regen\n/save {undone}\n");
+    let input = format!("/undo\n/regen\n/load {before}\n/load {answer}\n/save {undone}\n");
     let output = chat(&fixture, &[], &input).success();
-    assert!(output.err.contains("nothing to undo") && output.err.contains("no message"), "{output:?}");
-    assert_eq!(saved(&fixture, "undone.json"), [("assistant".to_owned(), "yes".to_owned())]);
+    for part in ["nothing to undo", "no message", "answer.json is no conversation", "instead of \"user\""] {
+        assert!(output.err.contains(part), "{part}: {output:?}");
+    }
+    assert_eq!(saved(&fixture, "undone.json"), messages);
 }
 
 #[test]

@@ -80,14 +80,29 @@ impl Conversation {
         let stored: StoredConversation =
             serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         let mut conversation = Conversation::default();
-        for StoredMessage { role, content } in stored.messages {
+        for (number, StoredMessage { role, content }) in stored.messages.into_iter().enumerate() {
+            let expected = conversation.next_role();
             match role.as_str() {
-                "system" if conversation.messages.is_empty() => conversation.system = Some(content),
-                "user" | "assistant" => conversation.push(&role, &content),
-                other => return Err(wrong(format!("unexpected role {other:?}"))),
+                "system" if number == 0 => conversation.system = Some(content),
+                role if role == expected => conversation.push(role, &content),
+                role => {
+                    let number = number + 1;
+                    return Err(wrong(format!("message {number} has role {role:?} instead of {expected:?}")));
+                }
             }
         }
-        Ok(conversation)
+        match conversation.next_role() {
+            "user" => Ok(conversation),
+            _ => Err(wrong("the last message has no answer".to_owned())),
+        }
+    }
+
+    /// The role of the next message: user and assistant take turns.
+    fn next_role(&self) -> &'static str {
+        match self.messages.last() {
+            Some(last) if last.role == "user" => "assistant",
+            _ => "user",
+        }
     }
 }
 
@@ -139,6 +154,31 @@ mod tests {
             assert!(
                 matches!(Conversation::read(&path), Err(Failure::Message(text)) if text.contains("chat.json"))
             );
+        }
+    }
+
+    #[test]
+    fn roles_in_a_file_take_turns() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("chat.json");
+        let read = |roles: &[&str]| {
+            let message = |role: &&str| serde_json::json!({ "role": role, "content": "x" });
+            let messages: Vec<_> = roles.iter().map(message).collect();
+            std::fs::write(&path, serde_json::json!({ "messages": messages }).to_string()).unwrap();
+            Conversation::read(&path).map_err(|failure| format!("{failure:?}"))
+        };
+        for right in [&[][..], &["system"], &["user", "assistant"], &["system", "user", "assistant"]] {
+            read(right).unwrap();
+        }
+        for (roles, part) in [
+            (&["assistant"][..], "message 1 has role \"assistant\" instead of \"user\""),
+            (&["user", "user"], "message 2 has role \"user\" instead of \"assistant\""),
+            (&["system", "system"], "message 2 has role \"system\""),
+            (&["user", "assistant", "system"], "message 3 has role \"system\""),
+            (&["user"], "the last message has no answer"),
+        ] {
+            let error = read(roles).unwrap_err().replace('\\', "");
+            assert!(error.contains(part), "{roles:?}: {error}");
         }
     }
 }

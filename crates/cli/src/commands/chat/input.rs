@@ -24,6 +24,20 @@ pub(super) enum InputReader {
     Editor(Box<rustyline::DefaultEditor>),
     /// Each line is an entry.
     Lines(Box<dyn BufRead>),
+    /// What a user at a terminal would do.
+    #[cfg(test)]
+    Script(std::vec::IntoIter<Line>),
+}
+
+/// A line of input, or what came instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// A line; several if they were pasted.
+    Text(String),
+    /// Ctrl-C.
+    Interrupted,
+    /// The end of the input.
+    End,
 }
 
 impl InputReader {
@@ -40,13 +54,24 @@ impl InputReader {
     /// The next entry; `None` at the end. Empty lines are skipped.
     pub(super) fn next(&mut self) -> Outcome<Option<ChatInput>> {
         loop {
-            let Some(line) = self.line("> ")? else { return Ok(None) };
+            let line = match self.line("> ")? {
+                Line::Text(line) => line,
+                Line::Interrupted => {
+                    // It may have been meant for an answer that ended just before.
+                    note!("(Ctrl-D or /exit quits)");
+                    continue;
+                }
+                Line::End => return Ok(None),
+            };
             let text = line.trim();
             if text.is_empty() {
                 continue;
             }
             if let Some(first) = text.strip_prefix(QUOTES) {
-                return self.quoted(first).map(|text| Some(ChatInput::Message(text)));
+                match self.quoted(first)? {
+                    Some(text) => return Ok(Some(ChatInput::Message(text))),
+                    None => continue,
+                }
             }
             // Pasted lines that begin with a slash, such as paths and comments, are no command.
             return Ok(Some(match text.strip_prefix('/') {
@@ -59,8 +84,8 @@ impl InputReader {
         }
     }
 
-    /// A message of several lines; the end of the input ends it, too.
-    fn quoted(&mut self, first: &str) -> Outcome<String> {
+    /// A message of several lines; the end of the input ends it, too. `None` if Ctrl-C drops it.
+    fn quoted(&mut self, first: &str) -> Outcome<Option<String>> {
         let mut text = String::new();
         let mut line = first.to_owned();
         loop {
@@ -72,36 +97,38 @@ impl InputReader {
             text.push_str(line.trim_end_matches(['\r', '\n']));
             text.push('\n');
             match self.line("… ")? {
-                Some(next) => line = next,
-                None => break,
+                Line::Text(next) => line = next,
+                Line::Interrupted => {
+                    note!("(the message is dropped)");
+                    return Ok(None);
+                }
+                Line::End => break,
             }
         }
-        Ok(text.trim_matches('\n').to_owned())
+        Ok(Some(text.trim_matches('\n').to_owned()))
     }
 
-    /// The next line, which has several if they were pasted; `None` at the end.
-    fn line(&mut self, prompt: &str) -> Outcome<Option<String>> {
+    fn line(&mut self, prompt: &str) -> Outcome<Line> {
         let unreadable = |reason: String| Err(Failure::Message(format!("cannot read the input: {reason}")));
         match self {
-            InputReader::Editor(editor) => loop {
-                match editor.readline(prompt) {
-                    Ok(line) => {
-                        // A missing history entry is no reason to stop.
-                        let _ = editor.add_history_entry(&line);
-                        return Ok(Some(line));
-                    }
-                    Err(ReadlineError::Eof) => return Ok(None),
-                    // It may have been meant for an answer that ended just before.
-                    Err(ReadlineError::Interrupted) => note!("(Ctrl-D or /exit quits)"),
-                    Err(error) => return unreadable(error.to_string()),
+            InputReader::Editor(editor) => match editor.readline(prompt) {
+                Ok(line) => {
+                    // A missing history entry is no reason to stop.
+                    let _ = editor.add_history_entry(&line);
+                    Ok(Line::Text(line))
                 }
+                Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
+                Err(error) => unreadable(error.to_string()),
             },
+            #[cfg(test)]
+            InputReader::Script(lines) => Ok(lines.next().unwrap_or(Line::End)),
             InputReader::Lines(input) => loop {
                 let mut bytes = Vec::new();
                 match input.read_until(b'\n', &mut bytes) {
-                    Ok(0) => return Ok(None),
+                    Ok(0) => return Ok(Line::End),
                     Ok(_) => match String::from_utf8(bytes) {
-                        Ok(line) => return Ok(Some(line)),
+                        Ok(line) => return Ok(Line::Text(line)),
                         Err(error) => note!(
                             "quadriga: left out a line that is not valid UTF-8: {}; convert the input, for example with iconv",
                             String::from_utf8_lossy(error.as_bytes()).trim_end()
@@ -130,6 +157,28 @@ mod tests {
         assert_eq!(
             entries("hi \n\n  \n/set  temp 0.2 \n/undo\r\nlast"),
             [message("hi"), command("set", "temp 0.2"), command("undo", ""), message("last")]
+        );
+    }
+
+    #[test]
+    fn ctrl_c_drops_a_message_of_several_lines_and_the_chat_goes_on() {
+        let message = |text: &str| Some(ChatInput::Message(text.to_owned()));
+        let line = |text: &str| Line::Text(text.to_owned());
+        let lines = [
+            Line::Interrupted,
+            line("one"),
+            line("\"\"\"two"),
+            line("three"),
+            Line::Interrupted,
+            line("four"),
+            line("\"\"\"five"),
+            line("six\"\"\""),
+        ];
+        let mut reader = InputReader::Script(Vec::from(lines).into_iter());
+        let mut next = || reader.next().unwrap();
+        assert_eq!(
+            [next(), next(), next(), next()],
+            [message("one"), message("four"), message("five\nsix"), None]
         );
     }
 

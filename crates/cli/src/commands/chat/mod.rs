@@ -32,16 +32,17 @@ pub(crate) struct ChatArgs {
 
 const HELP: &str = "\
 /regen           answer the last message again
-/undo            remove the last message and its answer
+/undo [N]        remove the last message, or the last N, and their answers
 /reset           clear the conversation
-/system [TEXT]   set the system prompt, or show it
-/set NAME VALUE  change an option, such as /set temp 0.2 or /set ignore-eos on (see `quadriga chat --help`)
+/system [TEXT]   set the system prompt, or show it; /system \"\" removes it
+/set             show all options that can be changed
+/set NAME VALUE  change an option, such as /set temp 0.2, /set ignore-eos on or /set logit-bias none
 /save FILE       write the conversation to a file
 /load FILE       continue the conversation of a file
 /stats           print speed and memory
 /exit            quit (also Ctrl-D)
 A message of several lines begins and ends with \"\"\".
-Ctrl-C stops the current answer; the text so far stays in the conversation.";
+Ctrl-C stops the current answer; the text so far stays in the conversation. It drops a message of several lines.";
 
 /// Answers messages until the input ends.
 pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
@@ -90,8 +91,10 @@ fn command(session: &mut ChatSession, name: &str, rest: &str) -> Outcome {
         "help" | "?" => note!("{HELP}"),
         "reset" | "clear" => session.reset(),
         "regen" => return session.regenerate(),
-        "undo" => session.undo()?,
+        "undo" => session.undo(rest)?,
+        "system" if rest.is_empty() => session.show_system(),
         "system" => session.set_system(rest),
+        "set" if rest.is_empty() => session.show_settings(),
         "set" => session.set(rest)?,
         "save" => session.save(file()?)?,
         "load" => session.load_file(file()?)?,

@@ -9,8 +9,8 @@ use quadriga_view::format::plural;
 use super::conversation::Conversation;
 use crate::answer::{AnswerOptions, Answered, IGNORE_EOS, speed_text, stream};
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
 use crate::model_options::{ModelOptions, Prepared};
+use crate::{interrupt, values};
 
 /// The share of the context that is kept free for an answer.
 const ANSWER_SHARE: usize = 4;
@@ -159,10 +159,19 @@ impl ChatSession {
         answered.map(drop)
     }
 
-    /// Removes the last message and its answer.
-    pub(super) fn undo(&mut self) -> Outcome {
-        let message = self.pop_turn("There is nothing to undo.")?;
-        note!("Removed: {}", shortened(&message));
+    /// Removes the last messages and their answers: so many, or one.
+    pub(super) fn undo(&mut self, count: &str) -> Outcome {
+        let count = match count {
+            "" => 1,
+            text => values::at_least_one(text)
+                .map_err(|error| Failure::Usage(format!("/undo {text}: the number of messages {error}")))?,
+        };
+        for number in 0..count {
+            let nothing =
+                if number == 0 { "There is nothing to undo." } else { "There is nothing else to undo." };
+            let message = self.pop_turn(nothing)?;
+            note!("Removed: {}", shortened(&message));
+        }
         Ok(())
     }
 
@@ -186,17 +195,26 @@ impl ChatSession {
         note!("Conversation cleared.");
     }
 
-    /// Sets the system prompt, or prints it if the text is empty.
+    /// Prints the system prompt.
+    pub(super) fn show_system(&self) {
+        match &self.conversation.system {
+            None => note!("There is no system prompt."),
+            Some(system) => note!("System prompt: {system}"),
+        }
+    }
+
+    /// Sets the system prompt; `""`, or an empty text, removes it.
     pub(super) fn set_system(&mut self, text: &str) {
-        match (text, &self.conversation.system) {
-            ("", None) => note!("There is no system prompt."),
-            ("", Some(system)) => note!("System prompt: {system}"),
-            (text, _) => {
-                self.conversation.system = Some(text.to_owned());
-                if !self.has_template {
-                    note!("(the system prompt has no effect without a chat template)");
-                }
-            }
+        self.conversation.system = Some(text).filter(|text| !matches!(*text, "" | "\"\"")).map(str::to_owned);
+        if self.conversation.system.is_some() && !self.has_template {
+            note!("(the system prompt has no effect without a chat template)");
+        }
+    }
+
+    /// Prints all options that can be set.
+    pub(super) fn show_settings(&self) {
+        for (name, value) in self.answer.settings() {
+            note!("{name:<22} {value}");
         }
     }
 
