@@ -32,6 +32,8 @@ pub(crate) struct AnswerOptions {
     /// Stop at this text; may be repeated
     #[arg(
         long,
+        short_alias = 'r',
+        alias = "reverse-prompt",
         value_name = "TEXT",
         allow_hyphen_values = true,
         value_parser = values::not_empty,
@@ -148,13 +150,13 @@ impl AnswerOptions {
             (IGNORE_EOS, _) => {
                 return Err(Failure::Usage(format!("--{IGNORE_EOS} is on or off, not {value:?}")));
             }
-            ("raw" | "special" | "single-turn", _) => {
-                return Err(Failure::Usage(format!("--{name} cannot be changed during a chat")));
             ("logit-bias" | "l", "none") => {
                 let mut changed = self.clone();
                 changed.penalties.logit_bias.clear();
                 return Ok(changed);
             }
+            ("raw" | "special" | "single-turn", _) => {
+                return Err(Failure::Usage(format!("--{name} cannot be changed during a chat")));
             }
             _ => {}
         }
@@ -183,8 +185,6 @@ impl AnswerOptions {
         Ok(changed.answer)
     }
 
-    /// The generator's options, with a random seed if none was given.
-    pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
     /// The options that a chat can change, by name, with their values.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         let seed = self.seed.and_then(|Seed(seed)| seed);
@@ -202,6 +202,8 @@ impl AnswerOptions {
         all
     }
 
+    /// The generator's options, with a random seed if none was given.
+    pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
         let sampling = self.penalties.add_to(SamplingOptions {
             temperature: self.temp,
             top_k: self.top_k,
@@ -222,7 +224,7 @@ impl AnswerOptions {
             raw: self.raw,
             // Without the template, only the prompt itself can contain the control tokens of a turn.
             special: self.special || self.raw,
-            system: self.system.clone(),
+            system: self.system.as_deref().map(|text| model.llama.unescaped(text).into_owned()),
             ..GeneratorOptions::default()
         })
     }
@@ -291,8 +293,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changing_one_option_keeps_the_others() {
-    #[test]
     fn every_option_that_a_chat_can_change_is_listed() {
         let command = ChangedOptions::command();
         let fixed = ["raw", "special", "single-turn", "system"];
@@ -340,6 +340,8 @@ mod tests {
         }
     }
 
+    #[test]
+    fn changing_one_option_keeps_the_others() {
         let line = [
             "--temp",
             "2",

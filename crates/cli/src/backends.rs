@@ -19,7 +19,9 @@ pub(crate) fn open(names: &[String], threads: Option<usize>, quiet: bool) -> Out
         }
         return Ok(devices);
     }
-    let accelerators = names.iter().filter(|name| !name.eq_ignore_ascii_case(quadriga_cpu::NAME));
+    // As in llama.cpp, none stands for no GPU.
+    let is_cpu = |name: &str| [quadriga_cpu::NAME, "none"].iter().any(|cpu| name.eq_ignore_ascii_case(cpu));
+    let accelerators = names.iter().filter(|name| !is_cpu(name));
     let accelerators = accelerators.map(|name| open_one(name, threads)).collect::<Outcome<Vec<_>>>()?;
     let cpu = quadriga_cpu::Backend::builder();
     let cpu = if let Some(threads) = threads { cpu.threads(threads) } else { cpu };

@@ -21,7 +21,23 @@ const SINGLE_DASH: &[(&str, &str)] = &[
     ("-hf", "--hf-repo"),
     ("-hfr", "--hf-repo"),
     ("-dev", "--device"),
+    ("-cnv", "--conversation"),
     ("-no-cnv", "--raw"),
+    ("-ub", "--ubatch-size"),
+    ("-tb", "--threads-batch"),
+];
+
+/// Options of llama.cpp that would change the answer and are not supported, each with what there is instead.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("--grammar", "sampling hooks of the library can constrain answers"),
+    ("--grammar-file", "sampling hooks of the library can constrain answers"),
+    ("--json-schema", "sampling hooks of the library can constrain answers"),
+    ("--mirostat", "--top-p, --min-p and --typical limit the choice of tokens"),
+    ("--mirostat-lr", "--top-p, --min-p and --typical limit the choice of tokens"),
+    ("--mirostat-ent", "--top-p, --min-p and --typical limit the choice of tokens"),
+    ("--samplers", "the order of samplers is fixed; each has an option that turns it off"),
+    ("--sampler-seq", "the order of samplers is fixed; each has an option that turns it off"),
+    ("--keep", "chat drops the oldest turns and keeps the system prompt; -c N gives a larger context"),
 ];
 
 /// Its value is optional, so that it must be joined to the name before the prompt could be taken for it.
@@ -29,7 +45,8 @@ const FLASH_ATTENTION: &str = "--flash-attn";
 const FLASH_ATTENTION_VALUES: &[&str] = &["on", "off", "auto", "1", "0", "-1", "true", "false"];
 
 /// Options whose value is any text, even one that looks like an option.
-const TEXT_OPTIONS: &[&str] = &["-p", "--prompt", "-sys", "--system", "--system-prompt", "--stop"];
+const TEXT_OPTIONS: &[&str] =
+    &["-p", "--prompt", "-sys", "--system", "--system-prompt", "--stop", "-r", "--reverse-prompt"];
 
 /// The command line with single-dash options replaced by their long forms, which the parser knows.
 pub(crate) fn normalize(
@@ -54,15 +71,25 @@ pub(crate) fn normalize(
             subcommand = parser.find_subcommand(text);
         }
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+        if let Some((option, instead)) = UNSUPPORTED.iter().find(|(option, _)| *option == name) {
+            return Err(Failure::Usage(format!("llama.cpp's {option} is not supported: {instead}")));
+        }
         let known = SINGLE_DASH.iter().find(|(short, _)| *short == name).map(|(_, long)| *long);
         let long = known.or((name == FLASH_ATTENTION).then_some(FLASH_ATTENTION));
         match (long, value) {
             (Some(FLASH_ATTENTION), None) => {
                 let is_value = |next: &OsString| FLASH_ATTENTION_VALUES.iter().any(|value| next == value);
-                let value = arguments.next_if(is_value).unwrap_or_else(|| "auto".into());
+                let value = arguments.next_if(is_value);
+                if let (None, Some(next)) = (&value, arguments.peek().and_then(|next| next.to_str()))
+                    && !next.starts_with('-')
+                {
+                    return Err(Failure::Usage(format!(
+                        "{name} {next:?}: must be on, off or auto; a prompt behind it is given with -p"
+                    )));
+                }
                 let mut joined = OsString::from(FLASH_ATTENTION);
                 joined.push("=");
-                joined.push(value);
+                joined.push(value.unwrap_or_else(|| "auto".into()));
                 normalized.push(joined);
             }
             (Some(long), None) => normalized.push(long.into()),
@@ -132,13 +159,18 @@ mod tests {
     fn single_dash_options_become_long_ones() {
         for (from, to) in [
             ("q run -ngl 3 -ctk=f16 -sys x hi", "q run --gpu-layers 3 --cache-type-k=f16 --system x hi"),
-            ("q run -fa hi", "q run --flash-attn=auto hi"),
+            ("q run hi -fa", "q run hi --flash-attn=auto"),
+            ("q run -fa -p hi", "q run --flash-attn=auto -p hi"),
             ("q run -fa on hi", "q run --flash-attn=on hi"),
             ("q run -fa -n 3", "q run --flash-attn=auto -n 3"),
             ("q run --flash-attn off hi", "q run --flash-attn=off hi"),
             ("q run -p -ngl -n5 -qh -c 9", "q run -p -ngl -n5 -qh -c 9"),
             ("q run -- -ngl", "q run -- -ngl"),
             ("q -ngl", "q --gpu-layers"),
+            (
+                "q run -ub 64 -tb=3 -cnv -r --keep -dev none",
+                "q run --ubatch-size 64 --threads-batch=3 --conversation -r --keep --device none",
+            ),
         ] {
             assert_eq!(line(from).as_deref(), Ok(to));
         }
@@ -151,6 +183,12 @@ mod tests {
             ("q run -ctx 3", &["-ctx", "-ctk"]),
             ("q run -phello", &["-phello", "-p hello"]),
             ("q bench -jfoo", &["-jfoo", "bench --help"]),
+            ("q run -fa maybe", &["-fa \"maybe\"", "on, off or auto", "-p"]),
+            ("q run --flash-attn hi", &["--flash-attn \"hi\"", "on, off or auto"]),
+            ("q run --grammar x", &["--grammar", "not supported", "hooks"]),
+            ("q chat --mirostat=2", &["--mirostat", "not supported", "--top-p"]),
+            ("q run --samplers top_k", &["--samplers", "not supported"]),
+            ("q chat --keep 4", &["--keep", "not supported", "-c N"]),
         ] {
             let error = line(from).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{from}: {error}");

@@ -20,6 +20,7 @@ mod fetch;
 mod interrupt;
 mod kernel_progress;
 mod known_limits;
+mod llama_options;
 mod model_options;
 mod penalty_options;
 mod piped_input;

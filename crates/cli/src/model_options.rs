@@ -12,6 +12,7 @@ use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{BackendBytes, Plan, Progress, Scheduler};
 
 use crate::failure::{Failure, Outcome};
+use crate::llama_options::LlamaOptions;
 use crate::{backends, fetch, interrupt, size, values};
 
 /// Options of the model and the devices.
@@ -107,6 +108,8 @@ pub(crate) struct ModelOptions {
     /// Print neither progress nor summary
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) llama: LlamaOptions,
 }
 
 /// Headings of the help text.
@@ -168,6 +171,7 @@ impl ModelOptions {
             hf_repo: None,
             cache_dir,
             quiet: true,
+            llama: LlamaOptions::default(),
         }
     }
 
@@ -218,7 +222,7 @@ impl ModelOptions {
     pub(crate) fn engine(&self) -> Outcome<EngineOptions> {
         Ok(EngineOptions {
             context: self.context,
-            batch: self.batch,
+            batch: self.llama.ubatch_size.map_or(self.batch, |at_once| at_once.min(self.batch)),
             cache: self.cache()?,
             ..EngineOptions::default()
         })
@@ -234,6 +238,9 @@ impl ModelOptions {
         if matches!(self.flash_attn.as_deref(), Some("off" | "0" | "false")) && !self.quiet {
             note!("quadriga: -fa off has no effect: attention never stores a matrix of scores");
         }
+        if !self.quiet {
+            self.llama.without_effect().for_each(|reason| note!("quadriga: {reason}"));
+        }
         let path = self.path()?;
         let started = Instant::now();
         let file = if self.no_mmap { File::read(&path) } else { File::open(&path) };
@@ -247,16 +254,16 @@ impl ModelOptions {
         if !self.quiet {
             let trained = model.hyperparameters().context;
             if options.context > trained {
+                let context = match self.context {
+                    0 => format!("a context of {} tokens", options.context),
+                    context => format!("-c {context}"),
+                };
                 note!(
                     "quadriga: {context} is past the {trained} tokens that the model was trained with; answers may get worse beyond them"
                 );
             }
             self.explain_layers_on_cpu(&devices, &forecast);
             backends::warn_if_short(&forecast, devices.backends());
-                let context = match self.context {
-                    0 => format!("a context of {} tokens", options.context),
-                    context => format!("-c {context}"),
-                };
         }
         let opening = started.elapsed();
         let (quiet, prefill_bar) = (self.quiet, Arc::default());
@@ -273,6 +280,9 @@ impl ModelOptions {
             GpuLayers::Auto => "-ngl auto".to_owned(),
         };
         let asks = matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..));
+        if devices.accelerators().is_empty() && self.vram_budget.is_some() {
+            note!("quadriga: --vram-budget has no effect: no GPU is used (see `quadriga devices`)");
+        }
         match devices.accelerators() {
             [] if asks && self.device.is_empty() => {
                 note!("quadriga: no GPU found, all layers run on the CPU (see `quadriga devices`)");
@@ -280,9 +290,6 @@ impl ModelOptions {
             [] if asks => {
                 note!("quadriga: {wanted} has no effect: --device {} names no GPU", self.device.join(","));
             }
-        if devices.accelerators().is_empty() && self.vram_budget.is_some() {
-            note!("quadriga: --vram-budget has no effect: no GPU is used (see `quadriga devices`)");
-        }
             [] => {}
             [first, ..] if self.gpu_layers == GpuLayers::Auto => {
                 let is_used = |bytes: &BackendBytes| bytes.backend != quadriga_cpu::NAME && bytes.total() > 0;

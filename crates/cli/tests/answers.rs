@@ -68,20 +68,61 @@ fn options_of_llama_cpp_are_understood() {
         &["-n", "8", "--temp", "0", "-ngl", "-2"],
         &["-n", "8", "--temp", "0", "--top-k", "-1"],
         &["-n", "8", "--temp", "0", "-st", "-no-cnv"],
-        &["-n", "8", "--temp", "0", "-fa"],
+        &["-fa", "-n", "8", "--temp", "0"],
         &["-n", "8", "--temp", "0", "-fa", "on"],
         &["-n", "8", "--temp", "0", "-ctk", "f16", "-ctv", "f16"],
+        &[
+            "-n",
+            "8",
+            "--temp",
+            "0",
+            "-ub",
+            "1",
+            "-tb",
+            "1",
+            "-cnv",
+            "-e",
+            "-v",
+            "-dev",
+            "none",
+            "-r",
+            "no such text",
+        ],
+        &["-n", "8", "--temp", "0", "--color", "--mlock", "--jinja", "--no-warmup", "--no-display-prompt"],
     ] {
         assert_eq!(run(flags), plain, "{flags:?}");
     }
+    let prefix = plain.get(1..4).unwrap();
+    let (stopped, reversed) =
+        (run(&["-n", "8", "--temp", "0", "--stop", prefix]), run(&["-n", "8", "--temp", "0", "-r", prefix]));
+    assert_eq!((&stopped, stopped.len() < plain.len()), (&reversed, true));
+    let prompt_tokens = |flags: &[&str]| -> Value {
+        let flags = [flags, &["-n", "1", "-q", "--json", "-p", r"a\nb\q"]].concat();
+        let output = output(&mut fixture.command("run", &flags)).success();
+        serde_json::from_str::<Value>(&output.out).unwrap()["prompt"]["tokens"].clone()
+    };
+    assert_eq!((prompt_tokens(&[]), prompt_tokens(&["--escape"])), (6.into(), 5.into()));
+    let batch = output(&mut fixture.command("plan", &["-ub", "32", "-b", "64"])).success().out;
+    assert!(batch.contains("batch 32,"), "{batch}");
     let cache = |flags: &[&str]| -> Value {
         let output = output(fixture.command("run", &["-n", "1", "--json"]).args(flags).arg("hi")).success();
         serde_json::from_str::<Value>(&output.out).unwrap()["backends"][0]["state"].clone()
     };
     assert_eq!(cache(&["-ctk", "q8_0", "-ctv", "q8_0"]), cache(&["--cache-type", "q8_0"]));
     assert_ne!(cache(&["-ctk", "q8_0", "-ctv", "q8_0"]), cache(&[]));
-    let off = output(&mut fixture.command("run", &["-n", "1", "-fa", "off", "hi"])).success();
-    assert!(off.err.contains("-fa off has no effect"), "{off:?}");
+    for (flags, name) in [
+        (&["-fa", "off"][..], "-fa off"),
+        (&["-tb", "2"], "-tb"),
+        (&["--conversation"], "-cnv"),
+        (&["--mlock"], "--mlock"),
+        (&["--color=auto"], "--color"),
+        (&["--verbose"], "-v"),
+    ] {
+        let noted = output(fixture.command("run", &["-n", "1"]).args(flags).arg("hi")).success();
+        let notes = noted.err.lines().filter(|line| line.contains("has no effect"));
+        assert_eq!(notes.clone().count(), 1, "{noted:?}");
+        assert!(notes.clone().all(|note| note.contains(&format!("quadriga: {name} has"))), "{noted:?}");
+    }
 }
 
 #[test]
@@ -191,6 +232,9 @@ fn the_context_is_what_the_model_was_trained_with() {
         "{warning}"
     );
     assert_eq!(context(&["-c", "30000", "-q"]).1, "");
+    let small = Fixture::new(&["--context", "16"]);
+    let bench = output(&mut small.command("bench", &["-p", "24", "-n", "0", "-r", "1"])).success();
+    assert!(bench.err.contains("a context of 24 tokens is past the 16 tokens that"), "{bench:?}");
     // A context that no machine holds is halved until it fits; the layers stay on the device of the default.
     let long = Fixture::new(&["--context", "1000000000"]);
     let plan = output(&mut long.command("plan", &["-b", "8"])).success().out;
@@ -232,9 +276,6 @@ fn help_fits_a_screen() {
 
 #[test]
 fn sampling_options_reach_the_sampler() {
-    let small = Fixture::new(&["--context", "16"]);
-    let bench = output(&mut small.command("bench", &["-p", "24", "-n", "0", "-r", "1"])).success();
-    assert!(bench.err.contains("a context of 24 tokens is past the 16 tokens that"), "{bench:?}");
     let fixture = Fixture::new(&[]);
     let run = |flags: &[&str]| -> Value {
         let command = &mut fixture.command("run", &["hello", "-n", "12", "--temp", "0", "--json", "-q"]);

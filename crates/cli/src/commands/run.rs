@@ -43,13 +43,14 @@ pub(crate) struct RunArgs {
 pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     let (model, words) = model_and_words(arguments);
     let prompt = prompt(arguments, words)?;
+    let prompt = model.llama.unescaped(&prompt);
     if prompt.trim().is_empty() {
         return Err(Failure::Usage(
             "the prompt is empty; give one as an argument, with -p, with -f FILE or on stdin".into(),
         ));
     }
-    let options = arguments.answer.generator(&model)?;
     arguments.cache.check()?;
+    let options = arguments.answer.generator(&model)?;
     let seed = options.sampling.seed;
     let prepared = model.prepare(&options.engine)?;
     let context = prepared.options.context;

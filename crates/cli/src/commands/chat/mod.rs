@@ -46,16 +46,16 @@ Ctrl-C stops the current answer; the text so far stays in the conversation. It d
 
 /// Answers messages until the input ends.
 pub(crate) fn chat(arguments: &ChatArgs) -> Outcome {
-    let model = arguments.model.with_file(arguments.file.as_deref());
     arguments.cache.check()?;
+    let model = arguments.model.with_file(arguments.file.as_deref());
     let options = arguments.answer.generator(&model)?;
     let prepared = model.prepare(&options.engine)?;
     let mut input = InputReader::new(std::io::stdin())?;
-    let mut session = ChatSession::load(prepared, options, arguments.answer.clone(), model)?;
+    let mut session = ChatSession::load(prepared, options, arguments.answer.clone(), model.clone())?;
     arguments.cache.load(session.generator_mut())?;
     let single = arguments.answer.single_turn;
     if let Some(prompt) = &arguments.prompt {
-        session.ask(prompt)?;
+        session.ask(&model.llama.unescaped(prompt))?;
     }
     while !(single && session.answers() > 0)
         && let Some(entry) = input.next()?
