@@ -35,7 +35,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::commands::{bench, chat, check, devices, eval, inspect, plan, run, synth};
+use crate::commands::{bench, chat, check, devices, embed, eval, inspect, plan, run, synth};
 use crate::failure::Outcome;
 
 /// Run language models on several processors at once.
@@ -61,6 +61,8 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Show placement, splits and memory of a model without loading it
     Plan(Box<plan::PlanArgs>),
+    /// Compute embeddings of texts
+    Embed(Box<embed::EmbedArgs>),
     /// Print metadata and tensors of a GGUF file
     Inspect(inspect::InspectArgs),
     /// List available devices
@@ -81,6 +83,7 @@ impl Command {
             Command::Chat(arguments) => arguments.model.quiet,
             Command::Bench(arguments) => arguments.model.quiet,
             Command::Plan(arguments) => arguments.model.quiet,
+            Command::Embed(arguments) => arguments.model.quiet,
             Command::Eval(arguments) => arguments.model.quiet,
             Command::Inspect(_) | Command::Devices(_) | Command::Check(_) | Command::Synth(_) => false,
         }
@@ -110,6 +113,7 @@ fn execute(command: &Command) -> Outcome {
         Command::Chat(arguments) => chat::chat(arguments),
         Command::Bench(arguments) => bench::bench(arguments),
         Command::Plan(arguments) => plan::plan(arguments),
+        Command::Embed(arguments) => embed::embed(arguments),
         Command::Inspect(arguments) => inspect::inspect(arguments),
         Command::Devices(arguments) => devices::devices(arguments),
         Command::Eval(arguments) => eval::eval(arguments),

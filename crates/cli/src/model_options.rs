@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement};
-use quadriga_llm::{Engine, EngineOptions, Generator, GeneratorOptions, Model};
+use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{BackendBytes, Plan, Progress, Scheduler};
 
 use crate::failure::{Failure, Outcome};
@@ -352,6 +352,11 @@ impl Prepared {
             })));
         }
         Ok((generator, seconds))
+    }
+
+    /// Loads the weights into an embedder. Returns it with the seconds since the start of [`ModelOptions::prepare`].
+    pub(crate) fn embedder(&self, options: EmbedderOptions) -> Outcome<(Embedder, f64)> {
+        self.load(|progress| Embedder::new(self.model.clone(), &self.scheduler, options, progress))
     }
 
     /// Removes the progress bar of a prefill that was cancelled or failed.

@@ -230,6 +230,8 @@ impl<'g> Value<'g> {
         relu => Relu,
         /// GELU by the tanh approximation.
         gelu => Gelu,
+        /// GELU by the error function.
+        gelu_erf => GeluErf,
         /// `x · sigmoid(x)`.
         silu => Silu,
         /// `1 / (1 + e⁻ˣ)`.

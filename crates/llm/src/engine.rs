@@ -189,7 +189,9 @@ impl EngineOptions {
                 return Err(Error::Option { name: "the cache type", value, wanted: "f16, f32 or q8_0" });
             }
         }
-        self.batch = self.batch.min(self.context * self.sequences);
+        // An encoder computes a text as a whole.
+        let most = self.context * self.sequences;
+        self.batch = if model.hyperparameters().encoder { most } else { self.batch.min(most) };
         Ok(self)
     }
 
@@ -227,6 +229,9 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Engine> {
+        if model.hyperparameters().encoder {
+            return Err(Error::Encoder { architecture: model.hyperparameters().architecture });
+        }
         let options = options.resolve(&model)?.on(scheduler);
         let session = Session::new(scheduler)?;
         let sequences = Sequences::new(options.sequences);

@@ -112,6 +112,13 @@ pub enum Error {
         count: usize,
     },
 
+    /// An encoder is asked for text.
+    #[error("{architecture} is an encoder: it makes embeddings (quadriga embed, Embedder), no text")]
+    Encoder {
+        /// The architecture.
+        architecture: &'static str,
+    },
+
     /// A recurrent state that is needed is not there any more.
     #[error("the recurrent state of sequence {sequence} is lost; truncate the sequence and feed it again")]
     StateLost {

@@ -18,6 +18,7 @@
 //! | [`Placement`] | devices, layers on accelerators and memory budgets |
 //! | [`Engine`] | runs a model's graphs over the KV cache of one or several sequences: tokens in, logits out |
 //! | [`Generator`] | streams answers to prompts and conversations |
+//! | [`Embedder`] | a vector for each text |
 //! | [`Tokenizer`](tokenizer::Tokenizer), [`Detokenizer`](tokenizer::Detokenizer) | text to tokens and back |
 //! | [`ChatTemplate`](template::ChatTemplate) | a conversation as a prompt |
 //! | [`Sampler`](sampling::Sampler) | logits to the next token |
@@ -30,6 +31,7 @@
 mod answer;
 mod conversation;
 pub mod default_model;
+mod embedder;
 mod engine;
 mod environment;
 mod error;
@@ -48,10 +50,11 @@ pub mod tokenizer;
 
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;
+pub use embedder::{Embedder, EmbedderOptions, cosine};
 pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions};
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
-pub use hyperparameters::{Hyperparameters, LayerShape, NormKind, RecurrentShape};
+pub use hyperparameters::{Hyperparameters, LayerShape, NormKind, Pooling, RecurrentShape};
 pub use model::Model;
 pub use placement::{GpuLayers, Placement};
 pub use state_error::StateError;

@@ -5,6 +5,7 @@ pub(crate) mod chat;
 pub(crate) mod check;
 pub(crate) mod check_random;
 pub(crate) mod devices;
+pub(crate) mod embed;
 pub(crate) mod eval;
 pub(crate) mod faults;
 pub(crate) mod inspect;

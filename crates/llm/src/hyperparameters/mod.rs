@@ -2,6 +2,7 @@
 
 mod keys;
 mod layer;
+mod pooling;
 mod recurrent;
 mod rope;
 mod window;
@@ -11,6 +12,7 @@ use quadriga_graph::Pairing;
 
 pub(crate) use self::keys::Keys;
 pub use self::layer::LayerShape;
+pub use self::pooling::Pooling;
 pub use self::recurrent::RecurrentShape;
 pub(crate) use self::rope::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use self::window::WindowPattern;
@@ -67,6 +69,10 @@ pub struct Hyperparameters {
     pub attention_scale: Option<f32>,
     /// The limit `c` of attention scores `c · tanh(x / c)`, if there is one.
     pub attention_soft_cap: Option<f32>,
+    /// Whether the model is an encoder: tokens see the whole text, and the results are vectors in place of logits.
+    pub encoder: bool,
+    /// How the model makes one vector of a text, if it was trained for that.
+    pub pooling: Option<Pooling>,
     /// The shape of the layers without attention, if there are any.
     pub recurrent: Option<RecurrentShape>,
 }
@@ -104,6 +110,8 @@ impl Hyperparameters {
             logit_soft_cap: None,
             attention_scale: None,
             attention_soft_cap: None,
+            encoder: false,
+            pooling: Pooling::read(keys)?,
             recurrent: None,
         })
     }
@@ -115,7 +123,7 @@ impl Hyperparameters {
 
     /// Whether a layer attends to all positions up to its query's.
     pub fn has_full_attention(&self) -> bool {
-        self.layers.iter().any(|layer| layer.attention && layer.window.is_none())
+        !self.encoder && self.layers.iter().any(|layer| layer.attention && layer.window.is_none())
     }
 
     /// The size of the sliding attention window of the layers that have one; `None` if none has.

@@ -16,11 +16,13 @@
 //! | output | type, shape | meaning |
 //! |---|---|---|
 //! | `logits` | f32 `[m, vocabulary]` | the logits after each output token |
-//! | `hidden` | f32 `[m, width]` | with [`GraphShape::hidden`]: the hidden state after the last layer |
+//! | `hidden` | f32 `[m, width]` | with [`GraphShape::hidden`], and of encoders: the hidden state after the last layer |
+//! | `rank` | f32 `[1, k]` | of encoders with a classification head: its scores |
 //! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
 //! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
 
 mod architecture;
+mod bert;
 mod builder;
 mod command_r;
 mod gemma;
@@ -29,6 +31,7 @@ mod gemma3;
 mod glm4;
 mod granite;
 mod llama;
+mod nomic_bert;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -60,6 +63,8 @@ static ARCHITECTURES: &[Architecture] = &[
     olmo2::ARCHITECTURE,
     phi3::ARCHITECTURE,
     smollm3::ARCHITECTURE,
+    bert::ARCHITECTURE,
+    nomic_bert::ARCHITECTURE,
 ];
 
 /// The names of the supported architectures, as GGUF files have them.

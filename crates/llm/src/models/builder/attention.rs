@@ -115,7 +115,7 @@ impl<'g> LayerBuilder<'_, 'g> {
     pub(in crate::models) fn cache(&self, part: &str, dtype: DType, rows: Value<'g>) -> Value<'g> {
         let shape = self.model.shape;
         let cache = self.model.g.state(&self.name(part), dtype, [shape.cache_slots, rows.shape().cols()]);
-        cache.slice(0, 0, shape.visible_slots).set_rows(rows, self.model.slots)
+        cache.slice(0, 0, shape.visible_slots).set_rows(rows, self.model.slots())
     }
 
     /// The slots of the layer's KV cache that each token attends to.

@@ -2,10 +2,13 @@
 //! of a layer are in files of their own.
 
 mod attention;
+mod encoder;
 mod feed_forward;
 mod recurrent;
 mod rope;
 mod weights;
+
+use std::cell::OnceCell;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, GraphBuilder, Value};
@@ -24,7 +27,8 @@ pub(crate) struct ModelBuilder<'g> {
     hyper: &'g Hyperparameters,
     shape: GraphShape,
     positions: Value<'g>,
-    slots: Value<'g>,
+    /// Absent in encoders, which have no KV cache.
+    slots: OnceCell<Value<'g>>,
     /// The slots that each token attends to in layers without a window. Absent where all have one.
     spans: Option<Value<'g>>,
     /// The same in layers with a window. Absent where none has one.
@@ -54,14 +58,15 @@ impl<'g> ModelBuilder<'g> {
         let n = shape.tokens;
         let weights = FileWeights::new(g, file);
         let attends = |window: bool| {
-            hyper.layers.iter().any(|layer| layer.attention && layer.window.is_some() == window)
+            !hyper.encoder
+                && hyper.layers.iter().any(|layer| layer.attention && layer.window.is_some() == window)
         };
         Ok(ModelBuilder {
             g,
             hyper,
             shape,
             positions: g.input("positions", DType::I32, [n]),
-            slots: g.input("slots", DType::I32, [n]),
+            slots: OnceCell::new(),
             spans: attends(false).then(|| g.input("spans", DType::I32, [n, 2])),
             window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
             state_rows: hyper
@@ -78,6 +83,11 @@ impl<'g> ModelBuilder<'g> {
     /// The hyperparameters.
     pub(super) fn hyper(&self) -> &'g Hyperparameters {
         self.hyper
+    }
+
+    /// The KV-cache slot that each token is written to.
+    fn slots(&self) -> Value<'g> {
+        *self.slots.get_or_init(|| self.g.input("slots", DType::I32, [self.shape.tokens]))
     }
 
     /// The row of recurrent states that the batch starts from.

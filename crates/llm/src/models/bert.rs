@@ -1,0 +1,51 @@
+//! BERT and its kin (all-MiniLM, bge, e5): encoders, whose tokens attend to all others, with a norm after each sum.
+
+use quadriga_graph::{Pairing, Value};
+
+use super::architecture::Architecture;
+use super::builder::{LayerBuilder, ModelBuilder};
+use crate::Result;
+use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { name: "bert", pairing: Pairing::Half, norm: NormKind::Layer, read, build };
+
+fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    read_encoder(keys, hyper)?;
+    // Positions are embedded.
+    hyper.layers.iter_mut().for_each(|layer| layer.rope = None);
+    Ok(())
+}
+
+/// What all encoders have in common.
+pub(super) fn read_encoder(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    keys.refuse_experts()?;
+    hyper.encoder = true;
+    let causal = keys.find_flag("attention.causal")?.unwrap_or(false);
+    if causal {
+        Err(keys.wrong("attention.causal", true, "false: encoders see the whole text"))
+    } else {
+        Ok(())
+    }
+}
+
+fn build(model: &ModelBuilder<'_>) -> Result<()> {
+    let embedded = model.embed_position(model.embed_type(model.embed())?)?;
+    build_with(model, embedded, |layer, x| layer.plain_feed_forward(x))
+}
+
+/// The layers of an encoder, from embedded tokens on.
+pub(super) fn build_with<'g>(
+    model: &ModelBuilder<'g>,
+    embedded: Value<'g>,
+    feed_forward: impl Fn(&LayerBuilder<'_, 'g>, Value<'g>) -> Result<Value<'g>>,
+) -> Result<()> {
+    let mut x = model.named_norm("token_embd_norm", embedded)?;
+    for layer in model.layers() {
+        let (query, key, value) = layer.query_key_value(x)?;
+        let attended = layer.attention_to_all(layer.rope(query), layer.rope(key), value)?;
+        x = layer.norm("attn_output_norm", x.add(attended))?;
+        x = layer.norm("layer_output_norm", x.add(feed_forward(&layer, x)?))?;
+    }
+    model.finish_encoder(x)
+}

@@ -1,0 +1,76 @@
+//! Encoders: models whose tokens see the whole text, and which end in vectors in place of logits.
+
+use quadriga_graph::{AttentionOptions, DType, Value};
+
+use super::{LayerBuilder, ModelBuilder};
+use crate::Result;
+
+impl<'g> ModelBuilder<'g> {
+    /// Adds the vector of the first token type, of which texts consist; models without types add nothing.
+    pub(in crate::models) fn embed_type(&self, x: Value<'g>) -> Result<Value<'g>> {
+        let name = "token_types.weight";
+        let Some(types) = self.weights.rows(name) else { return Ok(x) };
+        let types = self.weights.get(name, &[types, self.hyper.width])?;
+        Ok(x.add(types.get_rows(self.g.constant("first_type", DType::I32, [1], &[0_i32][..]))))
+    }
+
+    /// Adds the vector of each token's position.
+    pub(in crate::models) fn embed_position(&self, x: Value<'g>) -> Result<Value<'g>> {
+        let dims = [self.hyper.context, self.hyper.width];
+        Ok(x.add(self.weights.get("position_embd.weight", &dims)?.get_rows(self.positions)))
+    }
+
+    /// A norm that belongs to no layer.
+    pub(in crate::models) fn named_norm(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
+        let _scope = self.g.scope(name);
+        self.norm(name, x)
+    }
+
+    /// Declares the outputs: the vectors of all tokens, and the scores of a classification head if the file has one.
+    pub(in crate::models) fn finish_encoder(&self, x: Value<'g>) -> Result<()> {
+        let hidden = x.named("hidden");
+        self.g.output("hidden", hidden);
+        let width = self.hyper.width;
+        let has = |name: &str| self.weights.has(&format!("{name}.weight"));
+        if !has("cls") && !has("cls.output") {
+            return Ok(());
+        }
+        let _scope = self.g.scope("rank");
+        let mut scores = hidden.slice(0, 0, 1);
+        if has("cls") {
+            scores = self.linear("cls", width, scores)?.tanh();
+        }
+        if has("cls.output") {
+            let rows = self.weights.rows("cls.output.weight").unwrap_or(1);
+            scores = self.linear("cls.output", rows, scores)?;
+        }
+        self.g.output("rank", scores.named("rank"));
+        Ok(())
+    }
+}
+
+impl<'g> LayerBuilder<'_, 'g> {
+    /// Attention of every token to all tokens, projected.
+    pub(in crate::models) fn attention_to_all(
+        &self,
+        query: Value<'g>,
+        key: Value<'g>,
+        value: Value<'g>,
+    ) -> Result<Value<'g>> {
+        let (shape, n) = (self.shape, self.model.shape.tokens);
+        let attended = {
+            let _scope = self.model.g.scope(&self.name("attn"));
+            let value = value.reshape([n, shape.kv_heads, shape.value_length]);
+            let [query, key, value] = [query, key, value].map(|x| x.permute([1, 0, 2]));
+            let attended = query.attention(key, value, AttentionOptions::new());
+            attended.reshape([n, shape.heads * shape.value_length])
+        };
+        self.linear("attn_output", self.model.hyper.width, attended)
+    }
+
+    /// `down(gelu(up(x)))`.
+    pub(in crate::models) fn plain_feed_forward(&self, x: Value<'g>) -> Result<Value<'g>> {
+        let up = self.linear("ffn_up", self.feed_forward_width()?, x)?;
+        self.linear("ffn_down", self.model.hyper.width, up.gelu_erf())
+    }
+}

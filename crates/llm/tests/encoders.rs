@@ -1,0 +1,326 @@
+//! Encoders compute what BERT written out in f64 does, which knows nothing of graphs.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{Parts, Recipe, cpu, engine};
+use quadriga_conformance::Rng;
+use quadriga_graph::{DType, blocks};
+use quadriga_llm::{Embedder, EmbedderOptions, EngineOptions, Error, Pooling, cosine};
+use quadriga_runtime::Scheduler;
+
+/// A small encoder.
+fn parts(architecture: &'static str, seed: u64) -> Parts {
+    let recipe = Recipe { heads: 3, kv_heads: 3, width: 48, seed, tied: true, ..Recipe::new(architecture) };
+    let mut parts = recipe.parts();
+    parts.remove(&format!("{architecture}.attention.layer_norm_rms_epsilon"));
+    parts.set(&format!("{architecture}.attention.layer_norm_epsilon"), 1e-6f32);
+    parts.set(&format!("{architecture}.context_length"), 40u32);
+    parts.set(&format!("{architecture}.pooling_type"), 1u32);
+    parts.remove("output_norm.weight");
+    let width = recipe.width;
+    parts.matrix("token_types.weight", DType::F32, [2, width], 3.0);
+    norm(&mut parts, "token_embd_norm", width);
+    for layer in 0..recipe.layers {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        parts.remove(&name("attn_norm.weight")).remove(&name("ffn_norm.weight"));
+        norm(&mut parts, &name("attn_output_norm"), width);
+        norm(&mut parts, &name("layer_output_norm"), width);
+        if architecture == "bert" {
+            parts.remove(&name("ffn_gate.weight"));
+            parts.vector(&name("ffn_up.bias"), recipe.feed_forward, 0.0, 0.5);
+            parts.vector(&name("ffn_down.bias"), width, 0.0, 0.5);
+            parts.vector(&name("attn_q.bias"), width, 0.0, 0.5);
+            parts.vector(&name("attn_output.bias"), width, 0.0, 0.5);
+        }
+    }
+    if architecture == "bert" {
+        parts.matrix("position_embd.weight", DType::F32, [40, width], 3.0);
+    }
+    parts
+}
+
+fn norm(parts: &mut Parts, name: &str, width: usize) {
+    parts.vector(&format!("{name}.weight"), width, 1.0, 0.5);
+    parts.vector(&format!("{name}.bias"), width, 0.0, 0.5);
+}
+
+/// The model written out: every tensor as f64.
+struct Written<'p> {
+    parts: &'p Parts,
+    heads: usize,
+}
+
+type Rows = Vec<Vec<f64>>;
+
+impl Written<'_> {
+    fn find(&self, name: &str) -> Option<Rows> {
+        let (_, dtype, dims, bytes) = self.parts.tensors.iter().find(|(known, ..)| known == name)?;
+        let mut values = vec![0f32; dims.iter().product()];
+        blocks::dequantize(*dtype, bytes, &mut values).unwrap();
+        let columns = *dims.last().unwrap();
+        Some(values.chunks(columns).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect())
+    }
+
+    fn get(&self, name: &str) -> Rows {
+        self.find(name).unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    fn linear(&self, name: &str, x: &Rows) -> Rows {
+        let weight = self.get(&format!("{name}.weight"));
+        let bias = self.find(&format!("{name}.bias"));
+        let one = |row: &Vec<f64>| -> Vec<f64> {
+            let product = |w: &Vec<f64>| w.iter().zip(row).map(|(a, b)| a * b).sum::<f64>();
+            weight
+                .iter()
+                .enumerate()
+                .map(|(i, w)| product(w) + bias.as_ref().map_or(0.0, |b| b[0][i]))
+                .collect()
+        };
+        x.iter().map(one).collect()
+    }
+
+    fn norm(&self, name: &str, x: &Rows) -> Rows {
+        let (weight, bias) = (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        let one = |row: &Vec<f64>| -> Vec<f64> {
+            let count = row.len() as f64;
+            let mean = row.iter().sum::<f64>() / count;
+            let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count;
+            let scaled =
+                |(i, v): (usize, &f64)| (v - mean) / (variance + 1e-6).sqrt() * weight[0][i] + bias[0][i];
+            row.iter().enumerate().map(scaled).collect()
+        };
+        x.iter().map(one).collect()
+    }
+
+    /// Rotates pairs of a head's first and second half by the position.
+    fn rotate(&self, x: &mut Rows) {
+        for (position, row) in x.iter_mut().enumerate() {
+            let d = row.len() / self.heads;
+            for head in row.chunks_mut(d) {
+                for i in 0..d / 2 {
+                    let angle = position as f64 * 10_000f64.powf(-2.0 * i as f64 / d as f64);
+                    let (a, b) = (head[i], head[i + d / 2]);
+                    head[i] = a * angle.cos() - b * angle.sin();
+                    head[i + d / 2] = a * angle.sin() + b * angle.cos();
+                }
+            }
+        }
+    }
+
+    fn attend(&self, q: &Rows, k: &Rows, v: &Rows) -> Rows {
+        let d = q[0].len() / self.heads;
+        let mut out = vec![vec![0.0; q[0].len()]; q.len()];
+        for head in 0..self.heads {
+            let part = head * d..(head + 1) * d;
+            for (i, query) in q.iter().enumerate() {
+                let score = |key: &Vec<f64>| {
+                    let product = query[part.clone()].iter().zip(&key[part.clone()]);
+                    product.map(|(a, b)| a * b).sum::<f64>() / (d as f64).sqrt()
+                };
+                let scores: Vec<f64> = k.iter().map(score).map(f64::exp).collect();
+                let total: f64 = scores.iter().sum();
+                for (weight, value) in scores.iter().zip(v) {
+                    for c in part.clone() {
+                        out[i][c] += weight / total * value[c];
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    fn run(&self, tokens: &[u32], nomic: bool) -> Rows {
+        let (embedding, types) = (self.get("token_embd.weight"), self.get("token_types.weight"));
+        let mut x: Rows = tokens.iter().map(|t| add(&embedding[*t as usize], &types[0])).collect();
+        if !nomic {
+            let positions = self.get("position_embd.weight");
+            x = x.iter().zip(&positions).map(|(a, b)| add(a, b)).collect();
+        }
+        x = self.norm("token_embd_norm", &x);
+        for layer in 0..2 {
+            let name = |part: &str| format!("blk.{layer}.{part}");
+            let [mut q, mut k, v] = ["attn_q", "attn_k", "attn_v"].map(|part| self.linear(&name(part), &x));
+            if nomic {
+                self.rotate(&mut q);
+                self.rotate(&mut k);
+            }
+            let attended = self.linear(&name("attn_output"), &self.attend(&q, &k, &v));
+            x = self.norm(&name("attn_output_norm"), &add_rows(&x, &attended));
+            let mut up = self.linear(&name("ffn_up"), &x);
+            if nomic {
+                let gate = self.linear(&name("ffn_gate"), &x);
+                for (up, gate) in up.iter_mut().flatten().zip(gate.iter().flatten()) {
+                    *up *= gate / (1.0 + (-gate).exp());
+                }
+            } else {
+                up.iter_mut().flatten().for_each(|u| *u *= 0.5 * (1.0 + erf(*u / 2f64.sqrt())));
+            }
+            let down = self.linear(&name("ffn_down"), &up);
+            x = self.norm(&name("layer_output_norm"), &add_rows(&x, &down));
+        }
+        x
+    }
+}
+
+fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+fn add_rows(a: &Rows, b: &Rows) -> Rows {
+    a.iter().zip(b).map(|(a, b)| add(a, b)).collect()
+}
+
+/// The error function, by its Taylor series: exact enough for the few units that occur here.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * 2.0 / std::f64::consts::PI.sqrt()
+}
+
+fn embedder(parts: &Parts, options: EmbedderOptions) -> Result<Embedder, Error> {
+    Embedder::new(parts.model().unwrap(), &Scheduler::new([cpu(2)]), options, &mut |_| {})
+}
+
+fn tokens(seed: u64, count: usize) -> Vec<u32> {
+    let mut rng = Rng::new(seed);
+    (0..count).map(|_| rng.below(100) as u32).collect()
+}
+
+#[test]
+fn embeddings_are_those_of_the_model_written_out() {
+    for architecture in ["bert", "nomic-bert"] {
+        for seed in 1..4 {
+            let parts = parts(architecture, seed);
+            let written = Written { parts: &parts, heads: 3 };
+            for count in [1, 2, 17, 40] {
+                let tokens = tokens(seed, count);
+                let rows = written.run(&tokens, architecture == "nomic-bert");
+                let mean: Vec<f32> = (0..48)
+                    .map(|c| (rows.iter().map(|row| row[c]).sum::<f64>() / rows.len() as f64) as f32)
+                    .collect();
+                let row = |i: usize| rows[i].iter().map(|v| *v as f32).collect::<Vec<f32>>();
+                for (pooling, expected) in
+                    [(Pooling::Mean, mean), (Pooling::Cls, row(0)), (Pooling::Last, row(count - 1))]
+                {
+                    let options = EmbedderOptions {
+                        pooling: Some(pooling),
+                        normalize: false,
+                        ..EmbedderOptions::default()
+                    };
+                    let found = embedder(&parts, options).unwrap().embed_tokens(&tokens).unwrap();
+                    for (found, expected) in found.iter().zip(&expected) {
+                        assert!(
+                            (found - expected).abs() < 1e-4,
+                            "{architecture}, seed {seed}, {count} tokens, {pooling:?}: {found} is not {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_pooling_of_the_file_is_the_default_and_vectors_have_length_one() {
+    let parts = parts("bert", 5);
+    let mut by_file = embedder(&parts, EmbedderOptions::default()).unwrap();
+    assert_eq!(by_file.pooling(), Pooling::Mean);
+    let tokens = tokens(7, 9);
+    let unit = by_file.embed_tokens(&tokens).unwrap();
+    let length: f64 = unit.iter().map(|v| f64::from(*v).powi(2)).sum();
+    assert!((length - 1.0).abs() < 1e-6);
+    let raw = EmbedderOptions { normalize: false, ..EmbedderOptions::default() };
+    let raw = embedder(&parts, raw).unwrap().embed_tokens(&tokens).unwrap();
+    assert!((cosine(&unit, &raw) - 1.0).abs() < 1e-6);
+    // The same text again, after another one.
+    by_file.embed_tokens(&tokens[..3]).unwrap();
+    assert_eq!(by_file.embed_tokens(&tokens).unwrap(), unit);
+}
+
+#[test]
+fn a_classification_head_scores_the_first_token() {
+    let mut parts = parts("bert", 3);
+    parts.matrix("cls.weight", DType::F32, [48, 48], 1.0);
+    parts.vector("cls.bias", 48, 0.0, 0.5);
+    parts.matrix("cls.output.weight", DType::F32, [1, 48], 1.0);
+    parts.vector("cls.output.bias", 1, 0.0, 0.5);
+    let tokens = tokens(2, 11);
+    let written = Written { parts: &parts, heads: 3 };
+    let first = vec![written.run(&tokens, false)[0].clone()];
+    let pooled: Rows =
+        written.linear("cls", &first).iter().map(|r| r.iter().map(|v| v.tanh()).collect()).collect();
+    let expected = written.linear("cls.output", &pooled)[0][0];
+    let options = EmbedderOptions { pooling: Some(Pooling::Rank), ..EmbedderOptions::default() };
+    let found = embedder(&parts, options).unwrap().embed_tokens(&tokens).unwrap();
+    assert_eq!(found.len(), 1);
+    assert!((f64::from(found[0]) - expected).abs() < 1e-4, "{found:?} is not {expected}");
+}
+
+#[test]
+fn other_models_embed_with_their_hidden_states() {
+    let recipe = Recipe::new("llama");
+    let tokens = recipe.tokens(20);
+    let options = EngineOptions { hidden: true, cache: DType::F32, ..EngineOptions::default() };
+    let mut plain = engine(recipe.model(), options);
+    plain.feed(&tokens).unwrap();
+    let scheduler = Scheduler::new([cpu(1)]);
+    let mut embedder =
+        Embedder::new(recipe.model(), &scheduler, EmbedderOptions::default(), &mut |_| {}).unwrap();
+    assert_eq!(embedder.pooling(), Pooling::Last);
+    let found = embedder.embed_tokens(&tokens).unwrap();
+    assert!(cosine(&found, plain.hidden(0)) > 0.9999);
+}
+
+#[test]
+fn what_cannot_be_embedded_is_refused() {
+    let parts = parts("bert", 1);
+    let mut embedder_ = embedder(&parts, EmbedderOptions::default()).unwrap();
+    assert!(matches!(embedder_.embed_tokens(&[]), Err(Error::EmptyPrompt)));
+    assert!(matches!(
+        embedder_.embed_tokens(&[1; 41]),
+        Err(Error::ContextFull { wanted: 41, context: 40, .. })
+    ));
+    assert!(matches!(embedder_.embed_tokens(&[100]), Err(Error::Token { token: 100, .. })));
+    let rank = EmbedderOptions { pooling: Some(Pooling::Rank), ..EmbedderOptions::default() };
+    assert!(embedder(&parts, rank).err().unwrap().to_string().contains("classification head"));
+    let long = EmbedderOptions { context: 41, ..EmbedderOptions::default() };
+    assert!(embedder(&parts, long).err().unwrap().to_string().contains("context"));
+    // An encoder does not generate.
+    let scheduler = Scheduler::new([cpu(1)]);
+    let error =
+        quadriga_llm::Engine::new(parts.model().unwrap(), &scheduler, EngineOptions::default(), &mut |_| {});
+    assert!(error.err().unwrap().to_string().contains("encoder"));
+}
+
+#[test]
+fn broken_encoders_are_refused_by_name() {
+    for (key, value, named) in [
+        ("bert.pooling_type", 9u32, "pooling_type"),
+        ("bert.context_length", 41, "position_embd.weight"),
+        ("bert.attention.head_count", 0, "attention.head_count"),
+        ("bert.feed_forward_length", 7, "ffn_up.weight"),
+        ("bert.expert_count", 2, "expert_count"),
+    ] {
+        let mut parts = parts("bert", 1);
+        let error =
+            parts.set(key, value).model().err().unwrap_or_else(|| panic!("{key} {value}")).to_string();
+        assert!(error.contains(named), "{key} = {value}: {error}");
+    }
+    for tensor in ["position_embd.weight", "token_embd_norm.bias", "blk.1.attn_output_norm.weight"] {
+        let mut parts = parts("bert", 1);
+        let result = parts.remove(tensor).model();
+        // A norm without a bias is a norm.
+        if tensor.ends_with("bias") {
+            assert!(result.is_ok());
+        } else {
+            assert!(result.err().unwrap().to_string().contains(tensor));
+        }
+    }
+}
