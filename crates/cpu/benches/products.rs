@@ -235,6 +235,9 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
         (1, 4096, 150, half, 5),
         (1, 4096, 150, byte, 5),
         (512, 512, 1, half, 20),
+        (1, 4096, 150, DType::BF16, 5),
+        (1, 4096, 150, DType::Q5_1, 5),
+        (1, 4096, 150, DType::Q4_0, 5),
     ]
     .into_iter()
     .enumerate()
@@ -275,6 +278,7 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
                     values: rows(1),
                     mask: None,
                     spans: Some(&spans),
+                    sinks: None,
                     output: HeadRows { pointer: out.as_mut_ptr().cast(), stride: floats, head_stride: 256 },
                 };
                 // SAFETY: the rows are inside the vectors above; the work memory has the requested length.

@@ -281,12 +281,12 @@ impl TensorView {
         Some(self.at(place, first, len)?.cast())
     }
 
-    /// As [`floats_at`](TensorView::floats_at), for `f16` elements at an address that suits them.
-    pub(crate) fn halves_at(&self, place: [usize; 3], first: usize, len: usize) -> Option<*mut f16> {
-        if self.dtype != DType::F16 || !self.is_dense() {
+    /// As [`floats_at`](TensorView::floats_at), for `f16` or `bf16` elements at an address that suits them.
+    pub(crate) fn halves_at(&self, place: [usize; 3], first: usize, len: usize) -> Option<*mut u16> {
+        if !matches!(self.dtype, DType::F16 | DType::BF16) || !self.is_dense() {
             return None;
         }
-        Some(self.at(place, first, len)?.cast::<f16>()).filter(|at| at.is_aligned())
+        Some(self.at(place, first, len)?.cast::<u16>()).filter(|at| at.is_aligned())
     }
 
     /// All its bytes, gaps included.

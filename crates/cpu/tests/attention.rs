@@ -60,6 +60,7 @@ struct Case {
     v: Cache,
     mask: Option<(DType, Vec<f32>)>,
     spans: Option<Vec<[i32; 2]>>,
+    sinks: Option<Vec<f32>>,
 }
 
 fn exact(case: &Case) -> Vec<f64> {
@@ -84,12 +85,13 @@ fn exact(case: &Case) -> Vec<f64> {
                     if (begin..end).contains(&(c as i32)) { s } else { f64::NEG_INFINITY }
                 })
                 .collect();
-            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = case.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
+            let most = scores.iter().copied().fold(sink, f64::max);
             if most == f64::NEG_INFINITY {
                 continue;
             }
             let p: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-            let total: f64 = p.iter().sum();
+            let total = p.iter().sum::<f64>() + (sink - most).exp();
             for (c, p) in p.iter().enumerate() {
                 for i in 0..dv {
                     out[(t * heads + h) * dv + i] += p / total * case.v.values[(c * kv_heads + g) * dv + i];
@@ -125,6 +127,7 @@ fn computed(case: &Case, isa: Isa, pool: &Pool) -> Vec<f32> {
             dtype: *dtype,
         }),
         spans: case.spans.as_deref(),
+        sinks: case.sinks.as_deref(),
         output: HeadRows {
             pointer: out.as_mut_ptr().cast(),
             stride: heads * (dv + gap) * 4,
@@ -190,6 +193,7 @@ fn case(rng: &mut Rng, shape: AttentionShape) -> Case {
         v: cache(rng, shape.value_type, shape.slots, shape.kv_heads, shape.value_width),
         mask: None,
         spans: None,
+        sinks: None,
     }
 }
 
@@ -201,7 +205,7 @@ fn pools() -> Vec<Pool> {
 fn every_cache_type_one_and_many_queries() {
     let mut rng = Rng::new(21);
     let pools = pools();
-    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q5_1, DType::Q4_0] {
         for (heads, kv_heads, tokens, slots) in
             [(1, 1, 1, 1), (9, 3, 1, 70), (4, 4, 3, 33), (6, 2, 20, 150), (3, 1, 70, 129), (8, 2, 1, 700)]
         {
@@ -295,12 +299,53 @@ fn shapes_without_a_kernel_are_errors() {
     let bad = [
         AttentionShape { kv_heads: 3, ..good },
         AttentionShape { kv_heads: 0, ..good },
-        AttentionShape { key_type: DType::Q4_0, ..good },
+        AttentionShape { key_type: DType::Q4_K, ..good },
         AttentionShape { key_type: DType::Q8_0, key_width: 40, ..good },
         AttentionShape { tokens: usize::MAX / 2, slots: usize::MAX / 2, ..good },
     ];
     for shape in bad {
         assert!(Attention::work_bytes(Isa::Scalar, &shape, 2).is_err(), "{shape:?}");
+    }
+}
+
+#[test]
+fn sinks_are_added_once() {
+    let seed = 29;
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    let pools = pools();
+    for (dtype, tokens, slots) in
+        [(DType::F16, 1, 5), (DType::F16, 1, 1000), (DType::F32, 3, 200), (DType::Q8_0, 40, 130)]
+    {
+        let mut case = case(&mut rng, shape(6, 2, tokens, slots, 64, dtype));
+        // Of one head the sink is next to nothing, of another all.
+        let sink = |h: usize, rng: &mut Rng| [rng.uniform(-1.0, 2.0) as f32, -90.0, 95.0][h.min(4) % 3];
+        case.sinks = Some((0..6).map(|h| sink(h, &mut rng)).collect());
+        check("sinks", &case, &pools);
+        case.spans = Some((0..tokens).map(|t| [slots as i32 / 2, (slots - t) as i32]).collect());
+        check("sinks and spans", &case, &pools);
+        case.shape.soft_cap = Some(2.0);
+        check("sinks, spans and cap", &case, &pools);
+    }
+}
+
+#[test]
+fn keys_and_values_of_different_types_and_widths() {
+    use DType::{BF16, F16, F32, Q4_0, Q5_1, Q8_0};
+    let mut rng = Rng::new(30);
+    let pools = pools();
+    for (key_type, value_type) in [(Q8_0, Q4_0), (F16, Q5_1), (BF16, F16), (Q4_0, F32), (F16, F16)] {
+        for (heads, kv_heads, dk, dv) in [(8, 1, 576, 512), (4, 4, 192, 128), (4, 2, 256, 256)] {
+            for (tokens, slots) in [(1, 300), (3, 70), (20, 130)] {
+                let shape = AttentionShape {
+                    value_width: dv,
+                    key_type,
+                    value_type,
+                    ..shape(heads, kv_heads, tokens, slots, dk, F16)
+                };
+                check("types and widths", &case(&mut rng, shape), &pools);
+            }
+        }
     }
 }
 

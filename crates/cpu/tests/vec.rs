@@ -284,13 +284,25 @@ fn conversions_are_exact() {
             vec::bf16_to_f32(isa, &brains, &mut back);
             assert!(back.iter().zip(&brains).all(|(b, h)| *b == h.to_f32()));
         }
-        let x = row(&mut rng, 96, 4.0);
-        let mut bytes = vec![0; DType::Q8_0.row_bytes(96).unwrap()];
-        blocks::quantize(DType::Q8_0, &x, &mut bytes).unwrap();
-        let (mut got, mut want) = (vec![0.0; 96], vec![0.0; 96]);
-        blocks::dequantize(DType::Q8_0, &bytes, &mut want).unwrap();
-        // SAFETY: the bytes are those of 96 elements.
-        assert!(unsafe { vec::load_row(isa, DType::Q8_0, bytes.as_ptr(), &mut got) });
-        assert_eq!(got, want);
+        for dtype in [DType::Q8_0, DType::Q5_1, DType::Q4_0] {
+            let x = row(&mut rng, 96, 4.0);
+            let mut bytes = vec![0; dtype.row_bytes(96).unwrap()];
+            blocks::quantize(dtype, &x, &mut bytes).unwrap();
+            let (mut got, mut want) = (vec![0.0; 96], vec![0.0; 96]);
+            blocks::dequantize(dtype, &bytes, &mut want).unwrap();
+            // SAFETY: the bytes are those of 96 elements.
+            assert!(unsafe { vec::load_row(isa, dtype, bytes.as_ptr(), &mut got) });
+            assert_eq!(got, want, "{dtype}, {isa}");
+        }
+        let special =
+            [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::MAX, f32::MIN, 1e-40, 1.0 + 1.0 / 256.0];
+        let special: Vec<f32> =
+            special.into_iter().chain([f32::from_bits(0x7f80_0001)]).cycle().take(40).collect();
+        let mut brains = vec![bf16::ZERO; 40];
+        vec::f32_to_bf16(isa, &special, &mut brains);
+        assert!(
+            brains.iter().zip(&special).all(|(b, x)| b.to_bits() == bf16::from_f32(*x).to_bits()),
+            "{isa}"
+        );
     }
 }

@@ -52,8 +52,7 @@ pub(super) fn attention(
     let Attention { scale, soft_cap, .. } = *parameters;
     let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, sinks, out: *out };
     let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
-    if spans_fit && sinks.is_none() && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok()
-    {
+    if spans_fit && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
         lowered.push(LoweredOp::Team(TeamOp {
             kernel: Box::new(FastAttention { shape, plain }),
             accesses,
@@ -125,7 +124,7 @@ fn rows(view: &TensorView, batch: usize, token_axis: usize, head_axis: usize) ->
 
 impl TeamKernel for FastAttention {
     fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), TeamError> {
-        let AttentionKernel { isa, q, k, v, mask, spans, out, .. } = &self.plain;
+        let AttentionKernel { isa, q, k, v, mask, spans, sinks, out, .. } = &self.plain;
         let tokens = self.shape.tokens;
         // The kernel clamps spans to the keys; a span out of range is an error, found here.
         worker
@@ -142,6 +141,8 @@ impl TeamKernel for FastAttention {
                 Some(unsafe { std::slice::from_raw_parts(pointer.cast::<[i32; 2]>(), tokens) })
             }
         };
+        // SAFETY: sinks are an input of the operation, which it does not write.
+        let sinks = sinks.as_ref().and_then(|sinks| unsafe { sinks.row_f32([0; 3]) });
         let needs = fast::Attention::work_bytes(*isa, &self.shape, work.threads)?;
         if work.bytes < needs {
             return Err(TeamError::Data(format!("{} bytes of work memory, {needs} needed", work.bytes)));
@@ -166,6 +167,7 @@ impl TeamKernel for FastAttention {
                 values: rows(v, batch, 2, 1)?,
                 mask,
                 spans,
+                sinks,
                 output: rows(out, batch, 1, 2)?,
             };
             // SAFETY: the tensors have these shapes and strides, in buffers that the program holds; the result is

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use quadriga_graph::DType;
+
 use super::operand::{Operand, PackedWeight};
 use super::scratch::with_floats;
 use crate::isa::Isa;
@@ -141,14 +143,17 @@ impl SetRowsKernel {
             self.target.copy_from(to, first, &self.x, from, first, len);
             return;
         }
-        if let (Some(x), Some(out)) =
-            (self.x.floats_at(from, first, len), self.target.halves_at(to, first, len))
-        {
-            // SAFETY: both rows have these elements; the new rows are not in the target, which only this unit writes
-            // here.
+        let (x, out) = (self.x.floats_at(from, first, len), self.target.halves_at(to, first, len));
+        if let (Some(x), Some(out)) = (x, out) {
+            // SAFETY: both rows have these elements, of 16 bits in the target; the new rows are not in the target,
+            // which only this unit writes here.
             unsafe {
-                let (x, out) = (std::slice::from_raw_parts(x, len), std::slice::from_raw_parts_mut(out, len));
-                vec::f32_to_f16(self.isa, x, out);
+                let x = std::slice::from_raw_parts(x, len);
+                if self.target.dtype == DType::F16 {
+                    vec::f32_to_f16(self.isa, x, std::slice::from_raw_parts_mut(out.cast(), len));
+                } else {
+                    vec::f32_to_bf16(self.isa, x, std::slice::from_raw_parts_mut(out.cast(), len));
+                }
             }
             return;
         }

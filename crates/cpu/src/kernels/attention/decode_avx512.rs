@@ -1,4 +1,4 @@
-//! Decode attention with AVX-512: whole tiles of f16 or q8_0 keys and values for few queries, read in place.
+//! Decode attention with AVX-512: whole tiles of f16, bf16 or q8_0 keys and values for few queries, read in place.
 //!
 //! Decoding after a long context is bound by memory. Registers and prefetches are scheduled by hand so that computing hides
 //! behind it:
@@ -17,7 +17,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::slot_tile::{F16, Q8Slots, SlotTile, TILE, strips};
+use super::slot_tile::{Bf16, F16, Q8Slots, SlotTile, TILE, strips};
 
 /// How many slots ahead rows are prefetched from the L2 to the L1 cache.
 const NEAR_DISTANCE: usize = 8;
@@ -34,7 +34,7 @@ pub(super) struct PrefetchLines {
 
 /// Elements of a step, and the most that a row may have.
 const STEP: usize = 4 * LANES;
-const MAX_WIDTH: usize = 512;
+const MAX_WIDTH: usize = 576;
 
 /// Whether the kernels below support a tile: it is full, and its rows are a multiple of 64 elements.
 pub(super) fn is_supported(slots: &SlotTile) -> bool {
@@ -123,6 +123,39 @@ impl CacheRows for F16 {
             );
         }
         out
+    }
+}
+
+impl CacheRows for Bf16 {
+    const BYTES: usize = 2 * STEP;
+    const SCALED: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn four<const VECTOR: usize>(row: *const u8, stride: usize, _scales: *const f32) -> [__m512; 4] {
+        // SAFETY: promised by the caller: 32 bytes of each row are read.
+        unsafe {
+            four!(row, stride, [
+                "vpmovzxwd {k0}, ymmword ptr [{row} + {at}]",
+                "vpmovzxwd {k1}, ymmword ptr [{row} + {stride} + {at}]",
+                "vpmovzxwd {k2}, ymmword ptr [{row} + 2 * {stride} + {at}]",
+                "vpmovzxwd {k3}, ymmword ptr [{row} + {three} + {at}]",
+                "vpslld {k0}, {k0}, 16",
+                "vpslld {k1}, {k1}, 16",
+                "vpslld {k2}, {k2}, 16",
+                "vpslld {k3}, {k3}, 16"
+            ]; at = 32 * VECTOR)
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn one<const VECTOR: usize>(row: *const u8) -> __m512 {
+        // SAFETY: reads 32 bytes, which the caller promised.
+        unsafe {
+            let bits = _mm256_loadu_si256(row.wrapping_add(32 * VECTOR).cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        }
     }
 }
 

@@ -4,14 +4,18 @@
 //! Slots outside every query's span, and tiles of slots that the mask hides from all queries of a block, are not read:
 //! the cost is that of the visible slots.
 //!
-//! Few queries read keys and values in place (work_unit.rs, slot_tile.rs; decode_avx512.rs for f16 and q8_0). Many
-//! queries use transposed kernels, with one query per SIMD lane (transposed.rs): AMX tiles (transposed_amx.rs) or AVX-512
-//! (transposed_avx512.rs).
+//! Few queries read keys and values in place (work_unit.rs, cache_tile.rs, slot_tile.rs; decode_avx512.rs for f16, bf16 and q8_0); q4_0
+//! and q5_1 are widened to f32, a tile at a time. Many queries use transposed kernels, with one query per SIMD lane
+//! (transposed.rs): AMX tiles (transposed_amx.rs) or AVX-512 (transposed_avx512.rs).
+//!
+//! A sink is a score without a value: the online softmax of a query starts with it. Of the parts of a query that are
+//! merged later, only the first does.
 //!
 //! The work is divided by key heads and blocks of queries. When these are few (one query after a long context), the KV
 //! cache is also split, every [`KV_SPLIT`] slots, and the partial results are merged by their maxima and sums. The split
 //! depends on the shape alone, so results do not depend on the number of threads.
 
+mod cache_tile;
 #[cfg(target_arch = "x86_64")]
 mod decode_avx512;
 mod slot_tile;
@@ -43,7 +47,7 @@ const FEW_UNITS: usize = 64;
 /// Rows (queries × heads) of a unit of work, about.
 const UNIT_ROWS: usize = 64;
 
-/// Up to this many queries read keys and values in place; for more, a tile is first widened to f32.
+/// Up to this many queries read keys and values in place; for more, a tile is first widened and transposed.
 const FEW_TOKENS: usize = 4;
 
 /// Sizes and parameters of an attention.
@@ -65,9 +69,9 @@ pub struct AttentionShape {
     pub scale: f32,
     /// Scores are replaced by `cap · tanh(score / cap)`, before the mask.
     pub soft_cap: Option<f32>,
-    /// The type of keys: F32, F16, BF16 or Q8_0.
+    /// The type of keys, one of the [types of a KV cache](DType::is_cache_type).
     pub key_type: DType,
-    /// The type of values: F32, F16, BF16 or Q8_0.
+    /// The type of values, likewise.
     pub value_type: DType,
 }
 
@@ -104,6 +108,8 @@ pub struct AttentionMemory<'a> {
     pub mask: Option<AttentionMask>,
     /// For each query, the first visible slot and one past the last; without spans, all slots are visible.
     pub spans: Option<&'a [[i32; 2]]>,
+    /// For each head, one more score of every query, without a value.
+    pub sinks: Option<&'a [f32]>,
     /// `f32` results: row (token, head) of `value_width` elements.
     pub output: HeadRows,
 }
@@ -141,7 +147,7 @@ struct AttentionPlan {
     value_pad: usize,
     /// Key heads that one unit may take.
     heads_at_once: usize,
-    /// Whether keys and values are read in place.
+    /// Whether rows of keys and values are read as they are, in place or widened. Otherwise keys are transposed first.
     direct: bool,
     /// The kernel for many queries, if there are enough of them.
     many: Option<ManyQueryKernel>,
@@ -162,7 +168,7 @@ const ALIGN: usize = 64;
 impl AttentionPlan {
     fn new(isa: Isa, shape: &AttentionShape) -> Result<AttentionPlan, KernelError> {
         for dtype in [shape.key_type, shape.value_type] {
-            if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0) {
+            if !dtype.is_cache_type() {
                 return Err(KernelError::Type { dtype });
             }
         }
@@ -193,8 +199,7 @@ impl AttentionPlan {
         let kv_splits = if few { shape.slots.div_ceil(KV_SPLIT).max(1) } else { 1 };
         let (key_pad, value_pad) = (shape.key_width.div_ceil(16) * 16, shape.value_width.div_ceil(16) * 16);
         let even = shape.key_width == key_pad && shape.value_width == value_pad;
-        let any_bf16 = shape.key_type == DType::BF16 || shape.value_type == DType::BF16;
-        let direct = even && !any_bf16 && shape.tokens <= FEW_TOKENS;
+        let direct = even && shape.tokens <= FEW_TOKENS;
         let heads_at_once = if direct && kv_splits > 1 { shape.kv_heads } else { 1 };
         Ok(AttentionPlan { group, block, blocks, kv_splits, key_pad, value_pad, heads_at_once, direct, many })
     }
@@ -202,7 +207,7 @@ impl AttentionPlan {
     /// Bytes of scratch memory for one thread, of partial results, and of keys and values as AMX tiles.
     fn bytes(&self, shape: &AttentionShape) -> Option<[usize; 3]> {
         let aligned = |bytes: usize| bytes.checked_next_multiple_of(ALIGN);
-        let scratch = work_unit::scratch_floats(self)?.checked_mul(4)?;
+        let scratch = work_unit::scratch_floats(self, shape)?.checked_mul(4)?;
         let rows = shape.tokens.checked_mul(shape.heads)?;
         let partials = if self.kv_splits == 1 {
             0
@@ -242,7 +247,7 @@ impl<'a> Attention<'a> {
     /// An attention on this memory.
     ///
     /// # Errors
-    /// There is no kernel for these types or sizes, or there are fewer spans than queries.
+    /// There is no kernel for these types or sizes, there are fewer spans than queries, or fewer sinks than heads.
     ///
     /// # Safety
     /// For `'a`: all rows must be readable, the output's writable, and [`work_bytes`](Attention::work_bytes) bytes at
@@ -261,6 +266,11 @@ impl<'a> Attention<'a> {
             && spans.len() < shape.tokens
         {
             return Err(KernelError::Short { what: "spans", has: spans.len(), needs: shape.tokens });
+        }
+        if let Some(sinks) = memory.sinks
+            && sinks.len() < shape.heads
+        {
+            return Err(KernelError::Short { what: "sinks", has: sinks.len(), needs: shape.heads });
         }
         if let Some(mask) = memory.mask
             && !matches!(mask.dtype, DType::F32 | DType::F16)
@@ -309,6 +319,7 @@ impl<'a> Attention<'a> {
                     kv_heads: kv_head..kv_head + 1,
                     block,
                     split: 0,
+                    first: true,
                     alone: true,
                     prefetched: false,
                 };
@@ -329,12 +340,9 @@ impl<'a> Attention<'a> {
             let (strip, rest) = (unit % strips, unit / strips);
             let (split, block) = (visible.start + rest % visible.len(), rest / visible.len());
             let kv_heads = strip * together..((strip + 1) * together).min(kv_heads);
-            work_unit::run(
-                self,
-                WorkUnit { kv_heads, block, split, alone, prefetched },
-                scratch.cast(),
-                partials,
-            );
+            let first = split == visible.start;
+            let unit = WorkUnit { kv_heads, block, split, first, alone, prefetched };
+            work_unit::run(self, unit, scratch.cast(), partials);
         });
         if alone {
             return Ok(());
@@ -364,6 +372,14 @@ impl<'a> Attention<'a> {
         let row = mask.rows.row(token, head);
         // SAFETY: the caller of `new` promised a mask with a number for every slot.
         slots.into_iter().any(|slot| unsafe { slot_tile::masked(&mask, row, slot) } > f32::NEG_INFINITY)
+    }
+
+    /// The score and weight that the online softmax of a head's queries starts with: those of its sink.
+    fn sink(&self, head: usize) -> [f32; 2] {
+        match self.memory.sinks.and_then(|sinks| sinks.get(head)) {
+            Some(sink) => [*sink, 1.0],
+            None => [f32::NEG_INFINITY, 0.0],
+        }
     }
 
     /// The slots that a query sees.

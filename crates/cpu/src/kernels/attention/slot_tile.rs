@@ -34,6 +34,7 @@ pub(super) trait CacheSource {
 
 pub(super) struct F32;
 pub(super) struct F16;
+pub(super) struct Bf16;
 pub(super) struct Q8Slots;
 
 impl CacheSource for F32 {
@@ -49,6 +50,14 @@ impl CacheSource for F16 {
     unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
         // SAFETY: promised by the caller.
         unsafe { S::load_f16(row.cast::<u16>().add(column)) }
+    }
+}
+
+impl CacheSource for Bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(row: *const u8, column: usize) -> S::V {
+        // SAFETY: promised by the caller.
+        unsafe { S::load_bf16(row.cast::<u16>().add(column)) }
     }
 }
 
@@ -86,7 +95,7 @@ impl SlotTile {
 
     /// Prefetches the memory that belongs to slot `i`.
     #[inline(always)]
-    unsafe fn prefetch_after<S: Simd>(&self, i: usize) {
+    pub(super) unsafe fn prefetch_after<S: Simd>(&self, i: usize) {
         let at = self.prefetch.wrapping_add(i * self.prefetch_step);
         let mut line = 0;
         while line < self.prefetch_bytes {
@@ -364,16 +373,17 @@ pub(super) struct ScoreRow {
     pub(super) sums: *mut f32,
 }
 
-/// Initializes a row's online softmax.
+/// Initializes a row's online softmax with a score and its weight.
 ///
 /// # Safety
 /// The row's state and sums must be writable.
 #[inline(always)]
-pub(super) unsafe fn clear<S: Simd>(state: *mut f32, sums: *mut f32, pad: usize) {
+pub(super) unsafe fn clear([score, weight]: [f32; 2], state: *mut f32, sums: *mut f32, pad: usize) {
     // SAFETY: promised by the caller.
     unsafe {
         std::ptr::write_bytes(state, 0, STATE);
-        *state.add(LARGEST) = f32::NEG_INFINITY;
+        *state = weight;
+        *state.add(LARGEST) = score;
         std::ptr::write_bytes(sums, 0, pad);
     }
 }

@@ -17,6 +17,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Attention;
+use super::cache_tile::CacheSide;
 use super::slot_tile::masked;
 use crate::kernels::vec::simd::{Lanes16, Simd};
 use crate::kernels::vec::{self, tanh};
@@ -77,11 +78,12 @@ impl<'a> TransposedUnit<'a> {
     /// The scratch memory must be valid, and used by this unit alone.
     pub(super) unsafe fn begin(&self) -> Range<usize> {
         let (mut begin, mut end) = (self.attention.shape.slots, 0);
+        let [sink, weight] = self.attention.sink(self.head);
         // SAFETY: promised by the caller.
         unsafe {
             for row in 0..BLOCK {
-                *self.state.add(row) = f32::NEG_INFINITY;
-                *self.state.add(BLOCK + row) = 0.0;
+                *self.state.add(row) = std::f32::consts::LOG2_E * sink;
+                *self.state.add(BLOCK + row) = weight;
                 let inside = row < self.tokens;
                 let (first, last) = if inside { self.attention.span(self.first_token + row) } else { (0, 0) };
                 if first < last {
@@ -289,13 +291,6 @@ fn power<const EXACT: bool>(x: __m512) -> __m512 {
     _mm512_maskz_scalef_ps(normal, p, x)
 }
 
-/// The two halves of the KV cache.
-#[derive(Clone, Copy)]
-pub(super) enum CacheSide {
-    Keys,
-    Values,
-}
-
 /// Widens a row of keys or values to f32; pads it with zeros, also past the last slot.
 ///
 /// # Safety
@@ -307,12 +302,8 @@ pub(super) unsafe fn load_widened(
     slot: usize,
     out: &mut [f32],
 ) {
-    let (shape, memory) = (&attention.shape, &attention.memory);
-    let (rows, dtype, width) = match side {
-        CacheSide::Keys => (&memory.keys, shape.key_type, shape.key_width),
-        CacheSide::Values => (&memory.values, shape.value_type, shape.value_width),
-    };
-    let there = if slot < shape.slots { width.min(out.len()) } else { 0 };
+    let (rows, dtype, width) = side.rows(attention);
+    let there = if slot < attention.shape.slots { width.min(out.len()) } else { 0 };
     let (row, rest) = out.split_at_mut(there);
     rest.fill(0.0);
     if there > 0 {

@@ -19,7 +19,8 @@ use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
-use super::transposed::{self, BLOCK, CacheSide, TransposedUnit, load_widened};
+use super::cache_tile::CacheSide;
+use super::transposed::{self, BLOCK, TransposedUnit, load_widened};
 use super::{Attention, AttentionShape};
 use crate::isa::Amx;
 use crate::kernels::KernelError;

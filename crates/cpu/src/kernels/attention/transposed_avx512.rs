@@ -12,7 +12,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::transposed::{self, BLOCK, CacheSide, TransposedUnit, load_widened};
+use super::cache_tile::CacheSide;
+use super::transposed::{self, BLOCK, TransposedUnit, load_widened};
 use super::{Attention, AttentionShape};
 use crate::isa::Avx512;
 use crate::kernels::KernelError;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! scratch memory of a thread, in f32; rows = key heads × queries of the block × query heads of a key head
-//! columns  key_pad × TILE      a tile of keys, widened and transposed; few queries read the cache in place instead
-//! widened  TILE × pad          a tile of keys or values, widened; likewise
+//! columns  key_pad × TILE      a tile of keys, widened and transposed; not for few queries
+//! widened  TILE × pad          a tile of keys or values, widened; few queries read most types in place instead
 //! queries  rows × key_pad      scaled, padded with zeros
 //! sums     rows × value_pad    Σ p v so far
 //! scores   rows × TILE         scores, then p = exp(score − largest)
@@ -14,25 +14,16 @@ use std::ops::Range;
 
 use quadriga_graph::DType;
 
-#[cfg(target_arch = "x86_64")]
-use super::decode_avx512::{self, PrefetchLines};
-use super::slot_tile::{self, F16, F32, Q8Slots, STATE, STRIP, ScoreRow, SlotTile, TILE};
-use super::{Attention, AttentionPlan, HeadRows, KV_SPLIT};
-use crate::kernels::vec::q8_0;
+use super::cache_tile::{CacheSide, CacheTile, PREFETCH_DISTANCE, TileScratch, columns_width, widened_width};
+use super::slot_tile::{self, STATE, STRIP, ScoreRow, TILE};
+use super::{Attention, AttentionPlan, AttentionShape, HeadRows, KV_SPLIT};
 use crate::kernels::vec::simd::{Simd, dispatch};
 
-/// How many slots ahead keys and values are prefetched.
-const PREFETCH_DISTANCE: usize = TILE;
-
-pub(super) fn scratch_floats(plan: &AttentionPlan) -> Option<usize> {
+pub(super) fn scratch_floats(plan: &AttentionPlan, shape: &AttentionShape) -> Option<usize> {
     let rows = unit_rows(plan)?;
     let per_row = plan.key_pad.checked_add(plan.value_pad)?.checked_add(STATE + TILE)?;
-    let tile = if plan.direct {
-        0
-    } else {
-        plan.key_pad.checked_add(plan.key_pad.max(plan.value_pad))?.checked_mul(TILE)?
-    };
-    rows.checked_mul(per_row)?.checked_add(tile)
+    let tiles = columns_width(plan).checked_add(widened_width(plan, shape))?.checked_mul(TILE)?;
+    rows.checked_mul(per_row)?.checked_add(tiles)
 }
 
 /// Rows of the scratch memory.
@@ -43,8 +34,7 @@ fn unit_rows(plan: &AttentionPlan) -> Option<usize> {
 /// The arrays in the scratch memory.
 #[derive(Clone, Copy)]
 struct UnitScratch {
-    columns: *mut f32,
-    widened: *mut f32,
+    tiles: TileScratch,
     queries: *mut f32,
     sums: *mut f32,
     scores: *mut f32,
@@ -58,6 +48,8 @@ pub(super) struct WorkUnit {
     pub(super) kv_heads: Range<usize>,
     pub(super) block: usize,
     pub(super) split: usize,
+    /// Whether it is the first of a query's KV splits, which starts with the sink.
+    pub(super) first: bool,
     /// Whether no query of the block sees any other KV split: the unit's results are final.
     pub(super) alone: bool,
     /// Whether the thread has just computed the previous KV split, and with it prefetched the first slots of this one.
@@ -71,6 +63,8 @@ struct UnitExtent {
     slots: Range<usize>,
     /// The KV split that the partial results belong to; `None` if the results are final.
     split: Option<usize>,
+    /// Whether the queries start with their sinks.
+    first: bool,
     /// Whether the first slots have been prefetched.
     prefetched: bool,
 }
@@ -99,12 +93,13 @@ impl UnitExtent {
 /// Computes a unit: writes results, or partial results for [`merge`].
 pub(super) fn run(attention: &Attention<'_>, unit: WorkUnit, scratch: *mut f32, partials: *mut f32) {
     let plan = &attention.plan;
-    let WorkUnit { kv_heads, block, split, alone, prefetched } = unit;
+    let WorkUnit { kv_heads, block, split, first, alone, prefetched } = unit;
     let (tokens, slots) = (attention.shape.tokens, attention.shape.slots);
     let slots =
         if plan.kv_splits == 1 { 0..slots } else { split * KV_SPLIT..((split + 1) * KV_SPLIT).min(slots) };
     let tokens = block * plan.block..((block + 1) * plan.block).min(tokens);
-    let extent = &UnitExtent { kv_heads, tokens, slots, split: (!alone).then_some(split), prefetched };
+    let split = (!alone).then_some(split);
+    let extent = &UnitExtent { kv_heads, tokens, slots, split, first, prefetched };
     let Some(rows) = unit_rows(plan) else { return };
     let mut at = scratch;
     let mut take = |floats: usize| {
@@ -114,8 +109,10 @@ pub(super) fn run(attention: &Attention<'_>, unit: WorkUnit, scratch: *mut f32, 
     };
     // All lengths are multiples of sixteen, which keeps vectors aligned.
     let scratch = UnitScratch {
-        columns: take(if plan.direct { 0 } else { TILE * plan.key_pad }),
-        widened: take(if plan.direct { 0 } else { TILE * plan.key_pad.max(plan.value_pad) }),
+        tiles: TileScratch {
+            columns: take(TILE * columns_width(plan)),
+            widened: take(TILE * widened_width(plan, &attention.shape)),
+        },
         queries: take(rows * plan.key_pad),
         sums: take(rows * plan.value_pad),
         scores: take(rows * TILE),
@@ -218,7 +215,8 @@ unsafe fn body<S: Simd>(
                     if i < shape.key_width { from.add(i).read_unaligned() * shape.scale } else { 0.0 };
             }
             let sums = scratch.sums.add(row * plan.value_pad);
-            slot_tile::clear::<S>(scratch.state.add(row * STATE), sums, plan.value_pad);
+            let start = if extent.first { attention.sink(head) } else { [f32::NEG_INFINITY, 0.0] };
+            slot_tile::clear(start, scratch.state.add(row * STATE), sums, plan.value_pad);
         });
         let (mut begin, mut end) = (extent.slots.end, extent.slots.start);
         for token in extent.tokens.clone() {
@@ -320,85 +318,13 @@ unsafe fn one_tile<S: Simd>(
     let rows = tokens.len() * plan.group;
     // The first row of a key head.
     let first_row = |i: usize| i * extent.rows(plan) + skipped;
-    let heads = extent.kv_heads.clone();
-    let direct = |from: &HeadRows, dtype: DType, head: usize, width: usize| {
-        let bytes = width / dtype.block_len() * dtype.block_bytes();
-        // All heads together prefetch the next tile sequentially, which the hardware prefetcher picks up.
-        let together = from.head_stride == bytes && from.stride == bytes * heads.len();
-        let dense =
-            from.row(slot + PREFETCH_DISTANCE, heads.start).wrapping_add((head - heads.start) * TILE * bytes);
-        SlotTile {
-            first: from.row(slot, head),
-            stride: from.stride,
-            count,
-            width,
-            prefetch: if together { dense } else { from.row(slot + PREFETCH_DISTANCE, head) },
-            prefetch_step: if together { bytes } else { from.stride },
-            prefetch_bytes: bytes,
-        }
-    };
-    // Whether decode_avx512.rs supports the keys and values.
-    #[cfg(target_arch = "x86_64")]
-    let known = S::REGISTERS >= 32
-        && plan.direct
-        && matches!(shape.key_type, DType::F16 | DType::Q8_0)
-        && (shape.key_type, shape.key_width) == (shape.value_type, shape.value_width);
-    // The lines to prefetch while a head's keys (side 0) or values (side 1) are processed. Where the heads are adjacent
-    // in memory, they prefetch the next tile of keys and of values alternately: the first half of both while keys are
-    // processed, the second half while values are. With two streams a core keeps more requests in flight than with one.
-    #[cfg(target_arch = "x86_64")]
-    let far = |side: usize, head: usize| {
-        let half = shape.key_width / shape.key_type.block_len() * shape.key_type.block_bytes() / 2;
-        let all = [&memory.keys, &memory.values];
-        if all.iter().all(|rows| rows.head_stride == 2 * half && rows.stride == 2 * half * heads.len()) {
-            let skip = (head - heads.start) * TILE * half;
-            let at = all.map(|rows| {
-                rows.row(slot + PREFETCH_DISTANCE + side * TILE / 2, heads.start).wrapping_add(skip)
-            });
-            return PrefetchLines { at, step: half };
-        }
-        let rows = if side == 0 { &memory.keys } else { &memory.values };
-        let row = rows.row(slot + PREFETCH_DISTANCE, head);
-        PrefetchLines { at: [row, row.wrapping_add(half)], step: rows.stride }
-    };
     // SAFETY: as in `body`.
     unsafe {
         for (i, head) in extent.kv_heads.clone().enumerate() {
             let row = first_row(i);
             let queries = scratch.queries.add(row * plan.key_pad).cast_const();
-            let scores = scratch.scores.add(row * TILE);
-            let keys = direct(&memory.keys, shape.key_type, head, shape.key_width);
-            match shape.key_type {
-                #[cfg(target_arch = "x86_64")]
-                DType::F16 if known && decode_avx512::is_supported(&keys) => {
-                    decode_avx512::scores::<F16>(&keys, far(0, head), queries, plan.key_pad, rows, scores);
-                }
-                #[cfg(target_arch = "x86_64")]
-                DType::Q8_0 if known && decode_avx512::is_supported(&keys) => {
-                    decode_avx512::scores::<Q8Slots>(
-                        &keys,
-                        far(0, head),
-                        queries,
-                        plan.key_pad,
-                        rows,
-                        scores,
-                    );
-                }
-                DType::F16 if plan.direct => {
-                    slot_tile::scores::<S, F16>(keys, queries, plan.key_pad, rows, scores)
-                }
-                DType::Q8_0 if plan.direct => {
-                    slot_tile::scores::<S, Q8Slots>(keys, queries, plan.key_pad, rows, scores)
-                }
-                DType::F32 if plan.direct => {
-                    slot_tile::scores::<S, F32>(keys, queries, plan.key_pad, rows, scores)
-                }
-                dtype => {
-                    widen::<S>(dtype, keys, plan.key_pad, scratch.widened);
-                    slot_tile::to_columns::<S>(scratch.widened, plan.key_pad, scratch.columns);
-                    slot_tile::column_scores::<S>(scratch.columns, queries, plan.key_pad, rows, scores);
-                }
-            }
+            let keys = CacheTile::new(attention, CacheSide::Keys, &extent.kv_heads, head, slot, count);
+            keys.scores::<S>(plan, scratch.tiles, queries, rows, scratch.scores.add(row * TILE));
         }
         let sees_all = |token: usize| {
             let (first, last) = attention.span(token);
@@ -428,91 +354,8 @@ unsafe fn one_tile<S: Simd>(
             let row = first_row(i);
             let weights = scratch.scores.add(row * TILE).cast_const();
             let sums = scratch.sums.add(row * plan.value_pad);
-            let values = direct(&memory.values, shape.value_type, head, shape.value_width);
-            match shape.value_type {
-                #[cfg(target_arch = "x86_64")]
-                DType::F16 if known && decode_avx512::is_supported(&values) => {
-                    decode_avx512::gather::<F16>(&values, far(1, head), weights, rows, sums, plan.value_pad);
-                }
-                #[cfg(target_arch = "x86_64")]
-                DType::Q8_0 if known && decode_avx512::is_supported(&values) => {
-                    decode_avx512::gather::<Q8Slots>(
-                        &values,
-                        far(1, head),
-                        weights,
-                        rows,
-                        sums,
-                        plan.value_pad,
-                    );
-                }
-                DType::F16 if plan.direct => {
-                    slot_tile::gather::<S, F16>(values, weights, rows, sums, plan.value_pad)
-                }
-                DType::Q8_0 if plan.direct => {
-                    slot_tile::gather::<S, Q8Slots>(values, weights, rows, sums, plan.value_pad)
-                }
-                DType::F32 if plan.direct => {
-                    slot_tile::gather::<S, F32>(values, weights, rows, sums, plan.value_pad)
-                }
-                dtype => {
-                    widen::<S>(dtype, values, plan.value_pad, scratch.widened);
-                    let values = SlotTile {
-                        first: scratch.widened.cast_const().cast(),
-                        stride: plan.value_pad * 4,
-                        count,
-                        width: plan.value_pad,
-                        prefetch: std::ptr::null(),
-                        prefetch_step: 0,
-                        prefetch_bytes: 0,
-                    };
-                    slot_tile::gather::<S, F32>(values, weights, rows, sums, plan.value_pad);
-                }
-            }
-        }
-    }
-}
-
-/// Widens rows of keys or values to f32, padded with zeros.
-#[inline(always)]
-unsafe fn widen<S: Simd>(dtype: DType, slots: SlotTile, pad: usize, to: *mut f32) {
-    let width = slots.width;
-    let whole = width - width % S::N;
-    for i in 0..slots.count {
-        // SAFETY: promised by the caller.
-        unsafe {
-            let (row, out) = (slots.first.wrapping_add(i * slots.stride), to.add(i * pad));
-            match dtype {
-                DType::F32 => {
-                    for j in (0..whole).step_by(S::N) {
-                        S::store(out.add(j), S::load(row.cast::<f32>().add(j)));
-                    }
-                    for j in whole..width {
-                        *out.add(j) = row.cast::<f32>().add(j).read_unaligned();
-                    }
-                }
-                DType::F16 => {
-                    for j in (0..whole).step_by(S::N) {
-                        S::store(out.add(j), S::load_f16(row.cast::<u16>().add(j)));
-                    }
-                    for j in whole..width {
-                        *out.add(j) =
-                            half::f16::from_bits(row.cast::<u16>().add(j).read_unaligned()).to_f32();
-                    }
-                }
-                DType::BF16 => {
-                    for j in (0..whole).step_by(S::N) {
-                        S::store(out.add(j), S::load_bf16(row.cast::<u16>().add(j)));
-                    }
-                    for j in whole..width {
-                        *out.add(j) =
-                            half::bf16::from_bits(row.cast::<u16>().add(j).read_unaligned()).to_f32();
-                    }
-                }
-                _ => q8_0::<S>(row, out, width / 32),
-            }
-            for j in width..pad {
-                *out.add(j) = 0.0;
-            }
+            let values = CacheTile::new(attention, CacheSide::Values, &extent.kv_heads, head, slot, count);
+            values.gather::<S>(plan, scratch.tiles, weights, rows, sums);
         }
     }
 }

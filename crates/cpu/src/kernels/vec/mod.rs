@@ -22,11 +22,13 @@ mod functions;
 mod rows;
 pub(crate) mod simd;
 
-pub(crate) use convert::q8_0;
+pub(crate) use convert::load_elements;
 pub(crate) use functions::{exp, tanh};
 
-pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, load_row};
-pub use rows::{axpy, dot, largest, rms_norm, rms_norm_add, rope, scale, softmax, sum, sum_of_squares};
+pub use convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, load_row};
+pub use rows::{
+    axpy, dot, largest, multiply_add, rms_norm, rms_norm_add, rope, scale, softmax, sum, sum_of_squares,
+};
 
 use functions::{Function2, VectorFunction};
 use simd::{Simd, dispatch};

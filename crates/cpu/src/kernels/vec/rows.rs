@@ -90,6 +90,29 @@ pub fn largest(isa: Isa, x: &[f32]) -> f32 {
     dispatch!(isa, body(x: *const f32, count: usize) -> f32)
 }
 
+/// `sums[i] = a[i] × b[i] + sums[i]`, for as many elements as the shortest slice has.
+pub fn multiply_add(isa: Isa, a: &[f32], b: &[f32], sums: &mut [f32]) {
+    #[inline(always)]
+    unsafe fn body<S: Simd>(a: *const f32, b: *const f32, sums: *mut f32, count: usize) {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let whole = count - count % S::N;
+            for i in (0..whole).step_by(S::N) {
+                let sum = S::fma(S::load(a.add(i)), S::load(b.add(i)), S::load(sums.add(i)));
+                S::store(sums.add(i), sum);
+            }
+            if whole < count {
+                let load = |from: *const f32| S::load_part(from.add(whole), count - whole);
+                let sum = S::fma(load(a), load(b), load(sums));
+                S::store_part(sums.add(whole), sum, count - whole);
+            }
+        }
+    }
+    let count = a.len().min(b.len()).min(sums.len());
+    let (a, b, sums) = (a.as_ptr(), b.as_ptr(), sums.as_mut_ptr());
+    dispatch!(isa, body(a: *const f32, b: *const f32, sums: *mut f32, count: usize) -> ())
+}
+
 /// `x[i] = x[i] × factor`
 pub fn scale(isa: Isa, x: &mut [f32], factor: f32) {
     #[inline(always)]
