@@ -11,15 +11,20 @@
 //! - Of few rows, every thread prepares the activations itself, with the norm or gate as a prologue
 //!   (ops/activation_source.rs); elementwise operations after a matmul (bias, residual, gate) become its epilogue, run on
 //!   each block of columns by the thread that computed it. A layer of one token then has six steps.
+//! - Expert matmuls of the same activations and experts are one step, too, with operations of any size as epilogues: a
+//!   thread runs them on the rows of one expert at a time.
 
-use crate::ops::{LoweredOp, MAX_MATMULS, MatMulStep, PackedMatMul, TeamOp, WorkBytes};
-use crate::step::{Access, KernelStep, StepPart, TINY};
+use crate::ops::{
+    ExpertMatMul, LoweredOp, MAX_MATMULS, MatMulStep, PackedMatMul, StepMatMul, TeamOp, WorkBytes,
+};
+use crate::step::{Access, KernelStep, StepPart, TINY, TeamKernel};
 
 /// A step that operations can still be added to.
 enum StepBuilder {
     Serial(Vec<StepPart>),
     Parallel(Vec<StepPart>),
-    MatMuls(MatMulStep),
+    MatMuls(MatMulStep<PackedMatMul>),
+    Experts(MatMulStep<ExpertMatMul>),
     Team(TeamOp),
 }
 
@@ -31,12 +36,20 @@ impl StepBuilder {
             StepBuilder::Serial(parts) | StepBuilder::Parallel(parts) => {
                 parts.iter().any(|part| any(&part.accesses))
             }
-            StepBuilder::MatMuls(MatMulStep { matmuls, epilogues, .. }) => {
-                matmuls.iter().any(|matmul| any(matmul.accesses()))
-                    || epilogues.iter().any(|(_, part)| any(&part.accesses))
-            }
+            StepBuilder::MatMuls(step) => step.accesses().any(|own| any(std::slice::from_ref(own))),
+            StepBuilder::Experts(step) => step.accesses().any(|own| any(std::slice::from_ref(own))),
             StepBuilder::Team(team) => any(&team.accesses),
         }
+    }
+
+    /// The step, if it is one of dense matmuls.
+    fn matmuls(&mut self) -> Option<&mut MatMulStep<PackedMatMul>> {
+        if let StepBuilder::MatMuls(step) = self { Some(step) } else { None }
+    }
+
+    /// The step, if it is one of expert matmuls.
+    fn experts(&mut self) -> Option<&mut MatMulStep<ExpertMatMul>> {
+        if let StepBuilder::Experts(step) = self { Some(step) } else { None }
     }
 }
 
@@ -47,11 +60,16 @@ pub(crate) fn build_steps(ops: Vec<LoweredOp>, fuse: bool) -> (Vec<KernelStep>, 
         match op {
             LoweredOp::Part(part) => add_part(&mut steps, part, fuse),
             LoweredOp::MatMul(matmul) => {
-                if let Some(matmul) = add_to_earlier_step(&mut steps, matmul, fuse) {
+                if let Some(matmul) = add_to_earlier_step(&mut steps, matmul, fuse, StepBuilder::matmuls) {
                     if !matmul.is_private() {
                         add_part(&mut steps, matmul.preparation(), fuse);
                     }
                     steps.push(StepBuilder::MatMuls(MatMulStep::new(matmul)));
+                }
+            }
+            LoweredOp::Experts(matmul) => {
+                if let Some(matmul) = add_to_earlier_step(&mut steps, matmul, fuse, StepBuilder::experts) {
+                    steps.push(StepBuilder::Experts(MatMulStep::new(matmul)));
                 }
             }
             LoweredOp::Team(team) => steps.push(StepBuilder::Team(team)),
@@ -68,24 +86,36 @@ fn finish(step: StepBuilder, needs: &mut Vec<WorkBytes>) -> KernelStep {
         StepBuilder::Serial(parts) => KernelStep::Serial(parts),
         StepBuilder::Parallel(parts) => KernelStep::Parallel(parts),
         StepBuilder::MatMuls(step) => {
-            let epilogues = step.epilogues.iter().map(|(_, part)| part);
-            let names = step.matmuls.iter().flat_map(PackedMatMul::names);
-            let names = names.chain(epilogues.clone().map(|part| part.name)).collect();
+            let names = step.matmuls.iter().flat_map(PackedMatMul::names).collect();
             for matmul in &step.matmuls {
                 let need = matmul.work_need();
                 needs.push(Box::new(move |threads| need.bytes(threads)));
             }
-            let mut label = format!("mul_mat × {}", step.matmuls.len());
-            for part in epilogues {
-                label = label + " + " + part.label;
-            }
-            KernelStep::Team { kernel: Box::new(step), names, label }
+            team("mul_mat", names, step)
+        }
+        StepBuilder::Experts(step) => {
+            let names = step.matmuls.iter().map(|matmul| matmul.name).collect();
+            needs.extend(step.matmuls.iter().map(|matmul| Box::new(matmul.work_bytes()) as WorkBytes));
+            team("mul_mat_id", names, step)
         }
         StepBuilder::Team(TeamOp { kernel, work_bytes, name, label, .. }) => {
             needs.push(work_bytes);
             KernelStep::Team { kernel, names: vec![name], label: label.to_owned() }
         }
     }
+}
+
+/// A step of matmuls, with the names of their nodes.
+fn team<M>(op: &str, mut names: Vec<usize>, step: MatMulStep<M>) -> KernelStep
+where
+    MatMulStep<M>: TeamKernel + 'static,
+{
+    let mut label = format!("{op} × {}", step.matmuls.len());
+    for (_, part) in &step.epilogues {
+        names.push(part.name);
+        label = label + " + " + part.label;
+    }
+    KernelStep::Team { kernel: Box::new(step), names, label }
 }
 
 fn is_tiny(part: &StepPart) -> bool {
@@ -99,15 +129,20 @@ fn add_part(steps: &mut Vec<StepBuilder>, part: StepPart, fuse: bool) {
         Some(StepBuilder::Parallel(parts)) if fuse && runs_unit_by_unit_with(parts, &part) => {
             parts.push(part);
         }
-        Some(StepBuilder::MatMuls(step))
-            if fuse && let Some((matmul, together)) = epilogue_of(step, &part) =>
-        {
-            step.epilogues.push((matmul, part));
-            step.together |= together;
+        Some(StepBuilder::MatMuls(step)) if fuse && let Some(place) = epilogue_of(step, &part) => {
+            add_epilogue(step, part, place);
+        }
+        Some(StepBuilder::Experts(step)) if fuse && let Some(place) = epilogue_of(step, &part) => {
+            add_epilogue(step, part, place);
         }
         _ if is_tiny(&part) => steps.push(StepBuilder::Serial(vec![part])),
         _ => steps.push(StepBuilder::Parallel(vec![part])),
     }
+}
+
+fn add_epilogue<M>(step: &mut MatMulStep<M>, part: StepPart, (matmul, together): (usize, bool)) {
+    step.epilogues.push((matmul, part));
+    step.together |= together;
 }
 
 /// Whether a part can run unit by unit with others: as many units, and no unit touches memory that another unit of any
@@ -122,13 +157,13 @@ fn runs_unit_by_unit_with(parts: &[StepPart], part: &StepPart) -> bool {
 /// The matmul of a step (by index) whose epilogue a part can be, and whether a thread must then compute the same columns
 /// of all matmuls of the step.
 ///
-/// The part must be small, work elementwise on the result of one matmul or of all of them, and touch nothing else that
+/// The part must be small (for dense matmuls), work elementwise on the result of one matmul or of all of them, and touch nothing else that
 /// the step writes; nor may it write anything that the step reads.
-fn epilogue_of(step: &MatMulStep, part: &StepPart) -> Option<(usize, bool)> {
-    let extent = part.by_columns.filter(|_| is_tiny(part))?;
+fn epilogue_of<M: StepMatMul>(step: &MatMulStep<M>, part: &StepPart) -> Option<(usize, bool)> {
+    let extent = part.by_columns.filter(|_| !M::SMALL_EPILOGUES || is_tiny(part))?;
     // Everything that a matmul and its epilogues write.
     let results = |index: usize| {
-        let matmul = step.matmuls.get(index).into_iter().flat_map(PackedMatMul::accesses);
+        let matmul = step.matmuls.get(index).into_iter().flat_map(StepMatMul::accesses);
         let epilogues = step.epilogues.iter().filter(move |(of, _)| *of == index);
         matmul.chain(epilogues.flat_map(|(_, part)| &part.accesses)).filter(|access| access.is_write())
     };
@@ -143,30 +178,30 @@ fn epilogue_of(step: &MatMulStep, part: &StepPart) -> Option<(usize, bool)> {
     let apart = |other: &Access| {
         part.accesses.iter().all(|access| !access.conflicts(other) || (is_own(access) && is_own(other)))
     };
-    let matmuls = step.matmuls.iter().flat_map(PackedMatMul::accesses);
-    let mut others = matmuls.chain(step.epilogues.iter().flat_map(|(_, part)| &part.accesses));
-    (one_or_all && read.iter().all(same_extent) && others.all(apart)).then_some((last, together))
+    (one_or_all && read.iter().all(same_extent) && step.accesses().all(apart)).then_some((last, together))
 }
 
-/// Adds a matmul to an earlier step with the same activations, if no step in between conflicts with it; otherwise gives
-/// it back.
-fn add_to_earlier_step(steps: &mut [StepBuilder], matmul: PackedMatMul, fuse: bool) -> Option<PackedMatMul> {
+/// Adds a matmul to an earlier step (of its kind, as `of_kind` finds it) with the same activations, if no step in between
+/// conflicts with it; otherwise gives it back.
+fn add_to_earlier_step<M: StepMatMul>(
+    steps: &mut [StepBuilder],
+    matmul: M,
+    fuse: bool,
+    of_kind: fn(&mut StepBuilder) -> Option<&mut MatMulStep<M>>,
+) -> Option<M> {
     if !fuse {
         return Some(matmul);
     }
     for step in steps.iter_mut().rev() {
-        let conflicts = step.conflicts(matmul.accesses());
-        match step {
-            StepBuilder::MatMuls(MatMulStep { matmuls, together: false, .. })
-                if !conflicts
-                    && matmuls.len() < MAX_MATMULS
-                    && matmuls.first().is_some_and(|first| first.shares_activations(&matmul)) =>
-            {
-                matmuls.push(matmul);
-                return None;
-            }
-            _ if conflicts => return Some(matmul),
-            _ => {}
+        if step.conflicts(matmul.accesses()) {
+            return Some(matmul);
+        }
+        if let Some(MatMulStep { matmuls, together: false, .. }) = of_kind(step)
+            && matmuls.len() < MAX_MATMULS
+            && matmuls.first().is_some_and(|first| first.shares_activations(&matmul))
+        {
+            matmuls.push(matmul);
+            return None;
         }
     }
     Some(matmul)

@@ -53,8 +53,10 @@ pub(crate) trait Kernel: Send + Sync {
     /// Computes these units.
     fn run(&self, units: Range<usize>, work: WorkMemory) -> Result<(), String>;
 
-    /// Computes some columns of all rows; only of parts that are [`by_columns`](StepPart::by_columns).
-    fn run_columns(&self, _columns: Range<usize>) {}
+    /// Computes some columns of some rows; only of parts that are [`by_columns`](StepPart::by_columns).
+    fn run_block(&self, _rows: Range<usize>, _columns: Range<usize>) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// An operation that all threads compute together, with barriers inside.
@@ -169,7 +171,8 @@ pub(crate) struct StepPart {
     pub(crate) grain: usize,
     pub(crate) accesses: Vec<Access>,
     /// Rows and columns of the result, if each element depends only on the same element of contiguous inputs (or of an
-    /// input of one row): the part can then run on any range of columns, as the epilogue of a matmul.
+    /// input of one row, or of a row for each expert): the part can then run on any rows and columns, as the epilogue
+    /// of a matmul.
     pub(crate) by_columns: Option<[usize; 2]>,
     /// Index of the node's name in the program.
     pub(crate) name: usize,

@@ -57,6 +57,12 @@ impl TensorView {
         start..start + self.bytes
     }
 
+    /// Whether both are the same elements in memory.
+    pub(crate) fn is_same(&self, other: &TensorView) -> bool {
+        (self.base, self.dtype, self.dims, self.strides)
+            == (other.base, other.dtype, other.dims, other.strides)
+    }
+
     /// The length of a row.
     pub(crate) fn cols(&self) -> usize {
         self.dims[3]

@@ -6,7 +6,9 @@
 
 use quadriga_conformance::Rng;
 use quadriga_cpu::Backend;
-use quadriga_graph::{DType, Gate, Graph, GraphBuilder, Op, Shape, Unary, Value};
+use quadriga_graph::{
+    DType, ExpertWeights, Gate, Graph, GraphBuilder, Op, SelectExperts, Shape, Unary, Value, Weight, blocks,
+};
 use quadriga_runtime::{Scheduler, Session};
 
 fn session(graph: &Graph, threads: usize, fuse: bool) -> Session {
@@ -84,5 +86,48 @@ fn random_chains_give_the_bits_of_unfused_steps() {
         g.output("y", y);
         let name = format!("case {case}: {elements} elements, steps {steps:?}, shapes {shapes:?}");
         compare(&name, &g.finish().unwrap(), elements, 6);
+    }
+}
+
+/// A feed-forward of experts with biases on top of a norm, and the residual.
+fn mixture(rng: &mut Rng, dtype: DType, tokens: usize, gate: Gate) -> Graph {
+    let (experts, used, width, hidden) = (6, 3, 256, 96);
+    let g = GraphBuilder::new();
+    let weight = |rng: &mut Rng, name: &str, dtype: DType, dims: [usize; 3]| {
+        let values: Vec<f32> = (0..dims.iter().product()).map(|_| rng.uniform(-0.1, 0.1) as f32).collect();
+        let mut bytes = vec![0; dtype.row_bytes(values.len()).unwrap()];
+        blocks::quantize(dtype, &values, &mut bytes).unwrap();
+        g.weight(name, Weight::with_data(dtype, dims, bytes))
+    };
+    let x = g.input("x", DType::F32, [tokens, width]);
+    let router = weight(rng, "router", DType::F32, [1, experts, width]).reshape([experts, width]);
+    let normed = x.rms_norm(1e-5);
+    let logits = router.mul_mat(normed);
+    let ids = logits.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
+    let weights = logits.expert_weights(ids, ExpertWeights { softmax: true, normalize: false, scale: 1.0 });
+    let mut product = |name: &str, x, n, k| {
+        let w = weight(rng, name, dtype, [experts, n, k]);
+        let bias = weight(rng, &format!("{name}_bias"), DType::F32, [1, experts, n]).reshape([experts, n]);
+        w.mul_mat_id(x, ids).add_id(bias, ids)
+    };
+    let rows = normed.reshape([tokens, 1, width]);
+    let (gates, ups) = (product("gate", rows, hidden, width), product("up", rows, hidden, width));
+    let downs = product("down", gates.gated(gate, ups), width, hidden);
+    g.output("y", x.add(downs.sum_experts(weights)));
+    g.finish().unwrap()
+}
+
+#[test]
+fn experts_give_the_bits_of_unfused_steps() {
+    let seed = 33;
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    for dtype in [DType::Q4_0, DType::Q8_0, DType::F16, DType::F32] {
+        for (tokens, gate) in
+            [(1, Gate::Swiglu), (1, Gate::SwigluOai), (2, Gate::Swiglu), (33, Gate::SwigluOai)]
+        {
+            let graph = mixture(&mut rng, dtype, tokens, gate);
+            compare(&format!("{tokens} tokens, {dtype} {gate:?}"), &graph, tokens * 256, 4);
+        }
     }
 }

@@ -86,11 +86,12 @@ impl ZipKernel {
 }
 
 impl Kernel for ZipKernel {
-    fn run_columns(&self, columns: Range<usize>) {
-        for row in 0..self.out.rows() {
+    fn run_block(&self, rows: Range<usize>, columns: Range<usize>) -> Result<(), String> {
+        for row in rows {
             let done = self.direct(self.a.place(row), &columns);
             debug_assert!(done, "rows are dense");
         }
+        Ok(())
     }
 
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
@@ -257,11 +258,12 @@ impl GatedKernel {
 }
 
 impl Kernel for GatedKernel {
-    fn run_columns(&self, columns: Range<usize>) {
-        for row in 0..self.out.rows() {
+    fn run_block(&self, rows: Range<usize>, columns: Range<usize>) -> Result<(), String> {
+        for row in rows {
             let done = self.direct(self.out.place(row), &columns);
             debug_assert!(done, "rows are dense");
         }
+        Ok(())
     }
 
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {

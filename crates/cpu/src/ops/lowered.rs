@@ -1,5 +1,6 @@
 //! A node lowered to kernels, before operations are fused into steps.
 
+use super::experts::ExpertMatMul;
 use super::packed_matmul::PackedMatMul;
 use crate::kernels::KernelError;
 use crate::step::{Access, StepPart, TeamKernel};
@@ -24,6 +25,8 @@ pub(crate) enum LoweredOp {
     Part(StepPart),
     /// A matmul with packed weights.
     MatMul(PackedMatMul),
+    /// A matmul of a mixture of experts, with packed weights.
+    Experts(ExpertMatMul),
     /// A kernel that all threads run together.
     Team(TeamOp),
 }
@@ -34,6 +37,7 @@ impl LoweredOp {
         match self {
             LoweredOp::Part(part) => (part.name, part.label) = (name, label),
             LoweredOp::MatMul(matmul) => matmul.set_name(name),
+            LoweredOp::Experts(matmul) => matmul.name = name,
             LoweredOp::Team(team) => (team.name, team.label) = (name, label),
         }
     }

@@ -29,9 +29,10 @@ use crate::view::TensorView;
 
 pub(crate) use activation_source::{ActivationSource, Prologue};
 pub(crate) use custom::custom;
+pub(crate) use experts::ExpertMatMul;
 pub(crate) use lowered::{LoweredOp, TeamOp, WorkBytes};
 pub(crate) use operand::{LoweringContext, Operand, PackedWeight};
-pub(crate) use packed_matmul::{MAX_MATMULS, MatMulStep, PackedMatMul, is_small};
+pub(crate) use packed_matmul::{MAX_MATMULS, MatMulStep, PackedMatMul, StepMatMul, is_small};
 pub(crate) use rope::RopeTables;
 pub(crate) use work::{WorkSettings, work_bytes};
 
@@ -133,8 +134,8 @@ pub(crate) fn lower(
         }
         (Op::SelectExperts(parameters), [scores]) => routing::select(parameters, scores, out),
         (Op::ExpertWeights(parameters), [p, ids]) => routing::weights(parameters, p, ids, out),
-        (Op::AddId, [x, biases, ids]) => routing::add_id(x, biases, ids, out),
-        (Op::SumExperts, [x, weights]) => routing::sum(x, weights, out),
+        (Op::AddId, [x, biases, ids]) => routing::add_id(x, biases, ids, out, context.isa),
+        (Op::SumExperts, [x, weights]) => routing::sum(x, weights, out, context.isa),
         (Op::SsmConv, [x, kernel]) => recurrent::ssm_conv(x, kernel, out),
         (Op::GatedDeltaRule(parameters), [q, k, v, gates, betas, state]) => {
             recurrent::gated_delta_rule(parameters, [q, k, v, gates, betas, state], out)

@@ -1,6 +1,7 @@
 //! Matmuls with packed weights: one step prepares (quantizes) the activations, the next multiplies them with every weight
 //! that shares them.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -174,21 +175,6 @@ impl PackedMatMul {
         self.private
     }
 
-    /// Rows and columns of the result.
-    pub(crate) fn extent(&self) -> [usize; 2] {
-        [self.x.rows, self.packed.layout.rows()]
-    }
-
-    pub(crate) fn accesses(&self) -> &[Access] {
-        &self.accesses
-    }
-
-    /// Whether two matmuls can use the same prepared activations.
-    pub(crate) fn shares_activations(&self, other: &PackedMatMul) -> bool {
-        let tensor = |product: &PackedMatMul| product.source.as_ref().map(|source| source.tensor);
-        self.x == other.x && self.format == other.format && tensor(self) == tensor(other)
-    }
-
     /// Work memory that it needs.
     pub(crate) fn work_need(&self) -> WorkMemoryNeed {
         let dtype = self.packed.layout.dtype();
@@ -268,6 +254,28 @@ impl PackedMatMul {
     }
 }
 
+impl StepMatMul for PackedMatMul {
+    const SMALL_EPILOGUES: bool = true;
+
+    fn accesses(&self) -> &[Access] {
+        &self.accesses
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        [self.x.rows, self.packed.layout.rows()]
+    }
+
+    fn shares_activations(&self, other: &PackedMatMul) -> bool {
+        let tensor = |product: &PackedMatMul| product.source.as_ref().map(|source| source.tensor);
+        self.x == other.x && self.format == other.format && tensor(self) == tensor(other)
+    }
+
+    fn own_bytes(&self) -> usize {
+        let source = self.source.as_ref().map_or(0, |source| size_of_val(&**source));
+        source + self.accesses.capacity() * size_of::<Access>()
+    }
+}
+
 struct PrepareKernel(PackedMatMul);
 
 impl Kernel for PrepareKernel {
@@ -280,33 +288,58 @@ impl Kernel for PrepareKernel {
     }
 }
 
+/// A matmul that can be one of several in a step.
+pub(crate) trait StepMatMul {
+    /// Whether only small operations may be epilogues. Where a thread runs an epilogue on few rows at a time, any may.
+    const SMALL_EPILOGUES: bool;
+
+    /// The memory that it reads and writes.
+    fn accesses(&self) -> &[Access];
+
+    /// Rows and columns of the result.
+    fn extent(&self) -> [usize; 2];
+
+    /// Whether two matmuls can use the same prepared activations.
+    fn shares_activations(&self, other: &Self) -> bool;
+
+    /// Bytes of host memory that it points to.
+    fn own_bytes(&self) -> usize;
+}
+
 /// Matmuls of the same activations, with their fused epilogues.
-pub(crate) struct MatMulStep {
+pub(crate) struct MatMulStep<M> {
     /// At most [`MAX_MATMULS`].
-    pub(crate) matmuls: Vec<PackedMatMul>,
+    pub(crate) matmuls: Vec<M>,
     /// Elementwise parts that run on the columns of a matmul (by index) as soon as they are computed, in this order.
     pub(crate) epilogues: Vec<(usize, StepPart)>,
     /// Whether a thread computes the same columns of all matmuls, which have equally many.
     pub(crate) together: bool,
 }
 
-impl MatMulStep {
+impl<M: StepMatMul> MatMulStep<M> {
     /// A step of one matmul.
-    pub(crate) fn new(matmul: PackedMatMul) -> MatMulStep {
+    pub(crate) fn new(matmul: M) -> MatMulStep<M> {
         MatMulStep { matmuls: vec![matmul], epilogues: Vec::new(), together: false }
+    }
+
+    /// The memory that the matmuls and their epilogues read and write.
+    pub(crate) fn accesses(&self) -> impl Iterator<Item = &Access> {
+        let matmuls = self.matmuls.iter().flat_map(StepMatMul::accesses);
+        matmuls.chain(self.epilogues.iter().flat_map(|(_, part)| &part.accesses))
+    }
+
+    /// Bytes of host memory that it points to.
+    pub(super) fn fused_bytes(&self) -> usize {
+        self.matmuls.capacity() * size_of::<M>()
+            + self.matmuls.iter().map(StepMatMul::own_bytes).sum::<usize>()
+            + self.epilogues.capacity() * size_of::<(usize, StepPart)>()
+            + self.epilogues.iter().map(|(_, part)| part.own_bytes()).sum::<usize>()
     }
 }
 
-impl TeamKernel for MatMulStep {
+impl TeamKernel for MatMulStep<PackedMatMul> {
     fn own_bytes(&self) -> usize {
-        let matmuls = self.matmuls.iter().map(|matmul| {
-            let source = matmul.source.as_ref().map_or(0, |source| size_of_val(&**source));
-            source + matmul.accesses.capacity() * size_of::<Access>()
-        });
-        self.matmuls.capacity() * size_of::<PackedMatMul>()
-            + matmuls.sum::<usize>()
-            + self.epilogues.capacity() * size_of::<(usize, StepPart)>()
-            + self.epilogues.iter().map(|(_, part)| part.own_bytes()).sum::<usize>()
+        self.fused_bytes()
     }
 
     fn prefetch(&self, worker: &Worker<'_>) {
@@ -340,14 +373,17 @@ impl TeamKernel for MatMulStep {
             }
         });
         let products = products.get(..self.matmuls.len()).unwrap_or(&products);
+        let failure = Cell::new(Ok(()));
         let epilogue = |product: usize, columns: Range<usize>| {
             for (_, part) in self.epilogues.iter().filter(|(number, _)| *number == product) {
-                part.kernel.run_columns(columns.clone());
+                if let Err(reason) = part.kernel.run_block(0..first.x.rows, columns.clone()) {
+                    failure.set(Err(TeamError::Data(reason)));
+                }
             }
         };
         // SAFETY: all threads of the run execute this step, with a barrier before and after it; the previous step has
         // prepared the activations, or this thread has prepared its own.
         unsafe { matmul::multiply_fused(worker, &activations, products, self.together, epilogue)? };
-        Ok(())
+        failure.into_inner()
     }
 }

@@ -8,6 +8,8 @@ use quadriga_graph::{ExpertWeights, SelectExperts};
 use super::experts::expert;
 use super::reduce::ascending;
 use super::scratch::with_floats;
+use crate::isa::Isa;
+use crate::kernels::vec::{self, Zip};
 use crate::partition::Partition;
 use crate::step::{Access, Kernel, StepPart, WorkMemory};
 use crate::view::{SEGMENT, TensorView, segments};
@@ -143,13 +145,20 @@ fn divide_by(weights: &mut [f32], sum: f32) {
 }
 
 struct AddIdKernel {
+    isa: Isa,
     x: TensorView,
     biases: TensorView,
     ids: TensorView,
     out: TensorView,
 }
 
-pub(super) fn add_id(x: &TensorView, biases: &TensorView, ids: &TensorView, out: &TensorView) -> StepPart {
+pub(super) fn add_id(
+    x: &TensorView,
+    biases: &TensorView,
+    ids: &TensorView,
+    out: &TensorView,
+    isa: Isa,
+) -> StepPart {
     let units = out.rows();
     let accesses = vec![
         Access::reads_own(x, Partition::equal(units)),
@@ -157,61 +166,72 @@ pub(super) fn add_id(x: &TensorView, biases: &TensorView, ids: &TensorView, out:
         Access::reads(ids),
         Access::writes_own(out, Partition::equal(units)),
     ];
-    let kernel = AddIdKernel { x: *x, biases: *biases, ids: *ids, out: *out };
-    StepPart::new(kernel, units, out.elements(), accesses)
+    let kernel = AddIdKernel { isa, x: *x, biases: *biases, ids: *ids, out: *out };
+    let mut part = StepPart::new(kernel, units, out.elements(), accesses);
+    if x.is_contiguous() && out.is_contiguous() {
+        part.by_columns = Some([out.rows(), out.cols()]);
+    }
+    part
 }
 
 impl Kernel for AddIdKernel {
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
-        let (mut values, mut bias) = ([0.0; SEGMENT], [0.0; SEGMENT]);
-        for row in units {
+        self.run_block(units, 0..self.out.cols())
+    }
+
+    fn run_block(&self, rows: Range<usize>, columns: Range<usize>) -> Result<(), String> {
+        let (first, count) = (columns.start, columns.len());
+        for row in rows {
             let [_, token, u] = self.out.place(row);
             let id = expert(&self.ids, token, u, self.biases.dims[2])?;
-            for columns in segments(self.out.cols()) {
-                let len = columns.len();
-                let (Some(values), Some(bias)) = (values.get_mut(..len), bias.get_mut(..len)) else {
-                    continue;
-                };
-                self.x.load(row, columns.start, values);
-                self.biases.load_at([0, 0, id], columns.start, bias);
-                values.iter_mut().zip(bias).for_each(|(value, bias)| *value += *bias);
-                self.out.store(row, columns.start, values);
-            }
+            let (Some(x), Some(bias), Some(out)) = (
+                self.x.floats_at(self.x.place(row), first, count),
+                self.biases.floats_at([0, 0, id], first, count),
+                self.out.floats_at(self.out.place(row), first, count),
+            ) else {
+                return Err("its rows are not dense".into());
+            };
+            // SAFETY: all three have `count` elements there; compilation has checked that the result is exactly in place of
+            // `x` or does not overlap an input.
+            unsafe { vec::zip_raw(self.isa, Zip::Add, x, bias, out, count) };
         }
         Ok(())
     }
 }
 
 struct SumKernel {
+    isa: Isa,
     x: TensorView,
     weights: TensorView,
     out: TensorView,
+    partition: Partition,
 }
 
-pub(super) fn sum(x: &TensorView, weights: &TensorView, out: &TensorView) -> StepPart {
-    // A unit is a segment of a row, so that threads share the work of a single token.
-    let units = out.rows() * out.cols().div_ceil(SEGMENT);
-    let accesses = vec![Access::reads(x), Access::reads(weights), Access::writes(out)];
-    let kernel = SumKernel { x: *x, weights: *weights, out: *out };
-    StepPart::new(kernel, units, x.elements(), accesses)
+pub(super) fn sum(x: &TensorView, weights: &TensorView, out: &TensorView, isa: Isa) -> StepPart {
+    // The partition of elementwise operations, such as the residual that follows.
+    let partition = Partition::by_pieces(out);
+    let accesses = vec![Access::reads(x), Access::reads(weights), Access::writes_own(out, partition)];
+    let kernel = SumKernel { isa, x: *x, weights: *weights, out: *out, partition };
+    StepPart::new(kernel, partition.units(), x.elements(), accesses)
 }
 
 impl Kernel for SumKernel {
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
-        let (mut values, mut sums) = ([0.0; SEGMENT], [0.0; SEGMENT]);
-        let per_row = self.out.cols().div_ceil(SEGMENT).max(1);
-        for unit in units {
-            let (token, first) = (unit / per_row, unit % per_row * SEGMENT);
-            let len = SEGMENT.min(self.out.cols() - first);
-            let (Some(values), Some(sums)) = (values.get_mut(..len), sums.get_mut(..len)) else { continue };
-            sums.fill(0.0);
-            for u in 0..self.x.dims[2] {
-                let mut weight = [0.0];
-                self.weights.load(token, u, &mut weight);
-                self.x.load_at([0, token, u], first, values);
-                sums.iter_mut().zip(values.iter()).for_each(|(sum, value)| *sum += weight[0] * *value);
+        let mut sums = [0.0; SEGMENT];
+        for (token, columns) in units.map(|unit| self.partition.unit(unit)) {
+            for part in segments(columns.len()) {
+                let (first, len) = (columns.start + part.start, part.len());
+                let Some(sums) = sums.get_mut(..len) else { continue };
+                sums.fill(0.0);
+                for u in 0..self.x.dims[2] {
+                    let mut weight = [0.0];
+                    self.weights.load(token, u, &mut weight);
+                    let x = self.x.floats_at([0, token, u], first, len).ok_or("its rows are not dense")?;
+                    // SAFETY: the row has `len` elements there, which this operation does not write.
+                    vec::axpy(self.isa, weight[0], unsafe { std::slice::from_raw_parts(x, len) }, sums);
+                }
+                self.out.store(token, first, sums);
             }
-            self.out.store(token, first, sums);
         }
         Ok(())
     }

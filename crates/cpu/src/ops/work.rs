@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use quadriga_graph::{Graph, NodeId, Op, Tensor, TensorId, TensorKind};
 
 use super::attention::shape_of;
-use super::experts::places_of;
+use super::experts::ExpertActivations;
 use super::packed_matmul::{ActivationMatrix, WorkMemoryNeed, is_small};
 use crate::isa::Isa;
 use crate::kernels::attention as fast;
@@ -87,8 +87,8 @@ fn matmul(settings: &WorkSettings, matrices: &PackedMatrices, w: &Tensor, x: &Te
 }
 
 fn experts(settings: &WorkSettings, matrices: &PackedMatrices, x: &Tensor, output: &Tensor) -> Option<usize> {
-    let ([_, tokens, used, _], dtype) = (output.dims4(), matrices.layout.dtype());
-    let (_, rows) = places_of(settings.isa, dtype, tokens * used, matrices.count).ok()?;
-    let columns = x.dims4()[3];
-    WorkMemoryNeed { isa: settings.isa, dtype, rows, columns, private: false }.bytes(settings.threads).ok()
+    let ([_, tokens, used, _], [_, _, choices, columns]) = (output.dims4(), x.dims4());
+    let (dtype, shape) = (matrices.layout.dtype(), [tokens, used, choices]);
+    let activations = ExpertActivations::new(settings.isa, dtype, shape, matrices.count, columns).ok()?;
+    activations.work_bytes(settings.threads).ok()
 }

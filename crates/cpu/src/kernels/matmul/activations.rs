@@ -119,7 +119,19 @@ impl<'w> Activations<'w> {
         columns: usize,
         threads: usize,
     ) -> Result<usize, KernelError> {
-        let format = ActivationFormat::choose(isa, dtype, rows)?;
+        Activations::format_work_bytes(ActivationFormat::choose(isa, dtype, rows)?, rows, columns, threads)
+    }
+
+    /// As [`work_bytes`](Activations::work_bytes), in a given format.
+    ///
+    /// # Errors
+    /// The sizes overflow.
+    pub fn format_work_bytes(
+        format: ActivationFormat,
+        rows: usize,
+        columns: usize,
+        threads: usize,
+    ) -> Result<usize, KernelError> {
         format_bytes(format, rows, columns)
             .and_then(|bytes| bytes.checked_add(threads.checked_mul(SCRATCH)?)?.checked_add(ALIGN))
             .ok_or(KernelError::TooLarge { rows, columns })
@@ -160,6 +172,27 @@ impl<'w> Activations<'w> {
         work: *mut u8,
     ) -> Result<Activations<'w>, KernelError> {
         let format = ActivationFormat::choose(isa, dtype, rows)?;
+        // SAFETY: promised by the caller.
+        unsafe { Activations::in_format(format, isa, dtype, [rows, columns], Some(threads), work) }
+    }
+
+    /// As [`from_raw`](Activations::from_raw), in a given format. Without a number of threads, all of the memory is one
+    /// thread's, as in [`private`](Activations::private).
+    ///
+    /// # Errors
+    /// Rows are no whole blocks.
+    ///
+    /// # Safety
+    /// As for [`from_raw`](Activations::from_raw), with [`format_work_bytes`](Activations::format_work_bytes) bytes; the
+    /// instruction set has kernels for the format.
+    pub unsafe fn in_format(
+        format: ActivationFormat,
+        isa: Isa,
+        dtype: DType,
+        [rows, columns]: [usize; 2],
+        threads: Option<usize>,
+        work: *mut u8,
+    ) -> Result<Activations<'w>, KernelError> {
         let multiple = match format {
             ActivationFormat::Int8x2(span) => span,
             ActivationFormat::Int16 => BLOCK,
@@ -169,7 +202,6 @@ impl<'w> Activations<'w> {
             return Err(KernelError::Blocks { dtype, columns });
         }
         let base = work.wrapping_add(work.align_offset(ALIGN));
-        let threads = Some(threads);
         Ok(Activations { format, isa, rows, columns, threads, base, lifetime: std::marker::PhantomData })
     }
 
@@ -188,9 +220,9 @@ impl<'w> Activations<'w> {
         columns: usize,
         work: *mut u8,
     ) -> Result<Activations<'w>, KernelError> {
+        let format = ActivationFormat::choose(isa, dtype, rows)?;
         // SAFETY: promised by the caller.
-        let shared = unsafe { Activations::from_raw(isa, dtype, rows, columns, 1, work)? };
-        Ok(Activations { threads: None, ..shared })
+        unsafe { Activations::in_format(format, isa, dtype, [rows, columns], None, work) }
     }
 
     /// The format.

@@ -113,6 +113,17 @@ impl ActivationFormat {
         })
     }
 
+    /// The format for matmuls of one row each, however many rows there are: every row is converted by itself.
+    ///
+    /// # Errors
+    /// There is no kernel for the type.
+    pub fn of_single_rows(isa: Isa, dtype: DType) -> Result<ActivationFormat, KernelError> {
+        Ok(match ActivationFormat::choose(isa, dtype, 1)? {
+            ActivationFormat::F32Panels(_) => ActivationFormat::F32Panels(1),
+            format => format,
+        })
+    }
+
     /// Rows that are converted together: a matmul may start at any multiple of it.
     pub const fn row_granularity(self) -> usize {
         match self {
@@ -240,21 +251,15 @@ pub unsafe fn multiply_fused(
             if groups.is_empty() {
                 continue;
             }
-            let rows = matmul.output.rows();
             let columns =
                 groups.start * format::GROUP..(groups.end * format::GROUP).min(matmul.layout.rows());
-            let Matmul { layout, packed, output, first_row } = *matmul;
             #[cfg(target_arch = "x86_64")]
-            if rows == 1 && (groups.start == 0 || previous != chunk.checked_sub(1)) {
-                prefetch::first(packed.get(groups.start * layout.group_bytes()..).unwrap_or(&[]));
+            if matmul.output.rows() == 1 && (groups.start == 0 || previous != chunk.checked_sub(1)) {
+                prefetch::first(
+                    matmul.packed.get(groups.start * matmul.layout.group_bytes()..).unwrap_or(&[]),
+                );
             }
-            let groups = groups.clone();
-            let task = Task { layout, packed, activations, output, first_row, rows, groups, scratch };
-            if layout.columns() == 0 {
-                task.clear();
-            } else {
-                run(&task);
-            }
+            run_groups(activations, matmul, groups.clone(), scratch);
             epilogue(number, columns);
         }
         #[cfg(target_arch = "x86_64")]
@@ -263,6 +268,50 @@ pub unsafe fn multiply_fused(
         }
     });
     Ok(())
+}
+
+/// One thread's part of a matmul: some row groups of the weights.
+fn run_groups(activations: &Activations<'_>, matmul: &Matmul<'_>, groups: Range<usize>, scratch: *mut u8) {
+    let Matmul { layout, packed, output, first_row } = *matmul;
+    let task = Task { layout, packed, activations, output, first_row, rows: output.rows(), groups, scratch };
+    if layout.columns() == 0 {
+        task.clear();
+    } else {
+        run(&task);
+    }
+}
+
+/// Multiplies some row groups of a weight matrix, on this thread alone: for callers that distribute the work themselves.
+/// `follows` says that the thread has just multiplied the groups before these.
+///
+/// # Errors
+/// As [`multiply`].
+///
+/// # Safety
+/// - The rows of the activations that the matmul uses are filled: by this thread, or before a barrier.
+/// - Until the next barrier no other code reads or writes these columns of the output.
+pub unsafe fn multiply_groups(
+    worker: &Worker<'_>,
+    activations: &Activations<'_>,
+    matmul: &Matmul<'_>,
+    groups: Range<usize>,
+    follows: bool,
+) -> Result<(), KernelError> {
+    verify(activations, matmul)?;
+    pack::check("row groups of the weights", matmul.layout.groups(), groups.end)?;
+    #[cfg(target_arch = "x86_64")]
+    if matmul.output.rows() == 1 && !follows {
+        prefetch::first(matmul.packed.get(groups.start * matmul.layout.group_bytes()..).unwrap_or(&[]));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = follows;
+    run_groups(activations, matmul, groups, activations.scratch(worker)?);
+    Ok(())
+}
+
+/// Pairs of row groups that a chunk of a matmul of `rows` rows should have at most.
+pub fn pairs_of_chunk(format: ActivationFormat, layout: &PackedLayout, rows: usize) -> usize {
+    (matrix_work(format, layout, rows).max_groups / 2).max(1)
 }
 
 /// The cost of a matmul, for [`MatmulPartition`].
@@ -319,7 +368,10 @@ fn verify(activations: &Activations<'_>, matmul: &Matmul<'_>) -> Result<(), Kern
         first_row / step * step,
     )?;
     let fits = match activations.format() {
-        ActivationFormat::F32Panels(1) => true,
+        // Vector kernels take single rows only as they are.
+        ActivationFormat::F32Panels(1) => {
+            activations.isa() == Isa::Scalar || (output.rows() == 1 && !layout.is_quantized())
+        }
         ActivationFormat::F32Panels(_) => !layout.is_quantized(),
         ActivationFormat::Int8x2(_) => {
             ActivationFormat::choose(activations.isa(), layout.dtype(), 1) == Ok(activations.format())
@@ -349,10 +401,12 @@ fn run(task: &Task<'_>) {
             (None, Some(token)) => avx2::int16::multiply(token, task),
             (None, None) => {}
         },
-        ActivationFormat::F32Panels(12) if let Some(token) = isa.avx512() => {
+        ActivationFormat::F32Panels(1 | 12) if let Some(token) = isa.avx512() => {
             avx512::f32::multiply(token, task)
         }
-        ActivationFormat::F32Panels(6) if let Some(token) = isa.avx2() => avx2::f32::multiply(token, task),
+        ActivationFormat::F32Panels(1 | 6) if let Some(token) = isa.avx2() => {
+            avx2::f32::multiply(token, task)
+        }
         ActivationFormat::F32Panels(_) => scalar::multiply(task),
     }
 }
