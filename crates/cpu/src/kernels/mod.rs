@@ -7,6 +7,7 @@
 pub mod attention;
 mod error;
 pub mod matmul;
+pub(crate) mod recurrent;
 pub mod vec;
 
 pub use error::KernelError;

@@ -136,9 +136,9 @@ pub(crate) fn lower(
         (Op::ExpertWeights(parameters), [p, ids]) => routing::weights(parameters, p, ids, out),
         (Op::AddId, [x, biases, ids]) => routing::add_id(x, biases, ids, out, context.isa),
         (Op::SumExperts, [x, weights]) => routing::sum(x, weights, out, context.isa),
-        (Op::SsmConv, [x, kernel]) => recurrent::ssm_conv(x, kernel, out),
+        (Op::SsmConv, [x, kernel]) => recurrent::ssm_conv(x, kernel, out, context.isa),
         (Op::GatedDeltaRule(parameters), [q, k, v, gates, betas, state]) => {
-            recurrent::gated_delta_rule(parameters, [q, k, v, gates, betas, state], out)
+            recurrent::gated_delta_rule(parameters, [q, k, v, gates, betas, state], out, context.isa)
         }
         (Op::OutProd, [a, b]) => matmul::out_prod(a, b, out, context.isa),
         (Op::GetRows, [_, ids]) => rows::get_rows(inputs.first(), ids, out)?,

@@ -5,47 +5,66 @@ use std::ops::Range;
 use quadriga_graph::GatedDeltaRule;
 
 use super::scratch::with_floats;
-use crate::partition::Partition;
+use crate::isa::Isa;
+use crate::kernels::recurrent::{DeltaToken, STRIP, delta_rule};
+use crate::kernels::vec;
 use crate::step::{Access, Kernel, StepPart, WorkMemory};
-use crate::view::TensorView;
+use crate::view::{SEGMENT, TensorView};
+
+/// Tokens of a unit of the convolution: they share the transposed kernel.
+const TOKENS: usize = 64;
 
 struct ConvKernel {
+    isa: Isa,
     x: TensorView,
     kernel: TensorView,
     out: TensorView,
 }
 
-pub(super) fn ssm_conv(x: &TensorView, kernel: &TensorView, out: &TensorView) -> StepPart {
-    let units = out.rows();
-    let accesses =
-        vec![Access::reads(x), Access::reads(kernel), Access::writes_own(out, Partition::equal(units))];
-    let cost = out.elements().saturating_mul(2 * kernel.cols());
-    StepPart::new(ConvKernel { x: *x, kernel: *kernel, out: *out }, units, cost, accesses)
+/// A unit takes a segment of the channels of some tokens.
+pub(super) fn ssm_conv(x: &TensorView, kernel: &TensorView, out: &TensorView, isa: Isa) -> StepPart {
+    let units = out.rows().div_ceil(TOKENS) * out.cols().div_ceil(SEGMENT);
+    let accesses = vec![Access::reads(x), Access::reads(kernel), Access::writes(out)];
+    let cost = out.elements().saturating_mul(kernel.cols());
+    StepPart::new(ConvKernel { isa, x: *x, kernel: *kernel, out: *out }, units, cost, accesses)
+}
+
+impl ConvKernel {
+    /// Some channels of the kernel, transposed: a row of channels for each tap.
+    fn transposed(&self, channels: &Range<usize>, one: &mut [f32], columns: &mut [f32]) {
+        let count = channels.len().max(1);
+        for (i, channel) in channels.clone().enumerate() {
+            self.kernel.load(channel, 0, one);
+            for (column, value) in columns.chunks_mut(count).zip(one.iter()) {
+                column.iter_mut().skip(i).take(1).for_each(|to| *to = *value);
+            }
+        }
+    }
 }
 
 impl Kernel for ConvKernel {
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
-        let (channels, taps) = (self.out.cols(), self.kernel.cols());
-        with_floats(channels * (taps + 2), |floats| {
-            let (values, rest) = floats.split_at_mut(channels);
-            let (sums, columns) = rest.split_at_mut(channels);
-            // The kernel transposed: a row of channels for each tap.
-            let mut one = vec![0.0; taps];
-            for channel in 0..channels {
-                self.kernel.load(channel, 0, &mut one);
-                for (column, value) in columns.chunks_mut(channels.max(1)).zip(&one) {
-                    column.iter_mut().skip(channel).take(1).for_each(|to| *to = *value);
-                }
-            }
-            for row in units {
-                sums.fill(0.0);
-                for (tap, column) in columns.chunks(channels.max(1)).enumerate() {
-                    self.x.load(row + tap, 0, values);
-                    for ((sum, value), factor) in sums.iter_mut().zip(values.iter()).zip(column) {
-                        *sum += value * factor;
+        let (all, taps) = (self.out.cols(), self.kernel.cols());
+        let segments = all.div_ceil(SEGMENT).max(1);
+        with_floats(SEGMENT * (taps + 2) + taps, |floats| {
+            for unit in units {
+                let first = unit % segments * SEGMENT;
+                let channels = first..(first + SEGMENT).min(all);
+                let count = channels.len();
+                let (one, rest) = floats.split_at_mut(taps);
+                let (values, rest) = rest.split_at_mut(count);
+                let (sums, rest) = rest.split_at_mut(count);
+                let columns = rest.get_mut(..count * taps).unwrap_or_default();
+                self.transposed(&channels, one, columns);
+                let token = unit / segments * TOKENS;
+                for row in token..(token + TOKENS).min(self.out.rows()) {
+                    sums.fill(0.0);
+                    for (tap, column) in columns.chunks(count.max(1)).enumerate() {
+                        self.x.load(row + tap, first, values);
+                        vec::multiply_add(self.isa, values, column, sums);
                     }
+                    self.out.store(row, first, sums);
                 }
-                self.out.store(row, 0, sums);
             }
         });
         Ok(())
@@ -53,6 +72,7 @@ impl Kernel for ConvKernel {
 }
 
 struct DeltaRuleKernel {
+    isa: Isa,
     parameters: GatedDeltaRule,
     q: TensorView,
     k: TensorView,
@@ -63,15 +83,18 @@ struct DeltaRuleKernel {
     out: TensorView,
 }
 
+/// A unit takes a strip of the columns of one head's state through all tokens.
 pub(super) fn gated_delta_rule(
     parameters: &GatedDeltaRule,
     [q, k, v, gates, betas, state]: [&TensorView; 6],
     out: &TensorView,
+    isa: Isa,
 ) -> StepPart {
-    let units = v.dims[2];
+    let units = v.dims[2] * v.cols().div_ceil(STRIP);
     let mut accesses: Vec<Access> = [q, k, v, gates, betas, state].into_iter().map(Access::reads).collect();
     accesses.push(Access::writes(out));
     let kernel = DeltaRuleKernel {
+        isa,
         parameters: *parameters,
         q: *q,
         k: *k,
@@ -91,41 +114,22 @@ impl DeltaRuleKernel {
         if self.parameters.tiled { head % key_heads } else { head / (self.v.dims[2] / key_heads).max(1) }
     }
 
-    /// Computes one head, with its state in `memory`.
-    fn head(&self, head: usize, memory: &mut [f32], rows: &mut [f32]) {
-        let [_, tokens, heads, width] = self.v.dims;
-        let (depth, key_head) = (self.q.cols(), self.key_head(head));
-        let (query, rest) = rows.split_at_mut(depth);
-        let (key, rest) = rest.split_at_mut(depth);
-        let (change, result) = rest.split_at_mut(width);
+    /// All tokens of a strip of one head.
+    fn strip(&self, head: usize, columns: &Range<usize>, state: &mut [[f32; STRIP]], rows: &mut [f32]) {
+        let [_, tokens, heads, _] = self.v.dims;
+        let (key_head, count) = (self.key_head(head), columns.len().min(STRIP));
+        let (query, key) = rows.split_at_mut(self.q.cols());
         for t in 0..tokens {
             self.q.load_at([0, t, key_head], 0, query);
             self.k.load_at([0, t, key_head], 0, key);
-            let (mut gate, mut beta) = ([0.0], [0.0]);
+            let (mut value, mut gate, mut beta) = ([0.0; STRIP], [0.0], [0.0]);
+            self.v.load_at([0, t, head], columns.start, value.get_mut(..count).unwrap_or_default());
             self.gates.load(t, head, &mut gate);
             self.betas.load(t, head, &mut beta);
-            let decay = gate[0].exp();
-            // What the decayed state predicts for the key.
-            result.fill(0.0);
-            for (row, key) in memory.chunks_mut(width.max(1)).zip(key.iter()) {
-                for (state, sum) in row.iter_mut().zip(result.iter_mut()) {
-                    *state *= decay;
-                    *sum += key * *state;
-                }
-            }
-            self.v.load_at([0, t, head], 0, change);
-            for (value, predicted) in change.iter_mut().zip(result.iter_mut()) {
-                *value = beta[0] * (*value - *predicted);
-                *predicted = 0.0;
-            }
-            for ((row, key), query) in memory.chunks_mut(width.max(1)).zip(key.iter()).zip(query.iter()) {
-                let query = query * self.parameters.scale;
-                for ((state, change), sum) in row.iter_mut().zip(change.iter()).zip(result.iter_mut()) {
-                    *state += key * change;
-                    *sum += query * *state;
-                }
-            }
-            self.out.store(t * heads + head, 0, result);
+            let (decay, scale) = (gate[0].exp(), self.parameters.scale);
+            let token = DeltaToken { query, key, value: &value, decay, beta: beta[0], scale };
+            let result = delta_rule(self.isa, state, &token);
+            self.out.store(t * heads + head, columns.start, result.get(..count).unwrap_or_default());
         }
     }
 }
@@ -133,16 +137,22 @@ impl DeltaRuleKernel {
 impl Kernel for DeltaRuleKernel {
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let [_, tokens, heads, width] = self.v.dims;
-        let depth = self.q.cols();
-        with_floats(depth * width + 2 * (depth + width), |floats| {
-            let (memory, rows) = floats.split_at_mut(depth * width);
-            for head in units {
-                for (i, row) in memory.chunks_mut(width.max(1)).enumerate() {
-                    self.state.load_at([0, head, i], 0, row);
+        let (depth, strips) = (self.q.cols(), width.div_ceil(STRIP).max(1));
+        with_floats(depth * (STRIP + 2), |floats| {
+            let (state, rows) = floats.split_at_mut(depth * STRIP);
+            let (state, _) = state.as_chunks_mut::<STRIP>();
+            for unit in units {
+                let (head, first) = (unit / strips, unit % strips * STRIP);
+                let columns = first..(first + STRIP).min(width);
+                for (i, row) in state.iter_mut().enumerate() {
+                    let (row, rest) = row.split_at_mut(columns.len());
+                    self.state.load_at([0, head, i], first, row);
+                    rest.fill(0.0);
                 }
-                self.head(head, memory, rows);
-                for (i, row) in memory.chunks(width.max(1)).enumerate() {
-                    self.out.store((tokens * heads) + head * depth + i, 0, row);
+                self.strip(head, &columns, state, rows);
+                for (i, row) in state.iter().enumerate() {
+                    let row = row.get(..columns.len()).unwrap_or_default();
+                    self.out.store(tokens * heads + head * depth + i, first, row);
                 }
             }
         });
