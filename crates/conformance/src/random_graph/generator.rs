@@ -1,12 +1,13 @@
 //! Generates random graphs.
 
-use quadriga_graph::{AttentionOptions, DType, GraphBuilder, Pairing, Rope, Unary, Value, Weight};
+use quadriga_graph::{AttentionOptions, DType, GraphBuilder, Pairing, Rope, Shape, Unary, Value, Weight};
 
 use crate::Rng;
 use crate::cases::fill;
 
 /// Column counts: around vector widths, blocks and chunk boundaries of kernels.
-const COLUMNS: [usize; 20] = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 128, 160, 256, 257];
+pub(super) const COLUMNS: [usize; 20] =
+    [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 128, 160, 256, 257];
 
 /// Weight types of random matmuls.
 const WEIGHTS: [DType; 8] =
@@ -118,11 +119,24 @@ impl<'g> GraphGenerator<'g> {
         value
     }
 
-    fn weight(&mut self, dtype: DType, rows: usize, columns: usize) -> Value<'g> {
+    /// A type for weights with rows of this length.
+    pub(super) fn weight_type(&mut self, columns: usize) -> DType {
+        let dtype = *self.rng.pick(&WEIGHTS).unwrap_or(&DType::F32);
+        if dtype == DType::F32 || !columns.is_multiple_of(dtype.block_len()) {
+            return DType::F32;
+        }
+        self.rounding = self.rounding.max(4e-3);
+        dtype
+    }
+
+    pub(super) fn weight<const N: usize>(&mut self, dtype: DType, shape: [usize; N]) -> Value<'g>
+    where
+        Shape: From<[usize; N]>,
+    {
         let name = format!("w{}", self.weights);
         self.weights += 1;
-        let data = fill::bytes(dtype, fill::UNIT, rows * columns, &mut self.rng);
-        self.g.weight(&name, Weight::with_data(dtype, [rows, columns], data))
+        let data = fill::bytes(dtype, fill::UNIT, shape.iter().product(), &mut self.rng);
+        self.g.weight(&name, Weight::with_data(dtype, shape, data))
     }
 
     /// A value in a storage of its own.
@@ -164,7 +178,7 @@ impl<'g> GraphGenerator<'g> {
         let elements = x.shape().elements();
         let dense = is_dense(x);
         let shares = |value| Known { value, storage, writable };
-        match self.rng.below(42) {
+        match self.rng.below(47) {
             0..=3 => {
                 let function = *self.rng.pick(&FUNCTIONS).unwrap_or(&Unary::Neg);
                 self.add(x.unary(function), true);
@@ -210,13 +224,9 @@ impl<'g> GraphGenerator<'g> {
             22 if x.shape().rank() == 2 => self.add(x.pad([1, 2]), true),
             23 => self.add(x.sum_rows().scale(1.0 / columns as f32), true),
             24 | 25 if x.strides()[3] == 4 && columns <= 512 && rows <= 80 && x.shape().rank() == 2 => {
-                let dtype = *self.rng.pick(&WEIGHTS).unwrap_or(&DType::F32);
-                let dtype = if columns.is_multiple_of(dtype.block_len()) { dtype } else { DType::F32 };
+                let dtype = self.weight_type(columns);
                 let outputs = *self.rng.pick(&COLUMNS).unwrap_or(&16);
-                if dtype != DType::F32 {
-                    self.rounding = self.rounding.max(4e-3);
-                }
-                let w = self.weight(dtype, outputs, columns);
+                let w = self.weight(dtype, [outputs, columns]);
                 self.add(w.mul_mat(x).scale(1.0 / (columns as f32).sqrt()), true);
             }
             26 if x.shape().rank() == 2 => {
@@ -260,6 +270,7 @@ impl<'g> GraphGenerator<'g> {
             }
             30..=37 => self.window_step(x),
             38 | 39 => self.own_step(x),
+            40..=44 => self.model_step(x),
             _ => {
                 self.rounding = self.rounding.max(1e-3);
                 self.add(x.cast(DType::F16).cast(DType::F32), true);
@@ -287,7 +298,10 @@ impl<'g> GraphGenerator<'g> {
         let spans = self.index(&[rows, 2], spans);
         let heads = x.reshape([1, rows, columns]);
         let keys = heads.unary(Unary::Tanh);
-        let options = AttentionOptions::new().scale(1.0 / (columns as f32).sqrt()).spans(spans);
+        let mut options = AttentionOptions::new().scale(1.0 / (columns as f32).sqrt()).spans(spans);
+        if self.rng.chance(0.3) {
+            options = options.sinks(self.input([1, 1]).reshape([1]));
+        }
         self.add(heads.attention(keys, heads, options), true);
     }
 }

@@ -6,6 +6,7 @@
 //! every node's result perturbed by about one rounding error, and the tolerance follows from how far the outputs move.
 
 mod generator;
+mod model_ops;
 mod own_ops;
 mod windows;
 
