@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::experts::{self, expert};
+use super::experts::{ExpertMatMul, expert};
 use super::lowered::LoweredOp;
 use super::operand::{LoweringContext, Operand, PackedWeight};
 use super::packed_matmul::{ActivationMatrix, PackedMatMul, is_small};
@@ -154,7 +154,8 @@ pub(super) fn mul_mat_id(
 ) -> Result<(), String> {
     let w = w.ok_or("an input is missing")?;
     if let Some(packed) = w.packed {
-        return experts::mul_mat_id(packed, x, ids, out, context, lowered);
+        lowered.push(LoweredOp::Experts(ExpertMatMul::new(packed, x, ids, out, context.isa)?));
+        return Ok(());
     }
     let [_, t, u, n] = out.dims;
     let accesses = vec![Access::reads(&w.view), Access::reads(x), Access::reads(ids), Access::writes(out)];

@@ -11,8 +11,7 @@ mod step;
 
 use quadriga_graph::DType;
 
-use super::lowered::LoweredOp;
-use super::operand::{LoweringContext, PackedWeight};
+use super::operand::PackedWeight;
 use super::packed_matmul::ActivationMatrix;
 use crate::isa::Isa;
 use crate::kernels::KernelError;
@@ -144,36 +143,36 @@ unsafe impl Send for ExpertMatMul {}
 // SAFETY: as above; the lists are written by one thread, with a barrier before others read them.
 unsafe impl Sync for ExpertMatMul {}
 
-pub(super) fn mul_mat_id(
-    packed: PackedWeight,
-    x: &TensorView,
-    ids: &TensorView,
-    out: &TensorView,
-    context: &LoweringContext<'_>,
-    lowered: &mut Vec<LoweredOp>,
-) -> Result<(), String> {
-    let [_, tokens, used, _] = out.dims;
-    let missing = "its activations cannot be read as a matrix";
-    let x_rows = RowsOfTokens::new(x);
-    let shape = [tokens, used, x.dims[2]];
-    let activations =
-        ExpertActivations::new(context.isa, packed.layout.dtype(), shape, packed.count, x.cols())
+impl ExpertMatMul {
+    /// A matmul of the rows of `x` with the matrices of the experts in `ids`.
+    pub(super) fn new(
+        packed: PackedWeight,
+        x: &TensorView,
+        ids: &TensorView,
+        out: &TensorView,
+        isa: Isa,
+    ) -> Result<ExpertMatMul, String> {
+        let [_, tokens, used, _] = out.dims;
+        let missing = "its activations cannot be read as a matrix";
+        let x_rows = RowsOfTokens::new(x);
+        let shape = [tokens, used, x.dims[2]];
+        let activations = ExpertActivations::new(isa, packed.layout.dtype(), shape, packed.count, x.cols())
             .map_err(|error| error.to_string())?;
-    let lists =
-        if activations.single { None } else { Some(ExpertLists::new(packed.count, activations.rows)?) };
-    let reads = [Access::range(packed.range(), false), Access::reads(x), Access::reads(ids)];
-    lowered.push(LoweredOp::Experts(ExpertMatMul {
-        packed,
-        x: x_rows.matrix(x).ok_or(missing)?,
-        x_rows,
-        ids: *ids,
-        out: out.row_pointer([0; 3]).ok_or(missing)?.cast(),
-        tokens,
-        used,
-        activations,
-        lists,
-        accesses: reads.into_iter().chain([Access::writes(out)]).collect(),
-        name: 0,
-    }));
-    Ok(())
+        let lists =
+            if activations.single { None } else { Some(ExpertLists::new(packed.count, activations.rows)?) };
+        let reads = [Access::range(packed.range(), false), Access::reads(x), Access::reads(ids)];
+        Ok(ExpertMatMul {
+            packed,
+            x: x_rows.matrix(x).ok_or(missing)?,
+            x_rows,
+            ids: *ids,
+            out: out.row_pointer([0; 3]).ok_or(missing)?.cast(),
+            tokens,
+            used,
+            activations,
+            lists,
+            accesses: reads.into_iter().chain([Access::writes(out)]).collect(),
+            name: 0,
+        })
+    }
 }
