@@ -404,6 +404,7 @@ fn tensor_cases() -> Vec<HostileCase> {
         ),
         ("dimension of minus one", shape(&[u64::MAX], T_F32), "dimension 0 of", "a dimension of -1"),
         ("dimension with the sign bit", shape(&[1 << 63], T_F32), "dimension 0 of", "a dimension of -9223"),
+        ("largest dimension", shape(&[i64::MAX as u64], T_F32), shapes, "overflows"),
         ("product of two wraps to 0", shape(&[1 << 32, 1 << 32], T_F32), shapes, "overflows"),
         ("product of four wraps to 0", shape(&[65_536; 4], T_F32), shapes, "overflows"),
         ("product wraps to a small number", shape(&[0x1_0000_0001, 0xffff_ffff], T_F32), shapes, "overflows"),

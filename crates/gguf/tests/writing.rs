@@ -116,6 +116,22 @@ fn a_source_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_source_may_write_in_pieces_of_any_size() {
+    let mut writer = Writer::new();
+    writer
+        .tensor("t", DType::I8, [4], |out| {
+            for piece in ["", "ab", "", "cd", ""] {
+                assert_eq!(out.write(piece.as_bytes())?, piece.len());
+            }
+            out.flush()
+        })
+        .unwrap();
+    let mut written = Vec::new();
+    writer.write_to(&mut written).unwrap();
+    assert_eq!(File::from_bytes(written).unwrap().tensor("t").unwrap().bytes(), b"abcd");
+}
+
+#[test]
 fn a_source_that_panics_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
