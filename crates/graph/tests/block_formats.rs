@@ -123,6 +123,33 @@ fn quantization_error_is_at_most_that_of_gguf_on_every_row() {
     }
 }
 
+/// Models, tests and caches that were quantized once stay comparable: a change of these bytes is a decision.
+#[test]
+fn quantization_gives_the_recorded_bytes() {
+    let (mut values, _) = rows();
+    // Groups whose values are all equal, of one sign, or far from zero.
+    values.extend(
+        [[0.75; 256], std::array::from_fn(|i| i as f32), std::array::from_fn(|i| 1e4 - i as f32)].concat(),
+    );
+    let recorded = [
+        (DType::Q4_0, 0x2701_eca8_b6e5_204a),
+        (DType::Q4_1, 0x4e0b_151e_cefc_c649),
+        (DType::Q5_0, 0x06ac_5002_63ba_e7ee),
+        (DType::Q5_1, 0x4667_7abb_4f6d_d633),
+        (DType::Q8_0, 0x05cc_e633_c0d5_9fff),
+        (DType::Q4_K, 0xde50_579f_de47_5b69),
+        (DType::Q6_K, 0x5386_04ee_73c8_4584),
+    ];
+    // FNV-1a.
+    let hash = |bytes: &[u8]| {
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        })
+    };
+    let found = recorded.map(|(dtype, _)| (dtype, hash(&quantize(dtype, &values))));
+    assert_eq!(found, recorded, "{found:#x?}");
+}
+
 /// `gguf` cannot quantize to these two, so they are compared with formats of similar size: Q4_K (4.5 bits) with Q4_1
 /// (5 bits), Q6_K (6.6 bits) with Q5_1 (6 bits), on rows that are distributed around zero like weights.
 #[test]

@@ -189,7 +189,7 @@ fn rotary_embeddings() {
 
 #[test]
 fn attention() {
-    let plain = Attention { scale: 0.5, soft_cap: None, mask: false, spans: false };
+    let plain = Attention { scale: 0.5, soft_cap: None, mask: false, spans: false, sinks: false };
     let op = |mask, spans| Op::Attention(Attention { mask, spans, ..plain });
     let [q, k, v]: [Input; 3] = [(F32, &[2, 6, 5, 32]), (Q8_0, &[2, 3, 7, 32]), (F16, &[2, 3, 7, 4])];
     let result: Input = (F32, &[2, 5, 6, 4]);
