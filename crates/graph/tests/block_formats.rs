@@ -127,18 +127,19 @@ fn quantization_error_is_at_most_that_of_gguf_on_every_row() {
 #[test]
 fn quantization_gives_the_recorded_bytes() {
     let (mut values, _) = rows();
-    // Groups whose values are all equal, of one sign, or far from zero.
-    values.extend(
-        [[0.75; 256], std::array::from_fn(|i| i as f32), std::array::from_fn(|i| 1e4 - i as f32)].concat(),
-    );
+    // Groups whose values are all equal, of one sign, far from zero, or extreme on both sides.
+    values.extend([0.75; 256]);
+    values.extend((0..256).map(|i| i as f32));
+    values.extend((0..256).map(|i| 1e4 - i as f32));
+    values.extend((0..256).map(|i| (i % 7) as f32 - 3.0));
     let recorded = [
-        (DType::Q4_0, 0x2701_eca8_b6e5_204a),
-        (DType::Q4_1, 0x4e0b_151e_cefc_c649),
-        (DType::Q5_0, 0x06ac_5002_63ba_e7ee),
-        (DType::Q5_1, 0x4667_7abb_4f6d_d633),
-        (DType::Q8_0, 0x05cc_e633_c0d5_9fff),
-        (DType::Q4_K, 0xde50_579f_de47_5b69),
-        (DType::Q6_K, 0x5386_04ee_73c8_4584),
+        (DType::Q4_0, 0x458b_68ae_ca85_ab29),
+        (DType::Q4_1, 0x2cd3_63fc_b9b5_673f),
+        (DType::Q5_0, 0xb202_8a46_6ec6_4565),
+        (DType::Q5_1, 0x3e89_23db_140a_ccad),
+        (DType::Q8_0, 0x22ae_05ee_aea8_aa01),
+        (DType::Q4_K, 0xa2b2_5e45_f7fc_0568),
+        (DType::Q6_K, 0xb553_23b9_b652_4b77),
     ];
     // FNV-1a.
     let hash = |bytes: &[u8]| {
