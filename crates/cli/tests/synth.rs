@@ -8,7 +8,20 @@ use quadriga_gguf::File;
 use quadriga_graph::DType;
 
 #[test]
-fn every_architecture_and_type_can_be_run() {
+fn every_architecture_can_be_run() {
+    for architecture in quadriga_llm::models::architectures() {
+        let fixture = Fixture::new(&["--arch", architecture, "--type", "q8_0"]);
+        let (command, flags): (_, &[&str]) = match architecture.ends_with("bert") {
+            true => ("embed", &["hello", "-q"]),
+            false => ("run", &["hello", "-n", "3", "-q", "--raw"]),
+        };
+        let output = output(&mut fixture.command(command, flags)).success();
+        assert!(!output.out.is_empty(), "{architecture}: {output:?}");
+    }
+}
+
+#[test]
+fn every_type_can_be_run() {
     let types = DType::all().filter(|dtype| dtype.is_computable());
     let architectures = ["llama", "qwen2", "qwen3"].into_iter().cycle();
     for (dtype, architecture) in types.zip(architectures) {
@@ -54,6 +67,11 @@ fn presets_have_the_shapes_they_are_named_after() {
     assert_eq!(file.tensor("blk.0.attn_k.weight").unwrap().shape().dims(), [192, 576]);
     assert_eq!(file.tensor("blk.0.ffn_down.weight").unwrap().shape().dims(), [576, 1536]);
     assert!(file.find_tensor("output.weight").is_none());
+    let fixture = Fixture::new(&["--preset", "gemma3-270m", "--layers", "6", "--vocab", "300"]);
+    let file = File::open(&fixture.model).unwrap();
+    assert_eq!(file.tensor("blk.5.attn_q.weight").unwrap().shape().dims(), [1024, 640]);
+    assert_eq!(file.tensor("blk.5.attn_k.weight").unwrap().shape().dims(), [256, 640]);
+    assert_eq!(file.get::<u64>("gemma3.attention.sliding_window").unwrap(), 512);
 }
 
 #[test]
@@ -66,6 +84,8 @@ fn invalid_shapes_are_usage_errors() {
         (&["--layers", "0"], "--layers is 0"),
         (&["--vocab", "100"], "--no-vocab"),
         (&["--width", "99999999999"], "--width"),
+        (&["--arch", "gpt-17"], "--arch gpt-17"),
+        (&["--preset", "gemma3-270m", "--arch", "llama"], "--arch llama"),
     ] {
         output(quadriga(["synth", "-o"]).arg(&path).args(flags)).failed(2, &[part]);
     }

@@ -11,12 +11,24 @@ pub(crate) const MAX_COUNT: u64 = 1 << 30;
 pub(crate) struct Keys<'f> {
     file: &'f File,
     prefix: &'static str,
+    /// Whether the file has the model's tensors.
+    has_tensors: bool,
 }
 
 impl<'f> Keys<'f> {
     /// The keys of an architecture.
     pub(crate) fn new(file: &'f File, prefix: &'static str) -> Keys<'f> {
-        Keys { file, prefix }
+        Keys { file, prefix, has_tensors: true }
+    }
+
+    /// The keys of a file that describes a model without having its tensors.
+    pub(crate) fn without_tensors(file: &'f File, prefix: &'static str) -> Keys<'f> {
+        Keys { file, prefix, has_tensors: false }
+    }
+
+    /// Whether the file has the model's tensors.
+    pub(crate) fn has_tensors(&self) -> bool {
+        self.has_tensors
     }
 
     /// The file, for tensors and keys without the prefix.

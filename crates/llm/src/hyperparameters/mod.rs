@@ -7,7 +7,6 @@ mod recurrent;
 mod rope;
 mod window;
 
-use quadriga_gguf::File;
 use quadriga_graph::Pairing;
 
 pub(crate) use self::keys::Keys;
@@ -86,7 +85,7 @@ impl Hyperparameters {
         keys.check(
             "block_count",
             blocks,
-            blocks <= keys.file().tensor_count(),
+            blocks <= keys.file().tensor_count() || !keys.has_tensors(),
             "at most the number of tensors",
         )?;
         let width = keys.count("embedding_length")?;
@@ -100,7 +99,7 @@ impl Hyperparameters {
             layers: read_layers(keys, pairing, blocks, width, context)?,
             blocks,
             width,
-            vocabulary: vocabulary(keys.file(), width)?,
+            vocabulary: vocabulary(keys, width)?,
             context,
             norm,
             norm_epsilon,
@@ -167,9 +166,12 @@ fn read_layers(
 }
 
 /// The rows of the token embedding.
-fn vocabulary(file: &File, width: usize) -> Result<usize> {
+fn vocabulary(keys: &Keys<'_>, width: usize) -> Result<usize> {
+    if !keys.has_tensors() {
+        return keys.count("vocab_size");
+    }
     let name = "token_embd.weight";
-    let embedding = file.tensor(name)?;
+    let embedding = keys.file().tensor(name)?;
     match *embedding.shape().dims() {
         [rows, columns] if rows > 0 && columns == width => Ok(rows),
         ref dims => Err(Error::TensorShape {

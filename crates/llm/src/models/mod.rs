@@ -38,13 +38,16 @@ mod qwen2;
 mod qwen3;
 mod qwen35;
 mod smollm3;
+mod tensor_list;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Graph, GraphBuilder};
 
 use self::architecture::Architecture;
 use self::builder::ModelBuilder;
+pub use self::builder::TensorSpec;
 pub(crate) use self::builder::is_recurrent_state;
+pub use self::tensor_list::tensors;
 use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::{Error, Result};
 

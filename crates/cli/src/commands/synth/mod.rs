@@ -1,15 +1,17 @@
 //! `quadriga synth`: writes a GGUF file of any shape and type with random weights, for benchmarks and tests.
 
+mod shapes;
 mod vocabulary;
 mod weights;
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-use quadriga_gguf::Writer;
+use quadriga_gguf::{File, Writer};
 use quadriga_graph::DType;
+use quadriga_llm::models;
 use quadriga_view::format::plural;
 
+use self::shapes::{Keys, Number, Preset};
 use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
 use crate::{interrupt, values};
@@ -23,10 +25,10 @@ pub(crate) struct SynthArgs {
     /// Known model shape, which the options below change
     #[arg(long, value_enum)]
     preset: Option<Preset>,
-    /// Model architecture
-    #[arg(long, value_enum, default_value = "llama")]
-    arch: Arch,
-    /// Number of layers [default: 2]
+    /// Model architecture: llama, qwen3moe, gpt-oss, gemma3, bert … [default: the preset's, else llama]
+    #[arg(long, value_name = "NAME")]
+    arch: Option<String>,
+    /// Number of layers [default: 2; 4 with recurrent layers]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     layers: Option<usize>,
     /// Embedding width [default: 64]
@@ -44,6 +46,12 @@ pub(crate) struct SynthArgs {
     /// Vocabulary size [default: 512]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     vocab: Option<usize>,
+    /// Number of experts, in architectures that have them [default: 4]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
+    experts: Option<usize>,
+    /// Number of experts that a token uses [default: 2]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
+    experts_used: Option<usize>,
     /// Context length in the metadata
     #[arg(long, value_name = "N", default_value_t = 4096, allow_negative_numbers = true, value_parser = context_length)]
     context: u32,
@@ -61,36 +69,6 @@ pub(crate) struct SynthArgs {
     no_vocab: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Preset {
-    /// Llama 7B: 32 layers, 4096 wide, vocabulary of 32000
-    #[value(name = "7b")]
-    Llama7B,
-    /// Llama 3 8B: 32 layers, 4096 wide, 8 KV heads, vocabulary of 128256
-    #[value(name = "8b")]
-    Llama8B,
-    /// SmolLM2 135M: 30 layers, 576 wide, 3 KV heads, vocabulary of 49152
-    #[value(name = "135m")]
-    Smol135M,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Arch {
-    Llama,
-    Qwen2,
-    Qwen3,
-}
-
-impl Arch {
-    fn name(self) -> &'static str {
-        match self {
-            Arch::Llama => "llama",
-            Arch::Qwen2 => "qwen2",
-            Arch::Qwen3 => "qwen3",
-        }
-    }
-}
-
 fn context_length(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err(format!("must be a whole number from 1 to {}", u32::MAX)),
@@ -106,82 +84,27 @@ fn matrix_type(name: &str) -> Result<DType, String> {
     })
 }
 
-/// The dimensions of the model, with defaults filled in.
-#[derive(Clone, Copy)]
-struct ModelShape {
-    layers: usize,
-    width: usize,
-    ffn: usize,
-    heads: usize,
-    kv_heads: usize,
-    vocab: usize,
-}
-
 /// The largest value of any dimension: keeps products of two dimensions within `usize`.
 const MAX_DIMENSION: usize = 1 << 24;
 
-impl ModelShape {
-    fn of(arguments: &SynthArgs) -> Outcome<ModelShape> {
-        let (layers, width, ffn, heads, kv_heads, vocab) = match arguments.preset {
-            Some(Preset::Llama7B) => (32, 4096, Some(11008), 32, Some(32), 32000),
-            Some(Preset::Llama8B) => (32, 4096, Some(14336), 32, Some(8), 128_256),
-            Some(Preset::Smol135M) => (30, 576, Some(1536), 9, Some(3), 49152),
-            None => (2, 64, None, 4, None, 512),
-        };
-        let width = arguments.width.unwrap_or(width);
-        let heads = arguments.heads.unwrap_or(heads);
-        let shape = ModelShape {
-            layers: arguments.layers.unwrap_or(layers),
-            width,
-            ffn: arguments.ffn.or(ffn).unwrap_or(width.saturating_mul(2)),
-            heads,
-            kv_heads: arguments.kv_heads.or(kv_heads).unwrap_or(heads),
-            vocab: arguments.vocab.unwrap_or(vocab),
-        };
-        let usage = |text: String| Err(Failure::Usage(text));
-        for (name, value) in [
-            ("--layers", shape.layers),
-            ("--width", shape.width),
-            ("--ffn", shape.ffn),
-            ("--heads", shape.heads),
-            ("--kv-heads", shape.kv_heads),
-            ("--vocab", shape.vocab),
-        ] {
-            if value == 0 || value > MAX_DIMENSION {
-                return usage(format!("{name} is {value}; it must be from 1 to {MAX_DIMENSION}"));
-            }
-        }
-        if !width.is_multiple_of(2 * heads) {
-            return usage(format!(
-                "a width of {width} cannot be divided into {} of even size",
-                plural(heads, "head", "heads")
-            ));
-        }
-        if !heads.is_multiple_of(shape.kv_heads) {
-            return usage(format!(
-                "--kv-heads {} does not divide {}",
-                shape.kv_heads,
-                plural(heads, "head", "heads")
-            ));
-        }
-        if !arguments.no_vocab && shape.vocab < vocabulary::MIN_TOKENS {
-            return usage(format!(
-                "the byte-level vocabulary needs at least {} tokens; use a larger --vocab, or --no-vocab",
-                vocabulary::MIN_TOKENS
-            ));
-        }
-        Ok(shape)
-    }
-}
-
 /// Writes the file.
 pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
-    let shape = ModelShape::of(arguments)?;
+    let architecture = arguments.architecture()?;
+    let keys = arguments.keys(architecture)?;
     let ctrl_c = interrupt::catch();
+    let mut described = Writer::new();
+    metadata(&mut described, arguments, architecture, &keys)?;
+    let mut bytes = Vec::new();
+    described.write_to(&mut bytes)?;
+    let optional = |name: &str| shapes::has_optional(architecture, arguments.tied, name);
+    let tensors = models::tensors(&File::from_bytes(bytes)?, &optional)
+        .map_err(|error| Failure::Usage(format!("{architecture}: {error}")))?;
     let mut writer = Writer::new();
-    metadata(&mut writer, arguments, shape)?;
+    metadata(&mut writer, arguments, architecture, &keys)?;
     let mut weights = RandomWeights::new(arguments.seed, &ctrl_c);
-    tensors(&mut writer, &mut weights, arguments, shape)?;
+    for tensor in &tensors {
+        weights.tensor(&mut writer, tensor, arguments.dtype)?;
+    }
     for (dtype, count) in weights.substitutes() {
         let (wanted, block) = (arguments.dtype, arguments.dtype.block_len());
         note!(
@@ -195,59 +118,127 @@ pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
     }
 }
 
-fn metadata(writer: &mut Writer<'_>, arguments: &SynthArgs, shape: ModelShape) -> quadriga_gguf::Result<()> {
-    let arch = arguments.arch.name();
-    writer.set("general.architecture", arch)?;
-    writer.set("general.name", format!("random {} × {}", shape.layers, shape.width))?;
-    for (key, value) in [
-        ("vocab_size", shape.vocab),
-        ("context_length", arguments.context as usize),
-        ("embedding_length", shape.width),
-        ("block_count", shape.layers),
-        ("feed_forward_length", shape.ffn),
-        ("attention.head_count", shape.heads),
-        ("attention.head_count_kv", shape.kv_heads),
-        ("rope.dimension_count", shape.width / shape.heads),
-    ] {
-        writer.set(&format!("{arch}.{key}"), value as u32)?;
+impl SynthArgs {
+    /// The architecture: as asked for, or the preset's.
+    fn architecture(&self) -> Outcome<&'static str> {
+        let preset = self.preset.map(Preset::architecture);
+        let Some(name) = &self.arch else { return Ok(preset.unwrap_or("llama")) };
+        let known = models::architectures().find(|known| known == name);
+        let known = known.ok_or_else(|| {
+            let names: Vec<_> = models::architectures().collect();
+            Failure::Usage(format!("--arch {name} is not one of {}", names.join(", ")))
+        })?;
+        match preset {
+            Some(preset) if preset != known && preset != "llama" => {
+                Err(Failure::Usage(format!("--arch {known}: the preset is of architecture {preset}")))
+            }
+            _ => Ok(known),
+        }
     }
-    writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32)?;
-    writer.set(&format!("{arch}.rope.freq_base"), 10_000f32)?;
-    if arguments.no_vocab { vocabulary::none(writer) } else { vocabulary::bytes(writer, shape.vocab) }
-}
 
-fn tensors<'a>(
-    writer: &mut Writer<'a>,
-    weights: &mut RandomWeights<'a>,
-    arguments: &SynthArgs,
-    shape: ModelShape,
-) -> quadriga_gguf::Result<()> {
-    let ModelShape { layers, width, ffn, heads, kv_heads, vocab } = shape;
-    let head = width / heads;
-    let dtype = arguments.dtype;
-    weights.matrix(writer, "token_embd.weight", dtype, [vocab, width])?;
-    for layer in 0..layers {
-        let name = |part: &str| format!("blk.{layer}.{part}");
-        weights.norm(writer, &name("attn_norm.weight"), width)?;
-        for (part, rows) in [("attn_q", width), ("attn_k", kv_heads * head), ("attn_v", kv_heads * head)] {
-            weights.matrix(writer, &name(&format!("{part}.weight")), dtype, [rows, width])?;
-            if arguments.arch == Arch::Qwen2 {
-                weights.bias(writer, &name(&format!("{part}.bias")), rows)?;
+    /// The keys of the metadata: those of the small model or the preset, as the options change them.
+    fn keys(&self, architecture: &str) -> Outcome<Keys> {
+        let small = vec![
+            ("block_count", Number::Whole(2)),
+            ("embedding_length", Number::Whole(64)),
+            ("attention.head_count", Number::Whole(4)),
+            ("vocab_size", Number::Whole(512)),
+            ("context_length", Number::Whole(self.context as usize)),
+        ];
+        let mut keys = shapes::with(small, shapes::special(architecture));
+        if let Some(preset) = self.preset {
+            keys = shapes::with(keys, preset.keys());
+        }
+        for (flag, key, value) in [
+            ("--layers", "block_count", self.layers),
+            ("--width", "embedding_length", self.width),
+            ("--ffn", "feed_forward_length", self.ffn),
+            ("--heads", "attention.head_count", self.heads),
+            ("--kv-heads", "attention.head_count_kv", self.kv_heads),
+            ("--vocab", "vocab_size", self.vocab),
+            ("--experts", "expert_count", self.experts),
+            ("--experts-used", "expert_used_count", self.experts_used),
+        ] {
+            let Some(value) = value else { continue };
+            if value == 0 || value > MAX_DIMENSION {
+                return Err(Failure::Usage(format!(
+                    "{flag} is {value}; it must be from 1 to {MAX_DIMENSION}"
+                )));
+            }
+            keys = shapes::with(keys, vec![(key, Number::Whole(value))]);
+        }
+        self.fill_in(keys)
+    }
+
+    /// Adds the keys that follow from others, and checks what the model does not.
+    fn fill_in(&self, mut keys: Keys) -> Outcome<Keys> {
+        let find = |keys: &Keys, name: &str| {
+            keys.iter().find(|(key, _)| *key == name).and_then(|(_, value)| match value {
+                Number::Whole(value) => Some(*value),
+                _ => None,
+            })
+        };
+        let get = |keys: &Keys, name: &str| find(keys, name).unwrap_or(1);
+        let (width, heads) = (get(&keys, "embedding_length"), get(&keys, "attention.head_count"));
+        let usage = |text: String| Err(Failure::Usage(text));
+        let default = |keys: &mut Keys, name: &'static str, value: usize| {
+            if find(keys, name).is_none() {
+                keys.push((name, Number::Whole(value)));
+            }
+        };
+        if find(&keys, "attention.key_length").is_none() && !width.is_multiple_of(2 * heads) {
+            return usage(format!(
+                "a width of {width} cannot be divided into {} of even size",
+                plural(heads, "head", "heads")
+            ));
+        }
+        default(&mut keys, "feed_forward_length", width.saturating_mul(2));
+        default(&mut keys, "attention.head_count_kv", heads);
+        let key_length = find(&keys, "attention.key_length").unwrap_or(width / heads.max(1));
+        default(&mut keys, "rope.dimension_count", key_length);
+        let kv_heads = get(&keys, "attention.head_count_kv");
+        if !heads.is_multiple_of(kv_heads) {
+            return usage(format!(
+                "--kv-heads {kv_heads} does not divide {}",
+                plural(heads, "head", "heads")
+            ));
+        }
+        if !self.no_vocab && get(&keys, "vocab_size") < vocabulary::MIN_TOKENS {
+            return usage(format!(
+                "the byte-level vocabulary needs at least {} tokens; use a larger --vocab, or --no-vocab",
+                vocabulary::MIN_TOKENS
+            ));
+        }
+        for (key, value) in [
+            ("attention.layer_norm_rms_epsilon", 1e-5),
+            ("attention.layer_norm_epsilon", 1e-5),
+            ("rope.freq_base", 10_000.0),
+        ] {
+            if !keys.iter().any(|(known, _)| *known == key) {
+                keys.push((key, Number::Real(value)));
             }
         }
-        if arguments.arch == Arch::Qwen3 {
-            weights.norm(writer, &name("attn_q_norm.weight"), head)?;
-            weights.norm(writer, &name("attn_k_norm.weight"), head)?;
-        }
-        weights.matrix(writer, &name("attn_output.weight"), dtype, [width, width])?;
-        weights.norm(writer, &name("ffn_norm.weight"), width)?;
-        weights.matrix(writer, &name("ffn_gate.weight"), dtype, [ffn, width])?;
-        weights.matrix(writer, &name("ffn_up.weight"), dtype, [ffn, width])?;
-        weights.matrix(writer, &name("ffn_down.weight"), dtype, [width, ffn])?;
+        Ok(keys)
     }
-    weights.norm(writer, "output_norm.weight", width)?;
-    if !arguments.tied {
-        weights.matrix(writer, "output.weight", dtype, [vocab, width])?;
+}
+
+fn metadata(
+    writer: &mut Writer<'_>,
+    arguments: &SynthArgs,
+    architecture: &str,
+    keys: &Keys,
+) -> quadriga_gguf::Result<()> {
+    let number = |name: &str| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+    let whole = |name: &str| match number(name) {
+        Some(Number::Whole(value)) => value,
+        _ => 0,
+    };
+    writer.set("general.architecture", architecture)?;
+    let title = format!("random {} × {}", whole("block_count"), whole("embedding_length"));
+    writer.set("general.name", title)?;
+    for (key, value) in keys {
+        writer.set(&format!("{architecture}.{key}"), *value)?;
     }
-    Ok(())
+    let vocab = whole("vocab_size");
+    if arguments.no_vocab { vocabulary::none(writer) } else { vocabulary::bytes(writer, vocab) }
 }

@@ -10,6 +10,7 @@ use std::io;
 use quadriga_conformance::Rng;
 use quadriga_gguf::{Result, Writer};
 use quadriga_graph::{DType, blocks};
+use quadriga_llm::models::TensorSpec;
 
 use crate::interrupt::CtrlC;
 
@@ -37,31 +38,24 @@ impl<'a> RandomWeights<'a> {
         &self.substitutes
     }
 
-    /// Adds a matrix `[rows, columns]` of this type, or of a similar one if its rows are not whole blocks.
-    pub(super) fn matrix(
-        &mut self,
-        writer: &mut Writer<'a>,
-        name: &str,
-        dtype: DType,
-        [rows, columns]: [usize; 2],
-    ) -> Result<()> {
-        let wanted = dtype;
+    /// Adds a tensor; a matrix of this type, or of a similar one if its rows are not whole blocks.
+    pub(super) fn tensor(&mut self, writer: &mut Writer<'a>, spec: &TensorSpec, dtype: DType) -> Result<()> {
+        let (name, dims) = (spec.name.as_str(), spec.dims.as_slice());
+        if spec.f32_only {
+            let range = range_of(name);
+            return self.add(writer, name, DType::F32, dims, move |rng, out| {
+                floats(DType::F32, range.clone(), rng, out);
+            });
+        }
+        let columns = dims.last().copied().unwrap_or(1);
+        // Routers are small, and decide much: files have them in full precision.
+        let wanted = if name.ends_with("ffn_gate_inp.weight") { DType::F32 } else { dtype };
         let dtype = fitting(wanted, columns);
         if dtype != wanted {
             *self.substitutes.entry(dtype).or_default() += 1;
         }
         let rms = 1.0 / (columns as f32).sqrt();
-        self.add(writer, name, dtype, &[rows, columns], move |rng, out| fill(dtype, rms, rng, out))
-    }
-
-    /// Adds the weights of a norm: 0.9 to 1.1.
-    pub(super) fn norm(&mut self, writer: &mut Writer<'a>, name: &str, len: usize) -> Result<()> {
-        self.add(writer, name, DType::F32, &[len], |rng, out| floats(DType::F32, 0.9..1.1, rng, out))
-    }
-
-    /// Adds the biases of a matrix: −0.1 to 0.1.
-    pub(super) fn bias(&mut self, writer: &mut Writer<'a>, name: &str, len: usize) -> Result<()> {
-        self.add(writer, name, DType::F32, &[len], |rng, out| floats(DType::F32, -0.1..0.1, rng, out))
+        self.add(writer, name, dtype, dims, move |rng, out| fill(dtype, rms, rng, out))
     }
 
     fn add(
@@ -92,6 +86,18 @@ impl<'a> RandomWeights<'a> {
             Ok(())
         })?;
         Ok(())
+    }
+}
+
+/// The values of a tensor that is not a matrix of a product.
+fn range_of(name: &str) -> std::ops::Range<f32> {
+    if name.ends_with("norm.weight") {
+        0.9..1.1
+    } else if name.ends_with("ssm_a") {
+        // The logarithm of a decay.
+        -1.0..-0.1
+    } else {
+        -0.1..0.1
     }
 }
 

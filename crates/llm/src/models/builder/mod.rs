@@ -4,6 +4,7 @@
 mod attention;
 mod encoder;
 mod feed_forward;
+mod recorder;
 mod recurrent;
 mod rope;
 mod weights;
@@ -13,6 +14,8 @@ use std::cell::OnceCell;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, GraphBuilder, Value};
 
+pub(super) use self::recorder::Recorder;
+pub use self::recorder::TensorSpec;
 pub(super) use self::recurrent::DeltaLayout;
 pub(crate) use self::recurrent::is_recurrent_state;
 use self::weights::FileWeights;
@@ -55,8 +58,27 @@ impl<'g> ModelBuilder<'g> {
         hyper: &'g Hyperparameters,
         shape: GraphShape,
     ) -> Result<ModelBuilder<'g>> {
+        ModelBuilder::with(g, FileWeights::new(g, file, None), hyper, shape)
+    }
+
+    /// A builder that records the tensors it needs, in place of finding them in the file.
+    pub(super) fn recording(
+        g: &'g GraphBuilder,
+        file: &'g File,
+        hyper: &'g Hyperparameters,
+        shape: GraphShape,
+        recorder: &'g Recorder<'g>,
+    ) -> Result<ModelBuilder<'g>> {
+        ModelBuilder::with(g, FileWeights::new(g, file, Some(recorder)), hyper, shape)
+    }
+
+    fn with(
+        g: &'g GraphBuilder,
+        weights: FileWeights<'g>,
+        hyper: &'g Hyperparameters,
+        shape: GraphShape,
+    ) -> Result<ModelBuilder<'g>> {
         let n = shape.tokens;
-        let weights = FileWeights::new(g, file);
         let attends = |window: bool| {
             !hyper.encoder
                 && hyper.layers.iter().any(|layer| layer.attention && layer.window.is_some() == window)

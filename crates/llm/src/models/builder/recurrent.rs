@@ -122,7 +122,7 @@ impl<'g> LayerBuilder<'_, 'g> {
         let last = all.slice(0, n, before).reshape([1, shape.conv_state()]);
         states.set_rows(last, self.model.state_to()?);
         let dims = [shape.conv_width(), shape.conv_kernel];
-        let kernel = self.model.weights.f32_matrix(&self.name("ssm_conv1d.weight"), dims)?;
+        let kernel = self.model.weights.elements(&self.name("ssm_conv1d.weight"), &dims)?;
         Ok(all.ssm_conv(kernel).silu())
     }
 

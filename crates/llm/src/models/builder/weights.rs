@@ -2,25 +2,79 @@
 
 use std::ops::Range;
 
-use quadriga_gguf::{File, Tensor};
-use quadriga_graph::{DType, GraphBuilder, Value, Weight};
+use quadriga_gguf::File;
+use quadriga_graph::{DType, Data, GraphBuilder, Shape, Value, Weight};
 
+use super::recorder::Recorder;
 use crate::{Error, Result};
 
 /// The tensors of a model file.
 pub(in crate::models) struct FileWeights<'g> {
     g: &'g GraphBuilder,
     file: &'g File,
+    /// In place of the file's tensors.
+    recorder: Option<&'g Recorder<'g>>,
+}
+
+/// A tensor of the file, checked.
+pub(super) struct FoundTensor {
+    name: String,
+    dtype: DType,
+    dims: Vec<usize>,
+    /// Absent when tensors are recorded.
+    data: Option<Data>,
+}
+
+impl FoundTensor {
+    /// The tensor as a weight of another shape with as many elements.
+    pub(super) fn reshaped(self, shape: impl Into<Shape>) -> Weight {
+        match self.data {
+            Some(data) => Weight::with_data(self.dtype, shape, data),
+            None => Weight::new(self.dtype, shape),
+        }
+    }
+
+    fn weight(self) -> Weight {
+        let shape = Shape::new(&self.dims).unwrap_or(Shape::from([0]));
+        self.reshaped(shape)
+    }
+
+    /// Some of the rows.
+    fn rows(&self, rows: Range<usize>) -> Result<FoundTensor> {
+        let mut dims = self.dims.clone();
+        let Some(first) = dims.first_mut() else { return Err(self.wrong_shape(&[rows.len()])) };
+        let whole = std::mem::replace(first, rows.len()).max(1);
+        let data = match &self.data {
+            None => None,
+            Some(data) => {
+                let row = data.len() / whole;
+                let part = data.slice(rows.start * row, rows.len() * row);
+                Some(part.ok_or_else(|| self.wrong_shape(&dims))?)
+            }
+        };
+        Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
+    }
+
+    fn wrong_shape(&self, wanted: &[usize]) -> Error {
+        Error::TensorShape { name: self.name.clone(), found: self.dims.clone(), wanted: wanted.to_vec() }
+    }
 }
 
 impl<'g> FileWeights<'g> {
-    pub(super) fn new(g: &'g GraphBuilder, file: &'g File) -> FileWeights<'g> {
-        FileWeights { g, file }
+    pub(super) fn new(
+        g: &'g GraphBuilder,
+        file: &'g File,
+        recorder: Option<&'g Recorder<'g>>,
+    ) -> FileWeights<'g> {
+        FileWeights { g, file, recorder }
     }
 
     /// Whether the file has a tensor.
     pub(in crate::models) fn has(&self, name: &str) -> bool {
-        self.file.find_tensor(name).is_some()
+        match self.recorder {
+            Some(recorder) => recorder.has(name),
+            None => self.file.find_tensor(name).is_some(),
+        }
     }
 
     /// The number of rows of a matrix, if the file has it.
@@ -30,7 +84,7 @@ impl<'g> FileWeights<'g> {
 
     /// The weight of this name.
     pub(in crate::models) fn get(&self, name: &str, dims: &[usize]) -> Result<Value<'g>> {
-        Ok(self.g.weight(name, self.tensor(name, dims)?))
+        Ok(self.g.weight(name, self.tensor(name, dims)?.weight()))
     }
 
     /// The weight of this name, if the file has it.
@@ -40,7 +94,7 @@ impl<'g> FileWeights<'g> {
 
     /// A weight of an element-wise operation; all backends compute those in F32 only.
     pub(in crate::models) fn elements(&self, name: &str, dims: &[usize]) -> Result<Value<'g>> {
-        Ok(self.g.weight(name, self.f32_tensor(name, dims)?))
+        Ok(self.g.weight(name, self.f32_tensor(name, dims)?.weight()))
     }
 
     /// A vector as weight of an element-wise operation.
@@ -53,11 +107,6 @@ impl<'g> FileWeights<'g> {
         self.has(name).then(|| self.vector(name, len)).transpose()
     }
 
-    /// A matrix of an operation that backends compute in F32 only.
-    pub(in crate::models) fn f32_matrix(&self, name: &str, dims: [usize; 2]) -> Result<Value<'g>> {
-        Ok(self.g.weight(name, self.f32_tensor(name, &dims)?))
-    }
-
     /// Rows of a matrix that several fused ones share, as a weight of its own: so backends pack it and choose kernels for it
     /// as for any other. `dims` are those of the whole; `part` distinguishes the name.
     pub(super) fn matrix_rows(
@@ -67,8 +116,8 @@ impl<'g> FileWeights<'g> {
         dims: [usize; 2],
         rows: Range<usize>,
     ) -> Result<Value<'g>> {
-        let tensor = self.tensor(name, &dims)?;
-        self.part(&tensor, part, rows.clone(), vec![rows.len(), dims[1]])
+        let rows = self.tensor(name, &dims)?.rows(rows)?;
+        Ok(self.g.weight(&format!("{name}.{part}"), rows.weight()))
     }
 
     /// As [`FileWeights::matrix_rows`], for the bias of the fused matrix.
@@ -82,8 +131,8 @@ impl<'g> FileWeights<'g> {
         if !self.has(name) {
             return Ok(None);
         }
-        let tensor = self.f32_tensor(name, &[len])?;
-        self.part(&tensor, part, rows.clone(), vec![rows.len()]).map(Some)
+        let rows = self.f32_tensor(name, &[len])?.rows(rows)?;
+        Ok(Some(self.g.weight(&format!("{name}.{part}"), rows.weight())))
     }
 
     /// An error unless the file has this vector, or nothing if it is absent.
@@ -91,49 +140,38 @@ impl<'g> FileWeights<'g> {
         self.has(name).then(|| self.f32_tensor(name, &[len])).transpose().map(|_| ())
     }
 
-    fn part(
-        &self,
-        tensor: &Tensor<'g>,
-        part: &str,
-        rows: Range<usize>,
-        dims: Vec<usize>,
-    ) -> Result<Value<'g>> {
-        let whole = tensor.shape().dims().first().copied().unwrap_or(0).max(1);
-        let row_bytes = tensor.byte_len() / whole;
-        let wrong = || Error::TensorShape {
-            name: tensor.name().to_owned(),
-            found: tensor.shape().dims().to_vec(),
-            wanted: dims.clone(),
-        };
-        let data = tensor.data().slice(rows.start * row_bytes, rows.len() * row_bytes).ok_or_else(wrong)?;
-        let weight = match dims[..] {
-            [rows] => Weight::with_data(tensor.dtype(), [rows], data),
-            [rows, columns] => Weight::with_data(tensor.dtype(), [rows, columns], data),
-            _ => return Err(wrong()),
-        };
-        Ok(self.g.weight(&format!("{}.{part}", tensor.name()), weight))
-    }
-
-    fn f32_tensor(&self, name: &str, dims: &[usize]) -> Result<Tensor<'g>> {
-        let dtype = self.file.tensor(name)?.dtype();
-        if dtype != DType::F32 {
-            return Err(Error::TensorType { name: name.to_owned(), dtype });
+    fn f32_tensor(&self, name: &str, dims: &[usize]) -> Result<FoundTensor> {
+        if let Some(recorder) = self.recorder {
+            recorder.add(name, dims, true);
+        } else {
+            let dtype = self.file.tensor(name)?.dtype();
+            if dtype != DType::F32 {
+                return Err(Error::TensorType { name: name.to_owned(), dtype });
+            }
         }
         self.tensor(name, dims)
     }
 
-    fn tensor(&self, name: &str, dims: &[usize]) -> Result<Tensor<'g>> {
+    /// The tensor of this name and shape.
+    pub(super) fn tensor(&self, name: &str, dims: &[usize]) -> Result<FoundTensor> {
+        let found = |dtype, dims: &[usize], data| FoundTensor {
+            name: name.to_owned(),
+            dtype,
+            dims: dims.to_vec(),
+            data,
+        };
+        if let Some(recorder) = self.recorder {
+            recorder.add(name, dims, false);
+            return Ok(found(DType::F32, dims, None));
+        }
         let tensor = self.file.tensor(name)?;
-        if tensor.shape().dims() != dims {
-            return Err(Error::TensorShape {
-                name: name.to_owned(),
-                found: tensor.shape().dims().to_vec(),
-                wanted: dims.to_vec(),
-            });
+        let found = found(tensor.dtype(), tensor.shape().dims(), Some(tensor.data()));
+        if found.dims != dims {
+            return Err(found.wrong_shape(dims));
         }
-        if !tensor.dtype().is_computable() {
-            return Err(Error::TensorType { name: name.to_owned(), dtype: tensor.dtype() });
+        if !found.dtype.is_computable() {
+            return Err(Error::TensorType { name: name.to_owned(), dtype: found.dtype });
         }
-        Ok(tensor)
+        Ok(found)
     }
 }

@@ -1,0 +1,258 @@
+//! The shapes of models: small ones of each architecture, and presets with the dimensions of known models.
+
+use clap::ValueEnum;
+use quadriga_gguf::OwnedValue;
+
+/// A known model shape.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Preset {
+    /// Llama 7B: 32 layers, 4096 wide, vocabulary of 32000
+    #[value(name = "7b")]
+    Llama7B,
+    /// Llama 3 8B: 32 layers, 4096 wide, 8 KV heads, vocabulary of 128256
+    #[value(name = "8b")]
+    Llama8B,
+    /// SmolLM2 135M: 30 layers, 576 wide, 3 KV heads, vocabulary of 49152
+    #[value(name = "135m")]
+    Smol135M,
+    /// Qwen3 30B-A3B: 48 layers, 2048 wide, 8 of 128 experts
+    #[value(name = "30b-a3b")]
+    Qwen30B,
+    /// gpt-oss 20B: 24 layers, 2880 wide, 4 of 32 experts
+    #[value(name = "gpt-oss-20b")]
+    GptOss20B,
+    /// gpt-oss 120B: 36 layers, 2880 wide, 4 of 128 experts
+    #[value(name = "gpt-oss-120b")]
+    GptOss120B,
+    /// DeepSeek V2 Lite: 27 layers, 2048 wide, latent attention, 6 of 64 experts
+    #[value(name = "deepseek-v2-lite")]
+    DeepSeekV2Lite,
+    /// Qwen3.5 35B-A3B: 40 layers, 2048 wide, three of four recurrent, 8 of 256 experts
+    #[value(name = "qwen35-35b-a3b")]
+    Qwen35Moe,
+    /// Gemma 3 270M: 18 layers, 640 wide, sliding windows, vocabulary of 262144
+    #[value(name = "gemma3-270m")]
+    Gemma270M,
+}
+
+/// A number of the metadata: an integer, or not.
+#[derive(Clone, Copy)]
+pub(super) enum Number {
+    Whole(usize),
+    Real(f32),
+    Flag(bool),
+    Text(&'static str),
+}
+
+use Number::{Flag, Real, Text, Whole};
+
+impl From<Number> for OwnedValue {
+    fn from(number: Number) -> OwnedValue {
+        match number {
+            Whole(value) => u32::try_from(value).unwrap_or(u32::MAX).into(),
+            Real(value) => value.into(),
+            Flag(value) => value.into(),
+            Text(value) => value.into(),
+        }
+    }
+}
+
+/// Keys of the metadata, without the architecture's name.
+pub(super) type Keys = Vec<(&'static str, Number)>;
+
+impl Preset {
+    /// The architecture.
+    pub(super) fn architecture(self) -> &'static str {
+        match self {
+            Preset::Llama7B | Preset::Llama8B | Preset::Smol135M => "llama",
+            Preset::Qwen30B => "qwen3moe",
+            Preset::GptOss20B | Preset::GptOss120B => "gpt-oss",
+            Preset::DeepSeekV2Lite => "deepseek2",
+            Preset::Qwen35Moe => "qwen35moe",
+            Preset::Gemma270M => "gemma3",
+        }
+    }
+
+    /// The keys that differ from the architecture's small model.
+    pub(super) fn keys(self) -> Keys {
+        match self {
+            Preset::Llama7B => sizes([32, 4096, 11008, 32, 32, 32_000]),
+            Preset::Llama8B => sizes([32, 4096, 14336, 32, 8, 128_256]),
+            Preset::Smol135M => sizes([30, 576, 1536, 9, 3, 49_152]),
+            Preset::Qwen30B => with(
+                sizes([48, 2048, 6144, 32, 4, 151_936]),
+                vec![
+                    ("attention.key_length", Whole(128)),
+                    ("attention.value_length", Whole(128)),
+                    ("rope.dimension_count", Whole(128)),
+                    ("rope.freq_base", Real(1e6)),
+                    ("expert_count", Whole(128)),
+                    ("expert_used_count", Whole(8)),
+                    ("expert_feed_forward_length", Whole(768)),
+                ],
+            ),
+            Preset::GptOss20B => gpt_oss(24, 32),
+            Preset::GptOss120B => gpt_oss(36, 128),
+            Preset::DeepSeekV2Lite => with(
+                sizes([27, 2048, 10944, 16, 1, 102_400]),
+                vec![
+                    ("leading_dense_block_count", Whole(1)),
+                    ("attention.kv_lora_rank", Whole(512)),
+                    ("attention.key_length", Whole(576)),
+                    ("attention.value_length", Whole(512)),
+                    ("attention.key_length_mla", Whole(192)),
+                    ("attention.value_length_mla", Whole(128)),
+                    ("rope.dimension_count", Whole(64)),
+                    ("expert_count", Whole(64)),
+                    ("expert_used_count", Whole(6)),
+                    ("expert_shared_count", Whole(2)),
+                    ("expert_feed_forward_length", Whole(1408)),
+                ],
+            ),
+            Preset::Qwen35Moe => with(
+                sizes([40, 2048, 512, 16, 2, 248_320]),
+                vec![
+                    ("attention.key_length", Whole(256)),
+                    ("attention.value_length", Whole(256)),
+                    ("rope.dimension_count", Whole(64)),
+                    ("rope.freq_base", Real(1e7)),
+                    ("expert_count", Whole(256)),
+                    ("expert_used_count", Whole(8)),
+                    ("expert_feed_forward_length", Whole(512)),
+                    ("expert_shared_feed_forward_length", Whole(512)),
+                    ("ssm.state_size", Whole(128)),
+                    ("ssm.group_count", Whole(16)),
+                    ("ssm.time_step_rank", Whole(32)),
+                    ("ssm.inner_size", Whole(4096)),
+                ],
+            ),
+            Preset::Gemma270M => with(
+                sizes([18, 640, 2048, 4, 1, 262_144]),
+                vec![
+                    ("attention.key_length", Whole(256)),
+                    ("attention.value_length", Whole(256)),
+                    ("rope.dimension_count", Whole(256)),
+                    ("rope.freq_base", Real(1e6)),
+                    ("attention.sliding_window", Whole(512)),
+                ],
+            ),
+        }
+    }
+}
+
+/// Layers, embedding, feed-forward width, heads, KV heads, vocabulary.
+fn sizes([layers, width, ffn, heads, kv_heads, vocab]: [usize; 6]) -> Keys {
+    vec![
+        ("block_count", Whole(layers)),
+        ("embedding_length", Whole(width)),
+        ("feed_forward_length", Whole(ffn)),
+        ("attention.head_count", Whole(heads)),
+        ("attention.head_count_kv", Whole(kv_heads)),
+        ("vocab_size", Whole(vocab)),
+    ]
+}
+
+fn gpt_oss(layers: usize, experts: usize) -> Keys {
+    with(
+        sizes([layers, 2880, 2880, 64, 8, 201_088]),
+        vec![
+            ("attention.key_length", Whole(64)),
+            ("attention.value_length", Whole(64)),
+            ("rope.dimension_count", Whole(64)),
+            ("rope.freq_base", Real(150_000.0)),
+            ("rope.scaling.type", Text("yarn")),
+            ("rope.scaling.factor", Real(32.0)),
+            ("rope.scaling.original_context_length", Whole(4096)),
+            ("attention.sliding_window", Whole(128)),
+            ("expert_count", Whole(experts)),
+            ("expert_used_count", Whole(4)),
+            ("expert_feed_forward_length", Whole(2880)),
+        ],
+    )
+}
+
+/// Keys with others added, which take the place of those of the same name.
+pub(super) fn with(mut keys: Keys, others: Keys) -> Keys {
+    for (name, value) in others {
+        keys.retain(|(known, _)| *known != name);
+        keys.push((name, value));
+    }
+    keys
+}
+
+/// What an architecture's small model has besides the sizes: the keys that its files must have.
+pub(super) fn special(architecture: &str) -> Keys {
+    let experts = vec![
+        ("expert_count", Whole(4)),
+        ("expert_used_count", Whole(2)),
+        ("expert_feed_forward_length", Whole(64)),
+    ];
+    let recurrent = vec![
+        ("ssm.conv_kernel", Whole(4)),
+        ("ssm.state_size", Whole(32)),
+        ("ssm.group_count", Whole(2)),
+        ("ssm.time_step_rank", Whole(4)),
+        ("ssm.inner_size", Whole(128)),
+        ("full_attention_interval", Whole(4)),
+        ("block_count", Whole(4)),
+    ];
+    let shared = vec![("expert_shared_feed_forward_length", Whole(64))];
+    match architecture {
+        "qwen3moe" | "olmoe" | "granitemoe" => experts,
+        "qwen2moe" => with(experts, shared),
+        "qwen35" => recurrent,
+        "qwen3next" | "qwen35moe" => with(with(experts, shared), recurrent),
+        "gpt-oss" => with(experts, vec![("attention.sliding_window", Whole(128))]),
+        "glm4moe" => with(
+            experts,
+            vec![
+                ("leading_dense_block_count", Whole(1)),
+                ("expert_shared_count", Whole(1)),
+                ("expert_gating_func", Whole(2)),
+                ("expert_weights_norm", Flag(true)),
+            ],
+        ),
+        "deepseek2" => with(
+            experts,
+            vec![
+                ("leading_dense_block_count", Whole(1)),
+                ("expert_shared_count", Whole(1)),
+                ("attention.head_count_kv", Whole(1)),
+                ("attention.kv_lora_rank", Whole(32)),
+                ("attention.key_length", Whole(48)),
+                ("attention.value_length", Whole(32)),
+                ("attention.key_length_mla", Whole(48)),
+                ("attention.value_length_mla", Whole(32)),
+                ("rope.dimension_count", Whole(16)),
+            ],
+        ),
+        "gemma2" => vec![("attention.sliding_window", Whole(4096))],
+        "gemma3" => vec![("attention.sliding_window", Whole(512))],
+        "bert" | "nomic-bert" => vec![("pooling_type", Whole(1)), ("attention.causal", Flag(false))],
+        _ => Vec::new(),
+    }
+}
+
+/// Whether a model of an architecture has a tensor that models of other architectures may lack.
+pub(super) fn has_optional(architecture: &str, tied: bool, name: &str) -> bool {
+    let part = name
+        .split_once('.')
+        .filter(|_| name.starts_with("blk."))
+        .map_or(name, |(_, rest)| rest.split_once('.').map_or(rest, |(_, part)| part));
+    match part {
+        "output.weight" => !tied && !architecture.ends_with("bert"),
+        "attn_qkv.weight" => matches!(architecture, "phi3" | "nomic-bert"),
+        "attn_q.bias" | "attn_k.bias" | "attn_v.bias" => {
+            matches!(architecture, "qwen2" | "qwen2moe" | "glm4" | "glm4moe" | "gpt-oss" | "bert")
+        }
+        "exp_probs_b.bias" => architecture == "glm4moe",
+        "ffn_gate_inp_shexp.weight" => matches!(architecture, "qwen2moe" | "qwen3next" | "qwen35moe"),
+        "attn_output.bias" => matches!(architecture, "gpt-oss" | "bert"),
+        _ if architecture == "gpt-oss" => part.ends_with("exps.bias") || part == "ffn_gate_inp.bias",
+        _ if architecture.ends_with("bert") => {
+            part.ends_with("norm.bias")
+                || (architecture == "bert" && part.starts_with("ffn_") && part.ends_with("bias"))
+        }
+        _ => false,
+    }
+}
