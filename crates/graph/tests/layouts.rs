@@ -133,6 +133,31 @@ fn a_value_is_stale_after_any_later_write() {
 }
 
 #[test]
+fn parts_of_a_state_are_copied_to_parts_that_do_not_overlap_them() {
+    let copied = |from: usize, to: usize| {
+        let g = GraphBuilder::new();
+        let cache = g.state("cache", DType::F32, [8, 2]);
+        g.output("y", cache.slice(0, from, 2).copy_into(cache.slice(0, to, 2)));
+        g.finish().is_ok()
+    };
+    for (from, to) in [(0, 2), (2, 0), (1, 6), (6, 1)] {
+        assert!(copied(from, to), "rows from {from} to {to}");
+    }
+    for (from, to) in [(0, 0), (0, 1), (4, 3), (6, 5)] {
+        assert!(!copied(from, to), "rows from {from} to {to}");
+    }
+}
+
+#[test]
+fn strided_rows_are_refused_by_the_number_of_their_input() {
+    let error = build(|g, x| {
+        let spans = g.input("spans", DType::I32, [2, 4]).transpose();
+        x.attention(x, x, AttentionOptions::new().spans(spans))
+    });
+    assert_eq!(error.unwrap_err(), GraphErrorKind::Strided { input: 3 });
+}
+
+#[test]
 fn types_are_floats_integers_or_blocks() {
     use DType::*;
     let named = |is: fn(DType) -> bool| DType::all().filter(|dtype| is(*dtype)).collect::<Vec<_>>();

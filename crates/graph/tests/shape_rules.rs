@@ -102,6 +102,7 @@ fn rows_by_index() {
         &[(1, &[2, 2, 3, 4]), (1, &[1, 1, 3, 4]), (1, &[1, 2, 1, 4])],
     );
     check(Op::GetRows, &[(I32, &[9, 5]), (I32, &[4])], (I32, &[4, 5]), &[]);
+    check(Op::GetRows, &[(F32, &[9, 5]), (I32, &[1, 4])], (F32, &[1, 4, 5]), &[]);
 
     let rows: [Input; 3] = [(F16, &[2, 4, 9, 8]), (F32, &[2, 4, 3, 8]), (I32, &[1, 2, 4, 3])];
     check(
@@ -356,6 +357,7 @@ fn windows() {
         ],
     );
     assert!(infer(pool(Window::new([1, 1]).stride([LARGEST, 1])), &[(F32, &[1, LARGEST])]).is_ok());
+    check(pool(Window::new([1, LARGEST])), &[(F32, &[1, LARGEST])], (F32, &[1, 1]), &[]);
     let long = infer(pool(Window::new([1, 1])), &[(F32, &[1, LARGEST + 1])]);
     assert!(matches!(long, Err(GraphErrorKind::Parameter(_))), "{long:?}");
 
