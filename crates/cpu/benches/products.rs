@@ -108,23 +108,10 @@ fn with_matmul<R>(
     })
 }
 
-const TYPES: [DType; 15] = [
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q2_K,
-    DType::Q3_K,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::IQ4_NL,
-    DType::IQ4_XS,
-    DType::MXFP4,
-    DType::F16,
-    DType::BF16,
-];
+/// Every type of weights but F32.
+fn types() -> impl Iterator<Item = DType> {
+    DType::all().filter(|dtype| dtype.is_computable() && *dtype != DType::F32)
+}
 
 fn gemv(pool: &Pool, isa: Isa) {
     let bytes = 600 << 20;
@@ -139,7 +126,7 @@ fn gemv(pool: &Pool, isa: Isa) {
     let memory = &*memory;
     let floats: &[f32] = bytemuck::cast_slice(memory);
     println!("GEMV, weights of {} MiB (larger than the last-level cache), {isa}:", bytes >> 20);
-    for dtype in TYPES {
+    for dtype in types() {
         let k = 4096;
         let n = bytes / dtype.row_bytes(k).unwrap() / 16 * 16;
         let layout = PackedLayout::new(dtype, n, k).unwrap();
@@ -162,7 +149,7 @@ fn cached_gemv(isa: Isa, only: Option<&str>) {
     let pool = Pool::new(1).unwrap();
     let (n, k) = (512, 4096);
     println!("GEMV, one thread, weights in the L2 cache, {isa}:");
-    for dtype in TYPES.into_iter().filter(|dtype| only.is_none_or(|name| dtype.to_string() == name)) {
+    for dtype in types().filter(|dtype| only.is_none_or(|name| dtype.to_string() == name)) {
         let n = if dtype.is_quantized() { n } else { n / 4 };
         let layout = PackedLayout::new(dtype, n, k).unwrap();
         let packed = huge_pages(layout.bytes() + 64);

@@ -133,6 +133,7 @@ const FILE_TYPES: &[(u32, &str)] = &[
     (36, "TQ1_0"),
     (37, "TQ2_0"),
     (38, "MXFP4_MOE"),
+    (39, "NVFP4"),
 ];
 
 impl Summary {

@@ -169,24 +169,7 @@ impl DType {
     /// Whether values of this type can be dequantized to `f32`, and so used as weights.
     pub const fn is_computable(self) -> bool {
         use DType::*;
-        matches!(
-            self,
-            F32 | F16
-                | BF16
-                | Q4_0
-                | Q4_1
-                | Q5_0
-                | Q5_1
-                | Q8_0
-                | Q2_K
-                | Q3_K
-                | Q4_K
-                | Q5_K
-                | Q6_K
-                | IQ4_NL
-                | IQ4_XS
-                | MXFP4
-        )
+        !matches!(self, Q8_1 | Q8_K | I8 | I16 | I32 | I64 | F64)
     }
 
     /// The size of a contiguous row of `len` elements; `None` if `len` is not a multiple of the block length or the

@@ -11,27 +11,18 @@
 
 use quadriga_conformance::{Fixture, Rng};
 use quadriga_graph::DType;
-use quadriga_graph::blocks::{self, Block, BlockQ4_0, FormatError};
+use quadriga_graph::blocks::{self, Block, BlockQ4_0, FormatError, GridBlock};
 
-const COMPUTABLE: [DType; 16] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q2_K,
-    DType::Q3_K,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::IQ4_NL,
-    DType::IQ4_XS,
-    DType::MXFP4,
-];
-const QUANTIZABLE: [DType; 5] = [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0];
+const COMPUTABLE: [DType; 26] = {
+    use DType::*;
+    [
+        F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+        NVFP4, TQ1_0, TQ2_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S,
+    ]
+};
+/// Those that `gguf` quantizes to as well.
+const QUANTIZABLE: [DType; 7] =
+    [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::TQ1_0, DType::TQ2_0];
 
 fn fixture(name: &str) -> Fixture {
     Fixture::open(format!("{}/tests/fixtures/{name}.bin", env!("CARGO_MANIFEST_DIR"))).unwrap()
@@ -170,6 +161,29 @@ fn k_quants_are_as_accurate_as_formats_of_their_size() {
     }
 }
 
+/// `gguf` cannot quantize to NVFP4, so it is compared with Q4_0, which has as many bits, on rows whose scales are in the
+/// range of an 8-bit float.
+#[test]
+fn nvfp4_is_about_as_accurate_as_q4_0() {
+    let (values, row_length) = rows();
+    let ours = dequantize(DType::NVFP4, &quantize(DType::NVFP4, &values));
+    let theirs = dequantize(DType::Q4_0, &quantized_by_gguf(DType::Q4_0));
+    for i in (0..10).chain(12..16) {
+        let row = i * row_length..(i + 1) * row_length;
+        let ours = error(&values[row.clone()], &ours[row.clone()]);
+        let theirs = error(&values[row.clone()], &theirs[row]);
+        assert!(ours <= 1.3 * theirs, "row {i}: error {ours:e}, Q4_0 {theirs:e}");
+    }
+    // Every level with every scale, in blocks of four scales.
+    for scales in (0..0x7e_u8).collect::<Vec<u8>>().chunks(4) {
+        let levels =
+            [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 12.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
+        let scale = |i: usize| blocks::BlockNVFP4::decode_scale(scales[i % scales.len()]);
+        let values: Vec<f32> = (0..64).map(|i| scale(i / 16) * levels[i % 16]).collect();
+        assert_eq!(dequantize(DType::NVFP4, &quantize(DType::NVFP4, &values)), values);
+    }
+}
+
 #[test]
 fn zeros_and_representable_values_are_exact() {
     // For each type the lowest and the highest quant, both used, and quants between them.
@@ -179,10 +193,14 @@ fn zeros_and_representable_values_are_exact() {
         (DType::Q5_0, -16, 15),
         (DType::Q5_1, 0, 31),
         (DType::Q8_0, -127, 127),
+        (DType::TQ1_0, -1, 1),
+        (DType::TQ2_0, -1, 1),
     ] {
-        assert_eq!(dequantize(dtype, &quantize(dtype, &[0.0; 64])), [0.0; 64], "{dtype}");
+        let zeros = vec![0.0; 2 * dtype.block_len()];
+        assert_eq!(dequantize(dtype, &quantize(dtype, &zeros)), zeros, "{dtype}");
+        let length = dtype.block_len() as i32;
         let quants =
-            [lowest, highest].into_iter().chain((2..32).map(|i| lowest + i * 9 % (highest - lowest)));
+            [lowest, highest].into_iter().chain((2..length).map(|i| lowest + i * 9 % (highest - lowest + 1)));
         let values: Vec<f32> = quants.map(|quant| quant as f32 * 0.25).collect();
         assert_eq!(dequantize(dtype, &quantize(dtype, &values)), values, "{dtype}");
     }
@@ -205,7 +223,7 @@ fn any_input_quantizes_to_finite_values() {
     let seed = 7;
     println!("seed {seed}");
     let mut random = Rng::new(seed);
-    for dtype in QUANTIZABLE.into_iter().chain([DType::Q4_K, DType::Q6_K]) {
+    for dtype in QUANTIZABLE.into_iter().chain([DType::Q4_K, DType::Q6_K, DType::NVFP4]) {
         for value in special {
             let back = dequantize(dtype, &quantize(dtype, &[value; 256]));
             assert!(back.iter().all(|v| v.is_finite()), "{dtype} of {value}: {back:?}");
@@ -218,6 +236,28 @@ fn any_input_quantizes_to_finite_values() {
             let back = dequantize(dtype, &quantize(dtype, &values));
             assert!(back.iter().all(|v| v.is_finite()), "{dtype} of {values:?}: {back:?}");
         }
+    }
+}
+
+#[test]
+fn a_scale_that_is_set_scales_the_values_and_centres_them() {
+    let seed = 11;
+    println!("seed {seed}");
+    let mut random = Rng::new(seed);
+    for dtype in COMPUTABLE.into_iter().filter(|dtype| dtype.is_quantized()) {
+        let mut bytes: Vec<u8> = (0..64 * dtype.block_bytes()).map(|_| random.next_u64() as u8).collect();
+        let mut scaled = |scale: f32| {
+            bytes.chunks_mut(dtype.block_bytes()).for_each(|block| blocks::set_scale(dtype, block, scale));
+            dequantize(dtype, &bytes)
+        };
+        let (small, large) = (scaled(0.25), scaled(1.0));
+        assert!(small.iter().zip(&large).all(|(a, b)| 4.0 * a == *b), "{dtype}");
+        if dtype == DType::TQ2_0 {
+            // One of the four quants is 2, which no quantizer uses.
+            continue;
+        }
+        let mean = large.iter().sum::<f32>() / large.len() as f32;
+        assert!(mean.abs() < 0.2 * error(&large, &vec![0.0; large.len()]) as f32, "{dtype}: mean {mean}");
     }
 }
 
@@ -270,6 +310,23 @@ fn element_and_group_indices_wrap_around_the_block() {
         BlockQ5_1.quant % 32,
         BlockIQ4_NL.level % 32,
         BlockMXFP4.level % 32,
+        BlockNVFP4.level % 64,
+        BlockTQ1_0.quant % 256,
+        BlockTQ2_0.quant % 256,
+        BlockIQ1_S.level % 256,
+        BlockIQ1_S.group_scale % 16,
+        BlockIQ1_M.level % 256,
+        BlockIQ1_M.group_scale % 16,
+        BlockIQ2_XXS.level % 256,
+        BlockIQ2_XXS.group_scale % 16,
+        BlockIQ2_XS.level % 256,
+        BlockIQ2_XS.group_scale % 16,
+        BlockIQ2_S.level % 256,
+        BlockIQ2_S.group_scale % 16,
+        BlockIQ3_XXS.level % 256,
+        BlockIQ3_XXS.group_scale % 16,
+        BlockIQ3_S.level % 256,
+        BlockIQ3_S.group_scale % 16,
         BlockQ2_K.quant % 256,
         BlockQ3_K.quant % 256,
         BlockQ4_K.quant % 256,

@@ -1,6 +1,5 @@
 //! Random values for the tensors of a case, in any type.
 
-use half::f16;
 use quadriga_graph::{DType, blocks};
 
 use crate::Rng;
@@ -66,23 +65,24 @@ pub(crate) fn bytes(dtype: DType, fill: Fill, count: usize, rng: &mut Rng) -> Ve
 
 /// Random blocks with scales that keep the values near −1..1, for types that cannot be quantized to.
 fn random_blocks(dtype: DType, out: &mut [u8], rng: &mut Rng) {
-    // The byte offsets of the f16 scales of a block, and their typical magnitude.
-    let scales: &[(usize, f64)] = match dtype {
-        DType::Q2_K => &[(80, 1.0 / 24.0), (82, 1.0 / 24.0)],
-        DType::Q3_K => &[(108, 1.0 / 96.0)],
-        DType::Q5_K => &[(0, 1.0 / 1000.0), (2, 1.0 / 63.0)],
-        DType::IQ4_NL => &[(0, 1.0 / 127.0)],
-        DType::IQ4_XS => &[(0, 1.0 / 4000.0)],
-        _ => &[],
-    };
     for block in out.chunks_mut(dtype.block_bytes()) {
         block.iter_mut().for_each(|b| *b = rng.next_u64() as u8);
-        for (at, size) in scales {
-            let scale = f16::from_f64(size * rng.uniform(0.5, 1.5)).to_le_bytes();
-            block.iter_mut().skip(*at).zip(scale).for_each(|(to, from)| *to = from);
-        }
-        if let (DType::MXFP4, Some(exponent)) = (dtype, block.first_mut()) {
-            *exponent = 123 + rng.below(3) as u8;
-        }
+        blocks::set_scale(dtype, block, typical_scale(dtype) * rng.uniform(0.5, 1.5) as f32);
+    }
+}
+
+/// The inverse of the largest value of a block whose scale is 1, roughly.
+fn typical_scale(dtype: DType) -> f32 {
+    match dtype {
+        DType::Q2_K => 1.0 / 24.0,
+        DType::Q3_K => 1.0 / 96.0,
+        DType::Q5_K => 1.0 / 1000.0,
+        DType::IQ4_NL => 1.0 / 127.0,
+        DType::IQ4_XS => 1.0 / 4000.0,
+        DType::MXFP4 => 1.0 / 16.0,
+        DType::IQ1_S | DType::IQ1_M => 1.0 / 15.0,
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => 1.0 / 166.0,
+        DType::IQ3_XXS | DType::IQ3_S => 1.0 / 480.0,
+        _ => 1.0,
     }
 }

@@ -9,7 +9,7 @@ pub trait Block: Pod {
     /// The type whose rows consist of these blocks.
     const DTYPE: DType;
 
-    /// The elements of one block as an array: `[f32; 32]` or `[f32; 256]`.
+    /// The elements of one block as an array: `[f32; 32]`, `[f32; 64]` or `[f32; 256]`.
     type Values: Pod;
 
     /// Writes the values of the elements, in row order.

@@ -125,3 +125,51 @@ pub(super) fn fit_signed_bytes(values: &[f32; 32]) -> (f32, [i8; 32]) {
     });
     (scale, quants)
 }
+
+/// Scale and quants 0 to 2 with `value ≈ scale × (quant − 1)`.
+///
+/// If the `k` largest magnitudes become the scale and all others zero, the best scale is the mean of the `k`, and the
+/// squared error falls by the square of their sum over `k`: the best `k` is found by trying them all.
+pub(super) fn fit_ternary<const N: usize>(values: &[f32; N]) -> (f32, [u8; N]) {
+    let values = finite(values);
+    let mut magnitudes = values.map(f32::abs);
+    magnitudes.sort_unstable_by(|a, b| b.total_cmp(a));
+    let (mut sum, mut most, mut scale) = (0.0f64, 0.0f64, 0.0f64);
+    for (i, magnitude) in magnitudes.iter().enumerate() {
+        sum += f64::from(*magnitude);
+        let count = (i + 1) as f64;
+        if sum * sum / count > most {
+            (most, scale) = (sum * sum / count, sum / count);
+        }
+    }
+    let scale = as_half(scale as f32);
+    let quants = values.map(|x| 1 + u8::from(x > scale / 2.0) - u8::from(x < -scale / 2.0));
+    (scale, quants)
+}
+
+/// Index and quants 0 to `L − 1` with `value ≈ scale(index) × levels[quant]`: the best of some candidates for the
+/// index.
+pub(super) fn fit_levels<const N: usize, const L: usize>(
+    values: &[f32; N],
+    levels: &[i8; L],
+    candidates: impl Iterator<Item = u8>,
+    scale: impl Fn(u8) -> f32,
+) -> (u8, [u8; N]) {
+    let values = finite(values);
+    let mut best = (f64::INFINITY, 0, [0; N]);
+    for candidate in candidates {
+        let step = f64::from(scale(candidate));
+        let mut error = 0.0;
+        let quants = values.map(|x| {
+            let miss = |level: &i8| (f64::from(x) - step * f64::from(*level)).abs();
+            let nearest = levels.iter().map(miss).enumerate().min_by(|a, b| a.1.total_cmp(&b.1));
+            let (quant, miss) = nearest.unwrap_or_default();
+            error += miss * miss;
+            quant as u8
+        });
+        if error < best.0 {
+            best = (error, candidate, quants);
+        }
+    }
+    (best.1, best.2)
+}

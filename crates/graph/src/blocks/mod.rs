@@ -1,6 +1,6 @@
 //! Quantized block formats: memory layout, quantization and dequantization.
 //!
-//! A quantized row is a sequence of blocks. Each block holds 32 or 256 consecutive elements of the row as small
+//! A quantized row is a sequence of blocks. Each block holds 32, 64 or 256 consecutive elements of the row as small
 //! integers ("quants") with their scales. There is one `#[repr(C)]` struct per format. All of them consist of bytes, so
 //! they have alignment 1, and [`as_blocks`] casts any byte slice of the right length without a copy. Numbers of more
 //! than one byte are little-endian.
@@ -22,22 +22,31 @@
 //! ```
 
 mod block;
+mod code_books;
 mod error;
 mod fit;
+mod grid;
 mod half_bytes;
 mod k_quants;
 mod linear;
 mod nonlinear;
 mod plain;
+mod rescale;
+mod ternary;
 
 use crate::dtype::DType;
 
 pub use block::{Block, QuantizeBlock};
 pub use error::FormatError;
+pub use grid::{
+    BlockIQ1_M, BlockIQ1_S, BlockIQ2_S, BlockIQ2_XS, BlockIQ2_XXS, BlockIQ3_S, BlockIQ3_XXS, GridBlock,
+};
 pub use half_bytes::HalfBytes;
 pub use k_quants::{BlockQ2_K, BlockQ3_K, BlockQ4_K, BlockQ5_K, BlockQ6_K, GroupScales};
 pub use linear::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
-pub use nonlinear::{BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, IQ4_LEVELS, MXFP4_LEVELS};
+pub use nonlinear::{BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, BlockNVFP4, IQ4_LEVELS, MXFP4_LEVELS};
+pub use rescale::set_scale;
+pub use ternary::{BlockTQ1_0, BlockTQ2_0};
 
 /// Casts bytes to blocks without copying; any alignment is valid.
 ///
@@ -86,6 +95,16 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), For
         DType::IQ4_NL => dequantize_blocks::<BlockIQ4_NL>,
         DType::IQ4_XS => dequantize_blocks::<BlockIQ4_XS>,
         DType::MXFP4 => dequantize_blocks::<BlockMXFP4>,
+        DType::NVFP4 => dequantize_blocks::<BlockNVFP4>,
+        DType::TQ1_0 => dequantize_blocks::<BlockTQ1_0>,
+        DType::TQ2_0 => dequantize_blocks::<BlockTQ2_0>,
+        DType::IQ1_S => dequantize_blocks::<BlockIQ1_S>,
+        DType::IQ1_M => dequantize_blocks::<BlockIQ1_M>,
+        DType::IQ2_XXS => dequantize_blocks::<BlockIQ2_XXS>,
+        DType::IQ2_XS => dequantize_blocks::<BlockIQ2_XS>,
+        DType::IQ2_S => dequantize_blocks::<BlockIQ2_S>,
+        DType::IQ3_XXS => dequantize_blocks::<BlockIQ3_XXS>,
+        DType::IQ3_S => dequantize_blocks::<BlockIQ3_S>,
         _ => return Err(FormatError::NoDequantize { dtype }),
     };
     check_lengths(dtype, bytes.len(), out.len())?;
@@ -94,8 +113,8 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), For
 
 /// Quantizes values to whole blocks of type `dtype`.
 ///
-/// Supports F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q6_K. Any value is accepted, see
-/// [`QuantizeBlock::quantize`]; F16 and BF16 round to nearest, ties to even.
+/// Supports F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K, NVFP4, TQ1_0 and TQ2_0. Any value is accepted,
+/// see [`QuantizeBlock::quantize`]; F16 and BF16 round to nearest, ties to even.
 ///
 /// # Errors
 ///
@@ -113,6 +132,9 @@ pub fn quantize(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Form
         DType::Q8_0 => quantize_blocks::<BlockQ8_0>,
         DType::Q4_K => quantize_blocks::<BlockQ4_K>,
         DType::Q6_K => quantize_blocks::<BlockQ6_K>,
+        DType::NVFP4 => quantize_blocks::<BlockNVFP4>,
+        DType::TQ1_0 => quantize_blocks::<BlockTQ1_0>,
+        DType::TQ2_0 => quantize_blocks::<BlockTQ2_0>,
         _ => return Err(FormatError::NoQuantize { dtype }),
     };
     check_lengths(dtype, out.len(), values.len())?;

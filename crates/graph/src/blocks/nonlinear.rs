@@ -1,7 +1,7 @@
-//! The formats whose 4-bit codes index a table of non-uniform levels: IQ4_NL, IQ4_XS, MXFP4.
+//! The formats whose 4-bit codes index a table of non-uniform levels: IQ4_NL, IQ4_XS, MXFP4, NVFP4.
 //!
 //! Codes are packed as in the linear formats: in every 16 bytes, byte `i` holds the code of element `i` in its low
-//! nibble and that of element `i + 16` in its high nibble.
+//! nibble and that of element `i + 16` in its high nibble. NVFP4 does the same in every 8 bytes.
 
 #![expect(
     clippy::indexing_slicing,
@@ -11,15 +11,16 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block::block_format;
+use super::block::{QuantizeBlock, block_format};
+use super::fit::fit_levels;
 use super::half_bytes::HalfBytes;
 use super::linear::nibble;
 
 /// The levels that the codes of [`BlockIQ4_NL`] and [`BlockIQ4_XS`] index.
 pub const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// The levels that the codes of [`BlockMXFP4`] index: the values of an E2M1 float, doubled so that they are integers.
-/// Code 8, negative zero, is zero.
+/// The levels that the codes of [`BlockMXFP4`] and [`BlockNVFP4`] index: the values of an E2M1 float, doubled so that
+/// they are integers. Code 8, negative zero, is zero.
 pub const MXFP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 4-bit codes with one scale: `value = scale × level(code)`.
@@ -149,5 +150,80 @@ impl BlockMXFP4 {
         for (i, value) in out.iter_mut().enumerate() {
             *value = scale * f32::from(self.level(i));
         }
+    }
+}
+
+/// 4-bit floats, 4 groups of 16 elements, each with an 8-bit float (E4M3 without sign) as scale:
+/// `value = group scale × level(code)`.
+///
+/// ```text
+/// byte  0              4                                     36
+///       | group scales | codes: 4 groups of 8 bytes …        |
+///       | 4 × u8       | each 2 × 4 bit per byte             |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockNVFP4 {
+    /// The scale of each group: 4 bits of exponent, 3 of mantissa; bit 7 is ignored.
+    pub group_scales: [u8; 4],
+    /// The codes of each group: byte `i` holds element `i` in its low nibble and element `i + 8` in its high nibble.
+    pub codes: [[u8; 8]; 4],
+}
+block_format!(BlockNVFP4, NVFP4, 64 elements in 36 bytes);
+
+impl BlockNVFP4 {
+    /// The factor of the levels for a scale: half of it, because the levels are doubled. `0x7f`, NaN in E4M3, is 0.
+    #[inline]
+    pub fn decode_scale(scale: u8) -> f32 {
+        // The bits of the number are those of an f16 that is 2⁸ times smaller, subnormals included.
+        let bits = if scale == 0x7f { 0 } else { u16::from(scale & 0x7f) << 7 };
+        HalfBytes(bits.to_le_bytes()).to_f32() * 128.0
+    }
+
+    /// The code of element `i % 64`.
+    #[inline]
+    pub fn code(&self, i: usize) -> u8 {
+        self.codes[i / 16 % 4][i % 8] >> (i / 8 % 2 * 4) & 0x0f
+    }
+
+    /// The level of element `i % 64`.
+    #[inline]
+    pub fn level(&self, i: usize) -> i8 {
+        MXFP4_LEVELS[usize::from(self.code(i))]
+    }
+
+    /// Dequantizes the 64 elements.
+    #[inline]
+    pub fn dequantize(&self, out: &mut [f32; 64]) {
+        for (group, values) in out.chunks_exact_mut(16).enumerate() {
+            let scale = BlockNVFP4::decode_scale(self.group_scales[group]);
+            for (i, value) in values.iter_mut().enumerate() {
+                *value = scale * f32::from(self.level(16 * group + i));
+            }
+        }
+    }
+}
+
+impl QuantizeBlock for BlockNVFP4 {
+    fn quantize(values: &[f32; 64]) -> Self {
+        /// The largest finite scale.
+        const LARGEST: u8 = 0x7e;
+        let mut block: BlockNVFP4 = Zeroable::zeroed();
+        let (groups, _) = values.as_chunks::<16>();
+        for (g, group) in groups.iter().enumerate() {
+            let extreme = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            // The smallest scale that covers all values; finer ones may be better for most of them.
+            let covers = |scale: &u8| BlockNVFP4::decode_scale(*scale) * 12.0 >= extreme;
+            let covering = (0..LARGEST).find(covers).unwrap_or(LARGEST);
+            let (scale, codes) = fit_levels(
+                group,
+                &MXFP4_LEVELS,
+                covering.saturating_sub(4)..=covering,
+                BlockNVFP4::decode_scale,
+            );
+            block.group_scales[g] = scale;
+            block.codes[g] = std::array::from_fn(|i| codes[i] | codes[i + 8] << 4);
+        }
+        block
     }
 }

@@ -501,24 +501,10 @@ impl Parts {
 
 /// Random blocks of types that have no quantizer, with scales that give the requested standard deviation.
 fn random_blocks(dtype: DType, bytes: &mut [u8], count: usize, spread: f64, rng: &mut Rng) {
-    // Where the f16 scales of a block stand, and their ratio that puts zero in the middle.
-    let scales: &[(usize, f64)] = match dtype {
-        DType::Q2_K => &[(80, 1.0), (82, 1.5)],
-        DType::Q3_K => &[(108, 1.0)],
-        DType::Q5_K => &[(0, 1.0), (2, 15.5)],
-        DType::IQ4_NL | DType::IQ4_XS => &[(0, 1.0)],
-        DType::MXFP4 => &[],
-        other => panic!("no random blocks of {other}"),
-    };
     bytes.iter_mut().for_each(|byte| *byte = rng.next_u64() as u8);
     let set = |bytes: &mut [u8], unit: f64| {
         for block in bytes.chunks_mut(dtype.block_bytes()) {
-            for (at, ratio) in scales {
-                blocks::quantize(DType::F16, &[(unit * ratio) as f32], &mut block[*at..*at + 2]).unwrap();
-            }
-            if dtype == DType::MXFP4 {
-                block[0] = (127.0 + unit.log2().round()) as u8;
-            }
+            blocks::set_scale(dtype, block, unit as f32);
         }
     };
     set(bytes, 1.0);

@@ -55,7 +55,7 @@ pub(crate) struct SynthArgs {
     /// Context length in the metadata
     #[arg(long, value_name = "N", default_value_t = 4096, allow_negative_numbers = true, value_parser = context_length)]
     context: u32,
-    /// Data type of the matrices: f32, f16, bf16, q4_0 … q6_k, iq4_nl, iq4_xs, mxfp4
+    /// Data type of the matrices: f32, f16, bf16, q4_0 … q6_k, iq1_s … iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4
     #[arg(long = "type", value_name = "TYPE", default_value = "q4_0", value_parser = matrix_type)]
     dtype: DType,
     /// Random seed

@@ -107,63 +107,26 @@ fn fitting(dtype: DType, columns: usize) -> DType {
         return dtype;
     }
     let next = match dtype {
-        DType::Q2_K | DType::Q3_K | DType::IQ4_XS => DType::IQ4_NL,
         DType::Q4_K => DType::Q5_0,
         DType::Q5_K => DType::Q5_1,
         DType::Q6_K => DType::Q8_0,
+        DType::NVFP4 => DType::MXFP4,
+        _ if dtype.block_len() == 256 => DType::IQ4_NL,
         _ => DType::F16,
     };
     fitting(next, columns)
 }
 
-/// The scale fields of a block.
-enum ScaleFields {
-    /// f16 fields: byte offset, and value relative to the block's scale.
-    F16(&'static [(usize, f32)]),
-    /// An exponent of two in the first byte.
-    Exponent,
-    /// None: a float type.
-    None,
-}
-
-fn scale_of(dtype: DType) -> ScaleFields {
-    // The minimum of a block is set such that its values are centred on 0.
-    match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => {
-            ScaleFields::F16(&[(0, 1.0)])
-        }
-        DType::Q4_1 => ScaleFields::F16(&[(0, 1.0), (2, -7.5)]),
-        DType::Q5_1 => ScaleFields::F16(&[(0, 1.0), (2, -15.5)]),
-        DType::Q2_K => ScaleFields::F16(&[(80, 1.0), (82, 1.5)]),
-        DType::Q3_K => ScaleFields::F16(&[(108, 1.0)]),
-        DType::Q4_K => ScaleFields::F16(&[(0, 1.0), (2, 7.5)]),
-        DType::Q5_K => ScaleFields::F16(&[(0, 1.0), (2, 15.5)]),
-        DType::Q6_K => ScaleFields::F16(&[(208, 1.0)]),
-        DType::MXFP4 => ScaleFields::Exponent,
-        _ => ScaleFields::None,
-    }
-}
-
 /// Fills whole blocks with values of this root mean square.
 fn fill(dtype: DType, rms: f32, rng: &mut Rng, out: &mut [u8]) {
-    match scale_of(dtype) {
-        ScaleFields::None => {
-            let bound = rms * 3f32.sqrt();
-            floats(dtype, -bound..bound, rng, out);
-        }
-        ScaleFields::F16(fields) => {
-            let unit = unit_rms(dtype);
-            let step = |number: usize| rms / unit * (0.7 + 0.04 * number as f32);
-            let scales: [f32; SCALES] = std::array::from_fn(step);
-            random_bits(dtype, rng, out);
-            set_scales(dtype, fields, &scales, rng, out);
-        }
-        ScaleFields::Exponent => {
-            let exponent = 127.0 + (rms / unit_rms(dtype)).log2().round();
-            random_bits(dtype, rng, out);
-            set_exponent(dtype, exponent.clamp(0.0, 254.0) as u8, out);
-        }
+    if !dtype.is_quantized() {
+        let bound = rms * 3f32.sqrt();
+        return floats(dtype, -bound..bound, rng, out);
     }
+    let unit = unit_rms(dtype);
+    let scales = std::array::from_fn(|number| rms / unit * (0.7 + 0.04 * number as f32));
+    random_bits(dtype, rng, out);
+    set_scales(dtype, &scales, rng, out);
 }
 
 /// Random values of a float type, uniform in a range.
@@ -190,28 +153,13 @@ fn random_bits(dtype: DType, rng: &mut Rng, out: &mut [u8]) {
     }
 }
 
-fn set_scales(dtype: DType, fields: &[(usize, f32)], scales: &[f32; SCALES], rng: &mut Rng, out: &mut [u8]) {
-    // In formats without a minimum, alternating signs centre asymmetric ranges such as −8..=7.
-    let sign = |number: usize| if fields.len() == 1 && number % 2 == 1 { -1.0 } else { 1.0 };
-    for (offset, factor) in fields {
-        let bytes: [[u8; 2]; SCALES] = std::array::from_fn(|number| {
-            let scale = scales.get(number).copied().unwrap_or_default();
-            blocks::HalfBytes::from_f32_finite(scale * factor * sign(number)).0
-        });
-        let mut rng = rng.clone();
-        for block in out.chunks_exact_mut(dtype.block_bytes()) {
-            let chosen = bytes.get((rng.next_u64() >> 60) as usize).copied().unwrap_or_default();
-            if let Some(field) = block.get_mut(*offset..offset + 2) {
-                field.copy_from_slice(&chosen);
-            }
-        }
+/// Gives each block one of the scales. Alternating signs centre asymmetric ranges such as −8..=7.
+fn set_scales(dtype: DType, scales: &[f32; SCALES], rng: &mut Rng, out: &mut [u8]) {
+    for block in out.chunks_exact_mut(dtype.block_bytes()) {
+        let number = (rng.next_u64() >> 60) as usize;
+        let scale = scales.get(number).copied().unwrap_or_default();
+        blocks::set_scale(dtype, block, if number % 2 == 1 { -scale } else { scale });
     }
-}
-
-fn set_exponent(dtype: DType, exponent: u8, out: &mut [u8]) {
-    out.chunks_exact_mut(dtype.block_bytes())
-        .filter_map(|block| block.first_mut())
-        .for_each(|byte| *byte = exponent);
 }
 
 /// The root mean square of random values of a type at a scale of 1.
@@ -220,11 +168,7 @@ fn unit_rms(dtype: DType) -> f32 {
     let mut rng = Rng::new(1);
     let mut bytes = vec![0; BLOCKS * dtype.block_bytes()];
     random_bits(dtype, &mut rng, &mut bytes);
-    match scale_of(dtype) {
-        ScaleFields::F16(fields) => set_scales(dtype, fields, &[1.0; SCALES], &mut rng, &mut bytes),
-        ScaleFields::Exponent => set_exponent(dtype, 127, &mut bytes),
-        ScaleFields::None => return 1.0,
-    }
+    set_scales(dtype, &[1.0; SCALES], &mut rng, &mut bytes);
     let mut values = vec![0.0; BLOCKS * dtype.block_len()];
     if blocks::dequantize(dtype, &bytes, &mut values).is_err() {
         return 1.0;

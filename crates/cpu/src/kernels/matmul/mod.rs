@@ -30,6 +30,10 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod format;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels need the ranges"))]
+mod grid_quants;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels need the ranges"))]
+mod lut_quants;
 mod pack;
 mod partition;
 #[cfg(target_arch = "x86_64")]
@@ -65,6 +69,9 @@ const MIN_TILE_ROWS: usize = 12;
 
 /// The number of rows from which rounding weights to int16 pays.
 const MIN_INT16_ROWS: usize = 16;
+
+/// Activations that share a scale where the weights have superblocks of as many columns, with AVX-512.
+const WIDE_SPAN: usize = 256;
 
 /// Bytes of weights in a chunk of few rows, when there are enough chunks for every thread: about a microsecond's worth,
 /// so that all threads finish at nearly the same time. Each thread takes a contiguous run of chunks.
@@ -104,8 +111,8 @@ impl ActivationFormat {
             Isa::Amx(_) if rows >= MIN_TILE_ROWS && dtype != DType::F32 => ActivationFormat::Bf16Tiles,
             Isa::Scalar => ActivationFormat::F32Panels(1),
             _ if dtype.is_quantized() && rows >= MIN_INT16_ROWS => ActivationFormat::Int16,
-            Isa::Avx512(_) | Isa::Amx(_) if dtype.is_quantized() => {
-                ActivationFormat::Int8x2(dtype.block_len())
+            Isa::Avx512(_) | Isa::Amx(_) if dtype.block_len() == WIDE_SPAN => {
+                ActivationFormat::Int8x2(WIDE_SPAN)
             }
             _ if dtype.is_quantized() => ActivationFormat::Int8x2(format::BLOCK),
             Isa::Avx2(_) => ActivationFormat::F32Panels(6),

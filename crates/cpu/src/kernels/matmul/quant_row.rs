@@ -9,13 +9,14 @@ pub const BLOCK: usize = 32;
 
 /// One row of a superblock, as integers.
 pub(super) struct QuantRow {
-    /// Quants as packed: unsigned, or codes of a lookup table.
+    /// Quants as packed: unsigned, or codes of a lookup table; for code books see `grid_quants`.
     pub(super) quants: [u8; 256],
     /// The bits of the f16 scale or super-scale `d`; for MXFP4 the exponent.
     pub(super) scale: u16,
     /// The bits of the f16 minimum `m`, or of the super-scale of minimums `dmin`.
     pub(super) min: u16,
-    /// Scales and minimums of 16 or 32 columns each; signed 6-bit scales are offset by 32.
+    /// Scales and minimums of 16 or 32 columns each; signed 6-bit scales are offset by 32. For code books and NVFP4, of
+    /// 16 columns.
     pub(super) sub_scales: [u8; 16],
     pub(super) sub_mins: [u8; 16],
 }

@@ -35,10 +35,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
 use bytemuck::pod_read_unaligned;
-use quadriga_graph::blocks::{IQ4_LEVELS, MXFP4_LEVELS};
 
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2, avx512};
@@ -49,6 +47,24 @@ pub(super) trait QuantStorage {
     const BYTES: usize;
     /// The smallest and the largest loaded quant.
     const RANGE: [i32; 2];
+
+    /// Writes a row, 32 bytes of [`QuantRow::quants`](super::quant_row::QuantRow); the row's bits in the block must be
+    /// 0.
+    fn pack(quants: &[u8], block: &mut [u8], row: usize);
+
+    /// Reads the 32 quants of a row.
+    fn unpack(block: &[u8], row: usize, quants: &mut [u8]);
+
+    /// The integer that an unpacked quant stands for.
+    fn value(quant: u8, zero_point: i32) -> i32;
+}
+
+/// A storage of quants in planes of 64-byte vectors.
+pub(super) trait PlaneQuants {
+    /// The planes of a block.
+    const PLANES: usize;
+    /// The smallest and the largest loaded quant.
+    const LOADED: [i32; 2];
 
     /// Writes the four quants `4 v..4 v + 4` of a row, one in each byte, with `or(plane, bits)`: it sets bits of the
     /// row's lane of a plane.
@@ -61,12 +77,16 @@ pub(super) trait QuantStorage {
     fn value(quant: u8, zero_point: i32) -> i32 {
         i32::from(quant) - zero_point
     }
+}
 
-    /// Writes the 32 quants of a row; the row's bits in the block must be 0.
+impl<P: PlaneQuants> QuantStorage for P {
+    const BYTES: usize = 64 * P::PLANES;
+    const RANGE: [i32; 2] = P::LOADED;
+
     fn pack(quants: &[u8], block: &mut [u8], row: usize) {
         for v in 0..8 {
             let four = pod_read_unaligned(&quants[4 * v..4 * v + 4]);
-            Self::pack_lane(v, u32::from_le(four), |plane, bits| {
+            P::pack_lane(v, u32::from_le(four), |plane, bits| {
                 let at = plane * 64 + row * 4;
                 let old: u32 = pod_read_unaligned(&block[at..at + 4]);
                 block[at..at + 4].copy_from_slice(&(old | bits.to_le()).to_ne_bytes());
@@ -74,23 +94,26 @@ pub(super) trait QuantStorage {
         }
     }
 
-    /// Reads the 32 quants of a row.
     fn unpack(block: &[u8], row: usize, quants: &mut [u8]) {
         for (k, quant) in quants.iter_mut().enumerate() {
-            *quant = Self::unpack_one(k / 4, |plane| block[plane * 64 + row * 4 + k % 4]);
+            *quant = P::unpack_one(k / 4, |plane| block[plane * 64 + row * 4 + k % 4]);
         }
+    }
+
+    fn value(quant: u8, zero_point: i32) -> i32 {
+        P::value(quant, zero_point)
     }
 }
 
 /// The vector loads of a storage.
 #[cfg(target_arch = "x86_64")]
 pub(super) trait QuantLoads: QuantStorage {
-    /// Loads eight rows of a block; the address is that of the first of them in plane 0. Quants above 127 would
-    /// overflow the 16-bit pair sums of `maddubs`: a storage that has such quants subtracts 128 from all of them.
+    /// Loads rows `8 octet..8 octet + 8` of a block. Quants above 127 would overflow the 16-bit pair sums of `maddubs`:
+    /// a storage that has such quants subtracts 128 from all of them.
     ///
     /// # Safety
     /// The block must be readable, and the CPU must have AVX2.
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8];
+    unsafe fn load_avx2(block: *const u8, octet: usize) -> [__m256i; 8];
 
     /// Loads a block as unsigned bytes.
     ///
@@ -102,9 +125,9 @@ pub(super) trait QuantLoads: QuantStorage {
 /// 8-bit quants.
 pub(super) struct Q8;
 
-impl QuantStorage for Q8 {
-    const BYTES: usize = 512;
-    const RANGE: [i32; 2] = [0, 255];
+impl PlaneQuants for Q8 {
+    const PLANES: usize = 8;
+    const LOADED: [i32; 2] = [0, 255];
 
     fn pack_lane(v: usize, quants: u32, mut or: impl FnMut(usize, u32)) {
         or(v, quants);
@@ -119,11 +142,11 @@ impl QuantStorage for Q8 {
 impl QuantLoads for Q8 {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8] {
+    unsafe fn load_avx2(block: *const u8, octet: usize) -> [__m256i; 8] {
         let mut q = [_mm256_setzero_si256(); 8];
         for (v, q) in q.iter_mut().enumerate() {
             // SAFETY: the block has eight planes.
-            *q = _mm256_xor_si256(unsafe { avx2::plane(block, v) }, _mm256_set1_epi8(-128));
+            *q = _mm256_xor_si256(unsafe { avx2::load_word(block, v, octet) }, _mm256_set1_epi8(-128));
         }
         q
     }
@@ -139,9 +162,9 @@ impl QuantLoads for Q8 {
 /// 4-bit quants.
 pub(super) struct Q4;
 
-impl QuantStorage for Q4 {
-    const BYTES: usize = 256;
-    const RANGE: [i32; 2] = [0, 15];
+impl PlaneQuants for Q4 {
+    const PLANES: usize = 4;
+    const LOADED: [i32; 2] = [0, 15];
 
     fn pack_lane(v: usize, quants: u32, mut or: impl FnMut(usize, u32)) {
         or(v % 4, (quants & 0x0f0f_0f0f) << (4 * (v / 4)));
@@ -156,13 +179,13 @@ impl QuantStorage for Q4 {
 impl QuantLoads for Q4 {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8] {
+    unsafe fn load_avx2(block: *const u8, octet: usize) -> [__m256i; 8] {
         let mask = _mm256_set1_epi8(15);
         let mut q = [_mm256_setzero_si256(); 8];
         let (low, high) = q.split_at_mut(4);
         for (v, (low, high)) in low.iter_mut().zip(high).enumerate() {
             // SAFETY: the block has four planes.
-            let both = unsafe { avx2::plane(block, v) };
+            let both = unsafe { avx2::load_word(block, v, octet) };
             *low = _mm256_and_si256(both, mask);
             *high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
         }
@@ -184,9 +207,9 @@ impl QuantLoads for Q4 {
 /// 5-bit quants: planes of 4 bits, and one of bit 4.
 pub(super) struct Q5;
 
-impl QuantStorage for Q5 {
-    const BYTES: usize = 320;
-    const RANGE: [i32; 2] = [0, 31];
+impl PlaneQuants for Q5 {
+    const PLANES: usize = 5;
+    const LOADED: [i32; 2] = [0, 31];
 
     fn pack_lane(v: usize, quants: u32, mut or: impl FnMut(usize, u32)) {
         Q4::pack_lane(v, quants, &mut or);
@@ -202,9 +225,9 @@ impl QuantStorage for Q5 {
 impl QuantLoads for Q5 {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8] {
+    unsafe fn load_avx2(block: *const u8, octet: usize) -> [__m256i; 8] {
         // SAFETY: the block has four planes of nibbles, and one of high bits.
-        let (mut q, bits) = unsafe { (Q4::load_avx2(block), avx2::plane(block, 4)) };
+        let (mut q, bits) = unsafe { (Q4::load_avx2(block, octet), avx2::load_word(block, 4, octet)) };
         for (v, q) in q.iter_mut().enumerate() {
             *q = avx2::or_masked(*q, avx2::shift_bits(bits, (v as i32 ^ 4) - 4), _mm256_set1_epi8(16));
         }
@@ -242,9 +265,9 @@ impl Q6 {
     }
 }
 
-impl QuantStorage for Q6 {
-    const BYTES: usize = 384;
-    const RANGE: [i32; 2] = [0, 63];
+impl PlaneQuants for Q6 {
+    const PLANES: usize = 6;
+    const LOADED: [i32; 2] = [0, 63];
 
     fn pack_lane(v: usize, quants: u32, mut or: impl FnMut(usize, u32)) {
         Q4::pack_lane(v, quants, &mut or);
@@ -262,9 +285,14 @@ impl QuantStorage for Q6 {
 impl QuantLoads for Q6 {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8] {
+    unsafe fn load_avx2(block: *const u8, octet: usize) -> [__m256i; 8] {
         // SAFETY: the block has four planes of nibbles, and two of high bits.
-        let (mut q, bits) = unsafe { (Q4::load_avx2(block), [avx2::plane(block, 4), avx2::plane(block, 5)]) };
+        let (mut q, bits) = unsafe {
+            (
+                Q4::load_avx2(block, octet),
+                [avx2::load_word(block, 4, octet), avx2::load_word(block, 5, octet)],
+            )
+        };
         for (v, q) in q.iter_mut().enumerate() {
             let bits = if v / 2 % 2 == 0 { bits[0] } else { bits[1] };
             let from = 2 * (v as i32 % 2) + if v < 4 { 4 } else { 0 };
@@ -297,9 +325,9 @@ impl QuantLoads for Q6 {
 /// 2-bit quants.
 pub(super) struct Q2;
 
-impl QuantStorage for Q2 {
-    const BYTES: usize = 128;
-    const RANGE: [i32; 2] = [0, 3];
+impl PlaneQuants for Q2 {
+    const PLANES: usize = 2;
+    const LOADED: [i32; 2] = [0, 3];
 
     fn pack_lane(v: usize, quants: u32, mut or: impl FnMut(usize, u32)) {
         or(v / 4, (quants & 0x0303_0303) << (2 * (v % 4)));
@@ -314,9 +342,9 @@ impl QuantStorage for Q2 {
 impl QuantLoads for Q2 {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8] {
+    unsafe fn load_avx2(block: *const u8, octet: usize) -> [__m256i; 8] {
         // SAFETY: the block has two planes.
-        let bits = unsafe { [avx2::plane(block, 0), avx2::plane(block, 1)] };
+        let bits = unsafe { [avx2::load_word(block, 0, octet), avx2::load_word(block, 1, octet)] };
         let mut q = [_mm256_setzero_si256(); 8];
         for (v, q) in q.iter_mut().enumerate() {
             let bits = if v < 4 { bits[0] } else { bits[1] };
@@ -354,9 +382,9 @@ impl Q3 {
     }
 }
 
-impl QuantStorage for Q3 {
-    const BYTES: usize = 192;
-    const RANGE: [i32; 2] = [0, 7];
+impl PlaneQuants for Q3 {
+    const PLANES: usize = 3;
+    const LOADED: [i32; 2] = [0, 7];
 
     fn pack_lane(v: usize, quants: u32, mut or: impl FnMut(usize, u32)) {
         let (plane, shift) = Q3::low_bits(v);
@@ -377,9 +405,15 @@ impl QuantStorage for Q3 {
 impl QuantLoads for Q3 {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8] {
+    unsafe fn load_avx2(block: *const u8, octet: usize) -> [__m256i; 8] {
         // SAFETY: the block has three planes.
-        let (a, b, c) = unsafe { (avx2::plane(block, 0), avx2::plane(block, 1), avx2::plane(block, 2)) };
+        let (a, b, c) = unsafe {
+            (
+                avx2::load_word(block, 0, octet),
+                avx2::load_word(block, 1, octet),
+                avx2::load_word(block, 2, octet),
+            )
+        };
         let three = |v, shift| _mm256_and_si256(avx2::shift_bits(v, shift), _mm256_set1_epi8(7));
         let two = |v| _mm256_and_si256(avx2::shift_bits(v, 6), _mm256_set1_epi8(3));
         let third = |shift| _mm256_and_si256(avx2::shift_bits(c, shift), _mm256_set1_epi8(4));
@@ -412,104 +446,5 @@ impl QuantLoads for Q3 {
             avx512::move_bits!(avx512::select_bits(a, c, 0xc0), (6, 0, 2), (3, 2, 1)),
             avx512::move_bits!(avx512::select_bits(b, c, 0xc0), (6, 0, 2), (4, 2, 1)),
         ]
-    }
-}
-
-/// A lookup table for 4-bit codes.
-pub(super) trait Lut {
-    const LEVELS: &'static [i8; 16];
-    /// Added to the levels, so that loaded quants are unsigned.
-    const ZERO_POINT: i32;
-}
-
-/// The levels of IQ4_NL and IQ4_XS.
-pub(super) struct Iq4Levels;
-
-impl Lut for Iq4Levels {
-    const LEVELS: &'static [i8; 16] = &IQ4_LEVELS;
-    const ZERO_POINT: i32 = 128;
-}
-
-/// Twice the values of FP4 (E2M1).
-pub(super) struct Fp4Levels;
-
-impl Lut for Fp4Levels {
-    const LEVELS: &'static [i8; 16] = &MXFP4_LEVELS;
-    const ZERO_POINT: i32 = 12;
-}
-
-/// 4-bit codes that index a table, stored as [`Q4`]. A loaded quant is the level plus the table's zero point.
-pub(super) struct Q4Lut<L>(PhantomData<L>);
-
-impl<L: Lut> QuantStorage for Q4Lut<L> {
-    const BYTES: usize = Q4::BYTES;
-    const RANGE: [i32; 2] = {
-        let (mut range, mut i) = ([i32::MAX, i32::MIN], 0);
-        while i < 16 {
-            let level = L::LEVELS[i] as i32 + L::ZERO_POINT;
-            range = [
-                if level < range[0] { level } else { range[0] },
-                if level > range[1] { level } else { range[1] },
-            ];
-            i += 1;
-        }
-        range
-    };
-
-    fn pack_lane(v: usize, quants: u32, or: impl FnMut(usize, u32)) {
-        Q4::pack_lane(v, quants, or);
-    }
-
-    fn unpack_one(v: usize, byte: impl Fn(usize) -> u8) -> u8 {
-        Q4::unpack_one(v, byte)
-    }
-
-    fn value(quant: u8, _zero_point: i32) -> i32 {
-        i32::from(L::LEVELS[usize::from(quant & 15)])
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl<L: Lut> Q4Lut<L> {
-    /// The table plus a number, modulo 256.
-    const fn shifted_levels(by: i32) -> [i8; 16] {
-        let (mut levels, mut i) = ([0; 16], 0);
-        while i < 16 {
-            levels[i] = (L::LEVELS[i] as i32 + by) as u8 as i8;
-            i += 1;
-        }
-        levels
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl<L: Lut> QuantLoads for Q4Lut<L> {
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    unsafe fn load_avx2(block: *const u8) -> [__m256i; 8] {
-        let table =
-            const { Self::shifted_levels(L::ZERO_POINT - if Self::RANGE[1] > 127 { 128 } else { 0 }) };
-        // SAFETY: promised by the caller; the table is 16 bytes long.
-        let (mut q, table) = unsafe { (Q4::load_avx2(block), _mm_loadu_si128(table.as_ptr().cast())) };
-        let table = _mm256_broadcastsi128_si256(table);
-        for q in &mut q {
-            *q = _mm256_shuffle_epi8(table, *q);
-        }
-        q
-    }
-
-    /// Only the low six bits of an index count: four copies of the table let the other nibble of a byte be anything.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-    unsafe fn load_avx512(block: *const u8) -> [__m512i; 8] {
-        let table = const { Self::shifted_levels(L::ZERO_POINT) };
-        // SAFETY: the block has four planes; the table is 16 bytes long.
-        let ([a, b, c, d], table): ([__m512i; 4], _) = unsafe {
-            (std::array::from_fn(|v| avx512::plane(block, v)), _mm_loadu_si128(table.as_ptr().cast()))
-        };
-        let table = _mm512_broadcast_i32x4(table);
-        let low = |v| _mm512_permutexvar_epi8(v, table);
-        let high = |v| _mm512_permutexvar_epi8(_mm512_srli_epi16::<4>(v), table);
-        [low(a), low(b), low(c), low(d), high(a), high(b), high(c), high(d)]
     }
 }

@@ -118,17 +118,20 @@ unsafe fn unpack_span<F: Avx2Format>(
     let within = |block: usize| (first + block) % F::BLOCKS;
     let sign = _mm256_set1_ps(-0.0);
     let [least, most] = F::RANGE.map(|q| _mm256_set1_ps(q as f32));
-    let mut largest = _mm256_setzero_ps();
+    // As bits, which order like magnitudes, with NaN above all: one of them must not be lost.
+    let mut largest = _mm256_setzero_si256();
     for block in 0..blocks {
         // SAFETY: the block is inside the group.
         let affine = unsafe { F::scales(superblock(block), within(block), half) };
         for i in 0..1 + usize::from(F::Scales::PER_16) {
             let (d, m) = if i == 0 { (affine.d[0], affine.m[0]) } else { (affine.d[1], affine.m[1]) };
             for q in [least, most] {
-                largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_fmadd_ps(q, d, m)));
+                let magnitude = _mm256_andnot_ps(sign, _mm256_fmadd_ps(q, d, m));
+                largest = _mm256_max_epi32(largest, _mm256_castps_si256(magnitude));
             }
         }
     }
+    let largest = _mm256_castsi256_ps(largest);
     let steps = _mm256_set1_ps(WEIGHT_MAX);
     let some = _mm256_cmp_ps::<_CMP_NLT_UQ>(largest, _mm256_set1_ps(1e-30));
     let inverse = _mm256_and_ps(some, _mm256_div_ps(steps, largest));

@@ -43,8 +43,8 @@ trait Avx2Format: PackedFormat<Quants: QuantLoads, Scales: ScaleLoads> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn quants(superblock: *const u8, block: usize, octet: usize) -> [__m256i; 8] {
-        // SAFETY: the block lies inside the superblock; half of each plane belongs to eight rows.
-        unsafe { Self::Quants::load_avx2(superblock.add(block * Self::Quants::BYTES + 32 * octet)) }
+        // SAFETY: the block lies inside the superblock.
+        unsafe { Self::Quants::load_avx2(superblock.add(block * Self::Quants::BYTES), octet) }
     }
 
     /// `d` and `m` of these rows.

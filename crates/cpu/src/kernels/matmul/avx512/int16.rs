@@ -111,17 +111,20 @@ unsafe fn unpack_span<F: Avx512Format>(
     let superblock = |block: usize| packed.wrapping_add((first + block) / F::BLOCKS * F::BYTES);
     let within = |block: usize| (first + block) % F::BLOCKS;
     let [least, most] = F::Quants::RANGE.map(|q| _mm512_set1_ps(q as f32));
-    let mut largest = _mm512_setzero_ps();
+    // As bits, which order like magnitudes, with NaN above all: one of them must not be lost.
+    let mut largest = _mm512_setzero_si512();
     for block in 0..blocks {
         // SAFETY: the block is inside the group.
         let affine = unsafe { F::scales(superblock(block), within(block)) };
         for half in 0..1 + usize::from(F::Scales::PER_16) {
             let (d, m) = if half == 0 { (affine.d[0], affine.m[0]) } else { (affine.d[1], affine.m[1]) };
             for q in [least, most] {
-                largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_fmadd_ps(q, d, m)));
+                let magnitude = _mm512_abs_ps(_mm512_fmadd_ps(q, d, m));
+                largest = _mm512_max_epi32(largest, _mm512_castps_si512(magnitude));
             }
         }
     }
+    let largest = _mm512_castsi512_ps(largest);
     let steps = _mm512_set1_ps(WEIGHT_MAX);
     let some = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(largest, _mm512_set1_ps(1e-30));
     let inverse = _mm512_maskz_div_ps(some, steps, largest);

@@ -5,7 +5,7 @@
 //! are applied as late as the types allow:
 //!
 //! ```text
-//! one block to a superblock       sums += d × (x scale × Σ q x)                            per block
+//! fewer blocks to a superblock    sums += d × (x scale × Σ q x)                            per block
 //! eight blocks to a superblock    sums += super-scale × x scale × Σ sub-scale × Σ q x      per superblock
 //! ```
 //!
@@ -47,10 +47,9 @@ unsafe fn gemv<F: Avx512Format>(task: &Task<'_>) {
         for index in 0..superblocks {
             // SAFETY: the group has `superblocks` superblocks, and the row of activations as many blocks.
             unsafe {
-                sums = if F::BLOCKS == 1 {
+                sums = if F::BLOCKS < 8 {
                     prefetch::stream(superblock, F::BYTES);
-                    let (quants, affine) = (F::quants(superblock, 0), F::scales(superblock, 0));
-                    add_block::<false>(sums, &quants, &affine, &x, index)
+                    add_blocks::<F>(sums, superblock, &x, index * F::BLOCKS)
                 } else if F::Scales::I16_PAIRS {
                     add_pairs::<F>(sums, superblock, &x, index * F::BLOCKS)
                 } else {
@@ -62,6 +61,30 @@ unsafe fn gemv<F: Avx512Format>(task: &Task<'_>) {
         // SAFETY: the group is one of the layout's.
         unsafe { store(task, group, 0, _mm512_add_ps(sums[0], sums[1]), false) };
     }
+}
+
+/// Adds the contributions of the blocks of a superblock, each with its own scales, to sixteen sums; `first` is the
+/// first of them in the row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,f16c")]
+unsafe fn add_blocks<F: Avx512Format>(
+    mut sums: [__m512; 2],
+    superblock: *const u8,
+    x: &Int8x2Row,
+    first: usize,
+) -> [__m512; 2] {
+    for block in 0..F::BLOCKS {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let (quants, affine) = (F::quants(superblock, block), F::scales(superblock, block));
+            sums = if F::Scales::PER_16 {
+                add_block::<true>(sums, &quants, &affine, x, first + block)
+            } else {
+                add_block::<false>(sums, &quants, &affine, x, first + block)
+            };
+        }
+    }
+    sums
 }
 
 /// Calls `$function::<F, block>($sums, $arguments)` for the eight blocks of a superblock, and assigns the result to

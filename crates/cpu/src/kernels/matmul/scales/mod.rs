@@ -1,12 +1,16 @@
 //! Storages of scales: how the scales of a superblock are packed, and how AVX2 and AVX-512 load them.
 //!
-//! A superblock is 16 rows × 32 columns (one block) or × 256 columns (eight blocks). Each kind of scale is an array
+//! A superblock is 16 rows × 32 columns (one block), × 64 columns (two) or × 256 columns (eight). Each kind of scale is an array
 //! over the sixteen rows; words of bit fields follow each other: word 0 of all rows, word 1 of all rows.
 //!
 //! ```text
 //! F16Scale      d: f16 × 16                                                             32 bytes
 //! F16ScaleMin   d: f16 × 16, m: f16 × 16                                                64
 //! E8M0Scale     e: u8 × 16                                                              16
+//! F16Scale256   d: f16 × 16, for 256 columns                                            32
+//! E4M3Scale16   per block, for columns 0..16 and 16..32: u8 × 16                        2 × 32
+//! GridScale     d: f16 × 16; a 32-bit word × 16, two for scales of 16 columns           32 + 64 or 128
+//!               4 bits per block or half block, from the low end
 //! K6ScaleMin    d, dmin: f16 × 16; three 32-bit words × 16                              64 + 192
 //!               field i = 0..15 (scale of block i, min of block i - 8): word i / 5, from bit 6 (i mod 5);
 //!               field 15: bits 30 and 31 of the three words, the lowest first
@@ -40,8 +44,12 @@ use bytemuck::pod_read_unaligned;
 use half::f16;
 use quadriga_graph::blocks::BlockMXFP4;
 
+mod e4m3;
+mod grid;
 mod k_quants;
 
+pub(super) use e4m3::E4M3Scale16;
+pub(super) use grid::GridScale;
 pub(super) use k_quants::{I8Scale16, K4ScaleMin16, K6Scale, K6Scale16, K6ScaleMin};
 
 use super::quant_row::QuantRow;
@@ -219,6 +227,56 @@ impl ScaleLoads for F16Scale {
     unsafe fn sub_scales(scales: *const u8, _block: usize) -> Affine<__m512> {
         // SAFETY: promised by the caller.
         Affine::scales([unsafe { avx512::load_f16(scales) }; 2])
+    }
+}
+
+/// An f16 scale for 256 columns: TQ1_0 and TQ2_0.
+pub(super) struct F16Scale256;
+
+impl ScaleStorage for F16Scale256 {
+    const BYTES: usize = F16Scale::BYTES;
+
+    fn pack(row: &QuantRow, scales: &mut ScaleRow<&mut [u8]>) {
+        F16Scale::pack(row, scales);
+    }
+
+    fn unpack(scales: &ScaleRow<&[u8]>, row: &mut QuantRow) {
+        F16Scale::unpack(scales, row);
+    }
+
+    fn weight(row: &QuantRow, scales: [f32; 2], column: usize, quant: f32) -> f32 {
+        F16Scale::weight(row, scales, column, quant)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl ScaleLoads for F16Scale256 {
+    const I16_PAIRS: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load_avx2(scales: *const u8, block: usize, octet: usize) -> Affine<__m256> {
+        // SAFETY: promised by the caller.
+        unsafe { F16Scale::load_avx2(scales, block, octet) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+    unsafe fn super_scales(scales: *const u8) -> [__m512; 2] {
+        // SAFETY: promised by the caller.
+        [unsafe { avx512::load_f16(scales) }; 2]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+    unsafe fn sub_scales(_scales: *const u8, _block: usize) -> Affine<__m512> {
+        Affine::scales([_mm512_set1_ps(1.0); 2])
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+    unsafe fn i16_pairs(_scales: *const u8, _block: usize) -> __m512i {
+        _mm512_set1_epi16(1)
     }
 }
 

@@ -2,14 +2,6 @@
 
 use std::arch::x86_64::*;
 
-/// Eight rows of a plane; the address is that of the first of them in plane 0.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(in crate::kernels::matmul) unsafe fn plane(block: *const u8, index: usize) -> __m256i {
-    // SAFETY: promised by the caller.
-    unsafe { _mm256_loadu_si256(block.add(64 * index).cast()) }
-}
-
 /// Shifts each byte right, or left for negative shifts; bits that cross bytes must be masked away.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -44,7 +36,7 @@ pub(in crate::kernels::matmul) unsafe fn load_u8(array: *const u8, octet: usize)
     unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(array.add(8 * octet).cast())) }
 }
 
-/// 32-bit word `index` of eight rows, of the words that start at the address.
+/// Eight rows of plane `index`, or of a 32-bit word of every row, of those that start at the address.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::kernels::matmul) unsafe fn load_word(at: *const u8, index: usize, octet: usize) -> __m256i {
