@@ -1,0 +1,175 @@
+//! Estimates of work, lifetimes, and the texts of errors that have several forms.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use quadriga_graph::{
+    AttentionOptions, CustomFunction, DType, Gate, GraphBuilder, Order, Pairing, Pooling, Rope, Value,
+    Weight, Window,
+};
+use quadriga_runtime::memory::Lifetime;
+use quadriga_runtime::{BackendError, Cost, OverBudget, RuntimeError};
+
+/// The cost of the last node of a graph.
+fn cost(build: impl for<'g> FnOnce(&'g GraphBuilder) -> Value<'g>) -> (u64, u64) {
+    let g = GraphBuilder::new();
+    let y = build(&g);
+    let y = y.id();
+    let graph = g.finish().unwrap();
+    let Cost { operations, traffic } = Cost::of(&graph, graph[y].node().unwrap());
+    (operations, traffic)
+}
+
+/// An input of 32-bit floats.
+fn f32s<'g, const N: usize>(g: &'g GraphBuilder, name: &str, dims: [usize; N]) -> Value<'g>
+where
+    quadriga_graph::Shape: From<[usize; N]>,
+{
+    g.input(name, DType::F32, dims)
+}
+
+#[test]
+fn matmuls_count_multiplications_additions_and_weights_in_their_own_type() {
+    // 5 · 3 results of 64 products each; a Q8_0 block of 32 elements has 34 bytes.
+    let matmul = cost(|g| g.weight("w", Weight::new(DType::Q8_0, [3, 64])).mul_mat(f32s(g, "x", [5, 64])));
+    assert_eq!(matmul, (5 * 3 * 2 * 64, 3 * 2 * 34 + 5 * 64 * 4 + 5 * 3 * 4));
+    let outer = cost(|g| f32s(g, "a", [7, 4]).out_prod(f32s(g, "b", [7, 5])));
+    assert_eq!(outer, (5 * 4 * 2 * 7, 4 * (7 * 4 + 7 * 5 + 5 * 4)));
+    // Of six experts, at most the two that are named are read.
+    let experts = |used: usize| {
+        cost(|g| {
+            let ids = g.input("ids", DType::I32, [1, used]);
+            g.weight("w", Weight::new(DType::F32, [6, 3, 8])).mul_mat_id(f32s(g, "x", [1, used, 8]), ids)
+        })
+    };
+    assert_eq!(experts(2), (2 * 3 * 2 * 8, 4 * (2 * 3 * 8 + 2 * 8 + 2 + 2 * 3)));
+    assert_eq!(experts(9), (9 * 3 * 2 * 8, 4 * (6 * 3 * 8 + 9 * 8 + 9 + 9 * 3)));
+}
+
+#[test]
+fn attention_counts_scores_and_weighted_values() {
+    // Six heads of five queries over seven keys of eight elements, values of four.
+    let attention = cost(|g| {
+        let (q, k) = (f32s(g, "q", [6, 5, 8]), g.input("k", DType::F16, [3, 7, 8]));
+        q.attention(k, g.input("v", DType::F16, [3, 7, 4]), AttentionOptions::new())
+    });
+    let traffic = 4 * 6 * 5 * 8 + 2 * 3 * 7 * 8 + 2 * 3 * 7 * 4 + 4 * 5 * 6 * 4;
+    assert_eq!(attention, (6 * 5 * 2 * 7 * (8 + 4), traffic));
+}
+
+#[test]
+fn other_operations_count_per_element() {
+    type Build = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
+    // Of an input [3, 8]: operations in all.
+    let cases: &[(&str, u64, Build)] = &[
+        ("add", 24, |_, x| x.add(x)),
+        ("view", 0, |_, x| x.reshape([8, 3])),
+        ("norm", 96, |_, x| x.norm(1e-5)),
+        ("rms norm", 96, |_, x| x.rms_norm(1e-5)),
+        ("softmax", 96, |_, x| x.soft_max(1.0, None, None)),
+        ("gated halves", 48, |_, x| x.gated_halves(Gate::Swiglu, false)),
+        ("rope", 96, |g, x| {
+            let positions = g.input("p", DType::I32, [3]);
+            x.reshape([3, 1, 8]).rope(Rope::new(8, Pairing::Half, 1e4), positions, None)
+        }),
+        ("sum", 24, |_, x| x.sum()),
+        ("mean", 24, |_, x| x.mean()),
+        ("argmax", 24, |_, x| x.argmax()),
+        ("argsort", 24, |_, x| x.argsort(Order::Ascending)),
+        ("top k", 24, |_, x| x.top_k(2)),
+        ("pool", 3 * 4 * 2 * 2, |_, x| x.pool_1d(Pooling::Max, Window::one_dimensional(2).stride([1, 2]))),
+        ("depthwise", 2 * 7 * 4 * 2, |g, x| {
+            let kernel = g.weight("k", Weight::new(DType::F32, [1, 1, 2, 2]));
+            x.reshape([1, 1, 3, 8]).conv_2d_depthwise(kernel, Window::new([2, 2]))
+        }),
+        ("transposed", 24 * 2 * 20, |g, x| {
+            let kernel = g.weight("k", Weight::new(DType::F32, [3, 5, 2, 2]));
+            x.reshape([1, 3, 1, 8]).conv_transpose_2d(kernel, [1, 1])
+        }),
+        ("cross entropy", 96, |_, x| x.cross_entropy_loss(x)),
+        ("im2col", 0, |_, x| x.reshape([1, 1, 3, 8]).im2col(Window::new([2, 2]), DType::F32)),
+        ("get rows", 0, |g, x| x.get_rows(g.input("ids", DType::I32, [2]))),
+        ("concat", 0, |_, x| x.concat(0, &[x])),
+        ("repeat", 0, |_, x| x.repeat([6, 8])),
+        ("pad", 0, |_, x| x.pad([1, 1])),
+        ("custom", 24 * 5, |_, x| {
+            let rule =
+                |inputs: &[&quadriga_graph::Tensor]| Ok((DType::F32, *inputs.first().unwrap().shape()));
+            x.custom(&CustomFunction::new("own", rule, |_| Ok(())).operations_per_element(5).build(), &[])
+        }),
+    ];
+    for (name, operations, build) in cases {
+        assert_eq!(cost(|g| build(g, f32s(g, "x", [3, 8]))).0, *operations, "{name}");
+    }
+}
+
+#[test]
+fn row_operations_move_the_rows_that_they_touch() {
+    let get =
+        cost(|g| g.weight("w", Weight::new(DType::Q8_0, [100, 32])).get_rows(g.input("i", DType::I32, [2])));
+    assert_eq!(get.1, 2 * 34 + 2 * 4 + 2 * 32 * 4);
+    let set = cost(|g| {
+        let rows = f32s(g, "x", [2, 8]);
+        g.state("s", DType::F16, [100, 8]).set_rows(rows, g.input("i", DType::I32, [2]))
+    });
+    assert_eq!(set.1, 2 * 8 * 2 + 2 * 8 * 4 + 2 * 4);
+    let copy = cost(|g| f32s(g, "x", [2, 8]).copy_into(g.state("s", DType::F16, [100, 8]).slice(0, 3, 2)));
+    assert_eq!(copy.1, 2 * 8 * 4 + 2 * 8 * 2);
+    assert_eq!(cost(|g| f32s(g, "x", [3, 8]).add(f32s(g, "b", [8]))).1, 4 * (24 + 8 + 24));
+    assert_eq!(cost(|g| g.arange(0.0, 10.0, 1.0)), (10, 40));
+    let (one, two) = (Cost { operations: 1, traffic: u64::MAX }, Cost { operations: 2, traffic: 3 });
+    assert_eq!(one.and(two), Cost { operations: 3, traffic: u64::MAX });
+}
+
+#[test]
+fn lifetimes_are_half_open_ranges_of_steps() {
+    let life = |start, end| Lifetime { start, end };
+    for (lifetime, empty) in
+        [(life(2, 5), false), (life(2, 2), true), (life(3, 2), true), (Lifetime::NEVER, true)]
+    {
+        assert_eq!(lifetime.is_empty(), empty, "{lifetime}");
+    }
+    let contained: Vec<u32> = (0..8).filter(|step| life(2, 5).contains(*step)).collect();
+    assert_eq!(contained, [2, 3, 4]);
+    assert!(Lifetime::WHOLE.contains(0) && !Lifetime::NEVER.contains(0));
+    for (other, overlaps) in
+        [(life(0, 2), false), (life(0, 3), true), (life(4, 9), true), (life(5, 9), false)]
+    {
+        assert_eq!(life(2, 5).overlaps(other), overlaps, "{other}");
+        assert_eq!(other.overlaps(life(2, 5)), overlaps, "{other}");
+    }
+}
+
+#[test]
+fn errors_say_what_is_free_and_what_would_fit() {
+    let error = |free| BackendError::OutOfMemory { backend: "gpu".into(), requested: 100, free }.to_string();
+    assert_eq!(error(None), "gpu: cannot allocate 100 bytes");
+    assert_eq!(error(Some(7)), "gpu: cannot allocate 100 bytes, 7 bytes are free");
+    let over = |fitting, fitting_bytes| {
+        let over = OverBudget {
+            backend: "gpu".into(),
+            needed: 100,
+            weights: 70,
+            state: 20,
+            compute: 10,
+            budget: 60,
+            weight_count: 5,
+            fitting,
+            fitting_bytes,
+        };
+        over.to_string()
+    };
+    assert!(
+        over(0, 0).ends_with("40 more than the budget of 60; none of its weights would fit"),
+        "{}",
+        over(0, 0)
+    );
+    assert!(over(2, 30).ends_with("; 2 of its 5 weights (30 bytes) would fit"), "{}", over(2, 30));
+    let device = |error: BackendError| RuntimeError::Device {
+        backend: "gpu".into(),
+        split: None,
+        node: None,
+        error: Box::new(error),
+    };
+    let lost = BackendError::Lost { backend: "gpu".into(), reason: "unplugged".into() };
+    assert!(device(lost).is_lost());
+    assert!(!device(BackendError::OutOfMemory { backend: "gpu".into(), requested: 1, free: None }).is_lost());
+}
