@@ -348,6 +348,13 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Whether [`Queue::copy`] of this backend copies between its own memory and that of another backend; if neither reaches
+    /// the other, copies between them need staging memory, which plans forecast. [default: if the host can address the
+    /// other's memory]
+    fn reaches(&self, other: &dyn Backend) -> bool {
+        other.memory().host
+    }
+
     /// The layout in which this backend holds a weight with these uses: each operation with the number of the input that
     /// the weight is. The backend computes every operation that it supports from any layout that it returns. Weights
     /// that are read through views are always plain; this is not called for them.

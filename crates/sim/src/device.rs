@@ -133,6 +133,12 @@ impl Backend for Sim {
         None
     }
 
+    fn reaches(&self, other: &dyn Backend) -> bool {
+        let SimSettings { peers, isolated, .. } = self.inner.settings;
+        let is_peer = peers && other.device().kind == DeviceKind::Simulated;
+        is_peer || (other.memory().host && !isolated)
+    }
+
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
         let only_mul_mat = !uses.is_empty() && uses.iter().all(|(op, at)| **op == Op::MulMat && *at == 0);
         let layout = if self.inner.settings.packs && only_mul_mat { PACKED } else { Layout::Plain };

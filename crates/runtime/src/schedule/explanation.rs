@@ -49,8 +49,6 @@ pub struct BackendLine {
     pub bytes: BackendBytes,
     /// Bytes that are allocated in all: weights, state and compute.
     pub total: u64,
-    /// Bytes of staging memory for copies to other devices, at most; none is used where two devices reach each other.
-    pub staging: u64,
     /// The vendor's name for the device.
     pub description: String,
     /// All of its memory, if known.
@@ -243,19 +241,15 @@ impl Plan {
     }
 
     fn backend_lines(&self) -> Vec<BackendLine> {
-        let host = |backend: usize| self.backends().get(backend).is_some_and(|b| b.memory().host);
         let line =
             |(index, (bytes, backend)): (usize, (BackendBytes, &std::sync::Arc<dyn crate::Backend>))| {
                 let device = backend.device();
                 let empty = BackendPlan::default();
                 let plan = self.memory().backends.get(index).unwrap_or(&empty);
-                let passing = self.splits().copies.iter().filter(|copy| copy.from == index);
-                let passing = passing.filter(|copy| !host(copy.from) && !host(copy.to));
                 BackendLine {
                     // Without work memory, so that a plan reads the same for any number of threads.
                     total: bytes.total() - bytes.work,
                     bytes,
-                    staging: passing.map(|copy| copy.bytes as u64).sum(),
                     description: device.description,
                     memory: device.total_bytes,
                     free: device.free_bytes,

@@ -3,7 +3,8 @@
 //! Stages in one direction, each with plain data as its result: [`flow`](crate::flow) has the producers and their
 //! inputs, [`assign`] gives every storage a backend ([`streaming`] and [`settle`] refine it), [`split`] cuts each
 //! backend's nodes into splits and finds the copies, [`order`] orders them for issue, [`space`] requests their memory. A
-//! [`Plan`] holds the results; [`explain`] prints them, [`explanation`] has them as data, [`check`] verifies them.
+//! [`Plan`] holds the results; [`explain`] prints them, [`explanation`] has them as data, [`check`] verifies them, [`staging`] adds up
+//! the staging memory of copies.
 
 mod assign;
 mod bound;
@@ -20,6 +21,7 @@ mod scheduler;
 mod settle;
 mod space;
 mod split;
+mod staging;
 mod streaming;
 
 pub use check::check_schedule;
@@ -37,3 +39,4 @@ pub use streaming::WeightStreaming;
 
 pub(crate) use bound::{BoundStorage, BoundStorages};
 pub(crate) use space::Slot;
+pub(crate) use staging::MAX_PENDING_READS;

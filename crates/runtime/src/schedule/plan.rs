@@ -40,10 +40,14 @@ pub struct BackendBytes {
     pub compute: u64,
     /// Bytes of the backend's work memory, which all its programs share; on the CPU it depends on the number of threads.
     pub work: u64,
+    /// Bytes of host memory that the backend allocates for copies: for those to a device that it does not reach, and for
+    /// streamed weights that no backend maps. Not all of it is there before the first run. Reads that do not wait take
+    /// more ([`Plan::pending_read_bytes`]).
+    pub staging: u64,
 }
 
 impl BackendBytes {
-    /// Bytes that are allocated in all.
+    /// Bytes of the backend's own memory that are allocated in all; staging memory is the host's.
     pub fn total(&self) -> u64 {
         let arena = self.compute.saturating_add(self.work);
         self.weights.saturating_add(self.state).saturating_add(arena)
@@ -241,6 +245,9 @@ impl Plan {
             {
                 bytes.state = bytes.state.saturating_add(backend.storage_bytes(t) as u64);
             }
+        }
+        for (bytes, staging) in all.iter_mut().zip(self.staging_bytes()) {
+            bytes.staging = staging;
         }
         all
     }

@@ -50,13 +50,7 @@ pub(crate) fn outputs(places: &SplitPlaces<'_>) -> Result<Vec<OutputPlace>, Runt
         let Some(t) = graph.get(*id) else { continue };
         let storage = t.storage();
         let kind = graph.get(storage).map(|s| s.kind());
-        let backend = match kind {
-            Some(TensorKind::Weight | TensorKind::Constant | TensorKind::Input) => {
-                let leaf = plan.splits().leaves.iter().find(|leaf| leaf.tensor == storage.index());
-                leaf.map(|leaf| leaf.backend)
-            }
-            _ => plan.placement(storage),
-        };
+        let backend = plan.output_backend(*id);
         let place = |bank| backend.and_then(|backend| places.place(*id, backend, bank)).map(|p| p.region);
         let (Some(backend), Some(first), Some(second)) = (backend, place(0), place(1)) else {
             return Err(RuntimeError::BadPlan(format!("output {name} has no memory")));

@@ -7,6 +7,7 @@ use super::lane::Lane;
 use super::outputs::OutputPlace;
 use super::prepared::PreparedPlan;
 use super::tensor_ref::TensorRef;
+use crate::schedule::MAX_PENDING_READS;
 use crate::{Buffer, Event, Region, RuntimeError};
 
 /// Outputs that are being read, from [`Session::read_async`](crate::Session::read_async); to be finished with
@@ -18,14 +19,11 @@ pub struct PendingRead {
     number: u64,
 }
 
-/// How many reads may be in flight: one that is waited for, and one of the next run.
-const MAX_PENDING: usize = 2;
-
 /// All pending reads of a session.
 pub(crate) struct PendingReads {
     /// A number that no other session has.
     owner: u64,
-    slots: [ReadSlot; MAX_PENDING],
+    slots: [ReadSlot; MAX_PENDING_READS],
     /// How many reads there have been.
     count: u64,
 }

@@ -68,7 +68,9 @@ pub(crate) fn residency(
         backend.weight_layout(tensor, uses)
     };
     let mappable = layout.layout == Layout::Plain && layout.mappable && backend.memory().host;
-    Residency { layout, mapped: mappable && graph.data(read.tensor).is_some() }
+    // A backend may refuse some data, such as misaligned bytes.
+    let maps = || graph.data(read.tensor).is_some_and(|data| backend.map(data).is_some());
+    Residency { layout, mapped: mappable && maps() }
 }
 
 /// The bytes of the weights of a graph, for each backend.

@@ -20,6 +20,7 @@ mod pipelining;
 mod places;
 mod running;
 mod splitting;
+mod staging;
 mod states;
 mod streaming;
 mod switching;
