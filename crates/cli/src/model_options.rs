@@ -79,15 +79,21 @@ pub(crate) struct ModelOptions {
         help_heading = DEVICE
     )]
     vram_budget: Option<u64>,
-    /// KV cache data type: f16, f32 or q8_0; also -ctk and -ctv, which must be the same
+    /// KV cache data type: f32, f16, bf16, q8_0, q5_1 or q4_0; -ctk and -ctv for keys and values apart
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type, help_heading = MODEL)]
     cache_type: DType,
-    /// Data type of the keys, also -ctk; keys and values have the same type
+    /// Data type of the keys, also -ctk
     #[arg(long, value_name = "TYPE", value_parser = cache_type, hide = true)]
     cache_type_k: Option<DType>,
     /// Data type of the values, also -ctv
     #[arg(long, value_name = "TYPE", value_parser = cache_type, hide = true)]
     cache_type_v: Option<DType>,
+    /// Keep the whole context in layers with a sliding window, too: going back is free, but takes memory
+    #[arg(long, help_heading = MODEL)]
+    swa_full: bool,
+    /// Saved states to go back to, for models that forget (sliding windows, recurrent layers)
+    #[arg(long, alias = "ctx-checkpoints", value_name = "N", default_value_t = 4, help_heading = MODEL)]
+    checkpoints: usize,
     /// llama.cpp's option, also -fa: attention is always computed without a matrix of scores
     #[arg(
         long,
@@ -126,9 +132,8 @@ fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
 }
 
 fn cache_type(name: &str) -> Result<DType, String> {
-    let found =
-        [DType::F16, DType::F32, DType::Q8_0].into_iter().find(|t| t.name().eq_ignore_ascii_case(name));
-    found.ok_or_else(|| "must be f16, f32 or q8_0".to_owned())
+    let found = DType::all().find(|t| t.is_cache_type() && t.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| "must be f32, f16, bf16, q8_0, q5_1 or q4_0".to_owned())
 }
 
 /// A model whose file is open and whose largest batch is planned; its weights are not loaded yet.
@@ -167,6 +172,8 @@ impl ModelOptions {
             cache_type: DType::F16,
             cache_type_k: None,
             cache_type_v: None,
+            swa_full: false,
+            checkpoints: 4,
             flash_attn: None,
             hf_repo: None,
             cache_dir,
@@ -183,18 +190,6 @@ impl ModelOptions {
     /// Whether a file was given with `-m`.
     pub(crate) fn has_file(&self) -> bool {
         self.model.is_some()
-    }
-
-    /// The type of the KV cache; an error if keys and values are to differ.
-    fn cache(&self) -> Outcome<DType> {
-        let [keys, values] = [self.cache_type_k, self.cache_type_v].map(|t| t.unwrap_or(self.cache_type));
-        if keys == values {
-            return Ok(keys);
-        }
-        let [keys, values] = [keys, values].map(|dtype| dtype.name().to_lowercase());
-        Err(Failure::Usage(format!(
-            "-ctk {keys} with -ctv {values}: keys and values have one type; use --cache-type {keys} or {values}"
-        )))
     }
 
     /// The model's path; downloads the default model if it is not cached.
@@ -223,7 +218,10 @@ impl ModelOptions {
         Ok(EngineOptions {
             context: self.context,
             batch: self.llama.ubatch_size.map_or(self.batch, |at_once| at_once.min(self.batch)),
-            cache: self.cache()?,
+            cache_keys: self.cache_type_k.unwrap_or(self.cache_type),
+            cache_values: self.cache_type_v.unwrap_or(self.cache_type),
+            window_slots: if self.swa_full { usize::MAX } else { 0 },
+            checkpoints: self.checkpoints,
             ..EngineOptions::default()
         })
     }

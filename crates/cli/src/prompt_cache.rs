@@ -53,6 +53,7 @@ impl PromptCacheOptions {
             if cached + 1 >= prompt {
                 return Ok(());
             }
+            // A model that forgets may be able to keep a part of the prompt only.
             generator.engine_mut().truncate(0, prompt);
         }
         self.save(generator)

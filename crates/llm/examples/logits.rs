@@ -16,7 +16,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first: usize = arguments.next().ok_or("how many tokens come first?")?.parse()?;
     let tokens = list(&arguments.next().ok_or("which tokens?")?)?;
     let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new()?);
-    let options = EngineOptions { context: 256, cache: DType::F32, ..EngineOptions::default() };
+    let options = EngineOptions {
+        context: 256,
+        cache_keys: DType::F32,
+        cache_values: DType::F32,
+        ..EngineOptions::default()
+    };
     let mut engine = Engine::new(model, &Scheduler::new([cpu]), options, &mut |_| {})?;
     let (start, rest) = tokens.split_at_checked(first).ok_or("there are fewer tokens than come first")?;
     for batch in std::iter::once(start).chain(rest.chunks(1)) {

@@ -1,66 +1,24 @@
 //! Runs a model's graphs over its KV cache, for one or several sequences at once.
 
+mod moves;
+mod options;
 mod recurrent;
 mod run_ahead;
 mod sequences;
 mod state;
+mod windows;
 
 use std::time::Instant;
 
-use quadriga_graph::DType;
 use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trace};
 
+pub use self::options::{EngineOptions, WindowSavings};
 use self::recurrent::RecurrentRows;
 use self::run_ahead::Decode;
 use self::sequences::Sequences;
+use self::windows::Windows;
 use crate::models::GraphShape;
 use crate::{Error, Model, Result};
-
-/// The capacity of an engine.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EngineOptions {
-    /// The context size: the largest number of tokens of one sequence; 0 means what the model was trained with, at most
-    /// 4096.
-    pub context: usize,
-    /// The number of sequences.
-    pub sequences: usize,
-    /// The batch size: the largest number of tokens that are computed at once. Longer prompts are split into batches.
-    pub batch: usize,
-    /// The element type of the KV cache: F16, F32 or Q8_0.
-    pub cache: DType,
-    /// In models with recurrent layers: states of earlier tokens that are kept for each sequence, so that it can be
-    /// truncated without computing it from its beginning.
-    pub checkpoints: usize,
-    /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`].
-    pub hidden: bool,
-    /// Whether only the most probable token of each output row is needed, for [`Engine::argmax`]: the device that has
-    /// the logits then computes the argmax, and the logits are not copied to the host. The engine clears this where
-    /// the logits are in host memory anyway.
-    pub greedy: bool,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        EngineOptions {
-            context: 0,
-            sequences: 1,
-            batch: 512,
-            cache: DType::F16,
-            checkpoints: 4,
-            hidden: false,
-            greedy: false,
-        }
-    }
-}
-
-/// The limit for a context size that comes from the model file: the KV cache is allocated for all of it.
-const DEFAULT_CONTEXT: usize = 4096;
-
-/// The largest number of checkpoints of a sequence.
-const MAX_CHECKPOINTS: usize = 1024;
-
-/// The smallest number of KV-cache slots that a graph attends over.
-const MIN_VISIBLE_SLOTS: usize = 512;
 
 /// A token of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,6 +58,9 @@ pub struct Engine {
     sequences: Sequences,
     /// In models with recurrent layers.
     recurrent: Option<RecurrentRows>,
+    windows: Windows,
+    /// Whether layers attend to all positions, whether some have a window, and whether those have a cache of their own.
+    attends: [bool; 3],
     inputs: BatchInputs,
     logits: Vec<f32>,
     hidden: Vec<f32>,
@@ -136,6 +97,7 @@ struct BatchInputs {
     positions: Vec<i32>,
     slots: Vec<i32>,
     spans: Vec<i32>,
+    window_slots: Vec<i32>,
     window_spans: Vec<i32>,
     rows: Vec<i32>,
     /// The rows of recurrent states that are read and written.
@@ -152,75 +114,6 @@ struct VisibleSlots {
     position: usize,
 }
 
-impl EngineOptions {
-    /// Checks the options against a model, and fills in those that are left to it.
-    pub fn resolve(mut self, model: &Model) -> Result<EngineOptions> {
-        let wrong =
-            |name, value: usize, wanted| Err(Error::Option { name, value: value.to_string(), wanted });
-        let trained = model.hyperparameters().context;
-        if self.context == 0 {
-            self.context = trained.min(DEFAULT_CONTEXT);
-        }
-        if self.batch == 0 {
-            return wrong("the batch size", 0, "at least 1");
-        }
-        if self.sequences == 0 {
-            return wrong("the number of sequences", 0, "at least 1");
-        }
-        if self.checkpoints > MAX_CHECKPOINTS {
-            return wrong("the number of checkpoints", self.checkpoints, "at most 1024");
-        }
-        if self.context.checked_mul(self.sequences).is_none_or(|slots| i32::try_from(slots).is_err()) {
-            return wrong("the context", self.context, "small enough for 32-bit indices of KV-cache slots");
-        }
-        // A row of a head in the cache consists of whole blocks.
-        let layers = model.hyperparameters().layers.iter().filter(|layer| layer.attention);
-        match self.cache {
-            DType::F16 | DType::F32 => {}
-            DType::Q8_0 => {
-                for (keys, values) in layers.map(|layer| (layer.key_length, layer.value_length)) {
-                    if !keys.is_multiple_of(32) || !values.is_multiple_of(32) {
-                        return Err(Error::CacheBlocks { keys, values });
-                    }
-                }
-            }
-            other => {
-                let value = other.to_string();
-                return Err(Error::Option { name: "the cache type", value, wanted: "f16, f32 or q8_0" });
-            }
-        }
-        // An encoder computes a text as a whole.
-        let most = self.context * self.sequences;
-        self.batch = if model.hyperparameters().encoder { most } else { self.batch.min(most) };
-        Ok(self)
-    }
-
-    /// The shape of the graph for a batch of `tokens` with `rows` outputs that attends to the first `visible_slots` of
-    /// the KV cache at most. The options must be [resolved](EngineOptions::resolve).
-    pub fn shape(&self, tokens: usize, rows: usize, visible_slots: usize) -> GraphShape {
-        let cache_slots = self.context * self.sequences;
-        let visible_slots = visible_slots.max(MIN_VISIBLE_SLOTS).next_power_of_two().min(cache_slots);
-        let argmax = self.greedy && rows > 0;
-        GraphShape {
-            tokens,
-            rows,
-            context: self.context,
-            visible_slots,
-            cache_slots,
-            state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
-            cache: self.cache,
-            hidden: self.hidden,
-            argmax,
-        }
-    }
-
-    /// These options for a scheduler's backends: where all of them use host memory, logits need no copy.
-    fn on(mut self, scheduler: &Scheduler) -> EngineOptions {
-        self.greedy &= scheduler.backends().iter().any(|backend| !backend.memory().host);
-        self
-    }
-}
-
 impl Engine {
     /// Plans the model for the scheduler's backends, loads the weights and allocates the KV cache.
     pub fn new(
@@ -235,14 +128,21 @@ impl Engine {
         let options = options.resolve(&model)?.on(scheduler);
         let session = Session::new(scheduler)?;
         let sequences = Sequences::new(options.sequences);
-        let has_states = model.hyperparameters().recurrent.is_some();
+        let hyper = model.hyperparameters();
+        let has_states = hyper.recurrent.is_some();
         let recurrent = has_states.then(|| RecurrentRows::new(options.sequences, options.checkpoints));
+        let own_slots = options.window_cache(hyper).map(|_| options.window_slots);
+        let attends = [hyper.has_full_attention(), hyper.window().is_some(), own_slots.is_some()];
+        let window = hyper.window().unwrap_or(0);
+        let windows = Windows::new(options.sequences, options.checkpoints, window, own_slots);
         let mut engine = Engine {
             model,
             session,
             options,
             sequences,
             recurrent,
+            windows,
+            attends,
             inputs: BatchInputs::default(),
             logits: Vec::new(),
             hidden: Vec::new(),
@@ -252,13 +152,13 @@ impl Engine {
         };
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger batches find them loaded.
-        engine.prepare(engine.options.shape(1, 1, 1), progress)?;
+        engine.prepare(engine.options.shape(&engine.model, 1, 1, 1), progress)?;
         if engine.options.greedy {
             let on_host = engine.session.plan().is_none_or(run_ahead::has_logits_on_host);
             engine.argmax_on_device = Some(!on_host);
             if on_host {
                 engine.options.greedy = false;
-                engine.prepare(engine.options.shape(1, 1, 1), progress)?;
+                engine.prepare(engine.options.shape(&engine.model, 1, 1, 1), progress)?;
             }
         }
         Ok(engine)
@@ -267,7 +167,7 @@ impl Engine {
     /// Plans the largest batch over a full KV cache. Nothing is loaded.
     pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
         let options = options.resolve(model)?.on(scheduler);
-        let shape = options.shape(options.batch, 1, options.context * options.sequences);
+        let shape = options.shape(model, options.batch, 1, options.context * options.sequences);
         Ok(scheduler.plan(model.graph(shape)?)?)
     }
 
@@ -314,13 +214,22 @@ impl Engine {
         self.sequences.is_empty()
     }
 
-    /// Removes a sequence's tokens from position `len` on, and returns the number that is left. In a model with recurrent
-    /// layers that may be fewer than `len`: their states are kept for some lengths only, see
-    /// [`EngineOptions::checkpoints`]. The tokens in between are then fed again.
+    /// Removes a sequence's tokens from position `len` on, or more of them: layers with a sliding window and recurrent
+    /// layers forget, so that such a model can only go back to a few tokens before, to a
+    /// [checkpoint](Engine::checkpoint) or to the beginning. Returns the number of tokens that are left, at most `len`; the
+    /// caller computes those that are missing again.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> usize {
         self.decode.discard_run_ahead();
-        let len = len.min(self.len(sequence));
-        let kept = self.recurrent.as_ref().map_or(len, |rows| rows.retained(sequence, len));
+        let mut kept = len.min(self.len(sequence));
+        loop {
+            let recurrent = self.recurrent.as_ref().map_or(kept, |rows| rows.retained(sequence, kept));
+            let both = self.windows.retained(sequence, recurrent);
+            if both == kept {
+                break;
+            }
+            kept = both;
+        }
+        self.windows.truncate(sequence, kept);
         self.sequences.truncate(sequence, kept);
         kept
     }
@@ -330,8 +239,8 @@ impl Engine {
     /// [`Engine::argmax`], once [`Engine::wait`] or [`Engine::run_ahead`] has returned.
     ///
     /// On an error, which devices may report only when the results are waited for, the sequences are as they were
-    /// before the call. If the previous call's batch was not waited for, its failure shows here, and the sequences are
-    /// as they were before that call.
+    /// before the call; those of models that forget may be shorter, as after [`Engine::truncate`]. If the previous call's
+    /// batch was not waited for, its failure shows here, and the sequences are as they were before that call.
     pub fn extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
         // The CPU computes with the mapped weights: noticed here, a truncated file is an error and not a signal.
         self.model.file().check_mapped()?;
@@ -343,9 +252,16 @@ impl Engine {
         self.sequences.begin();
         let result = self.try_extend(tokens);
         if result.is_err() {
-            self.sequences.roll_back();
+            self.roll_back();
         }
         result
+    }
+
+    /// Returns to the sequences before the latest batch or, in models that forget, to a prefix of them.
+    fn roll_back(&mut self) {
+        for sequence in 0..self.options.sequences {
+            self.truncate(sequence, self.sequences.before(sequence));
+        }
     }
 
     /// Appends tokens to sequence 0 and computes them; the logits after the last one are the output.
@@ -373,6 +289,7 @@ impl Engine {
     fn try_extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
         self.check(tokens)?;
         self.decode.reset();
+        self.restore_rows()?;
         let outputs = tokens.iter().filter(|token| token.output).count();
         let vocabulary = if self.options.greedy { 0 } else { self.model.hyperparameters().vocabulary };
         let width = if self.options.hidden { self.model.hyperparameters().width } else { 0 };
@@ -381,6 +298,7 @@ impl Engine {
         let mut done = 0;
         for batch in self.batches(tokens) {
             self.wait()?;
+            self.make_room(batch)?;
             let shape = self.run(batch)?;
             let rows = shape.rows;
             if self.options.greedy {
@@ -448,6 +366,7 @@ impl Engine {
             &mut inputs.positions,
             &mut inputs.slots,
             &mut inputs.spans,
+            &mut inputs.window_slots,
             &mut inputs.window_spans,
             &mut inputs.rows,
         ] {
@@ -471,7 +390,9 @@ impl Engine {
             inputs.slots.push((base + position) as i32);
             let end = (base + position + 1) as i32;
             inputs.spans.extend([base as i32, end]);
-            inputs.window_spans.extend([(base + first) as i32, end]);
+            let slot = self.windows.slot(*sequence, position).unwrap_or(base + position);
+            inputs.window_slots.push(slot as i32);
+            inputs.window_spans.extend([(slot + first - position) as i32, slot as i32 + 1]);
             if *output {
                 inputs.rows.push(row as i32);
             }
@@ -484,7 +405,7 @@ impl Engine {
     fn run(&mut self, batch: &[BatchToken]) -> Result<GraphShape> {
         let VisibleSlots { end, total, position } = self.fill(batch)?;
         let rows = self.inputs.rows.len();
-        let shape = self.options.shape(batch.len(), rows, end);
+        let shape = self.options.shape(&self.model, batch.len(), rows, end);
         self.prepare(shape, &mut |_| {})?;
         self.session.set("tokens", self.inputs.tokens.as_slice())?;
         self.set_positions()?;
@@ -512,19 +433,24 @@ impl Engine {
 
     /// Sets all inputs that do not depend on which tokens the batch has.
     fn set_positions(&mut self) -> Result<()> {
-        let BatchInputs { positions, slots, spans, window_spans, state_rows, .. } = &self.inputs;
+        let BatchInputs { positions, slots, spans, window_slots, window_spans, state_rows, .. } =
+            &self.inputs;
         if self.recurrent.is_some() {
             let [from, to] = state_rows;
             self.session.set("state_from", std::slice::from_ref(from))?;
             self.session.set("state_to", std::slice::from_ref(to))?;
         }
+        let [full, windows, apart] = self.attends;
         self.session.set("positions", positions.as_slice())?;
-        self.session.set("slots", slots.as_slice())?;
-        if self.model.hyperparameters().has_full_attention() {
-            self.session.set("spans", spans.as_slice())?;
-        }
-        if self.model.hyperparameters().window().is_some() {
-            self.session.set("window_spans", window_spans.as_slice())?;
+        for (name, values, has) in [
+            ("slots", slots, full || windows && !apart),
+            ("spans", spans, full),
+            ("window_slots", window_slots, windows && apart),
+            ("window_spans", window_spans, windows),
+        ] {
+            if has {
+                self.session.set(name, values.as_slice())?;
+            }
         }
         Ok(())
     }

@@ -139,9 +139,13 @@ pub enum Error {
 
     /// The heads' lengths are not multiples of the block size of the KV cache's type.
     #[error(
-        "a q8_0 KV cache needs heads of whole blocks of 32 elements; the model's have {keys} (keys) and {values} (values)"
+        "a {dtype} KV cache needs heads of whole blocks of {block} elements; the model's have {keys} (keys) and {values} (values)"
     )]
     CacheBlocks {
+        /// The type of the KV cache.
+        dtype: quadriga_graph::DType,
+        /// Elements of its blocks.
+        block: usize,
         /// Elements of a key head.
         keys: usize,
         /// Elements of a value head.

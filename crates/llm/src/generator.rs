@@ -268,8 +268,7 @@ impl Generator {
         self.cancel.store(false, Ordering::Release);
         let common = self.engine.tokens(0).iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // The last token's logits are needed, so it is computed in any case.
-        let kept = common.min(tokens.len() - 1);
-        let kept = self.engine.truncate(0, kept);
+        let kept = self.engine.truncate(0, common.min(tokens.len() - 1));
         let started = Instant::now();
         let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), greedy)?;
         let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };
@@ -285,13 +284,26 @@ impl Generator {
     /// Prefill, and the wait for it. False if it was cancelled between two batches.
     fn compute_prompt(&mut self, tokens: &[u32], greedy: bool) -> Result<bool> {
         self.engine.set_greedy(greedy)?;
-        let whole = self.prefill(tokens)?;
+        let whole = match tokens.split_last() {
+            // Models that forget can return to the end of the conversation so far, and to the end of this prompt: the
+            // last token is computed again then.
+            Some((last, before)) if self.engine.options().checkpoints > 0 && !before.is_empty() => {
+                self.engine.checkpoint(0)?;
+                let whole = self.prefill(before, false)?;
+                if whole {
+                    self.engine.checkpoint(0)?;
+                }
+                whole && self.prefill(&[*last], true)?
+            }
+            _ => self.prefill(tokens, true)?,
+        };
         self.engine.wait()?;
         Ok(whole)
     }
 
-    /// Prefill: appends a prompt batch by batch. False if it was cancelled between two batches.
-    fn prefill(&mut self, tokens: &[u32]) -> Result<bool> {
+    /// Prefill: appends a prompt batch by batch, with an output after the last token if it is wanted. False if it was
+    /// cancelled between two batches.
+    fn prefill(&mut self, tokens: &[u32], output: bool) -> Result<bool> {
         let batch_size = self.engine.options().batch.max(1);
         let batches = tokens.len().div_ceil(batch_size);
         let (mut done, total) = (0, tokens.len());
@@ -300,7 +312,7 @@ impl Generator {
                 return Ok(false);
             }
             // Only the logits after the last token are needed.
-            let last = if i + 1 == batches { tokens.len() } else { 0 };
+            let last = if output && i + 1 == batches { tokens.len() } else { 0 };
             let batch: Vec<BatchToken> = tokens
                 .iter()
                 .zip(1..)

@@ -51,7 +51,7 @@ pub mod tokenizer;
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;
 pub use embedder::{Embedder, EmbedderOptions, cosine};
-pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions};
+pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions, WindowSavings};
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
 pub use hyperparameters::{Hyperparameters, LayerShape, NormKind, Pooling, RecurrentShape};

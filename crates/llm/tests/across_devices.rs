@@ -14,7 +14,7 @@ use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
 fn options() -> EngineOptions {
-    EngineOptions { cache: DType::F32, batch: 8, ..EngineOptions::default() }
+    EngineOptions { cache_keys: DType::F32, cache_values: DType::F32, batch: 8, ..EngineOptions::default() }
 }
 
 /// An engine with some layers on the first of two devices.

@@ -267,7 +267,7 @@ fn a_classification_head_scores_the_first_token() {
 fn other_models_embed_with_their_hidden_states() {
     let recipe = Recipe::new("llama");
     let tokens = recipe.tokens(20);
-    let options = EngineOptions { hidden: true, cache: DType::F32, ..EngineOptions::default() };
+    let options = EngineOptions { hidden: true, ..EngineOptions::default() }.cache(DType::F32);
     let mut plain = engine(recipe.model(), options);
     plain.feed(&tokens).unwrap();
     let scheduler = Scheduler::new([cpu(1)]);

@@ -15,7 +15,7 @@ use quadriga_runtime::{Detail, Scheduler};
 const SAME: f64 = 1e-4;
 
 fn f32_options() -> EngineOptions {
-    EngineOptions { cache: DType::F32, ..EngineOptions::default() }
+    EngineOptions { cache_keys: DType::F32, cache_values: DType::F32, ..EngineOptions::default() }
 }
 
 /// Llama with a sliding window, which batches cross, and Qwen 3.
@@ -175,9 +175,13 @@ fn every_cache_type_gives_nearly_the_same_logits() {
     let recipe = Recipe { key_length: 32, rope_dims: 32, value_length: 32, ..Recipe::new("qwen2") };
     let tokens = recipe.tokens(40);
     let wanted = logits_of(&mut engine(recipe.model(), f32_options()), &tokens);
-    for (cache, room) in [(DType::F16, 0.02), (DType::Q8_0, 0.05)] {
-        let mut engine =
-            engine(recipe.model(), EngineOptions { cache, batch: 16, ..EngineOptions::default() });
+    for (cache, room) in
+        [(DType::F16, 0.02), (DType::BF16, 0.1), (DType::Q8_0, 0.05), (DType::Q5_1, 0.5), (DType::Q4_0, 1.0)]
+    {
+        let mut engine = engine(
+            recipe.model(),
+            EngineOptions { cache_keys: cache, cache_values: cache, batch: 16, ..EngineOptions::default() },
+        );
         let (_, found) = distances(&logits_of(&mut engine, &tokens), &wanted);
         println!("{cache}: {found:.2e}");
         assert!(found < room, "{cache}: off by {found:.2e}");
@@ -250,15 +254,15 @@ fn options_out_of_range_are_errors() {
         (EngineOptions { sequences: 0, ..defaults() }, "sequences"),
         (EngineOptions { context: usize::MAX, ..defaults() }, "context"),
         (EngineOptions { context: 1 << 20, sequences: 1 << 20, ..defaults() }, "context"),
-        (EngineOptions { cache: DType::Q4_0, ..defaults() }, "cache"),
-        (EngineOptions { cache: DType::I32, ..defaults() }, "cache"),
+        (EngineOptions { cache_keys: DType::Q4_1, cache_values: DType::F16, ..defaults() }, "cache"),
+        (EngineOptions { cache_keys: DType::I32, cache_values: DType::I32, ..defaults() }, "cache"),
     ] {
         let error = try_with(options.clone()).unwrap_or_else(|| panic!("{options:?} was taken"));
         assert!(matches!(error, Error::Option { .. }) && error.to_string().contains(word), "{error}");
     }
     // 12 elements per head and two heads make 24, which is no whole number of q8_0 blocks.
     let odd = Recipe { key_length: 12, rope_dims: 12, value_length: 12, ..Recipe::new("llama") };
-    let options = EngineOptions { cache: DType::Q8_0, ..defaults() };
+    let options = EngineOptions { cache_keys: DType::Q8_0, cache_values: DType::Q8_0, ..defaults() };
     let error = Engine::new(odd.model(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).err().unwrap();
     assert!(error.to_string().contains("blocks of 32"), "{error}");
 }

@@ -18,8 +18,10 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
     context: 0,
     sequences: 1,
     batch: 512,
-    cache: DType::F32,
-    checkpoints: 4,
+    cache_keys: DType::F32,
+    cache_values: DType::F32,
+    window_slots: 0,
+    checkpoints: 0,
     hidden: true,
     greedy: false,
 };
@@ -28,7 +30,8 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
 fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let n = tokens.len();
     let hyper = model.hyperparameters();
-    let shape = GraphShape { cache: DType::F32, ..GraphShape::new(n, hyper.context) };
+    let shape =
+        GraphShape { cache_keys: DType::F32, cache_values: DType::F32, ..GraphShape::new(n, hyper.context) };
     let graph = model.graph(GraphShape { visible_slots: n + 3, cache_slots: n + 9, ..shape }).unwrap();
     let window = hyper.window().unwrap_or(usize::MAX);
     let numbers: Vec<i32> = (0..n as i32).collect();

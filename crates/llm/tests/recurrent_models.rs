@@ -14,7 +14,9 @@ const OPTIONS: EngineOptions = EngineOptions {
     context: 64,
     sequences: 1,
     batch: 7,
-    cache: DType::F32,
+    cache_keys: DType::F32,
+    cache_values: DType::F32,
+    window_slots: 0,
     checkpoints: 2,
     hidden: false,
     greedy: false,
@@ -73,7 +75,7 @@ fn model(seed: u64) -> Model {
 /// Logits of all tokens, by the oracle, in one batch.
 fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let n = tokens.len();
-    let shape = GraphShape { cache: DType::F32, ..GraphShape::new(n, n) };
+    let shape = GraphShape { cache_keys: DType::F32, cache_values: DType::F32, ..GraphShape::new(n, n) };
     let graph = model.graph(shape).unwrap();
     let numbers: Vec<i32> = (0..n as i32).collect();
     let mut oracle = Oracle::new(&graph).unwrap();

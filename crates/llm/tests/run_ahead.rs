@@ -14,7 +14,14 @@ use quadriga_runtime::{Backend, Detail, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
 fn options(greedy: bool) -> EngineOptions {
-    EngineOptions { cache: DType::F32, batch: 8, context: 40, greedy, ..EngineOptions::default() }
+    EngineOptions {
+        cache_keys: DType::F32,
+        cache_values: DType::F32,
+        batch: 8,
+        context: 40,
+        greedy,
+        ..EngineOptions::default()
+    }
 }
 
 fn device() -> Arc<dyn Backend> {

@@ -15,7 +15,14 @@ use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::Sim;
 
 fn options(cache: DType) -> EngineOptions {
-    EngineOptions { cache, batch: 8, context: 48, sequences: 2, ..EngineOptions::default() }
+    EngineOptions {
+        cache_keys: cache,
+        cache_values: cache,
+        batch: 8,
+        context: 48,
+        sequences: 2,
+        ..EngineOptions::default()
+    }
 }
 
 fn device() -> Arc<dyn Backend> {

@@ -143,6 +143,7 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
     let some = tokens(&engine, needed);
     if *depth > 0 {
         engine.feed(some.get(..*depth).unwrap_or_default())?;
+        engine.checkpoint(0)?;
     }
     for round in 0..=*rounds {
         let mut measure = |samples: &mut Samples, batched: bool| -> Outcome {
@@ -150,8 +151,9 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
                 return Ok(());
             }
             let kept = engine.truncate(0, *depth);
-            if kept < *depth {
-                engine.feed(some.get(kept..*depth).unwrap_or_default())?;
+            if let Some(missing) = some.get(kept..*depth).filter(|missing| !missing.is_empty()) {
+                engine.feed(missing)?;
+                engine.wait()?;
             }
             let fed = some.get(..samples.tokens).unwrap_or_default();
             let started = Instant::now();

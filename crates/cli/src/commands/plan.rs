@@ -126,7 +126,14 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
         return Ok(());
     }
     let mut out = Escaping(out);
-    writeln!(out, "context {}, batch {}, KV cache {}\n", options.context, options.batch, options.cache)?;
+    let types = cache_types(options);
+    writeln!(out, "context {}, batch {}, KV cache {types}", options.context, options.batch)?;
+    if let Some(windows) = options.window_savings(&prepared.model) {
+        let [own, full] = [windows.own, windows.full].map(size::text);
+        let layers = windows.layers;
+        writeln!(out, "sliding windows in {layers} layers: {own} of KV cache instead of {full}")?;
+    }
+    writeln!(out)?;
     memory(&explanation, &mut out)?;
     if !model.quiet {
         writeln!(out)?;
@@ -141,14 +148,20 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     Ok(())
 }
 
+/// The element types of the KV cache.
+fn cache_types(options: &EngineOptions) -> String {
+    let (keys, values) = (options.cache_keys, options.cache_values);
+    if keys == values { keys.to_string() } else { format!("{keys} keys, {values} values") }
+}
+
 /// A picture of the plan with the speeds of the devices.
 fn picture(model: &ModelOptions, prepared: &Prepared, explanation: Explanation) -> Picture {
     let known = known_limits::load(model.cache_dir());
     let backends = prepared.forecast.backends();
     let limits: Vec<Limits> = backends.iter().map(|backend| Limits::of(&**backend, &known)).collect();
-    let EngineOptions { context, batch, cache, .. } = &prepared.options;
-    let about =
-        format!("batch of {}, context {context}, KV cache {cache}", plural(*batch, "token", "tokens"));
+    let EngineOptions { context, batch, .. } = &prepared.options;
+    let (batch, types) = (plural(*batch, "token", "tokens"), cache_types(&prepared.options));
+    let about = format!("batch of {batch}, context {context}, KV cache {types}");
     Picture::new(prepared.title(), explanation).about(about).limits(&limits)
 }
 

@@ -121,7 +121,7 @@ impl Engine {
         if self.session.plan().is_none_or(is_host) {
             return false;
         }
-        let shape = GraphShape { argmax: true, ..self.options.shape(1, 1, 1) };
+        let shape = GraphShape { argmax: true, ..self.options.shape(&self.model, 1, 1, 1) };
         let prepared = self.prepare(shape, &mut |_| {});
         prepared.is_ok() && !self.session.plan().is_none_or(has_logits_on_host)
     }
@@ -173,7 +173,7 @@ impl Engine {
                 Ok(())
             }
             Err(error) => {
-                self.sequences.roll_back();
+                self.roll_back();
                 self.decode.reset();
                 Err(error)
             }
@@ -215,9 +215,10 @@ impl Engine {
     }
 
     /// Chains the argmax of a step to the token of the next one and sets the other inputs, if a step can follow it
-    /// ahead of the host: same graph, room in the context, an asynchronous session and nobody who needs other results.
+    /// ahead of the host: same graph, room in the context and in the windows, an asynchronous session and nobody who needs other results.
     fn prepare_run_ahead(&mut self, DecodeStep { token, shape }: DecodeStep) -> Result<bool> {
-        let room = self.len(token.sequence) < self.options.context;
+        let len = self.len(token.sequence);
+        let room = len < self.options.context && self.windows.fits(token.sequence, len, 1);
         if !room
             || self.options.hidden
             || self.observer.is_some()
@@ -227,7 +228,9 @@ impl Engine {
         }
         let visible = self.fill(&[token])?;
         self.sequences.pop(token.sequence); // Appended when it is fed.
-        if self.options.shape(1, 1, visible.end) != shape || !self.session.chain("argmax", "tokens")? {
+        if self.options.shape(&self.model, 1, 1, visible.end) != shape
+            || !self.session.chain("argmax", "tokens")?
+        {
             return Ok(false);
         }
         self.set_positions()?;

@@ -25,22 +25,15 @@ impl Sequences {
         self.tokens.iter().all(Vec::is_empty)
     }
 
-    /// Marks the state that [`Sequences::roll_back`] returns to.
+    /// Marks the state that a failure returns to.
     pub(super) fn begin(&mut self) {
         self.before.clear();
         self.before.extend(self.tokens.iter().map(Vec::len));
     }
 
-    /// The number of tokens that [`Sequences::roll_back`] returns to.
+    /// The number of a sequence's tokens at the latest [`Sequences::begin`].
     pub(super) fn before(&self, sequence: usize) -> usize {
         self.before.get(sequence).copied().unwrap_or(0)
-    }
-
-    /// Removes what was appended since [`Sequences::begin`].
-    pub(super) fn roll_back(&mut self) {
-        for (tokens, before) in self.tokens.iter_mut().zip(&self.before) {
-            tokens.truncate(*before);
-        }
     }
 
     /// Appends a token and returns its position; `None` if the sequence does not exist.

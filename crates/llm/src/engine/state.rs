@@ -5,15 +5,18 @@
 //! | bytes | contents |
 //! |---|---|
 //! | 8 | magic: `QDRG-KVC` |
-//! | 4 | version of this format: 1 |
+//! | 4 | version of this format: 2 |
 //! | 32 | [identity](crate::Model::identity) of the model |
-//! | 4 | element type of the KV cache, as in GGUF |
+//! | 4 each | element types of the KV cache's keys and values, as in GGUF |
 //! | 4 | number of tensors of the KV cache |
 //! | 8 | number of tokens |
 //! | 4 each | the tokens |
 //! | 32 | SHA-256 of everything before |
-//! | … | each tensor, by name: its name's length (4), the name, bytes of a row (8), and a row for each token; of recurrent states one row, unless there are no tokens |
+//! | … | each tensor, by name: its name's length (4), the name, bytes of a row (8), number of rows (8), and the rows |
 //! | 32 | SHA-256 of the tensors |
+//!
+//! A tensor has a row for each token, those of a layer with a sliding window for as many of the latest tokens as the engine
+//! had. Recurrent states have one row, unless there are no tokens.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -24,12 +27,12 @@ use quadriga_runtime::StateInfo;
 use sha2::{Digest, Sha256};
 
 use super::Engine;
-use crate::models::is_recurrent_state;
+use crate::models::StateKind;
 use crate::state_error::StateError;
 use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"QDRG-KVC";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The most bytes that are read or written at once.
 const CHUNK: usize = 1 << 20;
@@ -55,13 +58,15 @@ impl Engine {
         self.check_sequence(sequence)?;
         self.wait()?;
         self.decode.discard_run_ahead();
+        self.restore_rows()?;
         let tokens = self.tokens(sequence).to_vec();
         let states = self.cache_tensors();
         let mut output = Output { writer, sum: Sha256::new() };
         output.put(&MAGIC)?;
         output.put(&VERSION.to_le_bytes())?;
         output.put(&self.model.identity())?;
-        output.put(&self.options.cache.id().to_le_bytes())?;
+        output.put(&self.options.cache_keys.id().to_le_bytes())?;
+        output.put(&self.options.cache_values.id().to_le_bytes())?;
         output.put(&(states.len() as u32).to_le_bytes())?;
         output.put(&(tokens.len() as u64).to_le_bytes())?;
         for token in &tokens {
@@ -72,8 +77,10 @@ impl Engine {
         for state in &states {
             output.put(&(state.name.len() as u32).to_le_bytes())?;
             output.put(state.name.as_bytes())?;
+            let (first, rows) = self.rows_of(state, sequence, tokens.len());
             output.put(&(row_bytes(state) as u64).to_le_bytes())?;
-            for (start, bytes) in self.chunks(state, sequence, tokens.len()) {
+            output.put(&(rows as u64).to_le_bytes())?;
+            for (start, bytes) in chunks(state, first, rows) {
                 chunk.resize(bytes, 0);
                 self.session.read_state_at(&state.name, start, &mut chunk)?;
                 output.put(&chunk)?;
@@ -100,7 +107,8 @@ impl Engine {
         if let Some(rows) = self.recurrent.as_mut().filter(|_| !tokens.is_empty()) {
             rows.restore(sequence, tokens.len());
         }
-        self.load_tensors(&mut input, &states, sequence, tokens.len())?;
+        let window_rows = self.load_tensors(&mut input, &states, sequence, tokens.len())?;
+        self.windows.replace(sequence, tokens.len(), window_rows);
         self.sequences.replace(sequence, tokens);
         Ok(())
     }
@@ -149,10 +157,12 @@ impl Engine {
         if input.array::<32>()? != self.model.identity() {
             return Err(StateError::OtherModel);
         }
-        let (cache, wanted) = (input.number()?, self.options.cache);
-        if cache != wanted.id() {
-            let found = DType::from_id(cache).map_or_else(|| format!("type {cache}"), |t| t.to_string());
-            return Err(StateError::CacheType { found, wanted });
+        for wanted in [self.options.cache_keys, self.options.cache_values] {
+            let cache = input.number()?;
+            if cache != wanted.id() {
+                let found = DType::from_id(cache).map_or_else(|| format!("type {cache}"), |t| t.to_string());
+                return Err(StateError::CacheType { found, wanted });
+            }
         }
         if input.number()? as usize != states {
             return Err(StateError::Damaged { what: "the number of tensors is wrong" });
@@ -174,30 +184,43 @@ impl Engine {
         Ok(tokens)
     }
 
-    /// Reads all tensors into their states. What they contain is checked at the end.
+    /// Reads all tensors into their states; the number of rows that window layers have. What the tensors contain is checked
+    /// at the end.
     fn load_tensors(
         &mut self,
         input: &mut Input<'_>,
         states: &[StateInfo],
         sequence: usize,
         tokens: usize,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let mut chunk = Vec::new();
+        let mut window_rows = tokens;
         for state in states {
             let length = input.number()? as usize;
             let mut name = vec![0; length.min(MAX_NAME)];
             input.fill(&mut name)?;
-            let row = u64::from_le_bytes(input.array()?);
+            let (row, rows) = (u64::from_le_bytes(input.array()?), u64::from_le_bytes(input.array()?));
             if name != state.name.as_bytes() || row != row_bytes(state) as u64 {
                 return Err(StateError::Damaged { what: "a tensor has another name or size" }.into());
             }
-            for (start, bytes) in self.chunks(state, sequence, tokens) {
+            let Some(place) = self.place_rows(state, sequence, tokens, rows) else {
+                return Err(StateError::Damaged { what: "a tensor has a wrong number of rows" }.into());
+            };
+            for (_, bytes) in chunks(state, 0, place.skipped) {
+                chunk.resize(bytes, 0);
+                input.fill(&mut chunk)?;
+            }
+            for (start, bytes) in chunks(state, place.first, place.rows) {
                 chunk.resize(bytes, 0);
                 input.fill(&mut chunk)?;
                 self.session.write_state_at(&state.name, start, &chunk)?;
             }
+            if self.is_windowed(&state.name) {
+                window_rows = window_rows.min(place.rows);
+            }
         }
-        Ok(input.check_sum()?)
+        input.check_sum()?;
+        Ok(window_rows)
     }
 
     /// The tensors of the KV cache, by name.
@@ -205,28 +228,67 @@ impl Engine {
         self.session.states()
     }
 
-    /// The bytes of a tensor that belong to the first tokens of a sequence, in chunks: start and length of each.
-    fn chunks(
-        &self,
-        state: &StateInfo,
-        sequence: usize,
-        tokens: usize,
-    ) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let row = row_bytes(state);
-        let (start, bytes) = match &self.recurrent {
-            // The state after the last token; that of an empty sequence is not stored.
-            Some(rows) if is_recurrent_state(&state.name) => {
-                (rows.find(sequence, tokens).unwrap_or(0) * row, if tokens > 0 { row } else { 0 })
+    /// The first row and the number of rows of a tensor that belong to a sequence of so many tokens.
+    fn rows_of(&self, state: &StateInfo, sequence: usize, tokens: usize) -> (usize, usize) {
+        let first = if self.is_windowed(&state.name) { self.windows.first(sequence).min(tokens) } else { 0 };
+        match self.state_kind(&state.name) {
+            StateKind::Recurrent => (self.recurrent_row(sequence, tokens), tokens.min(1)),
+            StateKind::Window => (self.windows.slot(sequence, first).unwrap_or(0), tokens - first),
+            StateKind::Full => (sequence * self.options.context + first, tokens - first),
+        }
+    }
+
+    /// Where the saved rows of a tensor go, which belong to the latest tokens; `None` if they cannot be right.
+    fn place_rows(&self, state: &StateInfo, sequence: usize, tokens: usize, rows: u64) -> Option<RowPlace> {
+        let rows = usize::try_from(rows).ok().filter(|rows| *rows <= tokens)?;
+        let needed = tokens.min(self.windows.needed());
+        let place = |first: usize, kept: usize| RowPlace { first, rows: kept, skipped: rows - kept };
+        match self.state_kind(&state.name) {
+            StateKind::Recurrent => {
+                (rows == tokens.min(1)).then(|| place(self.recurrent_row(sequence, tokens), rows))
             }
-            _ => (sequence * self.options.context * row, tokens * row),
-        };
-        (0..bytes).step_by(CHUNK).map(move |done| (start + done, CHUNK.min(bytes - done)))
+            StateKind::Window if (needed..=tokens).contains(&rows) => {
+                Some(place(sequence * self.options.window_slots, needed))
+            }
+            StateKind::Full if self.is_windowed(&state.name) && (needed..=tokens).contains(&rows) => {
+                Some(place(sequence * self.options.context + tokens - rows, rows))
+            }
+            StateKind::Full if rows == tokens => Some(place(sequence * self.options.context, rows)),
+            StateKind::Window | StateKind::Full => None,
+        }
+    }
+
+    /// The row of recurrent states after a sequence's last token.
+    fn recurrent_row(&self, sequence: usize, tokens: usize) -> usize {
+        self.recurrent.as_ref().and_then(|rows| rows.find(sequence, tokens)).unwrap_or(0)
+    }
+
+    /// Whether a state belongs to a layer with a sliding window, wherever its rows are.
+    fn is_windowed(&self, name: &str) -> bool {
+        StateKind::of(name, self.model.hyperparameters(), true) == StateKind::Window
     }
 
     fn check_sequence(&self, sequence: usize) -> Result<()> {
         let count = self.options.sequences;
         if sequence < count { Ok(()) } else { Err(Error::Sequence { sequence, count }) }
     }
+}
+
+/// Where rows of a saved tensor go.
+struct RowPlace {
+    /// The first row in the engine's tensor.
+    first: usize,
+    /// The number of rows that are used.
+    rows: usize,
+    /// Rows before them that are not.
+    skipped: usize,
+}
+
+/// The bytes of rows of a tensor, in chunks: start and length of each.
+fn chunks(state: &StateInfo, first: usize, rows: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let row = row_bytes(state);
+    let (start, bytes) = (first * row, rows * row);
+    (0..bytes).step_by(CHUNK).map(move |done| (start + done, CHUNK.min(bytes - done)))
 }
 
 /// Bytes of a KV-cache slot in a tensor.

@@ -9,8 +9,9 @@
 //! | `positions` | i32 `[n]` | each token's position in its sequence |
 //! | `slots` | i32 `[n]` | the KV-cache slot that each token's key and value are written to |
 //! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window |
-//! | `window_spans` | i32 `[n, 2]` | the same in layers with a sliding window; absent if there are none |
 //! | `state_from`, `state_to` | i32 `[1]` | the rows of recurrent states that the batch reads and writes; absent if there are none |
+//! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
+//! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output |
 //!
 //! | output | type, shape | meaning |
@@ -41,12 +42,12 @@ mod smollm3;
 mod tensor_list;
 
 use quadriga_gguf::File;
-use quadriga_graph::{DType, Graph, GraphBuilder};
+use quadriga_graph::{DType, Graph, GraphBuilder, layer_of};
 
 use self::architecture::Architecture;
 use self::builder::ModelBuilder;
 pub use self::builder::TensorSpec;
-pub(crate) use self::builder::is_recurrent_state;
+use self::builder::is_recurrent_state;
 pub use self::tensor_list::tensors;
 use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::{Error, Result};
@@ -97,12 +98,48 @@ pub struct GraphShape {
     pub cache_slots: usize,
     /// Rows of each recurrent state, in models that have some.
     pub state_rows: usize,
-    /// The element type of the KV cache.
-    pub cache: DType,
+    /// The KV cache of layers with a sliding window; `None` if they use the other layers' slots.
+    pub window_cache: Option<WindowCache>,
+    /// The element type of the keys in the KV cache.
+    pub cache_keys: DType,
+    /// The element type of the values in the KV cache.
+    pub cache_values: DType,
     /// Whether the hidden state after the last layer is an output, beside the logits.
     pub hidden: bool,
     /// Whether the argmax of the logits is an output, beside them.
     pub argmax: bool,
+}
+
+/// A KV cache of layers with a sliding window.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct WindowCache {
+    /// The slots that attention covers: those of all sequences.
+    pub slots: usize,
+    /// All rows: the slots, and the rows of checkpoints after them.
+    pub rows: usize,
+}
+
+/// What a state of a model's graphs holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StateKind {
+    /// Rows for all positions, or for a window's in the same slots.
+    Full,
+    /// Rows for the latest positions, in slots of their own.
+    Window,
+    /// States of recurrent layers.
+    Recurrent,
+}
+
+impl StateKind {
+    /// The kind of the state of this name; `apart` if window layers have a KV cache of their own.
+    pub(crate) fn of(name: &str, hyper: &Hyperparameters, apart: bool) -> StateKind {
+        let layer = layer_of(name).and_then(|layer| hyper.layers.get(layer));
+        match layer {
+            _ if is_recurrent_state(name) => StateKind::Recurrent,
+            Some(layer) if apart && layer.window.is_some() => StateKind::Window,
+            _ => StateKind::Full,
+        }
+    }
 }
 
 impl GraphShape {
@@ -115,7 +152,9 @@ impl GraphShape {
             visible_slots: context,
             cache_slots: context,
             state_rows: 2,
-            cache: DType::F16,
+            window_cache: None,
+            cache_keys: DType::F16,
+            cache_values: DType::F16,
             hidden: false,
             argmax: false,
         }

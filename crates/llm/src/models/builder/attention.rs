@@ -87,8 +87,9 @@ impl<'g> LayerBuilder<'_, 'g> {
         let attended = {
             let _scope = self.model.g.scope(&self.name("attn"));
             let n = self.model.shape.tokens;
-            let keys = self.cache("cache_k", self.model.shape.cache, key.reshape([n, shape.key_width()]));
-            let values = self.cache("cache_v", self.model.shape.cache, value);
+            let keys =
+                self.cache("cache_k", self.model.shape.cache_keys, key.reshape([n, shape.key_width()]))?;
+            let values = self.cache("cache_v", self.model.shape.cache_values, value)?;
             if self.ends_here() {
                 return Ok(None);
             }
@@ -112,19 +113,31 @@ impl<'g> LayerBuilder<'_, 'g> {
 
     /// Writes a row for each token to one of the layer's KV-cache tensors. Returns all rows that attention may see,
     /// `[slots, width]`: the written ones are among them.
-    pub(in crate::models) fn cache(&self, part: &str, dtype: DType, rows: Value<'g>) -> Value<'g> {
+    pub(in crate::models) fn cache(&self, part: &str, dtype: DType, rows: Value<'g>) -> Result<Value<'g>> {
         let shape = self.model.shape;
-        let cache = self.model.g.state(&self.name(part), dtype, [shape.cache_slots, rows.shape().cols()]);
-        cache.slice(0, 0, shape.visible_slots).set_rows(rows, self.model.slots())
+        let (all, visible, slots) = match self.shape.window.and(shape.window_cache) {
+            Some(cache) => {
+                let slots = self.model.window_slots.ok_or_else(|| self.no_attention())?;
+                (cache.rows, cache.slots, slots)
+            }
+            None => (shape.cache_slots, shape.visible_slots, self.model.slots()),
+        };
+        let cache = self.model.g.state(&self.name(part), dtype, [all, rows.shape().cols()]);
+        Ok(cache.slice(0, 0, visible).set_rows(rows, slots))
     }
 
     /// The slots of the layer's KV cache that each token attends to.
     pub(in crate::models) fn spans(&self) -> Result<Value<'g>> {
         let spans = if self.shape.window.is_some() { self.model.window_spans } else { self.model.spans };
-        spans.ok_or_else(|| Error::Hyperparameter {
+        spans.ok_or_else(|| self.no_attention())
+    }
+
+    /// The error about a layer whose shape denies the attention that its architecture's graph has.
+    fn no_attention(&self) -> Error {
+        Error::Hyperparameter {
             key: format!("{}.attention.head_count", self.model.hyper.architecture),
             value: self.shape.heads.to_string(),
             wanted: "that of a layer with attention".to_owned(),
-        })
+        }
     }
 }

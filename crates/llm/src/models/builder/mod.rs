@@ -17,7 +17,7 @@ use quadriga_graph::{DType, GraphBuilder, Value};
 pub(super) use self::recorder::Recorder;
 pub use self::recorder::TensorSpec;
 pub(super) use self::recurrent::DeltaLayout;
-pub(crate) use self::recurrent::is_recurrent_state;
+pub(super) use self::recurrent::is_recurrent_state;
 use self::weights::FileWeights;
 use super::GraphShape;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
@@ -30,11 +30,13 @@ pub(crate) struct ModelBuilder<'g> {
     hyper: &'g Hyperparameters,
     shape: GraphShape,
     positions: Value<'g>,
-    /// Absent in encoders, which have no KV cache.
+    /// Absent in encoders, which have no KV cache, and where all layers have other slots.
     slots: OnceCell<Value<'g>>,
     /// The slots that each token attends to in layers without a window. Absent where all have one.
     spans: Option<Value<'g>>,
-    /// The same in layers with a window. Absent where none has one.
+    /// The slots of layers with a window in their own KV cache. Absent where they use the others' slots.
+    window_slots: Option<Value<'g>>,
+    /// The slots that each token attends to in layers with a window. Absent where none has one.
     window_spans: Option<Value<'g>>,
     /// The rows of recurrent states that are read and written. Absent where no layer has any.
     state_rows: Option<[Value<'g>; 2]>,
@@ -90,6 +92,8 @@ impl<'g> ModelBuilder<'g> {
             positions: g.input("positions", DType::I32, [n]),
             slots: OnceCell::new(),
             spans: attends(false).then(|| g.input("spans", DType::I32, [n, 2])),
+            window_slots: (attends(true) && shape.window_cache.is_some())
+                .then(|| g.input("window_slots", DType::I32, [n])),
             window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
             state_rows: hyper
                 .recurrent

@@ -1,0 +1,103 @@
+//! Copies rows of the window layers' KV cache on the devices that have them: to make room, and to and from checkpoints.
+
+use quadriga_graph::{DType, Graph, GraphBuilder};
+use quadriga_runtime::{PlanKey, StateInfo};
+
+use super::windows::RowCopy;
+use super::{BatchToken, Engine};
+use crate::models::StateKind;
+use crate::{Error, Result};
+
+/// The key of the graph that copies rows: no batch is this large.
+const KEY: PlanKey = PlanKey([u64::MAX; 4]);
+
+impl Engine {
+    /// Keeps a copy of what layers with a sliding window need to continue from here, so that [`Engine::truncate`] can return
+    /// to this length. A sequence has [`EngineOptions::checkpoints`](super::EngineOptions) of them; a new one replaces the
+    /// one whose loss costs the fewest tokens to compute again. Nothing happens where such layers keep everything.
+    /// Recurrent layers make theirs by themselves, at the end of each batch of several tokens.
+    pub fn checkpoint(&mut self, sequence: usize) -> Result<()> {
+        if self.options.checkpoints == 0 {
+            return Ok(());
+        }
+        self.wait()?;
+        self.decode.discard_run_ahead();
+        self.restore_rows()?;
+        let len = self.len(sequence);
+        let Some(copy) = self.windows.checkpoint(sequence, len) else { return Ok(()) };
+        let copied = self.copy_rows(copy);
+        if copied.is_err() {
+            self.windows.forget(sequence, len);
+        }
+        copied
+    }
+
+    /// Copies what truncated sequences need to continue.
+    pub(super) fn restore_rows(&mut self) -> Result<()> {
+        for sequence in 0..self.options.sequences {
+            if let Some(copy) = self.windows.restoring(sequence) {
+                self.copy_rows(copy)?;
+                self.windows.restored(sequence);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room for a batch in the windows of its sequences.
+    pub(super) fn make_room(&mut self, batch: &[BatchToken]) -> Result<()> {
+        for sequence in 0..self.options.sequences {
+            let added = batch.iter().filter(|token| token.sequence == sequence).count();
+            let len = self.len(sequence);
+            if added == 0 || self.windows.fits(sequence, len, added) {
+                continue;
+            }
+            if let Some(copy) = self.windows.compact(sequence, len) {
+                let copied = self.copy_rows(copy);
+                if copied.is_err() {
+                    self.windows.damage(sequence);
+                }
+                copied?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_rows(&mut self, RowCopy { from, to, count }: RowCopy) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let (rows, states) = (self.windows.needed(), self.window_states());
+        self.session.prepare_with(KEY, || build(&states, rows), &mut |_| {})?;
+        // The graph copies a fixed number of rows: missing ones repeat the last.
+        let at =
+            |first: usize| -> Vec<i32> { (0..rows).map(|row| (first + row.min(count - 1)) as i32).collect() };
+        self.session.set("from", at(from).as_slice())?;
+        self.session.set("to", at(to).as_slice())?;
+        self.session.start()?;
+        Ok(self.session.wait()?)
+    }
+
+    /// The states of layers with a KV cache of their own.
+    fn window_states(&self) -> Vec<StateInfo> {
+        let mut states = self.session.states();
+        states.retain(|state| self.state_kind(&state.name) == StateKind::Window);
+        states
+    }
+
+    /// What a state of the model's graphs is.
+    pub(super) fn state_kind(&self, name: &str) -> StateKind {
+        let apart = self.options.window_slots < self.options.context;
+        StateKind::of(name, self.model.hyperparameters(), apart)
+    }
+}
+
+/// The graph that copies rows of each of the states.
+fn build(states: &[StateInfo], rows: usize) -> Result<Graph> {
+    let g = GraphBuilder::new();
+    let (from, to) = (g.input("from", DType::I32, [rows]), g.input("to", DType::I32, [rows]));
+    for state in states {
+        let tensor = g.state(&state.name, state.dtype, state.shape);
+        tensor.set_rows(tensor.get_rows(from), to);
+    }
+    g.finish().map_err(Error::from)
+}

@@ -1,0 +1,221 @@
+//! The capacity of an engine, and the sizes of its caches that follow from it.
+
+use quadriga_graph::DType;
+use quadriga_runtime::Scheduler;
+
+use super::recurrent::RecurrentRows;
+use crate::hyperparameters::Hyperparameters;
+use crate::models::{GraphShape, WindowCache};
+use crate::{Error, Model, Result};
+
+/// The capacity of an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineOptions {
+    /// The context size: the largest number of tokens of one sequence; 0 means what the model was trained with, at most
+    /// 4096.
+    pub context: usize,
+    /// The number of sequences.
+    pub sequences: usize,
+    /// The batch size: the largest number of tokens that are computed at once. Longer prompts are split into batches.
+    pub batch: usize,
+    /// The element type of the keys in the KV cache: F32, F16, BF16, Q8_0, Q5_1 or Q4_0.
+    pub cache_keys: DType,
+    /// The element type of the values in the KV cache, of the same.
+    pub cache_values: DType,
+    /// KV-cache slots of a sequence in layers with a sliding window. 0 means as many as the window and a batch need, or
+    /// all of the context where that saves nothing; the context means all.
+    pub window_slots: usize,
+    /// The number of [checkpoints](crate::Engine::checkpoint) of each sequence: states of earlier tokens, so that it can be
+    /// truncated without computing it from its beginning. Models that can return to any earlier token have none.
+    pub checkpoints: usize,
+    /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`](crate::Engine::hidden).
+    pub hidden: bool,
+    /// Whether only the most probable token of each output row is needed, for [`Engine::argmax`](crate::Engine::argmax):
+    /// the device that has the logits then computes the argmax, and the logits are not copied to the host. The engine
+    /// clears this where the logits are in host memory anyway.
+    pub greedy: bool,
+}
+
+/// The KV cache of layers with a sliding window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowSavings {
+    /// The number of these layers.
+    pub layers: usize,
+    /// Bytes of their KV cache, with checkpoints.
+    pub own: u64,
+    /// Bytes that all of the context would take in them.
+    pub full: u64,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            context: 0,
+            sequences: 1,
+            batch: 512,
+            cache_keys: DType::F16,
+            cache_values: DType::F16,
+            window_slots: 0,
+            checkpoints: 4,
+            hidden: false,
+            greedy: false,
+        }
+    }
+}
+
+/// The limit for a context size that comes from the model file: the KV cache is allocated for all of it.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// The largest number of checkpoints of a sequence.
+const MAX_CHECKPOINTS: usize = 1024;
+
+/// The smallest number of KV-cache slots that a graph attends over.
+const MIN_VISIBLE_SLOTS: usize = 512;
+
+/// The window layers' slots are a multiple of this, and at least as many more than the window: their rows are moved to the
+/// front only every so many tokens.
+const WINDOW_SLACK: usize = 64;
+
+impl EngineOptions {
+    /// These options with one element type for keys and values.
+    pub fn cache(self, dtype: DType) -> EngineOptions {
+        EngineOptions { cache_keys: dtype, cache_values: dtype, ..self }
+    }
+
+    /// Checks the options against a model, and fills in those that are left to it.
+    pub fn resolve(mut self, model: &Model) -> Result<EngineOptions> {
+        let hyper = model.hyperparameters();
+        if self.context == 0 {
+            self.context = hyper.context.min(DEFAULT_CONTEXT);
+        }
+        if self.batch == 0 {
+            return wrong("the batch size", 0, "at least 1");
+        }
+        if self.sequences == 0 {
+            return wrong("the number of sequences", 0, "at least 1");
+        }
+        if self.context.checked_mul(self.sequences).is_none_or(|slots| i32::try_from(slots).is_err()) {
+            return wrong("the context", self.context, "small enough for 32-bit indices of KV-cache slots");
+        }
+        if self.checkpoints > MAX_CHECKPOINTS {
+            return wrong("the number of checkpoints", self.checkpoints, "at most 1024");
+        }
+        self.check_cache_types(hyper)?;
+        // An encoder computes a text as a whole.
+        let most = self.context * self.sequences;
+        self.batch = if hyper.encoder { most } else { self.batch.min(most) };
+        self.resolve_windows(hyper)?;
+        Ok(self)
+    }
+
+    /// An error unless the layers' heads can be stored in the cache's types.
+    fn check_cache_types(&self, hyper: &Hyperparameters) -> Result<()> {
+        for (name, dtype) in
+            [("the cache type of keys", self.cache_keys), ("the cache type of values", self.cache_values)]
+        {
+            if !dtype.is_cache_type() {
+                let wanted = "f32, f16, bf16, q8_0, q5_1 or q4_0";
+                return Err(Error::Option { name, value: dtype.to_string(), wanted });
+            }
+        }
+        // A row of a head in the cache consists of whole blocks.
+        for layer in hyper.layers.iter().filter(|layer| layer.attention) {
+            let (keys, values) = (layer.key_length, layer.value_length);
+            for (dtype, length) in [(self.cache_keys, keys), (self.cache_values, values)] {
+                if !length.is_multiple_of(dtype.block_len()) {
+                    return Err(Error::CacheBlocks { dtype, block: dtype.block_len(), keys, values });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses the size of the window layers' cache, and whether checkpoints are needed.
+    fn resolve_windows(&mut self, hyper: &Hyperparameters) -> Result<()> {
+        let full = self.context;
+        let Some(window) = hyper.window() else {
+            self.window_slots = full;
+            self.checkpoints = if hyper.recurrent.is_some() { self.checkpoints } else { 0 };
+            return Ok(());
+        };
+        let needed = window - 1 + self.batch;
+        if self.window_slots == 0 {
+            let slots =
+                window.saturating_add(self.batch.max(WINDOW_SLACK)).checked_next_multiple_of(WINDOW_SLACK);
+            let kept = (window - 1).saturating_mul(self.checkpoints);
+            let saves = slots.is_some_and(|slots| slots.saturating_add(kept) < full);
+            self.window_slots = slots.filter(|_| saves).unwrap_or(full);
+        }
+        self.window_slots = self.window_slots.min(full);
+        if self.window_slots < needed.min(full) {
+            let wanted = "0, or as many as the window and a batch together";
+            return wrong("the number of window slots", self.window_slots, wanted);
+        }
+        if self.window_slots == full && !hyper.recurrent.is_some() {
+            self.checkpoints = 0;
+        }
+        let kept = (window - 1).checked_mul(self.checkpoints);
+        let rows = kept.and_then(|kept| kept.checked_add(self.window_slots)?.checked_mul(self.sequences));
+        if rows.is_none_or(|rows| i32::try_from(rows).is_err()) {
+            return wrong("the number of checkpoints", self.checkpoints, "smaller");
+        }
+        Ok(())
+    }
+
+    /// The shape of the graph for a batch of `tokens` with `rows` outputs that attends to the first `visible_slots` of
+    /// the KV cache at most. The options must be [resolved](EngineOptions::resolve) for the model.
+    pub fn shape(&self, model: &Model, tokens: usize, rows: usize, visible_slots: usize) -> GraphShape {
+        let cache_slots = self.context * self.sequences;
+        let visible_slots = visible_slots.max(MIN_VISIBLE_SLOTS).next_power_of_two().min(cache_slots);
+        GraphShape {
+            tokens,
+            rows,
+            context: self.context,
+            visible_slots,
+            cache_slots,
+            window_cache: self.window_cache(model.hyperparameters()),
+            state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
+            cache_keys: self.cache_keys,
+            cache_values: self.cache_values,
+            hidden: self.hidden,
+            argmax: self.greedy && rows > 0,
+        }
+    }
+
+    /// The window layers' own KV cache; `None` if they use the full one.
+    pub(super) fn window_cache(&self, hyper: &Hyperparameters) -> Option<WindowCache> {
+        let window = hyper.window().filter(|_| self.window_slots < self.context)?;
+        let slots = self.window_slots * self.sequences;
+        Some(WindowCache { slots, rows: slots + self.sequences * self.checkpoints * (window - 1) })
+    }
+
+    /// What the window layers' own KV cache takes, and what all of the context would take in those layers; `None` if they have
+    /// none. The options must be resolved for the model.
+    pub fn window_savings(&self, model: &Model) -> Option<WindowSavings> {
+        let hyper = model.hyperparameters();
+        let cache = self.window_cache(hyper)?;
+        let windowed = hyper.layers.iter().filter(|layer| layer.attention && layer.window.is_some());
+        let bytes = |dtype: DType, width: usize| dtype.row_bytes(width).unwrap_or(0) as u64;
+        let row: u64 = windowed
+            .clone()
+            .map(|layer| {
+                bytes(self.cache_keys, layer.key_width()) + bytes(self.cache_values, layer.value_width())
+            })
+            .sum();
+        Some(WindowSavings {
+            layers: windowed.count(),
+            own: cache.rows as u64 * row,
+            full: (self.context * self.sequences) as u64 * row,
+        })
+    }
+
+    /// These options for a scheduler's backends: where all of them use host memory, logits need no copy.
+    pub(super) fn on(mut self, scheduler: &Scheduler) -> EngineOptions {
+        self.greedy &= scheduler.backends().iter().any(|backend| !backend.memory().host);
+        self
+    }
+}
+
+fn wrong<T>(name: &'static str, value: usize, wanted: &'static str) -> Result<T> {
+    Err(Error::Option { name, value: value.to_string(), wanted })
+}
