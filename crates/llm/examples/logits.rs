@@ -16,19 +16,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first: usize = arguments.next().ok_or("how many tokens come first?")?.parse()?;
     let tokens = list(&arguments.next().ok_or("which tokens?")?)?;
     let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new()?);
-    let options = EngineOptions {
-        context: 256,
-        cache_keys: DType::F32,
-        cache_values: DType::F32,
-        ..EngineOptions::default()
-    };
+    // As few slots as possible, so that windows have to make room.
+    let window_slots = model.hyperparameters().window().map_or(0, |window| window - 1 + first);
+    let options = EngineOptions { context: 256, batch: first, window_slots, ..EngineOptions::default() };
+    let options = options.cache(DType::F32);
     let mut engine = Engine::new(model, &Scheduler::new([cpu]), options, &mut |_| {})?;
     let (start, rest) = tokens.split_at_checked(first).ok_or("there are fewer tokens than come first")?;
     for batch in std::iter::once(start).chain(rest.chunks(1)) {
         print_row(&mut engine, batch)?;
     }
     if let (Some(length), Some(others)) = (arguments.next(), arguments.next()) {
-        engine.truncate(0, length.parse()?);
+        let length: usize = length.parse()?;
+        let kept = engine.truncate(0, length);
+        engine.feed(tokens.get(kept..length).unwrap_or_default())?;
         for token in list(&others)? {
             print_row(&mut engine, &[token])?;
         }
