@@ -76,12 +76,14 @@ fn rows_of_any_layout_are_read_as_floats() {
             assert_eq!(row, expected, "row {number} of {dtype}");
         }
         // No such row, and a row of another length.
-        assert!(input.read_row(24, &mut row).is_err());
-        assert!(input.read_row(0, &mut row[..32]).is_err());
+        let error = |number, row: &mut [f32]| input.read_row(number, row).unwrap_err().to_string();
+        assert_eq!(error(24, &mut row), "64 elements of row 24 of [2, 3, 4, 64]");
+        assert_eq!(error(1, &mut row[..32]), "32 elements of row 1 of [2, 3, 4, 64]");
     }
     for empty in [Shape::from([0, 3, 4, 8]), Shape::from([2, 0, 4, 8]), Shape::from([2, 3, 0, 8])] {
         let input = CustomInput::contiguous(DType::F32, empty, Some(&[])).unwrap();
-        assert!(input.read_row(0, &mut [0.0; 8]).is_err(), "a row of {empty}");
+        let error = input.read_row(0, &mut [0.0; 8]).unwrap_err().to_string();
+        assert_eq!(error, format!("8 elements of row 0 of {empty}"));
     }
 }
 
