@@ -441,4 +441,14 @@ mod tests {
         assert_eq!(of(32..35), [(32..35, PinnedAt::Edge(12))]);
         assert_eq!(pinned_parts(&(0..8), &(0..8), 8), [(0..8, PinnedAt::Locked(0))], "no edges");
     }
+
+    #[test]
+    fn ranges_overlap_if_they_share_a_byte() {
+        for (b, bytes, shared) in
+            [(0, 100, false), (0, 101, true), (149, 1, true), (150, 9, false), (120, 5, true)]
+        {
+            assert_eq!(overlap(100, 50, b, bytes), shared, "{bytes} bytes at {b}");
+            assert_eq!(overlap(b, bytes, 100, 50), shared, "{bytes} bytes at {b}");
+        }
+    }
 }

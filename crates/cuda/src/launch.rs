@@ -181,3 +181,55 @@ impl Launch {
         context.check("cuLaunchKernelEx", code)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A contiguous tensor of 32-bit floats at an aligned address.
+    fn dense(dims: [i64; 4]) -> TensorArg {
+        let [_, d1, d2, d3] = dims;
+        let strides = [d1 * d2 * d3 * 4, d2 * d3 * 4, d3 * 4, 4];
+        TensorArg { address: 1 << 20, dtype: DType::F32.id(), reserved: 0, dims, strides }
+    }
+
+    #[test]
+    fn an_argument_has_the_layout_of_its_tensor() {
+        let g = quadriga_graph::GraphBuilder::new();
+        let x = g.input("x", DType::F16, [2, 3, 4, 5]);
+        let y = x.permute([0, 1, 3, 2]);
+        g.output("y", y);
+        let y = y.id();
+        let graph = g.finish().unwrap();
+        let arg = TensorArg::new(&graph[y], 4096);
+        assert_eq!((arg.address, arg.dtype), (4096, DType::F16.id()));
+        assert_eq!((arg.dims, arg.strides), ([2, 3, 5, 4], [120, 40, 2, 10]));
+        assert_eq!((arg.elements(), arg.rows()), (120, 30));
+    }
+
+    #[test]
+    fn only_contiguous_aligned_rows_of_float4s_are_dense() {
+        assert!(is_dense_f32(&dense([2, 3, 5, 8])));
+        assert!(is_dense_f32(&dense([1, 1, 1, 4])));
+        let not_dense = [
+            dense([2, 3, 5, 6]),
+            TensorArg { address: (1 << 20) + 8, ..dense([2, 3, 5, 8]) },
+            TensorArg { dtype: DType::F16.id(), ..dense([2, 3, 5, 8]) },
+            TensorArg { strides: [480, 160, 32, 8], ..dense([2, 3, 5, 8]) },
+            TensorArg { strides: [480, 160, 64, 4], ..dense([2, 3, 5, 8]) },
+            TensorArg { strides: [480, 320, 32, 4], ..dense([2, 3, 5, 8]) },
+            TensorArg { strides: [960, 160, 32, 4], ..dense([2, 3, 5, 8]) },
+        ];
+        for tensor in not_dense {
+            assert!(!is_dense_f32(&tensor), "{tensor:?}");
+        }
+        // The distance between rows is that of nothing if there is one row.
+        assert!(is_dense_f32(&TensorArg { strides: [7, 7, 7, 4], ..dense([1, 1, 1, 8]) }));
+    }
+
+    #[test]
+    fn plain_types_have_one_element_at_a_time() {
+        let plain: Vec<DType> = DType::all().filter(|dtype| is_plain(*dtype)).collect();
+        assert_eq!(plain, [DType::F32, DType::F16, DType::I32, DType::BF16]);
+    }
+}

@@ -93,3 +93,23 @@ impl Lowering<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_passed_as_32_bit_numbers() {
+        let window = Window::new([2, 3]).stride([4, 5]).padding([6, 7]).dilation([8, usize::MAX]);
+        let arg = WindowArg::new(&window);
+        assert_eq!((arg.kernel, arg.stride), ([2, 3], [4, 5]));
+        assert_eq!((arg.padding, arg.dilation), ([6, 7], [8, i32::MAX]), "a stride that is never used");
+    }
+
+    #[test]
+    fn windows_and_ranges_are_lowered_here() {
+        assert!(is_here(&Op::CrossEntropyLoss) && is_here(&Op::Arange { start: 0.0, step: 1.0, count: 3 }));
+        assert!(is_here(&Op::Pool { pooling: Pooling::Max, window: Window::new([1, 2]) }));
+        assert!(!is_here(&Op::MulMat) && !is_here(&Op::Sum));
+    }
+}

@@ -283,4 +283,62 @@ mod tests {
         }
         assert_eq!(MatrixFormat::F16.gemv(1), None);
     }
+
+    /// The weight of a graph, and what is done with it.
+    fn weight(dtype: DType, dims: impl Into<quadriga_graph::Shape>) -> Tensor {
+        let g = quadriga_graph::GraphBuilder::new();
+        let id = g.weight("w", quadriga_graph::Weight::new(dtype, dims)).id();
+        g.finish().unwrap()[id].clone()
+    }
+
+    #[test]
+    fn packed_matrices_have_aligned_scales_after_their_quants() {
+        let packed = |dtype, dims: [usize; 2]| PackedMatrix::of(&weight(dtype, dims));
+        // Three rows of ten blocks: 16 bytes of quants each, and 20 bytes of scales in 32.
+        let q4 = PackedMatrix { format: MatrixFormat::Q4, blocks: 10, scales_at: 512, bytes: 512 + 3 * 32 };
+        assert_eq!(packed(DType::Q4_0, [3, 320]), Some(q4));
+        let q4_1 =
+            PackedMatrix { format: MatrixFormat::Q4Min, blocks: 10, scales_at: 512, bytes: 512 + 3 * 48 };
+        assert_eq!(packed(DType::Q4_1, [3, 320]), Some(q4_1));
+        let q8 = PackedMatrix { format: MatrixFormat::Q8, blocks: 10, scales_at: 1024, bytes: 1024 + 3 * 32 };
+        assert_eq!(packed(DType::Q8_0, [3, 320]), Some(q8));
+        assert_eq!(packed(DType::F16, [3, 320]), None);
+        assert_eq!(packed(DType::Q4_0, [0, 320]), None);
+        assert_eq!(PackedMatrix::of(&weight(DType::Q4_0, [2, 3, 320])), None, "a tensor of experts");
+        // A scale of two bytes: eight in a word of 16 bytes; of four bytes: four.
+        assert_eq!((q4.scale_stride(), q4_1.scale_stride()), (16, 12));
+    }
+
+    #[test]
+    fn streamed_rows_are_quants_and_padded_scales() {
+        for (format, bytes) in [
+            (MatrixFormat::Q4, 10 * 16 + 32),
+            (MatrixFormat::Q4Min, 10 * 16 + 48),
+            (MatrixFormat::Q8, 10 * 32 + 32),
+            (MatrixFormat::F16, 320 * 2),
+        ] {
+            assert_eq!(format.row_bytes(320), bytes, "{format:?}");
+            assert_ne!(format.streamed(false), format.streamed(true), "{format:?}");
+        }
+        assert_eq!(MatrixFormat::Q8.streamed(true), c"k_gemv_q8_streamed_wide");
+        assert_eq!((MatrixFormat::Q4.chunk(), MatrixFormat::F16.chunk()), (4096, 1024));
+        assert_eq!(to_bf16(DType::Q5_K), Some(c"k_q5_k_to_bf16"));
+        assert_eq!(to_bf16(DType::F16), None);
+    }
+
+    #[test]
+    fn weights_of_matmuls_are_packed_unless_another_use_forbids_it() {
+        let packs = |dtype, uses: &[(&Op, usize)]| layout(&weight(dtype, [4, 256]), uses).is_some();
+        let (matmul, rows, add) = (Op::MulMat, Op::GetRows, Op::Add1);
+        assert!(packs(DType::Q4_0, &[(&matmul, 0)]));
+        assert!(packs(DType::Q4_0, &[(&matmul, 0), (&rows, 0)]));
+        assert!(packs(DType::Q4_K, &[(&matmul, 0)]));
+        assert!(!packs(DType::Q4_K, &[(&matmul, 0), (&rows, 0)]), "rows must be exact");
+        assert!(!packs(DType::Q4_0, &[(&rows, 0)]), "no matmul");
+        assert!(!packs(DType::Q4_0, &[(&matmul, 0), (&add, 0)]), "another operation");
+        assert!(!packs(DType::Q4_0, &[(&matmul, 1)]), "not as the matrix");
+        assert!(!packs(DType::F16, &[(&matmul, 0)]));
+        let found = layout(&weight(DType::Q4_0, [4, 256]), &[(&matmul, 0)]).unwrap();
+        assert_eq!((found.layout, found.bytes, found.mappable), (Layout::Packed(0), 512 + 4 * 16, false));
+    }
 }

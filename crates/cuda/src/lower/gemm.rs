@@ -276,3 +276,27 @@ fn wgmma_kernel(operand: OperandType, pair: bool) -> &'static CStr {
 fn convert_to(operand: OperandType) -> ConvertTo {
     if operand == OperandType::F32 { ConvertTo::F32 } else { ConvertTo::Bf16 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_keep_the_precision_of_weights_that_the_kernels_take() {
+        for kernels in [GemmKernels::Cublas, GemmKernels::OwnF32] {
+            assert_eq!(operand_type(DType::F32, kernels), OperandType::F32);
+        }
+        assert_eq!(operand_type(DType::F16, GemmKernels::Cublas), OperandType::F16);
+        assert_eq!(operand_type(DType::Q4_0, GemmKernels::Cublas), OperandType::Bf16);
+        assert_eq!(operand_type(DType::F16, GemmKernels::OwnF32), OperandType::F32);
+        assert_eq!(operand_type(DType::Q4_0, GemmKernels::OwnF32), OperandType::F32);
+    }
+
+    #[test]
+    fn kernels_are_named_by_operand_and_cluster() {
+        assert_eq!(wgmma_kernel(OperandType::F16, false), c"k_gemm_f16_wgmma");
+        assert_eq!(wgmma_kernel(OperandType::F16, true), c"k_gemm_f16_wgmma_pair");
+        assert_eq!(wgmma_kernel(OperandType::Bf16, false), c"k_gemm_bf16_wgmma");
+        assert_eq!(wgmma_kernel(OperandType::Bf16, true), c"k_gemm_bf16_wgmma_pair");
+    }
+}

@@ -289,3 +289,39 @@ fn halves(x: TensorArg) -> (TensorArg, TensorArg) {
     second.address += (first.dims[3] * x.strides[3]) as u64;
     (first, second)
 }
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::DType;
+
+    use super::*;
+
+    #[test]
+    fn a_row_has_a_warp_per_32_columns_and_at_most_eight() {
+        for (cols, threads) in [(0, 32), (1, 32), (32, 32), (33, 64), (255, 256), (256, 256), (100_000, 256)]
+        {
+            assert_eq!(row_threads(cols), threads, "{cols} columns");
+        }
+    }
+
+    #[test]
+    fn quads_are_counted_if_all_tensors_are_dense_and_alike() {
+        let tensor = |dims: [i64; 4]| TensorArg {
+            address: 1 << 20,
+            dtype: DType::F32.id(),
+            reserved: 0,
+            dims,
+            strides: [dims[1] * dims[2] * dims[3] * 4, dims[2] * dims[3] * 4, dims[3] * 4, 4],
+        };
+        let (x, other) = (tensor([1, 2, 3, 8]), tensor([1, 3, 2, 8]));
+        let shifted = TensorArg { address: x.address + 4, ..x };
+        assert_eq!(dense_quads([&x, &x, &x]), Some(12));
+        for tensors in [[&other, &x, &x], [&x, &other, &x], [&x, &x, &other], [&x, &x, &shifted]] {
+            assert_eq!(dense_quads(tensors), None);
+        }
+        let (first, second) = halves(x);
+        assert_eq!((first.dims, second.dims), ([1, 2, 3, 4], [1, 2, 3, 4]));
+        assert_eq!((first.address, second.address), (x.address, x.address + 16));
+        assert_eq!(second.strides, x.strides);
+    }
+}

@@ -202,3 +202,18 @@ impl Lowering<'_> {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fading_range_is_passed_with_yarn_only() {
+        let plain = Rope { original_context: 4096, ..Rope::new(128, Pairing::Adjacent, 1e4) };
+        let arg = RopeArg::new(&plain);
+        assert_eq!((arg.dims, arg.half_split, arg.low, arg.high), (128, 0, 0.0, 0.0));
+        let yarn = Rope { ext_factor: 1.0, pairing: Pairing::Half, ..plain };
+        let arg = RopeArg::new(&yarn);
+        assert_eq!((arg.half_split, arg.low, arg.high), (1, 20.0, 46.0));
+    }
+}

@@ -66,3 +66,70 @@ fn lacks_kernels(dtype: DType) -> bool {
     use DType::*;
     matches!(dtype, NVFP4 | TQ1_0 | TQ2_0 | IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
 }
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::{AttentionOptions, CustomFunction, GraphBuilder, Value};
+
+    use super::*;
+
+    /// Why the last node of a graph is refused.
+    fn refusal(build: impl for<'g> FnOnce(&'g GraphBuilder) -> Value<'g>) -> Option<String> {
+        let g = GraphBuilder::new();
+        let y = build(&g);
+        let y = y.id();
+        let graph = g.finish().unwrap();
+        supports(&graph, graph[y].node().unwrap()).err().map(|refusal| refusal.0.to_string())
+    }
+
+    fn attention([heads, queries, cols]: [usize; 3], value_cols: usize, batches: usize) -> Option<String> {
+        refusal(|g| {
+            let q = g.input("q", DType::F32, [batches, heads, queries, cols]);
+            let k = g.input("k", DType::F16, [batches, 1, 3, cols]);
+            let v = g.input("v", DType::F16, [batches, 1, 3, value_cols]);
+            q.attention(k, v, AttentionOptions::new())
+        })
+    }
+
+    #[test]
+    fn attention_is_limited_by_head_size_and_grid() {
+        assert_eq!(attention([2, 5, 512], 512, 1), None);
+        assert_eq!(attention([MAX_GRID_Y, 5, 64], 64, 1), None);
+        assert_eq!(attention([1, 13_107, 64], 64, 5), None, "five times 13,107 queries are 65,535");
+        let head = Some("heads of more than 512 elements".to_owned());
+        assert_eq!(attention([2, 5, 513], 64, 1), head);
+        assert_eq!(attention([2, 5, 64], 513, 1), head);
+        let queries = Some("more queries than a grid has blocks".to_owned());
+        assert_eq!(attention([MAX_GRID_Y + 1, 5, 64], 64, 1), queries);
+        assert_eq!(attention([1, 13_108, 64], 64, 5), queries);
+    }
+
+    #[test]
+    fn sorts_and_rows_are_limited_by_the_grid() {
+        let longest = MAX_SORTED_IN_BLOCK * MAX_GRID_Y;
+        for (cols, refused) in [(longest, false), (longest + 1, true)] {
+            let sort =
+                refusal(|g| g.input("x", DType::F32, [1, cols]).argsort(quadriga_graph::Order::Ascending));
+            assert_eq!(sort.is_some(), refused, "argsort of {cols}");
+            assert_eq!(
+                refusal(|g| g.input("x", DType::F32, [1, cols]).top_k(4)).is_some(),
+                refused,
+                "{cols}"
+            );
+            assert_eq!(refusal(|g| g.input("x", DType::F32, [1, cols]).sqr()), None);
+        }
+        for (rows, refused) in [(MAX_ROWS, false), (MAX_ROWS + 1, true)] {
+            let square = refusal(|g| g.input("x", DType::F32, [rows, 1]).sqr());
+            assert_eq!(square.is_some(), refused, "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn operations_without_a_kernel_are_refused() {
+        let own = |inputs: &[&quadriga_graph::Tensor]| Ok((DType::F32, *inputs[0].shape()));
+        let custom = CustomFunction::new("own", own, |_| Ok(())).build();
+        assert!(refusal(|g| g.input("x", DType::F32, [4]).custom(&custom, &[])).is_some());
+        let gated = |gate| refusal(|g| g.input("x", DType::F32, [4]).gated_halves(gate, false)).is_some();
+        assert!(gated(Gate::SwigluOai) && !gated(Gate::Swiglu) && !gated(Gate::Reglu));
+    }
+}
