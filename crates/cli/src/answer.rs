@@ -12,7 +12,7 @@ use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
 use crate::penalty_options::{PenaltyOptions, listed};
 use crate::terminal;
-use crate::values::{self, Seed};
+use crate::values::{self, JsonObject, Seed};
 
 /// Options of text generation.
 #[derive(Clone, clap::Args)]
@@ -55,6 +55,16 @@ pub(crate) struct AnswerOptions {
         help_heading = PROMPT
     )]
     system: Option<String>,
+    /// Keyword arguments of the chat template as a JSON object, such as {"enable_thinking": false}
+    #[arg(
+        long,
+        value_name = "JSON",
+        default_value = "{}",
+        hide_default_value = true,
+        value_parser = values::json_object,
+        help_heading = PROMPT
+    )]
+    chat_template_kwargs: JsonObject,
     /// End after one answer, also -st; run always does
     #[arg(long, help_heading = PROMPT)]
     pub(crate) single_turn: bool,
@@ -225,6 +235,7 @@ impl AnswerOptions {
             // Without the template, only the prompt itself can contain the control tokens of a turn.
             special: self.special || self.raw,
             system: self.system.as_deref().map(|text| model.llama.unescaped(text).into_owned()),
+            template_variables: self.chat_template_kwargs.0.clone(),
             ..GeneratorOptions::default()
         })
     }

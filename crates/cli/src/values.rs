@@ -106,6 +106,18 @@ pub(crate) fn probability(text: &str) -> Result<f32, String> {
     number(text, "from 0 to 1", |value| (0.0..=1.0).contains(&value))
 }
 
+/// The fields of a JSON object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct JsonObject(pub(crate) serde_json::Map<String, serde_json::Value>);
+
+/// Parses a JSON object.
+pub(crate) fn json_object(text: &str) -> Result<JsonObject, String> {
+    let parsed = serde_json::from_str(text);
+    parsed
+        .map(JsonObject)
+        .map_err(|error| format!("must be a JSON object, such as {{\"enable_thinking\": false}}: {error}"))
+}
+
 /// Parses a text of at least one character.
 pub(crate) fn not_empty(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("must not be empty".to_owned()) } else { Ok(text.to_owned()) }
@@ -132,6 +144,14 @@ mod tests {
         }
         assert_eq!((last_n("-1"), last_n("0"), last_n("64")), (Ok(usize::MAX), Ok(0), Ok(64)));
         assert!(last_n("-2").is_err() && finite("inf").is_err());
+    }
+
+    #[test]
+    fn keyword_arguments_are_a_json_object() {
+        let object = json_object(r#"{"enable_thinking": false}"#).unwrap();
+        assert_eq!(object.0.get("enable_thinking"), Some(&serde_json::Value::Bool(false)));
+        assert_eq!(json_object("{}").unwrap().0.len(), 0);
+        assert!(["", "[]", "false", "{"].iter().all(|text| json_object(text).is_err()));
     }
 
     #[test]

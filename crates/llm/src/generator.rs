@@ -11,7 +11,7 @@ use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
 use crate::sampling::{Sampler, SamplingHook, SamplingOptions};
-use crate::template::{self, Message};
+use crate::template::{self, Message, TemplateArguments};
 use crate::{Error, Model, Result};
 
 /// Options of a [`Generator`].
@@ -45,6 +45,9 @@ pub struct GeneratorOptions {
     pub raw: bool,
     /// The system prompt, for chat templates that have one and conversations that do not begin with a system message.
     pub system: Option<String>,
+    /// Keyword arguments of the chat template, such as `enable_thinking`, and the list `tools`. See
+    /// [`TemplateArguments::variables`].
+    pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// Whether control tokens that are spelled out in messages become those tokens, as if every message were
     /// [trusted](Message::trusted). Without it, they are text, also with `raw`.
     pub special: bool,
@@ -205,7 +208,11 @@ impl Generator {
         let mut all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
         all.iter_mut().for_each(|message| message.trusted |= self.options.special);
         match template {
-            Some(template) => template.tokenize(tokenizer, &all, true),
+            Some(template) => {
+                let variables = self.options.template_variables.clone();
+                let arguments = TemplateArguments { variables, ..TemplateArguments::default() };
+                template.tokenize_with(tokenizer, &all, &arguments)
+            }
             None => Ok(template::tokenize_contents(tokenizer, &all)),
         }
     }

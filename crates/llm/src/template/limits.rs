@@ -28,7 +28,7 @@ pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// The variable with the size of the messages. Its name is no identifier, so that templates cannot change it.
 pub(super) const MESSAGE_BYTES: &str = "message bytes";
 /// The variable with the time limit in milliseconds.
-const MILLISECONDS: &str = "time limit";
+pub(super) const MILLISECONDS: &str = "time limit";
 
 type Outcome<T = Value> = Result<T, Error>;
 

@@ -17,18 +17,21 @@
 mod date;
 mod json;
 mod limits;
+mod message;
 mod provenance;
 mod rewrite;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, Value};
+use minijinja::value::{Serde, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use regex::Regex;
-use serde::Serialize;
 
-use self::limits::{LimitedWriter, MAX_INSTRUCTIONS, TIME_LIMIT};
+pub use self::message::{Message, TemplateArguments, ToolCall};
+
+use self::limits::{LimitedWriter, MAX_INSTRUCTIONS, MESSAGE_BYTES, MILLISECONDS, TIME_LIMIT};
 use self::provenance::{Marker, Prompt, broken, has_marks, replaced_marks};
 use self::rewrite::MarkText;
 use crate::tokenizer::Tokenizer;
@@ -40,31 +43,6 @@ const MAX_OUTPUT: usize = 4 << 20;
 const MAX_SOURCE: usize = 1 << 20;
 /// The longest line of a template in bytes: the template engine counts columns in 16 bits.
 const MAX_LINE: usize = 65_535;
-
-/// A message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Message {
-    /// The role: `system`, `user` or `assistant`.
-    pub role: String,
-    /// The text.
-    pub content: String,
-    /// Whether control tokens that are spelled out in the content become those tokens. Not for text from users or
-    /// documents: it could end its turn and begin one of the system.
-    #[serde(skip)]
-    pub trusted: bool,
-}
-
-impl Message {
-    /// A message whose content is plain text.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into(), trusted: false }
-    }
-
-    /// A message whose content may contain control tokens.
-    pub fn trusted(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { trusted: true, ..Message::new(role, content) }
-    }
-}
 
 /// A parsed chat template.
 ///
@@ -88,18 +66,6 @@ pub struct ChatTemplate {
     marked: Option<(String, String)>,
     /// The time that a rendering may take.
     time_limit: Duration,
-}
-
-#[derive(Serialize)]
-struct TemplateContext<'a> {
-    messages: &'a [Message],
-    bos_token: &'a str,
-    eos_token: &'a str,
-    add_generation_prompt: bool,
-    #[serde(rename = "message bytes")]
-    message_bytes: usize,
-    #[serde(rename = "time limit")]
-    milliseconds: usize,
 }
 
 /// A letter that is not part of a control token.
@@ -145,6 +111,11 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", |format: String| date::date(&format, date::now()));
         environment.add_filter("tojson", json::to_json);
+        // In Python, `none` is not iterable, and texts and dictionaries are sequences, too.
+        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        environment.add_test("sequence", |value: &Value| {
+            matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
+        });
         rewrite::check_nesting(&source, &syntax).map_err(failed)?;
         let rewritten = |mark: Option<MarkText<'_>>| rewrite::rewrite(&source, syntax.clone(), mark);
         environment.add_template_owned(PLAIN, rewritten(None).map_err(failed)?).map_err(failed)?;
@@ -175,7 +146,13 @@ impl ChatTemplate {
     /// [`tokenize`](Self::tokenize) for messages that are not trusted. The noncharacters U+FDD0 to U+FDD3, which mark
     /// control tokens here, become U+FFFD in messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.render_as(PLAIN, (&self.bos, &self.eos), &without_marks(messages), add_generation_prompt)
+        let arguments = TemplateArguments { add_generation_prompt, ..TemplateArguments::default() };
+        self.render_with(messages, &arguments)
+    }
+
+    /// As [`render`](Self::render), with tools and other variables.
+    pub fn render_with(&self, messages: &[Message], arguments: &TemplateArguments) -> Result<String> {
+        self.render_plain(&without_marks(messages), &arguments.map_texts(&replaced_marks))
     }
 
     /// The tokens of a conversation. Control tokens that are spelled out in the content of a message become those
@@ -187,26 +164,40 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>> {
+        let arguments = TemplateArguments { add_generation_prompt, ..TemplateArguments::default() };
+        self.tokenize_with(tokenizer, messages, &arguments)
+    }
+
+    /// As [`tokenize`](Self::tokenize), with tools and other variables, whose control tokens are text.
+    pub fn tokenize_with(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        arguments: &TemplateArguments,
+    ) -> Result<Vec<u32>> {
         let messages = &without_marks(messages);
-        let plain = self.render(messages, add_generation_prompt)?;
+        let arguments = &arguments.map_texts(&replaced_marks);
+        let plain = self.render_plain(messages, arguments)?;
         let parsed = tokenizer.encode_prompt(&plain, true);
-        if messages.iter().all(|message| message.trusted) {
+        let text_only = |text: &str| tokenizer.control_starts(text).is_empty();
+        if messages.iter().all(|message| message.trusted) && arguments.size() == 0 {
             return Ok(parsed);
         }
-        let text_only = |text: &str| tokenizer.control_starts(text).is_empty();
-        // What the template writes whatever the contents are.
+        // What the template writes whatever the contents are. Variables choose what it writes, so that only those with
+        // control tokens are replaced.
+        let replaced = |text: &str| if text_only(text) { text.to_owned() } else { harmless(text) };
+        let harmless_arguments = &arguments.map_texts(&replaced);
         let harmless: Vec<Message> = messages
             .iter()
             .map(|message| Message {
                 role: if text_only(&message.role) { message.role.clone() } else { "user".to_owned() },
-                content: if message.trusted { message.content.clone() } else { harmless(&message.content) },
-                trusted: message.trusted,
+                ..if message.trusted { message.clone() } else { message.map_texts(&harmless) }
             })
             .collect();
-        let marked = self.render_marked(tokenizer, messages, add_generation_prompt);
+        let marked = self.render_marked(tokenizer, messages, arguments);
         let marked = marked.filter(|prompt| prompt.text == plain);
         let harmless_marked =
-            marked.as_ref().and_then(|_| self.render_marked(tokenizer, &harmless, add_generation_prompt));
+            marked.as_ref().and_then(|_| self.render_marked(tokenizer, &harmless, harmless_arguments));
         let completed =
             harmless_marked.as_ref().map(|prompt| prompt.completed(tokenizer)).unwrap_or_default();
         let tokens = marked.map(|prompt| prompt.encode_marked(tokenizer, &completed));
@@ -215,7 +206,7 @@ impl ChatTemplate {
         }
         // Control tokens are not marked: either they are spelled out in contents, or the template composes them in
         // an unusual way. Contents without control tokens tell which.
-        let harmless_plain = self.render(&harmless, add_generation_prompt).unwrap_or_default();
+        let harmless_plain = self.render_plain(&harmless, harmless_arguments).unwrap_or_default();
         let wanted = tokenizer.encode_prompt(&harmless_plain, true);
         let complete = harmless_marked.is_some_and(|prompt| {
             prompt.text == harmless_plain && prompt.encode_marked(tokenizer, &completed) == wanted
@@ -223,8 +214,9 @@ impl ChatTemplate {
         if let Some(tokens) = tokens.as_ref().filter(|_| complete) {
             return Ok(tokens.clone());
         }
-        let unmarked = if messages.iter().all(|m| text_only(&m.role) && (m.trusted || text_only(&m.content)))
-        {
+        let plain_text =
+            |message: &Message| text_only(&message.role) && (message.trusted || message.all_texts(text_only));
+        let unmarked = if harmless_arguments == arguments && messages.iter().all(plain_text) {
             parsed
         } else {
             let text = |text: &str| broken(tokenizer, text);
@@ -232,11 +224,10 @@ impl ChatTemplate {
                 .iter()
                 .map(|message| Message {
                     role: text(&message.role),
-                    content: if message.trusted { message.content.clone() } else { text(&message.content) },
-                    trusted: message.trusted,
+                    ..if message.trusted { message.clone() } else { message.map_texts(&text) }
                 })
                 .collect();
-            let rendered = self.render_as(PLAIN, (&self.bos, &self.eos), &messages, add_generation_prompt)?;
+            let rendered = self.render_plain(&messages, &arguments.map_texts(&text))?;
             Prompt::new(&rendered).encode_unbroken(tokenizer)
         };
         // The template can still have put a control token together from parts of contents.
@@ -246,14 +237,21 @@ impl ChatTemplate {
         Ok(tokens.unwrap_or_else(|| tokenizer.encode_prompt(&plain, false)))
     }
 
+    fn render_plain(&self, messages: &[Message], arguments: &TemplateArguments) -> Result<String> {
+        self.render_as(PLAIN, (&self.bos, &self.eos), messages, arguments)
+    }
+
     /// Renders the template with marks; `None` if there is none or it fails, as it can when it compares a marked text.
-    fn render_marked(&self, tokenizer: &Tokenizer, messages: &[Message], end: bool) -> Option<Prompt> {
+    fn render_marked(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        arguments: &TemplateArguments,
+    ) -> Option<Prompt> {
         let (bos, eos) = self.marked.as_ref()?;
-        let messages: Vec<Message> = messages
-            .iter()
-            .map(|message| Message { content: marked_content(tokenizer, message), ..message.clone() })
-            .collect();
-        let text = self.render_as(MARKED, (bos, eos), &messages, end).ok()?;
+        let messages: Vec<Message> =
+            messages.iter().map(|message| marked_message(tokenizer, message)).collect();
+        let text = self.render_as(MARKED, (bos, eos), &messages, arguments).ok()?;
         Some(Prompt::new(&text))
     }
 
@@ -262,26 +260,32 @@ impl ChatTemplate {
         name: &str,
         (bos_token, eos_token): (&str, &str),
         messages: &[Message],
-        add_generation_prompt: bool,
+        arguments: &TemplateArguments,
     ) -> Result<String> {
         let failed = |error: minijinja::Error| Error::Template { reason: describe(&error) };
         let template = self.environment.get_template(name).map_err(failed)?;
-        let message_bytes: usize =
-            messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        let message_bytes = messages.iter().map(Message::size).sum::<usize>() + arguments.size();
         let milliseconds = usize::try_from(self.time_limit.as_millis()).unwrap_or(usize::MAX);
-        let context = TemplateContext {
-            messages,
-            bos_token,
-            eos_token,
-            add_generation_prompt,
-            message_bytes,
-            milliseconds,
-        };
+        let variables = arguments.variables.iter();
+        // The later ones replace those before.
+        let context: BTreeMap<&str, Value> = [("tools", ()), ("documents", ())]
+            .map(|(name, none)| (name, Value::from(none)))
+            .into_iter()
+            .chain([("add_generation_prompt", Value::from(arguments.add_generation_prompt))])
+            .chain(variables.map(|(name, value)| (name.as_str(), Value::from(Serde(value)))))
+            .chain([
+                ("messages", Value::from(Serde(messages))),
+                ("bos_token", Value::from(bos_token)),
+                ("eos_token", Value::from(eos_token)),
+                (MESSAGE_BYTES, Value::from(message_bytes)),
+                (MILLISECONDS, Value::from(milliseconds)),
+            ])
+            .collect();
         let mut output = LimitedWriter {
             bytes: Vec::new(),
             left: message_bytes.saturating_mul(2).saturating_add(MAX_OUTPUT),
         };
-        template.render_captured_to(Value::from(Serde(&context)), &mut output).map_err(failed)?;
+        template.render_captured_to(Value::from(context), &mut output).map_err(failed)?;
         String::from_utf8(output.bytes).map_err(|error| Error::Template { reason: error.to_string() })
     }
 }
@@ -290,14 +294,17 @@ impl ChatTemplate {
 /// messages only.
 pub(crate) fn tokenize_contents(tokenizer: &Tokenizer, messages: &[Message]) -> Vec<u32> {
     let messages = without_marks(messages);
-    let text: String = messages.iter().map(|message| marked_content(tokenizer, message)).collect();
+    let text: String = messages.iter().map(|message| marked_message(tokenizer, message).content).collect();
     Prompt::new(&text).encode_marked(tokenizer, &[])
 }
 
-/// A content whose control tokens are marked if it is trusted.
-fn marked_content(tokenizer: &Tokenizer, message: &Message) -> String {
-    let content = &message.content;
-    if message.trusted { Marker::new(tokenizer).mark(content) } else { content.clone() }
+/// A message whose control tokens are marked if it is trusted.
+fn marked_message(tokenizer: &Tokenizer, message: &Message) -> Message {
+    if !message.trusted {
+        return message.clone();
+    }
+    let marker = Marker::new(tokenizer);
+    message.map_texts(&|text| marker.mark(text))
 }
 
 /// The messages with U+FFFD for noncharacters that are marks. Other escapes could have another length, which templates
@@ -305,8 +312,7 @@ fn marked_content(tokenizer: &Tokenizer, message: &Message) -> String {
 fn without_marks(messages: &[Message]) -> Vec<Message> {
     let of = |message: &Message| Message {
         role: replaced_marks(&message.role),
-        content: replaced_marks(&message.content),
-        trusted: message.trusted,
+        ..message.map_texts(&replaced_marks)
     };
     messages.iter().map(of).collect()
 }
