@@ -138,3 +138,22 @@ pub(crate) fn operation(graph: &Graph, nodes: &[NodeId]) -> String {
     };
     parts.into_iter().map(part).collect::<Vec<_>>().join(" + ")
 }
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::{DType, GraphBuilder};
+
+    use super::*;
+
+    #[test]
+    fn equal_operations_in_a_row_are_counted() {
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [4]);
+        g.output("y", x.sqr().sqr().sqr().sqrt().sqr().add(x));
+        let graph = g.finish().unwrap();
+        let nodes: Vec<NodeId> = graph.node_ids().collect();
+        assert_eq!(operation(&graph, &nodes), "sqr × 3 + sqrt + sqr + add");
+        assert_eq!(operation(&graph, &nodes[..1]), "sqr");
+        assert_eq!(operation(&graph, &[]), "preparation");
+    }
+}
