@@ -361,4 +361,72 @@ mod tests {
         let shifted = TensorArg { address: (1 << 20) + 2, ..rows(DType::F16, 64) };
         assert!(!with(shifted, rows(DType::F16, 64)), "misaligned rows");
     }
+
+    #[test]
+    fn partitions_fill_the_device_twice_and_cost_memory_only_if_there_are_several() {
+        let of = |blocks, keys| KeyPartitions::of(blocks, blocks, keys, MULTIPROCESSORS);
+        // 264 blocks are wanted: 29 partitions for each of 9, of whole multiples of 128 keys.
+        assert_eq!(of(9, 4096), KeyPartitions { queries: 9, keys: 256, count: 16 });
+        assert_eq!(of(9, 1 << 20), KeyPartitions { queries: 9, keys: 36_224, count: 29 });
+        assert_eq!(of(264, 4096).count, 1);
+        assert_eq!(of(132, 4096).count, 2);
+        // Each block has a counter where there are several partitions.
+        let counters = MAX_COUNTERS as u64;
+        let many = |blocks| KeyPartitions::of(blocks, blocks, 1 << 20, u32::MAX).count;
+        assert!(many(counters) > 1 && many(counters + 1) == 1);
+        let query = KeyPartitions::per_query([2, 3, 5], 4096, MULTIPROCESSORS);
+        assert_eq!(query, KeyPartitions { queries: 30, keys: 512, count: 8 });
+        // Each partial result has two numbers beside its elements.
+        assert_eq!(query.bytes(62), scratch::total_bytes([30 * 8 * 64 * 4]));
+        assert_eq!(KeyPartitions { count: 1, ..query }.bytes(62), 0);
+        let max = KeyPartitions::max_bytes([2, 3, 5], 4096, 62, MULTIPROCESSORS);
+        assert_eq!(max, query.bytes(62), "too few queries for tiles");
+    }
+
+    #[test]
+    fn tiles_are_limited_by_the_grid() {
+        let tiles = |queries, keys| KeyPartitions::per_tile(queries, keys, MULTIPROCESSORS).is_some();
+        assert!(tiles([1, 1, 64 * 65_535], 512) && !tiles([1, 1, 64 * 65_535 + 1], 512));
+        assert!(tiles([65_535, 1, 16], 512) && !tiles([65_536, 1, 16], 512));
+        assert!(tiles([1, 1, 16], (1 << 31) - 1) && !tiles([1, 1, 16], 1 << 31));
+        // Batches of partitions are one dimension of the grid; two heads of two tiles are four blocks.
+        let cut = KeyPartitions::per_tile([2, 2, 65], 1 << 20, MULTIPROCESSORS).unwrap();
+        assert_eq!((cut.queries, cut.count), (260, 33));
+    }
+
+    #[test]
+    fn rows_are_dense_if_type_distance_and_address_allow_wide_loads() {
+        let row = TensorArg {
+            address: 1 << 20,
+            dtype: DType::F16.id(),
+            reserved: 0,
+            dims: [1, 2, 64, 64],
+            strides: [16_384, 8192, 128, 2],
+        };
+        assert!(has_dense_rows(&row, DType::F16, 16));
+        for other in [
+            TensorArg { dtype: DType::F32.id(), ..row },
+            TensorArg { strides: [16_384, 8192, 128, 4], ..row },
+            TensorArg { strides: [16_384, 8192, 136, 2], ..row },
+            TensorArg { address: row.address + 8, ..row },
+        ] {
+            assert!(!has_dense_rows(&other, DType::F16, 16), "{other:?}");
+        }
+        let query = TensorArg { dtype: DType::F32.id(), strides: [32_768, 16_384, 256, 4], ..row };
+        let name = |q: TensorArg, k: TensorArg, v: TensorArg, many: bool| {
+            f16_kernel(&q, &k, &v, many).and_then(|name| name.to_str().ok())
+        };
+        assert_eq!(name(query, row, row, false), Some("k_attention_f16_64"));
+        assert_eq!(name(query, row, row, true), Some("k_attention_f16_64_many"));
+        let wide = |t: TensorArg| TensorArg { dims: [1, 2, 64, 128], ..t };
+        assert_eq!(name(wide(query), wide(row), wide(row), false), Some("k_attention_f16_128"));
+        assert_eq!(name(query, row, wide(row), false), None);
+        assert_eq!(name(wide(query), row, row, false), None);
+        assert_eq!(name(row, row, row, false), None, "queries are F32");
+        assert_eq!(name(query, query, row, false), None, "keys are F16");
+        assert!(mma_kernel(&query, &row, &row, &query).is_some());
+        for [q, k, v, out] in [[&row, &row, &row, &query], [&query, &row, &row, &row]] {
+            assert_eq!(mma_kernel(q, k, v, out), None);
+        }
+    }
 }

@@ -88,12 +88,14 @@ impl DecodeAttentionSearch<'_> {
             let output = graph[node].output();
             (self.readers)(output) == 1 && !(self.kept)(output)
         };
-        // A row is computed in this split, and nothing else reads it.
+        // A row is computed in this split, and nothing else reads it. It is moved to scratch memory of its own size, so it
+        // must be all that its storage has.
         let row = |id: TensorId, elements: usize| {
             let (tensor, storage) = (&graph[id], graph[id].storage());
             tensor.dtype() == DType::F32
                 && tensor.is_contiguous()
                 && tensor.elements() == elements
+                && graph[storage].elements() == elements
                 && matches!(graph[storage].kind(), TensorKind::Computed(_))
                 && (self.readers)(storage) == 1
                 && !(self.kept)(id)
@@ -246,5 +248,124 @@ mod tests {
         assert_eq!(found(1, 64, DType::F16, |g, v| g.output("v", v)), 1, "a row that is an output");
         let read = |g: &GraphBuilder, v: Value<'_>| g.output("w", v.sqr());
         assert_eq!(found(1, 64, DType::F16, read), 1, "a row with a second reader");
+    }
+
+    /// One layer of attention over a cache, with one thing changed.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Change {
+        Nothing,
+        OtherRope,
+        OtherPositions,
+        OtherSlots,
+        ComputedPositions,
+        ComputedSlots,
+        ComputedSpans,
+        ComputedFactors,
+        KeptQuery,
+        KeptKey,
+        OneCache,
+        WrittenTwice,
+        PartialRope,
+        StridedQuery,
+        QueryFromInput,
+        HalfQuery,
+        OtherView,
+    }
+
+    /// Whether it matches.
+    fn matches_with(change: Change) -> bool {
+        use Change::*;
+        let is = |other: Change| change == other;
+        let d = 64;
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [1, 64]);
+        let input = |name: &str, len: usize| g.input(name, DType::I32, [len]);
+        let (positions, slots) = (input("positions", 1), input("slots", 1));
+        let positions = if is(ComputedPositions) { positions.cont() } else { positions };
+        let slots = if is(ComputedSlots) { slots.cont() } else { slots };
+        let spans = g.input("spans", DType::I32, [1, 2]);
+        let spans = if is(ComputedSpans) { spans.cont() } else { spans };
+        let gemv = |name: &str, rows: usize| g.weight(name, Weight::new(DType::Q4_0, [rows, 64])).mul_mat(x);
+        let query_rows = if is(QueryFromInput) {
+            g.input("query", DType::F32, [1, 4 * d])
+        } else if is(HalfQuery) {
+            gemv("q", 8 * d).slice(1, 0, 4 * d)
+        } else {
+            gemv("q", 4 * d)
+        };
+        let q = query_rows.reshape([1, 4, d]);
+        let k = gemv("k", 2 * d).reshape([1, 2, d]);
+        let v = gemv("v", 2 * d);
+        let rope = Rope::new(if is(PartialRope) { 32 } else { d }, Pairing::Half, 1e4);
+        let key_rope = if is(OtherRope) { Rope { base: 1e5, ..rope } } else { rope };
+        let key_positions = if is(OtherPositions) { input("others", 1) } else { positions };
+        let factors = is(ComputedFactors).then(|| g.input("factors", DType::F32, [32]).sqr());
+        let q = q.rope(rope, positions, factors);
+        let k = k.rope(key_rope, key_positions, factors);
+        let state = |name: &str| g.state(name, DType::F16, [16, 2 * d]);
+        let keys = state("keys");
+        let written_keys = keys.set_rows(k.reshape([1, 2 * d]), slots);
+        let value_slots = if is(OtherSlots) { input("other slots", 1) } else { slots };
+        let values = if is(OneCache) { written_keys } else { state("values") };
+        let written_values = values.set_rows(v, value_slots);
+        let written_keys = if is(OneCache) { written_values } else { written_keys };
+        let queries = q.permute([1, 0, 2]);
+        let queries = if is(StridedQuery) { queries.cont() } else { queries };
+        let attended = if is(OtherView) {
+            written_keys.reshape([32, d]).view([2, 16, d], [0, 16 * d * 2, d * 2, 2], 0)
+        } else {
+            heads(written_keys, d)
+        };
+        let out = queries.attention(
+            attended,
+            heads(written_values, d),
+            AttentionOptions::new().spans(spans).scale(0.1),
+        );
+        g.output("y", out);
+        if is(KeptQuery) {
+            g.output("q", q);
+        }
+        if is(KeptKey) {
+            g.output("k", k);
+        }
+        if is(WrittenTwice) {
+            g.output("again", written_keys.set_rows(v, slots));
+        }
+        let graph = g.finish().unwrap();
+        let nodes: Vec<NodeId> = graph.node_ids().collect();
+        let kept: Vec<TensorId> = graph.outputs().iter().map(|(_, id)| graph[*id].storage()).collect();
+        let reads = |storage: TensorId| {
+            let computing = nodes.iter().filter(|n| !graph[**n].op().is_view());
+            computing.flat_map(|n| graph.inputs(*n)).filter(|id| graph[**id].storage() == storage).count()
+        };
+        let kept = |id: TensorId| kept.contains(&graph[id].storage());
+        let search = DecodeAttentionSearch { graph: &graph, nodes: &nodes, kept: &kept, readers: &reads };
+        !search.matches().is_empty()
+    }
+
+    #[test]
+    fn every_condition_of_a_match_is_needed() {
+        use Change::*;
+        assert!(matches_with(Nothing));
+        assert!(matches_with(PartialRope), "fewer rotated elements than a head has");
+        for change in [
+            OtherRope,
+            OtherPositions,
+            OtherSlots,
+            ComputedPositions,
+            ComputedSlots,
+            ComputedSpans,
+            ComputedFactors,
+            KeptQuery,
+            KeptKey,
+            OneCache,
+            WrittenTwice,
+            StridedQuery,
+            QueryFromInput,
+            HalfQuery,
+            OtherView,
+        ] {
+            assert!(!matches_with(change), "{change:?}");
+        }
     }
 }

@@ -392,4 +392,22 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn rings_fill_the_shared_memory_that_a_block_may_use() {
+        let shape = |format, cols, rows: usize| LaunchShape::of(format, cols, rows, rows / 2, 132).unwrap();
+        let ring = |warps, slots, shared_bytes| LaunchShape { warps, slots, shared_bytes };
+        // A slot has two rows of 1,536 elements: 768 bytes of quants and 96 of scales each. The row is one byte per
+        // element and two floats for each 32.
+        assert_eq!(shape(MatrixFormat::Q4, 1536, 4096), ring(8, 2, 8 * 2 * 2 * 864 + 1920));
+        assert_eq!(shape(MatrixFormat::Q8, 1536, 4096), ring(16, 1, 16 * 2 * 1632 + 1920));
+        assert_eq!(shape(MatrixFormat::F16, 1024, 512), ring(8, 1, 8 * 2 * 2048 + 4096));
+        // Longer rows are streamed in chunks of 4,096 elements; the whole SM is used where half is too small.
+        assert_eq!(shape(MatrixFormat::Q4, 4096, 12_288), ring(16, 2, 16 * 2 * 2 * 2304 + 5120));
+        assert_eq!(shape(MatrixFormat::Q4, 11_008, 132), ring(8, 2, 8 * 2 * 2 * 2304 + 13_760));
+        // 132 SMs with 40,000 bytes each are few enough for one with half an SM.
+        let limit = 132 * MIN_WIDE_BYTES / MatrixFormat::F16.row_bytes(1000);
+        assert_eq!(shape(MatrixFormat::F16, 1000, limit).warps, FEW_WARPS);
+        assert_eq!(shape(MatrixFormat::F16, 1000, limit + 1).warps, MANY_WARPS);
+    }
 }
