@@ -295,6 +295,24 @@ impl TensorView {
         Some(self.at(place, first, len)?.cast::<u16>()).filter(|at| at.is_aligned())
     }
 
+    /// The bytes of `len` elements of a row of a quantized type; `None` for other types and past the row.
+    ///
+    /// # Safety
+    /// The program holds the buffer for writing, and nothing else accesses these bytes while the slice is used.
+    pub(crate) unsafe fn blocks_at<'a>(
+        &self,
+        place: [usize; 3],
+        first: usize,
+        len: usize,
+    ) -> Option<&'a mut [u8]> {
+        if !self.dtype.is_quantized() || !self.is_dense() {
+            return None;
+        }
+        let (at, bytes) = (self.at(place, first, len)?, self.dtype.row_bytes(len)?);
+        // SAFETY: whole blocks inside the row, which nothing else accesses (promised by the caller).
+        Some(unsafe { std::slice::from_raw_parts_mut(at, bytes) })
+    }
+
     /// All its bytes, gaps included.
     ///
     /// # Safety

@@ -306,3 +306,54 @@ fn conversions_are_exact() {
         );
     }
 }
+
+/// The squared error of a row as it was quantized.
+fn squared_error(dtype: DType, x: &[f32], bytes: &[u8]) -> f64 {
+    let mut back = vec![0.0; x.len()];
+    blocks::dequantize(dtype, bytes, &mut back).unwrap();
+    x.iter().zip(&back).map(|(x, b)| (f64::from(*x) - f64::from(*b)).powi(2)).sum()
+}
+
+#[test]
+fn rows_are_quantized_as_well_as_by_the_plain_code() {
+    let seed = 12;
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    for (isa, dtype) in Isa::available().into_iter().flat_map(|i| [DType::Q4_0, DType::Q5_1].map(|d| (i, d)))
+    {
+        let (mut same, mut errors) = (0, [0.0; 2]);
+        for block in 0..500 {
+            let size = [1.0, 1e-3, 40.0, 1e-6][block % 4];
+            let offset = if block % 5 == 0 { 3.0 * size } else { 0.0 };
+            let mut x: Vec<f32> = row(&mut rng, 64, size).iter().map(|x| x + offset as f32).collect();
+            if block % 7 == 0 {
+                x[..32].fill([0.0, 1.0, -2.5][block % 3]);
+            }
+            let mut want = vec![0; dtype.row_bytes(64).unwrap()];
+            let mut got = want.clone();
+            blocks::quantize(dtype, &x, &mut want).unwrap();
+            assert!(vec::quantize_row(isa, dtype, &x, &mut got));
+            same += usize::from(got == want);
+            let (plain, fast) = (squared_error(dtype, &x, &want), squared_error(dtype, &x, &got));
+            // A scale halfway between two f16 numbers may be rounded either way.
+            let limit = plain * 1.05 + 1e-9 * size * size;
+            assert!(fast <= limit, "{isa} {dtype}, block {block}: {fast} instead of {plain}");
+            let relative = |error: f64| error / (size * size);
+            errors = [errors[0] + relative(plain), errors[1] + relative(fast)];
+        }
+        assert!(errors[1] <= 1.001 * errors[0], "{isa} {dtype}: {errors:?}");
+        assert!(same >= 450, "{isa} {dtype}: only {same} of 500 rows are the same");
+        // Blocks that need care are left to the plain code.
+        for value in [f32::NAN, f32::INFINITY, f32::MIN, 1e-30] {
+            let mut x = row(&mut rng, 32, if value == 1e-30 { 1e-30 } else { 1.0 });
+            x[5] = value;
+            let mut want = vec![0; dtype.row_bytes(32).unwrap()];
+            let mut got = want.clone();
+            blocks::quantize(dtype, &x, &mut want).unwrap();
+            assert!(vec::quantize_row(isa, dtype, &x, &mut got));
+            assert_eq!(got, want, "{isa} {dtype} {value}");
+        }
+        assert!(!vec::quantize_row(isa, dtype, &[0.0; 33], &mut [0; 18]));
+        assert!(!vec::quantize_row(isa, dtype, &[0.0; 64], &mut [0; 18]));
+    }
+}

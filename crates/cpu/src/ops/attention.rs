@@ -141,8 +141,14 @@ impl TeamKernel for FastAttention {
                 Some(unsafe { std::slice::from_raw_parts(pointer.cast::<[i32; 2]>(), tokens) })
             }
         };
-        // SAFETY: sinks are an input of the operation, which it does not write.
-        let sinks = sinks.as_ref().and_then(|sinks| unsafe { sinks.row_f32([0; 3]) });
+        let sinks = match sinks {
+            None => None,
+            // SAFETY: an input of the operation, which it does not write.
+            Some(sinks) => Some(
+                unsafe { sinks.row_f32([0; 3]) }
+                    .ok_or_else(|| TeamError::Data("its sinks are not dense".into()))?,
+            ),
+        };
         let needs = fast::Attention::work_bytes(*isa, &self.shape, work.threads)?;
         if work.bytes < needs {
             return Err(TeamError::Data(format!("{} bytes of work memory, {needs} needed", work.bytes)));

@@ -143,6 +143,16 @@ impl SetRowsKernel {
             self.target.copy_from(to, first, &self.x, from, first, len);
             return;
         }
+        if let Some(x) = self.x.floats_at(from, first, len)
+            // SAFETY: the blocks of these columns, which only this unit writes.
+            && let Some(out) = unsafe { self.target.blocks_at(to, first, len) }
+        {
+            // SAFETY: so many elements of the new row, which is not in the target.
+            let x = unsafe { std::slice::from_raw_parts(x, len) };
+            if vec::quantize_row(self.isa, self.target.dtype, x, out) {
+                return;
+            }
+        }
         let (x, out) = (self.x.floats_at(from, first, len), self.target.halves_at(to, first, len));
         if let (Some(x), Some(out)) = (x, out) {
             // SAFETY: both rows have these elements, of 16 bits in the target; the new rows are not in the target,

@@ -30,6 +30,14 @@ impl CacheSide {
             CacheSide::Values => (&memory.values, shape.value_type, shape.value_width),
         }
     }
+
+    /// Bytes of a row.
+    fn row_bytes(self, attention: &Attention<'_>) -> usize {
+        match self {
+            CacheSide::Keys => attention.plan.key_bytes,
+            CacheSide::Values => attention.plan.value_bytes,
+        }
+    }
 }
 
 /// A thread's memory for converted tiles.
@@ -68,6 +76,7 @@ pub(super) struct CacheTile {
 
 impl CacheTile {
     /// The tile of `count` slots from `slot` on, of one of the heads that a unit takes.
+    #[inline(always)]
     pub(super) fn new(
         attention: &Attention<'_>,
         side: CacheSide,
@@ -77,8 +86,7 @@ impl CacheTile {
         count: usize,
     ) -> CacheTile {
         let (from, dtype, width) = side.rows(attention);
-        let row_bytes = |dtype: DType, width: usize| width / dtype.block_len() * dtype.block_bytes();
-        let bytes = row_bytes(dtype, width);
+        let bytes = side.row_bytes(attention);
         let next = slot + PREFETCH_DISTANCE;
         // All heads together prefetch the next tile sequentially, which the hardware prefetcher picks up.
         let adjacent = |rows: &HeadRows| rows.head_stride == bytes && rows.stride == bytes * heads.len();
@@ -98,10 +106,10 @@ impl CacheTile {
         // half of both while keys are processed, the second half while values are. With two streams a core keeps more
         // requests in flight than with one.
         #[cfg(target_arch = "x86_64")]
-        let far = if [CacheSide::Keys, CacheSide::Values].iter().all(|side| {
-            let (rows, dtype, width) = side.rows(attention);
-            adjacent(rows) && row_bytes(dtype, width) == bytes
-        }) {
+        let far = if [CacheSide::Keys, CacheSide::Values]
+            .into_iter()
+            .all(|side| adjacent(side.rows(attention).0) && side.row_bytes(attention) == bytes)
+        {
             let first = next + if side == CacheSide::Values { TILE / 2 } else { 0 };
             let skip = (head - heads.start) * TILE * (bytes / 2);
             let at = [&attention.memory.keys, &attention.memory.values]

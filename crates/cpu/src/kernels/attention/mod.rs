@@ -145,6 +145,9 @@ struct AttentionPlan {
     /// Elements of a padded key row and value row.
     key_pad: usize,
     value_pad: usize,
+    /// Bytes of a key and of a value.
+    key_bytes: usize,
+    value_bytes: usize,
     /// Key heads that one unit may take.
     heads_at_once: usize,
     /// Whether rows of keys and values are read as they are, in place or widened. Otherwise keys are transposed first.
@@ -201,7 +204,22 @@ impl AttentionPlan {
         let even = shape.key_width == key_pad && shape.value_width == value_pad;
         let direct = even && shape.tokens <= FEW_TOKENS;
         let heads_at_once = if direct && kv_splits > 1 { shape.kv_heads } else { 1 };
-        Ok(AttentionPlan { group, block, blocks, kv_splits, key_pad, value_pad, heads_at_once, direct, many })
+        let row_bytes = |dtype: DType, width: usize| dtype.row_bytes(width).unwrap_or(0);
+        let key_bytes = row_bytes(shape.key_type, shape.key_width);
+        let value_bytes = row_bytes(shape.value_type, shape.value_width);
+        Ok(AttentionPlan {
+            group,
+            block,
+            blocks,
+            kv_splits,
+            key_pad,
+            value_pad,
+            key_bytes,
+            value_bytes,
+            heads_at_once,
+            direct,
+            many,
+        })
     }
 
     /// Bytes of scratch memory for one thread, of partial results, and of keys and values as AMX tiles.

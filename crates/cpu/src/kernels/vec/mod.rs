@@ -19,6 +19,7 @@
 
 mod convert;
 mod functions;
+mod quantize;
 mod rows;
 pub(crate) mod simd;
 
@@ -26,6 +27,7 @@ pub(crate) use convert::load_elements;
 pub(crate) use functions::{exp, tanh};
 
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, load_row};
+pub use quantize::quantize_row;
 pub use rows::{
     axpy, dot, largest, multiply_add, rms_norm, rms_norm_add, rope, scale, softmax, sum, sum_of_squares,
 };

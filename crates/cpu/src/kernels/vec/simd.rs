@@ -40,6 +40,7 @@ pub(crate) unsafe trait Simd: Copy {
     /// The smaller; `b` if either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn round(a: Self::V) -> Self::V;
+    unsafe fn floor(a: Self::V) -> Self::V;
     /// `a × 2^n` for whole `n` with a normal result.
     unsafe fn scale_by_power(a: Self::V, n: Self::V) -> Self::V;
     /// `a` where `x ≥ limit`, else 0.
@@ -140,6 +141,10 @@ unsafe impl Simd for Plain {
     #[inline(always)]
     unsafe fn round(a: f32) -> f32 {
         a.round_ties_even()
+    }
+    #[inline(always)]
+    unsafe fn floor(a: f32) -> f32 {
+        a.floor()
     }
     #[inline(always)]
     unsafe fn scale_by_power(a: f32, n: f32) -> f32 {
@@ -254,6 +259,7 @@ mod x86 {
             min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
             round(a: __m256) -> __m256 =
                 _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+            floor(a: __m256) -> __m256 = _mm256_floor_ps(a);
             keep_if_at_least(a: __m256, x: __m256, limit: f32) -> __m256 =
                 _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(limit)), a);
             any_above(a: __m256, b: __m256) -> bool =
@@ -384,6 +390,8 @@ mod x86 {
             min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
             round(a: __m512) -> __m512 =
                 _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+            floor(a: __m512) -> __m512 =
+                _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a);
             scale_by_power(a: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(a, n);
             keep_if_at_least(a: __m512, x: __m512, limit: f32) -> __m512 =
                 _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(limit)), a);
