@@ -172,12 +172,13 @@ def write_layer(s, name, matrix, vector):
 # Byte offsets of the f16 scales in a block, and the ratio between them that centres values at zero, for the types that
 # the package `gguf` cannot quantize to.
 SCALES = {"Q2_K": [(80, 1.0), (82, 1.5)], "Q3_K": [(108, 1.0)], "Q4_K": [(0, 1.0), (2, 7.5)],
-          "Q5_K": [(0, 1.0), (2, 15.5)], "Q6_K": [(208, 1.0)], "IQ4_NL": [(0, 1.0)], "IQ4_XS": [(0, 1.0)]}
+          "Q5_K": [(0, 1.0), (2, 15.5)], "Q6_K": [(208, 1.0)], "MXFP4": [], "NVFP4": [], "IQ1_M": []}
+SCALES |= {name: [(0, 1.0)] for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")}
 
 
 def blocks(values, kind, random):
     """The quantized values, or random blocks of the same standard deviation where the package cannot quantize."""
-    if kind.name not in SCALES and kind.name != "MXFP4":
+    if kind.name not in SCALES:
         return gguf.quants.quantize(values, kind)
     size, bytes_ = gguf.GGML_QUANT_SIZES[kind]
     rows, cols = values.shape
@@ -186,7 +187,14 @@ def blocks(values, kind, random):
     def scale(unit):
         if kind.name == "MXFP4":
             data[:, 0] = round(127 + np.log2(unit))
-        for at, ratio in SCALES.get(kind.name, ()):
+        elif kind.name == "NVFP4":
+            data[:, :4] = gguf.quants.NVFP4.fp32_to_ue4m3(np.array([unit]))
+        elif kind.name == "IQ1_M":
+            # The f16 scale is in four high nibbles, the lowest first.
+            for place, at in enumerate((49, 51, 53, 55)):
+                nibble = int(np.float16(unit).view(np.uint16)) >> 4 * place & 15
+                data[:, at] = data[:, at] & 15 | nibble << 4
+        for at, ratio in SCALES[kind.name]:
             data[:, at:at + 2] = np.frombuffer(np.float16(unit * ratio).tobytes(), dtype=np.uint8)
 
     scale(1.0)
@@ -198,7 +206,8 @@ def cases():
     """Architecture, weight type and options of every model."""
     for arch in ("llama", "qwen2", "qwen3"):
         for dtype in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-                      "IQ4_NL", "IQ4_XS", "MXFP4"):
+                      "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0",
+                      "MXFP4", "NVFP4"):
             yield arch, dtype, dict(tied=dtype.endswith("_K"))
     yield "llama", "F32", dict(biases=True, output_bias=True)
     yield "llama", "F32", dict(scaling=("linear", 4.0))

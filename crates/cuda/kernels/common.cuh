@@ -1,5 +1,6 @@
 // Shared by all kernel files: integer types, float conversions, reductions, programmatic dependent launch, fault
-// reports. The host puts this, op_codes.cuh, formats.cuh and tensor.cuh before each file; no toolkit header is needed.
+// reports. The host puts this, op_codes.cuh, code_books.cuh, formats.cuh and tensor.cuh before each file; no toolkit
+// header is needed.
 
 typedef unsigned char u8;
 typedef signed char i8;

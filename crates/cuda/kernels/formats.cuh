@@ -1,5 +1,6 @@
 // Element types and weight formats. This file alone knows how blocks and packed matrices are laid out on the device;
-// src/lower/formats.rs has the sizes and kernel names for the host. A new type is added in these two files.
+// src/lower/formats.rs has the sizes and kernel names for the host. A new type is added in these two files; those with
+// code books are in code_books.cuh.
 
 // Ids of element types, as in GGUF files.
 enum {
@@ -15,14 +16,24 @@ enum {
     Q4_K = 12,
     Q5_K = 13,
     Q6_K = 14,
+    IQ2_XXS = 16,
+    IQ2_XS = 17,
+    IQ3_XXS = 18,
+    IQ1_S = 19,
     IQ4_NL = 20,
+    IQ3_S = 21,
+    IQ2_S = 22,
     IQ4_XS = 23,
     I32 = 26,
+    IQ1_M = 29,
     BF16 = 30,
+    TQ1_0 = 34,
+    TQ2_0 = 35,
     MXFP4 = 39,
+    NVFP4 = 40,
 };
 
-// Bytes of a block: of 256 elements in K-quants and IQ4_XS, of 32 in all others.
+// Bytes of a block: of 32 elements in types of one scale, of 64 in NVFP4, of 256 in all others.
 enum {
     Q4_0_BYTES = 18,
     Q4_1_BYTES = 20,
@@ -37,6 +48,16 @@ enum {
     IQ4_NL_BYTES = 18,
     IQ4_XS_BYTES = 136,
     MXFP4_BYTES = 17,
+    NVFP4_BYTES = 36,
+    TQ1_0_BYTES = 54,
+    TQ2_0_BYTES = 66,
+    IQ1_S_BYTES = 50,
+    IQ1_M_BYTES = 56,
+    IQ2_XXS_BYTES = 66,
+    IQ2_XS_BYTES = 74,
+    IQ2_S_BYTES = 82,
+    IQ3_XXS_BYTES = 98,
+    IQ3_S_BYTES = 110,
 };
 
 // Whether a type is stored element by element. A macro, because the compiler branches better on it than on a function.
@@ -50,6 +71,11 @@ __device__ const i8 MXFP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, 
 // The scale of an MXFP4 block, halved, because MXFP4_LEVELS holds doubled values.
 __device__ __forceinline__ float mxfp4_scale(u8 e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (u32)(e - 1) << 23);
+}
+
+// The scale of 16 elements of an NVFP4 block, halved likewise: the bits are those of an f16 that is 2⁸ times smaller.
+__device__ __forceinline__ float nvfp4_scale(u8 s) {
+    return s == 0x7f ? 0.0f : half_to_float((u16)((s & 0x7f) << 7)) * 128.0f;
 }
 
 // Scale and minimum of group `g` of a Q4_K or Q5_K block, six bits each.
@@ -156,6 +182,20 @@ __device__ __forceinline__ float row_element(u32 type, const u8 *row, i64 i) {
         int l = i % 32, q = b[1 + l % 16];
         return mxfp4_scale(b[0]) * MXFP4_LEVELS[l < 16 ? q & 15 : q >> 4];
     }
+    case NVFP4: {
+        const u8 *b = row + i / 64 * NVFP4_BYTES;
+        int e = i % 64, q = b[4 + 8 * (e / 16) + e % 8];
+        return nvfp4_scale(b[e / 16]) * MXFP4_LEVELS[e % 16 < 8 ? q & 15 : q >> 4];
+    }
+    case TQ1_0: return tq1_0_element(row + i / 256 * TQ1_0_BYTES, i % 256);
+    case TQ2_0: return tq2_0_element(row + i / 256 * TQ2_0_BYTES, i % 256);
+    case IQ1_S: return iq1_s_element(row + i / 256 * IQ1_S_BYTES, i % 256);
+    case IQ1_M: return iq1_m_element(row + i / 256 * IQ1_M_BYTES, i % 256);
+    case IQ2_XXS: return iq2_xxs_element(row + i / 256 * IQ2_XXS_BYTES, i % 256);
+    case IQ2_XS: return iq2_xs_element(row + i / 256 * IQ2_XS_BYTES, i % 256);
+    case IQ2_S: return iq2_s_element(row + i / 256 * IQ2_S_BYTES, i % 256);
+    case IQ3_XXS: return iq3_xxs_element(row + i / 256 * IQ3_XXS_BYTES, i % 256);
+    case IQ3_S: return iq3_s_element(row + i / 256 * IQ3_S_BYTES, i % 256);
     }
     return 0.0f;
 }
@@ -186,149 +226,6 @@ __device__ __forceinline__ uint4 q8_0_to_f16x8(const u8 *row, int part) {
 // Types with a kernel that converts rows to bf16 for cuBLAS: name in the kernel, type.
 #define FOR_EACH_TYPE_TO_BF16(X) \
     X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0) X(q4_k, Q4_K) X(q5_k, Q5_K) X(q6_k, Q6_K)
-
-// ---- Quantizing ----
-
-// Types that set_rows and casts can write.
-__device__ __forceinline__ int quantized_block_bytes(u32 type) {
-    return type == Q4_0   ? Q4_0_BYTES
-           : type == Q4_1 ? Q4_1_BYTES
-           : type == Q5_0 ? Q5_0_BYTES
-           : type == Q5_1 ? Q5_1_BYTES
-                          : Q8_0_BYTES;
-}
-
-// Quantizing follows graph/src/blocks/fit.rs operation by operation, so that host and device produce the same blocks:
-// files that use it are compiled without fused multiply-add. Scales stay f16 bits once they are rounded: converted to
-// f32 and back before they are stored byte by byte, they lose their low byte in the code of CUDA 13.0's compiler.
-
-#define MAX_FLOAT 3.402823466e38f
-
-__device__ __forceinline__ float finite(float x) { return x != x ? 0.0f : fminf(MAX_FLOAT, fmaxf(-MAX_FLOAT, x)); }
-
-// The nearest finite f16; NaN becomes 0.
-__device__ __forceinline__ u16 finite_half(float x) {
-    return float_to_half(x != x ? 0.0f : fminf(65504.0f, fmaxf(-65504.0f, x)));
-}
-
-__device__ __forceinline__ float inverse_of(float step) { return step == 0.0f ? 0.0f : 1.0f / step; }
-
-// Truncated to an integer and clamped to 0 ..= `highest`; NaN becomes 0.
-__device__ __forceinline__ u32 whole(float x, float highest) { return (u32)fminf(highest, fmaxf(0.0f, x)); }
-
-// The quant of a value, where `value ≈ scale · (quant − offset)`.
-__device__ __forceinline__ u32 centred(float x, float inverse, float offset) {
-    return whole(x * inverse + (offset + 0.5f), 2.0f * offset - 1.0f);
-}
-
-// The scale (f16 bits) with the least squared error, for quants of 0 ..= `2 · offset − 1`.
-__device__ u16 fit_centred(const float *v, float offset) {
-    float extreme = 0.0f;
-    u16 best = 0;
-    for (int i = 0; i < 32; i++) if (fabsf(v[i]) > fabsf(extreme)) extreme = v[i];
-    double least = INF;
-#pragma unroll 1
-    for (int reaches = 0; reaches < 3; reaches++) {
-        u16 half = finite_half(extreme / (0.5f * reaches - offset));
-#pragma unroll 1
-        for (int round = 0; round <= 2; round++) {
-            float scale = half_to_float(half), inverse = inverse_of(scale);
-            double error = 0.0, product = 0.0, square = 0.0;
-            for (int i = 0; i < 32; i++) {
-                double x = v[i], quant = (double)centred(v[i], inverse, offset) - (double)offset;
-                double miss = x - (double)scale * quant;
-                error += miss * miss;
-                product += x * quant;
-                square += quant * quant;
-            }
-            if (error < least) {
-                least = error;
-                best = half;
-            }
-            if (square == 0.0) break;
-            half = finite_half((float)(product / square));
-        }
-    }
-    return best;
-}
-
-// The quant of a value, where `value ≈ scale · quant + minimum`.
-__device__ __forceinline__ u32 from_minimum(float x, float inverse, float minimum, float highest) {
-    return whole((x - minimum) * inverse + 0.5f, highest);
-}
-
-// Scale and minimum (f16 bits) with the least squared error, for quants of 0 ..= `highest`.
-__device__ ushort2 fit_from_minimum(const float *v, float highest) {
-    float lowest = MAX_FLOAT, largest = -MAX_FLOAT;
-    for (int i = 0; i < 32; i++) {
-        lowest = fminf(lowest, v[i]);
-        largest = fmaxf(largest, v[i]);
-    }
-    ushort2 best = {0, 0}, halves = {finite_half(largest / highest - lowest / highest), finite_half(lowest)};
-    double least = INF;
-#pragma unroll 1
-    for (int round = 0; round <= 2; round++) {
-        float scale = half_to_float(halves.x), minimum = half_to_float(halves.y), inverse = inverse_of(scale);
-        double error = 0.0, sum_x = 0.0, sum_quant = 0.0, product = 0.0, square = 0.0;
-        for (int i = 0; i < 32; i++) {
-            double x = v[i], quant = (double)from_minimum(v[i], inverse, minimum, highest);
-            double miss = x - ((double)scale * quant + (double)minimum);
-            error += miss * miss;
-            sum_x += x;
-            sum_quant += quant;
-            product += x * quant;
-            square += quant * quant;
-        }
-        if (error < least) {
-            least = error;
-            best = halves;
-        }
-        double spread = 32.0 * square - sum_quant * sum_quant;
-        if (spread == 0.0) break;
-        double slope = (32.0 * product - sum_x * sum_quant) / spread;
-        halves.x = finite_half((float)slope);
-        halves.y = finite_half((float)((sum_x - slope * sum_quant) / 32.0));
-    }
-    return best;
-}
-
-// Quantizes 32 values to a block of `type`.
-__device__ void quantize_block(u32 type, float *v, u8 *block) {
-    for (int i = 0; i < 32; i++) v[i] = finite(v[i]);
-    if (type == Q8_0) {
-        float largest = 0.0f;
-        for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(v[i]));
-        u16 scale = finite_half(largest / 127.0f);
-        float inverse = inverse_of(half_to_float(scale));
-        write16(block, scale);
-        for (int i = 0; i < 32; i++) {
-            float steps = fminf(127.0f, fmaxf(-127.0f, v[i] * inverse));
-            ((i8 *)block)[2 + i] = (i8)(steps + copysignf(0.5f, steps));
-        }
-        return;
-    }
-    bool is_centred = type == Q4_0 || type == Q5_0, five = type == Q5_0 || type == Q5_1;
-    float offset = five ? 16.0f : 8.0f, highest = five ? 31.0f : 15.0f;
-    ushort2 fit = {0, 0};
-    if (is_centred) fit.x = fit_centred(v, offset);
-    else fit = fit_from_minimum(v, highest);
-    float inverse = inverse_of(half_to_float(fit.x)), minimum = half_to_float(fit.y);
-    write16(block, fit.x);
-    if (!is_centred) write16(block + 2, fit.y);
-    block += is_centred ? 2 : 4;
-    u32 fifth = 0;
-    u8 *low = block + (five ? 4 : 0);
-    for (int i = 0; i < 16; i++) low[i] = 0;
-    for (int i = 0; i < 32; i++) {
-        u32 quant = is_centred ? centred(v[i], inverse, offset) : from_minimum(v[i], inverse, minimum, highest);
-        low[i % 16] |= (u8)((quant & 15) << (i < 16 ? 0 : 4));
-        fifth |= (quant >> 4 & 1) << i;
-    }
-    if (five) {
-        write16(block, fifth & 0xffff);
-        write16(block + 2, fifth >> 16);
-    }
-}
 
 // ---- Packed matrices ----
 //

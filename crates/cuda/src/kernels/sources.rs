@@ -18,12 +18,14 @@ macro_rules! kernel_text {
 
 const ATTENTION: (&str, &str) = kernel_text!("attention.cuh");
 const MBARRIER: (&str, &str) = kernel_text!("mbarrier.cuh");
+const QUANTIZE: (&str, &str) = kernel_text!("quantize.cuh");
 const ROPE: (&str, &str) = kernel_text!("rope.cuh");
 
 /// Headers of all kernel files.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
     kernel_text!("common.cuh"),
     kernel_text!("op_codes.cuh"),
+    kernel_text!("code_books.cuh"),
     kernel_text!("formats.cuh"),
     kernel_text!("tensor.cuh"),
 ];
@@ -61,7 +63,7 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("elementwise.cu"), &[]),
     source(kernel_text!("norm.cu"), &[]),
     source(kernel_text!("rope.cu"), &[ROPE]),
-    source(kernel_text!("rows.cu"), &[]),
+    source(kernel_text!("rows.cu"), &[QUANTIZE]),
     source(kernel_text!("reduce.cu"), &[]),
     source(kernel_text!("matmul.cu"), &[]),
     source(kernel_text!("pack.cu"), &[]),

@@ -245,6 +245,10 @@ pub(crate) fn load(
 mod tests {
     use std::collections::HashMap;
 
+    use quadriga_graph::blocks::{
+        BlockIQ1_M, BlockIQ2_S, BlockIQ2_XS, BlockIQ2_XXS, BlockIQ3_S, BlockIQ3_XXS, GridBlock,
+    };
+
     use super::*;
 
     #[test]
@@ -271,6 +275,34 @@ mod tests {
             if let Some(bytes) = constants.get(format!("{name}_BYTES").as_str()) {
                 assert_eq!(*bytes, dtype.block_bytes() as i32, "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn kernels_read_every_weight_type() {
+        let header = include_str!("../../kernels/formats.cuh");
+        for dtype in DType::all().filter(|dtype| dtype.is_computable()) {
+            assert!(header.contains(&format!("    case {dtype}: ")), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn kernels_have_the_same_code_books() {
+        let header = include_str!("../../kernels/code_books.cuh");
+        let books: [(&str, &[u16]); 6] = [
+            ("IQ1_GRID", BlockIQ1_M::BOOK),
+            ("IQ2_XXS_GRID", BlockIQ2_XXS::BOOK),
+            ("IQ2_XS_GRID", BlockIQ2_XS::BOOK),
+            ("IQ2_S_GRID", BlockIQ2_S::BOOK),
+            ("IQ3_XXS_GRID", BlockIQ3_XXS::BOOK),
+            ("IQ3_S_GRID", BlockIQ3_S::BOOK),
+        ];
+        for (name, book) in books {
+            let start = format!("__device__ const u16 {name}[{}] = {{", book.len());
+            let (numbers, _) = header.split_once(&start).unwrap().1.split_once('}').unwrap();
+            let hexadecimal = |number: &str| u16::from_str_radix(number.trim().strip_prefix("0x")?, 16).ok();
+            let numbers: Vec<u16> = numbers.split(',').filter_map(hexadecimal).collect();
+            assert_eq!(numbers, book, "{name}");
         }
     }
 

@@ -21,9 +21,6 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
     if out.shape().rows() > MAX_ROWS {
         return refuse("more rows than a grid has blocks");
     }
-    if graph.inputs(node).iter().any(|id| lacks_kernels(graph[*id].dtype())) {
-        return refuse("a type of weights without kernels");
-    }
     match n.op() {
         Op::SelectExperts(_)
         | Op::ExpertWeights(_)
@@ -59,12 +56,6 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         }
         _ => Ok(()),
     }
-}
-
-/// Whether no kernel reads a type.
-fn lacks_kernels(dtype: DType) -> bool {
-    use DType::*;
-    matches!(dtype, NVFP4 | TQ1_0 | TQ2_0 | IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
 }
 
 #[cfg(test)]
