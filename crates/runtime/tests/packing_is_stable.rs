@@ -74,6 +74,35 @@ fn tiling(seed: u64, count: usize) -> PackingProblem {
     PackingProblem::new(items)
 }
 
+/// The same live bytes at all times: items that end are replaced by others of the same total size. Greedy orders rarely
+/// reach that bound, and for some problems nothing does.
+fn constant_load(seed: u64, load: u64, times: u32) -> PackingProblem {
+    fn add(rng: &mut Rng, mut sum: u64, start: u32, end: u32, live: &mut Vec<PackingItem>) {
+        while sum > 0 {
+            let size = rng.range(1, sum.min(9) as usize) as u64;
+            live.push(PackingItem { size, start, end });
+            sum -= size;
+        }
+    }
+    let mut rng = Rng::new(seed);
+    let (mut items, mut live) = (Vec::new(), Vec::new());
+    add(&mut rng, load, 0, times + 1, &mut live);
+    for time in 1..=times {
+        let mut sum = 0;
+        for _ in 0..3 {
+            let index = rng.below(live.len());
+            if live.len() > 1 && live[index].start < time {
+                let ended = live.swap_remove(index);
+                sum += ended.size;
+                items.push(PackingItem { end: time, ..ended });
+            }
+        }
+        add(&mut rng, sum, time, times + 1, &mut live);
+    }
+    items.extend(live);
+    PackingProblem::new(items)
+}
+
 const FAST: Effort = Effort::Fast;
 
 fn search(steps: u64) -> Effort {
@@ -86,37 +115,52 @@ fn exact(steps: u64) -> Effort {
 
 #[test]
 fn random_problems() {
-    let small = pack_all(
-        (0..60).map(|seed| random_problem(seed, 5 + seed as usize % 25, false)),
-        &[FAST, search(3000), exact(3000)],
+    let problems = (0..30).map(|seed| random_problem(seed, 5 + seed as usize % 25, false));
+    assert_eq!(
+        pack_all(problems, &[FAST, search(1000), exact(1000)]),
+        Recorded::new(1_362_108, 0, 0x41f0_bd35_f409_8815)
     );
-    assert_eq!(small, Recorded::new(2_831_325, 0, 0x4d6b_7fc2_ddc7_a365));
-    let large = pack_all((60..66).map(|seed| random_problem(seed, 400, false)), &[FAST, search(20_000)]);
-    assert_eq!(large, Recorded::new(3_912_032, 0, 0x32e3_9b55_e36b_e8e5));
+    let large = (60..63).map(|seed| random_problem(seed, 400, false));
+    assert_eq!(pack_all(large, &[FAST, search(10_000)]), Recorded::new(2_165_184, 0, 0x1826_27b7_2e3a_e565));
 }
 
 #[test]
 fn problems_in_several_chunks() {
-    let small = pack_all(
-        (0..40).map(|seed| random_problem(seed, 5 + seed as usize % 30, true)),
-        &[FAST, search(3000), exact(3000)],
+    let problems = (0..16).map(|seed| random_problem(seed, 5 + seed as usize % 30, true));
+    assert_eq!(
+        pack_all(problems, &[FAST, search(500), exact(500)]),
+        Recorded::new(711_108, 283_254, 0xad10_1af8_29dc_eec3)
     );
-    assert_eq!(small, Recorded::new(1_935_351, 1_873_410, 0xd56e_6ab4_b3c1_ff4f));
-    let large = pack_all((60..64).map(|seed| random_problem(seed, 300, true)), &[FAST, search(20_000)]);
-    assert_eq!(large, Recorded::new(2_007_100, 1_337_982, 0x25c1_694b_e069_368d));
+    let large = (60..62).map(|seed| random_problem(seed, 200, true));
+    assert_eq!(
+        pack_all(large, &[FAST, search(3000)]),
+        Recorded::new(736_576, 434_170, 0x38d8_24d2_5853_da95)
+    );
 }
 
 #[test]
 fn tilings() {
-    let tilings = pack_all(
-        (0..20).map(|seed| tiling(seed, 8 + 2 * seed as usize)),
-        &[FAST, search(50_000), exact(50_000)],
+    let problems = (0..20).map(|seed| tiling(seed, 8 + 2 * seed as usize));
+    assert_eq!(
+        pack_all(problems, &[FAST, search(20_000), exact(20_000)]),
+        Recorded::new(3_932_256, 255, 0x6a3f_1fd5_9c7f_5798)
     );
-    assert_eq!(tilings, Recorded::new(3_932_256, 255, 0x6a3f_1fd5_9c7f_5798));
+}
+
+#[test]
+fn constant_loads() {
+    let problems = (0..40).map(|seed| constant_load(seed, 8 + seed, 4 + seed as u32 / 4));
+    assert_eq!(
+        pack_all(problems, &[FAST, search(2000), exact(5000)]),
+        Recorded::new(3_615, 0, 0xecfb_b20e_0ec6_6d0a)
+    );
 }
 
 #[test]
 fn problems_larger_than_a_core() {
-    let large = pack_all((0..2).map(|seed| tiling(seed, 1500)), &[FAST, search(400_000), exact(400_000)]);
-    assert_eq!(large, Recorded::new(450_954, 535_103, 0xb520_9e9f_1b0b_4696));
+    let problems = (0..2).map(|seed| tiling(seed, 1500));
+    assert_eq!(
+        pack_all(problems, &[FAST, search(100_000), exact(100_000)]),
+        Recorded::new(450_954, 0, 0xb520_9e9f_1b0b_4696)
+    );
 }
