@@ -73,10 +73,11 @@ __device__ __forceinline__ void finish(const AttentionWork &w, const Partition &
     for (int i = 0; i < warps; i++) top = fmaxf(top, tops[i]);
     float base = finite_top(top);
     for (int i = 0; i < warps; i++) sum += sums[i] * fast_exp(tops[i] - base);
+    float factor = p.count == 1 ? normalizer(w, p.h, top, sum) : 1.0f;
     for (int c = threadIdx.x; c < e; c += blockDim.x) {
         float total = 0.0f;
         for (int i = 0; i < warps; i++) total += values[i * e + c] * fast_exp(tops[i] - base);
-        if (p.count == 1) put(w.out, p.b, p.t, p.h, c, sum == 0.0f ? 0.0f : __fdividef(total, sum));
+        if (p.count == 1) put(w.out, p.b, p.t, p.h, c, total * factor);
         else mine[c] = total;
     }
     if (p.count == 1) return;
@@ -95,19 +96,17 @@ __device__ __forceinline__ void finish(const AttentionWork &w, const Partition &
     if (threadIdx.x == 0) *counter = 0;
 }
 
-#define MAX_PER_LANE 16      // heads of at most 512 elements
-
 // The generic kernel, for all types: a warp takes 32 keys at a time, and its lanes share the elements of each row. The
-// 32 scores end up one per lane, and the running maximum is updated once for all of them.
-extern "C" __global__ void k_attention(const __grid_constant__ AttentionWork w) {
-    extern __shared__ float shared[];
+// 32 scores end up one per lane, and the running maximum is updated once for all of them. Heads have at most
+// 32 · `PER_LANE` elements.
+template <int PER_LANE> __device__ __forceinline__ void attend(const AttentionWork &w, float *shared) {
     wait_for_previous_kernel();
     Partition p;
     if (!find_partition(w, &p)) return;
     i64 d = w.q.d[3], e = w.v.d[3];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    float query[MAX_PER_LANE], acc[MAX_PER_LANE];
-    for (int i = 0; i < MAX_PER_LANE; i++) {
+    float query[PER_LANE], acc[PER_LANE];
+    for (int i = 0; i < PER_LANE; i++) {
         i64 c = lane + i * WARP;
         query[i] = c < d ? element(w.q, p.b, p.h, p.t, c) * w.a.scale : 0.0f;
         acc[i] = 0.0f;
@@ -119,7 +118,7 @@ extern "C" __global__ void k_attention(const __grid_constant__ AttentionWork w) 
         for (int j = 0; j < tile; j++) {
             const u8 *row = row_at(w.k, p.b, p.g, first + j);
             float part = 0.0f;
-            for (int i = 0; i < MAX_PER_LANE; i++) {
+            for (int i = 0; i < PER_LANE; i++) {
                 i64 c = lane + i * WARP;
                 if (c < d) part += query[i] * row_element(w.k.type, row, c);
             }
@@ -131,12 +130,12 @@ extern "C" __global__ void k_attention(const __grid_constant__ AttentionWork w) 
         float fade = fast_exp(highest - base), weight = fast_exp(score - base);
         sum = sum * fade + warp_sum(weight);
         highest = top;
-        for (int i = 0; i < MAX_PER_LANE; i++) acc[i] *= fade;
+        for (int i = 0; i < PER_LANE; i++) acc[i] *= fade;
         for (int j = 0; j < tile; j++) {
             float one = __shfl_sync(FULL, weight, j);
             if (one == 0.0f) continue;
             const u8 *row = row_at(w.v, p.b, p.g, first + j);
-            for (int i = 0; i < MAX_PER_LANE; i++) {
+            for (int i = 0; i < PER_LANE; i++) {
                 i64 c = lane + i * WARP;
                 if (c < e) acc[i] += one * row_element(w.v.type, row, c);
             }
@@ -147,12 +146,20 @@ extern "C" __global__ void k_attention(const __grid_constant__ AttentionWork w) 
         tops[warp] = highest;
         sums[warp] = sum;
     }
-    for (int i = 0; i < MAX_PER_LANE; i++) {
+    for (int i = 0; i < PER_LANE; i++) {
         i64 c = lane + i * WARP;
         if (c < e) values[warp * e + c] = acc[i];
     }
     finish(w, p, tops, sums, values);
 }
+
+#define ATTENTION(name, per_lane)                                            \
+    extern "C" __global__ void name(const __grid_constant__ AttentionWork w) { \
+        extern __shared__ float shared[];                                    \
+        attend<per_lane>(w, shared);                                         \
+    }
+ATTENTION(k_attention, 4)
+ATTENTION(k_attention_wide, 18)
 
 // Keys and values that eight lanes have in flight: a lane's 16-byte parts of each.
 template <int N, int AT_ONCE> struct Tile { uint4 key[AT_ONCE][N], value[AT_ONCE][N]; };

@@ -1,4 +1,4 @@
-// Shared by attention.cu and attention_mma.cu: the host puts this before both.
+// Shared by the attention kernels: the host puts this before their files.
 //
 // Keys are partitioned among blocks where there are too few queries to fill the device (flash-decoding). Each block
 // leaves a partial result, and the last block of a query and head merges them.
@@ -12,6 +12,7 @@ struct Attention {
 struct AttentionWork {
     Tensor q, k, v, mask, spans, out;
     u64 partial;             // for each query, head and partition: `e` weighted values, the maximum, the sum
+    u64 sinks;               // f32: an additional score of each head, without a value; 0: none
     u64 counters;            // for each query, or tile of queries, and head: finished partitions; 0 between launches
     Attention a;
     u64 fault_word;
@@ -42,6 +43,20 @@ __device__ __forceinline__ float adjusted(const AttentionWork &w, i64 b, i64 h, 
 // The maximum that is subtracted from scores; 0 where all are masked, so that weights become 0 and not NaN.
 __device__ __forceinline__ float finite_top(float top) { return top == -INF ? 0.0f : top; }
 
+// The factor on the weighted values of a query and head: one over the sum of the weights, of which the head's sink is
+// one more. `top` is the largest score.
+__device__ __forceinline__ float normalizer(const AttentionWork &w, i64 h, float top, float sum) {
+    if (!w.sinks) return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+    float sink = ((const float *)w.sinks)[h], base = finite_top(top), higher = fmaxf(base, sink);
+    float fade = fast_exp(base - higher), total = sum * fade + fast_exp(sink - higher);
+    return total == 0.0f ? 0.0f : __fdividef(fade, total);
+}
+
+#if __CUDA_ARCH__ >= 800
+// Bytes from row to row of a tile of f16: padded so that the eight rows of an 8 × 8 matrix fall into different banks.
+template <int D> __device__ __forceinline__ constexpr int pitch() { return 2 * D + 16; }
+#endif
+
 // The partial result of partition `number` of a query and head.
 __device__ __forceinline__ float *partial_of(const AttentionWork &w, i64 line, i64 number) {
     return (float *)w.partial + (line * w.a.partitions + number) * (w.v.d[3] + 2);
@@ -54,13 +69,14 @@ __device__ __forceinline__ void merge(const AttentionWork &w, i64 line, i64 b, i
     const float *all = partial_of(w, line, 0);
     float top = -INF, sum = 0.0f;
     for (i64 i = 0; i < count; i++) top = fmaxf(top, __ldcg(all + i * (e + 2) + e));
-    top = finite_top(top);
+    float base = finite_top(top);
     for (i64 i = 0; i < count; i++)
-        sum += __ldcg(all + i * (e + 2) + e + 1) * fast_exp(__ldcg(all + i * (e + 2) + e) - top);
+        sum += __ldcg(all + i * (e + 2) + e + 1) * fast_exp(__ldcg(all + i * (e + 2) + e) - base);
+    float factor = normalizer(w, h, top, sum);
     for (int c = thread; c < e; c += threads) {
         float total = 0.0f;
         for (i64 i = 0; i < count; i++)
-            total += __ldcg(all + i * (e + 2) + c) * fast_exp(__ldcg(all + i * (e + 2) + e) - top);
-        put(w.out, b, t, h, c, sum == 0.0f ? 0.0f : __fdividef(total, sum));
+            total += __ldcg(all + i * (e + 2) + c) * fast_exp(__ldcg(all + i * (e + 2) + e) - base);
+        put(w.out, b, t, h, c, total * factor);
     }
 }

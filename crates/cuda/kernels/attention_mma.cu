@@ -13,29 +13,6 @@
 
 #if __CUDA_ARCH__ >= 800
 
-// Adds the product of a 16 × 16 and a 16 × 8 matrix. A lane holds rows `lane / 4` and `lane / 4 + 8` of the first
-// matrix and of the sum.
-__device__ __forceinline__ void mma(float sum[4], const u32 a[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Loads four 8 × 8 matrices of f16; each lane passes the address of a row, eight lanes for each matrix.
-__device__ __forceinline__ void load_matrices(u32 to[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-}
-
-__device__ __forceinline__ void load_transposed(u32 to[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-}
-
-// Bytes from row to row of a tile: padded so that the eight rows of an 8 × 8 matrix fall into different banks.
-template <int D> __device__ __forceinline__ constexpr int pitch() { return 2 * D + 16; }
-
 // Starts to load a tile of keys or values into shared memory; rows from `end` on are zero.
 template <int D>
 __device__ __forceinline__ void load_tile(const Tensor &from, i64 b, i64 g, i64 first, i64 end, u8 *to) {
@@ -48,10 +25,9 @@ __device__ __forceinline__ void load_tile(const Tensor &from, i64 b, i64 g, i64 
         if (first + row >= end)
             *(uint4 *)at = make_uint4(0, 0, 0, 0);
         else if (from.type == F16)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(at)),
-                         "l"(source + part * 16) : "memory");
+            copy_16((u32)__cvta_generic_to_shared(at), source + part * 16, true);
         else
-            *(uint4 *)at = q8_0_to_f16x8(source, part);
+            *(uint4 *)at = cache_to_f16x8(from.type, source, part);
     }
 }
 
@@ -217,8 +193,8 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
                 for (int n = 0; n < KEYS / 16; n++) {
                     u32 keys[4];
                     load_matrices(keys, key_at + 2 * buffer * bytes + n * 16 * pitch<D>() + k * 32);
-                    mma(score[2 * n], query[k], keys[0], keys[1]);
-                    mma(score[2 * n + 1], query[k], keys[2], keys[3]);
+                    mma<false>(score[2 * n], query[k], keys[0], keys[1]);
+                    mma<false>(score[2 * n + 1], query[k], keys[2], keys[3]);
                 }
             int first = low + tile * KEYS;
             if (!simple || first < all_from || first + KEYS > all_to) {
@@ -265,8 +241,8 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
                 for (int n = 0; n < D / 16; n++) {
                     u32 values[4];
                     load_transposed(values, value_at + 2 * buffer * bytes + k * 16 * pitch<D>() + n * 32);
-                    mma(state.values[2 * n], weights, values[0], values[1]);
-                    mma(state.values[2 * n + 1], weights, values[2], values[3]);
+                    mma<false>(state.values[2 * n], weights, values[0], values[1]);
+                    mma<false>(state.values[2 * n + 1], weights, values[2], values[3]);
                 }
             }
         }
@@ -288,7 +264,7 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
         i64 line = (b * w.q.d[2] + t[r]) * w.q.d[1] + h;
         if (first_query + warp * 16 + lane / 4 + 8 * r >= w.q.d[2]) continue;
         float *to = count == 1 ? (float *)row_at(w.out, b, t[r], h) : partial_of(w, line, number);
-        float scale = count > 1 ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
+        float scale = count > 1 ? 1.0f : normalizer(w, h, state.top[r], sum);
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
             *(float2 *)(to + 8 * n + pair) =

@@ -1,10 +1,5 @@
 // Elementwise operations.
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ float gelu(float x) {
-    return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * x * (1.0f + 0.044715f * x * x)));
-}
-
 __device__ float unary(int op, float x, float p, float q) {
     switch (op) {
     case UNARY_SQR: return x * x;
@@ -43,11 +38,6 @@ extern "C" __global__ void k_unary(Tensor x, Tensor out, int op, float p, float 
 
 __device__ __forceinline__ float binary(int op, float x, float y) {
     return op == BINARY_ADD ? x + y : op == BINARY_SUB ? x - y : op == BINARY_MUL ? x * y : x / y;
-}
-
-// activation(gate) · up
-__device__ __forceinline__ float gated(int op, float g, float u) {
-    return (op == GATE_SWIGLU ? g * sigmoid(g) : op == GATE_GEGLU ? gelu(g) : fmaxf(g, 0.0f)) * u;
 }
 
 // `b` is broadcast to the shape of `a`.

@@ -200,24 +200,50 @@ __device__ __forceinline__ float row_element(u32 type, const u8 *row, i64 i) {
     return 0.0f;
 }
 
-// Types of the KV cache that attention reads with kernels of its own: f16 and Q8_0. With row_element, the code of all
+// An element of a row of a KV cache, of the types that attention on tensor cores reads. With row_element, the code of all
 // other types would be instantiated along, a hundred times.
 __device__ __forceinline__ float cache_element(u32 type, const u8 *row, int i) {
     if (type == F16) return half_to_float(((const u16 *)row)[i]);
+    if (type == BF16) return bf16_to_float(((const u16 *)row)[i]);
+    if (type == Q4_0) return row_element(Q4_0, row, i);
+    if (type == Q5_1) return row_element(Q5_1, row, i);
     const u8 *block = row + i / 32 * Q8_0_BYTES;
     return ((const i8 *)block)[2 + i % 32] * half_to_float(*(const u16 *)block);
 }
 
 #if __CUDA_ARCH__ >= 800
-// Elements `8 · part ..` of a Q8_0 row as eight f16.
-__device__ __forceinline__ uint4 q8_0_to_f16x8(const u8 *row, int part) {
-    const u16 *block = (const u16 *)(row + part / 4 * Q8_0_BYTES);
-    float scale = half_to_float(block[0]);
+// Elements `8 · part ..` of a row of a KV cache as eight f16; rows of BF16 are aligned to 16 bytes, others to 2.
+__device__ __forceinline__ uint4 cache_to_f16x8(u32 type, const u8 *row, int part) {
     u32 words[4];
+    if (type == BF16) {
+        uint4 eight = *(const uint4 *)(row + part * 16);
+        u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] = floats_to_f16x2(bf16_to_float((u16)pairs[i]), bf16_to_float((u16)(pairs[i] >> 16)));
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    int quarter = part % 4;
+    if (type == Q8_0) {
+        const u16 *block = (const u16 *)(row + part / 4 * Q8_0_BYTES);
+        float scale = half_to_float(block[0]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u16 pair = block[1 + quarter * 4 + i];
+            words[i] = floats_to_f16x2(scale * (i8)(pair & 255), scale * (i8)(pair >> 8));
+        }
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    // Four bits of each element: low nibbles of elements 0..16, high ones of 16..32; Q5_1 has the fifth apart.
+    bool five = type == Q5_1;
+    const u16 *block = (const u16 *)(row + part / 4 * (five ? Q5_1_BYTES : Q4_0_BYTES));
+    float scale = half_to_float(block[0]), offset = five ? half_to_float(block[1]) : -8.0f * scale;
+    u32 fifth = five ? ((u32)block[2] | (u32)block[3] << 16) >> (8 * quarter) : 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        u16 pair = block[1 + part % 4 * 4 + i];
-        words[i] = floats_to_f16x2(scale * (i8)(pair & 255), scale * (i8)(pair >> 8));
+        u32 pair = (u32)block[(five ? 4 : 1) + quarter % 2 * 4 + i] >> (quarter / 2 * 4);
+        u32 one = (pair & 15) | (fifth >> (2 * i) & 1) << 4, two = (pair >> 8 & 15) | (fifth >> (2 * i + 1) & 1) << 4;
+        words[i] = floats_to_f16x2(scale * one + offset, scale * two + offset);
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
@@ -239,6 +265,8 @@ __device__ __forceinline__ uint4 q8_0_to_f16x8(const u8 *row, int part) {
 //   MATRIX_Q8      quants   rows × blocks × 32 bytes   byte j: element j
 //                  scales   rows × padded × 1 f16      value = scale · quant
 //   MATRIX_F16     elements as in the file: never packed
+//   MATRIX_MXFP4   quants   as MATRIX_Q4
+//                  scales   rows × padded × 1 bf16     value = scale · MXFP4_LEVELS[quant]
 //
 // A block is 32 elements. `padded` is the number of blocks of a row, rounded up so that the scales of a row fill whole
 // 16-byte words.
@@ -247,10 +275,13 @@ enum {
     MATRIX_Q4_MIN = 1,
     MATRIX_Q8 = 2,
     MATRIX_F16 = 3,
+    MATRIX_MXFP4 = 4,
 };
 
 // Packed formats: name in kernels, format.
-#define FOR_EACH_PACKED_FORMAT(X) X(q4, MATRIX_Q4) X(q4min, MATRIX_Q4_MIN) X(q8, MATRIX_Q8)
+#define FOR_EACH_PACKED_FORMAT(X) \
+    X(q4, MATRIX_Q4) X(q4min, MATRIX_Q4_MIN) X(q8, MATRIX_Q8) \
+    X(mxfp4, MATRIX_MXFP4)
 
 // Scales from the start of one row to that of the next.
 __device__ __forceinline__ i64 scale_stride(int format, i64 blocks) {
@@ -258,7 +289,7 @@ __device__ __forceinline__ i64 scale_stride(int format, i64 blocks) {
 }
 
 // Packs block `b` of a row: quants to `to`, scale and minimum as f16 bits. Q4_0 becomes MATRIX_Q4, Q4_1 and Q4_K become
-// MATRIX_Q4_MIN, Q8_0 becomes MATRIX_Q8.
+// MATRIX_Q4_MIN, Q8_0 becomes MATRIX_Q8, MXFP4 becomes MATRIX_MXFP4.
 __device__ __forceinline__ void pack_block(u32 type, int format, const u8 *row, i64 b, u8 *to, u16 *scale,
                                            u16 *minimum) {
     if (type == Q4_K) {
@@ -271,6 +302,10 @@ __device__ __forceinline__ void pack_block(u32 type, int format, const u8 *row, 
             int lo = from[16 + 32 * (g / 2) + j], hi = from[16 + 32 * (g / 2) + j + 16];
             to[j] = g % 2 ? (lo >> 4) | (hi & 0xf0) : (lo & 15) | (hi & 15) << 4;
         }
+    } else if (type == MXFP4) {
+        const u8 *from = row + b * MXFP4_BYTES;
+        *scale = (u16)(__float_as_uint(mxfp4_scale(from[0])) >> 16);
+        for (int j = 0; j < 16; j++) to[j] = from[1 + j];
     } else {
         int head = type == Q4_1 ? 4 : 2, body = format == MATRIX_Q8 ? 32 : 16;
         const u8 *from = row + b * (head + body);
@@ -296,6 +331,7 @@ __device__ __forceinline__ float packed_element(u64 quants, u64 scales, int form
     int q = ((const u8 *)quants)[at * 16 + j % 16];
     q = j < 16 ? q & 15 : q >> 4;
     if (format == MATRIX_Q4) return (q - 8) * half_to_float(((const u16 *)scales)[scale_at]);
+    if (format == MATRIX_MXFP4) return MXFP4_LEVELS[q] * bf16_to_float(((const u16 *)scales)[scale_at]);
     u32 both = ((const u32 *)scales)[scale_at];
     return q * half_to_float((u16)both) + half_to_float((u16)(both >> 16));
 }
@@ -309,7 +345,8 @@ __device__ __forceinline__ void packed_eight(u64 quants, u64 scales, int format,
         scale = half_to_float((u16)both);
         minimum = half_to_float((u16)(both >> 16));
     } else {
-        scale = half_to_float(((const u16 *)scales)[scale_at]);
+        u16 bits = ((const u16 *)scales)[scale_at];
+        scale = format == MATRIX_MXFP4 ? bf16_to_float(bits) : half_to_float(bits);
     }
     if (format == MATRIX_Q8) {
         uint2 q = ((const uint2 *)quants)[at * 4 + part];
@@ -321,9 +358,34 @@ __device__ __forceinline__ void packed_eight(u64 quants, u64 scales, int format,
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             int one = (int)((i < 4 ? low : high) >> (8 * (i % 4)) & 15);
-            v[i] = format == MATRIX_Q4 ? (one - 8) * scale : one * scale + minimum;
+            v[i] = format == MATRIX_MXFP4 ? MXFP4_LEVELS[one] * scale
+                   : format == MATRIX_Q4  ? (one - 8) * scale
+                                          : one * scale + minimum;
         }
     }
+}
+
+// Each byte's sign bit, eight times: 255 for negative bytes, 0 for others. (__byte_perm has no such selectors.)
+__device__ __forceinline__ u32 signs_of_bytes(u32 bytes) {
+    u32 signs;
+    asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(signs) : "r"(bytes));
+    return signs;
+}
+
+// The levels of eight MXFP4 quants, as bytes: those of the low nibbles of four bytes, and of the high ones. A nibble is
+// the index of a magnitude, which selects a byte of a table, and a sign.
+__device__ __forceinline__ void mxfp4_levels(u32 quants, int &low, int &high) {
+    const u32 small = 0x03020100, large = 0x0c080604, small_negative = 0xfdfeff00, large_negative = 0xf4f8fafc;
+    u32 first = quants & 0x7777, second = quants >> 16 & 0x7777;
+    u32 plus[2] = {__byte_perm(small, large, first), __byte_perm(small, large, second)};
+    u32 minus[2] = {__byte_perm(small_negative, large_negative, first),
+                    __byte_perm(small_negative, large_negative, second)};
+    // Bytes of all ones where the sign is set.
+    u32 low_signs = signs_of_bytes(quants << 4), high_signs = signs_of_bytes(quants);
+    u32 low_plus = __byte_perm(plus[0], plus[1], 0x6420), low_minus = __byte_perm(minus[0], minus[1], 0x6420);
+    u32 high_plus = __byte_perm(plus[0], plus[1], 0x7531), high_minus = __byte_perm(minus[0], minus[1], 0x7531);
+    low = (int)((low_plus & ~low_signs) | (low_minus & low_signs));
+    high = (int)((high_plus & ~high_signs) | (high_minus & high_signs));
 }
 
 // Dot products of a packed matrix with activations. Activations are quantized to 8 bits with a scale for each 32
@@ -334,7 +396,7 @@ template <int FORMAT> struct Matrix {
     // Elements of a row in one ring slot of the streamed GEMV.
     static const u32 CHUNK = FORMAT == MATRIX_F16 ? 1024 : FORMAT == MATRIX_Q8 ? 2048 : 4096;
     // Whether the dot product needs the sum of the activations.
-    static const bool HAS_OFFSET = FORMAT != MATRIX_Q8;
+    static const bool HAS_OFFSET = FORMAT == MATRIX_Q4 || FORMAT == MATRIX_Q4_MIN;
 
     // Bytes of the quants of `n` elements.
     __device__ static u32 quant_bytes(u32 n) {
@@ -358,6 +420,10 @@ template <int FORMAT> struct Matrix {
             int4 w = __ldcs((const int4 *)quants + at);
             int words[4] = {w.x, w.y, w.z, w.w};
             for (int i = 0; i < 4; i++) {
+                if (FORMAT == MATRIX_MXFP4) {
+                    mxfp4_levels((u32)words[i], q[i], q[4 + i]);
+                    continue;
+                }
                 q[i] = words[i] & 0x0f0f0f0f;
                 q[4 + i] = (words[i] >> 4) & 0x0f0f0f0f;
             }
@@ -367,7 +433,8 @@ template <int FORMAT> struct Matrix {
             d.x = half_to_float((u16)both);
             d.y = half_to_float((u16)(both >> 16));
         } else {
-            d.x = half_to_float(__ldcs((const u16 *)scales + scale_at));
+            u16 bits = __ldcs((const u16 *)scales + scale_at);
+            d.x = FORMAT == MATRIX_MXFP4 ? bf16_to_float(bits) : half_to_float(bits);
             d.y = FORMAT == MATRIX_Q4 ? -8.0f * d.x : 0.0f;
         }
     }
@@ -390,6 +457,18 @@ template <int FORMAT> struct Matrix {
             return;
         }
         int4 w = quants[i];
+        if (FORMAT == MATRIX_MXFP4) {
+            int words[4] = {w.x, w.y, w.z, w.w}, x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            int sum = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int a, b;
+                mxfp4_levels((u32)words[j], a, b);
+                sum = dp4a_signed(b, x[4 + j], dp4a_signed(a, x[j], sum));
+            }
+            acc += bf16_to_float(((const u16 *)scales)[i]) * e.x * sum;
+            return;
+        }
         int lower = dp4a_unsigned((u32)w.x & 0x0f0f0f0f, low.x, 0);
         int upper = dp4a_unsigned((u32)w.x & 0xf0f0f0f0, high.x, 0);   // of quants times 16
         lower = dp4a_unsigned((u32)w.y & 0x0f0f0f0f, low.y, lower);

@@ -30,24 +30,6 @@ __device__ __forceinline__ void store_one(const GemmWork &g, u32 row, u32 col, f
 #define SLOTS 4
 #define SLOT_BYTES (2 * TILE * COLS * 2)
 
-__device__ __forceinline__ void load_matrices(u32 to[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-}
-
-template <bool IS_BF16> __device__ __forceinline__ void mma(float sum[4], const u32 a[4], u32 b0, u32 b1) {
-    if (IS_BF16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Where part `part` of a row is in a tile.
 __device__ __forceinline__ u32 part_at(u32 row, u32 part) { return row * (COLS * 2) + (part ^ (row >> 1 & 3)) * 16; }
 

@@ -160,6 +160,39 @@ __device__ __forceinline__ void float_gemv(Tensor w, Tensor x, Tensor out, u64 a
     }
 FLOAT_GEMV(1) FLOAT_GEMV(2) FLOAT_GEMV(4) FLOAT_GEMV(8)
 
+// A float weight of few rows, as a router's, times one row: a block per matrix row. The first elements of the weight are
+// loaded before the previous kernel is complete.
+extern "C" __global__ void __launch_bounds__(128) k_gemv_float_block(Tensor w, u64 x, u64 out, u64 add) {
+    __shared__ float shared[32];
+    const int ahead = 4;
+    const u8 *weights = row_at(w, 0, 0, blockIdx.x);
+    int quads = (int)(w.d[3] / 4);
+    auto four = [&](int i) {
+        if (w.type == F32) return __ldcs((const float4 *)weights + i);
+        uint2 pairs = __ldcs((const uint2 *)weights + i);
+        u16 h[4] = {(u16)pairs.x, (u16)(pairs.x >> 16), (u16)pairs.y, (u16)(pairs.y >> 16)};
+        if (w.type == F16)
+            return make_float4(half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3]));
+        return make_float4(bf16_to_float(h[0]), bf16_to_float(h[1]), bf16_to_float(h[2]), bf16_to_float(h[3]));
+    };
+    auto dot = [&](float4 v, int i) {
+        float4 a = ((const float4 *)x)[i];
+        return v.x * a.x + v.y * a.y + v.z * a.z + v.w * a.w;
+    };
+    float4 v[ahead];
+#pragma unroll
+    for (int j = 0; j < ahead; j++)
+        if (j * 128 + threadIdx.x < quads) v[j] = four(j * 128 + threadIdx.x);
+    wait_for_previous_kernel();
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < ahead; j++)
+        if (j * 128 + threadIdx.x < quads) sum += dot(v[j], j * 128 + threadIdx.x);
+    for (int i = ahead * 128 + threadIdx.x; i < quads; i += 128) sum += dot(four(i), i);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) ((float *)out)[blockIdx.x] = sum + (add ? ((const float *)add)[blockIdx.x] : 0.0f);
+}
+
 // The generic matrix multiplication: all types, any strides of whole rows; a warp per result.
 extern "C" __global__ void k_mul_mat(Tensor w, Tensor x, Tensor out) {
     i64 n = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;

@@ -29,6 +29,7 @@ extern "C" __global__ void k_row_norm(Tensor x, Tensor weight, Tensor out, int m
 // most four float4s in registers, so rows have at most 16 × blockDim elements.
 extern "C" __global__ void k_rms_norm(u64 x, u64 weight, u64 out, int quads, float eps) {
     __shared__ float shared[32];
+    wait_for_previous_kernel();
     const float4 *from = (const float4 *)x + (i64)blockIdx.x * quads;
     const float4 *scales = (const float4 *)weight;
     float4 v[4];

@@ -39,6 +39,7 @@ enum {
     GATE_SWIGLU = 0,
     GATE_GEGLU = 1,
     GATE_REGLU = 2,
+    GATE_SWIGLU_OAI = 3,
 };
 
 enum {
@@ -50,4 +51,11 @@ enum {
 enum {
     CONVERT_TO_BF16 = 0,
     CONVERT_TO_F32 = 1,
+};
+
+// What is done to a token's logits before experts are selected.
+enum {
+    ROUTE_PLAIN = 0,
+    ROUTE_SOFTMAX = 1,
+    ROUTE_SIGMOID = 2,
 };

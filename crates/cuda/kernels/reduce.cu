@@ -26,16 +26,6 @@ extern "C" __global__ void k_sum(Tensor x, Tensor out) {
     if (threadIdx.x == 0) *(float *)out.address = (float)partial[0];
 }
 
-// Maps a float to an integer of the same order; both zeros map to one key, and all NaNs to another.
-__device__ __forceinline__ u32 sortable(float v, int descending) {
-    u32 bits = __float_as_uint(v != v ? __uint_as_float(0x7fffffffu) : v + 0.0f);
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return descending ? ~bits : bits;
-}
-
-// A value and its index as one key: larger for larger values and, of equal values, for smaller indices; never 0.
-__device__ __forceinline__ u64 ranked(float v, int index) { return (u64)sortable(v, 0) << 32 | (u32)~index; }
-
 // The maximum over a block, in thread 0. `shared` holds 32 elements.
 __device__ __forceinline__ u64 block_max_u64(u64 best, u64 *shared) {
     for (int o = 16; o > 0; o >>= 1) best = max(best, __shfl_xor_sync(FULL, best, o));

@@ -75,6 +75,14 @@ pub(crate) fn is_dense_f32(t: &TensorArg) -> bool {
         && (t.rows() == 1 || t.strides == [d1 * d2 * d3 * 4, d2 * d3 * 4, d3 * 4, 4])
 }
 
+/// Whether the rows of a tensor are contiguous, and start at multiples of `alignment`.
+pub(crate) fn has_dense_rows(t: &TensorArg, dtype: DType, alignment: u64) -> bool {
+    t.dtype == dtype.id()
+        && t.strides[3] == dtype.block_bytes() as i64
+        && t.address.is_multiple_of(alignment)
+        && t.strides.iter().take(3).all(|stride| stride % alignment as i64 == 0)
+}
+
 /// One launch, ready to be issued any number of times.
 pub(crate) struct Launch {
     function: Function,

@@ -52,16 +52,16 @@ macro_rules! images {
 /// Target, file without ".cu", and zlib stream of every image. Files whose kernels need a newer generation than the
 /// target are left out.
 const IMAGES: &[(&str, &str, &[u8])] = images! {
-    "sm_75": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv";
-    "sm_80": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "gemm" "conv";
-    "sm_90a": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma"
-              "gemv_streamed" "gemm" "gemm_wgmma" "conv";
-    "sm_100": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma"
-              "gemv_streamed" "gemm" "conv";
-    "sm_120": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma"
-              "gemv_streamed" "gemm" "conv";
-    "compute_90": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma"
-                  "gemv_streamed" "gemm" "conv";
+    "sm_75": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv";
+    "sm_80": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm";
+    "sm_90a": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
+              "gemv_streamed" "gemm" "gemm_wgmma" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm";
+    "sm_100": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
+              "gemv_streamed" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm";
+    "sm_120": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
+              "gemv_streamed" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm";
+    "compute_90": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
+                  "gemv_streamed" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm";
 };
 
 /// Whether there is an image of a file that was made from the sources that this binary has.

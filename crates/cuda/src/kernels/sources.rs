@@ -16,8 +16,12 @@ macro_rules! kernel_text {
     };
 }
 
+const ACTIVATIONS: (&str, &str) = kernel_text!("activations.cuh");
 const ATTENTION: (&str, &str) = kernel_text!("attention.cuh");
+const GATE: (&str, &str) = kernel_text!("gate.cuh");
 const MBARRIER: (&str, &str) = kernel_text!("mbarrier.cuh");
+const MMA: (&str, &str) = kernel_text!("mma.cuh");
+const ORDER: (&str, &str) = kernel_text!("order.cuh");
 const QUANTIZE: (&str, &str) = kernel_text!("quantize.cuh");
 const ROPE: (&str, &str) = kernel_text!("rope.cuh");
 
@@ -49,30 +53,40 @@ pub(crate) enum KernelFile {
     Pack,
     Attention,
     AttentionMma,
+    AttentionGrouped,
     GemvStreamed,
     Gemm,
     GemmWgmma,
     Conv,
+    Experts,
+    Recurrent,
+    ExpertsGemv,
+    ExpertsGemm,
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 13;
+pub(super) const FILES: usize = 18;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
-    source(kernel_text!("elementwise.cu"), &[]),
+    source(kernel_text!("elementwise.cu"), &[GATE]),
     source(kernel_text!("norm.cu"), &[]),
     source(kernel_text!("rope.cu"), &[ROPE]),
     source(kernel_text!("rows.cu"), &[QUANTIZE]),
-    source(kernel_text!("reduce.cu"), &[]),
+    source(kernel_text!("reduce.cu"), &[ORDER]),
     source(kernel_text!("matmul.cu"), &[]),
     source(kernel_text!("pack.cu"), &[]),
     source(kernel_text!("attention.cu"), &[ROPE, ATTENTION]),
-    source(kernel_text!("attention_mma.cu"), &[ATTENTION]),
-    source(kernel_text!("gemv_streamed.cu"), &[MBARRIER]),
-    source(kernel_text!("gemm.cu"), &[]),
+    source(kernel_text!("attention_mma.cu"), &[MMA, ATTENTION]),
+    source(kernel_text!("attention_grouped.cu"), &[MMA, ATTENTION]),
+    source(kernel_text!("gemv_streamed.cu"), &[MBARRIER, ACTIVATIONS]),
+    source(kernel_text!("gemm.cu"), &[MMA]),
     source(kernel_text!("gemm_wgmma.cu"), &[MBARRIER]),
     source(kernel_text!("conv.cu"), &[]),
+    source(kernel_text!("experts.cu"), &[ORDER]),
+    source(kernel_text!("recurrent.cu"), &[]),
+    source(kernel_text!("experts_gemv.cu"), &[GATE, ACTIVATIONS]),
+    source(kernel_text!("experts_gemm.cu"), &[MMA]),
 ];
 
 impl KernelFile {
@@ -88,10 +102,15 @@ impl KernelFile {
         KernelFile::Pack,
         KernelFile::Attention,
         KernelFile::AttentionMma,
+        KernelFile::AttentionGrouped,
         KernelFile::GemvStreamed,
         KernelFile::Gemm,
         KernelFile::GemmWgmma,
         KernelFile::Conv,
+        KernelFile::Experts,
+        KernelFile::Recurrent,
+        KernelFile::ExpertsGemv,
+        KernelFile::ExpertsGemm,
     ];
 
     fn source(self) -> &'static KernelSource {

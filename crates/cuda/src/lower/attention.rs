@@ -1,5 +1,5 @@
 //! Attention. Where there are too few queries to fill the device, keys are partitioned among blocks, and the last block
-//! merges the partial results (flash-decoding). Many queries use tensor cores.
+//! merges the partial results (flash-decoding). Many queries, wide heads and quantized caches use tensor cores.
 
 use std::ffi::CStr;
 
@@ -7,70 +7,16 @@ use quadriga_graph::{Attention, DType, NodeId};
 use quadriga_runtime::BackendError;
 
 use super::decode_attention::{DecodeAttention, DecodeAttentionSearch};
+use super::grouped_attention::{GroupedKernel, is_cached};
+use super::key_partitions::{AttentionExtents, KeyPartitions, MIN_MMA_QUERIES, TILE};
 use super::lowering::Lowering;
 use super::rope::RopeArg;
 use super::scratch;
-use crate::inner::MAX_COUNTERS;
 use crate::kernels::KernelFile;
-use crate::launch::{Argument, Launch, TensorArg};
+use crate::launch::{Argument, Launch, TensorArg, has_dense_rows};
 
-/// The fewest keys of a partition: as many as a block has in flight, or two tiles.
-const MIN_PARTITION: u64 = 128;
-/// Queries of a block of the tensor-core kernel.
-const TILE: u64 = 64;
-/// The fewest queries for which it is faster.
-const MIN_MMA_QUERIES: u64 = 16;
-/// The compute capability that it needs.
+/// The compute capability that the tensor-core kernels need.
 const MMA_COMPUTE_CAPABILITY: (i32, i32) = (8, 0);
-
-/// How keys are partitioned among blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct KeyPartitions {
-    queries: u64,
-    /// Keys of a partition.
-    keys: u64,
-    count: u64,
-}
-
-impl KeyPartitions {
-    /// Enough partitions to fill the device twice; not many more, since each costs memory for a partial result.
-    fn of(blocks: u64, queries: u64, keys: u64, multiprocessors: u32) -> KeyPartitions {
-        let max = if blocks > MAX_COUNTERS as u64 {
-            1
-        } else {
-            (2 * u64::from(multiprocessors) / blocks.max(1)).max(1)
-        };
-        let length = keys.max(1).div_ceil(max).next_multiple_of(MIN_PARTITION);
-        KeyPartitions { queries, keys: length, count: keys.div_ceil(length).max(1) }
-    }
-
-    /// For kernels with a block per query and head; `[b, h, t]` are the extents of the queries.
-    fn per_query([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> KeyPartitions {
-        KeyPartitions::of(b * h * t, b * h * t, keys, multiprocessors)
-    }
-
-    /// For the tensor-core kernel; `None` if it cannot, or need not, compute so many queries.
-    fn per_tile([b, h, t]: [u64; 3], keys: u64, multiprocessors: u32) -> Option<KeyPartitions> {
-        let cut = KeyPartitions::of(b * h * t.div_ceil(TILE), b * h * t, keys, multiprocessors);
-        let fits = t.div_ceil(TILE) < 1 << 16 && b * cut.count < 1 << 16 && keys < 1 << 31;
-        (t >= MIN_MMA_QUERIES && fits).then_some(cut)
-    }
-
-    /// The most bytes of partial results of `e` elements, with whichever kernel.
-    pub(super) fn max_bytes(queries: [u64; 3], keys: u64, e: usize, multiprocessors: u32) -> usize {
-        let tiles = KeyPartitions::per_tile(queries, keys, multiprocessors).map_or(0, |cut| cut.bytes(e));
-        KeyPartitions::per_query(queries, keys, multiprocessors).bytes(e).max(tiles)
-    }
-
-    /// Bytes of the partial results, of `e` elements; none for a single partition.
-    fn bytes(&self, e: usize) -> usize {
-        if self.count > 1 {
-            scratch::total_bytes([(self.queries * self.count) as usize * (e + 2) * 4])
-        } else {
-            0
-        }
-    }
-}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -82,6 +28,7 @@ struct AttentionWork {
     spans: TensorArg,
     out: TensorArg,
     partial: u64,
+    sinks: u64,
     counters: u64,
     scale: f32,
     soft_cap: f32,
@@ -93,6 +40,17 @@ struct AttentionWork {
 
 // SAFETY: `struct AttentionWork` of attention.cuh has the same fields in the same order.
 unsafe impl Argument for AttentionWork {}
+
+/// A launch of a tensor-core kernel.
+struct AttentionPlan {
+    file: KernelFile,
+    name: &'static CStr,
+    shared_bytes: u32,
+    threads: u32,
+    /// The grid in x and y; in z there are batches and partitions.
+    blocks: [u32; 2],
+    cut: KeyPartitions,
+}
 
 /// The current token of decode attention.
 #[repr(C)]
@@ -174,26 +132,26 @@ impl Lowering<'_> {
         let mut optional = |present: bool| present.then(|| given.next()).flatten().unwrap_or_default();
         let mask = optional(parameters.mask);
         let spans: TensorArg = optional(parameters.spans);
+        let sinks = optional(parameters.sinks).address;
         let [b, h, t, _] = q.dims;
-        let [_, _, keys, e] = v.dims;
-        let multiprocessors = self.inner.context.multiprocessors;
-        let extents = [b as u64, h as u64, t as u64];
-        let queries = (b * h * t) as u64;
-        let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
-        let context = &self.inner.context;
-        // Two buffers, each of a tile of keys and a tile of values.
-        let shared = grid(e).saturating_mul(2).saturating_add(16).saturating_mul(4 * TILE as u32);
-        let has_mma =
-            context.compute_capability >= MMA_COMPUTE_CAPABILITY && shared <= context.shared_bytes_per_block;
-        let by_tiles = match mma_kernel(&q, &k, &v, &out) {
-            Some(name) if has_mma => {
-                KeyPartitions::per_tile(extents, keys as u64, multiprocessors).map(|cut| (name, cut))
-            }
-            _ => None,
+        let [_, groups, keys, e] = v.dims;
+        let extents = AttentionExtents {
+            batch: b as u64,
+            heads: h as u64,
+            groups: groups as u64,
+            queries: t as u64,
+            keys: keys as u64,
+            e: e as usize,
         };
-        let cut = match by_tiles {
-            Some((_, cut)) => cut,
-            None => KeyPartitions::per_query(extents, keys as u64, multiprocessors),
+        let group = self.decode_attention.get(&node).copied();
+        let plan = match group {
+            None => self.attention_plan([&q, &k, &v, &out], &extents),
+            Some(_) => None,
+        };
+        let multiprocessors = self.inner.context.multiprocessors;
+        let cut = match &plan {
+            Some(plan) => plan.cut,
+            None => KeyPartitions::per_query(&extents, multiprocessors),
         };
         let partial = match cut.bytes(e as usize) {
             0 => 0,
@@ -202,8 +160,6 @@ impl Lowering<'_> {
                 self.scratch(node, [bytes])?[0]
             }
         };
-        let many = queries > 2 * u64::from(multiprocessors);
-        let warps: u32 = if many { 4 } else { 8 };
         let (fault_word, fault) = self.fault(node, "a span of visible keys is out of range");
         let work = AttentionWork {
             q,
@@ -213,6 +169,7 @@ impl Lowering<'_> {
             spans,
             out,
             partial,
+            sinks,
             counters: self.inner.counters.address(),
             scale: parameters.scale,
             soft_cap: parameters.soft_cap.unwrap_or(0.0),
@@ -221,20 +178,27 @@ impl Lowering<'_> {
             fault_word,
             fault,
         };
-        if let Some((name, _)) = by_tiles {
+        let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
+        if let Some(plan) = plan {
             let function =
-                self.inner.kernels.function_with_shared_memory(KernelFile::AttentionMma, name, shared)?;
-            let size = [grid(h), grid(t).div_ceil(TILE as u32), grid(b) * cut.count as u32];
-            self.push(Launch::new(function, size, 128).shared_bytes(shared).dependent().arg(work));
+                self.inner.kernels.function_with_shared_memory(plan.file, plan.name, plan.shared_bytes)?;
+            let [x, y] = plan.blocks;
+            let launch = Launch::new(function, [x, y, grid(b) * cut.count as u32], plan.threads);
+            self.push(launch.shared_bytes(plan.shared_bytes).dependent().arg(work));
             return Ok(());
         }
-        let group = self.decode_attention.get(&node).copied();
-        let warps = if group.is_some() && k.dims[3] < 256 { 4 } else { warps };
+        let many = (b * h * t) as u64 > 2 * u64::from(multiprocessors);
+        let warps = match group {
+            Some(_) if k.dims[3] < 256 => 4,
+            Some(_) => 8,
+            None if many => 4,
+            None => 8,
+        };
         let name = match group {
             Some(_) if k.dims[3] == 64 => c"k_attention_decode_64",
             Some(_) if k.dims[3] == 128 => c"k_attention_decode_128",
             Some(_) => c"k_attention_decode_256",
-            None => f16_kernel(&q, &k, &v, many).unwrap_or(c"k_attention"),
+            None => f16_kernel(&q, &k, &v, many).unwrap_or_else(|| generic_kernel(&k, &v)),
         };
         let function = self.function(KernelFile::Attention, name)?;
         let shared = (2 * warps + warps * grid(e)) * 4;
@@ -248,6 +212,42 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The tensor-core kernel of a node; `None` if others are faster, or alone take its operands.
+    fn attention_plan(&self, tensors: [&TensorArg; 4], extents: &AttentionExtents) -> Option<AttentionPlan> {
+        let context = &self.inner.context;
+        if context.compute_capability < MMA_COMPUTE_CAPABILITY {
+            return None;
+        }
+        let [q, k, v, out] = tensors;
+        let multiprocessors = context.multiprocessors;
+        // Two buffers, each of a tile of keys and a tile of values.
+        let shared_bytes =
+            (extents.e as u32).saturating_mul(2).saturating_add(16).saturating_mul(4 * TILE as u32);
+        if let Some(name) = mma_kernel(q, k, v, out)
+            && shared_bytes <= context.shared_bytes_per_block
+            && let Some(cut) = KeyPartitions::per_tile(extents, multiprocessors)
+        {
+            let blocks = [extents.heads as u32, extents.queries.div_ceil(TILE) as u32];
+            let file = KernelFile::AttentionMma;
+            return Some(AttentionPlan { file, name, shared_bytes, threads: 128, blocks, cut });
+        }
+        // With few queries, the kernels for f16 are faster.
+        if extents.queries < MIN_MMA_QUERIES && f16_kernel(q, k, v, false).is_some() {
+            return None;
+        }
+        let kernel = GroupedKernel::of(tensors, context.shared_bytes_per_block)?;
+        let cut = KeyPartitions::per_group(extents, kernel.rows, multiprocessors)?;
+        let blocks = [extents.groups as u32, extents.groups_rows().div_ceil(kernel.rows) as u32];
+        Some(AttentionPlan {
+            file: KernelFile::AttentionGrouped,
+            name: kernel.name,
+            shared_bytes: kernel.shared_bytes(),
+            threads: 256,
+            blocks,
+            cut,
+        })
     }
 
     fn decode_token(&mut self, node: NodeId, group: &DecodeAttention) -> Result<DecodeToken, BackendError> {
@@ -271,14 +271,6 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether the rows of a tensor are contiguous, and start at multiples of `alignment`.
-fn has_dense_rows(t: &TensorArg, dtype: DType, alignment: u64) -> bool {
-    t.dtype == dtype.id()
-        && t.strides[3] == dtype.block_bytes() as i64
-        && t.address.is_multiple_of(alignment)
-        && t.strides.iter().take(3).all(|stride| stride % alignment as i64 == 0)
-}
-
 /// The kernel for f16 keys and values, if there is one for their head size and their rows are aligned for 16-byte
 /// loads.
 fn f16_kernel(q: &TensorArg, k: &TensorArg, v: &TensorArg, many: bool) -> Option<&'static CStr> {
@@ -295,7 +287,12 @@ fn f16_kernel(q: &TensorArg, k: &TensorArg, v: &TensorArg, many: bool) -> Option
     (whole(q, DType::F32) && whole(k, DType::F16) && whole(v, DType::F16)).then_some(name)
 }
 
-/// The tensor-core kernel for f16 or Q8_0 keys and values, if there is one for their head size.
+/// The kernel for all types.
+fn generic_kernel(k: &TensorArg, v: &TensorArg) -> &'static CStr {
+    if k.dims[3].max(v.dims[3]) <= 128 { c"k_attention" } else { c"k_attention_wide" }
+}
+
+/// The tensor-core kernel for many queries, if there is one for their head size.
 fn mma_kernel(q: &TensorArg, k: &TensorArg, v: &TensorArg, out: &TensorArg) -> Option<&'static CStr> {
     let name = match k.dims[3] {
         64 => c"k_attention_mma_64",
@@ -305,10 +302,7 @@ fn mma_kernel(q: &TensorArg, k: &TensorArg, v: &TensorArg, out: &TensorArg) -> O
         _ => return None,
     };
     let whole = |t: &TensorArg| has_dense_rows(t, DType::F32, 8);
-    let cached = |t: &TensorArg| {
-        let known = has_dense_rows(t, DType::F16, 16) || has_dense_rows(t, DType::Q8_0, 2);
-        known && t.dims[3] == k.dims[3]
-    };
+    let cached = |t: &TensorArg| is_cached(t) && t.dims[3] == k.dims[3];
     (whole(q) && whole(out) && cached(k) && cached(v)).then_some(name)
 }
 
@@ -316,27 +310,8 @@ fn mma_kernel(q: &TensorArg, k: &TensorArg, v: &TensorArg, out: &TensorArg) -> O
 mod tests {
     use super::*;
 
-    const MULTIPROCESSORS: u32 = 132;
-
     #[test]
-    fn many_queries_use_tensor_cores_and_partitions_fill_the_device() {
-        let tiles = |queries, keys| KeyPartitions::per_tile(queries, keys, MULTIPROCESSORS);
-        assert_eq!(tiles([1, 32, 15], 512), None, "few queries");
-        // 32 heads of 8 tiles are enough blocks.
-        assert_eq!(tiles([1, 32, 512], 512), Some(KeyPartitions { queries: 32 * 512, keys: 512, count: 1 }));
-        // 9 heads of one tile are not: their keys are partitioned, with at least two tiles each.
-        assert_eq!(tiles([1, 9, 40], 4096).unwrap().count, 16);
-        assert_eq!(tiles([1, 9, 40], 256).unwrap(), KeyPartitions { queries: 360, keys: 128, count: 2 });
-        assert_eq!(tiles([1, 1, 64], 1 << 31), None, "more keys than an int counts");
-        for queries in [[1, 9, 40], [1, 32, 512], [2, 4, 17]] {
-            let max = KeyPartitions::max_bytes(queries, 4096, 128, MULTIPROCESSORS);
-            let taken = tiles(queries, 4096).unwrap().bytes(128);
-            assert!(taken <= max, "{queries:?}: {taken} of {max}");
-        }
-    }
-
-    #[test]
-    fn tensor_cores_take_f16_and_q8_0_of_some_head_sizes() {
+    fn tensor_cores_take_cache_types_of_some_head_sizes() {
         let rows = |dtype: DType, cols: i64| {
             let row = dtype.row_bytes(cols as usize).unwrap() as i64;
             TensorArg {
@@ -354,44 +329,14 @@ mod tests {
             assert!(with(rows(DType::F16, cols), rows(DType::F16, cols)), "{cols}");
         }
         assert!(with(rows(DType::Q8_0, 64), rows(DType::F16, 64)));
-        assert!(with(rows(DType::Q8_0, 128), rows(DType::Q8_0, 128)));
+        for dtype in [DType::Q8_0, DType::Q5_1, DType::Q4_0, DType::BF16] {
+            assert!(with(rows(dtype, 128), rows(dtype, 128)), "{dtype}");
+        }
         assert!(!with(rows(DType::F32, 64), rows(DType::F32, 64)), "f32 cache");
         assert!(!with(rows(DType::F16, 40), rows(DType::F16, 40)), "unsupported head size");
         assert!(!with(rows(DType::F16, 64), rows(DType::F16, 128)), "two head sizes");
         let shifted = TensorArg { address: (1 << 20) + 2, ..rows(DType::F16, 64) };
         assert!(!with(shifted, rows(DType::F16, 64)), "misaligned rows");
-    }
-
-    #[test]
-    fn partitions_fill_the_device_twice_and_cost_memory_only_if_there_are_several() {
-        let of = |blocks, keys| KeyPartitions::of(blocks, blocks, keys, MULTIPROCESSORS);
-        // 264 blocks are wanted: 29 partitions for each of 9, of whole multiples of 128 keys.
-        assert_eq!(of(9, 4096), KeyPartitions { queries: 9, keys: 256, count: 16 });
-        assert_eq!(of(9, 1 << 20), KeyPartitions { queries: 9, keys: 36_224, count: 29 });
-        assert_eq!(of(264, 4096).count, 1);
-        assert_eq!(of(132, 4096).count, 2);
-        // Each block has a counter where there are several partitions.
-        let counters = MAX_COUNTERS as u64;
-        let many = |blocks| KeyPartitions::of(blocks, blocks, 1 << 20, u32::MAX).count;
-        assert!(many(counters) > 1 && many(counters + 1) == 1);
-        let query = KeyPartitions::per_query([2, 3, 5], 4096, MULTIPROCESSORS);
-        assert_eq!(query, KeyPartitions { queries: 30, keys: 512, count: 8 });
-        // Each partial result has two numbers beside its elements.
-        assert_eq!(query.bytes(62), scratch::total_bytes([30 * 8 * 64 * 4]));
-        assert_eq!(KeyPartitions { count: 1, ..query }.bytes(62), 0);
-        let max = KeyPartitions::max_bytes([2, 3, 5], 4096, 62, MULTIPROCESSORS);
-        assert_eq!(max, query.bytes(62), "too few queries for tiles");
-    }
-
-    #[test]
-    fn tiles_are_limited_by_the_grid() {
-        let tiles = |queries, keys| KeyPartitions::per_tile(queries, keys, MULTIPROCESSORS).is_some();
-        assert!(tiles([1, 1, 64 * 65_535], 512) && !tiles([1, 1, 64 * 65_535 + 1], 512));
-        assert!(tiles([65_535, 1, 16], 512) && !tiles([65_536, 1, 16], 512));
-        assert!(tiles([1, 1, 16], (1 << 31) - 1) && !tiles([1, 1, 16], 1 << 31));
-        // Batches of partitions are one dimension of the grid; two heads of two tiles are four blocks.
-        let cut = KeyPartitions::per_tile([2, 2, 65], 1 << 20, MULTIPROCESSORS).unwrap();
-        assert_eq!((cut.queries, cut.count), (260, 33));
     }
 
     #[test]

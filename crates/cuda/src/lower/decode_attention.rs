@@ -176,7 +176,7 @@ fn attention_inputs(
     parameters: &Attention,
 ) -> Option<(TensorId, TensorId, TensorId, Option<TensorId>)> {
     let [q, k, v] = *graph.inputs(node).first_chunk::<3>().filter(|_| !parameters.mask)?;
-    Some((q, k, v, graph.inputs(node).get(3).copied()))
+    Some((q, k, v, graph.inputs(node).get(3).copied().filter(|_| parameters.spans)))
 }
 
 #[cfg(test)]

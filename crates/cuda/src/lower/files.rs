@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, NodeId, Op};
+use quadriga_graph::{DType, Graph, NodeId, Op};
 use quadriga_runtime::SplitSource;
 
 use super::formats::MAX_GEMV_ROWS;
@@ -45,14 +45,21 @@ fn of_node(
             rows if rows <= MAX_GEMV_ROWS => vec![KernelFile::Matmul],
             _ => [KernelFile::Pack].into_iter().chain(gemm).collect(),
         },
-        Op::MulMatId | Op::OutProd => vec![KernelFile::Matmul],
-        Op::Attention(_) if mma && rows_of(0) > 1 => vec![KernelFile::AttentionMma, KernelFile::Attention],
-        Op::Attention(_) => vec![KernelFile::Attention],
+        Op::MulMatId => match graph.inputs(node).get(1).map_or(0, |x| graph[*x].dims4()[1]) {
+            tokens if tokens <= MAX_GEMV_ROWS => vec![KernelFile::ExpertsGemv, KernelFile::Matmul],
+            _ => vec![KernelFile::ExpertsGemm, KernelFile::Matmul],
+        },
+        Op::OutProd => vec![KernelFile::Matmul],
+        Op::Attention(_) => attention(graph, node, mma),
         Op::Rope { .. } => vec![KernelFile::Rope],
         Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } | Op::GroupNorm { .. } => {
             vec![KernelFile::Norm]
         }
         Op::SoftMax { .. } => vec![KernelFile::Norm],
+        Op::SelectExperts(_) | Op::ExpertWeights(_) | Op::AddId | Op::SumExperts => {
+            vec![KernelFile::Experts]
+        }
+        Op::SsmConv | Op::GatedDeltaRule(_) => vec![KernelFile::Recurrent],
         Op::ArgSort { .. } | Op::TopK { .. } | Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax => {
             vec![KernelFile::Reduce]
         }
@@ -68,9 +75,24 @@ fn of_node(
     }
 }
 
+/// The files for attention: tensor cores take many queries, and caches and heads that the kernels for few do not.
+fn attention(graph: &Graph, node: NodeId, mma: bool) -> Vec<KernelFile> {
+    let input = |at: usize| graph.inputs(node).get(at).map(|id| &graph[*id]);
+    let (Some(q), Some(k)) = (input(0), input(1)) else { return Vec::new() };
+    let [.., queries, d] = q.dims4();
+    let wide = d > 128 || !matches!(k.dtype(), DType::F16 | DType::F32);
+    match (mma, queries > 1) {
+        (true, _) if wide => {
+            vec![KernelFile::AttentionGrouped, KernelFile::AttentionMma, KernelFile::Attention]
+        }
+        (true, true) => vec![KernelFile::AttentionMma, KernelFile::Attention],
+        _ => vec![KernelFile::Attention],
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use quadriga_graph::{DType, GraphBuilder, Value, Weight};
+    use quadriga_graph::{GraphBuilder, Value, Weight};
 
     use super::*;
 

@@ -27,6 +27,8 @@ pub(crate) enum MatrixFormat {
     Q8,
     /// f16, as in the file: never packed.
     F16,
+    /// MXFP4: the index of one of sixteen levels per element, a power of two for each 32.
+    Mxfp4,
 }
 
 /// Sizes and kernels of a matrix format.
@@ -46,7 +48,7 @@ struct FormatInfo {
 }
 
 /// All formats, in the order of [`MatrixFormat`].
-const FORMATS: [FormatInfo; 4] = [
+const FORMATS: [FormatInfo; 5] = [
     FormatInfo {
         block: 32,
         quant_bytes: 16,
@@ -79,6 +81,14 @@ const FORMATS: [FormatInfo; 4] = [
         gemv: None,
         streamed: [c"k_gemv_f16_streamed", c"k_gemv_f16_streamed_wide"],
     },
+    FormatInfo {
+        block: 32,
+        quant_bytes: 16,
+        scale_bytes: 2,
+        chunk: 4096,
+        gemv: Some([c"k_gemv_mxfp4_m1", c"k_gemv_mxfp4_m2", c"k_gemv_mxfp4_m4", c"k_gemv_mxfp4_m8"]),
+        streamed: [c"k_gemv_mxfp4_streamed", c"k_gemv_mxfp4_streamed_wide"],
+    },
 ];
 
 /// Kernels that convert rows of a block format, as in the file, to bf16.
@@ -105,17 +115,19 @@ impl MatrixFormat {
             DType::Q4_0 => Some(MatrixFormat::Q4),
             DType::Q4_1 | DType::Q4_K => Some(MatrixFormat::Q4Min),
             DType::Q8_0 => Some(MatrixFormat::Q8),
+            DType::MXFP4 => Some(MatrixFormat::Mxfp4),
             _ => None,
         }
     }
 
     fn info(self) -> &'static FormatInfo {
-        let [q4, q4_min, q8, f16] = &FORMATS;
+        let [q4, q4_min, q8, f16, mxfp4] = &FORMATS;
         match self {
             MatrixFormat::Q4 => q4,
             MatrixFormat::Q4Min => q4_min,
             MatrixFormat::Q8 => q8,
             MatrixFormat::F16 => f16,
+            MatrixFormat::Mxfp4 => mxfp4,
         }
     }
 
@@ -169,7 +181,7 @@ impl PackedMatrix {
         let format = MatrixFormat::of(weight.dtype())?;
         let FormatInfo { block, quant_bytes, scale_bytes, .. } = *format.info();
         let cols = weight.shape().cols();
-        if !cols.is_multiple_of(block) || weight.shape().rank() > 2 || weight.elements() == 0 {
+        if !cols.is_multiple_of(block) || weight.dims4()[0] != 1 || weight.elements() == 0 {
             return None;
         }
         let (rows, blocks) = (weight.shape().rows(), cols / block);
@@ -185,11 +197,26 @@ impl PackedMatrix {
     }
 }
 
-/// The packed layout, for a weight that only matmuls and get_rows read.
+/// Shared memory that every device from compute capability 7.5 on can give a block.
+pub(super) const MAX_SHARED_BYTES: usize = 64 << 10;
+
+/// Shared memory of the experts' GEMV: activations of so many columns as 8-bit elements, with two floats for each 32.
+pub(super) fn expert_gemv_shared_bytes(cols: usize) -> usize {
+    cols + cols / 4
+}
+
+/// The packed layout, for a weight that only matmuls and get_rows read, or that has the matrices of experts.
 pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> Option<WeightLayout> {
-    let fits = |(op, input): &(&Op, usize)| *input == 0 && matches!(op, Op::MulMat | Op::GetRows);
+    let all = |is: fn(&Op) -> bool| uses.iter().all(|(op, input)| *input == 0 && is(op));
     let used = |is: fn(&Op) -> bool| uses.iter().any(|(op, _)| is(op));
-    if !used(|op| matches!(op, Op::MulMat)) || !uses.iter().all(fits) {
+    let of_experts = used(|op| matches!(op, Op::MulMatId)) && all(|op| matches!(op, Op::MulMatId));
+    let fits = if of_experts {
+        weight.dims4()[0] == 1 && expert_gemv_shared_bytes(weight.shape().cols()) <= MAX_SHARED_BYTES
+    } else {
+        let matrix = all(|op| matches!(op, Op::MulMat | Op::GetRows)) && weight.shape().rank() <= 2;
+        matrix && used(|op| matches!(op, Op::MulMat))
+    };
+    if !fits {
         return None;
     }
     // Packing rounds the scale of a Q4_K group to f16: fine in a matmul, but get_rows must be exact.
@@ -264,6 +291,7 @@ mod tests {
             ("MATRIX_Q4_MIN", MatrixFormat::Q4Min),
             ("MATRIX_Q8", MatrixFormat::Q8),
             ("MATRIX_F16", MatrixFormat::F16),
+            ("MATRIX_MXFP4", MatrixFormat::Mxfp4),
         ];
         for (name, format) in formats {
             assert_eq!(constants.get(name), Some(&format.code()), "{name}");

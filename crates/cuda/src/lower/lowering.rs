@@ -48,6 +48,10 @@ pub(super) struct Lowering<'a> {
     pub(super) quantized: Option<TensorId>,
     /// The rows that are there in cuBLAS's operand type.
     pub(super) converted: Option<(TensorId, OperandType)>,
+    /// The ids, and the number of experts, by which rows are sorted there.
+    pub(super) sorted: Option<(TensorId, usize)>,
+    /// The rows that are there after them, for the experts' matrices.
+    pub(super) expert_rows: Option<TensorId>,
 }
 
 impl<'a> Lowering<'a> {
@@ -79,6 +83,8 @@ impl<'a> Lowering<'a> {
             decode_attention: HashMap::new(),
             quantized: None,
             converted: None,
+            sorted: None,
+            expert_rows: None,
         })
     }
 
@@ -105,7 +111,7 @@ impl<'a> Lowering<'a> {
             ));
         }
         let mut at = self.scratch_base;
-        (self.quantized, self.converted) = (None, None);
+        (self.quantized, self.converted, self.sorted, self.expert_rows) = (None, None, None, None);
         Ok(bytes.map(|b| {
             let address = at;
             at += scratch::aligned(b) as u64;

@@ -4,7 +4,7 @@
 //! multiplied with the same rows share a launch, and a following addition is its epilogue. More rows: GEMM (gemm.rs).
 //! Everything else: the generic kernel.
 
-use quadriga_graph::{Binary, DType, NodeId, Op, TensorId};
+use quadriga_graph::{Binary, DType, NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::{BackendError, Layout};
 
 use super::formats::{MAX_GEMV_ROWS, PackedMatrix};
@@ -17,6 +17,8 @@ use crate::launch::{Argument, Launch, TensorArg};
 
 /// Rows of a matrix that a block of the GEMV kernels takes.
 const ROWS_PER_BLOCK: u32 = 8;
+/// The most rows of a float matrix that has a block for each: with more, a warp for each fills the device.
+const MAX_BLOCK_ROWS: u64 = 512;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -257,6 +259,13 @@ impl Lowering<'_> {
         let out = self.tensor_arg(node, output)?;
         let m = self.tensor(x).shape().rows();
         let n = self.tensor(weight).shape().rows() as u64;
+        let few = n <= MAX_BLOCK_ROWS && self.tensor(weight).kind() == TensorKind::Weight;
+        if m == 1 && few && self.inner.fusion {
+            let function = self.function(KernelFile::Matmul, c"k_gemv_float_block")?;
+            let launch = Launch::new(function, [n as u32, 1, 1], 128).dependent();
+            self.push(launch.arg(w).arg(rows.address).arg(out.address).arg(add));
+            return Ok(());
+        }
         let name = match m.next_power_of_two() {
             1 => c"k_gemv_float_m1",
             2 => c"k_gemv_float_m2",
@@ -266,20 +275,6 @@ impl Lowering<'_> {
         let function = self.function(KernelFile::Matmul, name)?;
         let launch = Launch::new(function, [n.div_ceil(4) as u32, 1, 1], 128);
         self.push(launch.arg(w).arg(rows).arg(out).arg(add).arg(m as u32));
-        Ok(())
-    }
-
-    pub(super) fn mul_mat_id(&mut self, node: NodeId) -> Result<(), BackendError> {
-        let (inputs, out) = self.operands(node)?;
-        let [w, x, ids] = *inputs.as_slice() else {
-            return Err(self.failed(node, "three inputs are needed"));
-        };
-        let (fault_word, fault) = self.fault(node, "an expert index is out of range");
-        let function = self.function(KernelFile::Matmul, c"k_mul_mat_id")?;
-        let blocks =
-            u32::try_from(out.elements().div_ceil(8)).map_err(|_| self.failed(node, "too many results"))?;
-        let launch = Launch::new(function, [blocks, 1, 1], 256);
-        self.push(launch.arg(w).arg(x).arg(ids).arg(out).arg(fault_word).arg(fault));
         Ok(())
     }
 }

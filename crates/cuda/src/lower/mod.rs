@@ -3,15 +3,21 @@
 mod attention;
 mod conv;
 mod decode_attention;
+mod expert_fusion;
+mod expert_matmul;
+mod experts;
 mod files;
 pub(crate) mod formats;
 mod gemm;
 mod gemv_streamed;
+mod grouped_attention;
+mod key_partitions;
 mod lowering;
 mod matmul;
 mod norm;
 mod op_codes;
 mod ops;
+mod recurrent;
 mod rope;
 mod scratch;
 mod scratch_bytes;
@@ -67,10 +73,17 @@ fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {
         }
         match op {
             Op::MulMat => lowering.mul_mat(at, *node)?,
-            Op::MulMatId => lowering.mul_mat_id(*node)?,
+            Op::MulMatId => lowering.mul_mat_id(at, *node)?,
             Op::Attention(parameters) => lowering.attention(*node, parameters)?,
             Op::Rope { rope, .. } => lowering.rope(at, *node, rope)?,
             Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } => lowering.row_norm(at, *node)?,
+            Op::SoftMax { .. } | Op::Unary(_) if lowering.route(at, *node)? => {}
+            Op::SelectExperts(_) => lowering.select_experts(at, *node)?,
+            Op::ExpertWeights(parameters) => lowering.expert_weights(*node, parameters)?,
+            Op::AddId => lowering.add_id(*node)?,
+            Op::SumExperts => lowering.sum_experts(*node)?,
+            Op::SsmConv => lowering.ssm_conv(*node)?,
+            Op::GatedDeltaRule(parameters) => lowering.gated_delta_rule(*node, parameters)?,
             Op::ArgSort { .. } | Op::TopK { .. } => lowering.sort(*node)?,
             op if conv::is_here(op) => lowering.window_op(*node)?,
             _ => lowering.one_launch(at, *node)?,

@@ -55,7 +55,7 @@ impl Lowering<'_> {
         {
             let function = self.function(KernelFile::Norm, c"k_rms_norm")?;
             let threads = quads.div_ceil(4).next_multiple_of(32).clamp(128, 1024);
-            let launch = Launch::new(function, [x.rows() as u32, 1, 1], threads);
+            let launch = Launch::new(function, [x.rows() as u32, 1, 1], threads).dependent();
             self.push(launch.arg(x.address).arg(weight.address).arg(out.address).arg(quads as i32).arg(eps));
             return Ok(());
         }

@@ -54,6 +54,15 @@ pub(super) const fn gate(gate: Gate) -> i32 {
     }
 }
 
+/// `ROUTE_…`: what is done to a token's logits before experts are selected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub(super) enum RouteActivation {
+    Plain = 0,
+    Softmax = 1,
+    Sigmoid = 2,
+}
+
 /// `NORM_…`: what `k_row_norm` divides a row by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
@@ -102,10 +111,11 @@ mod tests {
         codes.extend(Unary::ALL.map(|function| (constant("UNARY", function), unary(function))));
         let operations = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div];
         codes.extend(operations.map(|operation| (constant("BINARY", operation), binary(operation))));
-        let gates = [Gate::Swiglu, Gate::Geglu, Gate::Reglu];
-        codes.extend(gates.map(|one| (constant("GATE", one), gate(one))));
+        codes.extend(Gate::ALL.map(|one| (constant("GATE", one), gate(one))));
         let norms = [NormMode::MeanVariance, NormMode::Rms, NormMode::L2];
         codes.extend(norms.map(|mode| (constant("NORM", mode), mode as i32)));
+        let routes = [RouteActivation::Plain, RouteActivation::Softmax, RouteActivation::Sigmoid];
+        codes.extend(routes.map(|one| (constant("ROUTE", one), one as i32)));
         let types = [ConvertTo::Bf16, ConvertTo::F32];
         codes.extend(types.map(|to| (constant("CONVERT_TO", to), to as i32)));
         for (name, code) in codes {

@@ -39,3 +39,11 @@ pub(super) fn operands(m: usize, k: usize, size: usize, n: usize) -> [usize; 2] 
 pub(super) fn rows_per_slab(k: usize, size: usize, n: usize) -> usize {
     (SLAB_BYTES / (k * size).max(1)).clamp(1, n.max(1))
 }
+
+/// The most rows of a tile of one expert.
+pub(super) const EXPERT_TILE: usize = 64;
+
+/// Rows in the order of their experts, the number of tiles and the tiles, and `x` bytes of activations.
+pub(super) fn sorted_rows(rows: usize, tiles: usize, x: usize) -> [usize; 3] {
+    [rows.saturating_mul(4), tiles.saturating_add(1).saturating_mul(16), x]
+}

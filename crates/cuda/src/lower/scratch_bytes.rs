@@ -3,9 +3,10 @@
 
 use quadriga_graph::{DType, Graph, NodeId, Op};
 
-use super::attention::KeyPartitions;
+use super::expert_matmul::ExpertExtents;
 use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
+use super::key_partitions::{AttentionExtents, KeyPartitions};
 use super::scratch::{f16_rows, operands, quantized, sort, total_bytes};
 use super::sort::MAX_SORTED_IN_BLOCK;
 use crate::blas::{GemmKernels, OperandType, WORKSPACE_BYTES};
@@ -45,6 +46,9 @@ pub(crate) fn scratch_bytes(
                 }
                 matmul(weight.dtype(), (n, k, m), kernels)
             }
+            (Some(Op::MulMatId), Some(weight), Some(x), Some(ids)) => {
+                ExpertExtents::new(weight.dims4(), x.dims4(), ids.dims4()).scratch_bytes()
+            }
             (Some(Op::Attention(_)), Some(q), _, Some(v)) => {
                 let [b, h, t, _] = q.dims4();
                 let [_, groups, keys, e] = v.dims4();
@@ -52,7 +56,9 @@ pub(crate) fn scratch_bytes(
                     most.decode_rows =
                         most.decode_rows.max(total_bytes([h * e * 4, groups * e * 4, groups * e * 4]));
                 }
-                KeyPartitions::max_bytes([b, h, t].map(|n| n as u64), keys as u64, e, multiprocessors)
+                let [batch, heads, groups, queries, keys] = [b, h, groups, t, keys].map(|n| n as u64);
+                let extents = AttentionExtents { batch, heads, groups, queries, keys, e };
+                KeyPartitions::max_bytes(&extents, multiprocessors)
             }
             (Some(Op::ArgSort { .. } | Op::TopK { .. }), Some(x), ..)
                 if x.shape().cols() > MAX_SORTED_IN_BLOCK =>

@@ -1,8 +1,10 @@
 //! Which nodes there are kernels for.
 
-use quadriga_graph::{DType, Gate, Graph, NodeId, Op};
+use quadriga_graph::{DType, Graph, NodeId, Op};
 use quadriga_runtime::Refusal;
 
+use super::experts::can_route;
+use super::recurrent::MAX_DELTA_DEPTH;
 use super::sort::MAX_SORTED_IN_BLOCK;
 
 /// The largest grid in y and z.
@@ -10,7 +12,7 @@ const MAX_GRID_Y: usize = 65_535;
 /// The largest grid in x.
 const MAX_ROWS: usize = i32::MAX as usize;
 /// The largest head that the attention kernels take.
-const MAX_HEAD: usize = 512;
+const MAX_HEAD: usize = 576;
 
 /// Whether there is a kernel for a node.
 pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
@@ -22,21 +24,23 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         return refuse("more rows than a grid has blocks");
     }
     match n.op() {
-        Op::SelectExperts(_)
-        | Op::ExpertWeights(_)
-        | Op::AddId
-        | Op::SumExperts
-        | Op::SsmConv
-        | Op::GatedDeltaRule(_) => refuse("no kernel"),
-        Op::Gated { gate: Gate::SwigluOai, .. } => refuse("no kernel"),
-        Op::Attention(parameters) if parameters.sinks => refuse("no kernel for attention sinks"),
-        Op::Attention(_)
-            if [1, 2].into_iter().any(|i| {
-                input(i).is_some_and(|t| !matches!(t.dtype(), DType::F16 | DType::F32 | DType::Q8_0))
-            }) =>
+        Op::SelectExperts(parameters)
+            if input(0).is_some_and(|scores| !can_route(scores.shape().cols(), parameters)) =>
         {
-            refuse("no kernel for this type of the KV cache")
+            refuse("more experts than fit the shared memory of a block")
         }
+        Op::SumExperts if out.shape().cols() > MAX_GRID_Y * 256 => {
+            refuse("rows of more blocks than a grid has")
+        }
+        Op::GatedDeltaRule(_) => match (input(1), input(2)) {
+            (Some(keys), _) if keys.shape().cols() > MAX_DELTA_DEPTH => {
+                refuse("keys of more than 256 elements")
+            }
+            (_, Some(values)) if values.dims4()[2] > MAX_GRID_Y => {
+                refuse("more heads than a grid has blocks")
+            }
+            _ => Ok(()),
+        },
         Op::Custom(_) => refuse("custom operations run on the CPU"),
         Op::ArgSort { .. } | Op::TopK { .. }
             if input(0).is_some_and(|x| x.shape().cols() > MAX_SORTED_IN_BLOCK * MAX_GRID_Y) =>
@@ -47,7 +51,7 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
             let (Some(q), Some(v)) = (input(0), input(2)) else { return refuse("inputs are missing") };
             let [b, h, t, d] = q.dims4();
             if d > MAX_HEAD || v.shape().cols() > MAX_HEAD {
-                return refuse("heads of more than 512 elements");
+                return refuse("heads of more than 576 elements");
             }
             if b.saturating_mul(t) > MAX_GRID_Y || h > MAX_GRID_Y {
                 return refuse("more queries than a grid has blocks");
@@ -60,7 +64,9 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use quadriga_graph::{AttentionOptions, CustomFunction, GraphBuilder, Value};
+    use quadriga_graph::{
+        AttentionOptions, CustomFunction, Gate, GatedDeltaRule, GraphBuilder, SelectExperts, Value,
+    };
 
     use super::*;
 
@@ -84,12 +90,12 @@ mod tests {
 
     #[test]
     fn attention_is_limited_by_head_size_and_grid() {
-        assert_eq!(attention([2, 5, 512], 512, 1), None);
+        assert_eq!(attention([2, 5, 576], 576, 1), None);
         assert_eq!(attention([MAX_GRID_Y, 5, 64], 64, 1), None);
         assert_eq!(attention([1, 13_107, 64], 64, 5), None, "five times 13,107 queries are 65,535");
-        let head = Some("heads of more than 512 elements".to_owned());
-        assert_eq!(attention([2, 5, 513], 64, 1), head);
-        assert_eq!(attention([2, 5, 64], 513, 1), head);
+        let head = Some("heads of more than 576 elements".to_owned());
+        assert_eq!(attention([2, 5, 577], 64, 1), head);
+        assert_eq!(attention([2, 5, 64], 577, 1), head);
         let queries = Some("more queries than a grid has blocks".to_owned());
         assert_eq!(attention([MAX_GRID_Y + 1, 5, 64], 64, 1), queries);
         assert_eq!(attention([1, 13_108, 64], 64, 5), queries);
@@ -121,6 +127,29 @@ mod tests {
         let custom = CustomFunction::new("own", own, |_| Ok(())).build();
         assert!(refusal(|g| g.input("x", DType::F32, [4]).custom(&custom, &[])).is_some());
         let gated = |gate| refusal(|g| g.input("x", DType::F32, [4]).gated_halves(gate, false)).is_some();
-        assert!(gated(Gate::SwigluOai) && !gated(Gate::Swiglu) && !gated(Gate::Reglu));
+        assert!(!Gate::ALL.into_iter().any(gated));
+    }
+
+    #[test]
+    fn experts_and_states_are_limited_by_their_blocks() {
+        let select = |experts| {
+            let parameters = SelectExperts { used: 8, groups: 1, groups_used: 1 };
+            refusal(|g| g.input("x", DType::F32, [3, experts]).select_experts(parameters)).is_some()
+        };
+        assert!(!select(2048) && select(8192));
+        let rule = |depth: usize, heads: usize| {
+            let parameters = GatedDeltaRule { scale: 1.0, tiled: false };
+            refusal(|g| {
+                let rows = |name: &str, heads, width| g.input(name, DType::F32, [1, heads, width]);
+                let per_head = |name: &str| g.input(name, DType::F32, [1, heads]);
+                let (q, k, v) = (rows("q", 1, depth), rows("k", 1, depth), rows("v", heads, 4));
+                let state = g.input("state", DType::F32, [heads, depth, 4]);
+                let inputs = [q, k, v, per_head("gates"), per_head("betas"), state];
+                g.apply(Op::GatedDeltaRule(parameters), &inputs)
+            })
+        };
+        assert_eq!(rule(256, 2), None);
+        assert_eq!(rule(257, 2), Some("keys of more than 256 elements".to_owned()));
+        assert_eq!(rule(4, MAX_GRID_Y + 1), Some("more heads than a grid has blocks".to_owned()));
     }
 }

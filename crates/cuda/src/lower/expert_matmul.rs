@@ -1,0 +1,379 @@
+//! Matrices of experts.
+//!
+//! Few tokens: a GEMV for each token and expert on packed weights; gate and up with their biases and activation in one
+//! launch, and the last matrix with its bias, the weighted sum over experts and a residual in another
+//! (expert_fusion.rs). Many tokens: rows are sorted by expert on the device, then multiplied on tensor cores. Everything
+//! else: the generic kernel.
+
+use std::ffi::CStr;
+
+use quadriga_graph::{DType, NodeId, TensorId};
+use quadriga_runtime::{BackendError, Layout};
+
+use super::formats::{MAX_GEMV_ROWS, MatrixFormat, PackedMatrix, expert_gemv_shared_bytes};
+use super::lowering::Lowering;
+use super::op_codes::{self, ConvertTo};
+use super::scratch;
+use crate::kernels::KernelFile;
+use crate::launch::{Argument, Launch, TensorArg, is_dense_f32};
+
+/// Rows of a matrix that a block of the GEMV takes.
+const GEMV_ROWS: u32 = 32;
+/// The same of gate and up, and of a matrix whose experts are summed.
+const FUSED_GEMV_ROWS: u32 = 16;
+/// Rows of a matrix that a block of the GEMM takes.
+const GEMM_ROWS: usize = 128;
+/// The most experts that are sorted by.
+const MAX_SORTED_EXPERTS: usize = 1024;
+/// The largest grid in y and z.
+const MAX_GRID_Y: usize = 65_535;
+/// The most experts of a token whose results a GEMV sums.
+pub(super) const MAX_SUMMED: usize = 64;
+/// The compute capability that the GEMM needs.
+const MMA_COMPUTE_CAPABILITY: (i32, i32) = (8, 0);
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ExpertGemv {
+    ids: TensorArg,
+    quants: [u64; 2],
+    scales: [u64; 2],
+    bias: [u64; 2],
+    x: u64,
+    weights: u64,
+    add: u64,
+    out: u64,
+    weights_stride: i64,
+    fault_word: u64,
+    fault: u32,
+    experts: u32,
+    used: u32,
+    rows: u32,
+    cols: u32,
+    x_rows: u32,
+    first_token: u32,
+    gate: i32,
+}
+
+// SAFETY: `struct ExpertGemv` of experts_gemv.cu has the same fields in the same order.
+unsafe impl Argument for ExpertGemv {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ExpertGemm {
+    w: TensorArg,
+    quants: u64,
+    scales: u64,
+    x: u64,
+    sorted: u64,
+    tiles: u64,
+    out: u64,
+    n: u32,
+    k: u32,
+    rows_per_x: u32,
+}
+
+// SAFETY: `struct ExpertGemm` of experts_gemm.cu has the same fields in the same order.
+unsafe impl Argument for ExpertGemm {}
+
+/// The extents of a multiplication with experts' matrices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ExpertExtents {
+    pub(super) experts: usize,
+    pub(super) tokens: usize,
+    /// Experts of a token.
+    pub(super) used: usize,
+    /// Rows of `x` of a token: 1, or one for each expert.
+    pub(super) x_rows: usize,
+    /// Rows and columns of a matrix.
+    pub(super) n: usize,
+    pub(super) k: usize,
+}
+
+impl ExpertExtents {
+    pub(super) fn new(w: [usize; 4], x: [usize; 4], ids: [usize; 4]) -> ExpertExtents {
+        let [_, experts, n, k] = w;
+        ExpertExtents { experts, tokens: x[1], used: ids[3], x_rows: x[2], n, k }
+    }
+
+    /// Tokens and their experts.
+    fn rows(&self) -> usize {
+        self.tokens.saturating_mul(self.used)
+    }
+
+    /// The most tiles that the rows are cut into.
+    fn max_tiles(&self) -> usize {
+        self.rows() / scratch::EXPERT_TILE + self.experts.min(self.rows())
+    }
+
+    /// Whether rows are sorted and multiplied on tensor cores.
+    pub(super) fn uses_gemm(&self, compute_capability: (i32, i32)) -> bool {
+        self.tokens > MAX_GEMV_ROWS
+            && compute_capability >= MMA_COMPUTE_CAPABILITY
+            && self.experts <= MAX_SORTED_EXPERTS
+            && self.max_tiles() <= MAX_GRID_Y
+            && self.rows() < i32::MAX as usize
+            && self.k.is_multiple_of(32)
+    }
+
+    /// Scratch memory of the GEMM: sorted rows, tiles, rows as bf16.
+    fn gemm_scratch(&self) -> [usize; 3] {
+        let x = self.tokens.saturating_mul(self.x_rows).saturating_mul(self.k * 2);
+        scratch::sorted_rows(self.rows(), self.max_tiles(), x)
+    }
+
+    /// Bytes of scratch memory, with whichever kernel: the GEMV needs the rows as f32 where they are not.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        let x = self.tokens.saturating_mul(self.x_rows).saturating_mul(self.k * 4);
+        scratch::total_bytes(self.gemm_scratch()).max(scratch::total_bytes([x]))
+    }
+}
+
+/// The GEMV, GEMV of gate and up, summed GEMV, and GEMM of a packed format.
+struct ExpertKernels {
+    gemv: &'static CStr,
+    gated: &'static CStr,
+    summed: &'static CStr,
+    gemm: &'static CStr,
+}
+
+fn kernels(format: MatrixFormat) -> Option<ExpertKernels> {
+    Some(match format {
+        MatrixFormat::Q4 => ExpertKernels {
+            gemv: c"k_expert_gemv_q4",
+            gated: c"k_expert_gemv_q4_gated",
+            summed: c"k_expert_gemv_q4_summed",
+            gemm: c"k_expert_gemm_q4",
+        },
+        MatrixFormat::Q4Min => ExpertKernels {
+            gemv: c"k_expert_gemv_q4min",
+            gated: c"k_expert_gemv_q4min_gated",
+            summed: c"k_expert_gemv_q4min_summed",
+            gemm: c"k_expert_gemm_q4min",
+        },
+        MatrixFormat::Q8 => ExpertKernels {
+            gemv: c"k_expert_gemv_q8",
+            gated: c"k_expert_gemv_q8_gated",
+            summed: c"k_expert_gemv_q8_summed",
+            gemm: c"k_expert_gemm_q8",
+        },
+        MatrixFormat::Mxfp4 => ExpertKernels {
+            gemv: c"k_expert_gemv_mxfp4",
+            gated: c"k_expert_gemv_mxfp4_gated",
+            summed: c"k_expert_gemv_mxfp4_summed",
+            gemm: c"k_expert_gemm_mxfp4",
+        },
+        MatrixFormat::F16 => return None,
+    })
+}
+
+/// Bytes of a ring of four slots of the GEMM: rows as bf16, a part of the matrix, scales.
+fn gemm_shared_bytes(format: Option<MatrixFormat>) -> u32 {
+    let (quants, scales) = match format {
+        None => (128, 0),
+        Some(MatrixFormat::Q8) => (64 + 16, 4),
+        Some(MatrixFormat::Q4Min) => (32 + 16, 8),
+        Some(_) => (32 + 16, 4),
+    };
+    4 * (scratch::EXPERT_TILE as u32 * 128 + GEMM_ROWS as u32 * (quants + scales))
+}
+
+impl Lowering<'_> {
+    pub(super) fn mul_mat_id(&mut self, at: usize, node: NodeId) -> Result<(), BackendError> {
+        let [weight, x, ids] = *self.graph.inputs(node) else {
+            return Err(self.failed(node, "three inputs are needed"));
+        };
+        let extents =
+            ExpertExtents::new(self.tensor(weight).dims4(), self.tensor(x).dims4(), self.tensor(ids).dims4());
+        let (place, _) = self.place(node, weight)?;
+        let packed = match place.layout {
+            Layout::Packed(_) => {
+                let packed = PackedMatrix::of(self.tensor(weight));
+                Some(packed.ok_or_else(|| self.failed(node, "unknown weight layout"))?)
+            }
+            Layout::Plain => None,
+        };
+        // Weights in f32 are multiplied exactly: the GEMM's operands are bf16.
+        let rounds = self.tensor(weight).dtype() != DType::F32;
+        if rounds && extents.uses_gemm(self.inner.context.compute_capability) {
+            return self.expert_gemm(node, packed, extents);
+        }
+        match packed {
+            Some(packed) => self.expert_gemv(at, node, packed, extents),
+            None => self.generic_mul_mat_id(node),
+        }
+    }
+
+    /// The GEMV of the matmul at position `at`, with what follows and can be part of it.
+    fn expert_gemv(
+        &mut self,
+        at: usize,
+        node: NodeId,
+        packed: PackedMatrix,
+        extents: ExpertExtents,
+    ) -> Result<(), BackendError> {
+        let kernels = kernels(packed.format).ok_or_else(|| self.failed(node, "unknown weight layout"))?;
+        let launch = self.expert_launch(at, node, packed.format, extents)?;
+        let ExpertExtents { experts, tokens, used, x_rows, n, k } = extents;
+        let [_, x, ids] = *self.graph.inputs(node) else {
+            return Err(self.failed(node, "three inputs are needed"));
+        };
+        let (fault_word, fault) = self.fault(node, "an expert index is out of range");
+        let mut work = ExpertGemv {
+            ids: self.tensor_arg(node, ids)?,
+            x: self.rows_as_f32(node, x)?,
+            out: self.place(node, launch.output)?.1,
+            fault_word,
+            fault,
+            experts: experts as u32,
+            used: used as u32,
+            rows: n as u32,
+            cols: k as u32,
+            x_rows: x_rows as u32,
+            gate: launch.gate.map_or(0, op_codes::gate),
+            ..ExpertGemv::default()
+        };
+        for (i, (weight, bias)) in launch.matrices.iter().enumerate().take(2) {
+            let (_, address) = self.place(node, *weight)?;
+            let bias = match bias {
+                Some(bias) => self.place(node, *bias)?.1,
+                None => 0,
+            };
+            let slots = (work.quants.get_mut(i), work.scales.get_mut(i), work.bias.get_mut(i));
+            if let (Some(quants), Some(scales), Some(of_bias)) = slots {
+                (*quants, *scales, *of_bias) = (address, address + packed.scales_at as u64, bias);
+            }
+        }
+        if let Some((weights, add)) = launch.sum {
+            let weights = self.tensor_arg(node, weights)?;
+            (work.weights, work.weights_stride) = (weights.address, weights.strides[2]);
+            if let Some(add) = add {
+                work.add = self.place(node, add)?.1;
+            }
+        }
+        let (name, per_block, x_cols, slots) = match (&launch.sum, launch.gate) {
+            (Some(_), _) => (kernels.summed, FUSED_GEMV_ROWS, x_rows * k, 1),
+            (None, Some(_)) => (kernels.gated, FUSED_GEMV_ROWS, k, used),
+            (None, None) => (kernels.gemv, GEMV_ROWS, k, used),
+        };
+        let shared = expert_gemv_shared_bytes(x_cols) as u32;
+        let file = KernelFile::ExpertsGemv;
+        let function = self.inner.kernels.function_with_shared_memory(file, name, shared)?;
+        for first in (0..tokens).step_by(MAX_GRID_Y) {
+            work.first_token = first as u32;
+            let grid =
+                [(n as u32).div_ceil(per_block), slots as u32, (tokens - first).min(MAX_GRID_Y) as u32];
+            self.push(Launch::new(function, grid, 256).shared_bytes(shared).dependent().arg(work));
+        }
+        launch.fused.iter().for_each(|node| self.fuse(*node));
+        Ok(())
+    }
+
+    /// The address of contiguous f32 rows: those of `x`, or a copy of them in scratch memory.
+    fn rows_as_f32(&mut self, node: NodeId, x: TensorId) -> Result<u64, BackendError> {
+        let rows = self.tensor_arg(node, x)?;
+        if is_dense_f32(&rows) {
+            return Ok(rows.address);
+        }
+        let [to] = self.scratch(node, [rows.elements() as usize * 4])?;
+        let function = self.function(KernelFile::Pack, c"k_convert_rows")?;
+        let launch = Launch::over(function, rows.elements()).arg(rows).arg(0i64).arg(rows.rows() as i64);
+        self.push(launch.arg(to).arg(ConvertTo::F32 as i32));
+        Ok(to)
+    }
+
+    /// Many tokens: sorts their rows by expert, and multiplies tiles of one expert each.
+    fn expert_gemm(
+        &mut self,
+        node: NodeId,
+        packed: Option<PackedMatrix>,
+        extents: ExpertExtents,
+    ) -> Result<(), BackendError> {
+        let [weight, x, ids] = *self.graph.inputs(node) else {
+            return Err(self.failed(node, "three inputs are needed"));
+        };
+        let is_sorted = self.sorted == Some((ids, extents.experts));
+        let has_rows = is_sorted && self.expert_rows == Some(x);
+        let [sorted, tiles, rows] = self.scratch(node, extents.gemm_scratch())?;
+        (self.sorted, self.expert_rows) = (Some((ids, extents.experts)), Some(x));
+        let file = KernelFile::ExpertsGemm;
+        if !is_sorted {
+            let ids = self.tensor_arg(node, ids)?;
+            let (fault_word, fault) = self.fault(node, "an expert index is out of range");
+            let function = self.function(file, c"k_sort_by_expert")?;
+            let launch = Launch::new(function, [1, 1, 1], 1024).dependent().arg(ids);
+            let launch = launch.arg(extents.experts as u32).arg(sorted).arg(tiles);
+            self.push(launch.arg(fault_word).arg(fault));
+        }
+        if !has_rows {
+            let source = self.tensor_arg(node, x)?;
+            let function = self.function(file, c"k_rows_for_experts")?;
+            self.push(Launch::over(function, source.elements() / 8).dependent().arg(source).arg(rows));
+        }
+        let (_, address) = self.place(node, weight)?;
+        let out = self.tensor_arg(node, self.graph[node].output())?;
+        let work = ExpertGemm {
+            w: TensorArg::new(self.tensor(weight), address),
+            quants: address,
+            scales: packed.map_or(0, |packed| address + packed.scales_at as u64),
+            x: rows,
+            sorted,
+            tiles,
+            out: out.address,
+            n: extents.n as u32,
+            k: extents.k as u32,
+            rows_per_x: (extents.used / extents.x_rows.max(1)).max(1) as u32,
+        };
+        let format = packed.map(|packed| packed.format);
+        let name = format.and_then(kernels).map_or(c"k_expert_gemm_any", |kernels| kernels.gemm);
+        let shared = gemm_shared_bytes(format);
+        let function = self.inner.kernels.function_with_shared_memory(file, name, shared)?;
+        let grid = [extents.n.div_ceil(GEMM_ROWS) as u32, extents.max_tiles() as u32, 1];
+        self.push(Launch::new(function, grid, 256).shared_bytes(shared).dependent().arg(work));
+        Ok(())
+    }
+
+    fn generic_mul_mat_id(&mut self, node: NodeId) -> Result<(), BackendError> {
+        let (inputs, out) = self.operands(node)?;
+        let [w, x, ids] = *inputs.as_slice() else {
+            return Err(self.failed(node, "three inputs are needed"));
+        };
+        let (fault_word, fault) = self.fault(node, "an expert index is out of range");
+        let function = self.function(KernelFile::Matmul, c"k_mul_mat_id")?;
+        let blocks =
+            u32::try_from(out.elements().div_ceil(8)).map_err(|_| self.failed(node, "too many results"))?;
+        let launch = Launch::new(function, [blocks, 1, 1], 256);
+        self.push(launch.arg(w).arg(x).arg(ids).arg(out).arg(fault_word).arg(fault));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOPPER: (i32, i32) = (9, 0);
+
+    fn of(tokens: usize) -> ExpertExtents {
+        ExpertExtents::new([1, 128, 768, 2048], [1, tokens, 1, 2048], [1, 1, tokens, 8])
+    }
+
+    #[test]
+    fn many_tokens_are_sorted_where_there_is_mma() {
+        assert!(!of(8).uses_gemm(HOPPER) && of(9).uses_gemm(HOPPER));
+        assert!(!of(512).uses_gemm((7, 5)));
+        assert!(!ExpertExtents { experts: 2000, ..of(512) }.uses_gemm(HOPPER));
+        assert!(!ExpertExtents { k: 48, ..of(512) }.uses_gemm(HOPPER));
+    }
+
+    #[test]
+    fn the_forecast_is_enough_for_every_way_to_cut_tiles() {
+        // 128 experts of 32 rows each: a tile for each. All rows with one expert: 64 tiles.
+        assert!(of(512).max_tiles() >= 128);
+        assert_eq!(of(1).max_tiles(), 8);
+        let [sorted, tiles, x] = of(512).gemm_scratch();
+        assert_eq!((sorted, x), (4096 * 4, 512 * 2048 * 2));
+        assert_eq!(tiles, (1 + of(512).max_tiles()) * 16);
+        assert!(of(512).scratch_bytes() >= sorted + tiles + x);
+    }
+}
