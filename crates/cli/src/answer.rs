@@ -227,7 +227,7 @@ impl AnswerOptions {
             ..SamplingOptions::default()
         });
         Ok(GeneratorOptions {
-            engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine()? },
+            engine: EngineOptions { greedy: sampling.is_greedy(), ..model.engine() },
             sampling,
             max_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),

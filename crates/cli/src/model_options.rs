@@ -214,8 +214,8 @@ impl ModelOptions {
     }
 
     /// Engine options with the requested context, batch and KV-cache type.
-    pub(crate) fn engine(&self) -> Outcome<EngineOptions> {
-        Ok(EngineOptions {
+    pub(crate) fn engine(&self) -> EngineOptions {
+        EngineOptions {
             context: self.context,
             batch: self.llama.ubatch_size.map_or(self.batch, |at_once| at_once.min(self.batch)),
             cache_keys: self.cache_type_k.unwrap_or(self.cache_type),
@@ -223,7 +223,7 @@ impl ModelOptions {
             window_slots: if self.swa_full { usize::MAX } else { 0 },
             checkpoints: self.checkpoints,
             ..EngineOptions::default()
-        })
+        }
     }
 
     /// Opens the model, places its layers and plans the largest batch.

@@ -139,7 +139,8 @@ pub enum Error {
 
     /// The heads' lengths are not multiples of the block size of the KV cache's type.
     #[error(
-        "a {dtype} KV cache needs heads of whole blocks of {block} elements; the model's have {keys} (keys) and {values} (values)"
+        "a {} KV cache needs heads of whole blocks of {block} elements; the model's have {keys} (keys) and {values} (values)",
+        dtype.name().to_lowercase()
     )]
     CacheBlocks {
         /// The type of the KV cache.

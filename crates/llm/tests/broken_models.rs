@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Parts, Recipe};
-use quadriga_gguf::{File, OwnedValue};
+use quadriga_gguf::{File, OwnedValue, Value};
 use quadriga_graph::DType;
 use quadriga_llm::{Error, Model};
 
@@ -60,6 +60,91 @@ fn missing_tensors_are_named() {
     for part in ["attn_q_norm", "attn_k_norm"] {
         let name = format!("blk.0.{part}.weight");
         refused("qwen3", |parts| _ = parts.remove(&name), &name);
+    }
+}
+
+/// Every tensor of the other families is needed, and checked.
+#[test]
+fn tensors_of_other_families_are_named() {
+    for recipe in Recipe::families() {
+        let recipe = Recipe { layers: recipe.layers.min(2), ..recipe };
+        let optional =
+            |name: &str| name == "output.weight" || name.ends_with(".bias") || name.starts_with("rope_");
+        let names: Vec<String> = recipe.parts().tensors.into_iter().map(|(name, ..)| name).collect();
+        for name in names.iter().filter(|name| !optional(name)) {
+            let context = format!("{} without {name}", recipe.architecture);
+            let error = recipe.parts().remove(name).model().err().expect(&context);
+            // In place of a fused tensor, separate ones would do.
+            let named = match () {
+                () if recipe.fused_feed_forward && name.contains("ffn_up") => {
+                    name.replace("ffn_up", "ffn_gate")
+                }
+                () => name.replace("attn_qkv", "attn_q"),
+            };
+            assert!(error.to_string().contains(&named), "{context}: {error}");
+            let mut parts = recipe.parts();
+            for tensor in parts.tensors.iter_mut().filter(|(tensor, ..)| tensor == name) {
+                tensor.2[0] += 2;
+                tensor.3.resize(
+                    tensor.1.row_bytes(*tensor.2.last().unwrap()).unwrap()
+                        * tensor.2[..tensor.2.len() - 1].iter().product::<usize>(),
+                    0,
+                );
+            }
+            let error = parts.model().err().unwrap_or_else(|| panic!("{name} too large: taken"));
+            assert!(matches!(error, Error::TensorShape { .. } | Error::File(_)), "{context}: {error}");
+        }
+    }
+}
+
+/// Numbers that no model has are errors which name the key, or are not used; nothing panics.
+#[test]
+fn hostile_numbers_of_other_families_are_named() {
+    for recipe in Recipe::families() {
+        for (key, old) in recipe.file().metadata().filter(|(key, _)| key.starts_with(recipe.architecture)) {
+            let values: Vec<OwnedValue> = match old {
+                Value::F32(_) => [f32::NAN, f32::INFINITY, -1.0, 0.0, f32::MAX, f32::MIN_POSITIVE]
+                    .map(OwnedValue::from)
+                    .into(),
+                Value::U32(_) => [0u32, 1, 7, 1 << 30, u32::MAX].map(OwnedValue::from).into(),
+                _ => continue,
+            };
+            for value in values {
+                let context = format!("{key} = {value:?}");
+                let mut parts = recipe.parts();
+                match parts.set(key, value).model().err() {
+                    None | Some(Error::TensorShape { .. } | Error::Graph(_)) => {}
+                    Some(error @ (Error::Hyperparameter { .. } | Error::File(_))) => {
+                        let message = error.to_string();
+                        assert!(
+                            message.contains(recipe.architecture) || message.contains("blk."),
+                            "{context}: {message}"
+                        );
+                    }
+                    Some(error) => panic!("{context}: {error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn long_context_factors_are_checked() {
+    let recipe = Recipe {
+        long_factors: true,
+        ..Recipe::families().into_iter().find(|r| r.architecture == "phi3").unwrap()
+    };
+    recipe.parts().model().unwrap();
+    for name in ["rope_factors_short.weight", "rope_factors_long.weight"] {
+        let error = recipe.parts().remove(name).model().err().unwrap();
+        assert!(error.to_string().contains("rope_factors"), "{error}");
+        let mut parts = recipe.parts();
+        for tensor in parts.tensors.iter_mut().filter(|(tensor, ..)| tensor == name) {
+            tensor.2 = vec![4];
+            tensor.3.truncate(16);
+        }
+        let error = parts.model().err().unwrap();
+        assert!(error.to_string().contains(name), "{error}");
     }
 }
 

@@ -120,7 +120,7 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
         return Err(Failure::Usage("nothing to measure: -p 0 and -n 0; one of them must be above 0".into()));
     }
     let model = &arguments.model.with_file(arguments.file.as_deref());
-    let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine()? };
+    let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine() };
     let needed = depth.saturating_add(*prompt.max(generate));
     if options.context == 0 {
         options.context = needed;

@@ -46,7 +46,7 @@ fn pooling(name: &str) -> Result<Pooling, String> {
 pub(crate) fn embed(arguments: &EmbedArgs) -> Outcome {
     let texts =
         if arguments.texts.is_empty() { read_lines(arguments.model.quiet)? } else { arguments.texts.clone() };
-    let engine = EngineOptions { hidden: true, ..arguments.model.engine()? };
+    let engine = EngineOptions { hidden: true, ..arguments.model.engine() };
     let prepared = arguments.model.prepare(&engine)?;
     let (mut embedder, _) = prepared.embedder(EmbedderOptions {
         pooling: arguments.pooling,

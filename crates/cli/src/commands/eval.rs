@@ -54,7 +54,7 @@ pub(crate) fn compute(
     cases: &[ExactCase],
     each: &mut dyn FnMut(&CaseResult) -> Outcome,
 ) -> Outcome<Judgement> {
-    let options = model.engine()?;
+    let options = model.engine();
     let prepared = model.prepare(&options)?;
     let (mut engine, _) = prepared.engine()?;
     let mut verdict = Judgement::default();

@@ -88,7 +88,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
         }
     }
     let model = arguments.model.with_file(arguments.file.as_deref());
-    let prepared = model.prepare(&model.engine()?)?;
+    let prepared = model.prepare(&model.engine())?;
     let options = &prepared.options;
     let plan = &prepared.forecast;
     if arguments.check {

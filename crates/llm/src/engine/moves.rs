@@ -11,6 +11,9 @@ use crate::{Error, Result};
 /// The key of the graph that copies rows: no batch is this large.
 const KEY: PlanKey = PlanKey([u64::MAX; 4]);
 
+/// The fewest rows that are copied at once, however small batches are.
+const MIN_ROWS: usize = 64;
+
 impl Engine {
     /// Keeps a copy of what layers with a sliding window need to continue from here, so that [`Engine::truncate`] can return
     /// to this length. A sequence has [`EngineOptions::checkpoints`](super::EngineOptions) of them; a new one replaces the
@@ -62,19 +65,24 @@ impl Engine {
         Ok(())
     }
 
+    /// Copies rows, a batch of them at a time: the graph then needs less memory than that of the largest batch, which the
+    /// plan is made for. Rows are copied in ascending order and to the front, so that ranges may overlap.
     fn copy_rows(&mut self, RowCopy { from, to, count }: RowCopy) -> Result<()> {
-        if count == 0 {
-            return Ok(());
+        let at_once = self.windows.needed().min(self.options.batch.max(MIN_ROWS));
+        let states = self.window_states();
+        for done in (0..count).step_by(at_once.max(1)) {
+            self.session.prepare_with(KEY, || build(&states, at_once), &mut |_| {})?;
+            // The graph copies a fixed number of rows: missing ones repeat the last.
+            let last = count - 1;
+            let at = |first: usize| -> Vec<i32> {
+                (done..done + at_once).map(|row| (first + row.min(last)) as i32).collect()
+            };
+            self.session.set("from", at(from).as_slice())?;
+            self.session.set("to", at(to).as_slice())?;
+            self.session.start()?;
+            self.session.wait()?;
         }
-        let (rows, states) = (self.windows.needed(), self.window_states());
-        self.session.prepare_with(KEY, || build(&states, rows), &mut |_| {})?;
-        // The graph copies a fixed number of rows: missing ones repeat the last.
-        let at =
-            |first: usize| -> Vec<i32> { (0..rows).map(|row| (first + row.min(count - 1)) as i32).collect() };
-        self.session.set("from", at(from).as_slice())?;
-        self.session.set("to", at(to).as_slice())?;
-        self.session.start()?;
-        Ok(self.session.wait()?)
+        Ok(())
     }
 
     /// The states of layers with a KV cache of their own.

@@ -151,7 +151,7 @@ impl EngineOptions {
             let wanted = "0, or as many as the window and a batch together";
             return wrong("the number of window slots", self.window_slots, wanted);
         }
-        if self.window_slots == full && !hyper.recurrent.is_some() {
+        if self.window_slots == full && hyper.recurrent.is_none() {
             self.checkpoints = 0;
         }
         let kept = (window - 1).checked_mul(self.checkpoints);

@@ -117,7 +117,12 @@ impl Hyperparameters {
 
     /// Checks the layers, after the architecture has set them.
     pub(crate) fn check(&self, keys: &Keys<'_>) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| layer.check(keys, self.width))
+        self.layers.iter().try_for_each(|layer| layer.check(keys, self.width))?;
+        let mut windows = self.layers.iter().filter(|layer| layer.attention).filter_map(|layer| layer.window);
+        match windows.find(|window| Some(*window) != self.window()) {
+            Some(other) => Err(keys.wrong("attention.sliding_window", other, "the same in all layers")),
+            None => Ok(()),
+        }
     }
 
     /// Whether a layer attends to all positions up to its query's.

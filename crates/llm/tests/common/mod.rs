@@ -207,12 +207,12 @@ impl Recipe {
 
     /// Whether a layer has a window.
     pub fn has_window(&self, layer: usize) -> bool {
-        self.window.is_some() && (self.window_period == 0 || (layer + 1) % self.window_period != 0)
+        self.window.is_some() && (self.window_period == 0 || !(layer + 1).is_multiple_of(self.window_period))
     }
 
     /// Whether a layer has rotary embedding.
     pub fn has_rope(&self, layer: usize) -> bool {
-        self.rope_period == 0 || (layer + 1) % self.rope_period != 0
+        self.rope_period == 0 || !(layer + 1).is_multiple_of(self.rope_period)
     }
 
     /// The same model wide enough for every block format.
