@@ -73,10 +73,9 @@ fn errors_of_unsupported_models_name_the_key_or_tensor() {
     );
     fails("a.gguf", &["architecture", "abacus", "llama, qwen2, qwen3"]);
     let same = |_: &str, old| Some(old);
-    let unknown =
-        |name: &str, dtype| Some(if name == "blk.1.ffn_up.weight" { DType::IQ2_XXS } else { dtype });
+    let unknown = |name: &str, dtype| Some(if name == "blk.1.ffn_up.weight" { DType::Q8_K } else { dtype });
     rewritten(&fixture, "b.gguf", same, unknown);
-    fails("b.gguf", &["blk.1.ffn_up.weight", "IQ2_XXS", "another quantization"]);
+    fails("b.gguf", &["blk.1.ffn_up.weight", "Q8_K", "another quantization"]);
     rewritten(&fixture, "c.gguf", same, |name, dtype| (name != "blk.0.attn_k.weight").then_some(dtype));
     fails("c.gguf", &["blk.0.attn_k.weight"]);
     rewritten(&fixture, "d.gguf", |key, old| (key != "llama.block_count").then_some(old), keep);
