@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use quadriga_graph::{DType, NodeId, TensorId};
 use quadriga_runtime::{BackendError, Layout};
 
-use super::formats::{MAX_GEMV_ROWS, MatrixFormat, PackedMatrix, expert_gemv_shared_bytes};
+use super::formats::{MAX_GEMV_ROWS, MAX_SHARED_BYTES, MatrixFormat, PackedMatrix, expert_gemv_shared_bytes};
 use super::lowering::Lowering;
 use super::op_codes::{self, ConvertTo};
 use super::scratch;
@@ -19,8 +19,10 @@ use crate::launch::{Argument, Launch, TensorArg, is_dense_f32};
 
 /// Rows of a matrix that a block of the GEMV takes.
 const GEMV_ROWS: u32 = 32;
-/// The same of gate and up, and of a matrix whose experts are summed.
-const FUSED_GEMV_ROWS: u32 = 16;
+/// The same of gate and up.
+const GATED_GEMV_ROWS: u32 = 16;
+/// The same of a matrix whose experts are summed.
+const SUMMED_GEMV_ROWS: u32 = 8;
 /// Rows of a matrix that a block of the GEMM takes.
 const GEMM_ROWS: usize = 128;
 /// The most experts that are sorted by.
@@ -252,13 +254,15 @@ impl Lowering<'_> {
             }
         }
         let (name, per_block, x_cols, slots) = match (&launch.sum, launch.gate) {
-            (Some(_), _) => (kernels.summed, FUSED_GEMV_ROWS, x_rows * k, 1),
-            (None, Some(_)) => (kernels.gated, FUSED_GEMV_ROWS, k, used),
+            (Some(_), _) => (kernels.summed, SUMMED_GEMV_ROWS, x_rows * k, 1),
+            (None, Some(_)) => (kernels.gated, GATED_GEMV_ROWS, k, used),
             (None, None) => (kernels.gemv, GEMV_ROWS, k, used),
         };
         let shared = expert_gemv_shared_bytes(x_cols) as u32;
         let file = KernelFile::ExpertsGemv;
-        let function = self.inner.kernels.function_with_shared_memory(file, name, shared)?;
+        // Nodes with rows of other lengths share the kernel: its limit is that of all of them.
+        let limit = MAX_SHARED_BYTES as u32;
+        let function = self.inner.kernels.function_with_shared_memory(file, name, limit)?;
         for first in (0..tokens).step_by(MAX_GRID_Y) {
             work.first_token = first as u32;
             let grid =
@@ -375,5 +379,19 @@ mod tests {
         assert_eq!((sorted, x), (4096 * 4, 512 * 2048 * 2));
         assert_eq!(tiles, (1 + of(512).max_tiles()) * 16);
         assert!(of(512).scratch_bytes() >= sorted + tiles + x);
+    }
+
+    #[test]
+    fn grids_have_a_block_for_as_many_rows_as_the_kernels_take() {
+        let source = include_str!("../../kernels/experts_gemv.cu");
+        let warps: u32 = source.lines().find_map(|l| l.strip_prefix("#define WARPS ")?.parse().ok()).unwrap();
+        for (kind, rows) in [("", GEMV_ROWS), ("##_gated", GATED_GEMV_ROWS), ("##_summed", SUMMED_GEMV_ROWS)]
+        {
+            let start = format!("EXPERT_GEMV(k_expert_gemv_##name{kind}, format, ");
+            let (arguments, _) = source.split_once(&start).unwrap().1.split_once(')').unwrap();
+            let [matrices, _, lines, _] = *arguments.split(", ").collect::<Vec<_>>() else { panic!() };
+            let [matrices, lines]: [u32; 2] = [matrices, lines].map(|n| n.parse().unwrap());
+            assert_eq!(rows, warps * lines / matrices, "{kind}");
+        }
     }
 }

@@ -364,7 +364,9 @@ mod tests {
         assert_eq!(packed(DType::Q8_0, [3, 320]), Some(q8));
         assert_eq!(packed(DType::F16, [3, 320]), None);
         assert_eq!(packed(DType::Q4_0, [0, 320]), None);
-        assert_eq!(PackedMatrix::of(&weight(DType::Q4_0, [2, 3, 320])), None, "a tensor of experts");
+        let experts = PackedMatrix { scales_at: 1024, bytes: 1024 + 6 * 32, ..q4 };
+        assert_eq!(PackedMatrix::of(&weight(DType::Q4_0, [2, 3, 320])), Some(experts), "all experts' rows");
+        assert_eq!(PackedMatrix::of(&weight(DType::Q4_0, [2, 1, 3, 320])), None, "a batch");
         // A scale of two bytes: eight in a word of 16 bytes; of four bytes: four.
         assert_eq!((q4.scale_stride(), q4_1.scale_stride()), (16, 12));
     }

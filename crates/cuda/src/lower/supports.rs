@@ -1,6 +1,6 @@
 //! Which nodes there are kernels for.
 
-use quadriga_graph::{DType, Graph, NodeId, Op};
+use quadriga_graph::{Graph, NodeId, Op};
 use quadriga_runtime::Refusal;
 
 use super::experts::can_route;
@@ -65,7 +65,7 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use quadriga_graph::{
-        AttentionOptions, CustomFunction, Gate, GatedDeltaRule, GraphBuilder, SelectExperts, Value,
+        AttentionOptions, CustomFunction, DType, Gate, GatedDeltaRule, GraphBuilder, SelectExperts, Value,
     };
 
     use super::*;
