@@ -77,7 +77,7 @@ where
 {
     let count = shape.iter().product();
     let value = |i: usize| {
-        let mixed = (i as u64 + 1 + (seed as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (i as u64 + 1 + ((seed as u64) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as f32 / (1 << 24) as f32 - 0.5
     };
     Weight::with_data(DType::F32, shape, (0..count).map(value).collect::<Vec<f32>>().as_slice())

@@ -48,7 +48,7 @@ impl Lowering<'_> {
         let [_, keys, values, ..] = inputs;
         let name = match keys.dims[3] {
             ..=64 => c"k_delta_rule_64",
-            ..=128 => c"k_delta_rule_128",
+            65..=128 => c"k_delta_rule_128",
             _ => c"k_delta_rule_256",
         };
         let function = self.function(KernelFile::Recurrent, name)?;
