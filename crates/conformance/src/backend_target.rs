@@ -100,7 +100,7 @@ impl<'b> BackendTarget<'b> {
                     let region = self.guarded(bytes, usage)?;
                     self.backend.placed(tensor, &region)?;
                     if let Some(data) = graph.data(id) {
-                        self.backend.load_weight(tensor, layout, data.bytes(), &region)?;
+                        self.backend.load_weight(tensor, layout, &data.bytes(), &region)?;
                     } else if tensor.kind() == TensorKind::State {
                         region.buffer.clear(region.offset, region.bytes)?;
                     }

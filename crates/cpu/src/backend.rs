@@ -281,7 +281,7 @@ impl quadriga_runtime::Backend for Backend {
 
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
         // Elements must be aligned; other data is copied to a buffer of the backend.
-        data.bytes()
+        data.as_slice()?
             .as_ptr()
             .addr()
             .is_multiple_of(size_of::<u64>())

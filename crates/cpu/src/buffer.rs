@@ -70,7 +70,7 @@ impl HostBuffer {
 
     pub(crate) fn map(data: &Data) -> HostBuffer {
         let data = data.clone();
-        let bytes = data.bytes();
+        let bytes = data.as_slice().unwrap_or_default();
         let (pointer, bytes) = (bytes.as_ptr(), bytes.len());
         HostBuffer::over(BufferMemory::Mapped { pointer, _data: data }, bytes, Usage::Weights)
     }

@@ -189,7 +189,7 @@ fn a_place_that_changes_from_call_to_call_is_asked_for_once() {
             let buffer = backend.allocate(bytes, Usage::Compute).unwrap();
             let region = Region::new(buffer, 0, bytes).unwrap();
             if let Some(data) = graph.data(id) {
-                backend.load_weight(tensor, layout, data.bytes(), &region).unwrap();
+                backend.load_weight(tensor, layout, &data.bytes(), &region).unwrap();
             }
             (id, TensorPlace { region, layout })
         })

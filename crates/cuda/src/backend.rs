@@ -164,7 +164,7 @@ impl quadriga_runtime::Backend for Backend {
 
     /// Host bytes that the device reads by DMA; their pages stay locked as long as the buffer is in use.
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
-        let bytes = data.bytes();
+        let bytes = data.as_slice()?;
         let key = (bytes.as_ptr().addr(), bytes.len());
         let mut pages = self.inner.host_pages.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = pages.get(&key).and_then(Weak::upgrade) {

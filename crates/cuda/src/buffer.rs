@@ -390,7 +390,7 @@ impl Buffer for HostPages {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(self, offset, into.len())?;
-        match self.data.bytes().get(offset..offset + into.len()) {
+        match self.data.as_slice().and_then(|bytes| bytes.get(offset..offset + into.len())) {
             Some(bytes) => into.copy_from_slice(bytes),
             None => return Err(self.failed("reading", "the owner of the bytes has fewer than before")),
         }

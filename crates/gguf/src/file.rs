@@ -71,10 +71,14 @@ struct FilePart {
 
 impl FilePart {
     fn new(path: Option<PathBuf>, FileBytes { data, mapped }: FileBytes) -> Result<FilePart> {
-        match parse::parse(data.bytes()) {
+        match parse::parse(data.as_slice().unwrap_or_default()) {
             Ok(records) => Ok(FilePart { path, data, mapped, records }),
             Err(error) => Err(Error::Format { path, error }),
         }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.data.as_slice().unwrap_or_default()
     }
 
     fn open(path: &Path, access: Access) -> Result<FilePart> {
@@ -85,12 +89,12 @@ impl FilePart {
     fn check_mapped(&self) -> Result<()> {
         let (Some(file), Some(path)) = (&self.mapped, &self.path) else { return Ok(()) };
         let failed = |source| Error::Io { action: "check", path: path.clone(), source };
-        let (mapped, found) = (self.data.bytes().len() as u64, file.metadata().map_err(failed)?.len());
+        let (mapped, found) = (self.bytes().len() as u64, file.metadata().map_err(failed)?.len());
         if found < mapped { Err(Error::Shrunk { path: path.clone(), mapped, found }) } else { Ok(()) }
     }
 
     fn entry(&self, key: &str) -> Option<(&MetadataEntry, Value<'_>)> {
-        let bytes = self.data.bytes();
+        let bytes = self.bytes();
         let entry = self.records.entry(bytes, key)?;
         Some((entry, Value::decode(entry.kind, parse::bytes_at(bytes, &entry.value))))
     }
@@ -217,13 +221,13 @@ impl File {
     }
 
     fn tensor_name(&self, index: usize) -> Option<&[u8]> {
-        self.record(index).map(|(part, record)| parse::bytes_at(part.data.bytes(), &record.name))
+        self.record(index).map(|(part, record)| parse::bytes_at(part.bytes(), &record.name))
     }
 
     fn tensor_at(&self, index: usize) -> Option<Tensor<'_>> {
         let location = self.tensors.get(index)?;
         let (part, record) = self.record(index)?;
-        let name = parse::text_at(part.data.bytes(), &record.name);
+        let name = parse::text_at(part.bytes(), &record.name);
         Some(Tensor::new(name, location.part, record, &location.data))
     }
 
@@ -249,13 +253,13 @@ impl File {
 
     /// The total size of all files.
     pub fn byte_len(&self) -> u64 {
-        self.parts.iter().map(|part| part.data.bytes().len() as u64).sum()
+        self.parts.iter().map(|part| part.bytes().len() as u64).sum()
     }
 
     /// Keys and values in the order of the file; of a split model, those of the first part.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
         let (bytes, entries): (&[u8], &[MetadataEntry]) = match self.parts.first() {
-            Some(part) => (part.data.bytes(), &part.records.entries),
+            Some(part) => (part.bytes(), &part.records.entries),
             None => (&[], &[]),
         };
         entries.iter().map(move |entry| {

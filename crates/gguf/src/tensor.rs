@@ -44,7 +44,7 @@ impl<'a> Tensor<'a> {
 
     /// The bytes, contiguous and row-major.
     pub fn bytes(&self) -> &'a [u8] {
-        self.data.bytes()
+        self.data.as_slice().unwrap_or_default()
     }
 
     /// The size in bytes.

@@ -1,34 +1,65 @@
 //! A shared handle on immutable bytes: a file map, a vector, or part of one.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Immutable bytes with shared ownership. Cloning and slicing copy no bytes.
+/// Immutable bytes with shared ownership, in one piece or several. Cloning, slicing and joining copy no bytes.
 #[derive(Clone)]
 pub struct Data {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
-    start: usize,
+    pieces: Pieces,
     len: usize,
+}
+
+#[derive(Clone)]
+enum Pieces {
+    One { owner: Arc<dyn AsRef<[u8]> + Send + Sync>, start: usize },
+    Joined(Arc<[Data]>),
 }
 
 impl Data {
     /// All the bytes of `owner`.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Data {
         let len = (*owner).as_ref().len();
-        Data { owner, start: 0, len }
+        Data { pieces: Pieces::One { owner, start: 0 }, len }
     }
 
-    /// The bytes `start..start + len` of these, or `None` if that reaches past the end.
+    /// The bytes of several, one after the other. They stay where they are, until [`Data::bytes`] asks for them.
+    pub fn joined(pieces: impl Into<Arc<[Data]>>) -> Data {
+        let pieces = pieces.into();
+        let len = pieces.iter().map(Data::len).sum();
+        Data { pieces: Pieces::Joined(pieces), len }
+    }
+
+    /// The bytes `start..start + len` of these, or `None` if that reaches past the end or if these are joined.
     pub fn slice(&self, start: usize, len: usize) -> Option<Data> {
+        let Pieces::One { owner, start: first } = &self.pieces else { return None };
         if start.checked_add(len)? > self.len {
             return None;
         }
-        Some(Data { owner: Arc::clone(&self.owner), start: self.start + start, len })
+        Some(Data { pieces: Pieces::One { owner: Arc::clone(owner), start: first + start }, len })
     }
 
-    /// The bytes; empty if the owner's `as_ref` has become shorter since the handle was made.
-    pub fn bytes(&self) -> &[u8] {
-        (*self.owner).as_ref().get(self.start..self.start + self.len).unwrap_or(&[])
+    /// The bytes: those of joined data are copied. Empty if the owner's `as_ref` has become shorter since the handle was
+    /// made.
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        match &self.pieces {
+            Pieces::One { .. } => Cow::Borrowed(self.as_slice().unwrap_or_default()),
+            Pieces::Joined(pieces) => {
+                let mut all = Vec::with_capacity(self.len);
+                pieces.iter().for_each(|piece| all.extend_from_slice(&piece.bytes()));
+                Cow::Owned(all)
+            }
+        }
+    }
+
+    /// The bytes in their place; `None` for joined data, or if the owner's `as_ref` has become shorter since the handle was
+    /// made.
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        match &self.pieces {
+            Pieces::One { owner, start } => (**owner).as_ref().get(*start..*start + self.len),
+            Pieces::Joined(_) => None,
+        }
     }
 
     /// The number of bytes.
@@ -41,11 +72,18 @@ impl Data {
         self.len == 0
     }
 
-    /// Whether two handles refer to the same bytes of the same owner.
+    /// Whether two handles refer to the same bytes of the same owners.
     pub fn same(&self, other: &Data) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.owner), Arc::as_ptr(&other.owner))
-            && self.start == other.start
-            && self.len == other.len
+        self.len == other.len
+            && match (&self.pieces, &other.pieces) {
+                (Pieces::One { owner: a, start: i }, Pieces::One { owner: b, start: j }) => {
+                    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b)) && i == j
+                }
+                (Pieces::Joined(a), Pieces::Joined(b)) => {
+                    a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| a.same(b))
+                }
+                _ => false,
+            }
     }
 }
 
@@ -81,11 +119,26 @@ mod tests {
     fn slices_are_bounds_checked_and_share_the_owner() {
         let data = Data::from(vec![1u8, 2, 3, 4]);
         let part = data.slice(1, 2).unwrap();
-        assert_eq!(part.bytes(), &[2, 3]);
-        assert_eq!(part.slice(1, 1).unwrap().bytes(), &[3]);
+        assert_eq!(*part.bytes(), [2, 3]);
+        assert_eq!(*part.slice(1, 1).unwrap().bytes(), [3]);
         assert!(part.slice(1, 2).is_none());
         assert!(part.slice(usize::MAX, 2).is_none());
         assert!(part.same(&data.slice(1, 2).unwrap()));
         assert!(!part.same(&data));
+    }
+
+    #[test]
+    fn joined_data_is_the_same_if_its_pieces_are() {
+        let data = Data::from(vec![1u8, 2, 3, 4]);
+        let (first, last) = (data.slice(0, 1).unwrap(), data.slice(2, 2).unwrap());
+        let joined = Data::joined(vec![last.clone(), first.clone(), last.clone()]);
+        assert_eq!(*joined.bytes(), [3, 4, 1, 3, 4]);
+        assert_eq!((joined.len(), joined.is_empty()), (5, false));
+        assert!(joined.as_slice().is_none() && joined.slice(0, 1).is_none());
+        assert!(joined.same(&Data::joined(vec![last.clone(), first.clone(), last.clone()])));
+        assert!(!joined.same(&Data::joined(vec![first.clone(), last.clone(), last.clone()])));
+        assert!(!joined.same(&Data::joined(vec![last.clone(), first.clone()])));
+        assert!(!joined.same(&data.slice(0, 4).unwrap()));
+        assert!(Data::joined(Vec::new()).bytes().is_empty());
     }
 }

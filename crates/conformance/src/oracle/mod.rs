@@ -44,7 +44,9 @@ impl Storage {
     fn memory(&self, offset: usize) -> Option<OracleMemory<'_>> {
         match self {
             Storage::Unset => None,
-            Storage::Shared(data) => Some(OracleMemory::Stored(data.bytes().get(offset..).unwrap_or(&[]))),
+            Storage::Shared(data) => Some(OracleMemory::Stored(
+                data.as_slice().and_then(|bytes| bytes.get(offset..)).unwrap_or(&[]),
+            )),
             Storage::Bytes(bytes) => Some(OracleMemory::Stored(bytes.get(offset..).unwrap_or(&[]))),
             Storage::Exact(values) => Some(OracleMemory::Exact(values.get(offset / 4..).unwrap_or(&[]))),
         }
@@ -93,7 +95,10 @@ impl<'g> Oracle<'g> {
         for (id, slot) in graph.tensor_ids().zip(&mut oracle.storages) {
             let Some(tensor) = graph.get(id) else { continue };
             if let Some(data) = graph.data(id) {
-                *slot = Storage::Shared(data.clone());
+                *slot = match data.as_slice() {
+                    Some(_) => Storage::Shared(data.clone()),
+                    None => Storage::Bytes(data.bytes().into_owned()),
+                };
             } else if tensor.kind() == TensorKind::State {
                 *slot = Storage::computed(tensor)
                     .map_err(|error| OracleError::Tensor { name: graph.name(id), error })?;

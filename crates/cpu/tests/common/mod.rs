@@ -67,7 +67,7 @@ impl<'g> Placed<'g> {
                 buffer.clear(offset, bytes)?;
             }
             if let Some(data) = graph.data(id) {
-                backend.load_weight(tensor, layout, data.bytes(), &region)?;
+                backend.load_weight(tensor, layout, &data.bytes(), &region)?;
             }
             places.insert(id, TensorPlace { region, layout });
         }

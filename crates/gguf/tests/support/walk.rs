@@ -19,7 +19,7 @@ pub(crate) fn walk(file: &File) {
         let found = file.tensor(tensor.name()).expect("a listed tensor is found by its name");
         assert_eq!((found.offset(), found.part()), (tensor.offset(), tensor.part()));
         assert_eq!(tensor.bytes().len(), tensor.byte_len());
-        assert_eq!(tensor.data().bytes(), tensor.bytes());
+        assert_eq!(*tensor.data().bytes(), *tensor.bytes());
         assert_eq!(tensor.offset() % file.alignment() as usize, 0);
         assert!(tensor.element_count() > 0 && tensor.byte_len() > 0);
         ends.push((tensor.part(), tensor.offset(), tensor.offset() + tensor.byte_len()));

@@ -1,5 +1,6 @@
 //! The weights of one session: loading them, and setting those that a graph has no data for.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -69,13 +70,30 @@ struct Load<'g> {
     replaces: Option<Arc<ResidentWeight>>,
 }
 
+/// Where the bytes of a weight come from.
+enum WeightSource<'g> {
+    /// From the graph; pieces are joined only while they are loaded.
+    Data(&'g Data),
+    /// From the caller.
+    Value(&'g [u8]),
+}
+
+impl WeightSource<'_> {
+    fn bytes(&self) -> Cow<'_, [u8]> {
+        match self {
+            WeightSource::Data(data) => data.bytes(),
+            WeightSource::Value(bytes) => Cow::Borrowed(bytes),
+        }
+    }
+}
+
 /// A weight that has its memory, but perhaps not its bytes: those that another session is loading, too.
 struct PendingWeight<'g> {
     name: String,
     weight: Arc<ResidentWeight>,
     backend: &'g dyn Backend,
     /// `None` if the caller sets them later.
-    bytes: Option<&'g [u8]>,
+    bytes: Option<WeightSource<'g>>,
     /// Bytes to count as progress.
     size: usize,
 }
@@ -169,7 +187,7 @@ impl SessionWeights {
                 *weight.uses() = uses;
                 if let (false, Some(data)) = (weight.is_ready(), wanted.data) {
                     let (name, size) = (wanted.key.0.clone(), weight.loaded_bytes());
-                    let (weight, bytes) = (Arc::clone(weight), Some(data.bytes()));
+                    let (weight, bytes) = (Arc::clone(weight), Some(WeightSource::Data(data)));
                     pending.push(PendingWeight { name, weight, backend: wanted.backend, bytes, size });
                 }
                 loaded.weights.insert(place, Arc::clone(weight));
@@ -206,7 +224,7 @@ impl SessionWeights {
             let WeightLayout { layout, bytes: size, .. } = load.held.layout;
             let is_weight = load.tensor.kind() == TensorKind::Weight;
             let value = self.values.get(&load.key.0).filter(|_| is_weight && load.data.is_none());
-            let bytes = load.data.map(Data::bytes).or(value.map(|value| &**value));
+            let bytes = load.data.map(WeightSource::Data).or(value.map(|value| WeightSource::Value(value)));
             let (region, registration, group) = match reserved {
                 Reserved::Mapped(region) => (region, None, None),
                 Reserved::Buffer(region, group) => {
@@ -244,7 +262,7 @@ impl SessionWeights {
         let mut count = Progress { done: 0, total: pending.iter().map(|weight| weight.size as u64).sum() };
         for PendingWeight { name, weight, backend, bytes, size } in pending {
             if let Some(bytes) = bytes {
-                let written = self.store.write_once(weight, *backend, bytes);
+                let written = self.store.write_once(weight, *backend, &bytes.bytes());
                 written.map_err(|error| RuntimeError::device(error).at(|| name.clone()))?;
             }
             count.done += *size as u64;

@@ -17,7 +17,7 @@ pub(crate) fn streaming_source(
         Some(buffer) => buffer,
         None => {
             let buffer = reader.staging(data.len())?;
-            buffer.write(0, data.bytes())?;
+            buffer.write(0, &data.bytes())?;
             buffer
         }
     };
