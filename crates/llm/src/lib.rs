@@ -54,7 +54,9 @@ pub use embedder::{Embedder, EmbedderOptions, cosine};
 pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions, WindowSavings};
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
-pub use hyperparameters::{Hyperparameters, LayerShape, NormKind, Pooling, RecurrentShape};
+pub use hyperparameters::{
+    Experts, Gating, Hyperparameters, LatentAttention, LayerShape, NormKind, Pooling, RecurrentShape,
+};
 pub use model::Model;
 pub use placement::{GpuLayers, Placement};
 pub use state_error::StateError;

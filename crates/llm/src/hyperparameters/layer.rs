@@ -2,6 +2,7 @@
 
 use quadriga_graph::Rope;
 
+use super::experts::Experts;
 use super::keys::{Keys, MAX_COUNT};
 use crate::Result;
 
@@ -20,6 +21,8 @@ pub struct LayerShape {
     pub value_length: usize,
     /// The width of the dense feed-forward network; 0 if there is none.
     pub feed_forward: usize,
+    /// The mixture of experts that takes the place of a dense feed-forward network, if there is one.
+    pub experts: Option<Experts>,
     /// The size of the sliding attention window, if there is one: the number of positions that a query attends to, up
     /// to its own. It is the same in all layers that have one.
     pub window: Option<usize>,

@@ -1,6 +1,8 @@
 //! A model's hyperparameters: read from the metadata of its file, and checked.
 
+mod experts;
 mod keys;
+mod latent;
 mod layer;
 mod pooling;
 mod recurrent;
@@ -9,7 +11,10 @@ mod window;
 
 use quadriga_graph::Pairing;
 
+pub(crate) use self::experts::ExpertDefaults;
+pub use self::experts::{Experts, Gating};
 pub(crate) use self::keys::Keys;
+pub use self::latent::LatentAttention;
 pub use self::layer::LayerShape;
 pub use self::pooling::Pooling;
 pub use self::recurrent::RecurrentShape;
@@ -74,6 +79,10 @@ pub struct Hyperparameters {
     pub pooling: Option<Pooling>,
     /// The shape of the layers without attention, if there are any.
     pub recurrent: Option<RecurrentShape>,
+    /// Whether each head has an attention sink: a score in the softmax's denominator.
+    pub attention_sinks: bool,
+    /// Multi-head latent attention, in models that have it.
+    pub latent: Option<LatentAttention>,
 }
 
 impl Hyperparameters {
@@ -112,6 +121,8 @@ impl Hyperparameters {
             encoder: false,
             pooling: Pooling::read(keys)?,
             recurrent: None,
+            attention_sinks: false,
+            latent: None,
         })
     }
 
@@ -164,6 +175,7 @@ fn read_layers(
             key_length,
             value_length,
             feed_forward,
+            experts: None,
             window: None,
             rope,
         })

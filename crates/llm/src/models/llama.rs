@@ -1,18 +1,25 @@
-//! Llama 1 to 3, Mistral, SmolLM and others: pre-norm layers of grouped-query attention and a gated feed-forward network.
+//! Llama 1 to 3, Mistral, Mixtral, SmolLM and others: pre-norm layers of grouped-query attention and a gated feed-forward
+//! network or, in Mixtral, experts.
 
 use quadriga_graph::{Gate, Pairing};
 
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
+use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
 
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { name: "llama", pairing: Pairing::Adjacent, norm: NormKind::Rms, read, build };
 
 pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
-    keys.refuse_experts()?;
+    hyper.find_experts(keys, ExpertDefaults::NORMALIZED_SOFTMAX)?;
     hyper.read_windows(keys, None, WindowPattern::All)
+}
+
+/// The same for models without experts.
+pub(super) fn read_dense(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    keys.refuse_experts()?;
+    read(keys, hyper)
 }
 
 pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {

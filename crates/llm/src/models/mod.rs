@@ -26,18 +26,26 @@ mod architecture;
 mod bert;
 mod builder;
 mod command_r;
+mod deepseek2;
 mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4moe;
+mod gpt_oss;
 mod granite;
+mod granitemoe;
 mod llama;
 mod nomic_bert;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
 mod qwen35;
+mod qwen3moe;
+mod smallthinker;
 mod smollm3;
 mod tensor_list;
 
@@ -59,13 +67,21 @@ static ARCHITECTURES: &[Architecture] = &[
     qwen3::ARCHITECTURE,
     qwen35::ARCHITECTURE,
     command_r::ARCHITECTURE,
+    deepseek2::ARCHITECTURE,
     gemma::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
     glm4::ARCHITECTURE,
+    glm4moe::ARCHITECTURE,
+    gpt_oss::ARCHITECTURE,
     granite::ARCHITECTURE,
+    granitemoe::ARCHITECTURE,
     olmo2::ARCHITECTURE,
+    olmoe::ARCHITECTURE,
     phi3::ARCHITECTURE,
+    qwen2moe::ARCHITECTURE,
+    qwen3moe::ARCHITECTURE,
+    smallthinker::ARCHITECTURE,
     smollm3::ARCHITECTURE,
     bert::ARCHITECTURE,
     nomic_bert::ARCHITECTURE,

@@ -7,4 +7,4 @@ use super::architecture::Architecture;
 use super::llama;
 
 pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen2", pairing: Pairing::Half, ..llama::ARCHITECTURE };
+    Architecture { name: "qwen2", pairing: Pairing::Half, read: llama::read_dense, ..llama::ARCHITECTURE };

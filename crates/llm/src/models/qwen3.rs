@@ -7,8 +7,13 @@ use super::builder::ModelBuilder;
 use super::llama;
 use crate::Result;
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen3", pairing: Pairing::Half, build, ..llama::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "qwen3",
+    pairing: Pairing::Half,
+    read: llama::read_dense,
+    build,
+    ..llama::ARCHITECTURE
+};
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
     let mut x = model.embed();

@@ -101,6 +101,7 @@ impl<'g> LayerBuilder<'_, 'g> {
                 scale: Some(scale),
                 soft_cap: hyper.attention_soft_cap,
                 spans: Some(self.spans()?),
+                sinks: self.sinks()?,
                 ..AttentionOptions::new()
             };
             query
@@ -109,6 +110,16 @@ impl<'g> LayerBuilder<'_, 'g> {
                 .reshape([n, shape.heads * shape.value_length])
         };
         Ok(Some(self.output_rows(attended)))
+    }
+
+    /// The attention sinks of the layer's heads, in models that have them.
+    fn sinks(&self) -> Result<Option<Value<'g>>> {
+        let name = self.name("attn_sinks.weight");
+        self.model
+            .hyper
+            .attention_sinks
+            .then(|| self.model.weights.vector(&name, self.shape.heads))
+            .transpose()
     }
 
     /// Writes a row for each token to one of the layer's KV-cache tensors. Returns all rows that attention may see,

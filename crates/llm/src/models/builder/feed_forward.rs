@@ -1,4 +1,4 @@
-//! Dense feed-forward networks.
+//! Feed-forward networks.
 
 use quadriga_graph::{Gate, Value};
 
@@ -6,9 +6,27 @@ use super::LayerBuilder;
 use crate::{Error, Result};
 
 impl<'g> LayerBuilder<'_, 'g> {
+    /// The layer's feed-forward network, with an activation of the gate: a mixture of experts in layers that have one.
+    pub(in crate::models) fn feed_forward(&self, x: Value<'g>, gate: Gate) -> Result<Value<'g>> {
+        self.feed_forward_routed_by(x, x, gate)
+    }
+
+    /// The same, with experts that are selected by other rows than they read.
+    pub(in crate::models) fn feed_forward_routed_by(
+        &self,
+        router: Value<'g>,
+        x: Value<'g>,
+        gate: Gate,
+    ) -> Result<Value<'g>> {
+        match self.shape.experts {
+            Some(experts) => self.mixture(experts, router, x, gate),
+            None => self.dense(x, gate),
+        }
+    }
+
     /// `down(gate(x) · up(x))` with an activation of the gate. Gate and up are two matrices, or the first and second half of
     /// `ffn_up`.
-    pub(in crate::models) fn feed_forward(&self, x: Value<'g>, gate: Gate) -> Result<Value<'g>> {
+    fn dense(&self, x: Value<'g>, gate: Gate) -> Result<Value<'g>> {
         let (width, inner) = (self.model.hyper.width, self.feed_forward_width()?);
         let is_fused = !self.model.weights.has(&self.name("ffn_gate.weight"))
             && self.model.weights.rows(&self.name("ffn_up.weight")) == Some(2 * inner);

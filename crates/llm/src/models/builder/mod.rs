@@ -3,7 +3,9 @@
 
 mod attention;
 mod encoder;
+mod experts;
 mod feed_forward;
+mod latent;
 mod recorder;
 mod recurrent;
 mod rope;
@@ -236,6 +238,14 @@ impl<'g> LayerBuilder<'_, 'g> {
         let dims = dims.dims().get(1..).unwrap_or_default();
         let weight = self.model.weights.elements(&self.name(&format!("{part}.weight")), dims)?;
         Ok(self.model.plain_norm(x).mul(weight))
+    }
+
+    /// A norm that only some files have; without it, `x` itself.
+    pub(super) fn find_norm(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
+        match self.model.weights.has(&self.name(&format!("{part}.weight"))) {
+            true => self.norm(part, x),
+            false => Ok(x),
+        }
     }
 
     /// `x · wᵀ + bias` with one of the layer's weights.

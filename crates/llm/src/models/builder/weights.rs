@@ -107,6 +107,43 @@ impl<'g> FileWeights<'g> {
         self.has(name).then(|| self.vector(name, len)).transpose()
     }
 
+    /// The matrices `[count, rows, columns]` of a layer's experts: one tensor, or, in the oldest files, one for each expert.
+    /// Those are joined only while a backend loads them.
+    pub(super) fn experts(&self, layer: &str, part: &str, dims: [usize; 3]) -> Result<Value<'g>> {
+        let name = format!("{layer}.{part}_exps.weight");
+        let of = |expert: usize| format!("{layer}.{part}.{expert}.weight");
+        if self.has(&name) || !self.has(&of(0)) {
+            return self.get(&name, &dims);
+        }
+        let [count, rows, columns] = dims;
+        let first = self.tensor(&of(0), &[rows, columns])?;
+        let mut matrices = Vec::new();
+        for expert in 0..count {
+            let FoundTensor { name, dtype, data, .. } = self.tensor(&of(expert), &[rows, columns])?;
+            if dtype != first.dtype {
+                return Err(Error::TensorType { name, dtype });
+            }
+            matrices.extend(data);
+        }
+        let data = first.data.is_some().then(|| Data::joined(matrices));
+        let joined = FoundTensor { name: name.clone(), dims: dims.to_vec(), data, ..first };
+        Ok(self.g.weight(&name, joined.weight()))
+    }
+
+    /// A vector for each of several experts `[count, len]`, if the file has them.
+    pub(super) fn find_vectors(&self, name: &str, dims: [usize; 2]) -> Result<Option<Value<'g>>> {
+        self.has(name).then(|| self.elements(name, &dims)).transpose()
+    }
+
+    /// A matrix `[1, len]` that files may have as a vector, if the file has it.
+    pub(super) fn find_row(&self, name: &str, len: usize) -> Result<Option<Value<'g>>> {
+        if !self.has(name) {
+            return Ok(None);
+        }
+        let dims: &[usize] = if self.rows(name) == Some(1) { &[1, len] } else { &[len] };
+        Ok(Some(self.g.weight(name, self.tensor(name, dims)?.reshaped([1, len]))))
+    }
+
     /// Rows of a matrix that several fused ones share, as a weight of its own: so backends pack it and choose kernels for it
     /// as for any other. `dims` are those of the whole; `part` distinguishes the name.
     pub(super) fn matrix_rows(

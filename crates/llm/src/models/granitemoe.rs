@@ -1,0 +1,14 @@
+//! Granite 3 and 4 with experts: Granite's factors and layers; in some models all tokens use one expert beside theirs.
+
+use super::architecture::Architecture;
+use super::granite;
+use crate::Result;
+use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys};
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { name: "granitemoe", read, ..granite::ARCHITECTURE };
+
+fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    granite::read_scales(keys, hyper)?;
+    hyper.read_experts(keys, ExpertDefaults::NORMALIZED_SOFTMAX)
+}

@@ -1,0 +1,19 @@
+//! Qwen 1.5 and 2 with experts: Qwen 2's layers, whose experts' weights are not normalized, and an expert that all tokens
+//! use, times the sigmoid of a gate.
+
+use super::architecture::Architecture;
+use super::qwen2;
+use crate::Result;
+use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "qwen2moe", read, ..qwen2::ARCHITECTURE };
+
+fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    let defaults = ExpertDefaults {
+        gating: Gating::Softmax,
+        normalize: false,
+        width: ExpertDefaults::SHARE_OF_DENSE,
+        shared_width: |feed_forward| feed_forward,
+    };
+    hyper.read_experts(keys, defaults)
+}
