@@ -23,12 +23,17 @@ fn split(model: Model, devices: [Arc<dyn Backend>; 2], on_device: usize) -> Engi
     Engine::new(model, &scheduler, options(), &mut |_| {}).unwrap()
 }
 
-fn recipes() -> [Recipe; 3] {
-    [
+fn recipes() -> Vec<Recipe> {
+    let mut all = vec![
         Recipe { layers: 3, rope_factors: true, ..Recipe::new("llama") },
         Recipe { layers: 2, tied: true, window: Some(6), ..Recipe::new("qwen2") },
         Recipe { layers: 2, key_length: 32, rope_dims: 32, ..Recipe::new("qwen3") },
-    ]
+    ];
+    let experts = Recipe::with_experts().into_iter();
+    let some =
+        ["apart", "shared expert with a gate", "sinks and windows", "groups", "keys and values in the cache"];
+    all.extend(experts.filter(|(name, _)| some.contains(name)).map(|(_, recipe)| recipe));
+    all
 }
 
 /// A prompt in two batches, then tokens one by one.

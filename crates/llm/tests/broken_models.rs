@@ -183,7 +183,6 @@ fn inconsistent_values_are_named() {
     hyper(key("attention.head_count", 65));
     hyper(key("rope.dimension_count", 18));
     hyper(key("rope.dimension_count", 7));
-    hyper(key("expert_count", 8));
     for epsilon in [-1.0f32, 1.0, f32::NAN, f32::INFINITY] {
         let name = "llama.attention.layer_norm_rms_epsilon";
         hyper(refused("llama", |parts| _ = parts.set(name, epsilon), name));

@@ -141,7 +141,9 @@ fn families() -> Vec<(&'static str, Recipe)> {
 
 #[test]
 fn every_architecture_agrees_with_the_reference() {
-    for (number, (name, recipe)) in variations().into_iter().chain(families()).enumerate() {
+    for (number, (name, recipe)) in
+        variations().into_iter().chain(families()).chain(Recipe::with_experts()).enumerate()
+    {
         let recipe = Recipe { seed: 100 + number as u64, ..recipe };
         let context = format!("{} {name} (seed {})", recipe.architecture, recipe.seed);
         let tokens = recipe.tokens(21);

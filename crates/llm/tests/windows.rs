@@ -18,7 +18,8 @@ use quadriga_sim::Sim;
 const CONTEXT: usize = 72;
 
 fn recipes() -> Vec<Recipe> {
-    let with_windows = Recipe::families().into_iter().filter(|recipe| recipe.window.is_some());
+    let experts = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
+    let with_windows = Recipe::families().into_iter().chain(experts).filter(|recipe| recipe.window.is_some());
     let all_windows = Recipe { window: Some(5), ..Recipe::new("llama") };
     with_windows.chain([all_windows, Recipe { window: Some(1), ..Recipe::new("qwen3") }]).collect()
 }

@@ -1,7 +1,9 @@
 //! Small random models as GGUF files, and helpers for tests of engines.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
+pub mod experts;
 pub mod judge;
+pub mod latent;
 pub mod reference;
 
 use std::sync::Arc;
@@ -11,6 +13,9 @@ use quadriga_gguf::{File, OwnedValue, Writer};
 use quadriga_graph::{DType, blocks};
 use quadriga_llm::{BatchToken, Engine, EngineOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
+
+use self::experts::ExpertRecipe;
+use self::latent::LatentRecipe;
 
 /// RoPE scaling.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -87,6 +92,9 @@ pub struct Recipe {
     pub attention_cap: Option<f32>,
     pub logit_scale: f32,
     pub logit_cap: Option<f32>,
+    pub sinks: bool,
+    pub experts: Option<ExpertRecipe>,
+    pub latent: Option<LatentRecipe>,
     pub context: u32,
     /// Whether there is a vocabulary; of 100 tokens then.
     pub text: bool,
@@ -135,6 +143,9 @@ impl Recipe {
             attention_cap: None,
             logit_scale: 1.0,
             logit_cap: None,
+            sinks: false,
+            experts: None,
+            latent: None,
             context: 128,
             text: false,
             seed: 1,
@@ -207,12 +218,18 @@ impl Recipe {
 
     /// Whether a layer has a window.
     pub fn has_window(&self, layer: usize) -> bool {
-        self.window.is_some() && (self.window_period == 0 || !(layer + 1).is_multiple_of(self.window_period))
+        self.window.is_some() && !self.is_last_of(layer, self.window_period)
     }
 
     /// Whether a layer has rotary embedding.
     pub fn has_rope(&self, layer: usize) -> bool {
-        self.rope_period == 0 || !(layer + 1).is_multiple_of(self.rope_period)
+        !self.is_last_of(layer, self.rope_period)
+    }
+
+    /// Whether a layer is the last of every so many; in SmallThinker, the first.
+    fn is_last_of(&self, layer: usize, period: usize) -> bool {
+        let layer = if self.architecture == "smallthinker" { layer } else { layer + 1 };
+        period > 0 && layer.is_multiple_of(period)
     }
 
     /// The same model wide enough for every block format.
@@ -252,6 +269,12 @@ impl Recipe {
         let epsilon = if self.layer_norm { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
         parts.set(&format!("{}.attention.{epsilon}", self.architecture), 1e-5f32);
         self.add_scales(&mut parts);
+        if let Some(experts) = self.experts {
+            experts.add_keys(self.architecture, &mut parts);
+        }
+        if let Some(latent) = self.latent {
+            latent.add_keys(self, &mut parts);
+        }
         parts.set(&format!("{}.rope.freq_base", self.architecture), self.rope_base);
         match self.scaling {
             Scaling::No => {}
@@ -290,7 +313,7 @@ impl Recipe {
             }
         };
         match self.architecture {
-            "granite" => {
+            "granite" | "granitemoe" => {
                 number("embedding_scale", self.embedding_scale, 1.0);
                 number("residual_scale", self.residual_scale, 1.0);
                 number("logit_scale", 1.0 / self.logit_scale, 1.0);
@@ -346,14 +369,27 @@ impl Recipe {
                     parts.vector(&name(&format!("{part}.bias")), shape[0], 0.0, 0.5);
                 }
             };
-            for (part, rows, size) in attention {
-                linear(part, [*rows, self.width], *size, self.biases);
+            if self.latent.is_none() {
+                for (part, rows, size) in attention {
+                    linear(part, [*rows, self.width], *size, self.biases);
+                }
+                linear("attn_output", [self.width, self.heads * self.value_length], 1.0, self.output_bias);
             }
-            linear("attn_output", [self.width, self.heads * self.value_length], 1.0, self.output_bias);
-            for (part, rows, size) in feed_forward {
-                linear(part, [*rows, self.width], *size, false);
+            if self.experts_of(layer).is_none() {
+                for (part, rows, size) in feed_forward {
+                    linear(part, [*rows, self.width], *size, false);
+                }
+                linear("ffn_down", [self.width, self.feed_forward], 1.0, false);
             }
-            linear("ffn_down", [self.width, self.feed_forward], 1.0, false);
+            if let Some(latent) = self.latent {
+                latent.add_tensors(self, layer, parts);
+            }
+            if let Some(experts) = self.experts_of(layer) {
+                experts.add_tensors(self, layer, parts);
+            }
+            if self.sinks {
+                parts.vector(&name("attn_sinks.weight"), self.heads, 0.0, 3.0);
+            }
             self.add_norms(parts, layer);
         }
     }
@@ -366,7 +402,7 @@ impl Recipe {
             norm("attn_norm", self.width, 1.0);
         }
         if self.pre_norms && !self.parallel {
-            norm("ffn_norm", self.width, 1.0);
+            norm(self.feed_forward_norm(), self.width, 1.0);
         }
         if self.post_norms {
             norm("post_attention_norm", self.width, 1.0);

@@ -1,5 +1,7 @@
 //! Reference transformers in f64, written from their papers: no KV cache, no batches, no code shared with the graphs.
 
+mod experts;
+
 use std::collections::HashMap;
 use std::f64::consts::{PI, TAU};
 
@@ -42,7 +44,10 @@ impl Reference {
             let attended = self.attention(layer, &x);
             self.add(&mut x, &attended);
             let input = if r.parallel { &before } else { &x };
-            let fed: Vec<Row> = input.iter().map(|row| self.feed_forward(layer, row)).collect();
+            let router = if r.architecture == "smallthinker" { Some(&before) } else { None };
+            let fed: Vec<Row> = (0..x.len())
+                .map(|t| self.feed_forward(layer, router.map(|rows| &rows[t]), &input[t]))
+                .collect();
             self.add(&mut x, &fed);
         }
         let hidden: Vec<Row> = x.iter().map(|row| self.norm("output_norm", row)).collect();
@@ -90,6 +95,9 @@ impl Reference {
     /// The heads of queries or keys, with norms and rotary embedding.
     fn heads(&self, layer: usize, which: usize, position: usize, x: &Row) -> Vec<Row> {
         let r = &self.recipe;
+        if let Some(latent) = r.latent {
+            return self.latent_heads(layer, latent, which, position, x);
+        }
         let name = format!("blk.{layer}.{}", ["attn_q_norm", "attn_k_norm"][which]);
         let mut all = self.project(layer, which, x);
         if r.query_norms == QueryNorms::All {
@@ -119,12 +127,17 @@ impl Reference {
             normed.iter().enumerate().map(|(t, row)| self.heads(layer, which, t, row)).collect()
         };
         let (queries, keys) = (each(0), each(1));
-        let values: Vec<Vec<Row>> = normed
-            .iter()
-            .map(|row| self.project(layer, 2, row).chunks(r.value_length).map(<[f64]>::to_vec).collect())
-            .collect();
+        let values: Vec<Vec<Row>> = match r.latent {
+            Some(_) => each(2),
+            None => normed
+                .iter()
+                .map(|row| self.project(layer, 2, row).chunks(r.value_length).map(<[f64]>::to_vec).collect())
+                .collect(),
+        };
         let group = r.heads / r.kv_heads;
         let scale = r.attention_scale.map_or(1.0 / (r.key_length as f64).sqrt(), f64::from);
+        // Files have 32 bits of it, and graphs compute with them.
+        let scale = f64::from((scale * self.latent_magnitude().powi(2)) as f32);
         let cap = |v: f64| r.attention_cap.map_or(v, |cap| (v / f64::from(cap)).tanh() * f64::from(cap));
         let window = r.window.filter(|_| r.has_window(layer)).map_or(usize::MAX, |window| window as usize);
         (0..x.len())
@@ -134,9 +147,10 @@ impl Reference {
                 for (head, query) in queries[t].iter().enumerate() {
                     let of = head / group;
                     let scores: Row = (first..=t).map(|s| cap(dot(query, &keys[s][of]) * scale)).collect();
-                    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sink = r.sinks.then(|| self.weights[&format!("blk.{layer}.attn_sinks.weight")][head]);
+                    let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                     let parts: Row = scores.iter().map(|score| (score - most).exp()).collect();
-                    let sum: f64 = parts.iter().sum();
+                    let sum: f64 = parts.iter().copied().chain(sink.map(|sink| (sink - most).exp())).sum();
                     let mut mixed = vec![0.0; r.value_length];
                     for (part, s) in parts.iter().zip(first..) {
                         mixed.iter_mut().zip(&values[s][of]).for_each(|(to, v)| *to += part / sum * v);
@@ -152,9 +166,17 @@ impl Reference {
             .collect()
     }
 
-    fn feed_forward(&self, layer: usize, x: &Row) -> Row {
+    /// A feed-forward network; its experts are selected by the router's row, if that is another one.
+    fn feed_forward(&self, layer: usize, router: Option<&Row>, x: &Row) -> Row {
         let r = &self.recipe;
-        let normed = self.before(layer, if r.parallel { "attn_norm" } else { "ffn_norm" }, x);
+        let normed = self.before(layer, if r.parallel { "attn_norm" } else { r.feed_forward_norm() }, x);
+        if let Some(experts) = r.experts_of(layer) {
+            return self.after(
+                layer,
+                "post_ffw_norm",
+                self.mixture(layer, experts, router.unwrap_or(&normed), &normed),
+            );
+        }
         let (gate, up) = if r.fused_feed_forward {
             let both = self.linear(&format!("blk.{layer}.ffn_up"), &normed);
             (both[..r.feed_forward].to_vec(), both[r.feed_forward..].to_vec())
@@ -162,12 +184,24 @@ impl Reference {
             let linear = |part: &str| self.linear(&format!("blk.{layer}.{part}"), &normed);
             (linear("ffn_gate"), linear("ffn_up"))
         };
-        let activation = |g: f64| match r.gelu {
-            true => 0.5 * g * (1.0 + ((2.0 / PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh()),
-            false => g / (1.0 + (-g).exp()),
-        };
-        let inner = gate.iter().zip(&up).map(|(g, u)| activation(*g) * u).collect();
+        let inner = self.gated(&gate, &up);
         self.after(layer, "post_ffw_norm", self.linear(&format!("blk.{layer}.ffn_down"), &inner))
+    }
+
+    /// The product of an activated gate with another row.
+    fn gated(&self, gate: &Row, up: &Row) -> Row {
+        let both = |(g, u): (&f64, &f64)| match self.recipe.architecture {
+            "gpt-oss" => {
+                let g = g.min(7.0);
+                g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0)
+            }
+            "smallthinker" => g.max(0.0) * u,
+            _ if self.recipe.gelu => {
+                0.5 * g * (1.0 + ((2.0 / PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh()) * u
+            }
+            _ => g / (1.0 + (-g).exp()) * u,
+        };
+        gate.iter().zip(up).map(both).collect()
     }
 
     fn linear(&self, name: &str, x: &Row) -> Row {
@@ -207,6 +241,17 @@ impl Reference {
         }
     }
 
+    /// The root of what YaRN multiplies the scores of latent attention by, instead of the rotated elements.
+    fn latent_magnitude(&self) -> f64 {
+        let multiplier = self.recipe.latent.and_then(|latent| latent.log_multiplier);
+        match (multiplier, self.recipe.scaling) {
+            (Some(multiplier), Scaling::Yarn { factor, .. }) => {
+                1.0 + f64::from(multiplier) * f64::from(factor).ln()
+            }
+            _ => 1.0,
+        }
+    }
+
     /// Radians per position of a pair, and what it is multiplied by.
     fn frequency(&self, pair: usize) -> (f64, f64) {
         let r = &self.recipe;
@@ -234,7 +279,12 @@ impl Reference {
                 let factor = f64::from(factor);
                 (
                     plain * (1.0 - stretched) + plain / factor * stretched,
-                    magnitude * (1.0 + 0.1 * factor.ln()),
+                    magnitude
+                        * if r.latent.is_some_and(|l| l.log_multiplier.is_some()) {
+                            1.0
+                        } else {
+                            1.0 + 0.1 * factor.ln()
+                        },
                 )
             }
         }
