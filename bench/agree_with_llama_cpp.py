@@ -117,6 +117,11 @@ def write(path, arch, dtype, seed, **options):
     def matrix(name, rows, cols, size=1.0):
         values = (random.standard_normal((rows, cols)) * size / np.sqrt(cols)).astype(np.float32)
         kind = gguf.GGMLQuantizationType[dtype]
+        # As in real files, since the scales of NVFP4 have little range; llama.cpp ignores those of Qwen 2's feed-forward network.
+        if dtype == "NVFP4" and name.startswith("blk.") and not (arch == "qwen2" and ".ffn_" in name):
+            scale = np.float32(values.std() / 8)
+            writer.add_tensor(name.removesuffix("weight") + "scale", scale.reshape(1))
+            values = values / scale
         if kind == gguf.GGMLQuantizationType.F32:
             writer.add_tensor(name, values)
         else:

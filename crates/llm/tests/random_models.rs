@@ -236,3 +236,30 @@ fn every_weight_type_agrees_with_the_oracle_on_every_instruction_set() {
         }
     }
 }
+
+/// NVFP4 files have a number beside each matrix that its products are multiplied with.
+#[test]
+fn products_are_multiplied_with_the_scale_beside_a_matrix() {
+    for recipe in Recipe::families().into_iter().chain([Recipe::new("llama")]) {
+        let architecture = recipe.architecture;
+        let tokens = recipe.tokens(7);
+        let wanted = logits_of(&mut engine(recipe.model(), EXACT_CACHE), &tokens);
+        let mut parts = recipe.parts();
+        let mut scales = Vec::new();
+        for (name, dtype, dims, bytes) in &mut parts.tensors {
+            let Some(matrix) = name.strip_suffix(".weight").filter(|_| dims.len() == 2) else { continue };
+            if *dtype != DType::F32 || matrix == "token_embd" {
+                continue;
+            }
+            for four in bytes.chunks_exact_mut(4) {
+                let value = f32::from_le_bytes(four.try_into().unwrap());
+                four.copy_from_slice(&(value / 4.0).to_le_bytes());
+            }
+            scales.push((format!("{matrix}.scale"), DType::F32, vec![1], 4f32.to_le_bytes().to_vec()));
+        }
+        assert!(scales.len() >= 4 * recipe.layers, "{architecture}: {} matrices", scales.len());
+        parts.tensors.extend(scales);
+        let found = logits_of(&mut engine(parts.model().unwrap(), EXACT_CACHE), &tokens);
+        assert_eq!(found, wanted, "{architecture}");
+    }
+}

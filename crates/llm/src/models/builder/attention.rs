@@ -55,7 +55,8 @@ impl<'g> LayerBuilder<'_, 'g> {
         for ((result, name), width) in results.iter_mut().zip(names).zip(widths) {
             let rows = start..start + width;
             let dims = [total, x.shape().cols()];
-            *result = self.model.weights.matrix_rows(&weight, name, dims, rows.clone())?.mul_mat(x);
+            let matrix = self.model.weights.matrix_rows(&weight, name, dims, rows.clone())?;
+            *result = self.model.product(&self.name(part), matrix, x)?;
             if let Some(bias) = self.model.weights.find_vector_rows(&bias, name, total, rows)? {
                 *result = result.add(bias);
             }

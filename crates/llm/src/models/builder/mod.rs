@@ -166,10 +166,19 @@ impl<'g> ModelBuilder<'g> {
         })
     }
 
+    /// The product with a matrix, times the number that the file may have beside it: NVFP4 has scales of little range.
+    fn product(&self, name: &str, weight: Value<'g>, x: Value<'g>) -> Result<Value<'g>> {
+        let y = weight.mul_mat(x);
+        Ok(match self.weights.find_vector(&format!("{name}.scale"), 1)? {
+            Some(scale) => y.mul(scale),
+            None => y,
+        })
+    }
+
     /// `x · wᵀ + bias`, the bias where the file has one.
     fn linear(&self, name: &str, out: usize, x: Value<'g>) -> Result<Value<'g>> {
         let weight = self.weights.get(&format!("{name}.weight"), &[out, x.shape().cols()])?;
-        let y = weight.mul_mat(x);
+        let y = self.product(name, weight, x)?;
         Ok(match self.weights.find_vector(&format!("{name}.bias"), out)? {
             Some(bias) => y.add(bias),
             None => y,
@@ -184,7 +193,7 @@ impl<'g> ModelBuilder<'g> {
             self.g.output("hidden", hidden.named("hidden"));
         }
         let head = self.weights.find("output.weight", &[h.vocabulary, h.width])?.unwrap_or(self.embedding);
-        let mut logits = head.mul_mat(hidden);
+        let mut logits = self.product("output", head, hidden)?;
         if let Some(bias) = self.weights.find_vector("output.bias", h.vocabulary)? {
             logits = logits.add(bias);
         }
