@@ -20,6 +20,7 @@ import numpy as np
 
 import llama_peer
 import moe_models
+import recurrent_models
 
 # Longer than the windows of the models that have one.
 TOKENS = [(k * 37 + 11) % 128 for k in range(40)]
@@ -246,11 +247,12 @@ def cases():
     yield "olmo2", "F32", dict(keys=windows, layers=5, scaling=("yarn", 8.0))
     yield "command-r", "F32", dict(layers=64, width=128, heads=4, key_length=32, query_norms="each")
     yield from moe_models.cases()
+    yield from recurrent_models.cases()
 
 
 def limit(arch, dtype, options):
     """Differences grow with the number of layers."""
-    layers = options.get("layers") or FAMILIES[arch].get("layers", 2)
+    layers = options.get("layers") or FAMILIES.get(arch, {}).get("layers", 2)
     return {"F32": 5e-3, "F16": 0.06, "BF16": 0.06}.get(dtype, 0.15) * max(1, layers / 3)
 
 
@@ -269,7 +271,8 @@ def main():
             if arguments.only not in name:
                 continue
             path = os.path.join(folder, f"{seed}.gguf")
-            (moe_models.write if "experts" in options else write)(path, arch, dtype, seed, **options)
+            writer = recurrent_models if "recurrent" in options else moe_models if "experts" in options else None
+            (writer.write if writer else write)(path, arch, dtype, seed, **options)
             theirs = peer_logits(library, path)
             if theirs is None:
                 print(f"{name}: llama.cpp does not load it: {''.join(library.messages).strip().splitlines()[:1]}")

@@ -44,7 +44,9 @@ mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod smallthinker;
 mod smollm3;
 mod tensor_list;
@@ -66,6 +68,8 @@ static ARCHITECTURES: &[Architecture] = &[
     qwen2::ARCHITECTURE,
     qwen3::ARCHITECTURE,
     qwen35::ARCHITECTURE,
+    qwen35moe::ARCHITECTURE,
+    qwen3next::ARCHITECTURE,
     command_r::ARCHITECTURE,
     deepseek2::ARCHITECTURE,
     gemma::ARCHITECTURE,

@@ -17,15 +17,11 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    build_with(model, DeltaLayout::Tiled, |layer, x| layer.feed_forward(x, Gate::Swiglu))
+    build_with(model, DeltaLayout::Tiled)
 }
 
-/// The graph with any feed-forward network.
-pub(super) fn build_with<'g>(
-    model: &ModelBuilder<'g>,
-    layout: DeltaLayout,
-    feed_forward: impl Fn(&LayerBuilder<'_, 'g>, Value<'g>) -> Result<Value<'g>>,
-) -> Result<()> {
+/// The graph, with the heads of the delta rule in any order.
+pub(super) fn build_with(model: &ModelBuilder<'_>, layout: DeltaLayout) -> Result<()> {
     let mut x = model.embed();
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
@@ -36,7 +32,7 @@ pub(super) fn build_with<'g>(
         let Some(mixed) = mixed else { return Ok(()) };
         x = layer.residual(layer.output_rows(x), mixed);
         let normed = layer.norm("post_attention_norm", x)?;
-        x = layer.residual(x, feed_forward(&layer, normed)?);
+        x = layer.residual(x, layer.feed_forward(normed, Gate::Swiglu)?);
     }
     model.finish(x)
 }

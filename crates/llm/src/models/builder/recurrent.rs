@@ -24,7 +24,6 @@ pub(crate) fn is_recurrent_state(name: &str) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::models) enum DeltaLayout {
     /// Value heads of a key head are consecutive; beta and alpha are one matrix, grouped by key head (Qwen3-Next).
-    #[allow(dead_code, reason = "for Qwen3-Next")]
     Grouped,
     /// Value head `i` uses key head `i mod key_heads`; beta and alpha are two matrices (Qwen 3.5).
     Tiled,

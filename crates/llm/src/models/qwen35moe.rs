@@ -1,0 +1,20 @@
+//! Qwen 3.5 and 3.6 with experts: Qwen 3.5's layers, and an expert that all tokens use, times the sigmoid of a gate.
+
+use super::architecture::Architecture;
+use super::qwen35;
+use crate::Result;
+use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys};
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { name: "qwen35moe", read, ..qwen35::ARCHITECTURE };
+
+/// Recurrent layers, and experts in all layers.
+pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    let defaults = ExpertDefaults {
+        width: ExpertDefaults::SHARE_OF_DENSE,
+        shared_width: |feed_forward| feed_forward,
+        ..ExpertDefaults::NORMALIZED_SOFTMAX
+    };
+    hyper.read_experts(keys, defaults)?;
+    hyper.read_recurrent(keys)
+}
