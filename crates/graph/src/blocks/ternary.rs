@@ -47,7 +47,7 @@ impl BlockTQ1_0 {
         const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
         let (byte, digit) = BlockTQ1_0::place(i);
         let fraction = self.quants.as_flattened()[byte].wrapping_mul(POWERS[digit]);
-        (u16::from(fraction) * 3 >> 8) as i8 - 1
+        ((u16::from(fraction) * 3) >> 8) as i8 - 1
     }
 
     /// Dequantizes the 256 elements.
