@@ -187,7 +187,7 @@ def models():
 def gpt_oss():
     keys = dict(YARN, **{"expert_feed_forward_length": 64, "attention.sliding_window": 8, "rope.scaling.factor": 32.0})
     same = dict(keys=keys, biases=True, output_bias=True, all_biases=True, sinks=True, second_norm="post_attention_norm")
-    yield "gpt-oss", dict(same, layers=3)
+    yield "gpt-oss", dict(same, layers=3, branch=0.5)
     yield "gpt-oss", dict(same, experts=32, used=4, heads=6, kv_heads=2, layers=4, branch=0.5)
     yield "gpt-oss", dict(same, experts=5, used=5, layers=2, key_length=64, dtype="Q8_0")
     yield "gpt-oss", dict(same, experts=5, used=1, layers=1, keys=dict(keys, **{"attention.sliding_window": 3}))
