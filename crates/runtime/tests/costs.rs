@@ -1,5 +1,5 @@
 //! Estimates of work, lifetimes, and the texts of errors that have several forms.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_graph::{
     AttentionOptions, CustomFunction, DType, Gate, GraphBuilder, Order, Pairing, Pooling, Rope, Value,
