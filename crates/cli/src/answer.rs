@@ -165,7 +165,7 @@ impl AnswerOptions {
                 changed.penalties.logit_bias.clear();
                 return Ok(changed);
             }
-            ("raw" | "special" | "single-turn", _) => {
+            ("raw" | "special" | "single-turn" | "chat-template-kwargs", _) => {
                 return Err(Failure::Usage(format!("--{name} cannot be changed during a chat")));
             }
             _ => {}
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn every_option_that_a_chat_can_change_is_listed() {
         let command = ChangedOptions::command();
-        let fixed = ["raw", "special", "single-turn", "system"];
+        let fixed = ["raw", "special", "single-turn", "system", "chat-template-kwargs"];
         let longs = command.get_arguments().filter_map(|option| option.get_long());
         let mut wanted: Vec<&str> = longs.filter(|long| !fixed.contains(long)).collect();
         let line = [
@@ -380,6 +380,7 @@ mod tests {
             ("n", "-5", "-1 for no limit"),
             ("ignore-eos", "maybe", "on or off"),
             ("raw", "on", "cannot be changed"),
+            ("chat-template-kwargs", "{}", "cannot be changed"),
         ] {
             let Err(Failure::Usage(text)) = before.with(name, value) else { panic!("{name} {value}") };
             assert!(text.contains(part), "{text}");
