@@ -5,8 +5,9 @@ use std::io::Write;
 
 use clap::{CommandFactory, FromArgMatches};
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions, TokenCounts};
+use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions, Model, TokenCounts};
 
+use crate::answer_printer::{AnswerPrinter, ReasoningOutput};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
@@ -65,6 +66,16 @@ pub(crate) struct AnswerOptions {
         help_heading = PROMPT
     )]
     chat_template_kwargs: JsonObject,
+    /// Reasoning of the model: show, hide (generated, not printed) or off (not generated, if the template allows it)
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help_heading = PROMPT
+    )]
+    pub(crate) reasoning: ReasoningOutput,
     /// End after one answer, also -st; run always does
     #[arg(long, help_heading = PROMPT)]
     pub(crate) single_turn: bool,
@@ -200,6 +211,11 @@ impl AnswerOptions {
         let seed = self.seed.and_then(|Seed(seed)| seed);
         let mut all = vec![
             ("predict", self.max_tokens.to_string()),
+            ("reasoning", self.reasoning.name().to_owned()),
+            (
+                "chat-template-kwargs",
+                serde_json::Value::from(self.chat_template_kwargs.0.clone()).to_string(),
+            ),
             ("stop", listed(self.stop.iter().map(|text| format!("{text:?}")))),
             ("seed", seed.map_or_else(|| "-1".to_owned(), |seed| seed.to_string())),
             ("temp", self.temp.to_string()),
@@ -210,6 +226,19 @@ impl AnswerOptions {
         ];
         all.extend(self.penalties.settings());
         all
+    }
+
+    /// The variables of the chat template. Says so if reasoning is not wanted, but the template cannot do without.
+    pub(crate) fn template_variables(&self, model: &Model) -> serde_json::Map<String, serde_json::Value> {
+        let mut variables = serde_json::Map::new();
+        if let Some(template) = model.template().filter(|_| self.reasoning == ReasoningOutput::Off) {
+            variables = template.without_reasoning();
+            if variables.is_empty() && template.reasoning().is_some() {
+                note!("(this chat template cannot turn reasoning off; --reasoning hide does not print it)");
+            }
+        }
+        variables.extend(self.chat_template_kwargs.0.clone());
+        variables
     }
 
     /// The generator's options, with a random seed if none was given.
@@ -235,7 +264,6 @@ impl AnswerOptions {
             // Without the template, only the prompt itself can contain the control tokens of a turn.
             special: self.special || self.raw,
             system: self.system.as_deref().map(|text| model.llama.unescaped(text).into_owned()),
-            template_variables: self.chat_template_kwargs.0.clone(),
             ..GeneratorOptions::default()
         })
     }
@@ -244,6 +272,8 @@ impl AnswerOptions {
 /// A finished answer and its speed.
 pub(crate) struct Answered {
     pub(crate) text: String,
+    /// The model's reasoning before it; empty without one.
+    pub(crate) reasoning: String,
     /// `None` if Ctrl-C ended it.
     pub(crate) finish: Option<Finish>,
     /// Tokens of the prompt and the answer.
@@ -260,18 +290,24 @@ pub(crate) fn speed_text(speed: Option<f64>) -> String {
     speed.map_or_else(|| "-".to_owned(), |speed| format!("{speed:.1}"))
 }
 
-/// Prints an answer while it is generated, to its end or until Ctrl-C. On a terminal, control characters are escaped.
-pub(crate) fn stream(mut answer: Answer<'_>, ctrl_c: &CtrlC, out: &mut dyn Write) -> Outcome<Answered> {
-    let mut text = String::new();
-    let terminal = terminal::escapes_answers();
+/// Prints an answer while it is generated, to its end or until Ctrl-C.
+pub(crate) fn stream(
+    mut answer: Answer<'_>,
+    ctrl_c: &CtrlC,
+    out: &mut dyn Write,
+    shown: ReasoningOutput,
+) -> Outcome<Answered> {
+    let (mut text, mut reasoning) = (String::new(), String::new());
+    let mut printer = AnswerPrinter::new(out, terminal::escapes_answers(), shown);
     while !ctrl_c.is_pressed()
         && let Some(piece) = answer.next()
     {
-        let piece = piece?.text;
-        out.write_all(terminal::answer(&piece, terminal).as_bytes())?;
-        out.flush()?;
-        text.push_str(&piece);
+        let piece = piece?;
+        printer.print(&piece)?;
+        text.push_str(&piece.text);
+        reasoning.push_str(&piece.reasoning);
     }
+    printer.end_reasoning()?;
     let finish = answer.finish().filter(|_| !ctrl_c.is_pressed());
     let per_second =
         |(tokens, time): (usize, std::time::Duration)| tokens as f64 / time.as_secs_f64().max(1e-9);
@@ -279,6 +315,7 @@ pub(crate) fn stream(mut answer: Answer<'_>, ctrl_c: &CtrlC, out: &mut dyn Write
     let speed = (decode.0 > 0).then(|| per_second(decode));
     Ok(Answered {
         text,
+        reasoning,
         finish,
         counts: answer.counts(),
         prompt: (prompt.0, per_second(prompt)),

@@ -10,6 +10,7 @@ macro_rules! note {
 }
 
 mod answer;
+mod answer_printer;
 mod atomic_file;
 mod backends;
 mod command_line;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{CommandOutput, Fixture, output, output_with_input};
-use quadriga_gguf::{File, Writer};
+use quadriga_gguf::File;
 use serde_json::Value;
 
 fn chat(fixture: &Fixture, flags: &[&str], input: &str) -> CommandOutput {
@@ -25,22 +25,7 @@ fn roles(messages: &[(String, String)]) -> Vec<&str> {
 
 /// A model with a chat template.
 fn with_template() -> Fixture {
-    let fixture = Fixture::new(&[]);
-    let bytes = std::fs::read(&fixture.model).unwrap();
-    let old = fixture.path("old.gguf");
-    std::fs::write(&old, bytes).unwrap();
-    let file = File::open(&old).unwrap();
-    let mut writer = Writer::new();
-    for (key, value) in file.metadata() {
-        writer.set(key, quadriga_gguf::OwnedValue::from(value)).unwrap();
-    }
-    let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
-    writer.set("tokenizer.chat_template", template).unwrap();
-    for tensor in file.tensors() {
-        writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).unwrap();
-    }
-    writer.write(&fixture.model).unwrap();
-    fixture
+    Fixture::with_template("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
+use crate::reasoning::ReasoningSplitter;
 use crate::sampling::{Sampler, SamplingHook};
 use crate::stop::StopMatcher;
 use crate::tokenizer::Pending;
@@ -31,8 +32,10 @@ pub enum Finish {
 pub struct TextPiece {
     /// The token.
     pub token: u32,
-    /// Whole characters; often a word, empty while a character or a possible stop string is incomplete.
+    /// Whole characters; often a word, empty while a character, a possible stop string or the reasoning is incomplete.
     pub text: String,
+    /// The same of the model's reasoning, which is not part of its answer.
+    pub reasoning: String,
 }
 
 /// The tokens of a prompt and its answer.
@@ -49,8 +52,10 @@ pub struct TokenCounts {
 /// A finished answer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Completion {
-    /// The whole text.
+    /// The whole text, without the model's reasoning.
     pub text: String,
+    /// The model's reasoning; empty if it has none.
+    pub reasoning: String,
     /// The generated tokens.
     pub tokens: Vec<u32>,
     /// The reason why it ended.
@@ -78,6 +83,7 @@ pub(crate) struct AnswerProgress {
     /// Bytes that are not a whole character yet.
     pending: Pending,
     stops: StopMatcher,
+    splitter: ReasoningSplitter,
     max_tokens: usize,
     counts: TokenCounts,
     finish: Option<Finish>,
@@ -91,6 +97,7 @@ impl AnswerProgress {
     /// An answer without tokens, right after the prefill.
     pub(crate) fn new(
         stops: Vec<String>,
+        splitter: ReasoningSplitter,
         max_tokens: Option<usize>,
         counts: TokenCounts,
         prompt_time: Duration,
@@ -99,6 +106,7 @@ impl AnswerProgress {
         AnswerProgress {
             pending: Pending::default(),
             stops: StopMatcher::new(stops),
+            splitter,
             max_tokens: max_tokens.unwrap_or(usize::MAX),
             counts,
             finish,
@@ -138,7 +146,7 @@ impl Answer<'_> {
         (self.progress.counts.answer.saturating_sub(1), time)
     }
 
-    /// Generates the whole answer and returns its text.
+    /// Generates the whole answer and returns its text, without the model's reasoning.
     pub fn text(self) -> Result<String> {
         self.map(|piece| piece.map(|p| p.text)).collect()
     }
@@ -163,10 +171,11 @@ impl Answer<'_> {
     /// # }
     /// ```
     pub fn stream(mut self, mut callback: impl FnMut(&TextPiece) -> ControlFlow<()>) -> Result<Completion> {
-        let (mut text, mut tokens) = (String::new(), Vec::new());
+        let (mut text, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
         while let Some(piece) = self.next() {
             let piece = piece?;
             text.push_str(&piece.text);
+            reasoning.push_str(&piece.reasoning);
             tokens.push(piece.token);
             if callback(&piece).is_break() {
                 self.progress.finish.get_or_insert(Finish::Cancelled);
@@ -174,6 +183,7 @@ impl Answer<'_> {
         }
         Ok(Completion {
             text,
+            reasoning,
             tokens,
             finish: self.progress.finish.unwrap_or(Finish::Cancelled),
             counts: self.progress.counts,
@@ -193,22 +203,29 @@ impl Answer<'_> {
         if tokenizer.is_end(token) {
             return Ok(self.close(token, Finish::End));
         }
-        let text = self.progress.pending.push(tokenizer.piece(token)?);
+        let marker = tokenizer
+            .control_text(token)
+            .filter(|text| self.progress.splitter.format().is_some_and(|format| format.is_marker(text)));
+        let bytes = match marker {
+            Some(marker) => marker.as_bytes(),
+            None => tokenizer.piece(token)?,
+        };
+        let text = self.progress.pending.push(bytes);
         let step = self.progress.stops.push(&text);
-        if step.stopped_by.is_some() {
-            self.progress.finish = Some(Finish::Stop);
-            return Ok(TextPiece { token, text: step.text });
-        }
-        let finish = if self.progress.counts.answer >= self.progress.max_tokens {
+        let split = self.progress.splitter.push(&step.text);
+        let finish = if step.stopped_by.is_some() {
+            Finish::Stop
+        } else if self.progress.counts.answer >= self.progress.max_tokens {
             Finish::Length
         } else if self.engine.len(0) >= self.engine.options().context {
             Finish::Context
         } else {
             self.engine.feed(&[token])?;
-            return Ok(TextPiece { token, text: step.text });
+            return Ok(TextPiece { token, text: split.answer, reasoning: split.reasoning });
         };
         let rest = self.close(token, finish);
-        Ok(TextPiece { token, text: step.text + &rest.text })
+        let (text, reasoning) = (split.answer + &rest.text, split.reasoning + &rest.reasoning);
+        Ok(TextPiece { token, text, reasoning })
     }
 
     /// The next token. Where nobody needs the logits, a device may have computed it, and may start the next step.
@@ -227,13 +244,18 @@ impl Answer<'_> {
         self.engine.argmax(0)
     }
 
-    /// The last piece, with the text that was held back.
+    /// The last piece, with the text that was held back: nothing of it after a stop string.
     fn close(&mut self, token: u32, finish: Finish) -> TextPiece {
-        self.progress.finish = Some(finish);
-        let last = self.progress.pending.finish();
-        let mut text = self.progress.stops.push(&last).text;
-        text.push_str(&self.progress.stops.finish());
-        TextPiece { token, text }
+        let progress = &mut self.progress;
+        progress.finish = Some(finish);
+        let mut held = String::new();
+        if finish != Finish::Stop {
+            held = progress.stops.push(&progress.pending.finish()).text;
+            held.push_str(&progress.stops.finish());
+        }
+        let split = progress.splitter.push(&held);
+        let rest = progress.splitter.finish();
+        TextPiece { token, text: split.answer + &rest.answer, reasoning: split.reasoning + &rest.reasoning }
     }
 }
 

@@ -10,9 +10,13 @@ use quadriga_runtime::{Detail, Progress, Scheduler};
 use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
+use crate::reasoning::ReasoningSplitter;
 use crate::sampling::{Sampler, SamplingHook, SamplingOptions};
-use crate::template::{self, Message, TemplateArguments};
+use crate::template::{self, ChatTemplate, Message, TemplateArguments};
 use crate::{Error, Model, Result};
+
+/// Tokens at the end of a prompt in which a marker of reasoning is searched: one per byte, and white space.
+const MARKER_TOKENS: usize = 40;
 
 /// Options of a [`Generator`].
 ///
@@ -183,6 +187,11 @@ impl Generator {
         self.prefill_observer = observer;
     }
 
+    /// Sets the keyword arguments of the chat template from now on. See [`GeneratorOptions::template_variables`].
+    pub fn set_template_variables(&mut self, variables: serde_json::Map<String, serde_json::Value>) {
+        self.options.template_variables = variables;
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         self.engine.model()
@@ -280,14 +289,33 @@ impl Generator {
         let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), greedy)?;
         let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };
         let finish = (!whole).then_some(Finish::Cancelled);
+        let splitter = self.splitter(tokens)?;
         let Generator { engine, sampler, cancel, .. } = self;
         let model = engine.model().clone();
-        let progress = AnswerProgress::new(stops, max_tokens, counts, started.elapsed(), finish);
+        let progress = AnswerProgress::new(stops, splitter, max_tokens, counts, started.elapsed(), finish);
         Ok(Answer { engine, cancel, model, sampler, hook, progress })
     }
 }
 
 impl Generator {
+    /// Tells the reasoning in the answer to a prompt from the rest, as the chat template's format says.
+    fn splitter(&self, prompt: &[u32]) -> Result<ReasoningSplitter> {
+        let model = self.engine.model();
+        let template = model.template().filter(|_| !self.options.raw);
+        let Some(format) = template.and_then(ChatTemplate::reasoning) else {
+            return Ok(ReasoningSplitter::new(None, false));
+        };
+        let tokenizer = model.tokenizer()?;
+        let end = prompt.get(prompt.len().saturating_sub(MARKER_TOKENS)..).unwrap_or_default();
+        let mut bytes = Vec::new();
+        for token in end {
+            let control = tokenizer.control_text(*token).map(str::as_bytes);
+            bytes.extend_from_slice(control.map_or_else(|| tokenizer.piece(*token), Ok)?);
+        }
+        let open = format.is_open(&String::from_utf8_lossy(&bytes));
+        Ok(ReasoningSplitter::new(Some(format.clone()), open))
+    }
+
     /// Prefill, and the wait for it. False if it was cancelled between two batches.
     fn compute_prompt(&mut self, tokens: &[u32], greedy: bool) -> Result<bool> {
         self.engine.set_greedy(greedy)?;

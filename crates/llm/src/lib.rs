@@ -23,6 +23,7 @@
 //! | [`ChatTemplate`](template::ChatTemplate) | a conversation as a prompt |
 //! | [`Sampler`](sampling::Sampler) | logits to the next token |
 //! | [`StopMatcher`](stop::StopMatcher) | stop strings in streamed text |
+//! | [`ReasoningSplitter`](reasoning::ReasoningSplitter) | reasoning and answer in streamed text |
 //!
 //! The feature `cuda` (default) lets [`Placement`] use CUDA devices; the driver is loaded at run time.
 
@@ -42,6 +43,7 @@ pub mod judge;
 mod model;
 pub mod models;
 pub mod placement;
+pub mod reasoning;
 pub mod sampling;
 mod state_error;
 pub mod stop;

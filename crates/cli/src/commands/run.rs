@@ -50,21 +50,23 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         ));
     }
     arguments.cache.check()?;
-    let options = arguments.answer.generator(&model)?;
+    let mut options = arguments.answer.generator(&model)?;
     let seed = options.sampling.seed;
     let prepared = model.prepare(&options.engine)?;
     let context = prepared.options.context;
+    options.template_variables = arguments.answer.template_variables(&prepared.model);
     let recording = arguments.record.start(&model, &prepared)?;
     let (mut generator, load_seconds) = prepared.generator(options)?;
     generator.observe(recording.as_ref().map(Recording::observer));
     arguments.cache.load(&mut generator)?;
     let answer = generator.answer(&prompt)?;
     let ctrl_c = interrupt::catch();
+    let shown = arguments.answer.reasoning;
     let mut stdout = io::stdout().lock();
     let answered = if arguments.json {
-        stream(answer, &ctrl_c, &mut io::sink())?
+        stream(answer, &ctrl_c, &mut io::sink(), shown)?
     } else {
-        stream(answer, &ctrl_c, &mut stdout)?
+        stream(answer, &ctrl_c, &mut stdout, shown)?
     };
     drop(ctrl_c);
     prepared.clear_prefill();
@@ -72,6 +74,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     if arguments.json {
         let object = json!({
             "text": answered.text,
+            "reasoning": Some(&answered.reasoning).filter(|text| !text.is_empty()),
             "finish": finish_name(answered.finish),
             "prompt": { "tokens": answered.prompt.0, "cached": answered.counts.cached, "tok_s": answered.prompt.1 },
             "answer": { "tokens": answered.answer.0, "tok_s": answered.answer.1 },

@@ -94,6 +94,24 @@ impl Fixture {
         Fixture { folder, model }
     }
 
+    /// The same with a chat template.
+    pub fn with_template(template: &str) -> Fixture {
+        let fixture = Fixture::new(&[]);
+        let old = fixture.path("old.gguf");
+        std::fs::rename(&fixture.model, &old).unwrap();
+        let file = quadriga_gguf::File::open(&old).unwrap();
+        let mut writer = quadriga_gguf::Writer::new();
+        for (key, value) in file.metadata() {
+            writer.set(key, quadriga_gguf::OwnedValue::from(value)).unwrap();
+        }
+        writer.set("tokenizer.chat_template", template).unwrap();
+        for tensor in file.tensors() {
+            writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).unwrap();
+        }
+        writer.write(&fixture.model).unwrap();
+        fixture
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -34,6 +34,7 @@ pub use self::message::{Message, TemplateArguments, ToolCall};
 use self::limits::{LimitedWriter, MAX_INSTRUCTIONS, MESSAGE_BYTES, MILLISECONDS, TIME_LIMIT};
 use self::provenance::{Marker, Prompt, broken, has_marks, replaced_marks};
 use self::rewrite::MarkText;
+use crate::reasoning::ReasoningFormat;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -64,6 +65,8 @@ pub struct ChatTemplate {
     eos: String,
     /// Texts of the same tokens in the template with marks, if there is one.
     marked: Option<(String, String)>,
+    /// How the model tells its reasoning from its answer, if the template says.
+    reasoning: Option<ReasoningFormat>,
     /// The time that a rendering may take.
     time_limit: Duration,
 }
@@ -131,6 +134,7 @@ impl ChatTemplate {
             bos: bos.to_owned(),
             eos: eos.to_owned(),
             marked,
+            reasoning: ReasoningFormat::of_template(&source),
             time_limit: TIME_LIMIT,
         })
     }
@@ -139,6 +143,39 @@ impl ChatTemplate {
     pub fn from_file(file: &quadriga_gguf::File, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
         let Some(source) = file.find::<&str>("tokenizer.chat_template")? else { return Ok(None) };
         ChatTemplate::for_tokenizer(source, tokenizer).map(Some)
+    }
+
+    /// How the model tells its reasoning from its answer, if the template knows.
+    pub fn reasoning(&self) -> Option<&ReasoningFormat> {
+        self.reasoning.as_ref()
+    }
+
+    /// The variables that ask this template for an answer without reasoning, or with as little as possible; empty if it
+    /// knows none.
+    ///
+    /// ```
+    /// # use quadriga_llm::template::ChatTemplate;
+    /// let template = ChatTemplate::new("{% if enable_thinking %}<think>{% endif %}</think>", "", "")?;
+    /// assert_eq!(template.without_reasoning()["enable_thinking"], false);
+    /// # Ok::<(), quadriga_llm::Error>(())
+    /// ```
+    pub fn without_reasoning(&self) -> serde_json::Map<String, serde_json::Value> {
+        // Harmony has no answers without reasoning.
+        let effort = if self.reasoning == Some(ReasoningFormat::Harmony) { "low" } else { "none" };
+        let known = [
+            ("enable_thinking", false.into()),
+            ("thinking", false.into()),
+            ("enable_reasoning", false.into()),
+            ("thinking_budget", 0.into()),
+            ("reasoning_effort", effort.into()),
+        ];
+        let template = self.environment.get_template(PLAIN);
+        let used = template.map(|template| template.undeclared_variables(false)).unwrap_or_default();
+        known
+            .into_iter()
+            .filter(|(name, _)| used.contains(*name))
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
     }
 
     /// Renders a conversation as a prompt. With `add_generation_prompt`, it ends with the header of the assistant's

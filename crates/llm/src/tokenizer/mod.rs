@@ -218,6 +218,12 @@ impl Tokenizer {
         tokens.iter().copied().filter(control).collect()
     }
 
+    /// The text of a control token, which it has in templates but not in decoded text.
+    pub(crate) fn control_text(&self, token: u32) -> Option<&str> {
+        let text = self.vocabulary.tokens.get(token as usize)?;
+        (self.vocabulary.token_type(token) == TokenType::Control).then_some(text.as_str())
+    }
+
     /// The texts of the control tokens.
     pub(crate) fn control_texts(&self) -> impl Iterator<Item = &str> {
         let control =

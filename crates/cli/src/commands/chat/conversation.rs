@@ -15,17 +15,10 @@ pub(super) struct Conversation {
     messages: Vec<Message>,
 }
 
-/// A message in a file.
-#[derive(Serialize, Deserialize)]
-struct StoredMessage {
-    role: String,
-    content: String,
-}
-
 /// The file's content.
 #[derive(Serialize, Deserialize)]
 struct StoredConversation {
-    messages: Vec<StoredMessage>,
+    messages: Vec<Message>,
 }
 
 impl Conversation {
@@ -41,16 +34,20 @@ impl Conversation {
     }
 
     pub(super) fn push(&mut self, role: &str, text: &str) {
-        self.messages.push(Message::new(role, text));
+        self.add(Message::new(role, text));
+    }
+
+    pub(super) fn add(&mut self, message: Message) {
+        self.messages.push(message);
     }
 
     pub(super) fn clear(&mut self) {
         self.messages.clear();
     }
 
-    /// Removes the last message if it has this role, and returns its text.
-    pub(super) fn pop(&mut self, role: &str) -> Option<String> {
-        self.messages.pop_if(|message| message.role == role).map(|message| message.content)
+    /// Removes the last message if it has this role, and returns it.
+    pub(super) fn pop(&mut self, role: &str) -> Option<Message> {
+        self.messages.pop_if(|message| message.role == role)
     }
 
     /// Removes the oldest message and the answers to it. False if only the last message is left.
@@ -67,8 +64,7 @@ impl Conversation {
 
     /// Writes the conversation as JSON.
     pub(super) fn save(&self, path: &Path) -> Outcome {
-        let store = |message: Message| StoredMessage { role: message.role, content: message.content };
-        let stored = StoredConversation { messages: self.with_system().into_iter().map(store).collect() };
+        let stored = StoredConversation { messages: self.with_system() };
         AtomicFile::write_text(path, &format!("{}\n", serde_json::to_string_pretty(&stored)?))
     }
 
@@ -80,11 +76,11 @@ impl Conversation {
         let stored: StoredConversation =
             serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         let mut conversation = Conversation::default();
-        for (number, StoredMessage { role, content }) in stored.messages.into_iter().enumerate() {
+        for (number, message) in stored.messages.into_iter().enumerate() {
             let expected = conversation.next_role();
-            match role.as_str() {
-                "system" if number == 0 => conversation.system = Some(content),
-                role if role == expected => conversation.push(role, &content),
+            match message.role.as_str() {
+                "system" if number == 0 => conversation.system = Some(message.content),
+                role if role == expected => conversation.add(message),
                 role => {
                     let number = number + 1;
                     return Err(wrong(format!("message {number} has role {role:?} instead of {expected:?}")));
@@ -137,8 +133,8 @@ mod tests {
     fn only_the_last_message_of_a_role_is_popped() {
         let mut one = conversation(&["user", "assistant"]);
         assert_eq!(one.pop("user"), None);
-        assert_eq!(one.pop("assistant").as_deref(), Some("1"));
-        assert_eq!(one.pop("user").as_deref(), Some("0"));
+        assert_eq!(one.pop("assistant"), Some(Message::new("assistant", "1")));
+        assert_eq!(one.pop("user"), Some(Message::new("user", "0")));
         assert_eq!(one.pop("user"), None);
     }
 
@@ -146,7 +142,10 @@ mod tests {
     fn a_file_gives_the_same_conversation() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("chat.json");
-        let kept = conversation(&["user", "assistant"]);
+        let mut kept = conversation(&["user", "assistant"]);
+        kept.push("user", "why?");
+        let reasoning_content = Some("because".to_owned());
+        kept.add(Message { reasoning_content, ..Message::new("assistant", "x") });
         kept.save(&path).unwrap();
         assert_eq!(Conversation::read(&path).unwrap(), kept);
         for wrong in ["", "{}", r#"{"messages": [{"role": "tool", "content": "x"}]}"#] {

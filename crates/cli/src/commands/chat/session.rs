@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use quadriga_llm::template::Message;
 use quadriga_llm::{Finish, Generator, GeneratorOptions, RequestOptions};
 use quadriga_view::format::plural;
 
@@ -49,10 +50,11 @@ impl ChatSession {
         answer: AnswerOptions,
         model: ModelOptions,
     ) -> Outcome<ChatSession> {
+        let template_variables = answer.template_variables(&prepared.model);
         // The conversation has the system prompt, so that it can be changed.
         let system = options.system.clone();
         let (generator, load_seconds) =
-            prepared.generator(GeneratorOptions { system: None, ..options.clone() })?;
+            prepared.generator(GeneratorOptions { system: None, template_variables, ..options.clone() })?;
         if !model.quiet {
             let name =
                 prepared.model.file().find::<&str>("general.name").ok().flatten().unwrap_or("the model");
@@ -128,7 +130,8 @@ impl ChatSession {
         };
         let ctrl_c = interrupt::catch_and_cancel(self.generator.cancel_flag());
         let mut out = io::stdout().lock();
-        let answered = stream(self.generator.continue_with(&fitted.tokens, request)?, &ctrl_c, &mut out)?;
+        let answer = self.generator.continue_with(&fitted.tokens, request)?;
+        let answered = stream(answer, &ctrl_c, &mut out, self.answer.reasoning)?;
         writeln!(out)?;
         if answered.finish.is_none() && answered.answer.0 == 0 {
             return Ok(false);
@@ -144,7 +147,8 @@ impl ChatSession {
             note!("(the answer ends here: the context of {context} tokens is full; -c sets a larger one)");
         }
         self.totals.add(&answered);
-        self.conversation.push("assistant", &answered.text);
+        let reasoning_content = Some(answered.reasoning).filter(|text| !text.is_empty());
+        self.conversation.add(Message { reasoning_content, ..Message::new("assistant", answered.text) });
         Ok(true)
     }
 
@@ -179,10 +183,10 @@ impl ChatSession {
     fn pop_turn(&mut self, nothing: &str) -> Outcome<String> {
         let answer = self.conversation.pop("assistant");
         match (self.conversation.pop("user"), answer) {
-            (Some(message), _) => Ok(message),
+            (Some(message), _) => Ok(message.content),
             (None, answer) => {
                 if let Some(answer) = answer {
-                    self.conversation.push("assistant", &answer);
+                    self.conversation.add(answer);
                 }
                 Err(Failure::Usage(nothing.to_owned()))
             }
@@ -238,6 +242,10 @@ impl ChatSession {
         }
         let changed = self.answer.with(name, value)?;
         self.options = changed.generator(&self.model)?;
+        if matches!(name, "reasoning" | "chat-template-kwargs") {
+            let variables = changed.template_variables(&self.prepared.model);
+            self.generator.set_template_variables(variables);
+        }
         self.answer = changed;
         self.reseed |= matches!(name, "seed" | "s");
         Ok(())
