@@ -198,7 +198,7 @@ pub(super) fn special(architecture: &str) -> Keys {
     ];
     let shared = vec![("expert_shared_feed_forward_length", Whole(64))];
     match architecture {
-        "qwen3moe" | "olmoe" | "granitemoe" => experts,
+        "qwen3moe" | "olmoe" | "granitemoe" | "smallthinker" => experts,
         "qwen2moe" => with(experts, shared),
         "qwen35" => recurrent,
         "qwen3next" | "qwen35moe" => with(with(experts, shared), recurrent),

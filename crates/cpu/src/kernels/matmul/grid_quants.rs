@@ -99,10 +99,10 @@ impl QuantRow {
         self.scale = u16::from_le_bytes(block.scale().0);
         for (b, bytes) in self.quants.chunks_exact_mut(BLOCK).enumerate() {
             let mut high = 0_usize;
-            for e in 0..entries {
+            for (e, byte) in bytes.iter_mut().take(entries).enumerate() {
                 let index = block.index(b * entries + e);
                 let common = usize::from(B::COMMON_SIGN && block.signs(4 * b + e) != 0);
-                bytes[e] = index as u8;
+                *byte = index as u8;
                 high |= (index >> 8 | common << B::HIGH_BITS.saturating_sub(1)) << (B::HIGH_BITS * e);
             }
             (0..4).for_each(|octet| bytes[SIGNS_AT + octet] = block.signs(4 * b + octet));
