@@ -435,10 +435,18 @@ impl Engine {
     fn set_positions(&mut self) -> Result<()> {
         let BatchInputs { positions, slots, spans, window_slots, window_spans, state_rows, .. } =
             &self.inputs;
-        if self.recurrent.is_some() {
-            let [from, to] = state_rows;
-            self.session.set("state_from", std::slice::from_ref(from))?;
-            self.session.set("state_to", std::slice::from_ref(to))?;
+        if let Some(shape) = &self.model.hyperparameters().recurrent {
+            let [from, to] = *state_rows;
+            for (name, row, pieces) in [
+                ("conv_from", from, shape.conv_pieces()),
+                ("conv_to", to, shape.conv_pieces()),
+                ("delta_from", from, shape.delta_pieces()),
+                ("delta_to", to, shape.delta_pieces()),
+            ] {
+                let pieces = pieces as i32;
+                let ids: Vec<i32> = (row * pieces..(row + 1) * pieces).collect();
+                self.session.set(name, ids.as_slice())?;
+            }
         }
         let [full, windows, apart] = self.attends;
         self.session.set("positions", positions.as_slice())?;

@@ -83,8 +83,16 @@ fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     oracle.set_i32("positions", &numbers).unwrap();
     oracle.set_i32("slots", &numbers).unwrap();
     oracle.set_i32("spans", &(0..n as i32).flat_map(|t| [0, t + 1]).collect::<Vec<_>>()).unwrap();
-    oracle.set_i32("state_from", &[0]).unwrap();
-    oracle.set_i32("state_to", &[1]).unwrap();
+    let shape = model.hyperparameters().recurrent.as_ref().unwrap();
+    for (name, row, pieces) in [
+        ("conv_from", 0, shape.conv_pieces()),
+        ("conv_to", 1, shape.conv_pieces()),
+        ("delta_from", 0, shape.delta_pieces()),
+        ("delta_to", 1, shape.delta_pieces()),
+    ] {
+        let pieces = pieces as i32;
+        oracle.set_i32(name, &(row * pieces..(row + 1) * pieces).collect::<Vec<_>>()).unwrap();
+    }
     oracle.run().unwrap();
     oracle.read("logits").unwrap().chunks(model.hyperparameters().vocabulary).map(<[f64]>::to_vec).collect()
 }

@@ -45,6 +45,16 @@ impl RecurrentShape {
         self.value_heads * self.key_length * self.value_length
     }
 
+    /// Pieces that the convolution's state is copied in: devices copy several at once.
+    pub fn conv_pieces(&self) -> usize {
+        (self.conv_kernel - 1) * pieces(self.conv_width())
+    }
+
+    /// Pieces that the delta rule's state is copied in.
+    pub fn delta_pieces(&self) -> usize {
+        self.value_heads * pieces(self.key_length)
+    }
+
     fn read(keys: &Keys<'_>) -> Result<RecurrentShape> {
         let conv_kernel = keys.count("ssm.conv_kernel")?;
         let holds = (2..=64).contains(&conv_kernel);
@@ -73,6 +83,11 @@ impl RecurrentShape {
         keys.check("ssm.state_size", key_length, fits, "smaller: the state of a sequence is too large")?;
         Ok(shape)
     }
+}
+
+/// Equal pieces of so many elements.
+fn pieces(elements: usize) -> usize {
+    if elements.is_multiple_of(8) { 8 } else { 1 }
 }
 
 impl Hyperparameters {

@@ -9,7 +9,8 @@
 //! | `positions` | i32 `[n]` | each token's position in its sequence |
 //! | `slots` | i32 `[n]` | the KV-cache slot that each token's key and value are written to |
 //! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window |
-//! | `state_from`, `state_to` | i32 `[1]` | the rows of recurrent states that the batch reads and writes; absent if there are none |
+//! | `conv_from`, `conv_to` | i32 `[p]` | the pieces of the convolutions' states that the batch reads and writes: `row · p + i`; absent if no layer is recurrent |
+//! | `delta_from`, `delta_to` | i32 `[p]` | the same of the delta rules' states |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output |

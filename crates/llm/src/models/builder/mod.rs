@@ -19,11 +19,12 @@ use quadriga_graph::{DType, GraphBuilder, Value};
 pub(super) use self::recorder::Recorder;
 pub use self::recorder::TensorSpec;
 pub(super) use self::recurrent::DeltaLayout;
+use self::recurrent::RecurrentInputs;
 pub(super) use self::recurrent::is_recurrent_state;
 use self::weights::FileWeights;
 use super::GraphShape;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
-use crate::{Error, Result};
+use crate::Result;
 
 /// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
 pub(crate) struct ModelBuilder<'g> {
@@ -40,8 +41,8 @@ pub(crate) struct ModelBuilder<'g> {
     window_slots: Option<Value<'g>>,
     /// The slots that each token attends to in layers with a window. Absent where none has one.
     window_spans: Option<Value<'g>>,
-    /// The rows of recurrent states that are read and written. Absent where no layer has any.
-    state_rows: Option<[Value<'g>; 2]>,
+    /// The pieces of recurrent states that are read and written. Absent where no layer has any.
+    recurrent: Option<RecurrentInputs<'g>>,
     /// Absent when all tokens are outputs, or none.
     rows: Option<Value<'g>>,
     frequency_factors: Option<Value<'g>>,
@@ -97,10 +98,7 @@ impl<'g> ModelBuilder<'g> {
             window_slots: (attends(true) && shape.window_cache.is_some())
                 .then(|| g.input("window_slots", DType::I32, [n])),
             window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
-            state_rows: hyper
-                .recurrent
-                .is_some()
-                .then(|| ["state_from", "state_to"].map(|name| g.input(name, DType::I32, [1]))),
+            recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
             rows: (shape.rows > 0 && shape.rows < n).then(|| g.input("rows", DType::I32, [shape.rows])),
             frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
             embedding: weights.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
@@ -116,25 +114,6 @@ impl<'g> ModelBuilder<'g> {
     /// The KV-cache slot that each token is written to.
     fn slots(&self) -> Value<'g> {
         *self.slots.get_or_init(|| self.g.input("slots", DType::I32, [self.shape.tokens]))
-    }
-
-    /// The row of recurrent states that the batch starts from.
-    fn state_from(&self) -> Result<Value<'g>> {
-        self.state_row(0)
-    }
-
-    /// The row that recurrent states are written to.
-    fn state_to(&self) -> Result<Value<'g>> {
-        self.state_row(1)
-    }
-
-    fn state_row(&self, which: usize) -> Result<Value<'g>> {
-        let row = self.state_rows.and_then(|rows| rows.get(which).copied());
-        row.ok_or_else(|| Error::Hyperparameter {
-            key: format!("{}.ssm.state_size", self.hyper.architecture),
-            value: "missing".to_owned(),
-            wanted: "given for recurrent layers".to_owned(),
-        })
     }
 
     /// The embedded tokens `[n, width]`.

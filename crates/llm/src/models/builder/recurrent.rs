@@ -1,10 +1,10 @@
 //! Recurrent layers: a short convolution and the gated delta rule.
 //!
-//! A state tensor has a row for each state that is kept. A batch reads the row `state_from` and writes the row `state_to`,
+//! A state tensor has a row for each state that is kept. A batch reads one row and writes another, in several pieces,
 //! so that the state before the batch stays as it was: a batch that fails or is discarded changes nothing. Row 0 is never
 //! written: it is the state of an empty sequence.
 
-use quadriga_graph::{DType, DeltaRuleInputs, Gate, GatedDeltaRule, Value};
+use quadriga_graph::{DType, DeltaRuleInputs, Gate, GatedDeltaRule, GraphBuilder, Value};
 
 use super::LayerBuilder;
 use crate::hyperparameters::RecurrentShape;
@@ -18,6 +18,27 @@ const DELTA_STATE: &str = "delta_state";
 /// Whether a state tensor has a row for each recurrent state, and not one for each slot of the KV cache.
 pub(crate) fn is_recurrent_state(name: &str) -> bool {
     [CONV_STATE, DELTA_STATE].iter().any(|part| name.rsplit_once('.').is_some_and(|(_, last)| last == *part))
+}
+
+/// The pieces of the states that a batch reads and writes, `row · pieces + i` each.
+#[derive(Clone, Copy)]
+pub(super) struct RecurrentInputs<'g> {
+    conv_from: Value<'g>,
+    conv_to: Value<'g>,
+    delta_from: Value<'g>,
+    delta_to: Value<'g>,
+}
+
+impl<'g> RecurrentInputs<'g> {
+    pub(super) fn new(g: &'g GraphBuilder, shape: &RecurrentShape) -> RecurrentInputs<'g> {
+        let input = |name: &str, pieces: usize| g.input(name, DType::I32, [pieces]);
+        RecurrentInputs {
+            conv_from: input("conv_from", shape.conv_pieces()),
+            conv_to: input("conv_to", shape.conv_pieces()),
+            delta_from: input("delta_from", shape.delta_pieces()),
+            delta_to: input("delta_to", shape.delta_pieces()),
+        }
+    }
 }
 
 /// What differs between architectures with the gated delta rule.
@@ -36,29 +57,31 @@ impl<'g> LayerBuilder<'_, 'g> {
         x: Value<'g>,
         layout: DeltaLayout,
     ) -> Result<Option<Value<'g>>> {
-        let shape = self.recurrent()?;
+        let (shape, pieces_used) = self.recurrent()?;
         let (qkv, z) = self.delta_projections(shape, x)?;
         let (betas, alphas) = self.beta_and_alpha(shape, x, layout)?;
         let normed = {
             let _scope = self.model.g.scope(&self.name("delta"));
-            let convolved = self.convolved(shape, qkv)?;
+            let convolved = self.convolved(shape, pieces_used, qkv)?;
             let [queries, keys, values] = split_heads(shape, convolved);
             let eps = self.model.hyper.norm_epsilon;
             let bias = self.model.weights.vector(&self.name("ssm_dt.bias"), shape.value_heads)?;
             let decay = self.model.weights.vector(&self.name("ssm_a"), shape.value_heads)?;
-            let states = self.states(DELTA_STATE, shape.delta_state());
+            let pieces = shape.delta_pieces();
+            let states = self.states(DELTA_STATE, pieces, shape.delta_state());
             let dims = [shape.value_heads, shape.key_length, shape.value_length];
             let inputs = DeltaRuleInputs {
                 keys: keys.l2_norm(eps),
                 values,
                 gates: alphas.add(bias).softplus().mul(decay),
                 betas: betas.sigmoid(),
-                state: states.get_rows(self.model.state_from()?).reshape(dims),
+                state: states.get_rows(pieces_used.delta_from).reshape(dims),
             };
             let scale = 1.0 / (shape.key_length as f32).sqrt();
             let rule = GatedDeltaRule { scale, tiled: layout == DeltaLayout::Tiled };
             let (results, state) = queries.l2_norm(eps).gated_delta_rule(inputs, rule);
-            states.set_rows(state.reshape([1, shape.delta_state()]), self.model.state_to()?);
+            let pieces = state.reshape([pieces, shape.delta_state() / pieces]);
+            states.set_rows(pieces, pieces_used.delta_to);
             if self.ends_here() {
                 return Ok(None);
             }
@@ -71,8 +94,8 @@ impl<'g> LayerBuilder<'_, 'g> {
         self.linear("ssm_out", self.model.hyper.width, gated).map(Some)
     }
 
-    fn recurrent(&self) -> Result<&'g RecurrentShape> {
-        self.model.hyper.recurrent.as_ref().ok_or_else(|| Error::Hyperparameter {
+    fn recurrent(&self) -> Result<(&'g RecurrentShape, RecurrentInputs<'g>)> {
+        self.model.hyper.recurrent.as_ref().zip(self.model.recurrent).ok_or_else(|| Error::Hyperparameter {
             key: format!("{}.ssm.state_size", self.model.hyper.architecture),
             value: "missing".to_owned(),
             wanted: "given for recurrent layers".to_owned(),
@@ -113,21 +136,28 @@ impl<'g> LayerBuilder<'_, 'g> {
     }
 
     /// The causal convolution of the tokens, after those that its state remembers.
-    fn convolved(&self, shape: &RecurrentShape, qkv: Value<'g>) -> Result<Value<'g>> {
-        let (n, before) = (self.model.shape.tokens, shape.conv_kernel - 1);
-        let states = self.states(CONV_STATE, shape.conv_state());
-        let remembered = states.get_rows(self.model.state_from()?).reshape([before, shape.conv_width()]);
+    fn convolved(
+        &self,
+        shape: &RecurrentShape,
+        inputs: RecurrentInputs<'g>,
+        qkv: Value<'g>,
+    ) -> Result<Value<'g>> {
+        let (n, before, pieces) = (self.model.shape.tokens, shape.conv_kernel - 1, shape.conv_pieces());
+        let states = self.states(CONV_STATE, pieces, shape.conv_state());
+        let remembered = states.get_rows(inputs.conv_from).reshape([before, shape.conv_width()]);
         let all = remembered.concat(0, &[qkv]);
-        let last = all.slice(0, n, before).reshape([1, shape.conv_state()]);
-        states.set_rows(last, self.model.state_to()?);
+        let last = all.slice(0, n, before).reshape([pieces, shape.conv_state() / pieces]);
+        states.set_rows(last, inputs.conv_to);
         let dims = [shape.conv_width(), shape.conv_kernel];
         let kernel = self.model.weights.elements(&self.name("ssm_conv1d.weight"), &dims)?;
         Ok(all.ssm_conv(kernel).silu())
     }
 
-    /// A state tensor of the layer.
-    fn states(&self, part: &str, len: usize) -> Value<'g> {
-        self.model.g.state(&self.name(part), DType::F32, [self.model.shape.state_rows, len])
+    /// A state tensor of the layer, as rows of its pieces.
+    fn states(&self, part: &str, pieces: usize, len: usize) -> Value<'g> {
+        let rows = self.model.shape.state_rows;
+        let states = self.model.g.state(&self.name(part), DType::F32, [rows, pieces, len / pieces]);
+        states.reshape([rows * pieces, len / pieces])
     }
 }
 
