@@ -23,8 +23,8 @@ use self::recurrent::RecurrentInputs;
 pub(super) use self::recurrent::is_recurrent_state;
 use self::weights::FileWeights;
 use super::GraphShape;
-use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
 use crate::Result;
+use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
 
 /// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
 pub(crate) struct ModelBuilder<'g> {
