@@ -212,10 +212,6 @@ impl AnswerOptions {
         let mut all = vec![
             ("predict", self.max_tokens.to_string()),
             ("reasoning", self.reasoning.name().to_owned()),
-            (
-                "chat-template-kwargs",
-                serde_json::Value::from(self.chat_template_kwargs.0.clone()).to_string(),
-            ),
             ("stop", listed(self.stop.iter().map(|text| format!("{text:?}")))),
             ("seed", seed.map_or_else(|| "-1".to_owned(), |seed| seed.to_string())),
             ("temp", self.temp.to_string()),
