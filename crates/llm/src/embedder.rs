@@ -66,8 +66,8 @@ impl Embedder {
     /// Plans the model for the scheduler's backends and loads the weights; `progress` is called meanwhile.
     ///
     /// # Errors
-    /// [`Error::Option`] if the pooling is [`Pooling::Rank`] and the file has no classification head, or the context is
-    /// longer than an encoder's.
+    /// [`Error::NoClassificationHead`] if the pooling is [`Pooling::Rank`] and the model cannot rank; [`Error::Option`] if
+    /// the context is longer than an encoder's.
     pub fn new(
         model: Model,
         scheduler: &Scheduler,
@@ -86,11 +86,7 @@ impl Embedder {
         }
         let pooling = options.pooling.or(hyper.pooling).unwrap_or(Pooling::Last);
         if pooling == Pooling::Rank && !has_head(&model) {
-            return Err(Error::Option {
-                name: "the pooling",
-                value: "rank".to_owned(),
-                wanted: "mean, cls or last: the model has no classification head",
-            });
+            return Err(Error::NoClassificationHead);
         }
         let runner = if hyper.encoder {
             model.file().check_mapped()?;
@@ -150,8 +146,7 @@ impl Embedder {
 
     fn scores(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         if !has_head(&self.model) {
-            let wanted = "a model with a classification head";
-            return Err(Error::Option { name: "ranking", value: "asked for".to_owned(), wanted });
+            return Err(Error::NoClassificationHead);
         }
         self.run(tokens, "rank")
     }
@@ -175,9 +170,7 @@ impl Embedder {
                 let ids: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
                 let positions: Vec<i32> = (0..tokens.len() as i32).collect();
                 session.set("tokens", ids.as_slice())?;
-                if session.plan().is_some_and(|plan| plan.graph().leaf("positions").is_some()) {
-                    session.set("positions", positions.as_slice())?;
-                }
+                session.set("positions", positions.as_slice())?;
                 session.start()?;
                 Ok(session.read(output)?)
             }

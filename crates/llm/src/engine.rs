@@ -102,6 +102,8 @@ struct BatchInputs {
     rows: Vec<i32>,
     /// The rows of recurrent states that are read and written.
     state_rows: [i32; 2],
+    /// The pieces of such a row.
+    state_pieces: Vec<i32>,
 }
 
 /// The KV-cache slots that a batch attends to.
@@ -433,8 +435,9 @@ impl Engine {
 
     /// Sets all inputs that do not depend on which tokens the batch has.
     fn set_positions(&mut self) -> Result<()> {
-        let BatchInputs { positions, slots, spans, window_slots, window_spans, state_rows, .. } =
-            &self.inputs;
+        let BatchInputs {
+            positions, slots, spans, window_slots, window_spans, state_rows, state_pieces, ..
+        } = &mut self.inputs;
         if let Some(shape) = &self.model.hyperparameters().recurrent {
             let [from, to] = *state_rows;
             for (name, row, pieces) in [
@@ -444,8 +447,9 @@ impl Engine {
                 ("delta_to", to, shape.delta_pieces()),
             ] {
                 let pieces = pieces as i32;
-                let ids: Vec<i32> = (row * pieces..(row + 1) * pieces).collect();
-                self.session.set(name, ids.as_slice())?;
+                state_pieces.clear();
+                state_pieces.extend(row * pieces..(row + 1) * pieces);
+                self.session.set(name, state_pieces.as_slice())?;
             }
         }
         let [full, windows, apart] = self.attends;

@@ -119,6 +119,12 @@ pub enum Error {
         architecture: &'static str,
     },
 
+    /// A model that cannot rank is asked to.
+    #[error(
+        "the model has no classification head: it makes embeddings by mean, cls or last, but cannot rank"
+    )]
+    NoClassificationHead,
+
     /// A recurrent state that is needed is not there any more.
     #[error("the recurrent state of sequence {sequence} is lost; truncate the sequence and feed it again")]
     StateLost {

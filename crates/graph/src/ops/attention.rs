@@ -1,7 +1,7 @@
 //! Inference rules of softmax, rotary embedding and attention.
 
 use super::checks::{Inferred, need, need_dense, need_f32, need_f32_or_f16, need_i32, shape_error, take};
-use super::op::Attention;
+use super::parameters::Attention;
 use super::rope::Rope;
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;

@@ -1,7 +1,7 @@
 //! Inference rules of convolutions, pooling, upscaling and ranges.
 
 use super::checks::{Inferred, need, need_f32, need_f32_or_f16, shape_error, take};
-use super::op::{Interpolation, Pooling};
+use super::parameters::{Interpolation, Pooling};
 use super::window::Window;
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;

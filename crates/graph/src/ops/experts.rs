@@ -1,7 +1,7 @@
 //! Inference rules of a mixture of experts: selecting experts, their weights, biases and the sum of their results.
 
 use super::checks::{Inferred, need_dense, need_f32, need_i32, shape_error, take};
-use super::op::{ExpertWeights, SelectExperts};
+use super::parameters::{ExpertWeights, SelectExperts};
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;
 use crate::shape::Shape;

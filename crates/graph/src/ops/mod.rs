@@ -1,4 +1,4 @@
-//! The operations of a graph: parameters ([`Op`]), names and in-place inputs ([`Op::declaration`]), and the inference
+//! The operations of a graph: parameters ([`Op`], parameters.rs), names and in-place inputs ([`Op::declaration`]), and the inference
 //! rules that derive a result's type and shape from the inputs'.
 //!
 //! To add one: a variant of [`Op`] and a line in `declaration` (op.rs), a line in `infer` (infer.rs) with its rule in
@@ -14,6 +14,7 @@ mod infer;
 mod layout;
 mod matrix;
 mod op;
+mod parameters;
 mod recurrent;
 mod reduce;
 mod rope;
@@ -21,9 +22,10 @@ mod rows;
 mod window;
 
 pub(crate) use checks::{Inferred, ResultMemory};
-pub use op::{
-    Attention, Binary, Declaration, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Op, Order, Pooling,
-    SelectExperts, Unary,
+pub use op::{Declaration, Op};
+pub use parameters::{
+    Attention, Binary, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Order, Pooling, SelectExperts,
+    Unary,
 };
 pub use rope::{Pairing, Rope};
 pub use window::Window;

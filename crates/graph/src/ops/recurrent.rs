@@ -1,7 +1,7 @@
 //! Inference rules of recurrent layers.
 
 use super::checks::{Inferred, need_dense, need_f32, shape_error, take};
-use super::op::GatedDeltaRule;
+use super::parameters::GatedDeltaRule;
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;
 use crate::shape::Shape;

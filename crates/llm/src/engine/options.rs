@@ -105,6 +105,16 @@ impl EngineOptions {
         let most = self.context * self.sequences;
         self.batch = if hyper.encoder { most } else { self.batch.min(most) };
         self.resolve_windows(hyper)?;
+        let rows = RecurrentRows::count(self.sequences, self.checkpoints);
+        let pieces =
+            hyper.recurrent.as_ref().map_or(1, |shape| shape.conv_pieces().max(shape.delta_pieces()));
+        if rows.checked_mul(pieces).is_none_or(|pieces| i32::try_from(pieces).is_err()) {
+            return wrong(
+                "the number of sequences",
+                self.sequences,
+                "smaller: their recurrent states are too many",
+            );
+        }
         Ok(self)
     }
 

@@ -14,7 +14,6 @@ pub(crate) enum WindowPattern {
     /// All but the last of every so many.
     Period(usize),
     /// All but the first of every so many.
-    #[allow(dead_code, reason = "for architectures whose first layer attends to everything")]
     PeriodGlobalFirst(usize),
 }
 

@@ -11,7 +11,7 @@ use quadriga_graph::DType;
 use quadriga_llm::models;
 use quadriga_view::format::plural;
 
-use self::shapes::{Keys, Number, Preset};
+use self::shapes::{KeyValue, Keys, Preset};
 use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
 use crate::{interrupt, values};
@@ -139,11 +139,11 @@ impl SynthArgs {
     /// The keys of the metadata: those of the small model or the preset, as the options change them.
     fn keys(&self, architecture: &str) -> Outcome<Keys> {
         let small = vec![
-            ("block_count", Number::Whole(2)),
-            ("embedding_length", Number::Whole(64)),
-            ("attention.head_count", Number::Whole(4)),
-            ("vocab_size", Number::Whole(512)),
-            ("context_length", Number::Whole(self.context as usize)),
+            ("block_count", KeyValue::Whole(2)),
+            ("embedding_length", KeyValue::Whole(64)),
+            ("attention.head_count", KeyValue::Whole(4)),
+            ("vocab_size", KeyValue::Whole(512)),
+            ("context_length", KeyValue::Whole(self.context as usize)),
         ];
         let mut keys = shapes::with(small, shapes::special(architecture));
         if let Some(preset) = self.preset {
@@ -165,7 +165,7 @@ impl SynthArgs {
                     "{flag} is {value}; it must be from 1 to {MAX_DIMENSION}"
                 )));
             }
-            keys = shapes::with(keys, vec![(key, Number::Whole(value))]);
+            keys = shapes::with(keys, vec![(key, KeyValue::Whole(value))]);
         }
         self.fill_in(keys)
     }
@@ -174,7 +174,7 @@ impl SynthArgs {
     fn fill_in(&self, mut keys: Keys) -> Outcome<Keys> {
         let find = |keys: &Keys, name: &str| {
             keys.iter().find(|(key, _)| *key == name).and_then(|(_, value)| match value {
-                Number::Whole(value) => Some(*value),
+                KeyValue::Whole(value) => Some(*value),
                 _ => None,
             })
         };
@@ -183,7 +183,7 @@ impl SynthArgs {
         let usage = |text: String| Err(Failure::Usage(text));
         let default = |keys: &mut Keys, name: &'static str, value: usize| {
             if find(keys, name).is_none() {
-                keys.push((name, Number::Whole(value)));
+                keys.push((name, KeyValue::Whole(value)));
             }
         };
         if find(&keys, "attention.key_length").is_none() && !width.is_multiple_of(2 * heads) {
@@ -215,7 +215,7 @@ impl SynthArgs {
             ("rope.freq_base", 10_000.0),
         ] {
             if !keys.iter().any(|(known, _)| *known == key) {
-                keys.push((key, Number::Real(value)));
+                keys.push((key, KeyValue::Real(value)));
             }
         }
         Ok(keys)
@@ -230,7 +230,7 @@ fn metadata(
 ) -> quadriga_gguf::Result<()> {
     let number = |name: &str| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
     let whole = |name: &str| match number(name) {
-        Some(Number::Whole(value)) => value,
+        Some(KeyValue::Whole(value)) => value,
         _ => 0,
     };
     writer.set("general.architecture", architecture)?;

@@ -35,20 +35,20 @@ pub(super) enum Preset {
     Gemma270M,
 }
 
-/// A number of the metadata: an integer, or not.
+/// The value of a key of the metadata.
 #[derive(Clone, Copy)]
-pub(super) enum Number {
+pub(super) enum KeyValue {
     Whole(usize),
     Real(f32),
     Flag(bool),
     Text(&'static str),
 }
 
-use Number::{Flag, Real, Text, Whole};
+use KeyValue::{Flag, Real, Text, Whole};
 
-impl From<Number> for OwnedValue {
-    fn from(number: Number) -> OwnedValue {
-        match number {
+impl From<KeyValue> for OwnedValue {
+    fn from(value: KeyValue) -> OwnedValue {
+        match value {
             Whole(value) => u32::try_from(value).unwrap_or(u32::MAX).into(),
             Real(value) => value.into(),
             Flag(value) => value.into(),
@@ -58,7 +58,7 @@ impl From<Number> for OwnedValue {
 }
 
 /// Keys of the metadata, without the architecture's name.
-pub(super) type Keys = Vec<(&'static str, Number)>;
+pub(super) type Keys = Vec<(&'static str, KeyValue)>;
 
 impl Preset {
     /// The architecture.

@@ -191,14 +191,7 @@ impl<'g> ModelBuilder<'g> {
 }
 
 impl<'g> LayerBuilder<'_, 'g> {
-    /// The layer's number.
-    #[allow(dead_code, reason = "for architectures whose layers differ by number")]
-    pub(super) fn index(&self) -> usize {
-        self.index
-    }
-
     /// The layer's shape.
-    #[allow(dead_code, reason = "for architectures whose layers differ in kind")]
     pub(super) fn shape(&self) -> &'g LayerShape {
         self.shape
     }

@@ -57,12 +57,12 @@ impl<'g> LayerBuilder<'_, 'g> {
         x: Value<'g>,
         layout: DeltaLayout,
     ) -> Result<Option<Value<'g>>> {
-        let (shape, pieces_used) = self.recurrent()?;
+        let (shape, state_inputs) = self.recurrent()?;
         let (qkv, z) = self.delta_projections(shape, x)?;
         let (betas, alphas) = self.beta_and_alpha(shape, x, layout)?;
         let normed = {
             let _scope = self.model.g.scope(&self.name("delta"));
-            let convolved = self.convolved(shape, pieces_used, qkv)?;
+            let convolved = self.convolved(shape, state_inputs, qkv)?;
             let [queries, keys, values] = split_heads(shape, convolved);
             let eps = self.model.hyper.norm_epsilon;
             let bias = self.model.weights.vector(&self.name("ssm_dt.bias"), shape.value_heads)?;
@@ -75,13 +75,13 @@ impl<'g> LayerBuilder<'_, 'g> {
                 values,
                 gates: alphas.add(bias).softplus().mul(decay),
                 betas: betas.sigmoid(),
-                state: states.get_rows(pieces_used.delta_from).reshape(dims),
+                state: states.get_rows(state_inputs.delta_from).reshape(dims),
             };
             let scale = 1.0 / (shape.key_length as f32).sqrt();
             let rule = GatedDeltaRule { scale, tiled: layout == DeltaLayout::Tiled };
             let (results, state) = queries.l2_norm(eps).gated_delta_rule(inputs, rule);
             let pieces = state.reshape([pieces, shape.delta_state() / pieces]);
-            states.set_rows(pieces, pieces_used.delta_to);
+            states.set_rows(pieces, state_inputs.delta_to);
             if self.ends_here() {
                 return Ok(None);
             }
