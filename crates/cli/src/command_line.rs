@@ -23,6 +23,9 @@ const SINGLE_DASH: &[(&str, &str)] = &[
     ("-dev", "--device"),
     ("-cnv", "--conversation"),
     ("-no-cnv", "--raw"),
+    ("-ot", "--override-tensor"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
     ("-ub", "--ubatch-size"),
     ("-tb", "--threads-batch"),
 ];
@@ -159,6 +162,10 @@ mod tests {
     fn single_dash_options_become_long_ones() {
         for (from, to) in [
             ("q run -ngl 3 -ctk=f16 -sys x hi", "q run --gpu-layers 3 --cache-type-k=f16 --system x hi"),
+            (
+                "q run -ot exps=CPU -cmoe -ncmoe 3 -ot=a=b hi",
+                "q run --override-tensor exps=CPU --cpu-moe --n-cpu-moe 3 --override-tensor=a=b hi",
+            ),
             ("q run hi -fa", "q run hi --flash-attn=auto"),
             ("q run -fa -p hi", "q run --flash-attn=auto -p hi"),
             ("q run -fa on hi", "q run --flash-attn=on hi"),

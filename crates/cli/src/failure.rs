@@ -77,6 +77,7 @@ impl From<LlmError> for Failure {
             | LlmError::SamplingOption { .. }
             | LlmError::Token { .. }
             | LlmError::CacheBlocks { .. }
+            | LlmError::TensorOverride { .. }
             | LlmError::EmptyPrompt
             | LlmError::Cpu(CpuError::Isa(_) | CpuError::Pool(PoolError::Count(_))) => Failure::Usage(text),
             _ => Failure::Message(text),
@@ -89,6 +90,7 @@ fn advice(error: &LlmError) -> Option<&'static str> {
     Some(match error {
         LlmError::ContextFull { .. } => "use a larger context (-c) or a shorter prompt",
         LlmError::Option { name: "the context", .. } => "-c is the context size",
+        LlmError::TensorOverride { .. } => "-ot takes REGEX=DEVICE[,REGEX=DEVICE…]",
         LlmError::CacheBlocks { .. } => "use --cache-type f16 or f32",
         LlmError::Template { .. } => "--raw sends the prompt without the template",
         LlmError::Fetch { .. } => "-m FILE uses another model",

@@ -25,6 +25,7 @@ mod llama_options;
 mod model_options;
 mod penalty_options;
 mod piped_input;
+mod placement_options;
 mod prompt_cache;
 mod recording;
 mod similar;

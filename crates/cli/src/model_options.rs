@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
-use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement};
+use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
-use quadriga_runtime::{BackendBytes, Plan, Progress, Scheduler};
+use quadriga_runtime::{Plan, Progress, Scheduler};
 
 use crate::failure::{Failure, Outcome};
 use crate::llama_options::LlamaOptions;
+use crate::placement_options::PlacementOptions;
 use crate::{backends, fetch, interrupt, size, values};
 
 /// Options of the model and the devices.
@@ -56,29 +57,11 @@ pub(crate) struct ModelOptions {
         help_heading = MODEL
     )]
     batch: usize,
-    /// Number of layers on the GPU, the output matrix counted as one, also -ngl: a number, all, or auto for as many as fit
-    #[arg(
-        long,
-        alias = "n-gpu-layers",
-        value_name = "N",
-        default_value = "auto",
-        allow_negative_numbers = true,
-        value_parser = gpu_layers,
-        help_heading = DEVICE
-    )]
-    gpu_layers: GpuLayers,
+    #[command(flatten)]
+    placement: PlacementOptions,
     /// Comma-separated devices: cpu, cuda:N, sim; the CPU is always added last [default: first GPU, else cpu]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = DEVICE)]
     device: Vec<String>,
-    /// Memory budget per GPU, such as 6G [default: free memory]
-    #[arg(
-        long,
-        value_name = "BYTES",
-        allow_negative_numbers = true,
-        value_parser = size::parse,
-        help_heading = DEVICE
-    )]
-    vram_budget: Option<u64>,
     /// KV cache data type: f32, f16, bf16, q8_0, q5_1 or q4_0; -ctk and -ctv for keys and values apart
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type, help_heading = MODEL)]
     cache_type: DType,
@@ -120,16 +103,7 @@ pub(crate) struct ModelOptions {
 
 /// Headings of the help text.
 const MODEL: &str = "Model options";
-const DEVICE: &str = "Device options";
-
-/// Parses a number of layers; -1 and -2 are llama.cpp's numbers for auto and all.
-fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
-    match text {
-        "-1" => Ok(GpuLayers::Auto),
-        "-2" => Ok(GpuLayers::All),
-        text => text.parse().map_err(|_| "must be a number of layers, all or auto"),
-    }
-}
+pub(crate) const DEVICE: &str = "Device options";
 
 fn cache_type(name: &str) -> Result<DType, String> {
     let found = DType::all().find(|t| t.is_cache_type() && t.name().eq_ignore_ascii_case(name));
@@ -166,9 +140,8 @@ impl ModelOptions {
             context: 0,
             threads,
             batch: 512,
-            gpu_layers: if device == "cpu" { GpuLayers::Count(0) } else { GpuLayers::All },
+            placement: PlacementOptions::new(if device == "cpu" { GpuLayers::Count(0) } else { GpuLayers::All }),
             device: vec![device.to_owned()],
-            vram_budget: None,
             cache_type: DType::F16,
             cache_type_k: None,
             cache_type_v: None,
@@ -239,15 +212,14 @@ impl ModelOptions {
         if !self.quiet {
             self.llama.without_effect().for_each(|reason| note!("quadriga: {reason}"));
         }
+        let placement = self.placement.placement()?;
         let path = self.path()?;
         let started = Instant::now();
         let file = if self.no_mmap { File::read(&path) } else { File::open(&path) };
         let model = file.map_err(Into::into).and_then(Model::from_file);
         let model = model.map_err(|error| name_file(error, &path))?;
         let devices = backends::open(&self.device, self.threads, self.quiet)?;
-        let placement =
-            Placement { gpu_layers: self.gpu_layers, budget: self.vram_budget, ..Placement::default() };
-        let (PlacedModel { scheduler, forecast }, options) =
+        let (PlacedModel { scheduler, forecast, unmatched, .. }, options) =
             placement.plan_with_context(&model, &devices, options)?;
         if !self.quiet {
             let trained = model.hyperparameters().context;
@@ -260,50 +232,15 @@ impl ModelOptions {
                     "quadriga: {context} is past the {trained} tokens that the model was trained with; answers may get worse beyond them"
                 );
             }
-            self.explain_layers_on_cpu(&devices, &forecast);
+            self.placement.explain(&model, &devices, &self.device, &forecast);
+            for pattern in unmatched {
+                note!("quadriga: -ot {pattern} has no effect: no tensor has such a name (see `quadriga inspect`)");
+            }
             backends::warn_if_short(&forecast, devices.backends());
         }
         let opening = started.elapsed();
         let (quiet, prefill_bar) = (self.quiet, Arc::default());
         Ok(Prepared { model, devices, scheduler, forecast, options, quiet, prefill_bar, opening })
-    }
-}
-
-impl ModelOptions {
-    /// Prints why no layer is on a GPU, if the options ask for one.
-    fn explain_layers_on_cpu(&self, devices: &Devices, forecast: &Plan) {
-        let wanted = match self.gpu_layers {
-            GpuLayers::All => "-ngl all".to_owned(),
-            GpuLayers::Count(count) => format!("-ngl {count}"),
-            GpuLayers::Auto => "-ngl auto".to_owned(),
-        };
-        let asks = matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..));
-        if devices.accelerators().is_empty() && self.vram_budget.is_some() {
-            note!("quadriga: --vram-budget has no effect: no GPU is used (see `quadriga devices`)");
-        }
-        match devices.accelerators() {
-            [] if asks && self.device.is_empty() => {
-                note!("quadriga: no GPU found, all layers run on the CPU (see `quadriga devices`)");
-            }
-            [] if asks => {
-                note!("quadriga: {wanted} has no effect: --device {} names no GPU", self.device.join(","));
-            }
-            [] => {}
-            [first, ..] if self.gpu_layers == GpuLayers::Auto => {
-                let is_used = |bytes: &BackendBytes| bytes.backend != quadriga_cpu::NAME && bytes.total() > 0;
-                if !forecast.bytes().iter().any(is_used) {
-                    let reason = match (self.vram_budget, first.device().free_bytes) {
-                        (Some(budget), _) => format!("--vram-budget {} is", size::text(budget)),
-                        (None, Some(free)) => {
-                            format!("{} of free memory on {} are", size::text(free), first.name())
-                        }
-                        (None, None) => format!("the memory of {} is", first.name()),
-                    };
-                    note!("quadriga: {reason} too small for a single layer; all layers run on the CPU");
-                }
-            }
-            _ => {}
-        }
     }
 }
 

@@ -88,6 +88,15 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    /// A placement of tensors by name that cannot be used.
+    #[error("the tensor override {text:?}: {reason}")]
+    TensorOverride {
+        /// The override.
+        text: String,
+        /// Why.
+        reason: String,
+    },
+
     /// The context has no room for the tokens.
     #[error("{wanted} tokens do not fit the context of {context} ({used} are used)")]
     ContextFull {

@@ -15,7 +15,9 @@
 
 mod context;
 mod devices;
+mod overrides;
 mod rule;
+mod tensor_class;
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,7 +25,10 @@ use std::sync::Arc;
 use quadriga_runtime::{Backend, Plan, RuntimeError, Scheduler};
 
 pub use self::devices::{DeviceList, DeviceName, Devices};
+use self::overrides::Overrides;
+pub use self::overrides::TensorOverride;
 pub use self::rule::offload;
+pub use self::tensor_class::TensorClass;
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
 use crate::{Error, Result};
@@ -70,6 +75,11 @@ pub struct Placement {
     /// Bytes that the model may use on each accelerator. Without a budget, [`GpuLayers::Auto`] uses 95 % of what is
     /// free.
     pub budget: Option<u64>,
+    /// Weights that are placed by name, whatever the placement of their layers; of several that match, the first decides. States
+    /// stay with their layers.
+    pub overrides: Vec<TensorOverride>,
+    /// The number of layers, from the first, whose experts are on the CPU.
+    pub cpu_expert_layers: usize,
 }
 
 /// A model's placement on devices.
@@ -78,6 +88,8 @@ pub struct PlacedModel {
     pub scheduler: Scheduler,
     /// The plan of the largest batch over a full KV cache.
     pub forecast: Plan,
+    /// The expressions among [`Placement::overrides`] that match no tensor of the model.
+    pub unmatched: Vec<String>,
 }
 
 /// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other
@@ -94,10 +106,11 @@ impl Placement {
     pub fn plan(&self, model: &Model, devices: &Devices, options: &EngineOptions) -> Result<PlacedModel> {
         let all = model.hyperparameters().layers.len() + 1;
         let budgets = vec![self.budget; devices.accelerators().len()];
+        let overrides = Arc::new(Overrides::resolve(self, model, devices)?);
         let plan = |count: usize, budgets: &[Option<u64>]| -> Result<PlacedModel> {
-            let scheduler = scheduler(model, devices, count, budgets);
+            let scheduler = scheduler(model, devices, count, &overrides, budgets);
             let forecast = Engine::forecast(model, &scheduler, options.clone())?;
-            Ok(PlacedModel { scheduler, forecast })
+            Ok(PlacedModel { scheduler, forecast, unmatched: overrides.unmatched.clone() })
         };
         match self.gpu_layers {
             _ if devices.accelerators().is_empty() => plan(0, &budgets),
@@ -139,11 +152,23 @@ fn largest_that_fits(all: usize, plan: impl Fn(usize) -> Result<PlacedModel>) ->
 }
 
 /// A scheduler with `count` layers on accelerators, each of which may have a budget.
-fn scheduler(model: &Model, devices: &Devices, count: usize, budgets: &[Option<u64>]) -> Scheduler {
+fn scheduler(
+    model: &Model,
+    devices: &Devices,
+    count: usize,
+    overrides: &Arc<Overrides>,
+    budgets: &[Option<u64>],
+) -> Scheduler {
     let accelerators = devices.accelerators().len();
     let mut scheduler = Scheduler::new(devices.backends());
     if accelerators > 0 {
-        scheduler = scheduler.place(offload(model.hyperparameters(), count, accelerators));
+        let layers = offload(model.hyperparameters(), count, accelerators);
+        scheduler = if overrides.is_empty() {
+            scheduler.place(layers)
+        } else {
+            let overrides = Arc::clone(overrides);
+            scheduler.place(move |name| overrides.get(name).or_else(|| layers(name)))
+        };
     }
     for (accelerator, budget) in budgets.iter().enumerate() {
         if let Some(bytes) = budget {

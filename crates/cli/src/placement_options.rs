@@ -1,0 +1,131 @@
+//! The options that place a model's layers and tensors on devices.
+
+use quadriga_llm::Model;
+use quadriga_llm::placement::{Devices, GpuLayers, Placement, TensorOverride};
+use quadriga_runtime::{BackendBytes, Plan};
+
+use crate::failure::Outcome;
+use crate::model_options::DEVICE;
+use crate::{size, values};
+
+/// Layers, tensors and memory of accelerators.
+#[derive(Clone, clap::Args)]
+pub(crate) struct PlacementOptions {
+    /// Number of layers on the GPU, the output matrix counted as one, also -ngl: a number, all, or auto for as many as fit
+    #[arg(
+        long,
+        alias = "n-gpu-layers",
+        value_name = "N",
+        default_value = "auto",
+        allow_negative_numbers = true,
+        value_parser = gpu_layers,
+        help_heading = DEVICE
+    )]
+    gpu_layers: GpuLayers,
+    /// Memory budget per GPU, such as 6G [default: free memory]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        allow_negative_numbers = true,
+        value_parser = size::parse,
+        help_heading = DEVICE
+    )]
+    vram_budget: Option<u64>,
+    /// Keep the experts of all layers on the CPU, also -cmoe
+    #[arg(long, help_heading = DEVICE)]
+    cpu_moe: bool,
+    /// Keep the experts of the first N layers on the CPU, also -ncmoe
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = values::whole,
+        help_heading = DEVICE
+    )]
+    n_cpu_moe: Option<usize>,
+    /// Place tensors whose names match, also -ot: REGEX=DEVICE[,REGEX=DEVICE…], the first match decides; repeatable
+    #[arg(long, value_name = "RULES", help_heading = DEVICE)]
+    override_tensor: Vec<String>,
+}
+
+/// Parses a number of layers; -1 and -2 are llama.cpp's numbers for auto and all.
+fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
+    match text {
+        "-1" => Ok(GpuLayers::Auto),
+        "-2" => Ok(GpuLayers::All),
+        text => text.parse().map_err(|_| "must be a number of layers, all or auto"),
+    }
+}
+
+impl PlacementOptions {
+    /// A number of layers, and nothing else.
+    pub(crate) fn new(gpu_layers: GpuLayers) -> PlacementOptions {
+        PlacementOptions {
+            gpu_layers,
+            vram_budget: None,
+            cpu_moe: false,
+            n_cpu_moe: None,
+            override_tensor: Vec::new(),
+        }
+    }
+
+    /// The placement that the options describe.
+    pub(crate) fn placement(&self) -> Outcome<Placement> {
+        let mut overrides = Vec::new();
+        for list in &self.override_tensor {
+            overrides.extend(TensorOverride::parse_list(list)?);
+        }
+        Ok(Placement {
+            gpu_layers: self.gpu_layers,
+            budget: self.vram_budget,
+            overrides,
+            cpu_expert_layers: if self.cpu_moe { usize::MAX } else { self.n_cpu_moe.unwrap_or(0) },
+            ..Placement::default()
+        })
+    }
+
+    /// Prints which options have no effect, and why no layer is on a GPU if they ask for one. `named` are the devices as the
+    /// command line has them.
+    pub(crate) fn explain(&self, model: &Model, devices: &Devices, named: &[String], forecast: &Plan) {
+        let wanted = match self.gpu_layers {
+            GpuLayers::All => "-ngl all".to_owned(),
+            GpuLayers::Count(count) => format!("-ngl {count}"),
+            GpuLayers::Auto => "-ngl auto".to_owned(),
+        };
+        if self.cpu_moe || self.n_cpu_moe.is_some_and(|layers| layers > 0) {
+            let option = if self.cpu_moe { "--cpu-moe" } else { "--n-cpu-moe" };
+            if model.hyperparameters().layers.iter().all(|layer| layer.experts.is_none()) {
+                note!("quadriga: {option} has no effect: the model has no experts");
+            } else if devices.accelerators().is_empty() {
+                note!("quadriga: {option} has no effect: no GPU is used (see `quadriga devices`)");
+            }
+        }
+        let asks = matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..));
+        if devices.accelerators().is_empty() && self.vram_budget.is_some() {
+            note!("quadriga: --vram-budget has no effect: no GPU is used (see `quadriga devices`)");
+        }
+        match devices.accelerators() {
+            [] if asks && named.is_empty() => {
+                note!("quadriga: no GPU found, all layers run on the CPU (see `quadriga devices`)");
+            }
+            [] if asks => {
+                note!("quadriga: {wanted} has no effect: --device {} names no GPU", named.join(","));
+            }
+            [] => {}
+            [first, ..] if self.gpu_layers == GpuLayers::Auto => {
+                let is_used = |bytes: &BackendBytes| bytes.backend != quadriga_cpu::NAME && bytes.total() > 0;
+                if !forecast.bytes().iter().any(is_used) {
+                    let reason = match (self.vram_budget, first.device().free_bytes) {
+                        (Some(budget), _) => format!("--vram-budget {} is", size::text(budget)),
+                        (None, Some(free)) => {
+                            format!("{} of free memory on {} are", size::text(free), first.name())
+                        }
+                        (None, None) => format!("the memory of {} is", first.name()),
+                    };
+                    note!("quadriga: {reason} too small for a single layer; all layers run on the CPU");
+                }
+            }
+            _ => {}
+        }
+    }
+}
