@@ -140,7 +140,11 @@ impl ModelOptions {
             context: 0,
             threads,
             batch: 512,
-            placement: PlacementOptions::new(if device == "cpu" { GpuLayers::Count(0) } else { GpuLayers::All }),
+            placement: PlacementOptions::new(if device == "cpu" {
+                GpuLayers::Count(0)
+            } else {
+                GpuLayers::All
+            }),
             device: vec![device.to_owned()],
             cache_type: DType::F16,
             cache_type_k: None,
@@ -234,7 +238,9 @@ impl ModelOptions {
             }
             self.placement.explain(&model, &devices, &self.device, &forecast);
             for pattern in unmatched {
-                note!("quadriga: -ot {pattern} has no effect: no tensor has such a name (see `quadriga inspect`)");
+                note!(
+                    "quadriga: -ot {pattern} has no effect: no tensor has such a name (see `quadriga inspect`)"
+                );
             }
             backends::warn_if_short(&forecast, devices.backends());
         }

@@ -55,7 +55,9 @@ fn all_commands_take_the_flags_and_answers_stay_the_same() {
         output(&mut fixture.command("run", &all)).success().out
     };
     let wanted = answer(&["--device", "cpu"]);
-    for flags in [&["--cpu-moe"][..], &["-ncmoe", "1"], &["-ot", "attn=CPU"], &["-ngl", "2", "-ot", "exps=sim"]] {
+    for flags in
+        [&["--cpu-moe"][..], &["-ncmoe", "1"], &["-ot", "attn=CPU"], &["-ngl", "2", "-ot", "exps=sim"]]
+    {
         assert_eq!(answer(&[&["--device", "sim"], flags].concat()), wanted, "{flags:?}");
     }
     let rules = ["--device", "sim", "-ngl", "all", "-ot", "exps=CPU", "-q"];

@@ -98,7 +98,8 @@ fn the_first_expression_that_matches_decides() {
 fn rows_of_a_fused_matrix_are_placed_by_its_name() {
     let recipe = Recipe { layers: 2, fused_attention: true, ..Recipe::new("phi3") };
     let placed = placement(r"attn_qkv\.weight$=CPU").plan(&recipe.model(), &devices(1), &options()).unwrap();
-    let fused: Vec<_> = residence(&placed).into_iter().filter(|(name, _)| name.contains("attn_qkv")).collect();
+    let fused: Vec<_> =
+        residence(&placed).into_iter().filter(|(name, _)| name.contains("attn_qkv")).collect();
     assert!(!fused.is_empty() && fused.iter().all(|(_, backends)| backends == &["cpu"]), "{fused:?}");
 }
 
@@ -106,7 +107,10 @@ fn rows_of_a_fused_matrix_are_placed_by_its_name() {
 fn expressions_without_a_tensor_and_unknown_devices_are_named() {
     let (_, model) = model("stacked");
     let plan = |overrides: &str| placement(overrides).plan(&model, &devices(1), &options());
-    assert_eq!(plan("blk.7=CPU,exps=CPU,token_embd=cpu,ffn_upx=CPU").unwrap().unmatched, ["blk.7", "ffn_upx"]);
+    assert_eq!(
+        plan("blk.7=CPU,exps=CPU,token_embd=cpu,ffn_upx=CPU").unwrap().unmatched,
+        ["blk.7", "ffn_upx"]
+    );
     let error = plan("exps=CUDA1").err().unwrap();
     assert!(matches!(error, Error::TensorOverride { .. }));
     let text = error.to_string();
@@ -141,7 +145,8 @@ fn every_placement_of_tensors_gives_the_same_logits() {
             for gpu_layers in [GpuLayers::Count(0), GpuLayers::Count(2), GpuLayers::All] {
                 let placement = Placement { gpu_layers, ..placement(overrides) };
                 let placed = placement.plan(&model, &devices(2), &options()).unwrap();
-                let mut engine = Engine::new(model.clone(), &placed.scheduler, options(), &mut |_| {}).unwrap();
+                let mut engine =
+                    Engine::new(model.clone(), &placed.scheduler, options(), &mut |_| {}).unwrap();
                 let found = distance(&run(&mut engine, &tokens), &wanted);
                 assert!(found < 1e-4, "{architecture}, {overrides}, {gpu_layers:?}: off by {found:.2e}");
             }

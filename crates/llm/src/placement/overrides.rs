@@ -99,7 +99,8 @@ impl Overrides {
         if rules.is_empty() && placement.cpu_expert_layers == 0 {
             return Ok(resolved);
         }
-        let numbers = rules.iter().map(|rule| device_number(devices, rule)).collect::<Result<Vec<usize>>>()?;
+        let numbers =
+            rules.iter().map(|rule| device_number(devices, rule)).collect::<Result<Vec<usize>>>()?;
         let cpu = devices.accelerators().len();
         let mut matched = vec![false; rules.len()];
         for tensor in model.file().tensors() {
@@ -151,7 +152,8 @@ fn device_number(devices: &Devices, rule: &TensorOverride) -> Result<usize> {
         if numbered || name == quadriga_cpu::NAME { name } else { format!("{name}0") }
     };
     // llama.cpp's name for host memory that a GPU reads.
-    let wanted = if rule.device.eq_ignore_ascii_case("cuda_host") { quadriga_cpu::NAME } else { &rule.device };
+    let wanted =
+        if rule.device.eq_ignore_ascii_case("cuda_host") { quadriga_cpu::NAME } else { &rule.device };
     let names = devices.names();
     names.iter().position(|name| plain(name) == plain(wanted)).ok_or_else(|| {
         let text = format!("{}={}", rule.pattern(), rule.device);
@@ -175,7 +177,8 @@ mod tests {
         for text in ["", ",", "exps", "=CPU", "exps=", "a=CPU,b", "a=CPU,=cpu"] {
             assert!(TensorOverride::parse_list(text).is_err(), "{text:?}");
         }
-        for (text, part) in [("a(=CPU", "a("), (r"(a)\1=CPU", "backreferences"), ("(?=a)=CPU", "look-around")] {
+        for (text, part) in [("a(=CPU", "a("), (r"(a)\1=CPU", "backreferences"), ("(?=a)=CPU", "look-around")]
+        {
             let error = TensorOverride::parse_list(text).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
         }
