@@ -1,18 +1,21 @@
 //! Shared by `run` and `chat`: sampling options, and printing an answer while it is generated.
 
+mod chat_template;
+
 use std::hash::{BuildHasher, RandomState};
-use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, FromArgMatches};
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions, Model, TokenCounts};
+use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions, TokenCounts};
+use quadriga_view::format::plural;
 
 use crate::answer_printer::{AnswerPrinter, ReasoningOutput};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::CtrlC;
 use crate::model_options::ModelOptions;
 use crate::penalty_options::{PenaltyOptions, listed};
-use crate::terminal;
+use crate::piped_input;
 use crate::values::{self, JsonObject, Seed};
 
 /// Options of text generation.
@@ -56,6 +59,9 @@ pub(crate) struct AnswerOptions {
         help_heading = PROMPT
     )]
     system: Option<String>,
+    /// File with the system prompt, also -sysf
+    #[arg(long, value_name = "FILE", conflicts_with = "system", help_heading = PROMPT)]
+    system_file: Option<PathBuf>,
     /// Keyword arguments of the chat template as a JSON object, such as {"enable_thinking": false}
     #[arg(
         long,
@@ -66,7 +72,14 @@ pub(crate) struct AnswerOptions {
         help_heading = PROMPT
     )]
     chat_template_kwargs: JsonObject,
-    /// Reasoning of the model: show, hide (generated, not printed) or off (not generated, if the template allows it)
+    /// File with a chat template in place of the model's
+    #[arg(long, value_name = "FILE", conflicts_with = "chat_template", help_heading = PROMPT)]
+    chat_template_file: Option<PathBuf>,
+    /// Chat template in place of the model's, in Jinja
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide = true)]
+    chat_template: Option<String>,
+    /// Reasoning of the model: show, hide (generated, not printed), off (not generated, if the template allows it), or
+    /// auto: shown on a terminal, else on stderr
     #[arg(
         long,
         value_name = "MODE",
@@ -147,6 +160,17 @@ pub(crate) struct AnswerOptions {
 /// The name of the flag that a chat can change.
 pub(crate) const IGNORE_EOS: &str = "ignore-eos";
 
+/// Options that a chat cannot change.
+const FIXED: &[&str] = &[
+    "raw",
+    "special",
+    "single-turn",
+    "chat-template",
+    "chat-template-file",
+    "chat-template-kwargs",
+    "system-file",
+];
+
 /// Headings of the help text.
 const PROMPT: &str = "Generation options";
 const SAMPLING: &str = "Sampling options";
@@ -176,8 +200,8 @@ impl AnswerOptions {
                 changed.penalties.logit_bias.clear();
                 return Ok(changed);
             }
-            ("raw" | "special" | "single-turn" | "chat-template-kwargs", _) => {
-                return Err(Failure::Usage(format!("--{name} cannot be changed during a chat")));
+            _ if FIXED.contains(&name) => {
+                return Err(Failure::Usage(format!("{name} cannot be changed during a chat")));
             }
             _ => {}
         }
@@ -199,9 +223,13 @@ impl AnswerOptions {
         let mut changed = ChangedOptions { answer: self.clone() };
         let parsed = parser.try_get_matches_from(line);
         parsed.and_then(|matches| changed.update_from_arg_matches(&matches)).map_err(|error| {
+            if error.kind() == clap::error::ErrorKind::UnknownArgument {
+                return Failure::Usage(format!("there is no option {name}; /set lists all"));
+            }
             let text = error.to_string();
-            let first = text.lines().next().unwrap_or_default();
-            Failure::Usage(first.trim_start_matches("error: ").to_owned())
+            let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            let reason = first.rsplit_once("': ").map_or(first, |(_, reason)| reason);
+            Failure::Usage(format!("/set {name} {value}: {reason}"))
         })?;
         Ok(changed.answer)
     }
@@ -224,21 +252,13 @@ impl AnswerOptions {
         all
     }
 
-    /// The variables of the chat template. Says so if reasoning is not wanted, but the template cannot do without.
-    pub(crate) fn template_variables(&self, model: &Model) -> serde_json::Map<String, serde_json::Value> {
-        let mut variables = serde_json::Map::new();
-        if let Some(template) = model.template().filter(|_| self.reasoning == ReasoningOutput::Off) {
-            variables = template.without_reasoning();
-            if variables.is_empty() && template.reasoning().is_some() {
-                note!("(this chat template cannot turn reasoning off; --reasoning hide does not print it)");
-            }
-        }
-        variables.extend(self.chat_template_kwargs.0.clone());
-        variables
-    }
-
     /// The generator's options, with a random seed if none was given.
     pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
+        let system = match (&self.system, &self.system_file) {
+            (Some(text), _) => Some(model.llama.unescaped(text).into_owned()),
+            (None, Some(path)) => Some(read_text(path)?),
+            (None, None) => None,
+        };
         let sampling = self.penalties.add_to(SamplingOptions {
             temperature: self.temp,
             top_k: self.top_k,
@@ -259,10 +279,16 @@ impl AnswerOptions {
             raw: self.raw,
             // Without the template, only the prompt itself can contain the control tokens of a turn.
             special: self.special || self.raw,
-            system: self.system.as_deref().map(|text| model.llama.unescaped(text).into_owned()),
+            system,
             ..GeneratorOptions::default()
         })
     }
+}
+
+/// The text of a file.
+pub(crate) fn read_text(path: &Path) -> Outcome<String> {
+    let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, &error))?;
+    piped_input::text(bytes, &path.display().to_string())
 }
 
 /// A finished answer and its speed.
@@ -281,6 +307,19 @@ pub(crate) struct Answered {
     pub(crate) answer: (usize, Option<f64>),
 }
 
+impl Answered {
+    /// Says so if there is nothing but reasoning, which is not printed with the answer.
+    pub(crate) fn explain_missing(&self, shown: ReasoningOutput) {
+        if self.text.is_empty() && !self.reasoning.is_empty() && shown != ReasoningOutput::Show {
+            let tokens = plural(self.answer.0, "token was", "tokens were");
+            let raise = if self.finish == Some(Finish::Length) { "raise -n, or " } else { "" };
+            note!(
+                "quadriga: no answer: all {tokens} reasoning; {raise}use --reasoning show or --reasoning off"
+            );
+        }
+    }
+}
+
 /// A speed in tokens per second, or a dash where there is nothing to measure.
 pub(crate) fn speed_text(speed: Option<f64>) -> String {
     speed.map_or_else(|| "-".to_owned(), |speed| format!("{speed:.1}"))
@@ -290,11 +329,9 @@ pub(crate) fn speed_text(speed: Option<f64>) -> String {
 pub(crate) fn stream(
     mut answer: Answer<'_>,
     ctrl_c: &CtrlC,
-    out: &mut dyn Write,
-    shown: ReasoningOutput,
+    mut printer: AnswerPrinter<'_>,
 ) -> Outcome<Answered> {
     let (mut text, mut reasoning) = (String::new(), String::new());
-    let mut printer = AnswerPrinter::new(out, terminal::escapes_answers(), shown);
     while !ctrl_c.is_pressed()
         && let Some(piece) = answer.next()
     {
@@ -339,9 +376,8 @@ mod tests {
     #[test]
     fn every_option_that_a_chat_can_change_is_listed() {
         let command = ChangedOptions::command();
-        let fixed = ["raw", "special", "single-turn", "system", "chat-template-kwargs"];
         let longs = command.get_arguments().filter_map(|option| option.get_long());
-        let mut wanted: Vec<&str> = longs.filter(|long| !fixed.contains(long)).collect();
+        let mut wanted: Vec<&str> = longs.filter(|long| !FIXED.contains(long) && *long != "system").collect();
         let line = [
             "-s",
             "7",
@@ -409,7 +445,8 @@ mod tests {
         assert_eq!((after.seed, &after.stop[..]), (Some(Seed(None)), &["a".to_owned()][..]));
         for (name, value, part) in [
             ("temp", "x", "number of 0 or more"),
-            ("nothing", "1", "--nothing"),
+            ("nothing", "1", "no option nothing; /set lists all"),
+            ("top-k", "x", "/set top-k x: must be a whole number"),
             ("n", "-5", "-1 for no limit"),
             ("ignore-eos", "maybe", "on or off"),
             ("raw", "on", "cannot be changed"),

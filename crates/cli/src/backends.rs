@@ -30,6 +30,10 @@ pub(crate) fn open(names: &[String], threads: Option<usize>, quiet: bool) -> Out
 
 /// One device by name, for commands that use it alone.
 pub(crate) fn open_one(name: &str, threads: Option<usize>) -> Outcome<Arc<dyn Backend>> {
+    // llama.cpp's CUDA0 is cuda:0.
+    let lower = name.to_ascii_lowercase();
+    let number = lower.strip_prefix("cuda").filter(|number| number.parse::<usize>().is_ok());
+    let name = &number.map_or_else(|| name.to_owned(), |number| format!("cuda:{number}"));
     Registry::with_threads(threads).open(name).map_err(|error| match error {
         OpenError::Unknown { .. } => Failure::Usage(error.to_string()),
         error => Failure::Message(error.to_string()),

@@ -1,55 +1,23 @@
-//! The command line before it is parsed: llama.cpp's options of one dash and several letters.
+//! The command line before it is parsed: options of one dash and several letters, and other spellings.
 //!
 //! The argument parser would read `-ngl` as `-n gl`. Such options are replaced by their long forms; unknown ones are an
-//! error that names them.
+//! error that names them. Options and commands that are not supported, but known, are an error that says what there is
+//! instead.
 
 use std::ffi::OsString;
+use std::iter::Peekable;
 
 use clap::Command;
 
 use crate::failure::{Failure, Outcome};
+use crate::foreign_options::{
+    COMMANDS, OPTIONAL_VALUES, OptionalValue, SPELLINGS, TRANSLATIONS, UNSUPPORTED,
+};
 use crate::similar::nearest;
-
-/// Options with a single dash, as in llama.cpp, and their long forms.
-const SINGLE_DASH: &[(&str, &str)] = &[
-    ("-ngl", "--gpu-layers"),
-    ("-ctk", "--cache-type-k"),
-    ("-ctv", "--cache-type-v"),
-    ("-sys", "--system"),
-    ("-st", "--single-turn"),
-    ("-fa", FLASH_ATTENTION),
-    ("-hf", "--hf-repo"),
-    ("-hfr", "--hf-repo"),
-    ("-dev", "--device"),
-    ("-cnv", "--conversation"),
-    ("-no-cnv", "--raw"),
-    ("-ot", "--override-tensor"),
-    ("-cmoe", "--cpu-moe"),
-    ("-ncmoe", "--n-cpu-moe"),
-    ("-ub", "--ubatch-size"),
-    ("-tb", "--threads-batch"),
-];
-
-/// Options of llama.cpp that would change the answer and are not supported, each with what there is instead.
-const UNSUPPORTED: &[(&str, &str)] = &[
-    ("--grammar", "sampling hooks of the library can constrain answers"),
-    ("--grammar-file", "sampling hooks of the library can constrain answers"),
-    ("--json-schema", "sampling hooks of the library can constrain answers"),
-    ("--mirostat", "--top-p, --min-p and --typical limit the choice of tokens"),
-    ("--mirostat-lr", "--top-p, --min-p and --typical limit the choice of tokens"),
-    ("--mirostat-ent", "--top-p, --min-p and --typical limit the choice of tokens"),
-    ("--samplers", "the order of samplers is fixed; each has an option that turns it off"),
-    ("--sampler-seq", "the order of samplers is fixed; each has an option that turns it off"),
-    ("--keep", "chat drops the oldest turns and keeps the system prompt; -c N gives a larger context"),
-];
-
-/// Its value is optional, so that it must be joined to the name before the prompt could be taken for it.
-const FLASH_ATTENTION: &str = "--flash-attn";
-const FLASH_ATTENTION_VALUES: &[&str] = &["on", "off", "auto", "1", "0", "-1", "true", "false"];
 
 /// Options whose value is any text, even one that looks like an option.
 const TEXT_OPTIONS: &[&str] =
-    &["-p", "--prompt", "-sys", "--system", "--system-prompt", "--stop", "-r", "--reverse-prompt"];
+    &["-p", "--prompt", "-sys", "--system", "--system-prompt", "--stop", "-r", "--reverse-prompt", "--query"];
 
 /// The command line with single-dash options replaced by their long forms, which the parser knows.
 pub(crate) fn normalize(
@@ -72,43 +40,71 @@ pub(crate) fn normalize(
         }
         if subcommand.is_none() {
             subcommand = parser.find_subcommand(text);
+            if let Some((command, instead)) =
+                COMMANDS.iter().find(|(command, _)| subcommand.is_none() && *command == text)
+            {
+                return Err(Failure::Usage(format!("there is no command {command}: {instead}")));
+            }
         }
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         if let Some((option, instead)) = UNSUPPORTED.iter().find(|(option, _)| *option == name) {
             return Err(Failure::Usage(format!("llama.cpp's {option} is not supported: {instead}")));
         }
-        let known = SINGLE_DASH.iter().find(|(short, _)| *short == name).map(|(_, long)| *long);
-        let long = known.or((name == FLASH_ATTENTION).then_some(FLASH_ATTENTION));
-        match (long, value) {
-            (Some(FLASH_ATTENTION), None) => {
-                let is_value = |next: &OsString| FLASH_ATTENTION_VALUES.iter().any(|value| next == value);
-                let value = arguments.next_if(is_value);
-                if let (None, Some(next)) = (&value, arguments.peek().and_then(|next| next.to_str()))
-                    && !next.starts_with('-')
-                {
-                    return Err(Failure::Usage(format!(
-                        "{name} {next:?}: must be on, off or auto; a prompt behind it is given with -p"
-                    )));
-                }
-                let mut joined = OsString::from(FLASH_ATTENTION);
-                joined.push("=");
-                joined.push(value.unwrap_or_else(|| "auto".into()));
-                normalized.push(joined);
-            }
-            (Some(long), None) => normalized.push(long.into()),
-            (Some(long), Some(value)) => normalized.push(format!("{long}={value}").into()),
-            (None, _) => {
-                if let Some(subcommand) = subcommand {
-                    check_letters(name, subcommand)?;
-                }
-                normalized.push(argument.clone());
-            }
+        let long = SPELLINGS.iter().find(|(short, _)| *short == name).map_or(name, |(_, long)| *long);
+        let mut value = value.map(OsString::from);
+        if let Some(option) = OPTIONAL_VALUES.iter().find(|option| option.name == long && value.is_none()) {
+            value = Some(optional_value(name, option, &mut arguments)?);
         }
-        if value.is_none() && TEXT_OPTIONS.contains(&name) {
+        if TRANSLATIONS.iter().any(|(option, ..)| *option == long) {
+            let value = value.or_else(|| arguments.next()).unwrap_or_default();
+            normalized.extend(translated(long, &value.to_string_lossy())?.map(OsString::from));
+            continue;
+        }
+        if let Some(subcommand) = subcommand.filter(|_| long == name) {
+            check_letters(name, subcommand)?;
+        }
+        let has_value = value.is_some();
+        let mut argument = OsString::from(long);
+        if let Some(value) = value {
+            argument.push("=");
+            argument.push(value);
+        }
+        normalized.push(argument);
+        if !has_value && TEXT_OPTIONS.contains(&name) {
             normalized.extend(arguments.next());
         }
     }
     Ok(normalized)
+}
+
+/// The value behind an option that may have none.
+fn optional_value(
+    name: &str,
+    option: &OptionalValue,
+    arguments: &mut Peekable<impl Iterator<Item = OsString>>,
+) -> Outcome<OsString> {
+    let value = arguments.next_if(|next| option.values.iter().any(|value| next == value));
+    if let (None, Some(next)) = (&value, arguments.peek().and_then(|next| next.to_str()))
+        && option.strict
+        && !next.starts_with('-')
+    {
+        return Err(Failure::Usage(format!(
+            "{name} {next:?}: must be on, off or auto; a prompt behind it is given with -p"
+        )));
+    }
+    Ok(value.unwrap_or_else(|| option.missing.into()))
+}
+
+/// The option that stands for another one with this value, if any is needed.
+fn translated(name: &str, value: &str) -> Outcome<Option<&'static str>> {
+    let own = TRANSLATIONS.iter().filter(|(option, ..)| *option == name);
+    match own.clone().find(|(_, known, _)| *known == value) {
+        Some((.., translation)) => Ok(*translation),
+        None => {
+            let known: Vec<&str> = own.map(|(_, known, _)| *known).collect();
+            Err(Failure::Usage(format!("{name} {value:?}: must be {}", known.join(" or "))))
+        }
+    }
 }
 
 /// An error if an argument is a single dash and several letters that are not all flags of the command.
@@ -129,7 +125,7 @@ fn check_letters(name: &str, command: &Command) -> Outcome {
     }
     let longs = command.get_arguments().filter_map(|option| option.get_long());
     let longs: Vec<String> = longs.map(|long| format!("--{long}")).collect();
-    let names = longs.iter().map(String::as_str).chain(SINGLE_DASH.iter().map(|(short, _)| *short));
+    let names = longs.iter().map(String::as_str).chain(SPELLINGS.iter().map(|(short, _)| *short));
     let first = letters.chars().next().unwrap_or_default();
     let advice = match nearest(names, name).as_slice() {
         [] if find(first).is_some() => {
@@ -173,6 +169,16 @@ mod tests {
             ("q run --flash-attn off hi", "q run --flash-attn=off hi"),
             ("q run -p -ngl -n5 -qh -c 9", "q run -p -ngl -n5 -qh -c 9"),
             ("q run -- -ngl", "q run -- -ngl"),
+            ("q run --color on hi", "q run --color=on hi"),
+            ("q run --color hi", "q run --color=on hi"),
+            ("q run --color=auto hi", "q run --color=auto hi"),
+            ("q run --think false hi", "q run --reasoning=off hi"),
+            ("q run --think hi", "q run --reasoning=show hi"),
+            ("q run --hidethinking hi", "q run --reasoning=hide hi"),
+            ("q run --reasoning-budget 0 hi", "q run --reasoning=off hi"),
+            ("q run --reasoning-budget=-1 hi", "q run hi"),
+            ("q run --no-conversation -sysf f hi", "q run --raw --system-file f hi"),
+            ("q run serve", "q run serve"),
             ("q -ngl", "q --gpu-layers"),
             (
                 "q run -ub 64 -tb=3 -cnv -r --keep -dev none",
@@ -196,6 +202,12 @@ mod tests {
             ("q chat --mirostat=2", &["--mirostat", "not supported", "--top-p"]),
             ("q run --samplers top_k", &["--samplers", "not supported"]),
             ("q chat --keep 4", &["--keep", "not supported", "-c N"]),
+            ("q run --reasoning-budget 99 hi", &["--reasoning-budget \"99\"", "0 or -1"]),
+            ("q run --mmproj x.gguf hi", &["--mmproj", "vision"]),
+            ("q --list-devices", &["--list-devices", "quadriga devices"]),
+            ("q run -nkvo hi", &["-nkvo", "-ngl"]),
+            ("q serve", &["no command serve", "no server yet"]),
+            ("q pull llama3.2", &["no command pull", "-m FILE"]),
         ] {
             let error = line(from).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{from}: {error}");

@@ -36,6 +36,9 @@ pub(crate) struct LlamaOptions {
     #[arg(long, hide = true)]
     no_warmup: bool,
     /// No effect
+    #[arg(long, hide = true)]
+    no_context_shift: bool,
+    /// No effect
     #[arg(short, long, hide = true)]
     verbose: bool,
 }
@@ -49,8 +52,12 @@ impl LlamaOptions {
             (self.no_display_prompt, "--no-display-prompt has no effect: the prompt is never printed"),
             (self.mlock, "--mlock has no effect: the system decides which pages stay in memory"),
             (self.jinja, "--jinja has no effect: chat templates are always those of the model"),
-            (self.color.is_some(), "--color has no effect: nothing is printed in colour"),
-            (self.no_warmup, "--no-warmup has no effect: there is no warm-up"),
+            (self.color.is_some(), "--color has no effect: reasoning is dimmed on a terminal, nothing else has a colour"),
+            (self.no_warmup, "--no-warmup has no effect: only bench warms up, with a round that it does not count"),
+            (
+                self.no_context_shift,
+                "--no-context-shift has no effect: an answer ends where the context is full, and chat drops the oldest turns",
+            ),
             (self.verbose, "-v has no effect: --stats and --trace show what a run does"),
         ]
         .into_iter()

@@ -18,10 +18,12 @@ mod commands;
 mod environment;
 mod failure;
 mod fetch;
+mod foreign_options;
 mod interrupt;
 mod kernel_progress;
 mod known_limits;
 mod llama_options;
+mod model_argument;
 mod model_options;
 mod penalty_options;
 mod piped_input;
@@ -35,6 +37,7 @@ mod values;
 
 use std::process::ExitCode;
 
+use clap::error::ContextKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{bench, chat, check, devices, embed, eval, inspect, plan, run, synth};
@@ -42,7 +45,7 @@ use crate::failure::Outcome;
 
 /// Run language models on several processors at once.
 #[derive(Parser)]
-#[command(name = "quadriga", version, after_help = AFTER_HELP)]
+#[command(name = "quadriga", version, args_override_self = true, after_help = AFTER_HELP)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -95,7 +98,11 @@ impl Command {
 fn main() -> ExitCode {
     let line = command_line::normalize(std::env::args_os(), &Arguments::command());
     let outcome = line.and_then(|line| {
-        let arguments = Arguments::parse_from(line);
+        let arguments = Arguments::try_parse_from(line).unwrap_or_else(|mut error| {
+            // The advice to put an unknown option behind `--`, where it would be part of the prompt.
+            error.remove(ContextKind::Suggested);
+            error.exit()
+        });
         environment::check()?;
         interrupt::install();
         if !arguments.command.is_quiet() {

@@ -63,7 +63,6 @@ fn names_and_metadata_are_escaped() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&bench.out).unwrap()["model"], ATTACK);
     let chat = output_with_input(&mut named.command("chat", &["-n", "1"]), b"/exit\n").success();
     is_printable(&chat);
-    assert!(chat.err.contains("PWNED"), "{chat:?}");
     for key in ["tokenizer.ggml.model", "tokenizer.ggml.pre", ATTACK] {
         let output = output(&mut changed(&plain, key, ATTACK, None).command("run", &["hi", "-n", "1"]));
         is_printable(&output);

@@ -32,10 +32,47 @@ fn reasoning_is_not_part_of_the_answer() {
     assert_eq!(both["reasoning"], reasoning);
     let raw = json(&["--raw"]);
     assert!(raw["reasoning"].is_null(), "{raw}");
-    // Without a terminal, reasoning is printed between markers.
-    let plain = |flags: &[&str]| output(fixture.command("run", &FLAGS).args(flags)).success().out;
-    assert_eq!(plain(&[]), format!("<think>\n{reasoning}\n</think>\n\n\n"));
-    assert_eq!(plain(&["--reasoning", "hide"]), "\n");
+    // Without a terminal, reasoning is printed between markers, with the answer only if that is asked for.
+    let plain = |flags: &[&str]| output(fixture.command("run", &FLAGS).args(flags)).success();
+    let marked = format!("<think>\n{reasoning}\n</think>\n\n");
+    for show in ["show", "on"] {
+        let shown = plain(&["--reasoning", show]);
+        assert_eq!((shown.out, shown.err.as_str()), (format!("{marked}\n"), ""));
+    }
+    for flags in [&[][..], &["--reasoning", "hide"]] {
+        let hidden = plain(flags);
+        assert_eq!(hidden.out, "\n");
+        for part in ["no answer: all 9 tokens were reasoning", "-n", "--reasoning show"] {
+            assert!(hidden.err.contains(part), "{part}: {hidden:?}");
+        }
+    }
+    let aside = output(fixture.command("run", &FLAGS[..5]).arg("--ignore-eos")).success();
+    assert!(
+        aside.out == "\n" && aside.err.starts_with("<think>\n") && aside.err.contains("\n</think>\n\n"),
+        "{aside:?}"
+    );
+}
+
+#[test]
+fn options_without_effect_on_the_template_are_reported() {
+    let plain = Fixture::with_template("{{ messages[0].content }}");
+    let run =
+        |fixture: &Fixture, flags: &[&str]| output(fixture.command("run", &FLAGS).args(flags)).success().err;
+    let kwargs = ["--chat-template-kwargs", r#"{"enable_thinkin": false}"#];
+    let off = ["--reasoning", "off"];
+    assert!(
+        run(&plain, &off).contains("--reasoning off has no effect: the chat template knows no reasoning")
+    );
+    assert!(
+        run(&plain, &kwargs)
+            .contains(r#""enable_thinkin" has no effect: the chat template does not read it"#)
+    );
+    assert!(run(&plain, &[&off[..], &["--raw"]].concat()).contains("--reasoning off has no effect: --raw"));
+    assert!(
+        run(&Fixture::new(&[]), &kwargs).contains("--chat-template-kwargs has no effect: there is no chat")
+    );
+    let thinking = Fixture::with_template(THINKING);
+    assert_eq!(run(&thinking, &["--reasoning", "off"]), "");
 }
 
 #[test]

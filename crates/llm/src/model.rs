@@ -27,6 +27,8 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Model {
     inner: Arc<ModelInner>,
+    /// In place of the file's own.
+    template: Option<Arc<ChatTemplate>>,
 }
 
 struct ModelInner {
@@ -76,6 +78,7 @@ impl Model {
         };
         let model = Model {
             inner: Arc::new(ModelInner { file, hyper, tokenizer, template, identity: OnceLock::new() }),
+            template: None,
         };
         // Building the smallest graph checks every tensor.
         model.graph(GraphShape::new(1, 1))?;
@@ -120,9 +123,15 @@ impl Model {
         self.inner.tokenizer.as_ref().ok_or(Error::NoVocabulary)
     }
 
-    /// The chat template, if the file has one.
+    /// The chat template, if there is one.
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.inner.template.as_ref()
+        self.template.as_deref().or(self.inner.template.as_ref())
+    }
+
+    /// The model with this chat template, in Jinja, in place of the file's own.
+    pub fn with_template(self, source: &str) -> Result<Model> {
+        let template = ChatTemplate::for_tokenizer(source, self.tokenizer()?)?;
+        Ok(Model { template: Some(Arc::new(template)), ..self })
     }
 
     /// Builds the graph for batches of a shape.

@@ -1,23 +1,25 @@
 //! `quadriga run`: generates the answer to one prompt.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use quadriga_llm::Finish;
 use quadriga_view::format::plural;
 use serde_json::json;
 
 use crate::answer::{AnswerOptions, finish_name, speed_text, stream};
+use crate::answer_printer::{AnswerPrinter, ReasoningDisplay};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::prompt_cache::PromptCacheOptions;
 use crate::recording::{RecordOptions, Recording};
-use crate::{interrupt, piped_input, terminal};
+use crate::{interrupt, model_argument, piped_input, terminal};
 
 /// Arguments of `quadriga run`.
 #[derive(clap::Args)]
 pub(crate) struct RunArgs {
-    /// Prompt, followed by text that is piped into the command; a first word that is a .gguf file is the model
+    /// Prompt, followed by text that is piped into the command; several words are joined. A first word that is a GGUF file is
+    /// the model
     #[arg(value_name = "PROMPT")]
     words: Vec<String>,
     /// Prompt; stdin is not read
@@ -41,7 +43,7 @@ pub(crate) struct RunArgs {
 
 /// Prints the answer while it is generated, then a summary.
 pub(crate) fn run(arguments: &RunArgs) -> Outcome {
-    let (model, words) = model_and_words(arguments);
+    let (model, words) = model_argument::split(&arguments.model, &arguments.words)?;
     let prompt = prompt(arguments, words)?;
     let prompt = model.llama.unescaped(&prompt);
     if prompt.trim().is_empty() {
@@ -52,7 +54,8 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     arguments.cache.check()?;
     let mut options = arguments.answer.generator(&model)?;
     let seed = options.sampling.seed;
-    let prepared = model.prepare(&options.engine)?;
+    let mut prepared = model.prepare(&options.engine)?;
+    arguments.answer.set_template(&mut prepared)?;
     let context = prepared.options.context;
     options.template_variables = arguments.answer.template_variables(&prepared.model);
     let recording = arguments.record.start(&model, &prepared)?;
@@ -61,18 +64,21 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     arguments.cache.load(&mut generator)?;
     let answer = generator.answer(&prompt)?;
     let ctrl_c = interrupt::catch();
-    let shown = arguments.answer.reasoning;
     let mut stdout = io::stdout().lock();
     let answered = if arguments.json {
-        stream(answer, &ctrl_c, &mut io::sink(), shown)?
+        let shown = ReasoningDisplay::Inline;
+        stream(answer, &ctrl_c, AnswerPrinter::new(&mut io::sink(), &mut io::sink(), false, shown))?
     } else {
-        stream(answer, &ctrl_c, &mut stdout, shown)?
+        let (shown, mut aside) = (arguments.answer.reasoning.display(model.quiet), io::stderr());
+        let printer = AnswerPrinter::new(&mut stdout, &mut aside, terminal::escapes_answers(), shown);
+        stream(answer, &ctrl_c, printer)?
     };
     drop(ctrl_c);
     prepared.clear_prefill();
     let statistics = recording.map(Recording::finish).transpose()?.flatten();
     if arguments.json {
         let object = json!({
+            "model": prepared.title(),
             "text": answered.text,
             "reasoning": Some(&answered.reasoning).filter(|text| !text.is_empty()),
             "finish": finish_name(answered.finish),
@@ -86,10 +92,12 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         writeln!(stdout, "{}", terminal::json(&object))?;
     } else {
         writeln!(stdout)?;
+        answered.explain_missing(arguments.answer.reasoning);
     }
     // After the answer, which a file that cannot be written must not take away.
     arguments.cache.save_prompt(&mut generator, answered.counts.prompt, answered.counts.cached)?;
     if !model.quiet {
+        arguments.answer.explain_missing_template(&prepared.model);
         let ((prompt, prompt_speed), (tokens, speed)) = (answered.prompt, answered.answer);
         let speed = speed_text(speed);
         let [prompt, tokens] = [prompt, tokens].map(|count| plural(count, "token", "tokens"));
@@ -98,7 +106,8 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
             cached => format!(" (and {cached} from the prompt cache)"),
         };
         note!(
-            "\nload {load_seconds:.2} s · prompt {prompt}{cached}, {prompt_speed:.1} tok/s · answer {tokens}, {speed} tok/s · seed {seed}\nmemory: {}",
+            "\n{} · load {load_seconds:.2} s · prompt {prompt}{cached}, {prompt_speed:.1} tok/s · answer {tokens}, {speed} tok/s · seed {seed}\nmemory: {}",
+            prepared.title(),
             prepared.memory()
         );
     }
@@ -116,23 +125,6 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         }
         Some(_) => Ok(()),
     }
-}
-
-/// The model's options and the words of the prompt. Without `-m`, a first word that is a GGUF file, or looks like the
-/// path of one, is the model.
-fn model_and_words(arguments: &RunArgs) -> (ModelOptions, &[String]) {
-    match arguments.words.split_first() {
-        Some((first, rest)) if !arguments.model.has_file() && is_model_file(first) => {
-            (arguments.model.with_file(Some(Path::new(first))), rest)
-        }
-        _ => (arguments.model.clone(), &arguments.words),
-    }
-}
-
-fn is_model_file(word: &str) -> bool {
-    let path = Path::new(word);
-    let has_extension = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    has_extension && (path.exists() || !word.contains(char::is_whitespace))
 }
 
 /// The prompt: an option, a file, or the words and the piped input.

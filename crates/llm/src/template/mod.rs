@@ -169,13 +169,17 @@ impl ChatTemplate {
             ("thinking_budget", 0.into()),
             ("reasoning_effort", effort.into()),
         ];
-        let template = self.environment.get_template(PLAIN);
-        let used = template.map(|template| template.undeclared_variables(false)).unwrap_or_default();
         known
             .into_iter()
-            .filter(|(name, _)| used.contains(*name))
+            .filter(|(name, _)| self.reads(name))
             .map(|(name, value)| (name.to_owned(), value))
             .collect()
+    }
+
+    /// Whether the template reads a variable of this name: others have no effect.
+    pub fn reads(&self, name: &str) -> bool {
+        let template = self.environment.get_template(PLAIN);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }
 
     /// Renders a conversation as a prompt. With `add_generation_prompt`, it ends with the header of the assistant's

@@ -9,9 +9,10 @@ use quadriga_view::format::plural;
 
 use super::conversation::Conversation;
 use crate::answer::{AnswerOptions, Answered, IGNORE_EOS, speed_text, stream};
+use crate::answer_printer::AnswerPrinter;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
-use crate::{interrupt, values};
+use crate::{interrupt, terminal, values};
 
 /// The share of the context that is kept free for an answer.
 const ANSWER_SHARE: usize = 4;
@@ -45,20 +46,20 @@ struct ChatTotals {
 impl ChatSession {
     /// Loads the model.
     pub(super) fn load(
-        prepared: Prepared,
+        mut prepared: Prepared,
         options: GeneratorOptions,
         answer: AnswerOptions,
         model: ModelOptions,
     ) -> Outcome<ChatSession> {
+        answer.set_template(&mut prepared)?;
         let template_variables = answer.template_variables(&prepared.model);
         // The conversation has the system prompt, so that it can be changed.
         let system = options.system.clone();
         let (generator, load_seconds) =
             prepared.generator(GeneratorOptions { system: None, template_variables, ..options.clone() })?;
         if !model.quiet {
-            let name =
-                prepared.model.file().find::<&str>("general.name").ok().flatten().unwrap_or("the model");
-            note!("{} · loaded in {load_seconds:.2} s · /help for commands", name.escape_debug());
+            note!("{} · loaded in {load_seconds:.2} s · /help for commands", prepared.title());
+            answer.explain_missing_template(&prepared.model);
         }
         let has_template = generator.model().template().is_some() && !options.raw;
         let mut session = ChatSession {
@@ -131,8 +132,11 @@ impl ChatSession {
         let ctrl_c = interrupt::catch_and_cancel(self.generator.cancel_flag());
         let mut out = io::stdout().lock();
         let answer = self.generator.continue_with(&fitted.tokens, request)?;
-        let answered = stream(answer, &ctrl_c, &mut out, self.answer.reasoning)?;
+        let (shown, mut aside) = (self.answer.reasoning.display(self.model.quiet), io::stderr());
+        let printer = AnswerPrinter::new(&mut out, &mut aside, terminal::escapes_answers(), shown);
+        let answered = stream(answer, &ctrl_c, printer)?;
         writeln!(out)?;
+        answered.explain_missing(self.answer.reasoning);
         if answered.finish.is_none() && answered.answer.0 == 0 {
             return Ok(false);
         }
@@ -242,7 +246,7 @@ impl ChatSession {
         }
         let changed = self.answer.with(name, value)?;
         self.options = changed.generator(&self.model)?;
-        if matches!(name, "reasoning" | "chat-template-kwargs") {
+        if name == "reasoning" {
             let variables = changed.template_variables(&self.prepared.model);
             self.generator.set_template_variables(variables);
         }

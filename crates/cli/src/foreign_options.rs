@@ -1,0 +1,128 @@
+//! Options and commands of llama.cpp and Ollama that are spelled otherwise here, or are not supported.
+
+/// Options with a single dash, as in llama.cpp, and other spellings, with the long forms that the parser knows.
+pub(crate) const SPELLINGS: &[(&str, &str)] = &[
+    ("-ngl", "--gpu-layers"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-sys", "--system"),
+    ("-sysf", "--system-file"),
+    ("--system-prompt-file", "--system-file"),
+    ("-st", "--single-turn"),
+    ("-fa", FLASH_ATTENTION),
+    ("-hf", "--hf-repo"),
+    ("-hfr", "--hf-repo"),
+    ("-dev", "--device"),
+    ("-cnv", "--conversation"),
+    ("-no-cnv", "--raw"),
+    ("--no-conversation", "--raw"),
+    ("-ot", "--override-tensor"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
+    ("-ub", "--ubatch-size"),
+    ("-tb", "--threads-batch"),
+    ("-rea", "--reasoning"),
+    ("--hidethinking", "--reasoning=hide"),
+];
+
+/// An option whose value may be missing, so that it is joined to the name before the prompt could be taken for it.
+pub(crate) struct OptionalValue {
+    pub(crate) name: &'static str,
+    pub(crate) values: &'static [&'static str],
+    /// The value that is meant without one.
+    pub(crate) missing: &'static str,
+    /// Whether another word behind the option is an error, not a prompt.
+    pub(crate) strict: bool,
+}
+
+const FLASH_ATTENTION: &str = "--flash-attn";
+
+pub(crate) const OPTIONAL_VALUES: &[OptionalValue] = &[
+    OptionalValue {
+        name: FLASH_ATTENTION,
+        values: &["on", "off", "auto", "1", "0", "-1", "true", "false"],
+        missing: "auto",
+        strict: true,
+    },
+    OptionalValue { name: "--color", values: &["on", "off", "auto"], missing: "on", strict: false },
+    OptionalValue { name: "--think", values: &["true", "false"], missing: "true", strict: false },
+];
+
+/// Options that stand for one of another name, by their value: `None` if that is the default here.
+pub(crate) const TRANSLATIONS: &[(&str, &str, Option<&str>)] = &[
+    ("--think", "true", Some("--reasoning=show")),
+    ("--think", "false", Some("--reasoning=off")),
+    ("--reasoning-budget", "0", Some("--reasoning=off")),
+    ("--reasoning-budget", "-1", None),
+];
+
+const HOOKS: &str = "sampling hooks of the library can constrain answers";
+const FILTERS: &str = "--top-p, --min-p and --typical limit the choice of tokens";
+const ORDER: &str = "the order of samplers is fixed; each has an option that turns it off";
+const ROPE: &str = "RoPE is as the model file says";
+const VISION: &str = "vision and audio are not supported, only text";
+const ADAPTERS: &str = "merge the adapter into the model file";
+const DRAFT: &str = "there is no speculative decoding";
+const DEVICES: &str = "--device LIST names the devices, -ngl the number of layers on them";
+
+/// Options of llama.cpp that would change the answer and are not supported, each with what there is instead.
+pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
+    ("--grammar", HOOKS),
+    ("--grammar-file", HOOKS),
+    ("--json-schema", HOOKS),
+    ("--json-schema-file", HOOKS),
+    ("--mirostat", FILTERS),
+    ("--mirostat-lr", FILTERS),
+    ("--mirostat-ent", FILTERS),
+    ("--samplers", ORDER),
+    ("--sampler-seq", ORDER),
+    ("--keep", "chat drops the oldest turns and keeps the system prompt; -c N gives a larger context"),
+    ("--context-shift", "chat drops the oldest turns; -c N gives a larger context"),
+    (
+        "--reasoning-format",
+        "the chat template tells reasoning from the answer; --reasoning show, hide or off decides what becomes of it",
+    ),
+    ("--no-jinja", "chat templates are always Jinja; --raw sends the prompt without one"),
+    ("--list-devices", "`quadriga devices` lists them"),
+    ("-mg", DEVICES),
+    ("--main-gpu", DEVICES),
+    ("-sm", DEVICES),
+    ("--split-mode", DEVICES),
+    ("-ts", DEVICES),
+    ("--tensor-split", DEVICES),
+    ("-nkvo", "the KV cache of a layer is where the layer runs; -ngl N sets how many run on the GPU"),
+    (
+        "--no-kv-offload",
+        "the KV cache of a layer is where the layer runs; -ngl N sets how many run on the GPU",
+    ),
+    ("--lora", ADAPTERS),
+    ("--lora-scaled", ADAPTERS),
+    ("--control-vector", ADAPTERS),
+    ("-md", DRAFT),
+    ("--model-draft", DRAFT),
+    ("--rope-scaling", ROPE),
+    ("--rope-scale", ROPE),
+    ("--rope-freq-base", ROPE),
+    ("--rope-freq-scale", ROPE),
+    ("--image", VISION),
+    ("--mmproj", VISION),
+    ("--mmproj-url", VISION),
+    ("-mm", VISION),
+    ("--audio", VISION),
+];
+
+/// Commands of Ollama and others, each with what there is instead.
+pub(crate) const COMMANDS: &[(&str, &str)] = &[
+    (
+        "serve",
+        "there is no server yet; `quadriga chat` and `quadriga run` use a model here, the crate `quadriga` in a program",
+    ),
+    ("server", "there is no server yet; `quadriga chat` and `quadriga run` use a model here"),
+    ("pull", "models are not downloaded yet; get a .gguf file and name it with -m FILE"),
+    ("list", "models are .gguf files that you keep where you like; -m FILE names one"),
+    ("ls", "models are .gguf files that you keep where you like; -m FILE names one"),
+    ("show", "`quadriga inspect FILE` prints a model's metadata, `quadriga plan FILE` its memory"),
+    ("ps", "no model stays loaded: each command loads its own"),
+    ("create", "models are .gguf files; --system and sampling options are given to each command"),
+    ("quantize", "files are not quantized yet; -m FILE reads all types of GGUF files"),
+];

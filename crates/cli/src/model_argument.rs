@@ -1,0 +1,154 @@
+//! A model file as the first argument of a command whose other arguments are texts.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
+
+/// The first bytes of a GGUF file.
+const MAGIC: [u8; 4] = *b"GGUF";
+
+/// Names that models of Ollama and others begin with.
+const FAMILIES: &[&str] = &[
+    "codellama",
+    "command-r",
+    "deepseek",
+    "gemma",
+    "glm",
+    "gpt-oss",
+    "granite",
+    "llama",
+    "ministral",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "phi",
+    "qwen",
+    "qwq",
+    "smollm",
+    "tinyllama",
+];
+
+/// The model's options and the texts. Without `-m`, a first text that is a GGUF file, or looks like the path of one, is the
+/// model.
+///
+/// # Errors
+/// If the first text looks like the name of a model that is not a file: it would become part of a prompt to the default
+/// model.
+pub(crate) fn split<'t>(
+    options: &ModelOptions,
+    texts: &'t [String],
+) -> Outcome<(ModelOptions, &'t [String])> {
+    match texts.split_first() {
+        Some((first, rest)) if !options.has_file() => {
+            if is_model_file(first) {
+                return Ok((options.with_file(Some(Path::new(first))), rest));
+            }
+            match mistaken(first, !rest.is_empty()) {
+                Some(problem) => Err(Failure::Usage(format!(
+                    "{first} {problem}; a model is named by its .gguf file, a text that begins so is given with -p"
+                ))),
+                None => Ok((options.clone(), texts)),
+            }
+        }
+        _ => Ok((options.clone(), texts)),
+    }
+}
+
+/// Whether a text is a GGUF file, by its first bytes or its name.
+fn is_model_file(text: &str) -> bool {
+    let path = Path::new(text);
+    let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    (named && (path.exists() || !text.contains(char::is_whitespace))) || has_magic(path)
+}
+
+fn has_magic(path: &Path) -> bool {
+    // Opening a pipe would wait for its writer.
+    if !path.is_file() {
+        return false;
+    }
+    let mut start = [0; MAGIC.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && start == MAGIC
+}
+
+/// Why a first text, which other texts may follow, is probably meant as a model.
+fn mistaken(text: &str, others: bool) -> Option<&'static str> {
+    if text.contains(char::is_whitespace) {
+        return None;
+    }
+    if others && Path::new(text).is_file() {
+        return Some("is not a GGUF file");
+    }
+    looks_like_model(text).then_some("is neither a GGUF file nor a text, it seems")
+}
+
+/// Whether a word is spelled as models are: `llama3.2`, `gemma3:4b`, `owner/name-7B`, `./models/x`.
+fn looks_like_model(word: &str) -> bool {
+    let is_name = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.ends_with(|c: char| c.is_ascii_alphanumeric())
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+    };
+    let has_digit = word.contains(|c: char| c.is_ascii_digit());
+    let is_path = ["./", "../", "~/"].iter().any(|start| word.starts_with(start))
+        || (word.starts_with('/') && word.matches('/').count() > 1);
+    // A repository, or a name with a tag.
+    let is_pair = |separator| {
+        word.split_once(separator).is_some_and(|(owner, name)| is_name(owner) && is_name(name)) && has_digit
+    };
+    let family = FAMILIES.iter().find_map(|family| word.strip_prefix(family));
+    let is_family =
+        family.is_some_and(|rest| is_name(word) && !rest.starts_with(|c: char| c.is_ascii_alphabetic()));
+    let is_tagged = is_pair(':') && word.starts_with(|c: char| c.is_ascii_lowercase());
+    is_path || is_tagged || is_pair('/') || is_family
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_models_are_told_from_words() {
+        for model in [
+            "llama3.2",
+            "gemma3:4b",
+            "qwen3",
+            "mistral",
+            "gpt-oss:20b",
+            "phi",
+            "Qwen/Qwen3-8B-GGUF",
+            "./models/x",
+            "/models/x/y",
+            "~/x",
+            "deepseek-r1",
+        ] {
+            assert!(looks_like_model(model), "{model}");
+        }
+        for word in [
+            "Explain",
+            "Write",
+            "Hi!",
+            "philosophy",
+            "llamas",
+            "Llama",
+            "/no_think",
+            "and/or",
+            "TCP/IP",
+            "10:30",
+            "2+2",
+            "std::vector",
+            "Python3",
+            "x",
+            "",
+            "GPT-4",
+            "C++20",
+            "e.g.",
+            "phi's",
+        ] {
+            assert!(!looks_like_model(word), "{word}");
+        }
+    }
+}
