@@ -205,6 +205,12 @@ impl ModelOptions {
 
     /// Opens the model, places its layers and plans the largest batch.
     pub(crate) fn prepare(&self, options: &EngineOptions) -> Outcome<Prepared> {
+        let (model, opening) = self.open()?;
+        self.place(model, opening, options)
+    }
+
+    /// Opens the model; the time that it took.
+    pub(crate) fn open(&self) -> Outcome<(Model, Duration)> {
         if let Some(repository) = &self.hf_repo {
             return Err(Failure::Usage(format!(
                 "-hf {repository}: models are not downloaded from Hugging Face; download a .gguf file of it and use -m FILE"
@@ -216,12 +222,23 @@ impl ModelOptions {
         if !self.quiet {
             self.llama.without_effect().for_each(|reason| note!("quadriga: {reason}"));
         }
-        let placement = self.placement.placement()?;
+        // Wrong options are reported before the model is fetched.
+        self.placement.placement()?;
         let path = self.path()?;
         let started = Instant::now();
         let file = if self.no_mmap { File::read(&path) } else { File::open(&path) };
         let model = file.map_err(Into::into).and_then(Model::from_file);
-        let model = model.map_err(|error| name_file(error, &path))?;
+        Ok((model.map_err(|error| name_file(error, &path))?, started.elapsed()))
+    }
+
+    /// Places the layers of an opened model and plans the largest batch.
+    pub(crate) fn place(
+        &self,
+        model: Model,
+        opening: Duration,
+        options: &EngineOptions,
+    ) -> Outcome<Prepared> {
+        let (started, placement) = (Instant::now(), self.placement.placement()?);
         let devices = backends::open(&self.device, self.threads, self.quiet)?;
         let (PlacedModel { scheduler, forecast, unmatched, .. }, options) =
             placement.plan_with_context(&model, &devices, options)?;
@@ -244,7 +261,7 @@ impl ModelOptions {
             }
             backends::warn_if_short(&forecast, devices.backends());
         }
-        let opening = started.elapsed();
+        let opening = opening + started.elapsed();
         let (quiet, prefill_bar) = (self.quiet, Arc::default());
         Ok(Prepared { model, devices, scheduler, forecast, options, quiet, prefill_bar, opening })
     }

@@ -1,9 +1,11 @@
 //! Embeddings: a vector for each text.
 
-use quadriga_runtime::{PlanKey, Progress, Scheduler, Session};
+mod encoder;
 
+use quadriga_runtime::{Progress, Scheduler};
+
+use self::encoder::EncoderRunner;
 use crate::hyperparameters::Pooling;
-use crate::models::GraphShape;
 use crate::{BatchToken, Engine, EngineOptions, Error, Model, Result};
 
 /// The options of an [`Embedder`].
@@ -13,13 +15,14 @@ pub struct EmbedderOptions {
     pub pooling: Option<Pooling>,
     /// Whether embeddings are divided by their length, so that the product of two is their cosine.
     pub normalize: bool,
-    /// The largest number of tokens of a text; as the model was trained if 0.
-    pub context: usize,
+    /// The capacity. The context is the largest number of tokens of a text, as the model was trained if 0; up to a batch of
+    /// tokens are computed at once, of as many texts as there are sequences. Encoders need no sequences for that.
+    pub engine: EngineOptions,
 }
 
 impl Default for EmbedderOptions {
     fn default() -> Self {
-        EmbedderOptions { pooling: None, normalize: true, context: 0 }
+        EmbedderOptions { pooling: None, normalize: true, engine: EngineOptions::default() }
     }
 }
 
@@ -48,7 +51,7 @@ pub struct Embedder {
 /// What computes the vectors of a text's tokens.
 enum Runner {
     /// An encoder sees a text as a whole.
-    Encoder(Box<Session>),
+    Encoder(Box<EncoderRunner>),
     /// Other models have a KV cache, and compute long texts in batches.
     Decoder(Box<Engine>),
 }
@@ -57,8 +60,15 @@ impl EmbedderOptions {
     /// The options of an engine for the model, for [`Placement::plan`](crate::Placement::plan).
     pub fn engine(&self, model: &Model) -> EngineOptions {
         let trained = model.hyperparameters().context;
-        let context = if self.context == 0 { trained } else { self.context };
-        EngineOptions { context, hidden: true, ..EngineOptions::default() }
+        let context = if self.engine.context == 0 { trained } else { self.engine.context };
+        EngineOptions {
+            context,
+            hidden: true,
+            logits: false,
+            greedy: false,
+            checkpoints: 0,
+            ..self.engine.clone()
+        }
     }
 }
 
@@ -85,14 +95,12 @@ impl Embedder {
             });
         }
         let pooling = options.pooling.or(hyper.pooling).unwrap_or(Pooling::Last);
-        if pooling == Pooling::Rank && !has_head(&model) {
+        if pooling == Pooling::Rank && !can_rank(&model) {
             return Err(Error::NoClassificationHead);
         }
         let runner = if hyper.encoder {
-            model.file().check_mapped()?;
-            let mut session = Session::new(scheduler)?;
-            prepare(&mut session, &model, 1, progress)?;
-            Runner::Encoder(Box::new(session))
+            let limit = engine.resolve(&model)?.batch;
+            Runner::Encoder(Box::new(EncoderRunner::new(&model, scheduler, limit, progress)?))
         } else {
             Runner::Decoder(Box::new(Engine::new(model.clone(), scheduler, engine, progress)?))
         };
@@ -111,10 +119,11 @@ impl Embedder {
 
     /// The tokens of a text, with those that the model expects before and after it.
     pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.model.tokenizer()?.encode_sequence(text, false))
+        text_tokens(&self.model, text)
     }
 
-    /// The embedding of a text; with [`Pooling::Rank`] the scores of the classification head.
+    /// The embedding of a text; with [`Pooling::Rank`] the scores of the classification head, with [`Pooling::None`] the
+    /// vectors of all tokens, one after another.
     pub fn embed(&mut self, text: &str) -> Result<Vec<f32>> {
         let tokens = self.tokenize(text)?;
         self.embed_tokens(&tokens)
@@ -123,84 +132,179 @@ impl Embedder {
     /// How well a document answers a query, by the classification head: the larger the better. The query, a separator and
     /// the document are one text.
     pub fn rank(&mut self, query: &str, document: &str) -> Result<f32> {
-        let (mut tokens, second) = (self.tokenize(query)?, self.tokenize(document)?);
-        // The second text continues the first: it has no token for the beginning.
-        let repeats = self.model.tokenizer()?.adds_bos() && second.len() > 1;
-        tokens.extend(second.iter().skip(usize::from(repeats)));
-        let scores = self.scores(&tokens)?;
-        scores.first().copied().ok_or(Error::EmptyPrompt)
+        let tokens = pair_tokens(&self.model, query, document)?;
+        self.rank_batch(&[tokens])?.first().copied().ok_or(Error::EmptyPrompt)
     }
 
     /// As [`Embedder::embed`], for tokens.
     pub fn embed_tokens(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        Ok(self.embed_batch(&[tokens])?.pop().unwrap_or_default())
+    }
+
+    /// As [`Embedder::embed`], for the tokens of several texts, which are computed together.
+    ///
+    /// ```no_run
+    /// # fn example(embedder: &mut quadriga_llm::Embedder) -> Result<(), quadriga_llm::Error> {
+    /// let texts = [embedder.tokenize("a cat")?, embedder.tokenize("a dog")?];
+    /// let vectors = embedder.embed_batch(&texts)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn embed_batch(&mut self, texts: &[impl AsRef<[u32]>]) -> Result<Vec<Vec<f32>>> {
         if self.pooling == Pooling::Rank {
-            return self.scores(tokens);
+            return self.scores(texts);
         }
-        let hidden = self.run(tokens, "hidden")?;
-        let mut embedding = pool(&hidden, self.model.hyperparameters().width, self.pooling);
+        let texts = self.checked(texts)?;
+        let mut embeddings = Vec::with_capacity(texts.len());
+        for group in self.groups(&texts) {
+            embeddings.extend(self.embed_group(group)?);
+        }
         if self.normalize {
-            normalize(&mut embedding);
+            let width = self.model.hyperparameters().width.max(1);
+            embeddings.iter_mut().flat_map(|vector| vector.chunks_mut(width)).for_each(normalize);
         }
-        Ok(embedding)
+        Ok(embeddings)
     }
 
-    fn scores(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        if !has_head(&self.model) {
-            return Err(Error::NoClassificationHead);
-        }
-        self.run(tokens, "rank")
+    /// How well documents answer queries, for the tokens of [pairs](pair_tokens) of both, which are computed together.
+    pub fn rank_batch(&mut self, pairs: &[impl AsRef<[u32]>]) -> Result<Vec<f32>> {
+        let scores = self.scores(pairs)?;
+        scores.iter().map(|scores| scores.first().copied().ok_or(Error::EmptyPrompt)).collect()
     }
 
-    /// One of the graph's outputs for a text.
-    fn run(&mut self, tokens: &[u32], output: &str) -> Result<Vec<f32>> {
-        let hyper = self.model.hyperparameters();
-        if tokens.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        if tokens.len() > self.context {
-            return Err(Error::ContextFull { wanted: tokens.len(), used: 0, context: self.context });
-        }
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= hyper.vocabulary) {
-            return Err(Error::Token { token: *token, count: hyper.vocabulary });
-        }
-        match &mut self.runner {
-            Runner::Encoder(session) => {
-                self.model.file().check_mapped()?;
-                prepare(session, &self.model, tokens.len(), &mut |_| {})?;
-                let ids: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
-                let positions: Vec<i32> = (0..tokens.len() as i32).collect();
-                session.set("tokens", ids.as_slice())?;
-                session.set("positions", positions.as_slice())?;
-                session.start()?;
-                Ok(session.read(output)?)
+    fn scores(&mut self, texts: &[impl AsRef<[u32]>]) -> Result<Vec<Vec<f32>>> {
+        let texts = self.checked(texts)?;
+        let mut scores = Vec::with_capacity(texts.len());
+        for group in self.groups(&texts) {
+            match &mut self.runner {
+                Runner::Encoder(runner) if can_rank(&self.model) => {
+                    scores.extend(runner.scores(&self.model, group)?);
+                }
+                _ => return Err(Error::NoClassificationHead),
             }
-            Runner::Decoder(engine) => {
-                let batch: Vec<BatchToken> = tokens
+        }
+        Ok(scores)
+    }
+
+    /// The texts, if each can be computed.
+    fn checked<'t>(&self, texts: &'t [impl AsRef<[u32]>]) -> Result<Vec<&'t [u32]>> {
+        let count = self.model.hyperparameters().vocabulary;
+        let check = |tokens: &'t [u32]| {
+            if tokens.is_empty() {
+                return Err(Error::EmptyPrompt);
+            }
+            if tokens.len() > self.context {
+                return Err(Error::ContextFull { wanted: tokens.len(), used: 0, context: self.context });
+            }
+            match tokens.iter().find(|token| **token as usize >= count) {
+                Some(token) => Err(Error::Token { token: *token, count }),
+                None => Ok(tokens),
+            }
+        };
+        texts.iter().map(|text| check(text.as_ref())).collect()
+    }
+
+    /// The texts in groups that are computed together.
+    fn groups<'a, 't>(&self, texts: &'a [&'t [u32]]) -> Vec<&'a [&'t [u32]]> {
+        let (tokens, count) = match &self.runner {
+            Runner::Encoder(runner) => (runner.limit(), usize::MAX),
+            Runner::Decoder(engine) => (engine.options().batch, engine.options().sequences),
+        };
+        let (mut groups, mut rest) = (Vec::new(), texts);
+        while !rest.is_empty() {
+            let mut sum = 0;
+            let fits = rest.iter().take(count).take_while(|text| {
+                sum += text.len();
+                sum <= tokens
+            });
+            let (group, after) = rest.split_at(fits.count().max(1));
+            groups.push(group);
+            rest = after;
+        }
+        groups
+    }
+
+    /// The pooled vectors of a group of texts.
+    fn embed_group(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
+        let (width, pooling) = (self.model.hyperparameters().width.max(1), self.pooling);
+        let engine = match &mut self.runner {
+            Runner::Encoder(runner) => {
+                let hidden = runner.hidden(&self.model, texts)?;
+                let mut rest = hidden.as_slice();
+                return Ok(texts
                     .iter()
-                    .map(|token| BatchToken { sequence: 0, token: *token, output: true })
-                    .collect();
-                engine.truncate(0, 0);
-                engine.extend(&batch)?;
-                Ok((0..tokens.len()).flat_map(|row| engine.hidden(row).to_vec()).collect())
+                    .map(|text| {
+                        let (own, after) = rest.split_at_checked(text.len() * width).unwrap_or((rest, &[]));
+                        rest = after;
+                        pool(own, width, pooling)
+                    })
+                    .collect());
             }
+            Runner::Decoder(engine) => engine,
+        };
+        let is_output = |position: usize, len: usize| match pooling {
+            Pooling::Last => position + 1 == len,
+            Pooling::Cls => position == 0,
+            Pooling::Mean | Pooling::None | Pooling::Rank => true,
+        };
+        let mut batch = Vec::new();
+        for (sequence, text) in texts.iter().enumerate() {
+            engine.truncate(sequence, 0);
+            batch.extend(text.iter().enumerate().map(|(position, token)| BatchToken {
+                sequence,
+                token: *token,
+                output: is_output(position, text.len()),
+            }));
         }
+        engine.extend(&batch)?;
+        let mut row = 0;
+        Ok(texts
+            .iter()
+            .map(|text| {
+                let rows = (0..text.len()).filter(|position| is_output(*position, text.len())).count();
+                let hidden: Vec<f32> =
+                    (row..row + rows).flat_map(|row| engine.hidden(row)).copied().collect();
+                row += rows;
+                pool(&hidden, width, pooling)
+            })
+            .collect())
     }
 }
 
-fn has_head(model: &Model) -> bool {
+/// The tokens of a text for an [`Embedder`], with those that the model expects before and after it.
+pub fn text_tokens(model: &Model, text: &str) -> Result<Vec<u32>> {
+    Ok(model.tokenizer()?.encode_sequence(text, false))
+}
+
+/// The tokens of a query, a separator and a document, for [`Embedder::rank_batch`].
+pub fn pair_tokens(model: &Model, query: &str, document: &str) -> Result<Vec<u32>> {
+    let (mut tokens, second) = (text_tokens(model, query)?, text_tokens(model, document)?);
+    // The second text continues the first: it has no token for the beginning.
+    let repeats = model.tokenizer()?.adds_bos() && second.len() > 1;
+    tokens.extend(second.iter().skip(usize::from(repeats)));
+    Ok(tokens)
+}
+
+/// Cuts tokens to this number, but keeps the separator at their end. Whether any were cut.
+pub fn cut_tokens(model: &Model, tokens: &mut Vec<u32>, len: usize) -> bool {
+    if tokens.len() <= len {
+        return false;
+    }
+    let end = tokens
+        .last()
+        .copied()
+        .filter(|last| model.tokenizer().is_ok_and(|t| t.sequence_end() == Some(*last)));
+    tokens.truncate(len);
+    if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
+        *last = end;
+    }
+    true
+}
+
+/// Whether a model has a classification head, so that it ranks documents for a query.
+pub fn can_rank(model: &Model) -> bool {
     let has = |name: &str| model.file().find_tensor(name).is_some();
     model.hyperparameters().encoder && (has("cls.weight") || has("cls.output.weight"))
-}
-
-/// Plans an encoder's graph for texts of so many tokens.
-fn prepare(
-    session: &mut Session,
-    model: &Model,
-    tokens: usize,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<()> {
-    let shape = GraphShape::new(tokens, model.hyperparameters().context);
-    Ok(session.prepare_with(PlanKey([tokens as u64, 0, 0, 0]), || model.graph(shape), progress)?)
 }
 
 /// One vector of those of all tokens.
@@ -215,6 +319,7 @@ fn pool(hidden: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
             }
             sums.into_iter().map(|sum| (sum / count) as f32).collect()
         }
+        Pooling::None => hidden.to_vec(),
         Pooling::Cls | Pooling::Rank => rows.next().unwrap_or_default().to_vec(),
         Pooling::Last => rows.next_back().unwrap_or_default().to_vec(),
     }
@@ -236,5 +341,5 @@ fn normalize(vector: &mut [f32]) {
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let product: f64 = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     let lengths = length(a) * length(b);
-    if lengths > 0.0 { product / lengths } else { 0.0 }
+    if lengths > 0.0 { (product / lengths).clamp(-1.0, 1.0) } else { 0.0 }
 }

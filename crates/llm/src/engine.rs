@@ -293,7 +293,8 @@ impl Engine {
         self.decode.reset();
         self.restore_rows()?;
         let outputs = tokens.iter().filter(|token| token.output).count();
-        let vocabulary = if self.options.greedy { 0 } else { self.model.hyperparameters().vocabulary };
+        let without = self.options.greedy || !self.options.logits;
+        let vocabulary = if without { 0 } else { self.model.hyperparameters().vocabulary };
         let width = if self.options.hidden { self.model.hyperparameters().width } else { 0 };
         self.logits.resize(outputs * vocabulary, 0.0);
         self.hidden.resize(outputs * width, 0.0);

@@ -278,6 +278,56 @@ fn other_models_embed_with_their_hidden_states() {
     assert!(cosine(&found, plain.hidden(0)) > 0.9999);
 }
 
+/// Texts that are computed together get the vectors that each gets alone.
+#[test]
+fn texts_of_a_batch_do_not_see_each_other() {
+    let texts: Vec<Vec<u32>> =
+        [3, 1, 40, 7, 7, 12, 2].iter().enumerate().map(|(seed, count)| tokens(seed as u64, *count)).collect();
+    let mut head = parts("bert", 3);
+    head.matrix("cls.output.weight", DType::F32, [2, 48], 1.0);
+    for (parts, pooling) in [
+        (parts("bert", 4), Pooling::Mean),
+        (parts("nomic-bert", 4), Pooling::Last),
+        (parts("bert", 5), Pooling::None),
+        (head, Pooling::Rank),
+    ] {
+        for batch in [512, 16] {
+            let engine = EngineOptions { batch, ..EngineOptions::default() };
+            let options = EmbedderOptions { pooling: Some(pooling), engine, ..EmbedderOptions::default() };
+            let together = embedder(&parts, options.clone()).unwrap().embed_batch(&texts).unwrap();
+            let mut alone = embedder(&parts, options).unwrap();
+            for (text, found) in texts.iter().zip(&together) {
+                let expected = alone.embed_tokens(text).unwrap();
+                assert_eq!(found.len(), expected.len());
+                let differs = found.iter().zip(&expected).any(|(a, b)| (a - b).abs() > 1e-4);
+                assert!(
+                    !differs,
+                    "{pooling:?}, batch {batch}, {} tokens: {found:?} {expected:?}",
+                    text.len()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_embed_several_texts_at_once() {
+    let recipe = Recipe::new("llama");
+    let texts: Vec<Vec<u32>> = [4, 9, 1, 20, 6, 6].iter().map(|count| recipe.tokens(*count)).collect();
+    for pooling in [Pooling::Last, Pooling::Mean, Pooling::Cls] {
+        let embed = |sequences: usize| {
+            let engine = EngineOptions { context: 20, batch: 16, sequences, ..EngineOptions::default() };
+            let options = EmbedderOptions { pooling: Some(pooling), engine, ..EmbedderOptions::default() };
+            let scheduler = Scheduler::new([cpu(1)]);
+            let mut embedder = Embedder::new(recipe.model(), &scheduler, options, &mut |_| {}).unwrap();
+            embedder.embed_batch(&texts).unwrap()
+        };
+        for (together, alone) in embed(3).iter().zip(embed(1)) {
+            assert!(cosine(together, &alone) > 0.9999, "{pooling:?}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_embedded_is_refused() {
     let parts = parts("bert", 1);
@@ -290,7 +340,8 @@ fn what_cannot_be_embedded_is_refused() {
     assert!(matches!(embedder_.embed_tokens(&[100]), Err(Error::Token { token: 100, .. })));
     let rank = EmbedderOptions { pooling: Some(Pooling::Rank), ..EmbedderOptions::default() };
     assert!(embedder(&parts, rank).err().unwrap().to_string().contains("classification head"));
-    let long = EmbedderOptions { context: 41, ..EmbedderOptions::default() };
+    let engine = EngineOptions { context: 41, ..EngineOptions::default() };
+    let long = EmbedderOptions { engine, ..EmbedderOptions::default() };
     assert!(embedder(&parts, long).err().unwrap().to_string().contains("context"));
     // An encoder does not generate.
     let scheduler = Scheduler::new([cpu(1)]);

@@ -23,6 +23,7 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
     window_slots: 0,
     checkpoints: 0,
     hidden: true,
+    logits: true,
     greedy: false,
 };
 

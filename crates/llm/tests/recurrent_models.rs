@@ -19,6 +19,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     window_slots: 0,
     checkpoints: 2,
     hidden: false,
+    logits: true,
     greedy: false,
 };
 

@@ -30,6 +30,8 @@ pub struct EngineOptions {
     pub checkpoints: usize,
     /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`](crate::Engine::hidden).
     pub hidden: bool,
+    /// Whether the logits are computed; if not, only the hidden states are outputs.
+    pub logits: bool,
     /// Whether only the most probable token of each output row is needed, for [`Engine::argmax`](crate::Engine::argmax):
     /// the device that has the logits then computes the argmax, and the logits are not copied to the host. The engine
     /// clears this where the logits are in host memory anyway.
@@ -58,6 +60,7 @@ impl Default for EngineOptions {
             window_slots: 0,
             checkpoints: 4,
             hidden: false,
+            logits: true,
             greedy: false,
         }
     }
@@ -101,9 +104,11 @@ impl EngineOptions {
             return wrong("the number of checkpoints", self.checkpoints, "at most 1024");
         }
         self.check_cache_types(hyper)?;
-        // An encoder computes a text as a whole.
+        // An encoder computes a text as a whole, and several short ones at once.
         let most = self.context * self.sequences;
-        self.batch = if hyper.encoder { most } else { self.batch.min(most) };
+        self.batch = if hyper.encoder { self.batch.max(self.context) } else { self.batch.min(most) };
+        self.hidden |= !self.logits;
+        self.greedy &= self.logits;
         self.resolve_windows(hyper)?;
         let rows = RecurrentRows::count(self.sequences, self.checkpoints);
         let pieces =
@@ -187,8 +192,9 @@ impl EngineOptions {
             state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
             cache_keys: self.cache_keys,
             cache_values: self.cache_values,
-            hidden: self.hidden,
-            argmax: self.greedy && rows > 0,
+            hidden: self.hidden || !self.logits,
+            logits: self.logits,
+            argmax: self.logits && self.greedy && rows > 0,
         }
     }
 

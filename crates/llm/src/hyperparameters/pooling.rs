@@ -16,12 +16,24 @@ pub enum Pooling {
     Last,
     /// Scores of the model's classification head, which judge how well a document answers a query.
     Rank,
+    /// They stay as they are.
+    None,
 }
 
 impl Pooling {
     /// Every kind, with its name on the command line.
-    pub const ALL: [(Pooling, &str); 4] =
-        [(Pooling::Mean, "mean"), (Pooling::Cls, "cls"), (Pooling::Last, "last"), (Pooling::Rank, "rank")];
+    pub const ALL: [(Pooling, &str); 5] = [
+        (Pooling::Mean, "mean"),
+        (Pooling::Cls, "cls"),
+        (Pooling::Last, "last"),
+        (Pooling::Rank, "rank"),
+        (Pooling::None, "none"),
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        Pooling::ALL.iter().find(|(known, _)| *known == self).map_or("", |(_, name)| name)
+    }
 
     /// The kind that a file names; `None` if it names none.
     pub(super) fn read(keys: &Keys<'_>) -> Result<Option<Pooling>> {
@@ -45,7 +57,7 @@ impl FromStr for Pooling {
         known.map(|(pooling, _)| *pooling).ok_or_else(|| Error::Option {
             name: "the pooling",
             value: name.to_owned(),
-            wanted: "mean, cls, last or rank",
+            wanted: "mean, cls, last, rank or none",
         })
     }
 }

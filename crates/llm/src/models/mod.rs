@@ -13,13 +13,13 @@
 //! | `delta_from`, `delta_to` | i32 `[p]` | the same of the delta rules' states |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
-//! | `rows` | i32 `[m]` | the tokens whose logits are an output |
+//! | `rows` | i32 `[m]` | the tokens whose logits are an output; of encoders with a classification head, the first of each text |
 //!
 //! | output | type, shape | meaning |
 //! |---|---|---|
 //! | `logits` | f32 `[m, vocabulary]` | the logits after each output token |
 //! | `hidden` | f32 `[m, width]` | with [`GraphShape::hidden`], and of encoders: the hidden state after the last layer |
-//! | `rank` | f32 `[1, k]` | of encoders with a classification head: its scores |
+//! | `rank` | f32 `[m, k]` | of encoders with a classification head: its scores for the first token of each text |
 //! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
 //! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
 
@@ -109,7 +109,7 @@ fn find(name: &str) -> Result<&'static Architecture> {
 pub struct GraphShape {
     /// Tokens in the batch.
     pub tokens: usize,
-    /// Tokens whose logits are an output; with 0 the graph only fills the KV cache.
+    /// Tokens whose logits are an output; with 0 the graph only fills the KV cache. Of encoders: the texts.
     pub rows: usize,
     /// The largest number of tokens of a sequence; some models choose between weights by it.
     pub context: usize,
@@ -127,6 +127,8 @@ pub struct GraphShape {
     pub cache_values: DType,
     /// Whether the hidden state after the last layer is an output, beside the logits.
     pub hidden: bool,
+    /// Whether the logits are an output. Without them nor an argmax, hidden states must be.
+    pub logits: bool,
     /// Whether the argmax of the logits is an output, beside them.
     pub argmax: bool,
 }
@@ -177,6 +179,7 @@ impl GraphShape {
             cache_keys: DType::F16,
             cache_values: DType::F16,
             hidden: false,
+            logits: true,
             argmax: false,
         }
     }

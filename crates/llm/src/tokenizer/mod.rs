@@ -280,6 +280,11 @@ impl Tokenizer {
         tokens
     }
 
+    /// The token that ends a sequence, an end-of-text or separator token, if the vocabulary uses one.
+    pub fn sequence_end(&self) -> Option<u32> {
+        self.last
+    }
+
     /// Decodes tokens to text. Control tokens have no text, and bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let mut stream = Detokenizer::new(self);

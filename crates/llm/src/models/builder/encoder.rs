@@ -36,7 +36,8 @@ impl<'g> ModelBuilder<'g> {
             return Ok(());
         }
         let _scope = self.g.scope("rank");
-        let mut scores = hidden.slice(0, 0, 1);
+        // The first token of each text.
+        let mut scores = hidden.get_rows(self.g.input("rows", DType::I32, [self.shape.rows]));
         if has("cls") {
             scores = self.linear("cls", width, scores)?.tanh();
         }
@@ -50,7 +51,7 @@ impl<'g> ModelBuilder<'g> {
 }
 
 impl<'g> LayerBuilder<'_, 'g> {
-    /// Attention of every token to all tokens, projected.
+    /// Attention of every token to all tokens of its text, projected.
     pub(in crate::models) fn attention_to_all(
         &self,
         query: Value<'g>,
@@ -62,7 +63,8 @@ impl<'g> LayerBuilder<'_, 'g> {
             let _scope = self.model.g.scope(&self.name("attn"));
             let value = value.reshape([n, shape.kv_heads, shape.value_length]);
             let [query, key, value] = [query, key, value].map(|x| x.permute([1, 0, 2]));
-            let attended = query.attention(key, value, AttentionOptions::new());
+            let options = AttentionOptions { spans: self.model.spans, ..AttentionOptions::new() };
+            let attended = query.attention(key, value, options);
             attended.reshape([n, shape.heads * shape.value_length])
         };
         self.linear("attn_output", self.model.hyper.width, attended)

@@ -35,7 +35,8 @@ pub(crate) struct ModelBuilder<'g> {
     positions: Value<'g>,
     /// Absent in encoders, which have no KV cache, and where all layers have other slots.
     slots: OnceCell<Value<'g>>,
-    /// The slots that each token attends to in layers without a window. Absent where all have one.
+    /// The slots, or the tokens of an encoder, that each token attends to in layers without a window. Absent where all
+    /// have one.
     spans: Option<Value<'g>>,
     /// The slots of layers with a window in their own KV cache. Absent where they use the others' slots.
     window_slots: Option<Value<'g>>,
@@ -94,12 +95,13 @@ impl<'g> ModelBuilder<'g> {
             shape,
             positions: g.input("positions", DType::I32, [n]),
             slots: OnceCell::new(),
-            spans: attends(false).then(|| g.input("spans", DType::I32, [n, 2])),
+            spans: (hyper.encoder || attends(false)).then(|| g.input("spans", DType::I32, [n, 2])),
             window_slots: (attends(true) && shape.window_cache.is_some())
                 .then(|| g.input("window_slots", DType::I32, [n])),
             window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
             recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
-            rows: (shape.rows > 0 && shape.rows < n).then(|| g.input("rows", DType::I32, [shape.rows])),
+            rows: (!hyper.encoder && shape.rows > 0 && shape.rows < n)
+                .then(|| g.input("rows", DType::I32, [shape.rows])),
             frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
             embedding: weights.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
             weights,
@@ -170,6 +172,9 @@ impl<'g> ModelBuilder<'g> {
         let hidden = self.norm("output_norm", x)?;
         if self.shape.hidden {
             self.g.output("hidden", hidden.named("hidden"));
+        }
+        if !self.shape.logits {
+            return Ok(());
         }
         let head = self.weights.find("output.weight", &[h.vocabulary, h.width])?.unwrap_or(self.embedding);
         let mut logits = self.product("output", head, hidden)?;
