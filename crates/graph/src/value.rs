@@ -343,7 +343,7 @@ impl<'g> Value<'g> {
     }
 
     /// Matrix multiplication with selected experts: weights `[e, n, k]`, `x [t, u|1, k]`, and the expert of each row in
-    /// `ids [t, u]`.
+    /// `ids [t, u]`; the row of an expert −1 is 0.
     #[track_caller]
     pub fn mul_mat_id(self, x: Value<'g>, ids: Value<'g>) -> Value<'g> {
         self.op(Op::MulMatId, &[self, x, ids])

@@ -195,6 +195,13 @@ impl<'g> CaseBuilder<'g> {
         self.given(DType::I32, shape(dims), bytes)
     }
 
+    /// A column of given integers.
+    pub(crate) fn table(&self, values: Vec<i32>) -> Value<'g> {
+        let rows = values.len();
+        let bytes = values.into_iter().flat_map(i32::to_le_bytes).collect();
+        self.given(DType::I32, Shape::from([rows, 1]), bytes)
+    }
+
     /// Random ids below `count`.
     pub(crate) fn ids(&self, dims: [usize; 4], count: usize) -> Value<'g> {
         let ids: Vec<usize> = {

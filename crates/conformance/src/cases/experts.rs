@@ -41,7 +41,12 @@ pub(super) fn list(list: &mut CaseList) {
     for dtype in [DType::F32, DType::F16, DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::MXFP4] {
         for (tokens, experts, used) in [(1, 4, 2), (3, 8, 3), (19, 6, 4)] {
             for gate in [Gate::Swiglu, Gate::SwigluOai] {
-                feed_forward(list, dtype, [tokens, experts, used], gate);
+                feed_forward(list, dtype, [tokens, experts, used], gate, None);
+            }
+            // All experts of some tokens are absent, or some of them, in the last case for whole tiles.
+            for here in [1, experts.div_ceil(2)] {
+                feed_forward(list, dtype, [tokens, experts, used], Gate::Swiglu, Some(here));
+                feed_forward(list, dtype, [tokens, experts, used], Gate::SwigluOai, Some(here));
             }
         }
     }
@@ -97,9 +102,17 @@ fn sum(list: &mut CaseList, [tokens, used, columns]: [usize; 3]) {
     });
 }
 
-/// A whole feed-forward of experts, as models have it: kernels may fuse its operations.
-fn feed_forward(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usize; 3], gate: Gate) {
-    let details = format!("{dtype} {gate:?} {tokens} tokens, {used} of {experts}");
+/// A whole feed-forward of experts, as models have it: kernels may fuse its operations. With `here`, only so many of the
+/// experts are in the matrices, in slots that a table has; the others are computed elsewhere.
+fn feed_forward(
+    list: &mut CaseList,
+    dtype: DType,
+    [tokens, experts, used]: [usize; 3],
+    gate: Gate,
+    here: Option<usize>,
+) {
+    let among = here.map(|here| format!(", {here} of them here")).unwrap_or_default();
+    let details = format!("{dtype} {gate:?} {tokens} tokens, {used} of {experts}{among}");
     let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
     list.push("expert_feed_forward", details, tolerance, move |s: &CaseBuilder<'_>| {
         let (width, hidden) = (256, 512);
@@ -108,6 +121,16 @@ fn feed_forward(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usi
         let ids = logits.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
         let weights =
             logits.expert_weights(ids, ExpertWeights { softmax: true, normalize: false, scale: 1.0 });
+        let (ids, experts) = match here {
+            None => (ids, experts),
+            Some(here) => {
+                // Every other expert is in a slot, from the last one down, as far as there are slots.
+                let slot = |expert: usize| here.checked_sub(1 + expert / 2).filter(|_| expert.is_multiple_of(2));
+                let table = (0..experts).map(|expert| slot(expert).map_or(-1, |slot| slot as i32)).collect();
+                let table = s.table(table);
+                (table.get_rows(ids.reshape([tokens * used])).reshape([tokens, used]), here)
+            }
+        };
         let expert = |n, k| s.weight(dtype, [1, experts, n, k]);
         let mut gates = expert(hidden, width).mul_mat_id(x, ids);
         let mut ups = expert(hidden, width).mul_mat_id(x, ids);
@@ -115,7 +138,10 @@ fn feed_forward(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usi
             let bias = |n| s.shaped_input(DType::F32, Shape::from([experts, n]), UNIT);
             (gates, ups) = (gates.add_id(bias(hidden), ids), ups.add_id(bias(hidden), ids));
         }
-        let down = expert(width, hidden).mul_mat_id(gates.gated(gate, ups), ids);
+        let mut down = expert(width, hidden).mul_mat_id(gates.gated(gate, ups), ids);
+        if here.is_some() && gate == Gate::SwigluOai {
+            down = down.add_id(s.shaped_input(DType::F32, Shape::from([experts, width]), UNIT), ids);
+        }
         s.out(down.sum_experts(weights));
     });
 }

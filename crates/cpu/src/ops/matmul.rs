@@ -175,7 +175,12 @@ impl Kernel for ExpertMatMulKernel {
             for unit in units {
                 let (block, row) = (unit % blocks, unit / blocks);
                 let (u, t) = (row % used, row / used);
-                let expert = expert(&self.ids, t, u, self.w.dims[1])?;
+                let Some(expert) = expert(&self.ids, t, u, self.w.dims[1])? else {
+                    let zeros = [0.0; UNIT];
+                    let columns = block * UNIT..((block + 1) * UNIT).min(n);
+                    self.out.store_at([0, t, u], columns.start, zeros.get(..columns.len()).unwrap_or(&zeros));
+                    continue;
+                };
                 load_row(&self.x, [0, t, u % self.x.dims[2].max(1)], activations);
                 for row in block * UNIT..((block + 1) * UNIT).min(n) {
                     load_row(&self.w, [0, expert, row], weights);

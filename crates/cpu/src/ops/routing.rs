@@ -122,6 +122,7 @@ impl Kernel for WeightsKernel {
             for token in units {
                 for (u, weight) in weights.iter_mut().enumerate() {
                     let id = expert(&self.ids, token, u, self.probabilities.cols())?;
+                    let id = id.ok_or_else(|| format!("token {token} has no expert {u}"))?;
                     self.probabilities.load(token, id, std::slice::from_mut(weight));
                 }
                 if softmax {
@@ -143,6 +144,8 @@ impl Kernel for WeightsKernel {
 fn divide_by(weights: &mut [f32], sum: f32) {
     weights.iter_mut().for_each(|weight| *weight /= sum);
 }
+
+const NOT_DENSE: &str = "its rows are not dense";
 
 struct AddIdKernel {
     isa: Isa,
@@ -183,14 +186,18 @@ impl Kernel for AddIdKernel {
         let (first, count) = (columns.start, columns.len());
         for row in rows {
             let [_, token, u] = self.out.place(row);
-            let id = expert(&self.ids, token, u, self.biases.dims[2])?;
-            let (Some(x), Some(bias), Some(out)) = (
+            let (Some(x), Some(out)) = (
                 self.x.floats_at(self.x.place(row), first, count),
-                self.biases.floats_at([0, 0, id], first, count),
                 self.out.floats_at(self.out.place(row), first, count),
             ) else {
-                return Err("its rows are not dense".into());
+                return Err(NOT_DENSE.into());
             };
+            let Some(id) = expert(&self.ids, token, u, self.biases.dims[2])? else {
+                // SAFETY: both have `count` elements there, and are the same ones or do not overlap.
+                unsafe { std::ptr::copy(x, out, count) };
+                continue;
+            };
+            let bias = self.biases.floats_at([0, 0, id], first, count).ok_or(NOT_DENSE)?;
             // SAFETY: all three have `count` elements there; compilation has checked that the result is exactly in place of
             // `x` or does not overlap an input.
             unsafe { vec::zip_raw(self.isa, Zip::Add, x, bias, out, count) };

@@ -99,7 +99,7 @@ pub enum Op {
     /// attention.
     MulMat,
     /// Matrix multiplication with selected experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t,
-    /// u, n]`.
+    /// u, n]`. An id of −1 is an expert that another node computes: its row is 0.
     MulMatId,
     /// The experts of each token: scores `[t, e]` → ids `[t, used]` (i32), those with the largest scores, largest first
     /// (of equal ones the first). With groups, only the experts of the best groups count; the score of a group is the sum
@@ -107,7 +107,8 @@ pub enum Op {
     SelectExperts(SelectExperts),
     /// The weights of the selected experts. Inputs: probabilities `[t, e]`, ids `[t, u]` (i32) → `[t, u]`.
     ExpertWeights(ExpertWeights),
-    /// Adds to each row the bias of its expert. Inputs: `x [t, u, n]`, biases `[e, n]`, ids `[t, u]` (i32).
+    /// Adds to each row the bias of its expert. Inputs: `x [t, u, n]`, biases `[e, n]`, ids `[t, u]` (i32). With an id of
+    /// −1, nothing is added.
     AddId,
     /// The weighted sum of the experts' results. Inputs: `x [t, u, n]`, weights `[t, u]` → `[t, n]`.
     SumExperts,

@@ -3,7 +3,7 @@
 use quadriga_graph::{ExpertWeights, Order, SelectExperts};
 
 use super::reduce::sorted;
-use super::rows::checked_id;
+use super::rows::{checked_expert, checked_id};
 use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
@@ -70,7 +70,8 @@ pub(super) fn add_id(
 ) -> Result<(), EvalError> {
     let experts = biases.dims()[2];
     out.each_row(|[b, t, u]| {
-        let bias = biases.row([0, 0, checked_id(ids, [0, 0, t], u, experts)?])?;
+        let Some(expert) = checked_expert(ids, t, u, experts)? else { return x.row([b, t, u]) };
+        let bias = biases.row([0, 0, expert])?;
         Ok(x.row([b, t, u])?.iter().zip(bias).map(|(x, b)| x + b).collect())
     })
 }

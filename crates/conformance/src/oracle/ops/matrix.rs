@@ -1,6 +1,6 @@
 //! Matrix multiplication.
 
-use super::rows::checked_id;
+use super::rows::checked_expert;
 use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
@@ -43,7 +43,7 @@ pub(super) fn mul_mat_id(
 ) -> Result<(), EvalError> {
     let [_, experts, rows, _] = w.dims();
     out.each_row(|[_, t, u]| {
-        let expert = checked_id(ids, [0, 0, t], u, experts)?;
+        let Some(expert) = checked_expert(ids, t, u, experts)? else { return Ok(vec![0.0; rows]) };
         let input = x.repeated_row([0, t, u])?;
         (0..rows).map(|n| Ok(dot(&w.row([0, expert, n])?, &input))).collect()
     })

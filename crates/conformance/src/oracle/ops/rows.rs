@@ -16,6 +16,17 @@ pub(super) fn checked_id(
     usize::try_from(id).ok().filter(|id| *id < count).ok_or(error)
 }
 
+/// The expert in slot `u` of token `t`; `None` for −1.
+pub(super) fn checked_expert(
+    ids: &View<'_>,
+    t: usize,
+    u: usize,
+    experts: usize,
+) -> Result<Option<usize>, EvalError> {
+    let is_absent = ids.int_row([0, 0, t])?.get(u) == Some(&-1);
+    if is_absent { Ok(None) } else { checked_id(ids, [0, 0, t], u, experts).map(Some) }
+}
+
 pub(super) fn get_rows(x: &View<'_>, ids: &View<'_>, out: &mut ViewMut<'_>) -> Result<(), EvalError> {
     let count = x.dims()[2];
     out.each_row(|[b, h, t]| x.row([b, h, checked_id(ids, [0, b, h], t, count)?]))

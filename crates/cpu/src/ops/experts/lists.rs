@@ -8,25 +8,27 @@ use crate::view::TensorView;
 /// Rows sorted by expert, each expert's rows padded to a multiple of the activation format's row granularity.
 ///
 /// ```text
-/// ends    [experts]   one past the last place of each expert
+/// ends    [experts]   one past the last place of each expert; last, that of the rows without an expert
 /// gather  [places]    the row of the activations that goes to each place, or none
 /// scatter [places]    the row of the result that comes from each place, or none
 /// ```
 pub(super) struct ExpertLists {
     block: HostBlock,
-    experts: usize,
+    /// The lists: one for each expert, and one for rows without an expert.
+    lists: usize,
     places: usize,
 }
 
 impl ExpertLists {
     /// Lists of this many places for the rows of all experts.
     pub(super) fn new(experts: usize, places: usize) -> Result<ExpertLists, String> {
+        let lists = experts.checked_add(1).ok_or("too many experts")?;
         let bytes = places
             .checked_mul(2)
-            .and_then(|count| count.checked_add(experts)?.checked_mul(size_of::<u32>()))
+            .and_then(|count| count.checked_add(lists)?.checked_mul(size_of::<u32>()))
             .ok_or("too many rows")?;
         let block = HostBlock::zeroed(bytes).map_err(|error| error.to_string())?;
-        Ok(ExpertLists { block, experts, places })
+        Ok(ExpertLists { block, lists, places })
     }
 
     /// Bytes of memory.
@@ -45,10 +47,10 @@ impl ExpertLists {
         // SAFETY: three parts of the block that do not overlap; no other thread uses them, as the caller promised.
         unsafe {
             (
-                std::slice::from_raw_parts_mut(self.part(0, self.experts), self.experts),
-                std::slice::from_raw_parts_mut(self.part(self.experts, self.places), self.places),
+                std::slice::from_raw_parts_mut(self.part(0, self.lists), self.lists),
+                std::slice::from_raw_parts_mut(self.part(self.lists, self.places), self.places),
                 std::slice::from_raw_parts_mut(
-                    self.part(self.experts + self.places, self.places),
+                    self.part(self.lists + self.places, self.places),
                     self.places,
                 ),
             )
@@ -61,9 +63,9 @@ impl ExpertLists {
         // SAFETY: as in `for_writing`, for reading.
         unsafe {
             (
-                std::slice::from_raw_parts(self.part(0, self.experts), self.experts),
-                std::slice::from_raw_parts(self.part(self.experts, self.places), self.places),
-                std::slice::from_raw_parts(self.part(self.experts + self.places, self.places), self.places),
+                std::slice::from_raw_parts(self.part(0, self.lists), self.lists),
+                std::slice::from_raw_parts(self.part(self.lists, self.places), self.places),
+                std::slice::from_raw_parts(self.part(self.lists + self.places, self.places), self.places),
             )
         }
     }
@@ -85,9 +87,12 @@ impl ExpertLists {
         gather.fill(NO_ROW);
         scatter.fill(NO_ROW);
         let [_, _, tokens, used] = ids.dims;
+        // Rows of experts that are not here come last.
+        let absent = self.lists - 1;
+        let list_of = |t, u| Ok::<usize, String>(expert(ids, t, u, absent)?.unwrap_or(absent));
         let pairs = || (0..tokens).flat_map(|t| (0..used).map(move |u| (t, u)));
         for (t, u) in pairs() {
-            if let Some(count) = ends.get_mut(expert(ids, t, u, self.experts)?) {
+            if let Some(count) = ends.get_mut(list_of(t, u)?) {
                 *count += 1;
             }
         }
@@ -99,11 +104,12 @@ impl ExpertLists {
             start += count.next_multiple_of(step as u32);
         }
         for (t, u) in pairs() {
-            let Some(end) = ends.get_mut(expert(ids, t, u, self.experts)?) else { continue };
+            let list = list_of(t, u)?;
+            let Some(end) = ends.get_mut(list) else { continue };
             let place = *end as usize;
             *end += 1;
             if let (Some(from), Some(to)) = (gather.get_mut(place), scatter.get_mut(place)) {
-                *from = row_of(t, u);
+                *from = if list == absent { NO_ROW } else { row_of(t, u) };
                 *to = (t * used + u) as u32;
             }
         }

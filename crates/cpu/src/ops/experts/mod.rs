@@ -24,13 +24,14 @@ use lists::ExpertLists;
 /// The most rows of one token that a thread keeps apart: one bit each.
 const MAX_SINGLE_ROWS: usize = u64::BITS as usize;
 
-/// The expert in slot `u` of token `t`, checked.
-pub(super) fn expert(ids: &TensorView, t: usize, u: usize, experts: usize) -> Result<usize, String> {
+/// The expert in slot `u` of token `t`, checked; `None` for −1, an expert that is not here.
+pub(super) fn expert(ids: &TensorView, t: usize, u: usize, experts: usize) -> Result<Option<usize>, String> {
     let id = ids.index([0, 0, t], u);
-    usize::try_from(id)
-        .ok()
-        .filter(|expert| *expert < experts)
-        .ok_or_else(|| format!("expert {id} of token {t} is outside 0..{experts}"))
+    let expert = usize::try_from(id).ok().filter(|expert| *expert < experts);
+    match expert {
+        None if id != -1 => Err(format!("expert {id} of token {t} is outside 0..{experts}")),
+        expert => Ok(expert),
+    }
 }
 
 /// The row of the activations for a token and expert slot. The strides of tokens and of slots are arbitrary: rows are

@@ -93,9 +93,9 @@ impl ExpertMatMul {
     }
 }
 
-/// Rows of activations, the rows of the result that they go to, and their expert.
+/// Rows of activations, the rows of the result that they go to, and their expert; none: their results are 0.
 struct ExpertRows<'a> {
-    expert: usize,
+    expert: Option<usize>,
     first: usize,
     scatter: &'a [u32],
 }
@@ -115,22 +115,30 @@ impl MatMulStep<ExpertMatMul> {
     ) -> Result<(), TeamError> {
         for (number, product) in self.matmuls.iter().enumerate() {
             let layout = &product.packed.layout;
-            let matrix = product.packed.matrix(rows.expert).map_err(TeamError::Data)?;
             let [count, columns] = product.extent();
+            let own_columns = groups.start * GROUP..(groups.end * GROUP).min(columns);
             // SAFETY: the result is a contiguous tensor of these rows in a buffer that the program holds for writing; each
             // of its rows belongs to one expert.
             let output = unsafe { Output::from_raw(product.out, count, columns, columns) };
-            let output = output.scatter(rows.scatter)?;
-            // SAFETY: the program holds the buffer of the weights, which are never written.
-            let packed = unsafe { matrix.bytes() };
-            let product = Matmul { layout, packed, output: &output, first_row: rows.first };
-            // SAFETY: promised by the caller.
-            unsafe { matmul::multiply_groups(worker, activations, &product, groups.clone(), follows)? };
-            let columns = groups.start * GROUP..(groups.end * GROUP).min(columns);
+            if let Some(expert) = rows.expert {
+                let matrix = product.packed.matrix(expert).map_err(TeamError::Data)?;
+                let output = output.scatter(rows.scatter)?;
+                // SAFETY: the program holds the buffer of the weights, which are never written.
+                let packed = unsafe { matrix.bytes() };
+                let product = Matmul { layout, packed, output: &output, first_row: rows.first };
+                // SAFETY: promised by the caller.
+                unsafe { matmul::multiply_groups(worker, activations, &product, groups.clone(), follows)? };
+            } else {
+                for row in rows.scatter.iter().filter(|row| (**row as usize) < count) {
+                    let first = product.out.wrapping_add(*row as usize * columns + own_columns.start);
+                    // SAFETY: these columns of a row of the result, which this unit alone writes.
+                    unsafe { std::ptr::write_bytes(first, 0, own_columns.len()) };
+                }
+            }
             for (_, part) in self.epilogues.iter().filter(|(of, _)| *of == number) {
                 for row in rows.scatter.iter().filter(|row| (**row as usize) < count) {
                     let row = *row as usize;
-                    part.kernel.run_block(row..row + 1, columns.clone()).map_err(TeamError::Data)?;
+                    part.kernel.run_block(row..row + 1, own_columns.clone()).map_err(TeamError::Data)?;
                 }
             }
         }
@@ -147,7 +155,7 @@ impl MatMulStep<ExpertMatMul> {
             let (slot, chunk) = (unit / chunks, unit % chunks);
             let expert = expert(&first.ids, 0, slot, first.packed.count).map_err(TeamError::Data)?;
             let row = first.x_rows.row(0, slot) as usize;
-            if prepared >> row & 1 == 0 {
+            if expert.is_some() && prepared >> row & 1 == 0 {
                 prepared |= 1 << row;
                 // SAFETY: this thread's own memory; the row was written before the last barrier.
                 unsafe { activations.prepare_rows(row..row + 1, &first.x.input()) };
@@ -178,7 +186,7 @@ impl MatMulStep<ExpertMatMul> {
         // run execute this, and a barrier follows.
         unsafe { activations.prepare(worker, &first.x.input().gather(gather)?)? };
         worker.barrier()?;
-        let busy = ends.len().min(first.tokens * first.used).max(1);
+        let busy = first.packed.count.min(first.tokens * first.used).max(1);
         let average = (first.tokens * first.used).div_ceil(busy).max(2);
         let chunks = first.chunks(busy, average, worker.threads());
         worker.try_chunks(ends.len() * chunks, |unit| {
@@ -190,6 +198,7 @@ impl MatMulStep<ExpertMatMul> {
             let Some(scatter) = scatter.get(begin..end).filter(|scatter| !scatter.is_empty()) else {
                 return Ok(());
             };
+            let expert = (expert + 1 < ends.len()).then_some(expert);
             let rows = ExpertRows { expert, first: begin, scatter };
             // SAFETY: the barrier above separates this from the preparation; each unit writes its own columns of its own
             // rows.
