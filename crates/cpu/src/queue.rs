@@ -4,12 +4,14 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use quadriga_runtime::{BackendError, Event, Program, Queue, Region, check_range};
+use quadriga_graph::Tensor;
+use quadriga_runtime::{BackendError, Event, Layout, Program, Queue, Region, check_range};
 
 use crate::NAME;
 use crate::buffer;
 use crate::program::CpuProgram;
 use crate::state::BackendInner;
+use crate::weights;
 
 /// A queue that runs its work immediately.
 pub(crate) struct CpuQueue {
@@ -40,6 +42,19 @@ impl Queue for CpuQueue {
 
     fn copy(&mut self, from: &Region, to: &Region) -> Result<bool, BackendError> {
         buffer::copy(from, to)
+    }
+
+    fn load_slice(
+        &mut self,
+        weight: &Tensor,
+        layout: Layout,
+        index: usize,
+        from: &Region,
+        to: &Region,
+    ) -> Result<(), BackendError> {
+        let mut bytes = vec![0; from.bytes];
+        self.read(from, &mut bytes)?;
+        weights::load_slice(&self.inner, weight, layout, index, &bytes, to)
     }
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {

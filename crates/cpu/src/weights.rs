@@ -97,6 +97,39 @@ pub(crate) fn load(
     packed.map_err(|error| failed(error.to_string()))
 }
 
+/// Loads a slice of a weight along its first dimension.
+pub(crate) fn load_slice(
+    inner: &BackendInner,
+    weight: &Tensor,
+    layout: Layout,
+    index: usize,
+    data: &[u8],
+    to: &Region,
+) -> Result<(), BackendError> {
+    let count = weight.shape().dims().first().copied().unwrap_or(0).max(1);
+    let mismatch = |from, to| BackendError::SizeMismatch { backend: NAME.into(), from, to };
+    if data.len() != weight.bytes() / count || index >= count {
+        return Err(mismatch(data.len(), weight.bytes() / count));
+    }
+    let Layout::Packed(number) = layout else {
+        return to.buffer.write(to.offset + index * data.len(), data);
+    };
+    let failed =
+        |reason: String| BackendError::Failed { backend: NAME.into(), what: "packing a weight", reason };
+    let whole = PackedMatrices::numbered(weight, number).filter(|whole| whole.count.is_multiple_of(count));
+    let Some(whole) = whole else { return Err(failed("it cannot be packed in this way".into())) };
+    if to.bytes < whole.bytes {
+        return Err(mismatch(whole.bytes, to.bytes));
+    }
+    let slice = PackedMatrices { count: whole.count / count, bytes: whole.bytes / count, ..whole };
+    let Some(buffer) = HostBuffer::of(to) else {
+        return Err(BackendError::Foreign { backend: NAME.into(), what: "buffer" });
+    };
+    let first = to.offset + index * slice.bytes;
+    let packed = buffer.with_bytes_mut(first, slice.bytes, |out| pack(inner, &slice, data, out))?;
+    packed.map_err(|error| failed(error.to_string()))
+}
+
 /// An address to whose memory threads write disjoint parts.
 #[derive(Clone, Copy)]
 struct PackTarget(*mut u8);

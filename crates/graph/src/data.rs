@@ -40,6 +40,22 @@ impl Data {
         Some(Data { pieces: Pieces::One { owner: Arc::clone(owner), start: first + start }, len })
     }
 
+    /// The piece of these that has all of the bytes `start..start + len`, and where they begin in it. `None` if they are in
+    /// several pieces, or past the end.
+    pub fn piece(&self, start: usize, len: usize) -> Option<(&Data, usize)> {
+        let end = start.checked_add(len).filter(|end| *end <= self.len)?;
+        let Pieces::Joined(pieces) = &self.pieces else { return Some((self, start)) };
+        let mut first = 0;
+        for piece in pieces.iter() {
+            let next = first + piece.len();
+            if start < next || len == 0 {
+                return if end <= next { piece.piece(start - first, len) } else { None };
+            }
+            first = next;
+        }
+        None
+    }
+
     /// The bytes: those of joined data are copied. Empty if the owner's `as_ref` has become shorter since the handle was
     /// made.
     pub fn bytes(&self) -> Cow<'_, [u8]> {

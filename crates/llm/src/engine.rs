@@ -1,5 +1,7 @@
 //! Runs a model's graphs over its KV cache, for one or several sequences at once.
 
+mod expert_cache;
+mod experts;
 mod moves;
 mod options;
 mod recurrent;
@@ -12,6 +14,8 @@ use std::time::Instant;
 
 use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trace};
 
+pub use self::expert_cache::ExpertCacheUse;
+use self::experts::ExpertSlots;
 pub use self::options::{EngineOptions, WindowSavings};
 use self::recurrent::RecurrentRows;
 use self::run_ahead::Decode;
@@ -59,6 +63,8 @@ pub struct Engine {
     /// In models with recurrent layers.
     recurrent: Option<RecurrentRows>,
     windows: Windows,
+    /// Where devices have slots for experts of the host.
+    experts: Option<ExpertSlots>,
     /// Whether layers attend to all positions, whether some have a window, and whether those have a cache of their own.
     attends: [bool; 3],
     inputs: BatchInputs,
@@ -144,6 +150,7 @@ impl Engine {
             sequences,
             recurrent,
             windows,
+            experts: None,
             attends,
             inputs: BatchInputs::default(),
             logits: Vec::new(),
@@ -163,6 +170,7 @@ impl Engine {
                 engine.prepare(engine.options.shape(&engine.model, 1, 1, 1), progress)?;
             }
         }
+        engine.experts = ExpertSlots::new(&engine.model, &mut engine.session)?;
         Ok(engine)
     }
 
@@ -412,6 +420,7 @@ impl Engine {
         self.prepare(shape, &mut |_| {})?;
         self.session.set("tokens", self.inputs.tokens.as_slice())?;
         self.set_positions()?;
+        self.set_expert_tables(&shape)?;
         if rows > 0 && rows < batch.len() {
             self.session.set("rows", self.inputs.rows.as_slice())?;
         }
@@ -431,6 +440,7 @@ impl Engine {
                 }
             }
         }
+        self.observe_experts(&shape)?;
         Ok(shape)
     }
 

@@ -134,6 +134,15 @@ pub enum Error {
     )]
     NoClassificationHead,
 
+    /// An expert's part of a tensor is not in one piece.
+    #[error("{tensor}: the bytes of expert {expert} are not in one piece")]
+    Expert {
+        /// The slots that it should go to.
+        tensor: String,
+        /// The expert.
+        expert: usize,
+    },
+
     /// A recurrent state that is needed is not there any more.
     #[error("the recurrent state of sequence {sequence} is lost; truncate the sequence and feed it again")]
     StateLost {

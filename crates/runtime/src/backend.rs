@@ -258,6 +258,31 @@ pub trait Queue: Send {
     /// buffers of any backend, perhaps more. `false` if it cannot.
     fn copy(&mut self, from: &Region, to: &Region) -> Result<bool, BackendError>;
 
+    /// Writes a slice of a weight along its first dimension, whose bytes are in a region of this backend as a file has
+    /// them, to the weight's region in one of the backend's layouts. [default: plain weights only]
+    fn load_slice(
+        &mut self,
+        weight: &Tensor,
+        layout: Layout,
+        index: usize,
+        from: &Region,
+        to: &Region,
+    ) -> Result<(), BackendError> {
+        let reason = match layout {
+            Layout::Plain => {
+                let to = to.part(index.saturating_mul(from.bytes), from.bytes)?;
+                match self.copy(from, &to)? {
+                    true => return Ok(()),
+                    false => "it cannot copy within its memory",
+                }
+            }
+            Layout::Packed(_) => "it packs whole weights only",
+        };
+        let _ = weight;
+        let (backend, what) = (to.buffer.backend().to_owned(), "writing a slice of a weight");
+        Err(BackendError::Failed { backend, what, reason: reason.to_owned() })
+    }
+
     /// Runs a program that this backend compiled.
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError>;
 

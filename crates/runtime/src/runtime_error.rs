@@ -105,6 +105,16 @@ pub enum RuntimeError {
         /// The caller's bytes.
         found: usize,
     },
+    /// A slice of a weight does not exist.
+    #[error("{name} has {count} slices: there is no slice {index}")]
+    Slice {
+        /// The weight.
+        name: String,
+        /// The slice.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
     /// Another number of values was given.
     #[error("{name} has {expected} elements, not {found}")]
     WrongCount {

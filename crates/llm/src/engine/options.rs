@@ -28,6 +28,9 @@ pub struct EngineOptions {
     /// The number of [checkpoints](crate::Engine::checkpoint) of each sequence: states of earlier tokens, so that it can be
     /// truncated without computing it from its beginning. Models that can return to any earlier token have none.
     pub checkpoints: usize,
+    /// Slots for experts on devices, in all layers together: an expert in a slot is computed there, while the host computes
+    /// the others, and experts move into slots as they are used. 0: experts are computed where their tensors are.
+    pub expert_slots: usize,
     /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`](crate::Engine::hidden).
     pub hidden: bool,
     /// Whether the logits are computed; if not, only the hidden states are outputs.
@@ -59,6 +62,7 @@ impl Default for EngineOptions {
             cache_values: DType::F16,
             window_slots: 0,
             checkpoints: 4,
+            expert_slots: 0,
             hidden: false,
             logits: true,
             greedy: false,
@@ -71,6 +75,10 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// The largest number of checkpoints of a sequence.
 const MAX_CHECKPOINTS: usize = 1024;
+
+/// The largest batch whose experts are divided between slots and host: more tokens use nearly all experts of the host, whose
+/// tensors are streamed then.
+const MAX_DIVIDED_TOKENS: usize = 8;
 
 /// The smallest number of KV-cache slots that a graph attends over.
 const MIN_VISIBLE_SLOTS: usize = 512;
@@ -104,6 +112,8 @@ impl EngineOptions {
             return wrong("the number of checkpoints", self.checkpoints, "at most 1024");
         }
         self.check_cache_types(hyper)?;
+        let experts = hyper.layers.iter().filter_map(|layer| layer.experts);
+        self.expert_slots = self.expert_slots.min(experts.map(|experts| experts.count).sum());
         // An encoder computes a text as a whole, and several short ones at once.
         let most = self.context * self.sequences;
         self.batch = if hyper.encoder { self.batch.max(self.context) } else { self.batch.min(most) };
@@ -192,6 +202,7 @@ impl EngineOptions {
             state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
             cache_keys: self.cache_keys,
             cache_values: self.cache_values,
+            expert_slots: if tokens <= MAX_DIVIDED_TOKENS { self.expert_slots } else { 0 },
             hidden: self.hidden || !self.logits,
             logits: self.logits,
             argmax: self.logits && self.greedy && rows > 0,
@@ -227,7 +238,11 @@ impl EngineOptions {
 
     /// These options for a scheduler's backends: where all of them use host memory, logits need no copy.
     pub(super) fn on(mut self, scheduler: &Scheduler) -> EngineOptions {
-        self.greedy &= scheduler.backends().iter().any(|backend| !backend.memory().host);
+        let has_device = scheduler.backends().iter().any(|backend| !backend.memory().host);
+        self.greedy &= has_device;
+        if !has_device {
+            self.expert_slots = 0;
+        }
         self
     }
 }

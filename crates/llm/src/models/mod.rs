@@ -14,12 +14,15 @@
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output; of encoders with a classification head, the first of each text |
+//! | `expert_slots` | i32 `[layers, experts]` | with [`GraphShape::expert_slots`]: the slot of each expert, or −1 |
+//! | `experts_on_host` | i32 `[layers, experts]` | with them: the number of each expert that is in no slot, or −1 |
 //!
 //! | output | type, shape | meaning |
 //! |---|---|---|
 //! | `logits` | f32 `[m, vocabulary]` | the logits after each output token |
 //! | `hidden` | f32 `[m, width]` | with [`GraphShape::hidden`], and of encoders: the hidden state after the last layer |
 //! | `rank` | f32 `[m, k]` | of encoders with a classification head: its scores for the first token of each text |
+//! | `experts.N` | i32 `[n · used, 1]` | with [`GraphShape::expert_slots`]: the experts that layer N uses |
 //! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
 //! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
 
@@ -58,6 +61,7 @@ use quadriga_graph::{DType, Graph, GraphBuilder, layer_of};
 use self::architecture::Architecture;
 use self::builder::ModelBuilder;
 pub use self::builder::TensorSpec;
+pub(crate) use self::builder::{EXPERT_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
 use self::builder::is_recurrent_state;
 pub use self::tensor_list::tensors;
 use crate::hyperparameters::{Hyperparameters, Keys};
@@ -125,6 +129,9 @@ pub struct GraphShape {
     pub cache_keys: DType,
     /// The element type of the values in the KV cache.
     pub cache_values: DType,
+    /// Slots for experts that a device computes while the host computes the others, in all layers together; they are
+    /// spread evenly. With 0, experts are computed where their tensors are.
+    pub expert_slots: usize,
     /// Whether the hidden state after the last layer is an output, beside the logits.
     pub hidden: bool,
     /// Whether the logits are an output. Without them nor an argmax, hidden states must be.
@@ -178,6 +185,7 @@ impl GraphShape {
             window_cache: None,
             cache_keys: DType::F16,
             cache_values: DType::F16,
+            expert_slots: 0,
             hidden: false,
             logits: true,
             argmax: false,

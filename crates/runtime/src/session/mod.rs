@@ -35,12 +35,14 @@ mod plan_limits;
 mod prepared;
 #[expect(clippy::module_inception, reason = "the type that the folder is named after")]
 mod session;
+mod slice_uploads;
 mod snapshot;
 mod state;
 mod state_access;
 mod tensor;
 mod tensor_ref;
 mod transfer;
+mod upload;
 
 pub use debug::SessionDebug;
 pub use element::{Element, Values};
@@ -51,6 +53,7 @@ pub use pending_read::PendingRead;
 pub use plan_cache::PlanKey;
 pub use plan_limits::{PlanLimits, PlanUsage};
 pub use session::Session;
+pub use slice_uploads::{SliceUpload, WeightSlice};
 pub use state_access::StateInfo;
 pub use tensor::SessionTensor;
 pub use tensor_ref::TensorRef;

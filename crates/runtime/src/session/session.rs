@@ -12,6 +12,7 @@ use super::outputs::find;
 use super::pending_read::{PendingRead, PendingReads};
 use super::plan_cache::{PlanCache, PlanKey};
 use super::prepared::PreparedPlan;
+use super::slice_uploads::SliceUploads;
 use super::tensor_ref::TensorRef;
 use crate::allocation_lock::lock_allocation;
 use crate::schedule::{IntoGraph, Plan, Scheduler};
@@ -57,6 +58,7 @@ pub struct Session {
     /// The plan that work was queued for last, a run or not, unless everything was waited for since.
     pub(super) queued: Option<usize>,
     pub(super) reads: PendingReads,
+    pub(super) uploads: SliceUploads,
 }
 
 impl Plan {
@@ -96,6 +98,7 @@ impl Session {
             in_flight: None,
             queued: None,
             reads: PendingReads::new(),
+            uploads: SliceUploads::default(),
         })
     }
 
@@ -436,6 +439,7 @@ impl Session {
 impl Drop for Session {
     /// Waits for work that is in flight.
     fn drop(&mut self) {
+        self.uploads.finish();
         for lane in &mut self.lanes {
             let _ = lane.synchronize();
         }

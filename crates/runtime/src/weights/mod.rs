@@ -14,7 +14,7 @@ mod streaming_source;
 mod uses;
 
 pub(crate) use layout::{WeightRead, bytes_on, fitting, residency};
-pub(crate) use resident::{PlanWeights, unset};
+pub(crate) use resident::{PlanWeights, ResidentWeight, unset};
 pub use session_weights::Progress;
 pub(crate) use session_weights::SessionWeights;
 pub(crate) use store::{WeightStore, same_bytes};

@@ -7,7 +7,7 @@ use quadriga_graph::{Data, Op, Tensor, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
 use crate::memory::PlacedTensor;
-use crate::{Backend, BackendError, TensorPlace};
+use crate::{Backend, BackendError, Queue, Region, TensorPlace};
 
 /// A weight in the memory of one backend. Plans share it; the memory is freed with the last one that uses it.
 pub(crate) struct ResidentWeight {
@@ -105,6 +105,25 @@ impl ResidentWeight {
     pub(super) fn write(&self, backend: &dyn Backend, bytes: &[u8]) -> Result<(), BackendError> {
         let TensorPlace { region, layout } = &self.place;
         backend.load_weight(&self.tensor, *layout, bytes, region)?;
+        self.ready.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The number of its slices along the first dimension, and the bytes of each as a file has them.
+    pub(crate) fn slices(&self) -> (usize, usize) {
+        let count = self.tensor.shape().dims().first().copied().unwrap_or(0);
+        (count, self.tensor.bytes() / count.max(1))
+    }
+
+    /// Lets a queue of its backend replace a slice with bytes that a file would have, from a region of the backend.
+    pub(crate) fn write_slice(
+        &self,
+        queue: &mut dyn Queue,
+        index: usize,
+        from: &Region,
+    ) -> Result<(), BackendError> {
+        let TensorPlace { region, layout } = &self.place;
+        queue.load_slice(&self.tensor, *layout, index, from, region)?;
         self.ready.store(true, Ordering::Release);
         Ok(())
     }

@@ -307,6 +307,14 @@ impl SessionWeights {
         own.map(|(_, weight)| weight.tensor.bytes())
     }
 
+    /// The weight of this name that has no data, and its backend.
+    pub(crate) fn to_upload(&self, name: &str) -> Result<(usize, Arc<ResidentWeight>), RuntimeError> {
+        let own = self.own.iter().find(|((own, _), _)| own == name);
+        let unknown =
+            || RuntimeError::UnknownName { what: "weight without data", name: name.to_owned(), known: Vec::new() };
+        own.map(|((_, backend), weight)| (*backend, Arc::clone(weight))).ok_or_else(unknown)
+    }
+
     /// Sets the bytes of a weight without data, on every backend that holds it. After an error all have the earlier bytes;
     /// if those cannot be written, the weight counts as not set.
     pub(crate) fn set(

@@ -15,9 +15,24 @@ struct Route<'g> {
     weights: Value<'g>,
 }
 
+/// The matrices of a layer's experts, and which of them each token uses.
+#[derive(Clone, Copy)]
+struct ExpertMatrices<'g> {
+    /// The number of matrices.
+    count: usize,
+    /// Whether they are slots of a device, whose contents change, instead of the file's tensors.
+    slots: bool,
+    /// Numbers of matrices `[t, used]`; −1 for an expert that is not among them.
+    ids: Value<'g>,
+    route: Route<'g>,
+}
+
 impl<'g> LayerBuilder<'_, 'g> {
     /// The mixture of experts of normed rows `[t, width]`, which a router selects by rows of its own `[t, width]`; with the
     /// shared expert's result.
+    ///
+    /// With slots, experts that are in a slot are computed by its device, and the others by the processor that has the
+    /// file's tensors, at the same time: nothing before the last addition needs the results of both.
     pub(super) fn mixture(
         &self,
         experts: Experts,
@@ -25,11 +40,43 @@ impl<'g> LayerBuilder<'_, 'g> {
         x: Value<'g>,
         gate: Gate,
     ) -> Result<Value<'g>> {
-        let routed = self.routed(experts, x, self.route(experts, router)?, gate)?;
-        Ok(match self.shared_expert(experts, x, gate)? {
-            Some(shared) => routed.add(shared),
-            None => routed,
-        })
+        let route = self.route(experts, router)?;
+        let slots = self.model.expert_slots(self.index);
+        if slots == 0 {
+            let all = ExpertMatrices { count: experts.count, slots: false, ids: route.ids, route };
+            let routed = self.routed(experts, x, all, gate)?;
+            return Ok(match self.shared_expert(experts, x, gate)? {
+                Some(shared) => routed.add(shared),
+                None => routed,
+            });
+        }
+        let [resident, absent] = self.divide(experts, slots, route)?;
+        let host = self.routed(experts, x, absent, gate)?;
+        let mut device = self.routed(experts, x, resident, gate)?;
+        if let Some(shared) = self.shared_expert(experts, x, gate)? {
+            device = device.add(shared);
+        }
+        Ok(device.add(host))
+    }
+
+    /// The selected experts that are in slots, and those that are not.
+    fn divide(&self, experts: Experts, slots: usize, route: Route<'g>) -> Result<[ExpertMatrices<'g>; 2]> {
+        let g = self.model.g;
+        let _scope = g.scope(&self.name("ffn_experts"));
+        let (tokens, used, count) = (route.ids.shape().rows(), route.ids.shape().cols(), experts.count);
+        let look_up = |table: Value<'g>, ids: Value<'g>| table.reshape([count, 1]).get_rows(ids);
+        let row = |table: Value<'g>| table.slice(0, self.index, 1);
+        let (in_slots, on_host, numbers) = self.model.expert_tables(count);
+        let ids = route.ids.reshape([tokens * used]);
+        // The host has the numbers then, so that it knows what is used.
+        let seen = look_up(numbers, ids);
+        g.output(&format!("experts.{}", self.index), seen);
+        let absent = look_up(row(on_host), seen.reshape([tokens * used])).reshape([tokens, used]);
+        let resident = look_up(row(in_slots), ids).reshape([tokens, used]);
+        Ok([
+            ExpertMatrices { count: slots, slots: true, ids: resident, route },
+            ExpertMatrices { count, slots: false, ids: absent, route },
+        ])
     }
 
     /// Router logits → probabilities → the experts with the best scores, and their weights. A bias of the scores affects
@@ -54,19 +101,25 @@ impl<'g> LayerBuilder<'_, 'g> {
     }
 
     /// The weighted sum of the selected experts' results.
-    fn routed(&self, experts: Experts, x: Value<'g>, route: Route<'g>, gate: Gate) -> Result<Value<'g>> {
+    fn routed(
+        &self,
+        experts: Experts,
+        x: Value<'g>,
+        matrices: ExpertMatrices<'g>,
+        gate: Gate,
+    ) -> Result<Value<'g>> {
         let (tokens, width) = (x.shape().rows(), x.shape().cols());
         let x = x.reshape([tokens, 1, width]);
         let inner = if self.model.weights.has(&self.name("ffn_gate_up_exps.weight")) {
-            self.expert_linear("ffn_gate_up", experts.count, 2 * experts.width, x, route)?
+            self.expert_linear("ffn_gate_up", experts, 2 * experts.width, x, matrices)?
                 .gated_halves(gate, false)
         } else {
-            let gated = self.expert_linear("ffn_gate", experts.count, experts.width, x, route)?;
-            gated.gated(gate, self.expert_linear("ffn_up", experts.count, experts.width, x, route)?)
+            let gated = self.expert_linear("ffn_gate", experts, experts.width, x, matrices)?;
+            gated.gated(gate, self.expert_linear("ffn_up", experts, experts.width, x, matrices)?)
         };
-        let results = self.expert_linear("ffn_down", experts.count, width, inner, route)?;
+        let results = self.expert_linear("ffn_down", experts, width, inner, matrices)?;
         let _scope = self.model.g.scope(&self.name("ffn_experts"));
-        Ok(results.sum_experts(route.weights))
+        Ok(results.sum_experts(matrices.route.weights))
     }
 
     /// The product of each row `[t, used or 1, k]` with its expert's matrix, `[t, used, out]`, times the expert's scale and
@@ -74,23 +127,33 @@ impl<'g> LayerBuilder<'_, 'g> {
     fn expert_linear(
         &self,
         part: &str,
-        count: usize,
+        experts: Experts,
         out: usize,
         x: Value<'g>,
-        route: Route<'g>,
+        matrices: ExpertMatrices<'g>,
     ) -> Result<Value<'g>> {
         let name = self.name(&format!("{part}_exps"));
         let _scope = self.model.g.scope(&name);
-        let dims = [count, out, x.shape().cols()];
-        let matrices = self.model.weights.experts(&format!("blk.{}", self.index), part, dims)?;
-        let mut y = matrices.mul_mat_id(x, route.ids);
-        if let Some(scales) = self.model.weights.find_vector(&format!("{name}.scale"), count)? {
-            let (tokens, used) = (route.ids.shape().rows(), route.ids.shape().cols());
+        let ExpertMatrices { count: slots, slots: in_slots, ids, route } = matrices;
+        let (weights, count) = (&self.model.weights, experts.count);
+        let (layer, dims) = (format!("blk.{}", self.index), [count, out, x.shape().cols()]);
+        let stack = if in_slots {
+            weights.expert_slots(&layer, part, dims, slots)?
+        } else {
+            weights.experts(&layer, part, dims)?
+        };
+        let mut y = stack.mul_mat_id(x, ids);
+        if let Some(scales) = weights.find_vector(&format!("{name}.scale"), count)? {
+            let (tokens, used) = (ids.shape().rows(), ids.shape().cols());
             let scales = scales.reshape([count, 1]).get_rows(route.ids.reshape([tokens * used]));
             y = y.mul(scales.reshape([tokens, used, 1]));
         }
-        Ok(match self.model.weights.find_vectors(&format!("{name}.bias"), [count, out])? {
-            Some(biases) => y.add_id(biases, route.ids),
+        let biases = match in_slots {
+            true => weights.find_vector_slots(&format!("{name}.bias"), [count, out], slots)?,
+            false => weights.find_vectors(&format!("{name}.bias"), [count, out])?,
+        };
+        Ok(match biases {
+            Some(biases) => y.add_id(biases, ids),
             None => y,
         })
     }

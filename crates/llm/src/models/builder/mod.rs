@@ -21,10 +21,17 @@ pub use self::recorder::TensorSpec;
 pub(super) use self::recurrent::DeltaLayout;
 use self::recurrent::RecurrentInputs;
 pub(super) use self::recurrent::is_recurrent_state;
+pub(crate) use self::weights::SLOTS_SUFFIX;
 use self::weights::FileWeights;
 use super::GraphShape;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
+
+/// The input with the slot of each expert.
+pub(crate) const EXPERT_SLOTS: &str = "expert_slots";
+
+/// The input with the number of each expert that is in no slot.
+pub(crate) const EXPERTS_ON_HOST: &str = "experts_on_host";
 
 /// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
 pub(crate) struct ModelBuilder<'g> {
@@ -44,6 +51,8 @@ pub(crate) struct ModelBuilder<'g> {
     window_spans: Option<Value<'g>>,
     /// The pieces of recurrent states that are read and written. Absent where no layer has any.
     recurrent: Option<RecurrentInputs<'g>>,
+    /// Where experts are. Absent where no device has slots for some.
+    tables: OnceCell<[Value<'g>; 3]>,
     /// Absent when all tokens are outputs, or none.
     rows: Option<Value<'g>>,
     frequency_factors: Option<Value<'g>>,
@@ -100,6 +109,7 @@ impl<'g> ModelBuilder<'g> {
                 .then(|| g.input("window_slots", DType::I32, [n])),
             window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
             recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
+            tables: OnceCell::new(),
             rows: (!hyper.encoder && shape.rows > 0 && shape.rows < n)
                 .then(|| g.input("rows", DType::I32, [shape.rows])),
             frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
@@ -116,6 +126,31 @@ impl<'g> ModelBuilder<'g> {
     /// The KV-cache slot that each token is written to.
     fn slots(&self) -> Value<'g> {
         *self.slots.get_or_init(|| self.g.input("slots", DType::I32, [self.shape.tokens]))
+    }
+
+    /// The slots of a layer for experts that a device computes.
+    fn expert_slots(&self, layer: usize) -> usize {
+        let has_experts = |layer: &LayerShape| layer.experts.is_some();
+        let of_layer = self.hyper.layers.get(layer).filter(|layer| has_experts(layer));
+        let Some(experts) = of_layer.and_then(|layer| layer.experts) else { return 0 };
+        let layers = self.hyper.layers.iter().filter(|layer| has_experts(layer)).count();
+        let before = self.hyper.layers.iter().take(layer).filter(|layer| has_experts(layer)).count();
+        let first = |layer: usize| layer * self.shape.expert_slots / layers.max(1);
+        (first(before + 1) - first(before)).min(experts.count)
+    }
+
+    /// The slot of each expert `[layers, experts]`, or −1; the number of each that is in no slot; and the number of each.
+    fn expert_tables(&self, experts: usize) -> (Value<'g>, Value<'g>, Value<'g>) {
+        let [slots, host, numbers] = *self.tables.get_or_init(|| {
+            let dims = [self.hyper.layers.len(), experts];
+            let numbers: Vec<u8> = (0..experts as i32).flat_map(i32::to_le_bytes).collect();
+            [
+                self.g.input(EXPERT_SLOTS, DType::I32, dims),
+                self.g.input(EXPERTS_ON_HOST, DType::I32, dims),
+                self.g.constant("expert_numbers", DType::I32, [experts], numbers),
+            ]
+        });
+        (slots, host, numbers)
     }
 
     /// The embedded tokens `[n, width]`.

@@ -8,6 +8,14 @@ use quadriga_graph::{DType, Data, GraphBuilder, Shape, Value, Weight};
 use super::recorder::Recorder;
 use crate::{Error, Result};
 
+/// The name of the slots for slices of a tensor.
+pub(super) fn slots_of(tensor: &str) -> String {
+    format!("{tensor}{SLOTS_SUFFIX}")
+}
+
+/// What the names of slots end with, after the name of the tensor whose slices they hold.
+pub(crate) const SLOTS_SUFFIX: &str = ".slots";
+
 /// The tensors of a model file.
 pub(in crate::models) struct FileWeights<'g> {
     g: &'g GraphBuilder,
@@ -128,6 +136,37 @@ impl<'g> FileWeights<'g> {
         let data = first.data.is_some().then(|| Data::joined(matrices));
         let joined = FoundTensor { name: name.clone(), dims: dims.to_vec(), data, ..first };
         Ok(self.g.weight(&name, joined.weight()))
+    }
+
+    /// Slots `[slots, rows, columns]` for matrices of a layer's experts, which the engine fills with some of those that
+    /// [`FileWeights::experts`] has.
+    pub(super) fn expert_slots(
+        &self,
+        layer: &str,
+        part: &str,
+        [count, rows, columns]: [usize; 3],
+        slots: usize,
+    ) -> Result<Value<'g>> {
+        let name = format!("{layer}.{part}_exps.weight");
+        let dtype = match self.has(&name) {
+            true => self.tensor(&name, &[count, rows, columns])?.dtype,
+            false => self.tensor(&format!("{layer}.{part}.0.weight"), &[rows, columns])?.dtype,
+        };
+        Ok(self.g.weight(&slots_of(&name), Weight::new(dtype, [slots, rows, columns])))
+    }
+
+    /// Slots for vectors of experts, as [`FileWeights::expert_slots`], if the file has vectors.
+    pub(super) fn find_vector_slots(
+        &self,
+        name: &str,
+        [count, len]: [usize; 2],
+        slots: usize,
+    ) -> Result<Option<Value<'g>>> {
+        if !self.has(name) {
+            return Ok(None);
+        }
+        let dtype = self.f32_tensor(name, &[count, len])?.dtype;
+        Ok(Some(self.g.weight(&slots_of(name), Weight::new(dtype, [slots, len]))))
     }
 
     /// A vector for each of several experts `[count, len]`, if the file has them.

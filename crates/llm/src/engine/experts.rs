@@ -1,0 +1,150 @@
+//! The engine's expert cache: slots on devices for experts whose tensors the host has.
+//!
+//! An expert in a slot is computed by the slot's device while the host computes the others. What is used is observed after
+//! each batch, and experts are uploaded in the background: a batch never waits for one, the host computes it meanwhile.
+
+use quadriga_graph::{Data, TensorKind, layer_of};
+use quadriga_runtime::{Session, SliceUpload, WeightSlice};
+
+use super::Engine;
+use super::expert_cache::{ExpertCache, ExpertCacheUse, Move};
+use crate::models::{EXPERT_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
+use crate::{Error, Model, Result};
+
+/// The most experts that are uploaded in one step.
+const MOVES_PER_STEP: usize = 8;
+
+/// Slots, what they are filled from, and what is on its way.
+pub(super) struct ExpertSlots {
+    cache: ExpertCache,
+    /// For each layer, the tensors that have a slice for each expert.
+    layers: Vec<Vec<SlotTensor>>,
+    under_way: Vec<(SliceUpload, Move)>,
+    /// The tables and the experts that a layer used; kept to reuse their memory.
+    tables: [Vec<i32>; 2],
+    used: Vec<i32>,
+}
+
+/// A weight whose slices hold experts.
+struct SlotTensor {
+    name: String,
+    /// All experts, as the file has them.
+    data: Data,
+    bytes: usize,
+}
+
+impl ExpertSlots {
+    /// Finds the slots of the session's current graph and fills them; `None` if it has none.
+    pub(super) fn new(model: &Model, session: &mut Session) -> Result<Option<ExpertSlots>> {
+        let Some(plan) = session.plan() else { return Ok(None) };
+        let (graph, layers) = (plan.graph(), &model.hyperparameters().layers);
+        let experts = layers.iter().filter_map(|layer| layer.experts).map(|experts| experts.count).max();
+        let mut tensors: Vec<Vec<SlotTensor>> = layers.iter().map(|_| Vec::new()).collect();
+        let mut slots = vec![0; layers.len()];
+        for id in graph.of_kind(TensorKind::Weight) {
+            let name = graph.name(id);
+            let source = name.strip_suffix(SLOTS_SUFFIX).and_then(|source| graph.leaf(source));
+            let (Some(source), Some(layer)) = (source, layer_of(&name)) else { continue };
+            let (Some(data), Some(own), Some(count)) =
+                (graph.data(source), tensors.get_mut(layer), slots.get_mut(layer))
+            else {
+                continue;
+            };
+            *count = graph.get(id).and_then(|slots| slots.shape().dims().first().copied()).unwrap_or(0);
+            let all = graph.get(source).and_then(|all| all.shape().dims().first().copied()).unwrap_or(0);
+            own.push(SlotTensor { name, data: data.clone(), bytes: data.len() / all.max(1) });
+        }
+        let Some(experts) = experts.filter(|_| slots.iter().any(|count| *count > 0)) else { return Ok(None) };
+        let mut own = ExpertSlots {
+            cache: ExpertCache::new(&slots, experts),
+            layers: tensors,
+            under_way: Vec::new(),
+            tables: [Vec::new(), Vec::new()],
+            used: Vec::new(),
+        };
+        for step in own.cache.initial_moves() {
+            while !own.upload(session, step)? {
+                own.apply(session, true);
+            }
+        }
+        own.apply(session, true);
+        own.cache.usage = ExpertCacheUse { slots: own.cache.usage.slots, ..ExpertCacheUse::default() };
+        Ok(Some(own))
+    }
+
+    /// Starts an upload; `false` if as many as possible are under way.
+    fn upload(&mut self, session: &mut Session, step: Move) -> Result<bool> {
+        let tensors = self.layers.get(step.layer).map(Vec::as_slice).unwrap_or_default();
+        let mut slices = Vec::with_capacity(tensors.len());
+        let mut bytes = 0;
+        for tensor in tensors {
+            let start = step.expert * tensor.bytes;
+            let Some((data, start)) = tensor.data.piece(start, tensor.bytes) else {
+                return Err(Error::Expert { tensor: tensor.name.clone(), expert: step.expert });
+            };
+            let range = start..start + tensor.bytes;
+            slices.push(WeightSlice { weight: &tensor.name, index: step.slot, data, range });
+            bytes += tensor.bytes as u64;
+        }
+        let Some(upload) = session.upload(&slices)? else { return Ok(false) };
+        self.cache.begin(step);
+        self.cache.usage.uploads += 1;
+        self.cache.usage.bytes += bytes;
+        self.under_way.push((upload, step));
+        Ok(true)
+    }
+
+    /// Experts that have arrived are used from the next batch on.
+    fn apply(&mut self, session: &mut Session, all: bool) {
+        for (upload, result) in session.apply_uploads(all) {
+            if let Some(at) = self.under_way.iter().position(|(id, _)| *id == upload) {
+                let (_, step) = self.under_way.swap_remove(at);
+                // A failed one changed nothing that a table refers to; if the device is lost, the next batch says so.
+                self.cache.end(step, result.is_ok());
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// How the expert cache has served; `None` if there is none.
+    pub fn expert_cache(&self) -> Option<ExpertCacheUse> {
+        self.experts.as_ref().map(|experts| experts.cache.usage)
+    }
+
+    /// Sets the tables of a batch whose experts are divided between slots and host.
+    pub(super) fn set_expert_tables(&mut self, shape: &GraphShape) -> Result<()> {
+        let Some(experts) = self.experts.as_mut().filter(|_| shape.expert_slots > 0) else { return Ok(()) };
+        experts.apply(&mut self.session, false);
+        let [slots, on_host] = &mut experts.tables;
+        experts.cache.tables(slots, on_host);
+        self.session.set(EXPERT_SLOTS, slots.as_slice())?;
+        self.session.set(EXPERTS_ON_HOST, on_host.as_slice())?;
+        Ok(())
+    }
+
+    /// Notes which experts the batch uses, and starts to upload those that should be in a slot.
+    pub(super) fn observe_experts(&mut self, shape: &GraphShape) -> Result<()> {
+        let Some(experts) = self.experts.as_mut().filter(|_| shape.expert_slots > 0) else { return Ok(()) };
+        experts.cache.begin_step();
+        for (number, layer) in self.model.hyperparameters().layers.iter().enumerate() {
+            let has_slots = experts.layers.get(number).is_some_and(|tensors| !tensors.is_empty());
+            let Some(of_layer) = layer.experts.filter(|_| has_slots) else { continue };
+            // The last layer computes the output rows only.
+            let last = number + 1 == self.model.hyperparameters().layers.len();
+            let tokens = if last { shape.rows } else { shape.tokens };
+            if tokens == 0 {
+                continue;
+            }
+            experts.used.resize(tokens * of_layer.used, 0);
+            self.session.read_into(&*format!("experts.{number}"), &mut experts.used)?;
+            experts.cache.observe(number, &experts.used);
+        }
+        for step in experts.cache.moves(MOVES_PER_STEP) {
+            if !experts.upload(&mut self.session, step)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,228 @@
+//! Slices of weights that are copied to a device while it computes: experts of a mixture that move to it.
+//!
+//! An upload has a queue of its own and goes to staging memory, so that neither a run nor [`Session::wait`](crate::Session::wait) waits for it.
+//! Once it has arrived, the device writes it into the weight between two runs, in the order of its compute queue: no run
+//! sees half of a slice. Staging memory is used again as soon as the device has taken the bytes out of it.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use quadriga_graph::Data;
+
+use super::lane::Lane;
+use crate::weights::{ResidentWeight, SessionWeights};
+use crate::{Backend, BackendError, Buffer, Event, Queue, Region, RuntimeError, Usage};
+
+/// The most uploads that are under way at a time.
+const MAX_UPLOADS: usize = 8;
+
+/// Slices begin at multiples of this in staging memory.
+const SLICE_ALIGNMENT: usize = 256;
+
+/// New bytes for one slice of a weight along its first dimension.
+#[derive(Clone, Debug)]
+pub struct WeightSlice<'a> {
+    /// The name of the weight, which has no data of its own.
+    pub weight: &'a str,
+    /// Which slice.
+    pub index: usize,
+    /// What has the new bytes, as a file would have them.
+    pub data: &'a Data,
+    /// Where they are in it.
+    pub range: Range<usize>,
+}
+
+/// Identifies an upload of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SliceUpload(u64);
+
+/// All uploads of a session.
+#[derive(Default)]
+pub(crate) struct SliceUploads {
+    /// The number of uploads so far.
+    count: u64,
+    /// By backend: where uploads are enqueued.
+    queues: HashMap<usize, Box<dyn Queue>>,
+    under_way: VecDeque<Upload>,
+    /// Staging memory that is not in use.
+    free: Vec<Staging>,
+    /// What slices were taken from, by backend and address: locked for the device once.
+    sources: HashMap<(usize, usize, usize), (Data, Region)>,
+}
+
+/// An upload that is under way.
+struct Upload {
+    id: SliceUpload,
+    staging: Staging,
+    /// The bytes have arrived in staging memory.
+    arrived: Arc<dyn Event>,
+    parts: Vec<(Arc<ResidentWeight>, usize, Region)>,
+}
+
+struct Staging {
+    backend: usize,
+    buffer: Arc<dyn Buffer>,
+    /// The device has taken the bytes of the previous upload out of it.
+    taken: Arc<dyn Event>,
+}
+
+impl SliceUploads {
+    pub(super) fn start(
+        &mut self,
+        weights: &SessionWeights,
+        backends: &[Arc<dyn Backend>],
+        slices: &[WeightSlice<'_>],
+    ) -> Result<Option<SliceUpload>, RuntimeError> {
+        if self.under_way.len() >= MAX_UPLOADS || slices.is_empty() {
+            return Ok(None);
+        }
+        let mut found: Vec<(usize, Arc<ResidentWeight>)> = Vec::with_capacity(slices.len());
+        for slice in slices {
+            let (backend, weight) = weights.to_upload(slice.weight)?;
+            check(slice, &weight)?;
+            if found.first().is_some_and(|(first, _)| *first != backend) {
+                let expected = "on the backend of the other slices' weights";
+                return Err(RuntimeError::WrongKind { name: slice.weight.to_owned(), expected });
+            }
+            found.push((backend, weight));
+        }
+        let number = found.first().map_or(0, |(backend, _)| *backend);
+        let backend = backends.get(number).ok_or(RuntimeError::NoBackends)?;
+        let bytes = slices.iter().map(|slice| slice.range.len().next_multiple_of(SLICE_ALIGNMENT)).sum();
+        let staging = self.staging(number, backend, bytes).map_err(RuntimeError::device)?;
+        match self.enqueue(number, backend, &staging, slices, found) {
+            Ok((arrived, parts)) => {
+                self.count += 1;
+                let id = SliceUpload(self.count);
+                self.under_way.push_back(Upload { id, staging, arrived, parts });
+                Ok(Some(id))
+            }
+            Err(error) => {
+                self.reset(number);
+                Err(RuntimeError::device(error))
+            }
+        }
+    }
+
+    /// Staging memory of at least so many bytes.
+    fn staging(
+        &mut self,
+        number: usize,
+        backend: &Arc<dyn Backend>,
+        bytes: usize,
+    ) -> Result<Staging, BackendError> {
+        let fits = |staging: &Staging| staging.backend == number && staging.buffer.bytes() >= bytes;
+        if let Some(at) = self.free.iter().position(fits) {
+            return Ok(self.free.swap_remove(at));
+        }
+        let buffer = backend.allocate(bytes, Usage::Weights)?;
+        Ok(Staging { backend: number, buffer, taken: backend.event(false)? })
+    }
+
+    fn enqueue(
+        &mut self,
+        number: usize,
+        backend: &Arc<dyn Backend>,
+        staging: &Staging,
+        slices: &[WeightSlice<'_>],
+        weights: Vec<(usize, Arc<ResidentWeight>)>,
+    ) -> Result<(Arc<dyn Event>, Vec<(Arc<ResidentWeight>, usize, Region)>), BackendError> {
+        let queue = match self.queues.entry(number) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(backend.queue()?),
+        };
+        queue.wait(&*staging.taken)?;
+        let mut parts = Vec::with_capacity(slices.len());
+        let mut offset = 0;
+        for (slice, (_, weight)) in slices.iter().zip(weights) {
+            let WeightSlice { data, range, index, .. } = slice;
+            let to = Region::new(Arc::clone(&staging.buffer), offset, range.len())?;
+            offset += range.len().next_multiple_of(SLICE_ALIGNMENT);
+            let address = data.as_slice().map_or(0, |bytes| bytes.as_ptr().addr());
+            let source = match self.sources.entry((number, address, data.len())) {
+                Entry::Occupied(known) => Some(known.into_mut()),
+                Entry::Vacant(new) => match backend.map(data) {
+                    Some(buffer) => {
+                        let whole = Region::new(buffer, 0, data.len())?;
+                        Some(new.insert(((*data).clone(), whole)))
+                    }
+                    None => None,
+                },
+            };
+            let copied = match source {
+                Some((_, whole)) => queue.copy(&whole.part(range.start, range.len())?, &to)?,
+                None => false,
+            };
+            if !copied {
+                let bytes = data.bytes();
+                queue.write(&to, bytes.get(range.clone()).unwrap_or_default())?;
+            }
+            parts.push((weight, *index, to));
+        }
+        let arrived = backend.event(false)?;
+        queue.record(&*arrived)?;
+        Ok((arrived, parts))
+    }
+
+    pub(super) fn apply(&mut self, lanes: &mut [Lane], all: bool) -> Vec<(SliceUpload, Result<(), RuntimeError>)> {
+        let mut done = Vec::new();
+        while let Some(upload) = self.under_way.front() {
+            let arrived = if all { upload.arrived.wait().map(|()| true) } else { upload.arrived.is_done() };
+            if matches!(arrived, Ok(false)) {
+                break;
+            }
+            let Some(upload) = self.under_way.pop_front() else { break };
+            let (id, backend) = (upload.id, upload.staging.backend);
+            let written = arrived.and_then(|_| match lanes.get_mut(backend) {
+                Some(lane) => write(lane, &upload),
+                None => Ok(()),
+            });
+            if written.is_err() {
+                self.reset(backend);
+            } else {
+                self.free.push(upload.staging);
+            }
+            done.push((id, written.map_err(RuntimeError::device)));
+        }
+        done
+    }
+
+    /// After an error: takes the report out of the queue. What it was copying may still be written, so staging memory that
+    /// was in use is not used again.
+    fn reset(&mut self, backend: usize) {
+        if let Some(queue) = self.queues.get_mut(&backend) {
+            let _ = queue.synchronize();
+        }
+    }
+
+    /// Waits for everything that is under way, and forgets it.
+    pub(crate) fn finish(&mut self) {
+        self.queues.values_mut().for_each(|queue| drop(queue.synchronize()));
+        self.under_way.clear();
+    }
+}
+
+/// Lets a device write an upload into its weights, after all runs that were started.
+fn write(lane: &mut Lane, upload: &Upload) -> Result<(), BackendError> {
+    lane.compute.wait(&*upload.arrived)?;
+    for (weight, index, from) in &upload.parts {
+        weight.write_slice(&mut *lane.compute, *index, from)?;
+    }
+    lane.compute.record(&*upload.staging.taken)
+}
+
+/// An error unless the slice exists and the bytes are as many as it has.
+fn check(slice: &WeightSlice<'_>, weight: &ResidentWeight) -> Result<(), RuntimeError> {
+    let name = || slice.weight.to_owned();
+    let (count, expected) = weight.slices();
+    if slice.index >= count {
+        return Err(RuntimeError::Slice { name: name(), index: slice.index, count });
+    }
+    let found = if slice.range.end <= slice.data.len() { slice.range.len() } else { 0 };
+    if found != expected {
+        return Err(RuntimeError::WrongSize { name: name(), expected, found });
+    }
+    Ok(())
+}
