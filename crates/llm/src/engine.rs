@@ -269,6 +269,9 @@ impl Engine {
 
     /// Returns to the sequences before the latest batch or, in models that forget, to a prefix of them.
     fn roll_back(&mut self) {
+        if let Some(experts) = &mut self.experts {
+            experts.fail();
+        }
         for sequence in 0..self.options.sequences {
             self.truncate(sequence, self.sequences.before(sequence));
         }

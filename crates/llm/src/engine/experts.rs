@@ -20,6 +20,8 @@ pub(super) struct ExpertSlots {
     /// For each layer, the tensors that have a slice for each expert.
     layers: Vec<Vec<SlotTensor>>,
     under_way: Vec<(SliceUpload, Move)>,
+    /// Experts that arrived for the latest batch. If that fails, the device may have failed to write them.
+    fresh: Vec<Move>,
     /// The tables and the experts that a layer used; kept to reuse their memory.
     tables: [Vec<i32>; 2],
     used: Vec<i32>,
@@ -59,6 +61,7 @@ impl ExpertSlots {
             cache: ExpertCache::new(&slots, experts),
             layers: tensors,
             under_way: Vec::new(),
+            fresh: Vec::new(),
             tables: [Vec::new(), Vec::new()],
             used: Vec::new(),
         };
@@ -101,7 +104,18 @@ impl ExpertSlots {
                 let (_, step) = self.under_way.swap_remove(at);
                 // A failed one changed nothing that a table refers to; if the device is lost, the next batch says so.
                 self.cache.end(step, result.is_ok());
+                if result.is_ok() {
+                    self.fresh.push(step);
+                }
             }
+        }
+    }
+
+    /// The latest batch has failed.
+    pub(super) fn fail(&mut self) {
+        for step in std::mem::take(&mut self.fresh) {
+            self.cache.begin(step);
+            self.cache.end(step, false);
         }
     }
 }
@@ -115,6 +129,7 @@ impl Engine {
     /// Sets the tables of a batch whose experts are divided between slots and host.
     pub(super) fn set_expert_tables(&mut self, shape: &GraphShape) -> Result<()> {
         let Some(experts) = self.experts.as_mut().filter(|_| shape.expert_slots > 0) else { return Ok(()) };
+        experts.fresh.clear();
         experts.apply(&mut self.session, false);
         let [slots, on_host] = &mut experts.tables;
         experts.cache.tables(slots, on_host);

@@ -61,7 +61,7 @@ use quadriga_graph::{DType, Graph, GraphBuilder, layer_of};
 use self::architecture::Architecture;
 use self::builder::ModelBuilder;
 pub use self::builder::TensorSpec;
-pub(crate) use self::builder::{EXPERT_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
+pub(crate) use self::builder::{EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
 use self::builder::is_recurrent_state;
 pub use self::tensor_list::tensors;
 use crate::hyperparameters::{Hyperparameters, Keys};

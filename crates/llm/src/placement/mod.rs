@@ -28,6 +28,7 @@ pub use self::devices::{DeviceList, DeviceName, Devices};
 use self::overrides::Overrides;
 pub use self::overrides::TensorOverride;
 pub use self::rule::offload;
+use self::rule::with_expert_slots;
 pub use self::tensor_class::TensorClass;
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
@@ -163,12 +164,9 @@ fn scheduler(
     let mut scheduler = Scheduler::new(devices.backends());
     if accelerators > 0 {
         let layers = offload(model.hyperparameters(), count, accelerators);
-        scheduler = if overrides.is_empty() {
-            scheduler.place(layers)
-        } else {
-            let overrides = Arc::clone(overrides);
-            scheduler.place(move |name| overrides.get(name).or_else(|| layers(name)))
-        };
+        let overrides = Arc::clone(overrides);
+        let rule = move |name: &str| overrides.get(name).or_else(|| layers(name));
+        scheduler = scheduler.place(with_expert_slots(rule, accelerators));
     }
     for (accelerator, budget) in budgets.iter().enumerate() {
         if let Some(bytes) = budget {

@@ -129,10 +129,6 @@ impl Overrides {
         let whole = || self.backends.get(name.rsplit_once('.')?.0);
         self.backends.get(name).or_else(whole).copied()
     }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.backends.is_empty()
-    }
 }
 
 /// The name in the graph of the tensor of a single expert: `blk.0.ffn_up.3.weight` is a part of `blk.0.ffn_up_exps.weight`.

@@ -3,6 +3,7 @@
 use quadriga_graph::layer_of;
 
 use crate::hyperparameters::Hyperparameters;
+use crate::models::{EXPERT_NUMBERS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
 
 /// A rule for `Scheduler::place` that offloads `on_devices` of a model's layers to `accelerators` backends, which must
 /// come before the CPU in the scheduler's list.
@@ -56,6 +57,23 @@ fn offload_layers(
     }
 }
 
+/// A rule that also places the slots of an expert cache, and the tables that say what is in them: slots are on the
+/// accelerator of their layer's attention, or else on the first; what the host looks up is on the CPU.
+pub(super) fn with_expert_slots(
+    rule: impl Fn(&str) -> Option<usize> + Send + Sync + 'static,
+    accelerators: usize,
+) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
+    let cpu = accelerators;
+    move |name: &str| match (name.ends_with(SLOTS_SUFFIX), layer_of(name)) {
+        (true, Some(layer)) => {
+            let attention = rule(&format!("blk.{layer}.attn_norm.weight"));
+            Some(attention.filter(|device| *device < cpu).unwrap_or(0))
+        }
+        _ if name == EXPERTS_ON_HOST || name == EXPERT_NUMBERS => Some(cpu),
+        _ => rule(name),
+    }
+}
+
 /// The index of a layer among the offloaded ones, if it is one of them. The output matrix is one of the `on_devices`.
 fn offloaded_index(layers: usize, on_devices: usize, layer: usize) -> Option<usize> {
     let blocks = on_devices.saturating_sub(1).min(layers);
@@ -105,6 +123,17 @@ mod tests {
         let all = offload_layers(4, 5, 1);
         assert_eq!(all("token_embd.weight"), Some(0));
         assert_eq!(all("blk.0.attn_q.weight"), Some(0));
+    }
+
+    #[test]
+    fn slots_are_on_the_device_of_their_layer_and_what_the_host_looks_up_is_not() {
+        let rule = with_expert_slots(offload_layers(4, 3, 2), 2);
+        assert_eq!(rule("blk.1.ffn_up_exps.weight.slots"), Some(0));
+        assert_eq!(rule("blk.3.ffn_up_exps.bias.slots"), Some(0));
+        assert_eq!(rule("blk.0.ffn_up_exps.weight.slots"), Some(0), "its layer is on the CPU");
+        assert_eq!(rule("blk.0.ffn_up_exps.weight"), Some(2));
+        assert_eq!((rule("experts_on_host"), rule("expert_numbers")), (Some(2), Some(2)));
+        assert_eq!(rule("expert_slots"), None);
     }
 
     #[test]

@@ -33,6 +33,9 @@ pub(crate) const EXPERT_SLOTS: &str = "expert_slots";
 /// The input with the number of each expert that is in no slot.
 pub(crate) const EXPERTS_ON_HOST: &str = "experts_on_host";
 
+/// The constant with the number of each expert.
+pub(crate) const EXPERT_NUMBERS: &str = "expert_numbers";
+
 /// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
 pub(crate) struct ModelBuilder<'g> {
     g: &'g GraphBuilder,
@@ -147,7 +150,7 @@ impl<'g> ModelBuilder<'g> {
             [
                 self.g.input(EXPERT_SLOTS, DType::I32, dims),
                 self.g.input(EXPERTS_ON_HOST, DType::I32, dims),
-                self.g.constant("expert_numbers", DType::I32, [experts], numbers),
+                self.g.constant(EXPERT_NUMBERS, DType::I32, [experts], numbers),
             ]
         });
         (slots, host, numbers)

@@ -1,0 +1,127 @@
+//! Experts that are divided between the slots of a device and the host give the results of the host alone, whatever is in
+//! the slots and whenever an upload arrives or fails.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Recipe, distance, engine, logits_of};
+use quadriga_graph::DType;
+use quadriga_llm::placement::Devices;
+use quadriga_llm::{Engine, EngineOptions, GpuLayers, Placement};
+use quadriga_runtime::Backend;
+use quadriga_sim::{FaultPoint, Sim};
+
+fn options(expert_slots: usize) -> EngineOptions {
+    EngineOptions { batch: 16, context: 64, expert_slots, ..EngineOptions::default() }.cache(DType::F32)
+}
+
+fn cpu() -> Arc<quadriga_cpu::Backend> {
+    Arc::new(quadriga_cpu::Backend::builder().threads(2).build().unwrap())
+}
+
+/// An engine with all experts on the CPU, all else on a device, and slots there for some experts.
+fn divided(recipe: &Recipe, device: Arc<dyn Backend>, slots: usize) -> Engine {
+    let model = recipe.model();
+    let placement =
+        Placement { gpu_layers: GpuLayers::All, cpu_expert_layers: usize::MAX, ..Placement::default() };
+    let placed = placement.plan(&model, &Devices::new([device], cpu()).unwrap(), &options(slots)).unwrap();
+    Engine::new(model, &placed.scheduler, options(slots), &mut |_| {}).unwrap()
+}
+
+/// A prompt that is too long to be divided, a short one that is, then tokens one by one.
+fn run(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut rows = logits_of(engine, &tokens[..11]);
+    rows.extend(logits_of(engine, &tokens[11..15]));
+    for token in &tokens[15..] {
+        rows.extend(logits_of(engine, &[*token]));
+    }
+    rows
+}
+
+#[test]
+fn any_number_of_slots_gives_the_same_logits() {
+    for (name, recipe) in Recipe::with_experts() {
+        let tokens = recipe.tokens(20);
+        let wanted = run(&mut engine(recipe.model(), options(0)), &tokens);
+        for slots in [3, usize::MAX] {
+            let mut engine = divided(&recipe, Sim::new("sim:0").build(), slots);
+            let found = distance(&run(&mut engine, &tokens), &wanted);
+            assert!(found < 1e-4, "{name}, {slots} slots: off by {found:.2e}");
+            let usage = engine.expert_cache().expect("there are slots");
+            assert!(usage.slots > 0 && usage.slots <= slots as u64, "{name}: {usage:?}");
+            assert!(usage.lookups > 0, "{name}: {usage:?}");
+            if slots == usize::MAX {
+                assert_eq!((usage.hits, usage.uploads), (usage.lookups, 0), "{name}: {usage:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_device_or_without_experts_there_are_no_slots() {
+    let (_, recipe) = Recipe::with_experts().into_iter().next().unwrap();
+    assert!(engine(recipe.model(), options(4)).expert_cache().is_none());
+    let dense = Recipe::new("llama");
+    let tokens = dense.tokens(20);
+    let wanted = run(&mut engine(dense.model(), options(0)), &tokens);
+    let mut engine = divided(&dense, Sim::new("sim:0").build(), 4);
+    assert!(engine.expert_cache().is_none());
+    assert!(distance(&run(&mut engine, &tokens), &wanted) < 1e-4);
+}
+
+/// Repeats one token, so that the same experts are used again and again, until some have moved.
+fn settle(engine: &mut Engine, token: u32, steps: usize) -> Vec<Vec<f32>> {
+    (0..steps).flat_map(|_| logits_of(engine, &[token])).collect()
+}
+
+fn narrow() -> Recipe {
+    let (_, recipe) = Recipe::with_experts().into_iter().find(|(name, _)| *name == "stacked").unwrap();
+    recipe
+}
+
+#[test]
+fn experts_in_use_move_into_slots() {
+    let recipe = narrow();
+    // As many slots as a token uses experts: whatever they have at first is wrong for some token.
+    let mut moved = 0;
+    for token in recipe.tokens(3) {
+        let wanted = settle(&mut engine(recipe.model(), options(0)), token, 24);
+        let mut engine = divided(&recipe, Sim::new("sim:0").build(), 2 * recipe.layers);
+        let found = distance(&settle(&mut engine, token, 24), &wanted);
+        assert!(found < 1e-4, "token {token}: off by {found:.2e}");
+        let usage = engine.expert_cache().unwrap();
+        moved += usage.uploads;
+        assert_eq!(usage.bytes == 0, usage.uploads == 0, "{usage:?}");
+    }
+    assert!(moved > 0, "nothing moved");
+}
+
+#[test]
+fn a_fault_of_an_upload_loses_nothing() {
+    let recipe = narrow();
+    let token = recipe.tokens(8)[3];
+    let wanted = settle(&mut engine(recipe.model(), options(0)), token, 24);
+    let mut failed = 0;
+    for after in (0..60).step_by(4) {
+        let sim = Sim::new("sim:0").device();
+        let mut engine = divided(&recipe, Arc::clone(&sim) as _, 2 * recipe.layers);
+        let mut rows = settle(&mut engine, token, 4);
+        sim.fail(FaultPoint::Transfer, after);
+        while rows.len() < 24 {
+            let before = engine.len(0);
+            let result = engine.feed(&[token]);
+            if result.is_err() {
+                failed += 1;
+                sim.clear_faults();
+                assert_eq!(engine.len(0), before, "fault {after}: {:?}", result.err());
+                continue;
+            }
+            rows.push(engine.logits(0).to_vec());
+        }
+        let found = distance(&rows, &wanted);
+        assert!(found < 1e-4, "fault {after}: off by {found:.2e}");
+    }
+    assert!(failed > 0, "no fault was seen");
+}
