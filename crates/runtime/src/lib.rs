@@ -67,7 +67,11 @@ pub use schedule::{
     StorageLine, StorageUse, WeightStreaming, check_schedule,
 };
 pub use schedule_error::ScheduleError;
-pub use session::{Element, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits, PlanUsage, Session, SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo, TensorInfo, TensorRef, Values, WeightSlice};
+pub use session::{
+    Element, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits, PlanUsage, Session,
+    SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo, TensorInfo, TensorRef, Values,
+    WeightSlice,
+};
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};
 pub use weights::Progress;

@@ -108,7 +108,8 @@ fn wrong_slices_are_refused_by_name() {
     assert!(matches!(error, RuntimeError::WrongSize { .. }), "{error}");
     let error = upload("v", 0, 0..slice).unwrap_err();
     assert!(error.to_string().contains('v'), "{error}");
-    let mut with_data = session(backend, Weight::with_data(DType::F32, [EXPERTS, ROWS, COLUMNS], data.clone()));
+    let mut with_data =
+        session(backend, Weight::with_data(DType::F32, [EXPERTS, ROWS, COLUMNS], data.clone()));
     let one = WeightSlice { weight: "w", index: 0, data: &data, range: 0..slice };
     assert!(with_data.upload(&[one]).is_err(), "a weight with data is not changed");
 }

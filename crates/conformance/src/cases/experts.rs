@@ -125,7 +125,8 @@ fn feed_forward(
             None => (ids, experts),
             Some(here) => {
                 // Every other expert is in a slot, from the last one down, as far as there are slots.
-                let slot = |expert: usize| here.checked_sub(1 + expert / 2).filter(|_| expert.is_multiple_of(2));
+                let slot =
+                    |expert: usize| here.checked_sub(1 + expert / 2).filter(|_| expert.is_multiple_of(2));
                 let table = (0..experts).map(|expert| slot(expert).map_or(-1, |slot| slot as i32)).collect();
                 let table = s.table(table);
                 (table.get_rows(ids.reshape([tokens * used])).reshape([tokens, used]), here)

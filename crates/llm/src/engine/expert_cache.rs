@@ -149,7 +149,8 @@ impl ExpertCache {
     pub(super) fn observe(&mut self, number: usize, experts: &[i32]) {
         let Some(layer) = self.layers.get_mut(number) else { return };
         for expert in experts.iter().filter_map(|expert| usize::try_from(*expert).ok()) {
-            let (Some(slot), Some(used_at)) = (layer.slot_of.get(expert), layer.used_at.get_mut(expert)) else {
+            let (Some(slot), Some(used_at)) = (layer.slot_of.get(expert), layer.used_at.get_mut(expert))
+            else {
                 continue;
             };
             *used_at = self.step;
@@ -173,9 +174,7 @@ impl ExpertCache {
             return Vec::new();
         }
         (self.usage.lookups, self.usage.hits) = (self.usage.lookups + lookups, self.usage.hits + hits);
-        let mix = |average: f64, now: u64| {
-            average + SMOOTHING * (now as f64 / lookups as f64 - average)
-        };
+        let mix = |average: f64, now: u64| average + SMOOTHING * (now as f64 / lookups as f64 - average);
         (self.hits, self.possible) = (mix(self.hits, hits), mix(self.possible, possible));
         // Of two independent shares near one half: more than that of these two.
         let deviation = (0.5 / lookups as f64 * SMOOTHING / (2.0 - SMOOTHING)).sqrt();

@@ -166,7 +166,11 @@ impl SliceUploads {
         Ok((arrived, parts))
     }
 
-    pub(super) fn apply(&mut self, lanes: &mut [Lane], all: bool) -> Vec<(SliceUpload, Result<(), RuntimeError>)> {
+    pub(super) fn apply(
+        &mut self,
+        lanes: &mut [Lane],
+        all: bool,
+    ) -> Vec<(SliceUpload, Result<(), RuntimeError>)> {
         let mut done = Vec::new();
         while let Some(upload) = self.under_way.front() {
             let arrived = if all { upload.arrived.wait().map(|()| true) } else { upload.arrived.is_done() };

@@ -310,8 +310,11 @@ impl SessionWeights {
     /// The weight of this name that has no data, and its backend.
     pub(crate) fn to_upload(&self, name: &str) -> Result<(usize, Arc<ResidentWeight>), RuntimeError> {
         let own = self.own.iter().find(|((own, _), _)| own == name);
-        let unknown =
-            || RuntimeError::UnknownName { what: "weight without data", name: name.to_owned(), known: Vec::new() };
+        let unknown = || RuntimeError::UnknownName {
+            what: "weight without data",
+            name: name.to_owned(),
+            known: Vec::new(),
+        };
         own.map(|((_, backend), weight)| (*backend, Arc::clone(weight))).ok_or_else(unknown)
     }
 

@@ -49,10 +49,7 @@ impl ExpertLists {
             (
                 std::slice::from_raw_parts_mut(self.part(0, self.lists), self.lists),
                 std::slice::from_raw_parts_mut(self.part(self.lists, self.places), self.places),
-                std::slice::from_raw_parts_mut(
-                    self.part(self.lists + self.places, self.places),
-                    self.places,
-                ),
+                std::slice::from_raw_parts_mut(self.part(self.lists + self.places, self.places), self.places),
             )
         }
     }
