@@ -21,6 +21,7 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
     cache_keys: DType::F32,
     cache_values: DType::F32,
     window_slots: 0,
+    expert_slots: 0,
     checkpoints: 0,
     hidden: true,
     logits: true,

@@ -17,6 +17,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_keys: DType::F32,
     cache_values: DType::F32,
     window_slots: 0,
+    expert_slots: 0,
     checkpoints: 2,
     hidden: false,
     logits: true,

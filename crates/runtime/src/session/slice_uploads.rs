@@ -58,7 +58,14 @@ struct Upload {
     staging: Staging,
     /// The bytes have arrived in staging memory.
     arrived: Arc<dyn Event>,
-    parts: Vec<(Arc<ResidentWeight>, usize, Region)>,
+    parts: Vec<Part>,
+}
+
+/// A slice of an upload, and where it is in staging memory.
+struct Part {
+    weight: Arc<ResidentWeight>,
+    index: usize,
+    staged: Region,
 }
 
 struct Staging {
@@ -128,7 +135,7 @@ impl SliceUploads {
         staging: &Staging,
         slices: &[WeightSlice<'_>],
         weights: Vec<(usize, Arc<ResidentWeight>)>,
-    ) -> Result<(Arc<dyn Event>, Vec<(Arc<ResidentWeight>, usize, Region)>), BackendError> {
+    ) -> Result<(Arc<dyn Event>, Vec<Part>), BackendError> {
         let queue = match self.queues.entry(number) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(backend.queue()?),
@@ -159,7 +166,7 @@ impl SliceUploads {
                 let bytes = data.bytes();
                 queue.write(&to, bytes.get(range.clone()).unwrap_or_default())?;
             }
-            parts.push((weight, *index, to));
+            parts.push(Part { weight, index: *index, staged: to });
         }
         let arrived = backend.event(false)?;
         queue.record(&*arrived)?;
@@ -211,8 +218,8 @@ impl SliceUploads {
 /// Lets a device write an upload into its weights, after all runs that were started.
 fn write(lane: &mut Lane, upload: &Upload) -> Result<(), BackendError> {
     lane.compute.wait(&*upload.arrived)?;
-    for (weight, index, from) in &upload.parts {
-        weight.write_slice(&mut *lane.compute, *index, from)?;
+    for Part { weight, index, staged } in &upload.parts {
+        weight.write_slice(&mut *lane.compute, *index, staged)?;
     }
     lane.compute.record(&*upload.staging.taken)
 }
