@@ -10,6 +10,7 @@ use quadriga_graph::DType;
 use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{Plan, Progress, Scheduler};
+use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
 use crate::llama_options::LlamaOptions;
@@ -238,13 +239,26 @@ impl ModelOptions {
         opening: Duration,
         options: &EngineOptions,
     ) -> Outcome<Prepared> {
+        let hyper = model.hyperparameters();
+        if hyper.encoder && self.context > hyper.context {
+            return Err(Failure::Usage(format!(
+                "-c {}: the encoder was trained with texts of up to {}",
+                self.context,
+                plural(hyper.context, "token", "tokens")
+            )));
+        }
+        if self.cache_type_v.is_some() && hyper.has_latent_cache() && !self.quiet {
+            note!(
+                "quadriga: -ctv has no effect: latent attention caches one vector for keys and values, of the type of -ctk"
+            );
+        }
         let (started, placement) = (Instant::now(), self.placement.placement()?);
         let devices = backends::open(&self.device, self.threads, self.quiet)?;
         let (PlacedModel { scheduler, forecast, unmatched, .. }, options) =
             placement.plan_with_context(&model, &devices, options)?;
         if !self.quiet {
             let trained = model.hyperparameters().context;
-            if options.context > trained {
+            if options.context > trained && !model.hyperparameters().encoder {
                 let context = match self.context {
                     0 => format!("a context of {} tokens", options.context),
                     context => format!("-c {context}"),
@@ -351,14 +365,17 @@ impl Prepared {
             .map(|bytes| {
                 let mapped = match bytes.mapped {
                     0 => String::new(),
-                    mapped => format!(" and {} memory-mapped", size::text(mapped)),
+                    mapped => format!(", and {} of weights in the mapped file", size::text(mapped)),
+                };
+                let cache = match bytes.state {
+                    0 => String::new(),
+                    state => format!("KV cache {}, ", size::text(state)),
                 };
                 format!(
-                    "{} {} (weights {}{mapped}, KV cache {}, compute {})",
+                    "{} {} (weights {}, {cache}compute {}){mapped}",
                     bytes.backend,
                     size::text(bytes.total()),
                     size::text(bytes.weights),
-                    size::text(bytes.state),
                     size::text(bytes.compute + bytes.work)
                 )
             })

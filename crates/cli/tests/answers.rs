@@ -103,7 +103,7 @@ fn options_of_llama_cpp_are_understood() {
     };
     assert_eq!((prompt_tokens(&[]), prompt_tokens(&["--escape"])), (6.into(), 5.into()));
     let batch = output(&mut fixture.command("plan", &["-ub", "32", "-b", "64"])).success().out;
-    assert!(batch.contains("batch 32,"), "{batch}");
+    assert!(batch.contains("a prompt batch of 32 tokens"), "{batch}");
     let cache = |flags: &[&str]| -> Value {
         let output = output(fixture.command("run", &["-n", "1", "--json"]).args(flags).arg("hi")).success();
         serde_json::from_str::<Value>(&output.out).unwrap()["backends"][0]["state"].clone()
@@ -161,7 +161,8 @@ fn the_memory_of_a_device_adds_up() {
         let unit = 1024f64.powi(power as i32);
         (number * unit, 0.05 * unit)
     };
-    let (total, parts) = line.trim_end_matches(')').split_once(" (").unwrap();
+    let (total, parts) = line.split_once(')').unwrap().0.split_once(" (").unwrap();
+    assert!(line.ends_with(" of weights in the mapped file"), "{line}");
     let part = |name: &str| {
         let text = parts.split(", ").find_map(|part| part.strip_prefix(name));
         bytes(text.unwrap_or_else(|| panic!("{name}: {line}")))
@@ -223,10 +224,13 @@ fn the_context_is_what_the_model_was_trained_with() {
         let plan = output(&mut fixture.command("plan", flags)).success();
         (plan.out.lines().next().unwrap().to_owned(), plan.err)
     };
-    assert_eq!(context(&[]).0, "context 20000, batch 512, KV cache F16");
-    assert_eq!(context(&["-c", "3000"]), ("context 3000, batch 512, KV cache F16".to_owned(), String::new()));
+    assert_eq!(context(&[]).0, "context 20000, KV cache F16, planned for a prompt batch of 512 tokens");
+    assert_eq!(
+        context(&["-c", "3000"]),
+        ("context 3000, KV cache F16, planned for a prompt batch of 512 tokens".to_owned(), String::new())
+    );
     let (first, warning) = context(&["-c", "30000"]);
-    assert_eq!(first, "context 30000, batch 512, KV cache F16");
+    assert_eq!(first, "context 30000, KV cache F16, planned for a prompt batch of 512 tokens");
     assert!(
         warning.contains("-c 30000 is past the 20000 tokens that the model was trained with"),
         "{warning}"

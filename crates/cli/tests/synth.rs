@@ -43,10 +43,15 @@ fn a_type_that_rows_do_not_fit_is_replaced_with_a_note() {
     let narrow = output(quadriga(["synth", "--type", "q4_k", "-o"]).arg(&path)).success();
     // Two layers of 7 matrices, embedding and output.
     let note = "quadriga: 16 matrices are written as Q5_0 instead of Q4_K, whose rows are whole blocks of 256 elements";
-    assert_eq!(narrow.err.trim_end(), note);
+    let lines: Vec<&str> = narrow.err.lines().collect();
+    assert_eq!(lines[0], note);
+    assert!(lines[1].starts_with("wrote ") && lines.len() == 2, "{narrow:?}");
+    for part in ["x.gguf: llama, 2 layers, 0.1 M parameters, Q5_0 and F32, ", " KiB"] {
+        assert!(lines[1].contains(part), "{part}: {narrow:?}");
+    }
     assert_eq!(File::open(&path).unwrap().tensor("blk.0.ffn_up.weight").unwrap().dtype(), DType::Q5_0);
     let wide = output(quadriga(["synth", "--type", "q4_k", "--width", "256", "-o"]).arg(&path)).success();
-    assert_eq!(wide.err, "");
+    assert_eq!(wide.err.lines().count(), 1, "{wide:?}");
     let nowhere = output(&mut quadriga(["synth", "-o", "no/such/folder/x.gguf"]));
     let nowhere = nowhere.failed(1, &["no/such/folder/x.gguf", "No such file"]);
     assert!(!nowhere.err.contains(".tmp"), "{nowhere:?}");
@@ -72,6 +77,45 @@ fn presets_have_the_shapes_they_are_named_after() {
     assert_eq!(file.tensor("blk.5.attn_q.weight").unwrap().shape().dims(), [1024, 640]);
     assert_eq!(file.tensor("blk.5.attn_k.weight").unwrap().shape().dims(), [256, 640]);
     assert_eq!(file.get::<u64>("gemma3.attention.sliding_window").unwrap(), 512);
+    assert_eq!(file.get::<u64>("gemma3.context_length").unwrap(), 32_768);
+    let flags =
+        ["--preset", "gpt-oss-20b", "--layers", "2", "--experts", "4", "--vocab", "300", "--no-vocab"];
+    let fixture = Fixture::new(&[&flags[..], &["--context", "2048"]].concat());
+    let file = File::open(&fixture.model).unwrap();
+    let dtype = |name: &str| file.tensor(name).unwrap().dtype();
+    assert_eq!(dtype("blk.0.ffn_up_exps.weight"), DType::MXFP4);
+    assert_eq!((dtype("blk.0.attn_q.weight"), dtype("blk.0.ffn_gate_inp.weight")), (DType::Q8_0, DType::F32));
+    assert_eq!(file.get::<u64>("gpt-oss.context_length").unwrap(), 2048);
+}
+
+#[test]
+fn presets_can_be_planned_without_a_file() {
+    let plan = |flags: &[&str]| {
+        let out = output(quadriga(["plan", "--json", "--device", "cpu"]).args(flags)).success().out;
+        let plan: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let bytes = |part: &str| plan["backends"][0][part].as_u64().unwrap();
+        (bytes("weights") + bytes("mapped"), bytes("state"))
+    };
+    let preset = plan(&["--preset", "135m", "--type", "q8_0", "-c", "512"]);
+    let fixture = Fixture::new(&["--preset", "135m", "--type", "q8_0", "--no-vocab"]);
+    assert_eq!(plan(&["-m", fixture.model.to_str().unwrap(), "-c", "512"]), preset);
+    // Far more than this machine has.
+    let (weights, _) = plan(&["--preset", "gpt-oss-120b", "-c", "1024", "-b", "16"]);
+    assert!((55 << 30..65 << 30).contains(&weights), "{weights}");
+    let text = output(&mut quadriga(["plan", "--preset", "7b", "-c", "512"])).success().out;
+    assert!(text.contains("context 512"), "{text}");
+    output(&mut quadriga(["plan", "--type", "q8_0"])).failed_usage();
+}
+
+#[test]
+fn experts_need_no_other_options() {
+    let fixture = Fixture::new(&["--arch", "llama", "--experts", "8"]);
+    let file = File::open(&fixture.model).unwrap();
+    assert_eq!(file.get::<u64>("llama.expert_used_count").unwrap(), 2);
+    output(&mut fixture.command("run", &["hello", "-n", "2", "-q"])).success();
+    let too_many = ["synth", "--arch", "llama", "--experts", "4", "--experts-used", "9", "-o"];
+    let failed = output(quadriga(too_many).arg(fixture.path("x.gguf"))).failed(2, &["--experts-used"]);
+    assert!(!failed.err.contains("llama.expert"), "{failed:?}");
 }
 
 #[test]

@@ -41,7 +41,10 @@ fn plan_prints_memory_splits_and_nodes() {
     let fixture = Fixture::new(&[]);
     let text = output(&mut fixture.command("plan", &["-c", "256", "-b", "32"])).success().out;
     assert!(
-        text.contains("context 256, batch 32") && text.contains("cpu") && text.contains("split 0"),
+        text.contains("context 256, ")
+            && text.contains("batch of 32 tokens")
+            && text.contains("cpu")
+            && text.contains("split 0"),
         "{text}"
     );
     let nodes = output(&mut fixture.command("plan", &["--nodes"])).success().out;
@@ -80,7 +83,7 @@ fn plan_prints_each_byte_count_once_and_says_what_is_streamed() {
     let flags = ["--device", "sim", "-ngl", "2", "-c", "256", "-b", "256"];
     let text = output(&mut fixture.command("plan", &flags)).success().out;
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "context 256, batch 256, KV cache F16");
+    assert_eq!(lines[0], "context 256, KV cache F16, planned for a prompt batch of 256 tokens");
     let columns: Vec<&str> =
         lines[2].split("  ").map(str::trim).filter(|column| !column.is_empty()).collect();
     assert_eq!(columns, ["device", "weights", "mmap", "KV cache", "compute", "total", "free"]);

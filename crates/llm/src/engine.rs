@@ -16,7 +16,7 @@ use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trac
 
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
-pub use self::options::{EngineOptions, WindowSavings};
+pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
 use self::recurrent::RecurrentRows;
 use self::run_ahead::Decode;
 use self::sequences::Sequences;

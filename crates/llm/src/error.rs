@@ -98,7 +98,7 @@ pub enum Error {
     },
 
     /// The context has no room for the tokens.
-    #[error("{wanted} tokens do not fit the context of {context} ({used} are used)")]
+    #[error("{}", context_full(*wanted, *used, *context))]
     ContextFull {
         /// Tokens to be added.
         wanted: usize,
@@ -122,7 +122,9 @@ pub enum Error {
     },
 
     /// An encoder is asked for text.
-    #[error("{architecture} is an encoder: it makes embeddings (quadriga embed, Embedder), no text")]
+    #[error(
+        "{architecture} is an encoder, which computes embeddings and generates no text: use `quadriga embed` (Embedder)"
+    )]
     Encoder {
         /// The architecture.
         architecture: &'static str,
@@ -284,6 +286,13 @@ pub enum Error {
     /// There is no cache folder for the default model.
     #[error("no cache folder: neither QUADRIGA_CACHE nor HOME is set")]
     NoCacheFolder,
+}
+
+fn context_full(wanted: usize, used: usize, context: usize) -> String {
+    match used {
+        0 => format!("{wanted} tokens are needed, but the context has only {context}"),
+        used => format!("{wanted} more tokens do not fit the context of {context}, of which {used} are used"),
+    }
 }
 
 /// A text from a file or template without control characters, which could change a terminal's state: as `\u{1b}`.

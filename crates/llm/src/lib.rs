@@ -53,7 +53,9 @@ pub mod tokenizer;
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;
 pub use embedder::{Embedder, EmbedderOptions, can_rank, cosine, cut_tokens, pair_tokens, text_tokens};
-pub use engine::{Batch, BatchObserver, BatchToken, Engine, EngineOptions, ExpertCacheUse, WindowSavings};
+pub use engine::{
+    Batch, BatchObserver, BatchToken, Engine, EngineOptions, ExpertCacheUse, RecurrentStates, WindowSavings,
+};
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
 pub use hyperparameters::{

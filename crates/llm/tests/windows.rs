@@ -216,3 +216,22 @@ fn greedy_decoding_on_a_device_does_not_run_ahead_over_a_full_window() {
         }
     }
 }
+
+/// Checkpoints that would take more than the window saves are given up one after the other, the window is not.
+#[test]
+fn checkpoints_are_reduced_before_the_window_is_given_up() {
+    let recipe = Recipe { window: Some(40), ..Recipe::new("llama") };
+    let model = recipe.model();
+    let resolved = |context: usize, checkpoints: usize| {
+        let options = EngineOptions { context, checkpoints, batch: 64, ..EngineOptions::default() };
+        let options = options.resolve(&model).unwrap();
+        (options.window_slots, options.checkpoints)
+    };
+    // 128 slots, and 39 rows for each checkpoint.
+    assert_eq!(resolved(128 + 4 * 39 + 1, 4), (128, 4));
+    assert_eq!(resolved(128 + 4 * 39, 4), (128, 2));
+    assert_eq!(resolved(128 + 2 * 39, 4), (128, 1));
+    assert_eq!(resolved(128 + 39, 4), (128 + 39, 0));
+    assert_eq!(resolved(128 + 3 * 39, 3), (128, 2));
+    assert_eq!(resolved(128 + 1, 0), (128, 0));
+}

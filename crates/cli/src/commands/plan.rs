@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use quadriga_graph::DType;
 use quadriga_llm::EngineOptions;
 use quadriga_runtime::{BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
@@ -10,6 +11,7 @@ use quadriga_view::{Limits, Picture, SplitPicture};
 
 use crate::atomic_file::AtomicFile;
 use crate::commands::plan_instance::{self, EffortLevel};
+use crate::commands::synth::{self, Preset};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::terminal::{self, Escaping};
@@ -23,6 +25,12 @@ pub(crate) struct PlanArgs {
     /// GGUF file, as with -m
     #[arg(value_name = "MODEL", conflicts_with_all = ["model", "instance"])]
     file: Option<PathBuf>,
+    /// Plan a known model shape without a file, as synth writes it
+    #[arg(long, value_enum, conflicts_with_all = ["model", "file", "instance"])]
+    preset: Option<Preset>,
+    /// Data type of the matrices of --preset
+    #[arg(long = "type", value_name = "TYPE", value_parser = synth::matrix_type, requires = "preset")]
+    dtype: Option<DType>,
     /// List every node with its device and the reason for it
     #[arg(long)]
     nodes: bool,
@@ -87,9 +95,12 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
             return Err(Failure::Usage(format!("{option} needs --instance FILE.csv, which it is for")));
         }
     }
-    let model = arguments.model.with_file(arguments.file.as_deref());
+    let folder =
+        tempfile::tempdir().map_err(|error| Failure::file("create", &std::env::temp_dir(), &error))?;
+    let outline = arguments.preset.map(|preset| synth::outline(preset, arguments.dtype, folder.path()));
+    let outline = outline.transpose()?;
+    let model = arguments.model.with_file(arguments.file.as_deref().or(outline.as_deref()));
     let prepared = model.prepare(&model.engine())?;
-    let options = &prepared.options;
     let plan = &prepared.forecast;
     if arguments.check {
         plan.check().map_err(|error| Failure::Message(format!("invalid plan: {error}")))?;
@@ -126,12 +137,9 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
         return Ok(());
     }
     let mut out = Escaping(out);
-    let types = cache_types(options);
-    writeln!(out, "context {}, batch {}, KV cache {types}", options.context, options.batch)?;
-    if let Some(windows) = options.window_savings(&prepared.model) {
-        let [own, full] = [windows.own, windows.full].map(size::text);
-        let layers = windows.layers;
-        writeln!(out, "sliding windows in {layers} layers: {own} of KV cache instead of {full}")?;
+    writeln!(out, "{}", about(&prepared))?;
+    for line in kept_states(&prepared) {
+        writeln!(out, "{line}")?;
     }
     writeln!(out)?;
     memory(&explanation, &mut out)?;
@@ -148,10 +156,46 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     Ok(())
 }
 
-/// The element types of the KV cache.
-fn cache_types(options: &EngineOptions) -> String {
-    let (keys, values) = (options.cache_keys, options.cache_values);
-    if keys == values { keys.to_string() } else { format!("{keys} keys, {values} values") }
+/// What the plan is for.
+fn about(prepared: &Prepared) -> String {
+    let EngineOptions { context, batch, cache_keys: keys, cache_values: values, .. } = &prepared.options;
+    let hyper = prepared.model.hyperparameters();
+    let batch = plural(*batch, "token", "tokens");
+    if hyper.encoder {
+        return format!(
+            "encoder without KV cache, texts of up to {context} tokens, planned for a batch of {batch}"
+        );
+    }
+    let types = match () {
+        () if hyper.has_latent_cache() => format!("{keys} (latent)"),
+        () if keys == values => keys.to_string(),
+        () => format!("{keys} keys and {values} values"),
+    };
+    format!("context {context}, KV cache {types}, planned for a prompt batch of {batch}")
+}
+
+/// Lines about layers that do not keep the whole context, and their checkpoints.
+fn kept_states(prepared: &Prepared) -> Vec<String> {
+    let (options, model) = (&prepared.options, &prepared.model);
+    let checkpoints = |bytes: u64| match options.checkpoints {
+        0 => String::new(),
+        count => {
+            let count = plural(count, "checkpoint", "checkpoints");
+            format!(", {} of it for {count} (--checkpoints)", size::text(bytes))
+        }
+    };
+    let windows = options.window_savings(model).map(|windows| {
+        let [own, full] = [windows.own, windows.full].map(size::text);
+        let layers = plural(windows.layers, "layer", "layers");
+        let kept = checkpoints(windows.checkpoints);
+        format!("sliding windows in {layers}: {own} of KV cache instead of {full}{kept}")
+    });
+    let recurrent = options.recurrent_states(model).map(|states| {
+        let layers = plural(states.layers, "layer", "layers");
+        let (bytes, kept) = (size::text(states.bytes), checkpoints(states.checkpoints));
+        format!("recurrent states of {layers}: {bytes} whatever the context{kept}")
+    });
+    windows.into_iter().chain(recurrent).collect()
 }
 
 /// A picture of the plan with the speeds of the devices.
@@ -159,10 +203,7 @@ fn picture(model: &ModelOptions, prepared: &Prepared, explanation: Explanation) 
     let known = known_limits::load(model.cache_dir());
     let backends = prepared.forecast.backends();
     let limits: Vec<Limits> = backends.iter().map(|backend| Limits::of(&**backend, &known)).collect();
-    let EngineOptions { context, batch, .. } = &prepared.options;
-    let (batch, types) = (plural(*batch, "token", "tokens"), cache_types(&prepared.options));
-    let about = format!("batch of {batch}, context {context}, KV cache {types}");
-    Picture::new(prepared.title(), explanation).about(about).limits(&limits)
+    Picture::new(prepared.title(), explanation).about(about(prepared)).limits(&limits)
 }
 
 /// Prints a table of each device's memory.

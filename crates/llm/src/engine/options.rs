@@ -26,7 +26,8 @@ pub struct EngineOptions {
     /// all of the context where that saves nothing; the context means all.
     pub window_slots: usize,
     /// The number of [checkpoints](crate::Engine::checkpoint) of each sequence: states of earlier tokens, so that it can be
-    /// truncated without computing it from its beginning. Models that can return to any earlier token have none.
+    /// truncated without computing it from its beginning. Models that can return to any earlier token have none. Where so
+    /// many would take more memory than sliding windows save, there are two or one.
     pub checkpoints: usize,
     /// Slots for experts on devices, in all layers together: an expert in a slot is computed there, while the host computes
     /// the others, and experts move into slots as they are used. 0: experts are computed where their tensors are.
@@ -50,6 +51,19 @@ pub struct WindowSavings {
     pub own: u64,
     /// Bytes that all of the context would take in them.
     pub full: u64,
+    /// The part of `own` that checkpoints take.
+    pub checkpoints: u64,
+}
+
+/// The states of recurrent layers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecurrentStates {
+    /// The number of these layers.
+    pub layers: usize,
+    /// Bytes of their states, with checkpoints.
+    pub bytes: u64,
+    /// The part of `bytes` that checkpoints take.
+    pub checkpoints: u64,
 }
 
 impl Default for EngineOptions {
@@ -146,7 +160,10 @@ impl EngineOptions {
         // A row of a head in the cache consists of whole blocks.
         for layer in hyper.layers.iter().filter(|layer| layer.attention) {
             let (keys, values) = (layer.key_length, layer.value_length);
-            for (dtype, length) in [(self.cache_keys, keys), (self.cache_values, values)] {
+            // The values of absorbed latent attention are a part of the rows of keys.
+            let own_values = if hyper.has_latent_cache() { keys } else { values };
+            let value_type = if hyper.has_latent_cache() { self.cache_keys } else { self.cache_values };
+            for (dtype, length) in [(self.cache_keys, keys), (value_type, own_values)] {
                 if !length.is_multiple_of(dtype.block_len()) {
                     return Err(Error::CacheBlocks { dtype, block: dtype.block_len(), keys, values });
                 }
@@ -167,9 +184,18 @@ impl EngineOptions {
         if self.window_slots == 0 {
             let slots =
                 window.saturating_add(self.batch.max(WINDOW_SLACK)).checked_next_multiple_of(WINDOW_SLACK);
-            let kept = (window - 1).saturating_mul(self.checkpoints);
-            let saves = slots.is_some_and(|slots| slots.saturating_add(kept) < full);
-            self.window_slots = slots.filter(|_| saves).unwrap_or(full);
+            let saves = |slots: usize, checkpoints: usize| {
+                slots.saturating_add((window - 1).saturating_mul(checkpoints)) < full
+            };
+            // Fewer checkpoints, rather than a full cache.
+            let choices = [self.checkpoints, 2, 1].into_iter().filter(|count| *count <= self.checkpoints);
+            let saving = slots.and_then(|slots| {
+                choices.into_iter().find(|count| saves(slots, *count)).map(|count| (slots, count))
+            });
+            self.window_slots = saving.map_or(full, |(slots, _)| slots);
+            if let Some((_, checkpoints)) = saving.filter(|_| hyper.recurrent.is_none()) {
+                self.checkpoints = checkpoints;
+            }
         }
         self.window_slots = self.window_slots.min(full);
         if self.window_slots < needed.min(full) {
@@ -233,7 +259,19 @@ impl EngineOptions {
             layers: windowed.count(),
             own: cache.rows as u64 * row,
             full: (self.context * self.sequences) as u64 * row,
+            checkpoints: (cache.rows - cache.slots) as u64 * row,
         })
+    }
+
+    /// What the states of recurrent layers take; `None` if there are none. The options must be resolved for the model.
+    pub fn recurrent_states(&self, model: &Model) -> Option<RecurrentStates> {
+        let hyper = model.hyperparameters();
+        let shape = hyper.recurrent.as_ref()?;
+        let layers = hyper.layers.iter().filter(|layer| !layer.attention).count();
+        let row = (layers * (shape.conv_state() + shape.delta_state()) * size_of::<f32>()) as u64;
+        let rows = RecurrentRows::count(self.sequences, self.checkpoints) as u64;
+        let checkpoints = (self.sequences * self.checkpoints) as u64 * row;
+        Some(RecurrentStates { layers, bytes: rows * row, checkpoints })
     }
 
     /// These options for a scheduler's backends: where all of them use host memory, logits need no copy.

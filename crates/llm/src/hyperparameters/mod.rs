@@ -141,6 +141,11 @@ impl Hyperparameters {
         !self.encoder && self.layers.iter().any(|layer| layer.attention && layer.window.is_none())
     }
 
+    /// Whether the KV cache has one vector for each token, of which keys and values are made: it has no values of its own.
+    pub fn has_latent_cache(&self) -> bool {
+        self.latent.is_some_and(|latent| latent.absorbed)
+    }
+
     /// The size of the sliding attention window of the layers that have one; `None` if none has.
     pub fn window(&self) -> Option<usize> {
         self.layers.iter().filter(|layer| layer.attention).find_map(|layer| layer.window)

@@ -136,12 +136,6 @@ impl Job {
         let hyper = model.hyperparameters();
         let trained = hyper.context;
         let limit = if options.context == 0 { trained } else { options.context };
-        if hyper.encoder && limit > trained {
-            return Err(Failure::Usage(format!(
-                "-c {limit}: the encoder was trained with texts of up to {}",
-                plural(trained, "token", "tokens")
-            )));
-        }
         if hyper.pooling.is_none() && !hyper.encoder && !options.quiet {
             note!(
                 "quadriga: this is not an embedding model: the hidden states of a model for text are used; embedding models such as bge or nomic-embed (-m FILE) do better"

@@ -1,20 +1,24 @@
 //! `quadriga synth`: writes a GGUF file of any shape and type with random weights, for benchmarks and tests.
 
+mod outline;
 mod shapes;
 mod vocabulary;
 mod weights;
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
-use quadriga_gguf::{File, Writer};
+use clap::ValueEnum;
+use quadriga_gguf::{File, Summary, Writer};
 use quadriga_graph::DType;
-use quadriga_llm::models;
+use quadriga_llm::models::{self, TensorSpec};
 use quadriga_view::format::plural;
 
-use self::shapes::{KeyValue, Keys, Preset};
+pub(crate) use self::shapes::Preset;
+use self::shapes::{KeyValue, Keys};
 use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
-use crate::{interrupt, values};
+use crate::{interrupt, size, values};
 
 /// Arguments of `quadriga synth`.
 #[derive(clap::Args)]
@@ -52,12 +56,13 @@ pub(crate) struct SynthArgs {
     /// Number of experts that a token uses [default: 2]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     experts_used: Option<usize>,
-    /// Context length in the metadata
-    #[arg(long, value_name = "N", default_value_t = 4096, allow_negative_numbers = true, value_parser = context_length)]
-    context: u32,
-    /// Data type of the matrices: f32, f16, bf16, q4_0 … q6_k, iq1_s … iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4
-    #[arg(long = "type", value_name = "TYPE", default_value = "q4_0", value_parser = matrix_type)]
-    dtype: DType,
+    /// Context length in the metadata [default: the preset's, else 4096]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = context_length)]
+    context: Option<u32>,
+    /// Data type of the matrices: f32, f16, bf16, q4_0 … q6_k, iq1_s … iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4 [default: q4_0; of
+    /// gpt-oss presets mxfp4 for experts and q8_0]
+    #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type)]
+    dtype: Option<DType>,
     /// Random seed
     #[arg(short, long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::fixed_seed)]
     seed: u64,
@@ -76,7 +81,7 @@ fn context_length(text: &str) -> Result<u32, String> {
     }
 }
 
-fn matrix_type(name: &str) -> Result<DType, String> {
+pub(crate) fn matrix_type(name: &str) -> Result<DType, String> {
     let known = || DType::all().filter(|dtype| dtype.is_computable());
     known().find(|dtype| dtype.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         let names: Vec<String> = known().map(|dtype| dtype.name().to_lowercase()).collect();
@@ -89,36 +94,160 @@ const MAX_DIMENSION: usize = 1 << 24;
 
 /// Writes the file.
 pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
-    let architecture = arguments.architecture()?;
-    let keys = arguments.keys(architecture)?;
     let ctrl_c = interrupt::catch();
-    let mut described = Writer::new();
-    metadata(&mut described, arguments, architecture, &keys)?;
-    let mut bytes = Vec::new();
-    described.write_to(&mut bytes)?;
-    let optional = |name: &str| shapes::has_optional(architecture, arguments.tied, name);
-    let tensors = models::tensors(&File::from_bytes(bytes)?, &optional)
-        .map_err(|error| Failure::Usage(format!("{architecture}: {error}")))?;
+    let description = arguments.describe()?;
     let mut writer = Writer::new();
-    metadata(&mut writer, arguments, architecture, &keys)?;
+    description.metadata(&mut writer, arguments)?;
     let mut weights = RandomWeights::new(arguments.seed, &ctrl_c);
-    for tensor in &tensors {
-        weights.tensor(&mut writer, tensor, arguments.dtype)?;
+    let mut substitutes: BTreeMap<(DType, DType), usize> = BTreeMap::new();
+    for tensor in &description.tensors {
+        let (dtype, wanted) = arguments.type_of(tensor);
+        if dtype != wanted {
+            *substitutes.entry((dtype, wanted)).or_default() += 1;
+        }
+        weights.tensor(&mut writer, tensor, dtype)?;
     }
-    for (dtype, count) in weights.substitutes() {
-        let (wanted, block) = (arguments.dtype, arguments.dtype.block_len());
+    for ((dtype, wanted), count) in substitutes {
+        let block = wanted.block_len();
         note!(
             "quadriga: {} as {dtype} instead of {wanted}, whose rows are whole blocks of {block} elements",
-            plural(*count, "matrix is written", "matrices are written")
+            plural(count, "matrix is written", "matrices are written")
         );
     }
     match writer.write(&arguments.output) {
-        Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),
-        result => Ok(result?),
+        Err(_) if ctrl_c.is_pressed() => return Err(Failure::Interrupted),
+        result => result?,
+    }
+    let file = File::open(&arguments.output)?;
+    let summary = Summary::of(&file);
+    let types: Vec<String> = summary.types.iter().map(|total| total.dtype.to_string()).collect();
+    note!(
+        "wrote {}: {}, {}, {:.1} M parameters, {}, {}",
+        arguments.output.display(),
+        description.architecture,
+        plural(description.layers(), "layer", "layers"),
+        summary.parameters as f64 / 1e6,
+        types.join(" and "),
+        size::text(summary.file_bytes)
+    );
+    Ok(())
+}
+
+/// Writes a file that has the shapes of a preset, but no weights, into a folder, so that it can be planned. Its path.
+pub(crate) fn outline(preset: Preset, dtype: Option<DType>, folder: &Path) -> Outcome<PathBuf> {
+    let name = preset.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    let arguments = SynthArgs::of(preset, dtype, folder.join(format!("{name}.gguf")));
+    outline::write(&arguments, &arguments.output)?;
+    Ok(arguments.output)
+}
+
+/// What a file is to contain, apart from the values of its weights.
+struct Description {
+    architecture: &'static str,
+    keys: Keys,
+    tensors: Vec<TensorSpec>,
+}
+
+impl Description {
+    fn layers(&self) -> usize {
+        self.number("block_count")
+    }
+
+    fn number(&self, name: &str) -> usize {
+        match self.keys.iter().find(|(key, _)| *key == name) {
+            Some((_, KeyValue::Whole(value))) => *value,
+            _ => 0,
+        }
+    }
+
+    fn metadata(&self, writer: &mut Writer<'_>, arguments: &SynthArgs) -> quadriga_gguf::Result<()> {
+        writer.set("general.architecture", self.architecture)?;
+        let title = format!("random {} × {}", self.layers(), self.number("embedding_length"));
+        writer.set("general.name", title)?;
+        for (key, value) in &self.keys {
+            writer.set(&format!("{}.{key}", self.architecture), *value)?;
+        }
+        match arguments.no_vocab {
+            true => vocabulary::none(writer),
+            false => vocabulary::bytes(writer, self.number("vocab_size")),
+        }
     }
 }
 
+/// Options that set a key of the metadata.
+const FLAGS: &[(&str, &str)] = &[
+    ("--layers", "block_count"),
+    ("--width", "embedding_length"),
+    ("--ffn", "feed_forward_length"),
+    ("--heads", "attention.head_count"),
+    ("--kv-heads", "attention.head_count_kv"),
+    ("--vocab", "vocab_size"),
+    ("--experts", "expert_count"),
+    ("--experts-used", "expert_used_count"),
+    ("--context", "context_length"),
+];
+
 impl SynthArgs {
+    /// The options of a preset, without a vocabulary.
+    fn of(preset: Preset, dtype: Option<DType>, output: PathBuf) -> SynthArgs {
+        SynthArgs {
+            output,
+            preset: Some(preset),
+            arch: None,
+            layers: None,
+            width: None,
+            ffn: None,
+            heads: None,
+            kv_heads: None,
+            vocab: None,
+            experts: None,
+            experts_used: None,
+            context: None,
+            dtype,
+            seed: 0,
+            tied: false,
+            no_vocab: true,
+        }
+    }
+
+    /// Keys and tensors of the file.
+    fn describe(&self) -> Outcome<Description> {
+        let architecture = self.architecture()?;
+        let keys = self.keys(architecture)?;
+        let mut description = Description { architecture, keys, tensors: Vec::new() };
+        let mut writer = Writer::new();
+        description.metadata(&mut writer, self)?;
+        let mut bytes = Vec::new();
+        writer.write_to(&mut bytes)?;
+        let optional = |name: &str| shapes::has_optional(architecture, self.tied, name);
+        let tensors = models::tensors(&File::from_bytes(bytes)?, &optional);
+        description.tensors = tensors.map_err(|error| {
+            // Users know options, not keys.
+            let text = FLAGS.iter().fold(error.to_string(), |text, (flag, key)| {
+                text.replace(&format!("key \"{architecture}.{key}\""), flag)
+            });
+            Failure::Usage(format!("{architecture}: {text}"))
+        })?;
+        Ok(description)
+    }
+
+    /// The type of a tensor, and the one that it would have if its rows were whole blocks of that.
+    fn type_of(&self, tensor: &TensorSpec) -> (DType, DType) {
+        if tensor.f32_only {
+            return (DType::F32, DType::F32);
+        }
+        let experts = tensor.name.contains("_exps.");
+        let default = match self.preset {
+            Some(Preset::GptOss20B | Preset::GptOss120B) if experts => DType::MXFP4,
+            Some(Preset::GptOss20B | Preset::GptOss120B) => DType::Q8_0,
+            _ => DType::Q4_0,
+        };
+        // Routers are small, and decide much: files have them in full precision.
+        let is_router = tensor.name.ends_with("ffn_gate_inp.weight");
+        let wanted = if is_router { DType::F32 } else { self.dtype.unwrap_or(default) };
+        (weights::fitting(wanted, tensor.dims.last().copied().unwrap_or(1)), wanted)
+    }
+
     /// The architecture: as asked for, or the preset's.
     fn architecture(&self) -> Outcome<&'static str> {
         let preset = self.preset.map(Preset::architecture);
@@ -143,24 +272,26 @@ impl SynthArgs {
             ("embedding_length", KeyValue::Whole(64)),
             ("attention.head_count", KeyValue::Whole(4)),
             ("vocab_size", KeyValue::Whole(512)),
-            ("context_length", KeyValue::Whole(self.context as usize)),
+            ("context_length", KeyValue::Whole(4096)),
         ];
         let mut keys = shapes::with(small, shapes::special(architecture));
         if let Some(preset) = self.preset {
             keys = shapes::with(keys, preset.keys());
         }
-        for (flag, key, value) in [
-            ("--layers", "block_count", self.layers),
-            ("--width", "embedding_length", self.width),
-            ("--ffn", "feed_forward_length", self.ffn),
-            ("--heads", "attention.head_count", self.heads),
-            ("--kv-heads", "attention.head_count_kv", self.kv_heads),
-            ("--vocab", "vocab_size", self.vocab),
-            ("--experts", "expert_count", self.experts),
-            ("--experts-used", "expert_used_count", self.experts_used),
-        ] {
+        for (flag, key) in FLAGS {
+            let value = match *flag {
+                "--layers" => self.layers,
+                "--width" => self.width,
+                "--ffn" => self.ffn,
+                "--heads" => self.heads,
+                "--kv-heads" => self.kv_heads,
+                "--vocab" => self.vocab,
+                "--experts" => self.experts,
+                "--experts-used" => self.experts_used,
+                _ => self.context.map(|context| context as usize),
+            };
             let Some(value) = value else { continue };
-            if value == 0 || value > MAX_DIMENSION {
+            if value == 0 || (value > MAX_DIMENSION && *flag != "--context") {
                 return Err(Failure::Usage(format!(
                     "{flag} is {value}; it must be from 1 to {MAX_DIMENSION}"
                 )));
@@ -194,6 +325,9 @@ impl SynthArgs {
         }
         default(&mut keys, "feed_forward_length", width.saturating_mul(2));
         default(&mut keys, "attention.head_count_kv", heads);
+        if let Some(experts) = find(&keys, "expert_count") {
+            default(&mut keys, "expert_used_count", experts.min(2));
+        }
         let key_length = find(&keys, "attention.key_length").unwrap_or(width / heads.max(1));
         default(&mut keys, "rope.dimension_count", key_length);
         let kv_heads = get(&keys, "attention.head_count_kv");
@@ -220,25 +354,4 @@ impl SynthArgs {
         }
         Ok(keys)
     }
-}
-
-fn metadata(
-    writer: &mut Writer<'_>,
-    arguments: &SynthArgs,
-    architecture: &str,
-    keys: &Keys,
-) -> quadriga_gguf::Result<()> {
-    let number = |name: &str| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
-    let whole = |name: &str| match number(name) {
-        Some(KeyValue::Whole(value)) => value,
-        _ => 0,
-    };
-    writer.set("general.architecture", architecture)?;
-    let title = format!("random {} × {}", whole("block_count"), whole("embedding_length"));
-    writer.set("general.name", title)?;
-    for (key, value) in keys {
-        writer.set(&format!("{architecture}.{key}"), *value)?;
-    }
-    let vocab = whole("vocab_size");
-    if arguments.no_vocab { vocabulary::none(writer) } else { vocabulary::bytes(writer, vocab) }
 }

@@ -5,7 +5,7 @@ use quadriga_gguf::OwnedValue;
 
 /// A known model shape.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Preset {
+pub(crate) enum Preset {
     /// Llama 7B: 32 layers, 4096 wide, vocabulary of 32000
     #[value(name = "7b")]
     Llama7B,
@@ -76,9 +76,9 @@ impl Preset {
     /// The keys that differ from the architecture's small model.
     pub(super) fn keys(self) -> Keys {
         match self {
-            Preset::Llama7B => sizes([32, 4096, 11008, 32, 32, 32_000]),
-            Preset::Llama8B => sizes([32, 4096, 14336, 32, 8, 128_256]),
-            Preset::Smol135M => sizes([30, 576, 1536, 9, 3, 49_152]),
+            Preset::Llama7B => with(sizes([32, 4096, 11008, 32, 32, 32_000]), context(4096)),
+            Preset::Llama8B => with(sizes([32, 4096, 14336, 32, 8, 128_256]), context(8192)),
+            Preset::Smol135M => with(sizes([30, 576, 1536, 9, 3, 49_152]), context(8192)),
             Preset::Qwen30B => with(
                 sizes([48, 2048, 6144, 32, 4, 151_936]),
                 vec![
@@ -86,6 +86,7 @@ impl Preset {
                     ("attention.value_length", Whole(128)),
                     ("rope.dimension_count", Whole(128)),
                     ("rope.freq_base", Real(1e6)),
+                    ("context_length", Whole(32_768)),
                     ("expert_count", Whole(128)),
                     ("expert_used_count", Whole(8)),
                     ("expert_feed_forward_length", Whole(768)),
@@ -96,6 +97,7 @@ impl Preset {
             Preset::DeepSeekV2Lite => with(
                 sizes([27, 2048, 10944, 16, 1, 102_400]),
                 vec![
+                    ("context_length", Whole(163_840)),
                     ("leading_dense_block_count", Whole(1)),
                     ("attention.kv_lora_rank", Whole(512)),
                     ("attention.key_length", Whole(576)),
@@ -116,6 +118,7 @@ impl Preset {
                     ("attention.value_length", Whole(256)),
                     ("rope.dimension_count", Whole(64)),
                     ("rope.freq_base", Real(1e7)),
+                    ("context_length", Whole(262_144)),
                     ("expert_count", Whole(256)),
                     ("expert_used_count", Whole(8)),
                     ("expert_feed_forward_length", Whole(512)),
@@ -133,6 +136,7 @@ impl Preset {
                     ("attention.value_length", Whole(256)),
                     ("rope.dimension_count", Whole(256)),
                     ("rope.freq_base", Real(1e6)),
+                    ("context_length", Whole(32_768)),
                     ("attention.sliding_window", Whole(512)),
                 ],
             ),
@@ -152,6 +156,10 @@ fn sizes([layers, width, ffn, heads, kv_heads, vocab]: [usize; 6]) -> Keys {
     ]
 }
 
+fn context(tokens: usize) -> Keys {
+    vec![("context_length", Whole(tokens))]
+}
+
 fn gpt_oss(layers: usize, experts: usize) -> Keys {
     with(
         sizes([layers, 2880, 2880, 64, 8, 201_088]),
@@ -160,6 +168,7 @@ fn gpt_oss(layers: usize, experts: usize) -> Keys {
             ("attention.value_length", Whole(64)),
             ("rope.dimension_count", Whole(64)),
             ("rope.freq_base", Real(150_000.0)),
+            ("context_length", Whole(131_072)),
             ("rope.scaling.type", Text("yarn")),
             ("rope.scaling.factor", Real(32.0)),
             ("rope.scaling.original_context_length", Whole(4096)),

@@ -4,7 +4,6 @@
 //! row's length, as in a trained matrix, so that activations neither vanish nor overflow. The root mean square at a
 //! scale of 1 is measured for each type by the graph crate's dequantization.
 
-use std::collections::BTreeMap;
 use std::io;
 
 use quadriga_conformance::Rng;
@@ -24,21 +23,14 @@ const SCALES: usize = 16;
 pub(super) struct RandomWeights<'a> {
     seeds: Rng,
     ctrl_c: &'a CtrlC,
-    /// For each type that stands in for another, the number of matrices.
-    substitutes: BTreeMap<DType, usize>,
 }
 
 impl<'a> RandomWeights<'a> {
     pub(super) fn new(seed: u64, ctrl_c: &'a CtrlC) -> RandomWeights<'a> {
-        RandomWeights { seeds: Rng::new(seed), ctrl_c, substitutes: BTreeMap::new() }
+        RandomWeights { seeds: Rng::new(seed), ctrl_c }
     }
 
-    /// The types that stand in for the requested one where rows are not whole blocks, with the numbers of matrices.
-    pub(super) fn substitutes(&self) -> &BTreeMap<DType, usize> {
-        &self.substitutes
-    }
-
-    /// Adds a tensor; a matrix of this type, or of a similar one if its rows are not whole blocks.
+    /// Adds a tensor; a matrix of this type, of whose blocks its rows consist.
     pub(super) fn tensor(&mut self, writer: &mut Writer<'a>, spec: &TensorSpec, dtype: DType) -> Result<()> {
         let (name, dims) = (spec.name.as_str(), spec.dims.as_slice());
         if spec.f32_only {
@@ -48,12 +40,6 @@ impl<'a> RandomWeights<'a> {
             });
         }
         let columns = dims.last().copied().unwrap_or(1);
-        // Routers are small, and decide much: files have them in full precision.
-        let wanted = if name.ends_with("ffn_gate_inp.weight") { DType::F32 } else { dtype };
-        let dtype = fitting(wanted, columns);
-        if dtype != wanted {
-            *self.substitutes.entry(dtype).or_default() += 1;
-        }
         let rms = 1.0 / (columns as f32).sqrt();
         self.add(writer, name, dtype, dims, move |rng, out| fill(dtype, rms, rng, out))
     }
@@ -102,7 +88,7 @@ fn range_of(name: &str) -> std::ops::Range<f32> {
 }
 
 /// The type itself if rows of this length are whole blocks; else a type with shorter blocks and a similar bit width.
-fn fitting(dtype: DType, columns: usize) -> DType {
+pub(super) fn fitting(dtype: DType, columns: usize) -> DType {
     if dtype.row_bytes(columns).is_some() {
         return dtype;
     }
