@@ -40,6 +40,8 @@ mod problem;
 mod radix_sort;
 mod range_maximum;
 mod search;
+#[cfg(test)]
+mod tests;
 mod time_order;
 mod timeline;
 
