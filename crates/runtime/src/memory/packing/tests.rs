@@ -90,7 +90,10 @@ fn is_free(
 ) -> bool {
     let span = timeline.items[item];
     let apart = |(other, at): (&TimelineItem, &u64)| {
-        *at == UNPLACED || !live_together(&span, other) || offset + span.size <= *at || at + other.size <= offset
+        *at == UNPLACED
+            || !live_together(&span, other)
+            || offset + span.size <= *at
+            || at + other.size <= offset
     };
     let others = timeline.items.iter().zip(offsets).enumerate().filter(|(index, _)| *index != item);
     boundaries.next(offset) >= offset + span.size && others.map(|(_, other)| other).all(apart)
@@ -174,7 +177,8 @@ fn greedy_places_every_item_at_the_lowest_offset_that_is_free() {
         }
         let mut conflicts = Conflicts::default();
         assert!(conflicts.build(&timeline, usize::MAX));
-        let context = PlacementContext { timeline: &timeline, conflicts: &conflicts, boundaries: &boundaries };
+        let context =
+            PlacementContext { timeline: &timeline, conflicts: &conflicts, boundaries: &boundaries };
         let (mut order, mut offsets) = (Vec::new(), Vec::new());
         sort(&timeline, ORDERS[rng.below(5)], &mut RadixSorter::default(), &mut order);
         let mut greedy = Greedy::default();
@@ -184,7 +188,8 @@ fn greedy_places_every_item_at_the_lowest_offset_that_is_free() {
         for &item in &order {
             let item = item as usize;
             if expected[item] == UNPLACED {
-                let lowest = (0..).step_by(4).find(|at| is_free(&timeline, &boundaries, &expected, item, *at));
+                let lowest =
+                    (0..).step_by(4).find(|at| is_free(&timeline, &boundaries, &expected, item, *at));
                 expected[item] = lowest.unwrap();
             }
         }
@@ -195,9 +200,9 @@ fn greedy_places_every_item_at_the_lowest_offset_that_is_free() {
         let steps = greedy.steps;
         assert_eq!(greedy.place(context, &order, peak, &mut offsets), Ok(peak));
         assert_eq!(greedy.steps, 2 * steps);
-        let above = order.iter().position(|item| {
-            expected[*item as usize] + timeline.items[*item as usize].size > peak - 1
-        });
+        let above = order
+            .iter()
+            .position(|item| expected[*item as usize] + timeline.items[*item as usize].size > peak - 1);
         let large = boundaries.large().map(|(item, offset)| offset + timeline.items[item].size).max();
         if large.is_none_or(|large| large < peak) {
             assert_eq!(greedy.place(context, &order, peak - 1, &mut offsets), Err(above.unwrap()));
@@ -234,7 +239,8 @@ fn branch_and_bound_visits_what_is_recorded() {
             continue;
         }
         assert!(exact.unit() >= unit && timeline.items.iter().all(|item| item.size % exact.unit() == 0));
-        for capacity in [timeline.lower_bound, timeline.lower_bound + 2 * unit, timeline.lower_bound * 5 / 4] {
+        for capacity in [timeline.lower_bound, timeline.lower_bound + 2 * unit, timeline.lower_bound * 5 / 4]
+        {
             let mut found = Vec::new();
             for rule in 0..12 {
                 let (result, spent) = exact.solve(capacity, 1500, rule, &mut offsets);
@@ -243,7 +249,10 @@ fn branch_and_bound_visits_what_is_recorded() {
                     assert!(peak <= capacity);
                     record.add(offsets.iter().copied().chain([peak]));
                     for item in 0..timeline.items.len() {
-                        assert!(is_free(&timeline, &boundaries, &offsets, item, offsets[item]), "item {item}");
+                        assert!(
+                            is_free(&timeline, &boundaries, &offsets, item, offsets[item]),
+                            "item {item}"
+                        );
                     }
                 }
                 found.push(result);
@@ -353,7 +362,8 @@ fn a_large_problem_is_searched_from_its_core_as_recorded() {
 #[test]
 fn blocks_of_placed_items_are_visited_as_recorded() {
     let mut record = Record::new();
-    let (mut offset_order, mut sorter, mut order) = (OffsetOrder::default(), RadixSorter::default(), Vec::new());
+    let (mut offset_order, mut sorter, mut order) =
+        (OffsetOrder::default(), RadixSorter::default(), Vec::new());
     for seed in 0..4 {
         println!("seed {seed}");
         let timeline = timeline_of(random_items(&mut Rng::new(seed), 1200, 90, 50, 1));
