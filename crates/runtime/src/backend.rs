@@ -11,57 +11,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor, TensorId};
 
-use crate::{BackendError, HostMemory};
-
-/// What memory is used for. A backend may allocate each kind differently.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Usage {
-    /// Parameters: written once, then only read.
-    Weights,
-    /// Tensors that outlive a run.
-    State,
-    /// Inputs, results and copies of one run.
-    Compute,
-    /// Host memory that transfers go through.
-    Staging,
-}
-
-/// The kind of processor that a device is.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum DeviceKind {
-    /// The host's processor.
-    Cpu,
-    /// A graphics processor.
-    Gpu,
-    /// A device that is simulated in software.
-    Simulated,
-}
-
-/// Facts about a device.
-#[derive(Clone, Debug)]
-pub struct Device {
-    /// The vendor's name for it.
-    pub description: String,
-    /// Its kind.
-    pub kind: DeviceKind,
-    /// Whether queues return before their work is done.
-    pub asynchronous: bool,
-    /// All of its memory in bytes, if known.
-    pub total_bytes: Option<u64>,
-    /// Free bytes of it now, if known.
-    pub free_bytes: Option<u64>,
-}
-
-/// The properties of a backend's memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MemoryFacts {
-    /// Every tensor starts at a multiple of this; a power of two.
-    pub alignment: usize,
-    /// The most bytes one buffer can have, if there is a limit.
-    pub max_buffer: Option<usize>,
-    /// Whether the host can address the memory: then [`Buffer::read`] and [`Buffer::write`] cost a copy in memory.
-    pub host: bool,
-}
+use crate::{BackendError, Device, HostMemory, MemoryFacts, Usage};
 
 /// A range of one backend's memory. Dropping it frees the memory once, unless it wraps memory owned elsewhere.
 pub trait Buffer: Any + Send + Sync {
@@ -246,6 +196,40 @@ pub trait Event: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// The slices of a streamed weight that a run reads, such as the matrices of the experts that a batch uses. Which they
+/// are is known on the reading device alone, from indices that the run computes there.
+pub struct SliceSelection {
+    /// The weight, with its slices in the outermost of three dimensions.
+    pub weight: Tensor,
+    /// The layout of the copy: that of [`Backend::streamed_layout`].
+    pub layout: Layout,
+    /// The indices of the slices, in any order and with repetitions: contiguous 32-bit integers in memory of the backend
+    /// that reads the copy. One that is out of range selects nothing.
+    pub ids: Region,
+    /// Whether [`Queue::prefetch_slices`] was called for this copy in this run, and has
+    /// returned `true`.
+    pub prefetched: bool,
+    /// What the backend remembers of this copy from one run to the next, such as the slices that were selected last.
+    pub memory: Option<Box<dyn Any + Send>>,
+}
+
+impl SliceSelection {
+    /// A selection from the slices of a weight by indices.
+    pub fn new(weight: Tensor, layout: Layout, ids: Region) -> SliceSelection {
+        SliceSelection { weight, layout, ids, prefetched: false, memory: None }
+    }
+
+    /// How many slices the weight has.
+    pub fn slices(&self) -> usize {
+        self.weight.dims4()[1]
+    }
+
+    /// Forgets a run that was given up.
+    pub(crate) fn reset(&mut self) {
+        (self.prefetched, self.memory) = (false, None);
+    }
+}
+
 /// A queue of commands that a backend executes in order. No method allocates in the steady state.
 pub trait Queue: Send {
     /// Copies host bytes into a region; the caller may reuse them when the call returns.
@@ -281,6 +265,32 @@ pub trait Queue: Send {
         let _ = weight;
         let (backend, what) = (to.buffer.backend().to_owned(), "writing a slice of a weight");
         Err(BackendError::Failed { backend, what, reason: reason.to_owned() })
+    }
+
+    /// Copies the selected slices of a weight, as its file has it, to memory of this backend, in the layout of the
+    /// selection. Other slices need not be copied: nothing reads them. `false` if this backend does not reach the weight;
+    /// its [`streamed_layout`](Backend::streamed_layout) must be plain then. [default: copies all of the weight]
+    fn copy_slices(
+        &mut self,
+        from: &Region,
+        to: &Region,
+        selection: &mut SliceSelection,
+    ) -> Result<bool, BackendError> {
+        let _ = selection;
+        self.copy(from, to)
+    }
+
+    /// Copies slices that are likely to be selected, before the indices are computed. The copy of the selected slices
+    /// follows in the same queue, with nothing in between that uses `to`. `false` if nothing was copied. [default: copies
+    /// nothing]
+    fn prefetch_slices(
+        &mut self,
+        from: &Region,
+        to: &Region,
+        selection: &mut SliceSelection,
+    ) -> Result<bool, BackendError> {
+        let _ = (from, to, selection);
+        Ok(false)
     }
 
     /// Runs a program that this backend compiled.
@@ -388,6 +398,13 @@ pub trait Backend: Send + Sync {
         WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: true }
     }
 
+    /// The layout in which queues of this backend [copy slices](Queue::copy_slices) of a streamed weight with these uses.
+    /// [default: plain]
+    fn streamed_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
+        let _ = uses;
+        WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: false }
+    }
+
     /// Writes a weight's bytes, given as the file has them, to a region in one of the backend's layouts.
     fn load_weight(
         &self,
@@ -442,20 +459,4 @@ impl fmt::Debug for dyn Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "backend {}", self.name())
     }
-}
-
-/// Compiles and runs nodes once and waits for them, without a session. Scratch memory that the nodes need and the split
-/// lacks is allocated for the run.
-pub fn compute_once(backend: &dyn Backend, split: &SplitSource<'_>) -> Result<(), BackendError> {
-    let SplitSource { graph, nodes, place, kept, ref scratch } = *split;
-    let needed = backend.scratch_bytes(graph, nodes);
-    let scratch = match scratch {
-        Some(scratch) if scratch.bytes >= needed => Some(scratch.clone()),
-        _ if needed == 0 => None,
-        _ => Some(Region::new(backend.allocate(needed, Usage::Compute)?, 0, needed)?),
-    };
-    let mut program = backend.compile(&SplitSource { graph, nodes, place, kept, scratch })?;
-    let mut queue = backend.queue()?;
-    queue.run(&mut *program)?;
-    queue.synchronize()
 }

@@ -35,8 +35,10 @@
 
 mod allocation_lock;
 mod backend;
+mod compute_once;
 mod copy_region;
 mod cost;
+mod device;
 mod environment;
 mod error;
 mod flow;
@@ -51,20 +53,22 @@ mod trace;
 mod weights;
 
 pub use backend::{
-    Backend, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal, Region,
-    SplitSource, StepTime, TensorPlace, Usage, WeightLayout, check_range, compute_once,
+    Backend, Buffer, Event, Layout, Program, Queue, Refusal, Region, SliceSelection, SplitSource, StepTime,
+    TensorPlace, WeightLayout, check_range,
 };
+pub use compute_once::compute_once;
 pub use copy_region::{CopyRoute, copy_region};
 pub use cost::Cost;
+pub use device::{Device, DeviceKind, MemoryFacts, Usage};
 pub use environment::CHECK_PLANS_VARIABLE;
 pub use error::BackendError;
 pub use half::{bf16, f16};
 pub use host_memory::HostMemory;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
-    BackendBytes, BackendLine, Copy, CopyLine, Decision, Explanation, IntoBackend, IntoBackends, IntoGraph,
-    LeafUse, NodeLine, PLAN_SCHEMA, Plan, Reason, ScheduleStep, Scheduler, Split, SplitLine, Splits,
-    StorageLine, StorageUse, WeightStreaming, check_schedule,
+    BackendBytes, BackendLine, Copy, CopyLine, CopySelection, Decision, Explanation, IntoBackend,
+    IntoBackends, IntoGraph, LeafUse, NodeLine, PLAN_SCHEMA, Plan, Reason, ScheduleStep, Scheduler, Split,
+    SplitLine, Splits, StorageLine, StorageUse, WeightStreaming, check_schedule,
 };
 pub use schedule_error::ScheduleError;
 pub use session::{

@@ -28,6 +28,12 @@ pub enum ScheduleError {
     CopyRange { copy: usize, tensor: String },
     #[error("copy {copy} does not wait for split {split}, which writes its source")]
     SourceNotAwaited { copy: usize, split: usize },
+    #[error("copy {copy} does not wait for the indices that select its slices")]
+    SelectionNotAwaited { copy: usize },
+    #[error("copy {copy} has slices that are selected on another backend than its own")]
+    SelectionElsewhere { copy: usize },
+    #[error("{node} in split {split} reads other slices of copy {copy} than those that are selected for it")]
+    OtherSlices { node: String, split: usize, copy: usize },
     #[error("{node} runs in split {split}, on another backend than its result's")]
     WrongBackend { node: String, split: usize },
     #[error("{node} runs twice")]

@@ -68,8 +68,10 @@ pub struct CopyTime {
     pub backend: usize,
     /// The queue of that backend.
     pub stream: Stream,
-    /// How many bytes.
+    /// How many bytes; at most as many, if slices are selected.
     pub bytes: usize,
+    /// Whether only selected slices were copied; there are two such times if slices were prefetched.
+    pub selected: bool,
     /// Seconds from the start of the run.
     pub start: f64,
     /// How long it took.

@@ -145,6 +145,12 @@ impl Backend for Sim {
         WeightLayout { layout, bytes: self.storage_bytes(weight), mappable: layout == Layout::Plain }
     }
 
+    fn streamed_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
+        let of_experts = !uses.is_empty() && uses.iter().all(|(op, at)| **op == Op::MulMatId && *at == 0);
+        let layout = if self.inner.settings.packs && of_experts { PACKED } else { Layout::Plain };
+        WeightLayout { layout, bytes: self.storage_bytes(weight), mappable: false }
+    }
+
     fn load_weight(&self, _: &Tensor, layout: Layout, data: &[u8], to: &Region) -> Result<(), BackendError> {
         if layout == PACKED {
             let inverted: Vec<u8> = data.iter().map(|byte| !byte).collect();

@@ -36,6 +36,7 @@ mod order;
 mod program;
 mod queue;
 mod settings;
+mod slices;
 
 /// The family of backends in [`CustomKernel::backend_code`](quadriga_graph::CustomKernel::backend_code): the code is a
 /// [`CustomOp`](quadriga_graph::CustomOp), whose code for the CPU a simulated device runs.

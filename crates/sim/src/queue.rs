@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use quadriga_runtime::{BackendError, Event, Program, Queue, Region, check_range};
+use quadriga_runtime::{BackendError, Event, Program, Queue, Region, SliceSelection, check_range};
 
 use crate::event::{EventInner, SimEvent};
 use crate::faults::FaultPoint;
@@ -14,12 +14,15 @@ use crate::memory::SimBuffer;
 use crate::order::{QueueClock, host_joins};
 use crate::program::{NodeBuffers, ProgramSteps, SimProgram, get, put};
 use crate::settings::Clock;
+use crate::slices::SliceCopy;
 
 /// A command of a queue.
 enum Command {
     Write(Region, Vec<u8>),
     Read(Region),
     Copy(Region, Region),
+    /// Copies selected slices, or those that were selected last.
+    CopySlices(SliceCopy),
     /// Runs a program, optionally timing its steps.
     Run(Arc<ProgramSteps>, bool),
     Record(Arc<EventInner>, u64),
@@ -106,6 +109,10 @@ impl QueueWorker {
                 get(from, &mut self.bytes)?;
                 put(to, &self.bytes)
             }
+            Command::CopySlices(slices) => {
+                let bytes = slices.run(&mut self.bytes)?;
+                self.transfer(bytes)
+            }
             Command::Run(steps, timed) => {
                 self.device.faults.check(&self.device.settings.name, FaultPoint::Run)?;
                 self.spend(steps.seconds());
@@ -176,14 +183,15 @@ fn sim_buffer(region: &Region) -> Option<&SimBuffer> {
 
 /// The memory that a command accesses; `true` for writes.
 fn accesses(command: &Command) -> impl Iterator<Item = (&Region, bool)> {
-    let (one, two, steps) = match command {
-        Command::Write(to, _) => (Some((to, true)), None, None),
-        Command::Read(from) => (Some((from, false)), None, None),
-        Command::Copy(from, to) => (Some((from, false)), Some((to, true)), None),
-        Command::Run(steps, _) => (None, None, Some(steps)),
-        Command::Record(..) | Command::Wait(..) | Command::Stop => (None, None, None),
+    let (some, steps) = match command {
+        Command::Write(to, _) => ([None, None, Some((to, true))], None),
+        Command::Read(from) => ([None, Some((from, false)), None], None),
+        Command::Copy(from, to) => ([None, Some((from, false)), Some((to, true))], None),
+        Command::CopySlices(slices) => (slices.accesses(), None),
+        Command::Run(steps, _) => ([None; 3], Some(steps)),
+        Command::Record(..) | Command::Wait(..) | Command::Stop => ([None; 3], None),
     };
-    one.into_iter().chain(two).chain(steps.into_iter().flat_map(|steps| steps.accesses()))
+    some.into_iter().flatten().chain(steps.into_iter().flat_map(|steps| steps.accesses()))
 }
 
 /// A queue of a simulated device.
@@ -362,6 +370,33 @@ impl Queue for SimQueue {
             return Ok(false);
         }
         self.enqueue(Command::Copy(from.clone(), to.clone()))?;
+        Ok(true)
+    }
+
+    fn copy_slices(
+        &mut self,
+        from: &Region,
+        to: &Region,
+        selection: &mut SliceSelection,
+    ) -> Result<bool, BackendError> {
+        if !self.reaches(from) {
+            return Ok(false);
+        }
+        self.own(to)?;
+        self.own(&selection.ids)?;
+        self.enqueue(Command::CopySlices(SliceCopy::selected(from, to, selection)))?;
+        Ok(true)
+    }
+
+    fn prefetch_slices(
+        &mut self,
+        from: &Region,
+        to: &Region,
+        selection: &mut SliceSelection,
+    ) -> Result<bool, BackendError> {
+        self.own(to)?;
+        let Some(copy) = SliceCopy::likely(from, to, selection) else { return Ok(false) };
+        self.enqueue(Command::CopySlices(copy))?;
         Ok(true)
     }
 

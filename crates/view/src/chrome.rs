@@ -293,7 +293,8 @@ impl<W: Write> ChromeTrace<W> {
     fn copy(&mut self, plan: &Plan, copy: &CopyTime, start: f64, splits: &Spans) -> io::Result<()> {
         let lane = lane(copy.backend, copy.stream);
         let name = plan.copy_name(copy.copy);
-        let arguments = format!("\"copy\":{},\"bytes\":{}", copy.copy, copy.bytes);
+        let bytes = if copy.selected { "bytes at most" } else { "bytes" };
+        let arguments = format!("\"copy\":{},\"{bytes}\":{}", copy.copy, copy.bytes);
         let (from, to) = self.slice(lane, &name, (start + copy.start, copy.seconds), &arguments)?;
         let Some(planned) = plan.splits().copies.get(copy.copy) else { return Ok(()) };
         self.flows += 1;

@@ -89,6 +89,8 @@ pub struct Statistics {
     /// By operation and backend.
     operations: BTreeMap<String, Totals>,
     copies: Totals,
+    /// Copies of selected slices.
+    selected_copies: Totals,
     limits: Vec<Limits>,
     #[serde(skip)]
     known: FxHashMap<Fingerprint, Arc<Vec<NodeCost>>>,
@@ -106,6 +108,7 @@ impl Statistics {
             splits: BTreeMap::new(),
             operations: BTreeMap::new(),
             copies: Totals::default(),
+            selected_copies: Totals::default(),
             limits,
             known: FxHashMap::default(),
         }
@@ -136,8 +139,11 @@ impl Statistics {
         }
         for copy in &trace.copies {
             let Some(limits) = self.limits.get(copy.backend) else { continue };
-            let work = NodeWork { traffic: copy.bytes as f64, ..NodeWork::default() };
-            self.copies.add(copy.seconds, work, limits);
+            let known = if copy.selected { 0.0 } else { copy.bytes as f64 };
+            let work = NodeWork { traffic: known, ..NodeWork::default() };
+            // How many bytes of selected slices were copied is known to the device alone.
+            let copies = if copy.selected { &mut self.selected_copies } else { &mut self.copies };
+            copies.add(copy.seconds, work, limits);
         }
     }
 
@@ -229,6 +235,11 @@ impl fmt::Display for Statistics {
                 plural(count as usize, "copy", "copies"),
                 seconds(time)
             )?;
+        }
+        if self.selected_copies.count > 0 {
+            let Totals { count, seconds: time, .. } = self.selected_copies;
+            let count = plural(count as usize, "copy", "copies");
+            writeln!(f, "\n{count} of the experts that a batch uses in {}", seconds(time))?;
         }
         for limits in &self.limits {
             let kind = match (limits.measured, limits.warning()) {

@@ -98,11 +98,12 @@ fn copies(plan: &Explanation) -> String {
     let pair = |(from, to): &(usize, usize)| {
         let mine = plan.copies.iter().filter(|c| (c.copy.from, c.copy.to) == (*from, *to));
         let sum: u64 = mine.clone().map(|c| c.copy.bytes as u64).sum();
+        let sum = at_most(bytes(sum), mine.clone());
         let what = match mine.clone().next() {
             Some(only) if mine.clone().count() == 1 => format!(" ({})", only.name),
             _ => format!(" in {}", plural(mine.count(), "copy", "copies")),
         };
-        format!("{} from {} to {}{what}", bytes(sum), name(*from), name(*to))
+        format!("{sum} from {} to {}{what}", name(*from), name(*to))
     };
     format!("Each run copies {}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
 }
@@ -123,7 +124,15 @@ fn streamed(plan: &Explanation) -> Option<String> {
         parts.push(format!("{} more", others.len() - MAX_NAMED));
     }
     let count = plural(streamed.len(), "weight", "weights");
-    (!streamed.is_empty()).then(|| format!("Each run streams {count} ({}) of {}.", bytes(sum), list(&parts)))
+    let sum = at_most(bytes(sum), streamed.iter().copied());
+    let selected = streamed.iter().any(|copy| copy.copy.selected_by.is_some());
+    let experts = if selected { ", of experts only those that the batch uses" } else { "" };
+    (!streamed.is_empty()).then(|| format!("Each run streams {count} ({sum}) of {}{experts}.", list(&parts)))
+}
+
+/// The bytes of copies, which are fewer where slices are selected.
+fn at_most<'c>(bytes: String, mut copies: impl Iterator<Item = &'c CopyLine>) -> String {
+    if copies.any(|copy| copy.copy.selected_by.is_some()) { format!("at most {bytes}") } else { bytes }
 }
 
 /// The name of a copied tensor, without the prefix of the backend that the copy is for.

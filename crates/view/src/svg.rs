@@ -10,6 +10,22 @@ use crate::format::{bytes, coordinate, escape, plural, seconds};
 use crate::summary::{fragmentation, labels, sentences};
 
 const WIDTH: f64 = 900.0;
+/// Copies that are drawn as one arrow.
+#[derive(Default)]
+struct CopyArrow {
+    count: usize,
+    bytes: u64,
+    /// Whether some have selected slices only.
+    selected: bool,
+}
+
+impl CopyArrow {
+    fn text(&self) -> String {
+        let many = if self.count == 1 { "copy of ".to_owned() } else { format!("{} copies, ", self.count) };
+        format!("{many}{}{}", if self.selected { "at most " } else { "" }, bytes(self.bytes))
+    }
+}
+
 /// The horizontal range of the plots.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = WIDTH - 12.0;
@@ -142,13 +158,14 @@ impl Drawing<'_> {
             self.text("quiet", from + 7.0, y + 36.0, &fitted(&facts, room));
         }
         // Copies with the same source and reader are drawn as one arrow.
-        let mut arrows: BTreeMap<(Option<usize>, usize, usize), (usize, u64)> = BTreeMap::new();
+        let mut arrows: BTreeMap<(Option<usize>, usize, usize), CopyArrow> = BTreeMap::new();
         for copy in plan.copies.iter().map(|line| &line.copy) {
-            let (count, sum) = arrows.entry((copy.source, copy.reader, copy.from)).or_default();
-            (*count, *sum) = (*count + 1, *sum + copy.bytes as u64);
+            let arrow = arrows.entry((copy.source, copy.reader, copy.from)).or_default();
+            (arrow.count, arrow.bytes) = (arrow.count + 1, arrow.bytes + copy.bytes as u64);
+            arrow.selected |= copy.selected_by.is_some();
         }
         let few = arrows.len() <= 12;
-        for ((source, reader, from), (count, sum)) in arrows {
+        for ((source, reader, from), arrow) in arrows {
             let (Some(reader), source) =
                 (plan.splits.get(reader), source.and_then(|source| plan.splits.get(source)))
             else {
@@ -171,8 +188,7 @@ impl Drawing<'_> {
             ));
             self.put(format_args!("<path class=\"copy\" d=\"M{x1:.1} {y1:.1}l-4 {:.1}h8z\"/>", -7.0 * way));
             if few {
-                let many = if count == 1 { "copy of ".to_owned() } else { format!("{count} copies, ") };
-                let text = format!("{many}{}", bytes(sum));
+                let text = arrow.text();
                 if x1 + 130.0 < RIGHT {
                     self.text("", x1 + 10.0, middle + 4.0, &text);
                 } else {

@@ -231,7 +231,8 @@ fn nodes(plan: &Explanation, out: &mut dyn Write) -> io::Result<()> {
             let from = plan.backends.get(copy.copy.from).map_or("", |backend| &backend.bytes.backend);
             let kind = if copy.streamed { "streams" } else { "reads" };
             let (name, bytes) = (copy.name.escape_debug(), size::text(copy.copy.bytes as u64));
-            writeln!(out, "  {kind} {name} from {from} ({bytes})")?;
+            let at_most = if copy.copy.selected_by.is_some() { "at most " } else { "" };
+            writeln!(out, "  {kind} {name} from {from} ({at_most}{bytes})")?;
         }
         for node in plan.nodes.iter().filter(|node| node.split == number) {
             let name = node.name.escape_debug().to_string();

@@ -8,11 +8,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
+use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 
+use super::knowledge::{Knowledge, steps, versions};
 use super::order::ScheduleStep;
 use super::plan::Plan;
-use super::split::{Copy, Splits};
+use super::splits::{Copy, Splits};
 use crate::ScheduleError;
 use crate::memory::MemoryPlan;
 
@@ -50,12 +51,14 @@ pub fn check_schedule(
         releases: releases(graph, splits, memory),
         after_split: vec![None; splits.splits.len()],
         after_copy: vec![None; splits.copies.len()],
+        prefetched: vec![false; splits.copies.len()],
         lane: vec![Knowledge::new(backends, splits.copies.len()); backends],
         ran: vec![false; graph.nodes().len()],
     };
     for step in order {
         match *step {
             ScheduleStep::Copy(copy) => checker.copy(copy)?,
+            ScheduleStep::Prefetch(copy) => checker.prefetch(copy)?,
             ScheduleStep::Split(split) => checker.split(split)?,
         }
     }
@@ -66,67 +69,9 @@ pub fn check_schedule(
 fn name(step: ScheduleStep) -> String {
     match step {
         ScheduleStep::Copy(copy) => format!("copy {copy}"),
+        ScheduleStep::Prefetch(copy) => format!("the prefetch of copy {copy}"),
         ScheduleStep::Split(split) => format!("split {split}"),
     }
-}
-
-/// What is done when something starts.
-#[derive(Clone)]
-struct Knowledge {
-    /// For each backend one past its last split that is done.
-    splits: Vec<usize>,
-    /// One bit for each copy.
-    copies: Vec<u64>,
-}
-
-impl Knowledge {
-    fn new(backends: usize, copies: usize) -> Knowledge {
-        Knowledge { splits: vec![0; backends], copies: vec![0; copies.div_ceil(64)] }
-    }
-
-    fn join(&mut self, other: &Knowledge) {
-        for (ours, theirs) in self.splits.iter_mut().zip(&other.splits) {
-            *ours = (*ours).max(*theirs);
-        }
-        for (ours, theirs) in self.copies.iter_mut().zip(&other.copies) {
-            *ours |= theirs;
-        }
-    }
-
-    fn has_split(&self, backend: usize, split: usize) -> bool {
-        self.splits[backend] > split
-    }
-
-    fn has_copy(&self, copy: usize) -> bool {
-        self.copies[copy / 64] >> (copy % 64) & 1 == 1
-    }
-}
-
-/// For each node the version of each storage that it uses: how often the storage is written before it in the graph.
-fn versions(graph: &Graph) -> Vec<Vec<(TensorId, u32)>> {
-    let mut version = vec![0u32; graph.tensors().len()];
-    let mut all = Vec::with_capacity(graph.nodes().len());
-    for node in graph.node_ids() {
-        let output = graph[graph[node].output()].storage();
-        let used = graph.inputs(node).iter().map(|input| graph[*input].storage()).chain([output]);
-        all.push(used.map(|storage| (storage, version[storage.index()])).collect());
-        if !graph[node].op().is_view() {
-            version[output.index()] += 1;
-        }
-    }
-    all
-}
-
-/// For each node the step of the memory plan that it runs in.
-fn steps(graph: &Graph) -> Vec<u32> {
-    let barriers = graph.barriers();
-    graph
-        .node_ids()
-        .map(|node| match barriers.is_empty() {
-            true => node.index() as u32,
-            false => barriers.partition_point(|barrier| *barrier <= node) as u32,
-        })
-        .collect()
 }
 
 /// For each backend the copies of results that live there, with the step from which other tensors may have the memory.
@@ -134,10 +79,15 @@ fn releases(graph: &Graph, splits: &Splits, memory: &MemoryPlan) -> Vec<Vec<(u32
     let mut all = vec![Vec::new(); splits.lanes.len()];
     for (number, copy) in splits.copies.iter().enumerate() {
         let storage = TensorId::from_index(copy.storage);
-        if matches!(graph[storage].kind(), TensorKind::Computed(_)) {
-            let root = memory.sharing.root(storage).unwrap_or(storage);
-            if let Some(life) = memory.lifetimes.get(root.index()) {
-                all[copy.from].push((life.end, number));
+        // A copy of selected slices reads the indices, too.
+        let ids =
+            copy.selected_by.map(|selection| (graph[TensorId::from_index(selection.ids)].storage(), copy.to));
+        for (storage, backend) in [(storage, copy.from)].into_iter().chain(ids) {
+            if matches!(graph[storage].kind(), TensorKind::Computed(_)) {
+                let root = memory.sharing.root(storage).unwrap_or(storage);
+                if let Some(life) = memory.lifetimes.get(root.index()) {
+                    all[backend].push((life.end, number));
+                }
             }
         }
     }
@@ -186,9 +136,17 @@ fn check_copy(plan: &Plan, splits: &Splits, number: usize, copy: &Copy) -> Resul
         return Err(ScheduleError::CopyTarget { copy: number });
     }
     let storage = TensorId::from_index(copy.storage);
-    let unknown = copy.source.iter().chain(&copy.after).find(|split| **split >= splits.splits.len());
+    let ids = copy.selected_by.map(|selection| selection.computed_by);
+    let mut waits = copy.source.iter().chain(&copy.after).chain(&ids);
+    let unknown = waits.find(|split| **split >= splits.splits.len());
     if let Some(split) = unknown {
         return Err(ScheduleError::UnknownStep { step: format!("split {split}") });
+    }
+    if let Some(selection) = copy.selected_by {
+        let ids = graph.get(TensorId::from_index(selection.ids)).map(|ids| ids.storage());
+        if ids.and_then(|ids| plan.placement(ids)) != Some(copy.to) {
+            return Err(ScheduleError::SelectionElsewhere { copy: number });
+        }
     }
     let tensor = || graph.name(storage);
     let is_leaf =
@@ -225,6 +183,8 @@ struct Checker<'a> {
     /// What is known after a split or copy; `None` before it is issued.
     after_split: Vec<Option<Knowledge>>,
     after_copy: Vec<Option<Knowledge>>,
+    /// For each copy whether its prefetch was issued.
+    prefetched: Vec<bool>,
     /// What each lane knows.
     lane: Vec<Knowledge>,
     ran: Vec<bool>,
@@ -239,15 +199,11 @@ impl Checker<'_> {
         if self.after_copy[number].is_some() {
             return Err(ScheduleError::IssuedTwice { step });
         }
-        let mut known = Knowledge::new(self.lane.len(), self.splits.copies.len());
-        for before in copy.source.iter().chain(&copy.after) {
-            match &self.after_split[*before] {
-                Some(after) => known.join(after),
-                None => {
-                    let before = name(ScheduleStep::Split(*before));
-                    return Err(ScheduleError::IssuedEarly { step, before });
-                }
-            }
+        let ids = copy.selected_by.map(|selection| selection.computed_by);
+        let mut known = self.known_after(&step, copy.source.iter().chain(&copy.after).chain(&ids))?;
+        if copy.is_prefetched() && !self.prefetched[number] {
+            let before = name(ScheduleStep::Prefetch(number));
+            return Err(ScheduleError::IssuedEarly { step, before });
         }
         self.check_target(number, copy, &known)?;
         // The bytes are those that the last known write has left; a write that is not known may come in between.
@@ -259,9 +215,48 @@ impl Checker<'_> {
         self.copy_version[number] = Some(writers.len() as u32);
         let root = self.root(storage);
         self.copies_of.entry(root).or_default().push(number);
-        known.copies[number / 64] |= 1 << (number % 64);
+        if let Some(selection) = copy.selected_by {
+            let ids = self.graph[TensorId::from_index(selection.ids)].storage();
+            let writers = self.writers.get(&ids).map_or(&[][..], Vec::as_slice);
+            let unknown = writers.iter().find(|split| !known.has_split(copy.to, **split));
+            if writers.is_empty() || unknown.is_some() {
+                return Err(ScheduleError::SelectionNotAwaited { copy: number });
+            }
+            self.copies_of.entry(self.root(ids)).or_default().push(number);
+        }
+        known.add_copy(number);
         self.after_copy[number] = Some(known);
         Ok(())
+    }
+
+    fn prefetch(&mut self, number: usize) -> Result<(), ScheduleError> {
+        let step = name(ScheduleStep::Prefetch(number));
+        let copy = self.splits.copies.get(number).filter(|copy| copy.is_prefetched());
+        let Some(copy) = copy else { return Err(ScheduleError::UnknownStep { step }) };
+        if std::mem::replace(&mut self.prefetched[number], true) || self.after_copy[number].is_some() {
+            return Err(ScheduleError::IssuedTwice { step });
+        }
+        let known = self.known_after(&step, copy.after.iter())?;
+        self.check_target(number, copy, &known)
+    }
+
+    /// What is known after some splits, which must have been issued.
+    fn known_after<'s>(
+        &self,
+        step: &str,
+        splits: impl Iterator<Item = &'s usize>,
+    ) -> Result<Knowledge, ScheduleError> {
+        let mut known = Knowledge::new(self.lane.len(), self.splits.copies.len());
+        for before in splits {
+            match &self.after_split[*before] {
+                Some(after) => known.join(after),
+                None => {
+                    let before = name(ScheduleStep::Split(*before));
+                    return Err(ScheduleError::IssuedEarly { step: step.to_owned(), before });
+                }
+            }
+        }
+        Ok(known)
     }
 
     /// A copy's memory must not be in use any more when the copy starts.
@@ -425,6 +420,16 @@ impl Checker<'_> {
         }
         if !known.has_copy(number) {
             return Err(ScheduleError::CopyNotAwaited { split, copy: number });
+        }
+        if let Some(selection) = copy.selected_by {
+            let inputs = self.graph.inputs(node);
+            let reads = *self.graph[node].op() == Op::MulMatId
+                && inputs.iter().filter(|other| **other == input).count() == 1
+                && inputs.first() == Some(&input)
+                && inputs.get(2).is_some_and(|ids| ids.index() == selection.ids);
+            if !reads {
+                return Err(ScheduleError::OtherSlices { node: name(), split, copy: number });
+            }
         }
         if self.copy_version[number] != Some(needed) {
             let input = input_name();

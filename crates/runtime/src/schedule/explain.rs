@@ -6,6 +6,7 @@ use quadriga_graph::{NodeId, TensorId};
 
 use super::placement::Reason;
 use super::plan::Plan;
+use super::splits::Copy;
 
 impl Plan {
     /// The reason for a node's placement, in words.
@@ -66,7 +67,7 @@ impl Plan {
             ));
         }
         for (number, copy) in splits.copies.iter().enumerate() {
-            let label = format!("{}\\n{} bytes", self.copy_name(number), copy.bytes).replace('"', "\\\"");
+            let label = format!("{}\\n{}", self.copy_name(number), copied(copy)).replace('"', "\\\"");
             let from = match copy.source {
                 Some(source) => format!("s{source}"),
                 None => {
@@ -85,6 +86,11 @@ impl Plan {
         dot.push_str("}\n");
         dot
     }
+}
+
+/// The bytes of a copy, in words.
+fn copied(copy: &Copy) -> String {
+    format!("{}{} bytes", if copy.selected_by.is_some() { "at most " } else { "" }, copy.bytes)
 }
 
 /// A number with a noun, in the singular or plural.
@@ -109,8 +115,8 @@ impl fmt::Display for Plan {
             let backend = self.backends().get(split.backend).map_or("", |b| b.name());
             write!(f, "split {number} on {backend}: {}", count(split.node_count, "node"))?;
             for copy in &split.inputs {
-                let bytes = splits.copies.get(*copy).map_or(0, |copy| copy.bytes);
-                write!(f, "; reads {} ({bytes} bytes)", self.copy_name(*copy))?;
+                let bytes = splits.copies.get(*copy).map_or_else(String::new, copied);
+                write!(f, "; reads {} ({bytes})", self.copy_name(*copy))?;
             }
             writeln!(f)?;
             if f.alternate() {

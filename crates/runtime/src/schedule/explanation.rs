@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::order::ScheduleStep;
 use super::plan::{BackendBytes, Decision, Plan};
-use super::split::{Copy, Split};
+use super::splits::{Copy, Split};
 use crate::memory::{BackendPlan, Lifetime, TensorLocation};
 use crate::weights::{WeightUses, residency};
 use crate::{Cost, Layout};

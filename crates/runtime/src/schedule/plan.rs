@@ -9,7 +9,7 @@ use super::order::ScheduleStep;
 use super::placement::{NO_BACKEND, Placements, Reason};
 use super::scheduler::Scheduler;
 use super::space::Space;
-use super::split::Splits;
+use super::splits::Splits;
 use crate::Backend;
 use crate::memory::MemoryPlan;
 use crate::weights::{self, WeightRead};

@@ -21,13 +21,14 @@ use rustc_hash::FxHashMap;
 
 use super::bound::BoundStorages;
 use super::placement::{NO_BACKEND, Placements};
-use super::split::Splits;
+use super::splits::{Copy, Splits};
 use crate::flow::Flow;
 use crate::memory::packing::Effort;
 use crate::memory::{
     self, BackendMemory, Extra, Hold, Lifetime, MemoryPlan, MemoryRequest, Planner, TensorLocation,
 };
-use crate::{Backend, RuntimeError};
+use crate::weights::WeightUses;
+use crate::{Backend, RuntimeError, WeightLayout};
 
 /// An offset in a backend's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,6 +52,8 @@ pub(crate) struct Space {
     pub(crate) banks: Vec<u8>,
     /// Storages in memory of the caller.
     pub(crate) bound: BoundStorages,
+    /// For each copy of selected slices its layout.
+    pub(crate) layouts: FxHashMap<u32, WeightLayout>,
 }
 
 fn slot(location: TensorLocation) -> Option<Slot> {
@@ -98,8 +101,12 @@ impl Space {
             }
         }
         space.first_copy = extras.len();
-        for copy in &splits.copies {
-            let bytes = memories[copy.to].storage_bytes(&graph[TensorId::from_index(copy.tensor)]);
+        space.layouts = streamed_layouts(graph, backends, splits);
+        for (number, copy) in splits.copies.iter().enumerate() {
+            let bytes = match space.layouts.get(&(number as u32)) {
+                Some(layout) => layout.bytes as u64,
+                None => memories[copy.to].storage_bytes(&graph[TensorId::from_index(copy.tensor)]),
+            };
             let lifetime = steps.lifetime(start_of(splits, copy.reader), copy.last_node as u32);
             extras.push(Extra { backend: copy.to as u16, bytes, lifetime });
         }
@@ -166,6 +173,25 @@ impl Space {
     pub(crate) fn copy(&self, copy: usize) -> Option<Slot> {
         slot(self.memory.extra_location(self.first_copy + copy))
     }
+}
+
+/// The layouts of the copies of selected slices.
+fn streamed_layouts(
+    graph: &Graph,
+    backends: &[Arc<dyn Backend>],
+    splits: &Splits,
+) -> FxHashMap<u32, WeightLayout> {
+    let selected = |(_, copy): &(u32, &Copy)| copy.selected_by.is_some();
+    let copies = || (0..).zip(&splits.copies).filter(selected);
+    if copies().next().is_none() {
+        return FxHashMap::default();
+    }
+    let uses = WeightUses::of(graph);
+    let layout = |copy: &Copy| {
+        let weight = TensorId::from_index(copy.tensor);
+        backends[copy.to].streamed_layout(&graph[weight], &uses.of_tensor(graph, weight))
+    };
+    copies().map(|(number, copy)| (number, layout(copy))).collect()
 }
 
 /// The steps of a graph with barriers: nodes between two barriers share one. Without barriers a node's step is its number.

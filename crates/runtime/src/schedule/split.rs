@@ -18,113 +18,11 @@
 
 use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
 use rustc_hash::{FxHashMap, FxHashSet};
-use serde::Serialize;
 
 use super::placement::{NO_BACKEND, Placements};
+use super::selection::{SliceReads, StreamedReads};
+use super::splits::{Copy, CopySelection, LeafUse, Split, Splits};
 use crate::flow::{Flow, FlowInput, Producer};
-
-/// Nodes that one backend runs as one program.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Split {
-    /// The backend's number.
-    pub backend: usize,
-    /// Its nodes are `first_node..first_node + node_count` of [`Splits::nodes`].
-    pub first_node: usize,
-    /// How many nodes it has.
-    pub node_count: usize,
-    /// The copies that it is the first to read.
-    pub inputs: Vec<usize>,
-    /// Copies that must be done before it starts although it does not read them: of storages that it overwrites, or
-    /// whose source it lets go.
-    pub after_copies: Vec<usize>,
-    /// Splits of other backends that must be done before it starts: those before a barrier of the graph.
-    pub after_splits: Vec<usize>,
-}
-
-/// Bytes that are copied from one backend to another once in each run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Copy {
-    /// The tensor that is read, by index; the first of those that share the copy.
-    pub tensor: usize,
-    /// The tensor that owns the storage, by index.
-    pub storage: usize,
-    /// The first byte within the storage.
-    pub offset: usize,
-    /// How many bytes.
-    pub bytes: usize,
-    /// The backend that holds the tensor.
-    pub from: usize,
-    /// The backend that reads the copy.
-    pub to: usize,
-    /// The split that computes them; `None` if they are there before the run, as states and weights are.
-    pub source: Option<usize>,
-    /// The first split that reads them.
-    pub reader: usize,
-    /// The split of the reading lane that must be done before the copy may start, because other tensors used its memory
-    /// before; `None`: the lane's part of the previous run.
-    pub after: Option<usize>,
-    /// The last node that reads it.
-    pub last_node: usize,
-}
-
-/// A weight, constant or input, and a backend that reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct LeafUse {
-    /// The tensor, by index.
-    pub tensor: usize,
-    /// The backend.
-    pub backend: usize,
-    /// Whether some of it is read through views.
-    pub viewed: bool,
-}
-
-/// A graph, cut into splits.
-#[derive(Clone, Debug, Default)]
-pub struct Splits {
-    /// All splits; each waits only for earlier ones.
-    pub splits: Vec<Split>,
-    /// The nodes of all splits, one after the other.
-    pub nodes: Vec<NodeId>,
-    /// All copies.
-    pub copies: Vec<Copy>,
-    /// The leaves, each with a backend that reads it.
-    pub leaves: Vec<LeafUse>,
-    /// For each backend its splits, in order.
-    pub lanes: Vec<Vec<u32>>,
-    /// For each node its split; `u32::MAX` for views.
-    pub split_of_node: Vec<u32>,
-    /// Nodes that write a state and are repeated on another backend's copy of it, in order, each with the split that
-    /// repeats it.
-    pub mirrored_writes: Vec<(NodeId, usize)>,
-    /// For each split and backend: one past the highest split of that backend known to be done when it starts.
-    pub(crate) done: Vec<u32>,
-    /// For each lane and each remote tensor it reads: the copy.
-    pub(crate) copy_of: FxHashMap<(u32, u16), u32>,
-    /// Tensors read through a copy, with it.
-    pub(crate) remote_reads: Vec<(TensorId, u32)>,
-    /// Copies that a later split of their source's lane waits for, so that their source can be let go.
-    pub(crate) released: FxHashMap<u32, u32>,
-}
-
-impl Splits {
-    /// Whether a split repeats, on a copy, a node that writes a state of another backend.
-    pub fn is_mirrored_write(&self, node: NodeId, split: usize) -> bool {
-        self.mirrored_writes.binary_search(&(node, split)).is_ok()
-    }
-
-    /// The nodes of a split.
-    pub fn nodes_of(&self, split: usize) -> &[NodeId] {
-        self.splits
-            .get(split)
-            .map_or(&[], |s| self.nodes.get(s.first_node..s.first_node + s.node_count).unwrap_or(&[]))
-    }
-
-    /// For each backend: one past the highest of its splits known to be done when a split starts.
-    pub(crate) fn done_before(&self, split: usize) -> &[u32] {
-        let lanes = self.lanes.len();
-        self.done.get(split * lanes..(split + 1) * lanes).unwrap_or(&[])
-    }
-}
 
 /// A copy of the current version of a storage's bytes.
 #[derive(Clone, Copy)]
@@ -151,6 +49,10 @@ struct Splitter<'a> {
     before_barrier: Vec<Option<u32>>,
     /// Copies that write values of mirrored writes back to the backend of the state, with the split that reads them.
     write_backs: Vec<(u32, u32)>,
+    /// Streamed weights of which selected slices are read.
+    slices: SliceReads,
+    /// For each lane the streamed weights that its last split is the first to read.
+    streamed: Vec<StreamedReads>,
 }
 
 pub(crate) fn split(graph: &Graph, flow: &Flow, placements: &Placements, backends: usize) -> Splits {
@@ -171,6 +73,8 @@ pub(crate) fn split(graph: &Graph, flow: &Flow, placements: &Placements, backend
         shared_leaves: FxHashSet::default(),
         viewed: FxHashSet::default(),
         write_backs: Vec::new(),
+        slices: SliceReads::of(graph, &placements.streamed),
+        streamed: vec![StreamedReads::default(); backends],
     };
     let mut barriers = graph.barriers().iter().copied().peekable();
     for (producer, inputs) in flow.iter() {
@@ -207,6 +111,7 @@ impl Splitter<'_> {
         let joins = self.open[usize::from(lane)].map(|open| open as usize).filter(|open| {
             outstanding.is_empty()
                 && (!reads_copies || inputs.iter().all(|input| self.is_known(input, lane, *open)))
+                && !self.must_end(inputs, lane, *open)
         });
         let split = joins.unwrap_or_else(|| self.start(inputs, lane));
         for waited in outstanding {
@@ -283,6 +188,31 @@ impl Splitter<'_> {
             || written <= self.out.done_before(open)[usize::from(owner)]
     }
 
+    /// Whether an open split ends before a node that reads a streamed weight: the indices that select its slices are
+    /// computed in the split, or the split reads enough of streamed weights already.
+    fn must_end(&self, inputs: &[FlowInput], lane: u16, open: usize) -> bool {
+        let streamed = inputs.iter().filter(|input| {
+            input.kind == TensorKind::Weight
+                && self.remote(input, lane).is_some()
+                && self.find_copy(input.tensor, lane).is_none()
+        });
+        let activations = inputs.get(1).map(|input| input.storage);
+        let mut ends = streamed.map(|input| {
+            self.selection(input.tensor, lane).is_some_and(|selection| selection.computed_by == open)
+                || self.streamed[usize::from(lane)].is_full(self.graph[input.tensor].bytes(), activations)
+        });
+        ends.any(|ends| ends)
+    }
+
+    /// The indices that select the slices of a streamed weight which a lane reads, if the lane computes them.
+    fn selection(&self, weight: TensorId, lane: u16) -> Option<CopySelection> {
+        let ids = self.slices.ids_of(weight)?;
+        let storage = self.graph[ids].storage();
+        let computed_by = self.written_by[storage.index()].checked_sub(1)? as usize;
+        let selection = CopySelection { ids: ids.index(), computed_by };
+        (self.placements.backend[storage.index()] == lane).then_some(selection)
+    }
+
     fn find_copy(&self, tensor: TensorId, lane: u16) -> Option<u32> {
         let t = &self.graph[tensor];
         let copies = self.current.get(&t.storage())?;
@@ -355,6 +285,7 @@ impl Splitter<'_> {
         });
         self.out.lanes[usize::from(lane)].push(split as u32);
         self.open[usize::from(lane)] = Some(split as u32);
+        self.streamed[usize::from(lane)] = StreamedReads::default();
         split
     }
 
@@ -368,7 +299,13 @@ impl Splitter<'_> {
         }
         let copy = match self.find_copy(tensor, lane) {
             Some(copy) => copy,
-            None => self.copy(tensor, owner, lane, split),
+            None => {
+                if kind == TensorKind::Weight {
+                    let activations = self.graph.inputs(node).get(1).map(|x| self.graph[*x].storage());
+                    self.streamed[usize::from(lane)].add(self.graph[tensor].bytes(), activations);
+                }
+                self.copy(tensor, owner, lane, split)
+            }
         };
         self.out.copies[copy as usize].last_node = node.index();
         if self.out.copy_of.insert((tensor.index() as u32, lane), copy) != Some(copy) {
@@ -386,6 +323,8 @@ impl Splitter<'_> {
         }
         let splits = &self.out.lanes[usize::from(lane)];
         let after = splits.len().checked_sub(3).map(|before| splits[before] as usize);
+        let is_weight = t.kind() == TensorKind::Weight;
+        let selected_by = if is_weight { self.selection(tensor, lane) } else { None };
         self.out.copies.push(Copy {
             tensor: tensor.index(),
             storage: t.storage().index(),
@@ -397,6 +336,7 @@ impl Splitter<'_> {
             reader: split,
             after,
             last_node: 0,
+            selected_by,
         });
         self.current.entry(t.storage()).or_default().push(Current { to: lane, copy: copy as u32 });
         self.out.splits[split].inputs.push(copy);

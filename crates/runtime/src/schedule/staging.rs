@@ -3,7 +3,7 @@
 use quadriga_graph::{TensorId, TensorKind};
 
 use super::plan::Plan;
-use super::split::Copy;
+use super::splits::Copy;
 
 /// How many reads may be pending: one that is waited for, and one of the next run.
 pub(crate) const MAX_PENDING_READS: usize = 2;

@@ -54,7 +54,7 @@ impl CompiledPlan {
             let (Some(from), Some(to)) = (places.copy_source(number)?, places.copy_target(number)) else {
                 return Err(RuntimeError::BadPlan(format!("{} has no memory", plan.copy_name(number))));
             };
-            copies.push(CopyRegions::new(from, to));
+            copies.push(CopyRegions::new(from, to, places.selection(number)));
         }
         let locks = locks(plan, &copies);
         let mut loose_ends = vec![Vec::new(); plan.backends().len()];

@@ -61,9 +61,11 @@ fn trace(clock: &TraceClock, plan: &Plan, compiled: &CompiledPlan, bank: usize, 
                     trace.operations.extend(operations(plan, compiled, (split, backend, bank), start));
                 }
             }
-            ScheduleStep::Copy(copy) => {
-                let bytes = plan.splits().copies.get(copy).map_or(0, |copy| copy.bytes);
-                trace.copies.push(CopyTime { copy, backend, stream, bytes, start, seconds });
+            ScheduleStep::Copy(copy) | ScheduleStep::Prefetch(copy) => {
+                let planned = plan.splits().copies.get(copy);
+                let bytes = planned.map_or(0, |copy| copy.bytes);
+                let selected = planned.is_some_and(|copy| copy.selected_by.is_some());
+                trace.copies.push(CopyTime { copy, backend, stream, bytes, selected, start, seconds });
                 total.into_iter().for_each(|total| total.copy += seconds);
             }
         }

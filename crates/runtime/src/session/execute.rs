@@ -39,6 +39,7 @@ impl Run<'_> {
         for step in plan.order() {
             match *step {
                 ScheduleStep::Copy(copy) => self.copy(copy)?,
+                ScheduleStep::Prefetch(copy) => self.prefetch(copy)?,
                 ScheduleStep::Split(split) => self.split(split)?,
             }
         }
@@ -155,6 +156,19 @@ impl Run<'_> {
     }
 
     pub(crate) fn copy(&mut self, number: usize) -> Result<(), RuntimeError> {
+        self.transfer(number, |transfer| transfer.issue())
+    }
+
+    /// Copies slices that are likely to be selected.
+    pub(crate) fn prefetch(&mut self, number: usize) -> Result<(), RuntimeError> {
+        self.transfer(number, |transfer| transfer.prefetch_slices())
+    }
+
+    fn transfer(
+        &mut self,
+        number: usize,
+        issue: impl FnOnce(&mut Transfer<'_>) -> Result<(), BackendError>,
+    ) -> Result<(), RuntimeError> {
         let plan = self.plan;
         let copy = &plan.splits().copies[number];
         let source = match copy.source {
@@ -165,17 +179,19 @@ impl Run<'_> {
             Some(split) => self.compiled.done[split].clone(),
             None => self.lanes[copy.to].start(),
         };
+        let selected =
+            copy.selected_by.and_then(|selection| self.compiled.done[selection.computed_by].clone());
         let mut transfer = Transfer {
             copy: number,
             from: copy.from,
             to: copy.to,
             prefetch: copy.source.is_none(),
-            waits: [source, free],
+            waits: [source, free, selected],
             regions: &mut self.compiled.copies[number],
             lanes: &mut *self.lanes,
             clock: &mut self.clock,
         };
-        let issued = transfer.issue();
+        let issued = issue(&mut transfer);
         let name = || plan.graph().name(TensorId::from_index(copy.tensor));
         issued.map_err(|error| RuntimeError::device(error).at(name).in_split(copy.reader, name))
     }

@@ -113,6 +113,10 @@ fn run(
                 run.copy(copy)?;
                 continue;
             }
+            ScheduleStep::Prefetch(copy) => {
+                run.prefetch(copy)?;
+                continue;
+            }
             ScheduleStep::Split(split) => split,
         };
         let nodes = plan.splits().nodes_of(number);

@@ -7,7 +7,7 @@ use super::state::States;
 use crate::memory::PlacedTensor;
 use crate::schedule::Plan;
 use crate::weights::{PlanWeights, streaming_source};
-use crate::{Layout, Region, RuntimeError, TensorPlace};
+use crate::{Layout, Region, RuntimeError, SliceSelection, TensorPlace};
 
 /// The places of a plan's tensors.
 pub(crate) struct SplitPlaces<'a> {
@@ -57,6 +57,9 @@ impl SplitPlaces<'_> {
         let t = self.plan.graph().get(tensor)?;
         let number = self.plan.copy_for(tensor, backend)?;
         let copy = self.plan.splits().copies.get(number)?;
+        if let Some(layout) = self.plan.space().layouts.get(&(number as u32)) {
+            return Some(TensorPlace { region: self.copy_target(number)?, layout: layout.layout });
+        }
         let whole = self.arenas.region(self.plan.space().copy(number)?, copy.bytes)?;
         let region = whole.part(t.offset().checked_sub(copy.offset)?, t.bytes()).ok()?;
         Some(TensorPlace { region, layout: Layout::Plain })
@@ -80,8 +83,22 @@ impl SplitPlaces<'_> {
 
     /// The bytes that a copy is made to.
     pub(super) fn copy_target(&self, copy: usize) -> Option<Region> {
-        let bytes = self.plan.splits().copies.get(copy)?.bytes;
+        let mut bytes = self.plan.splits().copies.get(copy)?.bytes;
+        if let Some(layout) = self.plan.space().layouts.get(&(copy as u32))
+            && layout.layout != Layout::Plain
+        {
+            bytes = layout.bytes;
+        }
         self.arenas.region(self.plan.space().copy(copy)?, bytes)
+    }
+
+    /// Which slices a copy is made of, if they are selected.
+    pub(super) fn selection(&self, copy: usize) -> Option<SliceSelection> {
+        let layout = self.plan.space().layouts.get(&(copy as u32))?.layout;
+        let copy = self.plan.splits().copies.get(copy)?;
+        let ids = self.place(TensorId::from_index(copy.selected_by?.ids), copy.to, 0)?;
+        let weight = self.plan.graph().get(TensorId::from_index(copy.tensor))?.clone();
+        Some(SliceSelection::new(weight, layout, ids.region))
     }
 
     /// The scratch memory of a split.

@@ -10,7 +10,7 @@ use super::clock::{Mark, TraceClock};
 use super::lane::Lane;
 use crate::schedule::ScheduleStep;
 use crate::trace::Stream;
-use crate::{BackendError, Event, Region};
+use crate::{BackendError, Event, Layout, Queue, Region, SliceSelection};
 
 /// The two sides of a copy, and how it is made.
 pub(crate) struct CopyRegions {
@@ -19,6 +19,8 @@ pub(crate) struct CopyRegions {
     pub(crate) route: Route,
     /// Recorded when the copy is done; `None` before the first run, and where both sides are synchronous.
     pub(crate) done: Option<Arc<dyn Event>>,
+    /// Of a weight of which selected slices are copied: which they are.
+    pub(crate) selection: Option<SliceSelection>,
 }
 
 /// How bytes get from one backend to another.
@@ -47,16 +49,16 @@ pub(crate) struct Transfer<'r> {
     pub(crate) to: usize,
     /// Whether the source is there before the run: a streamed weight, or a state.
     pub(crate) prefetch: bool,
-    /// The source is written, and the target's memory is free.
-    pub(crate) waits: [Option<Arc<dyn Event>>; 2],
+    /// The source is written, the target's memory is free, and the slices are selected.
+    pub(crate) waits: [Option<Arc<dyn Event>>; 3],
     pub(crate) regions: &'r mut CopyRegions,
     pub(crate) lanes: &'r mut [Lane],
     pub(crate) clock: &'r mut Option<TraceClock>,
 }
 
 impl CopyRegions {
-    pub(crate) fn new(from: Region, to: Region) -> CopyRegions {
-        CopyRegions { from, to, route: Route::Unknown, done: None }
+    pub(crate) fn new(from: Region, to: Region, selection: Option<SliceSelection>) -> CopyRegions {
+        CopyRegions { from, to, route: Route::Unknown, done: None, selection }
     }
 
     /// Bytes of memory that only this copy uses.
@@ -72,6 +74,7 @@ impl CopyRegions {
     pub(crate) fn reset(&mut self) {
         self.done = None;
         self.route = Route::Unknown;
+        self.selection.iter_mut().for_each(SliceSelection::reset);
     }
 }
 
@@ -87,12 +90,41 @@ impl Transfer<'_> {
         }
     }
 
+    /// Copies slices that are likely to be selected, if an earlier run has found that the reading backend copies them.
+    pub(crate) fn prefetch_slices(&mut self) -> Result<(), BackendError> {
+        let regions = &mut *self.regions;
+        let (Route::Pull, Some(selection)) = (&regions.route, &mut regions.selection) else { return Ok(()) };
+        let Some(lane) = self.lanes.get_mut(self.to) else { return Ok(()) };
+        // The indices are not needed yet.
+        let [source, free, _] = &self.waits;
+        for event in source.iter().chain(free) {
+            lane.queue(Stream::Prefetch).wait(&**event)?;
+        }
+        let (from, to) = (&regions.from, &regions.to);
+        selection.prefetched = match self.clock {
+            None => lane.queue(Stream::Prefetch).prefetch_slices(from, to, selection)?,
+            Some(clock) => {
+                let what = (ScheduleStep::Prefetch(self.copy), self.to);
+                let prefetch = |queue: &mut dyn Queue| queue.prefetch_slices(from, to, selection);
+                clock.time(lane, Stream::Prefetch, what, prefetch)?
+            }
+        };
+        Ok(())
+    }
+
     /// Issues the copy for the first time, and keeps the route that works.
     fn find_route(&mut self) -> Result<(), BackendError> {
         self.regions.done = self.event(self.to)?;
         if self.direct(self.to, Stream::Upload)? {
             self.regions.route = Route::Pull;
             return Ok(());
+        }
+        // From here on all of the bytes are copied as they are.
+        let packed = |selection: &SliceSelection| selection.layout != Layout::Plain;
+        if self.regions.selection.as_ref().is_some_and(packed) {
+            let backend = self.lanes.get(self.to).map_or("", |lane| lane.backend.name()).to_owned();
+            let reason = "the backend does not reach a weight that it wants packed".to_owned();
+            return Err(BackendError::Failed { backend, what: "copying slices", reason });
         }
         self.regions.done = self.event(self.from)?;
         if self.direct(self.from, Stream::Download)? {
@@ -122,7 +154,16 @@ impl Transfer<'_> {
         let waits = self.waits.clone();
         let CopyRegions { from, to, done, .. } = &*self.regions;
         let (from, to, done) = (from.clone(), to.clone(), done.clone());
-        self.enqueue(lane, stream, waits, (&from, &to), done)
+        // Only the backend that reads the copy has the indices.
+        let selection = if lane == self.to { self.regions.selection.take() } else { None };
+        let Some(mut selection) = selection else {
+            return self.enqueue(lane, stream, &waits, done, |queue| queue.copy(&from, &to));
+        };
+        let copied =
+            self.enqueue(lane, stream, &waits, done, |queue| queue.copy_slices(&from, &to, &mut selection));
+        selection.prefetched = false;
+        self.regions.selection = Some(selection);
+        copied
     }
 
     /// Waits, copies and records on one queue; `false` if the backend cannot reach both regions.
@@ -130,9 +171,9 @@ impl Transfer<'_> {
         &mut self,
         number: usize,
         stream: Stream,
-        waits: [Option<Arc<dyn Event>>; 2],
-        (from, to): (&Region, &Region),
+        waits: &[Option<Arc<dyn Event>>],
         done: Option<Arc<dyn Event>>,
+        copy: impl FnOnce(&mut dyn Queue) -> Result<bool, BackendError>,
     ) -> Result<bool, BackendError> {
         let stream = if self.prefetch && stream == Stream::Upload { Stream::Prefetch } else { stream };
         let Some(lane) = self.lanes.get_mut(number) else { return Ok(false) };
@@ -140,10 +181,10 @@ impl Transfer<'_> {
             lane.queue(stream).wait(&**event)?;
         }
         let copied = match self.clock {
-            None => lane.queue(stream).copy(from, to)?,
+            None => copy(lane.queue(stream))?,
             Some(clock) => {
                 let what = (ScheduleStep::Copy(self.copy), number);
-                clock.time(lane, stream, what, |queue| queue.copy(from, to))?
+                clock.time(lane, stream, what, copy)?
             }
         };
         if copied && let Some(done) = &done {
@@ -154,22 +195,26 @@ impl Transfer<'_> {
 
     /// Through staging memory; `false` if one of the backends cannot reach it.
     fn via_staging(&mut self) -> Result<bool, BackendError> {
-        let CopyRegions { from, to, done, route: Route::Staged { staging, filled } } = &*self.regions else {
+        let CopyRegions { from, to, done, route: Route::Staged { staging, filled }, .. } = &*self.regions
+        else {
             return Ok(false);
         };
         let (from, to, staging) = (from.clone(), to.clone(), staging.clone());
         let (done, filled) = (done.clone(), filled.clone());
-        let [source, free] = self.waits.clone();
+        let [source, free, _] = self.waits.clone();
         // The previous run's copy must have left the staging memory.
         let waits = [source, done.clone()];
-        let sent = self.enqueue(self.from, Stream::Download, waits, (&from, &staging), filled.clone())?;
-        Ok(sent && self.enqueue(self.to, Stream::Upload, [free, filled], (&staging, &to), done)?)
+        let sent = self.enqueue(self.from, Stream::Download, &waits, filled.clone(), |queue| {
+            queue.copy(&from, &staging)
+        })?;
+        let pull = |queue: &mut dyn Queue| queue.copy(&staging, &to);
+        Ok(sent && self.enqueue(self.to, Stream::Upload, &[free, filled], done, pull)?)
     }
 
     /// Read and written by the host, which waits.
     fn via_host(&mut self) -> Result<(), BackendError> {
         let Route::Host(bytes) = &mut self.regions.route else { return Ok(()) };
-        let [source, free] = &self.waits;
+        let [source, free, _] = &self.waits;
         let begin = Mark::Host(Instant::now());
         if let Some(lane) = self.lanes.get_mut(self.from) {
             let queue = lane.queue(Stream::Download);

@@ -7,6 +7,7 @@ mod bindings;
 mod common;
 mod copies;
 mod dependencies;
+mod experts;
 mod explanation;
 mod faults;
 mod identical;
