@@ -20,6 +20,7 @@ use crate::launch::Launch;
 use crate::lower;
 use crate::options::{KernelOrigin, Options};
 use crate::queue::CudaQueue;
+use crate::slices;
 use crate::stream::CudaStream;
 
 /// The oldest compute capability that kernels are made for.
@@ -193,6 +194,12 @@ impl quadriga_runtime::Backend for Backend {
         let plain =
             WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: false };
         lower::formats::layout(weight, uses).unwrap_or(plain)
+    }
+
+    fn streamed_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
+        let plain =
+            WeightLayout { layout: Layout::Plain, bytes: self.storage_bytes(weight), mappable: false };
+        lower::formats::layout(weight, uses).filter(|_| slices::packs(weight)).unwrap_or(plain)
     }
 
     fn load_weight(

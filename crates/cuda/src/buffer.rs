@@ -312,6 +312,14 @@ impl HostPages {
         Ok(self)
     }
 
+    /// The borders of the locked part, and the addresses of the bytes before, inside and after it, each less the offset of
+    /// its first byte: byte `n` is at one of them plus `n`. `None` if the bytes are not locked.
+    pub(crate) fn pinned_spans(&self) -> Option<([usize; 2], [*const u8; 3])> {
+        let edges = self.edges.as_ref()?.address().cast_const();
+        let after = edges.wrapping_sub(self.locked.len());
+        Some(([self.locked.start, self.locked.end], [edges, self.address, after]))
+    }
+
     /// The pinned addresses of a range, in order; empty if the bytes are not locked.
     pub(crate) fn pinned(&self, range: Range<usize>) -> Vec<(Range<usize>, *const u8)> {
         let Some(edges) = &self.edges else { return Vec::new() };

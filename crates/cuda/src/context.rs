@@ -180,6 +180,14 @@ impl Context {
         self.compute_capability.0 >= 9
     }
 
+    /// The number of the highest priority of a launch; the context is current.
+    pub(crate) fn highest_priority(&self) -> i32 {
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: both pointers are to locals.
+        let code = unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) };
+        if code == CUresult::CUDA_SUCCESS { greatest } else { 0 }
+    }
+
     /// Bytes free on the device now.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         let (mut free, mut total) = (0usize, 0usize);

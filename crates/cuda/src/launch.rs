@@ -91,6 +91,8 @@ pub(crate) struct Launch {
     shared_bytes: u32,
     /// Whether the kernel waits for the previous one itself: programmatic dependent launch.
     dependent: bool,
+    /// Whether its blocks start before waiting ones of other streams.
+    urgent: bool,
     /// Argument bytes, each argument starting at a multiple of eight.
     bytes: Vec<u64>,
     starts: Vec<usize>,
@@ -104,6 +106,7 @@ impl Launch {
             block,
             shared_bytes: 0,
             dependent: false,
+            urgent: false,
             bytes: Vec::new(),
             starts: Vec::new(),
         }
@@ -124,6 +127,12 @@ impl Launch {
     /// (programmatic dependent launch).
     pub(crate) fn dependent(mut self) -> Launch {
         self.dependent = true;
+        self
+    }
+
+    /// Gives its blocks precedence over those of other streams that wait for a multiprocessor.
+    pub(crate) fn urgent(mut self) -> Launch {
+        self.urgent = true;
         self
     }
 
@@ -157,10 +166,17 @@ impl Launch {
             .filter_map(|start| self.bytes.get(*start..))
             .map(|bytes| bytes.as_ptr().cast_mut().cast())
             .collect();
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        let mut attribute = match self.urgent {
+            true => sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue { priority: context.highest_priority() },
+            },
+            false => sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            },
         };
         let [x, y, z] = self.grid;
         let configuration = sys::CUlaunchConfig {
@@ -173,7 +189,7 @@ impl Launch {
             sharedMemBytes: self.shared_bytes,
             hStream: stream,
             attrs: &raw mut attribute,
-            numAttrs: u32::from(self.dependent && after_kernel),
+            numAttrs: u32::from(self.urgent || (self.dependent && after_kernel)),
         };
         // SAFETY: the function is loaded; the arguments were written with the types that the kernel declares and are
         // copied by the driver before it returns, as are configuration and attribute; what they point to is kept

@@ -59,6 +59,7 @@ mod lower;
 mod options;
 mod program;
 mod queue;
+mod slices;
 mod small_copies;
 mod stream;
 mod tensor_map;

@@ -1,18 +1,22 @@
 //! A queue: a CUDA stream, and a ring of pinned memory that stages transfers of pageable host memory.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use quadriga_runtime::{BackendError, Buffer, Event, Program, Queue, Region, check_range};
+use quadriga_runtime::{
+    BackendError, Buffer, Event, Layout, Program, Queue, Region, SliceSelection, check_range,
+};
 
-use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer};
+use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, device_address};
 use crate::event::{CudaEvent, Recording};
 use crate::faults::QueueFaults;
 use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
 use crate::program::CudaProgram;
+use crate::slices::{self, PinnedSource, SliceMemory};
 use crate::small_copies::{MAX_COPY_BYTES, SmallCopyBatch};
 use crate::stream::CudaStream;
 
@@ -238,6 +242,44 @@ impl CudaQueue {
         Ok(())
     }
 
+    /// Where a weight is in pinned memory that kernels can read.
+    fn pinned_source(&self, from: &Region) -> Option<PinnedSource> {
+        match self.endpoint(from)? {
+            Endpoint::Pinned(address) => {
+                Some(PinnedSource::whole(slices::device_pointer(address)?, from.bytes))
+            }
+            Endpoint::Pages(pages) if from.offset == 0 => {
+                let (border, [before, locked, after]) = pages.pinned_spans()?;
+                let [first, last] = border;
+                // The driver maps addresses that are inside of the memory.
+                let edges = slices::device_pointer(before)?;
+                let locked = slices::device_pointer(locked.wrapping_add(first))?.wrapping_sub(first as u64);
+                let after = edges.wrapping_sub((before.addr().wrapping_sub(after.addr())) as u64);
+                Some(PinnedSource { border: [first as u64, last as u64], address: [edges, locked, after] })
+            }
+            _ => None,
+        }
+    }
+
+    /// What the queue remembers of a copy of slices, made at first use, and whether slices are prefetched. `None` if the
+    /// kernel cannot copy them.
+    fn slice_memory<'s>(
+        &self,
+        from: &Region,
+        places: (u64, u64),
+        selection: &'s mut SliceSelection,
+    ) -> Result<Option<(&'s SliceMemory, bool)>, BackendError> {
+        let Some(source) = self.pinned_source(from) else { return Ok(None) };
+        let known = selection.memory.as_ref().and_then(|memory| memory.downcast_ref::<SliceMemory>());
+        if !known.is_some_and(|memory| memory.is_of(source, places)) {
+            selection.prefetched = false;
+            let memory = SliceMemory::new(&self.inner.context, selection, source, places)?;
+            selection.memory = memory.map(|memory| -> Box<dyn Any + Send> { Box::new(memory) });
+        }
+        let memory = selection.memory.as_ref().and_then(|memory| memory.downcast_ref());
+        Ok(memory.map(|memory| (memory, selection.prefetched)))
+    }
+
     /// Waits for all work in the stream, and takes its faults.
     fn settle(&self) -> Result<(), BackendError> {
         self.stream.synchronize()?;
@@ -331,6 +373,48 @@ impl Queue for CudaQueue {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    fn copy_slices(
+        &mut self,
+        from: &Region,
+        to: &Region,
+        selection: &mut SliceSelection,
+    ) -> Result<bool, BackendError> {
+        check_range(&*from.buffer, from.offset, from.bytes)?;
+        self.inner.context.bind()?;
+        self.flush()?;
+        let ids = device_address(&self.inner.context, &selection.ids)?;
+        let target = device_address(&self.inner.context, to)?;
+        if let Some((memory, prefetched)) = self.slice_memory(from, (ids, target), selection)? {
+            memory.issue(&self.inner, self.stream.handle, (false, prefetched))?;
+            return Ok(true);
+        }
+        if selection.layout == Layout::Plain {
+            return self.copy(from, to);
+        }
+        let (inner, stream) = (Arc::clone(&self.inner), self.stream.handle);
+        slices::pack_by_slabs(&inner, stream, &selection.weight, target, |offset, slab| {
+            match self.copy(&from.part(offset, slab.bytes)?, slab)? {
+                true => Ok(()),
+                false => Err(self.foreign("buffer")),
+            }
+        })?;
+        Ok(true)
+    }
+
+    fn prefetch_slices(
+        &mut self,
+        from: &Region,
+        to: &Region,
+        selection: &mut SliceSelection,
+    ) -> Result<bool, BackendError> {
+        self.inner.context.bind()?;
+        self.flush()?;
+        let ids = device_address(&self.inner.context, &selection.ids)?;
+        let target = device_address(&self.inner.context, to)?;
+        let Some((memory, _)) = self.slice_memory(from, (ids, target), selection)? else { return Ok(false) };
+        memory.issue(&self.inner, self.stream.handle, (true, false)).map(|()| true)
     }
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {

@@ -62,10 +62,11 @@ pub(crate) enum KernelFile {
     Recurrent,
     ExpertsGemv,
     ExpertsGemm,
+    ExpertsStream,
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 18;
+pub(super) const FILES: usize = 19;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
@@ -87,6 +88,7 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("recurrent.cu"), &[]),
     source(kernel_text!("experts_gemv.cu"), &[GATE, ACTIVATIONS]),
     source(kernel_text!("experts_gemm.cu"), &[MMA]),
+    source(kernel_text!("experts_stream.cu"), &[]),
 ];
 
 impl KernelFile {
@@ -111,6 +113,7 @@ impl KernelFile {
         KernelFile::Recurrent,
         KernelFile::ExpertsGemv,
         KernelFile::ExpertsGemm,
+        KernelFile::ExpertsStream,
     ];
 
     fn source(self) -> &'static KernelSource {

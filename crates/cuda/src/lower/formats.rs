@@ -9,7 +9,7 @@ use quadriga_runtime::{BackendError, Buffer, Layout, Region, Usage, WeightLayout
 
 use crate::buffer::{DeviceBuffer, device_address};
 use crate::inner::BackendInner;
-use crate::kernels::KernelFile;
+use crate::kernels::{Function, KernelFile};
 use crate::launch::{Launch, TensorArg};
 use crate::stream::CudaStream;
 
@@ -191,6 +191,26 @@ impl PackedMatrix {
         Some(PackedMatrix { format, blocks, scales_at, bytes: scales_at.checked_add(scales)? })
     }
 
+    /// Packs `count` rows of `weight`, which start with row `first` of the matrix, into the matrix at an address.
+    pub(crate) fn pack_rows(
+        &self,
+        pack: Function,
+        mut weight: TensorArg,
+        (first, count): (usize, usize),
+        to: u64,
+    ) -> Launch {
+        let FormatInfo { quant_bytes, scale_bytes, .. } = *self.format.info();
+        weight.dims = [1, 1, count as i64, weight.dims[3]];
+        let quants = to + (first * self.blocks * quant_bytes) as u64;
+        let scales = (first * self.scale_stride() * scale_bytes) as u64;
+        Launch::over(pack, weight.rows() * self.scale_stride() as u64)
+            .arg(weight)
+            .arg(quants)
+            .arg(to + self.scales_at as u64 + scales)
+            .arg(self.blocks as i64)
+            .arg(self.format.code())
+    }
+
     /// Scales from the start of one row to that of the next.
     fn scale_stride(&self) -> usize {
         self.blocks.next_multiple_of(16 / self.format.info().scale_bytes.max(1))
@@ -241,7 +261,6 @@ pub(crate) fn load(
     let foreign = || BackendError::Foreign { backend: inner.context.name.clone(), what: "buffer" };
     let packed = PackedMatrix::of(weight).filter(|p| p.bytes <= to.bytes).ok_or_else(foreign)?;
     let rows = weight.shape().rows();
-    let FormatInfo { quant_bytes, scale_bytes, .. } = *packed.format.info();
     let row_bytes = (data.len() / rows.max(1)).max(1);
     let at_once = (SLAB_BYTES / row_bytes).clamp(1, rows.max(1));
     let raw = DeviceBuffer::new(&inner.context, at_once * row_bytes, Usage::Weights)?;
@@ -251,16 +270,8 @@ pub(crate) fn load(
     for (number, slab) in data.chunks(at_once * row_bytes).enumerate() {
         raw.write(0, slab)?;
         let first = number * at_once;
-        let mut tensor = TensorArg::new(weight, raw.address());
-        tensor.dims = [1, 1, (slab.len() / row_bytes) as i64, tensor.dims[3]];
-        let quants = address + (first * packed.blocks * quant_bytes) as u64;
-        let scales = (first * packed.scale_stride() * scale_bytes) as u64;
-        let launch = Launch::over(function, tensor.rows() * packed.scale_stride() as u64)
-            .arg(tensor)
-            .arg(quants)
-            .arg(address + packed.scales_at as u64 + scales)
-            .arg(packed.blocks as i64)
-            .arg(packed.format.code());
+        let rows = (first, slab.len() / row_bytes);
+        let launch = packed.pack_rows(function, TensorArg::new(weight, raw.address()), rows, address);
         launch.issue(&inner.context, stream.handle, false)?;
         // The next slab overwrites the uploaded bytes.
         stream.synchronize()?;

@@ -1,0 +1,215 @@
+//! Copies of the selected slices of a weight from pinned host memory, made by a kernel: the indices that select them are
+//! on the device, and the host does not wait for them (kernels/experts_stream.cu).
+//!
+//! The slices that were selected last are prefetched: batches of one text use much the same experts.
+
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use quadriga_graph::{DType, Tensor};
+use quadriga_runtime::{BackendError, Buffer, Layout, Region, SliceSelection, Usage};
+
+use crate::buffer::DeviceBuffer;
+use crate::context::Context;
+use crate::inner::BackendInner;
+use crate::kernels::KernelFile;
+use crate::launch::{Argument, Launch, TensorArg};
+use crate::lower::formats::PackedMatrix;
+
+/// As in experts_stream.cu: bytes that a block loads at once, threads of a block, the most slices.
+const UNIT_BYTES: usize = 32 << 10;
+const THREADS: u32 = 512;
+const MAX_SLICES: usize = 1024;
+/// Blocks of a launch.
+const BLOCKS: u32 = 32;
+/// Bytes that are packed at a time where the host's memory cannot be read by kernels.
+const SLAB_BYTES: usize = 8 << 20;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct SliceStream {
+    from: [u64; 3],
+    border: [u64; 2],
+    bytes: u64,
+    slice_bytes: u64,
+    ids: u64,
+    id_count: u64,
+    last: u64,
+    to: u64,
+    scales: u64,
+    slices: u32,
+    rows: u32,
+    row_bytes: u32,
+    blocks: u32,
+    prefetch: u32,
+    prefetched: u32,
+}
+
+// SAFETY: `struct SliceStream` of experts_stream.cu has the same fields in the same order.
+unsafe impl Argument for SliceStream {}
+
+/// Where a weight is in pinned memory: byte `n` is at `address[i] + n`, where `i` counts the borders up to `n`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PinnedSource {
+    pub(crate) border: [u64; 2],
+    pub(crate) address: [u64; 3],
+}
+
+impl PinnedSource {
+    /// Pinned memory of `bytes` from an address on.
+    pub(crate) fn whole(address: u64, bytes: usize) -> PinnedSource {
+        PinnedSource { border: [0, bytes as u64], address: [address; 3] }
+    }
+
+    /// Whether 16 bytes at a time can be loaded, if the weight is aligned where it is copied to.
+    fn is_aligned(&self) -> bool {
+        self.border.iter().chain(&self.address).all(|number| number.is_multiple_of(16))
+    }
+}
+
+/// The device's address of page-locked host memory.
+pub(crate) fn device_pointer(host: *const u8) -> Option<u64> {
+    let mut address = 0;
+    // SAFETY: writes the address it is given; memory that is not page-locked is an error.
+    let code =
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, host.cast_mut().cast::<c_void>(), 0) };
+    (code == sys::CUresult::CUDA_SUCCESS).then_some(address)
+}
+
+/// What a queue remembers of a copy.
+pub(crate) struct SliceMemory {
+    work: SliceStream,
+    kernel: &'static CStr,
+    /// A counter, and a bit for each slice that was selected last.
+    _last: DeviceBuffer,
+}
+
+impl SliceMemory {
+    /// `None` if the kernel cannot copy these slices.
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        selection: &SliceSelection,
+        source: PinnedSource,
+        (ids, to): (u64, u64),
+    ) -> Result<Option<SliceMemory>, BackendError> {
+        let (weight, slices) = (&selection.weight, selection.slices());
+        let rows = weight.dims4()[2];
+        let Some(kernel) = kernel(weight, selection.layout) else { return Ok(None) };
+        let slice_bytes = weight.bytes() / slices.max(1);
+        let few = (1..=MAX_SLICES).contains(&slices) && slice_bytes >= 16;
+        if !few || !source.is_aligned() || !to.is_multiple_of(16) {
+            return Ok(None);
+        }
+        let words = 1 + slices.div_ceil(32);
+        let last = DeviceBuffer::new(context, words * 4, Usage::Compute)?;
+        last.clear(0, words * 4)?;
+        let packed = PackedMatrix::of(weight).filter(|_| selection.layout != Layout::Plain);
+        let work = SliceStream {
+            from: source.address,
+            border: source.border,
+            bytes: weight.bytes() as u64,
+            slice_bytes: slice_bytes as u64,
+            ids,
+            id_count: (selection.ids.bytes / 4) as u64,
+            last: last.address(),
+            to,
+            scales: packed.map_or(0, |packed| to + packed.scales_at as u64),
+            slices: slices as u32,
+            rows: rows as u32,
+            row_bytes: (slice_bytes / rows.max(1)) as u32,
+            blocks: packed.map_or(0, |packed| packed.blocks as u32),
+            prefetch: 0,
+            prefetched: 0,
+        };
+        Ok(Some(SliceMemory { work, kernel, _last: last }))
+    }
+
+    /// Whether it is of a copy between these places.
+    pub(crate) fn is_of(&self, source: PinnedSource, (ids, to): (u64, u64)) -> bool {
+        let SliceStream { from, border, ids: own_ids, to: own, .. } = self.work;
+        (from, border, own_ids, own) == (source.address, source.border, ids, to)
+    }
+
+    /// Copies the selected slices, or those that were selected last.
+    pub(crate) fn issue(
+        &self,
+        inner: &BackendInner,
+        stream: sys::CUstream,
+        (prefetch, prefetched): (bool, bool),
+    ) -> Result<(), BackendError> {
+        let work = SliceStream { prefetch: prefetch.into(), prefetched: prefetched.into(), ..self.work };
+        let shared = UNIT_BYTES as u32 + 32;
+        let function = inner.kernels.function(KernelFile::ExpertsStream, self.kernel)?;
+        let launch = Launch::new(function, [BLOCKS, 1, 1], THREADS).shared_bytes(shared).urgent();
+        launch.arg(work).issue(&inner.context, stream, false)
+    }
+}
+
+/// The kernel that copies slices of a weight to a layout.
+fn kernel(weight: &Tensor, layout: Layout) -> Option<&'static CStr> {
+    Some(match (layout, weight.dtype()) {
+        (Layout::Plain, _) => c"k_stream_slices_plain",
+        (_, DType::Q4_0) => c"k_stream_slices_q4_0",
+        (_, DType::Q4_1) => c"k_stream_slices_q4_1",
+        (_, DType::Q4_K) => c"k_stream_slices_q4_k",
+        (_, DType::Q8_0) => c"k_stream_slices_q8_0",
+        (_, DType::MXFP4) => c"k_stream_slices_mxfp4",
+        _ => return None,
+    })
+}
+
+/// Whether the kernel packs a weight: a block packs whole rows.
+pub(crate) fn packs(weight: &Tensor) -> bool {
+    let row_bytes = weight.bytes() / weight.shape().rows().max(1);
+    kernel(weight, Layout::Packed(0)).is_some() && (1..=UNIT_BYTES).contains(&row_bytes)
+}
+
+/// Packs a weight some rows at a time, where the host's memory cannot be read by kernels: `copy` copies bytes of the
+/// weight to device memory, in the order of the stream.
+pub(crate) fn pack_by_slabs(
+    inner: &Arc<BackendInner>,
+    stream: sys::CUstream,
+    weight: &Tensor,
+    to: u64,
+    mut copy: impl FnMut(usize, &Region) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    let packed = PackedMatrix::of(weight)
+        .ok_or_else(|| BackendError::Foreign { backend: inner.context.name.clone(), what: "layout" })?;
+    let (rows, function) = (weight.shape().rows(), inner.kernels.function(KernelFile::Pack, c"k_pack")?);
+    let row_bytes = (weight.bytes() / rows.max(1)).max(1);
+    let at_once = (SLAB_BYTES / row_bytes).clamp(1, rows.max(1));
+    let slab = DeviceBuffer::new(&inner.context, at_once * row_bytes, Usage::Compute)?;
+    let address = slab.address();
+    let slab: Arc<dyn Buffer> = Arc::new(slab);
+    for first in (0..rows).step_by(at_once) {
+        let count = at_once.min(rows - first);
+        copy(first * row_bytes, &Region::new(Arc::clone(&slab), 0, count * row_bytes)?)?;
+        let launch = packed.pack_rows(function, TensorArg::new(weight, address), (first, count), to);
+        launch.issue(&inner.context, stream, false)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_have_the_same_sizes() {
+        let text = include_str!("../kernels/experts_stream.cu");
+        for (name, value) in [("UNIT", UNIT_BYTES), ("THREADS", THREADS as usize), ("MAX_SLICES", MAX_SLICES)]
+        {
+            assert!(text.contains(&format!("#define {name} {value}\n")), "{name}");
+        }
+    }
+
+    #[test]
+    fn pinned_memory_must_be_aligned() {
+        let source = PinnedSource { border: [4080, 8176], address: [64, 4096, 32] };
+        assert!(source.is_aligned());
+        assert!(!PinnedSource { border: [4081, 8177], ..source }.is_aligned());
+        assert!(!PinnedSource { address: [64, 4100, 32], ..source }.is_aligned());
+        assert!(PinnedSource::whole(4096, 160).is_aligned());
+    }
+}
