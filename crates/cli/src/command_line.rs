@@ -11,7 +11,7 @@ use clap::Command;
 
 use crate::failure::{Failure, Outcome};
 use crate::foreign_options::{
-    COMMANDS, OPTIONAL_VALUES, OptionalValue, SPELLINGS, TRANSLATIONS, UNSUPPORTED,
+    COMMANDS, LISTS, OPTIONAL_VALUES, OptionalValue, SPELLINGS, TRANSLATIONS, UNSUPPORTED,
 };
 use crate::similar::nearest;
 
@@ -52,6 +52,14 @@ pub(crate) fn normalize(
         }
         let long = SPELLINGS.iter().find(|(short, _)| *short == name).map_or(name, |(_, long)| *long);
         let mut value = value.map(OsString::from);
+        let mut long = long;
+        if let Some((_, list)) = LISTS.iter().find(|(option, _)| *option == long)
+            && subcommand.is_some_and(|command| command.get_name() == "bench")
+            && let Some(values) = value.as_ref().or(arguments.peek()).and_then(|value| value.to_str())
+            && values.contains(',')
+        {
+            long = list;
+        }
         if let Some(option) = OPTIONAL_VALUES.iter().find(|option| option.name == long && value.is_none()) {
             value = Some(optional_value(name, option, &mut arguments)?);
         }
@@ -179,6 +187,9 @@ mod tests {
             ("q run --reasoning-budget=-1 hi", "q run hi"),
             ("q run --no-conversation -sysf f hi", "q run --raw --system-file f hi"),
             ("q run serve", "q run serve"),
+            ("q bench -t 1,2 -ngl=0,5", "q bench --threads-list 1,2 --gpu-layers-list=0,5"),
+            ("q bench -t 1 -ngl 5", "q bench -t 1 --gpu-layers 5"),
+            ("q run -t 1,2", "q run -t 1,2"),
             ("q -ngl", "q --gpu-layers"),
             (
                 "q run -ub 64 -tb=3 -cnv -r --keep -dev none",

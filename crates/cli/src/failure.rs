@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use quadriga_cpu::{Error as CpuError, PoolError};
 use quadriga_llm::{Error as LlmError, StateError};
-use quadriga_runtime::RuntimeError;
+use quadriga_runtime::{BackendError, RuntimeError};
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -96,6 +96,11 @@ fn advice(error: &LlmError) -> Option<&'static str> {
         LlmError::Fetch { .. } => "-m FILE uses another model",
         LlmError::Cpu(CpuError::Isa(_)) => "QUADRIGA_ISA names it",
         LlmError::Cpu(CpuError::Pool(PoolError::Count(_))) => "-t is the number of threads",
+        LlmError::Runtime(RuntimeError::Device { error, .. })
+            if matches!(**error, BackendError::OutOfMemory { .. }) =>
+        {
+            "a smaller context (-c) or batch (-b), --cache-type q8_0, or fewer layers on the GPU (-ngl) need less"
+        }
         LlmError::Runtime(RuntimeError::OverBudget(_)) => {
             "use fewer layers on the GPU (-ngl) or a larger --vram-budget"
         }

@@ -3,6 +3,7 @@
 /// Options with a single dash, as in llama.cpp, and other spellings, with the long forms that the parser knows.
 pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-ngl", "--gpu-layers"),
+    ("--n-gpu-layers", "--gpu-layers"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-sys", "--system"),
@@ -55,6 +56,10 @@ pub(crate) const TRANSLATIONS: &[(&str, &str, Option<&str>)] = &[
     ("--reasoning-budget", "0", Some("--reasoning=off")),
     ("--reasoning-budget", "-1", None),
 ];
+
+/// Options of `bench` whose value may be a list, and the option that takes lists.
+pub(crate) const LISTS: &[(&str, &str)] =
+    &[("-t", "--threads-list"), ("--threads", "--threads-list"), ("--gpu-layers", "--gpu-layers-list")];
 
 const HOOKS: &str = "sampling hooks of the library can constrain answers";
 const FILTERS: &str = "--top-p, --min-p and --typical limit the choice of tokens";

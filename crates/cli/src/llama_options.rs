@@ -32,9 +32,9 @@ pub(crate) struct LlamaOptions {
     /// No effect
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on", hide = true)]
     color: Option<String>,
-    /// No effect
+    /// No effect but on bench
     #[arg(long, hide = true)]
-    no_warmup: bool,
+    pub(crate) no_warmup: bool,
     /// No effect
     #[arg(long, hide = true)]
     no_context_shift: bool,
@@ -53,7 +53,7 @@ impl LlamaOptions {
             (self.mlock, "--mlock has no effect: the system decides which pages stay in memory"),
             (self.jinja, "--jinja has no effect: chat templates are always those of the model"),
             (self.color.is_some(), "--color has no effect: reasoning is dimmed on a terminal, nothing else has a colour"),
-            (self.no_warmup, "--no-warmup has no effect: only bench warms up, with a round that it does not count"),
+            (self.no_warmup, "--no-warmup has no effect: only bench warms up"),
             (
                 self.no_context_shift,
                 "--no-context-shift has no effect: an answer ends where the context is full, and chat drops the oldest turns",

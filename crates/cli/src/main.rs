@@ -18,6 +18,7 @@ mod commands;
 mod environment;
 mod failure;
 mod fetch;
+mod file_hint;
 mod foreign_options;
 mod interrupt;
 mod kernel_progress;

@@ -15,7 +15,7 @@ use quadriga_view::format::plural;
 use crate::failure::{Failure, Outcome};
 use crate::llama_options::LlamaOptions;
 use crate::placement_options::PlacementOptions;
-use crate::{backends, fetch, interrupt, size, values};
+use crate::{backends, fetch, file_hint, interrupt, size, values};
 
 /// Options of the model and the devices.
 #[derive(Clone, clap::Args)]
@@ -165,6 +165,23 @@ impl ModelOptions {
         ModelOptions { model: file.map(std::path::Path::to_owned).or(self.model.clone()), ..self.clone() }
     }
 
+    /// The same options with another number of layers on the GPU.
+    pub(crate) fn with_gpu_layers(&self, layers: GpuLayers) -> ModelOptions {
+        ModelOptions { placement: self.placement.with_gpu_layers(layers), ..self.clone() }
+    }
+
+    /// The number of layers on the GPU as the command line has it.
+    pub(crate) fn gpu_layers_text(&self) -> String {
+        self.placement.gpu_layers_text()
+    }
+
+    /// The same options without `--no-warmup`, which has an effect on a benchmark, and whether that is to warm up.
+    pub(crate) fn without_no_warmup(&self) -> (ModelOptions, bool) {
+        let mut options = self.clone();
+        options.llama.no_warmup = false;
+        (options, !self.llama.no_warmup)
+    }
+
     /// Whether a file was given with `-m`.
     pub(crate) fn has_file(&self) -> bool {
         self.model.is_some()
@@ -281,11 +298,15 @@ impl ModelOptions {
     }
 }
 
-/// Adds the path to errors about a file's contents that do not name it.
+/// Adds the path to errors about a file's contents that do not name it, and what the file is if it is no model.
 fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> Failure {
     let text = error.to_string();
     let name = path.display().to_string();
-    Failure::Message(if text.contains(&name) { text } else { format!("{name}: {text}") })
+    let text = if text.contains(&name) { text } else { format!("{name}: {text}") };
+    Failure::Message(match file_hint::hint(path).filter(|_| matches!(error, quadriga_llm::Error::File(_))) {
+        Some(hint) => format!("{text}; {hint}"),
+        None => text,
+    })
 }
 
 impl Prepared {

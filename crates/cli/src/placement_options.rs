@@ -49,7 +49,7 @@ pub(crate) struct PlacementOptions {
 }
 
 /// Parses a number of layers; -1 and -2 are llama.cpp's numbers for auto and all.
-fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
+pub(crate) fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
     match text {
         "-1" => Ok(GpuLayers::Auto),
         "-2" => Ok(GpuLayers::All),
@@ -66,6 +66,20 @@ impl PlacementOptions {
             cpu_moe: false,
             n_cpu_moe: None,
             override_tensor: Vec::new(),
+        }
+    }
+
+    /// The same options with another number of layers.
+    pub(crate) fn with_gpu_layers(&self, gpu_layers: GpuLayers) -> PlacementOptions {
+        PlacementOptions { gpu_layers, ..self.clone() }
+    }
+
+    /// The number of layers as the command line has it.
+    pub(crate) fn gpu_layers_text(&self) -> String {
+        match self.gpu_layers {
+            GpuLayers::All => "all".to_owned(),
+            GpuLayers::Count(count) => count.to_string(),
+            GpuLayers::Auto => "auto".to_owned(),
         }
     }
 
@@ -87,11 +101,7 @@ impl PlacementOptions {
     /// Prints which options have no effect, and why no layer is on a GPU if they ask for one. `named` are the devices as the
     /// command line has them.
     pub(crate) fn explain(&self, model: &Model, devices: &Devices, named: &[String], forecast: &Plan) {
-        let wanted = match self.gpu_layers {
-            GpuLayers::All => "-ngl all".to_owned(),
-            GpuLayers::Count(count) => format!("-ngl {count}"),
-            GpuLayers::Auto => "-ngl auto".to_owned(),
-        };
+        let wanted = format!("-ngl {}", self.gpu_layers_text());
         if self.cpu_moe || self.n_cpu_moe.is_some_and(|layers| layers > 0) {
             let option = if self.cpu_moe { "--cpu-moe" } else { "--n-cpu-moe" };
             if model.hyperparameters().layers.iter().all(|layer| layer.experts.is_none()) {

@@ -52,9 +52,14 @@ struct Recorder {
 }
 
 impl RecordOptions {
+    /// Whether the options request a recording.
+    pub(crate) fn is_on(&self) -> bool {
+        self.trace.is_some() || self.stats
+    }
+
     /// Prepares a recording if the options request one. An unwritable file is an error before the model is loaded.
     pub(crate) fn start(&self, options: &ModelOptions, prepared: &Prepared) -> Outcome<Option<Recording>> {
-        if self.trace.is_none() && !self.stats {
+        if !self.is_on() {
             return Ok(None);
         }
         let backends = prepared.devices.backends();

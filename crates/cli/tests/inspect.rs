@@ -45,6 +45,46 @@ fn a_summary_is_printed_and_tensors_on_request() {
 }
 
 #[test]
+fn what_is_special_and_whether_it_is_supported_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let of = |architecture: &str| {
+        let line = ["synth", "--arch", architecture, "--layers", "4", "-o"];
+        let synth = Command::new(env!("CARGO_BIN_EXE_quadriga")).args(line).arg(&path).output().unwrap();
+        assert!(synth.status.success(), "{synth:?}");
+        let shown = String::from_utf8(inspect(&path, &[]).stdout).unwrap();
+        assert!(shown.contains("supported        yes"), "{shown}");
+        shown
+    };
+    for (architecture, part) in [
+        ("bert", "pooling          mean"),
+        ("gpt-oss", "sliding window   128 tokens in 2 of 4 layers"),
+        ("qwen3moe", "experts          2 of 4 of width 64, in 4 of 4 layers"),
+        ("deepseek2", "latent attention rank 32, 16 rotated elements, cached as one vector"),
+        ("qwen35", "recurrent        3 of 4 layers, a state of "),
+    ] {
+        let shown = of(architecture);
+        assert!(shown.contains(part), "{part:?} is not in\n{shown}");
+    }
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "abacus").unwrap();
+    writer.write(&path).unwrap();
+    let shown = String::from_utf8(inspect(&path, &[]).stdout).unwrap();
+    assert!(shown.contains("no: architecture \"abacus\" is not supported yet"), "{shown}");
+    let list =
+        Command::new(env!("CARGO_BIN_EXE_quadriga")).args(["inspect", "--architectures"]).output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(names.is_sorted() && names.len() == quadriga_llm::models::architectures().count(), "{list}");
+    assert!(list.contains("bert           all-MiniLM, bge, e5"), "{list}");
+    // The README lists the same.
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+    for name in names {
+        assert!(readme.contains(&format!("`{name}`")), "README.md lacks {name}");
+    }
+}
+
+#[test]
 fn everything_is_printed_as_json() {
     let folder = tempfile::tempdir().unwrap();
     let output = inspect(&model(folder.path()), &["--json"]);

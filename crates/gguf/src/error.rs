@@ -156,7 +156,7 @@ pub enum FormatErrorKind {
          (incomplete download?)"
     )]
     TooMany { count: u64, min_bytes: u64, left: u64 },
-    #[error("not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"")]
+    #[error("not a GGUF file: it does not start with \"GGUF\"")]
     Magic { found: [u8; 4] },
     #[error(
         "GGUF version {found} is not supported (2 and 3 are); convert the model again with a current converter"

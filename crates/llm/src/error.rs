@@ -14,7 +14,7 @@ pub enum Error {
     File(#[from] quadriga_gguf::Error),
 
     /// The architecture of the model is not supported.
-    #[error("the architecture {name:?} is not supported (supported: {known})")]
+    #[error("the architecture {name:?} is not supported yet (supported: {known})")]
     UnsupportedArchitecture {
         /// The name in the file.
         name: String,

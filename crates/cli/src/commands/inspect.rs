@@ -1,19 +1,27 @@
 //! `quadriga inspect`: metadata and tensors of a GGUF file.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use quadriga_gguf::{File, Summary, Tensor, Value};
+use quadriga_llm::{Error, LayerShape, models};
+use quadriga_view::format::plural;
 use serde_json::{Map, json};
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::terminal::{self, Escaping};
+use crate::{file_hint, size};
 
 /// Arguments of `quadriga inspect`.
 #[derive(clap::Args)]
 pub(crate) struct InspectArgs {
     /// GGUF file; of a split model, any of its parts
-    file: PathBuf,
+    #[arg(required_unless_present = "architectures")]
+    file: Option<PathBuf>,
+    /// List the architectures that are supported, with well-known models of each
+    #[arg(long, conflicts_with_all = ["file", "tensors", "json"])]
+    architectures: bool,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -24,8 +32,15 @@ pub(crate) struct InspectArgs {
 
 /// Prints a summary of a model file, optionally with a table of its tensors, or everything as JSON.
 pub(crate) fn inspect(arguments: &InspectArgs) -> Outcome {
-    let file = File::open(&arguments.file)?;
     let mut out = BufWriter::new(io::stdout().lock());
+    let Some(path) = &arguments.file else {
+        print_architectures(&mut out)?;
+        return Ok(out.flush()?);
+    };
+    let file = File::open(path).map_err(|error| match file_hint::hint(path) {
+        Some(hint) => Failure::Message(format!("{error}; {hint}")),
+        None => error.into(),
+    })?;
     if arguments.json {
         print_json(&file, &mut out)?;
     } else {
@@ -36,6 +51,9 @@ pub(crate) fn inspect(arguments: &InspectArgs) -> Outcome {
 
 fn print_text(file: &File, tensors: bool, out: &mut impl Write) -> io::Result<()> {
     write!(out, "{}", Summary::of(file))?;
+    for (label, text) in details(file) {
+        writeln!(out, "{label:<16} {text}")?;
+    }
     if !tensors {
         return Ok(());
     }
@@ -49,6 +67,68 @@ fn print_text(file: &File, tensors: bool, out: &mut impl Write) -> io::Result<()
         writeln!(out, "{name:width$}  {dtype:8} {shape:>24} {bytes:>14} {offset:>14}")?;
     }
     Ok(())
+}
+
+fn print_architectures(out: &mut impl Write) -> io::Result<()> {
+    let mut names: Vec<&str> = models::architectures().collect();
+    names.sort_unstable();
+    for name in names {
+        writeln!(out, "{name:<14} {}", models::known_models(name).unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+/// Whether the model can be run, and what is special in its layers.
+fn details(file: &File) -> Vec<(&'static str, String)> {
+    let hyper = match models::hyperparameters(file) {
+        Ok(hyper) => hyper,
+        Err(Error::UnsupportedArchitecture { name, .. }) => {
+            let text =
+                format!("no: architecture {name:?} is not supported yet (see inspect --architectures)");
+            return vec![("supported", text)];
+        }
+        Err(error) => return vec![("supported", format!("no: {error}"))],
+    };
+    let layers = hyper.layers.len();
+    let count = |holds: &dyn Fn(&LayerShape) -> bool| {
+        let found = hyper.layers.iter().filter(|layer| holds(layer)).count();
+        format!("{found} of {}", plural(layers, "layer", "layers"))
+    };
+    let mut lines = vec![("supported", "yes".to_owned())];
+    if hyper.encoder {
+        lines.push(("encoder", "yes, for embeddings (quadriga embed)".to_owned()));
+    }
+    if let Some(pooling) = hyper.pooling {
+        lines.push(("pooling", pooling.name().to_owned()));
+    }
+    if let Some(window) = hyper.window() {
+        let layers = count(&|layer| layer.attention && layer.window.is_some());
+        lines.push(("sliding window", format!("{window} tokens in {layers}")));
+    }
+    if let Some(experts) = hyper.layers.iter().find_map(|layer| layer.experts) {
+        let shared = match experts.shared_width {
+            0 => String::new(),
+            width => format!(", and one of width {width} for all tokens"),
+        };
+        let layers = count(&|layer| layer.experts.is_some());
+        lines.push((
+            "experts",
+            format!("{} of {} of width {}{shared}, in {layers}", experts.used, experts.count, experts.width),
+        ));
+    }
+    if let Some(latent) = hyper.latent {
+        let cached = if latent.absorbed { "cached as one vector" } else { "cached as keys and values" };
+        lines.push((
+            "latent attention",
+            format!("rank {}, {} rotated elements, {cached}", latent.rank, latent.rotated),
+        ));
+    }
+    if let Some(shape) = &hyper.recurrent {
+        let bytes = 4 * (shape.conv_state() + shape.delta_state()) as u64;
+        let layers = count(&|layer| !layer.attention);
+        lines.push(("recurrent", format!("{layers}, a state of {} each", size::text(bytes))));
+    }
+    lines
 }
 
 fn print_json(file: &File, out: &mut impl Write) -> io::Result<()> {
@@ -82,6 +162,7 @@ fn print_json(file: &File, out: &mut impl Write) -> io::Result<()> {
         "parts": file.paths().map(|path| path.to_string_lossy()).collect::<Vec<_>>(),
         "file_bytes": summary.file_bytes,
         "architecture": summary.architecture,
+        "details": details(file).into_iter().collect::<BTreeMap<_, _>>(),
         "name": summary.name,
         "quantization": summary.file_type,
         "parameters": summary.parameters,
@@ -92,7 +173,7 @@ fn print_json(file: &File, out: &mut impl Write) -> io::Result<()> {
             "pre": tokenizer.pre,
             "tokens": tokenizer.tokens,
             "merges": tokenizer.merges,
-            "special": tokenizer.special.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+            "special": tokenizer.special.into_iter().collect::<BTreeMap<_, _>>(),
             "chat_template": tokenizer.chat_template,
         })),
         "metadata": metadata,

@@ -10,6 +10,8 @@ use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
 pub(super) struct Architecture {
     /// The name in GGUF files, which is the prefix of its keys, too.
     pub(super) name: &'static str,
+    /// Well-known models of it.
+    pub(super) models: &'static str,
     /// Which elements of a head RoPE rotates as a pair.
     pub(super) pairing: Pairing,
     /// The kind of its norms.

@@ -7,8 +7,14 @@ use super::builder::{LayerBuilder, ModelBuilder};
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "bert", pairing: Pairing::Half, norm: NormKind::Layer, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "bert",
+    models: "all-MiniLM, bge, e5",
+    pairing: Pairing::Half,
+    norm: NormKind::Layer,
+    read,
+    build,
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     read_encoder(keys, hyper)?;

@@ -8,8 +8,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "command-r", pairing: Pairing::Adjacent, norm: NormKind::Layer, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "command-r",
+    models: "Command R and R+",
+    pairing: Pairing::Adjacent,
+    norm: NormKind::Layer,
+    read,
+    build,
+};
 
 /// Models of this many layers have norms of queries and keys.
 const WITH_HEAD_NORMS: usize = 64;

@@ -8,8 +8,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys, NormKind};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "deepseek2", pairing: Pairing::Adjacent, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "deepseek2",
+    models: "DeepSeek V2, V2 Lite, V3 and R1, Kimi K2",
+    pairing: Pairing::Adjacent,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     let key = "attention.temperature_scale";

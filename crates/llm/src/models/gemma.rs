@@ -7,8 +7,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "gemma", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gemma",
+    models: "Gemma 1",
+    pairing: Pairing::Half,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 /// The embedding is scaled by the root of its width in all of the family.
 pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {

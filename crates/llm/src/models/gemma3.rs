@@ -9,8 +9,14 @@ use super::gemma;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "gemma3", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gemma3",
+    models: "Gemma 3 (text)",
+    pairing: Pairing::Half,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 /// The number of layers of the 27B model.
 const LARGEST: usize = 62;

@@ -8,8 +8,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "glm4", pairing: Pairing::Adjacent, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "glm4",
+    models: "GLM 4 (dense)",
+    pairing: Pairing::Adjacent,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;

@@ -8,8 +8,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys, NormKind, WindowPattern};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "gpt-oss", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gpt-oss",
+    models: "gpt-oss 20B and 120B",
+    pairing: Pairing::Half,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 /// The window of files that do not name it.
 const WINDOW: usize = 128;

@@ -8,8 +8,13 @@ use super::llama;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "granite", pairing: Pairing::Adjacent, read, ..llama::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "granite",
+    models: "Granite 3 and 4 (dense)",
+    pairing: Pairing::Adjacent,
+    read,
+    ..llama::ARCHITECTURE
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;

@@ -5,8 +5,12 @@ use super::granite;
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "granitemoe", read, ..granite::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "granitemoe",
+    models: "Granite 3 and 4 with experts",
+    read,
+    ..granite::ARCHITECTURE
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     granite::read_scales(keys, hyper)?;

@@ -8,8 +8,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "llama", pairing: Pairing::Adjacent, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "llama",
+    models: "Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM 1 and 2",
+    pairing: Pairing::Adjacent,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.find_experts(keys, ExpertDefaults::NORMALIZED_SOFTMAX)?;

@@ -101,10 +101,21 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|architecture| architecture.name)
 }
 
+fn sorted_names() -> Vec<&'static str> {
+    let mut names: Vec<_> = architectures().collect();
+    names.sort_unstable();
+    names
+}
+
+/// Well-known models of an architecture, as text; `None` if it is not supported.
+pub fn known_models(architecture: &str) -> Option<&'static str> {
+    ARCHITECTURES.iter().find(|known| known.name == architecture).map(|known| known.models)
+}
+
 fn find(name: &str) -> Result<&'static Architecture> {
     ARCHITECTURES.iter().find(|known| known.name == name).ok_or_else(|| Error::UnsupportedArchitecture {
         name: name.to_owned(),
-        known: architectures().collect::<Vec<_>>().join(", "),
+        known: sorted_names().join(", "),
     })
 }
 

@@ -7,8 +7,13 @@ use super::bert;
 use super::builder::ModelBuilder;
 use crate::Result;
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "nomic-bert", read: bert::read_encoder, build, ..bert::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "nomic-bert",
+    models: "Nomic Embed Text",
+    read: bert::read_encoder,
+    build,
+    ..bert::ARCHITECTURE
+};
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
     let embedded = model.embed_type(model.embed())?;

@@ -8,8 +8,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "olmo2", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "olmo2",
+    models: "OLMo 2 and 3",
+    pairing: Pairing::Half,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "olmoe", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+    Architecture { name: "olmoe", models: "OLMoE", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.read_experts(keys, ExpertDefaults { normalize: false, ..ExpertDefaults::NORMALIZED_SOFTMAX })

@@ -8,6 +8,7 @@ use super::llama;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "phi3",
+    models: "Phi 3, 3.5 and 4",
     pairing: Pairing::Half,
     read: |keys, _| keys.refuse_experts(),
     ..llama::ARCHITECTURE

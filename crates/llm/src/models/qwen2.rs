@@ -6,5 +6,10 @@ use quadriga_graph::Pairing;
 use super::architecture::Architecture;
 use super::llama;
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen2", pairing: Pairing::Half, read: llama::read_dense, ..llama::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "qwen2",
+    models: "Qwen 2 and 2.5, QwQ, DeepSeek R1 Distill Qwen",
+    pairing: Pairing::Half,
+    read: llama::read_dense,
+    ..llama::ARCHITECTURE
+};

@@ -6,7 +6,8 @@ use super::qwen2;
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture { name: "qwen2moe", read, ..qwen2::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { name: "qwen2moe", models: "Qwen 1.5 and 2 with experts", read, ..qwen2::ARCHITECTURE };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     let defaults = ExpertDefaults {

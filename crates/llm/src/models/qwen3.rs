@@ -9,6 +9,7 @@ use crate::Result;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3",
+    models: "Qwen 3 (dense), Qwen3 Embedding",
     pairing: Pairing::Half,
     read: llama::read_dense,
     build,

@@ -8,8 +8,14 @@ use super::builder::{DeltaLayout, LayerBuilder, ModelBuilder};
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen35", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "qwen35",
+    models: "Qwen 3.5 and 3.6 (dense)",
+    pairing: Pairing::Half,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys};
 
 pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen35moe", read, ..qwen35::ARCHITECTURE };
+    Architecture { name: "qwen35moe", models: "Qwen 3.5 and 3.6 with experts", read, ..qwen35::ARCHITECTURE };
 
 /// Recurrent layers, and experts in all layers.
 pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {

@@ -5,7 +5,12 @@ use super::qwen3;
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture { name: "qwen3moe", read, ..qwen3::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "qwen3moe",
+    models: "Qwen3 30B-A3B and 235B-A22B, Qwen3 Coder",
+    read,
+    ..qwen3::ARCHITECTURE
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     let width = ExpertDefaults::SHARE_OF_DENSE;

@@ -6,7 +6,7 @@ use super::{qwen35, qwen35moe};
 use crate::Result;
 
 pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "qwen3next", build, ..qwen35moe::ARCHITECTURE };
+    Architecture { name: "qwen3next", models: "Qwen3-Next", build, ..qwen35moe::ARCHITECTURE };
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
     qwen35::build_with(model, DeltaLayout::Grouped)

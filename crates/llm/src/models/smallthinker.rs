@@ -9,8 +9,14 @@ use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "smallthinker", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "smallthinker",
+    models: "SmallThinker",
+    pairing: Pairing::Half,
+    norm: NormKind::Rms,
+    read,
+    build,
+};
 
 /// Layers from one that attends to everything to the next.
 const PERIOD: usize = 4;

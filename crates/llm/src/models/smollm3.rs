@@ -7,8 +7,13 @@ use super::llama;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, Keys};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "smollm3", pairing: Pairing::Adjacent, read, ..llama::ARCHITECTURE };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "smollm3",
+    models: "SmolLM 3",
+    pairing: Pairing::Adjacent,
+    read,
+    ..llama::ARCHITECTURE
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;

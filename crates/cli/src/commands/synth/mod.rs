@@ -254,7 +254,8 @@ impl SynthArgs {
         let Some(name) = &self.arch else { return Ok(preset.unwrap_or("llama")) };
         let known = models::architectures().find(|known| known == name);
         let known = known.ok_or_else(|| {
-            let names: Vec<_> = models::architectures().collect();
+            let mut names: Vec<_> = models::architectures().collect();
+            names.sort_unstable();
             Failure::Usage(format!("--arch {name} is not one of {}", names.join(", ")))
         })?;
         match preset {

@@ -1,0 +1,98 @@
+//! What is measured: an engine, or an encoder that only computes prompts.
+
+use std::time::Instant;
+
+use quadriga_llm::{Embedder, Engine};
+
+use super::samples::Samples;
+use crate::failure::Outcome;
+
+/// One measurement.
+pub(super) struct Test {
+    pub(super) kind: TestKind,
+    /// Tokens in the KV cache before it.
+    pub(super) depth: usize,
+    pub(super) samples: Samples,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TestKind {
+    /// Prompt processing: all tokens in batches.
+    Prompt,
+    /// Text generation: one token at a time.
+    Generation,
+}
+
+impl TestKind {
+    /// The name in tables and JSON, as in llama-bench.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            TestKind::Prompt => "pp",
+            TestKind::Generation => "tg",
+        }
+    }
+}
+
+impl Test {
+    /// The name of a row: `pp512 @ 1024`.
+    pub(super) fn title(&self) -> String {
+        let depth = if self.depth > 0 { format!(" @ {}", self.depth) } else { String::new() };
+        format!("{}{}{depth}", self.kind.name(), self.samples.tokens)
+    }
+}
+
+/// A loaded model.
+pub(super) enum Subject {
+    Engine(Box<Engine>),
+    Encoder(Box<Embedder>),
+}
+
+impl Subject {
+    /// Runs a test once. The seconds that it took.
+    pub(super) fn run(&mut self, test: &Test, tokens: &[u32]) -> Outcome<f64> {
+        let fed = tokens.get(..test.samples.tokens).unwrap_or_default();
+        match self {
+            Subject::Encoder(embedder) => {
+                // Longer prompts are several texts.
+                let texts: Vec<&[u32]> =
+                    fed.chunks(embedder.model().hyperparameters().context.max(1)).collect();
+                let started = Instant::now();
+                embedder.embed_batch(&texts)?;
+                Ok(started.elapsed().as_secs_f64())
+            }
+            Subject::Engine(engine) => {
+                let kept = engine.truncate(0, test.depth);
+                if let Some(missing) = tokens.get(kept..test.depth).filter(|missing| !missing.is_empty()) {
+                    engine.feed(missing)?;
+                    engine.checkpoint(0)?;
+                    engine.wait()?;
+                }
+                let started = Instant::now();
+                match test.kind {
+                    TestKind::Prompt => engine.feed(fed)?,
+                    TestKind::Generation if engine.options().greedy => continue_greedily(engine, fed)?,
+                    TestKind::Generation => fed.iter().try_for_each(|token| engine.feed(&[*token]))?,
+                }
+                engine.wait()?;
+                Ok(started.elapsed().as_secs_f64())
+            }
+        }
+    }
+
+    /// Whether a device computes the argmax.
+    pub(super) fn is_greedy(&self) -> bool {
+        matches!(self, Subject::Engine(engine) if engine.options().greedy)
+    }
+}
+
+/// Feeds the first token, then as many argmax tokens of the engine as there are others.
+fn continue_greedily(engine: &mut Engine, fed: &[u32]) -> Outcome {
+    let Some((first, rest)) = fed.split_first() else { return Ok(()) };
+    engine.feed(&[*first])?;
+    for _ in rest {
+        engine.run_ahead()?;
+        let token = engine.argmax(0)?;
+        engine.feed(&[token])?;
+    }
+    Ok(())
+}

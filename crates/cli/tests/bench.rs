@@ -1,0 +1,57 @@
+//! Lists, formats and encoders of `quadriga bench`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{Fixture, output};
+use serde_json::Value;
+
+#[test]
+fn lists_measure_every_combination() {
+    let fixture = Fixture::new(&["--no-vocab"]);
+    let flags = ["-p", "4,8", "-n", "2", "-d", "0,3", "-t", "1,2", "-r", "1", "-ngl", "0"];
+    let bench = |more: &[&str]| output(fixture.command("bench", &flags).args(more)).success().out;
+    let rows: Value = serde_json::from_str(&bench(&["-o", "json"])).unwrap();
+    let rows = rows.as_array().unwrap();
+    let row = |row: &Value| {
+        let test = if row["pp"].is_null() { &row["tg"] } else { &row["pp"] };
+        (row["threads"].as_u64().unwrap(), row["depth"].as_u64().unwrap(), test["n"].as_u64().unwrap())
+    };
+    let wanted: Vec<_> = [1, 2]
+        .into_iter()
+        .flat_map(|t| [0, 3].into_iter().flat_map(move |d| [4, 8, 2].map(|n| (t, d, n))))
+        .collect();
+    assert_eq!(rows.iter().map(row).collect::<Vec<_>>(), wanted);
+    assert!(rows.iter().all(|row| row["gpu_layers"] == "0"));
+    let markdown = bench(&["-o", "md"]);
+    assert_eq!(markdown.lines().count(), 2 + 12, "{markdown}");
+    assert!(markdown.starts_with("| model | size |") && markdown.contains("| pp8 @ 3 |"), "{markdown}");
+    let csv = bench(&["-o", "csv"]);
+    assert!(csv.lines().count() == 13 && csv.contains("\"tiny\",") && csv.contains("\"tg2 @ 3\""), "{csv}");
+    let table = bench(&[]);
+    assert!(table.matches("tok/s").count() == 2 && table.contains("(2 threads, "), "{table}");
+}
+
+#[test]
+fn an_encoder_has_prompts_only() {
+    let fixture = Fixture::new(&["--arch", "bert", "--context", "64", "--no-vocab"]);
+    let table = output(&mut fixture.command("bench", &["-p", "100,16", "-r", "2"])).success().out;
+    assert!(table.contains("pp100") && table.contains("pp16") && !table.contains("tg"), "{table}");
+    let json = output(&mut fixture.command("bench", &["-p", "16", "-r", "1", "--json"])).success().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert!(json["tg"].is_null() && json["pp"]["tok_s"].as_f64().unwrap() > 0.0, "{json}");
+    output(&mut fixture.command("bench", &["-p", "0"])).failed(2, &["encoder only has prompts"]);
+}
+
+#[test]
+fn a_benchmark_can_do_without_a_warm_up() {
+    let fixture = Fixture::new(&["--no-vocab"]);
+    let bench =
+        output(&mut fixture.command("bench", &["-p", "4", "-n", "0", "-r", "2", "--no-warmup", "--json"]));
+    let bench = bench.success();
+    let json: Value = serde_json::from_str(&bench.out).unwrap();
+    assert_eq!(json["pp"]["samples"].as_array().unwrap().len(), 2);
+    assert_eq!(bench.err, "");
+    let run = output(&mut Fixture::new(&[]).command("run", &["hi", "-n", "1", "--no-warmup"])).success();
+    assert!(run.err.contains("--no-warmup has no effect: only bench warms up"), "{run:?}");
+}
