@@ -2,7 +2,7 @@
 //!
 //! A step takes microseconds, so threads are woken once per [`Pool::run`] and not once per step. In a step, each thread
 //! takes the chunks of its own contiguous share and then steals from the other shares; between steps, all threads meet
-//! at a barrier. A waiting thread spins for a short while and then sleeps.
+//! at a barrier. A waiting thread polls for a while and then sleeps ([`patience`]).
 //!
 //! ```
 //! use quadriga_cpu::internals::pool::{Pool, Stopped};
@@ -25,20 +25,19 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p quadriga-cpu --release --test pool_model`.
 
 mod error;
+mod patience;
 mod sync;
 mod worker;
 
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 pub use error::{MAX_THREADS, PoolError, Stopped};
 use sync::{Arc, AtomicU32, INSIDE_A_JOB, JoinHandle, Mutex, Ordering, Signal, lock};
 use worker::Team;
 pub use worker::Worker;
-
-/// How often a thread polls a signal before it sleeps, when every thread has a core of its own: about 50 µs.
-const SPINS: u32 = if cfg!(loom) { 0 } else { 2000 };
 
 /// A job as the threads see it: borrowed by the run that waits for them, with its lifetime erased.
 #[derive(Clone, Copy)]
@@ -56,7 +55,8 @@ struct PoolInner {
     posted: Signal,
     /// Threads that have not finished the current run.
     unfinished: Signal,
-    spins: u32,
+    /// Longest poll for other threads of a run.
+    longest: Duration,
 }
 
 struct PoolThreads {
@@ -171,7 +171,7 @@ fn run_with<E: From<Stopped> + Send>(
     };
     match threads {
         None => {
-            let team = Team::new(1, 0);
+            let team = Team::new(1, Duration::ZERO);
             guarded(&Worker::new(0, &team), &team);
         }
         Some(threads) => {
@@ -196,7 +196,7 @@ struct FinishOnDrop<'a>(&'a PoolInner);
 
 impl Drop for FinishOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.unfinished.wait(self.0.spins, |left| left == 0);
+        self.0.unfinished.wait(self.0.longest, |left| left == 0);
         *lock(&self.0.job) = None;
     }
 }
@@ -207,13 +207,13 @@ impl PoolThreads {
             return Err(PoolError::Count(threads));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if threads > cores { SPINS / 40 } else { SPINS };
+        let longest = if threads > cores { patience::OVERSUBSCRIBED } else { patience::IN_RUN };
         let inner = Arc::new(PoolInner {
-            team: Team::new(threads, spins),
+            team: Team::new(threads, longest),
             job: Mutex::new(None),
             posted: Signal::new(0),
             unfinished: Signal::new(0),
-            spins,
+            longest,
         });
         let mut started = PoolThreads { inner, handles: Vec::with_capacity(threads - 1) };
         for index in 1..threads {
@@ -261,8 +261,11 @@ impl Drop for PoolThreads {
 /// The main loop of a pool thread: wait for a job, run it, count down; exit when woken without one.
 fn serve(index: usize, inner: &PoolInner) {
     let mut seen = 0;
+    let mut longest = inner.longest;
     loop {
-        inner.posted.wait(inner.spins, |now| now != seen);
+        let started = Instant::now();
+        inner.posted.wait(longest, |now| now != seen);
+        longest = patience::for_next_run(started.elapsed()).min(inner.longest);
         seen = seen.wrapping_add(1);
         let Some(job) = *lock(&inner.job) else { return };
         // SAFETY: the run that posted this job waits until `unfinished` is 0, so the job is alive here.

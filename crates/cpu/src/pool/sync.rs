@@ -19,6 +19,9 @@ pub(super) use std::{
 
 use std::cell::Cell;
 use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::patience;
 
 #[cfg(not(loom))]
 thread_local! {
@@ -44,7 +47,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> loom::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A counter that threads wait on: they spin for a while, then sleep until it changes.
+/// A counter that threads wait on: they poll for a while, then sleep until it changes.
 #[derive(Debug)]
 pub(super) struct Signal {
     value: AtomicU32,
@@ -86,18 +89,11 @@ impl Signal {
         self.value.store(value, Ordering::Release);
     }
 
-    /// Waits until `done(value)`, polling `spins` times before it sleeps.
-    pub(super) fn wait(&self, spins: u32, done: impl Fn(u32) -> bool) {
-        for poll in 0..spins {
-            if done(self.get()) {
-                return;
-            }
-            // Yield now and then: the thread waited for may need this core.
-            if poll % 256 == 255 {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+    /// Waits until `done(value)`, polling for at most `longest` before it sleeps.
+    pub(super) fn wait(&self, longest: Duration, done: impl Fn(u32) -> bool) {
+        // The model checker explores every order of events; polling would only add to them.
+        if !cfg!(loom) && patience::poll(longest, || done(self.get())) {
+            return;
         }
         let mut guard = lock(&self.lock);
         self.sleepers.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! A job's handle on the pool: the worker's index, chunks of work with work stealing, and the barrier.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use super::error::Stopped;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Signal};
@@ -14,7 +15,8 @@ struct CachePadded<T>(T);
 #[derive(Debug)]
 pub(super) struct Team {
     threads: u32,
-    spins: u32,
+    /// Longest poll at a barrier.
+    longest: Duration,
     stopped: AtomicBool,
     /// One per thread's share of a step: the step number in the high 32 bits, the next chunk of the share in the low.
     tickets: Box<[CachePadded<AtomicU64>]>,
@@ -23,10 +25,10 @@ pub(super) struct Team {
 }
 
 impl Team {
-    pub(super) fn new(threads: usize, spins: u32) -> Team {
+    pub(super) fn new(threads: usize, longest: Duration) -> Team {
         Team {
             threads: u32::try_from(threads).unwrap_or(u32::MAX),
-            spins,
+            longest,
             stopped: AtomicBool::new(false),
             tickets: (0..threads).map(|_| CachePadded(AtomicU64::new(0))).collect(),
             arrived: CachePadded(AtomicU32::new(0)),
@@ -167,7 +169,7 @@ impl<'team> Worker<'team> {
             team.arrived.0.store(0, Ordering::Relaxed);
             team.passed.0.add(1);
         } else {
-            team.passed.0.wait(team.spins, |now| now != passed);
+            team.passed.0.wait(team.longest, |now| now != passed);
         }
         if team.stopped.load(Ordering::Acquire) {
             return Err(Stopped::ByAnother);
