@@ -83,13 +83,15 @@ unsafe fn quantized<F: Avx512Format>(task: &Task<'_>) {
     }
 }
 
-/// Goes through the groups by twos, unpacking them with `unpack(group, first tile, tiles, destination)`.
+/// Goes through the groups by twos, unpacking them with `unpack(group, first tile, tiles, destination)`: some columns of
+/// all groups before the next columns, so that these columns of the activations stay in the L2 cache.
 unsafe fn unpacked(task: &Task<'_>, unpack: impl Fn(usize, usize, usize, *mut u8)) {
     let tiles = task.layout.columns().div_ceil(BLOCK);
-    for group in task.groups.clone().step_by(2) {
-        let pair = group + 1 < task.groups.end;
-        for first in (0..tiles).step_by(PANEL_TILES) {
-            let count = PANEL_TILES.min(tiles - first);
+    let panel_tiles = tiles.div_ceil(tiles.div_ceil(PANEL_TILES).max(1)).max(1);
+    for first in (0..tiles).step_by(panel_tiles) {
+        let count = panel_tiles.min(tiles - first);
+        for group in task.groups.clone().step_by(2) {
+            let pair = group + 1 < task.groups.end;
             let panel = [task.scratch, task.scratch.wrapping_add(count * TILE)];
             unpack(group, first, count, panel[0]);
             if pair {
@@ -131,30 +133,54 @@ unsafe fn strips(
         let next = next.wrapping_add(first * TILE).cast_const();
         // SAFETY: strips and panels hold `count` tiles from here on.
         unsafe {
-            match (two, pair) {
-                (true, true) => tile_2x2([a, next], panel, count),
-                (true, false) => tile_2x1([a, next], panel[0], count),
-                (false, true) => tile_1x2(a, panel, count),
-                (false, false) => tile_1x1(a, panel[0], count),
+            if first == 0 {
+                zero();
+            } else {
+                load::<0>(task, strip, group);
+                if pair {
+                    load::<1>(task, strip, group + 1);
+                }
+                if two {
+                    load::<2>(task, strip + 1, group);
+                    if pair {
+                        load::<3>(task, strip + 1, group + 1);
+                    }
+                }
             }
-            store::<0>(task, strip, group, first > 0);
+            match (two, pair) {
+                (true, true) => tile_2x2_more([a, next], panel, count),
+                (true, false) => tile_2x1_more([a, next], panel[0], count),
+                (false, true) => tile_1x2_more(a, panel, count),
+                (false, false) => tile_1x1_more(a, panel[0], count),
+            }
+            store::<0>(task, strip, group);
             if pair {
-                store::<1>(task, strip, group + 1, first > 0);
+                store::<1>(task, strip, group + 1);
             }
             if two {
-                store::<2>(task, strip + 1, group, first > 0);
+                store::<2>(task, strip + 1, group);
                 if pair {
-                    store::<3>(task, strip + 1, group + 1, first > 0);
+                    store::<3>(task, strip + 1, group + 1);
                 }
             }
         }
     }
 }
 
+/// Sets tmm0 to tmm3 to zero.
+///
+/// # Safety
+/// Tiles are configured.
+unsafe fn zero() {
+    // SAFETY: promised by the caller. No other code of the process keeps state in tile registers.
+    unsafe {
+        asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+    }
+}
+
 macro_rules! tile_loop {
-    ([$($zero:literal),*], [$($line:literal),*], $($name:ident = $value:expr),* ; $count:expr) => {
+    ([$($line:literal),*], $($name:ident = $value:expr),* ; $count:expr) => {
         asm!(
-            $($zero,)*
             "2:",
             $($line,)*
             "dec {count}",
@@ -174,7 +200,7 @@ macro_rules! tile_loop {
 pub(crate) unsafe fn tile_2x2(a: [*const u8; 2], b: [*const u8; 2], count: usize) {
     // SAFETY: promised by the caller.
     unsafe {
-        asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+        zero();
         tile_2x2_more(a, b, count);
     }
 }
@@ -187,7 +213,6 @@ pub(crate) unsafe fn tile_2x2_more(a: [*const u8; 2], b: [*const u8; 2], count: 
     // SAFETY: promised by the caller. No other code of the process keeps state in tile registers.
     unsafe {
         tile_loop!(
-            [],
             [
                 "tileloadd tmm6, [{b0} + {stride}*1]",
                 "tileloadd tmm4, [{a0} + {stride}*1]",
@@ -209,11 +234,10 @@ pub(crate) unsafe fn tile_2x2_more(a: [*const u8; 2], b: [*const u8; 2], count: 
 
 /// # Safety
 /// As [`tile_2x2`].
-unsafe fn tile_2x1(a: [*const u8; 2], b: *const u8, count: usize) {
+unsafe fn tile_2x1_more(a: [*const u8; 2], b: *const u8, count: usize) {
     // SAFETY: as in `tile_2x2`.
     unsafe {
         tile_loop!(
-            ["tilezero tmm0", "tilezero tmm2"],
             [
                 "tileloadd tmm6, [{b0} + {stride}*1]",
                 "tileloadd tmm4, [{a0} + {stride}*1]",
@@ -231,11 +255,10 @@ unsafe fn tile_2x1(a: [*const u8; 2], b: *const u8, count: usize) {
 
 /// # Safety
 /// As [`tile_2x2`].
-unsafe fn tile_1x2(a: *const u8, b: [*const u8; 2], count: usize) {
+unsafe fn tile_1x2_more(a: *const u8, b: [*const u8; 2], count: usize) {
     // SAFETY: as in `tile_2x2`.
     unsafe {
         tile_loop!(
-            ["tilezero tmm0", "tilezero tmm1"],
             [
                 "tileloadd tmm4, [{a0} + {stride}*1]",
                 "tileloadd tmm6, [{b0} + {stride}*1]",
@@ -253,11 +276,10 @@ unsafe fn tile_1x2(a: *const u8, b: [*const u8; 2], count: usize) {
 
 /// # Safety
 /// As [`tile_2x2`].
-unsafe fn tile_1x1(a: *const u8, b: *const u8, count: usize) {
+unsafe fn tile_1x1_more(a: *const u8, b: *const u8, count: usize) {
     // SAFETY: as in `tile_2x2`.
     unsafe {
         tile_loop!(
-            ["tilezero tmm0"],
             [
                 "tileloadd tmm4, [{a0} + {stride}*1]",
                 "tileloadd tmm6, [{b0} + {stride}*1]",
@@ -316,31 +338,83 @@ pub(crate) unsafe fn store_2x2(to: *mut f32, stride: usize) {
     }
 }
 
-/// Writes one tile of sums: directly to the output where it is whole, else row by row.
-unsafe fn store<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group: usize, add: bool) {
+/// # Safety
+/// Tiles are configured; sixteen rows of 64 bytes, `stride` apart, are readable at the address.
+unsafe fn tile_load<const TILE_REGISTER: usize>(from: *const f32, stride: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        match TILE_REGISTER {
+            0 => {
+                asm!("tileloadd tmm0, [{0} + {1}*1]", in(reg) from, in(reg) stride, options(nostack, readonly))
+            }
+            1 => {
+                asm!("tileloadd tmm1, [{0} + {1}*1]", in(reg) from, in(reg) stride, options(nostack, readonly))
+            }
+            2 => {
+                asm!("tileloadd tmm2, [{0} + {1}*1]", in(reg) from, in(reg) stride, options(nostack, readonly))
+            }
+            _ => {
+                asm!("tileloadd tmm3, [{0} + {1}*1]", in(reg) from, in(reg) stride, options(nostack, readonly))
+            }
+        }
+    }
+}
+
+/// The output of one tile and the distance of its rows in bytes, if the tile is whole and its rows are not scattered.
+fn whole_tile(task: &Task<'_>, strip: usize, group: usize) -> Option<(*mut f32, usize)> {
     let (row, column) = (strip * GROUP, group * GROUP);
-    let rows = GROUP.min(task.rows - row);
-    let columns = GROUP.min(task.layout.rows() - column);
-    if let (GROUP, GROUP, false, Some(stride), Some(out)) =
-        (rows, columns, add, task.output.plain_stride(), task.output.row(row))
-    {
+    let is_whole = row + GROUP <= task.rows && column + GROUP <= task.layout.rows();
+    let stride = task.output.plain_stride().filter(|_| is_whole)?;
+    Some((task.output.row(row)?.wrapping_add(column), stride * 4))
+}
+
+/// Calls `each(output row, sums of its columns)` for the rows of a tile that are not whole.
+fn partial_rows<'a>(
+    task: &Task<'_>,
+    strip: usize,
+    group: usize,
+    sums: &'a mut [[f32; GROUP]; GROUP],
+    each: impl Fn(*mut f32, &'a mut [f32]),
+) {
+    let (row, column) = (strip * GROUP, group * GROUP);
+    let (rows, columns) = (GROUP.min(task.rows - row), GROUP.min(task.layout.rows() - column));
+    for (lane, sums) in sums.iter_mut().take(rows).enumerate() {
+        if let (Some(out), Some(sums)) = (task.output.row(row + lane), sums.get_mut(..columns)) {
+            each(out.wrapping_add(column), sums);
+        }
+    }
+}
+
+/// Loads one tile of sums from the output, to add to them.
+unsafe fn load<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group: usize) {
+    if let Some((out, stride)) = whole_tile(task, strip, group) {
         // SAFETY: sixteen whole rows of the output are there, a stride apart.
-        unsafe { tile_store::<TILE_REGISTER>(out.add(column), stride * 4) };
+        unsafe { tile_load::<TILE_REGISTER>(out, stride) };
+        return;
+    }
+    let mut sums = [[0.0_f32; GROUP]; GROUP];
+    partial_rows(task, strip, group, &mut sums, |out, sums| {
+        // SAFETY: the columns are below the rows of the weights.
+        unsafe { sums.as_mut_ptr().copy_from_nonoverlapping(out, sums.len()) };
+    });
+    // SAFETY: the array is a whole tile.
+    unsafe { tile_load::<TILE_REGISTER>(sums.as_ptr().cast(), 64) };
+}
+
+/// Writes one tile of sums: directly to the output where it is whole, else row by row.
+unsafe fn store<const TILE_REGISTER: usize>(task: &Task<'_>, strip: usize, group: usize) {
+    if let Some((out, stride)) = whole_tile(task, strip, group) {
+        // SAFETY: sixteen whole rows of the output are there, a stride apart.
+        unsafe { tile_store::<TILE_REGISTER>(out, stride) };
         return;
     }
     let mut sums = [[0.0_f32; GROUP]; GROUP];
     // SAFETY: the array is a whole tile.
     unsafe { tile_store::<TILE_REGISTER>(sums.as_mut_ptr().cast(), 64) };
-    for (lane, sums) in sums.iter().take(rows).enumerate() {
-        let Some(out) = task.output.row(row + lane) else { continue };
-        for (i, sum) in sums.iter().take(columns).enumerate() {
-            // SAFETY: the column is below the rows of the weights.
-            unsafe {
-                let place = out.add(column + i);
-                *place = if add { *place + sum } else { *sum };
-            }
-        }
-    }
+    partial_rows(task, strip, group, &mut sums, |out, sums| {
+        // SAFETY: the columns are below the rows of the weights.
+        unsafe { out.copy_from_nonoverlapping(sums.as_ptr(), sums.len()) };
+    });
 }
 
 /// The permutation that interleaves sixteen even and sixteen odd columns.
