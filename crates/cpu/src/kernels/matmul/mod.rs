@@ -316,10 +316,20 @@ pub unsafe fn multiply_groups(
     Ok(())
 }
 
-/// Pairs of row groups that a chunk of a matmul of `rows` rows should have at most.
-pub fn pairs_of_chunk(format: ActivationFormat, layout: &PackedLayout, rows: usize) -> usize {
-    (matrix_work(format, layout, rows).max_groups / 2).max(1)
+/// Row groups that a chunk of a matmul of `rows` rows should have at most, if there are more than enough.
+pub fn groups_of_chunk(format: ActivationFormat, layout: &PackedLayout, rows: usize) -> usize {
+    matrix_work(format, layout, rows).max_groups
 }
+
+/// Row groups that a kernel takes together. A GEMV takes them one by one, so that all threads finish at nearly the same
+/// time.
+pub const fn groups_together(rows: usize) -> usize {
+    if rows == 1 { 1 } else { 2 }
+}
+
+/// How many times as long a chunk of AMX tiles may be, if there are more than enough: the activations then pass through
+/// the L2 cache once for more weights.
+const LONG_TILE_CHUNK: usize = 4;
 
 /// The cost of a matmul, for [`MatmulPartition`].
 fn matrix_work(format: ActivationFormat, layout: &PackedLayout, rows: usize) -> MatrixWork {
@@ -333,7 +343,10 @@ fn matrix_work(format: ActivationFormat, layout: &PackedLayout, rows: usize) -> 
         }
         ActivationFormat::Int16 | ActivationFormat::Bf16Tiles => (group_work, CHUNK_WORK / group_work.max(1)),
     };
-    MatrixWork { groups: layout.groups(), cost, max_groups }
+    let unit = groups_together(rows);
+    let long = if format == ActivationFormat::Bf16Tiles { LONG_TILE_CHUNK } else { 1 };
+    let long_groups = long * max_groups.max(unit);
+    MatrixWork { groups: layout.groups(), unit, cost, max_groups, long_groups }
 }
 
 /// Prefetches the packed weights that this thread will read first in a GEMV with these matrices (or with all of them

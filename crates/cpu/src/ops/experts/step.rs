@@ -46,22 +46,27 @@ impl ExpertMatMul {
         move |threads| activations.work_bytes(threads)
     }
 
-    /// Pairs of row groups of a matrix.
-    fn pairs(&self) -> usize {
-        self.packed.layout.groups().div_ceil(2)
+    /// Row groups that a kernel takes together.
+    fn unit(&self) -> usize {
+        matmul::groups_together(if self.activations.single { 1 } else { self.activations.rows })
+    }
+
+    /// Units of row groups of a matrix.
+    fn units(&self) -> usize {
+        self.packed.layout.groups().div_ceil(self.unit())
     }
 
     /// The chunks of one expert's matrix, if `experts` experts multiply `rows` rows each.
     fn chunks(&self, experts: usize, rows: usize, threads: usize) -> usize {
-        let most = matmul::pairs_of_chunk(self.activations.format, &self.packed.layout, rows);
+        let most = matmul::groups_of_chunk(self.activations.format, &self.packed.layout, rows);
         let least = (CHUNKS_PER_THREAD * threads).div_ceil(experts.max(1));
-        self.pairs().div_ceil(most).max(least).min(self.pairs()).max(1)
+        self.units().div_ceil((most / self.unit()).max(1)).max(least).min(self.units()).max(1)
     }
 
     /// The row groups of one of `chunks` chunks.
     fn groups(&self, chunk: usize, chunks: usize) -> Range<usize> {
-        let first = |chunk: usize| chunk * self.pairs() / chunks;
-        2 * first(chunk)..(2 * first(chunk + 1)).min(self.packed.layout.groups())
+        let first = |chunk: usize| chunk * self.units() / chunks;
+        self.unit() * first(chunk)..(self.unit() * first(chunk + 1)).min(self.packed.layout.groups())
     }
 
     fn check_work(&self, work: WorkMemory) -> Result<(), KernelError> {
