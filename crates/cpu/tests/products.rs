@@ -238,6 +238,33 @@ fn rows_longer_than_a_panel_are_summed_in_parts() {
     }
 }
 
+/// Long rows are summed in parts, which are added up in the output. Whether a tile of it is whole, or its rows and columns
+/// end inside it, must not change the sum.
+#[test]
+fn long_rows_have_the_same_result_in_every_batch_and_on_any_number_of_threads() {
+    let seed = 91;
+    let mut rng = Rng::new(seed);
+    let (n, k) = (16 * 12 + 5, 3072 + 512);
+    for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Scalar) {
+        for dtype in [DType::Q4_0, DType::F16] {
+            let bytes = random_weights(&mut rng, dtype, n, k);
+            let layout = PackedLayout::new(dtype, n, k).unwrap();
+            let mut packed = vec![0; layout.bytes()];
+            layout.pack(&bytes, &mut packed).unwrap();
+            let x = random_rows(&mut rng, 64 * k);
+            let whole = product(&Pool::new(3).unwrap(), isa, &layout, &packed, &x, 64);
+            for (rows, threads) in [(64, 1), (33, 2), (47, 3), (16, 2)] {
+                let pool = Pool::new(threads).unwrap();
+                let some = product(&pool, isa, &layout, &packed, &x[..rows * k], rows);
+                assert!(
+                    some == whole[..rows * n],
+                    "seed {seed}, {isa}, {dtype}, {rows} rows, {threads} threads"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn experts_gather_and_scatter_rows() {
     let mut rng = Rng::new(11);

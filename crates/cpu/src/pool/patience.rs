@@ -24,6 +24,10 @@ pub(super) const OVERSUBSCRIBED: Duration = Duration::from_micros(2);
 /// microseconds apart, and a time slice takes a millisecond or more.
 const LOST_CORE: Duration = Duration::from_micros(100);
 
+/// Time after which a polling thread yields. The scheduler may have put the thread that it waits for on the same core, and
+/// on a busy machine it often does: a step of a small model takes no longer.
+const YIELD_EVERY: Duration = Duration::from_micros(10);
+
 /// Polls between two readings of the clock: about two microseconds.
 const POLLS: u32 = 64;
 
@@ -75,8 +79,8 @@ pub(super) fn poll(longest: Duration, done: impl Fn() -> bool) -> bool {
             break PollEnd::TooLong;
         }
         before = now;
-        if now.duration_since(yielded) > BRIEF {
-            // Lets a thread run that waits for this core; the next reading of the clock then tells.
+        if now.duration_since(yielded) > YIELD_EVERY {
+            // If a thread of another program waits for this core, the next reading of the clock tells.
             std::thread::yield_now();
             yielded = now;
         }
