@@ -290,7 +290,7 @@ pub enum Error {
 
 fn context_full(wanted: usize, used: usize, context: usize) -> String {
     match used {
-        0 => format!("{wanted} tokens are needed, but the context has only {context}"),
+        0 => format!("{wanted} tokens do not fit the context of {context}"),
         used => format!("{wanted} more tokens do not fit the context of {context}, of which {used} are used"),
     }
 }
