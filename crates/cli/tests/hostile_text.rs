@@ -64,7 +64,8 @@ fn names_and_metadata_are_escaped() {
     let chat = output_with_input(&mut named.command("chat", &["-n", "1"]), b"/exit\n").success();
     is_printable(&chat);
     for key in ["tokenizer.ggml.model", "tokenizer.ggml.pre", ATTACK] {
-        let output = output(&mut changed(&plain, key, ATTACK, None).command("run", &["hi", "-n", "1"]));
+        let output =
+            output(&mut changed(&plain, key, ATTACK, None).command("run", &["hi", "-n", "1", "--temp", "0"]));
         is_printable(&output);
     }
 }
