@@ -64,6 +64,7 @@ impl EmbedderOptions {
         EngineOptions {
             context,
             hidden: true,
+            output_rows: usize::MAX,
             logits: false,
             greedy: false,
             checkpoints: 0,

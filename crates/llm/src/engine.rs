@@ -177,8 +177,20 @@ impl Engine {
     /// Plans the largest batch over a full KV cache. Nothing is loaded.
     pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
         let options = options.resolve(model)?.on(scheduler);
-        let shape = options.shape(model, options.batch, 1, options.context * options.sequences);
+        let shape = options.shape(model, options.batch, options.output_rows, options.context * options.sequences);
         Ok(scheduler.plan(model.graph(shape)?)?)
+    }
+
+    /// Plans a batch that attends to the first `visible_slots` of the KV cache at most. The options are resolved.
+    pub(crate) fn plan_batch(
+        model: &Model,
+        scheduler: &Scheduler,
+        options: &EngineOptions,
+        tokens: usize,
+        visible_slots: usize,
+    ) -> Result<Plan> {
+        let options = options.clone().on(scheduler);
+        Ok(scheduler.plan(model.graph(options.shape(model, tokens, 1, visible_slots))?)?)
     }
 
     /// The model.

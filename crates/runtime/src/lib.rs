@@ -44,6 +44,7 @@ mod error;
 mod flow;
 mod host_memory;
 pub mod memory;
+mod rates;
 mod runtime_error;
 mod schedule;
 mod schedule_error;
@@ -64,6 +65,7 @@ pub use environment::CHECK_PLANS_VARIABLE;
 pub use error::BackendError;
 pub use half::{bf16, f16};
 pub use host_memory::HostMemory;
+pub use rates::Rates;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
     BackendBytes, BackendLine, Copy, CopyLine, CopySelection, Decision, Explanation, IntoBackend,

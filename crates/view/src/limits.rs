@@ -1,7 +1,7 @@
 //! Peak memory bandwidth and arithmetic speed of a backend, for estimates and for comparison with runs.
 
 use quadriga_graph::DType;
-use quadriga_runtime::{Backend, BackendLine, Cost, DeviceKind};
+use quadriga_runtime::{Backend, BackendLine, Cost, DeviceKind, Rates};
 use serde::{Deserialize, Serialize};
 
 use crate::format::{count, list};
@@ -33,10 +33,7 @@ pub struct Limits {
 impl Limits {
     /// Nominal figures for a kind of device, as long as nothing was measured.
     pub fn nominal(backend: &str, device: &str, kind: DeviceKind) -> Limits {
-        let (read, int8, bf16, f32) = match kind {
-            DeviceKind::Cpu | DeviceKind::Simulated => (20e9, 200e9, 100e9, 100e9),
-            DeviceKind::Gpu => (1e12, 200e12, 100e12, 20e12),
-        };
+        let Rates { read, int8, bf16, f32, .. } = Rates::assumed(kind);
         Limits {
             backend: backend.to_owned(),
             device: device.to_owned(),

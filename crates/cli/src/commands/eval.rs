@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
+use quadriga_llm::EngineOptions;
 use quadriga_llm::evaluate::{CaseResult, evaluate};
 use quadriga_llm::judge::{ExactCase, Judgement};
 
@@ -54,7 +55,7 @@ pub(crate) fn compute(
     cases: &[ExactCase],
     each: &mut dyn FnMut(&CaseResult) -> Outcome,
 ) -> Outcome<Judgement> {
-    let options = model.engine();
+    let options = EngineOptions { output_rows: usize::MAX, ..model.engine() };
     let prepared = model.prepare(&options)?;
     let (mut engine, _) = prepared.engine()?;
     let mut verdict = Judgement::default();

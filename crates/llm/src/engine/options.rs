@@ -18,6 +18,9 @@ pub struct EngineOptions {
     pub sequences: usize,
     /// The batch size: the largest number of tokens that are computed at once. Longer prompts are split into batches.
     pub batch: usize,
+    /// The output rows of a batch that forecasts, and with them automatic placements, leave room for, at most the batch size: 1 to
+    /// generate text, more if all logits or hidden states of a prompt are read.
+    pub output_rows: usize,
     /// The element type of the keys in the KV cache: F32, F16, BF16, Q8_0, Q5_1 or Q4_0.
     pub cache_keys: DType,
     /// The element type of the values in the KV cache, of the same.
@@ -72,6 +75,7 @@ impl Default for EngineOptions {
             context: 0,
             sequences: 1,
             batch: 512,
+            output_rows: 1,
             cache_keys: DType::F16,
             cache_values: DType::F16,
             window_slots: 0,
@@ -133,6 +137,7 @@ impl EngineOptions {
         self.batch = if hyper.encoder { self.batch.max(self.context) } else { self.batch.min(most) };
         self.hidden |= !self.logits;
         self.greedy &= self.logits;
+        self.output_rows = self.output_rows.clamp(1, self.batch);
         self.resolve_windows(hyper)?;
         let rows = RecurrentRows::count(self.sequences, self.checkpoints);
         let pieces =

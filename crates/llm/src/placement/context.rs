@@ -3,7 +3,7 @@
 use quadriga_runtime::Plan;
 
 use super::{Devices, PlacedModel, Placement};
-use crate::engine::EngineOptions;
+use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
 use crate::{Error, Result};
 
@@ -13,8 +13,8 @@ const USABLE: f64 = 0.5;
 
 impl Placement {
     /// As [`Placement::plan`], and chooses the context if the options leave it open (0): the size that the model was
-    /// trained with, halved until the plan takes no more than half of each device's free memory and as many layers stay
-    /// on accelerators as with the default of at most 4096 tokens. Returns the options with the context.
+    /// trained with, halved until the plan takes no more than half of each device's free memory, with the placement for the
+    /// default of at most 4096 tokens. Returns the options with the context.
     pub fn plan_with_context(
         &self,
         model: &Model,
@@ -30,9 +30,12 @@ impl Placement {
         while context > default.context {
             // The batch is limited by the context, so that it is resolved anew.
             let larger = EngineOptions { context, ..options.clone() };
-            match larger.resolve(model).and_then(|o| Ok((self.plan(model, devices, &o)?, o))) {
-                Ok((placed, larger)) if is_modest(&placed.forecast, &plain.forecast) => {
-                    return Ok((placed, larger));
+            let planned = larger.resolve(model).and_then(|larger| {
+                Ok((Engine::forecast(model, &plain.scheduler, larger.clone())?, larger))
+            });
+            match planned {
+                Ok((forecast, larger)) if is_modest(&forecast, &plain.forecast) => {
+                    return Ok((PlacedModel { forecast, ..plain }, larger));
                 }
                 Ok(_) | Err(Error::Runtime(_) | Error::Option { .. }) => context /= 2,
                 Err(other) => return Err(other),
@@ -52,5 +55,5 @@ fn is_modest(plan: &Plan, default: &Plan) -> bool {
         .all(|(bytes, free)| free.is_none_or(|free| bytes.total() as f64 <= free as f64 * USABLE));
     let weights =
         |plan: &Plan| plan.bytes().iter().map(|bytes| bytes.weights + bytes.mapped).collect::<Vec<_>>();
-    fits && weights(plan) == weights(default)
+    fits && weights(plan) == weights(default) && plan.streams_weights() == default.streams_weights()
 }

@@ -15,29 +15,41 @@
 
 mod context;
 mod devices;
+mod estimate;
+mod next_gigabyte;
+mod order;
 mod overrides;
+mod parts;
+mod report;
+mod residence;
 mod rule;
+mod search;
 mod tensor_class;
 
 use std::str::FromStr;
 use std::sync::Arc;
 
-use quadriga_runtime::{Backend, Plan, RuntimeError, Scheduler};
+use quadriga_runtime::{Backend, Plan, Rates, Scheduler};
 
 pub use self::devices::{DeviceList, DeviceName, Devices};
+pub use self::estimate::{BatchEstimate, SpeedEstimate};
+pub use self::next_gigabyte::NextGigabyte;
+pub use self::order::PlacementUnit;
 use self::overrides::Overrides;
 pub use self::overrides::TensorOverride;
+pub use self::parts::ModelPart;
+pub use self::report::{ClassResidence, residence};
 pub use self::rule::offload;
-use self::rule::with_expert_slots;
+use self::search::Search;
 pub use self::tensor_class::TensorClass;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::EngineOptions;
 use crate::model::Model;
 use crate::{Error, Result};
 
 /// The number of a model's layers that accelerators hold; the output matrix counts as one more.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum GpuLayers {
-    /// As many as fit the memory.
+    /// As much as fits the memory, not only whole layers: the parts that save the most time per byte.
     #[default]
     Auto,
     /// All of them.
@@ -63,7 +75,7 @@ impl FromStr for GpuLayers {
     }
 }
 
-/// Where a model runs. The default uses the first GPU, if there is one, for as many layers as fit its free memory; the
+/// Where a model runs. The default uses the first GPU, if there is one, for as much of the model as fits its free memory; the
 /// CPU runs the rest.
 #[derive(Clone, Default, Debug)]
 pub struct Placement {
@@ -81,6 +93,9 @@ pub struct Placement {
     pub overrides: Vec<TensorOverride>,
     /// The number of layers, from the first, whose experts are on the CPU.
     pub cpu_expert_layers: usize,
+    /// Measured rates of backends, by name. [`GpuLayers::Auto`] and [`Placement::estimate`] assume [those of its
+    /// kind](Rates::assumed) for a backend that is not listed.
+    pub rates: Vec<(String, Rates)>,
 }
 
 /// A model's placement on devices.
@@ -91,6 +106,8 @@ pub struct PlacedModel {
     pub forecast: Plan,
     /// The expressions among [`Placement::overrides`] that match no tensor of the model.
     pub unmatched: Vec<String>,
+    /// With [`GpuLayers::Auto`], where not the whole model fits: its parts, in the order in which accelerators are filled.
+    pub units: Vec<PlacementUnit>,
 }
 
 /// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other
@@ -106,72 +123,31 @@ impl Placement {
     /// Places a model on devices and plans it for an engine with these options. Nothing is loaded yet.
     pub fn plan(&self, model: &Model, devices: &Devices, options: &EngineOptions) -> Result<PlacedModel> {
         let all = model.hyperparameters().layers.len() + 1;
-        let budgets = vec![self.budget; devices.accelerators().len()];
-        let overrides = Arc::new(Overrides::resolve(self, model, devices)?);
-        let plan = |count: usize, budgets: &[Option<u64>]| -> Result<PlacedModel> {
-            let scheduler = scheduler(model, devices, count, &overrides, budgets);
-            let forecast = Engine::forecast(model, &scheduler, options.clone())?;
-            Ok(PlacedModel { scheduler, forecast, unmatched: overrides.unmatched.clone() })
-        };
+        let search = self.search(model, devices, options)?;
+        let given = vec![self.budget; devices.accelerators().len()];
         match self.gpu_layers {
-            _ if devices.accelerators().is_empty() => plan(0, &budgets),
-            GpuLayers::Count(count) => plan(count.min(all), &budgets),
-            GpuLayers::All => plan(all, &budgets),
-            GpuLayers::Auto => {
-                let free = |backend: &Arc<dyn Backend>| {
-                    backend.device().free_bytes.map(|bytes| (bytes as f64 * USABLE) as u64)
-                };
-                let budgets: Vec<Option<u64>> =
-                    devices.accelerators().iter().map(|b| self.budget.or_else(|| free(b))).collect();
-                largest_that_fits(all, |count| plan(count, &budgets))
-            }
+            _ if devices.accelerators().is_empty() => search.layers(0, &given),
+            GpuLayers::Count(count) => search.layers(count.min(all), &given),
+            GpuLayers::All => search.layers(all, &given),
+            GpuLayers::Auto => search.best(&self.budgets(devices)),
         }
     }
-}
 
-/// The plan with the most layers on accelerators that is within its budgets, found by bisection.
-fn largest_that_fits(all: usize, plan: impl Fn(usize) -> Result<PlacedModel>) -> Result<PlacedModel> {
-    let attempt = |count: usize| match plan(count) {
-        Ok(fits) => Ok(Some(fits)),
-        Err(Error::Runtime(RuntimeError::OverBudget(_))) => Ok(None),
-        Err(error) => Err(error),
-    };
-    if let Some(whole) = attempt(all)? {
-        return Ok(whole);
+    fn search<'a>(
+        &'a self,
+        model: &'a Model,
+        devices: &'a Devices,
+        options: &'a EngineOptions,
+    ) -> Result<Search<'a>> {
+        let overrides = Arc::new(Overrides::resolve(self, model, devices)?);
+        Ok(Search { placement: self, model, devices, options, overrides })
     }
-    // `low` layers fit, `high` do not.
-    let (mut low, mut high) = (0, all);
-    let mut best = plan(0)?;
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        match attempt(middle)? {
-            Some(fits) => (low, best) = (middle, fits),
-            None => high = middle,
-        }
-    }
-    Ok(best)
-}
 
-/// A scheduler with `count` layers on accelerators, each of which may have a budget.
-fn scheduler(
-    model: &Model,
-    devices: &Devices,
-    count: usize,
-    overrides: &Arc<Overrides>,
-    budgets: &[Option<u64>],
-) -> Scheduler {
-    let accelerators = devices.accelerators().len();
-    let mut scheduler = Scheduler::new(devices.backends());
-    if accelerators > 0 {
-        let layers = offload(model.hyperparameters(), count, accelerators);
-        let overrides = Arc::clone(overrides);
-        let rule = move |name: &str| overrides.get(name).or_else(|| layers(name));
-        scheduler = scheduler.place(with_expert_slots(rule, accelerators));
+    /// The bytes that [`GpuLayers::Auto`] may use of each accelerator.
+    fn budgets(&self, devices: &Devices) -> Vec<Option<u64>> {
+        let free = |backend: &Arc<dyn Backend>| {
+            backend.device().free_bytes.map(|bytes| (bytes as f64 * USABLE) as u64)
+        };
+        devices.accelerators().iter().map(|backend| self.budget.or_else(|| free(backend))).collect()
     }
-    for (accelerator, budget) in budgets.iter().enumerate() {
-        if let Some(bytes) = budget {
-            scheduler = scheduler.budget(accelerator, *bytes);
-        }
-    }
-    scheduler
 }

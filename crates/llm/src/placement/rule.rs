@@ -75,7 +75,7 @@ pub(super) fn with_expert_slots(
 }
 
 /// The index of a layer among the offloaded ones, if it is one of them. The output matrix is one of the `on_devices`.
-fn offloaded_index(layers: usize, on_devices: usize, layer: usize) -> Option<usize> {
+pub(super) fn offloaded_index(layers: usize, on_devices: usize, layer: usize) -> Option<usize> {
     let blocks = on_devices.saturating_sub(1).min(layers);
     let before = layer * blocks / layers.max(1);
     ((layer + 1) * blocks / layers.max(1) > before).then_some(before)

@@ -1,0 +1,226 @@
+//! The order in which an accelerator's memory is filled: by time saved per byte.
+
+use quadriga_runtime::Rates;
+use serde::Serialize;
+
+use super::parts::{ModelPart, ModelParts};
+use super::rule::offloaded_index;
+
+/// A part of a model, and what it gains on an accelerator.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct PlacementUnit {
+    /// The part.
+    #[serde(flatten)]
+    pub part: ModelPart,
+    /// Bytes of its weights and states.
+    pub bytes: u64,
+    /// Seconds that decoding a token takes less, by the devices' rates.
+    pub gain: f64,
+    /// The accelerator that it is for.
+    pub accelerator: usize,
+    /// Whether it is there; else it is on the CPU.
+    pub placed: bool,
+}
+
+impl PlacementUnit {
+    /// Seconds saved per byte.
+    pub fn gain_per_byte(&self) -> f64 {
+        self.gain / self.bytes.max(1) as f64
+    }
+
+    fn and(self, other: PlacementUnit, part: ModelPart) -> PlacementUnit {
+        PlacementUnit { part, bytes: self.bytes + other.bytes, gain: self.gain + other.gain, ..self }
+    }
+}
+
+/// Like parts of several layers, whose gains per byte differ little. Of some of them, those are on the accelerator that spread
+/// evenly over the layers, so that copies overlap with work.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct Tier {
+    pub(super) units: Vec<PlacementUnit>,
+}
+
+/// The least gain per byte of a unit, as a share of the largest of its tier.
+const ALIKE: f64 = 0.9;
+
+/// The units of a model in order of their gain per byte, for each accelerator. `homes` are the layers' accelerators.
+///
+/// A layer's attention comes before its experts or feed-forward network; where it gains less per byte than these, both are one
+/// unit. A layer of which a part is on the CPU makes both sides wait for each other twice in each token.
+pub(super) fn tiers(parts: &ModelParts, homes: &[usize], rates: &[Rates]) -> Vec<Vec<Tier>> {
+    let accelerators = rates.len().saturating_sub(1);
+    let mut units = Vec::new();
+    let unit = |part: ModelPart, accelerator: usize| {
+        let cost = parts.cost(part);
+        let on = |backend: usize| cost.seconds.get(backend).copied().unwrap_or(0.0);
+        let gain = on(accelerators) - on(accelerator);
+        PlacementUnit { part, bytes: cost.bytes, gain, accelerator, placed: false }
+    };
+    for layer in 0..parts.layers {
+        let home = homes.get(layer).copied().unwrap_or(0);
+        let attention = unit(ModelPart::Attention { layer }, home);
+        let rest = parts.rest_of(layer).map(|part| unit(part, home));
+        let rest = rest.reduce(|sum, part| sum.and(part, sum.part)).filter(|rest| rest.bytes > 0);
+        let crossings = 2.0 * rates.get(home).map_or(0.0, |rates| rates.rendezvous);
+        let rest = rest.map(|rest| PlacementUnit { gain: rest.gain + crossings, ..rest });
+        match rest {
+            Some(rest) if attention.bytes > 0 && rest.gain_per_byte() < attention.gain_per_byte() => {
+                units.extend([attention, rest]);
+            }
+            Some(rest) => units.push(attention.and(rest, ModelPart::Layer { layer })),
+            None => units.push(attention),
+        }
+    }
+    units.push(unit(ModelPart::Output, accelerators.saturating_sub(1)));
+    units.push(unit(ModelPart::Embeddings, 0));
+    units.retain(|unit| unit.bytes > 0);
+    (0..accelerators)
+        .map(|number| into_tiers(units.iter().filter(|unit| unit.accelerator == number).copied().collect()))
+        .collect()
+}
+
+/// Sorts units by gain per byte and joins those that are alike.
+fn into_tiers(mut units: Vec<PlacementUnit>) -> Vec<Tier> {
+    units.sort_by(|a, b| b.gain_per_byte().total_cmp(&a.gain_per_byte()));
+    let mut tiers: Vec<Tier> = Vec::new();
+    for unit in units {
+        let fits = |tier: &&mut Tier| {
+            tier.units.first().is_some_and(|first| {
+                let least = first.gain_per_byte() * if first.gain > 0.0 { ALIKE } else { 1.0 / ALIKE };
+                first.part.is_alike(unit.part) && unit.gain_per_byte() >= least
+            })
+        };
+        match tiers.iter_mut().find(fits) {
+            Some(tier) => tier.units.push(unit),
+            None => tiers.push(Tier { units: vec![unit] }),
+        }
+    }
+    for tier in &mut tiers {
+        tier.units.sort_by_key(|unit| unit.part);
+    }
+    tiers
+}
+
+/// All units of some tiers; of each tier as many are placed as `counts` says.
+pub(super) fn chosen(tiers: &[Tier], counts: &[usize]) -> Vec<PlacementUnit> {
+    let mut all = Vec::new();
+    for (Tier { units }, count) in tiers.iter().zip(counts) {
+        let is_placed = |index: usize| offloaded_index(units.len(), count + 1, index).is_some();
+        let marked = units.iter().enumerate();
+        all.extend(marked.map(|(index, unit)| PlacementUnit { placed: is_placed(index), ..*unit }));
+    }
+    all
+}
+
+/// The accelerator of each layer: ranges of the layers whose bytes are in proportion to the accelerators' `budgets`.
+pub(super) fn homes(parts: &ModelParts, budgets: &[Option<u64>]) -> Vec<usize> {
+    let known: Option<Vec<f64>> = budgets.iter().map(|budget| budget.map(|bytes| bytes as f64)).collect();
+    let shares = known.filter(|all| all.iter().sum::<f64>() > 0.0).unwrap_or_else(|| vec![1.0; budgets.len()]);
+    let sum: f64 = shares.iter().sum();
+    let bytes: Vec<f64> = (0..parts.layers)
+        .map(|layer| {
+            let attention = parts.cost(ModelPart::Attention { layer }).bytes;
+            let rest: u64 = parts.rest_of(layer).map(|part| parts.cost(part).bytes).sum();
+            (attention + rest) as f64
+        })
+        .collect();
+    let all: f64 = bytes.iter().sum::<f64>().max(1.0);
+    let mut before = 0.0;
+    let mut homes = Vec::new();
+    for bytes in bytes {
+        // The accelerator that the middle of the layer falls to.
+        let at = (before + bytes / 2.0) / all * sum;
+        let ends = shares.iter().scan(0.0, |end, share| {
+            *end += share;
+            Some(*end)
+        });
+        homes.push(ends.take_while(|end| *end <= at).count().min(budgets.len().saturating_sub(1)));
+        before += bytes;
+    }
+    homes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashSet};
+
+    use super::super::parts::PartCost;
+    use super::*;
+
+    fn rates(rendezvous: f64) -> Rates {
+        Rates { read: 1.0, int8: 1.0, bf16: 1.0, f32: 1.0, link: 1.0, rendezvous, measured: true }
+    }
+
+    /// Parts with bytes, and seconds that one accelerator saves.
+    fn parts(layers: usize, costs: &[(ModelPart, u64, f64)]) -> ModelParts {
+        let cost = |bytes, gain: f64| PartCost { bytes, seconds: vec![1.0, 1.0 + gain] };
+        let costs: BTreeMap<_, _> =
+            costs.iter().map(|(part, bytes, gain)| (*part, cost(*bytes, *gain))).collect();
+        ModelParts { costs, layers, embeddings: HashSet::new(), tied: false }
+    }
+
+    fn order(parts: &ModelParts, rendezvous: f64) -> Vec<ModelPart> {
+        let tiers = tiers(parts, &vec![0; parts.layers], &[rates(rendezvous), rates(0.0)]);
+        tiers[0].iter().flat_map(|tier| tier.units.iter().map(|unit| unit.part)).collect()
+    }
+
+    fn mixture(layers: usize) -> ModelParts {
+        let mut costs = vec![(ModelPart::Output, 40, 3.9), (ModelPart::Embeddings, 40, 0.001)];
+        for layer in 0..layers {
+            costs.push((ModelPart::Attention { layer }, 10, 1.0 + 1e-3 * layer as f64));
+            costs.push((ModelPart::Experts { layer, count: 8 }, 1000, 10.0 - 1e-3 * layer as f64));
+        }
+        parts(layers, &costs)
+    }
+
+    #[test]
+    fn units_are_in_order_of_gain_per_byte() {
+        let attention = (0..4).map(|layer| ModelPart::Attention { layer });
+        let experts = (0..4).map(|layer| ModelPart::Experts { layer, count: 8 });
+        let expected: Vec<ModelPart> = attention
+            .chain([ModelPart::Output])
+            .chain(experts)
+            .chain([ModelPart::Embeddings])
+            .collect();
+        assert_eq!(order(&mixture(4), 0.0), expected);
+        // The first layers are dense: their networks are worth as much per byte as attention.
+        let mut dense = mixture(4);
+        dense.costs.remove(&ModelPart::Experts { layer: 0, count: 8 });
+        let seconds = vec![1.0, 3.9];
+        dense.costs.insert(ModelPart::FeedForward { layer: 0 }, PartCost { bytes: 30, seconds });
+        let found = order(&dense, 0.0);
+        let at = |part: ModelPart| found.iter().position(|found| *found == part).unwrap();
+        assert!(at(ModelPart::FeedForward { layer: 0 }) < at(ModelPart::Experts { layer: 1, count: 8 }));
+        assert!(at(ModelPart::Attention { layer: 3 }) < at(ModelPart::FeedForward { layer: 0 }));
+    }
+
+    #[test]
+    fn a_layer_is_one_unit_where_splitting_it_costs_more_than_it_saves() {
+        let found = order(&mixture(3), 1e4);
+        let layers: Vec<ModelPart> = (0..3).map(|layer| ModelPart::Layer { layer }).collect();
+        assert_eq!(found[..3], layers[..]);
+        assert_eq!(found[3..], [ModelPart::Output, ModelPart::Embeddings]);
+    }
+
+    #[test]
+    fn units_of_a_tier_spread_over_the_layers() {
+        let tiers = tiers(&mixture(8), &[0; 8], &[rates(0.0), rates(0.0)]);
+        let placed = |counts: &[usize]| -> Vec<ModelPart> {
+            chosen(&tiers[0], counts).iter().filter(|unit| unit.placed).map(|unit| unit.part).collect()
+        };
+        assert_eq!(tiers[0].len(), 4);
+        let layers: Vec<Option<usize>> = placed(&[8, 1, 2, 0])[9..].iter().map(|part| part.layer()).collect();
+        assert_eq!(layers, [Some(3), Some(7)]);
+        assert_eq!(placed(&[8, 1, 8, 1]).len(), 18);
+        assert_eq!(placed(&[0, 0, 0, 0]), []);
+    }
+
+    #[test]
+    fn accelerators_share_layers_in_proportion_to_their_budgets() {
+        let parts = mixture(8);
+        assert_eq!(homes(&parts, &[Some(300), Some(100)]), [0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(homes(&parts, &[None, None]), [0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!(homes(&parts, &[Some(0), Some(100)]), [1; 8]);
+        assert_eq!(homes(&parts, &[Some(7)]), [0; 8]);
+    }
+}

@@ -1,0 +1,53 @@
+//! The rates of a device that estimates of time are made of.
+
+use quadriga_graph::DType;
+use serde::Serialize;
+
+use crate::{Cost, DeviceKind};
+
+/// Peak rates of a device, and of its connection to the host.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Rates {
+    /// Memory read bandwidth in bytes per second.
+    pub read: f64,
+    /// Operations per second of a matmul with weights of 8 bits and less.
+    pub int8: f64,
+    /// Operations per second of a matmul with 16-bit weights.
+    pub bf16: f64,
+    /// Operations per second of a matmul with f32 weights.
+    pub f32: f64,
+    /// Bytes per second of copies between the device and the host.
+    pub link: f64,
+    /// Seconds that it takes until one of both continues with a result of the other, however small.
+    pub rendezvous: f64,
+    /// Whether memory and matmul rates were measured on this device; else they are assumed for its kind. Link and
+    /// rendezvous are always assumed.
+    pub measured: bool,
+}
+
+impl Rates {
+    /// Rates that are assumed for a kind of device, as long as nothing was measured: a desktop's CPU with two channels of memory,
+    /// a GPU of the middle class on 16 lanes of PCIe 4. A simulated device computes on the CPU.
+    pub fn assumed(kind: DeviceKind) -> Rates {
+        let (read, int8, bf16, f32) = match kind {
+            DeviceKind::Cpu | DeviceKind::Simulated => (20e9, 200e9, 100e9, 100e9),
+            DeviceKind::Gpu => (1e12, 200e12, 100e12, 20e12),
+        };
+        Rates { read, int8, bf16, f32, link: 20e9, rendezvous: 30e-6, measured: false }
+    }
+
+    /// Operations per second of a matmul with weights of a type.
+    pub fn operations(&self, weights: DType) -> f64 {
+        match weights {
+            DType::F32 => self.f32,
+            DType::F16 | DType::BF16 => self.bf16,
+            _ => self.int8,
+        }
+    }
+
+    /// Roofline estimate in seconds of work with weights of a type: the longer of memory traffic and arithmetic.
+    pub fn seconds(&self, cost: Cost, weights: DType) -> f64 {
+        let memory = cost.traffic as f64 / self.read.max(1.0);
+        memory.max(cost.operations as f64 / self.operations(weights).max(1.0))
+    }
+}
