@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use quadriga_llm::default_model::cache_folder;
+use quadriga_llm::placement::Devices;
+use quadriga_runtime::{DeviceKind, Rates};
 use quadriga_view::Limits;
 
 use crate::atomic_file::AtomicFile;
@@ -17,6 +19,14 @@ fn path(folder: Option<&Path>) -> Option<PathBuf> {
 pub(crate) fn load(folder: Option<&Path>) -> Vec<Limits> {
     let text = path(folder).and_then(|path| std::fs::read_to_string(path).ok());
     text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
+/// The rates that were measured on devices, by name. A simulated device stands for a GPU, whatever it takes here.
+pub(crate) fn rates(folder: Option<&Path>, devices: &Devices) -> Vec<(String, Rates)> {
+    let known = load(folder);
+    let real = devices.backends().iter().filter(|backend| backend.device().kind != DeviceKind::Simulated);
+    let measured = real.map(|backend| Limits::of(&**backend, &known)).filter(|limits| limits.measured);
+    measured.map(|limits| (limits.backend.clone(), limits.to_rates())).collect()
 }
 
 /// Stores new limits beside those of other devices and returns the path of the file.

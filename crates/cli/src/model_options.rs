@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
-use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel};
+use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
-use quadriga_runtime::{Plan, Progress, Scheduler};
+use quadriga_runtime::Progress;
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
 use crate::llama_options::LlamaOptions;
-use crate::placement_options::PlacementOptions;
-use crate::{backends, fetch, file_hint, interrupt, size, values};
+use crate::placement_options::{DEVICE, PlacementOptions};
+use crate::{backends, fetch, file_hint, interrupt, known_limits, size, values};
 
 /// Options of the model and the devices.
 #[derive(Clone, clap::Args)]
@@ -102,9 +102,8 @@ pub(crate) struct ModelOptions {
     pub(crate) llama: LlamaOptions,
 }
 
-/// Headings of the help text.
+/// Heading of the help text.
 const MODEL: &str = "Model options";
-pub(crate) const DEVICE: &str = "Device options";
 
 fn cache_type(name: &str) -> Result<DType, String> {
     let found = DType::all().find(|t| t.is_cache_type() && t.name().eq_ignore_ascii_case(name));
@@ -115,9 +114,9 @@ fn cache_type(name: &str) -> Result<DType, String> {
 pub(crate) struct Prepared {
     pub(crate) model: Model,
     pub(crate) devices: Devices,
-    pub(crate) scheduler: Scheduler,
-    /// The plan of the largest batch over a full KV cache.
-    pub(crate) forecast: Plan,
+    pub(crate) placement: Placement,
+    /// The model on its devices, with the plan of the largest batch over a full KV cache.
+    pub(crate) placed: PlacedModel,
     /// The engine's options, with the context that was chosen.
     pub(crate) options: EngineOptions,
     quiet: bool,
@@ -269,10 +268,11 @@ impl ModelOptions {
                 "quadriga: -ctv has no effect: latent attention caches one vector for keys and values, of the type of -ctk"
             );
         }
-        let (started, placement) = (Instant::now(), self.placement.placement()?);
+        let started = Instant::now();
         let devices = backends::open(&self.device, self.threads, self.quiet)?;
-        let (PlacedModel { scheduler, forecast, unmatched, .. }, options) =
-            placement.plan_with_context(&model, &devices, options)?;
+        let rates = known_limits::rates(self.cache_dir(), &devices);
+        let placement = Placement { rates, ..self.placement.placement()? };
+        let (placed, options) = placement.plan_with_context(&model, &devices, options)?;
         if !self.quiet {
             let trained = model.hyperparameters().context;
             if options.context > trained && !model.hyperparameters().encoder {
@@ -284,17 +284,17 @@ impl ModelOptions {
                     "quadriga: {context} is past the {trained} tokens that the model was trained with; answers may get worse beyond them"
                 );
             }
-            self.placement.explain(&model, &devices, &self.device, &forecast);
-            for pattern in unmatched {
+            self.placement.explain(&model, &devices, &self.device, &placed.forecast);
+            for pattern in &placed.unmatched {
                 note!(
                     "quadriga: -ot {pattern} has no effect: no tensor has such a name (see `quadriga inspect`)"
                 );
             }
-            backends::warn_if_short(&forecast, devices.backends());
+            backends::warn_if_short(&placed.forecast, devices.backends());
         }
         let opening = opening + started.elapsed();
         let (quiet, prefill_bar) = (self.quiet, Arc::default());
-        Ok(Prepared { model, devices, scheduler, forecast, options, quiet, prefill_bar, opening })
+        Ok(Prepared { model, devices, placement, placed, options, quiet, prefill_bar, opening })
     }
 }
 
@@ -319,7 +319,7 @@ impl Prepared {
     /// Loads the weights into an engine. Returns it with the seconds since the start of [`ModelOptions::prepare`].
     pub(crate) fn engine(&self) -> Outcome<(Engine, f64)> {
         let options = self.options.clone();
-        self.load(|progress| Engine::new(self.model.clone(), &self.scheduler, options, progress))
+        self.load(|progress| Engine::new(self.model.clone(), &self.placed.scheduler, options, progress))
     }
 
     /// Loads the weights into a text generator. Returns it with the seconds since the start of
@@ -327,7 +327,7 @@ impl Prepared {
     pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
         let options = GeneratorOptions { engine: self.options.clone(), ..options };
         let (mut generator, seconds) =
-            self.load(|progress| Generator::on(self.model.clone(), &self.scheduler, options, progress))?;
+            self.load(|progress| Generator::on(self.model.clone(), &self.placed.scheduler, options, progress))?;
         if !self.quiet {
             let shared = Arc::clone(&self.prefill_bar);
             generator.observe_prefill(Some(Box::new(move |progress| {
@@ -349,7 +349,7 @@ impl Prepared {
 
     /// Loads the weights into an embedder. Returns it with the seconds since the start of [`ModelOptions::prepare`].
     pub(crate) fn embedder(&self, options: EmbedderOptions) -> Outcome<(Embedder, f64)> {
-        self.load(|progress| Embedder::new(self.model.clone(), &self.scheduler, options, progress))
+        self.load(|progress| Embedder::new(self.model.clone(), &self.placed.scheduler, options, progress))
     }
 
     /// Removes the progress bar of a prefill that was cancelled or failed.
@@ -379,6 +379,7 @@ impl Prepared {
     /// The memory of each device that the model takes, as text.
     pub(crate) fn memory(&self) -> String {
         let parts: Vec<String> = self
+            .placed
             .forecast
             .bytes()
             .iter()

@@ -5,13 +5,15 @@ use quadriga_llm::placement::{Devices, GpuLayers, Placement, TensorOverride};
 use quadriga_runtime::{BackendBytes, Plan};
 
 use crate::failure::Outcome;
-use crate::model_options::DEVICE;
 use crate::{size, values};
+
+/// Heading of the help text.
+pub(crate) const DEVICE: &str = "Device options";
 
 /// Layers, tensors and memory of accelerators.
 #[derive(Clone, clap::Args)]
 pub(crate) struct PlacementOptions {
-    /// Number of layers on the GPU, the output matrix counted as one, also -ngl: a number, all, or auto for as many as fit
+    /// Number of layers on the GPU, the output matrix counted as one, also -ngl: a number, all, or auto for the parts of the model that save the most time and fit
     #[arg(
         long,
         alias = "n-gpu-layers",

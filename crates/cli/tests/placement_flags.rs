@@ -87,3 +87,67 @@ fn rules_that_cannot_be_used_are_named() {
         assert!(plan.err.contains("has no effect: the model has no experts"), "{plan:?}");
     }
 }
+
+#[test]
+fn plan_shows_the_placement_and_the_speed_to_expect() {
+    let fixture = Fixture::new(&["--arch", "qwen3moe", "--layers", "4", "--experts", "8", "--width", "256"]);
+    let flags = ["--device", "sim", "-c", "256", "-b", "32", "--cache-dir", "no-such-folder"];
+    let plan = |more: &[&str]| output(&mut fixture.command("plan", &[&flags, more].concat())).success().out;
+    let text = plan(&["-ngl", "all", "-ncmoe", "3"]);
+    let row = |text: &str, name: &str| -> Vec<String> {
+        let line = text.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("{name}: {text}"));
+        line.split("  ").skip(1).map(|cell| cell.trim().to_owned()).filter(|cell| !cell.is_empty()).collect()
+    };
+    assert_eq!(row(&text, "placement "), ["sim:0", "cpu"]);
+    let experts = row(&text, "experts ");
+    assert!(experts[0].ends_with(", 1 layer") && experts[1].ends_with(", 3 layers"), "{experts:?}");
+    for name in ["attention ", "routers ", "KV cache "] {
+        let cells = row(&text, name);
+        assert!(cells[0].ends_with(", 4 layers") && cells[1] == "–", "{name}: {cells:?}");
+    }
+    for part in ["Estimate: prefill ", " tok/s in batches of 32 tokens, decode ", "sim:0 assumed", "cpu assumed", "crossing"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("One more GiB"), "the number of layers is given: {text}");
+    // A budget of half the memory: more would help, by a faster estimate.
+    let json = |more: &[&str]| -> Value { serde_json::from_str(&plan(&[more, &["--json"]].concat())).unwrap() };
+    let whole = json(&["-ngl", "all"]);
+    let budget = (whole["backends"][0]["total"].as_u64().unwrap() / 2).to_string();
+    assert_eq!(whole["placement"]["units"], Value::Array(Vec::new()));
+    let half = json(&["--vram-budget", &budget]);
+    let next = &half["placement"]["next_gigabyte"];
+    assert_eq!(next["device"], "sim:0");
+    assert!(next["decode"][1].as_f64().unwrap() > next["decode"][0].as_f64().unwrap(), "{next}");
+    assert_eq!(next["decode"][0], half["placement"]["decode_tokens_per_second"]);
+    let speed = |plan: &Value| plan["placement"]["decode_tokens_per_second"].as_f64().unwrap();
+    assert!(speed(&whole) > speed(&half));
+    let units = half["placement"]["units"].as_array().unwrap();
+    assert!(units.iter().any(|unit| unit["placed"] == true) && units.iter().any(|unit| unit["placed"] == false));
+    let text = plan(&["--vram-budget", &budget]);
+    assert!(text.contains("One more GiB on sim:0 would hold ") && text.contains(" instead of "), "{text}");
+}
+
+#[test]
+fn measured_rates_are_used() {
+    let fixture = mixture();
+    let folder = fixture.path("cache");
+    std::fs::create_dir_all(&folder).unwrap();
+    let plan = |fixture: &Fixture| {
+        let flags = ["--device", "sim", "-c", "64", "--json", "--cache-dir", folder.to_str().unwrap()];
+        let json = output(&mut fixture.command("plan", &flags)).success().out;
+        serde_json::from_str::<Value>(&json).unwrap()
+    };
+    let before = plan(&fixture);
+    assert_eq!(before["placement"]["estimate"]["rates"][1]["measured"], false);
+    let cpu = before["backends"][1]["description"].as_str().unwrap();
+    let limits = serde_json::json!([{
+        "backend": "cpu", "device": cpu, "read": 123e9, "cache": 0.0, "int8": 1e12, "bf16": 1e12, "f32": 1e12,
+        "measured": true, "conditions": { "working_set": 0, "cache_bytes": null, "spread": 0.0, "others": 0.0,
+        "stolen": 0.0, "has_outlier": false },
+    }]);
+    std::fs::write(folder.join("limits.json"), limits.to_string()).unwrap();
+    let after = plan(&fixture);
+    assert_eq!(after["placement"]["estimate"]["rates"][1]["read"], 123e9, "{limits}");
+    assert_eq!(after["placement"]["estimate"]["rates"][0]["measured"], false);
+}

@@ -18,6 +18,7 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
     context: 0,
     sequences: 1,
     batch: 512,
+    output_rows: 1,
     cache_keys: DType::F32,
     cache_values: DType::F32,
     window_slots: 0,

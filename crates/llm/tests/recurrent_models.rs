@@ -14,6 +14,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     context: 64,
     sequences: 1,
     batch: 7,
+    output_rows: 1,
     cache_keys: DType::F32,
     cache_values: DType::F32,
     window_slots: 0,

@@ -54,6 +54,12 @@ impl Limits {
         found.cloned().unwrap_or_else(|| Limits::nominal(backend.name(), &device.description, device.kind))
     }
 
+    /// The rates for estimates; link and rendezvous are assumed.
+    pub fn to_rates(&self) -> Rates {
+        let &Limits { read, int8, bf16, f32, measured, .. } = self;
+        Rates { read, int8, bf16, f32, measured, ..Rates::assumed(DeviceKind::Gpu) }
+    }
+
     /// The rates in one line: memory and cache bandwidth, then matmuls by type of the weights.
     pub fn rates(&self) -> String {
         let [read, cache, int8, bf16, f32] =

@@ -11,5 +11,6 @@ pub(crate) mod faults;
 pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod plan_instance;
+pub(crate) mod plan_placement;
 pub(crate) mod run;
 pub(crate) mod synth;

@@ -11,6 +11,7 @@ use quadriga_view::{Limits, Picture, SplitPicture};
 
 use crate::atomic_file::AtomicFile;
 use crate::commands::plan_instance::{self, EffortLevel};
+use crate::commands::plan_placement::{PlacementReport, PlanWithPlacement};
 use crate::commands::synth::{self, Preset};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
@@ -101,7 +102,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     let outline = outline.transpose()?;
     let model = arguments.model.with_file(arguments.file.as_deref().or(outline.as_deref()));
     let prepared = model.prepare(&model.engine())?;
-    let plan = &prepared.forecast;
+    let plan = &prepared.placed.forecast;
     if arguments.check {
         plan.check().map_err(|error| Failure::Message(format!("invalid plan: {error}")))?;
         note!("the plan breaks no rule");
@@ -110,21 +111,25 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     if let Some(split) = arguments.split {
         return draw_split(arguments, plan, split, &mut out);
     }
-    let json = arguments.json.as_deref();
-    if json == Some(Path::new("-")) {
-        writeln!(out, "{}", terminal::json(&plan.to_json()))?;
-        return Ok(());
-    }
     if arguments.dot {
         write!(out, "{}", plan.to_dot())?;
         return Ok(());
     }
     let explanation = plan.explain();
+    let report = PlacementReport::new(&prepared, &explanation)?;
+    let json = || {
+        let all = PlanWithPlacement { plan: &explanation, placement: &report };
+        terminal::json(&serde_json::to_string(&all).unwrap_or_default())
+    };
+    if arguments.json.as_deref() == Some(Path::new("-")) {
+        writeln!(out, "{}", json())?;
+        return Ok(());
+    }
     let picture = picture(&model, &prepared, explanation.clone());
     let files: [(&Option<PathBuf>, &dyn Fn() -> String); 3] = [
         (&arguments.html, &|| picture.html()),
         (&arguments.svg, &|| picture.svg()),
-        (&arguments.json, &|| terminal::json(&plan.to_json())),
+        (&arguments.json, &json),
     ];
     let mut wrote = Vec::new();
     for (path, make) in files {
@@ -144,6 +149,10 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     writeln!(out)?;
     memory(&explanation, &mut out)?;
     if !model.quiet {
+        writeln!(out)?;
+        report.print_classes(&explanation, &mut out)?;
+        writeln!(out)?;
+        report.print_estimate(&explanation, &mut out)?;
         writeln!(out)?;
         picture.overview().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
     }
@@ -201,7 +210,7 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
 /// A picture of the plan with the speeds of the devices.
 fn picture(model: &ModelOptions, prepared: &Prepared, explanation: Explanation) -> Picture {
     let known = known_limits::load(model.cache_dir());
-    let backends = prepared.forecast.backends();
+    let backends = prepared.placed.forecast.backends();
     let limits: Vec<Limits> = backends.iter().map(|backend| Limits::of(&**backend, &known)).collect();
     Picture::new(prepared.title(), explanation).about(about(prepared)).limits(&limits)
 }

@@ -86,7 +86,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
             "answer": { "tokens": answered.answer.0, "tok_s": answered.answer.1 },
             "load_seconds": load_seconds,
             "seed": seed,
-            "backends": prepared.forecast.bytes(),
+            "backends": prepared.placed.forecast.bytes(),
             "stats": statistics,
         });
         writeln!(stdout, "{}", terminal::json(&object))?;

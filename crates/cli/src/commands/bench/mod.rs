@@ -237,7 +237,7 @@ fn measure(
         "model": file.find::<&str>("general.name").ok().flatten().unwrap_or("model"),
         "model_bytes": bytes,
         "backends": prepared.devices.names(),
-        "memory": prepared.forecast.bytes(),
+        "memory": prepared.placed.forecast.bytes(),
         "taken": taken,
         "load_seconds": load_seconds,
         "stats": statistics,
