@@ -326,8 +326,8 @@ impl Prepared {
     /// [`ModelOptions::prepare`].
     pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
         let options = GeneratorOptions { engine: self.options.clone(), ..options };
-        let (mut generator, seconds) =
-            self.load(|progress| Generator::on(self.model.clone(), &self.placed.scheduler, options, progress))?;
+        let (mut generator, seconds) = self
+            .load(|progress| Generator::on(self.model.clone(), &self.placed.scheduler, options, progress))?;
         if !self.quiet {
             let shared = Arc::clone(&self.prefill_bar);
             generator.observe_prefill(Some(Box::new(move |progress| {

@@ -106,12 +106,19 @@ fn plan_shows_the_placement_and_the_speed_to_expect() {
         let cells = row(&text, name);
         assert!(cells[0].ends_with(", 4 layers") && cells[1] == "–", "{name}: {cells:?}");
     }
-    for part in ["Estimate: prefill ", " tok/s in batches of 32 tokens, decode ", "sim:0 assumed", "cpu assumed", "crossing"] {
+    for part in [
+        "Estimate: prefill ",
+        " tok/s in batches of 32 tokens, decode ",
+        "sim:0 assumed",
+        "cpu assumed",
+        "crossing",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains("One more GiB"), "the number of layers is given: {text}");
     // A budget of half the memory: more would help, by a faster estimate.
-    let json = |more: &[&str]| -> Value { serde_json::from_str(&plan(&[more, &["--json"]].concat())).unwrap() };
+    let json =
+        |more: &[&str]| -> Value { serde_json::from_str(&plan(&[more, &["--json"]].concat())).unwrap() };
     let whole = json(&["-ngl", "all"]);
     let budget = (whole["backends"][0]["total"].as_u64().unwrap() / 2).to_string();
     assert_eq!(whole["placement"]["units"], Value::Array(Vec::new()));
@@ -123,7 +130,9 @@ fn plan_shows_the_placement_and_the_speed_to_expect() {
     let speed = |plan: &Value| plan["placement"]["decode_tokens_per_second"].as_f64().unwrap();
     assert!(speed(&whole) > speed(&half));
     let units = half["placement"]["units"].as_array().unwrap();
-    assert!(units.iter().any(|unit| unit["placed"] == true) && units.iter().any(|unit| unit["placed"] == false));
+    assert!(
+        units.iter().any(|unit| unit["placed"] == true) && units.iter().any(|unit| unit["placed"] == false)
+    );
     let text = plan(&["--vram-budget", &budget]);
     assert!(text.contains("One more GiB on sim:0 would hold ") && text.contains(" instead of "), "{text}");
 }

@@ -177,7 +177,8 @@ impl Engine {
     /// Plans the largest batch over a full KV cache. Nothing is loaded.
     pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
         let options = options.resolve(model)?.on(scheduler);
-        let shape = options.shape(model, options.batch, options.output_rows, options.context * options.sequences);
+        let shape =
+            options.shape(model, options.batch, options.output_rows, options.context * options.sequences);
         Ok(scheduler.plan(model.graph(shape)?)?)
     }
 

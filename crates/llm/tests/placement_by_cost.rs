@@ -38,7 +38,11 @@ fn rates() -> Vec<(String, Rates)> {
         rendezvous: 1e-9,
         measured: true,
     };
-    ["sim:0", "sim:1"].map(|name| (name.to_owned(), of(5e7))).into_iter().chain([("cpu".to_owned(), of(1e6))]).collect()
+    ["sim:0", "sim:1"]
+        .map(|name| (name.to_owned(), of(5e7)))
+        .into_iter()
+        .chain([("cpu".to_owned(), of(1e6))])
+        .collect()
 }
 
 fn auto(budget: u64) -> Placement {
@@ -46,7 +50,13 @@ fn auto(budget: u64) -> Placement {
 }
 
 fn mixture() -> Recipe {
-    let experts = ExpertRecipe { width: 80, normalize: false, shared: 56, shared_gate: true, ..ExpertRecipe::new(8, 2) };
+    let experts = ExpertRecipe {
+        width: 80,
+        normalize: false,
+        shared: 56,
+        shared_gate: true,
+        ..ExpertRecipe::new(8, 2)
+    };
     Recipe { layers: 6, experts: Some(experts), biases: true, ..Recipe::new("qwen2moe") }
 }
 
@@ -95,7 +105,8 @@ fn random_budgets_hold_and_results_stay_the_same() {
             // A device that has no more memory than the budget.
             let sims = (0..count).map(|number| Sim::new(&format!("sim:{number}")).capacity(budget).build());
             let devices = on(sims);
-            let placed = auto(budget).plan(&model, &devices, &options()).unwrap_or_else(|e| panic!("{context}: {e}"));
+            let placed =
+                auto(budget).plan(&model, &devices, &options()).unwrap_or_else(|e| panic!("{context}: {e}"));
             for number in 0..count {
                 assert!(total(&placed, number) <= budget, "{context}: {} bytes", total(&placed, number));
             }
@@ -134,7 +145,8 @@ fn attention_comes_before_experts() {
         assert!(experts >= experts_before, "{experts} layers with {budget} of {all}");
         experts_before = experts;
         // The next expert would not have fit.
-        if let Some(next) = placed.units.iter().find(|u| matches!(u.part, ModelPart::Experts { .. }) && !u.placed)
+        if let Some(next) =
+            placed.units.iter().find(|u| matches!(u.part, ModelPart::Experts { .. }) && !u.placed)
             && experts > 0
         {
             assert!(total(&placed, 0) + next.bytes > budget, "{} of {budget}", total(&placed, 0));

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use quadriga_llm::placement::{
-    BatchEstimate, ClassResidence, ModelPart, NextGigabyte, PlacementUnit, SpeedEstimate, TensorClass, residence,
+    BatchEstimate, ClassResidence, ModelPart, NextGigabyte, PlacementUnit, SpeedEstimate, TensorClass,
+    residence,
 };
 use quadriga_runtime::{Explanation, Rates};
 use quadriga_view::format::{count, list, plural, seconds};
@@ -109,7 +110,8 @@ fn speed(tokens: f64) -> String {
 /// The parts of a batch's time.
 fn time_of(batch: &BatchEstimate, names: &[&str]) -> String {
     let compute = names.iter().zip(&batch.compute).filter(|(_, time)| **time > 0.0);
-    let mut parts: Vec<String> = compute.map(|(name, time)| format!("{} on {name}", seconds(*time))).collect();
+    let mut parts: Vec<String> =
+        compute.map(|(name, time)| format!("{} on {name}", seconds(*time))).collect();
     if batch.crossings > 0 {
         let crossings = plural(batch.crossings, "crossing", "crossings");
         parts.push(format!("{} for {crossings} between them", seconds(batch.waiting + batch.copies)));

@@ -30,9 +30,9 @@ impl Placement {
         while context > default.context {
             // The batch is limited by the context, so that it is resolved anew.
             let larger = EngineOptions { context, ..options.clone() };
-            let planned = larger.resolve(model).and_then(|larger| {
-                Ok((Engine::forecast(model, &plain.scheduler, larger.clone())?, larger))
-            });
+            let planned = larger
+                .resolve(model)
+                .and_then(|larger| Ok((Engine::forecast(model, &plain.scheduler, larger.clone())?, larger)));
             match planned {
                 Ok((forecast, larger)) if is_modest(&forecast, &plain.forecast) => {
                     return Ok((PlacedModel { forecast, ..plain }, larger));

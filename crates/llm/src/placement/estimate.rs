@@ -74,7 +74,9 @@ impl BatchEstimate {
         }
         let mut streamed = vec![0.0; rates.len()];
         for copy in &splits.copies {
-            let Some(link) = rates.get(copy.from.min(copy.to)).map(|rates| rates.link.max(1.0)) else { continue };
+            let Some(link) = rates.get(copy.from.min(copy.to)).map(|rates| rates.link.max(1.0)) else {
+                continue;
+            };
             let seconds = copy.bytes as f64 / link;
             // Tensors that are there before the run are copied while the device computes.
             match streamed.get_mut(copy.to).filter(|_| copy.source.is_none()) {
@@ -82,7 +84,8 @@ impl BatchEstimate {
                 None => estimate.copies += seconds,
             }
         }
-        let exposed = streamed.iter().zip(&estimate.compute).map(|(copies, compute)| (copies - compute).max(0.0));
+        let exposed =
+            streamed.iter().zip(&estimate.compute).map(|(copies, compute)| (copies - compute).max(0.0));
         estimate.streaming = exposed.sum();
         estimate
     }

@@ -115,7 +115,8 @@ pub(super) fn chosen(tiers: &[Tier], counts: &[usize]) -> Vec<PlacementUnit> {
 /// The accelerator of each layer: ranges of the layers whose bytes are in proportion to the accelerators' `budgets`.
 pub(super) fn homes(parts: &ModelParts, budgets: &[Option<u64>]) -> Vec<usize> {
     let known: Option<Vec<f64>> = budgets.iter().map(|budget| budget.map(|bytes| bytes as f64)).collect();
-    let shares = known.filter(|all| all.iter().sum::<f64>() > 0.0).unwrap_or_else(|| vec![1.0; budgets.len()]);
+    let shares =
+        known.filter(|all| all.iter().sum::<f64>() > 0.0).unwrap_or_else(|| vec![1.0; budgets.len()]);
     let sum: f64 = shares.iter().sum();
     let bytes: Vec<f64> = (0..parts.layers)
         .map(|layer| {
@@ -177,11 +178,8 @@ mod tests {
     fn units_are_in_order_of_gain_per_byte() {
         let attention = (0..4).map(|layer| ModelPart::Attention { layer });
         let experts = (0..4).map(|layer| ModelPart::Experts { layer, count: 8 });
-        let expected: Vec<ModelPart> = attention
-            .chain([ModelPart::Output])
-            .chain(experts)
-            .chain([ModelPart::Embeddings])
-            .collect();
+        let expected: Vec<ModelPart> =
+            attention.chain([ModelPart::Output]).chain(experts).chain([ModelPart::Embeddings]).collect();
         assert_eq!(order(&mixture(4), 0.0), expected);
         // The first layers are dense: their networks are worth as much per byte as attention.
         let mut dense = mixture(4);

@@ -91,7 +91,8 @@ impl Search<'_> {
             let mut own = first(&sizes, prefix);
             best = placed.unwrap_or(best);
             // Of later tiers, whatever is small enough for the rest of the memory.
-            let stopped = own.iter().zip(&sizes).position(|(taken, size)| taken < size).unwrap_or(sizes.len());
+            let stopped =
+                own.iter().zip(&sizes).position(|(taken, size)| taken < size).unwrap_or(sizes.len());
             for (number, tier) in tiers.iter().enumerate().skip(stopped + 1) {
                 let used = best.forecast.bytes().get(accelerator).map_or(0, |bytes| bytes.total());
                 let budget = budgets.get(accelerator).copied().flatten().unwrap_or(u64::MAX);
@@ -106,8 +107,7 @@ impl Search<'_> {
                     }
                     own
                 };
-                let (count, placed) =
-                    most(tier.units.len(), |count| attempt(&with(&counts, more(count))))?;
+                let (count, placed) = most(tier.units.len(), |count| attempt(&with(&counts, more(count))))?;
                 own = more(count);
                 best = placed.unwrap_or(best);
             }
