@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_graph::{
-    AttentionOptions, CustomFunction, DType, Gate, GraphBuilder, Order, Pairing, Pooling, Rope, Value,
-    Weight, Window,
+    AttentionOptions, CustomFunction, DType, DeltaRuleInputs, Gate, GatedDeltaRule, GraphBuilder, Order,
+    Pairing, Pooling, Rope, SelectExperts, Value, Weight, Window,
 };
 use quadriga_runtime::memory::Lifetime;
 use quadriga_runtime::{BackendError, Cost, OverBudget, RuntimeError};
@@ -85,6 +85,10 @@ fn other_operations_count_per_element() {
             x.reshape([1, 3, 1, 8]).conv_transpose_2d(kernel, [1, 1])
         }),
         ("cross entropy", 96, |_, x| x.cross_entropy_loss(x)),
+        ("select experts", 24, |_, x| x.select_experts(SelectExperts { used: 2, groups: 1, groups_used: 1 })),
+        ("convolution of a sequence", 2 * 8 * 2 * 2, |g, x| {
+            x.ssm_conv(g.weight("k", Weight::new(DType::F32, [8, 2])))
+        }),
         ("im2col", 0, |_, x| x.reshape([1, 1, 3, 8]).im2col(Window::new([2, 2]), DType::F32)),
         ("get rows", 0, |g, x| x.get_rows(g.input("ids", DType::I32, [2]))),
         ("concat", 0, |_, x| x.concat(0, &[x])),
@@ -99,6 +103,20 @@ fn other_operations_count_per_element() {
     for (name, operations, build) in cases {
         assert_eq!(cost(|g| build(g, f32s(g, "x", [3, 8]))).0, *operations, "{name}");
     }
+}
+
+#[test]
+fn the_delta_rule_counts_every_element_of_its_state_for_every_token() {
+    let g = GraphBuilder::new();
+    let [keys, values] = [("k", [5, 2, 3]), ("v", [5, 2, 4])].map(|(name, dims)| f32s(&g, name, dims));
+    let [gates, betas] = ["gates", "betas"].map(|name| f32s(&g, name, [5, 2]));
+    let inputs = DeltaRuleInputs { keys, values, gates, betas, state: f32s(&g, "s", [2, 3, 4]) };
+    let (y, _) =
+        f32s(&g, "q", [5, 2, 3]).gated_delta_rule(inputs, GatedDeltaRule { scale: 1.0, tiled: false });
+    g.output("y", y);
+    let graph = g.finish().unwrap();
+    let costs = graph.node_ids().map(|node| Cost::of(&graph, node).operations);
+    assert_eq!(costs.sum::<u64>(), 7 * (2 * 3 * 4) * 5);
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod overlap;
 mod overlapping_inputs;
 mod pipelining;
 mod places;
+mod recorded;
 mod running;
 mod splitting;
 mod staging;

@@ -1,0 +1,130 @@
+//! Plans are the recorded ones. The other tests judge a plan; these notice a change that still plans validly, but cuts a graph
+//! into more splits, copies or waits more, or needs more memory. Such a change is a decision: record the new numbers if
+//! they are better.
+
+use quadriga_conformance::Rng;
+use quadriga_graph::{Graph, NodeId};
+use quadriga_runtime::{Plan, Scheduler, WeightStreaming};
+use quadriga_sim::Sim;
+
+use crate::common::{device, host, random_graph};
+
+/// What is recorded of some plans: sums, and a hash of all decisions.
+#[derive(Debug, PartialEq, Eq)]
+struct Recorded {
+    splits: usize,
+    copies: usize,
+    waits: usize,
+    compute: u64,
+    decisions: u64,
+}
+
+fn record(plans: impl Iterator<Item = Plan>) -> Recorded {
+    let mut sum = Recorded { splits: 0, copies: 0, waits: 0, compute: 0, decisions: 0xcbf2_9ce4_8422_2325 };
+    for plan in plans {
+        let mut said = plan.explain();
+        said.graph.clear();
+        let splits = plan.splits();
+        sum.splits += splits.splits.len();
+        sum.copies += splits.copies.len();
+        sum.waits += splits.splits.iter().map(|s| s.after_copies.len() + s.after_splits.len()).sum::<usize>();
+        sum.compute += said.backends.iter().map(|backend| backend.bytes.compute).sum::<u64>();
+        let texts = [serde_json::to_string(&said).unwrap(), format!("{plan:#}"), plan.to_dot()];
+        for byte in texts.iter().flat_map(|text| text.bytes()) {
+            // FNV-1a.
+            sum.decisions = (sum.decisions ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    sum
+}
+
+/// Random graphs, and random barriers in some of them.
+fn graph(rng: &mut Rng) -> Graph {
+    let nodes = rng.range(5, 50);
+    let graph = random_graph(rng, nodes);
+    if rng.chance(0.6) {
+        return graph;
+    }
+    let nodes: Vec<NodeId> = graph.node_ids().collect();
+    let mut groups: Vec<&[NodeId]> = Vec::new();
+    let mut rest = nodes.as_slice();
+    while !rest.is_empty() {
+        let (group, after) = rest.split_at(rng.range(1, rest.len().min(12)));
+        groups.push(group);
+        rest = after;
+    }
+    graph.with_order(&groups).unwrap()
+}
+
+fn pinned(scheduler: Scheduler, graph: &Graph, rng: &mut Rng) -> Scheduler {
+    let count = scheduler.backends().len();
+    let mut homes = std::collections::HashMap::new();
+    let picked: Vec<NodeId> = graph.node_ids().filter(|_| rng.chance(0.5)).collect();
+    picked.into_iter().fold(scheduler, |scheduler, node| {
+        let storage = graph[graph[node].output()].storage();
+        scheduler.pin_node(node, *homes.entry(storage).or_insert_with(|| rng.below(count)))
+    })
+}
+
+#[test]
+fn graphs_on_three_devices_are_planned_as_recorded() {
+    let plans = (0..40).map(|seed| {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let graph = graph(&mut rng);
+        let scheduler = match seed % 3 {
+            0 => Scheduler::new([device("a"), device("b"), device("c")]),
+            1 => Scheduler::new([device("a"), host("b"), Sim::new("c").max_buffer(512).build()]),
+            _ => Scheduler::new([Sim::new("a").isolated().build(), device("b"), host("c")]),
+        };
+        pinned(scheduler, &graph, &mut rng).plan(&graph).unwrap()
+    });
+    let expected = Recorded {
+        splits: 1156,
+        copies: 974,
+        waits: 385,
+        compute: 251_424,
+        decisions: 0xe32e_4fc8_670b_4d06,
+    };
+    assert_eq!(record(plans), expected);
+}
+
+#[test]
+fn streamed_graphs_are_planned_as_recorded() {
+    let plans = (0..40).map(|seed| {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed + 500);
+        let graph = graph(&mut rng);
+        let streaming = WeightStreaming { operations_per_byte: seed % 4, min_operations: 0 };
+        let hosted = rng.range(0, 3);
+        let scheduler = Scheduler::new([device("gpu"), host("cpu")])
+            .place(move |name| {
+                let number = name.get(1..)?.parse::<usize>().ok()?;
+                (name.starts_with(['w', 's']) && number <= hosted).then_some(1)
+            })
+            .weight_streaming(Some(streaming));
+        scheduler.plan(&graph).unwrap()
+    });
+    let expected =
+        Recorded { splits: 348, copies: 143, waits: 92, compute: 131_360, decisions: 0xe415_018d_256d_7be1 };
+    assert_eq!(record(plans), expected);
+}
+
+#[test]
+fn graphs_without_pins_are_planned_as_recorded() {
+    let plans = (0..30).map(|seed| {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed + 900);
+        let graph = graph(&mut rng);
+        let refusing = Sim::new("a").refuse(|graph, node| {
+            let name = graph[node].op().name();
+            matches!(name, "tanh" | "soft_max" | "concat").then(|| format!("no {name}"))
+        });
+        let rule =
+            |name: &str| name.starts_with(['w', 's']).then_some(usize::from(name.ends_with(['1', '2'])));
+        Scheduler::new([refusing.build(), device("b"), host("c")]).place(rule).plan(&graph).unwrap()
+    });
+    let expected =
+        Recorded { splits: 333, copies: 213, waits: 73, compute: 130_720, decisions: 0x7d2b_2726_df7e_1b68 };
+    assert_eq!(record(plans), expected);
+}
