@@ -2,7 +2,7 @@
 //! before that work is done. The simulated device reports accesses that nothing orders.
 
 use quadriga_graph::{DType, Graph, GraphBuilder};
-use quadriga_runtime::{Scheduler, Session};
+use quadriga_runtime::{RuntimeError, Scheduler, Session};
 
 use crate::common::device;
 
@@ -75,4 +75,25 @@ fn inputs_are_written_before_another_graph_runs() {
             }
         }
     }
+}
+
+#[test]
+fn a_plan_for_other_backends_is_refused() {
+    let (a, b) = (device("a"), device("b"));
+    let scheduler = Scheduler::new([a.clone(), b.clone()]);
+    let mut session = Session::new(&scheduler).unwrap();
+    let graph = graph(8);
+    // Of the same names and number, in another order, and more or fewer.
+    let others = [
+        vec![device("a"), device("b")],
+        vec![a.clone(), device("b")],
+        vec![b.clone(), a.clone()],
+        vec![a.clone()],
+        vec![a.clone(), b.clone(), device("c")],
+    ];
+    for backends in others {
+        let plan = Scheduler::new(backends).plan(&graph).unwrap();
+        assert!(matches!(session.use_plan(&plan), Err(RuntimeError::ForeignPlan)));
+    }
+    session.use_plan(&Scheduler::new([a, b]).plan(&graph).unwrap()).unwrap();
 }
