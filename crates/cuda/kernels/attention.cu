@@ -9,6 +9,8 @@ struct DecodeToken {
     Tensor factors;
     Rope rope;
     u32 fault_keys, fault_values;
+    u64 query_norm, key_norm; // f32 [d]: weights of an RMS norm of each head ahead of RoPE; 0: none
+    float query_eps, key_eps;
 };
 
 // Read before the previous kernel is complete: the visible keys, the token's own KV-cache row, and sine and cosine for
@@ -189,12 +191,14 @@ __device__ __forceinline__ void load(Tile<N, AT_ONCE> &tile, const AttentionWork
 
 // f16 keys and values of 64 · N elements, f32 queries. Eight lanes share a row, so a warp takes four keys at once, with
 // AT_ONCE times as many keys and values in flight; each group of eight lanes keeps its own running maximum. With
-// DECODE, `f` is the current token.
-template <int N, int AT_ONCE, bool DECODE>
+// DECODE, `f` is the current token, and with NORMED its query or key has a norm.
+template <int N, int AT_ONCE, bool DECODE, bool NORMED>
 __device__ __forceinline__ void attend_f16(const AttentionWork &w, const DecodeToken *f, float *shared) {
     const int d = 64 * N;
     __shared__ __align__(16) float own_query[d];
     __shared__ __align__(16) u16 own_key[d], own_value[d];
+    __shared__ float norms[NORMED ? 2 * d : 1];
+    __shared__ float2 squares[NORMED ? 8 : 1];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     int group = threadIdx.x / 8, groups = blockDim.x / 8, part = threadIdx.x % 8;
     Partition p;
@@ -218,10 +222,44 @@ __device__ __forceinline__ void attend_f16(const AttentionWork &w, const DecodeT
             b = f->rope.half_split ? n + half : 2 * n + 1;
         }
         if (sees && p.begin < p.end) load(tile, w, p, p.begin, own);
+        // A thread reads here what it has written itself: `a` and `b`.
+        if (NORMED && holds) {
+            const float *q = (const float *)f->query_norm, *k = (const float *)f->key_norm;
+            norms[a] = q ? q[a] : 1.0f;
+            norms[b] = q ? q[b] : 1.0f;
+            norms[d + a] = k ? k[a] : 1.0f;
+            norms[d + b] = k ? k[b] : 1.0f;
+        }
         wait_for_previous_kernel();
+        float qa = 0.0f, qb = 0.0f, ka = 0.0f, kb = 0.0f;
         if (holds) {
             const float *q = (const float *)f->q + p.h * d, *k = (const float *)f->k + p.g * d;
-            float qa = q[a], qb = q[b], ka = k[a], kb = k[b];
+            qa = q[a];
+            qb = q[b];
+            ka = k[a];
+            kb = k[b];
+        }
+        if (NORMED) {
+            // One that does not rotate has the same element twice.
+            float2 sum = make_float2(warp_sum(qa * qa + (rotates ? qb * qb : 0.0f)),
+                                     warp_sum(ka * ka + (rotates ? kb * kb : 0.0f)));
+            if (lane == 0) squares[warp] = sum;
+            __syncthreads();
+            sum = make_float2(0.0f, 0.0f);
+            for (int i = 0; i < warps; i++) {
+                sum.x += squares[i].x;
+                sum.y += squares[i].y;
+            }
+            float of_query = f->query_norm ? 1.0f / sqrtf(sum.x / d + f->query_eps) : 1.0f;
+            float of_key = f->key_norm ? 1.0f / sqrtf(sum.y / d + f->key_eps) : 1.0f;
+            if (holds) {
+                qa *= of_query * norms[a];
+                qb *= of_query * norms[b];
+                ka *= of_key * norms[d + a];
+                kb *= of_key * norms[d + b];
+            }
+        }
+        if (holds) {
             own_query[a] = rotates ? qa * c - qb * s : qa;
             own_key[a] = float_to_half(rotates ? ka * c - kb * s : ka);
             if (rotates) {
@@ -324,7 +362,7 @@ __device__ __forceinline__ void attend_f16(const AttentionWork &w, const DecodeT
 #define ATTENTION_F16(name, n, at_once, threads, blocks)                                                          \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttentionWork w) { \
         extern __shared__ float shared[];                                                                         \
-        attend_f16<n, at_once, false>(w, 0, shared);                                                              \
+        attend_f16<n, at_once, false, false>(w, 0, shared);                                                           \
     }
 // Few queries: all loads of a partition at once, and room on the SM for a block of the GEMV that follows.
 ATTENTION_F16(k_attention_f16_64, 1, 4, 256, 2)
@@ -336,12 +374,15 @@ ATTENTION_F16(k_attention_f16_128_many, 2, 2, 128, 4)
 ATTENTION_F16(k_attention_f16_256_many, 4, 1, 128, 3)
 
 // Decode attention. Few threads, so that a block fits on an SM beside blocks of the previous GEMV.
-#define ATTENTION_DECODE(name, n, at_once, threads, blocks)                                   \
+#define ATTENTION_DECODE(name, n, at_once, threads, blocks, normed)                           \
     extern "C" __global__ void __launch_bounds__(threads, blocks)                             \
         name(const __grid_constant__ AttentionWork w, const __grid_constant__ DecodeToken f) { \
         extern __shared__ float shared[];                                                     \
-        attend_f16<n, at_once, true>(w, &f, shared);                                          \
+        attend_f16<n, at_once, true, normed>(w, &f, shared);                                  \
     }
-ATTENTION_DECODE(k_attention_decode_64, 1, 4, 128, 4)
-ATTENTION_DECODE(k_attention_decode_128, 2, 4, 128, 4)
-ATTENTION_DECODE(k_attention_decode_256, 4, 2, 256, 1)
+ATTENTION_DECODE(k_attention_decode_64, 1, 4, 128, 4, false)
+ATTENTION_DECODE(k_attention_decode_128, 2, 4, 128, 4, false)
+ATTENTION_DECODE(k_attention_decode_256, 4, 2, 256, 1, false)
+ATTENTION_DECODE(k_attention_decode_64_normed, 1, 4, 128, 4, true)
+ATTENTION_DECODE(k_attention_decode_128_normed, 2, 4, 128, 4, true)
+ATTENTION_DECODE(k_attention_decode_256_normed, 4, 2, 256, 1, true)

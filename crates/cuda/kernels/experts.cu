@@ -15,19 +15,6 @@ __device__ __forceinline__ u64 warp_max_u64(u64 v) {
 #endif
 }
 
-struct RouteWork {
-    Tensor logits;           // [t, e]
-    u64 bias;                // f32 [e], added to the probabilities for the selection only; 0: none
-    u64 ids;                 // i32 [t, used]
-    u64 weights;             // f32 [t, used]; 0: not wanted
-    int activation;          // one of ROUTE_…
-    int experts, used, groups, groups_used;
-    int softmax, normalize;  // of the selected probabilities
-    float scale;
-};
-
-#define MIN_WEIGHT_SUM 6.103515625e-5f
-
 // The weights of a token's experts from their probabilities; each lane has those of every 32nd slot in `weights`.
 __device__ __forceinline__ void finish_weights(float *weights, int used, int softmax, int normalize, float scale) {
     int lane = threadIdx.x % WARP;
@@ -102,19 +89,20 @@ __device__ __forceinline__ void keep_best_groups(const RouteWork &w, const float
     __syncwarp();
 }
 
-// A warp per token: probabilities, the selected experts and their weights. Shared memory: probabilities, scores (where
-// there is a bias), weights, scores of groups, then bytes that mark what is taken.
-extern "C" __global__ void k_route(const __grid_constant__ RouteWork w) {
-    extern __shared__ float memory[];
-    int lane = threadIdx.x;
-    i64 token = blockIdx.x;
+// A token's probabilities, its experts and their weights, by one warp. Shared memory: probabilities, scores (where there is
+// a bias), weights, scores of groups, then bytes that mark what is taken.
+__device__ __forceinline__ void route_token(const RouteWork &w, i64 token, float *memory) {
+    int lane = threadIdx.x % WARP;
+    const float *logits = (const float *)row_at(w.logits, 0, 0, token);
+    if (routes_in_registers(w)) {
+        write_routed(w, token, route_in_registers(w, logits));
+        return;
+    }
     float *values = memory, *scores = w.bias ? memory + w.experts : memory;
     float *weights = scores + w.experts, *of_group = weights + w.used;
     u8 *taken = (u8 *)(of_group + w.groups), *kept = taken + w.experts;
-    wait_for_previous_kernel();
-    const float *logits = (const float *)row_at(w.logits, 0, 0, token);
     for (int c = lane; c < w.experts; c += WARP) {
-        values[c] = logits[c];
+        values[c] = __ldcg(logits + c);
         taken[c] = 0;
     }
     activate(w.activation, values, w.experts);
@@ -133,6 +121,104 @@ extern "C" __global__ void k_route(const __grid_constant__ RouteWork w) {
     if (!w.weights) return;
     finish_weights(weights, w.used, w.softmax, w.normalize, w.scale);
     for (int u = lane; u < w.used; u += WARP) ((float *)w.weights)[token * w.used + u] = weights[u];
+}
+
+// A warp per token.
+extern "C" __global__ void k_route(const __grid_constant__ RouteWork w) {
+    extern __shared__ float memory[];
+    wait_for_previous_kernel();
+    route_token(w, blockIdx.x, memory);
+}
+
+// The router of one token: RMS norm of its row, and the logits of all experts.
+struct RouterWork {
+    RouteWork route;         // from the logits that this kernel writes
+    Tensor router;           // [e, k]: f32, f16 or bf16
+    u64 x;                   // f32 [k]: the row before the norm
+    u64 norm;                // f32 [k]: the norm's weight
+    u64 normed;              // f32 [k]: the row after the norm, which the experts read
+    u64 bias;                // f32 [e], added to the logits; 0: none
+    u64 counter;             // finished blocks, the last of which routes; 0: another kernel routes
+    float eps;
+};
+
+#define ROUTER_THREADS 128
+// float4s of the router's row and of the norm's weight that a thread loads before the previous kernel is complete.
+#define ROUTER_AHEAD 4
+
+// Norm, logits and perhaps routing in one launch: a block per expert, the last of which routes. The norm's scale is a factor
+// on the logit. The first block writes the normalised row.
+extern "C" __global__ void __launch_bounds__(ROUTER_THREADS) k_router(const __grid_constant__ RouterWork w) {
+    extern __shared__ float memory[];
+    __shared__ float2 partial[ROUTER_THREADS / WARP];
+    __shared__ bool is_last;
+    int quads = (int)(w.router.d[3] / 4), thread = threadIdx.x;
+    const u8 *weights = row_at(w.router, 0, 0, blockIdx.x);
+    const float4 *x = (const float4 *)w.x, *norm = (const float4 *)w.norm, zero = {0.0f, 0.0f, 0.0f, 0.0f};
+    auto four = [&](int i) {
+        if (w.router.type == F32) return __ldcs((const float4 *)weights + i);
+        uint2 pairs = __ldcs((const uint2 *)weights + i);
+        u16 h[4] = {(u16)pairs.x, (u16)(pairs.x >> 16), (u16)pairs.y, (u16)(pairs.y >> 16)};
+        if (w.router.type == F16)
+            return make_float4(half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3]));
+        return make_float4(bf16_to_float(h[0]), bf16_to_float(h[1]), bf16_to_float(h[2]), bf16_to_float(h[3]));
+    };
+    float dot = 0.0f, squares = 0.0f;
+    auto add = [&](float4 v, float4 r, float4 g) {
+        dot += v.x * g.x * r.x + v.y * g.y * r.y + v.z * g.z * r.z + v.w * g.w * r.w;
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    };
+    float4 r[ROUTER_AHEAD], g[ROUTER_AHEAD], v[ROUTER_AHEAD];
+#pragma unroll
+    for (int j = 0; j < ROUTER_AHEAD; j++) {
+        int i = j * ROUTER_THREADS + thread;
+        r[j] = i < quads ? four(i) : zero;
+        g[j] = i < quads ? norm[i] : zero;
+    }
+    wait_for_previous_kernel();
+#pragma unroll
+    for (int j = 0; j < ROUTER_AHEAD; j++) {
+        int i = j * ROUTER_THREADS + thread;
+        v[j] = i < quads ? x[i] : zero;
+    }
+#pragma unroll
+    for (int j = 0; j < ROUTER_AHEAD; j++) add(v[j], r[j], g[j]);
+    for (int i = ROUTER_AHEAD * ROUTER_THREADS + thread; i < quads; i += ROUTER_THREADS) add(x[i], four(i), norm[i]);
+    dot = warp_sum(dot);
+    squares = warp_sum(squares);
+    if (thread % WARP == 0) partial[thread / WARP] = make_float2(dot, squares);
+    __syncthreads();
+    dot = squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROUTER_THREADS / WARP; i++) {
+        dot += partial[i].x;
+        squares += partial[i].y;
+    }
+    float scale = 1.0f / sqrtf(squares / (4 * quads) + w.eps);
+    if (thread == 0) {
+        float logit = dot * scale + (w.bias ? ((const float *)w.bias)[blockIdx.x] : 0.0f);
+        *(float *)(w.route.logits.address + 4 * blockIdx.x) = logit;
+        if (w.counter) {
+            __threadfence();
+            is_last = atomicAdd((u32 *)w.counter, 1) == gridDim.x - 1;
+        }
+    }
+    if (blockIdx.x == 0) {
+        float4 *to = (float4 *)w.normed;
+        auto put4 = [&](int i, float4 v, float4 g) {
+            to[i] = make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w);
+        };
+#pragma unroll
+        for (int j = 0; j < ROUTER_AHEAD; j++)
+            if (j * ROUTER_THREADS + thread < quads) put4(j * ROUTER_THREADS + thread, v[j], g[j]);
+        for (int i = ROUTER_AHEAD * ROUTER_THREADS + thread; i < quads; i += ROUTER_THREADS) put4(i, x[i], norm[i]);
+    }
+    if (!w.counter) return;
+    __syncthreads();
+    if (!is_last || thread >= WARP) return;
+    __threadfence();
+    if (thread == 0) *(u32 *)w.counter = 0;
+    route_token(w.route, 0, memory);
 }
 
 // The weights of experts that another node has selected: a warp per token.

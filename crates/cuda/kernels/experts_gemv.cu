@@ -6,24 +6,6 @@
 // Gate and up are multiplied in one launch, with the activation as epilogue. The last matrix is multiplied by all of a
 // token's experts in one dot product, each expert's share times its weight: the weighted sum needs no launch of its own.
 
-struct ExpertGemv {
-    Tensor ids;              // i32 [t, used]
-    u64 quants[2];           // packed matrices [experts, rows, cols]: one, or gate and up
-    u64 scales[2];
-    u64 bias[2];             // f32 [experts, rows]; 0: none
-    u64 x;                   // f32, contiguous: [t, x_rows, cols]
-    u64 weights;             // f32 [t, used]: the result is the weighted sum over the experts
-    u64 add;                 // f32 [t, rows], added to that; 0: none
-    u64 out;                 // f32, contiguous
-    i64 weights_stride;      // from token to token
-    u64 fault_word;
-    u32 fault;
-    u32 experts, used, rows, cols;
-    u32 x_rows;              // 1, or one for each used expert
-    u32 first_token;
-    int gate;                // one of GATE_…
-};
-
 #define WARPS 8
 #define THREADS (WARPS * WARP)
 // float4s of the activations that a thread loads at once.
@@ -42,14 +24,6 @@ template <int F> struct RawBlock {
                                    : (u32)__ldcs((const u16 *)scales + line * stride + b);
     }
 };
-
-// The expert of a slot; one that does not exist is reported, and its results are 0.
-__device__ __forceinline__ int expert_of(const ExpertGemv &w, u32 token, u32 slot) {
-    int expert = *(const int *)(w.ids.address + token * w.ids.s[2] + slot * w.ids.s[3]);
-    if (expert >= 0 && expert < (int)w.experts) return expert;
-    if (threadIdx.x == 0) report(w.fault_word, w.fault);
-    return -1;
-}
 
 // `MATRICES`: 2 for gate and up. `SUMMED`: over a token's experts. A warp multiplies `LINES` rows, of one matrix or half of
 // them of each, and a lane has `AHEAD` blocks of each in flight.

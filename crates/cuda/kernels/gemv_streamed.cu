@@ -32,11 +32,6 @@ struct StreamedGemv {
     float eps;
 };
 
-__device__ __forceinline__ void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-
 // The two rows of a row pair; the last pair of a part may have one row only.
 struct Rows { const StreamPart *first, *second; u32 row, other; bool both; };
 
@@ -226,12 +221,7 @@ template <int F, int WARPS> __device__ __forceinline__ void gemv_streamed(const 
         float addend = stores && !job.gated && r.first->add ? ((const float *)r.first->add)[r.row + mine] : 0.0f;
         for (u32 chunk = 0; chunk < chunks; chunk++, item++) {
             u32 start = chunk * Matrix<F>::CHUNK, n = min(job.cols - start, Matrix<F>::CHUNK);
-            // One lane waits, and the warp barrier orders the others after it. Every lane could wait for itself: each read
-            // would still follow a wait for the mbarrier that the copy completes on (in SASS: UBLKCP, then
-            // SYNCS.PHASECHK.TRANS64.TRYWAIT of that mbarrier, then LDS). But racecheck of CUDA 13.0 then reports some
-            // warps of a few blocks, others in each run ("invalid async operation synchronization").
-            if (lane == 0) barrier_wait(barrier + 8 * slot, parity);
-            __syncwarp();
+            barrier_wait(barrier + 8 * slot, parity);
             multiply<F>(ring + slot * slot_bytes, n, widest, start, row, acc);
             __syncwarp();
             if (lane < 4 && item + job.slots < items)

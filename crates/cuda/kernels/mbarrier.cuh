@@ -23,3 +23,9 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
                  "over:\n"
                  "}" ::"r"(barrier), "r"(parity) : "memory");
 }
+
+// Copies bytes from global to shared memory, all in whole 16-byte words, and reports them to the barrier.
+__device__ __forceinline__ void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}

@@ -46,25 +46,31 @@ extern "C" __global__ void k_argmax(Tensor x, Tensor out) {
     if (threadIdx.x == 0) ((int *)out.address)[r] = (int)~(u32)best;
 }
 
-// Argmax and sum of contiguous f32 rows of whole float4s.
-extern "C" __global__ void __launch_bounds__(1024, 1) k_argmax_sum(u64 x, int quads, u64 indices, u64 sums) {
+// What a block of `k_argmax_sum` found, where several share a row.
+struct ArgmaxPart { u64 best; float sum; u32 unused; };
+
+// Argmax and sum of contiguous f32 rows of whole float4s. Several blocks (y) may share one row: the last of them merges what
+// all found, in order.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    k_argmax_sum(u64 x, int quads, u64 indices, u64 sums, u64 parts, u64 counter) {
     __shared__ u64 shared[32];
     __shared__ float floats[32];
     wait_for_previous_kernel();
     const float4 *row = (const float4 *)x + (i64)blockIdx.x * quads;
     u64 best = 0;
     float sum = 0.0f;
-    for (int first = threadIdx.x; first < quads; first += 6 * blockDim.x) {
+    int share = (quads + gridDim.y - 1) / gridDim.y, end = min(quads, (int)(blockIdx.y + 1) * share);
+    for (int first = blockIdx.y * share + threadIdx.x; first < end; first += 6 * blockDim.x) {
         float4 v[6];
 #pragma unroll
         for (int j = 0; j < 6; j++) {
             int i = first + j * blockDim.x;
-            if (i < quads) v[j] = row[i];
+            if (i < end) v[j] = row[i];
         }
 #pragma unroll
         for (int j = 0; j < 6; j++) {
             int i = first + j * blockDim.x;
-            if (i >= quads) break;
+            if (i >= end) break;
             best = max(max(best, max(ranked(v[j].x, 4 * i), ranked(v[j].y, 4 * i + 1))),
                        max(ranked(v[j].z, 4 * i + 2), ranked(v[j].w, 4 * i + 3)));
             sum += (v[j].x + v[j].y) + (v[j].z + v[j].w);
@@ -72,6 +78,22 @@ extern "C" __global__ void __launch_bounds__(1024, 1) k_argmax_sum(u64 x, int qu
     }
     best = block_max_u64(best, shared);
     sum = block_sum(sum, floats);
+    if (gridDim.y > 1) {
+        if (threadIdx.x > 0) return;
+        ArgmaxPart *all = (ArgmaxPart *)parts;
+        all[blockIdx.y].best = best;
+        all[blockIdx.y].sum = sum;
+        __threadfence();
+        if (atomicAdd((u32 *)counter, 1) != gridDim.y - 1) return;
+        __threadfence();
+        *(u32 *)counter = 0;
+        best = 0;
+        sum = 0.0f;
+        for (u32 i = 0; i < gridDim.y; i++) {
+            best = max(best, __ldcg(&all[i].best));
+            sum += __ldcg(&all[i].sum);
+        }
+    }
     if (threadIdx.x == 0) {
         ((int *)indices)[blockIdx.x] = (int)~(u32)best;
         ((float *)sums)[blockIdx.x] = sum;

@@ -44,7 +44,7 @@ extern "C" __global__ void k_get_rows(Tensor x, Tensor ids, Tensor out, u64 faul
         if (threadIdx.x == 0) report(fault_word, fault);
         return;
     }
-    for (i64 c = threadIdx.x; c < out.d[3]; c += blockDim.x) {
+    for (i64 c = (i64)blockIdx.y * blockDim.x + threadIdx.x; c < out.d[3]; c += (i64)gridDim.y * blockDim.x) {
         if (x.type == I32)
             ((int *)row_at(out, i0, i1, t))[c] = ((const int *)row_at(x, i0, i1, id))[c];
         else

@@ -18,12 +18,18 @@ use crate::options::Options;
 
 /// Counters of attention kernels: one for each query, or tile of queries, and head whose keys are partitioned.
 pub(crate) const MAX_COUNTERS: usize = 4096;
+/// The most experts whose logits have their place behind the counters.
+pub(crate) const MAX_LOGITS: usize = 1024;
+/// The most blocks that share an argmax, and the bytes of what each finds.
+pub(crate) const MAX_ARGMAX_PARTS: usize = 32;
+const ARGMAX_PART_BYTES: usize = 16;
 
 /// State that a backend shares with its queues and programs.
 pub(crate) struct BackendInner {
     /// Whether operations are fused, and kernels use programmatic dependent launch.
     pub(crate) fusion: bool,
-    /// Zero between launches; used by one program at a time.
+    /// Zero between launches; behind them a router's logits, then what blocks that share an argmax find. Used by one program
+    /// at a time.
     pub(crate) counters: DeviceBuffer,
     pub(crate) kernels: Kernels,
     /// `None` where cuBLAS is not installed, or turned off.
@@ -69,7 +75,8 @@ impl CountersGuard<'_> {
 
 impl BackendInner {
     pub(crate) fn new(context: Arc<Context>, options: &Options) -> Result<BackendInner, Error> {
-        let counters = DeviceBuffer::new(&context, MAX_COUNTERS * 4, Usage::Compute)?;
+        let bytes = (MAX_COUNTERS + MAX_LOGITS) * 4 + MAX_ARGMAX_PARTS * ARGMAX_PART_BYTES;
+        let counters = DeviceBuffer::new(&context, bytes, Usage::Compute)?;
         counters.clear(0, MAX_COUNTERS * 4)?;
         let event = CudaEvent::new(&context, false)?;
         Ok(BackendInner {
@@ -101,6 +108,16 @@ impl BackendInner {
         let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         let known = registered.get(&(memory.pointer().addr(), memory.bytes()))?.upgrade()?;
         known.address(region.offset, region.bytes)
+    }
+
+    /// The place of a router's logits that several kernels read.
+    pub(crate) fn logits_address(&self) -> u64 {
+        self.counters.address() + MAX_COUNTERS as u64 * 4
+    }
+
+    /// The place of what blocks that share an argmax find.
+    pub(crate) fn argmax_parts_address(&self) -> u64 {
+        self.logits_address() + MAX_LOGITS as u64 * 4
     }
 
     pub(crate) fn lock_counters(&self) -> CountersGuard<'_> {

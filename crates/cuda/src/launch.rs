@@ -117,6 +117,12 @@ impl Launch {
         Launch::new(function, [threads.div_ceil(256).clamp(1, 1 << 20) as u32, 1, 1], 256)
     }
 
+    /// The grid in y.
+    pub(crate) fn grid_y(mut self, blocks: u32) -> Launch {
+        self.grid[1] = blocks.clamp(1, 65_535);
+        self
+    }
+
     /// Dynamic shared memory of a block.
     pub(crate) fn shared_bytes(mut self, bytes: u32) -> Launch {
         self.shared_bytes = bytes;

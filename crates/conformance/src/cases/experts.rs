@@ -50,6 +50,24 @@ pub(super) fn list(list: &mut CaseList) {
             }
         }
     }
+    for dtype in [DType::F32, DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::MXFP4] {
+        let many = [(1, 40, 8), (1, 140, 5), (1, 300, 3)].into_iter().filter(|_| dtype.block_len() <= 32);
+        for (tokens, experts, used) in [(1, 6, 2), (1, 8, 8), (4, 6, 2)].into_iter().chain(many) {
+            for router in [Router::Softmax, Router::Sigmoid, Router::OfSelected] {
+                routed(list, dtype, [tokens, experts, used], router);
+            }
+        }
+    }
+}
+
+/// How a router's logits become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Router {
+    Softmax,
+    /// With a bias that only the selection sees.
+    Sigmoid,
+    /// Softmax over the selected logits, which have a bias.
+    OfSelected,
 }
 
 fn select(list: &mut CaseList, tokens: usize, experts: usize, parameters: SelectExperts) {
@@ -144,5 +162,37 @@ fn feed_forward(
             down = down.add_id(s.shaped_input(DType::F32, Shape::from([experts, width]), UNIT), ids);
         }
         s.out(down.sum_experts(weights));
+    });
+}
+
+/// The same with norm, router and residual. The experts' rows are fewer than a multiple of what kernels take at once.
+fn routed(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usize; 3], router: Router) {
+    let details = format!("{dtype} {router:?} {tokens} tokens, {used} of {experts}");
+    let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+    list.push("routed_feed_forward", details, tolerance, move |s: &CaseBuilder<'_>| {
+        let block = dtype.block_len().max(32);
+        let width = if experts > 32 { block } else { 256 };
+        let hidden = width + block;
+        let x = s.shaped_input(DType::F32, Shape::from([tokens, width]), UNIT);
+        let normed = x.rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, width]));
+        let mut logits = s.weight(DType::F32, [1, 1, experts, width]).mul_mat(normed);
+        let vector = || s.weight(DType::F32, [1, 1, 1, experts]);
+        if router == Router::OfSelected {
+            logits = logits.add(vector());
+        }
+        let scores = match router {
+            Router::Softmax => logits.soft_max(1.0, None, None),
+            Router::Sigmoid => logits.sigmoid(),
+            Router::OfSelected => logits,
+        };
+        let ranked = if router == Router::Sigmoid { scores.add(vector()) } else { scores };
+        let ids = ranked.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
+        let softmax = router == Router::OfSelected;
+        let weights = scores.expert_weights(ids, ExpertWeights { softmax, normalize: !softmax, scale: 1.5 });
+        let expert = |n, k| s.weight(dtype, [1, experts, n, k]);
+        let rows = normed.reshape([tokens, 1, width]);
+        let gates = expert(hidden, width).mul_mat_id(rows, ids);
+        let inner = gates.gated(Gate::Swiglu, expert(hidden, width).mul_mat_id(rows, ids));
+        s.out(expert(width, hidden).mul_mat_id(inner, ids).sum_experts(weights).add(x));
     });
 }

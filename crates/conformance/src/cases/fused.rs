@@ -1,8 +1,8 @@
 //! Small graphs of several operations that backends fuse or compute in place.
 
-use quadriga_graph::{AttentionOptions, DType, Gate, Pairing, Rope, Unary};
+use quadriga_graph::{AttentionOptions, DType, Gate, Pairing, Rope, Unary, Value};
 
-use super::builder::InputLayout;
+use super::builder::{CaseBuilder, InputLayout};
 use super::fill::UNIT;
 use super::{CaseList, WEIGHT_TYPES, WIDTHS};
 use crate::Tolerance;
@@ -143,24 +143,46 @@ fn caches(list: &mut CaseList) {
 fn blocks(list: &mut CaseList) {
     for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K] {
         for cache_type in [DType::F32, DType::F16, DType::Q8_0] {
-            for (tokens, heads, groups) in [(1, 4, 2), (3, 4, 4), (9, 4, 1)] {
+            for (tokens, heads, groups, depth, norms) in [
+                (1, 4, 2, 64, ""),
+                (3, 4, 4, 64, ""),
+                (9, 4, 1, 64, ""),
+                (1, 4, 2, 64, "qk"),
+                (1, 4, 1, 128, "qk"),
+                (1, 4, 2, 256, "qk"),
+                (1, 4, 2, 128, "k"),
+                (3, 4, 2, 64, "qk"),
+            ] {
                 let exact = dtype == DType::F32 && cache_type == DType::F32;
                 let tolerance = if exact { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
-                let details = format!("{dtype}, cache {cache_type}, {tokens} tokens, heads {heads}/{groups}");
+                let mut details =
+                    format!("{dtype}, cache {cache_type}, {tokens} tokens, heads {heads}/{groups}");
+                if !norms.is_empty() {
+                    details += &format!(" of {depth}, norms of {norms}");
+                }
                 list.push("attention_block", details, tolerance, move |s| {
-                    let (width, depth, length) = (heads * 64, 64, 32);
+                    let (width, length) = (heads * 64, 32);
                     let x = s.input(DType::F32, [1, 1, tokens, width], UNIT);
                     let h = x.rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, width]));
                     let positions = s.positions(tokens, 100);
-                    let rope = Rope::new(depth, Pairing::Adjacent, 1e4);
+                    // Where only keys have a norm, half of a head is rotated.
+                    let (rotated, pairing) = match norms {
+                        "" => (depth, Pairing::Adjacent),
+                        "k" => (depth / 2, Pairing::Half),
+                        _ => (depth, Pairing::Half),
+                    };
+                    let rope = Rope::new(rotated, pairing, 1e4);
                     let project = |heads: usize| {
                         let w = s.weight(dtype, [1, 1, heads * depth, width]);
                         // Scaled: random weights would make scores larger than those of any model.
                         w.mul_mat(h).scale(0.2).reshape([tokens, heads, depth])
                     };
-                    let q = project(heads).rope(rope, positions, None).permute([1, 0, 2]);
-                    let k = project(groups).rope(rope, positions, None).reshape([tokens, groups * depth]);
+                    let (q, k) = (project(heads), project(groups));
                     let v = project(groups).reshape([tokens, groups * depth]);
+                    let q = if norms.contains('q') { head_norm(s, q) } else { q };
+                    let q = q.rope(rope, positions, None).permute([1, 0, 2]);
+                    let k = if norms.contains('k') { head_norm(s, k) } else { k };
+                    let k = k.rope(rope, positions, None).reshape([tokens, groups * depth]);
                     let ids = s.distinct_ids([1, 1, 1, tokens], length);
                     let write = |rows| {
                         let cache = s.state(cache_type, [1, 1, length, groups * depth]).set_rows(rows, ids);
@@ -171,10 +193,16 @@ fn blocks(list: &mut CaseList) {
                         write(v),
                         AttentionOptions::new().spans(s.spans(tokens, length)).scale(0.125),
                     );
-                    let y = s.weight(dtype, [1, 1, width, width]).mul_mat(attended.reshape([tokens, width]));
+                    let inner = heads * depth;
+                    let y = s.weight(dtype, [1, 1, width, inner]).mul_mat(attended.reshape([tokens, inner]));
                     s.out(y.scale(0.2).add(x));
                 });
             }
         }
     }
+}
+
+/// The norm of each head.
+fn head_norm<'g>(s: &CaseBuilder<'g>, heads: Value<'g>) -> Value<'g> {
+    heads.rms_norm(1e-5).mul(s.weight(DType::F32, [1, 1, 1, heads.shape().cols()]))
 }

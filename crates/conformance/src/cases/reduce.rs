@@ -18,6 +18,14 @@ pub(super) fn list(list: &mut CaseList) {
         sums(list, dims);
         orders(list, dims);
     }
+    // Argmax and sum of logits, which kernels compute together; a large vocabulary's by several blocks.
+    for dims in [[1, 1, 1, 512], [1, 1, 3, 512], [1, 1, 1, 70_000], [1, 1, 1, 151_936]] {
+        list.push("argmax_sum", format!("{dims:?}"), Tolerance::DEFAULT, move |s| {
+            let x = s.input(DType::F32, dims, UNIT);
+            s.out(s.graph().apply(Op::ArgMax, &[x]));
+            s.out(s.graph().apply(Op::SumRows, &[x]));
+        });
+    }
     // An empty row has the sum 0 and no mean.
     for op in [Op::Sum, Op::SumRows] {
         list.push(op.name(), "[1, 2, 3, 0]".into(), Tolerance::DEFAULT, move |s| {

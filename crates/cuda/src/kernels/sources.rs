@@ -18,11 +18,13 @@ macro_rules! kernel_text {
 
 const ACTIVATIONS: (&str, &str) = kernel_text!("activations.cuh");
 const ATTENTION: (&str, &str) = kernel_text!("attention.cuh");
+const EXPERT_GEMV: (&str, &str) = kernel_text!("expert_gemv.cuh");
 const GATE: (&str, &str) = kernel_text!("gate.cuh");
 const MBARRIER: (&str, &str) = kernel_text!("mbarrier.cuh");
 const MMA: (&str, &str) = kernel_text!("mma.cuh");
 const ORDER: (&str, &str) = kernel_text!("order.cuh");
 const QUANTIZE: (&str, &str) = kernel_text!("quantize.cuh");
+const ROUTE: (&str, &str) = kernel_text!("route.cuh");
 const ROPE: (&str, &str) = kernel_text!("rope.cuh");
 
 /// Headers of all kernel files.
@@ -63,10 +65,11 @@ pub(crate) enum KernelFile {
     ExpertsGemv,
     ExpertsGemm,
     ExpertsStream,
+    ExpertsDecode,
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 19;
+pub(super) const FILES: usize = 20;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
@@ -84,11 +87,12 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("gemm.cu"), &[MMA]),
     source(kernel_text!("gemm_wgmma.cu"), &[MBARRIER]),
     source(kernel_text!("conv.cu"), &[]),
-    source(kernel_text!("experts.cu"), &[ORDER]),
+    source(kernel_text!("experts.cu"), &[ORDER, ROUTE]),
     source(kernel_text!("recurrent.cu"), &[]),
-    source(kernel_text!("experts_gemv.cu"), &[GATE, ACTIVATIONS]),
+    source(kernel_text!("experts_gemv.cu"), &[GATE, ACTIVATIONS, EXPERT_GEMV]),
     source(kernel_text!("experts_gemm.cu"), &[MMA]),
     source(kernel_text!("experts_stream.cu"), &[]),
+    source(kernel_text!("experts_decode.cu"), &[MBARRIER, GATE, ACTIVATIONS, EXPERT_GEMV, ORDER, ROUTE]),
 ];
 
 impl KernelFile {
@@ -114,6 +118,7 @@ impl KernelFile {
         KernelFile::ExpertsGemv,
         KernelFile::ExpertsGemm,
         KernelFile::ExpertsStream,
+        KernelFile::ExpertsDecode,
     ];
 
     fn source(self) -> &'static KernelSource {

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use quadriga_graph::{Attention, DType, NodeId};
 use quadriga_runtime::BackendError;
 
-use super::decode_attention::{DecodeAttention, DecodeAttentionSearch};
+use super::decode_attention::{DecodeAttention, DecodeAttentionSearch, HeadNorm};
 use super::grouped_attention::{GroupedKernel, is_cached};
 use super::key_partitions::{AttentionExtents, KeyPartitions, MIN_MMA_QUERIES, TILE};
 use super::lowering::Lowering;
@@ -65,6 +65,10 @@ struct DecodeToken {
     rope: RopeArg,
     fault_keys: u32,
     fault_values: u32,
+    query_norm: u64,
+    key_norm: u64,
+    query_eps: f32,
+    key_eps: f32,
 }
 
 // SAFETY: `struct DecodeToken` of attention.cu has the same fields in the same order.
@@ -117,7 +121,7 @@ impl Lowering<'_> {
                 self.moved.insert(self.graph[row].storage(), at);
                 at += scratch::aligned(size) as u64;
             }
-            group.fused.into_iter().for_each(|node| self.fuse(node));
+            group.fused.iter().for_each(|node| self.fuse(*node));
             self.decode_attention.insert(group.attention, group);
         }
         Ok(())
@@ -143,8 +147,8 @@ impl Lowering<'_> {
             keys: keys as u64,
             e: e as usize,
         };
-        let group = self.decode_attention.get(&node).copied();
-        let plan = match group {
+        let group = self.decode_attention.get(&node).cloned();
+        let plan = match &group {
             None => self.attention_plan([&q, &k, &v, &out], &extents),
             Some(_) => None,
         };
@@ -188,16 +192,14 @@ impl Lowering<'_> {
             return Ok(());
         }
         let many = (b * h * t) as u64 > 2 * u64::from(multiprocessors);
-        let warps = match group {
+        let warps = match &group {
             Some(_) if k.dims[3] < 256 => 4,
             Some(_) => 8,
             None if many => 4,
             None => 8,
         };
-        let name = match group {
-            Some(_) if k.dims[3] == 64 => c"k_attention_decode_64",
-            Some(_) if k.dims[3] == 128 => c"k_attention_decode_128",
-            Some(_) => c"k_attention_decode_256",
+        let name = match &group {
+            Some(group) => decode_kernel(k.dims[3], group.query_norm.is_some() || group.key_norm.is_some()),
             None => f16_kernel(&q, &k, &v, many).unwrap_or_else(|| generic_kernel(&k, &v)),
         };
         let function = self.function(KernelFile::Attention, name)?;
@@ -254,6 +256,12 @@ impl Lowering<'_> {
         let reason = "a row index is out of range";
         let (_, fault_keys) = self.fault(group.write_keys, reason);
         let (_, fault_values) = self.fault(group.write_values, reason);
+        let mut weight = |norm: Option<HeadNorm>| match norm {
+            Some(norm) => Ok(self.place(node, norm.weight)?.1),
+            None => Ok::<u64, BackendError>(0),
+        };
+        let (query_norm, key_norm) = (weight(group.query_norm)?, weight(group.key_norm)?);
+        let eps = |norm: Option<HeadNorm>| norm.map_or(0.0, |norm| norm.eps);
         Ok(DecodeToken {
             q: self.place(node, group.query)?.1,
             k: self.place(node, group.key)?.1,
@@ -267,7 +275,23 @@ impl Lowering<'_> {
             rope: RopeArg::new(&group.rope),
             fault_keys,
             fault_values,
+            query_norm,
+            key_norm,
+            query_eps: eps(group.query_norm),
+            key_eps: eps(group.key_norm),
         })
+    }
+}
+
+/// The kernel of decode attention for heads of `d` elements, with a norm of query or key.
+fn decode_kernel(d: i64, normed: bool) -> &'static CStr {
+    match (d, normed) {
+        (64, false) => c"k_attention_decode_64",
+        (128, false) => c"k_attention_decode_128",
+        (_, false) => c"k_attention_decode_256",
+        (64, true) => c"k_attention_decode_64_normed",
+        (128, true) => c"k_attention_decode_128_normed",
+        (_, true) => c"k_attention_decode_256_normed",
     }
 }
 

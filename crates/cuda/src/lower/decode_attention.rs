@@ -1,11 +1,20 @@
 //! Decode attention with fused RoPE and KV-cache write: finds the nodes that one launch can compute. It applies RoPE to
-//! query and key of the current token, writes key and value to the cache, and attends, so that one kernel stands
-//! between the GEMVs that compute the three rows and the GEMV of the output.
+//! query and key of the current token, after an RMS norm of their heads where the model has one, writes key and value to
+//! the cache, and attends, so that one kernel stands between the GEMVs that compute the three rows and the GEMV of the
+//! output.
 
-use quadriga_graph::{Attention, DType, Graph, NodeId, Op, Rope, TensorId, TensorKind};
+use quadriga_graph::{Attention, Binary, DType, Graph, NodeId, Op, Rope, TensorId, TensorKind};
+
+/// The RMS norm of each head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadNorm {
+    /// The weight by which a normalised head is multiplied.
+    pub(super) weight: TensorId,
+    pub(super) eps: f32,
+}
 
 /// Nodes that become one launch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct DecodeAttention {
     pub(super) rope: Rope,
     pub(super) factors: Option<TensorId>,
@@ -15,12 +24,18 @@ pub(super) struct DecodeAttention {
     pub(super) query: TensorId,
     pub(super) key: TensorId,
     pub(super) value: TensorId,
+    /// Norms ahead of RoPE.
+    pub(super) query_norm: Option<HeadNorm>,
+    pub(super) key_norm: Option<HeadNorm>,
     pub(super) write_keys: NodeId,
     pub(super) write_values: NodeId,
     pub(super) attention: NodeId,
     /// All nodes but attention.
-    pub(super) fused: [NodeId; 4],
+    pub(super) fused: Vec<NodeId>,
 }
+
+/// The most nodes of a launch: norm, multiplication and RoPE of query and key, two cache writes, attention.
+const MAX_NODES: usize = 9;
 
 /// The split in which decode attention is searched.
 pub(super) struct DecodeAttentionSearch<'a> {
@@ -40,15 +55,18 @@ impl DecodeAttentionSearch<'_> {
             self.nodes.iter().copied().enumerate().filter(|(_, n)| !self.graph[*n].op().is_view()).collect();
         let mut found: Vec<DecodeAttention> = Vec::new();
         let mut end = None;
-        for five in computing.windows(5) {
-            let [first, second, third, fourth, (at, last)] = *five else { continue };
-            let Some(one) = self.matches_nodes([first.1, second.1, third.1, fourth.1, last]) else {
-                continue;
-            };
+        for (index, (at, _)) in computing.iter().enumerate() {
+            let nodes: Vec<NodeId> = computing
+                .get((index + 1).saturating_sub(MAX_NODES)..=index)
+                .unwrap_or_default()
+                .iter()
+                .map(|(_, node)| *node)
+                .collect();
+            let Some(one) = self.matches_nodes(&nodes) else { continue };
             let starts = [one.query, one.key, one.value].map(|row| self.producer(row));
             let Some(start) = starts.into_iter().min().flatten() else { continue };
             if end.is_none_or(|end| start > end) {
-                end = Some(at);
+                end = Some(*at);
                 found.push(one);
             }
         }
@@ -61,11 +79,13 @@ impl DecodeAttentionSearch<'_> {
         self.nodes.iter().position(|n| *n == node)
     }
 
-    fn matches_nodes(
-        &self,
-        [rope_query, rope_key, write_keys, write_values, attention]: [NodeId; 5],
-    ) -> Option<DecodeAttention> {
+    /// The launch of the last of these nodes, with nodes directly before it.
+    fn matches_nodes(&self, nodes: &[NodeId]) -> Option<DecodeAttention> {
         let graph = self.graph;
+        let (before, last) = nodes.split_last_chunk::<4>()?;
+        let [rope_key, write_keys, write_values, attention] = *last;
+        let is_rope = |node: &&NodeId| matches!(graph[**node].op(), Op::Rope { .. });
+        let rope_query = *before.iter().rev().find(is_rope)?;
         let (Op::Rope { rope, .. }, Op::Attention(parameters)) =
             (graph[rope_query].op(), graph[attention].op())
         else {
@@ -77,6 +97,14 @@ impl DecodeAttentionSearch<'_> {
         let (query, positions) = (*graph.inputs(rope_query).first()?, *graph.inputs(rope_query).get(1)?);
         let factors = graph.inputs(rope_query).get(2).copied();
         let key = *graph.inputs(rope_key).first()?;
+        let mut fused = vec![rope_query, rope_key, write_keys, write_values];
+        let (query, query_norm) = self.normed(query, before, &mut fused);
+        let (key, key_norm) = self.normed(key, before, &mut fused);
+        // Nothing else comes between them.
+        let first = before.iter().position(|node| fused.contains(node))?;
+        if before.iter().skip(first).any(|node| !fused.contains(node)) {
+            return None;
+        }
         let [key_cache, rotated_key, ids] = *graph.inputs(write_keys) else { return None };
         let [value_cache, value, other_ids] = *graph.inputs(write_values) else { return None };
         let (q, k, v, spans) = attention_inputs(graph, attention, parameters)?;
@@ -145,7 +173,6 @@ impl DecodeAttentionSearch<'_> {
             && graph[k].storage() != graph[v].storage()
             && self.is_written_once(graph[k].storage(), write_keys)
             && self.is_written_once(graph[v].storage(), write_values);
-        let fused = [rope_query, rope_key, write_keys, write_values];
         fits.then_some(DecodeAttention {
             rope: *rope,
             factors,
@@ -154,11 +181,55 @@ impl DecodeAttentionSearch<'_> {
             query,
             key,
             value,
+            query_norm,
+            key_norm,
             write_keys,
             write_values,
             attention,
             fused,
         })
+    }
+
+    /// The heads that `row` normalises by two of these nodes, which nothing else reads, and the norm; or `row` itself.
+    fn normed(
+        &self,
+        row: TensorId,
+        nodes: &[NodeId],
+        fused: &mut Vec<NodeId>,
+    ) -> (TensorId, Option<HeadNorm>) {
+        let graph = self.graph;
+        let producer = |id: TensorId| graph[graph[id].storage()].node().filter(|node| nodes.contains(node));
+        let read_once = |node: NodeId| {
+            let output = graph[node].output();
+            (self.readers)(output) == 1 && !(self.kept)(output)
+        };
+        let d = graph[row].shape().cols();
+        let find = || {
+            let times = producer(row).filter(|node| graph[*node].output() == row)?;
+            let (Op::Binary(Binary::Mul), [a, weight]) = (graph[times].op(), graph.inputs(times)) else {
+                return None;
+            };
+            let norm = producer(*a).filter(|node| graph[*node].output() == *a)?;
+            let (Op::RmsNorm { eps }, [x]) = (graph[norm].op(), graph.inputs(norm)) else { return None };
+            let vector = &graph[*weight];
+            // The kernel reads it before the previous kernel is complete.
+            let fits = matches!(graph[vector.storage()].kind(), TensorKind::Weight | TensorKind::Constant)
+                && vector.dtype() == DType::F32
+                && vector.dims4() == [1, 1, 1, d]
+                && vector.is_contiguous()
+                && graph[*x].is_contiguous()
+                && graph[*x].shape().cols() == d
+                && read_once(norm)
+                && read_once(times);
+            fits.then_some((*x, HeadNorm { weight: *weight, eps: *eps }, [norm, times]))
+        };
+        match find() {
+            Some((x, norm, nodes)) => {
+                fused.extend(nodes);
+                (x, Some(norm))
+            }
+            None => (row, None),
+        }
     }
 
     /// Whether no other node of the split writes a storage.
@@ -270,6 +341,16 @@ mod tests {
         QueryFromInput,
         HalfQuery,
         OtherView,
+        Norms,
+        NormsAheadOfRopes,
+        KeptNorm,
+        ComputedNormWeight,
+        NodeBetween,
+    }
+
+    /// The norm of each head, if there is a weight for it.
+    fn norm<'g>(heads: Value<'g>, weight: Option<Value<'g>>) -> Value<'g> {
+        weight.map_or(heads, |weight| heads.rms_norm(1e-6).mul(weight))
     }
 
     /// Whether it matches.
@@ -300,8 +381,27 @@ mod tests {
         let key_rope = if is(OtherRope) { Rope { base: 1e5, ..rope } } else { rope };
         let key_positions = if is(OtherPositions) { input("others", 1) } else { positions };
         let factors = is(ComputedFactors).then(|| g.input("factors", DType::F32, [32]).sqr());
-        let q = q.rope(rope, positions, factors);
-        let k = k.rope(key_rope, key_positions, factors);
+        let weight = || match is(ComputedNormWeight) {
+            true => g.input("norm", DType::F32, [d]).sqr(),
+            false => g.weight("norm", Weight::new(DType::F32, [d])),
+        };
+        let has_norms =
+            [Norms, NormsAheadOfRopes, KeptNorm, ComputedNormWeight, NodeBetween].contains(&change);
+        let scale = has_norms.then(weight);
+        let (q, k) = if is(NormsAheadOfRopes) {
+            let (q, k) = (norm(q, scale), norm(k, scale));
+            (q.rope(rope, positions, factors), k.rope(key_rope, key_positions, factors))
+        } else {
+            let normed = norm(q, scale);
+            if is(KeptNorm) {
+                g.output("normed", normed);
+            }
+            let q = normed.rope(rope, positions, factors);
+            if is(NodeBetween) {
+                g.output("between", x.sqr());
+            }
+            (q, norm(k, scale).rope(key_rope, key_positions, factors))
+        };
         let state = |name: &str| g.state(name, DType::F16, [16, 2 * d]);
         let keys = state("keys");
         let written_keys = keys.set_rows(k.reshape([1, 2 * d]), slots);
@@ -348,6 +448,8 @@ mod tests {
         use Change::*;
         assert!(matches_with(Nothing));
         assert!(matches_with(PartialRope), "fewer rotated elements than a head has");
+        assert!(matches_with(Norms), "norms of query and key");
+        assert!(matches_with(NormsAheadOfRopes), "norms in another order");
         for change in [
             OtherRope,
             OtherPositions,
@@ -364,7 +466,12 @@ mod tests {
             QueryFromInput,
             HalfQuery,
             OtherView,
+            NodeBetween,
         ] {
+            assert!(!matches_with(change), "{change:?}");
+        }
+        // The norm is left to a kernel of its own where it cannot be part of the match; nodes then come between.
+        for change in [KeptNorm, ComputedNormWeight] {
             assert!(!matches_with(change), "{change:?}");
         }
     }

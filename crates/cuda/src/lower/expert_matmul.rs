@@ -10,6 +10,7 @@ use std::ffi::CStr;
 use quadriga_graph::{DType, NodeId, TensorId};
 use quadriga_runtime::{BackendError, Layout};
 
+use super::experts_decode::{NEEDED_BYTES, StreamedExperts};
 use super::formats::{MAX_GEMV_ROWS, MAX_SHARED_BYTES, MatrixFormat, PackedMatrix, expert_gemv_shared_bytes};
 use super::lowering::Lowering;
 use super::op_codes::{self, ConvertTo};
@@ -55,9 +56,11 @@ struct ExpertGemv {
     x_rows: u32,
     first_token: u32,
     gate: i32,
+    block_rows: u32,
+    routes: u32,
 }
 
-// SAFETY: `struct ExpertGemv` of experts_gemv.cu has the same fields in the same order.
+// SAFETY: `struct ExpertGemv` of expert_gemv.cuh has the same fields in the same order.
 unsafe impl Argument for ExpertGemv {}
 
 #[repr(C)]
@@ -253,6 +256,17 @@ impl Lowering<'_> {
                 work.add = self.place(node, add)?.1;
             }
         }
+        launch.fused.iter().for_each(|node| self.fuse(*node));
+        let multiprocessors = self.inner.context.multiprocessors as usize;
+        let streamed = match (&launch.sum, launch.gate) {
+            _ if tokens != 1 || !self.streams_experts() => None,
+            (Some(_), _) => StreamedExperts::summed(packed.format, &extents, multiprocessors),
+            (None, Some(_)) => StreamedExperts::gated(packed.format, &extents, multiprocessors),
+            (None, None) => None,
+        };
+        if let Some(shape) = streamed {
+            return self.push_streamed(work, &shape, ids);
+        }
         let (name, per_block, x_cols, slots) = match (&launch.sum, launch.gate) {
             (Some(_), _) => (kernels.summed, SUMMED_GEMV_ROWS, x_rows * k, 1),
             (None, Some(_)) => (kernels.gated, GATED_GEMV_ROWS, k, used),
@@ -269,7 +283,39 @@ impl Lowering<'_> {
                 [(n as u32).div_ceil(per_block), slots as u32, (tokens - first).min(MAX_GRID_Y) as u32];
             self.push(Launch::new(function, grid, 256).shared_bytes(shared).dependent().arg(work));
         }
-        launch.fused.iter().for_each(|node| self.fuse(*node));
+        Ok(())
+    }
+
+    /// Whether the device has what the streamed kernels need.
+    fn streams_experts(&self) -> bool {
+        let context = &self.inner.context;
+        self.inner.fusion && context.has_bulk_copies() && context.shared_bytes_per_block >= NEEDED_BYTES
+    }
+
+    fn push_streamed(
+        &mut self,
+        mut work: ExpertGemv,
+        shape: &StreamedExperts,
+        ids: TensorId,
+    ) -> Result<(), BackendError> {
+        let file = KernelFile::ExpertsDecode;
+        let function = self.inner.kernels.function_with_shared_memory(file, shape.name, NEEDED_BYTES)?;
+        let is_gated = work.weights == 0;
+        let route = if is_gated {
+            self.pending_route.take_if(|route| route.ids == ids).map(|route| route.work)
+        } else {
+            // Directly after gate and up, which have routed by the same logits.
+            let known = self.routed.filter(|(of, _, steps)| (*of, *steps) == (ids, self.steps.len()));
+            known.map(|(_, route, _)| route).filter(|route| route.weights == work.weights)
+        };
+        work.block_rows = shape.rows as u32;
+        work.routes = u32::from(route.is_some());
+        let [x, y] = shape.grid;
+        let launch = Launch::new(function, [x, y, 1], shape.threads).shared_bytes(shape.shared_bytes as u32);
+        self.push(launch.dependent().arg(work).arg(route.unwrap_or_default()));
+        if let Some(route) = route.filter(|_| is_gated) {
+            self.routed = Some((ids, route, self.steps.len()));
+        }
         Ok(())
     }
 

@@ -12,13 +12,17 @@ use crate::launch::{Argument, Launch, TensorArg};
 /// The most shared memory that a launch may have without asking for it.
 const SHARED_BYTES: usize = 48 << 10;
 
+/// The most experts that are routed in registers, and the most of them that a token uses.
+const REGISTER_EXPERTS: i32 = 256;
+const REGISTER_USED: i32 = 32;
+
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct RouteWork {
-    logits: TensorArg,
+#[derive(Clone, Copy, Default)]
+pub(super) struct RouteWork {
+    pub(super) logits: TensorArg,
     bias: u64,
     ids: u64,
-    weights: u64,
+    pub(super) weights: u64,
     activation: i32,
     experts: i32,
     used: i32,
@@ -29,19 +33,35 @@ struct RouteWork {
     scale: f32,
 }
 
-// SAFETY: `struct RouteWork` of experts.cu has the same fields in the same order.
+// SAFETY: `struct RouteWork` of route.cuh has the same fields in the same order.
 unsafe impl Argument for RouteWork {}
 
+impl RouteWork {
+    /// Whether a warp routes in registers: other kernels then can do it themselves.
+    pub(super) fn fits_registers(&self) -> bool {
+        // With a bias, scores of softmax are not in the order of the logits.
+        let ordered = self.bias == 0 || self.activation != RouteActivation::Softmax as i32;
+        ordered && self.groups <= 1 && self.experts <= REGISTER_EXPERTS && self.used <= REGISTER_USED
+    }
+}
+
+/// Routing of one token whose logits are complete.
+pub(super) struct PendingRoute {
+    pub(super) ids: TensorId,
+    pub(super) work: RouteWork,
+    pub(super) launch: Launch,
+}
+
 /// Nodes that become one launch: an activation and a bias, both optional, the selection, and the weights if they follow.
-struct Route {
-    logits: TensorId,
+pub(super) struct Route {
+    pub(super) logits: TensorId,
     activation: RouteActivation,
     bias: Option<TensorId>,
-    select: NodeId,
-    parameters: SelectExperts,
-    weights: Option<(NodeId, ExpertWeights)>,
+    pub(super) select: NodeId,
+    pub(super) parameters: SelectExperts,
+    pub(super) weights: Option<(NodeId, ExpertWeights)>,
     /// All but the first node.
-    fused: Vec<NodeId>,
+    pub(super) fused: Vec<NodeId>,
 }
 
 /// Shared memory of the routing kernel.
@@ -54,24 +74,19 @@ pub(super) fn can_route(experts: usize, parameters: &SelectExperts) -> bool {
     route_shared_bytes(experts, parameters) <= SHARED_BYTES
 }
 
+/// The activation of a router's logits that a node computes.
+fn activation_of(op: &Op) -> Option<RouteActivation> {
+    match op {
+        Op::SoftMax { scale: 1.0, mask: false, sinks: false } => Some(RouteActivation::Softmax),
+        Op::Unary(Unary::Sigmoid) => Some(RouteActivation::Sigmoid),
+        _ => None,
+    }
+}
+
 impl Lowering<'_> {
     pub(super) fn select_experts(&mut self, at: usize, node: NodeId) -> Result<(), BackendError> {
-        let (Op::SelectExperts(parameters), [scores]) = (self.graph[node].op(), self.graph.inputs(node))
-        else {
-            return Err(self.failed(node, "one input is needed"));
-        };
-        let mut route = Route {
-            logits: *scores,
-            activation: RouteActivation::Plain,
-            bias: None,
-            select: node,
-            parameters: *parameters,
-            weights: None,
-            fused: Vec::new(),
-        };
-        if let Some((weights, of)) = self.weights_after(at, node, *scores) {
-            route.weights = Some((weights, of));
-            route.fused.push(weights);
+        let mut route = self.selection(at, node).ok_or_else(|| self.failed(node, "one input is needed"))?;
+        if route.weights.is_some() {
             if self.push_route(&route)? {
                 return Ok(());
             }
@@ -84,14 +99,45 @@ impl Lowering<'_> {
         }
     }
 
+    /// A selection by plain scores, with the weights if they follow.
+    fn selection(&self, at: usize, node: NodeId) -> Option<Route> {
+        let (Op::SelectExperts(parameters), [scores]) = (self.graph[node].op(), self.graph.inputs(node))
+        else {
+            return None;
+        };
+        let weights = self.weights_after(at, node, *scores);
+        Some(Route {
+            logits: *scores,
+            activation: RouteActivation::Plain,
+            bias: None,
+            select: node,
+            parameters: *parameters,
+            weights,
+            fused: weights.map(|(node, _)| node).into_iter().collect(),
+        })
+    }
+
+    /// The routing that starts at a node; `None` if anything else reads the logits.
+    pub(super) fn route_at(&self, node: NodeId) -> Option<Route> {
+        let at = self.split.nodes.iter().position(|n| *n == node)?;
+        let (route, reads) = match activation_of(self.graph[node].op()) {
+            Some(activation) => (self.route_from(at, node, activation)?, 1),
+            None => {
+                let route = self.selection(at, node)?;
+                let reads = 1 + usize::from(route.weights.is_some());
+                (route, reads)
+            }
+        };
+        let logits = route.logits;
+        let alone = self.readers(logits).len() == reads && !(self.split.kept)(logits);
+        let experts = self.graph[logits].shape().cols();
+        (alone && can_route(experts, &route.parameters)).then_some(route)
+    }
+
     /// Tries to make one launch of the softmax or sigmoid at position `at`, a bias that is added for the selection alone,
     /// the selection of experts and their weights, if no other node reads what is between them.
     pub(super) fn route(&mut self, at: usize, node: NodeId) -> Result<bool, BackendError> {
-        let activation = match self.graph[node].op() {
-            Op::SoftMax { scale: 1.0, mask: false, sinks: false } => RouteActivation::Softmax,
-            Op::Unary(Unary::Sigmoid) => RouteActivation::Sigmoid,
-            _ => return Ok(false),
-        };
+        let Some(activation) = activation_of(self.graph[node].op()) else { return Ok(false) };
         let Some(route) = self.route_from(at, node, activation).filter(|_| self.inner.fusion) else {
             return Ok(false);
         };
@@ -154,8 +200,8 @@ impl Lowering<'_> {
         (*self.graph.inputs(next) == [scores, self.graph[select].output()]).then_some((next, *of))
     }
 
-    /// Launches the routing kernel; `false`, with nothing changed, if its results overlap what other tokens read.
-    fn push_route(&mut self, route: &Route) -> Result<bool, BackendError> {
+    /// What the routing kernels take; `None` if results overlap what other tokens read.
+    pub(super) fn route_work(&mut self, route: &Route) -> Result<Option<RouteWork>, BackendError> {
         let Route { select, parameters, .. } = *route;
         let logits = self.tensor_arg(select, route.logits)?;
         let experts = logits.dims[3] as usize;
@@ -164,12 +210,13 @@ impl Lowering<'_> {
         written.extend(route.weights.map(|(node, _)| self.graph[node].output()));
         for id in &written {
             let (_, to) = self.place(select, *id)?;
-            if overlap(to, self.tensor(*id).bytes(), read.0, read.1) {
-                return Ok(false);
+            // A token's logits are all read before its results are written.
+            if logits.dims[2] > 1 && overlap(to, self.tensor(*id).bytes(), read.0, read.1) {
+                return Ok(None);
             }
         }
         let of = route.weights.map(|(_, of)| of);
-        let work = RouteWork {
+        Ok(Some(RouteWork {
             logits,
             bias: match route.bias {
                 Some(bias) => self.place(select, bias)?.1,
@@ -188,13 +235,23 @@ impl Lowering<'_> {
             softmax: i32::from(of.is_some_and(|of| of.softmax)),
             normalize: i32::from(of.is_some_and(|of| of.normalize)),
             scale: of.map_or(1.0, |of| of.scale),
-        };
-        let function = self.function(KernelFile::Experts, c"k_route")?;
-        let launch = Launch::new(function, [logits.dims[2] as u32, 1, 1], 32);
-        let shared = route_shared_bytes(experts, &parameters) as u32;
-        self.push(launch.shared_bytes(shared).dependent().arg(work));
+        }))
+    }
+
+    /// Launches the routing kernel; `false`, with nothing changed, if its results overlap what other tokens read.
+    fn push_route(&mut self, route: &Route) -> Result<bool, BackendError> {
+        let Some(work) = self.route_work(route)? else { return Ok(false) };
+        let launch = self.route_launch(route, work)?;
+        self.push(launch);
         route.fused.iter().for_each(|node| self.fuse(*node));
         Ok(true)
+    }
+
+    pub(super) fn route_launch(&self, route: &Route, work: RouteWork) -> Result<Launch, BackendError> {
+        let function = self.function(KernelFile::Experts, c"k_route")?;
+        let launch = Launch::new(function, [work.logits.dims[2] as u32, 1, 1], 32);
+        let shared = route_shared_bytes(work.experts as usize, &route.parameters) as u32;
+        Ok(launch.shared_bytes(shared).dependent().arg(work))
     }
 
     pub(super) fn expert_weights(&mut self, node: NodeId, of: &ExpertWeights) -> Result<(), BackendError> {

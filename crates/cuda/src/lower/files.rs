@@ -46,6 +46,7 @@ fn of_node(
             _ => [KernelFile::Pack].into_iter().chain(gemm).collect(),
         },
         Op::MulMatId => match graph.inputs(node).get(1).map_or(0, |x| graph[*x].dims4()[1]) {
+            1 if streams => vec![KernelFile::ExpertsDecode, KernelFile::ExpertsGemv, KernelFile::Matmul],
             tokens if tokens <= MAX_GEMV_ROWS => vec![KernelFile::ExpertsGemv, KernelFile::Matmul],
             _ => vec![KernelFile::ExpertsGemm, KernelFile::Matmul],
         },

@@ -223,7 +223,7 @@ impl Lowering<'_> {
             self.push(launch.dependent());
             return Ok(());
         }
-        self.steps.push(ProgramStep::Gemm(gemm));
+        self.push_step(ProgramStep::Gemm(gemm));
         if let Some(scales) = scales {
             let widen = self.function(KernelFile::Pack, c"k_scale_rows")?;
             let launch = Launch::new(widen, [gemm.m as u32, 1, 1], 256);

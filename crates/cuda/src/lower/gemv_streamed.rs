@@ -15,7 +15,7 @@ const FEW_WARPS: usize = 8;
 /// Warps of a block that has the SM for itself.
 const MANY_WARPS: usize = 16;
 /// Bytes of weights per SM from which on more warps are worth more than room for the next kernel.
-const MIN_WIDE_BYTES: usize = 40_000;
+const MIN_WIDE_BYTES: usize = 48_000;
 /// The most slots of a warp's ring.
 const MAX_SLOTS: usize = 8;
 /// Shared memory of a block of which two fit on an SM: the next kernel fills its rings while this one runs.
@@ -405,7 +405,7 @@ mod tests {
         // Longer rows are streamed in chunks of 4,096 elements; the whole SM is used where half is too small.
         assert_eq!(shape(MatrixFormat::Q4, 4096, 12_288), ring(16, 2, 16 * 2 * 2 * 2304 + 5120));
         assert_eq!(shape(MatrixFormat::Q4, 11_008, 132), ring(8, 2, 8 * 2 * 2 * 2304 + 13_760));
-        // 132 SMs with 40,000 bytes each are few enough for one with half an SM.
+        // 132 SMs with 48,000 bytes each are few enough for one with half an SM.
         let limit = 132 * MIN_WIDE_BYTES / MatrixFormat::F16.row_bytes(1000);
         assert_eq!(shape(MatrixFormat::F16, 1000, limit).warps, FEW_WARPS);
         assert_eq!(shape(MatrixFormat::F16, 1000, limit + 1).warps, MANY_WARPS);

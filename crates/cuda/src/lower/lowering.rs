@@ -8,6 +8,7 @@ use quadriga_graph::{Graph, NodeId, Tensor, TensorId};
 use quadriga_runtime::{BackendError, Buffer, Layout, SplitSource, TensorPlace};
 
 use super::decode_attention::DecodeAttention;
+use super::experts::{PendingRoute, RouteWork};
 use super::formats::PackedMatrix;
 use super::scratch;
 use crate::blas::OperandType;
@@ -52,6 +53,10 @@ pub(super) struct Lowering<'a> {
     pub(super) sorted: Option<(TensorId, usize)>,
     /// The rows that are there after them, for the experts' matrices.
     pub(super) expert_rows: Option<TensorId>,
+    /// Routing that is not launched yet: the next launch either does it itself, or comes after it.
+    pub(super) pending_route: Option<PendingRoute>,
+    /// Routing that the launch before this many steps has done, from logits that were complete before it.
+    pub(super) routed: Option<(TensorId, RouteWork, usize)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -85,11 +90,25 @@ impl<'a> Lowering<'a> {
             converted: None,
             sorted: None,
             expert_rows: None,
+            pending_route: None,
+            routed: None,
         })
     }
 
     pub(super) fn push(&mut self, launch: Launch) {
-        self.steps.push(ProgramStep::Kernel(launch));
+        self.push_step(ProgramStep::Kernel(launch));
+    }
+
+    pub(super) fn push_step(&mut self, step: ProgramStep) {
+        self.flush_route();
+        self.steps.push(step);
+    }
+
+    /// Launches the routing that is left.
+    pub(super) fn flush_route(&mut self) {
+        if let Some(route) = self.pending_route.take() {
+            self.steps.push(ProgramStep::Kernel(route.launch));
+        }
     }
 
     pub(super) fn function(&self, file: KernelFile, name: &CStr) -> Result<Function, BackendError> {

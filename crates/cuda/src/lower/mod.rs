@@ -6,6 +6,7 @@ mod decode_attention;
 mod expert_fusion;
 mod expert_matmul;
 mod experts;
+mod experts_decode;
 mod files;
 pub(crate) mod formats;
 mod gemm;
@@ -19,6 +20,7 @@ mod op_codes;
 mod ops;
 mod recurrent;
 mod rope;
+mod router;
 mod scratch;
 mod scratch_bytes;
 mod sort;
@@ -89,5 +91,6 @@ fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {
             _ => lowering.one_launch(at, *node)?,
         }
     }
+    lowering.flush_route();
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Norms of rows.
 
-use quadriga_graph::{Binary, NodeId, Op, TensorId};
+use quadriga_graph::{Binary, NodeId, Op};
 use quadriga_runtime::BackendError;
 
 use super::gemv_streamed::FusedNorm;
@@ -33,10 +33,13 @@ impl Lowering<'_> {
             && a == result
         {
             let product = self.graph[next].output();
-            if mode == NormMode::Rms && self.rms_norm_gemv(node, next, b, eps)? {
-                return Ok(());
-            }
             let source = self.graph.inputs(node).first().copied().unwrap_or(result);
+            if mode == NormMode::Rms {
+                let norm = FusedNorm { x: source, weight: b, eps };
+                if self.rms_norm_gemv(node, next, norm)? || self.norm_router(node, next, norm)? {
+                    return Ok(());
+                }
+            }
             let (_, to) = self.place(node, product)?;
             let bytes = self.tensor(source).bytes();
             // A row is read completely before it is written: exactly in place is fine, partial overlap is not.
@@ -68,18 +71,12 @@ impl Lowering<'_> {
 
     /// Tries to fuse an RMS norm, the multiplication `times` by its weight, and the streamed GEMVs that follow into one
     /// launch; `false` if anything else reads the result.
-    fn rms_norm_gemv(
-        &mut self,
-        node: NodeId,
-        times: NodeId,
-        weight: TensorId,
-        eps: f32,
-    ) -> Result<bool, BackendError> {
+    fn rms_norm_gemv(&mut self, node: NodeId, times: NodeId, norm: FusedNorm) -> Result<bool, BackendError> {
         let product = self.graph[times].output();
-        let Some(x) = self.graph.inputs(node).first().copied() else { return Ok(false) };
         let at = self.split.nodes.iter().position(|n| *n == times).unwrap_or(usize::MAX);
-        let vector = self.tensor_arg(node, weight)?;
-        let fits = vector.dims == [1, 1, 1, self.tensor(x).shape().cols() as i64] && is_dense_f32(&vector);
+        let vector = self.tensor_arg(node, norm.weight)?;
+        let cols = self.tensor(norm.x).shape().cols() as i64;
+        let fits = vector.dims == [1, 1, 1, cols] && is_dense_f32(&vector);
         let Some(first) = self.later(at).next().filter(|_| fits && !(self.split.kept)(product)) else {
             return Ok(false);
         };
@@ -88,7 +85,7 @@ impl Lowering<'_> {
         let Some(starts) = starts.filter(|_| matches!(self.graph[first].op(), Op::MulMat)) else {
             return Ok(false);
         };
-        if !self.gemv_streamed(starts, product, Some(FusedNorm { x, weight, eps }))? {
+        if !self.gemv_streamed(starts, product, Some(norm))? {
             return Ok(false);
         }
         self.fuse(times);

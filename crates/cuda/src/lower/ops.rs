@@ -9,8 +9,12 @@ use super::formats::PackedMatrix;
 use super::lowering::Lowering;
 use super::op_codes;
 use crate::buffer::overlap;
+use crate::inner::MAX_ARGMAX_PARTS;
 use crate::kernels::KernelFile;
 use crate::launch::{Launch, TensorArg, is_dense_f32, is_plain};
+
+/// The most float4s of a row whose argmax one block computes.
+const MIN_SHARED_QUADS: i64 = 16 << 10;
 
 /// Threads of a block for one row.
 fn row_threads(cols: i64) -> u32 {
@@ -106,6 +110,8 @@ impl Lowering<'_> {
             Op::GetRows => {
                 let (faults, fault) = self.fault(node, "a row index is out of range");
                 let launch = self.rows(c"k_get_rows", out.rows(), out.dims[3])?;
+                // One token's row is shared by several blocks.
+                let launch = if out.rows() == 1 { launch.grid_y(out.dims[3] as u32 / 256) } else { launch };
                 launch.arg(x).arg(second).arg(out).arg(faults).arg(fault)
             }
             Op::SetRows => {
@@ -238,8 +244,13 @@ impl Lowering<'_> {
         }
         let function = self.function(KernelFile::Reduce, c"k_argmax_sum")?;
         let threads = (quads as u32).next_multiple_of(32).clamp(32, 1024);
-        let launch = Launch::new(function, [x.rows() as u32, 1, 1], threads).dependent();
-        self.push(launch.arg(x.address).arg(quads as i32).arg(out.address).arg(sums.address));
+        // A long row alone is shared by several blocks.
+        let alone = x.rows() == 1 && quads > MIN_SHARED_QUADS;
+        let blocks = if alone { (quads as u32 / 2048).min(MAX_ARGMAX_PARTS as u32) } else { 1 };
+        self.uses_counters |= blocks > 1;
+        let launch = Launch::new(function, [x.rows() as u32, blocks, 1], threads).dependent();
+        let launch = launch.arg(x.address).arg(quads as i32).arg(out.address).arg(sums.address);
+        self.push(launch.arg(self.inner.argmax_parts_address()).arg(self.inner.counters.address()));
         self.fuse(next);
         Ok(true)
     }
