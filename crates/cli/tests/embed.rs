@@ -201,6 +201,19 @@ fn texts_that_are_too_long_are_all_named_or_cut() {
 }
 
 #[test]
+fn the_engines_options_take_effect() {
+    let fixture = Fixture::new(&[]);
+    let text = "ab cd ".repeat(20);
+    let embed = |flags: &[&str]| {
+        let flags = [&[text.as_str(), "-q", "--no-normalize"], flags].concat();
+        json(&output(&mut fixture.command("embed", &flags)).success().out)["embeddings"][0].clone()
+    };
+    let plain = embed(&[]);
+    assert_ne!(embed(&["--cache-type", "f32"]), plain);
+    assert_ne!(embed(&["-ctv", "bf16"]), plain);
+}
+
+#[test]
 fn what_cannot_be_done_is_refused() {
     let fixture = Fixture::new(&[]);
     output_with_input(&mut fixture.command("embed", &["-q"]), b"").failed(2, &["there is no text"]);

@@ -11,7 +11,8 @@ use crate::{BatchToken, Engine, EngineOptions, Error, Model, Result};
 /// The options of an [`Embedder`].
 #[derive(Clone, Debug)]
 pub struct EmbedderOptions {
-    /// How the vectors of a text's tokens become one; as the file says if `None`, and the last token's where it does not.
+    /// How the vectors of a text's tokens become one; as the file says if `None`. Where it does not, encoders take the mean,
+    /// other models the last.
     pub pooling: Option<Pooling>,
     /// Whether embeddings are divided by their length, so that the product of two is their cosine.
     pub normalize: bool,
@@ -95,7 +96,7 @@ impl Embedder {
                 wanted: "at most what the encoder was trained with",
             });
         }
-        let pooling = options.pooling.or(hyper.pooling).unwrap_or(Pooling::Last);
+        let pooling = options.pooling.or(hyper.pooling).unwrap_or(if hyper.encoder { Pooling::Mean } else { Pooling::Last });
         if pooling == Pooling::Rank && !can_rank(&model) {
             return Err(Error::NoClassificationHead);
         }
@@ -125,6 +126,9 @@ impl Embedder {
 
     /// The embedding of a text; with [`Pooling::Rank`] the scores of the classification head, with [`Pooling::None`] the
     /// vectors of all tokens, one after another.
+    ///
+    /// # Errors
+    /// [`Error::Embedding`] if they are not finite.
     pub fn embed(&mut self, text: &str) -> Result<Vec<f32>> {
         let tokens = self.tokenize(text)?;
         self.embed_tokens(&tokens)
@@ -164,7 +168,7 @@ impl Embedder {
             let width = self.model.hyperparameters().width.max(1);
             embeddings.iter_mut().flat_map(|vector| vector.chunks_mut(width)).for_each(normalize);
         }
-        Ok(embeddings)
+        finite(embeddings)
     }
 
     /// How well documents answer queries, for the tokens of [pairs](pair_tokens) of both, which are computed together.
@@ -184,7 +188,7 @@ impl Embedder {
                 _ => return Err(Error::NoClassificationHead),
             }
         }
-        Ok(scores)
+        finite(scores)
     }
 
     /// The texts, if each can be computed.
@@ -324,6 +328,16 @@ fn pool(hidden: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
         Pooling::Cls | Pooling::Rank => rows.next().unwrap_or_default().to_vec(),
         Pooling::Last => rows.next_back().unwrap_or_default().to_vec(),
     }
+}
+
+/// The results of texts, if all are finite.
+fn finite(results: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
+    for (text, values) in results.iter().enumerate() {
+        if let Some((index, value)) = values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+            return Err(Error::Embedding { text, index, value: *value });
+        }
+    }
+    Ok(results)
 }
 
 fn length(vector: &[f32]) -> f64 {

@@ -5,6 +5,7 @@ mod experts;
 mod moves;
 mod options;
 mod recurrent;
+mod results;
 mod run_ahead;
 mod sequences;
 mod state;
@@ -18,6 +19,7 @@ pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
 use self::recurrent::RecurrentRows;
+use self::results::{resize, row_of};
 use self::run_ahead::Decode;
 use self::sequences::Sequences;
 use self::windows::Windows;
@@ -320,8 +322,8 @@ impl Engine {
         let without = self.options.greedy || !self.options.logits;
         let vocabulary = if without { 0 } else { self.model.hyperparameters().vocabulary };
         let width = if self.options.hidden { self.model.hyperparameters().width } else { 0 };
-        self.logits.resize(outputs * vocabulary, 0.0);
-        self.hidden.resize(outputs * width, 0.0);
+        resize(&mut self.logits, outputs, vocabulary)?;
+        resize(&mut self.hidden, outputs, width)?;
         let mut done = 0;
         for batch in self.batches(tokens) {
             self.wait()?;
@@ -493,9 +495,4 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-fn row_of(all: &[f32], width: usize, row: usize) -> &[f32] {
-    let start = row.saturating_mul(width);
-    all.get(start..start.saturating_add(width)).unwrap_or(&[])
 }

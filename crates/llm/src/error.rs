@@ -53,6 +53,17 @@ pub enum Error {
         dtype: quadriga_graph::DType,
     },
 
+    /// A tensor whose values must be finite has another one.
+    #[error("tensor {name:?} has the value {value} at {index}; the file may be damaged")]
+    TensorValue {
+        /// The tensor.
+        name: String,
+        /// The place of the value.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
+
     /// The model's graph could not be built.
     #[error("the model's graph cannot be built: {0}")]
     Graph(#[from] Box<quadriga_graph::BuildError>),
@@ -106,6 +117,31 @@ pub enum Error {
         used: usize,
         /// The context size.
         context: usize,
+    },
+
+    /// There is no memory for the results of a batch.
+    #[error(
+        "no memory for the results of {rows} tokens ({width} numbers each); ask for those of fewer tokens at once"
+    )]
+    OutputMemory {
+        /// Tokens whose results are outputs.
+        rows: usize,
+        /// Numbers of each.
+        width: usize,
+    },
+
+    /// An embedding or a score is not finite.
+    #[error(
+        "the result of text {} is unusable: element {index} is {value}; the file may be damaged or unsupported",
+        text + 1
+    )]
+    Embedding {
+        /// The number of the text among those of the call, from 0.
+        text: usize,
+        /// The element of its embedding or scores.
+        index: usize,
+        /// Its value.
+        value: f32,
     },
 
     /// A prompt without tokens.

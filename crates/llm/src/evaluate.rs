@@ -153,12 +153,17 @@ fn likelihood(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Result<Resul
     let mut count = 0;
     for part in tokens.chunks_exact(chunk) {
         engine.truncate(0, 0);
-        let batch: Vec<BatchToken> =
-            part.iter().map(|token| BatchToken { sequence: 0, token: *token, output: true }).collect();
-        engine.extend(&batch)?;
+        let (predicting, predicted) =
+            (part.get(..chunk - 1).unwrap_or_default(), part.get(1..).unwrap_or_default());
+        let at_once = engine.options().batch.max(1);
         let mut sum = 0.0;
-        for (row, next) in part.iter().skip(1).enumerate() {
-            sum -= log_probability(engine.logits(row), *next)?;
+        // The logits of a whole chunk can be larger than the model.
+        for (tokens, next) in predicting.chunks(at_once).zip(predicted.chunks(at_once)) {
+            let output = |token: &u32| BatchToken { sequence: 0, token: *token, output: true };
+            engine.extend(&tokens.iter().map(output).collect::<Vec<_>>())?;
+            for (row, next) in next.iter().enumerate() {
+                sum -= log_probability(engine.logits(row), *next)?;
+            }
         }
         count += chunk - 1;
         chunk_nll.push(sum / (chunk - 1) as f64);

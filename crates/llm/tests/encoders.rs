@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Parts, Recipe, cpu, engine};
+use common::{Parts, Recipe, all_outputs, cpu, engine};
 use quadriga_conformance::Rng;
 use quadriga_graph::{DType, blocks};
 use quadriga_llm::{Embedder, EmbedderOptions, EngineOptions, Error, Pooling, cosine};
@@ -239,6 +239,9 @@ fn the_pooling_of_the_file_is_the_default_and_vectors_have_length_one() {
     let raw = EmbedderOptions { normalize: false, ..EmbedderOptions::default() };
     let raw = embedder(&parts, raw).unwrap().embed_tokens(&tokens).unwrap();
     assert!((cosine(&unit, &raw) - 1.0).abs() < 1e-6);
+    let mut silent = parts;
+    silent.remove("bert.pooling_type");
+    assert_eq!(embedder(&silent, EmbedderOptions::default()).unwrap().pooling(), Pooling::Mean);
     // The same text again, after another one.
     by_file.embed_tokens(&tokens[..3]).unwrap();
     assert_eq!(by_file.embed_tokens(&tokens).unwrap(), unit);
@@ -324,6 +327,59 @@ fn sequences_embed_several_texts_at_once() {
         };
         for (together, alone) in embed(3).iter().zip(embed(1)) {
             assert!(cosine(together, &alone) > 0.9999, "{pooling:?}");
+        }
+    }
+}
+
+#[test]
+fn other_models_embed_without_logits_in_batches() {
+    let recipe = Recipe::new("llama");
+    let tokens = recipe.tokens(20);
+    let exact = EngineOptions { batch: 7, ..EngineOptions::default() }.cache(DType::F32);
+    let mut plain = engine(recipe.model(), EngineOptions { hidden: true, ..exact.clone() });
+    plain.extend(&all_outputs(0, &tokens)).unwrap();
+    let rows: Vec<Vec<f32>> = (0..20).map(|row| plain.hidden(row).to_vec()).collect();
+    let mean: Vec<f32> = (0..rows[0].len()).map(|c| rows.iter().map(|r| r[c]).sum::<f32>() / 20.0).collect();
+    for (pooling, wanted) in [(Pooling::Mean, &mean), (Pooling::Cls, &rows[0]), (Pooling::Last, &rows[19])] {
+        let options = EmbedderOptions { pooling: Some(pooling), normalize: false, engine: exact.clone() };
+        let wants = options.engine(&recipe.model());
+        assert_eq!((wants.batch, wants.cache_keys, wants.logits), (7, DType::F32, false));
+        let scheduler = Scheduler::new([cpu(1)]);
+        let mut embedder = Embedder::new(recipe.model(), &scheduler, options, &mut |_| {}).unwrap();
+        let found = embedder.embed_tokens(&tokens).unwrap();
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!((found - wanted).abs() < 1e-4, "{pooling:?}: {found} is not {wanted}");
+        }
+    }
+    // Without logits, neither the graph nor the engine has anything of the vocabulary's size.
+    let mut hidden = engine(recipe.model(), EngineOptions { hidden: true, logits: false, ..exact });
+    hidden.extend(&all_outputs(0, &tokens)).unwrap();
+    assert_eq!(hidden.hidden(19), rows[19]);
+    assert!(hidden.logits(0).is_empty());
+    let graph = hidden.session().plan().unwrap().graph();
+    assert_eq!(graph.outputs().iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["hidden"]);
+    let neither = EngineOptions { logits: false, ..EngineOptions::default() };
+    assert!(neither.resolve(&recipe.model()).unwrap_err().to_string().contains("logits"));
+}
+
+#[test]
+fn embeddings_and_scores_that_are_not_finite_are_errors() {
+    for (value, printed) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let mut parts = parts("bert", 3);
+        parts.matrix("cls.output.weight", DType::F32, [1, 48], 1.0);
+        let last =
+            parts.tensors.iter_mut().find(|(name, ..)| name == "blk.1.layer_output_norm.bias").unwrap();
+        last.3[..4].copy_from_slice(&value.to_le_bytes());
+        for (pooling, normalize) in
+            [(Pooling::Mean, true), (Pooling::Cls, false), (Pooling::Last, true), (Pooling::Rank, true)]
+        {
+            let pooling = Some(pooling);
+            let options = EmbedderOptions { pooling, normalize, ..EmbedderOptions::default() };
+            let texts = [[1, 2, 3], [4, 5, 6]];
+            let error = embedder(&parts, options).unwrap().embed_batch(&texts).unwrap_err().to_string();
+            // An infinite length makes an infinite element NaN.
+            let printed = if normalize && pooling != Some(Pooling::Rank) { "NaN" } else { printed };
+            assert!(error.contains("text 1 ") && error.contains(printed), "{pooling:?}: {error}");
         }
     }
 }

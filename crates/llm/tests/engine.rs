@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use common::{Recipe, all_outputs, cpu, distance, distances, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
+use quadriga_llm::evaluate::{EvalCase, ResultFields, evaluate};
 use quadriga_llm::{Batch, BatchToken, Engine, EngineOptions, Error, Model};
 use quadriga_runtime::{Detail, Scheduler};
 
@@ -360,4 +361,26 @@ fn five_hundred_prompt_lengths_take_bounded_memory() {
     }
     assert!(most / limits.plans < 100 << 10, "{most} bytes for {} plans of a small model", limits.plans);
     assert_eq!(feed(&mut engine, 2), first);
+}
+
+#[test]
+fn a_likelihood_is_computed_with_the_logits_of_one_batch_at_a_time() {
+    let text: String = (0..60).map(|i| char::from(b'a' + i % 7)).collect();
+    let case = serde_json::json!({ "name": "n", "kind": "nll", "text": text, "ctx": 40 });
+    let case: EvalCase = serde_json::from_value(case).unwrap();
+    let parts = Recipe { text: true, ..Recipe::new("llama") }.parts();
+    let likelihood = |batch: usize| {
+        let options = EngineOptions { batch, ..f32_options() };
+        let mut engine = engine(parts.model().unwrap(), options);
+        let result = evaluate(&mut engine, &case).unwrap().result;
+        let ResultFields::Nll { nll, count, .. } = result else { panic!("{result:?}") };
+        assert_eq!(count, 39);
+        let rows = (0..).take_while(|row| !engine.logits(*row).is_empty()).count();
+        assert!(rows <= batch, "logits of {rows} tokens are kept, with batches of {batch}");
+        nll
+    };
+    let whole = likelihood(64);
+    for batch in [1, 3, 39] {
+        assert!((likelihood(batch) - whole).abs() < 1e-4, "batches of {batch}");
+    }
 }

@@ -207,6 +207,17 @@ fn expert_tensors_that_do_not_fit_are_named() {
     refused(apart, |parts| parts.resize("blk.0.ffn_down.5.weight", 2), "blk.0.ffn_down.5.weight");
     let error = refused(apart, |parts| parts.retype("blk.0.ffn_down.2.weight", DType::F16), "ffn_down.2");
     assert!(matches!(error, Error::TensorType { .. }), "{error}");
+    // A bias of the selection reaches no result: its NaN would go unnoticed.
+    let error = refused(
+        glm,
+        |parts| {
+            let (.., bytes) =
+                parts.tensors.iter_mut().find(|(name, ..)| name == "blk.1.exp_probs_b.bias").unwrap();
+            bytes[4..8].copy_from_slice(&f32::NAN.to_le_bytes());
+        },
+        "blk.1.exp_probs_b.bias",
+    );
+    assert!(matches!(error, Error::TensorValue { index: 1, .. }), "{error}");
     // Biases are F32.
     let error =
         refused(oss, |parts| parts.retype("blk.0.ffn_up_exps.bias", DType::F16), "blk.0.ffn_up_exps.bias");

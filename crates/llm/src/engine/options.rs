@@ -129,6 +129,11 @@ impl EngineOptions {
         if self.checkpoints > MAX_CHECKPOINTS {
             return wrong("the number of checkpoints", self.checkpoints, "at most 1024");
         }
+        if !self.logits && !self.hidden {
+            let (name, value) = ("the output of logits", "off".to_owned());
+            return Err(Error::Option { name, value, wanted: "on, unless hidden states are outputs" });
+        }
+        self.greedy &= self.logits;
         self.check_cache_types(hyper)?;
         let experts = hyper.layers.iter().filter_map(|layer| layer.experts);
         self.expert_slots = self.expert_slots.min(experts.map(|experts| experts.count).sum());

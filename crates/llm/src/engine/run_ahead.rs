@@ -108,6 +108,7 @@ impl Engine {
         self.wait()?;
         self.decode.reset();
         self.logits.clear();
+        let greedy = greedy && self.options.logits;
         if greedy && self.argmax_on_device.is_none() {
             self.argmax_on_device = Some(self.can_compute_argmax());
         }

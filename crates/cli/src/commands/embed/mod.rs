@@ -33,7 +33,7 @@ pub(crate) struct EmbedArgs {
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// How the vectors of a text's tokens become one: mean, cls, last, rank, or none for one of each token [default: as the
-    /// model says, else last]
+    /// model says, else mean for encoders and last for others]
     #[arg(long, value_name = "KIND", value_parser = pooling)]
     pooling: Option<Pooling>,
     /// Do not divide embeddings by their length

@@ -89,10 +89,11 @@ impl<'g> LayerBuilder<'_, 'g> {
             Gating::Sigmoid => logits.sigmoid(),
             Gating::SoftmaxOfSelected => logits,
         };
-        let scores = match self.model.weights.find_vector(&self.name("exp_probs_b.bias"), experts.count)? {
-            Some(bias) => probabilities.add(bias),
-            None => probabilities,
-        };
+        let scores =
+            match self.model.weights.find_finite_vector(&self.name("exp_probs_b.bias"), experts.count)? {
+                Some(bias) => probabilities.add(bias),
+                None => probabilities,
+            };
         let Experts { used, groups, groups_used, normalize, scale, .. } = experts;
         let ids = scores.select_experts(SelectExperts { used, groups, groups_used });
         let softmax = experts.gating == Gating::SoftmaxOfSelected;

@@ -115,6 +115,21 @@ impl<'g> FileWeights<'g> {
         self.has(name).then(|| self.vector(name, len)).transpose()
     }
 
+    /// As [`FileWeights::find_vector`]; an error if an element is not finite. For vectors that only decide between others:
+    /// their NaN would not reach the result.
+    pub(super) fn find_finite_vector(&self, name: &str, len: usize) -> Result<Option<Value<'g>>> {
+        if !self.has(name) {
+            return Ok(None);
+        }
+        let tensor = self.f32_tensor(name, &[len])?;
+        let bytes = tensor.data.as_ref().map_or_else(Default::default, Data::bytes);
+        let values = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        if let Some((index, value)) = values.enumerate().find(|(_, value)| !value.is_finite()) {
+            return Err(Error::TensorValue { name: name.to_owned(), index, value });
+        }
+        Ok(Some(self.g.weight(name, tensor.weight())))
+    }
+
     /// The matrices `[count, rows, columns]` of a layer's experts: one tensor, or, in the oldest files, one for each expert.
     /// Those are joined only while a backend loads them.
     pub(super) fn experts(&self, layer: &str, part: &str, dims: [usize; 3]) -> Result<Value<'g>> {
