@@ -224,6 +224,54 @@ pub(super) fn many(list: &mut CaseList) {
     }
 }
 
+/// NaN and infinite queries, also of all scores, must reach the result.
+pub(super) fn non_finite_queries(list: &mut CaseList) {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        for (queries, keys) in [(1, 1), (1, 40), (1, 700), (5, 40), (40, 100)] {
+            for (depth, chance) in [(64, 1.0), (96, 0.02), (128, 0.005)] {
+                for soft_cap in [None, Some(3.0)] {
+                    for sinks in [false, true] {
+                        let details = format!(
+                            "[1, 4, {queries}, {depth}] × {dtype} [2, {keys}], not finite: queries {chance}, \
+                             cap {soft_cap:?}, sinks {sinks}"
+                        );
+                        list.push("attention", details, Tolerance::QUANTIZED, move |s| {
+                            let q = s.input(DType::F32, [1, 4, queries, depth], Fill::NonFinite(chance));
+                            let k = s.input(dtype, [1, 2, keys, depth], UNIT);
+                            let v = s.input(dtype, [1, 2, keys, depth], UNIT);
+                            let sinks = sinks.then(|| s.input(DType::F32, [1, 1, 1, 4], UNIT));
+                            let spans = Some(s.spans(queries, keys));
+                            let options =
+                                AttentionOptions { scale: None, soft_cap, mask: None, spans, sinks };
+                            s.out(q.attention(k, v, options));
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Values that are the first elements of the keys, as in latent attention: one tensor is read as both.
+pub(super) fn values_in_keys(list: &mut CaseList) {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        for (heads, depth, value_depth) in [(1, 64, 32), (5, 160, 128), (16, 576, 512)] {
+            for (queries, keys) in [(1, 1), (1, 200), (4, 33), (40, 130)] {
+                let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+                let details = format!(
+                    "[1, {heads}, {queries}, {depth}] × {dtype} [1, {keys}], {value_depth} of them values"
+                );
+                list.push("attention", details, tolerance, move |s| {
+                    let q = s.input(DType::F32, [1, heads, queries, depth], Fill::Range(-2.0, 2.0));
+                    let k = s.input(dtype, [1, 1, keys, depth], UNIT);
+                    let v = k.slice(k.shape().dims().len() - 1, 0, value_depth);
+                    s.out(q.attention(k, v, AttentionOptions::new().spans(s.spans(queries, keys))));
+                });
+            }
+        }
+    }
+}
+
 fn non_finite(list: &mut CaseList, dtype: DType, shape: AttentionShape, of_keys: f64, of_values: f64) {
     let AttentionShape { batch, heads, groups, queries, keys, depth, .. } = shape;
     let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };

@@ -100,6 +100,35 @@ fn weights(list: &mut CaseList, tokens: usize, experts: usize, used: usize) {
     }
 }
 
+/// Routing with scores that are NaN or infinite, and with probabilities whose sum is next to nothing.
+pub(super) fn extreme(list: &mut CaseList) {
+    for [experts, used, groups, groups_used] in ROUTES {
+        for (chance, tokens) in [(1.0, 3), (0.1, 33)] {
+            let parameters = SelectExperts { used, groups, groups_used };
+            // Infinities in one group make its score infinite or NaN; of many such the order is not defined.
+            if groups == 1 {
+                let details = format!("{used} of {experts}, {tokens} tokens, not finite {chance}");
+                list.push("select_experts", details, Tolerance::DEFAULT, move |s| {
+                    let fill = Fill::NonFinite(chance);
+                    let scores = s.shaped_input(DType::F32, Shape::from([tokens, experts]), fill);
+                    s.out(scores.select_experts(parameters));
+                });
+            }
+        }
+        for softmax in [false, true] {
+            for fill in [Fill::NonFinite(0.1), Fill::Range(0.0, 1e-6), Fill::Range(0.0, 1e-12)] {
+                let parameters = ExpertWeights { softmax, normalize: !softmax, scale: 1.5 };
+                let details = format!("{used} of {experts} {fill:?} {parameters:?}");
+                list.push("expert_weights", details, Tolerance::DEFAULT, move |s| {
+                    let probabilities = s.shaped_input(DType::F32, Shape::from([9, experts]), fill);
+                    let ids = s.distinct_ids([1, 1, 9, used], experts).reshape([9, used]);
+                    s.out(probabilities.expert_weights(ids, parameters));
+                });
+            }
+        }
+    }
+}
+
 fn add_id(list: &mut CaseList, [tokens, used, experts, columns]: [usize; 4]) {
     let layout = InputLayout::dense(list.len());
     let details = format!("[{tokens}, {used}, {columns}]{layout}, {experts} experts");

@@ -155,6 +155,9 @@ impl Suite {
         attention::cache_types(&mut list);
         attention::latent(&mut list);
         experts::list(&mut list);
+        attention::non_finite_queries(&mut list);
+        attention::values_in_keys(&mut list);
+        experts::extreme(&mut list);
         recurrent::list(&mut list);
         Suite { entries: list.entries }
     }

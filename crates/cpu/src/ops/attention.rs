@@ -264,7 +264,7 @@ impl Kernel for AttentionKernel {
                         *sum += weight * *value;
                     }
                 }
-                if total > 0.0 {
+                if total != 0.0 {
                     sums.iter_mut().for_each(|sum| *sum /= total);
                 }
                 self.out.store_at([batch, i, head], 0, sums);

@@ -88,7 +88,7 @@ impl Kernel for SoftMaxKernel {
                 sum += super::norm::sum_of(values, |v| v);
                 self.out.store_at(place, columns.start, values);
             }
-            let factor = if sum > 0.0 { (1.0 / sum) as f32 } else { 0.0 };
+            let factor = if sum == 0.0 { 0.0 } else { (1.0 / sum) as f32 };
             for columns in segments(cols) {
                 let Some(values) = values.get_mut(..columns.len()) else { continue };
                 self.out.load_at(place, columns.start, values);

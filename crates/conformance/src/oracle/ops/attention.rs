@@ -5,10 +5,10 @@ use quadriga_graph::{Attention, Pairing, Rope};
 use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
 
-/// Softmax with an optional sink: `e^score / (Σ e^scores + e^sink)`. If every score is `−∞`, all weights are 0.
+/// Softmax with an optional sink: `e^score / (Σ e^scores + e^sink)`. If every score is `−∞`, all weights are 0; if one is NaN, all are.
 fn softmax(scores: &[f64], sink: Option<f64>) -> Vec<f64> {
     let largest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
-    if largest == f64::NEG_INFINITY {
+    if largest == f64::NEG_INFINITY && !scores.iter().any(|score| score.is_nan()) {
         return vec![0.0; scores.len()];
     }
     let powers: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();

@@ -389,7 +389,7 @@ impl<'a> Attention<'a> {
         let Some(mask) = self.memory.mask else { return !slots.is_empty() };
         let row = mask.rows.row(token, head);
         // SAFETY: the caller of `new` promised a mask with a number for every slot.
-        slots.into_iter().any(|slot| unsafe { slot_tile::masked(&mask, row, slot) } > f32::NEG_INFINITY)
+        slots.into_iter().any(|slot| unsafe { slot_tile::masked(&mask, row, slot) } != f32::NEG_INFINITY)
     }
 
     /// The score and weight that the online softmax of a head's queries starts with: those of its sink.

@@ -455,6 +455,9 @@ pub(super) unsafe fn weights<S: Simd>(row: ScoreRow, pad: usize) {
             }
         }
         if largest == f32::NEG_INFINITY {
+            // No score is a number: they are −∞, or NaN, which makes the result NaN.
+            let sum = (0..TILE).fold(0.0, |sum, i| sum + *scores.add(i));
+            *state += if sum.is_nan() { sum } else { 0.0 };
             std::ptr::write_bytes(scores, 0, TILE);
             return;
         }

@@ -247,7 +247,8 @@ impl<'a> TransposedUnit<'a> {
         unsafe {
             for strip in 0..BLOCK / 16 {
                 let total = _mm512_loadu_ps(self.state.add(BLOCK + 16 * strip));
-                let some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(total, _mm512_setzero_ps());
+                // Without visible slots, zeros; a NaN stays one.
+                let some = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(total, _mm512_setzero_ps());
                 let factor = _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0), total);
                 for group in 0..self.value_pad / 16 {
                     let from = self.sums.add(16 * group * BLOCK + 16 * strip);

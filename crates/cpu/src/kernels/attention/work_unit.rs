@@ -180,7 +180,8 @@ unsafe fn merge_with<S: Simd>(
 unsafe fn write<S: Simd>(attention: &Attention<'_>, token: usize, head: usize, sums: *const f32, total: f32) {
     let out = attention.memory.output.row(token, head).cast::<f32>().cast_mut();
     let width = attention.shape.value_width;
-    let factor = if total > 0.0 { 1.0 / total } else { 0.0 };
+    // Without visible slots, zeros; a NaN stays one.
+    let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
     let whole = width - width % S::N;
     // SAFETY: the caller of `Attention::new` promised the row; `sums` holds a row too.
     unsafe {

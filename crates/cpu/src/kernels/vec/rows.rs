@@ -278,7 +278,7 @@ pub fn softmax(isa: Isa, x: &mut [f32]) {
         }
     }
     let most = largest(isa, x);
-    if most == f32::NEG_INFINITY {
+    if most == f32::NEG_INFINITY && !x.iter().any(|value| value.is_nan()) {
         x.fill(0.0);
         return;
     }
