@@ -47,7 +47,12 @@ impl Hyperparameters {
 impl Keys<'_> {
     fn latent_attention(&self, hyper: &Hyperparameters) -> Result<LatentAttention> {
         let rank = self.count("attention.kv_lora_rank")?;
-        let query_rank = self.find_count_or_zero("attention.q_lora_rank")?.filter(|rank| *rank > 0);
+        let query_key = "attention.q_lora_rank";
+        let query_rank = self.find_count_or_zero(query_key)?.filter(|rank| *rank > 0);
+        if let (Some(rank), Some(_)) = (query_rank, self.file().find_tensor("blk.0.attn_q.weight")) {
+            let wanted = "absent or 0: the queries of the file's layers are made by attn_q";
+            return Err(self.wrong(query_key, rank, wanted));
+        }
         let rotated = self.count("rope.dimension_count")?;
         let (key, value) = ("attention.key_length_mla", "attention.value_length_mla");
         let absorbed = self.find_count(key)?.is_some() && self.find_count(value)?.is_some();

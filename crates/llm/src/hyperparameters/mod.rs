@@ -1,5 +1,6 @@
 //! A model's hyperparameters: read from the metadata of its file, and checked.
 
+mod biases;
 mod experts;
 mod keys;
 mod latent;
@@ -11,6 +12,7 @@ mod window;
 
 use quadriga_graph::Pairing;
 
+pub(crate) use self::biases::require_bias;
 pub(crate) use self::experts::ExpertDefaults;
 pub use self::experts::{Experts, Gating};
 pub(crate) use self::keys::Keys;
@@ -129,6 +131,7 @@ impl Hyperparameters {
     /// Checks the layers, after the architecture has set them.
     pub(crate) fn check(&self, keys: &Keys<'_>) -> Result<()> {
         self.layers.iter().try_for_each(|layer| layer.check(keys, self.width))?;
+        self.check_biases(keys)?;
         let mut windows = self.layers.iter().filter(|layer| layer.attention).filter_map(|layer| layer.window);
         match windows.find(|window| Some(*window) != self.window()) {
             Some(other) => Err(keys.wrong("attention.sliding_window", other, "the same in all layers")),

@@ -18,11 +18,11 @@ pub(crate) enum WindowPattern {
 }
 
 impl WindowPattern {
-    /// Whether a layer has a window. A period of 0 means all, as 1 means none.
+    /// Whether a layer has a window. A period of 1 means none.
     fn has_window(self, layer: usize) -> bool {
         match self {
-            WindowPattern::All | WindowPattern::Period(0) | WindowPattern::PeriodGlobalFirst(0) => true,
-            WindowPattern::Period(period) => layer % period < period - 1,
+            WindowPattern::All => true,
+            WindowPattern::Period(period) => !(layer + 1).is_multiple_of(period),
             WindowPattern::PeriodGlobalFirst(period) => !layer.is_multiple_of(period),
         }
     }
@@ -39,6 +39,17 @@ impl Hyperparameters {
     /// The rotary embeddings of the layers with a window, which may differ from the others.
     pub(crate) fn window_ropes(&mut self) -> impl Iterator<Item = &mut Rope> {
         self.layers.iter_mut().filter(|layer| layer.window.is_some()).filter_map(|layer| layer.rope.as_mut())
+    }
+
+    /// As [`Hyperparameters::read_windows`], for architectures that are not the same without windows: 0 is an error.
+    pub(crate) fn require_windows(
+        &mut self,
+        keys: &Keys<'_>,
+        default: Option<usize>,
+        pattern: WindowPattern,
+    ) -> Result<()> {
+        keys.find_count("attention.sliding_window")?;
+        self.read_windows(keys, default, pattern)
     }
 
     /// Reads the size of the window (0: no windows; `default` if the file has none) and gives it to the layers that the
@@ -58,7 +69,7 @@ impl Hyperparameters {
             }
             return Ok(());
         }
-        let period = keys.find_count_or_zero(key)?;
+        let period = keys.find_count(key)?;
         let pattern = period.map_or(pattern, |period| pattern.with_period(period));
         for (index, layer) in self.layers.iter_mut().enumerate() {
             layer.window = size.filter(|_| pattern.has_window(index));
@@ -78,7 +89,6 @@ mod tests {
         assert_eq!(layers(WindowPattern::Period(3)), [true, true, false, true, true, false]);
         assert_eq!(layers(WindowPattern::PeriodGlobalFirst(3)), [false, true, true, false, true, true]);
         assert_eq!(layers(WindowPattern::Period(1)), [false; 6]);
-        assert_eq!(layers(WindowPattern::Period(0)), [true; 6]);
         assert_eq!(layers(WindowPattern::PeriodGlobalFirst(1)), [false; 6]);
         assert_eq!(layers(WindowPattern::All), [true; 6]);
     }

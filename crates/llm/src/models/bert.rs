@@ -5,7 +5,7 @@ use quadriga_graph::{Pairing, Value};
 use super::architecture::Architecture;
 use super::builder::{LayerBuilder, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Hyperparameters, Keys, NormKind, require_bias};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "bert",
@@ -18,6 +18,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     read_encoder(keys, hyper)?;
+    hyper.require_biases(
+        keys,
+        &["attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_up", "ffn_down"],
+    )?;
     // Positions are embedded.
     hyper.layers.iter_mut().for_each(|layer| layer.rope = None);
     Ok(())
@@ -27,6 +31,8 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 pub(super) fn read_encoder(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;
     hyper.encoder = true;
+    require_bias(keys, "token_embd_norm")?;
+    hyper.require_biases(keys, &["attn_output_norm", "layer_output_norm"])?;
     let causal = keys.find_flag("attention.causal")?.unwrap_or(false);
     if causal {
         Err(keys.wrong("attention.causal", true, "false: encoders see the whole text"))

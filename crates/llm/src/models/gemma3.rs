@@ -25,7 +25,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     gemma::read(keys, hyper)?;
     gemma::read_attention_scale(hyper, LARGEST);
     hyper.logit_soft_cap = keys.find_factor("final_logit_softcapping")?;
-    hyper.read_windows(keys, None, WindowPattern::Period(6))?;
+    hyper.require_windows(keys, None, WindowPattern::Period(6))?;
     let base = keys.positive("rope.freq_base_swa", 10_000.0)?;
     hyper.window_ropes().for_each(|rope| {
         rope.base = base;

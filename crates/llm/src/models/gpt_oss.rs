@@ -20,9 +20,24 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 /// The window of files that do not name it.
 const WINDOW: usize = 128;
 
+/// The parts of a layer with biases.
+const BIASES: &[&str] = &[
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_output",
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_gate_up_exps",
+    "ffn_down_exps",
+];
+
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.attention_sinks = true;
-    hyper.read_windows(keys, Some(WINDOW), WindowPattern::Period(2))?;
+    hyper.require_biases(keys, BIASES)?;
+    hyper.require_windows(keys, Some(WINDOW), WindowPattern::Period(2))?;
     let (gating, normalize) = (Gating::SoftmaxOfSelected, false);
     hyper.read_experts(keys, ExpertDefaults { gating, normalize, ..ExpertDefaults::NORMALIZED_SOFTMAX })
 }

@@ -40,11 +40,11 @@ impl<'g> LayerBuilder<'_, 'g> {
     fn latent_queries(&self, latent: LatentAttention, x: Value<'g>) -> Result<Queries<'g>> {
         let (n, heads, length) = (self.model.shape.tokens, self.shape.heads, latent.key_length());
         let query = match latent.query_rank {
-            Some(rank) if !self.model.weights.has(&self.name("attn_q.weight")) => {
+            Some(rank) => {
                 let compressed = self.norm("attn_q_a_norm", self.linear("attn_q_a", rank, x)?)?;
                 self.linear("attn_q_b", heads * length, compressed)?
             }
-            _ => self.linear("attn_q", heads * length, x)?,
+            None => self.linear("attn_q", heads * length, x)?,
         };
         let query = query.reshape([n, heads, length]);
         let plain = query.slice(2, 0, latent.plain);
