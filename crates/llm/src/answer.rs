@@ -211,6 +211,9 @@ impl Answer<'_> {
             None => tokenizer.piece(token)?,
         };
         let text = self.progress.pending.push(bytes);
+        let is_marker =
+            self.progress.splitter.format().is_some_and(|format| format.is_marker_token(tokenizer, token));
+        let text = self.progress.splitter.marked_text(&text, if is_marker { bytes.len() } else { 0 });
         let step = self.progress.stops.push(&text);
         let split = self.progress.splitter.push(&step.text);
         let finish = if step.stopped_by.is_some() {

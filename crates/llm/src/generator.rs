@@ -10,7 +10,7 @@ use quadriga_runtime::{Detail, Progress, Scheduler};
 use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
-use crate::reasoning::ReasoningSplitter;
+use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::sampling::{Sampler, SamplingHook, SamplingOptions};
 use crate::template::{self, ChatTemplate, Message, TemplateArguments};
 use crate::{Error, Model, Result};
@@ -80,6 +80,14 @@ pub struct Generator {
     sampler: Sampler,
     cancel: Arc<AtomicBool>,
     prefill_observer: Option<PrefillObserver>,
+}
+
+/// What is known of the end of a prompt.
+struct PromptEnd {
+    /// The number of tokens that the next prompt of the conversation will begin with, too.
+    lasting: Option<usize>,
+    /// Whether a marker of reasoning at the end begins reasoning. One that a user wrote does not.
+    opens: bool,
 }
 
 /// A function that is called after each batch of a prompt that needs several.
@@ -207,23 +215,37 @@ impl Generator {
     /// of the messages' plain text. Control tokens that are spelled out in a message are text, unless it is
     /// [trusted](Message::trusted) or [`GeneratorOptions::special`] is set.
     pub fn tokenize(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        self.tokenize_as(messages, true)
+    }
+
+    fn tokenize_as(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
         let model = self.engine.model();
         let tokenizer = model.tokenizer()?;
         let template = model.template().filter(|_| !self.options.raw);
-        // A system message of the conversation takes the place of the generator's own.
+        let all = self.all_messages(messages);
+        match template {
+            Some(template) => {
+                let arguments = self.template_arguments(add_generation_prompt);
+                template.tokenize_with(tokenizer, &all, &arguments)
+            }
+            None => Ok(template::tokenize_contents(tokenizer, &all)),
+        }
+    }
+
+    /// The messages with the generator's own system message, if they have none and there is a template.
+    fn all_messages(&self, messages: &[Message]) -> Vec<Message> {
+        let template = self.engine.model().template().filter(|_| !self.options.raw);
         let own = template.is_some() && !messages.first().is_some_and(is_system);
         let system = self.options.system.as_ref().filter(|_| own);
         let system = system.map(|text| Message::new("system", text.clone()));
         let mut all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
         all.iter_mut().for_each(|message| message.trusted |= self.options.special);
-        match template {
-            Some(template) => {
-                let variables = self.options.template_variables.clone();
-                let arguments = TemplateArguments { variables, ..TemplateArguments::default() };
-                template.tokenize_with(tokenizer, &all, &arguments)
-            }
-            None => Ok(template::tokenize_contents(tokenizer, &all)),
-        }
+        all
+    }
+
+    fn template_arguments(&self, add_generation_prompt: bool) -> TemplateArguments {
+        let variables = self.options.template_variables.clone();
+        TemplateArguments { variables, add_generation_prompt }
     }
 
     /// Request options with the generator's own sampling options, largest number of tokens and stop strings.
@@ -255,7 +277,14 @@ impl Generator {
     /// Answers the last message of a conversation, with options for this request.
     pub fn chat_with(&mut self, messages: &[Message], request: RequestOptions) -> Result<Answer<'_>> {
         let tokens = self.tokenize(messages)?;
-        self.continue_with(&tokens, request)
+        // The next prompt has the answer in place of the template's beginning of one, which may be more than its header:
+        // models that forget must be able to return to where these part.
+        let lasting = match self.engine.options().checkpoints {
+            0 => None,
+            _ => self.tokenize_as(messages, false).ok().map(|history| common(&tokens, &history)),
+        };
+        let opens = !self.is_forged(messages)?;
+        self.start(&tokens, request, PromptEnd { lasting, opens })
     }
 
     /// Continues a prompt of tokens. The prefix that is in the KV cache is not computed again. If the prefill is
@@ -266,6 +295,10 @@ impl Generator {
 
     /// As [`Generator::continue_tokens`], with options for this request.
     pub fn continue_with(&mut self, tokens: &[u32], request: RequestOptions) -> Result<Answer<'_>> {
+        self.start(tokens, request, PromptEnd { lasting: None, opens: true })
+    }
+
+    fn start(&mut self, tokens: &[u32], request: RequestOptions, end: PromptEnd) -> Result<Answer<'_>> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -282,14 +315,15 @@ impl Generator {
         tokens.iter().for_each(|token| sampler.accept(*token));
         self.sampler = sampler;
         self.cancel.store(false, Ordering::Release);
-        let common = self.engine.tokens(0).iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let common = common(self.engine.tokens(0), tokens);
         // The last token's logits are needed, so it is computed in any case.
         let kept = self.engine.truncate(0, common.min(tokens.len() - 1));
         let started = Instant::now();
-        let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), greedy)?;
+        let lasting = end.lasting.and_then(|lasting| lasting.checked_sub(kept)).unwrap_or(0);
+        let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), lasting, greedy)?;
         let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };
         let finish = (!whole).then_some(Finish::Cancelled);
-        let splitter = self.splitter(tokens)?;
+        let splitter = self.splitter(tokens, end.opens)?;
         let Generator { engine, sampler, cancel, .. } = self;
         let model = engine.model().clone();
         let progress = AnswerProgress::new(stops, splitter, max_tokens, counts, started.elapsed(), finish);
@@ -299,7 +333,7 @@ impl Generator {
 
 impl Generator {
     /// Tells the reasoning in the answer to a prompt from the rest, as the chat template's format says.
-    fn splitter(&self, prompt: &[u32]) -> Result<ReasoningSplitter> {
+    fn splitter(&self, prompt: &[u32], opens: bool) -> Result<ReasoningSplitter> {
         let model = self.engine.model();
         let template = model.template().filter(|_| !self.options.raw);
         let Some(format) = template.and_then(ChatTemplate::reasoning) else {
@@ -312,19 +346,46 @@ impl Generator {
             let control = tokenizer.control_text(*token).map(str::as_bytes);
             bytes.extend_from_slice(control.map_or_else(|| tokenizer.piece(*token), Ok)?);
         }
-        let open = format.is_open(&String::from_utf8_lossy(&bytes));
-        Ok(ReasoningSplitter::new(Some(format.clone()), open))
+        let open = opens && format.is_open(&String::from_utf8_lossy(&bytes));
+        let splitter = ReasoningSplitter::new(Some(format.clone()), open);
+        Ok(if format.uses_tokens(tokenizer) { splitter.with_marked_markers() } else { splitter })
     }
 
-    /// Prefill, and the wait for it. False if it was cancelled between two batches.
-    fn compute_prompt(&mut self, tokens: &[u32], greedy: bool) -> Result<bool> {
+    /// Whether a marker of reasoning at the end of the prompt is a message's and not the template's.
+    fn is_forged(&self, messages: &[Message]) -> Result<bool> {
+        let template = self.engine.model().template().filter(|_| !self.options.raw);
+        let Some((template, format)) = template.and_then(|template| Some((template, template.reasoning()?)))
+        else {
+            return Ok(false);
+        };
+        let ReasoningFormat::Markers { open, .. } = format else { return Ok(false) };
+        let all = self.all_messages(messages);
+        if !all.iter().any(|message| message.content.contains(open.as_ref())) {
+            return Ok(false);
+        }
+        let harmless = |message: &Message| Message {
+            content: message.content.replace(open.as_ref(), "?"),
+            ..message.clone()
+        };
+        let all: Vec<Message> = all.iter().map(harmless).collect();
+        let text = template.render_with(&all, &self.template_arguments(true))?;
+        Ok(!format.is_open(&text))
+    }
+
+    /// Prefill, and the wait for it. The next prompt is expected to begin with the first `lasting` tokens. False if it was
+    /// cancelled between two batches.
+    fn compute_prompt(&mut self, tokens: &[u32], lasting: usize, greedy: bool) -> Result<bool> {
         self.engine.set_greedy(greedy)?;
         let whole = match tokens.split_last() {
-            // Models that forget can return to the end of the conversation so far, and to the end of this prompt: the
-            // last token is computed again then.
+            // Models that forget can return to the end of the conversation so far, to where the next prompt parts from this
+            // one, and to the end of this prompt: the last token is computed again then.
             Some((last, before)) if self.engine.options().checkpoints > 0 && !before.is_empty() => {
-                self.engine.checkpoint(0)?;
-                let whole = self.prefill(before, false)?;
+                let (first, second) = before.split_at_checked(lasting).unwrap_or((before, &[]));
+                let mut whole = true;
+                for part in [first, second].into_iter().filter(|part| !part.is_empty()) {
+                    self.engine.checkpoint(0)?;
+                    whole = whole && self.prefill(part, false)?;
+                }
                 if whole {
                     self.engine.checkpoint(0)?;
                 }
@@ -361,6 +422,11 @@ impl Generator {
         }
         Ok(true)
     }
+}
+
+/// The length of the common prefix.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 pub(crate) fn is_system(message: &Message) -> bool {

@@ -1,8 +1,9 @@
 //! Reasoning in a model's output: told from the answer while it is streamed.
 //!
 //! Models write their reasoning between markers, `<think>` and `</think>`, or in a channel of its own, as OpenAI's
-//! harmony format does. Markers can be control tokens or text, in one token or in several; the template may have written
-//! the first one at the end of the prompt.
+//! harmony format does. Where the vocabulary has tokens for the markers, and always in the harmony format, only those tokens
+//! count; otherwise markers are text, in one token or in several. The template may have written the first one at the end of
+//! the prompt.
 //!
 //! ```
 //! use quadriga_llm::reasoning::{ReasoningFormat, ReasoningSplitter};
@@ -14,6 +15,11 @@
 //! ```
 
 use std::borrow::Cow;
+
+use crate::tokenizer::{TokenType, Tokenizer};
+
+/// Stands before the text of a token that is a marker. It is a noncharacter, which texts do not have.
+const MARK: char = '\u{fdd0}';
 
 /// Markers of reasoning that published models use.
 const PAIRS: &[(&str, &str)] = &[
@@ -73,6 +79,26 @@ impl ReasoningFormat {
         }
     }
 
+    /// Whether a token is a marker: its text is one, and it is special.
+    pub(crate) fn is_marker_token(&self, tokenizer: &Tokenizer, token: u32) -> bool {
+        let vocabulary = tokenizer.vocabulary();
+        matches!(vocabulary.token_type(token), TokenType::Control | TokenType::UserDefined)
+            && vocabulary.tokens.get(token as usize).is_some_and(|text| self.is_marker(text))
+    }
+
+    /// Whether only tokens are markers, and their text is not.
+    pub(crate) fn uses_tokens(&self, tokenizer: &Tokenizer) -> bool {
+        let ReasoningFormat::Markers { open, close } = self else { return true };
+        let vocabulary = tokenizer.vocabulary();
+        let special =
+            |token: u32| matches!(vocabulary.token_type(token), TokenType::Control | TokenType::UserDefined);
+        // The first marker may be a token and text after it.
+        let has = |is: &dyn Fn(&str) -> bool| {
+            (0u32..).zip(&vocabulary.tokens).any(|(token, text)| is(text) && special(token))
+        };
+        has(&|text| text == close) && has(&|text| !text.is_empty() && open.starts_with(text))
+    }
+
     /// Whether the answer to a prompt with this end begins with reasoning, since the template has opened it.
     pub fn is_open(&self, prompt: &str) -> bool {
         match self {
@@ -91,6 +117,19 @@ pub struct SplitText {
     pub answer: String,
 }
 
+impl SplitText {
+    /// Marks whose token is no marker here are not text.
+    fn without_marks(self) -> SplitText {
+        match self.reasoning.contains(MARK) || self.answer.contains(MARK) {
+            true => SplitText {
+                reasoning: self.reasoning.replace(MARK, ""),
+                answer: self.answer.replace(MARK, ""),
+            },
+            false => self,
+        }
+    }
+}
+
 /// The position in the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Position {
@@ -106,6 +145,8 @@ enum Position {
 #[derive(Clone, Debug)]
 pub struct ReasoningSplitter {
     format: Option<ReasoningFormat>,
+    /// Whether markers have a mark before them.
+    marked: bool,
     position: Position,
     held: String,
     /// White space after reasoning, which is part of it only if more follows.
@@ -129,6 +170,7 @@ impl ReasoningSplitter {
         };
         ReasoningSplitter {
             format,
+            marked: false,
             position,
             held: String::new(),
             spaces: String::new(),
@@ -136,6 +178,33 @@ impl ReasoningSplitter {
             answered: false,
             begun: false,
         }
+    }
+
+    /// The same, with markers that only [`ReasoningSplitter::push_marker`] adds: those in text are text.
+    #[must_use]
+    pub fn with_marked_markers(self) -> ReasoningSplitter {
+        ReasoningSplitter { marked: true, ..self }
+    }
+
+    /// The text to push for some text of which the last `marker` bytes are a token that is a marker. Marks in the text itself
+    /// are replaced.
+    pub(crate) fn marked_text(&self, text: &str, marker: usize) -> String {
+        if !self.marked {
+            return text.to_owned();
+        }
+        let (text, marker) = text.split_at_checked(text.len().saturating_sub(marker)).unwrap_or((text, ""));
+        let mut marked = text.replace(MARK, "\u{fffd}");
+        if !marker.is_empty() {
+            marked.push(MARK);
+            marked.push_str(marker);
+        }
+        marked
+    }
+
+    /// Adds a token that is a marker, and returns the text whose kind is certain.
+    pub fn push_marker(&mut self, marker: &str) -> SplitText {
+        let text = self.marked_text(marker, marker.len());
+        self.push(&text)
     }
 
     /// The format.
@@ -151,12 +220,19 @@ impl ReasoningSplitter {
             return split;
         };
         self.held.push_str(text);
+        let marked = |marker: &str| if self.marked { format!("{MARK}{marker}") } else { marker.to_owned() };
         match &format {
-            ReasoningFormat::Markers { open, close } => self.split_markers(open, close, &mut split),
-            ReasoningFormat::Harmony => self.split_channels(&mut split),
+            ReasoningFormat::Markers { open, close } => {
+                let [open, close] = [open, close].map(|marker| marked(marker));
+                self.split_markers(&open, &close, &mut split);
+            }
+            ReasoningFormat::Harmony => {
+                let markers = [CHANNEL, MESSAGE, START, END].map(|marker| (marker, marked(marker)));
+                self.split_channels(&markers, &mut split);
+            }
         }
         self.format = Some(format);
-        split
+        split.without_marks()
     }
 
     /// The rest at the end of the stream.
@@ -165,10 +241,10 @@ impl ReasoningSplitter {
         let held = std::mem::take(&mut self.held);
         match self.position {
             Position::Reasoning => self.reason(&held, &mut split),
-            Position::Start | Position::Answer => self.answer(&held, &mut split),
-            Position::Header => {}
+            // A header without its message is all that there is.
+            Position::Start | Position::Answer | Position::Header => self.answer(&held, &mut split),
         }
-        split
+        split.without_marks()
     }
 
     fn split_markers(&mut self, open: &str, close: &str, split: &mut SplitText) {
@@ -202,12 +278,15 @@ impl ReasoningSplitter {
         }
     }
 
-    fn split_channels(&mut self, split: &mut SplitText) {
-        const MARKERS: [&str; 4] = [CHANNEL, MESSAGE, START, END];
+    /// The markers are given with the texts that are found in place of them.
+    fn split_channels(&mut self, markers: &[(&str, String)], split: &mut SplitText) {
         loop {
-            let found = MARKERS.iter().filter_map(|marker| Some((self.held.find(marker)?, *marker))).min();
-            let Some((at, marker)) = found else { break };
-            let after = self.held.split_off(at + marker.len());
+            let found = markers
+                .iter()
+                .filter_map(|(marker, text)| Some((self.held.find(text)?, *marker, text)))
+                .min();
+            let Some((at, marker, text)) = found else { break };
+            let after = self.held.split_off(at + text.len());
             let mut before = std::mem::replace(&mut self.held, after);
             before.truncate(at);
             self.emit(&before, split);
@@ -221,7 +300,8 @@ impl ReasoningSplitter {
             };
         }
         if self.position != Position::Header {
-            let certain = self.take_certain(&MARKERS);
+            let texts: Vec<&str> = markers.iter().map(|(_, text)| text.as_str()).collect();
+            let certain = self.take_certain(&texts);
             self.emit(&certain, split);
         }
     }

@@ -288,3 +288,47 @@ fn a_cancelled_prefill_ends_between_batches_and_stays_cached() {
     let pieces: Vec<u32> = again.by_ref().map(|piece| piece.unwrap().token).collect();
     assert_eq!(pieces, wanted);
 }
+
+/// A model whose template has a format of reasoning and ends with this.
+fn reasoning_model(format: &str, end: &str) -> Generator {
+    let mut parts = recipe().parts();
+    let template = format!(
+        "{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{end}{{% if false %}}{format}{{% endif %}}"
+    );
+    parts.set("tokenizer.chat_template", template.as_str());
+    generator_of(parts.model().unwrap(), options(12))
+}
+
+#[test]
+fn a_user_cannot_begin_the_models_reasoning() {
+    let mut model = reasoning_model("<think></think>", "");
+    for prompt in ["the cat", "the cat <think>", "the <think> cat <think>"] {
+        let completion = model.answer(prompt).unwrap().complete().unwrap();
+        assert_eq!(completion.reasoning, "", "{prompt}");
+        assert!(!completion.text.is_empty(), "{prompt}");
+    }
+    // The template can.
+    let mut model = reasoning_model("<think></think>", "<think>");
+    let completion = model.answer("the <think> cat").unwrap().complete().unwrap();
+    assert!(completion.text.is_empty() && !completion.reasoning.is_empty(), "{completion:?}");
+}
+
+#[test]
+fn a_token_that_only_looks_like_a_marker_is_text() {
+    let mut parts = recipe().parts();
+    let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
+    tokens.extend(["Ġ", "<|start|>hello", "<|end|>", "the", "Ġthe", "<|x|>"].map(String::from));
+    let marker = tokens.iter().position(|token| token == "<|start|>hello").unwrap() as u32;
+    let types: Vec<i32> = tokens.iter().map(|token| if token == "<|end|>" { 3 } else { 1 }).collect();
+    parts.set("tokenizer.ggml.tokens", tokens.iter().map(String::as_str).collect::<Vec<_>>());
+    parts.set("tokenizer.ggml.token_type", types);
+    let template = "{{ messages[0].content }}{% if false %}<|channel|><|message|>{% endif %}";
+    parts.set("tokenizer.chat_template", template);
+    let sampling = SamplingOptions { logit_bias: [(marker, 1000.0)].into(), ..greedy() };
+    let mut model = generator_of(parts.model().unwrap(), GeneratorOptions { sampling, ..options(3) });
+    let completion = model.answer("the cat").unwrap().complete().unwrap();
+    assert_eq!(
+        (completion.text.as_str(), completion.reasoning.as_str()),
+        ("<|start|>hello<|start|>hello<|start|>hello", "")
+    );
+}

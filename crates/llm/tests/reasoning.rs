@@ -58,6 +58,9 @@ fn judge(format: &ReasoningFormat, open: bool, text: &str) -> SplitText {
                     answer.push_str(if reasoned && answer.is_empty() { body.trim_start() } else { body });
                 }
             }
+            // A header without its message.
+            let body = header.unwrap_or_default();
+            answer.push_str(if reasoned && answer.is_empty() { body.trim_start() } else { body });
             return SplitText { reasoning: reasoning.trim().to_owned(), answer };
         }
     }
@@ -109,6 +112,34 @@ fn pieces_of_any_size_give_the_same_text() {
             "seed {seed}: {text:?} as {pieces:?}, {open}"
         );
     }
+}
+
+#[test]
+fn markers_that_are_tokens_are_not_looked_for_in_text() {
+    let mut splitter = ReasoningSplitter::new(Some(ReasoningFormat::Harmony), false).with_marked_markers();
+    let mut whole = SplitText::default();
+    let mut add = |part: SplitText| {
+        whole.reasoning.push_str(&part.reasoning);
+        whole.answer.push_str(&part.answer);
+    };
+    add(splitter.push("<|start|>hello<|channel|>analysis<|message|>"));
+    add(splitter.push_marker("<|channel|>"));
+    add(splitter.push("analysis"));
+    add(splitter.push_marker("<|message|>"));
+    add(splitter.push("hm <|end|> hm"));
+    add(splitter.push_marker("<|end|>"));
+    add(splitter.push_marker("<|start|>"));
+    add(splitter.push("unfinished"));
+    add(splitter.finish());
+    assert_eq!(whole.reasoning, "hm <|end|> hm");
+    assert_eq!(whole.answer, "<|start|>hello<|channel|>analysis<|message|>unfinished");
+    let mut splitter = ReasoningSplitter::new(Some(ReasoningFormat::think()), false).with_marked_markers();
+    assert_eq!(splitter.push("<think>no").answer, "<think>no");
+    let mut splitter = ReasoningSplitter::new(Some(ReasoningFormat::think()), false).with_marked_markers();
+    assert_eq!(splitter.push_marker("<think>"), SplitText::default());
+    assert_eq!(splitter.push("a </think> b").reasoning, "a </think> b");
+    assert_eq!(splitter.push_marker("</think>"), SplitText::default());
+    assert_eq!(splitter.push("yes").answer, "yes");
 }
 
 #[test]

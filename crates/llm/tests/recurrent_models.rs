@@ -4,11 +4,14 @@
 
 mod common;
 
-use common::{Parts, Recipe, all_outputs, distance, engine, logits_of};
+use common::{Parts, Recipe, all_outputs, cpu, distance, engine, logits_of};
 use quadriga_conformance::{Oracle, Rng};
 use quadriga_graph::DType;
 use quadriga_llm::models::GraphShape;
-use quadriga_llm::{BatchToken, EngineOptions, Model};
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::template::Message;
+use quadriga_llm::{BatchToken, EngineOptions, Generator, GeneratorOptions, Model};
+use quadriga_runtime::Scheduler;
 
 const OPTIONS: EngineOptions = EngineOptions {
     context: 64,
@@ -27,7 +30,10 @@ const OPTIONS: EngineOptions = EngineOptions {
 
 /// A small model: three layers with the delta rule, then one with attention, and again.
 fn parts(seed: u64) -> Parts {
-    let recipe = Recipe { layers: 5, seed, ..Recipe::new("qwen35") };
+    parts_of(&Recipe { layers: 5, seed, ..Recipe::new("qwen35") })
+}
+
+fn parts_of(recipe: &Recipe) -> Parts {
     let mut parts = recipe.parts();
     for (key, value) in [
         ("conv_kernel", 4),
@@ -232,5 +238,31 @@ fn wrong_shapes_of_recurrent_layers_are_refused_by_name() {
     for tensor in ["blk.0.ssm_a", "blk.1.ssm_dt.bias", "blk.2.ssm_norm.weight", "blk.0.attn_gate.weight"] {
         let error = parts(1).remove(tensor).model().err().unwrap().to_string();
         assert!(error.contains(tensor), "{error}");
+    }
+}
+
+#[test]
+fn a_turn_is_not_computed_again_when_the_template_opens_the_reasoning() {
+    let recipe = Recipe { layers: 5, text: true, context: 2000, ..Recipe::new("qwen35") };
+    let mut parts = parts_of(&recipe);
+    // The beginning of an answer is another one in the next prompt.
+    let template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
+         {% if add_generation_prompt %}<|start|>assistant <think>{% else %}{% endif %}{% if false %}</think>{% endif %}";
+    parts.set("tokenizer.chat_template", template);
+    let sampling = SamplingOptions { temperature: 0.0, ..SamplingOptions::default() };
+    let engine = EngineOptions { context: 2000, batch: 512, checkpoints: 4, ..OPTIONS };
+    let options = GeneratorOptions { engine, sampling, max_tokens: Some(5), ..GeneratorOptions::default() };
+    let scheduler = Scheduler::new([cpu(1)]);
+    let mut generator = Generator::on(parts.model().unwrap(), &scheduler, options, &mut |_| {}).unwrap();
+    let mut messages = Vec::new();
+    for turn in 0..8 {
+        let text: String = (0..50u32).filter_map(|i| char::from_u32(97 + (i * 7 + turn) % 26)).collect();
+        messages.push(Message::new("user", text));
+        let answer = generator.chat(&messages).unwrap();
+        let (computed, _) = answer.prompt_speed();
+        let completion = answer.complete().unwrap();
+        // The header, the answer and the new message; not the message before.
+        assert!(computed < 100, "turn {turn}: {computed} of {} tokens", completion.counts.prompt);
+        messages.push(Message::new("assistant", "so"));
     }
 }
