@@ -6,10 +6,12 @@ mod common;
 use common::{Fixture, output, quadriga};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
+use quadriga_llm::Model;
+use quadriga_llm::models::{self, GraphShape, WindowCache};
 
 #[test]
 fn every_architecture_can_be_run() {
-    for architecture in quadriga_llm::models::architectures() {
+    for architecture in models::architectures() {
         let fixture = Fixture::new(&["--arch", architecture, "--type", "q8_0"]);
         let (command, flags): (_, &[&str]) = match architecture.ends_with("bert") {
             true => ("embed", &["hello", "-q"]),
@@ -17,6 +19,29 @@ fn every_architecture_can_be_run() {
         };
         let output = output(&mut fixture.command(command, flags)).success();
         assert!(!output.out.is_empty(), "{architecture}: {output:?}");
+    }
+}
+
+#[test]
+fn cuda_has_kernels_for_every_architecture() {
+    for architecture in models::architectures() {
+        let fixture = Fixture::new(&["--arch", architecture, "--type", "q8_0"]);
+        let model = Model::open(&fixture.model).unwrap();
+        let all = GraphShape::new(300, 400);
+        let shapes = [
+            GraphShape { argmax: true, ..GraphShape::new(1, 400) },
+            GraphShape::new(9, 400),
+            GraphShape { rows: 1, ..all },
+            GraphShape { hidden: true, ..all },
+            GraphShape { window_cache: Some(WindowCache { slots: 64, rows: 80 }), ..GraphShape::new(7, 400) },
+        ];
+        for shape in shapes {
+            let graph = model.graph(shape).unwrap();
+            for node in graph.node_ids() {
+                let refused = quadriga_cuda::supports(&graph, node).err();
+                assert!(refused.is_none(), "{architecture}, {shape:?}: {:?}: {refused:?}", graph[node].op());
+            }
+        }
     }
 }
 

@@ -68,3 +68,14 @@ pub use backend::{Backend, Builder, device_count};
 pub use error::Error;
 pub use kernels::{KernelCompilation, observe_compilation};
 pub use options::KernelOrigin;
+
+/// Whether there is a kernel for a node of a graph: the answer of every [`Backend`], which needs no device.
+///
+/// # Errors
+/// The reason why there is none.
+pub fn supports(
+    graph: &quadriga_graph::Graph,
+    node: quadriga_graph::NodeId,
+) -> Result<(), quadriga_runtime::Refusal> {
+    lower::supports(graph, node)
+}

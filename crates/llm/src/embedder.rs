@@ -96,7 +96,11 @@ impl Embedder {
                 wanted: "at most what the encoder was trained with",
             });
         }
-        let pooling = options.pooling.or(hyper.pooling).unwrap_or(if hyper.encoder { Pooling::Mean } else { Pooling::Last });
+        let pooling = options.pooling.or(hyper.pooling).unwrap_or(if hyper.encoder {
+            Pooling::Mean
+        } else {
+            Pooling::Last
+        });
         if pooling == Pooling::Rank && !can_rank(&model) {
             return Err(Error::NoClassificationHead);
         }
@@ -283,11 +287,7 @@ pub fn text_tokens(model: &Model, text: &str) -> Result<Vec<u32>> {
 
 /// The tokens of a query, a separator and a document, for [`Embedder::rank_batch`].
 pub fn pair_tokens(model: &Model, query: &str, document: &str) -> Result<Vec<u32>> {
-    let (mut tokens, second) = (text_tokens(model, query)?, text_tokens(model, document)?);
-    // The second text continues the first: it has no token for the beginning.
-    let repeats = model.tokenizer()?.adds_bos() && second.len() > 1;
-    tokens.extend(second.iter().skip(usize::from(repeats)));
-    Ok(tokens)
+    Ok(model.tokenizer()?.encode_pair(query, document))
 }
 
 /// Cuts tokens to this number, but keeps the separator at their end. Whether any were cut.

@@ -30,7 +30,9 @@ fn parts(architecture: &'static str, seed: u64) -> Parts {
             parts.remove(&name("ffn_gate.weight"));
             parts.vector(&name("ffn_up.bias"), recipe.feed_forward, 0.0, 0.5);
             parts.vector(&name("ffn_down.bias"), width, 0.0, 0.5);
-            parts.vector(&name("attn_q.bias"), width, 0.0, 0.5);
+            for part in ["attn_q.bias", "attn_k.bias", "attn_v.bias"] {
+                parts.vector(&name(part), width, 0.0, 0.5);
+            }
             parts.vector(&name("attn_output.bias"), width, 0.0, 0.5);
         }
     }
@@ -420,14 +422,48 @@ fn broken_encoders_are_refused_by_name() {
             parts.set(key, value).model().err().unwrap_or_else(|| panic!("{key} {value}")).to_string();
         assert!(error.contains(named), "{key} = {value}: {error}");
     }
-    for tensor in ["position_embd.weight", "token_embd_norm.bias", "blk.1.attn_output_norm.weight"] {
-        let mut parts = parts("bert", 1);
-        let result = parts.remove(tensor).model();
-        // A norm without a bias is a norm.
-        if tensor.ends_with("bias") {
-            assert!(result.is_ok());
-        } else {
-            assert!(result.err().unwrap().to_string().contains(tensor));
-        }
+    for (architecture, tensor) in [
+        ("bert", "position_embd.weight"),
+        ("bert", "token_embd_norm.bias"),
+        ("bert", "blk.1.attn_output_norm.weight"),
+        ("bert", "blk.1.attn_output_norm.bias"),
+        ("bert", "blk.0.attn_k.bias"),
+        ("bert", "blk.0.attn_output.bias"),
+        ("bert", "blk.1.ffn_down.bias"),
+        ("nomic-bert", "token_embd_norm.bias"),
+        ("nomic-bert", "blk.0.layer_output_norm.bias"),
+    ] {
+        let error = parts(architecture, 1).remove(tensor).model().err();
+        let error = error.unwrap_or_else(|| panic!("{architecture} without {tensor}")).to_string();
+        assert!(error.contains(tensor), "{error}");
     }
+}
+
+#[test]
+fn a_reranker_reads_query_and_document_as_its_vocabulary_says() {
+    let mut parts = parts("bert", 3);
+    parts.matrix("cls.output.weight", DType::F32, [1, 48], 1.0);
+    let mut tokens: Vec<String> = ('a'..='z').map(String::from).collect();
+    tokens.extend(["<s>", "</s>"].map(String::from));
+    tokens.extend((tokens.len()..100).map(|i| format!("unused {i}")));
+    let mut types = vec![1; 100];
+    (types[26], types[27]) = (3, 3);
+    parts.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", "gpt-2");
+    parts.set("tokenizer.ggml.tokens", tokens.iter().map(String::as_str).collect::<Vec<_>>());
+    parts.set("tokenizer.ggml.token_type", types).set("tokenizer.ggml.merges", Vec::<&str>::new());
+    for (key, value) in [("bos", 26u32), ("eos", 27), ("seperator", 27)] {
+        parts.set(&format!("tokenizer.ggml.{key}_token_id"), value);
+    }
+    for key in ["bos", "eos", "sep"] {
+        parts.set(&format!("tokenizer.ggml.add_{key}_token"), true);
+    }
+    let options = EmbedderOptions { pooling: Some(Pooling::Rank), ..EmbedderOptions::default() };
+    let mut ranker = embedder(&parts, options.clone()).unwrap();
+    // <s> query </s></s> document </s>
+    let expected = ranker.embed_tokens(&[26, 0, 1, 27, 27, 2, 3, 27]).unwrap()[0];
+    assert_eq!(ranker.rank("ab", "cd").unwrap(), expected);
+    parts.set("tokenizer.ggml.add_sep_token", false);
+    let mut without = embedder(&parts, options).unwrap();
+    let expected = without.embed_tokens(&[26, 0, 1, 27, 2, 3, 27]).unwrap()[0];
+    assert_eq!(without.rank("ab", "cd").unwrap(), expected);
 }

@@ -84,6 +84,8 @@ fn default_parts() -> Parts {
 fn the_default_model_with_experts_gives_its_results() {
     let tokens: Vec<u32> = (0..24).map(|i| i * 997 % 49_152).collect();
     let dense = run_alone(default_parts().model().unwrap(), &tokens);
+    // In a batch, the networks of the dense model and of the experts convert activations to formats of their own.
+    let prefilled = run(default_parts().model().unwrap(), &tokens);
     let layers = default_parts().model().unwrap().hyperparameters().layers.len();
     let mut copies = default_parts();
     copies.clone_experts(layers, 3, 1);
@@ -91,6 +93,9 @@ fn the_default_model_with_experts_gives_its_results() {
     let found = distance(&run_alone(copies.model().unwrap(), &tokens), &dense);
     println!("copies: {found:.2e}");
     assert!(found < 0.01, "copies: off by {found:.2e}");
+    let found = distance(&run(copies.model().unwrap(), &tokens), &prefilled);
+    println!("copies, as a batch: {found:.2e}");
+    assert!(found < 0.1, "copies, as a batch: off by {found:.2e}");
     // 1536 rows are cut at whole blocks of 32.
     let mut cut = default_parts();
     cut.cut_experts(layers, 4);
@@ -98,6 +103,9 @@ fn the_default_model_with_experts_gives_its_results() {
     let found = distance(&run_alone(cut.model().unwrap(), &tokens), &dense);
     println!("parts: {found:.2e}");
     assert!(found < 0.03, "parts: off by {found:.2e}");
+    let found = distance(&run(cut.model().unwrap(), &tokens), &prefilled);
+    println!("parts, as a batch: {found:.2e}");
+    assert!(found < 0.1, "parts, as a batch: off by {found:.2e}");
 }
 
 /// The error of a model with experts after a change; it must contain a name.

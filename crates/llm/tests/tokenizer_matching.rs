@@ -200,3 +200,44 @@ fn special_tokens_take_little_memory() {
         assert_eq!(tokenizer.encode(&texts[17], true).len(), 1);
     }
 }
+
+#[test]
+fn white_space_after_special_tokens_is_dropped_where_the_vocabulary_says_so() {
+    let special = ["<|user|>", "<|end|>", "<s>"].map(|text| (text.to_owned(), TokenType::Control));
+    let mut plain = byte_level(special.to_vec());
+    for letter in ["Ġ", "Ċ"] {
+        plain.tokens.push(letter.to_owned());
+        plain.types.push(TokenType::Normal);
+    }
+    let strips = Vocabulary { strip_after_special: true, ..plain.clone() };
+    let [plain, strips] = [plain, strips].map(|vocabulary| Tokenizer::new(vocabulary).unwrap());
+    let (user, end, begin, space, line) = (4, 5, 6, 7, 8);
+    let text = "<s> <|user|>\n a<|end|> \n <|user|>b c<|end|>\n";
+    assert_eq!(
+        plain.encode(text, true),
+        [begin, space, user, line, space, 0, end, space, line, space, user, 1, space, 2, end, line]
+    );
+    assert_eq!(strips.encode(text, true), [begin, space, user, 0, end, user, 1, space, 2, end]);
+    // Control tokens that are text drop nothing.
+    assert_eq!(strips.encode("a \n", false), plain.encode("a \n", false));
+}
+
+#[test]
+fn pairs_have_the_separators_that_the_vocabulary_uses() {
+    let special = ["<s>", "</s>"].map(|text| (text.to_owned(), TokenType::Control));
+    let roberta = Vocabulary {
+        bos: Some(4),
+        eos: Some(5),
+        separator: Some(5),
+        add_bos: Some(true),
+        add_eos: Some(true),
+        add_separator: Some(true),
+        ..byte_level(special.to_vec())
+    };
+    let pair = |vocabulary: Vocabulary| Tokenizer::new(vocabulary).unwrap().encode_pair("ab", "c");
+    assert_eq!(pair(roberta.clone()), [4, 0, 1, 5, 5, 2, 5]);
+    assert_eq!(pair(Vocabulary { separator: None, ..roberta.clone() }), [4, 0, 1, 5, 5, 2, 5]);
+    assert_eq!(pair(Vocabulary { add_separator: Some(false), ..roberta.clone() }), [4, 0, 1, 5, 2, 5]);
+    assert_eq!(pair(Vocabulary { add_separator: None, ..roberta.clone() }), [4, 0, 1, 5, 2, 5]);
+    assert_eq!(pair(Vocabulary { add_bos: Some(false), ..roberta }), [0, 1, 5, 5, 2, 5]);
+}

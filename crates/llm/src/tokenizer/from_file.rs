@@ -47,6 +47,8 @@ impl Vocabulary {
             separator: special("seperator", separator)?,
             add_bos: file.find("tokenizer.ggml.add_bos_token")?,
             add_eos: file.find("tokenizer.ggml.add_eos_token")?,
+            add_separator: file.find("tokenizer.ggml.add_sep_token")?,
+            strip_after_special: is_phi3(file),
             add_space_prefix: file.find("tokenizer.ggml.add_space_prefix")?,
             remove_extra_spaces: file.find("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
             lowercase: file.find("tokenizer.ggml.normalizer.lowercase")?,
@@ -63,6 +65,12 @@ impl Tokenizer {
     pub fn from_file(file: &File) -> Result<Tokenizer> {
         Tokenizer::new(Vocabulary::from_file(file)?)
     }
+}
+
+/// Whether the model's name is that of a Phi-3. Files do not have the property of its tokens that tells.
+fn is_phi3(file: &File) -> bool {
+    let name = file.find::<&str>("general.name").ok().flatten().unwrap_or_default().to_lowercase();
+    ["phi-3", "phi3"].iter().any(|known| name.contains(known))
 }
 
 fn owned(texts: &[&str]) -> Vec<String> {

@@ -77,6 +77,11 @@ enum Fragment<'t> {
     Token(u32),
 }
 
+/// White space in the sense of C.
+fn ascii_space(letter: char) -> bool {
+    matches!(letter, ' ' | '\t'..='\r')
+}
+
 /// Encodes text as tokens, and decodes tokens to text.
 ///
 /// ```no_run
@@ -166,14 +171,31 @@ impl Tokenizer {
     pub(crate) fn encode_where(&self, text: &str, control: ControlTokens<'_>) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(text.len() / 3);
         let mut after_special = true;
+        let mut strips = false;
         for fragment in self.fragments(text, control) {
             match fragment {
                 Fragment::Token(token) => tokens.push(token),
-                Fragment::Text(text) => self.encode_text(text, after_special, &mut tokens),
+                Fragment::Text(text) => {
+                    let text = if strips { text.trim_start_matches(ascii_space) } else { text };
+                    if !text.is_empty() {
+                        self.encode_text(text, after_special, &mut tokens);
+                    }
+                }
             }
+            strips = matches!(fragment, Fragment::Token(token) if self.strips_after(token));
             after_special = matches!(fragment, Fragment::Token(_));
         }
         tokens
+    }
+
+    /// Whether white space after a special token is dropped.
+    fn strips_after(&self, token: u32) -> bool {
+        self.vocabulary.strip_after_special
+            && self
+                .vocabulary
+                .tokens
+                .get(token as usize)
+                .is_some_and(|text| !["<unk>", "<s>", "<|endoftext|>"].contains(&text.as_str()))
     }
 
     /// Positions and lengths of the control tokens that are spelled out in a text, as [`encode`](Self::encode) finds
@@ -283,6 +305,19 @@ impl Tokenizer {
     /// The token that ends a sequence, an end-of-text or separator token, if the vocabulary uses one.
     pub fn sequence_end(&self) -> Option<u32> {
         self.last
+    }
+
+    /// Encodes two texts as one sequence that is not continued, such as a query and a document: the first with what
+    /// [`encode_sequence`](Self::encode_sequence) adds, a separator if the vocabulary uses one there, then the second without
+    /// a beginning.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Vec<u32> {
+        let (mut tokens, second) = (self.encode_sequence(first, false), self.encode_sequence(second, false));
+        if self.vocabulary.add_separator == Some(true) && !matches!(self.kind, TokenizerKind::WordPiece(_)) {
+            tokens.extend(self.vocabulary.separator.or(self.vocabulary.eos));
+        }
+        let repeats = self.add_bos && self.vocabulary.bos.is_some_and(|bos| second.first() == Some(&bos));
+        tokens.extend(second.iter().skip(usize::from(repeats)));
+        tokens
     }
 
     /// Decodes tokens to text. Control tokens have no text, and bytes that are not UTF-8 become U+FFFD.

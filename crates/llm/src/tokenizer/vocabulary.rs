@@ -60,12 +60,17 @@ pub struct Vocabulary {
     pub eom: Option<u32>,
     /// The unknown token.
     pub unknown: Option<u32>,
-    /// The token between and after sequences (WordPiece only).
+    /// The token between and, with WordPiece, after sequences.
     pub separator: Option<u32>,
     /// Whether prompts begin with `bos`; `None` is the default of the tokenizer model.
     pub add_bos: Option<bool>,
     /// Whether sequences that are not continued end with `eos`; `None` is the default of the tokenizer model.
     pub add_eos: Option<bool>,
+    /// Whether a separator is added between the two texts of a pair, beside the end of the first; `None` is false.
+    pub add_separator: Option<bool>,
+    /// Whether white space after special tokens is dropped, as Phi-3's tokenizer does: not after the tokens `<unk>`, `<s>` and
+    /// `<|endoftext|>`.
+    pub strip_after_special: bool,
     /// Whether a space is added before text; `None` is the default of the tokenizer model.
     pub add_space_prefix: Option<bool>,
     /// Whether runs of spaces are collapsed (unigram only).
@@ -80,7 +85,7 @@ pub struct Vocabulary {
 
 impl Vocabulary {
     /// The type of a token.
-    pub(super) fn token_type(&self, token: u32) -> TokenType {
+    pub(crate) fn token_type(&self, token: u32) -> TokenType {
         self.types.get(token as usize).copied().unwrap_or_default()
     }
 
