@@ -243,13 +243,14 @@ extern "C" __global__ void k_add_id(Tensor x, Tensor biases, Tensor ids, Tensor 
     wait_for_previous_kernel();
     i64 u = blockIdx.x % x.d[2], t = blockIdx.x / x.d[2];
     int expert = ((const int *)row_at(ids, 0, 0, t))[u];
-    if (expert < 0 || expert >= biases.d[2]) {
+    if (expert < -1 || expert >= biases.d[2]) {
         if (threadIdx.x == 0) report(fault_word, fault);
         return;
     }
-    const float *row = (const float *)row_at(x, 0, t, u), *bias = (const float *)row_at(biases, 0, 0, expert);
+    const float *row = (const float *)row_at(x, 0, t, u), *bias = (const float *)row_at(biases, 0, 0, max(expert, 0));
     float *to = (float *)row_at(out, 0, t, u);
-    for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) to[c] = row[c] + bias[c];
+    // −1 is an expert that is elsewhere.
+    for (i64 c = threadIdx.x; c < x.d[3]; c += blockDim.x) to[c] = expert < 0 ? row[c] : row[c] + bias[c];
 }
 
 // The weighted sum over the experts of a token: blocks over tokens and columns.

@@ -11,7 +11,7 @@
 #define SLOTS 4
 #define THREADS 256
 
-// Rows of one expert: `count` of the sorted rows from `first` on.
+// Rows of one expert: `count` of the sorted rows from `first` on. Expert −1: one that is elsewhere, whose results are 0.
 struct ExpertTile { int expert, first, count, reserved; };
 
 #define MAX_EXPERTS 1024
@@ -43,10 +43,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     i64 used = ids.d[3], all = ids.d[2] * used;
     counts[threadIdx.x] = 0;
     __syncthreads();
-    auto expert_of = [&](i64 n) { return *(const int *)(ids.address + n / used * ids.s[2] + n % used * ids.s[3]); };
+    // Rows without an expert come last.
+    auto expert_of = [&](i64 n) {
+        int expert = *(const int *)(ids.address + n / used * ids.s[2] + n % used * ids.s[3]);
+        return expert == -1 ? (int)experts : expert;
+    };
+    auto exists = [&](int expert) { return expert >= 0 && expert <= (int)experts; };
     for (i64 n = threadIdx.x; n < all; n += blockDim.x) {
         int expert = expert_of(n);
-        if (expert >= 0 && expert < (int)experts) atomicAdd(&counts[expert], 1);
+        if (exists(expert)) atomicAdd(&counts[expert], 1);
         else report(fault_word, fault);
     }
     __syncthreads();
@@ -55,14 +60,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     cursors[threadIdx.x] = first;
     ExpertTile *list = (ExpertTile *)tiles + 1;
     for (int i = 0; i < own_tiles; i++) {
-        ExpertTile tile = {(int)threadIdx.x, first + i * TILE, min(TILE, count - i * TILE), 0};
+        ExpertTile tile = {threadIdx.x == experts ? -1 : (int)threadIdx.x, first + i * TILE, min(TILE, count - i * TILE), 0};
         list[first_tile + i] = tile;
     }
     if (threadIdx.x == 0) *(int *)tiles = tile_count;
     __syncthreads();
     for (i64 n = threadIdx.x; n < all; n += blockDim.x) {
         int expert = expert_of(n);
-        if (expert >= 0 && expert < (int)experts) ((int *)sorted)[atomicAdd(&cursors[expert], 1)] = (int)n;
+        if (exists(expert)) ((int *)sorted)[atomicAdd(&cursors[expert], 1)] = (int)n;
     }
 }
 
@@ -240,6 +245,13 @@ template <int F> __device__ __forceinline__ void expert_gemm(const ExpertGemm &g
     ExpertTile tile = ((const ExpertTile *)g.tiles)[1 + blockIdx.y];
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first_row = blockIdx.x * MATRIX_ROWS;
     u32 rounds = (g.k + COLS - 1) / COLS;
+    if (tile.expert < 0) {
+        for (u32 i = threadIdx.x; i < tile.count * MATRIX_ROWS; i += THREADS) {
+            u32 col = first_row + i % MATRIX_ROWS;
+            if (col < g.n) ((float *)g.out)[(u64)(u32)((const int *)g.sorted)[tile.first + i / MATRIX_ROWS] * g.n + col] = 0.0f;
+        }
+        return;
+    }
     for (int i = threadIdx.x; i < TILE; i += THREADS)
         rows[i] = ((const int *)g.sorted)[tile.first + min(i, tile.count - 1)];
     __syncthreads();

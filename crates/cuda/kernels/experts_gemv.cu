@@ -58,6 +58,11 @@ template <int F, int MATRICES, bool SUMMED, int LINES, int AHEAD> __device__ __f
         __syncthreads();
     } else {
         expert = expert_of(w, token, slot);
+        if (expert < 0) {
+            if (lane < rows && first + lane < w.rows)
+                ((float *)w.out)[((u64)token * w.used + slot) * w.rows + first + lane] = 0.0f;
+            return;
+        }
     }
     float inverse = 1.0f / blocks;
     // Which of a token's experts, and which block of its row, number `i` is.
@@ -66,7 +71,8 @@ template <int F, int MATRICES, bool SUMMED, int LINES, int AHEAD> __device__ __f
     auto load = [&](u32 i, RawBlock<F> (&to)[LINES]) {
         if (i >= all) return;
         u32 u = SUMMED ? slot_of(i) : 0, b = SUMMED ? i - u * blocks : i;
-        u64 base = (u64)max(SUMMED ? experts[u] : expert, 0) * w.rows;
+        if (SUMMED && experts[u] < 0) return;
+        u64 base = (u64)(SUMMED ? experts[u] : expert) * w.rows;
 #pragma unroll
         for (int line = 0; line < LINES; line++) {
             int m = MATRICES == 2 ? line % 2 : 0;
@@ -94,7 +100,7 @@ template <int F, int MATRICES, bool SUMMED, int LINES, int AHEAD> __device__ __f
 #pragma unroll
         for (int n = 0; n < AHEAD; n++) {
             u32 i = round + n * WARP;
-            if (i < all) {
+            if (i < all && (!SUMMED || experts[slot_of(i)] >= 0)) {
                 u32 u = SUMMED ? slot_of(i) : 0, at = SUMMED && w.x_rows == 1 ? i - u * blocks : i;
                 int4 low = row.low[at], high = row.high[at];
                 float2 e = row.scales[at];
@@ -120,7 +126,7 @@ template <int F, int MATRICES, bool SUMMED, int LINES, int AHEAD> __device__ __f
             float sum = acc[r];
             if (w.bias[0])
                 for (u32 u = 0; u < w.used; u++)
-                    sum += factors[u] * ((const float *)w.bias[0])[(u64)max(experts[u], 0) * w.rows + at];
+                    if (experts[u] >= 0) sum += factors[u] * ((const float *)w.bias[0])[(u64)experts[u] * w.rows + at];
             u64 to = (u64)token * w.rows + at;
             if (w.add) sum += ((const float *)w.add)[to];
             ((float *)w.out)[to] = sum;
@@ -128,7 +134,7 @@ template <int F, int MATRICES, bool SUMMED, int LINES, int AHEAD> __device__ __f
         }
         float result[2] = {acc[MATRICES * r], acc[MATRICES * r + MATRICES - 1]};
         for (int m = 0; m < MATRICES; m++)
-            if (w.bias[m]) result[m] += ((const float *)w.bias[m])[(u64)max(expert, 0) * w.rows + at];
+            if (w.bias[m]) result[m] += ((const float *)w.bias[m])[(u64)expert * w.rows + at];
         u64 to = ((u64)token * w.used + slot) * w.rows + at;
         ((float *)w.out)[to] = MATRICES == 2 ? gated(w.gate, result[0], result[1]) : result[0];
     }

@@ -213,7 +213,11 @@ extern "C" __global__ void k_mul_mat_id(Tensor w, Tensor x, Tensor ids, Tensor o
     Position i = position(out, n);
     int expert = *(const int *)(ids.address + i.i1 * ids.s[2] + i.i2 * ids.s[3]);
     if (expert < 0 || expert >= w.d[1]) {
-        if (threadIdx.x % WARP == 0) report(fault_word, fault);
+        // −1 is an expert that is elsewhere.
+        if (threadIdx.x % WARP == 0) {
+            if (expert == -1) put(out, 0, i.i1, i.i2, i.i3, 0.0f);
+            else report(fault_word, fault);
+        }
         return;
     }
     const u8 *row = row_at(w, 0, expert, i.i3);

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
+use quadriga_graph::Tensor;
 use quadriga_runtime::{
     BackendError, Buffer, Event, Layout, Program, Queue, Region, SliceSelection, check_range,
 };
@@ -15,6 +16,7 @@ use crate::faults::QueueFaults;
 use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
+use crate::lower::formats::pack_slice;
 use crate::program::CudaProgram;
 use crate::slices::{self, PinnedSource, SliceMemory};
 use crate::small_copies::{MAX_COPY_BYTES, SmallCopyBatch};
@@ -415,6 +417,25 @@ impl Queue for CudaQueue {
         let target = device_address(&self.inner.context, to)?;
         let Some((memory, _)) = self.slice_memory(from, (ids, target), selection)? else { return Ok(false) };
         memory.issue(&self.inner, self.stream.handle, (true, false)).map(|()| true)
+    }
+
+    fn load_slice(
+        &mut self,
+        weight: &Tensor,
+        layout: Layout,
+        index: usize,
+        from: &Region,
+        to: &Region,
+    ) -> Result<(), BackendError> {
+        if layout == Layout::Plain {
+            let to = to.part(index.saturating_mul(from.bytes), from.bytes)?;
+            let foreign = BackendError::Foreign { backend: self.inner.context.name.clone(), what: "buffer" };
+            return if self.copy(from, &to)? { Ok(()) } else { Err(foreign) };
+        }
+        self.inner.context.bind()?;
+        self.flush()?;
+        let launch = pack_slice(&self.inner, weight, index, from, to)?;
+        launch.issue(&self.inner.context, self.stream.handle, false)
     }
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {

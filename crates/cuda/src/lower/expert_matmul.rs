@@ -26,8 +26,8 @@ const GATED_GEMV_ROWS: u32 = 16;
 const SUMMED_GEMV_ROWS: u32 = 8;
 /// Rows of a matrix that a block of the GEMM takes.
 const GEMM_ROWS: usize = 128;
-/// The most experts that are sorted by.
-const MAX_SORTED_EXPERTS: usize = 1024;
+/// The most experts that are sorted by, beside those that are elsewhere.
+const MAX_SORTED_EXPERTS: usize = 1023;
 /// The largest grid in y and z.
 const MAX_GRID_Y: usize = 65_535;
 /// The most experts of a token whose results a GEMV sums.
@@ -106,9 +106,9 @@ impl ExpertExtents {
         self.tokens.saturating_mul(self.used)
     }
 
-    /// The most tiles that the rows are cut into.
+    /// The most tiles that the rows are cut into. Rows of experts that are elsewhere have tiles of their own.
     fn max_tiles(&self) -> usize {
-        self.rows() / scratch::EXPERT_TILE + self.experts.min(self.rows())
+        self.rows() / scratch::EXPERT_TILE + (self.experts + 1).min(self.rows())
     }
 
     /// Whether rows are sorted and multiplied on tensor cores.

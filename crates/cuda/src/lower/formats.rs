@@ -251,6 +251,27 @@ pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> Option<WeightLay
 /// weight.
 const SLAB_BYTES: usize = 8 << 20;
 
+/// The launch that packs a slice of a weight along its first dimension, whose bytes are in device memory.
+pub(crate) fn pack_slice(
+    inner: &BackendInner,
+    weight: &Tensor,
+    index: usize,
+    from: &Region,
+    to: &Region,
+) -> Result<Launch, BackendError> {
+    let foreign = || BackendError::Foreign { backend: inner.context.name.clone(), what: "buffer" };
+    let packed = PackedMatrix::of(weight).filter(|p| p.bytes <= to.bytes).ok_or_else(foreign)?;
+    let slices = weight.shape().dims().first().copied().unwrap_or(0).max(1);
+    let (rows, bytes) = (weight.shape().rows() / slices, weight.bytes() / slices);
+    if index >= slices || from.bytes != bytes {
+        let backend = inner.context.name.clone();
+        return Err(BackendError::SizeMismatch { backend, from: from.bytes, to: bytes });
+    }
+    let (from, to) = (device_address(&inner.context, from)?, device_address(&inner.context, to)?);
+    let function = inner.kernels.function(KernelFile::Pack, c"k_pack")?;
+    Ok(packed.pack_rows(function, TensorArg::new(weight, from), (index * rows, rows), to))
+}
+
 /// Uploads a weight in its file format, some rows at a time, and packs it on the device.
 pub(crate) fn load(
     inner: &Arc<BackendInner>,
@@ -265,7 +286,6 @@ pub(crate) fn load(
     let at_once = (SLAB_BYTES / row_bytes).clamp(1, rows.max(1));
     let raw = DeviceBuffer::new(&inner.context, at_once * row_bytes, Usage::Weights)?;
     let address = device_address(&inner.context, to)?;
-    let function = inner.kernels.function(KernelFile::Pack, c"k_pack")?;
     let stream = CudaStream::new(&inner.context)?;
     for (number, slab) in data.chunks(at_once * row_bytes).enumerate() {
         raw.write(0, slab)?;

@@ -5,6 +5,8 @@
 //! and have no slot are uploaded, in place of those that should have none. Where it would not, as with routing that has
 //! no locality, nothing moves and nothing is lost.
 
+use serde::Serialize;
+
 /// How much of the average of hits a step changes.
 const SMOOTHING: f64 = 1.0 / 16.0;
 
@@ -44,7 +46,7 @@ pub(super) struct Move {
 }
 
 /// How an expert cache has served since the engine was made.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct ExpertCacheUse {
     /// Slots on devices.
     pub slots: u64,

@@ -16,6 +16,7 @@
 mod context;
 mod devices;
 mod estimate;
+mod expert_slots;
 mod next_gigabyte;
 mod order;
 mod overrides;
@@ -37,6 +38,7 @@ pub use self::next_gigabyte::NextGigabyte;
 pub use self::order::PlacementUnit;
 use self::overrides::Overrides;
 pub use self::overrides::TensorOverride;
+pub use self::expert_slots::expert_bytes;
 pub use self::parts::ModelPart;
 pub use self::report::{ClassResidence, residence};
 pub use self::rule::offload;
