@@ -2,6 +2,7 @@
 
 mod outline;
 mod shapes;
+mod topics;
 mod vocabulary;
 mod weights;
 
@@ -16,6 +17,8 @@ use quadriga_view::format::plural;
 
 pub(crate) use self::shapes::Preset;
 use self::shapes::{KeyValue, Keys};
+use self::topics::Topics;
+pub(crate) use self::topics::TOPICS_KEY;
 use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
 use crate::{interrupt, size, values};
@@ -66,6 +69,10 @@ pub(crate) struct SynthArgs {
     /// Random seed
     #[arg(short, long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::fixed_seed)]
     seed: u64,
+    /// Divide the tokens into N topics, each of which prefers some experts: of a topic's text, `bench --topic` measures what an
+    /// expert cache gains [default: 0, experts are chosen at random]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::whole)]
+    topics: usize,
     /// Tie the output matrix to the token embedding
     #[arg(long)]
     tied: bool,
@@ -99,9 +106,14 @@ pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
     let mut writer = Writer::new();
     description.metadata(&mut writer, arguments)?;
     let mut weights = RandomWeights::new(arguments.seed, &ctrl_c);
+    let used = description.number("expert_used_count").max(1);
+    let topics = (arguments.topics > 0).then(|| Topics::new(arguments.topics, used, arguments.seed));
     let mut substitutes: BTreeMap<(DType, DType), usize> = BTreeMap::new();
     for tensor in &description.tensors {
         let (dtype, wanted) = arguments.type_of(tensor);
+        if topics.as_ref().map_or(Ok(false), |topics| topics.tensor(&mut writer, tensor, dtype, &ctrl_c))? {
+            continue;
+        }
         if dtype != wanted {
             *substitutes.entry((dtype, wanted)).or_default() += 1;
         }
@@ -167,6 +179,9 @@ impl Description {
         for (key, value) in &self.keys {
             writer.set(&format!("{}.{key}", self.architecture), *value)?;
         }
+        if arguments.topics > 0 {
+            writer.set(TOPICS_KEY, arguments.topics as u32)?;
+        }
         match arguments.no_vocab {
             true => vocabulary::none(writer),
             false => vocabulary::bytes(writer, self.number("vocab_size")),
@@ -205,6 +220,7 @@ impl SynthArgs {
             context: None,
             dtype,
             seed: 0,
+            topics: 0,
             tied: false,
             no_vocab: true,
         }
