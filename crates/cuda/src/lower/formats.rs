@@ -286,6 +286,7 @@ pub(crate) fn load(
     let at_once = (SLAB_BYTES / row_bytes).clamp(1, rows.max(1));
     let raw = DeviceBuffer::new(&inner.context, at_once * row_bytes, Usage::Weights)?;
     let address = device_address(&inner.context, to)?;
+    let function = inner.kernels.function(KernelFile::Pack, c"k_pack")?;
     let stream = CudaStream::new(&inner.context)?;
     for (number, slab) in data.chunks(at_once * row_bytes).enumerate() {
         raw.write(0, slab)?;

@@ -19,6 +19,7 @@ use self::subject::{Subject, Test, TestKind};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::placement_options;
+use crate::commands::synth::TOPICS_KEY;
 use crate::recording::{RecordOptions, Recording};
 use crate::values;
 
@@ -72,6 +73,9 @@ pub(crate) struct BenchArgs {
     /// Copy the logits of every token to the host, as sampling does, instead of computing the argmax on the device
     #[arg(long)]
     logits: bool,
+    /// Change the topic of the text every N tokens, for models by `synth --topics` [default: 0, tokens of all topics]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::whole)]
+    topic: usize,
     /// GGUF file, as with -m
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     file: Option<PathBuf>,
@@ -209,10 +213,20 @@ fn measure(
     let before = free(&prepared.devices);
     let recording = arguments.record.start(model, &prepared)?;
     let (mut subject, load_seconds) = load(&prepared, options, recording.as_ref())?;
-    let tokens = tokens(prepared.model.hyperparameters().vocabulary, needed);
+    let vocabulary = prepared.model.hyperparameters().vocabulary;
+    let topics = prepared.model.file().find::<u32>(TOPICS_KEY).ok().flatten().unwrap_or(0) as usize;
+    if topics == 0 && arguments.topic > 0 {
+        return Err(Failure::Usage(
+            "--topic: the model has no topics; write one with `quadriga synth --topics N`".to_owned(),
+        ));
+    }
+    let tokens = match arguments.topic {
+        0 => tokens(vocabulary, needed),
+        length => tokens_on_topics(vocabulary, needed, topics, length),
+    };
     for round in usize::from(!warm_up)..=arguments.rounds {
         for test in &mut tests {
-            let seconds = subject.run(test, &tokens)?;
+            let seconds = subject.run(test, &tokens, topics > 0)?;
             // Round 0 is the warm-up.
             if round > 0 {
                 test.samples.speeds.push(test.samples.tokens as f64 / seconds.max(1e-9));
@@ -240,6 +254,7 @@ fn measure(
         "memory": prepared.placed.forecast.bytes(),
         "taken": taken,
         "load_seconds": load_seconds,
+        "expert_cache": subject.expert_cache(),
         "stats": statistics,
     });
     let report = Report {
@@ -279,4 +294,11 @@ fn load(
 fn tokens(vocabulary: usize, count: usize) -> Vec<u32> {
     let vocabulary = vocabulary.clamp(1, 40_000);
     (0..count).map(|k| ((k * 37 + 11) % vocabulary) as u32).collect()
+}
+
+/// Tokens of one topic after the other, each for so many tokens: token `t` is of topic `t % topics`.
+fn tokens_on_topics(vocabulary: usize, count: usize, topics: usize, length: usize) -> Vec<u32> {
+    let of_topic = (vocabulary / topics.max(1)).max(1);
+    let token = |k: usize| (k * 37 + 11) % of_topic * topics + k / length % topics;
+    (0..count).map(|k| token(k).min(vocabulary.saturating_sub(1)) as u32).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use quadriga_llm::{Embedder, Engine};
+use quadriga_llm::{Embedder, Engine, ExpertCacheUse};
 
 use super::samples::Samples;
 use crate::failure::Outcome;
@@ -48,8 +48,9 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    /// Runs a test once. The seconds that it took.
-    pub(super) fn run(&mut self, test: &Test, tokens: &[u32]) -> Outcome<f64> {
+    /// Runs a test once; text is generated with the given tokens, or else with the most probable ones where a device computes
+    /// those. The seconds that it took.
+    pub(super) fn run(&mut self, test: &Test, tokens: &[u32], given: bool) -> Outcome<f64> {
         let fed = tokens.get(..test.samples.tokens).unwrap_or_default();
         match self {
             Subject::Encoder(embedder) => {
@@ -70,12 +71,20 @@ impl Subject {
                 let started = Instant::now();
                 match test.kind {
                     TestKind::Prompt => engine.feed(fed)?,
-                    TestKind::Generation if engine.options().greedy => continue_greedily(engine, fed)?,
+                    TestKind::Generation if engine.options().greedy && !given => continue_greedily(engine, fed)?,
                     TestKind::Generation => fed.iter().try_for_each(|token| engine.feed(&[*token]))?,
                 }
                 engine.wait()?;
                 Ok(started.elapsed().as_secs_f64())
             }
+        }
+    }
+
+    /// How the expert cache has served.
+    pub(super) fn expert_cache(&self) -> Option<ExpertCacheUse> {
+        match self {
+            Subject::Engine(engine) => engine.expert_cache(),
+            Subject::Encoder(_) => None,
         }
     }
 
