@@ -20,10 +20,10 @@ struct ExpertGemv {
     u32 routes;              // 1: ids and weights come from the logits (experts_decode.cu)
 };
 
-// The expert of a slot; one that does not exist is reported, and its results are 0.
+// The expert of a slot; −1 for one that is elsewhere, whose results are 0. One that does not exist is reported.
 __device__ __forceinline__ int expert_of(const ExpertGemv &w, u32 token, u32 slot) {
     int expert = __ldcg((const int *)(w.ids.address + token * w.ids.s[2] + slot * w.ids.s[3]));
     if (expert >= 0 && expert < (int)w.experts) return expert;
-    report(w.fault_word, w.fault);
+    if (expert != -1) report(w.fault_word, w.fault);
     return -1;
 }

@@ -87,11 +87,15 @@ template <int F> __device__ __forceinline__ void gated_experts(const ExpertGemv 
         __syncthreads();
     }
     int expert = w.routes ? routed_expert : expert_of(w, 0, slot);
+    if (expert < 0) {
+        for (u32 r = lane; r < count; r += WARP) ((float *)w.out)[(u64)slot * w.rows + first + r] = 0.0f;
+        return;
+    }
     // Four lanes for each part: quants and scales of gate, then of up.
     u32 part = lane / 4, begin = part * PART_ROWS;
     if (part < parts && begin < count) {
         u32 n = min(count - begin, PART_ROWS), m = lane / 2 % 2;
-        u64 line = (u64)max(expert, 0) * w.rows + first + begin;
+        u64 line = (u64)expert * w.rows + first + begin;
         if (lane % 4 == 0) barrier_expect(barrier + 8 * part, 2 * n * (quant_bytes + scale_bytes));
         if (lane % 2 == 0)
             bulk_copy(shared_address(quants + (m * own + begin) * quant_bytes), w.quants[m] + line * quant_bytes,
@@ -135,7 +139,7 @@ template <int F> __device__ __forceinline__ void gated_experts(const ExpertGemv 
             float up = __shfl_down_sync(FULL, sum, 16);
             if (lane != 0 || r >= n) continue;
             u32 at = first + begin + r;
-            u64 biased = (u64)max(expert, 0) * w.rows + at;
+            u64 biased = (u64)expert * w.rows + at;
             if (w.bias[0]) sum += ((const float *)w.bias[0])[biased];
             if (w.bias[1]) up += ((const float *)w.bias[1])[biased];
             ((float *)w.out)[(u64)slot * w.rows + at] = gated(w.gate, sum, up);
@@ -174,11 +178,13 @@ template <int F> __device__ __forceinline__ void summed_experts(const ExpertGemv
         }
         int expert = routed.expert;
         u64 line = (u64)max(expert, 0) * w.rows + first;
-        barrier_expect(barrier, count * (quant_bytes + scale_bytes));
-        bulk_copy(shared_address(memory + u * w.block_rows * quant_bytes), w.quants[0] + line * quant_bytes,
-                  count * quant_bytes, barrier);
-        bulk_copy(shared_address(scales + u * w.block_rows * scale_bytes), w.scales[0] + line * scale_bytes,
-                  count * scale_bytes, barrier);
+        if (expert >= 0) {
+            barrier_expect(barrier, count * (quant_bytes + scale_bytes));
+            bulk_copy(shared_address(memory + u * w.block_rows * quant_bytes), w.quants[0] + line * quant_bytes,
+                      count * quant_bytes, barrier);
+            bulk_copy(shared_address(scales + u * w.block_rows * scale_bytes), w.scales[0] + line * scale_bytes,
+                      count * scale_bytes, barrier);
+        }
         experts[u] = expert;
         factors[u] = routed.weight;
     }
@@ -189,7 +195,8 @@ template <int F> __device__ __forceinline__ void summed_experts(const ExpertGemv
     bool stores = lane < lines && warp * lines + lane < count;
     float addend = stores && w.add ? ((const float *)w.add)[at] : 0.0f;
     __syncthreads();
-    for (u = 0; u < w.used; u++) barrier_wait(shared_address(barriers + u), 0);
+    for (u = 0; u < w.used; u++)
+        if (experts[u] >= 0) barrier_wait(shared_address(barriers + u), 0);
     float inverse = 1.0f / blocks, acc[MAX_LINES];
 #pragma unroll
     for (int line = 0; line < MAX_LINES; line++) acc[line] = 0.0f;
@@ -199,6 +206,7 @@ template <int F> __device__ __forceinline__ void summed_experts(const ExpertGemv
         int4 low = row.low[x], high = row.high[x];
         float2 e = row.scales[x];
         float factor = factors[u];
+        if (experts[u] < 0) continue;
 #pragma unroll
         for (int line = 0; line < MAX_LINES; line++) {
             u32 r = u * w.block_rows + warp * lines + min((u32)line, lines - 1);
@@ -215,7 +223,8 @@ template <int F> __device__ __forceinline__ void summed_experts(const ExpertGemv
     }
     if (!stores) return;
     if (w.bias[0])
-        for (u = 0; u < w.used; u++) sum += factors[u] * ((const float *)w.bias[0])[(u64)max(experts[u], 0) * w.rows + at];
+        for (u = 0; u < w.used; u++)
+            if (experts[u] >= 0) sum += factors[u] * ((const float *)w.bias[0])[(u64)experts[u] * w.rows + at];
     ((float *)w.out)[at] = sum + addend;
 }
 
