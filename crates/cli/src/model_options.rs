@@ -272,7 +272,8 @@ impl ModelOptions {
         let devices = backends::open(&self.device, self.threads, self.quiet)?;
         let rates = known_limits::rates(self.cache_dir(), &devices);
         let placement = Placement { rates, ..self.placement.placement()? };
-        let options = &EngineOptions { expert_slots: self.placement.expert_slots(&model)?, ..options.clone() };
+        let options =
+            &EngineOptions { expert_slots: self.placement.expert_slots(&model)?, ..options.clone() };
         let (placed, options) = placement.plan_with_context(&model, &devices, options)?;
         if !self.quiet {
             let trained = model.hyperparameters().context;

@@ -14,8 +14,24 @@ fn quadriga(arguments: &[&str]) -> (bool, String, String) {
 fn served(model: &Path, options: &[&str]) -> (f64, u64) {
     let model = model.to_str().unwrap();
     let mut arguments = vec![
-        "bench", "-m", model, "-p", "0", "-n", "48", "-r", "1", "--json", "-q", "--device", "sim", "-ngl", "all",
-        "--cpu-moe", "--expert-cache", "600K",
+        "bench",
+        "-m",
+        model,
+        "-p",
+        "0",
+        "-n",
+        "48",
+        "-r",
+        "1",
+        "--json",
+        "-q",
+        "--device",
+        "sim",
+        "-ngl",
+        "all",
+        "--cpu-moe",
+        "--expert-cache",
+        "600K",
     ];
     arguments.extend(options);
     let (ok, out, error) = quadriga(&arguments);
@@ -32,8 +48,27 @@ fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("topics.gguf");
     let (ok, _, error) = quadriga(&[
-        "synth", "-o", model.to_str().unwrap(), "--arch", "qwen3moe", "--layers", "6", "--width", "64", "--heads",
-        "2", "--experts", "32", "--experts-used", "4", "--ffn", "32", "--topics", "4", "--type", "q8_0",
+        "synth",
+        "-o",
+        model.to_str().unwrap(),
+        "--arch",
+        "qwen3moe",
+        "--layers",
+        "6",
+        "--width",
+        "64",
+        "--heads",
+        "2",
+        "--experts",
+        "32",
+        "--experts-used",
+        "4",
+        "--ffn",
+        "32",
+        "--topics",
+        "4",
+        "--type",
+        "q8_0",
     ]);
     assert!(ok, "{error}");
     let (mixed, _) = served(&model, &[]);

@@ -34,11 +34,11 @@ use quadriga_runtime::{Backend, Plan, Rates, Scheduler};
 
 pub use self::devices::{DeviceList, DeviceName, Devices};
 pub use self::estimate::{BatchEstimate, SpeedEstimate};
+pub use self::expert_slots::expert_bytes;
 pub use self::next_gigabyte::NextGigabyte;
 pub use self::order::PlacementUnit;
 use self::overrides::Overrides;
 pub use self::overrides::TensorOverride;
-pub use self::expert_slots::expert_bytes;
 pub use self::parts::ModelPart;
 pub use self::report::{ClassResidence, residence};
 pub use self::rule::offload;

@@ -16,10 +16,10 @@ use serde_json::json;
 use self::report::{ModelFacts, Report, ReportFormat};
 use self::samples::Samples;
 use self::subject::{Subject, Test, TestKind};
+use crate::commands::synth::TOPICS_KEY;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::placement_options;
-use crate::commands::synth::TOPICS_KEY;
 use crate::recording::{RecordOptions, Recording};
 use crate::values;
 

@@ -71,7 +71,9 @@ impl Subject {
                 let started = Instant::now();
                 match test.kind {
                     TestKind::Prompt => engine.feed(fed)?,
-                    TestKind::Generation if engine.options().greedy && !given => continue_greedily(engine, fed)?,
+                    TestKind::Generation if engine.options().greedy && !given => {
+                        continue_greedily(engine, fed)?
+                    }
                     TestKind::Generation => fed.iter().try_for_each(|token| engine.feed(&[*token]))?,
                 }
                 engine.wait()?;

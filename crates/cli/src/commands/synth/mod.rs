@@ -17,8 +17,8 @@ use quadriga_view::format::plural;
 
 pub(crate) use self::shapes::Preset;
 use self::shapes::{KeyValue, Keys};
-use self::topics::Topics;
 pub(crate) use self::topics::TOPICS_KEY;
+use self::topics::Topics;
 use self::weights::RandomWeights;
 use crate::failure::{Failure, Outcome};
 use crate::{interrupt, size, values};

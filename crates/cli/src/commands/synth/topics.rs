@@ -74,7 +74,8 @@ impl Topics {
             return Ok(false);
         }
         // For each topic, the ranks of the experts: another order in every layer.
-        let hash = name.bytes().fold(7, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let hash =
+            name.bytes().fold(7, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(u64::from(byte)));
         let mut rng = Rng::new(self.seed ^ hash);
         let ranks: Vec<Vec<usize>> = (0..self.count).map(|_| shuffled(rows, &mut rng)).collect();
         let seed = rng.next_u64();
