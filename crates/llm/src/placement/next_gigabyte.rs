@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::parts::ModelPart;
-use super::{Devices, GpuLayers, PlacedModel, Placement};
+use super::{Devices, GpuLayers, PlacedModel, Placement, PlacementUnit};
 use crate::Result;
 use crate::engine::EngineOptions;
 use crate::model::Model;
@@ -13,7 +13,7 @@ use crate::model::Model;
 pub struct NextGigabyte {
     /// The accelerator for which it helps most.
     pub device: String,
-    /// The parts that would move to accelerators.
+    /// The parts that would move to accelerators. Like parts of other layers may trade places with them, to spread evenly.
     pub moves: Vec<ModelPart>,
     /// Tokens per second of decoding, as estimated, without and with it.
     pub decode: [f64; 2],
@@ -51,17 +51,52 @@ impl Placement {
             let larger = search.best(&budgets)?;
             let after = speed(&larger)?;
             if best.as_ref().is_none_or(|best| after > best.decode[1]) {
-                let is_new = |part: &ModelPart| {
-                    let placed_there = |placed: &PlacedModel| {
-                        placed.units.iter().any(|unit| unit.part == *part && unit.placed)
-                    };
-                    !placed_there(placed) && (larger.units.is_empty() || placed_there(&larger))
-                };
-                let moves = placed.units.iter().map(|unit| unit.part).filter(is_new).collect();
+                let moves = moves(&placed.units, &larger.units);
                 let device = backend.name().to_owned();
                 best = Some(NextGigabyte { device, moves, decode: [before, after] });
             }
         }
         Ok(best)
+    }
+}
+
+/// The parts on accelerators among `after` that are not there among `before`, as many of a kind as there are more; all that are left
+/// if `after` is empty, because the model fits as a whole.
+fn moves(before: &[PlacementUnit], after: &[PlacementUnit]) -> Vec<ModelPart> {
+    let is_placed = |units: &[PlacementUnit], part| units.iter().any(|unit| unit.part == part && unit.placed);
+    let count = |units: &[PlacementUnit], part: ModelPart| {
+        units.iter().filter(|unit| unit.placed && unit.part.is_alike(part)).count()
+    };
+    let mut moves: Vec<ModelPart> = Vec::new();
+    for part in before.iter().map(|unit| unit.part).filter(|part| !is_placed(before, *part)) {
+        let listed = moves.iter().filter(|other| other.is_alike(part)).count();
+        let is_more = is_placed(after, part) && count(before, part) + listed < count(after, part);
+        if after.is_empty() || is_more {
+            moves.push(part);
+        }
+    }
+    moves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_that_trade_places_are_no_moves() {
+        let units = |placed: &[usize]| -> Vec<PlacementUnit> {
+            let unit = |layer| PlacementUnit {
+                part: ModelPart::Experts { layer, count: 8 },
+                bytes: 1,
+                gain: 1.0,
+                accelerator: 0,
+                placed: placed.contains(&layer),
+            };
+            (0..6).map(unit).collect()
+        };
+        let layers = |parts: Vec<ModelPart>| parts.iter().filter_map(|part| part.layer()).collect::<Vec<_>>();
+        assert_eq!(layers(moves(&units(&[2, 5]), &units(&[1, 3, 5]))), [1]);
+        assert_eq!(layers(moves(&units(&[2, 5]), &[])), [0, 1, 3, 4]);
+        assert!(moves(&units(&[2, 5]), &units(&[2, 5])).is_empty());
     }
 }
