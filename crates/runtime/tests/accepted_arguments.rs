@@ -6,7 +6,7 @@ use std::sync::Arc;
 use quadriga_graph::{DType, Graph, GraphBuilder};
 use quadriga_runtime::memory::MemoryError;
 use quadriga_runtime::memory::packing::{CsvError, parse_csv};
-use quadriga_runtime::{BackendError, Scheduler};
+use quadriga_runtime::{BackendError, RuntimeError, Scheduler, Session};
 use quadriga_sim::Sim;
 
 fn squares() -> Graph {
@@ -32,7 +32,7 @@ fn a_scheduler_takes_backends_and_graphs_in_many_forms() {
 #[test]
 fn a_part_of_an_input_is_set_from_any_kind_of_values() {
     let mut session = Scheduler::new(Sim::new("a").build()).plan(squares()).unwrap().session().unwrap();
-    let mut squares_after = |set: &dyn Fn(&mut quadriga_runtime::Session)| {
+    let mut squares_after = |set: &dyn Fn(&mut Session)| {
         session.set("x", &[1.0f32; 6]).unwrap();
         set(&mut session);
         session.run(&[]).unwrap();
@@ -44,6 +44,20 @@ fn a_part_of_an_input_is_set_from_any_kind_of_values() {
     assert_eq!(squares_after(&|session| session.set_at("x", 3, &list).unwrap()), expected);
     assert_eq!(squares_after(&|session| session.set_at("x", 3, list.as_slice()).unwrap()), expected);
     assert_eq!(squares_after(&|session| session.set_at("x", 3, &list.as_slice()).unwrap()), expected);
+}
+
+#[test]
+fn values_of_another_type_are_refused_however_they_are_given() {
+    let g = GraphBuilder::new();
+    g.output("y", g.input("x", DType::F32, [2]).sqr());
+    let mut session = Session::new(&Scheduler::new(Sim::new("a").build())).unwrap();
+    session.use_graph(g.finish().unwrap()).unwrap();
+    let list = vec![1i32, 2];
+    let refused = |set: Result<(), RuntimeError>| matches!(set, Err(RuntimeError::WrongType { .. }));
+    assert!(refused(session.set("x", &[1i32, 2])));
+    assert!(refused(session.set("x", list.as_slice())));
+    assert!(refused(session.set("x", &list)));
+    assert!(refused(session.set("x", &&list)));
 }
 
 #[test]

@@ -121,6 +121,10 @@ fn a_hundred_graphs_take_bounded_memory_and_the_reported_bytes_are_about_right()
         let after = BYTES.with(Cell::get);
         assert!(after < full.0 + taken / 2, "{taken} bytes by 9 plans, {} more by 90 others", after - full.0);
         assert_eq!(session.plan_usage().plans, 10);
+        // Limits are inclusive.
+        let usage = session.plan_usage();
+        session.set_plan_limits(PlanLimits { plans: usage.plans, bytes: usage.bytes }).unwrap();
+        assert_eq!(session.plan_usage().plans, usage.plans);
         // The limit of bytes counts, too.
         let limit = session.plan_usage().bytes / 2;
         session.set_plan_limits(PlanLimits { plans: 10, bytes: limit }).unwrap();
@@ -190,4 +194,23 @@ fn a_graph_that_cannot_be_compiled_leaves_no_plan_and_the_current_one_stays() {
     let x: Vec<f32> = (0..5 * WIDTH).map(|i| (i % 7) as f32).collect();
     session.run(&[("x", &x)]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), expected);
+}
+
+#[test]
+fn staging_memory_of_copies_is_counted() {
+    let isolated = |name: &str| Sim::new(name).isolated().build();
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1 << 16]).neg().named("first");
+    g.output("y", x.sqr().named("second"));
+    let graph = g.finish().unwrap();
+    let scheduler =
+        graph.node_ids().fold(Scheduler::new([isolated("a"), isolated("b")]), |scheduler, node| {
+            scheduler.pin_node(node, usize::from(graph.node_name(node) == "second"))
+        });
+    let mut session = Session::new(&scheduler).unwrap();
+    session.use_graph(&graph).unwrap();
+    let before = session.plan_usage().bytes;
+    session.run(&[("x", &vec![1.0f32; 1 << 16])]).unwrap();
+    let grown = session.plan_usage().bytes - before;
+    assert!((4 << 16..5 << 16).contains(&grown), "{grown} bytes");
 }

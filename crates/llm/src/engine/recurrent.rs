@@ -239,4 +239,51 @@ mod tests {
         assert_eq!((rows.find(1, 7), rows.find(1, 10), rows.retained(1, 10)), (Some(row), None, 7));
         assert_eq!(rows.find(0, 7), None);
     }
+
+    /// The lengths that a sequence can return to, shortest first.
+    fn lengths(rows: &RecurrentRows) -> Vec<usize> {
+        let mut found: Vec<usize> = (1..10_000).filter(|len| rows.retained(0, *len) == *len).collect();
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn checkpoints_become_sparser_towards_the_beginning() {
+        let mut rows = RecurrentRows::new(1, 4);
+        let mut kept = Vec::new();
+        for batch in 0..8 {
+            rows.begin(0, 100 * batch, 100, 0).unwrap();
+            kept.push(lengths(&rows));
+        }
+        let expected: [&[usize]; 8] = [
+            &[100],
+            &[100, 200],
+            &[100, 200, 300],
+            &[100, 200, 300, 400],
+            &[200, 300, 400, 500],
+            &[200, 400, 500, 600],
+            &[400, 500, 600, 700],
+            &[400, 600, 700, 800],
+        ];
+        assert_eq!(kept, expected);
+    }
+
+    #[test]
+    fn the_rows_of_the_latest_steps_are_used_in_turn() {
+        let mut rows = RecurrentRows::new(2, 0);
+        let mut used = Vec::new();
+        for len in 0..6 {
+            used.push(rows.begin(1, len, 1, len).unwrap());
+            assert_eq!(lengths(&rows), [0; 0]);
+        }
+        assert_eq!(used, [[0, 4], [4, 5], [5, 6], [6, 4], [4, 5], [5, 6]]);
+        assert_eq!([3, 4, 5, 6].map(|len| rows.retained(1, len)), [0, 4, 5, 6]);
+        // A step that starts again forgets what came later.
+        assert_eq!(rows.begin(1, 4, 1, 4), Some([4, 5]));
+        assert_eq!([4, 5, 6].map(|len| rows.find(1, len)), [Some(4), Some(5), None]);
+        assert_eq!(rows.begin(1, 3, 1, 3), None, "its state is gone");
+        assert_eq!(rows.begin(2, 0, 1, 0), None, "there is no such sequence");
+        assert_eq!(RecurrentRows::count(2, 0), 7);
+        assert_eq!(RecurrentRows::count(3, 4), 22);
+    }
 }

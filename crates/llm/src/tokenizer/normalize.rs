@@ -99,3 +99,157 @@ impl Normalizer {
         Some((length, replacing.get(..end)?))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+mod tests {
+    use super::*;
+    use quadriga_conformance::Rng;
+    use std::collections::BTreeMap;
+
+    /// A unit of the trie without its leaf flag: a label, and the distance to its children's block, in multiples of 256
+    /// where that is possible and asked for.
+    fn unit(label: u8, offset: usize, long: bool) -> u32 {
+        if long && offset.is_multiple_of(256) {
+            (offset as u32 >> 8) << 10 | 1 << 9 | u32::from(label)
+        } else {
+            (offset as u32) << 10 | u32::from(label)
+        }
+    }
+
+    /// The table of some replacements: every node of the trie has a block of 256 units for its children.
+    fn table(replacements: &[(&str, &str)], rng: &mut Rng) -> Vec<u8> {
+        let mut texts = Vec::new();
+        // Prefix of a key, its block, and the text if it is a key.
+        let mut nodes: BTreeMap<Vec<u8>, (usize, Option<usize>)> = BTreeMap::from([(Vec::new(), (0, None))]);
+        for (from, to) in replacements {
+            for end in 1..=from.len() {
+                nodes.entry(from.as_bytes()[..end].to_vec()).or_default();
+            }
+            nodes.get_mut(from.as_bytes()).unwrap().1 = Some(texts.len());
+            texts.extend_from_slice(to.as_bytes());
+            texts.push(0);
+        }
+        for (number, (prefix, node)) in nodes.iter_mut().enumerate() {
+            // The low byte of a block's address is that of its own unit's label, so that the distance has none.
+            node.0 = (number + 1) * 256 + usize::from(prefix.last().copied().unwrap_or(0));
+        }
+        // Units that belong to nothing have a label that no byte matches.
+        let mut units = vec![1 << 31; (nodes.len() + 1) * 256];
+        for (prefix, (block, leaf)) in &nodes {
+            let (at, label) = match prefix.split_last() {
+                None => (0, 0),
+                Some((last, parent)) => (nodes[parent].0 ^ usize::from(*last), *last),
+            };
+            units[at] = unit(label, at ^ block, rng.chance(0.5));
+            if let Some(text) = leaf {
+                units[at] |= 1 << 8;
+                units[*block] = 1 << 31 | *text as u32;
+            }
+        }
+        let mut table = (units.len() as u32 * 4).to_le_bytes().to_vec();
+        table.extend(units.iter().flat_map(|unit| unit.to_le_bytes()));
+        table.extend(texts);
+        table
+    }
+
+    /// The slow way: the longest key at each position, then spaces.
+    fn expected(
+        text: &str,
+        replacements: &[(&str, &str)],
+        kept: &[(usize, usize)],
+        prefix: bool,
+        merge: bool,
+    ) -> String {
+        let (mut replaced, mut at) = (String::new(), 0);
+        while at < text.len() {
+            let rest = &text[at..];
+            let token = kept.iter().find(|(start, _)| *start == at).map(|(_, length)| &rest[..*length]);
+            let keys = replacements.iter().filter(|(from, _)| rest.starts_with(from));
+            let (from, to) = match (token, keys.max_by_key(|(from, _)| from.len())) {
+                (Some(token), _) => (token, token),
+                (None, Some(found)) => *found,
+                (None, None) => {
+                    let letter = &rest[..rest.chars().next().unwrap().len_utf8()];
+                    (letter, letter)
+                }
+            };
+            replaced.push_str(to);
+            at += from.len();
+        }
+        if merge {
+            return replaced
+                .split(' ')
+                .filter(|word| !word.is_empty())
+                .map(|word| format!("{SPACE}{word}"))
+                .collect();
+        }
+        let first = replaced.find(|letter| letter != ' ').filter(|_| prefix);
+        if let Some(first) = first {
+            replaced.insert(first, ' ');
+        }
+        replaced.replace(' ', SPACE)
+    }
+
+    #[test]
+    fn replacements_are_those_of_the_longest_keys() {
+        let pool = [
+            ("a", "A"),
+            ("ab", "x"),
+            ("abc", ""),
+            ("abcd", "word"),
+            ("ä", "ae"),
+            ("  ", " "),
+            ("\t", " "),
+            ("ﬁ", "fi"),
+            ("b", "bb "),
+            ("é", "e"),
+            ("日本", "Japan"),
+            ("日", "day"),
+            ("...", "…"),
+            ("cd", " c d "),
+        ];
+        for seed in 0..300 {
+            println!("seed {seed}");
+            let mut rng = Rng::new(seed);
+            let chosen: Vec<(&str, &str)> = pool.into_iter().filter(|_| rng.chance(0.6)).collect();
+            let table = if chosen.is_empty() { Vec::new() } else { table(&chosen, &mut rng) };
+            let letters = ["a", "b", "c", "d", "ä", "é", "日", "本", "ﬁ", " ", " ", "\t", ".", "\0", "z"];
+            let text: String = (0..rng.below(25)).map(|_| *rng.pick(&letters).unwrap()).collect();
+            // Tokens of one to three letters that are kept, last first, without overlaps.
+            let (mut kept, mut free) = (Vec::new(), 0);
+            let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+            for (index, &at) in starts.iter().enumerate() {
+                if at >= free && rng.chance(0.1) {
+                    let end = starts.get(index + rng.range(1, 3)).copied().unwrap_or(text.len());
+                    kept.insert(0, (at, end - at));
+                    free = end;
+                }
+            }
+            for (prefix, merge) in [(false, false), (true, false), (false, true), (true, true)] {
+                let normalizer = Normalizer::new(&table, prefix, merge).unwrap();
+                let found = normalizer.normalize(&text, &kept);
+                assert_eq!(
+                    found,
+                    expected(&text, &chosen, &kept, prefix, merge),
+                    "{text:?} {chosen:?} {kept:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_tables_are_refused_or_replace_nothing() {
+        let good = table(&[("a", "b")], &mut Rng::new(1));
+        let fails = |table: &[u8]| Normalizer::new(table, false, false).is_err();
+        assert!(fails(&good[..3]) && fails(&good[..4]) && fails(&good[..100]) && !fails(&good));
+        let mut odd = good.clone();
+        odd[0] += 1;
+        assert!(fails(&odd), "units have four bytes");
+        // Without its texts, or without their ends, a table replaces nothing.
+        for cut in 1..=2 {
+            let normalizer = Normalizer::new(&good[..good.len() - cut], false, false).unwrap();
+            assert_eq!(normalizer.normalize("a", &[]), "a");
+        }
+    }
+}

@@ -13,7 +13,7 @@ use super::greedy::{Greedy, ORDERS, PlacementContext, UNPLACED, sort};
 use super::offset_order::OffsetOrder;
 use super::radix_sort::RadixSorter;
 use super::timeline::{AlwaysLive, Timeline, TimelineItem};
-use super::{Packer, PackingItem, PackingProblem, Strategy};
+use super::{Effort, Packer, PackingItem, PackingProblem, Strategy};
 use quadriga_conformance::Rng;
 
 /// A hash of everything that a test has seen.
@@ -380,4 +380,32 @@ fn blocks_of_placed_items_are_visited_as_recorded() {
         }
     }
     assert_eq!(record.0, 0x9d45_f337_85b5_2a11, "recorded");
+}
+
+#[test]
+fn chunks_are_packed_with_a_fifth_of_the_steps_for_each_layout() {
+    let mut record = Record::new();
+    let mut packer = Packer::default();
+    for seed in 0..3 {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let items = random_items(&mut rng, 7, 5, 40, 1);
+        let bound = timeline_of(items.clone()).lower_bound;
+        // One chunk would do, is just too small, or far too small.
+        for limit in [bound + 100, bound, bound - 1, bound / 2] {
+            let problem = PackingProblem { items: items.clone(), alignment: 1, max_chunk: Some(limit) };
+            let steps = 20_003;
+            let efforts =
+                [Effort::Fast, Effort::Search { seed, steps }, Effort::Exact { capacity: None, steps }];
+            for effort in efforts {
+                let packing = packer.pack(&problem, effort).unwrap();
+                record.add([packing.peak, packing.steps, packing.proved_bound, packing.strategy as u64]);
+                record.add(packing.placements.iter().flat_map(|p| [u64::from(p.chunk), p.offset]));
+                record.add(packing.chunks.iter().copied());
+                assert!(packing.ratio() >= 1.0 && packing.ratio() < 2.0);
+            }
+        }
+    }
+    assert_eq!(packer.pack(&PackingProblem::new(Vec::new()), Effort::Fast).unwrap().ratio(), 1.0);
+    assert_eq!(record.0, 0xf553_cb9a_a5d2_8f99, "recorded");
 }
