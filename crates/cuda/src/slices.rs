@@ -21,8 +21,8 @@ use crate::lower::formats::PackedMatrix;
 const UNIT_BYTES: usize = 32 << 10;
 const THREADS: u32 = 512;
 const MAX_SLICES: usize = 1024;
-/// Blocks of a launch.
-const BLOCKS: u32 = 32;
+/// Blocks of a launch: with fewer the link is not busy, with more other kernels are slower.
+const BLOCKS: u32 = 16;
 /// Bytes that are packed at a time where the host's memory cannot be read by kernels.
 const SLAB_BYTES: usize = 8 << 20;
 

@@ -20,8 +20,8 @@ pub struct Rates {
     pub link: f64,
     /// Seconds that it takes until one of both continues with a result of the other, however small.
     pub rendezvous: f64,
-    /// Whether memory and matmul rates were measured on this device; else they are assumed for its kind. Link and
-    /// rendezvous are always assumed.
+    /// Whether memory and matmul rates were measured on this device; else they are assumed for its kind. The rendezvous is
+    /// always assumed.
     pub measured: bool,
 }
 

@@ -19,7 +19,7 @@ use crate::flow::Flow;
 /// When host-resident weights are streamed to a device for a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct WeightStreaming {
-    /// The least number of operations per byte that has to be copied.
+    /// The least number of operations per byte that has to be copied; for the matrices of experts a quarter of it.
     pub operations_per_byte: u64,
     /// The least number of operations of all such nodes of a graph together: a smaller run is short anyway.
     pub min_operations: u64,
@@ -30,6 +30,17 @@ impl Default for WeightStreaming {
     /// or more, an f16 weight for 100.
     fn default() -> WeightStreaming {
         WeightStreaming { operations_per_byte: 100, min_operations: 1_000_000_000 }
+    }
+}
+
+impl WeightStreaming {
+    /// For a host with so many operations a second in matmuls, and a link to the device with so many bytes a second: a
+    /// weight is streamed where its copy takes less time than the host would. `None` if a rate is not known.
+    pub fn for_rates(host_operations: f64, link_bytes: f64) -> Option<WeightStreaming> {
+        let is_known = |rate: f64| rate.is_finite() && rate > 0.0;
+        let operations_per_byte = (host_operations / link_bytes).clamp(1.0, 10_000.0) as u64;
+        let known = is_known(host_operations) && is_known(link_bytes);
+        known.then_some(WeightStreaming { operations_per_byte, ..WeightStreaming::default() })
     }
 }
 
@@ -65,8 +76,10 @@ pub(crate) fn stream_weights(
         let [one, other] = streamed.map(|id| flow.bytes[id.index()]);
         // The weight of a matmul is listed twice.
         let bytes = if streamed[0] == streamed[1] { one } else { one.saturating_add(other) };
+        let bytes = used_bytes(graph, producer.node, bytes);
         let operations = operations(graph, producer.node);
-        if operations >= bytes.saturating_mul(streaming.operations_per_byte) {
+        let weighted = operations.saturating_mul(host_slowness(graph, producer.node));
+        if weighted >= bytes.saturating_mul(streaming.operations_per_byte) {
             candidates.push(StreamingCandidate { storage: producer.storage, streamed, operations });
         }
     }
@@ -124,6 +137,22 @@ fn streamed_inputs(graph: &Graph, node: NodeId) -> Option<[TensorId; 2]> {
         Op::Attention(_) => Some([*inputs.get(1)?, *inputs.get(2)?]),
         _ => None,
     }
+}
+
+/// How many times as long as for another matmul a host takes for an operation of a node. It multiplies few rows with each
+/// expert's matrix, so that it waits for memory more and uses its matrix units less: about a quarter of its rate is left.
+fn host_slowness(graph: &Graph, node: NodeId) -> u64 {
+    if *graph[node].op() == Op::MulMatId { 4 } else { 1 }
+}
+
+/// About how many bytes a node reads of the `bytes` of its streamed inputs: of experts, those that so many tokens use if all
+/// experts are equally likely.
+fn used_bytes(graph: &Graph, node: NodeId, bytes: u64) -> u64 {
+    let (Op::MulMatId, [weight, _, ids]) = (graph[node].op(), graph.inputs(node)) else { return bytes };
+    let experts = graph[*weight].dims4()[1].max(1) as f64;
+    let [.., tokens, used] = graph[*ids].dims4();
+    let unused = (1.0 - used as f64 / experts).max(0.0).powf(tokens as f64);
+    (bytes as f64 * (1.0 - unused)) as u64
 }
 
 /// About how many operations such a node takes: a multiplication and an addition for each pair of elements.

@@ -258,6 +258,24 @@ fn only_selected_slices_are_copied_and_known_ones_in_advance() {
 }
 
 #[test]
+fn experts_are_streamed_where_the_work_outweighs_those_that_are_used() {
+    let streams = |tokens: usize| {
+        let graph =
+            Mixture { layers: 1, tokens, experts: 4, used: 1, repeated: false }.graph(&mut Rng::new(1));
+        let streaming = WeightStreaming { operations_per_byte: 4, min_operations: 0 };
+        scheduler(device(), Some(streaming)).plan(&graph).unwrap().streams_weights()
+    };
+    // A product of one row takes half an operation per byte, which counts four times. Seven tokens use 3.47 of four experts, six 3.29.
+    assert!(streams(7) && !streams(6));
+    // A host of 2 · 10¹² operations a second, and a link of 50 GB a second.
+    let streaming = WeightStreaming::for_rates(2e12, 50e9).unwrap();
+    assert_eq!(streaming, WeightStreaming { operations_per_byte: 40, ..WeightStreaming::default() });
+    for (host, link) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY), (-1.0, 1.0)] {
+        assert_eq!(WeightStreaming::for_rates(host, link), None, "{host} {link}");
+    }
+}
+
+#[test]
 fn results_are_the_same_with_and_without_streaming() {
     let first = std::env::var("QUADRIGA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     for seed in first..first + 80 {
