@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use quadriga_llm::default_model::cache_folder;
 use quadriga_llm::placement::Devices;
-use quadriga_runtime::{DeviceKind, Rates};
+use quadriga_runtime::{DeviceKind, Rates, WeightStreaming};
 use quadriga_view::Limits;
 
 use crate::atomic_file::AtomicFile;
@@ -27,6 +27,15 @@ pub(crate) fn rates(folder: Option<&Path>, devices: &Devices) -> Vec<(String, Ra
     let real = devices.backends().iter().filter(|backend| backend.device().kind != DeviceKind::Simulated);
     let measured = real.map(|backend| Limits::of(&**backend, &known)).filter(|limits| limits.measured);
     measured.map(|limits| (limits.backend.clone(), limits.to_rates())).collect()
+}
+
+/// When weights are streamed to an accelerator, by the rates that were measured on this machine; `None` without them.
+pub(crate) fn streaming(folder: Option<&Path>, devices: &Devices) -> Option<WeightStreaming> {
+    let known = load(folder);
+    let (accelerator, backends) = (devices.accelerators().first()?, devices.backends());
+    let [accelerator, cpu] = [accelerator, backends.last()?].map(|backend| Limits::of(&**backend, &known));
+    let measured = accelerator.measured && cpu.measured;
+    WeightStreaming::for_rates(cpu.int8, accelerator.upload).filter(|_| measured)
 }
 
 /// Stores new limits beside those of other devices and returns the path of the file.

@@ -47,17 +47,16 @@ pub(crate) struct ModelOptions {
         help_heading = DEVICE
     )]
     pub(crate) threads: Option<usize>,
-    /// Maximum number of tokens per batch
+    /// Maximum number of tokens per batch [default: 512, or up to 4096 where weights are streamed to the GPU]
     #[arg(
         short,
         long = "batch-size",
         value_name = "N",
-        default_value_t = 512,
         allow_negative_numbers = true,
         value_parser = values::at_least_one,
         help_heading = MODEL
     )]
-    batch: usize,
+    batch: Option<usize>,
     #[command(flatten)]
     placement: PlacementOptions,
     /// Comma-separated devices: cpu, cuda:N, sim; the CPU is always added last [default: first GPU, else cpu]
@@ -102,6 +101,10 @@ pub(crate) struct ModelOptions {
     pub(crate) llama: LlamaOptions,
 }
 
+/// Tokens of a batch, and the most where weights are streamed.
+const DEFAULT_BATCH: usize = 512;
+const STREAMING_BATCH: usize = 4096;
+
 /// Heading of the help text.
 const MODEL: &str = "Model options";
 
@@ -139,7 +142,7 @@ impl ModelOptions {
             no_mmap: false,
             context: 0,
             threads,
-            batch: 512,
+            batch: None,
             placement: PlacementOptions::new(if device == "cpu" {
                 GpuLayers::Count(0)
             } else {
@@ -211,7 +214,10 @@ impl ModelOptions {
     pub(crate) fn engine(&self) -> EngineOptions {
         EngineOptions {
             context: self.context,
-            batch: self.llama.ubatch_size.map_or(self.batch, |at_once| at_once.min(self.batch)),
+            batch: match (self.llama.ubatch_size, self.batch) {
+                (Some(at_once), batch) => at_once.min(batch.unwrap_or(DEFAULT_BATCH)),
+                (None, batch) => batch.unwrap_or(DEFAULT_BATCH),
+            },
             cache_keys: self.cache_type_k.unwrap_or(self.cache_type),
             cache_values: self.cache_type_v.unwrap_or(self.cache_type),
             window_slots: if self.swa_full { usize::MAX } else { 0 },
@@ -271,7 +277,15 @@ impl ModelOptions {
         let started = Instant::now();
         let devices = backends::open(&self.device, self.threads, self.quiet)?;
         let rates = known_limits::rates(self.cache_dir(), &devices);
-        let placement = Placement { rates, ..self.placement.placement()? };
+        let placement = Placement {
+            rates,
+            streaming: known_limits::streaming(self.cache_dir(), &devices),
+            streaming_batch: match (self.llama.ubatch_size, self.batch) {
+                (None, None) => STREAMING_BATCH,
+                _ => 0,
+            },
+            ..self.placement.placement()?
+        };
         let options =
             &EngineOptions { expert_slots: self.placement.expert_slots(&model)?, ..options.clone() };
         let (placed, options) = placement.plan_with_context(&model, &devices, options)?;

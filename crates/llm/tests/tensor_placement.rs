@@ -11,7 +11,7 @@ use common::{Recipe, distance, engine, logits_of};
 use quadriga_graph::{DType, layer_of};
 use quadriga_llm::placement::{Devices, PlacedModel, TensorClass, TensorOverride};
 use quadriga_llm::{Engine, EngineOptions, Error, GpuLayers, Model, Placement};
-use quadriga_runtime::StorageUse;
+use quadriga_runtime::{StorageUse, WeightStreaming};
 use quadriga_sim::Sim;
 
 fn options() -> EngineOptions {
@@ -67,6 +67,65 @@ fn experts_stay_on_the_cpu_as_in_llama_cpp() {
                 let expected = if on_cpu { "cpu" } else { "sim:0" };
                 assert_eq!(backends, [expected], "{architecture}, {layers} layers: {name}");
             }
+        }
+    }
+}
+
+#[test]
+fn batches_are_longer_where_experts_are_streamed() {
+    let (_, model) = model("stacked");
+    let always = WeightStreaming { operations_per_byte: 0, min_operations: 0 };
+    let planned = |streaming_batch: usize, capacity: u64, streaming| {
+        let placement = Placement {
+            cpu_expert_layers: usize::MAX,
+            streaming: Some(streaming),
+            streaming_batch,
+            ..placement("")
+        };
+        let cpu = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
+        let devices = Devices::new([Sim::new("sim:0").capacity(capacity).build()], cpu).unwrap();
+        let (placed, options) = placement.plan_with_context(&model, &devices, &options()).unwrap();
+        (placed.forecast, options.batch)
+    };
+    let (short, batch) = planned(0, 1 << 40, always);
+    assert_eq!((short.streams_weights(), batch), (true, 8));
+    let (long, batch) = planned(32, 1 << 40, always);
+    assert_eq!((long.streams_weights(), batch), (true, 32));
+    assert_eq!(planned(4, 1 << 40, always).1, 8, "never shorter than the options say");
+    // The batch is no longer than the context, and than memory allows.
+    assert_eq!(planned(4096, 1 << 40, always).1, 64);
+    let [few, many] = [&short, &long].map(|plan| plan.bytes()[0].total());
+    assert!(few < many);
+    let capacity = (few + (many - few) / 2) * 10 / 9;
+    assert_eq!(planned(32, capacity, always).1, 16);
+    // Nothing is streamed: the batch is as before.
+    let never = WeightStreaming { min_operations: u64::MAX, ..always };
+    let (resident, batch) = planned(32, 1 << 40, never);
+    assert_eq!((resident.streams_weights(), batch), (false, 8));
+}
+
+#[test]
+fn streamed_experts_compute_the_same_logits() {
+    for architecture in ["stacked", "fused", "apart", "shared expert with a gate", "sinks and windows"] {
+        let (recipe, model) = model(architecture);
+        let tokens: Vec<u32> = (0..24).map(|i| (i * 7 + 3) % recipe.vocabulary as u32).collect();
+        let always = WeightStreaming { operations_per_byte: 0, min_operations: 0 };
+        let logits = |cpu_expert_layers: usize, streaming| {
+            let placement = Placement { cpu_expert_layers, streaming: Some(streaming), ..placement("") };
+            let placed = placement.plan(&model, &devices(1), &options()).unwrap();
+            let selected =
+                placed.forecast.splits().copies.iter().filter(|copy| copy.selected_by.is_some()).count();
+            assert_eq!(selected > 0, cpu_expert_layers > 0, "{architecture}");
+            let mut engine = Engine::new(recipe.model(), &placed.scheduler, options(), &mut |_| {}).unwrap();
+            // Several batches: the experts of one are prefetched for the next.
+            engine.feed(&tokens).unwrap();
+            engine.logits(0).to_vec()
+        };
+        let resident = logits(0, WeightStreaming { min_operations: u64::MAX, ..always });
+        for layers in [1, usize::MAX] {
+            // Biases of experts are added on the CPU, which rounds differently.
+            let error = distance(&[logits(layers, always)], std::slice::from_ref(&resident));
+            assert!(error < 1e-5, "{architecture}, {layers} layers: {error}");
         }
     }
 }

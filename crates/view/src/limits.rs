@@ -24,6 +24,10 @@ pub struct Limits {
     pub bf16: f64,
     /// Operations per second of a matmul with f32 weights.
     pub f32: f64,
+    /// Bytes per second of copies from pinned host memory to a device's own memory; 0 if they are unknown, or of a device
+    /// that uses the host's memory.
+    #[serde(default)]
+    pub upload: f64,
     /// Whether they were measured on this device; else they are nominal figures for its kind.
     pub measured: bool,
     /// How they were measured, and what disturbed it.
@@ -42,6 +46,7 @@ impl Limits {
             int8,
             bf16,
             f32,
+            upload: 0.0,
             measured: false,
             conditions: Conditions::default(),
         }
@@ -54,10 +59,12 @@ impl Limits {
         found.cloned().unwrap_or_else(|| Limits::nominal(backend.name(), &device.description, device.kind))
     }
 
-    /// The rates for estimates; link and rendezvous are assumed.
+    /// The rates for estimates; the rendezvous is assumed, and the link where uploads were not measured.
     pub fn to_rates(&self) -> Rates {
         let &Limits { read, int8, bf16, f32, measured, .. } = self;
-        Rates { read, int8, bf16, f32, measured, ..Rates::assumed(DeviceKind::Gpu) }
+        let assumed = Rates::assumed(DeviceKind::Gpu);
+        let link = if self.upload > 0.0 { self.upload } else { assumed.link };
+        Rates { read, int8, bf16, f32, link, measured, ..assumed }
     }
 
     /// The rates in one line: memory and cache bandwidth, then matmuls by type of the weights.
@@ -65,8 +72,10 @@ impl Limits {
         let [read, cache, int8, bf16, f32] =
             [self.read, self.cache, self.int8, self.bf16, self.f32].map(count);
         let cache = if self.cache > 0.0 { format!(", cache {cache}B/s") } else { String::new() };
+        let upload =
+            if self.upload > 0.0 { format!(", upload {}B/s", count(self.upload)) } else { String::new() };
         format!(
-            "memory {read}B/s{cache}; matmul with 8-bit weights {int8}op/s, 16-bit {bf16}op/s, f32 {f32}op/s"
+            "memory {read}B/s{cache}{upload}; matmul with 8-bit weights {int8}op/s, 16-bit {bf16}op/s, f32 {f32}op/s"
         )
     }
 

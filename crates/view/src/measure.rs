@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use quadriga_graph::{DType, Data, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, Detail, RuntimeError, Scheduler};
+use quadriga_runtime::{Backend, BackendError, Detail, Region, RuntimeError, Scheduler, Usage};
 
 use crate::machine::{self, CpuTimes};
 use crate::rounds::RateSummary;
@@ -19,6 +19,8 @@ const MAX_ROWS: usize = 512;
 const MAX_COLUMNS: usize = 2048;
 /// Repetitions of each measurement, after a warm-up.
 const ROUNDS: usize = 7;
+/// Bytes that are copied to measure uploads.
+const UPLOAD_BYTES: u64 = 256 << 20;
 /// The value of every weight byte: in all types a finite number other than zero.
 const WEIGHT_BYTE: u8 = 0x3c;
 
@@ -61,6 +63,7 @@ pub fn measure(backend: &Arc<dyn Backend>, threads: usize) -> Result<Limits, Run
             columns = (columns * 2).min(MAX_COLUMNS);
         }
     };
+    let upload = if backend.memory().host { 0.0 } else { upload_rate(&**backend)? };
     let [int8, bf16, f32] = [peak(DType::Q8_0)?, peak(DType::BF16)?, peak(DType::F32)?];
     if let (Some(start), Some(end)) = (start, CpuTimes::now()) {
         (conditions.others, conditions.stolen) = end.others_since(start);
@@ -73,6 +76,7 @@ pub fn measure(backend: &Arc<dyn Backend>, threads: usize) -> Result<Limits, Run
         int8,
         bf16,
         f32,
+        upload,
         measured: true,
         conditions,
     })
@@ -136,6 +140,34 @@ fn device_read(backend: &Arc<dyn Backend>) -> Result<(RateSummary, u64), Runtime
         }
     }
     Ok(best)
+}
+
+/// Bytes per second of copies from pinned host memory to a device: the fastest of several rounds.
+fn upload_rate(backend: &dyn Backend) -> Result<f64, RuntimeError> {
+    let free = [backend.device().free_bytes, machine::free_memory()].into_iter().flatten().min();
+    let bytes = (free.unwrap_or(u64::MAX) / 8).min(UPLOAD_BYTES) as usize;
+    let mut seconds = Vec::new();
+    let mut measure = || -> Result<(), BackendError> {
+        let from = Region::new(backend.staging(bytes)?, 0, bytes)?;
+        let to = Region::new(backend.allocate(bytes, Usage::Compute)?, 0, bytes)?;
+        let mut queue = backend.queue()?;
+        for _ in 0..=ROUNDS {
+            let started = Instant::now();
+            if queue.copy(&from, &to)? {
+                queue.synchronize()?;
+                seconds.push(started.elapsed().as_secs_f64());
+            }
+        }
+        Ok(())
+    };
+    let name = backend.name().to_owned();
+    measure().map_err(|error| RuntimeError::Device {
+        backend: name,
+        split: None,
+        node: None,
+        error: Box::new(error),
+    })?;
+    Ok(summarize(bytes as f64, &seconds).peak)
 }
 
 fn bytes_of(dtype: DType, elements: usize) -> usize {

@@ -14,8 +14,18 @@ const USABLE: f64 = 0.5;
 impl Placement {
     /// As [`Placement::plan`], and chooses the context if the options leave it open (0): the size that the model was
     /// trained with, halved until the plan takes no more than half of each device's free memory, with the placement for the
-    /// default of at most 4096 tokens. Returns the options with the context.
+    /// default of at most 4096 tokens. Then the batch is made longer where weights are streamed
+    /// ([`Placement::streaming_batch`]). Returns the options with context and batch.
     pub fn plan_with_context(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        options: &EngineOptions,
+    ) -> Result<(PlacedModel, EngineOptions)> {
+        self.with_larger_batch(model, self.plan_context(model, devices, options)?)
+    }
+
+    fn plan_context(
         &self,
         model: &Model,
         devices: &Devices,

@@ -13,6 +13,7 @@
 //! # Ok::<(), quadriga_llm::Error>(())
 //! ```
 
+mod batch;
 mod context;
 mod devices;
 mod estimate;
@@ -30,7 +31,7 @@ mod tensor_class;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use quadriga_runtime::{Backend, Plan, Rates, Scheduler};
+use quadriga_runtime::{Backend, Plan, Rates, Scheduler, WeightStreaming};
 
 pub use self::devices::{DeviceList, DeviceName, Devices};
 pub use self::estimate::{BatchEstimate, SpeedEstimate};
@@ -98,6 +99,12 @@ pub struct Placement {
     /// Measured rates of backends, by name. [`GpuLayers::Auto`] and [`Placement::estimate`] assume [those of its
     /// kind](Rates::assumed) for a backend that is not listed.
     pub rates: Vec<(String, Rates)>,
+    /// When weights on the CPU are streamed to an accelerator; `None` leaves it to the scheduler.
+    pub streaming: Option<WeightStreaming>,
+    /// The largest batch that [`Placement::plan_with_context`] may choose where weights are streamed: a longer batch computes
+    /// more with each copy. It is halved until memory suffices; elsewhere, or if it is smaller, the batch is that of the
+    /// engine's options.
+    pub streaming_batch: usize,
 }
 
 /// A model's placement on devices.

@@ -138,6 +138,9 @@ impl Search<'_> {
         units: Vec<PlacementUnit>,
     ) -> Result<PlacedModel> {
         let mut scheduler = Scheduler::new(self.devices.backends());
+        if let Some(streaming) = self.placement.streaming {
+            scheduler = scheduler.weight_streaming(Some(streaming));
+        }
         if !self.devices.accelerators().is_empty() {
             let overrides = Arc::clone(&self.overrides);
             let rule = move |name: &str| overrides.get(name).or_else(|| rule(name));
