@@ -5,9 +5,9 @@ usage: $(scripts/python-env) bench/agree_with_llama_cpp.py [--logits PROGRAM] [-
 
 Writes models of each architecture and weight type with the PyPI package `gguf`, has llama.cpp (the prebuilt CPU
 libraries of the npm package @node-llama-cpp/linux-x64) and `crates/llm/examples/logits.rs` compute the same tokens, and
-prints the root mean square difference in standard deviations of the logits. Exits with 1 if a difference is past its
-limit: llama.cpp quantizes activations to 8 bits for quantized weights, and its KV cache is f16 where the example's is
-f32.
+prints the root mean square difference in standard deviations of the logits. Exits with 1 if llama.cpp does not load a
+model that it is not known to refuse, or if a difference is past its limit: llama.cpp quantizes activations to 8 bits for
+quantized weights, and its KV cache is f16 where the example's is f32.
 """
 import argparse
 import os
@@ -250,6 +250,10 @@ def cases():
     yield from recurrent_models.cases()
 
 
+# Beginnings of the descriptions of cases that the peer's version is known not to load.
+NOT_LOADED = ("llama F32 rope_dims=32",)
+
+
 def limit(arch, dtype, options):
     """Differences grow with the number of layers."""
     layers = options.get("layers") or FAMILIES.get(arch, {}).get("layers", 2)
@@ -275,7 +279,10 @@ def main():
             (writer.write if writer else write)(path, arch, dtype, seed, **options)
             theirs = peer_logits(library, path)
             if theirs is None:
-                print(f"{name}: llama.cpp does not load it: {''.join(library.messages).strip().splitlines()[:1]}")
+                known = any(name.startswith(beginning) for beginning in NOT_LOADED)
+                bad += not known
+                reason = "".join(library.messages).strip().splitlines()[:1]
+                print(f"{name}: llama.cpp does not load it{' (known)' * known}: {reason}", flush=True)
                 continue
             command = [arguments.logits, path, str(FIRST), ",".join(map(str, TOKENS)), str(KEPT), ",".join(map(str, OTHERS))]
             done = subprocess.run(command, capture_output=True, text=True)
@@ -285,14 +292,16 @@ def main():
                 continue
             ours = np.array([[float(v) for v in row.split()] for row in done.stdout.splitlines()])
             rows = np.mean((ours - theirs) ** 2, axis=1)
-            # Where two experts are nearly tied, rounding may choose the other one, and such a row differs.
-            difference = np.sqrt(np.median(rows) if "experts" in options else np.mean(rows)) / theirs.std()
+            # Where two experts are nearly tied, rounding may choose the other one, and such a row differs. The few rows after the
+            # truncation are judged apart: the median of all would not notice them.
+            middle = np.median if "experts" in options else np.mean
+            difference = np.sqrt(max(middle(rows[:-len(OTHERS)]), middle(rows[-len(OTHERS):]))) / theirs.std()
             best = np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
             verdict = "" if difference <= limit(arch, dtype, options) else "  PAST THE LIMIT"
             bad += bool(verdict)
             compared += 1
             print(f"{name}: {difference:.2e} (same best token in {best:.0%} of rows){verdict}", flush=True)
-    print(f"{compared} models compared, {bad} past their limit")
+    print(f"{compared} models compared, {bad} past their limit or not comparable")
     sys.exit(1 if bad else 0)
 
 

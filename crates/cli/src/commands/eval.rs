@@ -30,6 +30,7 @@ const CASE_FORMAT: &str = r#"Cases, one JSON object per line; "special" parses s
   {"name": "b", "kind": "greedy", "text": "Hi!", "n": 48}             greedy continuation, top 5 of each step
   {"name": "c", "kind": "next", "text": "The sky is"}                 top 5 of the next token
   {"name": "d", "kind": "nll", "text": "…", "ctx": 128}               negative log-likelihood, in chunks of ctx tokens
+No beginning-of-text token is added: give it in the text, with "special".
 Results have the same name and kind, one JSON object per line. With --judge, cases also have exact results under the
 names that results have (tokens, top5, nll)."#;
 
