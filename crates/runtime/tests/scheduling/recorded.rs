@@ -22,20 +22,52 @@ struct Recorded {
 fn record(plans: impl Iterator<Item = Plan>) -> Recorded {
     let mut sum = Recorded { splits: 0, copies: 0, waits: 0, compute: 0, decisions: 0xcbf2_9ce4_8422_2325 };
     for plan in plans {
-        let mut said = plan.explain();
-        said.graph.clear();
+        let said = plan.explain();
         let splits = plan.splits();
         sum.splits += splits.splits.len();
         sum.copies += splits.copies.len();
         sum.waits += splits.splits.iter().map(|s| s.after_copies.len() + s.after_splits.len()).sum::<usize>();
         sum.compute += said.backends.iter().map(|backend| backend.bytes.compute).sum::<u64>();
-        let texts = [serde_json::to_string(&said).unwrap(), format!("{plan:#}"), plan.to_dot()];
+        let texts = [decisions(&plan), format!("{plan:#}"), plan.to_dot()];
         for byte in texts.iter().flat_map(|text| text.bytes()) {
             // FNV-1a.
             sum.decisions = (sum.decisions ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
     sum
+}
+
+/// Every decision in words. Fields are named one by one, so that a new one changes nothing.
+fn decisions(plan: &Plan) -> String {
+    let (said, splits) = (plan.explain(), plan.splits());
+    let mut words: Vec<String> = Vec::new();
+    for b in &said.backends {
+        let bytes = (b.bytes.weights, b.bytes.mapped, b.bytes.state, b.bytes.compute, b.total, b.unshared);
+        words.push(format!("{bytes:?} {:?} {} {} {}", b.chunks, b.lower_bound, b.peak_step, b.optimal));
+    }
+    for s in &said.splits {
+        let split = &s.split;
+        let waits = (&split.inputs, &split.after_copies, &split.after_splits);
+        words.push(format!("{} {waits:?} {} {} {:?}", split.backend, s.first, s.last, s.cost));
+    }
+    for c in &said.copies {
+        let copy = &c.copy;
+        let bytes = (copy.tensor, copy.storage, copy.offset, copy.bytes);
+        let ends = (copy.from, copy.to, copy.source, copy.reader, copy.after, copy.last_node);
+        words.push(format!("{bytes:?} {ends:?} {} {} {}", c.name, c.place, c.streamed));
+    }
+    for n in &said.nodes {
+        words.push(format!("{} {} {} {} {:?} {:?}", n.node, n.split, n.why, n.bytes, n.storage, n.cost));
+    }
+    for s in &said.storages {
+        let place = (s.backend, s.bytes, s.chunk, s.offset, s.start, s.end);
+        words.push(format!("{} {:?} {place:?} {} {} {}", s.name, s.usage, s.results, s.mapped, s.why));
+    }
+    for leaf in &splits.leaves {
+        words.push(format!("{} {} {}", leaf.tensor, leaf.backend, leaf.viewed));
+    }
+    words.push(format!("{:?} {:?}", splits.lanes, said.order));
+    words.join("\n")
 }
 
 /// Random graphs, and random barriers in some of them.
@@ -84,7 +116,7 @@ fn graphs_on_three_devices_are_planned_as_recorded() {
         copies: 974,
         waits: 385,
         compute: 251_424,
-        decisions: 0xe32e_4fc8_670b_4d06,
+        decisions: 0x4420_5f07_cf1e_1fef,
     };
     assert_eq!(record(plans), expected);
 }
@@ -106,7 +138,7 @@ fn streamed_graphs_are_planned_as_recorded() {
         scheduler.plan(&graph).unwrap()
     });
     let expected =
-        Recorded { splits: 348, copies: 143, waits: 92, compute: 131_360, decisions: 0xe415_018d_256d_7be1 };
+        Recorded { splits: 348, copies: 143, waits: 92, compute: 131_360, decisions: 0x10e3_9849_49a5_6af4 };
     assert_eq!(record(plans), expected);
 }
 
@@ -125,6 +157,6 @@ fn graphs_without_pins_are_planned_as_recorded() {
         Scheduler::new([refusing.build(), device("b"), host("c")]).place(rule).plan(&graph).unwrap()
     });
     let expected =
-        Recorded { splits: 333, copies: 213, waits: 73, compute: 130_720, decisions: 0x7d2b_2726_df7e_1b68 };
+        Recorded { splits: 333, copies: 213, waits: 73, compute: 130_720, decisions: 0x9349_bb3c_1911_d26d };
     assert_eq!(record(plans), expected);
 }
