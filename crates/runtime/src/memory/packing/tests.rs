@@ -386,13 +386,13 @@ fn blocks_of_placed_items_are_visited_as_recorded() {
 fn chunks_are_packed_with_a_fifth_of_the_steps_for_each_layout() {
     let mut record = Record::new();
     let mut packer = Packer::default();
-    for seed in 0..3 {
+    let mut hard = 0;
+    for seed in 0..8 {
         println!("seed {seed}");
-        let mut rng = Rng::new(seed);
-        let items = random_items(&mut rng, 7, 5, 40, 1);
+        let items = random_items(&mut Rng::new(seed), 16, 12, 40, 1);
         let bound = timeline_of(items.clone()).lower_bound;
         // One chunk would do, is just too small, or far too small.
-        for limit in [bound + 100, bound, bound - 1, bound / 2] {
+        for limit in [bound + 100, bound, bound - 1, bound / 2, bound / 3] {
             let problem = PackingProblem { items: items.clone(), alignment: 1, max_chunk: Some(limit) };
             let steps = 20_003;
             let efforts =
@@ -403,9 +403,15 @@ fn chunks_are_packed_with_a_fifth_of_the_steps_for_each_layout() {
                 record.add(packing.placements.iter().flat_map(|p| [u64::from(p.chunk), p.offset]));
                 record.add(packing.chunks.iter().copied());
                 assert!(packing.ratio() >= 1.0 && packing.ratio() < 2.0);
+                hard += usize::from(packing.peak > bound);
+            }
+            // Problems in which chunks waste bytes take all steps: a few of them are enough.
+            if hard > 6 {
+                break;
             }
         }
     }
+    assert!(hard > 0);
     assert_eq!(packer.pack(&PackingProblem::new(Vec::new()), Effort::Fast).unwrap().ratio(), 1.0);
-    assert_eq!(record.0, 0xf553_cb9a_a5d2_8f99, "recorded");
+    assert_eq!(record.0, 0xa155_d86c_bca6_3821, "recorded");
 }
