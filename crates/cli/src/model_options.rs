@@ -286,8 +286,6 @@ impl ModelOptions {
             },
             ..self.placement.placement()?
         };
-        let options =
-            &EngineOptions { expert_slots: self.placement.expert_slots(&model)?, ..options.clone() };
         let (placed, options) = placement.plan_with_context(&model, &devices, options)?;
         if !self.quiet {
             let trained = model.hyperparameters().context;

@@ -1,7 +1,7 @@
 //! The options that place a model's layers and tensors on devices.
 
 use quadriga_llm::Model;
-use quadriga_llm::placement::{Devices, GpuLayers, Placement, TensorOverride, expert_bytes};
+use quadriga_llm::placement::{Devices, ExpertCache, GpuLayers, Placement, TensorOverride};
 use quadriga_runtime::{BackendBytes, Plan};
 
 use crate::failure::Outcome;
@@ -45,18 +45,28 @@ pub(crate) struct PlacementOptions {
         help_heading = DEVICE
     )]
     n_cpu_moe: Option<usize>,
-    /// GPU memory for experts of the CPU: those used last move there while the model runs
+    /// GPU memory for experts of the CPU, which move there as they are used: bytes such as 4G, 0 for none, or auto for what
+    /// is left
     #[arg(
         long,
         value_name = "BYTES",
+        default_value = "auto",
         allow_negative_numbers = true,
-        value_parser = size::parse,
+        value_parser = expert_cache,
         help_heading = DEVICE
     )]
-    expert_cache: Option<u64>,
+    expert_cache: ExpertCache,
     /// Place tensors whose names match, also -ot: REGEX=DEVICE[,REGEX=DEVICE…], the first match decides; repeatable
     #[arg(long, value_name = "RULES", help_heading = DEVICE)]
     override_tensor: Vec<String>,
+}
+
+/// Parses a size, or auto.
+fn expert_cache(text: &str) -> Result<ExpertCache, String> {
+    match text {
+        "auto" => Ok(ExpertCache::Auto),
+        text => size::parse(text).map(ExpertCache::Bytes).map_err(|error| error.to_string()),
+    }
 }
 
 /// Parses a number of layers; -1 and -2 are llama.cpp's numbers for auto and all.
@@ -76,7 +86,7 @@ impl PlacementOptions {
             vram_budget: None,
             cpu_moe: false,
             n_cpu_moe: None,
-            expert_cache: None,
+            expert_cache: ExpertCache::Auto,
             override_tensor: Vec::new(),
         }
     }
@@ -105,16 +115,10 @@ impl PlacementOptions {
             gpu_layers: self.gpu_layers,
             budget: self.vram_budget,
             overrides,
+            expert_cache: self.expert_cache,
             cpu_expert_layers: if self.cpu_moe { usize::MAX } else { self.n_cpu_moe.unwrap_or(0) },
             ..Placement::default()
         })
-    }
-
-    /// The slots of the expert cache.
-    pub(crate) fn expert_slots(&self, model: &Model) -> Outcome<usize> {
-        let Some(bytes) = self.expert_cache else { return Ok(0) };
-        let slots = bytes.checked_div(expert_bytes(model)?).unwrap_or(0);
-        Ok(usize::try_from(slots).unwrap_or(usize::MAX))
     }
 
     /// Prints which options have no effect, and why no layer is on a GPU if they ask for one. `named` are the devices as the

@@ -4,7 +4,7 @@
 use quadriga_graph::{Binary, DType, Gate, NodeId, Op, TensorId};
 use quadriga_runtime::{BackendError, Layout};
 
-use super::expert_matmul::{ExpertExtents, MAX_SUMMED};
+use super::expert_extents::{ExpertExtents, MAX_SUMMED};
 use super::formats::{MAX_SHARED_BYTES, MatrixFormat, PackedMatrix, expert_gemv_shared_bytes};
 use super::lowering::Lowering;
 use crate::buffer::overlap;

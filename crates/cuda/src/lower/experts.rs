@@ -5,52 +5,13 @@ use quadriga_runtime::BackendError;
 
 use super::lowering::Lowering;
 use super::op_codes::RouteActivation;
+use super::route_work::RouteWork;
 use crate::buffer::overlap;
 use crate::kernels::KernelFile;
-use crate::launch::{Argument, Launch, TensorArg};
+use crate::launch::Launch;
 
 /// The most shared memory that a launch may have without asking for it.
 const SHARED_BYTES: usize = 48 << 10;
-
-/// The most experts that are routed in registers, and the most of them that a token uses.
-const REGISTER_EXPERTS: i32 = 256;
-const REGISTER_USED: i32 = 32;
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(super) struct RouteWork {
-    pub(super) logits: TensorArg,
-    bias: u64,
-    ids: u64,
-    pub(super) weights: u64,
-    activation: i32,
-    experts: i32,
-    used: i32,
-    groups: i32,
-    groups_used: i32,
-    softmax: i32,
-    normalize: i32,
-    scale: f32,
-}
-
-// SAFETY: `struct RouteWork` of route.cuh has the same fields in the same order.
-unsafe impl Argument for RouteWork {}
-
-impl RouteWork {
-    /// Whether a warp routes in registers: other kernels then can do it themselves.
-    pub(super) fn fits_registers(&self) -> bool {
-        // With a bias, scores of softmax are not in the order of the logits.
-        let ordered = self.bias == 0 || self.activation != RouteActivation::Softmax as i32;
-        ordered && self.groups <= 1 && self.experts <= REGISTER_EXPERTS && self.used <= REGISTER_USED
-    }
-}
-
-/// Routing of one token whose logits are complete.
-pub(super) struct PendingRoute {
-    pub(super) ids: TensorId,
-    pub(super) work: RouteWork,
-    pub(super) launch: Launch,
-}
 
 /// Nodes that become one launch: an activation and a bias, both optional, the selection, and the weights if they follow.
 pub(super) struct Route {

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use super::expert_matmul::{ExpertExtents, MAX_SUMMED};
+use super::expert_extents::{ExpertExtents, MAX_SUMMED};
 use super::formats::{MatrixFormat, expert_gemv_shared_bytes};
 
 /// Warps of a block of gate and up, as in the kernel.

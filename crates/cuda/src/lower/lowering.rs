@@ -8,8 +8,8 @@ use quadriga_graph::{Graph, NodeId, Tensor, TensorId};
 use quadriga_runtime::{BackendError, Buffer, Layout, SplitSource, TensorPlace};
 
 use super::decode_attention::DecodeAttention;
-use super::experts::{PendingRoute, RouteWork};
 use super::formats::PackedMatrix;
+use super::route_work::{PendingRoute, RouteWork};
 use super::scratch;
 use crate::blas::OperandType;
 use crate::buffer::device_address;

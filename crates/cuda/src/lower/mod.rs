@@ -3,6 +3,7 @@
 mod attention;
 mod conv;
 mod decode_attention;
+mod expert_extents;
 mod expert_fusion;
 mod expert_matmul;
 mod experts;
@@ -20,6 +21,7 @@ mod op_codes;
 mod ops;
 mod recurrent;
 mod rope;
+mod route_work;
 mod router;
 mod scratch;
 mod scratch_bytes;

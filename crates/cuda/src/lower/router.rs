@@ -5,7 +5,8 @@
 use quadriga_graph::{Binary, DType, NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::{BackendError, Layout};
 
-use super::experts::{PendingRoute, Route, RouteWork, route_shared_bytes};
+use super::experts::{Route, route_shared_bytes};
+use super::route_work::{PendingRoute, RouteWork};
 use super::gemv_streamed::FusedNorm;
 use super::lowering::Lowering;
 use crate::buffer::overlap;

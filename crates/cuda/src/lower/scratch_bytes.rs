@@ -3,7 +3,7 @@
 
 use quadriga_graph::{DType, Graph, NodeId, Op};
 
-use super::expert_matmul::ExpertExtents;
+use super::expert_extents::ExpertExtents;
 use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
 use super::key_partitions::{AttentionExtents, KeyPartitions};

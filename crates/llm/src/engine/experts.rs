@@ -12,7 +12,7 @@ use crate::models::{EXPERT_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
 use crate::{Error, Model, Result};
 
 /// The most experts that are uploaded in one step.
-const MOVES_PER_STEP: usize = 8;
+const MOVES_PER_STEP: usize = 16;
 
 /// Slots, what they are filled from, and what is on its way.
 pub(super) struct ExpertSlots {

@@ -33,7 +33,8 @@ impl Placement {
     ) -> Result<(PlacedModel, EngineOptions)> {
         let default = options.clone().resolve(model)?;
         if options.context != 0 || model.hyperparameters().context <= default.context {
-            return Ok((self.plan(model, devices, options)?, default));
+            let placed = self.plan(model, devices, options)?;
+            return Ok((placed.clone(), EngineOptions { expert_slots: placed.expert_slots, ..default }));
         }
         let plain = self.plan(model, devices, &default)?;
         let mut context = model.hyperparameters().context;
@@ -45,12 +46,14 @@ impl Placement {
                 .and_then(|larger| Ok((Engine::forecast(model, &plain.scheduler, larger.clone())?, larger)));
             match planned {
                 Ok((forecast, larger)) if is_modest(&forecast, &plain.forecast) => {
+                    let larger = EngineOptions { expert_slots: plain.expert_slots, ..larger };
                     return Ok((PlacedModel { forecast, ..plain }, larger));
                 }
                 Ok(_) | Err(Error::Runtime(_) | Error::Option { .. }) => context /= 2,
                 Err(other) => return Err(other),
             }
         }
+        let default = EngineOptions { expert_slots: plain.expert_slots, ..default };
         Ok((plain, default))
     }
 }

@@ -35,7 +35,7 @@ use quadriga_runtime::{Backend, Plan, Rates, Scheduler, WeightStreaming};
 
 pub use self::devices::{DeviceList, DeviceName, Devices};
 pub use self::estimate::{BatchEstimate, SpeedEstimate};
-pub use self::expert_slots::expert_bytes;
+pub use self::expert_slots::{ExpertCache, expert_bytes};
 pub use self::next_gigabyte::NextGigabyte;
 pub use self::order::PlacementUnit;
 use self::overrides::Overrides;
@@ -96,6 +96,8 @@ pub struct Placement {
     pub overrides: Vec<TensorOverride>,
     /// The number of layers, from the first, whose experts are on the CPU.
     pub cpu_expert_layers: usize,
+    /// Memory of accelerators for experts that the CPU has: those that are used move there while the model runs.
+    pub expert_cache: ExpertCache,
     /// Measured rates of backends, by name. [`GpuLayers::Auto`] and [`Placement::estimate`] assume [those of its
     /// kind](Rates::assumed) for a backend that is not listed.
     pub rates: Vec<(String, Rates)>,
@@ -108,6 +110,7 @@ pub struct Placement {
 }
 
 /// A model's placement on devices.
+#[derive(Clone)]
 pub struct PlacedModel {
     /// The scheduler with placement rule and budgets, for [`Engine::new`] or `Generator::on`.
     pub scheduler: Scheduler,
@@ -117,6 +120,8 @@ pub struct PlacedModel {
     pub unmatched: Vec<String>,
     /// With [`GpuLayers::Auto`], where not the whole model fits: its parts, in the order in which accelerators are filled.
     pub units: Vec<PlacementUnit>,
+    /// The slots of the expert cache, for [`EngineOptions::expert_slots`].
+    pub expert_slots: usize,
 }
 
 /// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other
@@ -134,12 +139,29 @@ impl Placement {
         let all = model.hyperparameters().layers.len() + 1;
         let search = self.search(model, devices, options)?;
         let given = vec![self.budget; devices.accelerators().len()];
-        match self.gpu_layers {
-            _ if devices.accelerators().is_empty() => search.layers(0, &given),
-            GpuLayers::Count(count) => search.layers(count.min(all), &given),
-            GpuLayers::All => search.layers(all, &given),
-            GpuLayers::Auto => search.best(&self.budgets(devices)),
-        }
+        let (placed, budgets) = match self.gpu_layers {
+            _ if devices.accelerators().is_empty() => (search.layers(0, &given)?, given),
+            GpuLayers::Count(count) => (search.layers(count.min(all), &given)?, given),
+            GpuLayers::All => (search.layers(all, &given)?, given),
+            GpuLayers::Auto => {
+                let budgets = self.budgets(devices);
+                // What the cache is given explicitly is not for other parts.
+                let of_cache = match self.expert_cache {
+                    ExpertCache::Bytes(bytes) => bytes,
+                    ExpertCache::Auto => 0,
+                };
+                let rest: Vec<Option<u64>> =
+                    budgets.iter().map(|budget| budget.map(|bytes| bytes.saturating_sub(of_cache))).collect();
+                let mut placed = search.best(&rest)?;
+                for (accelerator, budget) in budgets.iter().enumerate() {
+                    if let Some(bytes) = budget {
+                        placed.scheduler = placed.scheduler.budget(accelerator, *bytes);
+                    }
+                }
+                (placed, budgets)
+            }
+        };
+        self.with_expert_cache(placed, model, devices, options, &budgets)
     }
 
     fn search<'a>(

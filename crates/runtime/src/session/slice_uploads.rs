@@ -16,7 +16,7 @@ use crate::weights::{ResidentWeight, SessionWeights};
 use crate::{Backend, BackendError, Buffer, Event, Queue, Region, RuntimeError, Usage};
 
 /// The most uploads that are under way at a time.
-const MAX_UPLOADS: usize = 8;
+const MAX_UPLOADS: usize = 16;
 
 /// Slices begin at multiples of this in staging memory.
 const SLICE_ALIGNMENT: usize = 256;
