@@ -6,9 +6,10 @@ mod common;
 
 use std::sync::Arc;
 
+use common::experts::ExpertRecipe;
 use common::{Recipe, distance, engine, logits_of};
 use quadriga_graph::DType;
-use quadriga_llm::placement::Devices;
+use quadriga_llm::placement::{Devices, ExpertCache, expert_bytes};
 use quadriga_llm::{Engine, EngineOptions, GpuLayers, Placement};
 use quadriga_runtime::Backend;
 use quadriga_sim::{FaultPoint, Sim};
@@ -124,4 +125,44 @@ fn a_fault_of_an_upload_loses_nothing() {
         assert!(found < 1e-4, "fault {after}: off by {found:.2e}");
     }
     assert!(failed > 0, "no fault was seen");
+}
+
+#[test]
+fn automatic_placement_gives_what_is_left_to_experts_that_move() {
+    let (_, recipe) =
+        Recipe::with_experts().into_iter().find(|(name, _)| *name == "shared expert with a gate").unwrap();
+    let experts = recipe.experts.map(|experts| ExpertRecipe { count: 40, ..experts });
+    let recipe = Recipe { layers: 4, experts, ..recipe };
+    let tokens = recipe.tokens(24);
+    let wanted = run(&mut engine(recipe.model(), options(0)), &tokens);
+    let model = recipe.model();
+    let plan = |budget: u64, cache: ExpertCache, device: Arc<dyn Backend>| {
+        let placement = Placement { budget: Some(budget), expert_cache: cache, ..Placement::default() };
+        placement.plan(&model, &Devices::new([device], cpu()).unwrap(), &options(0)).unwrap()
+    };
+    let sim = || Sim::new("sim:0").build();
+    let whole = plan(1 << 30, ExpertCache::Auto, sim());
+    let (all, one) = (whole.forecast.bytes()[0].total(), expert_bytes(&model).unwrap());
+    assert!(whole.expert_slots == 0 && one > 0, "everything fits");
+    let mut most = 0;
+    for part in 4..20 {
+        let budget = all * part / 20;
+        let device = Sim::new("sim:0").capacity(budget).build();
+        let placed = plan(budget, ExpertCache::Auto, Arc::clone(&device));
+        if placed.expert_slots == 0 {
+            continue;
+        }
+        assert!(placed.expert_slots >= most, "more memory, more slots");
+        most = placed.expert_slots;
+        let options = EngineOptions { expert_slots: placed.expert_slots, ..options(0) };
+        // The device has no more memory than the budget.
+        let mut engine = Engine::new(recipe.model(), &placed.scheduler, options, &mut |_| {}).unwrap();
+        let found = distance(&run(&mut engine, &tokens), &wanted);
+        assert!(found < 1e-4, "{part} of 20: off by {found:.2e}");
+        assert_eq!(engine.expert_cache().unwrap().slots, placed.expert_slots as u64);
+        assert_eq!(plan(budget, ExpertCache::Bytes(0), sim()).expert_slots, 0, "turned off");
+        let some = plan(budget, ExpertCache::Bytes(3 * one), sim());
+        assert!((1..=3).contains(&some.expert_slots), "not more than asked for: {}", some.expert_slots);
+    }
+    assert!(most > 0, "no budget had slots");
 }

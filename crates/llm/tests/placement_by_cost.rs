@@ -10,7 +10,7 @@ use common::experts::ExpertRecipe;
 use common::{Recipe, distance, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
-use quadriga_llm::placement::{Devices, ModelPart, PlacedModel, TensorClass, TensorOverride, residence};
+use quadriga_llm::placement::{Devices, ExpertCache, ModelPart, PlacedModel, TensorClass, TensorOverride, residence};
 use quadriga_llm::{Engine, EngineOptions, GpuLayers, Model, Placement};
 use quadriga_runtime::{Backend, Rates};
 use quadriga_sim::Sim;
@@ -124,7 +124,9 @@ fn attention_comes_before_experts() {
     let all = whole(&model);
     let mut experts_before = 0;
     for budget in (1..=20).map(|part| all * part / 20) {
-        let placed = auto(budget).plan(&model, &devices, &options()).unwrap();
+        // Without a cache, whose experts all stay on the CPU.
+        let placement = Placement { expert_cache: ExpertCache::Bytes(0), ..auto(budget) };
+        let placed = placement.plan(&model, &devices, &options()).unwrap();
         let found = residence(&placed.forecast.explain());
         let layers = |class: TensorClass, backend: usize| {
             let here = found.iter().find(|r| r.class == class && r.backend == backend);

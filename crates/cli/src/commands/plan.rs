@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_graph::DType;
+use quadriga_llm::placement::expert_bytes;
 use quadriga_llm::EngineOptions;
 use quadriga_runtime::{BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
@@ -204,7 +205,14 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
         let (bytes, kept) = (size::text(states.bytes), checkpoints(states.checkpoints));
         format!("recurrent states of {layers}: {bytes} whatever the context{kept}")
     });
-    windows.into_iter().chain(recurrent).collect()
+    let experts = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
+    let all: usize = experts.map(|experts| experts.count).sum();
+    let cache = (options.expert_slots > 0).then(|| {
+        let bytes = expert_bytes(model).unwrap_or(0).saturating_mul(options.expert_slots as u64);
+        let slots = plural(options.expert_slots, "slot", "slots");
+        format!("expert cache on the GPU: {slots} for {all} experts, {}, beside the plan below", size::text(bytes))
+    });
+    windows.into_iter().chain(recurrent).chain(cache).collect()
 }
 
 /// A picture of the plan with the speeds of the devices.

@@ -113,6 +113,9 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     }
     if let Some(statistics) = statistics.filter(|_| !arguments.json) {
         note!("\n{statistics}");
+        if let Some(cache) = generator.engine().expert_cache() {
+            note!("{cache}");
+        }
     }
     match answered.finish {
         None => Err(Failure::Interrupted),

@@ -5,6 +5,8 @@
 //! and have no slot are uploaded, in place of those that should have none. Where it would not, as with routing that has
 //! no locality, nothing moves and nothing is lost.
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// How much of the average of hits a step changes.
@@ -58,6 +60,15 @@ pub struct ExpertCacheUse {
     pub uploads: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+impl fmt::Display for ExpertCacheUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ExpertCacheUse { slots, lookups, hits, uploads, bytes } = self;
+        let share = 100.0 * *hits as f64 / (*lookups).max(1) as f64;
+        let megabytes = *bytes as f64 / 1e6;
+        write!(f, "expert cache: {slots} slots served {share:.1} % of {lookups} experts; {uploads} uploaded ({megabytes:.1} MB)")
+    }
 }
 
 /// The experts in the slots of all layers.

@@ -64,12 +64,8 @@ impl Placement {
             return Ok(placed);
         }
         let accelerators = devices.accelerators().len() as u64;
-        let bytes = match self.expert_cache {
-            ExpertCache::Bytes(bytes) => {
-                let slots = bytes.saturating_mul(accelerators) / one;
-                let slots = usize::try_from(slots).unwrap_or(usize::MAX);
-                return self.check_slots(placed, model, options, slots);
-            }
+        let (bytes, rest, worth) = match self.expert_cache {
+            ExpertCache::Bytes(bytes) => (bytes.saturating_mul(accelerators), placed.clone(), 1),
             ExpertCache::Auto if self.gpu_layers != GpuLayers::Auto => return Ok(placed),
             ExpertCache::Auto => {
                 // All experts are on the CPU then, and move.
@@ -82,12 +78,11 @@ impl Placement {
                 };
                 // Slots are spread evenly, so that the fullest accelerator decides.
                 let least = rest.forecast.bytes().into_iter().zip(budgets).map(free).min();
-                (least.unwrap_or(0).saturating_mul(accelerators), rest)
+                let experts = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
+                let worth = experts.map(|experts| (MIN_TOKENS * experts.used).min(experts.count)).sum();
+                (least.unwrap_or(0).saturating_mul(accelerators), rest, worth)
             }
         };
-        let (bytes, rest) = bytes;
-        let used = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
-        let worth: usize = used.map(|experts| (MIN_TOKENS * experts.used).min(experts.count)).sum();
         // A backend may need a little more for a slot than the file: packed rows are aligned.
         let mut slots = usize::try_from(bytes / one).unwrap_or(usize::MAX);
         while slots >= worth {

@@ -243,6 +243,9 @@ fn measure(
     let file = prepared.model.file();
     let bytes: u64 = file.tensors().map(|tensor| tensor.byte_len() as u64).sum();
     let cpu = prepared.devices.cpu();
+    if let Some(cache) = subject.expert_cache().filter(|_| !model.quiet) {
+        note!("{cache}");
+    }
     let facts = json!({
         "rounds": arguments.rounds,
         "argmax": if subject.is_greedy() { "device" } else { "none" },
