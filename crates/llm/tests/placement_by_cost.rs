@@ -10,7 +10,9 @@ use common::experts::ExpertRecipe;
 use common::{Recipe, distance, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
-use quadriga_llm::placement::{Devices, ExpertCache, ModelPart, PlacedModel, TensorClass, TensorOverride, residence};
+use quadriga_llm::placement::{
+    Devices, ExpertCache, ModelPart, PlacedModel, TensorClass, TensorOverride, residence,
+};
 use quadriga_llm::{Engine, EngineOptions, GpuLayers, Model, Placement};
 use quadriga_runtime::{Backend, Rates};
 use quadriga_sim::Sim;

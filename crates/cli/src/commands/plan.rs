@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_graph::DType;
-use quadriga_llm::placement::expert_bytes;
 use quadriga_llm::EngineOptions;
+use quadriga_llm::placement::expert_bytes;
 use quadriga_runtime::{BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
 use quadriga_view::{Limits, Picture, SplitPicture};
@@ -210,7 +210,10 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
     let cache = (options.expert_slots > 0).then(|| {
         let bytes = expert_bytes(model).unwrap_or(0).saturating_mul(options.expert_slots as u64);
         let slots = plural(options.expert_slots, "slot", "slots");
-        format!("expert cache on the GPU: {slots} for {all} experts, {}, beside the plan below", size::text(bytes))
+        format!(
+            "expert cache on the GPU: {slots} for {all} experts, {}, beside the plan below",
+            size::text(bytes)
+        )
     });
     windows.into_iter().chain(recurrent).chain(cache).collect()
 }

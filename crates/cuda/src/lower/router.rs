@@ -6,9 +6,9 @@ use quadriga_graph::{Binary, DType, NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::{BackendError, Layout};
 
 use super::experts::{Route, route_shared_bytes};
-use super::route_work::{PendingRoute, RouteWork};
 use super::gemv_streamed::FusedNorm;
 use super::lowering::Lowering;
+use super::route_work::{PendingRoute, RouteWork};
 use crate::buffer::overlap;
 use crate::inner::MAX_LOGITS;
 use crate::kernels::KernelFile;

@@ -67,7 +67,10 @@ impl fmt::Display for ExpertCacheUse {
         let ExpertCacheUse { slots, lookups, hits, uploads, bytes } = self;
         let share = 100.0 * *hits as f64 / (*lookups).max(1) as f64;
         let megabytes = *bytes as f64 / 1e6;
-        write!(f, "expert cache: {slots} slots served {share:.1} % of {lookups} experts; {uploads} uploaded ({megabytes:.1} MB)")
+        write!(
+            f,
+            "expert cache: {slots} slots served {share:.1} % of {lookups} experts; {uploads} uploaded ({megabytes:.1} MB)"
+        )
     }
 }
 

@@ -31,7 +31,11 @@ impl FromStr for ExpertCache {
             return Ok(ExpertCache::Auto);
         }
         let (name, wanted) = ("the size of the expert cache", "a number of bytes, or auto");
-        text.parse().map(ExpertCache::Bytes).map_err(|_| Error::Option { name, value: text.to_owned(), wanted })
+        text.parse().map(ExpertCache::Bytes).map_err(|_| Error::Option {
+            name,
+            value: text.to_owned(),
+            wanted,
+        })
     }
 }
 

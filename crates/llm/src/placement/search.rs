@@ -155,7 +155,13 @@ impl Search<'_> {
         if self.placement.gpu_layers == GpuLayers::Auto {
             self.check_other_batches(&scheduler, &forecast, budgets)?;
         }
-        Ok(PlacedModel { scheduler, forecast, unmatched: self.overrides.unmatched.clone(), units, expert_slots: 0 })
+        Ok(PlacedModel {
+            scheduler,
+            forecast,
+            unmatched: self.overrides.unmatched.clone(),
+            units,
+            expert_slots: 0,
+        })
     }
 
     /// An error if a smaller batch exceeds a budget that the largest one nearly fills: memory may be packed worse there, and
