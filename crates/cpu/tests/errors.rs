@@ -80,8 +80,9 @@ fn indices_of_experts_are_checked() {
         let (x, ids) = (g.input("x", DType::F32, [2, 1, 64]), g.input("ids", DType::I32, [2, 2]));
         g.output("y", g.apply(Op::MulMatId, &[w, x, ids]).named("bad"));
         let graph = g.finish().unwrap();
-        for (wrong, text) in [(4, "4"), (-1, "-1"), (i32::MAX, "2147483647")] {
-            refuses(&graph, "ids", &[0, 1, 2, wrong], &[0, 1, 2, 3], text);
+        // −1 is an expert that is elsewhere.
+        for (wrong, text) in [(4, "4"), (-2, "-2"), (i32::MAX, "2147483647")] {
+            refuses(&graph, "ids", &[0, 1, 2, wrong], &[0, 1, 2, -1], text);
         }
     }
 }

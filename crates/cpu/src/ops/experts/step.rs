@@ -199,12 +199,13 @@ impl MatMulStep<ExpertMatMul> {
             // Padding rows are computed and discarded: a panel is only read as a whole.
             let padded = |end: &u32| (*end as usize).next_multiple_of(step);
             let begin = expert.checked_sub(1).and_then(|before| ends.get(before)).map_or(0, padded);
-            let end = ends.get(expert).map_or(begin, padded);
+            // Rows without an expert are not multiplied, and have no padding.
+            let absent = expert + 1 == ends.len();
+            let end = ends.get(expert).map_or(begin, |end| if absent { *end as usize } else { padded(end) });
             let Some(scatter) = scatter.get(begin..end).filter(|scatter| !scatter.is_empty()) else {
                 return Ok(());
             };
-            let expert = (expert + 1 < ends.len()).then_some(expert);
-            let rows = ExpertRows { expert, first: begin, scatter };
+            let rows = ExpertRows { expert: (!absent).then_some(expert), first: begin, scatter };
             // SAFETY: the barrier above separates this from the preparation; each unit writes its own columns of its own
             // rows.
             unsafe { self.multiply(worker, &activations, &rows, &first.groups(chunk, chunks), false) }
