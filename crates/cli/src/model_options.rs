@@ -298,7 +298,7 @@ impl ModelOptions {
                     "quadriga: {context} is past the {trained} tokens that the model was trained with; answers may get worse beyond them"
                 );
             }
-            self.placement.explain(&model, &devices, &self.device, &placed.forecast);
+            self.placement.explain(&model, &devices, &self.device, (&placed.forecast, options.expert_slots));
             for pattern in &placed.unmatched {
                 note!(
                     "quadriga: -ot {pattern} has no effect: no tensor has such a name (see `quadriga inspect`)"

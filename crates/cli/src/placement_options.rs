@@ -123,7 +123,13 @@ impl PlacementOptions {
 
     /// Prints which options have no effect, and why no layer is on a GPU if they ask for one. `named` are the devices as the
     /// command line has them.
-    pub(crate) fn explain(&self, model: &Model, devices: &Devices, named: &[String], forecast: &Plan) {
+    pub(crate) fn explain(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        named: &[String],
+        (forecast, slots): (&Plan, usize),
+    ) {
         let wanted = format!("-ngl {}", self.gpu_layers_text());
         if self.cpu_moe || self.n_cpu_moe.is_some_and(|layers| layers > 0) {
             let option = if self.cpu_moe { "--cpu-moe" } else { "--n-cpu-moe" };
@@ -132,6 +138,16 @@ impl PlacementOptions {
             } else if devices.accelerators().is_empty() {
                 note!("quadriga: {option} has no effect: no GPU is used (see `quadriga devices`)");
             }
+        }
+        if slots == 0 && matches!(self.expert_cache, ExpertCache::Bytes(1..)) {
+            let reason = match () {
+                () if devices.accelerators().is_empty() => "no GPU is used (see `quadriga devices`)",
+                () if model.hyperparameters().layers.iter().all(|layer| layer.experts.is_none()) => {
+                    "the model has no experts"
+                }
+                () => "no expert fits beside the rest of the model, or experts are on the GPU already (see --cpu-moe)",
+            };
+            note!("quadriga: --expert-cache has no effect: {reason}");
         }
         let asks = matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..));
         if devices.accelerators().is_empty() && self.vram_budget.is_some() {

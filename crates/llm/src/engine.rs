@@ -17,6 +17,8 @@ use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trac
 
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
+pub(crate) use self::experts::slot_bytes;
+pub(crate) use self::options::MAX_DIVIDED_TOKENS;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
 use self::recurrent::RecurrentRows;
 use self::results::{resize, row_of};
@@ -179,6 +181,7 @@ impl Engine {
     /// Plans the largest batch over a full KV cache. Nothing is loaded.
     pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
         let options = options.resolve(model)?.on(scheduler);
+        let scheduler = &experts::without_slots(model, scheduler, &options)?;
         let shape =
             options.shape(model, options.batch, options.output_rows, options.context * options.sequences);
         Ok(scheduler.plan(model.graph(shape)?)?)

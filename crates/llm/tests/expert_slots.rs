@@ -154,15 +154,113 @@ fn automatic_placement_gives_what_is_left_to_experts_that_move() {
         }
         assert!(placed.expert_slots >= most, "more memory, more slots");
         most = placed.expert_slots;
-        let options = EngineOptions { expert_slots: placed.expert_slots, ..options(0) };
+        let with_slots = EngineOptions { expert_slots: placed.expert_slots, ..options(0) };
         // The device has no more memory than the budget.
-        let mut engine = Engine::new(recipe.model(), &placed.scheduler, options, &mut |_| {}).unwrap();
+        let mut engine = Engine::new(recipe.model(), &placed.scheduler, with_slots, &mut |_| {}).unwrap();
         let found = distance(&run(&mut engine, &tokens), &wanted);
         assert!(found < 1e-4, "{part} of 20: off by {found:.2e}");
         assert_eq!(engine.expert_cache().unwrap().slots, placed.expert_slots as u64);
+        // What is in slots is not computed by the CPU.
+        let cpu_seconds = |slots: usize| {
+            let placement = Placement { budget: Some(budget), ..Placement::default() };
+            let devices = Devices::new([sim()], cpu()).unwrap();
+            let options = EngineOptions { expert_slots: slots, ..options(0) };
+            let estimate = placement.estimate(&model, &devices, &options, &placed).unwrap();
+            estimate.decode.unwrap().compute[1]
+        };
+        assert!(cpu_seconds(placed.expert_slots) < cpu_seconds(0));
         assert_eq!(plan(budget, ExpertCache::Bytes(0), sim()).expert_slots, 0, "turned off");
         let some = plan(budget, ExpertCache::Bytes(3 * one), sim());
         assert!((1..=3).contains(&some.expert_slots), "not more than asked for: {}", some.expert_slots);
     }
     assert!(most > 0, "no budget had slots");
+}
+
+/// A mixture of many experts, beside which the rest of the model is small.
+fn many() -> Recipe {
+    let recipe = narrow();
+    let experts = recipe.experts.map(|experts| ExpertRecipe { count: 40, ..experts });
+    Recipe { layers: 4, experts, ..recipe }
+}
+
+#[test]
+fn a_batch_without_outputs_needs_no_tables_where_only_the_last_layer_has_a_slot() {
+    let recipe = narrow();
+    let tokens = recipe.tokens(9);
+    let with = |expert_slots: usize| EngineOptions { batch: 3, ..options(expert_slots) };
+    let mut host = engine(recipe.model(), with(0));
+    host.feed(&tokens).unwrap();
+    let model = recipe.model();
+    let placement =
+        Placement { gpu_layers: GpuLayers::All, cpu_expert_layers: usize::MAX, ..Placement::default() };
+    let devices = Devices::new([Sim::new("sim:0").build()], cpu()).unwrap();
+    let placed = placement.plan(&model, &devices, &with(0)).unwrap();
+    let mut divided = Engine::new(model, &placed.scheduler, with(1), &mut |_| {}).unwrap();
+    divided.feed(&tokens).unwrap();
+    let rows = |engine: &Engine| vec![engine.logits(0).to_vec()];
+    assert!(distance(&rows(&divided), &rows(&host)) < 1e-4);
+}
+
+#[test]
+fn slots_fit_beside_every_batch_and_context() {
+    let recipe = many();
+    let (tokens, model) = (recipe.tokens(30), recipe.model());
+    let wanted = run(&mut engine(recipe.model(), options(0)), &tokens);
+    let one = expert_bytes(&model).unwrap();
+    let mut least = 0;
+    for (layers, cache) in [
+        (GpuLayers::Auto, ExpertCache::Auto),
+        (GpuLayers::Auto, ExpertCache::Bytes(20 * one)),
+        (GpuLayers::Auto, ExpertCache::Bytes(40 * one)),
+        (GpuLayers::All, ExpertCache::Bytes(1 << 40)),
+    ] {
+        let budget = 70 * one;
+        let device = Sim::new("sim:0").capacity(budget + 16 * one).build();
+        let placement = Placement {
+            gpu_layers: layers,
+            expert_cache: cache,
+            budget: Some(budget),
+            cpu_expert_layers: usize::MAX,
+            ..Placement::default()
+        };
+        let devices = Devices::new([device], cpu()).unwrap();
+        let open = EngineOptions { context: 0, ..options(0) };
+        let (placed, found) = placement.plan_with_context(&model, &devices, &open).unwrap();
+        let context = format!("{layers:?}, {cache:?}: {} slots, context {}", placed.expert_slots, found.context);
+        assert_eq!(found.expert_slots, placed.expert_slots, "{context}");
+        assert!(placed.expert_slots > 0, "{context}");
+        if layers == GpuLayers::Auto && cache != ExpertCache::Auto {
+            assert!(placed.expert_slots >= least, "a larger cache has more slots: {context}");
+            least = placed.expert_slots;
+        }
+        let mut engine = Engine::new(recipe.model(), &placed.scheduler, found, &mut |_| {}).unwrap();
+        assert!(distance(&run(&mut engine, &tokens), &wanted) < 1e-4, "{context}");
+    }
+}
+
+#[test]
+fn each_accelerator_has_at_most_the_bytes_of_the_cache() {
+    let recipe = many();
+    let (tokens, model) = (recipe.tokens(20), recipe.model());
+    let wanted = run(&mut engine(recipe.model(), options(0)), &tokens);
+    let bytes = 12 * expert_bytes(&model).unwrap();
+    for layers in [GpuLayers::Count(2), GpuLayers::All] {
+        let placement = Placement {
+            gpu_layers: layers,
+            expert_cache: ExpertCache::Bytes(bytes),
+            cpu_expert_layers: usize::MAX,
+            ..Placement::default()
+        };
+        let sims = [Sim::new("sim:0").build(), Sim::new("sim:1").build()];
+        let devices = Devices::new(sims, cpu()).unwrap();
+        let (placed, found) = placement.plan_with_context(&model, &devices, &options(0)).unwrap();
+        let mut engine = Engine::new(recipe.model(), &placed.scheduler, found, &mut |_| {}).unwrap();
+        assert!(distance(&run(&mut engine, &tokens), &wanted) < 1e-4);
+        let plan = engine.session().plan().unwrap().explain();
+        let mut slots = [0; 3];
+        for storage in plan.storages.iter().filter(|storage| storage.name.ends_with(".slots")) {
+            slots[storage.backend] += storage.bytes;
+        }
+        assert!(slots[0] > 0 && slots.iter().all(|own| *own <= bytes + bytes / 64), "{layers:?}: {slots:?}");
+    }
 }

@@ -211,7 +211,7 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
         let bytes = expert_bytes(model).unwrap_or(0).saturating_mul(options.expert_slots as u64);
         let slots = plural(options.expert_slots, "slot", "slots");
         format!(
-            "expert cache on the GPU: {slots} for {all} experts, {}, beside the plan below",
+            "expert cache on the GPU: {slots} for {all} experts, {}, beside the memory below",
             size::text(bytes)
         )
     });

@@ -4,9 +4,9 @@
 //! each batch, and experts are uploaded in the background: a batch never waits for one, the host computes it meanwhile.
 
 use quadriga_graph::{Data, TensorKind, layer_of};
-use quadriga_runtime::{Session, SliceUpload, WeightSlice};
+use quadriga_runtime::{Plan, Scheduler, Session, SliceUpload, WeightSlice};
 
-use super::Engine;
+use super::{Engine, EngineOptions};
 use super::expert_cache::{ExpertCache, ExpertCacheUse, Move};
 use crate::models::{EXPERT_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
 use crate::{Error, Model, Result};
@@ -120,6 +120,32 @@ impl ExpertSlots {
     }
 }
 
+/// The bytes of the slots of a plan on each backend.
+pub(crate) fn slot_bytes(plan: &Plan) -> Vec<u64> {
+    let explained = plan.explain();
+    let mut bytes = vec![0u64; explained.backends.len()];
+    for storage in explained.storages.iter().filter(|storage| storage.name.ends_with(SLOTS_SUFFIX)) {
+        if let Some(bytes) = bytes.get_mut(storage.backend) {
+            *bytes = bytes.saturating_add(storage.bytes);
+        }
+    }
+    bytes
+}
+
+/// A scheduler whose budgets are what slots leave of them: those are not in the graph of a long batch, but in memory.
+pub(super) fn without_slots(model: &Model, scheduler: &Scheduler, options: &EngineOptions) -> Result<Scheduler> {
+    let mut left = scheduler.clone();
+    if options.expert_slots > 0 {
+        let slots = slot_bytes(&Engine::plan_batch(model, scheduler, options, 1, 1)?);
+        for (backend, bytes) in slots.into_iter().enumerate() {
+            if let Some(budget) = scheduler.budget_of(backend) {
+                left = left.budget(backend, budget.saturating_sub(bytes));
+            }
+        }
+    }
+    Ok(left)
+}
+
 impl Engine {
     /// How the expert cache has served; `None` if there is none.
     pub fn expert_cache(&self) -> Option<ExpertCacheUse> {
@@ -131,6 +157,11 @@ impl Engine {
         let Some(experts) = self.experts.as_mut().filter(|_| shape.expert_slots > 0) else { return Ok(()) };
         experts.fresh.clear();
         experts.apply(&mut self.session, false);
+        // Where only the last layer has slots, and no token is an output, the graph has none.
+        let divides = |plan: &Plan| plan.graph().leaf(EXPERT_SLOTS).is_some();
+        if !self.session.plan().is_some_and(divides) {
+            return Ok(());
+        }
         let [slots, on_host] = &mut experts.tables;
         experts.cache.tables(slots, on_host);
         self.session.set(EXPERT_SLOTS, slots.as_slice())?;

@@ -96,7 +96,7 @@ const MAX_CHECKPOINTS: usize = 1024;
 
 /// The largest batch whose experts are divided between slots and host: more tokens use nearly all experts of the host, whose
 /// tensors are streamed then.
-const MAX_DIVIDED_TOKENS: usize = 8;
+pub(crate) const MAX_DIVIDED_TOKENS: usize = 8;
 
 /// The smallest number of KV-cache slots that a graph attends over.
 const MIN_VISIBLE_SLOTS: usize = 512;

@@ -22,7 +22,10 @@ impl Placement {
         devices: &Devices,
         options: &EngineOptions,
     ) -> Result<(PlacedModel, EngineOptions)> {
-        self.with_larger_batch(model, self.plan_context(model, devices, options)?)
+        let plan = |placement: &Placement| {
+            placement.with_larger_batch(model, placement.plan_context(model, devices, options)?)
+        };
+        self.with_expert_cache(model, devices, plan)
     }
 
     fn plan_context(
@@ -33,10 +36,9 @@ impl Placement {
     ) -> Result<(PlacedModel, EngineOptions)> {
         let default = options.clone().resolve(model)?;
         if options.context != 0 || model.hyperparameters().context <= default.context {
-            let placed = self.plan(model, devices, options)?;
-            return Ok((placed.clone(), EngineOptions { expert_slots: placed.expert_slots, ..default }));
+            return Ok((self.plan_without_cache(model, devices, options)?, default));
         }
-        let plain = self.plan(model, devices, &default)?;
+        let plain = self.plan_without_cache(model, devices, &default)?;
         let mut context = model.hyperparameters().context;
         while context > default.context {
             // The batch is limited by the context, so that it is resolved anew.
@@ -46,14 +48,12 @@ impl Placement {
                 .and_then(|larger| Ok((Engine::forecast(model, &plain.scheduler, larger.clone())?, larger)));
             match planned {
                 Ok((forecast, larger)) if is_modest(&forecast, &plain.forecast) => {
-                    let larger = EngineOptions { expert_slots: plain.expert_slots, ..larger };
                     return Ok((PlacedModel { forecast, ..plain }, larger));
                 }
                 Ok(_) | Err(Error::Runtime(_) | Error::Option { .. }) => context /= 2,
                 Err(other) => return Err(other),
             }
         }
-        let default = EngineOptions { expert_slots: plain.expert_slots, ..default };
         Ok((plain, default))
     }
 }

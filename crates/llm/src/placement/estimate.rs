@@ -1,6 +1,6 @@
 //! Estimates of a plan's time, from the rates of its devices.
 
-use quadriga_graph::DType;
+use quadriga_graph::{DType, Graph, NodeId, Op};
 use quadriga_runtime::{Cost, Plan, Rates};
 use serde::Serialize;
 
@@ -8,6 +8,7 @@ use super::parts::largest_leaf;
 use super::{PlacedModel, Placement};
 use crate::engine::EngineOptions;
 use crate::model::Model;
+use crate::models::SLOTS_SUFFIX;
 use crate::placement::Devices;
 use crate::{Engine, Result};
 
@@ -62,7 +63,7 @@ impl BatchEstimate {
             };
             for node in splits.nodes_of(number) {
                 let dtype = largest_leaf(graph, *node).map_or(DType::F32, |(_, dtype)| dtype);
-                *seconds += rates_here.seconds(Cost::of(graph, *node), dtype);
+                *seconds += expert_share(graph, *node) * rates_here.seconds(Cost::of(graph, *node), dtype);
             }
             if let Some(before) = previous.filter(|before| *before != split.backend) {
                 estimate.crossings += 1;
@@ -88,6 +89,22 @@ impl BatchEstimate {
             streamed.iter().zip(&estimate.compute).map(|(copies, compute)| (copies - compute).max(0.0));
         estimate.streaming = exposed.sum();
         estimate
+    }
+}
+
+/// The share of a matmul's experts that it computes, where slots and host divide them: as if all were used equally often.
+/// An expert cache that follows the text serves more.
+fn expert_share(graph: &Graph, node: NodeId) -> f64 {
+    let (Op::MulMatId, Some(weight)) = (graph[node].op(), graph.inputs(node).first()) else { return 1.0 };
+    let name = graph.name(*weight);
+    let count = |name: &str| {
+        let tensor = graph.leaf(name).and_then(|id| graph.get(id))?;
+        tensor.shape().dims().first().map(|count| *count as f64)
+    };
+    let of = |slots: &str, all: &str| Some(count(slots)? / count(all)?.max(1.0));
+    match name.strip_suffix(SLOTS_SUFFIX) {
+        Some(all) => of(&name, all).unwrap_or(1.0),
+        None => 1.0 - of(&format!("{name}{SLOTS_SUFFIX}"), &name).unwrap_or(0.0),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::str::FromStr;
 
 use quadriga_graph::{TensorKind, layer_of};
-use quadriga_runtime::{BackendBytes, RuntimeError};
+use quadriga_runtime::{BackendBytes, Plan, RuntimeError};
 
-use super::{Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
-use crate::engine::{Engine, EngineOptions};
+use super::{ClassResidence, Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
+use crate::engine::{Engine, EngineOptions, MAX_DIVIDED_TOKENS, slot_bytes};
 use crate::model::Model;
 use crate::models::GraphShape;
 use crate::{Error, Result};
@@ -46,83 +46,107 @@ const MIN_TOKENS: usize = 2;
 const STAGED_EXPERTS: u64 = 16;
 
 impl Placement {
-    /// Gives a placement an expert cache, where it has experts on the CPU.
+    /// Plans a model with `plan`, and gives it an expert cache where experts are on the CPU.
     pub(super) fn with_expert_cache(
         &self,
-        placed: PlacedModel,
         model: &Model,
         devices: &Devices,
-        options: &EngineOptions,
-        budgets: &[Option<u64>],
-    ) -> Result<PlacedModel> {
-        let one = expert_bytes(model)?;
-        if one == 0 || devices.accelerators().is_empty() || self.expert_cache == ExpertCache::Bytes(0) {
-            return Ok(placed);
+        plan: impl Fn(&Placement) -> Result<(PlacedModel, EngineOptions)>,
+    ) -> Result<(PlacedModel, EngineOptions)> {
+        let (placed, options) = plan(self)?;
+        let (one, accelerators) = (expert_bytes(model)?, devices.accelerators().len());
+        let on_cpu = |part: &ClassResidence| part.class == TensorClass::Experts && part.backend == accelerators;
+        let has_experts = residence(&placed.forecast.explain()).iter().any(on_cpu);
+        if one == 0 || accelerators == 0 || !has_experts || self.expert_cache == ExpertCache::Bytes(0) {
+            return Ok((placed, options));
         }
-        let experts_on_cpu = |placed: &PlacedModel| {
-            let cpu = devices.accelerators().len();
-            let parts = residence(&placed.forecast.explain());
-            parts.iter().any(|part| part.class == TensorClass::Experts && part.backend == cpu)
-        };
-        if !experts_on_cpu(&placed) {
-            return Ok(placed);
-        }
-        let accelerators = devices.accelerators().len() as u64;
-        let (bytes, rest, worth) = match self.expert_cache {
-            ExpertCache::Bytes(bytes) => (bytes.saturating_mul(accelerators), placed.clone(), 1),
-            ExpertCache::Auto if self.gpu_layers != GpuLayers::Auto => return Ok(placed),
+        let is_auto = self.gpu_layers == GpuLayers::Auto;
+        // All experts are on the CPU then, and move.
+        let rest = Placement { cpu_expert_layers: usize::MAX, ..self.clone() };
+        let budgets = self.budgets(devices);
+        let (rest, with, bytes) = match self.expert_cache {
+            ExpertCache::Auto if !is_auto => return Ok((placed, options)),
             ExpertCache::Auto => {
-                // All experts are on the CPU then, and move.
-                let rest = Placement { cpu_expert_layers: usize::MAX, ..self.clone() };
-                let plan = rest.search(model, devices, options)?.best(budgets);
-                let Some(rest) = fitting(plan)? else { return Ok(placed) };
+                let Some((rest, with)) = fitting(plan(&rest))? else { return Ok((placed, options)) };
                 let free = |(bytes, budget): (BackendBytes, &Option<u64>)| {
                     let left = budget.unwrap_or(0).saturating_sub(bytes.total());
                     left.saturating_sub(STAGED_EXPERTS * one)
                 };
                 // Slots are spread evenly, so that the fullest accelerator decides.
-                let least = rest.forecast.bytes().into_iter().zip(budgets).map(free).min();
-                let experts = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
-                let worth = experts.map(|experts| (MIN_TOKENS * experts.used).min(experts.count)).sum();
-                (least.unwrap_or(0).saturating_mul(accelerators), rest, worth)
+                let least = rest.forecast.bytes().into_iter().zip(&budgets).map(free).min();
+                (rest, with, least.unwrap_or(0))
             }
+            ExpertCache::Bytes(bytes) if is_auto => {
+                // What the cache is given is not for other parts.
+                let least = budgets.iter().flatten().min().map(|budget| budget.saturating_sub(bytes));
+                let less = Placement { budget: least.or(self.budget), ..rest };
+                let Some((mut rest, with)) = fitting(plan(&less))? else { return Ok((placed, options)) };
+                for (accelerator, budget) in budgets.iter().enumerate() {
+                    if let Some(bytes) = budget {
+                        rest.scheduler = rest.scheduler.budget(accelerator, *bytes);
+                    }
+                }
+                (rest, with, bytes)
+            }
+            ExpertCache::Bytes(bytes) => (placed.clone(), options.clone(), bytes),
+        };
+        let on_accelerator =
+            |part: &ClassResidence| part.class == TensorClass::Experts && part.backend < accelerators;
+        if residence(&rest.forecast.explain()).iter().any(on_accelerator) {
+            return Ok((placed, options));
+        }
+        let experts = || model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
+        let all: usize = experts().map(|experts| experts.count).sum();
+        let worth = match self.expert_cache {
+            ExpertCache::Auto => experts().map(|e| (MIN_TOKENS * e.used).min(e.count)).sum(),
+            ExpertCache::Bytes(_) => 1,
         };
         // A backend may need a little more for a slot than the file: packed rows are aligned.
-        let mut slots = usize::try_from(bytes / one).unwrap_or(usize::MAX);
+        let wanted = bytes.saturating_mul(accelerators as u64) / one;
+        let mut slots = usize::try_from(wanted).unwrap_or(usize::MAX).min(all);
         while slots >= worth {
-            let checked = self.check_slots(rest.clone(), model, options, slots);
-            match fitting(checked)? {
-                Some(cached) => return Ok(cached),
+            let with = EngineOptions { expert_slots: slots, ..with.clone() };
+            match self.check_slots(&rest, model, &with, bytes)? {
+                Some(forecast) => {
+                    return Ok((PlacedModel { forecast, expert_slots: slots, ..rest }, with));
+                }
                 None => slots -= (slots / 32).max(1),
             }
         }
-        Ok(placed)
+        Ok((placed, options))
     }
 
-    /// The placement with so many slots; an error if decoding exceeds a budget then.
+    /// The plan of the largest batch beside slots; `None` if a batch exceeds a budget then, or the slots `bytes` on an
+    /// accelerator.
     fn check_slots(
         &self,
-        placed: PlacedModel,
+        placed: &PlacedModel,
         model: &Model,
         options: &EngineOptions,
-        slots: usize,
-    ) -> Result<PlacedModel> {
-        let options = EngineOptions { expert_slots: slots, ..options.clone() }.resolve(model)?;
-        let all = options.context * options.sequences;
-        Engine::plan_batch(model, &placed.scheduler, &options, 1, all)?;
-        Ok(PlacedModel { expert_slots: options.expert_slots, ..placed })
+        bytes: u64,
+    ) -> Result<Option<Plan>> {
+        let resolved = options.clone().resolve(model)?;
+        let all = resolved.context * resolved.sequences;
+        for tokens in [1, MAX_DIVIDED_TOKENS.min(resolved.batch)] {
+            let plan = Engine::plan_batch(model, &placed.scheduler, &resolved, tokens, all);
+            let Some(plan) = fitting(plan)? else { return Ok(None) };
+            // Some bytes of alignment do not count.
+            if slot_bytes(&plan).iter().any(|own| *own > bytes.saturating_add(bytes / 64)) {
+                return Ok(None);
+            }
+        }
+        fitting(Engine::forecast(model, &placed.scheduler, options.clone()))
     }
 }
 
 /// A plan, or `None` if it exceeds a budget.
-fn fitting(plan: Result<PlacedModel>) -> Result<Option<PlacedModel>> {
+fn fitting<T>(plan: Result<T>) -> Result<Option<T>> {
     match plan {
-        Ok(placed) => Ok(Some(placed)),
+        Ok(plan) => Ok(Some(plan)),
         Err(Error::Runtime(RuntimeError::OverBudget(_))) => Ok(None),
         Err(error) => Err(error),
     }
 }
-
 /// The bytes of one expert of a layer, as the file has them; of the largest, if layers differ. 0 without experts.
 pub fn expert_bytes(model: &Model) -> Result<u64> {
     let layers = &model.hyperparameters().layers;

@@ -112,7 +112,7 @@ pub struct Placement {
 /// A model's placement on devices.
 #[derive(Clone)]
 pub struct PlacedModel {
-    /// The scheduler with placement rule and budgets, for [`Engine::new`] or `Generator::on`.
+    /// The scheduler with placement rule and budgets, for [`Engine::new`](crate::Engine::new) or `Generator::on`.
     pub scheduler: Scheduler,
     /// The plan of the largest batch over a full KV cache.
     pub forecast: Plan,
@@ -136,32 +136,28 @@ impl Placement {
 
     /// Places a model on devices and plans it for an engine with these options. Nothing is loaded yet.
     pub fn plan(&self, model: &Model, devices: &Devices, options: &EngineOptions) -> Result<PlacedModel> {
+        let plan = |placement: &Placement| {
+            Ok((placement.plan_without_cache(model, devices, options)?, options.clone()))
+        };
+        self.with_expert_cache(model, devices, plan).map(|(placed, _)| placed)
+    }
+
+    /// As [`Placement::plan`], without an expert cache.
+    fn plan_without_cache(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        options: &EngineOptions,
+    ) -> Result<PlacedModel> {
         let all = model.hyperparameters().layers.len() + 1;
         let search = self.search(model, devices, options)?;
         let given = vec![self.budget; devices.accelerators().len()];
-        let (placed, budgets) = match self.gpu_layers {
-            _ if devices.accelerators().is_empty() => (search.layers(0, &given)?, given),
-            GpuLayers::Count(count) => (search.layers(count.min(all), &given)?, given),
-            GpuLayers::All => (search.layers(all, &given)?, given),
-            GpuLayers::Auto => {
-                let budgets = self.budgets(devices);
-                // What the cache is given explicitly is not for other parts.
-                let of_cache = match self.expert_cache {
-                    ExpertCache::Bytes(bytes) => bytes,
-                    ExpertCache::Auto => 0,
-                };
-                let rest: Vec<Option<u64>> =
-                    budgets.iter().map(|budget| budget.map(|bytes| bytes.saturating_sub(of_cache))).collect();
-                let mut placed = search.best(&rest)?;
-                for (accelerator, budget) in budgets.iter().enumerate() {
-                    if let Some(bytes) = budget {
-                        placed.scheduler = placed.scheduler.budget(accelerator, *bytes);
-                    }
-                }
-                (placed, budgets)
-            }
-        };
-        self.with_expert_cache(placed, model, devices, options, &budgets)
+        match self.gpu_layers {
+            _ if devices.accelerators().is_empty() => search.layers(0, &given),
+            GpuLayers::Count(count) => search.layers(count.min(all), &given),
+            GpuLayers::All => search.layers(all, &given),
+            GpuLayers::Auto => search.best(&self.budgets(devices)),
+        }
     }
 
     fn search<'a>(

@@ -110,10 +110,16 @@ impl Scheduler {
         self
     }
 
-    /// Limits the bytes that a plan may take of a backend.
+    /// Limits the bytes that a plan may take of a backend. A new limit takes the place of an earlier one.
     pub fn budget(mut self, backend: usize, bytes: u64) -> Scheduler {
+        self.budgets.retain(|(known, _)| *known != backend);
         self.budgets.push((backend, bytes));
         self
+    }
+
+    /// The bytes that a plan may take of a backend, if they are limited.
+    pub fn budget_of(&self, backend: usize) -> Option<u64> {
+        self.budgets.iter().find(|(known, _)| *known == backend).map(|(_, bytes)| *bytes)
     }
 
     /// How much time the memory planner may spend to save memory.

@@ -106,6 +106,15 @@ pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
     let mut writer = Writer::new();
     description.metadata(&mut writer, arguments)?;
     let mut weights = RandomWeights::new(arguments.seed, &ctrl_c);
+    if arguments.topics > 0 {
+        let (experts, vocabulary) = (description.number("expert_count"), description.number("vocab_size"));
+        if experts == 0 || arguments.topics > vocabulary {
+            return Err(Failure::Usage(format!(
+                "--topics {}: a model with experts and at least as many tokens is needed",
+                arguments.topics
+            )));
+        }
+    }
     let used = description.number("expert_used_count").max(1);
     let topics = (arguments.topics > 0).then(|| Topics::new(arguments.topics, used, arguments.seed));
     let mut substitutes: BTreeMap<(DType, DType), usize> = BTreeMap::new();
