@@ -145,7 +145,9 @@ impl PlacementOptions {
                 () if model.hyperparameters().layers.iter().all(|layer| layer.experts.is_none()) => {
                     "the model has no experts"
                 }
-                () => "no expert fits beside the rest of the model, or experts are on the GPU already (see --cpu-moe)",
+                () => {
+                    "no expert fits beside the rest of the model, or experts are on the GPU already (see --cpu-moe)"
+                }
             };
             note!("quadriga: --expert-cache has no effect: {reason}");
         }

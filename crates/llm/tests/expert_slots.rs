@@ -226,7 +226,8 @@ fn slots_fit_beside_every_batch_and_context() {
         let devices = Devices::new([device], cpu()).unwrap();
         let open = EngineOptions { context: 0, ..options(0) };
         let (placed, found) = placement.plan_with_context(&model, &devices, &open).unwrap();
-        let context = format!("{layers:?}, {cache:?}: {} slots, context {}", placed.expert_slots, found.context);
+        let context =
+            format!("{layers:?}, {cache:?}: {} slots, context {}", placed.expert_slots, found.context);
         assert_eq!(found.expert_slots, placed.expert_slots, "{context}");
         assert!(placed.expert_slots > 0, "{context}");
         if layers == GpuLayers::Auto && cache != ExpertCache::Auto {

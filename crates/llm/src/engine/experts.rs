@@ -6,8 +6,8 @@
 use quadriga_graph::{Data, TensorKind, layer_of};
 use quadriga_runtime::{Plan, Scheduler, Session, SliceUpload, WeightSlice};
 
-use super::{Engine, EngineOptions};
 use super::expert_cache::{ExpertCache, ExpertCacheUse, Move};
+use super::{Engine, EngineOptions};
 use crate::models::{EXPERT_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
 use crate::{Error, Model, Result};
 
@@ -133,7 +133,11 @@ pub(crate) fn slot_bytes(plan: &Plan) -> Vec<u64> {
 }
 
 /// A scheduler whose budgets are what slots leave of them: those are not in the graph of a long batch, but in memory.
-pub(super) fn without_slots(model: &Model, scheduler: &Scheduler, options: &EngineOptions) -> Result<Scheduler> {
+pub(super) fn without_slots(
+    model: &Model,
+    scheduler: &Scheduler,
+    options: &EngineOptions,
+) -> Result<Scheduler> {
     let mut left = scheduler.clone();
     if options.expert_slots > 0 {
         let slots = slot_bytes(&Engine::plan_batch(model, scheduler, options, 1, 1)?);

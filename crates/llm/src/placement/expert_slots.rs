@@ -55,7 +55,8 @@ impl Placement {
     ) -> Result<(PlacedModel, EngineOptions)> {
         let (placed, options) = plan(self)?;
         let (one, accelerators) = (expert_bytes(model)?, devices.accelerators().len());
-        let on_cpu = |part: &ClassResidence| part.class == TensorClass::Experts && part.backend == accelerators;
+        let on_cpu =
+            |part: &ClassResidence| part.class == TensorClass::Experts && part.backend == accelerators;
         let has_experts = residence(&placed.forecast.explain()).iter().any(on_cpu);
         if one == 0 || accelerators == 0 || !has_experts || self.expert_cache == ExpertCache::Bytes(0) {
             return Ok((placed, options));
