@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
-use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement};
+use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement, expert_bytes};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::Progress;
 use quadriga_view::format::plural;
@@ -392,7 +392,7 @@ impl Prepared {
 
     /// The memory of each device that the model takes, as text.
     pub(crate) fn memory(&self) -> String {
-        let parts: Vec<String> = self
+        let mut parts: Vec<String> = self
             .placed
             .forecast
             .bytes()
@@ -416,6 +416,12 @@ impl Prepared {
                 )
             })
             .collect();
+        if self.options.expert_slots > 0 {
+            let one = expert_bytes(&self.model).unwrap_or(0);
+            let bytes = one.saturating_mul(self.options.expert_slots as u64);
+            let slots = plural(self.options.expert_slots, "expert", "experts");
+            parts.push(format!("expert cache {} for {slots}", size::text(bytes)));
+        }
         parts.join("; ")
     }
 }

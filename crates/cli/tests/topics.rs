@@ -75,6 +75,16 @@ fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     let (on_topic, uploads) = served(&model, &["--topic", "48"]);
     assert!(on_topic > mixed + 0.2, "{on_topic:.2} on a topic, {mixed:.2} of all topics");
     assert!(uploads > 0);
+    // What the cache takes is said.
+    let (ok, _, said) = quadriga(&[
+        "run", "-m", model.to_str().unwrap(), "--raw", "-p", "ab", "-n", "2", "--device", "sim", "-ngl", "all",
+        "--cpu-moe", "--expert-cache", "600K",
+    ]);
+    assert!(ok && said.contains("expert cache 5") && said.contains(" experts"), "{said}");
+    let (ok, _, said) = quadriga(&[
+        "run", "-m", model.to_str().unwrap(), "--raw", "-p", "ab", "-n", "2", "--device", "cpu", "--expert-cache", "600K",
+    ]);
+    assert!(ok && said.contains("--expert-cache has no effect"), "{said}");
     let plain = folder.path().join("plain.gguf");
     quadriga(&["synth", "-o", plain.to_str().unwrap()]);
     let (ok, _, error) = quadriga(&["bench", "-m", plain.to_str().unwrap(), "--topic", "8"]);
