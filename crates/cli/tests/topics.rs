@@ -77,12 +77,36 @@ fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     assert!(uploads > 0);
     // What the cache takes is said.
     let (ok, _, said) = quadriga(&[
-        "run", "-m", model.to_str().unwrap(), "--raw", "-p", "ab", "-n", "2", "--device", "sim", "-ngl", "all",
-        "--cpu-moe", "--expert-cache", "600K",
+        "run",
+        "-m",
+        model.to_str().unwrap(),
+        "--raw",
+        "-p",
+        "ab",
+        "-n",
+        "2",
+        "--device",
+        "sim",
+        "-ngl",
+        "all",
+        "--cpu-moe",
+        "--expert-cache",
+        "600K",
     ]);
     assert!(ok && said.contains("expert cache 5") && said.contains(" experts"), "{said}");
     let (ok, _, said) = quadriga(&[
-        "run", "-m", model.to_str().unwrap(), "--raw", "-p", "ab", "-n", "2", "--device", "cpu", "--expert-cache", "600K",
+        "run",
+        "-m",
+        model.to_str().unwrap(),
+        "--raw",
+        "-p",
+        "ab",
+        "-n",
+        "2",
+        "--device",
+        "cpu",
+        "--expert-cache",
+        "600K",
     ]);
     assert!(ok && said.contains("--expert-cache has no effect"), "{said}");
     let plain = folder.path().join("plain.gguf");
