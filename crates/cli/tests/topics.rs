@@ -75,39 +75,14 @@ fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     let (on_topic, uploads) = served(&model, &["--topic", "48"]);
     assert!(on_topic > mixed + 0.2, "{on_topic:.2} on a topic, {mixed:.2} of all topics");
     assert!(uploads > 0);
-    // What the cache takes is said.
-    let (ok, _, said) = quadriga(&[
-        "run",
-        "-m",
-        model.to_str().unwrap(),
-        "--raw",
-        "-p",
-        "ab",
-        "-n",
-        "2",
-        "--device",
-        "sim",
-        "-ngl",
-        "all",
-        "--cpu-moe",
-        "--expert-cache",
-        "600K",
-    ]);
+    // What the cache takes is said, and where it has no effect.
+    let run = |options: &[&str]| {
+        let text = ["run", "-m", model.to_str().unwrap(), "--raw", "-p", "ab", "-n", "2", "--expert-cache", "600K"];
+        quadriga(&[&text[..], options].concat())
+    };
+    let (ok, _, said) = run(&["--device", "sim", "-ngl", "all", "--cpu-moe"]);
     assert!(ok && said.contains("expert cache 5") && said.contains(" experts"), "{said}");
-    let (ok, _, said) = quadriga(&[
-        "run",
-        "-m",
-        model.to_str().unwrap(),
-        "--raw",
-        "-p",
-        "ab",
-        "-n",
-        "2",
-        "--device",
-        "cpu",
-        "--expert-cache",
-        "600K",
-    ]);
+    let (ok, _, said) = run(&["--device", "cpu"]);
     assert!(ok && said.contains("--expert-cache has no effect"), "{said}");
     let plain = folder.path().join("plain.gguf");
     quadriga(&["synth", "-o", plain.to_str().unwrap()]);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use quadriga_graph::Tensor;
 use quadriga_runtime::{
-    BackendError, Buffer, Event, Layout, Program, Queue, Region, SliceSelection, check_range,
+    BackendError, Buffer, Event, Layout, Program, Queue, Region, SliceSelection, check_range, copy_plain_slice,
 };
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, device_address};
@@ -428,9 +428,7 @@ impl Queue for CudaQueue {
         to: &Region,
     ) -> Result<(), BackendError> {
         if layout == Layout::Plain {
-            let to = to.part(index.saturating_mul(from.bytes), from.bytes)?;
-            let foreign = BackendError::Foreign { backend: self.inner.context.name.clone(), what: "buffer" };
-            return if self.copy(from, &to)? { Ok(()) } else { Err(foreign) };
+            return copy_plain_slice(self, index, from, to);
         }
         self.inner.context.bind()?;
         self.flush()?;

@@ -252,19 +252,11 @@ pub trait Queue: Send {
         from: &Region,
         to: &Region,
     ) -> Result<(), BackendError> {
-        let reason = match layout {
-            Layout::Plain => {
-                let to = to.part(index.saturating_mul(from.bytes), from.bytes)?;
-                match self.copy(from, &to)? {
-                    true => return Ok(()),
-                    false => "it cannot copy within its memory",
-                }
-            }
-            Layout::Packed(_) => "it packs whole weights only",
-        };
         let _ = weight;
-        let (backend, what) = (to.buffer.backend().to_owned(), "writing a slice of a weight");
-        Err(BackendError::Failed { backend, what, reason: reason.to_owned() })
+        match layout {
+            Layout::Plain => copy_plain_slice(self, index, from, to),
+            Layout::Packed(_) => Err(no_slice(to, "it packs whole weights only")),
+        }
     }
 
     /// Copies the selected slices of a weight, as its file has it, to memory of this backend, in the layout of the
@@ -310,6 +302,25 @@ pub trait Queue: Send {
 
     /// Waits until all commands of this queue are done; an error if one of them failed.
     fn synchronize(&mut self) -> Result<(), BackendError>;
+}
+
+/// [`Queue::load_slice`] of a plain weight: a copy within the backend's memory.
+pub fn copy_plain_slice<Q: Queue + ?Sized>(
+    queue: &mut Q,
+    index: usize,
+    from: &Region,
+    to: &Region,
+) -> Result<(), BackendError> {
+    let slice = to.part(index.saturating_mul(from.bytes), from.bytes)?;
+    match queue.copy(from, &slice)? {
+        true => Ok(()),
+        false => Err(no_slice(to, "it cannot copy within its memory")),
+    }
+}
+
+fn no_slice(to: &Region, reason: &str) -> BackendError {
+    let (backend, what) = (to.buffer.backend().to_owned(), "writing a slice of a weight");
+    BackendError::Failed { backend, what, reason: reason.to_owned() }
 }
 
 /// Why a backend does not compute a node.

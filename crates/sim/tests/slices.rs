@@ -123,7 +123,7 @@ fn a_run_before_any_slice_says_which_weight_is_missing() {
 }
 
 #[test]
-fn only_so_many_uploads_are_under_way_and_memory_is_used_again() {
+fn only_so_many_uploads_are_in_flight_and_memory_is_used_again() {
     let backend = &backends()[1];
     let data = matrices(DType::Q8_0, 3);
     let slice = data.len() / EXPERTS;

@@ -75,7 +75,7 @@ impl fmt::Display for ExpertCacheUse {
 }
 
 /// The experts in the slots of all layers.
-pub(super) struct ExpertCache {
+pub(super) struct ExpertResidency {
     layers: Vec<Layer>,
     step: u64,
     /// Averages over recent steps: the share of look-ups in slots, and the share that would be if the right experts were.
@@ -88,9 +88,9 @@ pub(super) struct ExpertCache {
     missed: Vec<(usize, usize)>,
 }
 
-impl ExpertCache {
+impl ExpertResidency {
     /// Empty slots, so many in each layer, for so many experts of each layer.
-    pub(super) fn new(slots: &[usize], experts: usize) -> ExpertCache {
+    pub(super) fn new(slots: &[usize], experts: usize) -> ExpertResidency {
         let layers = slots.iter().map(|slots| Layer {
             slot_of: vec![-1; experts],
             in_slot: vec![SlotState::Empty; *slots],
@@ -99,7 +99,7 @@ impl ExpertCache {
         });
         let usage =
             ExpertCacheUse { slots: slots.iter().map(|slots| *slots as u64).sum(), ..Default::default() };
-        ExpertCache {
+        ExpertResidency {
             layers: layers.collect(),
             step: 0,
             hits: 0.0,
@@ -204,9 +204,9 @@ impl ExpertCache {
             }
             let Some(layer) = self.layers.get(*number) else { continue };
             let taken = |slot: usize| moves.iter().any(|m| m.layer == *number && m.slot == slot);
-            let under_way = layer.in_slot.contains(&SlotState::Awaits(*expert))
+            let in_flight = layer.in_slot.contains(&SlotState::Awaits(*expert))
                 || moves.iter().any(|m| m.layer == *number && m.expert == *expert);
-            if let (false, Some(slot)) = (under_way, layer.victim(taken)) {
+            if let (false, Some(slot)) = (in_flight, layer.victim(taken)) {
                 moves.push(Move { layer: *number, expert: *expert, slot });
             }
         }
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     /// A step whose layers use these experts; every move arrives before the next step.
-    fn step(cache: &mut ExpertCache, used: &[Vec<i32>]) -> Vec<Move> {
+    fn step(cache: &mut ExpertResidency, used: &[Vec<i32>]) -> Vec<Move> {
         cache.begin_step();
         for (layer, experts) in used.iter().enumerate() {
             cache.observe(layer, experts);
@@ -261,8 +261,8 @@ mod tests {
         moves
     }
 
-    fn filled(slots: &[usize], experts: usize) -> ExpertCache {
-        let mut cache = ExpertCache::new(slots, experts);
+    fn filled(slots: &[usize], experts: usize) -> ExpertResidency {
+        let mut cache = ExpertResidency::new(slots, experts);
         for m in cache.initial_moves() {
             cache.begin(m);
             cache.end(m, true);
@@ -271,7 +271,7 @@ mod tests {
         cache
     }
 
-    impl ExpertCache {
+    impl ExpertResidency {
         /// Every expert is in one slot at most, and the tables agree with the slots.
         fn check(&self) {
             let (mut slots, mut on_host) = (Vec::new(), Vec::new());
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn an_upload_counts_only_once_it_has_arrived_and_never_twice() {
         let mut cache = filled(&[1], 4);
-        let used = |cache: &mut ExpertCache, expert| {
+        let used = |cache: &mut ExpertResidency, expert| {
             cache.begin_step();
             cache.observe(0, &[expert]);
             cache.moves(8)
@@ -354,7 +354,7 @@ mod tests {
         }
         assert_eq!(moves, [Move { layer: 0, expert: 3, slot: 0 }]);
         cache.begin(moves[0]);
-        assert_eq!(used(&mut cache, 3), [], "it is under way");
+        assert_eq!(used(&mut cache, 3), [], "it is in flight");
         let (mut slots, mut on_host) = (Vec::new(), Vec::new());
         cache.tables(&mut slots, &mut on_host);
         assert_eq!((slots.as_slice(), on_host.as_slice()), (&[-1; 4][..], &[0, 1, 2, 3][..]));
@@ -374,7 +374,7 @@ mod tests {
     fn as_many_experts_move_as_may() {
         let mut cache = filled(&[4, 4], 16);
         let used = [vec![8, 9, 10, 11], vec![12, 13, 14, 15]];
-        let most = |cache: &mut ExpertCache, most| {
+        let most = |cache: &mut ExpertResidency, most| {
             cache.begin_step();
             (0..2).for_each(|layer| cache.observe(layer, &used[layer]));
             cache.moves(most).len()

@@ -4,24 +4,26 @@
 //! each batch, and experts are uploaded in the background: a batch never waits for one, the host computes it meanwhile.
 
 use quadriga_graph::{Data, TensorKind, layer_of};
-use quadriga_runtime::{Plan, Scheduler, Session, SliceUpload, WeightSlice};
+use quadriga_runtime::{MAX_UPLOADS, Plan, Scheduler, Session, SliceUpload, WeightSlice};
 
-use super::expert_cache::{ExpertCache, ExpertCacheUse, Move};
+use super::expert_cache::{ExpertResidency, ExpertCacheUse, Move};
 use super::{Engine, EngineOptions};
 use crate::models::{EXPERT_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
 use crate::{Error, Model, Result};
 
 /// The most experts that are uploaded in one step.
-const MOVES_PER_STEP: usize = 16;
+const MOVES_PER_STEP: usize = MAX_UPLOADS;
 
 /// Slots, what they are filled from, and what is on its way.
 pub(super) struct ExpertSlots {
-    cache: ExpertCache,
+    cache: ExpertResidency,
     /// For each layer, the tensors that have a slice for each expert.
     layers: Vec<Vec<SlotTensor>>,
-    under_way: Vec<(SliceUpload, Move)>,
+    in_flight: Vec<(SliceUpload, Move)>,
     /// Experts that arrived for the latest batch. If that fails, the device may have failed to write them.
     fresh: Vec<Move>,
+    /// For each layer, the output that has the experts it used.
+    outputs: Vec<String>,
     /// The tables and the experts that a layer used; kept to reuse their memory.
     tables: [Vec<i32>; 2],
     used: Vec<i32>,
@@ -58,10 +60,11 @@ impl ExpertSlots {
         }
         let Some(experts) = experts.filter(|_| slots.iter().any(|count| *count > 0)) else { return Ok(None) };
         let mut own = ExpertSlots {
-            cache: ExpertCache::new(&slots, experts),
+            cache: ExpertResidency::new(&slots, experts),
             layers: tensors,
-            under_way: Vec::new(),
+            in_flight: Vec::new(),
             fresh: Vec::new(),
+            outputs: (0..layers.len()).map(|layer| format!("experts.{layer}")).collect(),
             tables: [Vec::new(), Vec::new()],
             used: Vec::new(),
         };
@@ -75,7 +78,7 @@ impl ExpertSlots {
         Ok(Some(own))
     }
 
-    /// Starts an upload; `false` if as many as possible are under way.
+    /// Starts an upload; `false` if as many as possible are in flight.
     fn upload(&mut self, session: &mut Session, step: Move) -> Result<bool> {
         let tensors = self.layers.get(step.layer).map(Vec::as_slice).unwrap_or_default();
         let mut slices = Vec::with_capacity(tensors.len());
@@ -93,15 +96,15 @@ impl ExpertSlots {
         self.cache.begin(step);
         self.cache.usage.uploads += 1;
         self.cache.usage.bytes += bytes;
-        self.under_way.push((upload, step));
+        self.in_flight.push((upload, step));
         Ok(true)
     }
 
     /// Experts that have arrived are used from the next batch on.
     fn apply(&mut self, session: &mut Session, all: bool) {
         for (upload, result) in session.apply_uploads(all) {
-            if let Some(at) = self.under_way.iter().position(|(id, _)| *id == upload) {
-                let (_, step) = self.under_way.swap_remove(at);
+            if let Some(at) = self.in_flight.iter().position(|(id, _)| *id == upload) {
+                let (_, step) = self.in_flight.swap_remove(at);
                 // A failed one changed nothing that a table refers to; if the device is lost, the next batch says so.
                 self.cache.end(step, result.is_ok());
                 if result.is_ok() {
@@ -187,11 +190,14 @@ impl Engine {
                 continue;
             }
             experts.used.resize(tokens * of_layer.used, 0);
-            self.session.read_into(&*format!("experts.{number}"), &mut experts.used)?;
+            let Some(output) = experts.outputs.get(number) else { continue };
+            self.session.read_into(output.as_str(), &mut experts.used)?;
             experts.cache.observe(number, &experts.used);
         }
         for step in experts.cache.moves(MOVES_PER_STEP) {
-            if !experts.upload(&mut self.session, step)? {
+            // The batch is computed, and does not depend on an upload: what cannot be started is not moved. If the device is
+            // lost, the next batch says so.
+            if !matches!(experts.upload(&mut self.session, step), Ok(true)) {
                 break;
             }
         }

@@ -1,15 +1,14 @@
 //! The size of an expert cache: memory of accelerators that experts of the CPU move into while the model runs.
 
-use std::str::FromStr;
-
 use quadriga_graph::{TensorKind, layer_of};
-use quadriga_runtime::{BackendBytes, Plan, RuntimeError};
+use quadriga_runtime::{BackendBytes, MAX_UPLOADS, Plan};
 
+use super::search::fitting;
 use super::{ClassResidence, Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
 use crate::engine::{Engine, EngineOptions, MAX_DIVIDED_TOKENS, slot_bytes};
 use crate::model::Model;
 use crate::models::GraphShape;
-use crate::{Error, Result};
+use crate::Result;
 
 /// The memory of accelerators for experts whose tensors the CPU has.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -22,28 +21,11 @@ pub enum ExpertCache {
     Bytes(u64),
 }
 
-impl FromStr for ExpertCache {
-    type Err = Error;
-
-    /// Reads `auto` or a number of bytes.
-    fn from_str(text: &str) -> Result<ExpertCache> {
-        if text.eq_ignore_ascii_case("auto") {
-            return Ok(ExpertCache::Auto);
-        }
-        let (name, wanted) = ("the size of the expert cache", "a number of bytes, or auto");
-        text.parse().map(ExpertCache::Bytes).map_err(|_| Error::Option {
-            name,
-            value: text.to_owned(),
-            wanted,
-        })
-    }
-}
-
 /// The fewest tokens whose experts the cache must have room for in every layer, to be worth its rendezvous.
 const MIN_TOKENS: usize = 2;
 
-/// Uploads that may be under way, whose staging memory is not part of a plan.
-const STAGED_EXPERTS: u64 = 16;
+/// Uploads that may be in flight, whose staging memory is not part of a plan.
+const STAGED_EXPERTS: u64 = MAX_UPLOADS as u64;
 
 impl Placement {
     /// Plans a model with `plan`, and gives it an expert cache where experts are on the CPU.
@@ -140,14 +122,6 @@ impl Placement {
     }
 }
 
-/// A plan, or `None` if it exceeds a budget.
-fn fitting<T>(plan: Result<T>) -> Result<Option<T>> {
-    match plan {
-        Ok(plan) => Ok(Some(plan)),
-        Err(Error::Runtime(RuntimeError::OverBudget(_))) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
 /// The bytes of one expert of a layer, as the file has them; of the largest, if layers differ. 0 without experts.
 pub fn expert_bytes(model: &Model) -> Result<u64> {
     let layers = &model.hyperparameters().layers;

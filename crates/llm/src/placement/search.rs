@@ -217,10 +217,10 @@ fn first(sizes: &[usize], count: usize) -> Counts {
     counts
 }
 
-/// A plan, or nothing if it exceeds a budget.
-fn fitting(planned: Result<PlacedModel>) -> Result<Option<PlacedModel>> {
-    match planned {
-        Ok(fits) => Ok(Some(fits)),
+/// A plan, or `None` if it exceeds a budget.
+pub(super) fn fitting<T>(plan: Result<T>) -> Result<Option<T>> {
+    match plan {
+        Ok(plan) => Ok(Some(plan)),
         Err(Error::Runtime(RuntimeError::OverBudget(_))) => Ok(None),
         Err(error) => Err(error),
     }

@@ -15,8 +15,8 @@ use super::lane::Lane;
 use crate::weights::{ResidentWeight, SessionWeights};
 use crate::{Backend, BackendError, Buffer, Event, Queue, Region, RuntimeError, Usage};
 
-/// The most uploads that are under way at a time.
-const MAX_UPLOADS: usize = 16;
+/// The most uploads of a session that are in flight at a time; each has staging memory of its own.
+pub const MAX_UPLOADS: usize = 16;
 
 /// Slices begin at multiples of this in staging memory.
 const SLICE_ALIGNMENT: usize = 256;
@@ -45,19 +45,17 @@ pub(crate) struct SliceUploads {
     count: u64,
     /// By backend: where uploads are enqueued.
     queues: HashMap<usize, Box<dyn Queue>>,
-    under_way: VecDeque<Upload>,
+    in_flight: VecDeque<Upload>,
     /// Staging memory that is not in use.
     free: Vec<Staging>,
     /// What slices were taken from, by backend and address: locked for the device once.
     sources: HashMap<(usize, usize, usize), (Data, Region)>,
 }
 
-/// An upload that is under way.
+/// An upload that is in flight.
 struct Upload {
     id: SliceUpload,
     staging: Staging,
-    /// The bytes have arrived in staging memory.
-    arrived: Arc<dyn Event>,
     parts: Vec<Part>,
 }
 
@@ -71,6 +69,8 @@ struct Part {
 struct Staging {
     backend: usize,
     buffer: Arc<dyn Buffer>,
+    /// The bytes of the latest upload have arrived in it.
+    arrived: Arc<dyn Event>,
     /// The device has taken the bytes of the previous upload out of it.
     taken: Arc<dyn Event>,
 }
@@ -79,10 +79,10 @@ impl SliceUploads {
     pub(super) fn start(
         &mut self,
         weights: &SessionWeights,
-        backends: &[Arc<dyn Backend>],
+        lanes: &[Lane],
         slices: &[WeightSlice<'_>],
     ) -> Result<Option<SliceUpload>, RuntimeError> {
-        if self.under_way.len() >= MAX_UPLOADS || slices.is_empty() {
+        if self.in_flight.len() >= MAX_UPLOADS || slices.is_empty() {
             return Ok(None);
         }
         let mut found: Vec<(usize, Arc<ResidentWeight>)> = Vec::with_capacity(slices.len());
@@ -96,14 +96,14 @@ impl SliceUploads {
             found.push((backend, weight));
         }
         let number = found.first().map_or(0, |(backend, _)| *backend);
-        let backend = backends.get(number).ok_or(RuntimeError::NoBackends)?;
+        let backend = &lanes.get(number).ok_or(RuntimeError::NoBackends)?.backend;
         let bytes = slices.iter().map(|slice| slice.range.len().next_multiple_of(SLICE_ALIGNMENT)).sum();
         let staging = self.staging(number, backend, bytes).map_err(RuntimeError::device)?;
         match self.enqueue(number, backend, &staging, slices, found) {
-            Ok((arrived, parts)) => {
+            Ok(parts) => {
                 self.count += 1;
                 let id = SliceUpload(self.count);
-                self.under_way.push_back(Upload { id, staging, arrived, parts });
+                self.in_flight.push_back(Upload { id, staging, parts });
                 Ok(Some(id))
             }
             Err(error) => {
@@ -125,7 +125,8 @@ impl SliceUploads {
             return Ok(self.free.swap_remove(at));
         }
         let buffer = backend.allocate(bytes, Usage::Weights)?;
-        Ok(Staging { backend: number, buffer, taken: backend.event(false)? })
+        let (arrived, taken) = (backend.event(false)?, backend.event(false)?);
+        Ok(Staging { backend: number, buffer, arrived, taken })
     }
 
     fn enqueue(
@@ -135,7 +136,7 @@ impl SliceUploads {
         staging: &Staging,
         slices: &[WeightSlice<'_>],
         weights: Vec<(usize, Arc<ResidentWeight>)>,
-    ) -> Result<(Arc<dyn Event>, Vec<Part>), BackendError> {
+    ) -> Result<Vec<Part>, BackendError> {
         let queue = match self.queues.entry(number) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(backend.queue()?),
@@ -168,9 +169,8 @@ impl SliceUploads {
             }
             parts.push(Part { weight, index: *index, staged: to });
         }
-        let arrived = backend.event(false)?;
-        queue.record(&*arrived)?;
-        Ok((arrived, parts))
+        queue.record(&*staging.arrived)?;
+        Ok(parts)
     }
 
     pub(super) fn apply(
@@ -179,12 +179,13 @@ impl SliceUploads {
         all: bool,
     ) -> Vec<(SliceUpload, Result<(), RuntimeError>)> {
         let mut done = Vec::new();
-        while let Some(upload) = self.under_way.front() {
-            let arrived = if all { upload.arrived.wait().map(|()| true) } else { upload.arrived.is_done() };
+        while let Some(upload) = self.in_flight.front() {
+            let arrived = &upload.staging.arrived;
+            let arrived = if all { arrived.wait().map(|()| true) } else { arrived.is_done() };
             if matches!(arrived, Ok(false)) {
                 break;
             }
-            let Some(upload) = self.under_way.pop_front() else { break };
+            let Some(upload) = self.in_flight.pop_front() else { break };
             let (id, backend) = (upload.id, upload.staging.backend);
             let written = arrived.and_then(|_| match lanes.get_mut(backend) {
                 Some(lane) => write(lane, &upload),
@@ -208,16 +209,16 @@ impl SliceUploads {
         }
     }
 
-    /// Waits for everything that is under way, and forgets it.
+    /// Waits for everything that is in flight, and forgets it.
     pub(crate) fn finish(&mut self) {
         self.queues.values_mut().for_each(|queue| drop(queue.synchronize()));
-        self.under_way.clear();
+        self.in_flight.clear();
     }
 }
 
 /// Lets a device write an upload into its weights, after all runs that were started.
 fn write(lane: &mut Lane, upload: &Upload) -> Result<(), BackendError> {
-    lane.compute.wait(&*upload.arrived)?;
+    lane.compute.wait(&*upload.staging.arrived)?;
     for Part { weight, index, staged } in &upload.parts {
         weight.write_slice(&mut *lane.compute, *index, staged)?;
     }

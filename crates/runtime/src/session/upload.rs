@@ -1,25 +1,22 @@
 //! Uploading slices of weights.
 
-use std::sync::Arc;
-
 use super::session::Session;
 use super::slice_uploads::{SliceUpload, WeightSlice};
-use crate::{Backend, RuntimeError};
+use crate::RuntimeError;
 
 impl Session {
     /// Starts to copy new bytes for slices of weights to the device that holds them, while it computes. The weights must
     /// have no data of their own, and be on one backend. They change in [`Session::apply_uploads`]; until then no run must
     /// read these slices if their old bytes are no longer wanted. A weight counts as set from its first slice on.
     ///
-    /// `None` if too many uploads are under way. Nothing waits for an upload: neither a run nor [`Session::wait`].
+    /// `None` if too many uploads are in flight. Nothing waits for an upload: neither a run nor [`Session::wait`].
     pub fn upload(&mut self, slices: &[WeightSlice<'_>]) -> Result<Option<SliceUpload>, RuntimeError> {
-        let backends: Vec<Arc<dyn Backend>> = self.backends().to_vec();
-        self.uploads.start(&self.memory.weights, &backends, slices)
+        self.uploads.start(&self.memory.weights, &self.lanes, slices)
     }
 
     /// Writes the uploads that have arrived into their weights, before the next run, and returns them in the order in which
     /// they were started. One that failed has changed nothing that was wanted, and may be started again. Does not wait,
-    /// unless `all` is set: then for all uploads that are under way.
+    /// unless `all` is set: then for all uploads that are in flight.
     pub fn apply_uploads(&mut self, all: bool) -> Vec<(SliceUpload, Result<(), RuntimeError>)> {
         self.uploads.apply(&mut self.lanes, all)
     }
