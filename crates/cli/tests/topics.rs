@@ -77,7 +77,8 @@ fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     assert!(uploads > 0);
     // What the cache takes is said, and where it has no effect.
     let run = |options: &[&str]| {
-        let text = ["run", "-m", model.to_str().unwrap(), "--raw", "-p", "ab", "-n", "2", "--expert-cache", "600K"];
+        let text =
+            ["run", "-m", model.to_str().unwrap(), "--raw", "-p", "ab", "-n", "2", "--expert-cache", "600K"];
         quadriga(&[&text[..], options].concat())
     };
     let (ok, _, said) = run(&["--device", "sim", "-ngl", "all", "--cpu-moe"]);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use quadriga_graph::Tensor;
 use quadriga_runtime::{
-    BackendError, Buffer, Event, Layout, Program, Queue, Region, SliceSelection, check_range, copy_plain_slice,
+    BackendError, Buffer, Event, Layout, Program, Queue, Region, SliceSelection, check_range,
+    copy_plain_slice,
 };
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, device_address};

@@ -53,7 +53,10 @@ mod snapshot_error;
 mod trace;
 mod weights;
 
-pub use backend::{Backend, Buffer, Event, Layout, Program, Queue, Refusal, Region, SliceSelection, SplitSource, StepTime, TensorPlace, WeightLayout, check_range, copy_plain_slice};
+pub use backend::{
+    Backend, Buffer, Event, Layout, Program, Queue, Refusal, Region, SliceSelection, SplitSource, StepTime,
+    TensorPlace, WeightLayout, check_range, copy_plain_slice,
+};
 pub use compute_once::compute_once;
 pub use copy_region::{CopyRoute, copy_region};
 pub use cost::Cost;
@@ -70,9 +73,10 @@ pub use schedule::{
     SplitLine, Splits, StorageLine, StorageUse, WeightStreaming, check_schedule,
 };
 pub use schedule_error::ScheduleError;
-pub use session::{MAX_UPLOADS, Element, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits, PlanUsage, Session,
-    SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo, TensorInfo, TensorRef, Values,
-    WeightSlice,
+pub use session::{
+    Element, MAX_UPLOADS, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits, PlanUsage,
+    Session, SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo, TensorInfo, TensorRef,
+    Values, WeightSlice,
 };
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

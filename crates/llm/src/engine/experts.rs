@@ -6,7 +6,7 @@
 use quadriga_graph::{Data, TensorKind, layer_of};
 use quadriga_runtime::{MAX_UPLOADS, Plan, Scheduler, Session, SliceUpload, WeightSlice};
 
-use super::expert_cache::{ExpertResidency, ExpertCacheUse, Move};
+use super::expert_cache::{ExpertCacheUse, ExpertResidency, Move};
 use super::{Engine, EngineOptions};
 use crate::models::{EXPERT_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
 use crate::{Error, Model, Result};

@@ -5,10 +5,10 @@ use quadriga_runtime::{BackendBytes, MAX_UPLOADS, Plan};
 
 use super::search::fitting;
 use super::{ClassResidence, Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
+use crate::Result;
 use crate::engine::{Engine, EngineOptions, MAX_DIVIDED_TOKENS, slot_bytes};
 use crate::model::Model;
 use crate::models::GraphShape;
-use crate::Result;
 
 /// The memory of accelerators for experts whose tensors the CPU has.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
