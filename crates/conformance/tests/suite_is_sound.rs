@@ -41,7 +41,7 @@ fn every_operation_is_in_some_case() {
         norm out_prod pad permute reglu relu repeat reshape rms_norm rope scale set_rows sigmoid sign silu sin soft_max \
         softplus sqr sqrt step sub sum sum_rows swiglu tanh top_k transpose view arange conv_2d_dw conv_transpose_2d \
         cross_entropy_loss im2col pool_avg pool_max upscale add_id expert_weights gated_delta_rule select_experts ssm_conv \
-        sum_experts swiglu_oai";
+        sum_experts swiglu_oai mul_mat_sparse axpy_sparse";
     let missing: Vec<&str> = all.split_whitespace().filter(|name| !built.contains(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert_eq!(built.len(), all.split_whitespace().count(), "an operation is missing in this list");

@@ -48,6 +48,7 @@ pub struct BackendBuilder {
     threads: Option<usize>,
     isa: Option<Isa>,
     fuse: Option<bool>,
+    skip: Option<bool>,
     plain_weights: bool,
     profile: bool,
 }
@@ -72,6 +73,14 @@ impl BackendBuilder {
     #[must_use]
     pub fn fuse(mut self, fuse: bool) -> BackendBuilder {
         self.fuse = Some(fuse);
+        self
+    }
+
+    /// Whether to skip the rows of inactive neurons instead of multiplying them by zero; results are the same bit for bit,
+    /// unless such a row has elements that are not finite. [default: yes, unless the environment variable `QUADRIGA_SKIP` is `0`]
+    #[must_use]
+    pub fn skip(mut self, skip: bool) -> BackendBuilder {
+        self.skip = Some(skip);
         self
     }
 
@@ -102,11 +111,13 @@ impl BackendBuilder {
         let threads =
             self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let fuse = self.fuse.unwrap_or_else(environment::fuse);
+        let skip = self.skip.unwrap_or_else(environment::skip);
         let recorder = self.profile.then(ProfileRecorder::default);
         let inner = BackendInner::new(Pool::new(threads)?, isa, recorder);
         let slabs = StateSlabs::default();
         let allocated = Arc::default();
-        Ok(Backend { inner: Arc::new(inner), fuse, plain_weights: self.plain_weights, slabs, allocated })
+        let plain_weights = self.plain_weights;
+        Ok(Backend { inner: Arc::new(inner), fuse, skip, plain_weights, slabs, allocated })
     }
 }
 
@@ -131,6 +142,7 @@ impl BackendBuilder {
 pub struct Backend {
     inner: Arc<BackendInner>,
     fuse: bool,
+    skip: bool,
     plain_weights: bool,
     /// Memory of states, such as KV caches.
     slabs: StateSlabs,
@@ -321,7 +333,7 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {
-        Ok(Box::new(compile(&self.inner, split, self.fuse)?))
+        Ok(Box::new(compile(&self.inner, split, self.fuse, self.skip)?))
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>, BackendError> {

@@ -28,6 +28,7 @@ pub(crate) fn compile(
     inner: &BackendInner,
     split: &SplitSource<'_>,
     fuse: bool,
+    skip: bool,
 ) -> Result<CpuProgram, BackendError> {
     let places = OperandPlaces::new(split);
     let prologues = if fuse { prologue::find(split, &places) } else { HashMap::new() };
@@ -38,6 +39,7 @@ pub(crate) fn compile(
         graph: split.graph,
         places: &places,
         fuse,
+        skip,
         uses: HashMap::new(),
         tables: RopeTables::default(),
     };
@@ -84,6 +86,7 @@ struct Compiler<'a> {
     graph: &'a Graph,
     places: &'a OperandPlaces<'a>,
     fuse: bool,
+    skip: bool,
     /// The buffers of the nodes compiled so far, by address.
     uses: HashMap<usize, BufferUse>,
     tables: RopeTables,
@@ -127,7 +130,8 @@ impl<'a> Compiler<'a> {
             lowered.push(made.map_err(|reason| self.unsupported(id, reason))?);
             return Ok(());
         }
-        let context = ops::LoweringContext { isa: inner.isa, input_ids: &ids, fuse: self.fuse, source };
+        let (fuse, skip) = (self.fuse, self.skip);
+        let context = ops::LoweringContext { isa: inner.isa, input_ids: &ids, fuse, skip, source };
         ops::lower(&op, &inputs, &output.view, &context, &mut self.tables, lowered)
             .map_err(|reason| self.unsupported(id, reason))?;
         if matches!(op, Op::Attention(_)) {

@@ -10,6 +10,10 @@ pub const ISA_VARIABLE: &str = "QUADRIGA_ISA";
 /// [`BackendBuilder::fuse`](crate::BackendBuilder::fuse) overrides it.
 pub const FUSE_VARIABLE: &str = "QUADRIGA_FUSE";
 
+/// Environment variable that turns the skipping of inactive neurons off with the value `0`.
+/// [`BackendBuilder::skip`](crate::BackendBuilder::skip) overrides it.
+pub const SKIP_VARIABLE: &str = "QUADRIGA_SKIP";
+
 impl Isa {
     /// The instruction set that the environment variable [`ISA_VARIABLE`] names, or the best one if it is not set.
     ///
@@ -26,4 +30,9 @@ impl Isa {
 /// Whether to fuse operations, as far as the environment says.
 pub(crate) fn fuse() -> bool {
     std::env::var(FUSE_VARIABLE).map_or(true, |value| value != "0")
+}
+
+/// Whether to skip the rows of inactive neurons, as far as the environment says.
+pub(crate) fn skip() -> bool {
+    std::env::var(SKIP_VARIABLE).map_or(true, |value| value != "0")
 }

@@ -160,7 +160,7 @@ fn runs_unit_by_unit_with(parts: &[StepPart], part: &StepPart) -> bool {
 /// The part must be small (for dense matmuls), work elementwise on the result of one matmul or of all of them, and touch nothing else that
 /// the step writes; nor may it write anything that the step reads.
 fn epilogue_of<M: StepMatMul>(step: &MatMulStep<M>, part: &StepPart) -> Option<(usize, bool)> {
-    let extent = part.by_columns.filter(|_| !M::SMALL_EPILOGUES || is_tiny(part))?;
+    let extent = part.by_columns.filter(|_| !M::SMALL_EPILOGUES || part.large_epilogue || is_tiny(part))?;
     // Everything that a matmul and its epilogues write.
     let results = |index: usize| {
         let matmul = step.matmuls.get(index).into_iter().flat_map(StepMatMul::accesses);

@@ -56,7 +56,7 @@ mod view;
 mod weights;
 
 pub use backend::{Backend, BackendBuilder, Error};
-pub use environment::{FUSE_VARIABLE, ISA_VARIABLE};
+pub use environment::{FUSE_VARIABLE, ISA_VARIABLE, SKIP_VARIABLE};
 pub use memory::ALIGNMENT;
 pub use pool::{MAX_THREADS, PoolError};
 pub use profile::{Profile, StepTotals};

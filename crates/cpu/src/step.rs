@@ -174,6 +174,8 @@ pub(crate) struct StepPart {
     /// input of one row, or of a row for each expert): the part can then run on any rows and columns, as the epilogue
     /// of a matmul.
     pub(crate) by_columns: Option<[usize; 2]>,
+    /// Whether it may be the epilogue of a matmul however large it is.
+    pub(crate) large_epilogue: bool,
     /// Index of the node's name in the program.
     pub(crate) name: usize,
     /// The operation's name.
@@ -189,7 +191,8 @@ impl StepPart {
         accesses: Vec<Access>,
     ) -> StepPart {
         let kernel = Box::new(kernel);
-        StepPart { kernel, units, cost, grain: 1, accesses, by_columns: None, name: 0, label: "" }
+        let (by_columns, large_epilogue) = (None, false);
+        StepPart { kernel, units, cost, grain: 1, accesses, by_columns, large_epilogue, name: 0, label: "" }
     }
 
     /// Bytes of host memory that it points to.

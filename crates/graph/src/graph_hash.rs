@@ -68,6 +68,7 @@ fn op(mix: &mut Mixer, op: &Op) {
             mix.float(a.soft_cap.unwrap_or(0.0));
             mix.word(u64::from(a.mask) | (u64::from(a.spans) << 1) | (u64::from(a.sinks) << 2));
         }
+        Op::MulMatSparse { ids } => mix.word((*ids).into()),
         Op::SelectExperts(select) => mix.sizes(&[select.groups, select.groups_used]),
         Op::ExpertWeights(weights) => {
             mix.word(u64::from(weights.softmax) | u64::from(weights.normalize) << 1);
@@ -95,6 +96,7 @@ fn op(mix: &mut Mixer, op: &Op) {
         | Op::Unary(_)
         | Op::MulMat
         | Op::MulMatId
+        | Op::AxpySparse
         | Op::AddId
         | Op::SumExperts
         | Op::SsmConv

@@ -42,6 +42,7 @@ mod ops;
 mod order;
 mod print;
 mod shape;
+mod sparse_values;
 mod tensor;
 mod value;
 

@@ -52,6 +52,27 @@ fn check_parameters(inputs: &[Input], accepted: &[Op], refused: &[Op]) {
 }
 
 #[test]
+fn sparse_matrix_multiplications() {
+    let refused: &[(usize, &[usize])] =
+        &[(0, &[9, 32]), (0, &[8, 64]), (1, &[3, 64]), (2, &[2, 8]), (0, &[2, 9, 64])];
+    let inputs: [Input; 3] = [(Q8_0, &[9, 64]), (F32, &[2, 64]), (F32, &[2, 9])];
+    check(Op::MulMatSparse { ids: false }, &inputs, (F32, &[2, 9]), refused);
+    let inputs: [Input; 4] = [(F16, &[5, 64]), (F32, &[2, 64]), (F32, &[2, 9]), (I32, &[5])];
+    let refused: &[(usize, &[usize])] = &[(0, &[9, 64]), (3, &[4]), (3, &[5, 5]), (2, &[1, 9])];
+    check(Op::MulMatSparse { ids: true }, &inputs, (F32, &[2, 5]), refused);
+    let refused: &[(usize, &[usize])] = &[(0, &[8, 64]), (1, &[2, 8]), (1, &[3, 2, 9])];
+    check(Op::AxpySparse, &[(Q8_0, &[9, 64]), (F32, &[2, 9])], (F32, &[2, 64]), refused);
+    for (op, inputs) in [
+        (Op::MulMatSparse { ids: false }, vec![(F16, &[9, 64][..]), (F16, &[2, 64]), (F32, &[2, 9])]),
+        (Op::MulMatSparse { ids: false }, vec![(F16, &[9, 64]), (F32, &[2, 64]), (I32, &[2, 9])]),
+        (Op::AxpySparse, vec![(I32, &[9, 64]), (F32, &[2, 9])]),
+    ] {
+        assert!(matches!(infer(op, &inputs), Err(GraphErrorKind::Type { .. })));
+    }
+    assert!(matches!(infer(Op::MulMatSparse { ids: true }, &[]), Err(GraphErrorKind::Arity { .. })));
+}
+
+#[test]
 fn matrix_multiplications() {
     let x: Input = (F32, &[2, 4, 5, 64]);
     let refused: &[(usize, &[usize])] = &[(0, &[1, 2, 3, 32]), (0, &[3, 2, 3, 64]), (0, &[1, 3, 3, 64])];

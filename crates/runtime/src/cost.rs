@@ -49,6 +49,8 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
     let rows = |input: usize| inputs.get(input).map_or(0, |tensor| tensor.dims4()[2] as u64);
     match op {
         Op::MulMat | Op::MulMatId => elements(output).saturating_mul(2 * cols(1)),
+        Op::MulMatSparse { .. } => elements(output).saturating_mul(2 * cols(0)),
+        Op::AxpySparse => elements(output).saturating_mul(2 * rows(0)),
         Op::OutProd => elements(output).saturating_mul(2 * rows(0)),
         Op::Attention(_) => {
             // Q·Kᵀ, then scores times V.

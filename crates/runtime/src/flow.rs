@@ -105,7 +105,10 @@ impl Flow {
                 FlowInput { tensor, storage, kind: kind[storage.index()] }
             }));
             let (storage, end) = (storage[result.index()], inputs.len() as u32);
-            let heavy = matches!(n.op(), Op::MulMat | Op::MulMatId | Op::Attention(_));
+            let heavy = matches!(
+                n.op(),
+                Op::MulMat | Op::MulMatId | Op::MulMatSparse { .. } | Op::AxpySparse | Op::Attention(_)
+            );
             producers.push(Producer { node, storage, overwrites: storage != result, heavy, first, end });
             if storage != result {
                 self.writers.push((storage, node));

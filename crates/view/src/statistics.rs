@@ -153,7 +153,8 @@ impl Statistics {
             let of = |node: NodeId| {
                 let op = graph.get_node(node).map(|n| n.op());
                 let first = graph.inputs(node).first().and_then(|id| graph.get(*id));
-                let is_matmul = matches!(op, Some(Op::MulMat | Op::MulMatId));
+                let is_matmul =
+                    matches!(op, Some(Op::MulMat | Op::MulMatId | Op::MulMatSparse { .. } | Op::AxpySparse));
                 NodeCost {
                     cost: Cost::of(graph, node),
                     weights: first.filter(|_| is_matmul).map_or(DType::F32, |t| t.dtype()),

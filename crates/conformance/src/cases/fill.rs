@@ -13,6 +13,8 @@ pub(crate) enum Fill {
     Steps,
     /// Distinct values in random order.
     Distinct,
+    /// 0, or with this probability uniform in 0..1: gates after ReLU.
+    Active(f64),
     /// 0, or `−∞` with this probability.
     Mask(f64),
     /// Uniform in −1..1, or with this probability NaN or infinite.
@@ -36,6 +38,10 @@ pub(crate) fn values(fill: Fill, count: usize, rng: &mut Rng) -> Vec<f32> {
                 false => rng.uniform(-1.0, 1.0) as f32,
             })
             .collect(),
+        Fill::Active(chance) => {
+            let gate = |rng: &mut Rng| if rng.chance(chance) { rng.uniform(0.0, 1.0) as f32 } else { 0.0 };
+            (0..count).map(|_| gate(rng)).collect()
+        }
         Fill::Mask(chance) => {
             (0..count).map(|_| if rng.chance(chance) { f32::NEG_INFINITY } else { 0.0 }).collect()
         }

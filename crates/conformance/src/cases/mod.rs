@@ -13,6 +13,7 @@ mod norms;
 mod recurrent;
 mod reduce;
 mod rows;
+mod sparse;
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -159,6 +160,7 @@ impl Suite {
         attention::values_in_keys(&mut list);
         experts::extreme(&mut list);
         recurrent::list(&mut list);
+        sparse::list(&mut list);
         Suite { entries: list.entries }
     }
 

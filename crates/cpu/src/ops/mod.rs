@@ -21,6 +21,7 @@ mod routing;
 mod rows;
 mod scratch;
 mod softmax;
+mod sparse;
 mod work;
 
 use quadriga_graph::Op;
@@ -57,6 +58,8 @@ pub(crate) fn is_supported(op: &Op) -> bool {
             | DiagMaskZero { .. }
             | MulMat
             | MulMatId
+            | MulMatSparse { .. }
+            | AxpySparse
             | SelectExperts(_)
             | ExpertWeights(_)
             | AddId
@@ -132,6 +135,10 @@ pub(crate) fn lower(
         (Op::MulMatId, [_, x, ids]) => {
             return matmul::mul_mat_id(inputs.first(), x, ids, out, context, lowered);
         }
+        (Op::MulMatSparse { .. }, [w, x, gates, ids @ ..]) => {
+            sparse::mul_mat([w, x, gates], ids.first(), out, context)
+        }
+        (Op::AxpySparse, [w, factors]) => sparse::axpy(w, factors, out, context),
         (Op::SelectExperts(parameters), [scores]) => routing::select(parameters, scores, out),
         (Op::ExpertWeights(parameters), [p, ids]) => routing::weights(parameters, p, ids, out),
         (Op::AddId, [x, biases, ids]) => routing::add_id(x, biases, ids, out, context.isa),

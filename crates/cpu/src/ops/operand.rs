@@ -84,6 +84,8 @@ pub(crate) struct LoweringContext<'a> {
     pub(crate) input_ids: &'a [TensorId],
     /// Whether operations may be fused.
     pub(crate) fuse: bool,
+    /// Whether rows of inactive neurons are skipped.
+    pub(crate) skip: bool,
     /// The fused prologue of a matmul that computes its activations, if they are not in memory.
     pub(crate) source: Option<Arc<ActivationSource>>,
 }

@@ -2,7 +2,7 @@
 
 use super::checks::Inferred;
 use super::op::Op;
-use super::{attention, conv, elementwise, experts, layout, matrix, recurrent, reduce, rows};
+use super::{attention, conv, elementwise, experts, layout, matrix, recurrent, reduce, rows, sparse};
 use crate::error::GraphErrorKind;
 use crate::tensor::Tensor;
 
@@ -25,6 +25,8 @@ impl Op {
             Op::Attention(parameters) => attention::attention(parameters, inputs),
             Op::MulMat => matrix::mul_mat(inputs),
             Op::MulMatId => matrix::mul_mat_id(inputs),
+            Op::MulMatSparse { ids } => sparse::mul_mat(*ids, inputs),
+            Op::AxpySparse => sparse::axpy(inputs),
             Op::SelectExperts(parameters) => experts::select(parameters, inputs),
             Op::ExpertWeights(parameters) => experts::weights(parameters, inputs),
             Op::AddId => experts::add_id(inputs),

@@ -19,6 +19,7 @@ mod recurrent;
 mod reduce;
 mod rope;
 mod rows;
+mod sparse;
 mod window;
 
 pub(crate) use checks::{Inferred, ResultMemory};

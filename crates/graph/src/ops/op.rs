@@ -101,6 +101,16 @@ pub enum Op {
     /// Matrix multiplication with selected experts. Inputs: `w [e, n, k]`, `x [t, u|1, k]`, ids `[t, u]` (i32) → `[t,
     /// u, n]`. An id of −1 is an expert that another node computes: its row is 0.
     MulMatId,
+    /// Matrix multiplication with the rows of active neurons only. Inputs: `w [m, k]`, `x [t, k]`, gates `[t, n]`, ids `[m]`
+    /// (i32) → `[t, m]`: gate · (x · row) for each row of `w`. Row `i` is that of neuron `i`, or with ids that of neuron
+    /// `ids[i]`; −1 is a row without a neuron. Where a gate is 0, so is the result, whatever the row holds: it is not read.
+    MulMatSparse {
+        /// Whether ids are given; otherwise there is a row for each neuron.
+        ids: bool,
+    },
+    /// The sum of rows `w [n, k]` times factors `[t, n]` → `[t, k]`, in the order of the rows. A row whose factor is 0 adds
+    /// nothing, whatever it holds: it is not read.
+    AxpySparse,
     /// The experts of each token: scores `[t, e]` → ids `[t, used]` (i32), those with the largest scores, largest first
     /// (of equal ones the first). With groups, only the experts of the best groups count; the score of a group is the sum
     /// of its two largest scores.
@@ -292,6 +302,8 @@ impl Op {
             Op::DiagMaskZero { .. } => declare("diag_mask_zero", "0 above the diagonal", FIRST),
             Op::MulMat => declare("mul_mat", "x · wᵀ", NEVER),
             Op::MulMatId => declare("mul_mat_id", "x · wᵀ of selected experts", NEVER),
+            Op::MulMatSparse { .. } => declare("mul_mat_sparse", "gate · x · wᵀ of active rows", NEVER),
+            Op::AxpySparse => declare("axpy_sparse", "sum of active rows times factors", NEVER),
             Op::SelectExperts(_) => declare("select_experts", "experts with the largest scores", NEVER),
             Op::ExpertWeights(_) => declare("expert_weights", "weights of the selected experts", NEVER),
             Op::AddId => declare("add_id", "x + bias of the expert", FIRST),

@@ -10,6 +10,7 @@ mod norms;
 mod recurrent;
 mod reduce;
 mod rows;
+mod sparse;
 
 use quadriga_graph::Op;
 
@@ -55,6 +56,11 @@ pub(super) fn evaluate(op: &Op, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> R
         }
         (Op::MulMat, [w, x]) => matrix::mul_mat(w, x, out),
         (Op::MulMatId, [w, x, ids]) => matrix::mul_mat_id(w, x, ids, out),
+        (Op::MulMatSparse { ids }, [w, x, gates, rest @ ..]) => {
+            let [ids] = optional([*ids], rest)?;
+            sparse::mul_mat(w, x, gates, ids, out)
+        }
+        (Op::AxpySparse, [w, factors]) => sparse::axpy(w, factors, out),
         (Op::SelectExperts(parameters), [scores]) => experts::select(parameters, scores, out),
         (Op::ExpertWeights(parameters), [p, ids]) => experts::weights(parameters, p, ids, out),
         (Op::AddId, [x, biases, ids]) => experts::add_id(x, biases, ids, out),

@@ -19,12 +19,14 @@
 
 mod convert;
 mod functions;
+mod prefetch;
 mod quantize;
 mod rows;
 pub(crate) mod simd;
 
 pub(crate) use convert::load_elements;
 pub(crate) use functions::{exp, tanh};
+pub(crate) use prefetch::prefetch;
 
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, load_row};
 pub use quantize::quantize_row;
