@@ -315,6 +315,16 @@ fn attention_over_spans_masks_and_groups() {
         t[0].attention(t[1], t[2], AttentionOptions::new().mask(t[3]).scale(1.0))
     });
     close(&masked, &[15.0, 20.0, 20.0, 15.0]);
+    // Position 64 of table row 1 is the first row of page 0; the other entries of the table are not read.
+    let q: (&[usize], &[f32]) = (&[1, 1, 3, 1], &[0.0; 3]);
+    let pool: Vec<f32> = (0..128).map(|row| row as f32).collect();
+    let pool: (&[usize], &[f32]) = (&[1, 1, 128, 1], &pool);
+    let paged = eval(&[q, pool, pool], |g, t| {
+        let spans = g.constant("spans", DType::I32, [3, 3], &[62, 66, 1, 0, 2, 0, 5, 5, 0][..]);
+        let pages = g.constant("pages", DType::I32, [2, 3], &[1, -1, 7, 1, 0, -1][..]);
+        t[0].attention(t[1], t[2], AttentionOptions::new().spans(spans).pages(pages))
+    });
+    close(&paged, &[(126.0 + 127.0 + 0.0 + 1.0) / 4.0, 64.5, 0.0]);
     // Scores 2 and 4, scaled to 1 and 2, capped at tanh(1) and tanh(2).
     let q: (&[usize], &[f32]) = (&[1, 1, 1, 1], &[2.0]);
     let capped =

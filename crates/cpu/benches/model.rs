@@ -65,7 +65,8 @@ fn model(tokens: usize, context: usize) -> Graph {
             keys.reshape([context, GROUPS, HEAD]).permute([1, 0, 2]),
             values.reshape([context, GROUPS, HEAD]).permute([1, 0, 2]),
         );
-        let attention = Attention { scale: 0.125, soft_cap: None, mask: false, spans: true, sinks: false };
+        let attention =
+            Attention { scale: 0.125, soft_cap: None, mask: false, spans: true, sinks: false, pages: false };
         let a = g.apply(Op::Attention(attention), &[q.permute([1, 0, 2]), keys, values, spans]);
         x = x.add(g.mul_mat(wo, a.reshape([tokens, HEADS * HEAD])));
         let n = x.rms_norm(1e-5).mul(norm("norm2"));

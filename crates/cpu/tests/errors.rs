@@ -93,11 +93,41 @@ fn spans_are_checked_against_the_keys() {
     let x = g.input("x", DType::F32, [2, 2, 32]);
     let (k, v) = (g.input("k", DType::F32, [1, 5, 32]), g.input("v", DType::F32, [1, 5, 32]));
     let spans = g.input("spans", DType::I32, [2, 2]);
-    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: true, sinks: false };
+    let attention =
+        Attention { scale: 1.0, soft_cap: None, mask: false, spans: true, sinks: false, pages: false };
     g.output("y", g.apply(Op::Attention(attention), &[x, k, v, spans]).named("bad"));
     let graph = g.finish().unwrap();
     for (wrong, text) in [(6, "6"), (-1, "-1")] {
         refuses(&graph, "spans", &[0, 3, 0, wrong], &[0, 3, 2, 5], text);
+    }
+}
+
+#[test]
+fn page_tables_are_checked_before_they_are_used() {
+    let build = |spans: Option<&[i32]>, pages: Option<&[i32]>| {
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [2, 2, 64]);
+        let (k, v) = (g.input("k", DType::F32, [1, 200, 64]), g.input("v", DType::F32, [1, 200, 64]));
+        let given = |name: &str, dims: [usize; 2], values: Option<&[i32]>| match values {
+            Some(values) => g.constant(name, DType::I32, dims, values),
+            None => g.input(name, DType::I32, dims),
+        };
+        let (spans, pages) = (given("spans", [2, 3], spans), given("pages", [2, 2], pages));
+        let attention =
+            Attention { scale: 1.0, soft_cap: None, mask: false, spans: true, sinks: false, pages: true };
+        g.output("y", g.apply(Op::Attention(attention), &[x, k, v, spans, pages]).named("bad"));
+        g.finish().unwrap()
+    };
+    let graph = build(None, Some(&[0, 1, 2, 0]));
+    let wrong: [([i32; 3], &str); 4] =
+        [([0, 129, 1], "129"), ([-1, 3, 1], "-1"), ([0, 1, 2], "2"), ([0, 1, -1], "-1")];
+    for ([first, end, table], text) in wrong {
+        refuses(&graph, "spans", &[0, 3, 0, first, end, table], &[0, 3, 0, 0, 128, 1], text);
+    }
+    // The last 8 of 200 rows are no whole page. Entries that no span covers may be anything.
+    let graph = build(Some(&[0, 1, 0, 64, 65, 1]), None);
+    for (page, text) in [(3, "3"), (-1, "-1"), (i32::MAX, "2147483647")] {
+        refuses(&graph, "pages", &[0, 9, 9, page], &[0, 9, -4, 2], text);
     }
 }
 

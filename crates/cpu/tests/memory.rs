@@ -158,7 +158,8 @@ fn model(rows: usize) -> Graph {
     g.output("experts", g.apply(Op::MulMatId, &[experts, x.reshape([rows, 1, 256]), ids]));
     let cache = g.state("cache", DType::F16, [2, 300, 64]);
     let q = x.reshape([rows, 4, 64]).permute([1, 0, 2]);
-    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: false, sinks: false };
+    let attention =
+        Attention { scale: 1.0, soft_cap: None, mask: false, spans: false, sinks: false, pages: false };
     g.output("y", g.apply(Op::Attention(attention), &[q, cache, cache]));
     g.finish().unwrap()
 }

@@ -61,7 +61,8 @@ fn model(tokens: usize, dtype: DType, cache: DType) -> Graph {
         let heads_first = [1, 0, 2];
         let keys = caches[0].set_rows(k.permute(heads_first), positions.reshape([1, tokens]));
         let values = caches[1].set_rows(v.permute(heads_first), positions.reshape([1, tokens]));
-        let attention = Attention { scale: 0.17, soft_cap: None, mask: false, spans: true, sinks: false };
+        let attention =
+            Attention { scale: 0.17, soft_cap: None, mask: false, spans: true, sinks: false, pages: false };
         let a = g.apply(Op::Attention(attention), &[q.permute(heads_first), keys, values, spans]);
         x = x.add(g.mul_mat(wo, a.reshape([tokens, HEADS * HEAD])));
         let n = x.rms_norm(1e-5).mul(norms[1]);

@@ -66,7 +66,12 @@ fn op(mix: &mut Mixer, op: &Op) {
         Op::Attention(a) => {
             mix.float(a.scale);
             mix.float(a.soft_cap.unwrap_or(0.0));
-            mix.word(u64::from(a.mask) | (u64::from(a.spans) << 1) | (u64::from(a.sinks) << 2));
+            mix.word(
+                u64::from(a.mask)
+                    | (u64::from(a.spans) << 1)
+                    | (u64::from(a.sinks) << 2)
+                    | (u64::from(a.pages) << 3),
+            );
         }
         Op::MulMatSparse { ids } => mix.word((*ids).into()),
         Op::SelectExperts(select) => mix.sizes(&[select.groups, select.groups_used]),

@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attention_options;
 pub mod blocks;
 mod builder;
 mod construction;
@@ -46,6 +47,7 @@ mod sparse_values;
 mod tensor;
 mod value;
 
+pub use attention_options::AttentionOptions;
 pub use builder::{GraphBuilder, Scope, Weight};
 pub use custom::{
     CustomCall, CustomError, CustomFunction, CustomInput, CustomKernel, CustomOp, CustomOutput, CustomValues,
@@ -58,10 +60,10 @@ pub use fingerprint::Fingerprint;
 pub use graph::{Graph, Node};
 pub use names::layer_of;
 pub use ops::{
-    Attention, Binary, Declaration, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Op, Order, Pairing,
-    Pooling, Rope, SelectExperts, Unary, Window,
+    Attention, Binary, Declaration, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Op, Order,
+    PAGE_SLOTS, Pairing, Pooling, Rope, SelectExperts, Unary, Window,
 };
 pub use order::OrderError;
 pub use shape::{MAX_DIMS, Shape, Strides};
 pub use tensor::{NodeId, Tensor, TensorId, TensorKind};
-pub use value::{AttentionOptions, Value};
+pub use value::Value;

@@ -112,7 +112,8 @@ fn every_attribute_of_every_operation_changes_the_fingerprint() {
         add(Op::Permute { axes }, &[HEADS]);
     }
     add(Op::Transpose, &[HEADS]);
-    let attention = Attention { scale: 1.0, soft_cap: None, mask: false, spans: false, sinks: false };
+    let attention =
+        Attention { scale: 1.0, soft_cap: None, mask: false, spans: false, sinks: false, pages: false };
     let (q, kv) = ((DType::F32, &[2usize, 4, 8][..]), (DType::F32, &[2usize, 3, 8][..]));
     for attention in [
         attention,

@@ -211,7 +211,8 @@ fn rotary_embeddings() {
 
 #[test]
 fn attention() {
-    let plain = Attention { scale: 0.5, soft_cap: None, mask: false, spans: false, sinks: false };
+    let plain =
+        Attention { scale: 0.5, soft_cap: None, mask: false, spans: false, sinks: false, pages: false };
     let op = |mask, spans| Op::Attention(Attention { mask, spans, ..plain });
     let [q, k, v]: [Input; 3] = [(F32, &[2, 6, 5, 32]), (Q8_0, &[2, 3, 7, 32]), (F16, &[2, 3, 7, 4])];
     let result: Input = (F32, &[2, 5, 6, 4]);
@@ -258,6 +259,21 @@ fn attention() {
         &[capped(Some(30.0)), scaled(0.0)],
         &[capped(Some(0.0)), capped(Some(-1.0)), capped(Some(f32::INFINITY)), scaled(f32::NAN)],
     );
+    let paged = |mask, spans| Op::Attention(Attention { mask, spans, pages: true, ..plain });
+    let [q, k, v]: [Input; 3] = [(F32, &[1, 6, 5, 32]), (Q8_0, &[1, 3, 128, 32]), (F16, &[1, 3, 128, 4])];
+    let result: Input = (F32, &[1, 5, 6, 4]);
+    let (spans, pages): (Input, Input) = ((I32, &[5, 3]), (I32, &[2, 9]));
+    check(
+        paged(false, true),
+        &[q, k, v, spans, pages],
+        result,
+        &[(3, &[5, 2]), (3, &[4, 3]), (4, &[2, 2, 9])],
+    );
+    let mask: Input = (F32, &[1, 1, 5, 128]);
+    check_parameters(&[q, k, v, pages], &[], &[paged(false, false)]);
+    check_parameters(&[q, k, v, mask, spans, pages], &[], &[paged(true, true)]);
+    let [q, k, v]: [Input; 3] = [(F32, &[2, 6, 5, 32]), (Q8_0, &[2, 3, 64, 32]), (F16, &[2, 3, 64, 4])];
+    check_parameters(&[q, k, v, spans, pages], &[], &[paged(false, true)]);
 }
 
 #[test]

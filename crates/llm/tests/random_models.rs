@@ -15,6 +15,7 @@ use quadriga_llm::models::GraphShape;
 use quadriga_llm::{EngineOptions, Model};
 
 const EXACT_CACHE: EngineOptions = EngineOptions {
+    pages: 0,
     context: 0,
     sequences: 1,
     batch: 512,

@@ -14,6 +14,7 @@ use quadriga_llm::{BatchToken, EngineOptions, Generator, GeneratorOptions, Model
 use quadriga_runtime::Scheduler;
 
 const OPTIONS: EngineOptions = EngineOptions {
+    pages: 0,
     context: 64,
     sequences: 1,
     batch: 7,

@@ -242,7 +242,7 @@ pub(super) fn non_finite_queries(list: &mut CaseList) {
                             let sinks = sinks.then(|| s.input(DType::F32, [1, 1, 1, 4], UNIT));
                             let spans = Some(s.spans(queries, keys));
                             let options =
-                                AttentionOptions { scale: None, soft_cap, mask: None, spans, sinks };
+                                AttentionOptions { soft_cap, spans, sinks, ..AttentionOptions::new() };
                             s.out(q.attention(k, v, options));
                         });
                     }
@@ -378,7 +378,8 @@ fn one_attention(
         let v = s.strided_input(v_type, [batch, groups, keys, value_depth], layout, UNIT);
         let (mask, spans) = mask_and_spans(s, visible, shape);
         let sinks = sinks.then(|| s.input(DType::F32, [1, 1, 1, heads], Fill::Range(-2.0, 4.0)));
-        s.out(q.attention(k, v, AttentionOptions { scale: None, soft_cap, mask, spans, sinks }));
+        let options = AttentionOptions { soft_cap, mask, spans, sinks, ..AttentionOptions::new() };
+        s.out(q.attention(k, v, options));
     });
 }
 

@@ -198,8 +198,18 @@ impl<'g> CaseBuilder<'g> {
     /// A column of given integers.
     pub(crate) fn table(&self, values: Vec<i32>) -> Value<'g> {
         let rows = values.len();
+        self.matrix([rows, 1], values)
+    }
+
+    /// A matrix of given integers.
+    pub(crate) fn matrix(&self, dims: [usize; 2], values: Vec<i32>) -> Value<'g> {
         let bytes = values.into_iter().flat_map(i32::to_le_bytes).collect();
-        self.given(DType::I32, Shape::from([rows, 1]), bytes)
+        self.given(DType::I32, Shape::from(dims), bytes)
+    }
+
+    /// The numbers below `count` in random order.
+    pub(crate) fn shuffled(&self, count: usize) -> Vec<usize> {
+        fill::shuffled(count, &mut self.rng.borrow_mut())
     }
 
     /// Random ids below `count`.

@@ -10,6 +10,7 @@ mod fused;
 mod layout;
 mod matrix;
 mod norms;
+mod paged_attention;
 mod recurrent;
 mod reduce;
 mod rows;
@@ -158,6 +159,7 @@ impl Suite {
         experts::list(&mut list);
         attention::non_finite_queries(&mut list);
         attention::values_in_keys(&mut list);
+        paged_attention::list(&mut list);
         experts::extreme(&mut list);
         recurrent::list(&mut list);
         sparse::list(&mut list);

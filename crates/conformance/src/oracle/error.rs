@@ -62,6 +62,26 @@ pub enum EvalError {
         /// The number of rows or experts.
         count: usize,
     },
+    /// A query names a row that the page table does not have.
+    #[error("query {query} uses row {table} of a page table of {tables}")]
+    Table {
+        /// The query.
+        query: usize,
+        /// The row that it names.
+        table: i64,
+        /// The rows of the page table.
+        tables: usize,
+    },
+    /// A page lies outside keys and values.
+    #[error("query {query} uses page {page}, but there are {rows} rows")]
+    Page {
+        /// The query.
+        query: usize,
+        /// The page.
+        page: i64,
+        /// The rows of keys and values.
+        rows: usize,
+    },
     /// A span ends past the last key.
     #[error("query {query} sees keys {first}..{end}, but there are {count}")]
     Span {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use quadriga_graph::{Attention, DType, Tensor};
+use quadriga_graph::{Attention, DType, PAGE_SLOTS, Tensor};
 
 use super::lowered::{LoweredOp, TeamOp};
 use super::operand::LoweringContext;
@@ -27,6 +27,7 @@ struct AttentionKernel {
     mask: Option<TensorView>,
     spans: Option<TensorView>,
     sinks: Option<TensorView>,
+    pages: Option<TensorView>,
     out: TensorView,
 }
 
@@ -40,19 +41,23 @@ pub(super) fn attention(
 ) -> Result<(), String> {
     let mut rest = rest.iter().copied();
     let mut take = |wanted: bool| if wanted { rest.next() } else { None };
-    let (mask, spans, sinks) = (take(parameters.mask), take(parameters.spans), take(parameters.sinks));
-    if [&mask, &spans, &sinks].map(Option::is_some) != [parameters.mask, parameters.spans, parameters.sinks] {
+    let wanted = [parameters.mask, parameters.spans, parameters.sinks, parameters.pages];
+    let optional = wanted.map(&mut take);
+    if optional.each_ref().map(Option::is_some) != wanted {
         return Err("an input is missing".into());
     }
+    let [mask, spans, sinks, pages] = optional;
     let [b, h, t, d] = q.dims;
     let mut accesses = vec![Access::reads(q), Access::reads(k), Access::reads(v), Access::writes(out)];
-    accesses.extend(mask.iter().chain(&spans).chain(&sinks).map(Access::reads));
+    accesses.extend(optional.iter().flatten().map(Access::reads));
     let shape = attention_shape(parameters, q.dims, (k.dims, k.dtype), (v.dims, v.dtype));
     let isa = context.isa;
     let Attention { scale, soft_cap, .. } = *parameters;
-    let plain = AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, sinks, out: *out };
+    let plain =
+        AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, sinks, pages, out: *out };
     let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
-    if spans_fit && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
+    if pages.is_none() && spans_fit && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok()
+    {
         lowered.push(LoweredOp::Team(TeamOp {
             kernel: Box::new(FastAttention { shape, plain }),
             accesses,
@@ -100,6 +105,43 @@ pub(super) fn span(spans: Option<&TensorView>, t: usize, keys: usize) -> Result<
     match (usize::try_from(first), usize::try_from(end)) {
         (Ok(first), Ok(end)) if end <= keys => Ok(first.min(end)..end),
         _ => Err(format!("span {first}..{end} of query {t} is outside 0..{keys}")),
+    }
+}
+
+/// The positions that query `t` sees, and the row of each in keys and values.
+struct PagedSpan<'a> {
+    positions: Range<usize>,
+    pages: &'a TensorView,
+    table: usize,
+    rows: usize,
+}
+
+impl<'a> PagedSpan<'a> {
+    /// The span of query `t`, checked against the page table.
+    fn new(
+        spans: &TensorView,
+        pages: &'a TensorView,
+        t: usize,
+        rows: usize,
+    ) -> Result<PagedSpan<'a>, String> {
+        let positions = span(Some(spans), t, pages.cols() * PAGE_SLOTS)?;
+        let table = spans.index([0, 0, t], 2);
+        match usize::try_from(table) {
+            Ok(table) if table < pages.dims[2] => Ok(PagedSpan { positions, pages, table, rows }),
+            _ => Err(format!("query {t} uses row {table} of a page table of {}", pages.dims[2])),
+        }
+    }
+
+    /// The row of a position of the span.
+    fn row(&self, position: usize) -> Result<usize, String> {
+        let page = self.pages.index([0, 0, self.table], position / PAGE_SLOTS);
+        let first = usize::try_from(page).ok().and_then(|page| page.checked_mul(PAGE_SLOTS));
+        match first {
+            Some(first) if self.rows.checked_sub(PAGE_SLOTS).is_some_and(|last| first <= last) => {
+                Ok(first + position % PAGE_SLOTS)
+            }
+            _ => Err(format!("page {page} of table {} is outside {} rows", self.table, self.rows)),
+        }
     }
 }
 
@@ -234,7 +276,16 @@ impl Kernel for AttentionKernel {
                         (sink[0], 1.0)
                     }
                 };
-                for key in span(self.spans.as_ref(), i, keys)? {
+                let paged = match (&self.spans, &self.pages) {
+                    (Some(spans), Some(pages)) => Some(PagedSpan::new(spans, pages, i, keys)?),
+                    _ => None,
+                };
+                let visible = match &paged {
+                    Some(paged) => paged.positions.clone(),
+                    None => span(self.spans.as_ref(), i, keys)?,
+                };
+                for key in visible {
+                    let key = paged.as_ref().map_or(Ok(key), |paged| paged.row(key))?;
                     let Some(k) = row.get_mut(..d) else { continue };
                     self.k.load_at([batch, group, key], 0, k);
                     let mut score = self.scale * vec::dot(self.isa, query, k);

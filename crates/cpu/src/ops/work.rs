@@ -37,7 +37,7 @@ pub(crate) fn work_bytes(graph: &Graph, nodes: &[NodeId], settings: &WorkSetting
             Op::Attention(parameters) => {
                 let spans = tensor(3 + usize::from(parameters.mask)).filter(|_| parameters.spans);
                 let shape = shape_of(parameters, tensor(0)?, tensor(1)?, tensor(2)?);
-                let fast = shape.slots > 0 && spans.is_none_or(Tensor::is_contiguous);
+                let fast = !parameters.pages && shape.slots > 0 && spans.is_none_or(Tensor::is_contiguous);
                 fast.then(|| fast::Attention::work_bytes(settings.isa, &shape, settings.threads).ok())?
             }
             Op::Custom(op) => {

@@ -246,7 +246,8 @@ fn attention_inputs(
     node: NodeId,
     parameters: &Attention,
 ) -> Option<(TensorId, TensorId, TensorId, Option<TensorId>)> {
-    let [q, k, v] = *graph.inputs(node).first_chunk::<3>().filter(|_| !parameters.mask)?;
+    let [q, k, v] =
+        *graph.inputs(node).first_chunk::<3>().filter(|_| !parameters.mask && !parameters.pages)?;
     Some((q, k, v, graph.inputs(node).get(3).copied().filter(|_| parameters.spans)))
 }
 

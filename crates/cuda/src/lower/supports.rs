@@ -47,6 +47,7 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         {
             refuse("rows of more sorted runs than a grid has blocks")
         }
+        Op::Attention(parameters) if parameters.pages => refuse("page tables"),
         Op::Attention(_) => {
             let (Some(q), Some(v)) = (input(0), input(2)) else { return refuse("inputs are missing") };
             let [b, h, t, d] = q.dims4();

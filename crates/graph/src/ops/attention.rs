@@ -95,8 +95,8 @@ pub(super) fn rope(rope: &Rope, factors: bool, inputs: &[&Tensor]) -> Result<Inf
 }
 
 pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<Inferred, GraphErrorKind> {
-    let Attention { scale, soft_cap, mask, spans, sinks } = parameters;
-    let expected = 3 + usize::from(*mask) + usize::from(*spans) + usize::from(*sinks);
+    let Attention { scale, soft_cap, mask, spans, sinks, pages } = parameters;
+    let expected = 3 + [mask, spans, sinks, pages].into_iter().filter(|given| **given).count();
     if inputs.len() != expected {
         return Err(GraphErrorKind::Arity { expected: "3 plus the enabled optional", found: inputs.len() });
     }
@@ -130,12 +130,28 @@ pub(super) fn attention(parameters: &Attention, inputs: &[&Tensor]) -> Result<In
     if *spans && let Some((i, s)) = rest.next() {
         need_i32(3 + i, s)?;
         need_dense(3 + i, s)?;
-        if s.shape.dims4() != [1, 1, t, 2] {
-            return shape_error(format!("spans {} for {t} queries", s.shape));
+        let wanted = [1, 1, t, if *pages { 3 } else { 2 }];
+        if s.shape.dims4() != wanted {
+            return shape_error(format!("spans {} for {t} queries, {wanted:?} needed", s.shape));
         }
     }
     if *sinks && let Some((i, s)) = rest.next() {
         check_sinks(3 + i, s, h)?;
+    }
+    if *pages {
+        if *mask || !*spans || b != 1 {
+            return Err(GraphErrorKind::Parameter("a page table needs spans, one batch and no mask".into()));
+        }
+        if let Some((i, table)) = rest.next() {
+            need_i32(3 + i, table)?;
+            need_dense(3 + i, table)?;
+            if table.dims4()[..2] != [1, 1] {
+                return shape_error(format!(
+                    "a page table {}, at most two dimensions are possible",
+                    table.shape
+                ));
+            }
+        }
     }
     Ok(Inferred::fresh(DType::F32, Shape::from([b, t, h, e])))
 }

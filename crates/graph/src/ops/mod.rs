@@ -25,8 +25,8 @@ mod window;
 pub(crate) use checks::{Inferred, ResultMemory};
 pub use op::{Declaration, Op};
 pub use parameters::{
-    Attention, Binary, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Order, Pooling, SelectExperts,
-    Unary,
+    Attention, Binary, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Order, PAGE_SLOTS, Pooling,
+    SelectExperts, Unary,
 };
 pub use rope::{Pairing, Rope};
 pub use window::Window;

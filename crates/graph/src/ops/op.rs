@@ -181,11 +181,17 @@ pub enum Op {
         k: usize,
     },
     /// Fused attention. Inputs: `q [b, h, t, d]` (f32), `k [b, g, n, d]`, `v [b, g, n, e]`, mask
-    /// `[b|1, h|1, t, n]`, spans `[t, 2]` (i32), sinks `[h]` → `[b, t, h, e]`, where `h` is a multiple of `g`.
+    /// `[b|1, h|1, t, n]`, spans `[t, 2]` (i32), sinks `[h]`, pages `[s, p]` (i32) → `[b, t, h, e]`, where `h` is a multiple of
+    /// `g`.
     ///
     /// A span gives, for each query, the first visible key and one past the last: causal and sliding-window masks
     /// without a mask tensor. A query without visible keys yields zeros. A sink is an additional score of a head, which
     /// is neither scaled nor capped and has no value: it is part of the softmax's denominator only.
+    ///
+    /// With pages, keys and values are a pool that several sequences share, in pages of [`PAGE_SLOTS`](crate::PAGE_SLOTS) rows.
+    /// Spans are then `[t, 3]`, in positions of the query's own sequence: the first that it sees, one past the last, and the
+    /// sequence's row `r` of the page table. Position `i` is row `pages[r, i / 64] · 64 + i % 64` of keys and values. Entries that
+    /// no span covers are not read and may have any value. `b` is 1, and there is no mask.
     Attention(Attention),
     /// The same elements under another shape.
     Reshape {

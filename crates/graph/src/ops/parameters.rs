@@ -153,9 +153,14 @@ pub struct Attention {
     pub mask: bool,
     /// Whether spans follow the mask (or the values) among the inputs.
     pub spans: bool,
-    /// Whether sinks are the last input.
+    /// Whether sinks follow them.
     pub sinks: bool,
+    /// Whether a page table is the last input.
+    pub pages: bool,
 }
+
+/// Rows of keys and values in a page of a KV cache.
+pub const PAGE_SLOTS: usize = 64;
 
 /// Parameters of [`Op::SelectExperts`](crate::Op::SelectExperts).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

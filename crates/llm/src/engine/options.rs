@@ -1,11 +1,11 @@
 //! The capacity of an engine, and the sizes of its caches that follow from it.
 
-use quadriga_graph::DType;
+use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_runtime::Scheduler;
 
 use super::recurrent::RecurrentRows;
 use crate::hyperparameters::Hyperparameters;
-use crate::models::{GraphShape, WindowCache};
+use crate::models::{GraphShape, PageTable, WindowCache};
 use crate::{Error, Model, Result};
 
 /// The capacity of an engine.
@@ -16,6 +16,9 @@ pub struct EngineOptions {
     pub context: usize,
     /// The number of sequences.
     pub sequences: usize,
+    /// Pages of a KV cache that all sequences share, [`PAGE_SLOTS`](quadriga_graph::PAGE_SLOTS) tokens each, for a
+    /// [`Batcher`](crate::serving::Batcher). 0: each sequence has slots for `context` tokens of its own.
+    pub pages: usize,
     /// The batch size: the largest number of tokens that are computed at once. Longer prompts are split into batches.
     pub batch: usize,
     /// The output rows of a batch that forecasts, and with them automatic placements, leave room for, at most the batch size: 1 to
@@ -74,6 +77,7 @@ impl Default for EngineOptions {
         EngineOptions {
             context: 0,
             sequences: 1,
+            pages: 0,
             batch: 512,
             output_rows: 1,
             cache_keys: DType::F16,
@@ -90,6 +94,12 @@ impl Default for EngineOptions {
 
 /// The limit for a context size that comes from the model file: the KV cache is allocated for all of it.
 const DEFAULT_CONTEXT: usize = 4096;
+
+/// Pages before those of sequences: rows that only fill up a batch write there, each to a slot of its own.
+pub(crate) const SCRAP_PAGES: usize = 8;
+
+/// Rows of recurrent states that a sequence has in a KV cache of pages: the state before a step, and after it.
+pub(crate) const STATES_OF_SEQUENCE: usize = 2;
 
 /// The largest number of checkpoints of a sequence.
 const MAX_CHECKPOINTS: usize = 1024;
@@ -126,6 +136,9 @@ impl EngineOptions {
         if self.context.checked_mul(self.sequences).is_none_or(|slots| i32::try_from(slots).is_err()) {
             return wrong("the context", self.context, "small enough for 32-bit indices of KV-cache slots");
         }
+        if self.pages > 0 {
+            self.resolve_pages(hyper)?;
+        }
         if self.checkpoints > MAX_CHECKPOINTS {
             return wrong("the number of checkpoints", self.checkpoints, "at most 1024");
         }
@@ -138,7 +151,7 @@ impl EngineOptions {
         let experts = hyper.layers.iter().filter_map(|layer| layer.experts);
         self.expert_slots = self.expert_slots.min(experts.map(|experts| experts.count).sum());
         // An encoder computes a text as a whole, and several short ones at once.
-        let most = self.context * self.sequences;
+        let most = self.context.saturating_mul(self.sequences);
         self.batch = if hyper.encoder { self.batch.max(self.context) } else { self.batch.min(most) };
         self.hidden |= !self.logits;
         self.greedy &= self.logits;
@@ -155,6 +168,52 @@ impl EngineOptions {
             );
         }
         Ok(self)
+    }
+
+    /// Checks the options of a KV cache in pages. Its layers keep every position, and nothing is truncated.
+    fn resolve_pages(&mut self, hyper: &Hyperparameters) -> Result<()> {
+        if hyper.encoder {
+            self.pages = 0;
+            return Ok(());
+        }
+        let slots = self.all_pages().and_then(|pages| pages.checked_mul(PAGE_SLOTS));
+        if slots.is_none_or(|slots| i32::try_from(slots).is_err()) {
+            return wrong(
+                "the number of pages",
+                self.pages,
+                "small enough for 32-bit indices of KV-cache slots",
+            );
+        }
+        self.context = self.context.min(self.pages * PAGE_SLOTS);
+        (self.checkpoints, self.window_slots, self.expert_slots) = (0, self.context, 0);
+        Ok(())
+    }
+
+    /// The pages of sequences, and those before them that rows without a token write to.
+    fn all_pages(&self) -> Option<usize> {
+        self.pages.checked_add(SCRAP_PAGES)
+    }
+
+    /// The shape of the graph for a step of `tokens` with `rows` outputs, whose page table has this shape. The options must be
+    /// [resolved](EngineOptions::resolve) for the model, with pages.
+    pub(crate) fn paged_shape(
+        &self,
+        model: &Model,
+        tokens: usize,
+        rows: usize,
+        table: PageTable,
+    ) -> GraphShape {
+        let slots = self.all_pages().unwrap_or(0) * PAGE_SLOTS;
+        let state_rows = 1 + STATES_OF_SEQUENCE * self.sequences;
+        GraphShape {
+            visible_slots: slots,
+            cache_slots: slots,
+            page_table: Some(table),
+            window_cache: None,
+            state_rows,
+            expert_slots: 0,
+            ..self.slots_shape(model, tokens, rows, 1)
+        }
     }
 
     /// An error unless the layers' heads can be stored in the cache's types.
@@ -226,6 +285,14 @@ impl EngineOptions {
     /// The shape of the graph for a batch of `tokens` with `rows` outputs that attends to the first `visible_slots` of
     /// the KV cache at most. The options must be [resolved](EngineOptions::resolve) for the model.
     pub fn shape(&self, model: &Model, tokens: usize, rows: usize, visible_slots: usize) -> GraphShape {
+        if self.pages == 0 {
+            return self.slots_shape(model, tokens, rows, visible_slots);
+        }
+        let pages = self.context.div_ceil(PAGE_SLOTS);
+        self.paged_shape(model, tokens, rows, PageTable { rows: self.sequences.min(tokens), pages })
+    }
+
+    fn slots_shape(&self, model: &Model, tokens: usize, rows: usize, visible_slots: usize) -> GraphShape {
         let cache_slots = self.context * self.sequences;
         let visible_slots = visible_slots.max(MIN_VISIBLE_SLOTS).next_power_of_two().min(cache_slots);
         GraphShape {
@@ -234,6 +301,7 @@ impl EngineOptions {
             context: self.context,
             visible_slots,
             cache_slots,
+            page_table: None,
             window_cache: self.window_cache(model.hyperparameters()),
             state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
             cache_keys: self.cache_keys,

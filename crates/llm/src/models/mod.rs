@@ -8,7 +8,8 @@
 //! | `tokens` | i32 `[n]` | the tokens |
 //! | `positions` | i32 `[n]` | each token's position in its sequence |
 //! | `slots` | i32 `[n]` | the KV-cache slot that each token's key and value are written to |
-//! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window |
+//! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window. With a page table i32 `[n, 3]`: positions of the token's sequence, and its row of the table |
+//! | `pages` | i32 `[s, p]` | with [`GraphShape::page_table`]: the pages of the KV cache that each sequence has |
 //! | `conv_from`, `conv_to` | i32 `[p]` | the pieces of the convolutions' states that the batch reads and writes: `row · p + i`; absent if no layer is recurrent |
 //! | `delta_from`, `delta_to` | i32 `[p]` | the same of the delta rules' states |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
@@ -132,6 +133,8 @@ pub struct GraphShape {
     pub visible_slots: usize,
     /// Slots of the whole KV cache.
     pub cache_slots: usize,
+    /// The page table, where sequences share the KV cache in pages; `None` if each has slots of its own.
+    pub page_table: Option<PageTable>,
     /// Rows of each recurrent state, in models that have some.
     pub state_rows: usize,
     /// The KV cache of layers with a sliding window; `None` if they use the other layers' slots.
@@ -149,6 +152,15 @@ pub struct GraphShape {
     pub logits: bool,
     /// Whether the argmax of the logits is an output, beside them.
     pub argmax: bool,
+}
+
+/// The shape of a page table.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PageTable {
+    /// Its rows: one for each sequence of a batch.
+    pub rows: usize,
+    /// The pages of a row.
+    pub pages: usize,
 }
 
 /// A KV cache of layers with a sliding window.
@@ -192,6 +204,7 @@ impl GraphShape {
             context,
             visible_slots: context,
             cache_slots: context,
+            page_table: None,
             state_rows: 2,
             window_cache: None,
             cache_keys: DType::F16,

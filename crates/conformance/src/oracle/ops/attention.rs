@@ -1,6 +1,6 @@
 //! Softmax, rotary embedding and attention.
 
-use quadriga_graph::{Attention, Pairing, Rope};
+use quadriga_graph::{Attention, PAGE_SLOTS, Pairing, Rope};
 
 use crate::oracle::EvalError;
 use crate::oracle::memory::{View, ViewMut};
@@ -67,9 +67,12 @@ pub(super) fn rope(
 pub(super) fn attention(
     parameters: &Attention,
     [q, k, v]: [&View<'_>; 3],
-    [mask, spans, sinks]: [Option<&View<'_>>; 3],
+    [mask, spans, sinks, pages]: [Option<&View<'_>>; 4],
     out: &mut ViewMut<'_>,
 ) -> Result<(), EvalError> {
+    if let (Some(spans), Some(pages)) = (spans, pages) {
+        return paged(parameters, [q, k, v], [spans, pages], sinks, out);
+    }
     let sinks = sinks.map(|s| s.all()).transpose()?;
     if out.layout.is_empty() {
         return Ok(());
@@ -87,11 +90,7 @@ pub(super) fn attention(
                 let query = q.row([b, h, t])?;
                 let mask = mask.map(|m| m.repeated_row([b, h, t])).transpose()?;
                 let score = |(n, key): (usize, &Vec<f64>)| {
-                    let mut score =
-                        f64::from(parameters.scale) * query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>();
-                    if let Some(cap) = parameters.soft_cap.map(f64::from) {
-                        score = cap * (score / cap).tanh();
-                    }
+                    let mut score = score(parameters, &query, key);
                     score += mask.as_ref().and_then(|m| m.get(n).copied()).unwrap_or(0.0);
                     if n < first || n >= end { f64::NEG_INFINITY } else { score }
                 };
@@ -108,6 +107,59 @@ pub(super) fn attention(
                 }
                 out.set_row([b, t, h], &sum)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// The score of a key, before a mask.
+fn score(parameters: &Attention, query: &[f64], key: &[f64]) -> f64 {
+    let score = f64::from(parameters.scale) * query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>();
+    parameters.soft_cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
+}
+
+/// Attention through a page table: each query gathers the rows that it sees.
+fn paged(
+    parameters: &Attention,
+    [q, k, v]: [&View<'_>; 3],
+    [spans, pages]: [&View<'_>; 2],
+    sinks: Option<&View<'_>>,
+    out: &mut ViewMut<'_>,
+) -> Result<(), EvalError> {
+    let sinks = sinks.map(|s| s.all()).transpose()?;
+    let [_, heads, queries, _] = q.dims();
+    let [_, groups, rows, _] = k.dims();
+    let [_, _, tables, length] = pages.dims();
+    for t in 0..queries {
+        let span = spans.int_row([0, 0, t])?;
+        let &[first, end, table] = span.as_slice() else { return Err(EvalError::Memory) };
+        let count = length * PAGE_SLOTS;
+        let outside = || EvalError::Span { query: t, first, end, count };
+        let bound = |n: i64| usize::try_from(n).ok().filter(|n| *n <= count).ok_or_else(outside);
+        let visible = bound(first)?..bound(end)?;
+        let row = usize::try_from(table).ok().filter(|row| *row < tables);
+        let table = pages.int_row([0, 0, row.ok_or(EvalError::Table { query: t, table, tables })?])?;
+        let mut places = Vec::new();
+        for position in visible {
+            let page = table.get(position / PAGE_SLOTS).copied().ok_or(EvalError::Memory)?;
+            let row = usize::try_from(page).ok().and_then(|page| page.checked_mul(PAGE_SLOTS));
+            let row =
+                row.filter(|row| row + PAGE_SLOTS <= rows).ok_or(EvalError::Page { query: t, page, rows })?;
+            places.push(row + position % PAGE_SLOTS);
+        }
+        for h in 0..heads {
+            let group = h / (heads / groups.max(1)).max(1);
+            let query = q.row([0, h, t])?;
+            let of = |n: &usize| Ok::<f64, EvalError>(score(parameters, &query, &k.row([0, group, *n])?));
+            let scores = places.iter().map(of).collect::<Result<Vec<f64>, _>>()?;
+            let weights = softmax(&scores, sinks.as_ref().and_then(|s| s.get(h).copied()));
+            let mut sum = vec![0.0; out.layout.cols()];
+            for ((weight, place), score) in weights.into_iter().zip(&places).zip(&scores) {
+                if *score != f64::NEG_INFINITY {
+                    sum.iter_mut().zip(v.row([0, group, *place])?).for_each(|(s, v)| *s += weight * v);
+                }
+            }
+            out.set_row([0, t, h], &sum)?;
         }
     }
     Ok(())

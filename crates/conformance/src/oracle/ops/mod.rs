@@ -51,7 +51,7 @@ pub(super) fn evaluate(op: &Op, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> R
             attention::rope(rope, x, positions, factors, out)
         }
         (Op::Attention(parameters), [q, k, v, rest @ ..]) => {
-            let given = [parameters.mask, parameters.spans, parameters.sinks];
+            let given = [parameters.mask, parameters.spans, parameters.sinks, parameters.pages];
             attention::attention(parameters, [q, k, v], optional(given, rest)?, out)
         }
         (Op::MulMat, [w, x]) => matrix::mul_mat(w, x, out),

@@ -106,6 +106,7 @@ impl<'g> LayerBuilder<'_, 'g> {
                 soft_cap: hyper.attention_soft_cap,
                 spans: Some(self.spans()?),
                 sinks: self.sinks()?,
+                pages: self.model.pages,
                 ..AttentionOptions::new()
             };
             query

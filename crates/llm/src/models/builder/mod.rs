@@ -52,6 +52,8 @@ pub(crate) struct ModelBuilder<'g> {
     window_slots: Option<Value<'g>>,
     /// The slots that each token attends to in layers with a window. Absent where none has one.
     window_spans: Option<Value<'g>>,
+    /// The pages of each sequence. Absent where sequences have slots of their own.
+    pages: Option<Value<'g>>,
     /// The pieces of recurrent states that are read and written. Absent where no layer has any.
     recurrent: Option<RecurrentInputs<'g>>,
     /// Where experts are. Absent where no device has slots for some.
@@ -101,16 +103,22 @@ impl<'g> ModelBuilder<'g> {
             !hyper.encoder
                 && hyper.layers.iter().any(|layer| layer.attention && layer.window.is_some() == window)
         };
+        let spans =
+            |name: &str| g.input(name, DType::I32, [n, if shape.page_table.is_some() { 3 } else { 2 }]);
         Ok(ModelBuilder {
             g,
             hyper,
             shape,
             positions: g.input("positions", DType::I32, [n]),
             slots: OnceCell::new(),
-            spans: (hyper.encoder || attends(false)).then(|| g.input("spans", DType::I32, [n, 2])),
+            spans: (hyper.encoder || attends(false)).then(|| spans("spans")),
             window_slots: (attends(true) && shape.window_cache.is_some())
                 .then(|| g.input("window_slots", DType::I32, [n])),
-            window_spans: attends(true).then(|| g.input("window_spans", DType::I32, [n, 2])),
+            window_spans: attends(true).then(|| spans("window_spans")),
+            pages: shape
+                .page_table
+                .filter(|_| attends(true) || attends(false))
+                .map(|table| g.input("pages", DType::I32, [table.rows, table.pages])),
             recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
             tables: OnceCell::new(),
             rows: (!hyper.encoder && shape.rows > 0 && shape.rows < n)
