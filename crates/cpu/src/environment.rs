@@ -2,7 +2,8 @@
 
 use crate::isa::{Isa, IsaError};
 
-/// Environment variable with the instruction set to use instead of the best one: `scalar`, `avx2`, `avx512` or `amx`.
+/// Environment variable with the instruction set to use instead of the best one: `scalar`, `avx2`, `avxvnni`, `avx512`
+/// or `amx`.
 /// [`BackendBuilder::isa`](crate::BackendBuilder::isa) overrides it.
 pub const ISA_VARIABLE: &str = "QUADRIGA_ISA";
 

@@ -9,6 +9,10 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx2(());
 
+/// Proof of AVX-VNNI, integer dot products on 256-bit vectors, and of [`Avx2`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvxVnni(());
+
 /// Proof of AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, of GFNI, and of everything in [`Avx2`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512(());
@@ -24,6 +28,8 @@ pub enum Isa {
     Scalar,
     /// 256-bit vectors.
     Avx2(Avx2),
+    /// 256-bit vectors with integer dot products: client CPUs without AVX-512.
+    AvxVnni(AvxVnni),
     /// 512-bit vectors with integer and bf16 dot products.
     Avx512(Avx512),
     /// 512-bit vectors and matrix tiles.
@@ -42,7 +48,7 @@ pub enum IsaError {
         has: String,
     },
     /// No instruction set has this name.
-    #[error("unknown instruction set {name:?}; the names are scalar, avx2, avx512 and amx")]
+    #[error("unknown instruction set {name:?}; the names are scalar, avx2, avxvnni, avx512 and amx")]
     Unknown {
         /// The requested name.
         name: String,
@@ -61,6 +67,9 @@ impl Isa {
         if let Some(token) = Avx2::detect() {
             all.push(Isa::Avx2(token));
         }
+        if let Some(token) = AvxVnni::detect() {
+            all.push(Isa::AvxVnni(token));
+        }
         if let Some(token) = Avx512::detect() {
             all.push(Isa::Avx512(token));
         }
@@ -75,7 +84,7 @@ impl Isa {
     /// # Errors
     /// The name is unknown, or the CPU lacks the family.
     pub fn named(name: &str) -> Result<Isa, IsaError> {
-        let known = ["scalar", "avx2", "avx512", "amx"];
+        let known = ["scalar", "avx2", "avxvnni", "avx512", "amx"];
         let requested = known
             .into_iter()
             .find(|k| k.eq_ignore_ascii_case(name))
@@ -92,6 +101,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2(_) => "avx2",
+            Isa::AvxVnni(_) => "avxvnni",
             Isa::Avx512(_) => "avx512",
             Isa::Amx(_) => "amx",
         }
@@ -101,14 +111,22 @@ impl Isa {
     pub const fn avx2(self) -> Option<Avx2> {
         match self {
             Isa::Scalar => None,
-            Isa::Avx2(_) | Isa::Avx512(_) | Isa::Amx(_) => Some(Avx2(())),
+            Isa::Avx2(_) | Isa::AvxVnni(_) | Isa::Avx512(_) | Isa::Amx(_) => Some(Avx2(())),
+        }
+    }
+
+    /// The AVX-VNNI token, if this is the AVX-VNNI family. Those with wider vectors have dot products of their own.
+    pub const fn avx_vnni(self) -> Option<AvxVnni> {
+        match self {
+            Isa::AvxVnni(token) => Some(token),
+            _ => None,
         }
     }
 
     /// The AVX-512 token, if this family includes it.
     pub const fn avx512(self) -> Option<Avx512> {
         match self {
-            Isa::Scalar | Isa::Avx2(_) => None,
+            Isa::Scalar | Isa::Avx2(_) | Isa::AvxVnni(_) => None,
             Isa::Avx512(_) | Isa::Amx(_) => Some(Avx512(())),
         }
     }
@@ -136,6 +154,14 @@ impl Avx2 {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
         has.then_some(Avx2(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl AvxVnni {
+    /// The token, if the CPU has the instructions.
+    pub fn detect() -> Option<AvxVnni> {
+        (Avx2::detect().is_some() && is_x86_feature_detected!("avxvnni")).then_some(AvxVnni(()))
     }
 }
 
@@ -207,6 +233,14 @@ fn request_tiles() -> bool {
 impl Avx2 {
     /// No other architecture has these instructions.
     pub fn detect() -> Option<Avx2> {
+        None
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl AvxVnni {
+    /// No other architecture has these instructions.
+    pub fn detect() -> Option<AvxVnni> {
         None
     }
 }

@@ -78,6 +78,11 @@ fn a_sample_is_right_with_avx2() {
 }
 
 #[test]
+fn a_sample_is_right_with_avx_vnni() {
+    pass("avxvnni", 6000);
+}
+
+#[test]
 fn a_sample_is_right_with_avx512() {
     pass("avx512", 6000);
 }

@@ -134,6 +134,26 @@ fn packed_rows_read_back_exactly() {
     }
 }
 
+/// The sums of integers are the same, and everything after them is.
+#[test]
+fn avx_vnni_gives_the_bits_of_avx2() {
+    let (Ok(avx2), Ok(vnni)) = (Isa::named("avx2"), Isa::named("avxvnni")) else { return };
+    let (mut rng, pool) = (Rng::new(19), Pool::new(2).unwrap());
+    for dtype in types() {
+        let (n, k) = (37, 512);
+        let file = random_weights(&mut rng, dtype, n, k);
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
+        let mut packed = vec![0; layout.bytes()];
+        layout.pack(&file, &mut packed).unwrap();
+        // GEMV, GEMM of few rows, GEMM of many.
+        for m in [1, 2, 7, 20] {
+            let x = random_rows(&mut rng, m * k);
+            let of = |isa| product(&pool, isa, &layout, &packed, &x, m);
+            assert_eq!(of(vnni), of(avx2), "{dtype}, {m} rows, seed 19");
+        }
+    }
+}
+
 #[test]
 fn every_type_matches_f64_on_every_instruction_set() {
     let seed = 42;

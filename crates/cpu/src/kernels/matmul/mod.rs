@@ -115,7 +115,7 @@ impl ActivationFormat {
                 ActivationFormat::Int8x2(WIDE_SPAN)
             }
             _ if dtype.is_quantized() => ActivationFormat::Int8x2(format::BLOCK),
-            Isa::Avx2(_) => ActivationFormat::F32Panels(6),
+            Isa::Avx2(_) | Isa::AvxVnni(_) => ActivationFormat::F32Panels(6),
             Isa::Avx512(_) | Isa::Amx(_) => ActivationFormat::F32Panels(12),
         })
     }
@@ -413,12 +413,12 @@ fn run(task: &Task<'_>) {
         }
         ActivationFormat::Int8x2(_) => match (isa.avx512(), isa.avx2()) {
             (Some(token), _) => avx512::int8x2::multiply(token, task),
-            (None, Some(token)) => avx2::int8x2::multiply(token, task),
+            (None, Some(token)) => avx2::int8x2::multiply(token, isa.avx_vnni(), task),
             (None, None) => {}
         },
         ActivationFormat::Int16 => match (isa.avx512(), isa.avx2()) {
             (Some(token), _) => avx512::int16::multiply(token, task),
-            (None, Some(token)) => avx2::int16::multiply(token, task),
+            (None, Some(token)) => avx2::int16::multiply(token, isa.avx_vnni(), task),
             (None, None) => {}
         },
         ActivationFormat::F32Panels(1 | 12) if let Some(token) = isa.avx512() => {

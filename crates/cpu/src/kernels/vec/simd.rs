@@ -488,7 +488,7 @@ macro_rules! dispatch {
                 // SAFETY: the token in the instruction set proves that the CPU has it; the rest is the body's.
                 $crate::isa::Isa::Amx(_) | $crate::isa::Isa::Avx512(_) => unsafe { wide($($argument),*) },
                 // SAFETY: as above.
-                $crate::isa::Isa::Avx2(_) => unsafe { narrow($($argument),*) },
+                $crate::isa::Isa::Avx2(_) | $crate::isa::Isa::AvxVnni(_) => unsafe { narrow($($argument),*) },
                 // SAFETY: plain Rust; the rest is the body's.
                 $crate::isa::Isa::Scalar => unsafe { $body::<$crate::kernels::vec::simd::Plain>($($argument),*) },
             }

@@ -9,12 +9,12 @@
 //! sums    for each row of activations: two vectors
 //! ```
 //!
-//! Multiplying pairs and adding to the accumulator are two instructions, or one where the CPU has AVX-VNNI.
+//! Multiplying pairs and adding to the accumulator are two instructions, or one with AVX-VNNI.
 
 use std::arch::x86_64::*;
 
 use super::Avx2Format;
-use crate::isa::Avx2;
+use crate::isa::{Avx2, AvxVnni};
 use crate::kernels::matmul::activations::{INT16_SPAN, SCRATCH, WEIGHT_MAX};
 use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
 use crate::kernels::matmul::scales::ScaleStorage;
@@ -36,10 +36,9 @@ struct Int16Scratch {
 const _: () = assert!(size_of::<Int16Scratch>() <= SCRATCH);
 
 /// Runs a task.
-pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
-    let rows: MicroKernel =
-        if is_x86_feature_detected!("avxvnni") { micro_kernel_vnni } else { micro_kernel };
-    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+pub(in crate::kernels::matmul) fn multiply(_token: Avx2, vnni: Option<AvxVnni>, task: &Task<'_>) {
+    let rows: MicroKernel = if vnni.is_some() { micro_kernel_vnni } else { micro_kernel };
+    // SAFETY: the tokens prove the instructions; the task was checked by `multiply`.
     unsafe { with_format!(task.layout.dtype(), F => groups::<F>(task, rows), else {}) }
 }
 

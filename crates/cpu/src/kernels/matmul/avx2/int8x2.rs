@@ -1,12 +1,15 @@
 //! GEMV and GEMM of few rows of `Int8x2` activations with quantized weights: AVX2.
 //!
 //! `maddubs` multiplies unsigned by signed bytes and adds pairs in 16 bits. As many of these as cannot overflow are
-//! added before they are widened to 32 bits: eight for 4-bit quants, one for signed bytes.
+//! added before they are widened to 32 bits: eight for 4-bit quants, one for signed bytes. AVX-VNNI multiplies and adds
+//! four bytes in 32 bits with one instruction. The sums are the same integers.
+//!
+//! All functions are inlined into the entry points, which differ in their target features.
 
 use std::arch::x86_64::*;
 
 use super::Avx2Format;
-use crate::isa::Avx2;
+use crate::isa::{Avx2, AvxVnni};
 use crate::kernels::matmul::activations::{Int8x2Row, PANEL_COLUMNS};
 use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
 use crate::kernels::matmul::scales::{Affine, ScaleStorage};
@@ -25,15 +28,27 @@ struct PanelBlock {
 const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= crate::kernels::matmul::activations::SCRATCH);
 
 /// Runs a task.
-pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
-    // SAFETY: the token proves the instructions; the task was checked by `multiply`.
+pub(in crate::kernels::matmul) fn multiply(_token: Avx2, vnni: Option<AvxVnni>, task: &Task<'_>) {
+    // SAFETY: the tokens prove the instructions; the task was checked by `multiply`.
     unsafe {
-        if task.rows == 1 {
-            with_format!(task.layout.dtype(), F => gemv::<F>(task), else {});
+        if vnni.is_some() {
+            with_format!(task.layout.dtype(), F => run_vnni::<F>(task), else {});
         } else {
-            with_format!(task.layout.dtype(), F => gemm::<F>(task), else {});
+            with_format!(task.layout.dtype(), F => run::<F>(task), else {});
         }
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run<F: Avx2Format>(task: &Task<'_>) {
+    // SAFETY: promised by the caller.
+    unsafe { if task.rows == 1 { gemv::<F, false>(task) } else { gemm::<F, false>(task) } }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn run_vnni<F: Avx2Format>(task: &Task<'_>) {
+    // SAFETY: promised by the caller.
+    unsafe { if task.rows == 1 { gemv::<F, true>(task) } else { gemm::<F, true>(task) } }
 }
 
 /// Writes eight results of a row, or as many as there are weight rows.
@@ -57,7 +72,7 @@ unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256, add: bo
 /// 32 columns share a scale.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
+unsafe fn dots_maddubs<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
     let ones = _mm256_set1_epi16(1);
     let [mut low, mut high] = [_mm256_setzero_si256(); 2];
     let mut run = _mm256_setzero_si256();
@@ -84,10 +99,37 @@ unsafe fn dots<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 
     [low, high]
 }
 
-/// Adds a block's contribution to eight sums.
+/// As [`dots_maddubs`], with AVX-VNNI.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn dots_vnni<F: Avx2Format>(quants: &[__m256i; 8], x: *const i8) -> [__m256i; 2] {
+    // Two sums in any case, so that half as many instructions wait for each other.
+    let [mut low, mut high] = [_mm256_setzero_si256(); 2];
+    for (v, q) in quants.iter().enumerate() {
+        // SAFETY: promised by the caller: 32 bytes.
+        let four = _mm256_set1_epi32(unsafe { x.cast::<i32>().add(v).read_unaligned() });
+        let (q, four) =
+            if F::SIGNED { (_mm256_abs_epi8(*q), _mm256_sign_epi8(four, *q)) } else { (*q, four) };
+        let sum = if v < 4 { &mut low } else { &mut high };
+        *sum = _mm256_dpbusd_avx_epi32(*sum, q, four);
+    }
+    if F::Scales::PER_16 { [low, high] } else { [_mm256_add_epi32(low, high), _mm256_setzero_si256()] }
+}
+
+/// The dot products of high and low bytes, put together and scaled.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_block<F: Avx2Format>(
+fn scaled(main: __m256i, rest: __m256i, scale: __m256) -> __m256 {
+    let both = _mm256_add_epi32(_mm256_slli_epi32::<7>(main), rest);
+    _mm256_mul_ps(_mm256_cvtepi32_ps(both), scale)
+}
+
+/// Adds a block's contribution to eight sums.
+///
+/// # Safety
+/// The row of activations has this block; the CPU has AVX2, FMA and F16C, and AVX-VNNI for `VNNI`.
+#[inline(always)]
+unsafe fn add_block<F: Avx2Format, const VNNI: bool>(
     sum: __m256,
     quants: &[__m256i; 8],
     affine: &Affine<__m256>,
@@ -98,15 +140,15 @@ unsafe fn add_block<F: Avx2Format>(
     // SAFETY: the row of activations has this block.
     unsafe {
         let at = x.quants.add(2 * block * BLOCK);
-        let (main, rest) = (dots::<F>(quants, at), dots::<F>(quants, at.add(BLOCK)));
-        let scale = _mm256_set1_ps(*x.scales.add(block));
-        let dot = |main: __m256i, rest: __m256i| {
-            let both = _mm256_add_epi32(_mm256_slli_epi32::<7>(main), rest);
-            _mm256_mul_ps(_mm256_cvtepi32_ps(both), scale)
+        let (main, rest) = if VNNI {
+            (dots_vnni::<F>(quants, at), dots_vnni::<F>(quants, at.add(BLOCK)))
+        } else {
+            (dots_maddubs::<F>(quants, at), dots_maddubs::<F>(quants, at.add(BLOCK)))
         };
-        sum = _mm256_fmadd_ps(dot(main[0], rest[0]), affine.d[0], sum);
+        let scale = _mm256_set1_ps(*x.scales.add(block));
+        sum = _mm256_fmadd_ps(scaled(main[0], rest[0], scale), affine.d[0], sum);
         if F::Scales::PER_16 {
-            sum = _mm256_fmadd_ps(dot(main[1], rest[1]), affine.d[1], sum);
+            sum = _mm256_fmadd_ps(scaled(main[1], rest[1], scale), affine.d[1], sum);
         }
         if F::HAS_M && F::Scales::PER_16 {
             sum = _mm256_fmadd_ps(affine.m[0], _mm256_set1_ps(*x.half_sums.add(2 * block)), sum);
@@ -119,13 +161,17 @@ unsafe fn add_block<F: Avx2Format>(
 }
 
 /// GEMV: streams the packed weights once.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gemv<F: Avx2Format>(task: &Task<'_>) {
+///
+/// # Safety
+/// The task was checked; the CPU has AVX2, FMA and F16C, and AVX-VNNI for `VNNI`.
+#[inline(always)]
+unsafe fn gemv<F: Avx2Format, const VNNI: bool>(task: &Task<'_>) {
     let x = task.activations.int8x2_row(task.first_row);
     let superblocks = task.layout.columns() / (F::BLOCKS * BLOCK);
     for group in task.groups.clone() {
         let mut superblock = task.group(group).as_ptr();
-        let mut sums = [_mm256_setzero_ps(); 2];
+        // SAFETY: promised by the caller.
+        let mut sums = unsafe { [_mm256_setzero_ps(); 2] };
         for index in 0..superblocks {
             for block in 0..F::BLOCKS {
                 prefetch::stream(superblock.wrapping_add(block * F::BYTES / F::BLOCKS), F::BYTES / F::BLOCKS);
@@ -134,7 +180,7 @@ unsafe fn gemv<F: Avx2Format>(task: &Task<'_>) {
                     unsafe {
                         let quants = F::quants(superblock, block, half);
                         let affine = F::scales(superblock, block, half);
-                        *sum = add_block::<F>(*sum, &quants, &affine, &x, index * F::BLOCKS + block);
+                        *sum = add_block::<F, VNNI>(*sum, &quants, &affine, &x, index * F::BLOCKS + block);
                     }
                 }
             }
@@ -148,8 +194,11 @@ unsafe fn gemv<F: Avx2Format>(task: &Task<'_>) {
 }
 
 /// GEMM: unpacks eight weight rows once, for all rows of activations, four at a time.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gemm<F: Avx2Format>(task: &Task<'_>) {
+///
+/// # Safety
+/// As for [`gemv`].
+#[inline(always)]
+unsafe fn gemm<F: Avx2Format, const VNNI: bool>(task: &Task<'_>) {
     let panel = task.scratch.cast::<PanelBlock>();
     let blocks = task.layout.columns() / BLOCK;
     for (group, half) in task.groups.clone().flat_map(|group| [(group, 0), (group, 1)]) {
@@ -171,14 +220,14 @@ unsafe fn gemm<F: Avx2Format>(task: &Task<'_>) {
             // SAFETY: rows below `task.rows` exist in activations and output.
             unsafe {
                 while row + 4 <= task.rows {
-                    micro_kernel::<4, F>(task, panel, column, row, first, count);
+                    micro_kernel::<4, F, VNNI>(task, panel, column, row, first, count);
                     row += 4;
                 }
                 match task.rows - row {
                     0 => {}
-                    1 => micro_kernel::<1, F>(task, panel, column, row, first, count),
-                    2 => micro_kernel::<2, F>(task, panel, column, row, first, count),
-                    _ => micro_kernel::<3, F>(task, panel, column, row, first, count),
+                    1 => micro_kernel::<1, F, VNNI>(task, panel, column, row, first, count),
+                    2 => micro_kernel::<2, F, VNNI>(task, panel, column, row, first, count),
+                    _ => micro_kernel::<3, F, VNNI>(task, panel, column, row, first, count),
                 }
             }
         }
@@ -186,8 +235,11 @@ unsafe fn gemm<F: Avx2Format>(task: &Task<'_>) {
 }
 
 /// `ROWS` rows × the blocks of a panel.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn micro_kernel<const ROWS: usize, F: Avx2Format>(
+///
+/// # Safety
+/// As for [`gemv`]; the panel has the blocks, and activations and output have the rows.
+#[inline(always)]
+unsafe fn micro_kernel<const ROWS: usize, F: Avx2Format, const VNNI: bool>(
     task: &Task<'_>,
     panel: *const PanelBlock,
     column: usize,
@@ -196,14 +248,15 @@ unsafe fn micro_kernel<const ROWS: usize, F: Avx2Format>(
     count: usize,
 ) {
     let x: [Int8x2Row; ROWS] = std::array::from_fn(|r| task.activations.int8x2_row(task.first_row + row + r));
-    let mut sums = [_mm256_setzero_ps(); ROWS];
+    // SAFETY: promised by the caller.
+    let mut sums = unsafe { [_mm256_setzero_ps(); ROWS] };
     for i in 0..count {
         // SAFETY: the panel holds `count` blocks.
         let block = unsafe { &*panel.add(i) };
         let affine = Affine { d: block.d, m: block.m };
         for (sum, x) in sums.iter_mut().zip(&x) {
             // SAFETY: the rows have block `first + i`.
-            *sum = unsafe { add_block::<F>(*sum, &block.quants, &affine, x, first + i) };
+            *sum = unsafe { add_block::<F, VNNI>(*sum, &block.quants, &affine, x, first + i) };
         }
     }
     for (r, sum) in sums.into_iter().enumerate() {
