@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use quadriga::{OpenError, Registry};
 use quadriga_llm::Error;
-use quadriga_llm::placement::Devices;
-use quadriga_runtime::{Backend, Plan};
+use quadriga_llm::placement::{CpuOptions, Devices};
+use quadriga_runtime::{Backend, DeviceKind, Plan};
 
 use crate::failure::{Failure, Outcome};
 use crate::size;
 
 /// The devices with these names; without names the first GPU, if there is one. The CPU is always the last.
-pub(crate) fn open(names: &[String], threads: Option<usize>, quiet: bool) -> Outcome<Devices> {
+pub(crate) fn open(names: &[String], options: CpuOptions, quiet: bool) -> Outcome<Devices> {
     if names.is_empty() {
-        let devices = Devices::detect(threads)?;
+        let devices = Devices::detect(options)?;
         if let Some(Error::Device { source, .. }) = devices.unusable().filter(|_| !quiet) {
             note!("quadriga: continuing without the GPU: {source}");
         }
@@ -22,10 +22,11 @@ pub(crate) fn open(names: &[String], threads: Option<usize>, quiet: bool) -> Out
     // As in llama.cpp, none stands for no GPU.
     let is_cpu = |name: &str| [quadriga_cpu::NAME, "none"].iter().any(|cpu| name.eq_ignore_ascii_case(cpu));
     let accelerators = names.iter().filter(|name| !is_cpu(name));
-    let accelerators = accelerators.map(|name| open_one(name, threads)).collect::<Outcome<Vec<_>>>()?;
-    let cpu = quadriga_cpu::Backend::builder();
-    let cpu = if let Some(threads) = threads { cpu.threads(threads) } else { cpu };
-    Devices::new(accelerators, Arc::new(cpu.build()?)).map_err(|error| Failure::Usage(error.to_string()))
+    let accelerators = accelerators.map(|name| open_one(name, options.threads)).collect::<Outcome<Vec<_>>>()?;
+    // A simulated device has no driver.
+    let drives = |backend: &Arc<dyn Backend>| backend.device().kind == DeviceKind::Gpu;
+    let cpu = options.open(accelerators.iter().any(drives))?;
+    Devices::new(accelerators, cpu).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// One device by name, for commands that use it alone.

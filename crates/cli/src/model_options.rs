@@ -1,13 +1,14 @@
 //! The options of all commands that load a model; opening, planning and loading it.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
-use quadriga_llm::placement::{Devices, GpuLayers, PlacedModel, Placement, expert_bytes};
+use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement, expert_bytes};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::Progress;
 use quadriga_view::format::plural;
@@ -37,7 +38,7 @@ pub(crate) struct ModelOptions {
         help_heading = MODEL
     )]
     pub(crate) context: usize,
-    /// Number of CPU threads [default: number of cores]
+    /// Number of CPU threads [default: number of cores; beside a GPU one less of more than four]
     #[arg(
         short,
         long,
@@ -47,6 +48,10 @@ pub(crate) struct ModelOptions {
         help_heading = DEVICE
     )]
     pub(crate) threads: Option<usize>,
+    /// Bind CPU threads and weights to NUMA nodes: distribute over all, isolate on the current one, or numactl for those that
+    /// numactl chose
+    #[arg(long, value_name = "MODE", value_parser = NumaMode::from_str, help_heading = DEVICE)]
+    numa: Option<NumaMode>,
     /// Maximum number of tokens per batch [default: 512, or up to 4096 where weights are streamed to the GPU]
     #[arg(
         short,
@@ -142,6 +147,7 @@ impl ModelOptions {
             no_mmap: false,
             context: 0,
             threads,
+            numa: None,
             batch: None,
             placement: PlacementOptions::new(if device == "cpu" {
                 GpuLayers::Count(0)
@@ -275,7 +281,11 @@ impl ModelOptions {
             );
         }
         let started = Instant::now();
-        let devices = backends::open(&self.device, self.threads, self.quiet)?;
+        let cpu = CpuOptions { threads: self.threads, numa: self.numa };
+        let devices = backends::open(&self.device, cpu, self.quiet)?;
+        if let Some(mode) = self.numa.filter(|_| devices.cpu().numa().is_none() && !self.quiet) {
+            note!("quadriga: --numa {mode} has no effect: this machine has one NUMA node");
+        }
         let rates = known_limits::rates(self.cache_dir(), &devices);
         let placement = Placement {
             rates,

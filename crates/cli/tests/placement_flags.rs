@@ -48,6 +48,27 @@ fn flags_of_llama_cpp_place_experts() {
 }
 
 #[test]
+fn threads_are_bound_to_numa_nodes_where_there_are_several() {
+    let fixture = mixture();
+    let one = std::fs::read_dir("/sys/devices/system/node").map_or(0, |nodes| {
+        let names = nodes.flatten().map(|node| node.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok())).count()
+    }) < 2;
+    let answer = |flags: &[&str]| {
+        let all = [&["hello", "-n", "4", "--temp", "0", "-c", "64", "--device", "cpu"], flags].concat();
+        output(&mut fixture.command("run", &all)).success()
+    };
+    let wanted = answer(&[]);
+    for mode in ["distribute", "isolate", "numactl", "Isolate"] {
+        let found = answer(&["--numa", mode]);
+        assert_eq!(found.out, wanted.out, "{mode}");
+        assert!(!one || found.err.contains("has no effect: this machine has one NUMA node"), "{found:?}");
+    }
+    let unknown = output(&mut fixture.command("run", &["hello", "--numa", "mirror"])).failed_usage();
+    assert!(unknown.err.contains("distribute, isolate and numactl"), "{unknown:?}");
+}
+
+#[test]
 fn all_commands_take_the_flags_and_answers_stay_the_same() {
     let fixture = mixture();
     let answer = |flags: &[&str]| {

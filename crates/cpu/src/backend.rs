@@ -15,6 +15,7 @@ use crate::compile::compile;
 use crate::environment;
 use crate::isa::{Isa, IsaError};
 use crate::memory::{ALIGNMENT, HostBlock, StateSlabs, host_bytes};
+use crate::numa::{NumaBinding, NumaMode, ProcessCpus, Topology};
 use crate::ops::WorkSettings;
 use crate::pool::{Pool, PoolError, is_inside_job};
 use crate::profile::{Profile, ProfileRecorder};
@@ -46,6 +47,9 @@ pub enum Error {
 #[derive(Clone, Debug, Default)]
 pub struct BackendBuilder {
     threads: Option<usize>,
+    beside_accelerator: bool,
+    numa: Option<NumaMode>,
+    topology: Option<Topology>,
     isa: Option<Isa>,
     fuse: Option<bool>,
     skip: Option<bool>,
@@ -58,6 +62,28 @@ impl BackendBuilder {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> BackendBuilder {
         self.threads = Some(threads);
+        self
+    }
+
+    /// Whether an accelerator computes beside the CPU: then the default number of threads leaves one of more than four cores to
+    /// the thread of the accelerator's driver, which all others would wait for at the next barrier. [default: no]
+    #[must_use]
+    pub fn beside_accelerator(mut self, beside: bool) -> BackendBuilder {
+        self.beside_accelerator = beside;
+        self
+    }
+
+    /// Binds threads and weights to NUMA nodes, where the machine has several. [default: the system decides]
+    #[must_use]
+    pub fn numa(mut self, mode: NumaMode) -> BackendBuilder {
+        self.numa = Some(mode);
+        self
+    }
+
+    /// The NUMA nodes of the machine. [default: as the system describes them]
+    #[must_use]
+    pub fn topology(mut self, topology: Topology) -> BackendBuilder {
+        self.topology = Some(topology);
         self
     }
 
@@ -102,24 +128,38 @@ impl BackendBuilder {
     /// Builds the backend and starts its threads.
     ///
     /// # Errors
-    /// The CPU lacks the instruction set, the number of threads is out of range, or a thread cannot be started.
+    /// The CPU lacks the instruction set, the number of threads is out of range, or a thread cannot be started or bound to a
+    /// NUMA node.
     pub fn build(self) -> Result<Backend, Error> {
         let isa = match self.isa {
             Some(isa) => isa,
             None => Isa::from_environment()?,
         };
-        let threads =
-            self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let numa = self.numa.and_then(|mode| {
+            let topology = self.topology.unwrap_or_else(Topology::detect);
+            NumaBinding::new(mode, &topology, &ProcessCpus::detect())
+        });
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = numa.as_ref().map_or(cores, |numa| numa.cpus().min(cores));
+        let threads = self.threads.unwrap_or_else(|| default_threads(cores, self.beside_accelerator));
         let fuse = self.fuse.unwrap_or_else(environment::fuse);
         let skip = self.skip.unwrap_or_else(environment::skip);
         let recorder = self.profile.then(ProfileRecorder::default);
-        let inner = BackendInner::new(Pool::new(threads)?, isa, recorder);
+        let inner = BackendInner::new(Pool::bound(threads, numa)?, isa, recorder);
         let slabs = StateSlabs::default();
         let allocated = Arc::default();
         let plain_weights = self.plain_weights;
         Ok(Backend { inner: Arc::new(inner), fuse, skip, plain_weights, slabs, allocated })
     }
 }
+
+/// Threads for so many cores.
+fn default_threads(cores: usize, beside_accelerator: bool) -> usize {
+    if beside_accelerator && cores > FEW_CORES { cores - 1 } else { cores }
+}
+
+/// The most cores of which none is left to others: a thread less would cost more than waiting for it.
+const FEW_CORES: usize = 4;
 
 /// The host's CPU as a device of a scheduler.
 ///
@@ -183,6 +223,11 @@ impl Backend {
         }
         let _held = self.inner.work_memory();
         Ok(self.inner.pool.set_threads(threads)?)
+    }
+
+    /// The NUMA nodes that threads and weights are bound to; `None` without a mode, and on a machine with one node.
+    pub fn numa(&self) -> Option<&NumaBinding> {
+        self.inner.pool.numa()
     }
 
     /// The instruction set in use.
@@ -342,5 +387,17 @@ impl quadriga_runtime::Backend for Backend {
 
     fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError> {
         Ok(Arc::new(CpuEvent::new(timing)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_threads;
+
+    #[test]
+    fn the_driver_of_an_accelerator_has_a_core_where_there_are_many() {
+        let beside = [1, 2, 4, 5, 16].map(|cores| default_threads(cores, true));
+        assert_eq!(beside, [1, 2, 4, 4, 15]);
+        assert_eq!(default_threads(16, false), 16);
     }
 }

@@ -29,7 +29,7 @@
 //!
 //! | variable | meaning | in code |
 //! |---|---|---|
-//! | `QUADRIGA_ISA` | instruction set of the kernels: `scalar`, `avx2`, `avx512` or `amx` [default: the best available] | [`BackendBuilder::isa`] |
+//! | `QUADRIGA_ISA` | instruction set of the kernels: `scalar`, `avx2`, `avxvnni`, `avx512` or `amx` [default: the best available] | [`BackendBuilder::isa`] |
 //! | `QUADRIGA_FUSE` | `0` turns fusion off: every operation is a step of its own [default: on] | [`BackendBuilder::fuse`] |
 
 mod backend;
@@ -42,6 +42,7 @@ pub mod internals;
 pub mod isa;
 mod kernels;
 mod memory;
+pub mod numa;
 mod ops;
 mod partition;
 mod places;

@@ -93,7 +93,12 @@ pub(crate) fn load(
     let Some(buffer) = HostBuffer::of(to) else {
         return Err(BackendError::Foreign { backend: NAME.into(), what: "buffer" });
     };
-    let packed = buffer.with_bytes_mut(to.offset, matrices.bytes, |out| pack(inner, &matrices, data, out))?;
+    let packed = buffer.with_bytes_mut(to.offset, matrices.bytes, |out| {
+        if let Some(numa) = inner.pool.numa() {
+            numa.bind_weight(out.as_ptr().addr(), out.len(), matrices.count, inner.pool.threads());
+        }
+        pack(inner, &matrices, data, out)
+    })?;
     packed.map_err(|error| failed(error.to_string()))
 }
 

@@ -2,8 +2,10 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use quadriga::Registry;
+use quadriga_llm::placement::Devices;
 use quadriga_runtime::{Backend, DeviceKind};
 use quadriga_view::Limits;
 use serde_json::json;
@@ -17,7 +19,7 @@ pub(crate) struct DevicesArgs {
     /// Measure memory bandwidth and matmul speed of each device and store them for estimates and --stats
     #[arg(long)]
     measure: bool,
-    /// Number of CPU threads to measure with; the figures are used with the same number [default: number of cores]
+    /// Number of CPU threads to measure with; the figures are used with the same number [default: as many as models use]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = values::threads)]
     threads: Option<usize>,
     /// Folder of the measured rates [default: QUADRIGA_CACHE, or the user's cache folder]
@@ -30,11 +32,11 @@ pub(crate) struct DevicesArgs {
 
 /// Lists the devices that can be used, and the reason why others cannot.
 pub(crate) fn devices(arguments: &DevicesArgs) -> Outcome {
-    let cpu = quadriga_cpu::Backend::builder();
-    let cpu = if let Some(threads) = arguments.threads { cpu.threads(threads) } else { cpu };
-    let cpu = cpu.build()?;
+    // As many threads as models have by default: beside a GPU not all cores.
+    let cpu = Arc::clone(Devices::detect(arguments.threads)?.cpu());
     let (isa, threads) = (cpu.isa(), cpu.threads());
-    let (found, unusable) = Registry::with_threads(arguments.threads).open_all();
+    drop(cpu);
+    let (found, unusable) = Registry::with_threads(Some(threads)).open_all();
     let absent: Vec<(String, String)> =
         unusable.into_iter().map(|device| (device.name, device.reason.to_string())).collect();
     let cache = arguments.cache_dir.as_deref();

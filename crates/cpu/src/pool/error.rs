@@ -29,6 +29,18 @@ pub enum PoolError {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// A thread could not be bound to the CPUs of its NUMA node.
+    #[error(
+        "could not bind thread {index} of the pool to NUMA node {node}: {source}; with the mode numactl, only CPUs that the program may use are bound"
+    )]
+    Bind {
+        /// Index of the thread in the pool.
+        index: usize,
+        /// The system's number of the node.
+        node: usize,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
     /// The call came from inside a job, which would wait for itself.
     #[error("the number of threads cannot change from inside a job of a pool")]
     InsideJob,

@@ -35,6 +35,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 pub use error::{MAX_THREADS, PoolError, Stopped};
+use crate::numa::{self, NumaBinding};
 use sync::{Arc, AtomicU32, INSIDE_A_JOB, JoinHandle, Mutex, Ordering, Signal, lock};
 use worker::Team;
 pub use worker::Worker;
@@ -72,6 +73,8 @@ pub struct Pool {
     threads: Mutex<PoolThreads>,
     /// The number of threads, readable while a run holds the lock.
     count: AtomicU32,
+    /// The NUMA nodes that threads are bound to.
+    numa: Option<NumaBinding>,
 }
 
 impl Pool {
@@ -80,9 +83,23 @@ impl Pool {
     /// # Errors
     /// The count is 0 or more than [`MAX_THREADS`], or the operating system cannot start a thread.
     pub fn new(threads: usize) -> Result<Pool, PoolError> {
-        let started = PoolThreads::start(threads)?;
+        Pool::bound(threads, None)
+    }
+
+    /// As [`Pool::new`], with threads bound to NUMA nodes. The caller of [`run`](Pool::run) is bound, too, from its first
+    /// run on.
+    ///
+    /// # Errors
+    /// As [`Pool::new`], and [`PoolError::Bind`].
+    pub fn bound(threads: usize, numa: Option<NumaBinding>) -> Result<Pool, PoolError> {
+        let started = PoolThreads::start(threads, numa.as_ref())?;
         let count = AtomicU32::new(started.count());
-        Ok(Pool { threads: Mutex::new(started), count })
+        Ok(Pool { threads: Mutex::new(started), count, numa })
+    }
+
+    /// The NUMA nodes that threads are bound to.
+    pub fn numa(&self) -> Option<&NumaBinding> {
+        self.numa.as_ref()
     }
 
     /// How many threads a run uses, the caller included. Never blocks.
@@ -100,7 +117,7 @@ impl Pool {
         }
         let mut current = lock(&self.threads);
         if current.handles.len() + 1 != threads {
-            *current = PoolThreads::start(threads)?;
+            *current = PoolThreads::start(threads, self.numa.as_ref())?;
             self.count.store(current.count(), Ordering::Release);
         }
         Ok(())
@@ -119,6 +136,7 @@ impl Pool {
             run_with(None, job)
         } else {
             let threads = lock(&self.threads);
+            self.bind_caller(threads.count() as usize);
             run_with(Some(&threads), job)
         };
         ran.map_err(|failure| match failure {
@@ -126,6 +144,28 @@ impl Pool {
             WorkerFailure::Panicked(message) => Stopped::Panicked(message).into(),
         })
     }
+}
+
+#[cfg(not(loom))]
+impl Pool {
+    /// Binds this thread to the node of thread 0, unless that is done. Where the system refuses it stays where it is: the
+    /// other threads of the node are bound, or the pool would not have been made.
+    fn bind_caller(&self, threads: usize) {
+        thread_local! {
+            /// The first CPU that this thread is bound to, one more than its number; 0 before that.
+            static BOUND: Cell<usize> = const { Cell::new(0) };
+        }
+        let Some(node) = self.numa.as_ref().and_then(|numa| numa.node_of(0, threads)) else { return };
+        let to = 1 + node.cpus.first().copied().unwrap_or(0);
+        if BOUND.replace(to) != to {
+            let _ = numa::bind_this_thread(&node.cpus);
+        }
+    }
+}
+
+#[cfg(loom)]
+impl Pool {
+    fn bind_caller(&self, _threads: usize) {}
 }
 
 /// Whether this thread is running a job of some pool. What waits for the end of a run would then wait for itself.
@@ -202,10 +242,12 @@ impl Drop for FinishOnDrop<'_> {
 }
 
 impl PoolThreads {
-    fn start(threads: usize) -> Result<PoolThreads, PoolError> {
+    fn start(threads: usize, numa: Option<&NumaBinding>) -> Result<PoolThreads, PoolError> {
         if threads == 0 || threads > MAX_THREADS {
             return Err(PoolError::Count(threads));
         }
+        #[cfg(loom)]
+        let _ = numa;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let longest = if threads > cores { patience::OVERSUBSCRIBED } else { patience::IN_RUN };
         let inner = Arc::new(PoolInner {
@@ -221,6 +263,13 @@ impl PoolThreads {
             let handle = spawn(index, move || serve(index, &inner))
                 .map_err(|source| PoolError::Spawn { index, source })?;
             started.handles.push(handle);
+            #[cfg(not(loom))]
+            if let (Some(node), Some(handle)) =
+                (numa.and_then(|numa| numa.node_of(index, threads)), started.handles.last())
+            {
+                numa::bind_thread(handle, &node.cpus)
+                    .map_err(|source| PoolError::Bind { index, node: node.number, source })?;
+            }
         }
         Ok(started)
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use quadriga_cpu::numa::NumaMode;
 use quadriga_runtime::Backend;
 
 use crate::{Error, Result};
@@ -49,6 +50,35 @@ impl fmt::Display for DeviceName {
     }
 }
 
+/// How the CPU backend is opened. A number of threads, or none, is one without the rest.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct CpuOptions {
+    /// Threads; `None`: one for each core, and where there are more than four and an accelerator, one less.
+    pub threads: Option<usize>,
+    /// The NUMA nodes that threads and weights are bound to, on machines with several; `None` leaves it to the system.
+    pub numa: Option<NumaMode>,
+}
+
+impl From<Option<usize>> for CpuOptions {
+    fn from(threads: Option<usize>) -> CpuOptions {
+        CpuOptions { threads, numa: None }
+    }
+}
+
+impl CpuOptions {
+    /// Opens the CPU backend, alone or beside accelerators.
+    pub fn open(self, beside_accelerator: bool) -> Result<Arc<quadriga_cpu::Backend>> {
+        let mut builder = quadriga_cpu::Backend::builder().beside_accelerator(beside_accelerator);
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
+        if let Some(mode) = self.numa {
+            builder = builder.numa(mode);
+        }
+        Ok(Arc::new(builder.build()?))
+    }
+}
+
 /// The devices that a [`Placement`](super::Placement) uses.
 #[derive(Clone, Default, Debug)]
 pub enum DeviceList {
@@ -62,17 +92,18 @@ pub enum DeviceList {
 }
 
 impl DeviceList {
-    /// Opens the devices; the CPU with as many threads as given, or one for each core. Devices that are open already
-    /// are returned as they are.
-    pub fn open(&self, threads: Option<usize>) -> Result<Devices> {
+    /// Opens the devices. Those that are open already are returned as they are.
+    pub fn open(&self, cpu: impl Into<CpuOptions>) -> Result<Devices> {
         match self {
-            DeviceList::Auto => Devices::detect(threads),
+            DeviceList::Auto => Devices::detect(cpu),
             DeviceList::Named(names) => {
                 let cuda = names.iter().filter_map(|name| match name {
                     DeviceName::Cpu => None,
                     DeviceName::Cuda(ordinal) => Some(cuda(*ordinal)),
                 });
-                Devices::new(cuda.collect::<Result<Vec<_>>>()?, cpu(threads)?)
+                let accelerators = cuda.collect::<Result<Vec<_>>>()?;
+                let cpu = cpu.into().open(!accelerators.is_empty())?;
+                Devices::new(accelerators, cpu)
             }
             DeviceList::Open(devices) => Ok(devices.clone()),
         }
@@ -111,9 +142,10 @@ impl Devices {
 
     /// The first CUDA device, where there is one that works, and the CPU. A device that is there but does not work is
     /// left out; [`Devices::unusable`] says why.
-    pub fn detect(threads: Option<usize>) -> Result<Devices> {
-        let cpu = cpu(threads)?;
-        match (cuda_count() > 0).then(|| cuda(0)) {
+    pub fn detect(cpu: impl Into<CpuOptions>) -> Result<Devices> {
+        let gpu = (cuda_count() > 0).then(|| cuda(0));
+        let cpu = cpu.into().open(matches!(gpu, Some(Ok(_))))?;
+        match gpu {
             None => Devices::new([], cpu),
             Some(Ok(gpu)) => Devices::new([gpu], cpu),
             Some(Err(error)) => Ok(Devices { unusable: Some(Arc::new(error)), ..Devices::new([], cpu)? }),
@@ -153,19 +185,13 @@ impl fmt::Debug for Devices {
 }
 
 impl DeviceName {
-    /// Opens this device alone; the CPU with as many threads as given, or one for each core.
-    pub fn open(self, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
+    /// Opens this device alone.
+    pub fn open(self, cpu: impl Into<CpuOptions>) -> Result<Arc<dyn Backend>> {
         match self {
-            DeviceName::Cpu => Ok(cpu(threads)?),
+            DeviceName::Cpu => Ok(cpu.into().open(false)?),
             DeviceName::Cuda(ordinal) => cuda(ordinal),
         }
     }
-}
-
-fn cpu(threads: Option<usize>) -> Result<Arc<quadriga_cpu::Backend>> {
-    let builder = quadriga_cpu::Backend::builder();
-    let builder = if let Some(threads) = threads { builder.threads(threads) } else { builder };
-    Ok(Arc::new(builder.build()?))
 }
 
 #[cfg(feature = "cuda")]

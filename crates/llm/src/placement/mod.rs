@@ -31,9 +31,10 @@ mod tensor_class;
 use std::str::FromStr;
 use std::sync::Arc;
 
+pub use quadriga_cpu::numa::NumaMode;
 use quadriga_runtime::{Backend, Plan, Rates, Scheduler, WeightStreaming};
 
-pub use self::devices::{DeviceList, DeviceName, Devices};
+pub use self::devices::{CpuOptions, DeviceList, DeviceName, Devices};
 pub use self::estimate::{BatchEstimate, SpeedEstimate};
 pub use self::expert_slots::{ExpertCache, expert_bytes};
 pub use self::next_gigabyte::NextGigabyte;
@@ -84,8 +85,10 @@ impl FromStr for GpuLayers {
 pub struct Placement {
     /// The devices.
     pub devices: DeviceList,
-    /// Threads of the CPU backend; one for each core if `None`.
+    /// Threads of the CPU backend; one for each core if `None`, or one less beside an accelerator.
     pub threads: Option<usize>,
+    /// The NUMA nodes that the CPU's threads and weights are bound to, on machines with several.
+    pub numa: Option<NumaMode>,
     /// Layers on accelerators.
     pub gpu_layers: GpuLayers,
     /// Bytes that the model may use on each accelerator. Without a budget, [`GpuLayers::Auto`] uses 95 % of what is
@@ -131,7 +134,7 @@ const USABLE: f64 = 0.95;
 impl Placement {
     /// Opens the devices.
     pub fn open_devices(&self) -> Result<Devices> {
-        self.devices.open(self.threads)
+        self.devices.open(CpuOptions { threads: self.threads, numa: self.numa })
     }
 
     /// Places a model on devices and plans it for an engine with these options. Nothing is loaded yet.
