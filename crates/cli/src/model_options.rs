@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
-use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement, expert_bytes};
+use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
-use quadriga_runtime::Progress;
+use quadriga_runtime::{BackendBytes, Progress};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
@@ -116,6 +116,15 @@ const MODEL: &str = "Model options";
 fn cache_type(name: &str) -> Result<DType, String> {
     let found = DType::all().find(|t| t.is_cache_type() && t.name().eq_ignore_ascii_case(name));
     found.ok_or_else(|| "must be f32, f16, bf16, q8_0, q5_1 or q4_0".to_owned())
+}
+
+/// The memory of a backend that a model takes, as JSON has it.
+#[derive(serde::Serialize)]
+pub(crate) struct BackendMemory {
+    #[serde(flatten)]
+    bytes: BackendBytes,
+    /// Bytes of slots for experts of the CPU.
+    expert_slots: u64,
 }
 
 /// A model whose file is open and whose largest batch is planned; its weights are not loaded yet.
@@ -400,6 +409,13 @@ impl Prepared {
         Ok((loaded?, (self.opening + started.elapsed()).as_secs_f64()))
     }
 
+    /// The memory of each device that the model takes.
+    pub(crate) fn backend_memory(&self) -> Vec<BackendMemory> {
+        let slots = |number: usize| self.placed.expert_slot_bytes.get(number).copied().unwrap_or(0);
+        let all = self.placed.forecast.bytes().into_iter().enumerate();
+        all.map(|(number, bytes)| BackendMemory { bytes, expert_slots: slots(number) }).collect()
+    }
+
     /// The memory of each device that the model takes, as text.
     pub(crate) fn memory(&self) -> String {
         let mut parts: Vec<String> = self
@@ -427,8 +443,7 @@ impl Prepared {
             })
             .collect();
         if self.options.expert_slots > 0 {
-            let one = expert_bytes(&self.model).unwrap_or(0);
-            let bytes = one.saturating_mul(self.options.expert_slots as u64);
+            let bytes = self.placed.expert_slot_bytes.iter().sum();
             let slots = plural(self.options.expert_slots, "expert", "experts");
             parts.push(format!("expert cache {} for {slots}", size::text(bytes)));
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use quadriga_llm::{Batch, BatchObserver, Model};
+use quadriga_llm::{Batch, BatchObserver, ExpertCacheUse, Model};
 use quadriga_runtime::Detail;
 use quadriga_view::format::plural;
 use quadriga_view::{ChromeTrace, Statistics, TracedRun};
@@ -47,6 +47,8 @@ struct Recorder {
     statistics: Option<Statistics>,
     /// Seconds from the origin to the end of the previous run.
     end: f64,
+    /// The figures of the expert cache at that time.
+    expert_cache: ExpertCacheUse,
     /// The first error of writing the file.
     failed: Option<io::Error>,
 }
@@ -83,6 +85,7 @@ impl RecordOptions {
                 trace,
                 statistics,
                 end: 0.0,
+                expert_cache: ExpertCacheUse::default(),
                 failed: None,
             })),
         }))
@@ -143,6 +146,16 @@ impl Recorder {
         };
         trace.host("between runs", previous_end, start - previous_end)?;
         trace.run(&TracedRun { plan: batch.plan, trace: batch.trace, start, name: &name })?;
+        if let Some(total) = &batch.expert_cache {
+            let added = total.since(&self.expert_cache);
+            self.expert_cache = *total;
+            // Batches that are not divided look nothing up.
+            if let Some(share) = (100 * added.hits).checked_div(added.lookups) {
+                trace.counters("expert cache: hits, %", self.end, &[("hits, %", share)])?;
+            }
+            trace.counters("expert cache: uploads", self.end, &[("experts", added.uploads)])?;
+            trace.counters("expert cache: uploaded bytes", self.end, &[("bytes", added.bytes)])?;
+        }
         if let [one] = batch.tokens {
             let piece = self.model.tokenizer().ok().and_then(|tokenizer| tokenizer.piece(one.token).ok());
             let text = piece.map(|piece| String::from_utf8_lossy(piece).into_owned()).unwrap_or_default();

@@ -43,6 +43,40 @@ fn served(model: &Path, options: &[&str]) -> (f64, u64) {
     (number("hits") as f64 / number("lookups") as f64, number("uploads"))
 }
 
+/// The counters of a trace add up to what the cache says, and plans count its slots.
+fn counters_are_in_the_trace(model: &Path) {
+    let (model, trace) = (model.to_str().unwrap(), model.with_extension("json"));
+    let place = ["-m", model, "--device", "sim", "-ngl", "all", "--cpu-moe", "--expert-cache", "600K"];
+    let bench = ["bench", "-p", "0", "-n", "40", "-r", "1", "--topic", "20", "--json", "-q", "--trace"];
+    let (ok, out, error) = quadriga(&[&bench[..], &[trace.to_str().unwrap()], &place].concat());
+    assert!(ok, "{error}");
+    let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let events: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    let of = |name: &str, key: &str| -> Vec<u64> {
+        let events = events["traceEvents"].as_array().unwrap().iter();
+        let named = events.filter(|event| event["ph"] == "C" && event["name"] == name);
+        named.map(|event| event["args"][key].as_u64().unwrap()).collect()
+    };
+    let cache = &found["expert_cache"];
+    let shares = of("expert cache: hits, %", "hits, %");
+    // A warm-up round, and one that counts.
+    assert_eq!(shares.len(), 80);
+    let mean = shares.iter().sum::<u64>() as f64 / 80.0;
+    let share = 100.0 * cache["hits"].as_f64().unwrap() / cache["lookups"].as_f64().unwrap();
+    assert!((mean - share).abs() < 1.0, "{mean} in the trace, {share} in all");
+    assert_eq!(of("expert cache: uploads", "experts").iter().sum::<u64>(), cache["uploads"]);
+    assert_eq!(of("expert cache: uploaded bytes", "bytes").iter().sum::<u64>(), cache["bytes"]);
+    let slots = found["memory"][0]["expert_slots"].as_u64().unwrap();
+    assert!((500_000..620_000).contains(&slots), "{slots}");
+    let (_, out, _) = quadriga(&[&["plan", "--json", "-c", "40"], &place[..]].concat());
+    let plan: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(plan["placement"]["expert_cache"]["bytes"][0], slots);
+    assert_eq!(plan["placement"]["expert_cache"]["slots"], cache["slots"]);
+    let (_, text, _) = quadriga(&[&["plan", "-c", "40"], &place[..]].concat());
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("sim:0 ")).collect();
+    assert!(text.contains("expert cache     compute") && lines[0].contains(" KiB "), "{text}");
+}
+
 #[test]
 fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,6 +109,7 @@ fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     let (on_topic, uploads) = served(&model, &["--topic", "48"]);
     assert!(on_topic > mixed + 0.2, "{on_topic:.2} on a topic, {mixed:.2} of all topics");
     assert!(uploads > 0);
+    counters_are_in_the_trace(&model);
     // What the cache takes is said, and where it has no effect.
     let run = |options: &[&str]| {
         let text =

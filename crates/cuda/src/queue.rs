@@ -420,6 +420,11 @@ impl Queue for CudaQueue {
         memory.issue(&self.inner, self.stream.handle, (true, false)).map(|()| true)
     }
 
+    fn selected_slices(&mut self, selection: &SliceSelection) -> Result<Option<Vec<bool>>, BackendError> {
+        let memory = selection.memory.as_ref().and_then(|memory| memory.downcast_ref::<SliceMemory>());
+        memory.map(SliceMemory::selected).transpose()
+    }
+
     fn load_slice(
         &mut self,
         weight: &Tensor,

@@ -82,7 +82,7 @@ pub(crate) struct SliceMemory {
     work: SliceStream,
     kernel: &'static CStr,
     /// A counter, and a bit for each slice that was selected last.
-    _last: DeviceBuffer,
+    last: DeviceBuffer,
 }
 
 impl SliceMemory {
@@ -122,13 +122,21 @@ impl SliceMemory {
             prefetch: 0,
             prefetched: 0,
         };
-        Ok(Some(SliceMemory { work, kernel, _last: last }))
+        Ok(Some(SliceMemory { work, kernel, last }))
     }
 
     /// Whether it is of a copy between these places.
     pub(crate) fn is_of(&self, source: PinnedSource, (ids, to): (u64, u64)) -> bool {
         let SliceStream { from, border, ids: own_ids, to: own, .. } = self.work;
         (from, border, own_ids, own) == (source.address, source.border, ids, to)
+    }
+
+    /// The slices that were selected last, once the copy is done.
+    pub(crate) fn selected(&self) -> Result<Vec<bool>, BackendError> {
+        let slices = self.work.slices as usize;
+        let mut bits = vec![0; slices.div_ceil(32) * 4];
+        self.last.read(4, &mut bits)?;
+        Ok(bits.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1)).take(slices).collect())
     }
 
     /// Copies the selected slices, or those that were selected last.

@@ -98,6 +98,8 @@ pub struct Batch<'a> {
     /// The share of the plan's KV-cache slots that the batch attends to, 0 to 1: a plan serves many lengths of the
     /// cache.
     pub visible: f64,
+    /// How the expert cache has served up to and including this batch; `None` if there is none.
+    pub expert_cache: Option<ExpertCacheUse>,
 }
 
 /// The input tensors of a batch; kept to reuse their memory.
@@ -445,23 +447,22 @@ impl Engine {
         if rows > 0 && rows < batch.len() {
             self.session.set("rows", self.inputs.rows.as_slice())?;
         }
-        match &mut self.observer {
-            None => {
-                self.session.start()?;
-                if rows == 0 {
-                    self.session.wait()?;
-                }
+        let Some((detail, _)) = &self.observer else {
+            self.session.start()?;
+            if rows == 0 {
+                self.session.wait()?;
             }
-            Some((detail, observer)) => {
-                let started = Instant::now();
-                let trace = self.session.debug().trace(*detail)?;
-                let visible = total as f64 / (batch.len() * shape.visible_slots).max(1) as f64;
-                if let Some(plan) = self.session.plan() {
-                    observer(&Batch { plan, trace: &trace, started, tokens: batch, position, visible });
-                }
-            }
-        }
+            self.observe_experts(&shape)?;
+            return Ok(shape);
+        };
+        let started = Instant::now();
+        let trace = self.session.debug().trace(*detail)?;
         self.observe_experts(&shape)?;
+        let visible = total as f64 / (batch.len() * shape.visible_slots).max(1) as f64;
+        let (trace, tokens, expert_cache) = (&trace, batch, self.expert_cache());
+        if let (Some((_, observer)), Some(plan)) = (&mut self.observer, self.session.plan()) {
+            observer(&Batch { plan, trace, started, tokens, position, visible, expert_cache });
+        }
         Ok(shape)
     }
 

@@ -128,6 +128,41 @@ fn a_fault_of_an_upload_loses_nothing() {
 }
 
 #[test]
+fn a_batch_does_not_need_an_upload_that_cannot_be_started() {
+    let recipe = narrow();
+    let token = recipe.tokens(8)[3];
+    let wanted = settle(&mut engine(recipe.model(), options(0)), token, 24);
+    let mut refused = 0;
+    for after in 0..60 {
+        let sim = Sim::new("sim:0").device();
+        let mut engine = divided(&recipe, Arc::clone(&sim) as _, 2 * recipe.layers);
+        // An upload that fails loses its staging memory, so that the next one needs new memory; nothing else does.
+        let mut rows = settle(&mut engine, token, 4);
+        sim.fail(FaultPoint::Transfer, after);
+        let transfers = sim.counts().of(FaultPoint::Transfer);
+        while rows.len() < 16 && sim.counts().of(FaultPoint::Transfer) <= transfers + after {
+            if engine.feed(&[token]).is_ok() {
+                rows.push(engine.logits(0).to_vec());
+            }
+        }
+        sim.clear_faults();
+        let attempts = sim.counts().of(FaultPoint::Allocation);
+        sim.fail(FaultPoint::Allocation, 0);
+        while rows.len() < 24 {
+            let result = engine.feed(&[token]);
+            assert!(result.is_ok() || rows.len() <= 17, "fault {after}, step {}: {result:?}", rows.len());
+            if result.is_ok() {
+                rows.push(engine.logits(0).to_vec());
+            }
+        }
+        refused += u64::from(sim.counts().of(FaultPoint::Allocation) > attempts);
+        let found = distance(&rows, &wanted);
+        assert!(found < 1e-4, "fault {after}: off by {found:.2e}");
+    }
+    assert!(refused > 0, "no upload was refused");
+}
+
+#[test]
 fn automatic_placement_gives_what_is_left_to_experts_that_move() {
     let (_, recipe) =
         Recipe::with_experts().into_iter().find(|(name, _)| *name == "shared expert with a gate").unwrap();

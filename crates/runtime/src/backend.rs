@@ -285,6 +285,13 @@ pub trait Queue: Send {
         Ok(false)
     }
 
+    /// The slices that the latest [copy](Queue::copy_slices) with this selection selected, once it is done: for traces. `None` if
+    /// that is not known. [default: not known]
+    fn selected_slices(&mut self, selection: &SliceSelection) -> Result<Option<Vec<bool>>, BackendError> {
+        let _ = selection;
+        Ok(None)
+    }
+
     /// Runs a program that this backend compiled.
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError>;
 

@@ -68,10 +68,12 @@ pub struct CopyTime {
     pub backend: usize,
     /// The queue of that backend.
     pub stream: Stream,
-    /// How many bytes; at most as many, if slices are selected.
+    /// How many bytes; at most as many, unless they are `exact`.
     pub bytes: usize,
     /// Whether only selected slices were copied; there are two such times if slices were prefetched.
     pub selected: bool,
+    /// Whether so many bytes were copied. Of selected slices not all backends know.
+    pub exact: bool,
     /// Seconds from the start of the run.
     pub start: f64,
     /// How long it took.

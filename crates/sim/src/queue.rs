@@ -14,7 +14,7 @@ use crate::memory::SimBuffer;
 use crate::order::{QueueClock, host_joins};
 use crate::program::{NodeBuffers, ProgramSteps, SimProgram, get, put};
 use crate::settings::Clock;
-use crate::slices::SliceCopy;
+use crate::slices::{self, SliceCopy};
 
 /// A command of a queue.
 enum Command {
@@ -398,6 +398,10 @@ impl Queue for SimQueue {
         let Some(copy) = SliceCopy::likely(from, to, selection) else { return Ok(false) };
         self.enqueue(Command::CopySlices(copy))?;
         Ok(true)
+    }
+
+    fn selected_slices(&mut self, selection: &SliceSelection) -> Result<Option<Vec<bool>>, BackendError> {
+        Ok(slices::selected(selection))
     }
 
     fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {

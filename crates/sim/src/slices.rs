@@ -88,3 +88,9 @@ impl SliceCopy {
         Ok(copied)
     }
 }
+
+/// The slices that were selected last, if any were.
+pub(crate) fn selected(selection: &SliceSelection) -> Option<Vec<bool>> {
+    let last = selection.memory.as_ref()?.downcast_ref::<Selected>()?;
+    Some(last.lock().unwrap_or_else(PoisonError::into_inner).clone())
+}

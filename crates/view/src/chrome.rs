@@ -2,7 +2,7 @@
 //!
 //! Each queue is a thread of the trace: the host with its runs, and per backend its splits (with operations nested in
 //! them) and its copies in and out. Flow arrows connect a copy with the split that produces its data and the split that
-//! reads it. Memory in use is a counter per backend, a token is an instant event.
+//! reads it. Memory in use is a counter per backend, as are figures of an expert cache; a token is an instant event.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -204,6 +204,13 @@ impl<W: Write> ChromeTrace<W> {
         write!(out, ",\"tid\":{lane},\"id\":{id},\"name\":\"copy\",\"cat\":\"copy\",\"ts\":{at}{binding}}}")
     }
 
+    /// Writes values at a time; each name has a track.
+    pub fn counters(&mut self, name: &str, at: f64, values: &[(&str, u64)]) -> io::Result<()> {
+        let (name, at) = (quoted(name), micros(at));
+        let values: Vec<String> = values.iter().map(|(name, value)| format!("{}:{value}", quoted(name))).collect();
+        write!(self.open("C")?, ",\"name\":{name},\"ts\":{at},\"args\":{{{}}}}}", values.join(","))
+    }
+
     /// Writes an instant event for a token.
     pub fn token(&mut self, name: &str, at: f64) -> io::Result<()> {
         let (name, at) = (quoted(name), micros(at));
@@ -293,7 +300,7 @@ impl<W: Write> ChromeTrace<W> {
     fn copy(&mut self, plan: &Plan, copy: &CopyTime, start: f64, splits: &Spans) -> io::Result<()> {
         let lane = lane(copy.backend, copy.stream);
         let name = plan.copy_name(copy.copy);
-        let bytes = if copy.selected { "bytes at most" } else { "bytes" };
+        let bytes = if copy.exact { "bytes" } else { "bytes at most" };
         let arguments = format!("\"copy\":{},\"{bytes}\":{}", copy.copy, copy.bytes);
         let (from, to) = self.slice(lane, &name, (start + copy.start, copy.seconds), &arguments)?;
         let Some(planned) = plan.splits().copies.get(copy.copy) else { return Ok(()) };

@@ -139,9 +139,8 @@ impl Statistics {
         }
         for copy in &trace.copies {
             let Some(limits) = self.limits.get(copy.backend) else { continue };
-            let known = if copy.selected { 0.0 } else { copy.bytes as f64 };
+            let known = if copy.exact { copy.bytes as f64 } else { 0.0 };
             let work = NodeWork { traffic: known, ..NodeWork::default() };
-            // How many bytes of selected slices were copied is known to the device alone.
             let copies = if copy.selected { &mut self.selected_copies } else { &mut self.copies };
             copies.add(copy.seconds, work, limits);
         }
@@ -238,9 +237,13 @@ impl fmt::Display for Statistics {
             )?;
         }
         if self.selected_copies.count > 0 {
-            let Totals { count, seconds: time, .. } = self.selected_copies;
+            let Totals { count, traffic, seconds: time, .. } = self.selected_copies;
             let count = plural(count as usize, "copy", "copies");
-            writeln!(f, "\n{count} of the experts that a batch uses in {}", seconds(time))?;
+            let known = match traffic > 0.0 && time > 0.0 {
+                true => format!(", {}, {}B/s", bytes(traffic as u64), crate::format::count(traffic / time)),
+                false => String::new(),
+            };
+            writeln!(f, "\n{count} of the experts that a batch uses in {}{known}", seconds(time))?;
         }
         for limits in &self.limits {
             let kind = match (limits.measured, limits.warning()) {

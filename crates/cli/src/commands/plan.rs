@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use quadriga_graph::DType;
 use quadriga_llm::EngineOptions;
-use quadriga_llm::placement::expert_bytes;
 use quadriga_runtime::{BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
 use quadriga_view::{Limits, Picture, SplitPicture};
@@ -148,7 +147,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
         writeln!(out, "{line}")?;
     }
     writeln!(out)?;
-    memory(&explanation, &mut out)?;
+    memory(&explanation, &prepared, &mut out)?;
     if !model.quiet {
         writeln!(out)?;
         report.print_classes(&explanation, &mut out)?;
@@ -208,12 +207,9 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
     let experts = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
     let all: usize = experts.map(|experts| experts.count).sum();
     let cache = (options.expert_slots > 0).then(|| {
-        let bytes = expert_bytes(model).unwrap_or(0).saturating_mul(options.expert_slots as u64);
         let slots = plural(options.expert_slots, "slot", "slots");
-        format!(
-            "expert cache on the GPU: {slots} for {all} experts, {}, beside the memory below",
-            size::text(bytes)
-        )
+        let bytes = prepared.placed.expert_slot_bytes.iter().sum();
+        format!("expert cache: {slots} on the GPU for {all} experts, {}", size::text(bytes))
     });
     windows.into_iter().chain(recurrent).chain(cache).collect()
 }
@@ -226,17 +222,24 @@ fn picture(model: &ModelOptions, prepared: &Prepared, explanation: Explanation) 
     Picture::new(prepared.title(), explanation).about(about(prepared)).limits(&limits)
 }
 
-/// Prints a table of each device's memory.
-fn memory(plan: &Explanation, out: &mut dyn Write) -> io::Result<()> {
-    let [first, rest @ ..] = ["device", "weights", "mmap", "KV cache", "compute", "total", "free"];
-    write!(out, "{first:10}")?;
-    rest.iter().try_for_each(|column| write!(out, " {column:>11}"))?;
-    writeln!(out)?;
-    for BackendLine { bytes, free, .. } in &plan.backends {
+/// Prints a table of each device's memory; with a column for slots of experts, where there are any.
+fn memory(plan: &Explanation, prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
+    let slots = &prepared.placed.expert_slot_bytes;
+    write!(out, "{:10} {:>11} {:>11} {:>11}", "device", "weights", "mmap", "KV cache")?;
+    if !slots.is_empty() {
+        write!(out, " {:>12}", "expert cache")?;
+    }
+    writeln!(out, " {:>11} {:>11} {:>11}", "compute", "total", "free")?;
+    for (number, BackendLine { bytes, free, .. }) in plan.backends.iter().enumerate() {
         write!(out, "{:10}", bytes.backend)?;
-        for part in [bytes.weights, bytes.mapped, bytes.state, bytes.compute + bytes.work, bytes.total()] {
+        for part in [bytes.weights, bytes.mapped, bytes.state] {
             write!(out, " {:>11}", size::text(part))?;
         }
+        let own = slots.get(number).copied().unwrap_or(0);
+        if !slots.is_empty() {
+            write!(out, " {:>12}", size::text(own))?;
+        }
+        write!(out, " {:>11} {:>11}", size::text(bytes.compute + bytes.work), size::text(bytes.total() + own))?;
         writeln!(out, " {:>11}", free.map_or("unknown".to_owned(), size::text))?;
     }
     Ok(())

@@ -19,6 +19,8 @@ use crate::size;
 pub(crate) struct PlacementReport {
     /// Weights and states by class and backend.
     classes: Vec<ClassResidence>,
+    /// Slots for experts of the CPU, which the memory of `backends` does not count.
+    expert_cache: Option<PlannedExpertCache>,
     /// The parts of a model that does not fit as a whole, in the order in which accelerators are filled.
     units: Vec<PlacementUnit>,
     /// Tokens per second of prefill and decode, estimated.
@@ -28,6 +30,15 @@ pub(crate) struct PlacementReport {
     estimate: SpeedEstimate,
     /// What one more gigabyte would change.
     next_gigabyte: Option<NextGigabyte>,
+}
+
+/// An expert cache as planned.
+#[derive(Serialize)]
+pub(crate) struct PlannedExpertCache {
+    /// Slots on all accelerators.
+    slots: usize,
+    /// Their bytes on each backend.
+    bytes: Vec<u64>,
 }
 
 /// A plan with the model's placement.
@@ -45,6 +56,10 @@ impl PlacementReport {
         let estimate = placement.estimate(model, devices, options, placed)?;
         Ok(PlacementReport {
             classes: residence(plan),
+            expert_cache: (placed.expert_slots > 0).then(|| PlannedExpertCache {
+                slots: placed.expert_slots,
+                bytes: placed.expert_slot_bytes.clone(),
+            }),
             units: placed.units.clone(),
             prefill_tokens_per_second: estimate.prefill.tokens_per_second(),
             decode_tokens_per_second: estimate.decode.as_ref().map(BatchEstimate::tokens_per_second),

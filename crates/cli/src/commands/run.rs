@@ -86,7 +86,8 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
             "answer": { "tokens": answered.answer.0, "tok_s": answered.answer.1 },
             "load_seconds": load_seconds,
             "seed": seed,
-            "backends": prepared.placed.forecast.bytes(),
+            "backends": prepared.backend_memory(),
+            "expert_cache": generator.engine().expert_cache(),
             "stats": statistics,
         });
         writeln!(stdout, "{}", terminal::json(&object))?;

@@ -62,6 +62,19 @@ pub struct ExpertCacheUse {
     pub bytes: u64,
 }
 
+impl ExpertCacheUse {
+    /// What was added to an earlier one.
+    pub fn since(&self, earlier: &ExpertCacheUse) -> ExpertCacheUse {
+        ExpertCacheUse {
+            slots: self.slots,
+            lookups: self.lookups.saturating_sub(earlier.lookups),
+            hits: self.hits.saturating_sub(earlier.hits),
+            uploads: self.uploads.saturating_sub(earlier.uploads),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+        }
+    }
+}
+
 impl fmt::Display for ExpertCacheUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ExpertCacheUse { slots, lookups, hits, uploads, bytes } = self;

@@ -90,8 +90,9 @@ impl Placement {
         while slots >= worth {
             let with = EngineOptions { expert_slots: slots, ..with.clone() };
             match self.check_slots(&rest, model, &with, bytes)? {
-                Some(forecast) => {
-                    return Ok((PlacedModel { forecast, expert_slots: slots, ..rest }, with));
+                Some((forecast, expert_slot_bytes)) => {
+                    let placed = PlacedModel { forecast, expert_slots: slots, expert_slot_bytes, ..rest };
+                    return Ok((placed, with));
                 }
                 None => slots -= (slots / 32).max(1),
             }
@@ -99,7 +100,7 @@ impl Placement {
         Ok((placed, options))
     }
 
-    /// The plan of the largest batch beside slots; `None` if a batch exceeds a budget then, or the slots `bytes` on an
+    /// The plan of the largest batch beside slots, and their bytes on each backend; `None` if a batch exceeds a budget then, or the slots `bytes` on an
     /// accelerator.
     fn check_slots(
         &self,
@@ -107,18 +108,21 @@ impl Placement {
         model: &Model,
         options: &EngineOptions,
         bytes: u64,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<(Plan, Vec<u64>)>> {
         let resolved = options.clone().resolve(model)?;
         let all = resolved.context * resolved.sequences;
+        let mut own = Vec::new();
         for tokens in [1, MAX_DIVIDED_TOKENS.min(resolved.batch)] {
             let plan = Engine::plan_batch(model, &placed.scheduler, &resolved, tokens, all);
             let Some(plan) = fitting(plan)? else { return Ok(None) };
+            own = slot_bytes(&plan);
             // Some bytes of alignment do not count.
-            if slot_bytes(&plan).iter().any(|own| *own > bytes.saturating_add(bytes / 64)) {
+            if own.iter().any(|own| *own > bytes.saturating_add(bytes / 64)) {
                 return Ok(None);
             }
         }
-        fitting(Engine::forecast(model, &placed.scheduler, options.clone()))
+        let forecast = fitting(Engine::forecast(model, &placed.scheduler, options.clone()))?;
+        Ok(forecast.map(|forecast| (forecast, own)))
     }
 }
 

@@ -125,6 +125,8 @@ pub struct PlacedModel {
     pub units: Vec<PlacementUnit>,
     /// The slots of the expert cache, for [`EngineOptions::expert_slots`].
     pub expert_slots: usize,
+    /// Their bytes on each backend, which the forecast does not count: long batches have no use for them. Empty without slots.
+    pub expert_slot_bytes: Vec<u64>,
 }
 
 /// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other

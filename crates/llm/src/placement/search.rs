@@ -161,6 +161,7 @@ impl Search<'_> {
             unmatched: self.overrides.unmatched.clone(),
             units,
             expert_slots: 0,
+            expert_slot_bytes: Vec::new(),
         })
     }
 

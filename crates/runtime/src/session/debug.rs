@@ -6,6 +6,7 @@ use super::clock::TraceClock;
 use super::compile::CompiledPlan;
 use super::issue::not_compiled;
 use super::prepared::PreparedPlan;
+use super::selected::SelectedSlices;
 use super::session::Session;
 use crate::schedule::{Plan, ScheduleStep};
 use crate::trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Trace, operation};
@@ -31,18 +32,26 @@ impl SessionDebug<'_> {
         let current = session.ready()?;
         session.plans.get_mut(current)?.check_weights()?;
         session.wait()?;
+        let before = session.selected_slices(current)?;
         let clock = session.issue(current, Some(detail))?;
         let clock = clock.ok_or_else(|| RuntimeError::internal("a traced run has no clock"))?;
         session.wait()?;
         let seconds = clock.origin.elapsed().as_secs_f64();
+        let selected = SelectedSlices { before, after: session.selected_slices(current)? };
         let PreparedPlan { plan, compiled, inputs, .. } = session.plans.get(current)?;
         let compiled = compiled.as_ref().ok_or_else(not_compiled)?;
-        Ok(trace(&clock, plan, compiled, inputs.bank, seconds))
+        Ok(trace(&clock, plan, (compiled, inputs.bank), &selected, seconds))
     }
 }
 
 /// The times of a run that is done.
-fn trace(clock: &TraceClock, plan: &Plan, compiled: &CompiledPlan, bank: usize, seconds: f64) -> Trace {
+fn trace(
+    clock: &TraceClock,
+    plan: &Plan,
+    (compiled, bank): (&CompiledPlan, usize),
+    slices: &SelectedSlices,
+    seconds: f64,
+) -> Trace {
     let of = |backend: &Arc<dyn Backend>| BackendTime {
         backend: backend.name().to_owned(),
         ..BackendTime::default()
@@ -63,9 +72,11 @@ fn trace(clock: &TraceClock, plan: &Plan, compiled: &CompiledPlan, bank: usize, 
             }
             ScheduleStep::Copy(copy) | ScheduleStep::Prefetch(copy) => {
                 let planned = plan.splits().copies.get(copy);
-                let bytes = planned.map_or(0, |copy| copy.bytes);
+                let most = planned.map_or(0, |copy| copy.bytes);
                 let selected = planned.is_some_and(|copy| copy.selected_by.is_some());
-                trace.copies.push(CopyTime { copy, backend, stream, bytes, selected, start, seconds });
+                let known = if selected { slices.bytes(step.step, &clock.steps, most) } else { Some(most) };
+                let (bytes, exact) = (known.unwrap_or(most), known.is_some());
+                trace.copies.push(CopyTime { copy, backend, stream, bytes, selected, exact, start, seconds });
                 total.into_iter().for_each(|total| total.copy += seconds);
             }
         }

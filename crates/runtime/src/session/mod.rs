@@ -33,6 +33,7 @@ mod plan_bytes;
 mod plan_cache;
 mod plan_limits;
 mod prepared;
+mod selected;
 #[expect(clippy::module_inception, reason = "the type that the folder is named after")]
 mod session;
 mod slice_uploads;

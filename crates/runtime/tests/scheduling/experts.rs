@@ -1,11 +1,12 @@
 //! Weight streaming of experts: of a host-resident weight, a device copies the slices that a run selects.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use quadriga_conformance::Rng;
 use quadriga_graph::{DType, Data, ExpertWeights, Gate, Graph, GraphBuilder, SelectExperts, Value, Weight};
 use quadriga_runtime::{
-    Backend, CopySelection, RuntimeError, ScheduleError, ScheduleStep, Scheduler, Session, Splits,
+    Backend, CopySelection, Detail, Observed, RuntimeError, ScheduleError, ScheduleStep, Scheduler, Session, Splits,
     WeightStreaming, check_schedule,
 };
 use quadriga_sim::{FaultPoint, Sim};
@@ -133,6 +134,53 @@ fn copies_of_experts_wait_for_the_router_and_are_prefetched() {
     }
     assert!(plan.to_string().contains("at most"), "{plan}");
     assert!(plan.to_dot().contains("at most"));
+}
+
+/// A traced run knows the bytes that were copied, in advance and after the router, though only the device knows which.
+#[test]
+fn traces_have_the_bytes_of_selected_slices() {
+    let graph = FOUR.graph(&mut Rng::new(5));
+    let device = device();
+    let plan = scheduler(Arc::clone(&device), Some(ALWAYS)).plan(&graph).unwrap();
+    let mut session = plan.session().unwrap();
+    let mut rng = Rng::new(12);
+    let experts_of = |session: &mut Session| -> Vec<Vec<usize>> {
+        // The experts by another session, which shows them: all layers' indices.
+        let mut all = Vec::new();
+        let _ = session.debug().observe(&mut |observed: Observed<'_>| {
+            if observed.plan.graph()[observed.node].op().name() == "select_experts" {
+                let (ids, _) = observed.bytes.as_chunks::<4>();
+                let mut ids: Vec<usize> = ids.iter().map(|id| i32::from_le_bytes(*id) as usize).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                all.push(ids);
+            }
+            ControlFlow::Continue(())
+        });
+        all
+    };
+    let mut judge = scheduler(self::device(), Some(ALWAYS)).plan(&graph).unwrap().session().unwrap();
+    let mut before: Option<Vec<Vec<usize>>> = None;
+    for round in 0..4 {
+        let x: Vec<f32> = (0..3 * WIDTH).map(|_| rng.uniform(-1.0, 1.0) as f32).collect();
+        session.set("x", &x[..]).unwrap();
+        judge.set("x", &x[..]).unwrap();
+        let used = experts_of(&mut judge);
+        let trace = session.debug().trace(Detail::Splits).unwrap();
+        let slice = 16 * WIDTH * 4;
+        for (layer, used) in used.iter().enumerate() {
+            let known = before.as_ref().map_or(&[][..], |before| &before[layer]);
+            let new = used.iter().filter(|expert| !known.contains(expert)).count();
+            let is_of = |copy: usize| plan.copy_name(copy).contains(&format!(".{layer}"));
+            let times = trace.copies.iter().filter(|time| time.selected && is_of(time.copy));
+            let (exact, bytes): (Vec<bool>, Vec<usize>) = times.map(|time| (time.exact, time.bytes)).unzip();
+            assert!(exact.iter().all(|exact| *exact), "round {round}, layer {layer}");
+            assert_eq!(exact.len(), if before.is_some() { 6 } else { 3 }, "round {round}: prefetched or not");
+            let total: usize = bytes.iter().sum();
+            assert_eq!(total, 3 * slice * (known.len() + new), "round {round}, layer {layer}: {bytes:?}");
+        }
+        before = Some(used);
+    }
 }
 
 #[test]

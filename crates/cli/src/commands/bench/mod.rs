@@ -254,7 +254,7 @@ fn measure(
         "model": file.find::<&str>("general.name").ok().flatten().unwrap_or("model"),
         "model_bytes": bytes,
         "backends": prepared.devices.names(),
-        "memory": prepared.placed.forecast.bytes(),
+        "memory": prepared.backend_memory(),
         "taken": taken,
         "load_seconds": load_seconds,
         "expert_cache": subject.expert_cache(),

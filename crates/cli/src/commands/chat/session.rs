@@ -294,6 +294,9 @@ impl ChatSession {
             );
         }
         note!("memory: {}", self.prepared.memory());
+        if let Some(cache) = self.generator.engine().expert_cache() {
+            note!("{cache}");
+        }
     }
 }
 
