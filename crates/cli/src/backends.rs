@@ -22,7 +22,8 @@ pub(crate) fn open(names: &[String], options: CpuOptions, quiet: bool) -> Outcom
     // As in llama.cpp, none stands for no GPU.
     let is_cpu = |name: &str| [quadriga_cpu::NAME, "none"].iter().any(|cpu| name.eq_ignore_ascii_case(cpu));
     let accelerators = names.iter().filter(|name| !is_cpu(name));
-    let accelerators = accelerators.map(|name| open_one(name, options.threads)).collect::<Outcome<Vec<_>>>()?;
+    let accelerators =
+        accelerators.map(|name| open_one(name, options.threads)).collect::<Outcome<Vec<_>>>()?;
     // A simulated device has no driver.
     let drives = |backend: &Arc<dyn Backend>| backend.device().kind == DeviceKind::Gpu;
     let cpu = options.open(accelerators.iter().any(drives))?;

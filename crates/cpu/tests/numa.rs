@@ -29,7 +29,9 @@ fn two_nodes(first: usize, second: usize) -> Topology {
 fn a_folder_like_that_of_linux_is_read() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("numa-nodes");
     let _ = std::fs::remove_dir_all(&folder);
-    for (name, cpus) in [("node1", "4-7,12\n"), ("node0", "0-3\n"), ("node2", "\n"), ("node10", "20\n"), ("power", "")] {
+    for (name, cpus) in
+        [("node1", "4-7,12\n"), ("node0", "0-3\n"), ("node2", "\n"), ("node10", "20\n"), ("power", "")]
+    {
         std::fs::create_dir_all(folder.join(name)).unwrap();
         std::fs::write(folder.join(name).join("cpulist"), cpus).unwrap();
     }
@@ -79,7 +81,11 @@ fn one_node_is_left_to_the_system_and_isolated_threads_to_one_node() {
         let [first, second, ..] = cpus[..] else { return };
         let backend =
             Backend::builder().numa(NumaMode::Isolate).topology(two_nodes(first, second)).build().unwrap();
-        assert_eq!((backend.threads(), backend.numa().unwrap().nodes().len()), (1, 1), "a thread for each CPU");
+        assert_eq!(
+            (backend.threads(), backend.numa().unwrap().nodes().len()),
+            (1, 1),
+            "a thread for each CPU"
+        );
     };
     std::thread::spawn(test).join().unwrap();
 }
@@ -94,7 +100,8 @@ fn a_node_that_the_program_may_not_use_is_an_error_that_names_it() {
         }
         other => panic!("{:?}", other.map(|backend| backend.threads())),
     }
-    let allowed = Backend::builder().numa(NumaMode::Numactl).threads(2).topology(two_nodes(affinity()[0], absent));
+    let allowed =
+        Backend::builder().numa(NumaMode::Numactl).threads(2).topology(two_nodes(affinity()[0], absent));
     assert_eq!(allowed.build().unwrap().numa().unwrap().nodes().len(), 1, "only what is allowed");
 }
 
@@ -103,7 +110,8 @@ fn bound_weights_give_the_same_results() {
     let test = || {
         let [first, second, ..] = affinity()[..] else { return };
         let (rows, columns) = (384, 512);
-        let weights: Vec<f32> = (0..3 * rows * columns).map(|i| ((i * 7919) % 1013) as f32 / 506.0 - 1.0).collect();
+        let weights: Vec<f32> =
+            (0..3 * rows * columns).map(|i| ((i * 7919) % 1013) as f32 / 506.0 - 1.0).collect();
         let graph = |experts: bool| {
             let g = GraphBuilder::new();
             let x = g.input("x", DType::F32, [1, columns]);

@@ -207,7 +207,8 @@ impl<W: Write> ChromeTrace<W> {
     /// Writes values at a time; each name has a track.
     pub fn counters(&mut self, name: &str, at: f64, values: &[(&str, u64)]) -> io::Result<()> {
         let (name, at) = (quoted(name), micros(at));
-        let values: Vec<String> = values.iter().map(|(name, value)| format!("{}:{value}", quoted(name))).collect();
+        let values: Vec<String> =
+            values.iter().map(|(name, value)| format!("{}:{value}", quoted(name))).collect();
         write!(self.open("C")?, ",\"name\":{name},\"ts\":{at},\"args\":{{{}}}}}", values.join(","))
     }
 

@@ -14,8 +14,8 @@ use std::str::FromStr;
 
 pub use topology::{NumaNode, Topology};
 
-pub(crate) use system::{bind_this_thread, bind_thread};
 use system::{PagePolicy, allowed_cpus, bind_pages, current_cpu};
+pub(crate) use system::{bind_this_thread, bind_thread};
 
 /// Which nodes threads and weights are bound to; as llama.cpp's `--numa`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,13 +261,17 @@ mod tests {
             for (node, pages) in &pages {
                 assert_eq!((pages.start, pages.start % PAGE, pages.end % PAGE), (at, 0, 0), "{context}");
                 at = pages.end;
-                let (_, own) = binding.threads(threads).into_iter().find(|(of, _)| of.number == *node).unwrap();
+                let (_, own) =
+                    binding.threads(threads).into_iter().find(|(of, _)| of.number == *node).unwrap();
                 let middle = (pages.start + pages.end) / 2;
                 let reader = (middle.max(address) - address) * threads / bytes;
                 let near = own.start.saturating_sub(1)..=own.end;
                 // Pages longer than a share are those of one of several readers.
                 let fine = bytes / threads >= 2 * PAGE;
-                assert!(!fine || near.contains(&reader), "{context}: thread {reader} reads pages of node {node}");
+                assert!(
+                    !fine || near.contains(&reader),
+                    "{context}: thread {reader} reads pages of node {node}"
+                );
             }
             assert!(at <= address.next_multiple_of(PAGE).max((address + bytes) / PAGE * PAGE), "{context}");
             assert!(at + PAGE > address + bytes || bytes < 2 * PAGE, "{context}: {pages:?}");

@@ -29,7 +29,9 @@ fn set_of(cpus: &[usize]) -> libc::cpu_set_t {
     // SAFETY: an empty set is a value of the type; the numbers are below its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        cpus.iter().filter(|cpu| **cpu < libc::CPU_SETSIZE as usize).for_each(|cpu| libc::CPU_SET(*cpu, &mut set));
+        cpus.iter()
+            .filter(|cpu| **cpu < libc::CPU_SETSIZE as usize)
+            .for_each(|cpu| libc::CPU_SET(*cpu, &mut set));
         set
     }
 }
@@ -86,7 +88,15 @@ pub(crate) fn bind_pages(pages: Range<usize>, nodes: &[usize], policy: PagePolic
     // SAFETY: the call reads the mask and decides where pages are in physical memory; it changes no contents, and refuses
     // addresses without memory.
     let code = unsafe {
-        libc::syscall(libc::SYS_mbind, pages.start, pages.len(), policy, mask.as_ptr(), BITS as libc::c_long, MOVE)
+        libc::syscall(
+            libc::SYS_mbind,
+            pages.start,
+            pages.len(),
+            policy,
+            mask.as_ptr(),
+            BITS as libc::c_long,
+            MOVE,
+        )
     };
     code == 0
 }

@@ -34,8 +34,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-pub use error::{MAX_THREADS, PoolError, Stopped};
 use crate::numa::{self, NumaBinding};
+pub use error::{MAX_THREADS, PoolError, Stopped};
 use sync::{Arc, AtomicU32, INSIDE_A_JOB, JoinHandle, Mutex, Ordering, Signal, lock};
 use worker::Team;
 pub use worker::Worker;
@@ -267,8 +267,11 @@ impl PoolThreads {
             if let (Some(node), Some(handle)) =
                 (numa.and_then(|numa| numa.node_of(index, threads)), started.handles.last())
             {
-                numa::bind_thread(handle, &node.cpus)
-                    .map_err(|source| PoolError::Bind { index, node: node.number, source })?;
+                numa::bind_thread(handle, &node.cpus).map_err(|source| PoolError::Bind {
+                    index,
+                    node: node.number,
+                    source,
+                })?;
             }
         }
         Ok(started)

@@ -4,9 +4,9 @@ use super::clock::TimedStep;
 use super::prepared::PreparedPlan;
 use super::session::Session;
 use super::transfer::Route;
+use crate::RuntimeError;
 use crate::schedule::ScheduleStep;
 use crate::trace::Stream;
-use crate::RuntimeError;
 
 /// For each copy of a plan the slices that it selected last, where that is known.
 type Selected = Vec<Option<Vec<bool>>>;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use quadriga_conformance::Rng;
 use quadriga_graph::{DType, Data, ExpertWeights, Gate, Graph, GraphBuilder, SelectExperts, Value, Weight};
 use quadriga_runtime::{
-    Backend, CopySelection, Detail, Observed, RuntimeError, ScheduleError, ScheduleStep, Scheduler, Session, Splits,
-    WeightStreaming, check_schedule,
+    Backend, CopySelection, Detail, Observed, RuntimeError, ScheduleError, ScheduleStep, Scheduler, Session,
+    Splits, WeightStreaming, check_schedule,
 };
 use quadriga_sim::{FaultPoint, Sim};
 
