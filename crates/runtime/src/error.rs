@@ -2,12 +2,14 @@
 
 use thiserror::Error;
 
+use crate::byte_text::{byte_text, free_text};
+
 /// A failure of a backend. The backend can be used further, unless the device is [lost](BackendError::Lost).
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum BackendError {
     /// An allocation failed.
-    #[error("{backend}: cannot allocate {requested} bytes{}", free_text(.free))]
+    #[error("{backend}: cannot allocate {}{}", byte_text(*.requested), free_text(.free))]
     OutOfMemory {
         /// The backend's name.
         backend: String,
@@ -100,8 +102,4 @@ impl BackendError {
             | BackendError::Lost { backend, .. } => backend,
         }
     }
-}
-
-fn free_text(free: &Option<u64>) -> String {
-    free.map_or_else(String::new, |free| format!(", {free} bytes are free"))
 }

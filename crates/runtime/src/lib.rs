@@ -35,6 +35,7 @@
 
 mod allocation_lock;
 mod backend;
+mod byte_text;
 mod compute_once;
 mod copy_region;
 mod cost;
@@ -57,6 +58,7 @@ pub use backend::{
     Backend, Buffer, Event, Layout, Program, Queue, Refusal, Region, SliceSelection, SplitSource, StepTime,
     TensorPlace, WeightLayout, check_range, copy_plain_slice,
 };
+pub use byte_text::byte_text;
 pub use compute_once::compute_once;
 pub use copy_region::{CopyRoute, copy_region};
 pub use cost::Cost;

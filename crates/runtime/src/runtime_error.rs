@@ -3,6 +3,7 @@
 use quadriga_graph::DType;
 use thiserror::Error;
 
+use crate::byte_text::byte_text;
 use crate::memory::MemoryError;
 use crate::{BackendError, ScheduleError, SnapshotError};
 
@@ -236,9 +237,10 @@ pub enum RuntimeError {
 /// How many bytes a plan needs beyond a backend's budget, and how many weights would fit.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{backend}: the plan needs {needed} bytes ({weights} of weights, {state} of state, {compute} to compute), {} more \
-     than the budget of {budget}; {} would fit",
-    .needed - .budget, fitting_text(*.fitting, *.weight_count, *.fitting_bytes)
+    "{backend}: the plan needs {} ({} of weights, {} of state, {} to compute), {} more than the budget of {}; {} would fit",
+    byte_text(*.needed), byte_text(*.weights), byte_text(*.state), byte_text(*.compute),
+    byte_text(.needed.saturating_sub(*.budget)), byte_text(*.budget),
+    fitting_text(*.fitting, *.weight_count, *.fitting_bytes)
 )]
 pub struct OverBudget {
     /// The backend.
@@ -264,7 +266,7 @@ pub struct OverBudget {
 fn fitting_text(fitting: usize, weight_count: usize, bytes: u64) -> String {
     match fitting {
         0 => "none of its weights".to_owned(),
-        _ => format!("{fitting} of its {weight_count} weights ({bytes} bytes)"),
+        _ => format!("{fitting} of its {weight_count} weights ({})", byte_text(bytes)),
     }
 }
 

@@ -81,9 +81,9 @@ fn a_refused_allocation_says_what_is_free() {
         MemoryError::Allocation { backend: "gpu".into(), purpose: "chunk 1".into(), wanted: 9, free, source }
             .to_string()
     };
-    assert!(error(None).starts_with("gpu: cannot allocate 9 bytes for chunk 1: "), "{}", error(None));
+    assert!(error(None).starts_with("gpu: cannot allocate 9 B for chunk 1: "), "{}", error(None));
     assert!(
-        error(Some(5)).starts_with("gpu: cannot allocate 9 bytes for chunk 1, 5 are free: "),
+        error(Some(5)).starts_with("gpu: cannot allocate 9 B for chunk 1, 5 B are free: "),
         "{}",
         error(Some(5))
     );

@@ -158,9 +158,10 @@ fn lifetimes_are_half_open_ranges_of_steps() {
 
 #[test]
 fn errors_say_what_is_free_and_what_would_fit() {
-    let error = |free| BackendError::OutOfMemory { backend: "gpu".into(), requested: 100, free }.to_string();
-    assert_eq!(error(None), "gpu: cannot allocate 100 bytes");
-    assert_eq!(error(Some(7)), "gpu: cannot allocate 100 bytes, 7 bytes are free");
+    let error =
+        |free| BackendError::OutOfMemory { backend: "gpu".into(), requested: 3 << 29, free }.to_string();
+    assert_eq!(error(None), "gpu: cannot allocate 1.5 GiB");
+    assert_eq!(error(Some(7 << 10)), "gpu: cannot allocate 1.5 GiB, 7.0 KiB are free");
     let over = |fitting, fitting_bytes| {
         let over = OverBudget {
             backend: "gpu".into(),
@@ -176,11 +177,11 @@ fn errors_say_what_is_free_and_what_would_fit() {
         over.to_string()
     };
     assert!(
-        over(0, 0).ends_with("40 more than the budget of 60; none of its weights would fit"),
+        over(0, 0).ends_with("40 B more than the budget of 60 B; none of its weights would fit"),
         "{}",
         over(0, 0)
     );
-    assert!(over(2, 30).ends_with("; 2 of its 5 weights (30 bytes) would fit"), "{}", over(2, 30));
+    assert!(over(2, 30).ends_with("; 2 of its 5 weights (30 B) would fit"), "{}", over(2, 30));
     let device = |error: BackendError| RuntimeError::Device {
         backend: "gpu".into(),
         split: None,

@@ -4,13 +4,7 @@ use std::fmt::Write;
 
 /// Bytes with a binary unit: `96.0 MiB`.
 pub fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let (value, unit) = scale(bytes as f64 / 1024.0, 1024.0, &UNITS);
-    // Rounds half up, as the page's `toFixed` does.
-    format!("{:.1} {unit}", (value * 10.0).round() / 10.0)
+    quadriga_runtime::byte_text(bytes)
 }
 
 /// A count with a decimal unit: `1.5 G`, `12 k`, `999`.

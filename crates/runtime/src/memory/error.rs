@@ -2,6 +2,7 @@
 
 use super::packing::PackingError;
 use crate::BackendError;
+use crate::byte_text::{byte_text, free_text};
 
 /// A failure of planning or of allocation. Earlier plans and allocations are not affected.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -81,7 +82,7 @@ pub enum MemoryError {
     #[error(transparent)]
     Packing(#[from] PackingError),
     /// A backend refused an allocation.
-    #[error("{backend}: cannot allocate {wanted} bytes for {purpose}{}: {source}", free_text(.free))]
+    #[error("{backend}: cannot allocate {} for {purpose}{}: {source}", byte_text(*.wanted), free_text(.free))]
     Allocation {
         /// The backend's name.
         backend: String,
@@ -94,8 +95,4 @@ pub enum MemoryError {
         /// The backend's error.
         source: Box<BackendError>,
     },
-}
-
-fn free_text(free: &Option<u64>) -> String {
-    free.map_or_else(String::new, |free| format!(", {free} are free"))
 }

@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::free_list::{FreeBlock, FreeList};
 use super::placed_tensor::PlacedTensor;
+use crate::byte_text::byte_text;
 use crate::{Backend, BackendError, Buffer, Region, Usage};
 
 /// Tells allocators apart.
@@ -90,8 +91,8 @@ pub enum AllocatorError {
     },
     /// No free block is large enough.
     #[error(
-        "{name} needs {wanted} bytes, but the largest free block has {largest} ({free} of {capacity} bytes are free): \
-         enlarge the buffer"
+        "{name} needs {}, but the largest free block has {} ({} of {} are free): enlarge the buffer",
+        byte_text(*.wanted), byte_text(*.largest), byte_text(*.free), byte_text(*.capacity)
     )]
     OutOfMemory {
         /// The tensor.

@@ -200,6 +200,6 @@ fn an_error_over_budget_counts_the_weights_that_would_fit() {
     let RuntimeError::OverBudget(over) = &error else { panic!("{error}") };
     assert_eq!((over.needed, over.weight_count, over.fitting), (bytes.total(), 10, 7));
     let text = error.to_string();
-    assert!(text.contains("700 more than the budget of"), "{text}");
-    assert!(text.contains("7 of its 10 weights (1792 bytes) would fit"), "{text}");
+    assert!(text.contains("700 B more than the budget of"), "{text}");
+    assert!(text.contains("7 of its 10 weights (1.8 KiB) would fit"), "{text}");
 }
