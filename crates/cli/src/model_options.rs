@@ -67,9 +67,9 @@ pub(crate) struct ModelOptions {
     /// Comma-separated devices: cpu, cuda:N, sim; the CPU is always added last [default: first GPU, else cpu]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = DEVICE)]
     device: Vec<String>,
-    /// KV cache data type: f32, f16, bf16, q8_0, q5_1 or q4_0; -ctk and -ctv for keys and values apart
-    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type, help_heading = MODEL)]
-    cache_type: DType,
+    /// KV cache data type: f32, f16, bf16, q8_0, q5_1 or q4_0; -ctk and -ctv for keys and values apart [default: f16]
+    #[arg(long, value_name = "TYPE", value_parser = cache_type, help_heading = MODEL)]
+    cache_type: Option<DType>,
     /// Data type of the keys, also -ctk
     #[arg(long, value_name = "TYPE", value_parser = cache_type, hide = true)]
     cache_type_k: Option<DType>,
@@ -79,9 +79,9 @@ pub(crate) struct ModelOptions {
     /// Keep the whole context in layers with a sliding window, too: going back is free, but takes memory
     #[arg(long, help_heading = MODEL)]
     swa_full: bool,
-    /// Saved states to go back to, for models that forget (sliding windows, recurrent layers)
-    #[arg(long, alias = "ctx-checkpoints", value_name = "N", default_value_t = 4, help_heading = MODEL)]
-    checkpoints: usize,
+    /// Saved states to go back to, for models that forget (sliding windows, recurrent layers) [default: 4]
+    #[arg(long, alias = "ctx-checkpoints", value_name = "N", help_heading = MODEL)]
+    checkpoints: Option<usize>,
     /// llama.cpp's option, also -fa: attention is always computed without a matrix of scores
     #[arg(
         long,
@@ -109,6 +109,8 @@ pub(crate) struct ModelOptions {
 /// Tokens of a batch, and the most where weights are streamed.
 const DEFAULT_BATCH: usize = 512;
 const STREAMING_BATCH: usize = 4096;
+/// Saved states of a model that forgets.
+const DEFAULT_CHECKPOINTS: usize = 4;
 
 /// Heading of the help text.
 const MODEL: &str = "Model options";
@@ -164,11 +166,11 @@ impl ModelOptions {
                 GpuLayers::All
             }),
             device: vec![device.to_owned()],
-            cache_type: DType::F16,
+            cache_type: None,
             cache_type_k: None,
             cache_type_v: None,
             swa_full: false,
-            checkpoints: 4,
+            checkpoints: None,
             flash_attn: None,
             hf_repo: None,
             cache_dir,
@@ -233,12 +235,25 @@ impl ModelOptions {
                 (Some(at_once), batch) => at_once.min(batch.unwrap_or(DEFAULT_BATCH)),
                 (None, batch) => batch.unwrap_or(DEFAULT_BATCH),
             },
-            cache_keys: self.cache_type_k.unwrap_or(self.cache_type),
-            cache_values: self.cache_type_v.unwrap_or(self.cache_type),
+            cache_keys: self.cache_type_k.or(self.cache_type).unwrap_or(DType::F16),
+            cache_values: self.cache_type_v.or(self.cache_type).unwrap_or(DType::F16),
             window_slots: if self.swa_full { usize::MAX } else { 0 },
-            checkpoints: self.checkpoints,
+            checkpoints: self.checkpoints.unwrap_or(DEFAULT_CHECKPOINTS),
             ..EngineOptions::default()
         }
+    }
+
+    /// The options of the KV cache that were given.
+    fn cache_options(&self) -> impl Iterator<Item = &'static str> {
+        [
+            (self.cache_type.is_some(), "--cache-type"),
+            (self.cache_type_k.is_some(), "-ctk"),
+            (self.cache_type_v.is_some(), "-ctv"),
+            (self.swa_full, "--swa-full"),
+            (self.checkpoints.is_some(), "--checkpoints"),
+        ]
+        .into_iter()
+        .filter_map(|(is_given, option)| is_given.then_some(option))
     }
 
     /// Opens the model, places its layers and plans the largest batch.
@@ -288,6 +303,11 @@ impl ModelOptions {
             note!(
                 "quadriga: -ctv has no effect: latent attention caches one vector for keys and values, of the type of -ctk"
             );
+        }
+        if hyper.encoder && !self.quiet {
+            self.cache_options().for_each(|option| {
+                note!("quadriga: {option} has no effect: an encoder has no KV cache");
+            });
         }
         let started = Instant::now();
         let cpu = CpuOptions { threads: self.threads, numa: self.numa };

@@ -226,3 +226,24 @@ fn what_cannot_be_done_is_refused() {
     output(&mut fixture.command("embed", &[&long, "-c", "64", "-q"])).failed(1, &["word word", "64"]);
     output(&mut bert().command("embed", &["a", "-c", "65", "-q"])).failed(2, &["-c 65", "64 tokens"]);
 }
+
+#[test]
+fn options_of_the_kv_cache_have_no_effect_on_encoders_and_that_is_said() {
+    let options = ["--cache-type", "q8_0", "-ctk", "f32", "-ctv", "bf16", "--swa-full", "--checkpoints", "2"];
+    let embed = |fixture: &Fixture, more: &[&str]| {
+        output(&mut fixture.command("embed", &[&["a cat"], more].concat())).success()
+    };
+    let encoder = bert();
+    let printed = embed(&encoder, &options);
+    for option in ["--cache-type", "-ctk", "-ctv", "--swa-full", "--checkpoints"] {
+        let note = format!("{option} has no effect: an encoder has no KV cache");
+        assert!(printed.err.contains(&note), "{}", printed.err);
+    }
+    let without = embed(&encoder, &[]);
+    assert!(!without.err.contains("has no effect"), "{}", without.err);
+    assert_eq!(without.out, printed.out);
+    assert!(!embed(&encoder, &[&options[..], &["-q"]].concat()).err.contains("has no effect"));
+    // A model for text has a KV cache.
+    let printed = embed(&Fixture::new(&[]), &options);
+    assert!(!printed.err.contains("has no effect"), "{}", printed.err);
+}
