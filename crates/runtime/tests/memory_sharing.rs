@@ -308,3 +308,104 @@ fn invalid_requests_are_errors() {
         MemoryError::ForeignWrite { .. }
     ));
 }
+
+/// Lets a plan compute `y` in the storage of `x`, in every other respect as a plan that may do so.
+fn share(graph: &Graph, plan: &mut MemoryPlan, x: TensorId, y: TensorId) {
+    let root = plan.sharing.root(x).unwrap();
+    let old = plan.sharing.root(y).unwrap();
+    let life = |id: TensorId| plan.lifetimes[id.index()];
+    let (start, end) = (life(root).start.min(life(old).start), life(root).end.max(life(old).end));
+    plan.lifetimes[root.index()] = Lifetime { start, end };
+    plan.bytes[root.index()] = plan.bytes[root.index()].max(plan.bytes[old.index()]);
+    for id in graph.tensor_ids().filter(|id| plan.sharing.root(*id) == Some(old)).collect::<Vec<_>>() {
+        plan.sharing.roots[id.index()] = root;
+        plan.locations[id.index()] = match plan.location(root) {
+            TensorLocation::Arena { backend, chunk, offset } => {
+                TensorLocation::Arena { backend, chunk, offset: offset + graph[id].offset() as u64 }
+            }
+            other => other,
+        };
+    }
+}
+
+#[test]
+fn the_checker_names_the_rule_that_an_in_place_result_breaks() {
+    type Make = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
+    let (keep, release) = (InputPolicy::Keep, InputPolicy::Release);
+    let cases: [(&str, InputPolicy, Make); 8] = [
+        ("not exactly one input is in that storage", release, |_, x| x.add(x)),
+        ("not exactly one input is in that storage", release, |g, x| {
+            g.output("x", x.pad([1]));
+            fresh(g, "other").scale(2.0)
+        }),
+        ("the operation does not run in place on that input", release, |_, x| x.cast(DType::F32)),
+        ("the input has another layout, or is only a part", release, |_, x| x.slice(0, 4, 4).scale(2.0)),
+        ("the input has external memory, or is an output", release, |g, x| {
+            g.output("x", x);
+            x.scale(2.0)
+        }),
+        ("inputs are kept", keep, |g, _| g.input("kept", DType::F32, [16]).scale(2.0)),
+        ("the input is used elsewhere in that step or later", release, |g, x| {
+            let y = x.scale(2.0);
+            g.output("later", x.pad([1]));
+            y
+        }),
+        // A use before the node is no reason against it.
+        ("", release, |g, x| {
+            g.output("before", x.pad([1]));
+            x.scale(2.0)
+        }),
+    ];
+    for (why, inputs, make) in cases {
+        let g = GraphBuilder::new();
+        let x = fresh(&g, "x");
+        let y = make(&g, x);
+        g.output("y", y);
+        let (x, y) = (x.id(), y.id());
+        let graph = g.finish().unwrap();
+        let memories = MEMORIES();
+        let request = MemoryRequest { inputs, ..MemoryRequest::new(&graph, &memories) };
+        let mut plan = plan_of(&request);
+        let x = graph.leaf("kept").unwrap_or(x);
+        if !same(&plan, x, y) {
+            share(&graph, &mut plan, x, y);
+        }
+        match check(&request, &plan) {
+            Ok(()) => assert_eq!(why, ""),
+            Err(error) => assert!(!why.is_empty() && error.to_string().contains(why), "{why}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn the_checker_refuses_sharing_between_backends_and_of_external_memory() {
+    let g = GraphBuilder::new();
+    let x = fresh(&g, "x");
+    let y = x.scale(2.0);
+    g.output("y", y);
+    let (x, y) = (x.id(), y.id());
+    let graph = g.finish().unwrap();
+    let memories = MEMORIES();
+    let base = MemoryRequest::new(&graph, &memories);
+    let refused =
+        |request: &MemoryRequest<'_>, plan: &MemoryPlan| check(request, plan).unwrap_err().to_string();
+    // The plan of one backend, for a request with two.
+    let backends: Vec<u16> = graph.tensor_ids().map(|id| u16::from(id == y)).collect();
+    let mut plan = plan_of(&base);
+    assert!(same(&plan, x, y));
+    let text = refused(&MemoryRequest { backends: &backends, ..base }, &plan);
+    assert!(text.contains("backend"), "{text}");
+    // A result that is not at the start of the storage it reuses.
+    let TensorLocation::Arena { offset, .. } = &mut plan.locations[y.index()] else { panic!("planned") };
+    *offset += 4;
+    plan.backends[0].chunks[0] += 4;
+    let text = refused(&base, &plan);
+    assert!(text.contains("not at the start of the storage"), "{text}");
+    // A storage of the caller.
+    let external = [x];
+    let request = MemoryRequest { external: &external, ..base };
+    let mut plan = plan_of(&request);
+    share(&graph, &mut plan, x, y);
+    let text = refused(&request, &plan);
+    assert!(text.contains("\"y\"") || text.contains("in an arena"), "{text}");
+}
