@@ -80,3 +80,41 @@ fn filters_that_lengthen_their_input_keep_their_meaning() {
         ("[1, 2, 3]|reverse|join(',')", "3,2,1"),
     ]);
 }
+
+#[test]
+fn tests_of_types_are_those_of_python() {
+    check(&[
+        ("none is iterable", "False"),
+        ("5 is iterable", "False"),
+        ("'a' is iterable", "True"),
+        ("[] is iterable", "True"),
+        ("{} is iterable", "True"),
+        ("'a' is sequence", "True"),
+        ("{} is sequence", "True"),
+        ("none is sequence", "False"),
+        ("5 is sequence", "False"),
+    ]);
+    assert!(render("{'a': 1}[0:1]").is_err(), "dictionaries have no slices");
+    assert!(render("{'a': 1}|reverse|list|length").is_ok_and(|length| length == "1"));
+    assert_eq!(render("(nothing|reverse)|list|length").as_deref(), Ok("0"));
+}
+
+#[test]
+fn several_assignments_and_filters_in_one_tag_stay_apart() {
+    let render = |source: &str| {
+        ChatTemplate::new(source, "<s>", "</s>").unwrap().render(&[Message::new("user", "x")], false).unwrap()
+    };
+    assert_eq!(render("{% with a = 1, b = 2, (c, d) = [3, 4] %}{{ a + b * c - d }}{% endwith %}"), "3");
+    assert_eq!(render("{% macro m(a, b=2, c=3) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(1, c=5) }}"), "125");
+    assert_eq!(render("{% set a | upper | replace('B', 'c') %}ab{% endset %}{{ a }}"), "Ac");
+    assert_eq!(render("{% filter upper|replace('B', 'c') %}ab{% endfilter %}"), "Ac");
+    assert_eq!(render("{{ {'a': 1, 'b': 2}|items|list|length }}{{ (1,)|length }}{{ (1, 2)|length }}"), "212");
+    assert_eq!(
+        render("{{ 7 // 2 }} {{ 7 % 4 }} {{ 2 ** 3 }} {{ 7 - 2 }} {{ 7 / 2 }} {{ 2.0 }}"),
+        "3 3 8 5 3.5 2.0"
+    );
+    assert_eq!(
+        render("{{ not (1 < 2) or 'b' in 'abc' and 2 >= 2 }} {{ 1 <= 0 }} {{ 1 != 1 }}"),
+        "True False False"
+    );
+}

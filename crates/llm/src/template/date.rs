@@ -83,7 +83,24 @@ mod tests {
     #[test]
     fn dates_are_right() {
         assert_eq!(date("%A %d %B %Y %H:%M:%S", 0), "Thursday 01 January 1970 00:00:00");
+        assert_eq!(date("%H:%M:%S %H", 12_345_678), "21:21:18 21");
         assert_eq!(date("%d %b %Y", 951_782_400), "29 Feb 2000");
+        for (seconds, day) in [
+            (2_678_399, "31 January 1970"),
+            (2_678_400, "1 February 1970"),
+            (68_169_600, "29 February 1972"),
+            (68_256_000, "1 March 1972"),
+            (1_704_067_199, "31 December 2023"),
+            (4_107_542_400, "1 March 2100"),
+            (4_107_456_000, "28 February 2100"),
+            (13_574_563_200, "29 February 2400"),
+            (253_402_300_799, "31 December 9999"),
+        ] {
+            assert_eq!(date("%e %B %Y", seconds).trim_start(), day, "{seconds}");
+        }
+        // This was written in 2026.
+        let year: u64 = date("%Y", super::now()).parse().unwrap_or(0);
+        assert!((2026..3000).contains(&year), "{year}");
         assert_eq!(date("%Y-%m-%d %a %e %y 100%% %q %", 1_735_689_599), "2024-12-31 Tue 31 24 100% %q %");
     }
 }

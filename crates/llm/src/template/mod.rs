@@ -371,6 +371,10 @@ fn is_subsequence(part: &[u32], whole: &[u32]) -> bool {
 
 /// Replaces the `generation` tags, which mark answers for training, by comments.
 fn without_generation_tags(source: &str) -> String {
+    // Few templates have them, and to compile the expression takes longer than to parse most templates.
+    if !source.contains("generation") {
+        return source.to_owned();
+    }
     let tag = Regex::new(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}");
     tag.map_or_else(|_| source.to_owned(), |tag| tag.replace_all(source, "{#$1 $2#}").into_owned())
 }

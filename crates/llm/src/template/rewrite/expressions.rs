@@ -71,15 +71,7 @@ impl Rewriter<'_> {
         self.arguments(&filter.args, "|weighed__", inserted_by(filter.name))
     }
 
-    /// An expression in parentheses if it needs them.
-    pub(super) fn grouped(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
-        match expr {
-            Expr::Filter(_) | Expr::Slice(_) => self.expr(expr, mark),
-            _ => self.operand(expr, mark),
-        }
-    }
-
-    /// An expression to which a filter can be appended.
+    /// An expression to which a filter can be appended: in parentheses if it needs them.
     pub(super) fn operand(&mut self, expr: &Expr<'_>, mark: bool) -> Written {
         let primary = matches!(
             expr,
@@ -126,7 +118,7 @@ impl Rewriter<'_> {
                 for (i, bound) in [&slice.start, &slice.stop, &slice.step].into_iter().enumerate() {
                     self.text(if i > 0 { ", " } else { "" });
                     match bound {
-                        Some(bound) => self.grouped(bound, false)?,
+                        Some(bound) => self.operand(bound, false)?,
                         None => self.text("none"),
                     }
                 }
@@ -138,7 +130,7 @@ impl Rewriter<'_> {
                     UnaryOpKind::Not => "not (",
                     UnaryOpKind::Neg => "-(",
                 });
-                self.grouped(&unary.expr, mark)?;
+                self.operand(&unary.expr, mark)?;
                 self.text(")");
             }
             Expr::BinOp(binary) => self.binary(binary, mark)?,
@@ -159,12 +151,12 @@ impl Rewriter<'_> {
                 }
             }
             Expr::IfExpr(choice) => {
-                self.grouped(&choice.true_expr, mark)?;
+                self.operand(&choice.true_expr, mark)?;
                 self.text(" if ");
-                self.grouped(&choice.test_expr, true)?;
+                self.operand(&choice.test_expr, true)?;
                 if let Some(other) = &choice.false_expr {
                     self.text(" else ");
-                    self.grouped(other, mark)?;
+                    self.operand(other, mark)?;
                 }
             }
             Expr::Filter(filter) => self.filter(filter, mark)?,
@@ -230,7 +222,7 @@ impl Rewriter<'_> {
             BinOpKind::Mul => {
                 self.operand(&binary.left, mark)?;
                 self.text("|multiplied__(");
-                self.grouped(&binary.right, mark)?;
+                self.operand(&binary.right, mark)?;
                 self.text(")");
                 return Ok(());
             }

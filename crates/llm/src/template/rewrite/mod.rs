@@ -113,7 +113,7 @@ impl Rewriter<'_> {
                         self.target(target)?;
                     }
                     self.text(" = ");
-                    self.grouped(value, true)?;
+                    self.operand(value, true)?;
                 }
                 self.text(" %}");
                 self.body(&with.body)?;
@@ -128,7 +128,7 @@ impl Rewriter<'_> {
                     self.operand(&set.expr, true)?;
                     self.text("|nested__ %}");
                 } else {
-                    self.grouped(&set.expr, true)?;
+                    self.operand(&set.expr, true)?;
                     self.text(" %}");
                 }
                 Ok(())
@@ -202,7 +202,7 @@ impl Rewriter<'_> {
         self.text("|item__");
         if let Some(condition) = &each.filter_expr {
             self.text(" if ");
-            self.grouped(condition, true)?;
+            self.operand(condition, true)?;
         }
         self.text(if each.recursive { " recursive %}" } else { " %}" });
         self.body(&each.body)?;
@@ -216,7 +216,7 @@ impl Rewriter<'_> {
 
     /// A condition and its bodies; further conditions as `elif`, which does not nest.
     fn condition(&mut self, condition: &ast::IfCond<'_>) -> Written {
-        self.grouped(&condition.expr, true)?;
+        self.operand(&condition.expr, true)?;
         self.text(" %}");
         self.body(&condition.true_body)?;
         match condition.false_body.as_slice() {
@@ -240,7 +240,7 @@ impl Rewriter<'_> {
             self.target(name)?;
             if let Some(default) = i.checked_sub(first_default).and_then(|i| declared.defaults.get(i)) {
                 self.text("=");
-                self.grouped(default, true)?;
+                self.operand(default, true)?;
             }
         }
         self.text(")");
