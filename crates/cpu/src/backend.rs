@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
-    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal, Region,
+    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Rates, Refusal, Region,
     SplitSource, Usage, WeightLayout,
 };
 
@@ -160,6 +160,26 @@ fn default_threads(cores: usize, beside_accelerator: bool) -> usize {
 
 /// The most cores of which none is left to others: a thread less would cost more than waiting for it.
 const FEW_CORES: usize = 4;
+
+/// Rates of so many threads: each adds what was measured of one among sixteen, up to what a socket's memory gives.
+fn nominal_rates(isa: Isa, threads: usize) -> Rates {
+    let threads = threads as f64;
+    let (quantized, float) = match isa {
+        Isa::Scalar => (4e9, 4e9),
+        Isa::Avx2(_) => (80e9, 50e9),
+        Isa::AvxVnni(_) => (120e9, 50e9),
+        Isa::Avx512(_) => (200e9, 100e9),
+        Isa::Amx(_) => (370e9, 100e9),
+    };
+    let bf16 = if isa.amx().is_some() { quantized } else { float };
+    Rates {
+        read: (8e9 * threads).clamp(20e9, 200e9),
+        int8: quantized * threads,
+        bf16: bf16 * threads,
+        f32: float * threads,
+        ..Rates::assumed(DeviceKind::Cpu)
+    }
+}
 
 /// The host's CPU as a device of a scheduler.
 ///
@@ -318,6 +338,10 @@ impl quadriga_runtime::Backend for Backend {
         }
     }
 
+    fn nominal_rates(&self) -> Rates {
+        nominal_rates(self.inner.isa, self.threads())
+    }
+
     fn memory(&self) -> MemoryFacts {
         MemoryFacts { alignment: ALIGNMENT, max_buffer: None, host: true }
     }
@@ -392,7 +416,14 @@ impl quadriga_runtime::Backend for Backend {
 
 #[cfg(test)]
 mod tests {
-    use super::default_threads;
+    use super::{Isa, default_threads, nominal_rates};
+
+    #[test]
+    fn more_threads_read_more_up_to_the_memory_of_a_socket() {
+        let read = [1, 2, 8, 16, 128].map(|threads| nominal_rates(Isa::detect(), threads).read / 1e9);
+        assert_eq!(read, [20.0, 20.0, 64.0, 128.0, 200.0]);
+        assert!(nominal_rates(Isa::detect(), 16).int8 > nominal_rates(Isa::Scalar, 16).int8);
+    }
 
     #[test]
     fn the_driver_of_an_accelerator_has_a_core_where_there_are_many() {

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
-    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal, Region,
+    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Rates, Refusal, Region,
     SplitSource, Usage, WeightLayout,
 };
 
@@ -25,6 +25,19 @@ use crate::stream::CudaStream;
 
 /// The oldest compute capability that kernels are made for.
 const MIN_COMPUTE_CAPABILITY: (i32, i32) = (7, 5);
+
+/// Rates of a GPU by its compute capability, as matmuls of this crate reach them, and by the bandwidth of its memory.
+fn nominal_rates(major: i32, multiprocessors: u32, bandwidth: f64) -> Rates {
+    let assumed = Rates::assumed(DeviceKind::Gpu);
+    let of_one = match major {
+        ..8 => 0.5e12,
+        8 => 1.2e12,
+        _ => 2.5e12,
+    };
+    let (matmul, f32) = (of_one * f64::from(multiprocessors), 0.15e12 * f64::from(multiprocessors));
+    let read = if bandwidth > 0.0 { 0.85 * bandwidth } else { assumed.read };
+    Rates { read, int8: matmul, bf16: matmul, f32, ..assumed }
+}
 
 /// Settings of a [`Backend`] before it is made; those that are not set come from the environment (see the crate's
 /// page).
@@ -136,6 +149,11 @@ impl quadriga_runtime::Backend for Backend {
         &self.inner.context.name
     }
 
+    fn nominal_rates(&self) -> Rates {
+        let context = &self.inner.context;
+        nominal_rates(context.compute_capability.0, context.multiprocessors, context.memory_bandwidth)
+    }
+
     fn device(&self) -> Device {
         let context = &self.inner.context;
         let (major, minor) = context.compute_capability;
@@ -234,5 +252,18 @@ impl quadriga_runtime::Backend for Backend {
 
     fn event(&self, timing: bool) -> Result<Arc<dyn Event>, BackendError> {
         Ok(Arc::new(CudaEvent::new(&self.inner.context, timing)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_follow_the_device() {
+        // An H200, and a laptop's GPU of 2018 whose driver does not tell the bandwidth.
+        let (large, small) = (nominal_rates(9, 132, 4.9e12), nominal_rates(7, 14, 0.0));
+        assert!(large.read > 4e12 && large.int8 > 3e14 && !large.measured);
+        assert!(small.int8 < 1e13 && small.read == Rates::assumed(DeviceKind::Gpu).read);
     }
 }

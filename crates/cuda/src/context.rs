@@ -18,6 +18,8 @@ pub(crate) struct Context {
     /// Shared memory that a block can have at most.
     pub(crate) shared_bytes_per_block: u32,
     pub(crate) total_bytes: u64,
+    /// Bytes per second by clock and width of its memory; 0 if it is not known.
+    pub(crate) memory_bandwidth: f64,
     device: sys::CUdevice,
     context: sys::CUcontext,
     lost: AtomicBool,
@@ -125,6 +127,12 @@ impl Context {
                 .try_into()
                 .unwrap_or(0),
             total_bytes: total as u64,
+            // Twice a cycle; both are 0 where the driver does not tell.
+            memory_bandwidth: 2.0
+                * 1e3
+                * f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0))
+                * f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0))
+                / 8.0,
             device,
             context,
             lost: AtomicBool::new(false),

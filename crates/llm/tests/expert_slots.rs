@@ -204,6 +204,13 @@ fn automatic_placement_gives_what_is_left_to_experts_that_move() {
             estimate.decode.unwrap().compute[1]
         };
         assert!(cpu_seconds(placed.expert_slots) < cpu_seconds(0));
+        // A gigabyte more is enough for all experts here.
+        let placement = Placement { budget: Some(budget), ..Placement::default() };
+        let devices = Devices::new([sim()], cpu()).unwrap();
+        let options = EngineOptions { expert_slots: placed.expert_slots, ..options(0) };
+        let next = placement.next_gigabyte(&model, &devices, &options, &placed).unwrap().unwrap();
+        assert_eq!(next.expert_slots, 4 * 40 - placed.expert_slots);
+        assert!(next.decode[1] > next.decode[0], "{next:?}");
         assert_eq!(plan(budget, ExpertCache::Bytes(0), sim()).expert_slots, 0, "turned off");
         let some = plan(budget, ExpertCache::Bytes(3 * one), sim());
         assert!((1..=3).contains(&some.expert_slots), "not more than asked for: {}", some.expert_slots);

@@ -38,6 +38,7 @@ fn rates() -> Vec<(String, Rates)> {
         f32: 1e4 * read,
         link: 1e9,
         rendezvous: 1e-9,
+        launch: 0.0,
         measured: true,
     };
     ["sim:0", "sim:1"]

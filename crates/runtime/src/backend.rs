@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor, TensorId};
 
-use crate::{BackendError, Device, HostMemory, MemoryFacts, Usage};
+use crate::{BackendError, Device, HostMemory, MemoryFacts, Rates, Usage};
 
 /// A range of one backend's memory. Dropping it frees the memory once, unless it wraps memory owned elsewhere.
 pub trait Buffer: Any + Send + Sync {
@@ -365,6 +365,11 @@ pub trait Backend: Send + Sync {
 
     /// Facts about the device at this moment.
     fn device(&self) -> Device;
+
+    /// Rates to assume as long as nothing was measured. [default: those of its kind]
+    fn nominal_rates(&self) -> Rates {
+        Rates::assumed(self.device().kind)
+    }
 
     /// The properties of its memory.
     fn memory(&self) -> MemoryFacts;

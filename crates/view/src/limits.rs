@@ -56,7 +56,11 @@ impl Limits {
     pub fn of(backend: &dyn Backend, known: &[Limits]) -> Limits {
         let device = backend.device();
         let found = known.iter().find(|l| l.backend == backend.name() && l.device == device.description);
-        found.cloned().unwrap_or_else(|| Limits::nominal(backend.name(), &device.description, device.kind))
+        found.cloned().unwrap_or_else(|| {
+            let Rates { read, int8, bf16, f32, .. } = backend.nominal_rates();
+            let nominal = Limits::nominal(backend.name(), &device.description, device.kind);
+            Limits { read, int8, bf16, f32, ..nominal }
+        })
     }
 
     /// The rates for estimates; the rendezvous is assumed, and the link where uploads were not measured.

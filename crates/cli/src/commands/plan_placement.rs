@@ -157,6 +157,11 @@ fn sources(rates: &[Rates], names: &[&str]) -> String {
 /// What one more gigabyte would change.
 fn sentence(next: &NextGigabyte) -> String {
     let [before, after] = next.decode;
+    if next.expert_slots > 0 {
+        let slots = plural(next.expert_slots, "more expert", "more experts");
+        let (device, before, after) = (&next.device, speed(before), speed(after));
+        return format!("One more GiB on {device} would hold {slots}: decode {after} instead of {before}.");
+    }
     if next.moves.is_empty() {
         return format!("One more GiB on {} would change nothing.", next.device);
     }

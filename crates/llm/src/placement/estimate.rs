@@ -64,6 +64,9 @@ impl BatchEstimate {
             for node in splits.nodes_of(number) {
                 let dtype = largest_leaf(graph, *node).map_or(DType::F32, |(_, dtype)| dtype);
                 *seconds += expert_share(graph, *node) * rates_here.seconds(Cost::of(graph, *node), dtype);
+                if matches!(graph[*node].op(), Op::MulMat | Op::MulMatId | Op::Attention(_)) {
+                    *seconds += rates_here.launch;
+                }
             }
             if let Some(before) = previous.filter(|before| *before != split.backend) {
                 estimate.crossings += 1;
@@ -147,8 +150,8 @@ impl Placement {
             let known = self.rates.iter().find(|(name, _)| name == backend.name());
             known.map_or_else(
                 || match backend.device().kind {
-                    DeviceKind::Cpu => Rates::assumed(DeviceKind::Cpu),
-                    DeviceKind::Gpu | DeviceKind::Simulated => Rates::assumed(DeviceKind::Gpu),
+                    DeviceKind::Simulated => Rates::assumed(DeviceKind::Gpu),
+                    DeviceKind::Cpu | DeviceKind::Gpu => backend.nominal_rates(),
                 },
                 |(_, rates)| *rates,
             )
@@ -157,8 +160,8 @@ impl Placement {
     }
 
     /// Estimates the speed of a placed model from the rates of its devices: bytes that are read over memory bandwidth, or
-    /// operations over the rate of matmuls, whichever takes longer; copies over the link; and a rendezvous for each
-    /// crossing between devices. Measured speeds are lower: kernels do not reach the rates everywhere.
+    /// operations over the rate of matmuls, whichever takes longer, and a launch for each matmul; copies over the link; and
+    /// a rendezvous for each crossing between devices. Measured speeds are lower where kernels do not reach the rates.
     pub fn estimate(
         &self,
         model: &Model,

@@ -13,6 +13,8 @@ use crate::model::Model;
 pub struct NextGigabyte {
     /// The accelerator for which it helps most.
     pub device: String,
+    /// How many more experts would have a slot.
+    pub expert_slots: usize,
     /// The parts that would move to accelerators. Like parts of other layers may trade places with them, to spread evenly.
     pub moves: Vec<ModelPart>,
     /// Tokens per second of decoding, as estimated, without and with it.
@@ -36,7 +38,13 @@ impl Placement {
             let estimate = self.estimate(model, devices, options, placed)?;
             Ok(estimate.decode.as_ref().map_or(0.0, |decode| decode.tokens_per_second()))
         };
-        if self.gpu_layers != GpuLayers::Auto || placed.units.is_empty() {
+        if self.gpu_layers != GpuLayers::Auto {
+            return Ok(None);
+        }
+        if placed.expert_slots > 0 {
+            return self.next_slots(model, devices, options, placed).map(Some);
+        }
+        if placed.units.is_empty() {
             return Ok(None);
         }
         let before = speed(placed)?;
@@ -53,10 +61,39 @@ impl Placement {
             if best.as_ref().is_none_or(|best| after > best.decode[1]) {
                 let moves = moves(&placed.units, &larger.units);
                 let device = backend.name().to_owned();
-                best = Some(NextGigabyte { device, moves, decode: [before, after] });
+                best = Some(NextGigabyte { device, expert_slots: 0, moves, decode: [before, after] });
             }
         }
         Ok(best)
+    }
+
+    /// As [`Placement::next_gigabyte`], for a model whose experts move. Slots are spread evenly, so that all accelerators have to
+    /// have the gigabyte.
+    fn next_slots(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        options: &EngineOptions,
+        placed: &PlacedModel,
+    ) -> Result<NextGigabyte> {
+        let least = self.budgets(devices).into_iter().flatten().min().unwrap_or(0);
+        let larger = Placement { budget: Some(least.saturating_add(GIGABYTE)), ..self.clone() };
+        let after = larger.plan(model, devices, &EngineOptions { expert_slots: 0, ..options.clone() })?;
+        let speed = |placed: &PlacedModel| -> Result<f64> {
+            let options = EngineOptions { expert_slots: placed.expert_slots, ..options.clone() };
+            let estimate = self.estimate(model, devices, &options, placed)?;
+            Ok(estimate.decode.as_ref().map_or(0.0, |decode| decode.tokens_per_second()))
+        };
+        // Where everything fits, there are no slots: all experts are on accelerators.
+        let experts = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
+        let all: usize = experts.map(|experts| experts.count).sum();
+        let slots = if after.expert_slots > 0 { after.expert_slots } else { all };
+        Ok(NextGigabyte {
+            device: devices.accelerators().first().map_or_else(String::new, |first| first.name().to_owned()),
+            expert_slots: slots.saturating_sub(placed.expert_slots),
+            moves: Vec::new(),
+            decode: [speed(placed)?, speed(&after)?],
+        })
     }
 }
 
