@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
-    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Rates, Refusal, Region,
-    SplitSource, Usage, WeightLayout,
+    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Rates, Refusal,
+    Region, SplitSource, Usage, WeightLayout,
 };
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, RegisteredMemory};

@@ -149,7 +149,16 @@ mod tests {
     use super::*;
 
     fn rates(rendezvous: f64) -> Rates {
-        Rates { read: 1.0, int8: 1.0, bf16: 1.0, f32: 1.0, link: 1.0, rendezvous, launch: 0.0, measured: true }
+        Rates {
+            read: 1.0,
+            int8: 1.0,
+            bf16: 1.0,
+            f32: 1.0,
+            link: 1.0,
+            rendezvous,
+            launch: 0.0,
+            measured: true,
+        }
     }
 
     /// Parts with bytes, and seconds that one accelerator saves.
