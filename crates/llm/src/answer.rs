@@ -4,11 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::answer_text::AnswerText;
 use crate::engine::Engine;
-use crate::reasoning::ReasoningSplitter;
 use crate::sampling::{Sampler, SamplingHook};
-use crate::stop::StopMatcher;
-use crate::tokenizer::Pending;
 use crate::{Model, Result};
 
 /// The reason why an answer ended.
@@ -80,10 +78,7 @@ pub struct Answer<'g> {
 
 /// The state of an answer.
 pub(crate) struct AnswerProgress {
-    /// Bytes that are not a whole character yet.
-    pending: Pending,
-    stops: StopMatcher,
-    splitter: ReasoningSplitter,
+    text: AnswerText,
     max_tokens: usize,
     counts: TokenCounts,
     finish: Option<Finish>,
@@ -96,17 +91,14 @@ pub(crate) struct AnswerProgress {
 impl AnswerProgress {
     /// An answer without tokens, right after the prefill.
     pub(crate) fn new(
-        stops: Vec<String>,
-        splitter: ReasoningSplitter,
+        text: AnswerText,
         max_tokens: Option<usize>,
         counts: TokenCounts,
         prompt_time: Duration,
         finish: Option<Finish>,
     ) -> AnswerProgress {
         AnswerProgress {
-            pending: Pending::default(),
-            stops: StopMatcher::new(stops),
-            splitter,
+            text,
             max_tokens: max_tokens.unwrap_or(usize::MAX),
             counts,
             finish,
@@ -203,20 +195,8 @@ impl Answer<'_> {
         if tokenizer.is_end(token) {
             return Ok(self.close(token, Finish::End));
         }
-        let marker = tokenizer
-            .control_text(token)
-            .filter(|text| self.progress.splitter.format().is_some_and(|format| format.is_marker(text)));
-        let bytes = match marker {
-            Some(marker) => marker.as_bytes(),
-            None => tokenizer.piece(token)?,
-        };
-        let text = self.progress.pending.push(bytes);
-        let is_marker =
-            self.progress.splitter.format().is_some_and(|format| format.is_marker_token(tokenizer, token));
-        let text = self.progress.splitter.marked_text(&text, if is_marker { bytes.len() } else { 0 });
-        let step = self.progress.stops.push(&text);
-        let split = self.progress.splitter.push(&step.text);
-        let finish = if step.stopped_by.is_some() {
+        let (split, stopped) = self.progress.text.push(tokenizer, token)?;
+        let finish = if stopped {
             Finish::Stop
         } else if self.progress.counts.answer >= self.progress.max_tokens {
             Finish::Length
@@ -249,16 +229,9 @@ impl Answer<'_> {
 
     /// The last piece, with the text that was held back: nothing of it after a stop string.
     fn close(&mut self, token: u32, finish: Finish) -> TextPiece {
-        let progress = &mut self.progress;
-        progress.finish = Some(finish);
-        let mut held = String::new();
-        if finish != Finish::Stop {
-            held = progress.stops.push(&progress.pending.finish()).text;
-            held.push_str(&progress.stops.finish());
-        }
-        let split = progress.splitter.push(&held);
-        let rest = progress.splitter.finish();
-        TextPiece { token, text: split.answer + &rest.answer, reasoning: split.reasoning + &rest.reasoning }
+        self.progress.finish = Some(finish);
+        let rest = self.progress.text.finish(finish == Finish::Stop);
+        TextPiece { token, text: rest.answer, reasoning: rest.reasoning }
     }
 }
 

@@ -18,11 +18,12 @@ use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trac
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
 pub(crate) use self::experts::slot_bytes;
-pub(crate) use self::options::MAX_DIVIDED_TOKENS;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
+pub(crate) use self::options::{MAX_DIVIDED_TOKENS, SCRAP_PAGES, STATES_OF_SEQUENCE};
 use self::recurrent::RecurrentRows;
-use self::results::{resize, row_of};
+pub(crate) use self::results::{resize, row_of};
 use self::run_ahead::Decode;
+pub(crate) use self::run_ahead::has_logits_on_host;
 use self::sequences::Sequences;
 use self::windows::Windows;
 use crate::models::GraphShape;
@@ -169,7 +170,7 @@ impl Engine {
         // The graph of one token uses every weight; larger batches find them loaded.
         engine.prepare(engine.options.shape(&engine.model, 1, 1, 1), progress)?;
         if engine.options.greedy {
-            let on_host = engine.session.plan().is_none_or(run_ahead::has_logits_on_host);
+            let on_host = engine.session.plan().is_none_or(has_logits_on_host);
             engine.argmax_on_device = Some(!on_host);
             if on_host {
                 engine.options.greedy = false;

@@ -22,6 +22,24 @@ pub enum Error {
         known: String,
     },
 
+    /// Too many requests wait to be answered.
+    #[error("{waiting} requests are waiting already; try again later")]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+    },
+
+    /// The service was stopped before the request was answered.
+    #[error("the service has stopped")]
+    ServiceStopped,
+
+    /// A thread could not be started.
+    #[error("a thread could not be started: {reason}")]
+    Thread {
+        /// What the system says.
+        reason: String,
+    },
+
     /// A value in the file's metadata is out of range.
     #[error("key {key:?} is {}; it must be {wanted}", printable(value))]
     Hyperparameter {

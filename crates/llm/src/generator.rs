@@ -8,6 +8,7 @@ use std::time::Instant;
 use quadriga_runtime::{Detail, Progress, Scheduler};
 
 use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
+use crate::answer_text::AnswerText;
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
@@ -326,7 +327,13 @@ impl Generator {
         let splitter = self.splitter(tokens, end.opens)?;
         let Generator { engine, sampler, cancel, .. } = self;
         let model = engine.model().clone();
-        let progress = AnswerProgress::new(stops, splitter, max_tokens, counts, started.elapsed(), finish);
+        let progress = AnswerProgress::new(
+            AnswerText::new(stops, splitter),
+            max_tokens,
+            counts,
+            started.elapsed(),
+            finish,
+        );
         Ok(Answer { engine, cancel, model, sampler, hook, progress })
     }
 }

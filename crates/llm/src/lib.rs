@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod answer_text;
 mod conversation;
 pub mod default_model;
 mod embedder;
@@ -45,6 +46,7 @@ pub mod models;
 pub mod placement;
 pub mod reasoning;
 pub mod sampling;
+pub mod serving;
 mod state_error;
 pub mod stop;
 pub mod template;

@@ -353,7 +353,7 @@ impl EngineOptions {
     }
 
     /// These options for a scheduler's backends: where all of them use host memory, logits need no copy.
-    pub(super) fn on(mut self, scheduler: &Scheduler) -> EngineOptions {
+    pub(crate) fn on(mut self, scheduler: &Scheduler) -> EngineOptions {
         let has_device = scheduler.backends().iter().any(|backend| !backend.memory().host);
         self.greedy &= has_device;
         if !has_device {

@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 
 /// Makes room for so many rows; an error if there is no memory for them.
-pub(super) fn resize(results: &mut Vec<f32>, rows: usize, width: usize) -> Result<()> {
+pub(crate) fn resize(results: &mut Vec<f32>, rows: usize, width: usize) -> Result<()> {
     let refused = || Error::OutputMemory { rows, width };
     let len = rows.checked_mul(width).ok_or_else(refused)?;
     results.try_reserve_exact(len.saturating_sub(results.len())).map_err(|_| refused())?;
@@ -12,7 +12,7 @@ pub(super) fn resize(results: &mut Vec<f32>, rows: usize, width: usize) -> Resul
 }
 
 /// One of the rows of results; empty if there is no such row.
-pub(super) fn row_of(all: &[f32], width: usize, row: usize) -> &[f32] {
+pub(crate) fn row_of(all: &[f32], width: usize, row: usize) -> &[f32] {
     let start = row.saturating_mul(width);
     all.get(start..start.saturating_add(width)).unwrap_or(&[])
 }

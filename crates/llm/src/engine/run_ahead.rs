@@ -71,7 +71,7 @@ impl Decode {
 }
 
 /// Whether the logits of a plan are in host memory.
-pub(super) fn has_logits_on_host(plan: &Plan) -> bool {
+pub(crate) fn has_logits_on_host(plan: &Plan) -> bool {
     let logits = plan.graph().outputs().iter().find(|(name, _)| name == "logits");
     let storage = |id: TensorId| plan.graph().get(id).map(|tensor| tensor.storage());
     let number = logits.and_then(|(_, id)| plan.placement(storage(*id)?));

@@ -4,6 +4,7 @@
 pub mod experts;
 pub mod judge;
 pub mod latent;
+pub mod recurrent;
 pub mod reference;
 
 use std::sync::Arc;

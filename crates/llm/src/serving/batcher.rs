@@ -1,0 +1,653 @@
+//! Answers many requests at once: chooses what each step computes, and gives its results to the requests.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quadriga_graph::PAGE_SLOTS;
+use quadriga_runtime::{Progress, Scheduler, Session};
+
+use super::host_pages::HostPages;
+use super::lookup::Lookup;
+use super::pace::Pace;
+use super::page_pool::{PageId, PagePool, PrefixId, PrefixKey};
+use super::paged_engine::{PagedEngine, StepSequence, StepToken};
+use super::request::{self, Event, Request, RequestId};
+use super::sequence::{Outcome, Sequence};
+use crate::answer::Finish;
+use crate::engine::{EngineOptions, SCRAP_PAGES};
+use crate::{Error, Model, Result};
+
+/// How often a step that fails is tried.
+const MAX_ATTEMPTS: usize = 3;
+
+/// Options of a [`Batcher`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatcherOptions {
+    /// Context of one sequence, the most sequences of a step, the most tokens of a step (the batch size), the pages of the KV
+    /// cache and its types. With 0 pages there are enough for all sequences of full length.
+    pub engine: EngineOptions,
+    /// The most requests that wait; another one is refused.
+    pub queue: usize,
+    /// The time between two tokens of a sequence that is aimed at while prompts are computed beside it: they are computed in
+    /// parts that are small enough. `None`: parts are as large as the batch size.
+    pub token_time: Option<Duration>,
+    /// Bytes of host memory for prefixes whose pages were needed for others; they are brought back when a request begins with
+    /// them.
+    pub cache_ram: u64,
+    /// Prompt look-up: the most tokens that are guessed in a step of a sequence; 0 for none. Results are the same.
+    pub lookup: usize,
+}
+
+impl Default for BatcherOptions {
+    fn default() -> Self {
+        BatcherOptions {
+            engine: EngineOptions { sequences: 64, ..EngineOptions::default() },
+            queue: 1024,
+            token_time: Some(Duration::from_millis(100)),
+            cache_ram: 0,
+            lookup: 0,
+        }
+    }
+}
+
+/// What a batcher is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BatcherState {
+    /// Requests that have not been started, or were put back.
+    pub waiting: usize,
+    /// Sequences that are being computed.
+    pub running: usize,
+    /// All pages for sequences.
+    pub pages: usize,
+    /// Pages that sequences use.
+    pub used_pages: usize,
+    /// Pages that only hold prefixes that may be used again.
+    pub cached_pages: usize,
+    /// Bytes of prefixes in host memory.
+    pub host_bytes: u64,
+    /// Steps so far.
+    pub steps: u64,
+    /// Tokens computed so far.
+    pub computed: u64,
+    /// Tokens of prompts found in the KV cache so far.
+    pub cached: u64,
+    /// How often a sequence was put back for want of pages.
+    pub preempted: u64,
+    /// Tokens guessed by look-up, and those that were right.
+    pub guessed: u64,
+    /// Of the guesses, those that were right.
+    pub guessed_right: u64,
+}
+
+/// Answers many requests at once (continuous batching). A step computes one token of every sequence that is being generated, and
+/// parts of prompts; sequences share the KV cache in pages, and common prefixes are computed once.
+///
+/// A batcher does nothing by itself: its owner calls [`Batcher::step`] until nothing is left to do. A
+/// [`Service`](super::Service) does that on a thread of its own.
+///
+/// ```no_run
+/// use quadriga_llm::placement::Placement;
+/// use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request};
+/// use quadriga_llm::Model;
+///
+/// let model = Model::open("model.gguf")?;
+/// let options = BatcherOptions::default().for_model(&model)?;
+/// let placement = Placement::default();
+/// let placed = placement.plan(&model, &placement.open_devices()?, &options.engine)?;
+/// let mut batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {})?;
+/// for text in ["The capital of France is", "The capital of Peru is"] {
+///     let prompt = batcher.model().tokenizer()?.encode_prompt(text, true);
+///     batcher.submit(Request { max_tokens: Some(8), ..Request::new(prompt) })?;
+/// }
+/// while batcher.is_busy() {
+///     for (id, event) in batcher.step() {
+///         if let Event::Token { piece, .. } = event {
+///             println!("{id:?}: {}", piece.text);
+///         }
+///     }
+/// }
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
+pub struct Batcher {
+    engine: PagedEngine,
+    options: BatcherOptions,
+    pool: PagePool,
+    host: HostPages,
+    waiting: Vec<Sequence>,
+    /// In the order in which they were admitted.
+    running: Vec<Sequence>,
+    /// Lanes that no running sequence has.
+    lanes: Vec<usize>,
+    /// Tokens computed for each client that has requests.
+    served: HashMap<u64, u64>,
+    pace: Pace,
+    next_id: u64,
+    state: BatcherState,
+}
+
+/// The part of a sequence that a step computes.
+struct StepPart {
+    /// Its place among the running sequences.
+    index: usize,
+    tokens: usize,
+}
+
+impl BatcherOptions {
+    /// These options with everything filled in for a model: a placement needs the number of pages.
+    pub fn for_model(mut self, model: &Model) -> Result<BatcherOptions> {
+        let without = EngineOptions { pages: 0, ..self.engine.clone() }.resolve(model)?;
+        if self.engine.pages == 0 {
+            self.engine.pages = without.context.div_ceil(PAGE_SLOTS).saturating_mul(without.sequences);
+        }
+        self.engine.context = without.context;
+        self.engine = self.engine.resolve(model)?;
+        // Every sequence of a step has an output.
+        self.engine.output_rows = self.engine.sequences.min(self.engine.batch);
+        Ok(self)
+    }
+}
+
+impl Batcher {
+    /// Plans the model for the scheduler's backends, loads the weights and allocates the KV cache.
+    pub fn new(
+        model: Model,
+        scheduler: &Scheduler,
+        options: BatcherOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Batcher> {
+        let mut options = options.for_model(&model)?;
+        let engine = PagedEngine::new(model, scheduler, options.engine.clone(), progress)?;
+        options.engine = engine.options().clone();
+        if engine.model().hyperparameters().recurrent.is_some() {
+            options.lookup = 0;
+        }
+        Ok(Batcher {
+            pool: PagePool::new(SCRAP_PAGES, options.engine.pages),
+            host: HostPages::new(options.cache_ram),
+            lanes: (0..options.engine.sequences).rev().collect(),
+            pace: Pace::new(options.token_time),
+            engine,
+            options,
+            waiting: Vec::new(),
+            running: Vec::new(),
+            served: HashMap::new(),
+            next_id: 0,
+            state: BatcherState::default(),
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        self.engine.model()
+    }
+
+    /// The options, with everything filled in.
+    pub fn options(&self) -> &BatcherOptions {
+        &self.options
+    }
+
+    /// The session that runs the graphs.
+    pub fn session(&self) -> &Session {
+        self.engine.session()
+    }
+
+    /// What it is doing.
+    pub fn state(&self) -> BatcherState {
+        let pages = self.options.engine.pages;
+        BatcherState {
+            waiting: self.waiting.len(),
+            running: self.running.len(),
+            pages,
+            used_pages: pages - self.pool.available(),
+            cached_pages: self.pool.cached(),
+            host_bytes: self.host.bytes(),
+            ..self.state
+        }
+    }
+
+    /// Whether there is something to compute.
+    pub fn is_busy(&self) -> bool {
+        !self.waiting.is_empty() || !self.running.is_empty()
+    }
+
+    /// Adds a request. [`Batcher::step`] reports its tokens.
+    ///
+    /// # Errors
+    /// The prompt or an option is out of range, or too many requests wait.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        let EngineOptions { context, .. } = self.options.engine;
+        request::check(&request, context, self.model().hyperparameters().vocabulary)?;
+        if self.waiting.len() >= self.options.queue {
+            return Err(Error::QueueFull { waiting: self.waiting.len() });
+        }
+        let id = RequestId(self.next_id);
+        let lookup = (self.options.lookup > 0).then(|| Lookup::new(self.options.lookup));
+        let sequence = Sequence::new(id, request, self.engine.model(), lookup)?;
+        self.next_id += 1;
+        if !self.served.contains_key(&sequence.client) {
+            // A new client does not overtake the others for the time in which it did not ask.
+            let least = self.served.values().min().copied().unwrap_or(0);
+            self.served.insert(sequence.client, least);
+        }
+        self.waiting.push(sequence);
+        Ok(id)
+    }
+
+    /// Ends a request; its pages are free at once. False if it has ended already. No event follows.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
+            let sequence = self.waiting.remove(at);
+            self.forget_client(sequence.client);
+            return true;
+        }
+        let Some(at) = self.index_of(id) else { return false };
+        let sequence = self.running.remove(at);
+        self.retire(sequence);
+        true
+    }
+
+    /// Computes one step, and returns what happened to which requests. Nothing happens if there is nothing to do.
+    pub fn step(&mut self) -> Vec<(RequestId, Event)> {
+        self.admit();
+        let parts = self.choose();
+        let mut events = Vec::new();
+        if parts.is_empty() {
+            return events;
+        }
+        let started = Instant::now();
+        let tokens = self.tokens_of(&parts);
+        let result = self.compute(&tokens, &parts);
+        let failed = result.err().map(Arc::new);
+        self.state.steps += 1;
+        let mut output = 0;
+        let mut ended: Vec<usize> = Vec::new();
+        for part in &parts {
+            let own = tokens.iter().filter(|token| token.sequence == part.index && token.output).count();
+            let outcome = match &failed {
+                None => self.advance(part, output, &mut events),
+                Some(error) => self.note_failure(part.index, error, &mut events),
+            };
+            output += own;
+            if matches!(outcome, Outcome::Ended) {
+                ended.push(part.index);
+            }
+        }
+        if failed.is_none() {
+            let prompts = parts.iter().filter(|part| part.tokens > 1).count();
+            self.pace.note(tokens.len(), prompts > 0, started.elapsed());
+            self.state.computed += tokens.len() as u64;
+        }
+        ended.sort_unstable();
+        for index in ended.into_iter().rev() {
+            let sequence = self.running.remove(index);
+            self.retire(sequence);
+        }
+        events
+    }
+
+    /// Gives the results of a step to one of its sequences.
+    fn advance(&mut self, part: &StepPart, output: usize, events: &mut Vec<(RequestId, Event)>) -> Outcome {
+        let context = self.options.engine.context;
+        let Some(sequence) = self.running.get_mut(part.index) else { return Outcome::Running };
+        let (before, guesses) = (sequence.computed, sequence.draft.len());
+        let outcome = sequence.advance(&self.engine, part.tokens - guesses, output, context, events);
+        let computed = sequence.computed - before;
+        if let Some(served) = self.served.get_mut(&sequence.client) {
+            *served += computed as u64;
+        }
+        self.state.guessed += guesses as u64;
+        self.state.guessed_right += (computed + guesses).saturating_sub(part.tokens) as u64;
+        match outcome {
+            Ok(outcome) => {
+                self.publish(part.index);
+                outcome
+            }
+            Err(error) => {
+                events.push((sequence.id, Event::Failed(Arc::new(error))));
+                Outcome::Ended
+            }
+        }
+    }
+
+    /// A failed step changed nothing: it is tried again, and in the end its requests fail.
+    fn note_failure(
+        &mut self,
+        index: usize,
+        error: &Arc<Error>,
+        events: &mut Vec<(RequestId, Event)>,
+    ) -> Outcome {
+        let Some(sequence) = self.running.get_mut(index) else { return Outcome::Running };
+        sequence.draft.clear();
+        sequence.failures += 1;
+        if sequence.failures < MAX_ATTEMPTS {
+            return Outcome::Running;
+        }
+        events.push((sequence.id, Event::Failed(Arc::clone(error))));
+        Outcome::Ended
+    }
+
+    /// Starts waiting requests, as long as there are lanes for them, and pages for all that is known of them.
+    fn admit(&mut self) {
+        while !self.lanes.is_empty() {
+            let Some(at) = self.next_waiting() else { return };
+            let mut sequence = self.waiting.remove(at);
+            self.find_prefix(&mut sequence);
+            // Room for the next token, too.
+            let needed = sequence.missing_pages(sequence.tokens.len() + 1);
+            if needed > self.pool.available() && !self.running.is_empty() {
+                self.release_pages(&mut sequence);
+                self.waiting.insert(at, sequence);
+                return;
+            }
+            let Some(lane) = self.lanes.pop() else { return };
+            sequence.lane = lane;
+            self.engine.reset_lane(lane);
+            self.running.push(sequence);
+        }
+    }
+
+    /// The place of the request to start next: by priority, then of the client that got least, then in their order.
+    fn next_waiting(&self) -> Option<usize> {
+        let key = |sequence: &Sequence| {
+            let served = self.served.get(&sequence.client).copied().unwrap_or(0);
+            (std::cmp::Reverse(sequence.priority), served, sequence.id)
+        };
+        let numbered = self.waiting.iter().enumerate();
+        numbered.min_by_key(|(_, sequence)| key(sequence)).map(|(at, _)| at)
+    }
+
+    /// Takes pages that hold the beginning of a sequence. The last token is computed in any case: its logits are needed.
+    fn find_prefix(&mut self, sequence: &mut Sequence) {
+        let mut prefix = match sequence.prefix {
+            Some(prefix) => prefix,
+            None => self.pool.root(sequence.salt),
+        };
+        let shares = sequence.may_share() && self.engine.model().hyperparameters().recurrent.is_none();
+        // Only whole pages from where its own pages end.
+        if shares
+            && sequence.computed == sequence.pages.len() * PAGE_SLOTS
+            && sequence.published == sequence.pages.len()
+        {
+            let (last, before) = (sequence.tokens.len().saturating_sub(1), sequence.computed);
+            while let Some(tokens) = sequence.tokens.get(sequence.computed..last)
+                && let Some((page, next)) = self.find_page(prefix, tokens)
+            {
+                prefix = next;
+                sequence.pages.push(page);
+                sequence.published += 1;
+                sequence.computed += PAGE_SLOTS;
+            }
+            self.state.cached += (sequence.computed - before) as u64;
+            sequence.note_cached(sequence.computed - before);
+        }
+        sequence.prefix = Some(prefix);
+    }
+
+    /// The page that holds the first of `tokens` after a prefix, with one more user: from the KV cache, or brought back from host
+    /// memory.
+    fn find_page(&mut self, prefix: PrefixId, tokens: &[u32]) -> Option<(PageId, PrefixId)> {
+        if let Some(found) = self.pool.find(prefix, tokens) {
+            return Some(found);
+        }
+        let key = PrefixKey::new(prefix, tokens).filter(|key| self.host.has(key))?;
+        let page = self.take_page()?;
+        // Making room may have dropped it.
+        let Some((next, content)) = self.host.remove(&key) else {
+            self.pool.release(page);
+            return None;
+        };
+        if self.engine.write_page(page, &content).is_err() || !self.pool.publish_as(page, key, next) {
+            // It is computed again.
+            self.pool.release(page);
+            return None;
+        }
+        Some((page, next))
+    }
+
+    /// Takes a page. A prefix that it held goes to host memory.
+    fn take_page(&mut self) -> Option<PageId> {
+        let taken = self.pool.take()?;
+        if let Some((key, prefix)) = taken.evicted
+            && self.options.cache_ram > 0
+            && self.host.takes(self.engine.page_bytes())
+            && let Ok(content) = self.engine.read_page(taken.page)
+        {
+            self.host.insert(key, prefix, content);
+        }
+        Some(taken.page)
+    }
+
+    /// Chooses what the step computes: first a token of every sequence that is being generated, then parts of prompts. Pages
+    /// for all of it are taken.
+    fn choose(&mut self) -> Vec<StepPart> {
+        let batch = self.options.engine.batch;
+        let mut left = batch;
+        let ids = |running: &[Sequence], decoding: bool| -> Vec<RequestId> {
+            let wanted = running.iter().filter(|sequence| sequence.is_decoding() == decoding);
+            wanted.map(|sequence| sequence.id).collect()
+        };
+        let mut chosen: Vec<(RequestId, usize)> = Vec::new();
+        for id in ids(&self.running, true) {
+            let Some(index) = self.index_of(id).filter(|_| left > 0) else { continue };
+            self.guess(index, left - 1);
+            if self.ensure_pages(id, 1)
+                && let Some(sequence) = self.index_of(id).and_then(|index| self.running.get(index))
+            {
+                let tokens = 1 + sequence.draft.len();
+                left -= tokens;
+                chosen.push((id, tokens));
+            }
+        }
+        let mut left = self.pace.prompt_tokens(batch - left, batch).min(left);
+        for id in ids(&self.running, false) {
+            let Some(index) = self.index_of(id).filter(|_| left > 0) else { continue };
+            self.share_ahead(index);
+            let tokens = self.running.get(index).map_or(0, Sequence::remaining).min(left);
+            if self.ensure_pages(id, tokens) {
+                left -= tokens;
+                chosen.push((id, tokens));
+            }
+        }
+        // Some may have been put back for others.
+        let part = |(id, tokens)| self.index_of(id).map(|index| StepPart { index, tokens });
+        chosen.into_iter().filter_map(part).collect()
+    }
+
+    /// The place of a running sequence.
+    fn index_of(&self, id: RequestId) -> Option<usize> {
+        self.running.iter().position(|sequence| sequence.id == id)
+    }
+
+    /// A prompt that another sequence has computed meanwhile is not computed again.
+    fn share_ahead(&mut self, index: usize) {
+        if index >= self.running.len() {
+            return;
+        }
+        let mut sequence = self.running.swap_remove(index);
+        self.find_prefix(&mut sequence);
+        self.running.push(sequence);
+        let last = self.running.len() - 1;
+        self.running.swap(index, last);
+    }
+
+    /// Lets look-up guess at the tokens after the one that is due.
+    fn guess(&mut self, index: usize, room: usize) {
+        let context = self.options.engine.context;
+        let Some(sequence) = self.running.get_mut(index) else { return };
+        let Some(lookup) = &mut sequence.lookup else { return };
+        let room = room.min(context.saturating_sub(sequence.tokens.len() + 1));
+        lookup.accept(&sequence.tokens);
+        sequence.draft = lookup.guess(&sequence.tokens, room);
+    }
+
+    /// Takes the pages for the next tokens of a running sequence, and puts younger sequences back until there are enough. False
+    /// if it was put back itself.
+    fn ensure_pages(&mut self, id: RequestId, tokens: usize) -> bool {
+        loop {
+            let Some(sequence) = self.index_of(id).and_then(|index| self.running.get_mut(index)) else {
+                return false;
+            };
+            let guesses = if tokens == 1 { sequence.draft.len() } else { 0 };
+            if sequence.missing_pages(sequence.computed + tokens + guesses) > self.pool.available() {
+                sequence.draft.clear();
+            }
+            let guesses = if tokens == 1 { sequence.draft.len() } else { 0 };
+            let missing = sequence.missing_pages(sequence.computed + tokens + guesses);
+            if missing <= self.pool.available() {
+                let pages: Vec<PageId> = (0..missing).map_while(|_| self.take_page()).collect();
+                if let Some(sequence) = self.index_of(id).and_then(|index| self.running.get_mut(index)) {
+                    sequence.pages.extend(pages);
+                }
+                return true;
+            }
+            self.preempt();
+        }
+    }
+
+    /// Puts back the running sequence of the lowest priority, of several the youngest. Its full pages stay findable for as long
+    /// as nobody needs their memory.
+    fn preempt(&mut self) {
+        let key = |sequence: &Sequence| (sequence.priority, std::cmp::Reverse(sequence.id));
+        let numbered = self.running.iter().enumerate();
+        let Some((at, _)) = numbered.min_by_key(|(_, sequence)| key(sequence)) else { return };
+        let mut sequence = self.running.remove(at);
+        self.release_pages(&mut sequence);
+        self.lanes.push(sequence.lane);
+        self.state.preempted += 1;
+        self.waiting.push(sequence);
+    }
+
+    /// The tokens of a step's parts.
+    fn tokens_of(&self, parts: &[StepPart]) -> Vec<StepToken> {
+        let mut tokens = Vec::new();
+        for part in parts {
+            let Some(sequence) = self.running.get(part.index) else { continue };
+            let known =
+                sequence.tokens.iter().chain(&sequence.draft).skip(sequence.computed).take(part.tokens);
+            tokens.extend(known.zip(sequence.computed..).map(|(token, position)| StepToken {
+                token: *token,
+                position,
+                sequence: part.index,
+                output: sequence.wants_output(position),
+            }));
+        }
+        tokens
+    }
+
+    fn compute(&mut self, tokens: &[StepToken], parts: &[StepPart]) -> Result<()> {
+        let mut greedy = true;
+        let mut sequences = Vec::new();
+        let mut numbers: HashMap<usize, usize> = HashMap::new();
+        for part in parts {
+            let Some(sequence) = self.running.get_mut(part.index) else { continue };
+            sequence.note_start();
+            numbers.insert(part.index, sequences.len());
+            greedy &= sequence.is_greedy();
+            sequences.push((part.index, sequence.lane));
+        }
+        let tables: Vec<StepSequence<'_>> = sequences
+            .iter()
+            .map(|(index, lane)| StepSequence {
+                pages: self.running.get(*index).map_or(&[][..], |sequence| sequence.pages.as_slice()),
+                lane: *lane,
+            })
+            .collect();
+        let numbered: Vec<StepToken> = tokens
+            .iter()
+            .map(|token| StepToken { sequence: numbers.get(&token.sequence).copied().unwrap_or(0), ..*token })
+            .collect();
+        self.engine.run(&numbered, &tables, greedy)
+    }
+
+    /// Makes pages findable that are complete.
+    fn publish(&mut self, index: usize) {
+        if self.engine.model().hyperparameters().recurrent.is_some() {
+            return;
+        }
+        let Some(sequence) = self.running.get_mut(index) else { return };
+        while let Some(prefix) = sequence.prefix {
+            let first = sequence.published * PAGE_SLOTS;
+            let Some(tokens) =
+                sequence.tokens.get(first..sequence.computed).filter(|t| t.len() >= PAGE_SLOTS)
+            else {
+                return;
+            };
+            let Some(page) = sequence.pages.get(sequence.published) else { return };
+            let Some(next) = self.pool.publish(*page, prefix, tokens) else { return };
+            sequence.prefix = Some(next);
+            sequence.published += 1;
+        }
+    }
+
+    /// Gives back everything that a running sequence has.
+    fn retire(&mut self, mut sequence: Sequence) {
+        self.release_pages(&mut sequence);
+        self.lanes.push(sequence.lane);
+        self.forget_client(sequence.client);
+    }
+
+    /// Gives back the pages of a sequence, which is then as if nothing of it had been computed.
+    fn release_pages(&mut self, sequence: &mut Sequence) {
+        for page in sequence.pages.drain(..).rev() {
+            self.pool.release(page);
+        }
+        (sequence.computed, sequence.published, sequence.prefix) = (0, 0, None);
+        sequence.draft.clear();
+    }
+
+    /// Forgets what a client got, once it has no more requests.
+    fn forget_client(&mut self, client: u64) {
+        let all = self.waiting.iter().chain(&self.running);
+        if !all.into_iter().any(|sequence| sequence.client == client) {
+            self.served.remove(&client);
+        }
+    }
+
+    /// Forgets all prefixes in the KV cache that no running sequence uses.
+    pub fn clear_prefixes(&mut self) {
+        self.pool.clear();
+    }
+
+    /// An error unless pages, sequences and lanes agree: for tests, after any step.
+    ///
+    /// # Errors
+    /// The first contradiction, in words.
+    pub fn check(&self) -> Result<(), String> {
+        self.pool.check(self.running.iter().map(|sequence| sequence.pages.as_slice()))?;
+        if let Some(sequence) = self.waiting.iter().find(|sequence| !sequence.pages.is_empty()) {
+            return Err(format!("{:?} waits and has pages", sequence.id));
+        }
+        for sequence in &self.running {
+            // What comes next is written to pages that nobody else reads.
+            let next = sequence.pages.get(sequence.computed / PAGE_SLOTS..).unwrap_or_default();
+            if let Some(page) = next.iter().find(|page| !self.pool.is_writable(**page)) {
+                return Err(format!("{:?} would write to page {page}, which is shared", sequence.id));
+            }
+        }
+        let mut lanes: Vec<usize> = self.running.iter().map(|sequence| sequence.lane).collect();
+        lanes.extend(&self.lanes);
+        lanes.sort_unstable();
+        if lanes != (0..self.options.engine.sequences).collect::<Vec<_>>() {
+            return Err(format!("lanes {lanes:?}"));
+        }
+        Ok(())
+    }
+
+    /// Ends all requests, as if each were [cancelled](Batcher::cancel); returns which.
+    pub fn cancel_all(&mut self) -> Vec<RequestId> {
+        let ids: Vec<RequestId> =
+            self.waiting.iter().chain(&self.running).map(|sequence| sequence.id).collect();
+        for id in &ids {
+            self.cancel(*id);
+        }
+        ids
+    }
+
+    /// How an unfinished request would be reported as cancelled.
+    pub fn cancelled(&self, id: RequestId) -> Option<Event> {
+        let mut all = self.waiting.iter().chain(&self.running);
+        let sequence = all.find(|sequence| sequence.id == id)?;
+        Some(Event::Finished(sequence.finished(Finish::Cancelled)))
+    }
+}

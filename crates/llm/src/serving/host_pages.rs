@@ -1,0 +1,69 @@
+//! Prefixes in host memory: pages whose place in the KV cache was needed, kept so that a conversation that comes back later is
+//! not computed again.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::page_pool::{PrefixId, PrefixKey};
+
+/// Pages in host memory, up to a number of bytes; the least recently used is dropped first.
+pub(super) struct HostPages {
+    limit: u64,
+    bytes: u64,
+    pages: HashMap<PrefixKey, HostPage>,
+    /// By the time of their latest use.
+    order: BTreeMap<u64, PrefixKey>,
+    clock: u64,
+}
+
+struct HostPage {
+    prefix: PrefixId,
+    /// The rows of the page in each state, in the order of the session's states.
+    content: Vec<u8>,
+    used: u64,
+}
+
+impl HostPages {
+    /// No pages, and room for so many bytes.
+    pub(super) fn new(limit: u64) -> HostPages {
+        HostPages { limit, bytes: 0, pages: HashMap::new(), order: BTreeMap::new(), clock: 0 }
+    }
+
+    /// Whether a page of so many bytes can be kept at all.
+    pub(super) fn takes(&self, bytes: usize) -> bool {
+        bytes as u64 <= self.limit
+    }
+
+    /// The bytes of all pages.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Keeps a page.
+    pub(super) fn insert(&mut self, key: PrefixKey, prefix: PrefixId, content: Vec<u8>) {
+        self.remove(&key);
+        let bytes = content.len() as u64;
+        while self.bytes + bytes > self.limit {
+            let Some((_, oldest)) = self.order.pop_first() else { return };
+            if let Some(page) = self.pages.remove(&oldest) {
+                self.bytes -= page.content.len() as u64;
+            }
+        }
+        self.clock += 1;
+        self.bytes += bytes;
+        self.order.insert(self.clock, key.clone());
+        self.pages.insert(key, HostPage { prefix, content, used: self.clock });
+    }
+
+    /// A page, without using it.
+    pub(super) fn has(&self, key: &PrefixKey) -> bool {
+        self.pages.contains_key(key)
+    }
+
+    /// Takes a page out: it goes back to the KV cache.
+    pub(super) fn remove(&mut self, key: &PrefixKey) -> Option<(PrefixId, Vec<u8>)> {
+        let page = self.pages.remove(key)?;
+        self.order.remove(&page.used);
+        self.bytes -= page.content.len() as u64;
+        Some((page.prefix, page.content))
+    }
+}

@@ -1,0 +1,238 @@
+//! The pages of a KV cache: which are free, how many sequences use each, and which hold a prefix that may be used again.
+//!
+//! Prefixes form a tree: a page of tokens that follows another one. A page whose tokens are complete can be *published*:
+//! then sequences that begin alike find it, also while others use it. Nobody writes to a published page. When its last user
+//! releases it, it stays findable until its memory is needed; of such pages the least recently used is taken first.
+
+use std::collections::{BTreeMap, HashMap};
+
+use quadriga_graph::PAGE_SLOTS;
+
+/// A page of the KV cache, by its number.
+pub(crate) type PageId = u32;
+
+/// A place in the tree of prefixes: all tokens up to the end of a page. Never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct PrefixId(u64);
+
+/// The key of a page in the tree: what comes before it, and its tokens. Compared in full, so that no two texts are mixed up.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct PrefixKey {
+    parent: PrefixId,
+    tokens: Box<[u32]>,
+}
+
+/// A page that was taken, and the prefix that it held until then.
+#[derive(Debug)]
+pub(crate) struct TakenPage {
+    pub(crate) page: PageId,
+    /// The page's bytes are still there.
+    pub(crate) evicted: Option<(PrefixKey, PrefixId)>,
+}
+
+#[derive(Clone, Default)]
+struct Page {
+    users: usize,
+    published: Option<(PrefixKey, PrefixId)>,
+    /// When its last user released it.
+    released: u64,
+}
+
+/// The pages of a KV cache. All methods are pure bookkeeping.
+pub(crate) struct PagePool {
+    /// Pages before this one are not given away.
+    first: usize,
+    pages: Vec<Page>,
+    free: Vec<PageId>,
+    /// Published pages, used or not.
+    findable: HashMap<PrefixKey, PageId>,
+    /// Published pages without users, by the time of their release.
+    unused: BTreeMap<u64, PageId>,
+    roots: HashMap<u64, PrefixId>,
+    clock: u64,
+    next_prefix: u64,
+}
+
+impl PagePool {
+    /// The pages from `first` on, `count` of them, all free.
+    pub(crate) fn new(first: usize, count: usize) -> PagePool {
+        let pages = first + count;
+        PagePool {
+            first,
+            pages: vec![Page::default(); pages],
+            free: (first..pages).rev().map(|page| page as PageId).collect(),
+            findable: HashMap::new(),
+            unused: BTreeMap::new(),
+            roots: HashMap::new(),
+            clock: 0,
+            next_prefix: 0,
+        }
+    }
+
+    /// Pages that can be taken: the free ones, and those that only hold a prefix.
+    pub(crate) fn available(&self) -> usize {
+        self.free.len() + self.unused.len()
+    }
+
+    /// Published pages without users.
+    pub(crate) fn cached(&self) -> usize {
+        self.unused.len()
+    }
+
+    /// The empty prefix. Texts with different salts share nothing.
+    pub(crate) fn root(&mut self, salt: u64) -> PrefixId {
+        if let Some(root) = self.roots.get(&salt) {
+            return *root;
+        }
+        let root = self.new_prefix();
+        self.roots.insert(salt, root);
+        root
+    }
+
+    fn new_prefix(&mut self) -> PrefixId {
+        self.next_prefix += 1;
+        PrefixId(self.next_prefix)
+    }
+
+    /// Finds the page that holds the first of `tokens` after `parent`, and adds a user to it.
+    pub(crate) fn find(&mut self, parent: PrefixId, tokens: &[u32]) -> Option<(PageId, PrefixId)> {
+        let key = PrefixKey::new(parent, tokens)?;
+        let page = *self.findable.get(&key)?;
+        let entry = self.pages.get_mut(page as usize)?;
+        let (_, prefix) = entry.published.as_ref()?;
+        let prefix = *prefix;
+        if entry.users == 0 {
+            self.unused.remove(&entry.released);
+        }
+        entry.users += 1;
+        Some((page, prefix))
+    }
+
+    /// Takes a page for one user: a free one, or the one whose prefix was not used for the longest time.
+    pub(crate) fn take(&mut self) -> Option<TakenPage> {
+        let (page, evicted) = match self.free.pop() {
+            Some(page) => (page, None),
+            None => {
+                let (_, page) = self.unused.pop_first()?;
+                let published = self.pages.get_mut(page as usize).and_then(|page| page.published.take());
+                if let Some((key, _)) = &published {
+                    self.findable.remove(key);
+                }
+                (page, published)
+            }
+        };
+        self.pages.get_mut(page as usize)?.users = 1;
+        Some(TakenPage { page, evicted })
+    }
+
+    /// Makes a page findable whose tokens are complete, and returns the place of its end. If another page holds the same
+    /// prefix already, that one stays the one to be found.
+    pub(crate) fn publish(&mut self, page: PageId, parent: PrefixId, tokens: &[u32]) -> Option<PrefixId> {
+        let prefix = self.known(parent, tokens);
+        let prefix = match prefix {
+            Some(prefix) => return Some(prefix),
+            None => self.new_prefix(),
+        };
+        self.publish_as(page, PrefixKey::new(parent, tokens)?, prefix).then_some(prefix)
+    }
+
+    /// The place of the end of a page that is findable.
+    fn known(&self, parent: PrefixId, tokens: &[u32]) -> Option<PrefixId> {
+        let page = self.findable.get(&PrefixKey::new(parent, tokens)?)?;
+        let (_, prefix) = self.pages.get(*page as usize)?.published.as_ref()?;
+        Some(*prefix)
+    }
+
+    /// Publishes a page under a place in the tree that it had before, when its bytes have been brought back.
+    pub(crate) fn publish_as(&mut self, page: PageId, key: PrefixKey, prefix: PrefixId) -> bool {
+        let Some(entry) = self.pages.get_mut(page as usize) else { return false };
+        if entry.users == 0 || entry.published.is_some() || self.findable.contains_key(&key) {
+            return false;
+        }
+        entry.published = Some((key.clone(), prefix));
+        self.findable.insert(key, page);
+        true
+    }
+
+    /// Removes a user. The pages of a sequence are released from the last to the first, so that prefixes are lost from their end.
+    pub(crate) fn release(&mut self, page: PageId) {
+        let Some(entry) = self.pages.get_mut(page as usize) else { return };
+        let Some(users) = entry.users.checked_sub(1) else { return };
+        entry.users = users;
+        if users > 0 {
+            return;
+        }
+        if entry.published.is_some() {
+            self.clock += 1;
+            entry.released = self.clock;
+            self.unused.insert(self.clock, page);
+        } else {
+            self.free.push(page);
+        }
+    }
+
+    /// Whether a page may be written: it has one user, and is not published.
+    pub(crate) fn is_writable(&self, page: PageId) -> bool {
+        self.pages.get(page as usize).is_some_and(|page| page.users == 1 && page.published.is_none())
+    }
+
+    /// Forgets all prefixes that nobody uses.
+    pub(crate) fn clear(&mut self) {
+        while let Some((_, page)) = self.unused.pop_first() {
+            if let Some(entry) = self.pages.get_mut(page as usize)
+                && let Some((key, _)) = entry.published.take()
+            {
+                self.findable.remove(&key);
+            }
+            self.free.push(page);
+        }
+    }
+
+    /// An error unless every page is where it belongs, and its users are those of `tables`: the pages of all sequences.
+    pub(crate) fn check<'t>(&self, tables: impl Iterator<Item = &'t [PageId]>) -> Result<(), String> {
+        let mut users: HashMap<PageId, usize> = HashMap::new();
+        for page in tables.flatten() {
+            *users.entry(*page).or_default() += 1;
+        }
+        let mut places: HashMap<PageId, &str> = HashMap::new();
+        let lists = self.free.iter().map(|page| (page, "free"));
+        for (page, place) in lists.chain(self.unused.values().map(|page| (page, "unused"))) {
+            if let Some(other) = places.insert(*page, place) {
+                return Err(format!("page {page} is {place} and {other}"));
+            }
+        }
+        for (page, entry) in self.pages.iter().enumerate() {
+            let id = page as PageId;
+            let used = users.get(&id).copied().unwrap_or(0);
+            if entry.users != used {
+                return Err(format!("page {page} has {} users, {used} were found", entry.users));
+            }
+            let place = places.get(&id).copied();
+            let wanted = match (&entry.published, used) {
+                (Some(_), 0) => Some("unused"),
+                (None, 0) => Some("free"),
+                _ => None,
+            };
+            if place != wanted && page >= self.first {
+                return Err(format!("page {page} is {place:?}, it should be {wanted:?}"));
+            }
+            if let Some((key, _)) = &entry.published
+                && self.findable.get(key) != Some(&id)
+            {
+                return Err(format!("page {page} is published and cannot be found"));
+            }
+        }
+        let published = self.pages.iter().filter(|page| page.published.is_some()).count();
+        if published != self.findable.len() {
+            return Err(format!("{} pages are found, {published} are published", self.findable.len()));
+        }
+        Ok(())
+    }
+}
+
+impl PrefixKey {
+    /// The key of the first page of `tokens` after `parent`; `None` if they are too few.
+    pub(crate) fn new(parent: PrefixId, tokens: &[u32]) -> Option<PrefixKey> {
+        Some(PrefixKey { parent, tokens: tokens.get(..PAGE_SLOTS)?.into() })
+    }
+}

@@ -1,0 +1,130 @@
+//! What is asked of a [`Batcher`](super::Batcher), and what it says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::answer::{Finish, TextPiece, TokenCounts};
+use crate::reasoning::ReasoningSplitter;
+use crate::sampling::{SamplingHook, SamplingOptions};
+use crate::{Error, Result};
+
+/// A prompt, and what its answer is to be like.
+///
+/// ```
+/// use quadriga_llm::sampling::SamplingOptions;
+/// use quadriga_llm::serving::Request;
+///
+/// let request = Request {
+///     sampling: SamplingOptions { temperature: 0.7, seed: 1, ..SamplingOptions::default() },
+///     max_tokens: Some(100),
+///     stops: vec!["\n\n".to_owned()],
+///     ..Request::new(vec![1, 450, 7483])
+/// };
+/// ```
+pub struct Request {
+    /// The tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// Temperature, top-k, top-p, penalties, seed and other sampling options.
+    pub sampling: SamplingOptions,
+    /// The largest number of tokens of the answer; limited by the context alone if `None`.
+    pub max_tokens: Option<usize>,
+    /// Stop strings: the answer ends before the first of them.
+    pub stops: Vec<String>,
+    /// Sees the logits before each token is sampled, and may change them: for grammars, for example.
+    pub hook: Option<Box<dyn SamplingHook>>,
+    /// The number of most probable tokens whose log-probabilities are reported beside that of each token; `None`: no
+    /// log-probabilities.
+    pub logprobs: Option<usize>,
+    /// Whether the log-probabilities of the prompt's tokens are reported, too.
+    pub prompt_logprobs: bool,
+    /// Requests of higher priority are started first.
+    pub priority: i32,
+    /// Who asks. Among requests of one priority, clients get equal shares.
+    pub client: u64,
+    /// Requests share prefixes in the KV cache only with those of the same salt.
+    pub salt: u64,
+    /// Tells reasoning in the answer from the rest.
+    pub reasoning: ReasoningSplitter,
+}
+
+impl Request {
+    /// A request with default options.
+    pub fn new(prompt: Vec<u32>) -> Request {
+        Request {
+            prompt,
+            sampling: SamplingOptions::default(),
+            max_tokens: None,
+            stops: Vec::new(),
+            hook: None,
+            logprobs: None,
+            prompt_logprobs: false,
+            priority: 0,
+            client: 0,
+            salt: 0,
+            reasoning: ReasoningSplitter::new(None, false),
+        }
+    }
+}
+
+/// The number of a request, in the order in which they were submitted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RequestId(pub(super) u64);
+
+/// Log-probabilities at one token.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct TokenLogprobs {
+    /// That of the token.
+    pub logprob: f64,
+    /// The most probable tokens with theirs, most probable first.
+    pub top: Vec<(u32, f64)>,
+}
+
+/// Something that happened to a request.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The prompt was computed, and its log-probabilities were asked for: one for each token but the first.
+    Prompt {
+        /// The log-probabilities.
+        logprobs: Vec<TokenLogprobs>,
+    },
+    /// A token of the answer.
+    Token {
+        /// The token and the text that it completes.
+        piece: TextPiece,
+        /// If they were asked for.
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// The answer is complete.
+    Finished(Finished),
+    /// It cannot be answered. Other requests go on.
+    Failed(Arc<Error>),
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Finished {
+    /// Why.
+    pub finish: Finish,
+    /// Tokens of the prompt, of those the ones found in the KV cache, and tokens of the answer.
+    pub counts: TokenCounts,
+    /// From submission to the first step that computed a part of it.
+    pub queued: Duration,
+    /// From submission to the first token.
+    pub first_token: Duration,
+    /// From the first token to the last one.
+    pub decode: Duration,
+}
+
+/// Checks that a request can be answered by an engine of this context and vocabulary.
+pub(super) fn check(request: &Request, context: usize, vocabulary: usize) -> Result<()> {
+    if request.prompt.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    if request.prompt.len() >= context {
+        return Err(Error::ContextFull { wanted: request.prompt.len() + 1, used: 0, context });
+    }
+    match request.prompt.iter().find(|token| **token as usize >= vocabulary) {
+        Some(token) => Err(Error::Token { token: *token, count: vocabulary }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,271 @@
+//! A request that is being answered: its tokens, its pages, its sampler and its text.
+
+use std::time::Instant;
+
+use quadriga_graph::PAGE_SLOTS;
+
+use super::lookup::Lookup;
+use super::page_pool::{PageId, PrefixId};
+use super::paged_engine::PagedEngine;
+use super::request::{Event, Finished, Request, RequestId, TokenLogprobs};
+use crate::answer::{Finish, TextPiece, TokenCounts};
+use crate::answer_text::AnswerText;
+use crate::sampling::{Sampler, SamplingHook, log_probability, top_log_probabilities};
+use crate::{Model, Result};
+
+/// A request between submission and end.
+pub(super) struct Sequence {
+    pub(super) id: RequestId,
+    pub(super) priority: i32,
+    pub(super) client: u64,
+    pub(super) salt: u64,
+    /// The prompt, and what was generated.
+    pub(super) tokens: Vec<u32>,
+    prompt: usize,
+    /// Tokens whose keys and values are in the KV cache.
+    pub(super) computed: usize,
+    pub(super) pages: Vec<PageId>,
+    /// Pages that are published, and the place of their end in the tree of prefixes. `None` before the sequence is admitted.
+    pub(super) published: usize,
+    pub(super) prefix: Option<PrefixId>,
+    /// Where its recurrent state is, while it is running.
+    pub(super) lane: usize,
+    sampler: Sampler,
+    hook: Option<Box<dyn SamplingHook>>,
+    text: AnswerText,
+    max_tokens: usize,
+    logprobs: Option<usize>,
+    /// Those of the prompt so far, if they are wanted.
+    prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// Guesses at the tokens after the last one; computed in the same step.
+    pub(super) draft: Vec<u32>,
+    pub(super) lookup: Option<Lookup>,
+    counts: TokenCounts,
+    submitted: Instant,
+    started: Option<Instant>,
+    sampled: Option<(Instant, Instant)>,
+    /// How often its latest step failed.
+    pub(super) failures: usize,
+}
+
+/// What a step did to a sequence.
+pub(super) enum Outcome {
+    /// It goes on.
+    Running,
+    /// It ended.
+    Ended,
+}
+
+impl Sequence {
+    pub(super) fn new(
+        id: RequestId,
+        request: Request,
+        model: &Model,
+        lookup: Option<Lookup>,
+    ) -> Result<Sequence> {
+        let mut sampler = Sampler::for_model(request.sampling, model)?;
+        request.prompt.iter().for_each(|token| sampler.accept(*token));
+        let prompt = request.prompt.len();
+        Ok(Sequence {
+            id,
+            priority: request.priority,
+            client: request.client,
+            salt: request.salt,
+            tokens: request.prompt,
+            prompt,
+            computed: 0,
+            pages: Vec::new(),
+            published: 0,
+            prefix: None,
+            lane: 0,
+            sampler,
+            hook: request.hook,
+            text: AnswerText::new(request.stops, request.reasoning),
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs.then(Vec::new),
+            draft: Vec::new(),
+            lookup,
+            counts: TokenCounts { prompt, cached: 0, answer: 0 },
+            submitted: Instant::now(),
+            started: None,
+            sampled: None,
+            failures: 0,
+        })
+    }
+
+    /// Tokens that are known and not computed yet.
+    pub(super) fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Whether only the latest token is left to compute.
+    pub(super) fn is_decoding(&self) -> bool {
+        self.remaining() == 1 && self.tokens.len() > self.prompt
+    }
+
+    /// Whether prefixes in the KV cache may be used: not if the logits of all tokens are wanted.
+    pub(super) fn may_share(&self) -> bool {
+        self.prompt_logprobs.is_none()
+    }
+
+    /// Whether nothing but the most probable token of each output is needed.
+    pub(super) fn is_greedy(&self) -> bool {
+        self.sampler.options().is_greedy()
+            && self.hook.is_none()
+            && self.logprobs.is_none()
+            && self.prompt_logprobs.is_none()
+    }
+
+    /// Pages that positions up to `len` need.
+    pub(super) fn missing_pages(&self, len: usize) -> usize {
+        len.div_ceil(PAGE_SLOTS).saturating_sub(self.pages.len())
+    }
+
+    /// Notes that so many tokens of its prompt were found in the KV cache. Those of a sequence that was put back do not count.
+    pub(super) fn note_cached(&mut self, tokens: usize) {
+        if self.counts.answer == 0 {
+            self.counts.cached = (self.counts.cached + tokens).min(self.prompt);
+        }
+    }
+
+    /// Notes that a part of it is computed from now on.
+    pub(super) fn note_start(&mut self) {
+        self.started.get_or_insert_with(Instant::now);
+    }
+
+    /// Whether the output after the token at this position is wanted.
+    pub(super) fn wants_output(&self, position: usize) -> bool {
+        position + 1 >= self.tokens.len() || self.prompt_logprobs.is_some() && position + 1 < self.prompt
+    }
+
+    /// Takes in `count` computed tokens, whose outputs are those of the engine from `output` on.
+    pub(super) fn advance(
+        &mut self,
+        engine: &PagedEngine,
+        count: usize,
+        output: usize,
+        context: usize,
+        events: &mut Vec<(RequestId, Event)>,
+    ) -> Result<Outcome> {
+        let mut output = output;
+        let first = self.computed;
+        let known = count.min(self.remaining());
+        self.failures = 0;
+        if let Some(logprobs) = &mut self.prompt_logprobs {
+            for position in first..first + known {
+                let Some(next) = self.tokens.get(position + 1).filter(|_| position + 1 < self.prompt) else {
+                    break;
+                };
+                logprobs.push(logprobs_of(engine.logits(output), *next, self.logprobs.unwrap_or(0))?);
+                output += 1;
+            }
+        }
+        self.computed += known;
+        if self.computed < self.tokens.len() {
+            return Ok(Outcome::Running);
+        }
+        if self.computed == self.prompt
+            && let Some(logprobs) = self.prompt_logprobs.as_mut().filter(|logprobs| !logprobs.is_empty())
+        {
+            events.push((self.id, Event::Prompt { logprobs: std::mem::take(logprobs) }));
+        }
+        if self.max_tokens == 0 {
+            return Ok(self.end(Finish::Length, events));
+        }
+        // The last known token, and each guess that turned out right, has an output to sample from.
+        let draft = std::mem::take(&mut self.draft);
+        let mut guesses = draft.iter();
+        let mut right = 0;
+        loop {
+            let outcome = self.sample(engine, output, context, events)?;
+            if let Some(lookup) = &mut self.lookup {
+                lookup.accept(&self.tokens);
+            }
+            let guessed = guesses.next();
+            let is_right = guessed.is_some() && guessed == self.tokens.last();
+            if matches!(outcome, Outcome::Ended) || !is_right {
+                if let Some(lookup) = &mut self.lookup {
+                    lookup.note(draft.len(), right);
+                }
+                return Ok(outcome);
+            }
+            // Its keys and values were computed in this step.
+            self.computed += 1;
+            output += 1;
+            right += 1;
+        }
+    }
+
+    /// Samples the next token and adds its text.
+    fn sample(
+        &mut self,
+        engine: &PagedEngine,
+        output: usize,
+        context: usize,
+        events: &mut Vec<(RequestId, Event)>,
+    ) -> Result<Outcome> {
+        let token = match &mut self.hook {
+            Some(hook) => self.sampler.sample_with(engine.logits(output), &mut **hook)?,
+            None if self.sampler.options().is_greedy() => engine.argmax(output)?,
+            None => self.sampler.sample(engine.logits(output))?,
+        };
+        let logprobs = self.logprobs.map(|top| logprobs_of(engine.logits(output), token, top)).transpose()?;
+        let now = Instant::now();
+        let (first, _) = self.sampled.unwrap_or((now, now));
+        self.sampled = Some((first, now));
+        self.sampler.accept(token);
+        self.tokens.push(token);
+        self.counts.answer += 1;
+        let tokenizer = engine.model().tokenizer()?;
+        let mut piece = TextPiece { token, text: String::new(), reasoning: String::new() };
+        let mut finish = None;
+        if tokenizer.is_end(token) && !self.sampler.options().ignore_eos {
+            finish = Some(Finish::End);
+        } else {
+            let (split, stopped) = self.text.push(tokenizer, token)?;
+            (piece.text, piece.reasoning) = (split.answer, split.reasoning);
+            if stopped {
+                finish = Some(Finish::Stop);
+            } else if self.counts.answer >= self.max_tokens {
+                finish = Some(Finish::Length);
+            } else if self.tokens.len() >= context {
+                finish = Some(Finish::Context);
+            }
+        }
+        if let Some(finish) = finish {
+            let rest = self.text.finish(finish == Finish::Stop);
+            piece.text.push_str(&rest.answer);
+            piece.reasoning.push_str(&rest.reasoning);
+        }
+        events.push((self.id, Event::Token { piece, logprobs }));
+        Ok(match finish {
+            Some(finish) => self.end(finish, events),
+            None => Outcome::Running,
+        })
+    }
+
+    fn end(&self, finish: Finish, events: &mut Vec<(RequestId, Event)>) -> Outcome {
+        events.push((self.id, Event::Finished(self.finished(finish))));
+        Outcome::Ended
+    }
+
+    /// How it ended.
+    pub(super) fn finished(&self, finish: Finish) -> Finished {
+        let started = self.started.unwrap_or_else(Instant::now);
+        let (first, last) = self.sampled.unwrap_or((started, started));
+        Finished {
+            finish,
+            counts: self.counts,
+            queued: started - self.submitted,
+            first_token: first - self.submitted,
+            decode: last - first,
+        }
+    }
+}
+
+fn logprobs_of(logits: &[f32], token: u32, top: usize) -> Result<TokenLogprobs> {
+    let logprob = log_probability(logits, token)?;
+    let top = if top == 0 { Vec::new() } else { top_log_probabilities(logits, top)? };
+    Ok(TokenLogprobs { logprob, top })
+}

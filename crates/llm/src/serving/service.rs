@@ -1,0 +1,222 @@
+//! A batcher on a thread of its own: requests come from any thread, and each gets its answer as a stream.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use super::batcher::{Batcher, BatcherState};
+use super::request::{Event, Request, RequestId};
+use crate::{Error, Model, Result};
+
+/// Answers requests of any thread with one [`Batcher`].
+///
+/// ```no_run
+/// use quadriga_llm::serving::{Event, Request, Service};
+/// # fn example(batcher: quadriga_llm::serving::Batcher) -> Result<(), quadriga_llm::Error> {
+/// let service = Service::start(batcher)?;
+/// let prompt = service.model().tokenizer()?.encode_prompt("The capital of France is", true);
+/// for event in service.submit(Request { max_tokens: Some(8), ..Request::new(prompt) })? {
+///     if let Event::Token { piece, .. } = event {
+///         print!("{}", piece.text);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Service {
+    model: Model,
+    commands: Sender<Command>,
+    state: Arc<Mutex<BatcherState>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread is told.
+enum Command {
+    Submit {
+        request: Box<Request>,
+        events: Sender<Event>,
+        reply: Sender<Result<RequestId>>,
+    },
+    Cancel(RequestId),
+    /// Ends what is left to do, and the thread.
+    Stop,
+}
+
+/// The answer to a request: its events as they happen. Dropping it cancels the request.
+pub struct Response {
+    id: RequestId,
+    events: Receiver<Event>,
+    commands: Sender<Command>,
+    ended: bool,
+}
+
+impl Service {
+    /// Starts the thread.
+    pub fn start(batcher: Batcher) -> Result<Service> {
+        let model = batcher.model().clone();
+        let (commands, inbox) = channel();
+        let state = Arc::new(Mutex::new(batcher.state()));
+        let shared = Arc::clone(&state);
+        let run = move || Worker { batcher, streams: HashMap::new(), state: shared }.run(&inbox);
+        let thread = std::thread::Builder::new().name("quadriga-steps".to_owned()).spawn(run);
+        let thread = thread.map_err(|error| Error::Thread { reason: error.to_string() })?;
+        Ok(Service { model, commands, state, thread: Some(thread) })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What it was doing after the latest step.
+    pub fn state(&self) -> BatcherState {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Submits a request. See [`Batcher::submit`].
+    pub fn submit(&self, request: Request) -> Result<Response> {
+        let (events, stream) = channel();
+        let (reply, answer) = channel();
+        let request = Box::new(request);
+        self.commands.send(Command::Submit { request, events, reply }).map_err(|_| Error::ServiceStopped)?;
+        let id = answer.recv().map_err(|_| Error::ServiceStopped)??;
+        Ok(Response { id, events: stream, commands: self.commands.clone(), ended: false })
+    }
+}
+
+impl Drop for Service {
+    /// Cancels what is left, and waits for the thread.
+    fn drop(&mut self) {
+        // If the thread has ended, there is nothing to tell it.
+        let _ = self.commands.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Response {
+    /// The number of the request.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event, if there is one already.
+    pub fn try_next(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        match self.events.try_recv() {
+            Ok(event) => Some(self.noted(event)),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => self.stopped(),
+        }
+    }
+
+    fn noted(&mut self, event: Event) -> Event {
+        self.ended = matches!(event, Event::Finished(_) | Event::Failed(_));
+        event
+    }
+
+    fn stopped(&mut self) -> Option<Event> {
+        self.ended = true;
+        Some(Event::Failed(Arc::new(Error::ServiceStopped)))
+    }
+}
+
+impl Iterator for Response {
+    type Item = Event;
+
+    /// Waits for the next event; `None` after [`Event::Finished`] or [`Event::Failed`].
+    fn next(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        match self.events.recv() {
+            Ok(event) => Some(self.noted(event)),
+            Err(_) => self.stopped(),
+        }
+    }
+}
+
+impl Drop for Response {
+    fn drop(&mut self) {
+        if !self.ended {
+            // If the thread has ended, so has the request.
+            let _ = self.commands.send(Command::Cancel(self.id));
+        }
+    }
+}
+
+/// The thread's own part.
+struct Worker {
+    batcher: Batcher,
+    streams: HashMap<RequestId, Sender<Event>>,
+    state: Arc<Mutex<BatcherState>>,
+}
+
+impl Worker {
+    fn run(mut self, inbox: &Receiver<Command>) {
+        loop {
+            // Waits only when there is nothing to compute.
+            let command = match self.batcher.is_busy() {
+                true => inbox.try_recv(),
+                false => inbox.recv().map_err(|_| TryRecvError::Disconnected),
+            };
+            match command {
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
+                Ok(command) => {
+                    self.handle(command);
+                    continue;
+                }
+                Err(TryRecvError::Empty) => {}
+            }
+            let events = self.batcher.step();
+            self.note_state();
+            for (id, event) in events {
+                self.report(id, event);
+            }
+        }
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Submit { request, events, reply } => {
+                let submitted = self.batcher.submit(*request);
+                let id = submitted.as_ref().ok().copied();
+                if let Some(id) = id {
+                    self.streams.insert(id, events);
+                }
+                if reply.send(submitted).is_err()
+                    && let Some(id) = id
+                {
+                    self.cancel(id);
+                }
+            }
+            Command::Cancel(id) => self.cancel(id),
+            Command::Stop => {}
+        }
+        self.note_state();
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.streams.remove(&id);
+        self.batcher.cancel(id);
+    }
+
+    fn report(&mut self, id: RequestId, event: Event) {
+        let ended = matches!(event, Event::Finished(_) | Event::Failed(_));
+        let gone = self.streams.get(&id).is_none_or(|stream| stream.send(event).is_err());
+        if ended {
+            self.streams.remove(&id);
+        } else if gone {
+            // Nobody listens any more.
+            self.cancel(id);
+        }
+    }
+
+    fn note_state(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = self.batcher.state();
+    }
+}

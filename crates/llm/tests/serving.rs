@@ -1,0 +1,448 @@
+//! Many requests at once: whatever arrives, is cancelled, put back or fails, every answer is the one that the request gets alone,
+//! and no page is lost or shared while it is written.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use common::{Recipe, cpu};
+use quadriga_conformance::Rng;
+use quadriga_graph::DType;
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, RequestId, Service};
+use quadriga_llm::{EngineOptions, Error, Finish, Generator, GeneratorOptions, Model, RequestOptions};
+use quadriga_runtime::{Backend, Scheduler};
+use quadriga_sim::{FaultPoint, Sim};
+
+const CONTEXT: usize = 400;
+
+fn recipe(architecture: &'static str) -> Recipe {
+    Recipe { text: true, context: CONTEXT as u32, seed: 7, ..Recipe::new(architecture) }
+}
+
+/// What is asked; a request can be made of it any number of times.
+#[derive(Clone, Debug)]
+struct Spec {
+    prompt: Vec<u32>,
+    sampling: SamplingOptions,
+    max_tokens: usize,
+    stops: Vec<String>,
+}
+
+impl Spec {
+    fn request(&self) -> Request {
+        Request {
+            sampling: self.sampling.clone(),
+            max_tokens: Some(self.max_tokens),
+            stops: self.stops.clone(),
+            ..Request::new(self.prompt.clone())
+        }
+    }
+}
+
+/// An answer: tokens, text, and how it ended.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Answer {
+    tokens: Vec<u32>,
+    text: String,
+    finish: Option<Finish>,
+}
+
+/// Random prompts, of which several begin alike; greedy and sampled, with penalties and stop strings.
+fn specs(rng: &mut Rng, count: usize, vocabulary: usize) -> Vec<Spec> {
+    let token = |rng: &mut Rng| rng.below(vocabulary) as u32;
+    let beginnings: Vec<Vec<u32>> = [0, 70, 130, 200].map(|n| (0..n).map(|_| token(rng)).collect()).into();
+    (0..count)
+        .map(|_| {
+            let mut prompt = beginnings[rng.below(beginnings.len())].clone();
+            prompt.extend((0..rng.range(1, 60)).map(|_| token(rng)));
+            let greedy = rng.chance(0.4);
+            let sampling = SamplingOptions {
+                temperature: if greedy { 0.0 } else { 0.9 },
+                repeat_penalty: if rng.chance(0.3) { 1.3 } else { 1.0 },
+                seed: rng.below(1000) as u64,
+                ..SamplingOptions::default()
+            };
+            let stops = if rng.chance(0.3) { vec!["the".to_owned()] } else { Vec::new() };
+            Spec { prompt, sampling, max_tokens: rng.range(1, 50), stops }
+        })
+        .collect()
+}
+
+fn engine_options(model_cache: DType) -> EngineOptions {
+    EngineOptions { batch: 96, ..EngineOptions::default() }.cache(model_cache)
+}
+
+/// The answers that the requests get alone, from a generator without pages.
+fn alone(model: &Model, specs: &[Spec], cache: DType) -> Vec<Answer> {
+    let options =
+        GeneratorOptions { engine: engine_options(cache), raw: true, ..GeneratorOptions::default() };
+    let mut generator =
+        Generator::on(model.clone(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).unwrap();
+    let answer = |spec: &Spec| {
+        let request = RequestOptions {
+            sampling: spec.sampling.clone(),
+            reseed: true,
+            max_tokens: Some(spec.max_tokens),
+            stops: spec.stops.clone(),
+            hook: None,
+        };
+        generator.engine_mut().truncate(0, 0);
+        let done = generator.continue_with(&spec.prompt, request).unwrap().complete().unwrap();
+        Answer { tokens: done.tokens, text: done.text, finish: Some(done.finish) }
+    };
+    specs.iter().map(answer).collect()
+}
+
+fn batcher(model: &Model, backend: Arc<dyn Backend>, options: BatcherOptions) -> Batcher {
+    Batcher::new(model.clone(), &Scheduler::new([backend]), options, &mut |_| {}).unwrap()
+}
+
+fn options(sequences: usize, pages: usize) -> BatcherOptions {
+    BatcherOptions {
+        engine: EngineOptions { sequences, pages, ..engine_options(DType::F32) },
+        token_time: None,
+        ..BatcherOptions::default()
+    }
+}
+
+/// Takes in events; what failed is counted.
+#[derive(Default)]
+struct Answers {
+    answers: HashMap<RequestId, Answer>,
+    failed: Vec<RequestId>,
+}
+
+impl Answers {
+    fn add(&mut self, events: Vec<(RequestId, Event)>) {
+        for (id, event) in events {
+            let answer = self.answers.entry(id).or_default();
+            assert_eq!(answer.finish, None, "an event after the end");
+            match event {
+                Event::Token { piece, .. } => {
+                    answer.tokens.push(piece.token);
+                    answer.text.push_str(&piece.text);
+                }
+                Event::Finished(finished) => {
+                    assert_eq!(finished.counts.answer, answer.tokens.len());
+                    answer.finish = Some(finished.finish);
+                }
+                Event::Failed(error) => {
+                    println!("{id:?} failed: {error}");
+                    self.failed.push(id);
+                }
+                Event::Prompt { .. } => {}
+            }
+        }
+    }
+}
+
+/// Submits requests at random times, cancels some, and compares all that are answered.
+fn random_stream(model: &Model, options: BatcherOptions, cache: DType, seed: u64, count: usize) -> Batcher {
+    let mut rng = Rng::new(seed);
+    let specs = specs(&mut rng, count, model.hyperparameters().vocabulary);
+    let wanted = alone(model, &specs, cache);
+    let mut batcher = batcher(model, cpu(2), options);
+    let mut answers = Answers::default();
+    let mut ids: HashMap<RequestId, usize> = HashMap::new();
+    let mut cancelled = Vec::new();
+    let mut next = 0;
+    for _ in 0..100_000 {
+        while next < specs.len() && rng.chance(0.4) {
+            let request = Request {
+                priority: rng.below(2) as i32,
+                client: rng.below(3) as u64,
+                ..specs[next].request()
+            };
+            ids.insert(batcher.submit(request).unwrap(), next);
+            next += 1;
+        }
+        if rng.chance(0.02) && !ids.is_empty() {
+            let mut all: Vec<RequestId> = ids.keys().copied().collect();
+            all.sort_unstable();
+            let id = all[rng.below(all.len())];
+            if batcher.cancel(id) {
+                cancelled.push(id);
+            }
+        }
+        answers.add(batcher.step());
+        batcher.check().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        if next == specs.len() && !batcher.is_busy() {
+            break;
+        }
+    }
+    assert!(!batcher.is_busy(), "seed {seed}: {:?}", batcher.state());
+    assert_eq!(answers.failed, [], "seed {seed}");
+    for (id, index) in ids {
+        let found = answers.answers.remove(&id).unwrap_or_default();
+        if cancelled.contains(&id) {
+            assert!(
+                wanted[index].tokens.starts_with(&found.tokens),
+                "seed {seed}, cancelled request {index}"
+            );
+        } else {
+            assert_eq!(found, wanted[index], "seed {seed}, request {index}: {:?}", specs[index]);
+        }
+    }
+    let state = batcher.state();
+    assert_eq!((state.used_pages, state.running, state.waiting), (0, 0, 0), "seed {seed}");
+    batcher
+}
+
+#[test]
+fn every_request_is_answered_as_if_it_were_alone() {
+    for architecture in ["llama", "qwen2", "qwen3"] {
+        let model = recipe(architecture).model();
+        for seed in 0..4 {
+            random_stream(&model, options(1 + 3 * seed as usize, 40), DType::F32, seed, 20);
+        }
+    }
+}
+
+#[test]
+fn a_full_pool_puts_sequences_back_and_loses_nothing() {
+    let model = recipe("llama").model();
+    let mut preempted = 0;
+    for seed in 10..16 {
+        let batcher = random_stream(&model, options(8, 9), DType::F32, seed, 24);
+        preempted += batcher.state().preempted;
+    }
+    assert!(preempted > 0, "the pool was never full");
+}
+
+#[test]
+fn guesses_change_no_answer() {
+    let model = recipe("llama").model();
+    let mut right = 0;
+    for seed in 20..24 {
+        let options = BatcherOptions { lookup: 6, ..options(5, 40) };
+        right += random_stream(&model, options, DType::F32, seed, 16).state().guessed_right;
+    }
+    println!("{right} guesses were right");
+}
+
+#[test]
+fn windows_experts_and_latent_attention_are_answered_alike() {
+    let mut recipes: Vec<Recipe> = Recipe::families();
+    let some = ["apart", "sinks and windows", "groups", "keys and values in the cache"];
+    let experts = Recipe::with_experts().into_iter().filter(|(name, _)| some.contains(name));
+    recipes.extend(experts.map(|(_, recipe)| recipe));
+    for (seed, recipe) in (30..).zip(recipes) {
+        let recipe = Recipe { text: true, context: CONTEXT as u32, ..recipe };
+        random_stream(&recipe.model(), options(5, 24), DType::F32, seed, 4);
+    }
+}
+
+#[test]
+fn recurrent_layers_are_answered_alike() {
+    let recipe = Recipe { layers: 5, ..recipe("qwen35") };
+    let model = common::recurrent::parts_of(&recipe).model().unwrap();
+    for seed in 70..73 {
+        random_stream(&model, options(4, 24), DType::F32, seed, 8);
+    }
+}
+
+#[test]
+fn prefixes_are_computed_once() {
+    let model = recipe("llama").model();
+    let mut batcher = batcher(&model, cpu(1), options(4, 40));
+    let prompt: Vec<u32> = recipe("llama").tokens(300);
+    let mut run = |salt: u64, tail: u32| {
+        let prompt: Vec<u32> = prompt.iter().copied().chain([tail]).collect();
+        batcher.submit(Request { max_tokens: Some(2), salt, ..Request::new(prompt) }).unwrap();
+        let mut cached = None;
+        while batcher.is_busy() {
+            for (_, event) in batcher.step() {
+                if let Event::Finished(finished) = event {
+                    cached = Some(finished.counts.cached);
+                }
+            }
+        }
+        cached.unwrap()
+    };
+    assert_eq!([run(0, 1), run(0, 2), run(1, 3), run(1, 4), run(0, 5)], [0, 256, 0, 256, 256]);
+}
+
+#[test]
+fn a_prefix_is_shared_while_it_is_in_use() {
+    let model = recipe("llama").model();
+    let mut batcher = batcher(&model, cpu(1), options(4, 16));
+    let prompt: Vec<u32> = recipe("llama").tokens(257);
+    let request = || Request { max_tokens: Some(60), ..Request::new(prompt.clone()) };
+    batcher.submit(request()).unwrap();
+    while batcher.state().running == 0 || batcher.state().computed < 257 {
+        batcher.step();
+    }
+    let before = batcher.state().used_pages;
+    for _ in 0..3 {
+        batcher.submit(request()).unwrap();
+    }
+    batcher.step();
+    batcher.check().unwrap();
+    // Of each, only the page after the prefix.
+    assert_eq!(batcher.state().used_pages, before + 3);
+    assert_eq!(batcher.state().cached, 3 * 256);
+}
+
+#[test]
+fn prefixes_that_were_moved_to_host_memory_come_back() {
+    let model = recipe("llama").model();
+    let spec = |tokens: &[u32]| Spec {
+        prompt: tokens.to_vec(),
+        sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+        max_tokens: 20,
+        stops: Vec::new(),
+    };
+    let tokens = recipe("llama").tokens(900);
+    let specs: Vec<Spec> = tokens.chunks(300).map(spec).collect();
+    let wanted = alone(&model, &specs, DType::F32);
+    for backend in [cpu(2), Sim::new("sim:0").build()] {
+        for (cache_ram, cached) in [(1 << 30, 256), (0, 0), (1, 0)] {
+            let options = BatcherOptions { cache_ram, ..options(1, 7) };
+            let mut batcher = batcher(&model, Arc::clone(&backend), options);
+            for round in 0..2 {
+                for (spec, wanted) in specs.iter().zip(&wanted) {
+                    let mut answers = Answers::default();
+                    let id = batcher.submit(spec.request()).unwrap();
+                    let mut found = 0;
+                    while batcher.is_busy() {
+                        let events = batcher.step();
+                        for (_, event) in &events {
+                            if let Event::Finished(finished) = event {
+                                found = finished.counts.cached;
+                            }
+                        }
+                        answers.add(events);
+                        batcher.check().unwrap();
+                    }
+                    assert_eq!(answers.answers[&id], *wanted, "round {round}, {cache_ram} bytes");
+                    assert_eq!(
+                        found,
+                        if round == 0 { 0 } else { cached },
+                        "round {round}, {cache_ram} bytes"
+                    );
+                }
+            }
+            assert_eq!(batcher.state().host_bytes > 0, cached > 0);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_fails_once_delays_requests_and_fails_none() {
+    let model = recipe("llama").model();
+    let mut rng = Rng::new(50);
+    let specs = specs(&mut rng, 6, 100);
+    let wanted = alone(&model, &specs, DType::F32);
+    for point in [FaultPoint::Run, FaultPoint::Transfer] {
+        for after in (0..120).step_by(7) {
+            let sim = Sim::new("sim:0").device();
+            let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(4, 24));
+            let ids: Vec<RequestId> =
+                specs.iter().map(|spec| batcher.submit(spec.request()).unwrap()).collect();
+            sim.fail(point, after);
+            let mut answers = Answers::default();
+            while batcher.is_busy() {
+                answers.add(batcher.step());
+                batcher.check().unwrap();
+            }
+            assert_eq!(answers.failed, [], "{point:?} {after}");
+            for (id, wanted) in ids.iter().zip(&wanted) {
+                assert_eq!(answers.answers[id], *wanted, "{point:?} {after}");
+            }
+        }
+    }
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_model() {
+    let model = recipe("llama").model();
+    let prompt = recipe("llama").tokens(150);
+    let mut batcher = batcher(&model, cpu(1), options(2, 20));
+    let request = Request {
+        max_tokens: Some(3),
+        logprobs: Some(4),
+        prompt_logprobs: true,
+        sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+        ..Request::new(prompt.clone())
+    };
+    batcher.submit(request).unwrap();
+    let (mut of_prompt, mut of_tokens) = (Vec::new(), Vec::new());
+    while batcher.is_busy() {
+        for (_, event) in batcher.step() {
+            match event {
+                Event::Prompt { logprobs } => of_prompt = logprobs,
+                Event::Token { piece, logprobs } => of_tokens.push((piece.token, logprobs.unwrap())),
+                Event::Finished(_) => {}
+                Event::Failed(error) => panic!("{error}"),
+            }
+        }
+    }
+    let all: Vec<u32> = prompt.iter().copied().chain(of_tokens.iter().map(|(token, _)| *token)).collect();
+    let mut engine = common::engine(model, engine_options(DType::F32));
+    let rows = common::logits_of(&mut engine, &all);
+    assert_eq!((of_prompt.len(), of_tokens.len()), (149, 3));
+    let found = of_prompt.iter().chain(of_tokens.iter().map(|(_, logprobs)| logprobs));
+    for ((row, token), found) in rows.iter().zip(&all[1..]).zip(found) {
+        let wanted = quadriga_llm::sampling::log_probability(row, *token).unwrap();
+        assert!((found.logprob - wanted).abs() < 1e-4, "{} {wanted}", found.logprob);
+        let top = quadriga_llm::sampling::top_log_probabilities(row, 4).unwrap();
+        assert_eq!(found.top.len(), 4);
+        assert!((found.top[0].1 - top[0].1).abs() < 1e-4);
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_answered_are_refused() {
+    let model = recipe("llama").model();
+    let options = BatcherOptions { queue: 2, ..options(1, 3) };
+    let mut batcher = batcher(&model, cpu(1), options);
+    // Three pages are all that a sequence can have.
+    assert_eq!(batcher.options().engine.context, 192);
+    assert!(matches!(batcher.submit(Request::new(Vec::new())), Err(Error::EmptyPrompt)));
+    assert!(matches!(
+        batcher.submit(Request::new(vec![1; 192])),
+        Err(Error::ContextFull { wanted: 193, .. })
+    ));
+    assert!(matches!(batcher.submit(Request::new(vec![100])), Err(Error::Token { token: 100, .. })));
+    let hot = SamplingOptions { temperature: -1.0, ..SamplingOptions::default() };
+    assert!(batcher.submit(Request { sampling: hot, ..Request::new(vec![1]) }).is_err());
+    for _ in 0..2 {
+        batcher.submit(Request::new(vec![1; 191])).unwrap();
+    }
+    assert!(matches!(batcher.submit(Request::new(vec![1])), Err(Error::QueueFull { waiting: 2 })));
+    let mut answers = Answers::default();
+    while batcher.is_busy() {
+        answers.add(batcher.step());
+    }
+    assert!(answers.answers.values().all(|answer| answer.finish == Some(Finish::Context)));
+}
+
+#[test]
+fn a_service_answers_requests_of_many_threads() {
+    let model = recipe("llama").model();
+    let mut rng = Rng::new(60);
+    let specs = specs(&mut rng, 12, 100);
+    let wanted = alone(&model, &specs, DType::F32);
+    let service = Service::start(batcher(&model, cpu(1), options(4, 30))).unwrap();
+    std::thread::scope(|scope| {
+        for (spec, wanted) in specs.iter().zip(&wanted) {
+            let service = &service;
+            scope.spawn(move || {
+                let mut answers = Answers::default();
+                let response = service.submit(spec.request()).unwrap();
+                let id = response.id();
+                answers.add(response.map(|event| (id, event)).collect());
+                assert_eq!(answers.answers[&id], *wanted);
+            });
+        }
+        // A response that is dropped is cancelled.
+        let endless = Request { max_tokens: None, ..specs[0].request() };
+        drop(service.submit(endless).unwrap());
+    });
+    // Handled after all that was sent before.
+    drop(service.submit(Request { max_tokens: Some(1), ..specs[0].request() }).unwrap().last());
+    assert_eq!((service.state().running, service.state().waiting), (0, 0));
+}
