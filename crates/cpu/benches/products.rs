@@ -1,6 +1,6 @@
 //! Speed of the kernels: matmul and attention, in GB/s and GFLOP/s, beside a plain read of the same memory.
 //!
-//! `cargo bench -p quadriga-cpu --bench products -- [gemv|cached-gemv|gemm|f32|attention|pack] [threads] [isa]
+//! `cargo bench -p quadriga-cpu --bench products -- [gemv|cached-gemv|gemm|rows|f32|attention|pack] [threads] [isa]
 //! [rows, case or type]`
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
@@ -202,6 +202,23 @@ fn gemm(pool: &Pool, isa: Isa, rows: Option<usize>) {
     }
 }
 
+/// How the time of a matmul grows with the rows of activations: few rows should cost hardly more than one.
+fn rows(pool: &Pool, isa: Isa, only: Option<&str>) {
+    const ROWS: [usize; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
+    let (n, k) = (4096, 1536);
+    println!("µs of a matmul with {n} × {k} weights, {isa}, rows {ROWS:?}:");
+    for dtype in
+        types().filter(|dtype| only.is_none_or(|names| names.split(',').any(|n| dtype.to_string() == n)))
+    {
+        let layout = PackedLayout::new(dtype, n, k).unwrap();
+        let packed = huge_pages(layout.bytes() + 64);
+        let packed = &packed[packed.as_ptr().align_offset(64)..][..layout.bytes()];
+        let times = ROWS.map(|m| 1e6 * matmul(pool, isa, &layout, packed, m, 15));
+        let line: Vec<String> = times.iter().map(|time| format!("{time:7.0}")).collect();
+        println!("  {dtype:<7} {}", line.join(" "));
+    }
+}
+
 fn f32_cube(pool: &Pool, isa: Isa) {
     let size = 1024;
     let layout = PackedLayout::new(DType::F32, size, size).unwrap();
@@ -322,6 +339,9 @@ fn main() {
     }
     if wants("gemm") {
         gemm(&pool, isa, arguments.get(3).and_then(|rows| rows.parse().ok()));
+    }
+    if wants("rows") {
+        rows(&pool, isa, arguments.get(3).map(String::as_str));
     }
     if wants("attention") {
         attention(&pool, isa, arguments.get(3).and_then(|case| case.parse().ok()));

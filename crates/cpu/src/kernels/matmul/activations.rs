@@ -21,7 +21,7 @@ const ALIGN: usize = 64;
 ///
 /// ```text
 /// F32Panels(r)  rows in panels of r (the last one shorter): column 0 of the panel's rows, column 1, …    f32
-/// Int8x2(s)     row after row, for every block of 32 columns: the high bytes, x / 128 rounded, as 32 × i8, then the
+/// Int8x2(s)     row after row, 64 bytes apart, for every block of 32 columns: the high bytes, x / 128 rounded, as 32 × i8, then the
 ///               low bytes, x - 128 × high, as 32 × i8;
 ///               then for every row and block: scale, scale × Σ x (f32); for every row and half block: scale × Σ x
 ///               (f32); then, where s is 256, for every row and block: Σ high of the first half, of the second, Σ low
@@ -88,6 +88,12 @@ fn round_up(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(ALIGN)
 }
 
+/// Bytes from one row of quants of [`ActivationFormat::Int8x2`] to the next: so many that the same column of many rows is
+/// not in the same set of a cache.
+fn int8x2_stride(columns: usize) -> Option<usize> {
+    columns.checked_mul(2)?.checked_add(ALIGN)
+}
+
 /// Bytes of the converted activations, without scratch memory.
 fn format_bytes(format: ActivationFormat, rows: usize, columns: usize) -> Option<usize> {
     let elements = rows.checked_mul(columns)?;
@@ -95,7 +101,8 @@ fn format_bytes(format: ActivationFormat, rows: usize, columns: usize) -> Option
         ActivationFormat::F32Panels(_) => round_up(elements.checked_mul(4)?),
         ActivationFormat::Int8x2(span) => {
             let each = if span > BLOCK { 16 + 8 + DIGITS / 8 } else { 16 };
-            round_up(elements.checked_mul(2)?)?.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)
+            let quants = rows.checked_mul(int8x2_stride(columns)?)?;
+            round_up(quants)?.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)
         }
         ActivationFormat::Int16 => {
             round_up(rows.checked_mul(columns.div_ceil(INT16_SPAN))?.checked_mul(2 * INT16_SPAN + 4)?)
@@ -256,9 +263,10 @@ impl<'w> Activations<'w> {
         let elements = self.rows * self.columns;
         let blocks = elements / BLOCK;
         let at = row * (self.columns / BLOCK);
-        let floats = self.base.wrapping_add((2 * elements).next_multiple_of(ALIGN)).cast::<f32>();
+        let stride = int8x2_stride(self.columns).unwrap_or(0);
+        let floats = self.base.wrapping_add((self.rows * stride).next_multiple_of(ALIGN)).cast::<f32>();
         Int8x2Row {
-            quants: self.base.wrapping_add(2 * row * self.columns).cast(),
+            quants: self.base.wrapping_add(row * stride).cast(),
             scales: floats.wrapping_add(at),
             sums: floats.wrapping_add(blocks + at),
             half_sums: floats.wrapping_add(2 * blocks + 2 * at),

@@ -151,6 +151,7 @@ impl<B: PackedGrid> GridQuants<B> {
 impl<B: PackedGrid> QuantStorage for GridQuants<B> {
     const BYTES: usize = 64 * Self::PLANES + 16 * Self::HIGH_BYTES;
     const RANGE: [i32; 2] = [0, 2 * Self::ZERO_POINT];
+    const COSTLY: bool = true;
 
     fn pack(quants: &[u8], block: &mut [u8], row: usize) {
         let (planes, high) = block.split_at_mut(64 * Self::PLANES);

@@ -3,11 +3,12 @@
 //! Weights are packed once ([`PackedLayout`]); one packed layout serves GEMV and GEMM on every instruction set.
 //! Activations are converted to the format of the kernel ([`ActivationFormat`]) once per matmul:
 //!
-//! - **`Int8x2`**: GEMV, and GEMM with a few rows, of quantized weights. Activations are 15-bit integers with one
+//! - **`Int8x2`**: GEMV, and GEMM with up to 12 to 64 rows, of quantized weights. Activations are 15-bit integers with one
 //!   scale for 32 elements (256 with AVX-512, where the weights have superblocks of 256), each split into a high and a
 //!   low int8. A weight is `w = d q + m`, so a block adds `d · dₓ · Σ q xq + m · dₓ Σ xq`: an integer dot product for
 //!   each of the two bytes, one conversion, and two multiply-adds. GEMV streams the packed weights once, at the speed
-//!   of memory. GEMM unpacks the quants of a row group once into a panel of bytes, for all rows of activations.
+//!   of memory, and so does GEMM with AVX-512 for several rows at a time. With AVX2, and for quants that are costly to
+//!   unpack, GEMM unpacks those of a row group once into a panel of bytes, for all rows of activations.
 //! - **`Int16`**: GEMM with many rows of quantized weights. Activations are 15-bit integers with one scale for 128
 //!   elements. A group's weights are unpacked once for all rows and rounded to 11-bit integers, also with one scale
 //!   for 128: a sum of 128 products fits 32 bits and is scaled once, which leaves 97 % of all instructions to the
@@ -19,7 +20,10 @@
 //!   the unpacking (about 80 cycles for 16 × 32 weights) is paid once for all rows.
 //! - **`F32Panels`**: F32, F16 and BF16 weights in f32 arithmetic, and every type on a CPU without vector kernels.
 //!
-//! Results depend neither on the number of threads nor on how rows of weights are distributed among them.
+//! Results depend neither on the number of threads nor on how rows of weights are distributed among them. Those of
+//! quantized weights do not depend on the number of rows, either, up to [`ActivationFormat::few_rows`]: sums are formed in
+//! the same order for one row and for several. Other results do: those of F32, F16 and BF16 weights, which one row adds
+//! up in four parts and several rows in one, except on a CPU without vector kernels.
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every format"))]
 mod activations;
@@ -65,10 +69,14 @@ use crate::kernels::KernelError;
 use crate::pool::Worker;
 
 /// The number of rows from which AMX tiles beat vector kernels: below, most of a tile and of the unpacking is wasted.
-const MIN_TILE_ROWS: usize = 12;
+const MIN_TILE_ROWS: usize = 13;
 
-/// The number of rows from which rounding weights to int16 pays.
+/// The number of rows from which rounding weights to int16 pays: with AVX2, and for the rows of experts.
 const MIN_INT16_ROWS: usize = 16;
+
+/// The most rows that kernels of few rows work on at a time. With AVX-512, rounding weights to int16 pays little up to
+/// there.
+const FEW_ROWS: usize = 64;
 
 /// Activations that share a scale where the weights have superblocks of as many columns, with AVX-512.
 const WIDE_SPAN: usize = 256;
@@ -110,7 +118,7 @@ impl ActivationFormat {
         Ok(match isa {
             Isa::Amx(_) if rows >= MIN_TILE_ROWS && dtype != DType::F32 => ActivationFormat::Bf16Tiles,
             Isa::Scalar => ActivationFormat::F32Panels(1),
-            _ if dtype.is_quantized() && rows >= MIN_INT16_ROWS => ActivationFormat::Int16,
+            _ if dtype.is_quantized() && rows > ActivationFormat::few_rows(isa) => ActivationFormat::Int16,
             Isa::Avx512(_) | Isa::Amx(_) if dtype.block_len() == WIDE_SPAN => {
                 ActivationFormat::Int8x2(WIDE_SPAN)
             }
@@ -118,6 +126,26 @@ impl ActivationFormat {
             Isa::Avx2(_) | Isa::AvxVnni(_) => ActivationFormat::F32Panels(6),
             Isa::Avx512(_) | Isa::Amx(_) => ActivationFormat::F32Panels(12),
         })
+    }
+
+    /// Up to this many rows, the result of each with quantized weights is the same bits as alone: a sequence that is decoded
+    /// beside others has the same results as alone.
+    pub const fn few_rows(isa: Isa) -> usize {
+        match isa {
+            Isa::Scalar => usize::MAX,
+            Isa::Avx2(_) | Isa::AvxVnni(_) => MIN_INT16_ROWS - 1,
+            Isa::Avx512(_) => FEW_ROWS,
+            Isa::Amx(_) => MIN_TILE_ROWS - 1,
+        }
+    }
+
+    /// The format for matmuls with the weights of experts, each of about `rows` rows.
+    ///
+    /// # Errors
+    /// There is no kernel for the type.
+    pub fn of_experts(isa: Isa, dtype: DType, rows: usize) -> Result<ActivationFormat, KernelError> {
+        let many = dtype.is_quantized() && rows >= MIN_INT16_ROWS;
+        ActivationFormat::choose(isa, dtype, if many { rows.max(FEW_ROWS + 1) } else { rows })
     }
 
     /// The format for matmuls of one row each, however many rows there are: every row is converted by itself.

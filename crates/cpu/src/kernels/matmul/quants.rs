@@ -47,6 +47,8 @@ pub(super) trait QuantStorage {
     const BYTES: usize;
     /// The smallest and the largest loaded quant.
     const RANGE: [i32; 2];
+    /// Whether unpacking takes about as long as multiplying several rows.
+    const COSTLY: bool = false;
 
     /// Writes a row, 32 bytes of [`QuantRow::quants`](super::quant_row::QuantRow); the row's bits in the block must be
     /// 0.

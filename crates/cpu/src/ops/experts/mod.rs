@@ -100,7 +100,7 @@ impl ExpertActivations {
         let rows = tokens.checked_mul(used).ok_or(too_large)?;
         // Experts that have rows, at most; the average of their rows decides about the format.
         let busy = experts.min(rows).max(1);
-        let format = ActivationFormat::choose(isa, dtype, rows.div_ceil(busy))?;
+        let format = ActivationFormat::of_experts(isa, dtype, rows.div_ceil(busy))?;
         let rows = rows + busy * (format.row_granularity() - 1);
         Ok(ExpertActivations { isa, dtype, format, single: false, rows, columns })
     }

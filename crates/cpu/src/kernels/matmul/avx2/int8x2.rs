@@ -7,15 +7,19 @@
 //! All functions are inlined into the entry points, which differ in their target features.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::Avx2Format;
 use crate::isa::{Avx2, AvxVnni};
 use crate::kernels::matmul::activations::{Int8x2Row, PANEL_COLUMNS};
 use crate::kernels::matmul::format::{BLOCK, GROUP, with_format};
 use crate::kernels::matmul::scales::{Affine, ScaleStorage};
-use crate::kernels::matmul::{Task, prefetch};
+use crate::kernels::matmul::{FEW_ROWS, Task, prefetch};
 
 const PANEL_BLOCKS: usize = PANEL_COLUMNS / BLOCK;
+
+/// Rows of activations that are multiplied together.
+const STRIP: usize = 4;
 
 /// Eight rows of a block in the panel of a GEMM.
 #[repr(C, align(32))]
@@ -25,7 +29,15 @@ struct PanelBlock {
     m: [__m256; 2],
 }
 
-const _: () = assert!(PANEL_BLOCKS * size_of::<PanelBlock>() <= crate::kernels::matmul::activations::SCRATCH);
+/// The scratch memory of a GEMM.
+#[repr(C, align(32))]
+struct Panel {
+    blocks: [PanelBlock; PANEL_BLOCKS],
+    /// The sums so far of each row.
+    sums: [__m256; FEW_ROWS],
+}
+
+const _: () = assert!(size_of::<Panel>() <= crate::kernels::matmul::activations::SCRATCH);
 
 /// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx2, vnni: Option<AvxVnni>, task: &Task<'_>) {
@@ -54,7 +66,7 @@ unsafe fn run_vnni<F: Avx2Format>(task: &Task<'_>) {
 /// Writes eight results of a row, or as many as there are weight rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256, add: bool) {
+unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256) {
     let count = 8.min(task.layout.rows().saturating_sub(first));
     let Some(out) = task.output.row(row) else { return };
     let mut lanes = [0.0_f32; 8];
@@ -62,8 +74,7 @@ unsafe fn store(task: &Task<'_>, first: usize, row: usize, sums: __m256, add: bo
     unsafe {
         _mm256_storeu_ps(lanes.as_mut_ptr(), sums);
         for (i, lane) in lanes.iter().take(count).enumerate() {
-            let place = out.add(first + i);
-            *place = if add { *place + lane } else { *lane };
+            *out.add(first + i) = *lane;
         }
     }
 }
@@ -188,79 +199,110 @@ unsafe fn gemv<F: Avx2Format, const VNNI: bool>(task: &Task<'_>) {
         }
         for (half, sum) in sums.into_iter().enumerate() {
             // SAFETY: the group is one of the layout's.
-            unsafe { store(task, group * GROUP + 8 * half, 0, sum, false) };
+            unsafe { store(task, group * GROUP + 8 * half, 0, sum) };
         }
     }
 }
 
-/// GEMM: unpacks eight weight rows once, for all rows of activations, four at a time.
+/// GEMM: unpacks eight weight rows once, for all rows of activations, four at a time. Every row's result is the same bits
+/// as that of a GEMV with the row.
 ///
 /// # Safety
 /// As for [`gemv`].
 #[inline(always)]
 unsafe fn gemm<F: Avx2Format, const VNNI: bool>(task: &Task<'_>) {
-    let panel = task.scratch.cast::<PanelBlock>();
+    let panel = task.scratch.cast::<Panel>();
     let blocks = task.layout.columns() / BLOCK;
-    for (group, half) in task.groups.clone().flat_map(|group| [(group, 0), (group, 1)]) {
-        let packed = task.group(group).as_ptr();
-        let column = group * GROUP + 8 * half;
-        for first in (0..blocks).step_by(PANEL_BLOCKS) {
-            let count = PANEL_BLOCKS.min(blocks - first);
-            for i in 0..count {
-                let (superblock, block) = ((first + i) / F::BLOCKS, (first + i) % F::BLOCKS);
-                // SAFETY: the scratch memory holds PANEL_BLOCKS blocks; the superblock is inside the group.
+    for first_row in (0..task.rows).step_by(FEW_ROWS) {
+        let rows = first_row..(first_row + FEW_ROWS).min(task.rows);
+        for (group, half) in task.groups.clone().flat_map(|group| [(group, 0), (group, 1)]) {
+            for first in (0..blocks).step_by(PANEL_BLOCKS) {
+                let blocks = first..(first + PANEL_BLOCKS).min(blocks);
+                // SAFETY: the scratch memory is this thread's; rows below `task.rows` exist in activations and output.
                 unsafe {
-                    let superblock = packed.add(superblock * F::BYTES);
-                    let affine = F::scales(superblock, block, half);
-                    let quants = F::quants(superblock, block, half);
-                    panel.add(i).write(PanelBlock { quants, d: affine.d, m: affine.m });
-                }
-            }
-            let mut row = 0;
-            // SAFETY: rows below `task.rows` exist in activations and output.
-            unsafe {
-                while row + 4 <= task.rows {
-                    micro_kernel::<4, F, VNNI>(task, panel, column, row, first, count);
-                    row += 4;
-                }
-                match task.rows - row {
-                    0 => {}
-                    1 => micro_kernel::<1, F, VNNI>(task, panel, column, row, first, count),
-                    2 => micro_kernel::<2, F, VNNI>(task, panel, column, row, first, count),
-                    _ => micro_kernel::<3, F, VNNI>(task, panel, column, row, first, count),
+                    unpack::<F>(task, [group, half], &blocks, panel);
+                    for row in rows.clone().step_by(STRIP) {
+                        let part =
+                            Part { column: group * GROUP + 8 * half, row, blocks: blocks.clone(), panel };
+                        match rows.end - row {
+                            1 => micro_kernel::<1, F, VNNI>(task, &part),
+                            2 => micro_kernel::<2, F, VNNI>(task, &part),
+                            3 => micro_kernel::<3, F, VNNI>(task, &part),
+                            _ => micro_kernel::<4, F, VNNI>(task, &part),
+                        }
+                    }
                 }
             }
         }
     }
 }
 
-/// `ROWS` rows × the blocks of a panel.
+/// Unpacks some blocks of eight weight rows: those of a group's first or second half.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack<F: Avx2Format>(
+    task: &Task<'_>,
+    [group, half]: [usize; 2],
+    blocks: &Range<usize>,
+    panel: *mut Panel,
+) {
+    let packed = task.group(group).as_ptr();
+    // SAFETY: the panel has room for PANEL_BLOCKS blocks; the superblocks are inside the group.
+    unsafe {
+        let places = (&raw mut (*panel).blocks).cast::<PanelBlock>();
+        for (i, block) in blocks.clone().enumerate() {
+            let (superblock, block) = (packed.add(block / F::BLOCKS * F::BYTES), block % F::BLOCKS);
+            if half == 0 {
+                prefetch::stream(superblock.wrapping_add(block * F::BYTES / F::BLOCKS), F::BYTES / F::BLOCKS);
+            }
+            let affine = F::scales(superblock, block, half);
+            let quants = F::quants(superblock, block, half);
+            places.add(i).write(PanelBlock { quants, d: affine.d, m: affine.m });
+        }
+    }
+}
+
+/// Some rows × some blocks of eight weight rows.
+struct Part {
+    /// The first of the weight rows.
+    column: usize,
+    row: usize,
+    blocks: Range<usize>,
+    panel: *mut Panel,
+}
+
+/// `ROWS` rows × the blocks of a part.
 ///
 /// # Safety
 /// As for [`gemv`]; the panel has the blocks, and activations and output have the rows.
 #[inline(always)]
-unsafe fn micro_kernel<const ROWS: usize, F: Avx2Format, const VNNI: bool>(
-    task: &Task<'_>,
-    panel: *const PanelBlock,
-    column: usize,
-    row: usize,
-    first: usize,
-    count: usize,
-) {
-    let x: [Int8x2Row; ROWS] = std::array::from_fn(|r| task.activations.int8x2_row(task.first_row + row + r));
-    // SAFETY: promised by the caller.
-    let mut sums = unsafe { [_mm256_setzero_ps(); ROWS] };
-    for i in 0..count {
-        // SAFETY: the panel holds `count` blocks.
-        let block = unsafe { &*panel.add(i) };
-        let affine = Affine { d: block.d, m: block.m };
-        for (sum, x) in sums.iter_mut().zip(&x) {
-            // SAFETY: the rows have block `first + i`.
-            *sum = unsafe { add_block::<F, VNNI>(*sum, &block.quants, &affine, x, first + i) };
+unsafe fn micro_kernel<const ROWS: usize, F: Avx2Format, const VNNI: bool>(task: &Task<'_>, part: &Part) {
+    let first_row = task.first_row + part.row;
+    let x: [Int8x2Row; ROWS] = std::array::from_fn(|r| task.activations.int8x2_row(first_row + r));
+    // SAFETY: the panel holds the blocks, and sums for each row; the rows have the blocks; the columns are those of a
+    // group of the layout.
+    unsafe {
+        let panel = (&raw const (*part.panel).blocks).cast::<PanelBlock>();
+        let state = (&raw mut (*part.panel).sums).cast::<__m256>().add(part.row % FEW_ROWS);
+        let mut sums = [_mm256_setzero_ps(); ROWS];
+        if part.blocks.start > 0 {
+            for (r, sum) in sums.iter_mut().enumerate() {
+                *sum = state.add(r).read();
+            }
         }
-    }
-    for (r, sum) in sums.into_iter().enumerate() {
-        // SAFETY: the columns are those of a group of the layout.
-        unsafe { store(task, column, row + r, sum, first > 0) };
+        for (i, index) in part.blocks.clone().enumerate() {
+            let block = &*panel.add(i);
+            let affine = Affine { d: block.d, m: block.m };
+            for (sum, x) in sums.iter_mut().zip(&x) {
+                *sum = add_block::<F, VNNI>(*sum, &block.quants, &affine, x, index);
+            }
+        }
+        let last = part.blocks.end * BLOCK == task.layout.columns();
+        for (r, sum) in sums.into_iter().enumerate() {
+            if last {
+                store(task, part.column, part.row + r, sum);
+            } else {
+                state.add(r).write(sum);
+            }
+        }
     }
 }
