@@ -41,7 +41,7 @@ use std::process::ExitCode;
 use clap::error::ContextKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::commands::{bench, chat, check, devices, embed, eval, inspect, plan, run, synth};
+use crate::commands::{bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, synth};
 use crate::failure::Outcome;
 
 /// Run language models on several processors at once.
@@ -77,6 +77,8 @@ enum Command {
     Eval(Box<eval::EvalArgs>),
     /// Run the conformance suite on a device
     Check(check::CheckArgs),
+    /// Count how often each neuron of a model with ReLU is active
+    Neurons(Box<neurons::NeuronsArgs>),
     /// Write a GGUF file with random weights
     Synth(synth::SynthArgs),
 }
@@ -91,6 +93,7 @@ impl Command {
             Command::Plan(arguments) => arguments.model.quiet,
             Command::Embed(arguments) => arguments.model.quiet,
             Command::Eval(arguments) => arguments.model.quiet,
+            Command::Neurons(arguments) => arguments.model.quiet,
             Command::Inspect(_) | Command::Devices(_) | Command::Check(_) | Command::Synth(_) => false,
         }
     }
@@ -128,6 +131,7 @@ fn execute(command: &Command) -> Outcome {
         Command::Devices(arguments) => devices::devices(arguments),
         Command::Eval(arguments) => eval::eval(arguments),
         Command::Check(arguments) => check::check(arguments),
+        Command::Neurons(arguments) => neurons::neurons(arguments),
         Command::Synth(arguments) => synth::synth(arguments),
     }
 }

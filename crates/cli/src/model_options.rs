@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
+use quadriga_llm::models::{NeuronMode, Neurons};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{BackendBytes, Progress};
@@ -82,6 +83,14 @@ pub(crate) struct ModelOptions {
     /// Saved states to go back to, for models that forget (sliding windows, recurrent layers) [default: 4]
     #[arg(long, alias = "ctx-checkpoints", value_name = "N", help_heading = MODEL)]
     checkpoints: Option<usize>,
+    /// Neurons of rectified feed-forward networks: exact skips those that are inactive, predicted those that the file's
+    /// predictors take for inactive, dense none
+    #[arg(long, value_name = "MODE", default_value = "exact", value_parser = neuron_mode, help_heading = MODEL)]
+    neurons: NeuronMode,
+    /// Take gates of smaller magnitude for 0 and skip their neurons, in models with other gates, too; prints the KL
+    /// divergence that this costs [default: 0, none]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = gate_threshold, hide_default_value = true, help_heading = MODEL)]
+    gate_threshold: f32,
     /// llama.cpp's option, also -fa: attention is always computed without a matrix of scores
     #[arg(
         long,
@@ -112,8 +121,20 @@ const STREAMING_BATCH: usize = 4096;
 /// Saved states of a model that forgets.
 const DEFAULT_CHECKPOINTS: usize = 4;
 
+/// The most tokens by which the cost of a gate threshold is measured.
+const MAX_COMPARED: usize = 256;
+
 /// Heading of the help text.
 const MODEL: &str = "Model options";
+
+fn neuron_mode(text: &str) -> Result<NeuronMode, String> {
+    text.parse().map_err(|_| "must be exact, predicted or dense".to_owned())
+}
+
+fn gate_threshold(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number: &f32| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "must be a number from 0".to_owned())
+}
 
 fn cache_type(name: &str) -> Result<DType, String> {
     let found = DType::all().find(|t| t.is_cache_type() && t.name().eq_ignore_ascii_case(name));
@@ -171,6 +192,8 @@ impl ModelOptions {
             cache_type_v: None,
             swa_full: false,
             checkpoints: None,
+            neurons: NeuronMode::Exact,
+            gate_threshold: 0.0,
             flash_attn: None,
             hf_repo: None,
             cache_dir,
@@ -239,6 +262,7 @@ impl ModelOptions {
             cache_values: self.cache_type_v.or(self.cache_type).unwrap_or(DType::F16),
             window_slots: if self.swa_full { usize::MAX } else { 0 },
             checkpoints: self.checkpoints.unwrap_or(DEFAULT_CHECKPOINTS),
+            neurons: Neurons { mode: self.neurons, ..Neurons::default() }.cut(self.gate_threshold),
             ..EngineOptions::default()
         }
     }
@@ -373,6 +397,31 @@ impl Prepared {
     pub(crate) fn engine(&self) -> Outcome<(Engine, f64)> {
         let options = self.options.clone();
         self.load(|progress| Engine::new(self.model.clone(), &self.placed.scheduler, options, progress))
+    }
+
+    /// Prints the KL divergence that a gate threshold costs on these tokens, if there is one.
+    pub(crate) fn explain_gate_threshold(&self, tokens: &[u32]) -> Outcome {
+        let threshold = self.options.neurons.gate_threshold();
+        let most = self.options.context.min(MAX_COMPARED);
+        let tokens = tokens.get(..most.min(tokens.len())).unwrap_or_default();
+        if threshold == 0.0 || self.quiet || tokens.is_empty() {
+            return Ok(());
+        }
+        let engine = |neurons: Neurons| {
+            let options =
+                EngineOptions { neurons, greedy: false, output_rows: tokens.len(), ..self.options.clone() };
+            Engine::new(self.model.clone(), &self.placed.scheduler, options, &mut |_| {})
+        };
+        let mut exact = engine(Neurons::DENSE)?;
+        let mut cut = engine(Neurons { observe: true, ..self.options.neurons })?;
+        let divergence = quadriga_llm::divergence(&mut exact, &mut cut, tokens)?;
+        let active = cut.neuron_use().map_or(1.0, |usage| usage.active as f64 / usage.neurons.max(1) as f64);
+        note!(
+            "quadriga: --gate-threshold {threshold}: {:.1} % of the neurons active, KL divergence {divergence:.5} nats per token, over {}",
+            100.0 * active,
+            plural(tokens.len(), "token", "tokens")
+        );
+        Ok(())
     }
 
     /// Loads the weights into a text generator. Returns it with the seconds since the start of

@@ -59,6 +59,11 @@ impl RecordOptions {
         self.trace.is_some() || self.stats
     }
 
+    /// Whether active neurons are counted.
+    pub(crate) fn counts_neurons(&self) -> bool {
+        self.stats
+    }
+
     /// Prepares a recording if the options request one. An unwritable file is an error before the model is loaded.
     pub(crate) fn start(&self, options: &ModelOptions, prepared: &Prepared) -> Outcome<Option<Recording>> {
         if !self.is_on() {

@@ -28,6 +28,8 @@ const ARGMAX_PART_BYTES: usize = 16;
 pub(crate) struct BackendInner {
     /// Whether operations are fused, and kernels use programmatic dependent launch.
     pub(crate) fusion: bool,
+    /// Whether rows of inactive neurons are skipped.
+    pub(crate) skip: bool,
     /// Zero between launches; behind them a router's logits, then what blocks that share an argmax find. Used by one program
     /// at a time.
     pub(crate) counters: DeviceBuffer,
@@ -81,6 +83,7 @@ impl BackendInner {
         let event = CudaEvent::new(&context, false)?;
         Ok(BackendInner {
             fusion: options.fusion,
+            skip: options.skip,
             counters,
             kernels: Kernels::new(&context, options.cache_dir.as_deref(), options.kernels)?,
             blas: if options.cublas { Blas::new(&context) } else { None },

@@ -39,6 +39,7 @@
 //! | variable | method | meaning |
 //! |---|---|---|
 //! | `QUADRIGA_CUDA_FUSE=0` | [`Builder::fusion`] | one launch per operation; no programmatic dependent launch |
+//! | `QUADRIGA_CUDA_SKIP=0` | – | rows of inactive neurons are computed, too: the same results bit for bit |
 //! | `QUADRIGA_CUDA_BLAS=0` | [`Builder::cublas`] | disable cuBLAS, as if it were not installed |
 //! | `QUADRIGA_CUDA_KERNELS=ptx` or `compile` | [`Builder::kernels`] | let the driver or NVRTC compile the kernels |
 //! | `QUADRIGA_CUDA_GAPS=1` | [`Builder::measure_idle_gaps`] | print the GPU's idle time between programs at the end |

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 /// `0` turns fused kernels off: each operation becomes a launch of its own.
 const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
+/// `0` computes the rows of inactive neurons, too.
+const SKIP_VARIABLE: &str = "QUADRIGA_CUDA_SKIP";
 /// `0` disables cuBLAS, as if it were not installed.
 const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
 /// `ptx` or `compile`: where kernels come from.
@@ -31,6 +33,8 @@ pub enum KernelOrigin {
 pub(crate) struct Options {
     /// Whether operations are fused, and kernels use programmatic dependent launch.
     pub(crate) fusion: bool,
+    /// Whether rows of inactive neurons are skipped.
+    pub(crate) skip: bool,
     /// Whether cuBLAS is used where it is installed.
     pub(crate) cublas: bool,
     pub(crate) kernels: KernelOrigin,
@@ -51,6 +55,7 @@ impl Options {
         let folder = |name| variable(name).filter(|value| !value.as_os_str().is_empty());
         Options {
             fusion: is_on(FUSE_VARIABLE),
+            skip: is_on(SKIP_VARIABLE),
             cublas: is_on(BLAS_VARIABLE),
             kernels: match variable(KERNELS_VARIABLE).as_deref().and_then(|value| value.to_str()) {
                 Some("ptx") => KernelOrigin::Ptx,
@@ -82,6 +87,7 @@ mod tests {
     fn without_variables_everything_is_on_and_nothing_is_cached() {
         let plain = Options {
             fusion: true,
+            skip: true,
             cublas: true,
             kernels: KernelOrigin::Shipped,
             idle_gaps: false,

@@ -127,6 +127,11 @@ impl FilePart {
 }
 
 impl File {
+    /// Whether the file is in PowerInfer's container.
+    pub fn is_powerinfer(&self) -> bool {
+        self.parts.first().is_some_and(|part| part.records.is_powerinfer)
+    }
+
     /// Opens a model file. Given one part of a split model (`NAME-00002-of-00003.gguf`), opens all parts.
     ///
     /// The file is memory-mapped: opening takes time and memory for names and metadata only. It must not be modified in

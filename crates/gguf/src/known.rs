@@ -5,6 +5,12 @@ use crate::{
     value::{Value, ValueType},
 };
 
+/// The first bytes of a file.
+pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+
+/// The first bytes of a file in PowerInfer's container.
+pub(crate) const POWERINFER_MAGIC: [u8; 4] = *b"PWRI";
+
 /// The key of the alignment of tensor data.
 pub(crate) const ALIGNMENT: &str = "general.alignment";
 /// The key of the model's architecture, which is also the prefix of the architecture's own keys.

@@ -20,6 +20,8 @@ const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 #[derive(Debug)]
 pub(crate) struct Records {
     pub(crate) version: u32,
+    /// Whether the container is that of PowerInfer.
+    pub(crate) is_powerinfer: bool,
     pub(crate) alignment: u32,
     pub(crate) entries: Vec<MetadataEntry>,
     /// The order of `entries` by key.
@@ -67,7 +69,7 @@ impl Records {
 /// Parses and validates a file. Duplicate tensor names are checked by the caller, over all parts of a model.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Records, FieldError> {
     let mut cursor = Cursor::new(bytes);
-    let version = parse_version(&mut cursor)?;
+    let (version, is_powerinfer) = parse_version(&mut cursor)?;
     let tensor_count = cursor.u64(format_args!("tensor count"))?;
     let entry_count = cursor.count(MIN_ENTRY_BYTES, format_args!("metadata count"))?;
     let left = cursor.left();
@@ -84,6 +86,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Records, FieldError> {
     let entries_by_key = order_by_key(bytes, &entries)?;
     let mut records = Records {
         version,
+        is_powerinfer,
         alignment: known::DEFAULT_ALIGNMENT,
         entries,
         entries_by_key,
@@ -106,14 +109,16 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Records, FieldError> {
     Ok(records)
 }
 
-fn parse_version(cursor: &mut Cursor<'_>) -> Result<u32, FieldError> {
+/// The version, and whether the container is that of PowerInfer, which differs in the first bytes only.
+fn parse_version(cursor: &mut Cursor<'_>) -> Result<(u32, bool), FieldError> {
     let found = cursor.magic()?;
-    if found != *b"GGUF" {
+    let is_powerinfer = found == known::POWERINFER_MAGIC;
+    if found != known::MAGIC && !is_powerinfer {
         return Err(FieldError::new("magic", 0, FormatErrorKind::Magic { found }));
     }
     let found = cursor.u32(format_args!("version"))?;
     let kind = match found {
-        2 | 3 => return Ok(found),
+        2 | 3 => return Ok((found, is_powerinfer)),
         _ if matches!(found.swap_bytes(), 1..=3) => FormatErrorKind::ForeignByteOrder,
         _ => FormatErrorKind::Version { found },
     };

@@ -49,6 +49,7 @@ pub struct Writer<'a> {
     /// The index of each key in `metadata`.
     keys: HashMap<String, usize>,
     names: HashSet<String>,
+    powerinfer: bool,
 }
 
 /// A tensor that has been added and not yet written.
@@ -64,6 +65,11 @@ impl<'a> Writer<'a> {
     /// A writer with no metadata and no tensors.
     pub fn new() -> Self {
         Writer::default()
+    }
+
+    /// A writer of PowerInfer's container, which differs in its first bytes.
+    pub fn powerinfer() -> Self {
+        Writer { powerinfer: true, ..Writer::default() }
     }
 
     /// Adds a key with its value.
@@ -171,7 +177,7 @@ impl<'a> Writer<'a> {
 
     /// Magic, version, counts, metadata and tensor records.
     fn header(&self, alignment: u64) -> Result<Vec<u8>> {
-        let mut out = b"GGUF".to_vec();
+        let mut out = if self.powerinfer { known::POWERINFER_MAGIC } else { known::MAGIC }.to_vec();
         out.extend_from_slice(&3u32.to_ne_bytes());
         out.extend_from_slice(&(self.tensors.len() as u64).to_ne_bytes());
         out.extend_from_slice(&(self.metadata.len() as u64).to_ne_bytes());

@@ -3,6 +3,7 @@
 mod expert_cache;
 mod experts;
 mod moves;
+mod neurons;
 mod options;
 mod recurrent;
 mod results;
@@ -18,6 +19,8 @@ use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trac
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
 pub(crate) use self::experts::slot_bytes;
+use self::neurons::NeuronObserver;
+pub use self::neurons::NeuronUse;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
 pub(crate) use self::options::{MAX_DIVIDED_TOKENS, SCRAP_PAGES, STATES_OF_SEQUENCE};
 use self::recurrent::RecurrentRows;
@@ -70,6 +73,8 @@ pub struct Engine {
     windows: Windows,
     /// Where devices have slots for experts of the host.
     experts: Option<ExpertSlots>,
+    /// Where active neurons are counted.
+    neurons: Option<NeuronObserver>,
     /// Whether layers attend to all positions, whether some have a window, and whether those have a cache of their own.
     attends: [bool; 3],
     inputs: BatchInputs,
@@ -158,6 +163,7 @@ impl Engine {
             recurrent,
             windows,
             experts: None,
+            neurons: None,
             attends,
             inputs: BatchInputs::default(),
             logits: Vec::new(),
@@ -176,6 +182,9 @@ impl Engine {
                 engine.options.greedy = false;
                 engine.prepare(engine.options.shape(&engine.model, 1, 1, 1), progress)?;
             }
+        }
+        if engine.options.neurons.observe {
+            engine.neurons = Some(NeuronObserver::new(&engine.model));
         }
         engine.experts = ExpertSlots::new(&engine.model, &mut engine.session)?;
         Ok(engine)
@@ -454,11 +463,13 @@ impl Engine {
                 self.session.wait()?;
             }
             self.observe_experts(&shape)?;
+            self.observe_neurons(&shape)?;
             return Ok(shape);
         };
         let started = Instant::now();
         let trace = self.session.debug().trace(*detail)?;
         self.observe_experts(&shape)?;
+        self.observe_neurons(&shape)?;
         let visible = total as f64 / (batch.len() * shape.visible_slots).max(1) as f64;
         let (trace, tokens, expert_cache) = (&trace, batch, self.expert_cache());
         if let (Some((_, observer)), Some(plan)) = (&mut self.observer, self.session.plan()) {

@@ -82,6 +82,28 @@ pub enum Error {
         value: f32,
     },
 
+    /// A tensor of indices or counts has a value that does not fit.
+    #[error("tensor {name:?} has the value {value} at {index}, which is out of range or repeated")]
+    TensorInteger {
+        /// The tensor.
+        name: String,
+        /// The place of the value.
+        index: usize,
+        /// The value.
+        value: i32,
+    },
+
+    /// Counts of neurons were collected with another model.
+    #[error(
+        "the counts of active neurons belong to another model ({found}, this one is {wanted}); collect them anew with `quadriga neurons`"
+    )]
+    ForeignCounts {
+        /// The identity of the model that they belong to.
+        found: String,
+        /// The identity of the model.
+        wanted: String,
+    },
+
     /// The model's graph could not be built.
     #[error("the model's graph cannot be built: {0}")]
     Graph(#[from] Box<quadriga_graph::BuildError>),

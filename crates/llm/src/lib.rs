@@ -33,6 +33,7 @@ mod answer;
 mod answer_text;
 mod conversation;
 pub mod default_model;
+mod divergence;
 mod embedder;
 mod engine;
 mod environment;
@@ -43,6 +44,7 @@ mod hyperparameters;
 pub mod judge;
 mod model;
 pub mod models;
+mod neurons;
 pub mod placement;
 pub mod reasoning;
 pub mod sampling;
@@ -54,9 +56,11 @@ pub mod tokenizer;
 
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;
+pub use divergence::divergence;
 pub use embedder::{Embedder, EmbedderOptions, can_rank, cosine, cut_tokens, pair_tokens, text_tokens};
 pub use engine::{
-    Batch, BatchObserver, BatchToken, Engine, EngineOptions, ExpertCacheUse, RecurrentStates, WindowSavings,
+    Batch, BatchObserver, BatchToken, Engine, EngineOptions, ExpertCacheUse, NeuronUse, RecurrentStates,
+    WindowSavings,
 };
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
@@ -64,5 +68,6 @@ pub use hyperparameters::{
     Experts, Gating, Hyperparameters, LatentAttention, LayerShape, NormKind, Pooling, RecurrentShape,
 };
 pub use model::Model;
+pub use neurons::NeuronCounts;
 pub use placement::{GpuLayers, Placement};
 pub use state_error::StateError;

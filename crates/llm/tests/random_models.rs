@@ -11,7 +11,7 @@ use common::{QueryNorms, Recipe, Scaling, distance, distances, engine, engine_on
 use quadriga_conformance::{Oracle, Rng};
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::DType;
-use quadriga_llm::models::GraphShape;
+use quadriga_llm::models::{GraphShape, NeuronMode, Neurons};
 use quadriga_llm::{EngineOptions, Model};
 
 const EXACT_CACHE: EngineOptions = EngineOptions {
@@ -24,6 +24,7 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
     cache_values: DType::F32,
     window_slots: 0,
     expert_slots: 0,
+    neurons: Neurons { mode: NeuronMode::Exact, threshold: 0, observe: false },
     checkpoints: 0,
     hidden: true,
     logits: true,

@@ -8,7 +8,7 @@ use common::recurrent::parts_of;
 use common::{Parts, Recipe, all_outputs, cpu, distance, engine, logits_of};
 use quadriga_conformance::{Oracle, Rng};
 use quadriga_graph::DType;
-use quadriga_llm::models::GraphShape;
+use quadriga_llm::models::{GraphShape, NeuronMode, Neurons};
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::template::Message;
 use quadriga_llm::{BatchToken, EngineOptions, Generator, GeneratorOptions, Model};
@@ -24,6 +24,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_values: DType::F32,
     window_slots: 0,
     expert_slots: 0,
+    neurons: Neurons { mode: NeuronMode::Exact, threshold: 0, observe: false },
     checkpoints: 2,
     hidden: false,
     logits: true,

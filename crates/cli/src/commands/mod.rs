@@ -9,6 +9,7 @@ pub(crate) mod embed;
 pub(crate) mod eval;
 pub(crate) mod faults;
 pub(crate) mod inspect;
+pub(crate) mod neurons;
 pub(crate) mod plan;
 pub(crate) mod plan_instance;
 pub(crate) mod plan_placement;

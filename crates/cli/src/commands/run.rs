@@ -54,10 +54,14 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     arguments.cache.check()?;
     let mut options = arguments.answer.generator(&model)?;
     let seed = options.sampling.seed;
+    options.engine.neurons.observe = arguments.record.counts_neurons();
     let mut prepared = model.prepare(&options.engine)?;
     arguments.answer.set_template(&mut prepared)?;
     let context = prepared.options.context;
     options.template_variables = arguments.answer.template_variables(&prepared.model);
+    if options.engine.neurons.gate_threshold() > 0.0 {
+        prepared.explain_gate_threshold(&prepared.model.tokenizer()?.encode(&prompt, false))?;
+    }
     let recording = arguments.record.start(&model, &prepared)?;
     let (mut generator, load_seconds) = prepared.generator(options)?;
     generator.observe(recording.as_ref().map(Recording::observer));
@@ -89,6 +93,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
             "backends": prepared.backend_memory(),
             "expert_cache": generator.engine().expert_cache(),
             "stats": statistics,
+            "neurons": generator.engine().neuron_use(),
         });
         writeln!(stdout, "{}", terminal::json(&object))?;
     } else {
@@ -116,6 +121,9 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         note!("\n{statistics}");
         if let Some(cache) = generator.engine().expert_cache() {
             note!("{cache}");
+        }
+        if let Some(neurons) = generator.engine().neuron_use() {
+            note!("{neurons}");
         }
     }
     match answered.finish {

@@ -11,13 +11,6 @@ use crate::partition::Partition;
 use crate::step::{Access, Kernel, StepPart, WorkMemory};
 use crate::view::{SEGMENT, TensorView, segments};
 
-/// The row and the columns of each segment of some units.
-fn segments_of(partition: Partition, units: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-    units.map(move |unit| partition.unit(unit)).flat_map(|(row, columns)| {
-        segments(columns.len()).map(move |s| (row, columns.start + s.start..columns.start + s.end))
-    })
-}
-
 /// A kernel whose units write their share of the result and read the same share of each input of its shape.
 fn elementwise_part(
     partition: Partition,
@@ -60,6 +53,7 @@ pub(super) fn binary(binary: Binary, a: &TensorView, b: &TensorView, out: &Tenso
         |view: &TensorView| view.dtype == DType::F32 && view.is_contiguous() && view.cols() == out.cols();
     if [a, b, out].into_iter().all(plain) && a.dims == out.dims {
         part.by_columns = Some([out.rows(), out.cols()]);
+        part.large_epilogue = out.rows() == 1;
     }
     part
 }
@@ -154,17 +148,38 @@ struct MapKernel {
 
 fn map(apply: SegmentFunction, x: &TensorView, out: &TensorView, weight: usize) -> StepPart {
     let partition = Partition::by_pieces(out);
-    elementwise_part(partition, MapKernel { apply, x: *x, out: *out, partition }, &[x], out, weight)
+    let mut part =
+        elementwise_part(partition, MapKernel { apply, x: *x, out: *out, partition }, &[x], out, weight);
+    let plain = |view: &TensorView| view.dtype == DType::F32 && view.is_contiguous() && view.dims == out.dims;
+    if plain(x) && plain(out) {
+        part.by_columns = Some([out.rows(), out.cols()]);
+        part.large_epilogue = out.rows() == 1;
+    }
+    part
+}
+
+impl MapKernel {
+    fn columns(&self, row: usize, columns: Range<usize>) {
+        let mut values = [0.0; SEGMENT];
+        for part in segments(columns.len()) {
+            let start = columns.start + part.start;
+            let Some(x) = values.get_mut(..part.len()) else { continue };
+            self.x.load(row, start, x);
+            (self.apply)(x);
+            self.out.store(row, start, x);
+        }
+    }
 }
 
 impl Kernel for MapKernel {
+    fn run_block(&self, rows: Range<usize>, columns: Range<usize>) -> Result<(), String> {
+        rows.for_each(|row| self.columns(row, columns.clone()));
+        Ok(())
+    }
+
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
-        let mut values = [0.0; SEGMENT];
-        for (row, columns) in segments_of(self.partition, units) {
-            let Some(x) = values.get_mut(..columns.len()) else { continue };
-            self.x.load(row, columns.start, x);
-            (self.apply)(x);
-            self.out.store(row, columns.start, x);
+        for (row, columns) in units.map(|unit| self.partition.unit(unit)) {
+            self.columns(row, columns);
         }
         Ok(())
     }

@@ -66,10 +66,11 @@ pub(crate) enum KernelFile {
     ExpertsGemm,
     ExpertsStream,
     ExpertsDecode,
+    Sparse,
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 20;
+pub(super) const FILES: usize = 21;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
@@ -93,6 +94,7 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("experts_gemm.cu"), &[MMA]),
     source(kernel_text!("experts_stream.cu"), &[]),
     source(kernel_text!("experts_decode.cu"), &[MBARRIER, GATE, ACTIVATIONS, EXPERT_GEMV, ORDER, ROUTE]),
+    source(kernel_text!("sparse.cu"), &[]),
 ];
 
 impl KernelFile {
@@ -119,6 +121,7 @@ impl KernelFile {
         KernelFile::ExpertsGemm,
         KernelFile::ExpertsStream,
         KernelFile::ExpertsDecode,
+        KernelFile::Sparse,
     ];
 
     fn source(self) -> &'static KernelSource {

@@ -50,6 +50,7 @@ fn of_node(
             tokens if tokens <= MAX_GEMV_ROWS => vec![KernelFile::ExpertsGemv, KernelFile::Matmul],
             _ => vec![KernelFile::ExpertsGemm, KernelFile::Matmul],
         },
+        Op::MulMatSparse { .. } | Op::AxpySparse => vec![KernelFile::Sparse],
         Op::OutProd => vec![KernelFile::Matmul],
         Op::Attention(_) => attention(graph, node, mma),
         Op::Rope { .. } => vec![KernelFile::Rope],

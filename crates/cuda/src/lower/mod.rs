@@ -26,6 +26,7 @@ mod router;
 mod scratch;
 mod scratch_bytes;
 mod sort;
+mod sparse;
 mod supports;
 
 use std::sync::Arc;
@@ -82,6 +83,8 @@ fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {
             Op::Rope { rope, .. } => lowering.rope(at, *node, rope)?,
             Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } => lowering.row_norm(at, *node)?,
             Op::SoftMax { .. } | Op::Unary(_) if lowering.route(at, *node)? => {}
+            Op::MulMatSparse { .. } => lowering.mul_mat_sparse(*node)?,
+            Op::AxpySparse => lowering.axpy_sparse(*node)?,
             Op::SelectExperts(_) => lowering.select_experts(at, *node)?,
             Op::ExpertWeights(parameters) => lowering.expert_weights(*node, parameters)?,
             Op::AddId => lowering.add_id(*node)?,

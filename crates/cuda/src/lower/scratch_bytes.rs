@@ -9,6 +9,7 @@ use super::gemm::operand_type;
 use super::key_partitions::{AttentionExtents, KeyPartitions};
 use super::scratch::{f16_rows, operands, quantized, sort, total_bytes};
 use super::sort::MAX_SORTED_IN_BLOCK;
+use super::sparse;
 use crate::blas::{GemmKernels, OperandType, WORKSPACE_BYTES};
 
 /// Scratch memory of a split: cuBLAS's workspace, then the rows of decode attention (query, key and value of one token
@@ -48,6 +49,10 @@ pub(crate) fn scratch_bytes(
             }
             (Some(Op::MulMatId), Some(weight), Some(x), Some(ids)) => {
                 ExpertExtents::new(weight.dims4(), x.dims4(), ids.dims4()).scratch_bytes()
+            }
+            (Some(Op::AxpySparse), Some(weight), Some(factors), _) => {
+                let (rows, columns) = (weight.shape().rows(), weight.shape().cols());
+                total_bytes(sparse::chunk_bytes(rows, columns, factors.shape().rows()))
             }
             (Some(Op::Attention(_)), Some(q), _, Some(v)) => {
                 let [b, h, t, _] = q.dims4();

@@ -6,6 +6,7 @@ use quadriga_runtime::Refusal;
 use super::experts::can_route;
 use super::recurrent::MAX_DELTA_DEPTH;
 use super::sort::MAX_SORTED_IN_BLOCK;
+use super::sparse;
 
 /// The largest grid in y and z.
 const MAX_GRID_Y: usize = 65_535;
@@ -41,6 +42,11 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
             }
             _ => Ok(()),
         },
+        Op::MulMatSparse { .. } | Op::AxpySparse
+            if input(0).is_some_and(|w| !sparse::fits(w, out.shape().rows())) =>
+        {
+            refuse("more rows than a grid has blocks")
+        }
         Op::Custom(_) => refuse("custom operations run on the CPU"),
         Op::ArgSort { .. } | Op::TopK { .. }
             if input(0).is_some_and(|x| x.shape().cols() > MAX_SORTED_IN_BLOCK * MAX_GRID_Y) =>

@@ -5,7 +5,7 @@ use quadriga_runtime::Scheduler;
 
 use super::recurrent::RecurrentRows;
 use crate::hyperparameters::Hyperparameters;
-use crate::models::{GraphShape, PageTable, WindowCache};
+use crate::models::{GraphShape, NeuronMode, Neurons, PageTable, WindowCache};
 use crate::{Error, Model, Result};
 
 /// The capacity of an engine.
@@ -38,6 +38,8 @@ pub struct EngineOptions {
     /// Slots for experts on devices, in all layers together: an expert in a slot is computed there, while the host computes
     /// the others, and experts move into slots as they are used. 0: experts are computed where their tensors are.
     pub expert_slots: usize,
+    /// How the neurons of feed-forward networks are computed: whether rows of inactive ones are skipped.
+    pub neurons: Neurons,
     /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`](crate::Engine::hidden).
     pub hidden: bool,
     /// Whether the logits are computed; if not, only the hidden states are outputs.
@@ -85,6 +87,7 @@ impl Default for EngineOptions {
             window_slots: 0,
             checkpoints: 4,
             expert_slots: 0,
+            neurons: Neurons::default(),
             hidden: false,
             logits: true,
             greedy: false,
@@ -147,7 +150,14 @@ impl EngineOptions {
             return Err(Error::Option { name, value, wanted: "on, unless hidden states are outputs" });
         }
         self.greedy &= self.logits;
+        // Outputs that are read after each batch leave nothing to run ahead of.
+        self.greedy &= !self.neurons.observe;
         self.check_cache_types(hyper)?;
+        if self.neurons.mode == NeuronMode::Predicted && hyper.predictor_threshold.is_none() {
+            let (name, value) = ("the neurons that are computed", "predicted".to_owned());
+            let wanted = "exact or dense: the file has no predictors";
+            return Err(Error::Option { name, value, wanted });
+        }
         let experts = hyper.layers.iter().filter_map(|layer| layer.experts);
         self.expert_slots = self.expert_slots.min(experts.map(|experts| experts.count).sum());
         // An encoder computes a text as a whole, and several short ones at once.
@@ -307,6 +317,7 @@ impl EngineOptions {
             cache_keys: self.cache_keys,
             cache_values: self.cache_values,
             expert_slots: if tokens <= MAX_DIVIDED_TOKENS { self.expert_slots } else { 0 },
+            neurons: self.neurons,
             hidden: self.hidden || !self.logits,
             logits: self.logits,
             argmax: self.logits && self.greedy && rows > 0,

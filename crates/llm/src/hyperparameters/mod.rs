@@ -5,6 +5,7 @@ mod experts;
 mod keys;
 mod latent;
 mod layer;
+mod neurons;
 mod pooling;
 mod recurrent;
 mod rope;
@@ -83,6 +84,11 @@ pub struct Hyperparameters {
     pub recurrent: Option<RecurrentShape>,
     /// Whether each head has an attention sink: a score in the softmax's denominator.
     pub attention_sinks: bool,
+    /// Whether the feed-forward networks are rectified, in architectures whose networks may be: most neurons are inactive
+    /// then, and their rows need not be read.
+    pub rectified: bool,
+    /// The score above which a neuron is predicted to be active, in files with predictors.
+    pub predictor_threshold: Option<f32>,
     /// Multi-head latent attention, in models that have it.
     pub latent: Option<LatentAttention>,
 }
@@ -124,6 +130,8 @@ impl Hyperparameters {
             pooling: Pooling::read(keys)?,
             recurrent: None,
             attention_sinks: false,
+            rectified: false,
+            predictor_threshold: None,
             latent: None,
         })
     }

@@ -4,18 +4,25 @@
 use quadriga_graph::{Gate, Pairing};
 
 use super::architecture::Architecture;
-use super::builder::ModelBuilder;
+use super::builder::{FeedForward, ModelBuilder};
 use crate::Result;
 use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "llama",
-    models: "Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM 1 and 2",
+    models: "Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM 1 and 2, ReluLLaMA, ProSparse",
     pairing: Pairing::Adjacent,
     norm: NormKind::Rms,
-    read,
+    read: read_rectified,
     build,
 };
+
+/// The same for models whose feed-forward networks may be rectified.
+fn read_rectified(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    read(keys, hyper)?;
+    hyper.read_rectified(keys)?;
+    hyper.read_predictors(keys)
+}
 
 pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.find_experts(keys, ExpertDefaults::NORMALIZED_SOFTMAX)?;
@@ -29,6 +36,12 @@ pub(super) fn read_dense(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result
 }
 
 pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
+    let gate = if model.hyper().rectified { Gate::Reglu } else { Gate::Swiglu };
+    build_with(model, FeedForward::Gated(gate))
+}
+
+/// The same with another feed-forward network.
+pub(super) fn build_with(model: &ModelBuilder<'_>, kind: FeedForward) -> Result<()> {
     let mut x = model.embed();
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
@@ -39,7 +52,7 @@ pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
         };
         x = layer.residual(x, attended);
         let normed = layer.norm("ffn_norm", x)?;
-        x = layer.residual(x, layer.feed_forward(normed, Gate::Swiglu)?);
+        x = layer.residual(x, layer.feed_forward_of(x, normed, kind)?);
     }
     model.finish(x)
 }

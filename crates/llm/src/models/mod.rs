@@ -24,14 +24,19 @@
 //! | `hidden` | f32 `[m, width]` | with [`GraphShape::hidden`], and of encoders: the hidden state after the last layer |
 //! | `rank` | f32 `[m, k]` | of encoders with a classification head: its scores for the first token of each text |
 //! | `experts.N` | i32 `[n · used, 1]` | with [`GraphShape::expert_slots`]: the experts that layer N uses |
+//! | `neurons.N` | f32 `[n, neurons]` | with [`Neurons::observe`]: the activations of layer N's neurons, 0 if inactive |
+//! | `predicted_neurons.N` | f32 `[n, neurons]` | with it and predictors: 1 for each neuron that is expected to be active, else 0 |
+//! | `missed_neurons.N` | f32 `[n, neurons]` | with it and predictors: the activations that the predictor took for 0 |
 //! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
 //! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
 
 mod architecture;
+mod bamboo;
 mod bert;
 mod builder;
 mod command_r;
 mod deepseek2;
+mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -41,9 +46,11 @@ mod gpt_oss;
 mod granite;
 mod granitemoe;
 mod llama;
+mod neurons;
 mod nomic_bert;
 mod olmo2;
 mod olmoe;
+mod opt;
 mod phi3;
 mod qwen2;
 mod qwen2moe;
@@ -64,6 +71,8 @@ use self::builder::ModelBuilder;
 pub use self::builder::TensorSpec;
 use self::builder::is_recurrent_state;
 pub(crate) use self::builder::{EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
+pub(crate) use self::builder::{active_output, missed_output, predicted_output};
+pub use self::neurons::{NeuronMode, Neurons};
 pub use self::tensor_list::tensors;
 use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::{Error, Result};
@@ -71,6 +80,9 @@ use crate::{Error, Result};
 /// The supported architectures.
 static ARCHITECTURES: &[Architecture] = &[
     llama::ARCHITECTURE,
+    bamboo::ARCHITECTURE,
+    falcon::ARCHITECTURE,
+    opt::ARCHITECTURE,
     qwen2::ARCHITECTURE,
     qwen3::ARCHITECTURE,
     qwen35::ARCHITECTURE,
@@ -146,6 +158,8 @@ pub struct GraphShape {
     /// Slots for experts that a device computes while the host computes the others, in all layers together; they are
     /// spread evenly. With 0, experts are computed where their tensors are.
     pub expert_slots: usize,
+    /// How the neurons of feed-forward networks are computed.
+    pub neurons: Neurons,
     /// Whether the hidden state after the last layer is an output, beside the logits.
     pub hidden: bool,
     /// Whether the logits are an output. Without them nor an argmax, hidden states must be.
@@ -210,6 +224,7 @@ impl GraphShape {
             cache_keys: DType::F16,
             cache_values: DType::F16,
             expert_slots: 0,
+            neurons: Neurons::default(),
             hidden: false,
             logits: true,
             argmax: false,

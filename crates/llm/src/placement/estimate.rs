@@ -5,7 +5,7 @@ use quadriga_runtime::{Cost, Plan, Rates};
 use serde::Serialize;
 
 use super::parts::largest_leaf;
-use super::{PlacedModel, Placement};
+use super::{PlacedModel, Placement, neurons};
 use crate::engine::EngineOptions;
 use crate::model::Model;
 use crate::models::SLOTS_SUFFIX;
@@ -63,7 +63,8 @@ impl BatchEstimate {
             };
             for node in splits.nodes_of(number) {
                 let dtype = largest_leaf(graph, *node).map_or(DType::F32, |(_, dtype)| dtype);
-                *seconds += expert_share(graph, *node) * rates_here.seconds(Cost::of(graph, *node), dtype);
+                let share = expert_share(graph, *node) * neurons::active_share(graph, *node);
+                *seconds += share * rates_here.seconds(Cost::of(graph, *node), dtype);
                 if matches!(graph[*node].op(), Op::MulMat | Op::MulMatId | Op::Attention(_)) {
                     *seconds += rates_here.launch;
                 }

@@ -18,6 +18,7 @@ mod context;
 mod devices;
 mod estimate;
 mod expert_slots;
+mod neurons;
 mod next_gigabyte;
 mod order;
 mod overrides;

@@ -59,10 +59,27 @@ pub(super) fn tiers(parts: &ModelParts, homes: &[usize], rates: &[Rates]) -> Vec
     for layer in 0..parts.layers {
         let home = homes.get(layer).copied().unwrap_or(0);
         let attention = unit(ModelPart::Attention { layer }, home);
-        let rest = parts.rest_of(layer).map(|part| unit(part, home));
+        let is_gates = |part: &ModelPart| matches!(part, ModelPart::Gates { .. });
+        let gates = unit(ModelPart::Gates { layer }, home);
+        let rest = parts.rest_of(layer).filter(|part| !is_gates(part)).map(|part| unit(part, home));
         let rest = rest.reduce(|sum, part| sum.and(part, sum.part)).filter(|rest| rest.bytes > 0);
         let crossings = 2.0 * rates.get(home).map_or(0.0, |rates| rates.rendezvous);
         let rest = rest.map(|rest| PlacementUnit { gain: rest.gain + crossings, ..rest });
+        // Gates come after attention and before the rows that they select; those alone would gain nothing.
+        let (gates, rest) = match rest {
+            Some(rest) if gates.bytes > 0 && rest.gain_per_byte() < gates.gain_per_byte() => {
+                (Some(gates), Some(rest))
+            }
+            Some(rest) => (None, Some(rest.and(gates, rest.part))),
+            None => (Some(gates).filter(|gates| gates.bytes > 0), None),
+        };
+        if let Some(gates) = gates {
+            let most = attention.gain_per_byte() * gates.bytes as f64;
+            let gain = if attention.bytes > 0 { gates.gain.min(most) } else { gates.gain };
+            let rest = rest.filter(|rest| rest.bytes > 0);
+            units.extend([attention, PlacementUnit { gain, ..gates }].into_iter().chain(rest));
+            continue;
+        }
         match rest {
             Some(rest) if attention.bytes > 0 && rest.gain_per_byte() < attention.gain_per_byte() => {
                 units.extend([attention, rest]);
@@ -166,7 +183,7 @@ mod tests {
         let cost = |bytes, gain: f64| PartCost { bytes, seconds: vec![1.0, 1.0 + gain] };
         let costs: BTreeMap<_, _> =
             costs.iter().map(|(part, bytes, gain)| (*part, cost(*bytes, *gain))).collect();
-        ModelParts { costs, layers, embeddings: HashSet::new(), tied: false }
+        ModelParts { costs, layers, embeddings: HashSet::new(), tied: false, gates: HashSet::new() }
     }
 
     fn order(parts: &ModelParts, rendezvous: f64) -> Vec<ModelPart> {
@@ -199,6 +216,31 @@ mod tests {
         let at = |part: ModelPart| found.iter().position(|found| *found == part).unwrap();
         assert!(at(ModelPart::FeedForward { layer: 0 }) < at(ModelPart::Experts { layer: 1, count: 8 }));
         assert!(at(ModelPart::Attention { layer: 3 }) < at(ModelPart::FeedForward { layer: 0 }));
+    }
+
+    #[test]
+    fn gates_come_after_attention_and_before_the_rows_that_they_select() {
+        let mut costs = vec![(ModelPart::Output, 40, 3.9)];
+        for layer in 0..3 {
+            costs.push((ModelPart::Attention { layer }, 10, 1.0));
+            // A little more per byte than attention, and much more than the rows of up and down.
+            costs.push((ModelPart::Gates { layer }, 20, 2.2));
+            costs.push((ModelPart::FeedForward { layer }, 40, 0.4));
+        }
+        let found = order(&parts(3, &costs), 0.0);
+        let at = |part: ModelPart| found.iter().position(|found| *found == part).unwrap();
+        for layer in 0..3 {
+            let [attention, gates, rest] = [
+                ModelPart::Attention { layer },
+                ModelPart::Gates { layer },
+                ModelPart::FeedForward { layer },
+            ]
+            .map(at);
+            assert!(attention < gates && gates < rest, "{found:?}");
+        }
+        // Where the rendezvous cost more than the rows save, a layer stays whole.
+        let whole = order(&parts(3, &costs), 1e4);
+        assert_eq!(whole[0], ModelPart::Layer { layer: 0 });
     }
 
     #[test]

@@ -7,7 +7,7 @@ use quadriga_graph::{DType, Graph, NodeId, TensorId, TensorKind, layer_of};
 use quadriga_runtime::{Cost, Rates};
 use serde::Serialize;
 
-use super::TensorClass;
+use super::{TensorClass, neurons};
 use crate::models::SLOTS_SUFFIX;
 
 /// A part of a model that is placed as a whole.
@@ -26,7 +26,12 @@ pub enum ModelPart {
         /// Their number: all that the layer has.
         count: usize,
     },
-    /// The dense feed-forward network of a layer.
+    /// The gates of a layer's rectified feed-forward network, which decide about the rows that are read.
+    Gates {
+        /// The layer.
+        layer: usize,
+    },
+    /// The dense feed-forward network of a layer; the gates of a rectified one come before it.
     FeedForward {
         /// The layer.
         layer: usize,
@@ -48,6 +53,7 @@ impl ModelPart {
         match self {
             ModelPart::Attention { layer }
             | ModelPart::Experts { layer, .. }
+            | ModelPart::Gates { layer }
             | ModelPart::FeedForward { layer }
             | ModelPart::Layer { layer } => Some(layer),
             ModelPart::Output | ModelPart::Embeddings => None,
@@ -64,6 +70,7 @@ impl ModelPart {
         match self {
             ModelPart::Attention { .. } => "attention",
             ModelPart::Experts { .. } => "experts",
+            ModelPart::Gates { .. } => "gates",
             ModelPart::FeedForward { .. } => "feed-forward",
             ModelPart::Layer { .. } => "layer",
             ModelPart::Output => "output",
@@ -99,6 +106,8 @@ pub(super) struct ModelParts {
     pub(super) embeddings: HashSet<String>,
     /// Whether the output matrix is the token embedding.
     pub(super) tied: bool,
+    /// The stems of the matrices that are [gates](ModelPart::Gates).
+    pub(super) gates: HashSet<String>,
 }
 
 impl ModelParts {
@@ -111,10 +120,15 @@ impl ModelParts {
         fixed: impl Fn(&str) -> bool,
     ) -> ModelParts {
         let tied = graph.leaf("output.weight").is_none();
-        let mut parts =
-            ModelParts { costs: BTreeMap::new(), layers: experts.len(), embeddings: HashSet::new(), tied };
+        let mut parts = ModelParts {
+            costs: BTreeMap::new(),
+            layers: experts.len(),
+            embeddings: HashSet::new(),
+            tied,
+            gates: neurons::gates(graph),
+        };
         for (id, tensor) in graph.tensor_ids().zip(graph.tensors()) {
-            let Some((part, name)) = part_of_leaf(graph, id, experts, tied) else { continue };
+            let Some((part, name)) = part_of_leaf(graph, id, experts, &parts) else { continue };
             if part == ModelPart::Embeddings {
                 parts.embeddings.insert(name.to_owned());
             }
@@ -126,11 +140,11 @@ impl ModelParts {
         }
         for node in graph.node_ids() {
             let Some((leaf, dtype)) = largest_leaf(graph, node) else { continue };
-            let Some((part, name)) = part_of_leaf(graph, leaf, experts, tied) else { continue };
+            let Some((part, name)) = part_of_leaf(graph, leaf, experts, &parts) else { continue };
             if let Some(cost) = parts.costs.get_mut(&part).filter(|_| !fixed(name)) {
-                let work = Cost::of(graph, node);
+                let (work, share) = (Cost::of(graph, node), neurons::active_share(graph, node));
                 for (seconds, rates) in cost.seconds.iter_mut().zip(rates) {
-                    *seconds += rates.seconds(work, dtype);
+                    *seconds += share * rates.seconds(work, dtype);
                 }
             }
         }
@@ -155,7 +169,7 @@ fn part_of_leaf<'g>(
     graph: &'g Graph,
     id: TensorId,
     experts: &[usize],
-    tied: bool,
+    parts: &ModelParts,
 ) -> Option<(ModelPart, &'g str)> {
     let kind = graph.get(id)?.kind();
     let name = graph.leaf_name(id).filter(|_| matches!(kind, TensorKind::Weight | TensorKind::State))?;
@@ -167,12 +181,15 @@ fn part_of_leaf<'g>(
         (Some(layer), TensorClass::Experts) if kind == TensorKind::Weight => {
             ModelPart::Experts { layer, count: experts.get(layer).copied().unwrap_or(0) }
         }
+        (Some(layer), TensorClass::FeedForward) if parts.gates.contains(neurons::stem(name)) => {
+            ModelPart::Gates { layer }
+        }
         (Some(layer), TensorClass::FeedForward) if kind == TensorKind::Weight => {
             ModelPart::FeedForward { layer }
         }
         (Some(layer), _) => ModelPart::Attention { layer },
         (None, TensorClass::Output) => ModelPart::Output,
-        (None, TensorClass::Embeddings) if tied && name.starts_with("token_embd.") => ModelPart::Output,
+        (None, TensorClass::Embeddings) if parts.tied && name.starts_with("token_embd.") => ModelPart::Output,
         (None, TensorClass::Embeddings) => ModelPart::Embeddings,
         (None, _) => return None,
     };

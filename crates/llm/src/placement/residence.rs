@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use quadriga_graph::layer_of;
 
-use super::TensorClass;
 use super::order::PlacementUnit;
 use super::parts::{ModelPart, ModelParts};
+use super::{TensorClass, neurons};
 
 /// The backend of each part of a model.
 #[derive(Clone, PartialEq, Debug)]
@@ -15,6 +15,9 @@ pub(super) struct Residence {
     attention: Vec<usize>,
     /// Of each layer's experts or feed-forward network.
     rest: Vec<usize>,
+    /// Of each layer's gates, if those are apart.
+    gates: Vec<usize>,
+    gate_names: HashSet<String>,
     output: usize,
     embeddings: usize,
     cpu: usize,
@@ -29,6 +32,8 @@ impl Residence {
         let mut residence = Residence {
             attention: vec![cpu; parts.layers],
             rest: vec![cpu; parts.layers],
+            gates: vec![cpu; parts.layers],
+            gate_names: parts.gates.clone(),
             output: cpu,
             embeddings: cpu,
             cpu,
@@ -40,8 +45,11 @@ impl Residence {
                 ModelPart::Attention { layer } => set(&mut residence.attention, *layer, *accelerator),
                 ModelPart::Experts { layer, .. } | ModelPart::FeedForward { layer } => {
                     set(&mut residence.rest, *layer, *accelerator);
+                    set(&mut residence.gates, *layer, *accelerator);
                 }
+                ModelPart::Gates { layer } => set(&mut residence.gates, *layer, *accelerator),
                 ModelPart::Layer { layer } => {
+                    set(&mut residence.gates, *layer, *accelerator);
                     set(&mut residence.attention, *layer, *accelerator);
                     set(&mut residence.rest, *layer, *accelerator);
                 }
@@ -56,6 +64,9 @@ impl Residence {
     pub(super) fn backend_of(&self, name: &str) -> Option<usize> {
         if let Some(layer) = layer_of(name) {
             return match TensorClass::of_weight(name) {
+                TensorClass::FeedForward if self.gate_names.contains(neurons::stem(name)) => {
+                    self.gates.get(layer).copied()
+                }
                 TensorClass::Experts | TensorClass::FeedForward => self.rest.get(layer).copied(),
                 _ => self.attention.get(layer).copied(),
             };

@@ -83,6 +83,14 @@ pub struct Recipe {
     /// Whether attention and feed-forward are side by side.
     pub parallel: bool,
     pub gelu: bool,
+    /// Whether the feed-forward network is rectified.
+    pub relu: bool,
+    /// Whether the feed-forward network has no gate.
+    pub ungated: bool,
+    /// Whether the last matrix of the feed-forward network is transposed.
+    pub transposed: bool,
+    /// Biases of norms and of the feed-forward network, and embedded positions in place of RoPE, as in OPT.
+    pub positions: bool,
     /// Whether queries, keys and values are one matrix.
     pub fused_attention: bool,
     /// Whether gate and up are one matrix.
@@ -136,6 +144,10 @@ impl Recipe {
             query_norms: if architecture == "qwen3" { QueryNorms::Head } else { QueryNorms::No },
             parallel: false,
             gelu: false,
+            relu: false,
+            ungated: false,
+            transposed: false,
+            positions: false,
             fused_attention: false,
             fused_feed_forward: false,
             embedding_scale: 1.0,
@@ -151,6 +163,37 @@ impl Recipe {
             text: false,
             seed: 1,
         }
+    }
+
+    /// Models of which few neurons are active, by name.
+    pub fn rectified() -> Vec<(&'static str, Recipe)> {
+        let relu = |architecture| Recipe { relu: true, ..Recipe::new(architecture) };
+        let falcon = Recipe {
+            layer_norm: true,
+            parallel: true,
+            ungated: true,
+            fused_attention: true,
+            tied: true,
+            ..relu("falcon")
+        };
+        let opt = Recipe {
+            layer_norm: true,
+            ungated: true,
+            tied: true,
+            biases: true,
+            output_bias: true,
+            positions: true,
+            kv_heads: 4,
+            ..relu("opt")
+        };
+        vec![
+            ("llama, transposed", Recipe { transposed: true, ..relu("llama") }),
+            ("llama", relu("llama")),
+            ("bamboo", Recipe { adjacent: true, transposed: true, ..relu("bamboo") }),
+            ("falcon, transposed", Recipe { transposed: true, ..falcon.clone() }),
+            ("falcon", falcon),
+            ("opt", Recipe { transposed: true, ..opt }),
+        ]
     }
 
     /// A small model of each architecture that is not Llama's with other biases and norms.
@@ -270,6 +313,9 @@ impl Recipe {
         let epsilon = if self.layer_norm { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
         parts.set(&format!("{}.attention.{epsilon}", self.architecture), 1e-5f32);
         self.add_scales(&mut parts);
+        if self.relu && matches!(self.architecture, "llama" | "falcon") {
+            parts.set(&format!("{}.hidden_activation", self.architecture), "relu");
+        }
         if let Some(experts) = self.experts {
             experts.add_keys(self.architecture, &mut parts);
         }
@@ -344,6 +390,10 @@ impl Recipe {
         if !self.tied {
             parts.matrix("output.weight", self.dtype, [self.vocabulary, self.width], 1.0);
         }
+        if self.positions {
+            // Two rows more than positions, which no position uses.
+            parts.matrix("position_embd.weight", self.dtype, [self.context as usize + 2, self.width], 1.0);
+        }
         if self.rope_factors {
             parts.vector("rope_freqs.weight", self.rope_dims / 2, 4.0, 3.0);
         }
@@ -359,6 +409,8 @@ impl Recipe {
         };
         let feed_forward: &[_] = if self.fused_feed_forward {
             &[("ffn_up", 2 * self.feed_forward, 1.0)]
+        } else if self.ungated {
+            &[("ffn_up", self.feed_forward, 1.0)]
         } else {
             &[("ffn_gate", self.feed_forward, 1.0), ("ffn_up", self.feed_forward, 1.0)]
         };
@@ -378,9 +430,13 @@ impl Recipe {
             }
             if self.experts_of(layer).is_none() {
                 for (part, rows, size) in feed_forward {
-                    linear(part, [*rows, self.width], *size, false);
+                    linear(part, [*rows, self.width], *size, self.positions);
                 }
-                linear("ffn_down", [self.width, self.feed_forward], 1.0, false);
+                if self.transposed {
+                    linear("ffn_down_t", [self.feed_forward, self.width], 1.0, false);
+                } else {
+                    linear("ffn_down", [self.width, self.feed_forward], 1.0, false);
+                }
             }
             if let Some(latent) = self.latent {
                 latent.add_tensors(self, layer, parts);
@@ -396,8 +452,12 @@ impl Recipe {
     }
 
     fn add_norms(&self, parts: &mut Parts, layer: usize) {
+        let biases = matches!(self.architecture, "falcon" | "opt");
         let mut norm = |part: &str, len: usize, middle: f64| {
             parts.vector(&format!("blk.{layer}.{part}.weight"), len, middle, 0.5);
+            if biases {
+                parts.vector(&format!("blk.{layer}.{part}.bias"), len, 0.0, 0.5);
+            }
         };
         if self.pre_norms {
             norm("attn_norm", self.width, 1.0);

@@ -39,6 +39,13 @@ impl Reference {
                 row.iter().map(|v| v * f64::from(r.embedding_scale)).collect()
             })
             .collect();
+        if r.positions {
+            let table = &self.weights["position_embd.weight"];
+            for (position, row) in x.iter_mut().enumerate() {
+                let own = &table[(position + 2) * r.width..];
+                row.iter_mut().zip(own).for_each(|(to, value)| *to += value);
+            }
+        }
         for layer in 0..r.layers {
             let before = x.clone();
             let attended = self.attention(layer, &x);
@@ -113,7 +120,7 @@ impl Reference {
                 }
                 QueryNorms::No | QueryNorms::All => {}
             }
-            if r.has_rope(layer) {
+            if r.has_rope(layer) && !r.positions {
                 self.rope(r.has_window(layer), position, head);
             }
         }
@@ -177,6 +184,10 @@ impl Reference {
                 self.mixture(layer, experts, router.unwrap_or(&normed), &normed),
             );
         }
+        if r.ungated {
+            let up = self.linear(&format!("blk.{layer}.ffn_up"), &normed);
+            return self.down(layer, &up.into_iter().map(|v| v.max(0.0)).collect());
+        }
         let (gate, up) = if r.fused_feed_forward {
             let both = self.linear(&format!("blk.{layer}.ffn_up"), &normed);
             (both[..r.feed_forward].to_vec(), both[r.feed_forward..].to_vec())
@@ -185,7 +196,20 @@ impl Reference {
             (linear("ffn_gate"), linear("ffn_up"))
         };
         let inner = self.gated(&gate, &up);
-        self.after(layer, "post_ffw_norm", self.linear(&format!("blk.{layer}.ffn_down"), &inner))
+        self.after(layer, "post_ffw_norm", self.down(layer, &inner))
+    }
+
+    /// The last matrix of a feed-forward network.
+    fn down(&self, layer: usize, inner: &Row) -> Row {
+        if !self.recipe.transposed {
+            return self.linear(&format!("blk.{layer}.ffn_down"), inner);
+        }
+        let rows = self.weights[&format!("blk.{layer}.ffn_down_t.weight")].chunks(self.recipe.width);
+        let mut sum = vec![0.0; self.recipe.width];
+        for (row, factor) in rows.zip(inner) {
+            sum.iter_mut().zip(row).for_each(|(to, value)| *to += factor * value);
+        }
+        sum
     }
 
     /// The product of an activated gate with another row.
@@ -196,6 +220,8 @@ impl Reference {
                 g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0)
             }
             "smallthinker" => g.max(0.0) * u,
+            "bamboo" => g.max(0.0) * u.max(0.0),
+            _ if self.recipe.relu => g.max(0.0) * u,
             _ if self.recipe.gelu => {
                 0.5 * g * (1.0 + ((2.0 / PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh()) * u
             }
@@ -213,7 +239,11 @@ impl Reference {
     }
 
     fn norm(&self, name: &str, x: &Row) -> Row {
-        self.norm_with(&self.weights[&format!("{name}.weight")], x)
+        let mut normed = self.norm_with(&self.weights[&format!("{name}.weight")], x);
+        if let Some(bias) = self.weights.get(&format!("{name}.bias")) {
+            normed.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
+        }
+        normed
     }
 
     fn norm_with(&self, weights: &[f64], x: &Row) -> Row {

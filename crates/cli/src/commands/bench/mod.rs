@@ -191,6 +191,7 @@ fn measure(
     let mut tests = arguments.tests(encoder)?;
     let needed = tests.iter().map(|test| test.depth.saturating_add(test.samples.tokens)).max().unwrap_or(0);
     let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine() };
+    options.neurons.observe = arguments.record.counts_neurons();
     if encoder {
         if !model.quiet && arguments.depth.iter().any(|depth| *depth > 0) {
             note!("quadriga: -d has no effect: an encoder has no KV cache");
@@ -224,6 +225,7 @@ fn measure(
         0 => tokens(vocabulary, needed),
         length => tokens_on_topics(vocabulary, needed, topics, length),
     };
+    prepared.explain_gate_threshold(&tokens)?;
     for round in usize::from(!warm_up)..=arguments.rounds {
         for test in &mut tests {
             let seconds = subject.run(test, &tokens, topics > 0)?;
@@ -246,6 +248,9 @@ fn measure(
     if let Some(cache) = subject.expert_cache().filter(|_| !model.quiet) {
         note!("{cache}");
     }
+    if let Some(neurons) = subject.neuron_use().filter(|_| !model.quiet) {
+        note!("{neurons}");
+    }
     let facts = json!({
         "rounds": arguments.rounds,
         "argmax": if subject.is_greedy() { "device" } else { "none" },
@@ -258,6 +263,7 @@ fn measure(
         "taken": taken,
         "load_seconds": load_seconds,
         "expert_cache": subject.expert_cache(),
+        "neurons": subject.neuron_use(),
         "stats": statistics,
     });
     let report = Report {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use quadriga_llm::{Embedder, Engine, ExpertCacheUse};
+use quadriga_llm::{Embedder, Engine, ExpertCacheUse, NeuronUse};
 
 use super::samples::Samples;
 use crate::failure::Outcome;
@@ -86,6 +86,14 @@ impl Subject {
     pub(super) fn expert_cache(&self) -> Option<ExpertCacheUse> {
         match self {
             Subject::Engine(engine) => engine.expert_cache(),
+            Subject::Encoder(_) => None,
+        }
+    }
+
+    /// The active neurons of all batches, if they were counted.
+    pub(super) fn neuron_use(&self) -> Option<NeuronUse> {
+        match self {
+            Subject::Engine(engine) => engine.neuron_use(),
             Subject::Encoder(_) => None,
         }
     }

@@ -1,6 +1,7 @@
 //! `quadriga synth`: writes a GGUF file of any shape and type with random weights, for benchmarks and tests.
 
 mod outline;
+mod rectified;
 mod shapes;
 mod topics;
 mod vocabulary;
@@ -15,6 +16,7 @@ use quadriga_graph::DType;
 use quadriga_llm::models::{self, TensorSpec};
 use quadriga_view::format::plural;
 
+use self::rectified::{Rectified, THRESHOLD_KEY};
 pub(crate) use self::shapes::Preset;
 use self::shapes::{KeyValue, Keys};
 pub(crate) use self::topics::TOPICS_KEY;
@@ -73,6 +75,16 @@ pub(crate) struct SynthArgs {
     /// expert cache gains [default: 0, experts are chosen at random]
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::whole)]
     topics: usize,
+    /// Rectify the feed-forward networks of a llama: few neurons are active, a quarter of them for four fifths of the time;
+    /// with the transposed matrices and predictors of PowerInfer's files
+    #[arg(long)]
+    relu: bool,
+    /// Share of the neurons that a token activates, with --relu
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share, requires = "relu")]
+    active: f64,
+    /// Write PowerInfer's container
+    #[arg(long, requires = "relu")]
+    powerinfer: bool,
     /// Tie the output matrix to the token embedding
     #[arg(long)]
     tied: bool,
@@ -86,6 +98,11 @@ fn context_length(text: &str) -> Result<u32, String> {
         Ok(0) | Err(_) => Err(format!("must be a whole number from 1 to {}", u32::MAX)),
         Ok(number) => Ok(number),
     }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|share| *share > 0.0 && *share <= 0.5);
+    number.ok_or_else(|| "must be above 0 and at most 0.5".to_owned())
 }
 
 pub(crate) fn matrix_type(name: &str) -> Result<DType, String> {
@@ -103,8 +120,9 @@ const MAX_DIMENSION: usize = 1 << 24;
 pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
     let ctrl_c = interrupt::catch();
     let description = arguments.describe()?;
-    let mut writer = Writer::new();
+    let mut writer = if arguments.powerinfer { Writer::powerinfer() } else { Writer::new() };
     description.metadata(&mut writer, arguments)?;
+    let rectified = description.rectified(arguments)?;
     let mut weights = RandomWeights::new(arguments.seed, &ctrl_c);
     if arguments.topics > 0 {
         let (experts, vocabulary) = (description.number("expert_count"), description.number("vocab_size"));
@@ -123,10 +141,19 @@ pub(crate) fn synth(arguments: &SynthArgs) -> Outcome {
         if topics.as_ref().map_or(Ok(false), |topics| topics.tensor(&mut writer, tensor, dtype, &ctrl_c))? {
             continue;
         }
+        if rectified.map_or(Ok(false), |own| own.tensor(&mut writer, tensor, dtype, &ctrl_c))? {
+            continue;
+        }
         if dtype != wanted {
             *substitutes.entry((dtype, wanted)).or_default() += 1;
         }
         weights.tensor(&mut writer, tensor, dtype)?;
+    }
+    if let Some(rectified) = rectified {
+        for layer in 0..description.layers() {
+            let neurons = description.number("feed_forward_length");
+            rectified.predictor(&mut writer, layer, neurons, &ctrl_c)?;
+        }
     }
     for ((dtype, wanted), count) in substitutes {
         let block = wanted.block_len();
@@ -181,12 +208,28 @@ impl Description {
         }
     }
 
+    /// What makes the model's networks rectified, if they are to be.
+    fn rectified(&self, arguments: &SynthArgs) -> Outcome<Option<Rectified>> {
+        if arguments.relu && self.architecture != "llama" {
+            return Err(Failure::Usage(format!(
+                "--relu: the architecture is {}, not llama",
+                self.architecture
+            )));
+        }
+        let SynthArgs { active, seed, .. } = *arguments;
+        let width = self.number("embedding_length");
+        Ok(arguments.relu.then_some(Rectified { active, width, seed }))
+    }
+
     fn metadata(&self, writer: &mut Writer<'_>, arguments: &SynthArgs) -> quadriga_gguf::Result<()> {
         writer.set("general.architecture", self.architecture)?;
         let title = format!("random {} × {}", self.layers(), self.number("embedding_length"));
         writer.set("general.name", title)?;
         for (key, value) in &self.keys {
             writer.set(&format!("{}.{key}", self.architecture), *value)?;
+        }
+        if arguments.relu {
+            writer.set("llama.hidden_activation", "relu")?.set(THRESHOLD_KEY, 0.0f32)?;
         }
         if arguments.topics > 0 {
             writer.set(TOPICS_KEY, arguments.topics as u32)?;
@@ -230,6 +273,9 @@ impl SynthArgs {
             dtype,
             seed: 0,
             topics: 0,
+            relu: false,
+            active: 0.1,
+            powerinfer: false,
             tied: false,
             no_vocab: true,
         }
@@ -244,7 +290,10 @@ impl SynthArgs {
         description.metadata(&mut writer, self)?;
         let mut bytes = Vec::new();
         writer.write_to(&mut bytes)?;
-        let optional = |name: &str| shapes::has_optional(architecture, self.tied, name);
+        let optional = |name: &str| {
+            let rectified = name.ends_with(".ffn_down_t.weight") || name.ends_with(".ffn_gate.bias");
+            self.relu && rectified || shapes::has_optional(architecture, self.tied, name)
+        };
         let tensors = models::tensors(&File::from_bytes(bytes)?, &optional);
         description.tensors = tensors.map_err(|error| {
             // Users know options, not keys.

@@ -250,13 +250,17 @@ pub(super) fn has_optional(architecture: &str, tied: bool, name: &str) -> bool {
         .map_or(name, |(_, rest)| rest.split_once('.').map_or(rest, |(_, part)| part));
     match part {
         "output.weight" => !tied && !architecture.ends_with("bert"),
-        "attn_qkv.weight" => matches!(architecture, "phi3" | "nomic-bert"),
+        "attn_qkv.weight" => matches!(architecture, "phi3" | "nomic-bert" | "falcon"),
+        "attn_norm.bias" | "ffn_norm.bias" | "output_norm.bias" => {
+            matches!(architecture, "falcon" | "opt" | "bert")
+        }
+        "ffn_up.bias" | "ffn_down.bias" if architecture == "opt" => true,
         "attn_q.bias" | "attn_k.bias" | "attn_v.bias" => {
-            matches!(architecture, "qwen2" | "qwen2moe" | "glm4" | "glm4moe" | "gpt-oss" | "bert")
+            matches!(architecture, "qwen2" | "qwen2moe" | "glm4" | "glm4moe" | "gpt-oss" | "bert" | "opt")
         }
         "exp_probs_b.bias" => architecture == "glm4moe",
         "ffn_gate_inp_shexp.weight" => matches!(architecture, "qwen2moe" | "qwen3next" | "qwen35moe"),
-        "attn_output.bias" => matches!(architecture, "gpt-oss" | "bert"),
+        "attn_output.bias" => matches!(architecture, "gpt-oss" | "bert" | "opt"),
         _ if architecture == "gpt-oss" => part.ends_with("exps.bias") || part == "ffn_gate_inp.bias",
         _ if architecture.ends_with("bert") => {
             part.ends_with("norm.bias")

@@ -132,7 +132,7 @@ fn normal(rng: &mut Rng) -> f32 {
     (sum as f32 / 65536.0 - 2.0) * 3f32.sqrt()
 }
 
-fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
+pub(super) fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     for at in (1..count).rev() {
         order.swap(at, (rng.next_u64() % (at as u64 + 1)) as usize);

@@ -20,6 +20,19 @@ impl<'g> ModelBuilder<'g> {
         Ok(x.add(self.weights.get("position_embd.weight", &dims)?.get_rows(self.positions)))
     }
 
+    /// The same of tables that begin with rows which no position uses: as many as they have more than the context.
+    pub(in crate::models) fn embed_offset_position(&self, x: Value<'g>) -> Result<Value<'g>> {
+        let (name, context) = ("position_embd.weight", self.hyper.context);
+        match self.weights.rows(name).and_then(|rows| rows.checked_sub(context)) {
+            None | Some(0) => self.embed_position(x),
+            Some(offset) => {
+                let dims = [context + offset, self.hyper.width];
+                let table = self.weights.matrix_rows(name, "used", dims, offset..offset + context)?;
+                Ok(x.add(table.get_rows(self.positions)))
+            }
+        }
+    }
+
     /// A norm that belongs to no layer.
     pub(in crate::models) fn named_norm(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
         let _scope = self.g.scope(name);

@@ -2,7 +2,7 @@
 
 use quadriga_graph::{Gate, Value};
 
-use super::LayerBuilder;
+use super::{FeedForward, LayerBuilder};
 use crate::{Error, Result};
 
 impl<'g> LayerBuilder<'_, 'g> {
@@ -20,23 +20,22 @@ impl<'g> LayerBuilder<'_, 'g> {
     ) -> Result<Value<'g>> {
         match self.shape.experts {
             Some(experts) => self.mixture(experts, router, x, gate),
-            None => self.dense(x, gate),
+            None => self.feed_forward_of(x, x, FeedForward::Gated(gate)),
         }
     }
 
-    /// `down(gate(x) · up(x))` with an activation of the gate. Gate and up are two matrices, or the first and second half of
-    /// `ffn_up`.
-    fn dense(&self, x: Value<'g>, gate: Gate) -> Result<Value<'g>> {
-        let (width, inner) = (self.model.hyper.width, self.feed_forward_width()?);
-        let is_fused = !self.model.weights.has(&self.name("ffn_gate.weight"))
-            && self.model.weights.rows(&self.name("ffn_up.weight")) == Some(2 * inner);
-        let [gated, up] = if is_fused {
-            self.fused("ffn_up", ["gate", "up"], [inner; 2], x)?
-        } else {
-            let gated = self.linear("ffn_gate", inner, x)?;
-            [gated, self.linear("ffn_up", inner, x)?]
-        };
-        self.linear("ffn_down", width, gated.gated(gate, up))
+    /// Whether gate and up are the first and second half of `ffn_up`.
+    pub(super) fn has_fused_gate(&self) -> Result<bool> {
+        let inner = self.feed_forward_width()?;
+        Ok(!self.model.weights.has(&self.name("ffn_gate.weight"))
+            && self.model.weights.rows(&self.name("ffn_up.weight")) == Some(2 * inner))
+    }
+
+    /// `down(gate(x) · up(x))` with an activation of the gate, and with gate and up in one matrix.
+    pub(super) fn fused_dense(&self, x: Value<'g>, gate: Gate) -> Result<Value<'g>> {
+        let inner = self.feed_forward_width()?;
+        let [gated, up] = self.fused("ffn_up", ["gate", "up"], [inner; 2], x)?;
+        self.down(gated.gated(gate, up))
     }
 
     /// The width of the dense feed-forward network, which the file must name.

@@ -6,6 +6,7 @@ mod encoder;
 mod experts;
 mod feed_forward;
 mod latent;
+mod neurons;
 mod recorder;
 mod recurrent;
 mod rope;
@@ -16,6 +17,8 @@ use std::cell::OnceCell;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, GraphBuilder, Value};
 
+pub(super) use self::neurons::FeedForward;
+pub(crate) use self::neurons::{active_output, missed_output, predicted_output};
 pub(super) use self::recorder::Recorder;
 pub use self::recorder::TensorSpec;
 pub(super) use self::recurrent::DeltaLayout;
@@ -272,9 +275,14 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok(self.model.plain_norm(x).mul(weight))
     }
 
+    /// Whether the file has a norm.
+    pub(super) fn has_norm(&self, part: &str) -> bool {
+        self.model.weights.has(&self.name(&format!("{part}.weight")))
+    }
+
     /// A norm that only some files have; without it, `x` itself.
     pub(super) fn find_norm(&self, part: &str, x: Value<'g>) -> Result<Value<'g>> {
-        match self.model.weights.has(&self.name(&format!("{part}.weight"))) {
+        match self.has_norm(part) {
             true => self.norm(part, x),
             false => Ok(x),
         }
