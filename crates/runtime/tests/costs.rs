@@ -6,7 +6,7 @@ use quadriga_graph::{
     Pairing, Pooling, Rope, SelectExperts, Value, Weight, Window,
 };
 use quadriga_runtime::memory::Lifetime;
-use quadriga_runtime::{BackendError, Cost, OverBudget, RuntimeError};
+use quadriga_runtime::{BackendError, Cost, DeviceKind, OverBudget, Rates, RuntimeError};
 
 /// The cost of the last node of a graph.
 fn cost(build: impl for<'g> FnOnce(&'g GraphBuilder) -> Value<'g>) -> (u64, u64) {
@@ -191,4 +191,30 @@ fn errors_say_what_is_free_and_what_would_fit() {
     let lost = BackendError::Lost { backend: "gpu".into(), reason: "unplugged".into() };
     assert!(device(lost).is_lost());
     assert!(!device(BackendError::OutOfMemory { backend: "gpu".into(), requested: 1, free: None }).is_lost());
+}
+
+#[test]
+fn time_is_that_of_memory_or_of_arithmetic_in_the_weights_type() {
+    let rates = Rates {
+        read: 10.0,
+        int8: 8.0,
+        bf16: 4.0,
+        f32: 2.0,
+        link: 1.0,
+        rendezvous: 1.0,
+        launch: 9.0,
+        measured: true,
+    };
+    let seconds = |operations, traffic, dtype| rates.seconds(Cost { operations, traffic }, dtype);
+    assert_eq!(seconds(8, 50, DType::F32), 5.0);
+    assert_eq!(seconds(48, 50, DType::F32), 24.0);
+    assert_eq!([seconds(48, 1, DType::F16), seconds(48, 1, DType::BF16)], [12.0; 2]);
+    assert_eq!([seconds(48, 1, DType::Q8_0), seconds(48, 1, DType::Q4_0)], [6.0; 2]);
+    // A rate that is not known does not divide by zero.
+    assert_eq!(Rates { read: 0.0, ..rates }.seconds(Cost { operations: 0, traffic: 3 }, DType::F32), 3.0);
+    assert_eq!(Rates { f32: 0.0, ..rates }.seconds(Cost { operations: 3, traffic: 0 }, DType::F32), 3.0);
+    let of = Rates::assumed;
+    let (cpu, gpu) = (of(DeviceKind::Cpu), of(DeviceKind::Gpu));
+    assert_eq!(cpu, of(DeviceKind::Simulated));
+    assert!(gpu.read > 10.0 * cpu.read && gpu.int8 > gpu.f32 && !gpu.measured && cpu.link > 0.0);
 }

@@ -228,10 +228,7 @@ pub(super) fn fitting<T>(plan: Result<T>) -> Result<Option<T>> {
 }
 
 /// The largest number up to `all` that fits, found by bisection, and its plan; 0 always fits, without a plan.
-fn most(
-    all: usize,
-    attempt: impl Fn(usize) -> Result<Option<PlacedModel>>,
-) -> Result<(usize, Option<PlacedModel>)> {
+fn most<T>(all: usize, attempt: impl Fn(usize) -> Result<Option<T>>) -> Result<(usize, Option<T>)> {
     // `low` fits, `high` does not.
     let (mut low, mut high) = (0, all + 1);
     let mut best = None;
@@ -244,4 +241,39 @@ fn most(
         }
     }
     Ok((low, best))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn the_largest_number_that_fits_is_found_in_few_attempts() {
+        for all in 0..40 {
+            for limit in 0..=all {
+                let attempts = Cell::new(0);
+                let fits = |count: usize| {
+                    assert!((1..=all).contains(&count), "{count} of {all}");
+                    attempts.set(attempts.get() + 1);
+                    Ok((count <= limit).then_some(count))
+                };
+                let found = most(all, fits);
+                assert!(matches!(found, Ok((count, plan)) if count == limit && plan.unwrap_or(0) == limit));
+                let bound = if limit == all { 1 } else { 1 + all.ilog2() + 1 };
+                assert!(attempts.get() <= bound, "{} attempts for {limit} of {all}", attempts.get());
+            }
+        }
+        let failing = most(3, |_| Err::<Option<()>, _>(Error::EmptyPrompt));
+        assert!(matches!(failing, Err(Error::EmptyPrompt)));
+    }
+
+    #[test]
+    fn the_first_units_fill_one_tier_after_another() {
+        assert_eq!(first(&[2, 0, 3], 0), [0, 0, 0]);
+        assert_eq!(first(&[2, 0, 3], 1), [1, 0, 0]);
+        assert_eq!(first(&[2, 0, 3], 4), [2, 0, 2]);
+        assert_eq!(first(&[2, 0, 3], 9), [2, 0, 3]);
+    }
 }

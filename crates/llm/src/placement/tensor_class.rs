@@ -54,7 +54,7 @@ impl TensorClass {
             part if is_expert(part) => TensorClass::Experts,
             part if part.contains("_shexp") => TensorClass::SharedExperts,
             "ffn_gate_inp" | "exp_probs_b" => TensorClass::Router,
-            part if part.contains("norm") || part == "layer_out_norm" => TensorClass::Attention,
+            part if part.contains("norm") => TensorClass::Attention,
             part if part.starts_with("ffn_") => TensorClass::FeedForward,
             _ => TensorClass::Attention,
         }
