@@ -4,6 +4,7 @@
 pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-ngl", "--gpu-layers"),
     ("--n-gpu-layers", "--gpu-layers"),
+    ("-np", "--parallel"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-sys", "--system"),

@@ -31,6 +31,7 @@ mod piped_input;
 mod placement_options;
 mod prompt_cache;
 mod recording;
+mod serving_options;
 mod similar;
 mod size;
 mod terminal;
@@ -41,7 +42,7 @@ use std::process::ExitCode;
 use clap::error::ContextKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::commands::{bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, synth};
+use crate::commands::{batch, bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, synth};
 use crate::failure::Outcome;
 
 /// Run language models on several processors at once.
@@ -63,6 +64,8 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Chat with a model
     Chat(Box<chat::ChatArgs>),
+    /// Answer a file of requests, many at once
+    Batch(Box<batch::BatchArgs>),
     /// Measure prefill and decode speed
     Bench(Box<bench::BenchArgs>),
     /// Show placement, splits and memory of a model without loading it
@@ -89,6 +92,7 @@ impl Command {
         match self {
             Command::Run(arguments) => arguments.model.quiet,
             Command::Chat(arguments) => arguments.model.quiet,
+            Command::Batch(arguments) => arguments.model.quiet,
             Command::Bench(arguments) => arguments.model.quiet,
             Command::Plan(arguments) => arguments.model.quiet,
             Command::Embed(arguments) => arguments.model.quiet,
@@ -124,6 +128,7 @@ fn execute(command: &Command) -> Outcome {
     match command {
         Command::Run(arguments) => run::run(arguments),
         Command::Chat(arguments) => chat::chat(arguments),
+        Command::Batch(arguments) => batch::batch(arguments),
         Command::Bench(arguments) => bench::bench(arguments),
         Command::Plan(arguments) => plan::plan(arguments),
         Command::Embed(arguments) => embed::embed(arguments),

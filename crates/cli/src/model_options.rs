@@ -10,6 +10,7 @@ use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::models::{NeuronMode, Neurons};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
+use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
 use quadriga_runtime::{BackendBytes, Progress};
 use quadriga_view::format::plural;
@@ -447,6 +448,12 @@ impl Prepared {
             })));
         }
         Ok((generator, seconds))
+    }
+
+    /// Loads the weights into a batcher. Returns it with the seconds since the start of [`ModelOptions::prepare`].
+    pub(crate) fn batcher(&self, options: BatcherOptions) -> Outcome<(Batcher, f64)> {
+        let options = BatcherOptions { engine: self.options.clone(), ..options };
+        self.load(|progress| Batcher::new(self.model.clone(), &self.placed.scheduler, options, progress))
     }
 
     /// Loads the weights into an embedder. Returns it with the seconds since the start of [`ModelOptions::prepare`].

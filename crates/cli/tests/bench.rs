@@ -55,3 +55,27 @@ fn a_benchmark_can_do_without_a_warm_up() {
     let run = output(&mut Fixture::new(&[]).command("run", &["hi", "-n", "1", "--no-warmup"])).success();
     assert!(run.err.contains("--no-warmup has no effect: only bench warms up"), "{run:?}");
 }
+
+#[test]
+fn streams_are_measured_together() {
+    let fixture = Fixture::new(&["--no-vocab"]);
+    let flags = ["--streams", "1,3,8", "-p", "70", "-n", "5", "-r", "2", "-ngl", "0", "-b", "64"];
+    let json = output(fixture.command("bench", &flags).arg("--json")).success().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let rows = json["streams"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["n"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 3, 8]);
+    for row in rows {
+        assert!(
+            row["prefill_tok_s"].as_f64().unwrap() > 0.0 && row["decode_tok_s"].as_f64().unwrap() > 0.0,
+            "{row}"
+        );
+        assert_eq!(row["decode"]["samples"].as_array().unwrap().len(), 2);
+    }
+    let table = output(&mut fixture.command("bench", &flags)).success().out;
+    assert!(
+        table.contains("streams") && table.contains("pp70 tok/s") && table.lines().count() >= 8,
+        "{table}"
+    );
+    output(&mut fixture.command("bench", &["--streams", "2", "-p", "0"])).failed(2, &["--streams", "-p"]);
+    output(&mut fixture.command("bench", &["--streams", "2", "-c", "20"])).failed(2, &["-c 20"]);
+}

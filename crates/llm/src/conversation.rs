@@ -1,6 +1,6 @@
 //! Conversations that outgrow the context.
 
-use crate::generator::is_system;
+use crate::prompt_format::is_system;
 use crate::template::Message;
 use crate::{Error, Generator, Result};
 

@@ -11,13 +11,10 @@ use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
 use crate::answer_text::AnswerText;
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
-use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
+use crate::prompt_format::PromptFormat;
 use crate::sampling::{Sampler, SamplingHook, SamplingOptions};
-use crate::template::{self, ChatTemplate, Message, TemplateArguments};
+use crate::template::Message;
 use crate::{Error, Model, Result};
-
-/// Tokens at the end of a prompt in which a marker of reasoning is searched: one per byte, and white space.
-const MARKER_TOKENS: usize = 40;
 
 /// Options of a [`Generator`].
 ///
@@ -216,37 +213,11 @@ impl Generator {
     /// of the messages' plain text. Control tokens that are spelled out in a message are text, unless it is
     /// [trusted](Message::trusted) or [`GeneratorOptions::special`] is set.
     pub fn tokenize(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        self.tokenize_as(messages, true)
+        self.format().tokenize(messages, true)
     }
 
-    fn tokenize_as(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
-        let model = self.engine.model();
-        let tokenizer = model.tokenizer()?;
-        let template = model.template().filter(|_| !self.options.raw);
-        let all = self.all_messages(messages);
-        match template {
-            Some(template) => {
-                let arguments = self.template_arguments(add_generation_prompt);
-                template.tokenize_with(tokenizer, &all, &arguments)
-            }
-            None => Ok(template::tokenize_contents(tokenizer, &all)),
-        }
-    }
-
-    /// The messages with the generator's own system message, if they have none and there is a template.
-    fn all_messages(&self, messages: &[Message]) -> Vec<Message> {
-        let template = self.engine.model().template().filter(|_| !self.options.raw);
-        let own = template.is_some() && !messages.first().is_some_and(is_system);
-        let system = self.options.system.as_ref().filter(|_| own);
-        let system = system.map(|text| Message::new("system", text.clone()));
-        let mut all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
-        all.iter_mut().for_each(|message| message.trusted |= self.options.special);
-        all
-    }
-
-    fn template_arguments(&self, add_generation_prompt: bool) -> TemplateArguments {
-        let variables = self.options.template_variables.clone();
-        TemplateArguments { variables, add_generation_prompt }
+    fn format(&self) -> PromptFormat<'_> {
+        PromptFormat { model: self.engine.model(), options: &self.options }
     }
 
     /// Request options with the generator's own sampling options, largest number of tokens and stop strings.
@@ -282,9 +253,9 @@ impl Generator {
         // models that forget must be able to return to where these part.
         let lasting = match self.engine.options().checkpoints {
             0 => None,
-            _ => self.tokenize_as(messages, false).ok().map(|history| common(&tokens, &history)),
+            _ => self.format().tokenize(messages, false).ok().map(|history| common(&tokens, &history)),
         };
-        let opens = !self.is_forged(messages)?;
+        let opens = !self.format().is_forged(messages)?;
         self.start(&tokens, request, PromptEnd { lasting, opens })
     }
 
@@ -324,7 +295,7 @@ impl Generator {
         let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), lasting, greedy)?;
         let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };
         let finish = (!whole).then_some(Finish::Cancelled);
-        let splitter = self.splitter(tokens, end.opens)?;
+        let splitter = self.format().splitter(tokens, end.opens)?;
         let Generator { engine, sampler, cancel, .. } = self;
         let model = engine.model().clone();
         let progress = AnswerProgress::new(
@@ -339,46 +310,6 @@ impl Generator {
 }
 
 impl Generator {
-    /// Tells the reasoning in the answer to a prompt from the rest, as the chat template's format says.
-    fn splitter(&self, prompt: &[u32], opens: bool) -> Result<ReasoningSplitter> {
-        let model = self.engine.model();
-        let template = model.template().filter(|_| !self.options.raw);
-        let Some(format) = template.and_then(ChatTemplate::reasoning) else {
-            return Ok(ReasoningSplitter::new(None, false));
-        };
-        let tokenizer = model.tokenizer()?;
-        let end = prompt.get(prompt.len().saturating_sub(MARKER_TOKENS)..).unwrap_or_default();
-        let mut bytes = Vec::new();
-        for token in end {
-            let control = tokenizer.control_text(*token).map(str::as_bytes);
-            bytes.extend_from_slice(control.map_or_else(|| tokenizer.piece(*token), Ok)?);
-        }
-        let open = opens && format.is_open(&String::from_utf8_lossy(&bytes));
-        let splitter = ReasoningSplitter::new(Some(format.clone()), open);
-        Ok(if format.uses_tokens(tokenizer) { splitter.with_marked_markers() } else { splitter })
-    }
-
-    /// Whether a marker of reasoning at the end of the prompt is a message's and not the template's.
-    fn is_forged(&self, messages: &[Message]) -> Result<bool> {
-        let template = self.engine.model().template().filter(|_| !self.options.raw);
-        let Some((template, format)) = template.and_then(|template| Some((template, template.reasoning()?)))
-        else {
-            return Ok(false);
-        };
-        let ReasoningFormat::Markers { open, .. } = format else { return Ok(false) };
-        let all = self.all_messages(messages);
-        if !all.iter().any(|message| message.content.contains(open.as_ref())) {
-            return Ok(false);
-        }
-        let harmless = |message: &Message| Message {
-            content: message.content.replace(open.as_ref(), "?"),
-            ..message.clone()
-        };
-        let all: Vec<Message> = all.iter().map(harmless).collect();
-        let text = template.render_with(&all, &self.template_arguments(true))?;
-        Ok(!format.is_open(&text))
-    }
-
     /// Prefill, and the wait for it. The next prompt is expected to begin with the first `lasting` tokens. False if it was
     /// cancelled between two batches.
     fn compute_prompt(&mut self, tokens: &[u32], lasting: usize, greedy: bool) -> Result<bool> {
@@ -434,8 +365,4 @@ impl Generator {
 /// The length of the common prefix.
 fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
-pub(crate) fn is_system(message: &Message) -> bool {
-    message.role == "system"
 }

@@ -46,6 +46,7 @@ mod model;
 pub mod models;
 mod neurons;
 pub mod placement;
+mod prompt_format;
 pub mod reasoning;
 pub mod sampling;
 pub mod serving;

@@ -262,8 +262,11 @@ impl Batcher {
         self.state.steps += 1;
         let mut output = 0;
         let mut ended: Vec<usize> = Vec::new();
+        let mut rest = tokens.as_slice();
         for part in &parts {
-            let own = tokens.iter().filter(|token| token.sequence == part.index && token.output).count();
+            let (of_part, after) = rest.split_at_checked(part.tokens).unwrap_or((rest, &[]));
+            let own = of_part.iter().filter(|token| token.output).count();
+            rest = after;
             let outcome = match &failed {
                 None => self.advance(part, output, &mut events),
                 Some(error) => self.note_failure(part.index, error, &mut events),

@@ -348,15 +348,20 @@ impl PagedEngine {
 
     /// Reads the argmax of each row; logits that are not finite show in the sum.
     fn read_argmax(&mut self, rows: usize) -> Result<()> {
-        let mut tokens = vec![0_i32; rows];
-        let mut sums = vec![0.0_f32; rows];
-        self.session.read_into("argmax", &mut tokens)?;
-        self.session.read_into("sum", &mut sums)?;
-        let checked = |(token, sum): (i32, f32)| match u32::try_from(token) {
-            Ok(token) if sum.is_finite() => Ok(token),
-            _ => Err(LogitsError::NotFinite { token: token.max(0) as u32, logit: sum }),
+        // Both are copied before either is waited for.
+        let mut bytes = vec![0; 2 * rows * size_of::<i32>()];
+        let read = self.session.read_async(&["argmax", "sum"])?;
+        self.session.finish_read(read, &mut bytes)?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        let (tokens, sums) = numbers.split_at(numbers.len() / 2);
+        let checked = |(token, sum): (&[u8; 4], &[u8; 4])| {
+            let (token, sum) = (i32::from_ne_bytes(*token), f32::from_ne_bytes(*sum));
+            match u32::try_from(token) {
+                Ok(token) if sum.is_finite() => Ok(token),
+                _ => Err(LogitsError::NotFinite { token: token.max(0) as u32, logit: sum }),
+            }
         };
-        self.argmax.extend(tokens.into_iter().zip(sums).map(checked));
+        self.argmax.extend(tokens.iter().zip(sums).map(checked));
         Ok(())
     }
 

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::answer::{Finish, TextPiece, TokenCounts};
+use crate::generator::GeneratorOptions;
+use crate::prompt_format::PromptFormat;
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling::{SamplingHook, SamplingOptions};
-use crate::{Error, Result};
+use crate::template::Message;
+use crate::{Error, Model, Result};
 
 /// A prompt, and what its answer is to be like.
 ///
@@ -45,9 +48,26 @@ pub struct Request {
     pub salt: u64,
     /// Tells reasoning in the answer from the rest.
     pub reasoning: ReasoningSplitter,
+    /// Whether the answer goes on after an end-of-generation token, as benchmarks want it.
+    pub past_end: bool,
 }
 
 impl Request {
+    /// The last message of a conversation, rendered with the model's chat template. Sampling options, stop strings, the largest
+    /// number of tokens and all that concerns the template are those of `options`.
+    pub fn chat(model: &Model, options: &GeneratorOptions, messages: &[Message]) -> Result<Request> {
+        let format = PromptFormat { model, options };
+        let prompt = format.tokenize(messages, true)?;
+        let opens = !format.is_forged(messages)?;
+        Ok(Request {
+            sampling: options.sampling.clone(),
+            max_tokens: options.max_tokens,
+            stops: options.stops.clone(),
+            reasoning: format.splitter(&prompt, opens)?,
+            ..Request::new(prompt)
+        })
+    }
+
     /// A request with default options.
     pub fn new(prompt: Vec<u32>) -> Request {
         Request {
@@ -62,6 +82,7 @@ impl Request {
             client: 0,
             salt: 0,
             reasoning: ReasoningSplitter::new(None, false),
+            past_end: false,
         }
     }
 }

@@ -34,6 +34,7 @@ pub(super) struct Sequence {
     hook: Option<Box<dyn SamplingHook>>,
     text: AnswerText,
     max_tokens: usize,
+    past_end: bool,
     logprobs: Option<usize>,
     /// Those of the prompt so far, if they are wanted.
     prompt_logprobs: Option<Vec<TokenLogprobs>>,
@@ -66,6 +67,10 @@ impl Sequence {
         let mut sampler = Sampler::for_model(request.sampling, model)?;
         request.prompt.iter().for_each(|token| sampler.accept(*token));
         let prompt = request.prompt.len();
+        // Without a vocabulary there is no text in which a stop string could be found.
+        if !request.stops.is_empty() {
+            model.tokenizer()?;
+        }
         Ok(Sequence {
             id,
             priority: request.priority,
@@ -82,6 +87,7 @@ impl Sequence {
             hook: request.hook,
             text: AnswerText::new(request.stops, request.reasoning),
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            past_end: request.past_end,
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs.then(Vec::new),
             draft: Vec::new(),
@@ -217,14 +223,17 @@ impl Sequence {
         self.sampler.accept(token);
         self.tokens.push(token);
         self.counts.answer += 1;
-        let tokenizer = engine.model().tokenizer()?;
+        let tokenizer = engine.model().tokenizer().ok();
         let mut piece = TextPiece { token, text: String::new(), reasoning: String::new() };
         let mut finish = None;
-        if tokenizer.is_end(token) && !self.sampler.options().ignore_eos {
+        if !self.past_end && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
             finish = Some(Finish::End);
         } else {
-            let (split, stopped) = self.text.push(tokenizer, token)?;
-            (piece.text, piece.reasoning) = (split.answer, split.reasoning);
+            let mut stopped = false;
+            if let Some(tokenizer) = tokenizer {
+                let (split, found) = self.text.push(tokenizer, token)?;
+                (piece.text, piece.reasoning, stopped) = (split.answer, split.reasoning, found);
+            }
             if stopped {
                 finish = Some(Finish::Stop);
             } else if self.counts.answer >= self.max_tokens {

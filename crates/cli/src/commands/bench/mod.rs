@@ -2,6 +2,7 @@
 
 mod report;
 mod samples;
+mod streams;
 mod subject;
 
 use std::io;
@@ -15,6 +16,7 @@ use serde_json::json;
 
 use self::report::{ModelFacts, Report, ReportFormat};
 use self::samples::Samples;
+use self::streams::StreamTest;
 use self::subject::{Subject, Test, TestKind};
 use crate::commands::synth::TOPICS_KEY;
 use crate::failure::{Failure, Outcome};
@@ -70,6 +72,16 @@ pub(crate) struct BenchArgs {
         value_parser = values::at_least_one
     )]
     rounds: usize,
+    /// Measure sequences that are computed together, such as 1,8,32: speeds of all of them, with -p and -n for each
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        allow_negative_numbers = true,
+        value_parser = values::at_least_one,
+        conflicts_with_all = ["depth", "logits", "topic", "threads_list", "gpu_layers_list", "trace", "stats"]
+    )]
+    streams: Vec<usize>,
     /// Copy the logits of every token to the host, as sampling does, instead of computing the argmax on the device
     #[arg(long)]
     logits: bool,
@@ -110,6 +122,9 @@ const LISTS: &str = "-p, -n, -d, -t and -ngl take lists, such as -p 128,512: eac
 pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
     let named = arguments.model.with_file(arguments.file.as_deref());
     let (model, warm_up) = named.without_no_warmup();
+    if !arguments.streams.is_empty() {
+        return arguments.bench_streams(&model, warm_up);
+    }
     let configurations = arguments.configurations(&model);
     let lists = configurations.len() > 1
         || [&arguments.prompt, &arguments.generate, &arguments.depth].iter().any(|list| list.len() > 1);
@@ -134,6 +149,21 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
 }
 
 impl BenchArgs {
+    /// Measures sequences that are computed together.
+    fn bench_streams(&self, model: &ModelOptions, warm_up: bool) -> Outcome {
+        let ([prompt], [generate]) = (self.prompt.as_slice(), self.generate.as_slice()) else {
+            return Err(Failure::Usage("--streams needs a single value of -p and of -n".to_owned()));
+        };
+        let as_json = match self.output {
+            ReportFormat::Json => true,
+            ReportFormat::Table => self.json,
+            _ => return Err(Failure::Usage("--streams prints a table or JSON".to_owned())),
+        };
+        let (streams, rounds) = (self.streams.as_slice(), self.rounds);
+        let test = StreamTest { streams, prompt: *prompt, generate: *generate, rounds, warm_up };
+        streams::bench(&test, model, as_json, &mut io::stdout().lock())
+    }
+
     /// The options of each combination of threads and layers.
     fn configurations(&self, model: &ModelOptions) -> Vec<ModelOptions> {
         let mut all = vec![model.clone()];

@@ -1,0 +1,104 @@
+//! The requests of a batch: one JSON object in each line.
+
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::serving::Request;
+use quadriga_llm::template::Message;
+use quadriga_llm::{GeneratorOptions, Model};
+use serde_json::{Map, Value};
+
+/// A line of the file.
+pub(super) struct BatchLine {
+    pub(super) id: Option<Value>,
+    body: Map<String, Value>,
+    messages: Vec<Message>,
+}
+
+impl BatchLine {
+    /// Parses line `index`. An error says what is wrong with it.
+    pub(super) fn parse(line: &str, index: usize) -> Result<BatchLine, String> {
+        let value: Value =
+            serde_json::from_str(line).map_err(|error| format!("line {}: {error}", index + 1))?;
+        let Value::Object(mut object) = value else {
+            return Err(format!("line {}: not a JSON object", index + 1));
+        };
+        let id = object.remove("custom_id").or_else(|| object.remove("id"));
+        // As in OpenAI's batch files.
+        let body = match object.remove("body") {
+            Some(Value::Object(body)) => body,
+            Some(_) => return Err("\"body\" must be an object".to_owned()),
+            None => object,
+        };
+        let messages = match (body.get("messages"), body.get("prompt")) {
+            (Some(_), Some(_)) => return Err("it has both \"messages\" and \"prompt\"".to_owned()),
+            (Some(messages), None) => {
+                serde_json::from_value(messages.clone()).map_err(|error| format!("\"messages\": {error}"))?
+            }
+            (None, Some(Value::String(prompt))) => vec![Message::new("user", prompt.clone())],
+            (None, Some(_)) => return Err("\"prompt\" must be a string".to_owned()),
+            (None, None) => return Err("it has neither \"messages\" nor \"prompt\"".to_owned()),
+        };
+        Ok(BatchLine { id, body, messages })
+    }
+
+    /// The request, with the command's options where it has none of its own.
+    pub(super) fn request(
+        &self,
+        model: &Model,
+        options: &GeneratorOptions,
+        index: usize,
+    ) -> Result<Request, String> {
+        let sampling = &options.sampling;
+        let float = |name: &str, default: f32| -> Result<f32, String> {
+            match self.field(name) {
+                None => Ok(default),
+                Some(value) => value
+                    .as_f64()
+                    .map(|number| number as f32)
+                    .ok_or_else(|| format!("{name:?} must be a number")),
+            }
+        };
+        let whole = |name: &str| -> Result<Option<u64>, String> {
+            match self.field(name) {
+                None => Ok(None),
+                Some(value) => value
+                    .as_u64()
+                    .map(Some)
+                    .ok_or_else(|| format!("{name:?} must be a number that is not negative")),
+            }
+        };
+        let count = |name: &str| -> Result<Option<usize>, String> {
+            Ok(whole(name)?.map(|number| usize::try_from(number).unwrap_or(usize::MAX)))
+        };
+        let sampling = SamplingOptions {
+            temperature: float("temperature", sampling.temperature)?,
+            top_k: count("top_k")?.unwrap_or(sampling.top_k),
+            top_p: float("top_p", sampling.top_p)?,
+            min_p: float("min_p", sampling.min_p)?,
+            presence_penalty: float("presence_penalty", sampling.presence_penalty)?,
+            frequency_penalty: float("frequency_penalty", sampling.frequency_penalty)?,
+            repeat_penalty: float("repeat_penalty", sampling.repeat_penalty)?,
+            // Requests with the same prompt get different answers.
+            seed: whole("seed")?.unwrap_or_else(|| sampling.seed.wrapping_add(index as u64)),
+            ..sampling.clone()
+        };
+        let stops = match self.field("stop") {
+            None => options.stops.clone(),
+            Some(Value::String(stop)) => vec![stop.clone()],
+            Some(list) => serde_json::from_value(list.clone())
+                .map_err(|_| "\"stop\" must be a string or a list of them")?,
+        };
+        let logprobs = match self.field("logprobs") {
+            None | Some(Value::Bool(false)) => None,
+            Some(Value::Bool(true)) => Some(count("top_logprobs")?.unwrap_or(0)),
+            Some(_) => count("logprobs")?,
+        };
+        let max_tokens = count("max_tokens")?.or(count("max_completion_tokens")?).or(options.max_tokens);
+        let request = Request::chat(model, options, &self.messages).map_err(|error| error.to_string())?;
+        Ok(Request { sampling, stops, logprobs, max_tokens, ..request })
+    }
+
+    /// A field that is there and not null.
+    fn field(&self, name: &str) -> Option<&Value> {
+        self.body.get(name).filter(|value| !value.is_null())
+    }
+}

@@ -1,0 +1,90 @@
+//! From a conversation to the tokens of a prompt, and to what tells reasoning in its answer from the rest.
+
+use crate::generator::GeneratorOptions;
+use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
+use crate::template::{self, ChatTemplate, Message, TemplateArguments};
+use crate::{Model, Result};
+
+/// Tokens at the end of a prompt in which a marker of reasoning is searched: one per byte, and white space.
+const MARKER_TOKENS: usize = 40;
+
+/// A model's way to write prompts, with a generator's options.
+pub(crate) struct PromptFormat<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) options: &'a GeneratorOptions,
+}
+
+impl PromptFormat<'_> {
+    fn template(&self) -> Option<&ChatTemplate> {
+        self.model.template().filter(|_| !self.options.raw)
+    }
+
+    /// The tokens of a conversation, rendered with the chat template; without one, of the messages' plain text.
+    pub(crate) fn tokenize(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
+        let tokenizer = self.model.tokenizer()?;
+        let all = self.all_messages(messages);
+        match self.template() {
+            Some(template) => {
+                template.tokenize_with(tokenizer, &all, &self.template_arguments(add_generation_prompt))
+            }
+            None => Ok(template::tokenize_contents(tokenizer, &all)),
+        }
+    }
+
+    /// The messages with the options' system message, if they have none and there is a template.
+    fn all_messages(&self, messages: &[Message]) -> Vec<Message> {
+        let own = self.template().is_some() && !messages.first().is_some_and(is_system);
+        let system = self.options.system.as_ref().filter(|_| own);
+        let system = system.map(|text| Message::new("system", text.clone()));
+        let mut all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
+        all.iter_mut().for_each(|message| message.trusted |= self.options.special);
+        all
+    }
+
+    fn template_arguments(&self, add_generation_prompt: bool) -> TemplateArguments {
+        let variables = self.options.template_variables.clone();
+        TemplateArguments { variables, add_generation_prompt }
+    }
+
+    /// Tells the reasoning in the answer to a prompt from the rest, as the chat template's format says.
+    pub(crate) fn splitter(&self, prompt: &[u32], opens: bool) -> Result<ReasoningSplitter> {
+        let Some(format) = self.template().and_then(ChatTemplate::reasoning) else {
+            return Ok(ReasoningSplitter::new(None, false));
+        };
+        let tokenizer = self.model.tokenizer()?;
+        let end = prompt.get(prompt.len().saturating_sub(MARKER_TOKENS)..).unwrap_or_default();
+        let mut bytes = Vec::new();
+        for token in end {
+            let control = tokenizer.control_text(*token).map(str::as_bytes);
+            bytes.extend_from_slice(control.map_or_else(|| tokenizer.piece(*token), Ok)?);
+        }
+        let open = opens && format.is_open(&String::from_utf8_lossy(&bytes));
+        let splitter = ReasoningSplitter::new(Some(format.clone()), open);
+        Ok(if format.uses_tokens(tokenizer) { splitter.with_marked_markers() } else { splitter })
+    }
+
+    /// Whether a marker of reasoning at the end of the prompt is a message's and not the template's.
+    pub(crate) fn is_forged(&self, messages: &[Message]) -> Result<bool> {
+        let Some((template, format)) =
+            self.template().and_then(|template| Some((template, template.reasoning()?)))
+        else {
+            return Ok(false);
+        };
+        let ReasoningFormat::Markers { open, .. } = format else { return Ok(false) };
+        let all = self.all_messages(messages);
+        if !all.iter().any(|message| message.content.contains(open.as_ref())) {
+            return Ok(false);
+        }
+        let harmless = |message: &Message| Message {
+            content: message.content.replace(open.as_ref(), "?"),
+            ..message.clone()
+        };
+        let all: Vec<Message> = all.iter().map(harmless).collect();
+        let text = template.render_with(&all, &self.template_arguments(true))?;
+        Ok(!format.is_open(&text))
+    }
+}
+
+pub(crate) fn is_system(message: &Message) -> bool {
+    message.role == "system"
+}
