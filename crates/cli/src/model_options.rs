@@ -147,7 +147,7 @@ fn cache_type(name: &str) -> Result<DType, String> {
 pub(crate) struct BackendMemory {
     #[serde(flatten)]
     bytes: BackendBytes,
-    /// Bytes of slots for experts of the CPU.
+    /// Bytes of slots for experts of the CPU, which are part of the weights.
     expert_slots: u64,
 }
 
@@ -521,7 +521,7 @@ impl Prepared {
         if self.options.expert_slots > 0 {
             let bytes = self.placed.expert_slot_bytes.iter().sum();
             let slots = plural(self.options.expert_slots, "expert", "experts");
-            parts.push(format!("expert cache {} for {slots}", size::text(bytes)));
+            parts.push(format!("expert cache {} of it for {slots}", size::text(bytes)));
         }
         parts.join("; ")
     }

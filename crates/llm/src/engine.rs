@@ -22,7 +22,7 @@ pub(crate) use self::experts::slot_bytes;
 use self::neurons::NeuronObserver;
 pub use self::neurons::NeuronUse;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
-pub(crate) use self::options::{MAX_DIVIDED_TOKENS, SCRAP_PAGES, STATES_OF_SEQUENCE};
+pub(crate) use self::options::{MAX_OBSERVED_TOKENS, SCRAP_PAGES, STATES_OF_SEQUENCE};
 use self::recurrent::RecurrentRows;
 pub(crate) use self::results::{resize, row_of};
 use self::run_ahead::Decode;
@@ -193,7 +193,6 @@ impl Engine {
     /// Plans the largest batch over a full KV cache. Nothing is loaded.
     pub fn forecast(model: &Model, scheduler: &Scheduler, options: EngineOptions) -> Result<Plan> {
         let options = options.resolve(model)?.on(scheduler);
-        let scheduler = &experts::without_slots(model, scheduler, &options)?;
         let shape =
             options.shape(model, options.batch, options.output_rows, options.context * options.sequences);
         Ok(scheduler.plan(model.graph(shape)?)?)

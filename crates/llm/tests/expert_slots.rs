@@ -4,14 +4,14 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::experts::ExpertRecipe;
 use common::{Recipe, distance, engine, logits_of};
 use quadriga_graph::DType;
 use quadriga_llm::placement::{Devices, ExpertCache, expert_bytes};
-use quadriga_llm::{Engine, EngineOptions, GpuLayers, Placement};
-use quadriga_runtime::Backend;
+use quadriga_llm::{Batch, Engine, EngineOptions, GpuLayers, Placement};
+use quadriga_runtime::{Backend, Detail, WeightStreaming};
 use quadriga_sim::{FaultPoint, Sim};
 
 fn options(expert_slots: usize) -> EngineOptions {
@@ -31,7 +31,7 @@ fn divided(recipe: &Recipe, device: Arc<dyn Backend>, slots: usize) -> Engine {
     Engine::new(model, &placed.scheduler, options(slots), &mut |_| {}).unwrap()
 }
 
-/// A prompt that is too long to be divided, a short one that is, then tokens one by one.
+/// A prompt whose experts nobody observes, a short one, then tokens one by one.
 fn run(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut rows = logits_of(engine, &tokens[..11]);
     rows.extend(logits_of(engine, &tokens[11..15]));
@@ -58,6 +58,48 @@ fn any_number_of_slots_gives_the_same_logits() {
             }
         }
     }
+}
+
+/// Of a long batch, a device streams the experts that are in no slot, and no others.
+#[test]
+fn experts_in_slots_are_not_streamed() {
+    for (name, recipe) in Recipe::with_experts() {
+        let (tokens, model) = (recipe.tokens(20), recipe.model());
+        let wanted = run(&mut engine(recipe.model(), options(0)), &tokens);
+        let all = divided(&recipe, Sim::new("sim:0").build(), usize::MAX).expert_cache().unwrap().slots;
+        for slots in [3, 4 * recipe.layers, usize::MAX] {
+            let placement = Placement {
+                gpu_layers: GpuLayers::All,
+                cpu_expert_layers: usize::MAX,
+                streaming: Some(WeightStreaming { operations_per_byte: 0, min_operations: 0 }),
+                ..Placement::default()
+            };
+            let devices = Devices::new([Sim::new("sim:0").build()], cpu()).unwrap();
+            let placed = placement.plan(&model, &devices, &options(slots)).unwrap();
+            let mut engine =
+                Engine::new(recipe.model(), &placed.scheduler, options(slots), &mut |_| {}).unwrap();
+            let copied = Arc::new(Mutex::new(Vec::new()));
+            let seen = Arc::clone(&copied);
+            let observer = move |batch: &Batch<'_>| {
+                let selected = batch.trace.copies.iter().filter(|copy| copy.selected);
+                seen.lock().unwrap().push(selected.map(|copy| copy.bytes).sum::<usize>());
+            };
+            engine.observe(Some((Detail::Splits, Box::new(observer))));
+            let mut rows = logits_of(&mut engine, &tokens[..11]);
+            let first = copied.lock().unwrap()[0];
+            assert_eq!(first == 0, slots as u64 >= all, "{name}, {slots} slots: {first} bytes");
+            engine.observe(None);
+            rows.extend(run_rest(&mut engine, &tokens[11..]));
+            let found = distance(&rows, &wanted);
+            assert!(found < 1e-4, "{name}, {slots} slots: off by {found:.2e}");
+        }
+    }
+}
+
+fn run_rest(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut rows = logits_of(engine, &tokens[..4]);
+    rows.extend(tokens[4..].iter().flat_map(|token| logits_of(engine, &[*token])));
+    rows
 }
 
 #[test]

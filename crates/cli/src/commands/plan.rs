@@ -232,10 +232,10 @@ fn memory(plan: &Explanation, prepared: &Prepared, out: &mut dyn Write) -> io::R
     writeln!(out, " {:>11} {:>11} {:>11}", "compute", "total", "free")?;
     for (number, BackendLine { bytes, free, .. }) in plan.backends.iter().enumerate() {
         write!(out, "{:10}", bytes.backend)?;
-        for part in [bytes.weights, bytes.mapped, bytes.state] {
+        let own = slots.get(number).copied().unwrap_or(0);
+        for part in [bytes.weights.saturating_sub(own), bytes.mapped, bytes.state] {
             write!(out, " {:>11}", size::text(part))?;
         }
-        let own = slots.get(number).copied().unwrap_or(0);
         if !slots.is_empty() {
             write!(out, " {:>12}", size::text(own))?;
         }
@@ -243,7 +243,7 @@ fn memory(plan: &Explanation, prepared: &Prepared, out: &mut dyn Write) -> io::R
             out,
             " {:>11} {:>11}",
             size::text(bytes.compute + bytes.work),
-            size::text(bytes.total() + own)
+            size::text(bytes.total())
         )?;
         writeln!(out, " {:>11}", free.map_or("unknown".to_owned(), size::text))?;
     }

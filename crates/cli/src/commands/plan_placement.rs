@@ -19,7 +19,7 @@ use crate::size;
 pub(crate) struct PlacementReport {
     /// Weights and states by class and backend.
     classes: Vec<ClassResidence>,
-    /// Slots for experts of the CPU, which the memory of `backends` does not count.
+    /// Slots for experts of the CPU, which are part of the weights in `backends`.
     expert_cache: Option<PlannedExpertCache>,
     /// The parts of a model that does not fit as a whole, in the order in which accelerators are filled.
     units: Vec<PlacementUnit>,

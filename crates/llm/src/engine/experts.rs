@@ -4,11 +4,11 @@
 //! each batch, and experts are uploaded in the background: a batch never waits for one, the host computes it meanwhile.
 
 use quadriga_graph::{Data, TensorKind, layer_of};
-use quadriga_runtime::{MAX_UPLOADS, Plan, Scheduler, Session, SliceUpload, WeightSlice};
+use quadriga_runtime::{MAX_UPLOADS, Plan, Session, SliceUpload, WeightSlice};
 
 use super::expert_cache::{ExpertCacheUse, ExpertResidency, Move};
-use super::{Engine, EngineOptions};
-use crate::models::{EXPERT_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
+use super::Engine;
+use crate::models::{EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
 use crate::{Error, Model, Result};
 
 /// The most experts that are uploaded in one step.
@@ -135,24 +135,6 @@ pub(crate) fn slot_bytes(plan: &Plan) -> Vec<u64> {
     bytes
 }
 
-/// A scheduler whose budgets are what slots leave of them: those are not in the graph of a long batch, but in memory.
-pub(super) fn without_slots(
-    model: &Model,
-    scheduler: &Scheduler,
-    options: &EngineOptions,
-) -> Result<Scheduler> {
-    let mut left = scheduler.clone();
-    if options.expert_slots > 0 {
-        let slots = slot_bytes(&Engine::plan_batch(model, scheduler, options, 1, 1)?);
-        for (backend, bytes) in slots.into_iter().enumerate() {
-            if let Some(budget) = scheduler.budget_of(backend) {
-                left = left.budget(backend, budget.saturating_sub(bytes));
-            }
-        }
-    }
-    Ok(left)
-}
-
 impl Engine {
     /// How the expert cache has served; `None` if there is none.
     pub fn expert_cache(&self) -> Option<ExpertCacheUse> {
@@ -169,16 +151,18 @@ impl Engine {
         if !self.session.plan().is_some_and(divides) {
             return Ok(());
         }
-        let [slots, on_host] = &mut experts.tables;
-        experts.cache.tables(slots, on_host);
+        let [slots, absent] = &mut experts.tables;
+        experts.cache.tables(slots, absent);
         self.session.set(EXPERT_SLOTS, slots.as_slice())?;
-        self.session.set(EXPERTS_ON_HOST, on_host.as_slice())?;
+        let name = if shape.observe_experts { EXPERTS_ON_HOST } else { EXPERTS_NOT_IN_SLOTS };
+        self.session.set(name, absent.as_slice())?;
         Ok(())
     }
 
     /// Notes which experts the batch uses, and starts to upload those that should be in a slot.
     pub(super) fn observe_experts(&mut self, shape: &GraphShape) -> Result<()> {
-        let Some(experts) = self.experts.as_mut().filter(|_| shape.expert_slots > 0) else { return Ok(()) };
+        let observes = shape.expert_slots > 0 && shape.observe_experts;
+        let Some(experts) = self.experts.as_mut().filter(|_| observes) else { return Ok(()) };
         experts.cache.begin_step();
         for (number, layer) in self.model.hyperparameters().layers.iter().enumerate() {
             let has_slots = experts.layers.get(number).is_some_and(|tensors| !tensors.is_empty());

@@ -107,9 +107,9 @@ pub(crate) const STATES_OF_SEQUENCE: usize = 2;
 /// The largest number of checkpoints of a sequence.
 const MAX_CHECKPOINTS: usize = 1024;
 
-/// The largest batch whose experts are divided between slots and host: more tokens use nearly all experts of the host, whose
-/// tensors are streamed then.
-pub(crate) const MAX_DIVIDED_TOKENS: usize = 8;
+/// The largest batch whose experts the host looks up and observes: more tokens use nearly all experts, and those that are in no
+/// slot are streamed.
+pub(crate) const MAX_OBSERVED_TOKENS: usize = 8;
 
 /// The smallest number of KV-cache slots that a graph attends over.
 const MIN_VISIBLE_SLOTS: usize = 512;
@@ -316,8 +316,9 @@ impl EngineOptions {
             state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
             cache_keys: self.cache_keys,
             cache_values: self.cache_values,
-            expert_slots: if tokens <= MAX_DIVIDED_TOKENS { self.expert_slots } else { 0 },
             neurons: self.neurons,
+            expert_slots: self.expert_slots,
+            observe_experts: tokens <= MAX_OBSERVED_TOKENS,
             hidden: self.hidden || !self.logits,
             logits: self.logits,
             argmax: self.logits && self.greedy && rows > 0,

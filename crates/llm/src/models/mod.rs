@@ -17,6 +17,7 @@
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output; of encoders with a classification head, the first of each text |
 //! | `expert_slots` | i32 `[layers, experts]` | with [`GraphShape::expert_slots`]: the slot of each expert, or −1 |
 //! | `experts_on_host` | i32 `[layers, experts]` | with them: the number of each expert that is in no slot, or −1 |
+//! | `experts_not_in_slots` | i32 `[layers, experts]` | in its place without [`GraphShape::observe_experts`] |
 //!
 //! | output | type, shape | meaning |
 //! |---|---|---|
@@ -70,7 +71,7 @@ use self::architecture::Architecture;
 use self::builder::ModelBuilder;
 pub use self::builder::TensorSpec;
 use self::builder::is_recurrent_state;
-pub(crate) use self::builder::{EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
+pub(crate) use self::builder::{EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
 pub(crate) use self::builder::{active_output, missed_output, predicted_output};
 pub use self::neurons::{NeuronMode, Neurons};
 pub use self::tensor_list::tensors;
@@ -160,6 +161,9 @@ pub struct GraphShape {
     pub expert_slots: usize,
     /// How the neurons of feed-forward networks are computed.
     pub neurons: Neurons,
+    /// Whether the experts that a batch with slots uses are outputs. Without, the host does not look them up, so that a device can
+    /// stream those that are in no slot.
+    pub observe_experts: bool,
     /// Whether the hidden state after the last layer is an output, beside the logits.
     pub hidden: bool,
     /// Whether the logits are an output. Without them nor an argmax, hidden states must be.
@@ -225,6 +229,7 @@ impl GraphShape {
             cache_values: DType::F16,
             expert_slots: 0,
             neurons: Neurons::default(),
+            observe_experts: true,
             hidden: false,
             logits: true,
             argmax: false,

@@ -1,6 +1,6 @@
 //! Estimates of a plan's time, from the rates of its devices.
 
-use quadriga_graph::{DType, Graph, NodeId, Op};
+use quadriga_graph::{DType, Graph, NodeId, Op, TensorId};
 use quadriga_runtime::{Cost, Plan, Rates};
 use serde::Serialize;
 
@@ -82,7 +82,8 @@ impl BatchEstimate {
             let Some(link) = rates.get(copy.from.min(copy.to)).map(|rates| rates.link.max(1.0)) else {
                 continue;
             };
-            let seconds = copy.bytes as f64 / link;
+            let share = copy.selected_by.map_or(1.0, |_| share_of_weight(graph, TensorId::from_index(copy.tensor)));
+            let seconds = share * copy.bytes as f64 / link;
             // Tensors that are there before the run are copied while the device computes.
             match streamed.get_mut(copy.to).filter(|_| copy.source.is_none()) {
                 Some(streamed) => *streamed += seconds,
@@ -100,7 +101,12 @@ impl BatchEstimate {
 /// An expert cache that follows the text serves more.
 fn expert_share(graph: &Graph, node: NodeId) -> f64 {
     let (Op::MulMatId, Some(weight)) = (graph[node].op(), graph.inputs(node).first()) else { return 1.0 };
-    let name = graph.name(*weight);
+    share_of_weight(graph, *weight)
+}
+
+/// As [`expert_share`], of the experts' matrices.
+fn share_of_weight(graph: &Graph, weight: TensorId) -> f64 {
+    let name = graph.name(weight);
     let count = |name: &str| {
         let tensor = graph.leaf(name).and_then(|id| graph.get(id))?;
         tensor.shape().dims().first().map(|count| *count as f64)

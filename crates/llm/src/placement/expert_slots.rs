@@ -6,7 +6,7 @@ use quadriga_runtime::{BackendBytes, MAX_UPLOADS, Plan};
 use super::search::fitting;
 use super::{ClassResidence, Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
 use crate::Result;
-use crate::engine::{Engine, EngineOptions, MAX_DIVIDED_TOKENS, slot_bytes};
+use crate::engine::{Engine, EngineOptions, MAX_OBSERVED_TOKENS, slot_bytes};
 use crate::model::Model;
 use crate::models::GraphShape;
 
@@ -112,7 +112,7 @@ impl Placement {
         let resolved = options.clone().resolve(model)?;
         let all = resolved.context * resolved.sequences;
         let mut own = Vec::new();
-        for tokens in [1, MAX_DIVIDED_TOKENS.min(resolved.batch)] {
+        for tokens in [1, MAX_OBSERVED_TOKENS.min(resolved.batch)] {
             let plan = Engine::plan_batch(model, &placed.scheduler, &resolved, tokens, all);
             let Some(plan) = fitting(plan)? else { return Ok(None) };
             own = slot_bytes(&plan);

@@ -126,7 +126,7 @@ pub struct PlacedModel {
     pub units: Vec<PlacementUnit>,
     /// The slots of the expert cache, for [`EngineOptions::expert_slots`].
     pub expert_slots: usize,
-    /// Their bytes on each backend, which the forecast does not count: long batches have no use for them. Empty without slots.
+    /// Their bytes on each backend, which are part of its weights. Empty without slots.
     pub expert_slot_bytes: Vec<u64>,
 }
 

@@ -32,7 +32,8 @@ impl<'g> LayerBuilder<'_, 'g> {
     /// shared expert's result.
     ///
     /// With slots, experts that are in a slot are computed by its device, and the others by the processor that has the
-    /// file's tensors, at the same time: nothing before the last addition needs the results of both.
+    /// file's tensors, at the same time: nothing before the last addition needs the results of both. Of long batches a
+    /// device may compute both, and streams those that are in no slot.
     pub(super) fn mixture(
         &self,
         experts: Experts,
@@ -66,12 +67,18 @@ impl<'g> LayerBuilder<'_, 'g> {
         let (tokens, used, count) = (route.ids.shape().rows(), route.ids.shape().cols(), experts.count);
         let look_up = |table: Value<'g>, ids: Value<'g>| table.reshape([count, 1]).get_rows(ids);
         let row = |table: Value<'g>| table.slice(0, self.index, 1);
-        let (in_slots, on_host, numbers) = self.model.expert_tables(count);
         let ids = route.ids.reshape([tokens * used]);
-        // The host has the numbers then, so that it knows what is used.
-        let seen = look_up(numbers, ids);
-        g.output(&format!("experts.{}", self.index), seen);
-        let absent = look_up(row(on_host), seen.reshape([tokens * used])).reshape([tokens, used]);
+        let (in_slots, absent) = if self.model.shape.observe_experts {
+            let (in_slots, on_host, numbers) = self.model.expert_tables(count);
+            // The host has the numbers then, so that it knows what is used.
+            let seen = look_up(numbers, ids);
+            g.output(&format!("experts.{}", self.index), seen);
+            (in_slots, look_up(row(on_host), seen.reshape([tokens * used])))
+        } else {
+            let [in_slots, absent] = self.model.expert_tables_of_device(count);
+            (in_slots, look_up(row(absent), ids))
+        };
+        let absent = absent.reshape([tokens, used]);
         let resident = look_up(row(in_slots), ids).reshape([tokens, used]);
         Ok([
             ExpertMatrices { count: slots, slots: true, ids: resident, route },

@@ -36,6 +36,9 @@ pub(crate) const EXPERT_SLOTS: &str = "expert_slots";
 /// The input with the number of each expert that is in no slot.
 pub(crate) const EXPERTS_ON_HOST: &str = "experts_on_host";
 
+/// The same, for a device that streams them.
+pub(crate) const EXPERTS_NOT_IN_SLOTS: &str = "experts_not_in_slots";
+
 /// The constant with the number of each expert.
 pub(crate) const EXPERT_NUMBERS: &str = "expert_numbers";
 
@@ -61,6 +64,7 @@ pub(crate) struct ModelBuilder<'g> {
     recurrent: Option<RecurrentInputs<'g>>,
     /// Where experts are. Absent where no device has slots for some.
     tables: OnceCell<[Value<'g>; 3]>,
+    device_tables: OnceCell<[Value<'g>; 2]>,
     /// Absent when all tokens are outputs, or none.
     rows: Option<Value<'g>>,
     frequency_factors: Option<Value<'g>>,
@@ -124,6 +128,7 @@ impl<'g> ModelBuilder<'g> {
                 .map(|table| g.input("pages", DType::I32, [table.rows, table.pages])),
             recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
             tables: OnceCell::new(),
+            device_tables: OnceCell::new(),
             rows: (!hyper.encoder && shape.rows > 0 && shape.rows < n)
                 .then(|| g.input("rows", DType::I32, [shape.rows])),
             frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
@@ -151,6 +156,14 @@ impl<'g> ModelBuilder<'g> {
         let before = self.hyper.layers.iter().take(layer).filter(|layer| has_experts(layer)).count();
         let first = |layer: usize| layer * self.shape.expert_slots / layers.max(1);
         (first(before + 1) - first(before)).min(experts.count)
+    }
+
+    /// The slot of each expert `[layers, experts]`, or −1, and the number of each that is in no slot, both for a device to look up.
+    fn expert_tables_of_device(&self, experts: usize) -> [Value<'g>; 2] {
+        *self.device_tables.get_or_init(|| {
+            let dims = [self.hyper.layers.len(), experts];
+            [EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS].map(|name| self.g.input(name, DType::I32, dims))
+        })
     }
 
     /// The slot of each expert `[layers, experts]`, or −1; the number of each that is in no slot; and the number of each.
