@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::experts::ExpertRecipe;
 use common::{Recipe, distance, engine, logits_of};
-use quadriga_graph::DType;
+use quadriga_graph::{DType, NodeId};
 use quadriga_llm::placement::{Devices, ExpertCache, expert_bytes};
 use quadriga_llm::{Batch, Engine, EngineOptions, GpuLayers, Placement};
 use quadriga_runtime::{Backend, Detail, WeightStreaming};
@@ -100,6 +100,32 @@ fn run_rest(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut rows = logits_of(engine, &tokens[..4]);
     rows.extend(tokens[4..].iter().flat_map(|token| logits_of(engine, &[*token])));
     rows
+}
+
+/// While a token is decoded, device and host wait for each other once each way in a layer, whatever has slots.
+#[test]
+fn a_layer_has_one_rendezvous_each_way() {
+    for (name, recipe) in Recipe::with_experts() {
+        for slots in [3, usize::MAX] {
+            let mut engine = divided(&recipe, Sim::new("sim:0").build(), slots);
+            engine.feed(&recipe.tokens(1)).unwrap();
+            let plan = engine.session().plan().unwrap();
+            let backends: Vec<usize> = plan.splits().splits.iter().map(|split| split.backend).collect();
+            let with_experts = plan
+                .splits()
+                .splits
+                .iter()
+                .enumerate()
+                .filter(|(number, split)| {
+                    let is_expert = |node: &NodeId| plan.graph()[*node].op().name() == "mul_mat_id";
+                    split.backend == 1 && plan.splits().nodes_of(*number).iter().any(is_expert)
+                })
+                .count();
+            assert!(with_experts > 0 && with_experts <= recipe.layers, "{name}, {slots} slots: {backends:?}");
+            let crossings = backends.windows(2).filter(|pair| pair[0] != pair[1]).count();
+            assert!(crossings <= 2 * with_experts, "{name}, {slots} slots: {backends:?}");
+        }
+    }
 }
 
 #[test]
