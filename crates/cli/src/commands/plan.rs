@@ -239,12 +239,7 @@ fn memory(plan: &Explanation, prepared: &Prepared, out: &mut dyn Write) -> io::R
         if !slots.is_empty() {
             write!(out, " {:>12}", size::text(own))?;
         }
-        write!(
-            out,
-            " {:>11} {:>11}",
-            size::text(bytes.compute + bytes.work),
-            size::text(bytes.total())
-        )?;
+        write!(out, " {:>11} {:>11}", size::text(bytes.compute + bytes.work), size::text(bytes.total()))?;
         writeln!(out, " {:>11}", free.map_or("unknown".to_owned(), size::text))?;
     }
     Ok(())

@@ -6,8 +6,8 @@
 use quadriga_graph::{Data, TensorKind, layer_of};
 use quadriga_runtime::{MAX_UPLOADS, Plan, Session, SliceUpload, WeightSlice};
 
-use super::expert_cache::{ExpertCacheUse, ExpertResidency, Move};
 use super::Engine;
+use super::expert_cache::{ExpertCacheUse, ExpertResidency, Move};
 use crate::models::{EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS, EXPERTS_ON_HOST, GraphShape, SLOTS_SUFFIX};
 use crate::{Error, Model, Result};
 

@@ -71,7 +71,9 @@ use self::architecture::Architecture;
 use self::builder::ModelBuilder;
 pub use self::builder::TensorSpec;
 use self::builder::is_recurrent_state;
-pub(crate) use self::builder::{EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
+pub(crate) use self::builder::{
+    EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX,
+};
 pub(crate) use self::builder::{active_output, missed_output, predicted_output};
 pub use self::neurons::{NeuronMode, Neurons};
 pub use self::tensor_list::tensors;

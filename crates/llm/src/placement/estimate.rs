@@ -82,7 +82,8 @@ impl BatchEstimate {
             let Some(link) = rates.get(copy.from.min(copy.to)).map(|rates| rates.link.max(1.0)) else {
                 continue;
             };
-            let share = copy.selected_by.map_or(1.0, |_| share_of_weight(graph, TensorId::from_index(copy.tensor)));
+            let share =
+                copy.selected_by.map_or(1.0, |_| share_of_weight(graph, TensorId::from_index(copy.tensor)));
             let seconds = share * copy.bytes as f64 / link;
             // Tensors that are there before the run are copied while the device computes.
             match streamed.get_mut(copy.to).filter(|_| copy.source.is_none()) {
