@@ -1,12 +1,11 @@
 //! Matmuls with the rows of active neurons: rows of inactive ones are not read.
 //!
-//! A neuron's row is contiguous in the file, and few rows are read, so weights stay as they are in the file. A row is
-//! dequantized into the thread's own memory, which its core's cache holds, and multiplied from there. Sums are taken in the order of
-//! the rows: neither threads nor skipped rows change a bit.
+//! A neuron's row is contiguous in the file, and few rows are read, so weights stay as they are in the file. One token's rows of
+//! the usual types are multiplied straight from there (kernels/vec/row_sums.rs); otherwise a row is dequantized into the
+//! thread's own memory, which its core's cache holds. Sums are taken in the order of the rows: neither threads nor skipped
+//! rows change a bit.
 
 use std::ops::Range;
-
-use quadriga_graph::DType;
 
 use super::operand::LoweringContext;
 use super::scratch::with_floats;
@@ -16,7 +15,7 @@ use crate::step::{Access, Kernel, StepPart, WorkMemory};
 use crate::view::{TensorView, segments};
 
 /// Rows of a unit of [`MulMatKernel`].
-const UNIT: usize = 16;
+const UNIT: usize = 64;
 
 /// The most tokens for which the matmul runs as the epilogue of the gates' matmul.
 const EPILOGUE_TOKENS: usize = 4;
@@ -109,9 +108,57 @@ impl MulMatKernel {
         gate[0]
     }
 
+    /// The results of some rows for one token, straight from the rows; `false` if types or layouts do not allow that.
+    fn rows_of_one(&self, token: usize, rows: &Range<usize>) -> bool {
+        let (place, columns) = ([0, 0, token], 0..self.w.cols());
+        let (Some(gates), Some(out), None) = (
+            self.gates.floats_at(place, rows.start, rows.len()),
+            self.out.floats_at(place, rows.start, rows.len()),
+            self.ids,
+        ) else {
+            return false;
+        };
+        // SAFETY: the operation does not write its input, and no other part of the step does.
+        let Some(x) = (unsafe { self.x.row_f32(place) }) else { return false };
+        if !self.w.is_dense() || !vec::reads_rows_of(self.w.dtype, columns.len()) || rows.len() > LIST {
+            return false;
+        }
+        // SAFETY: so many elements from there on; the gates of these rows are complete, and only this unit has these results.
+        let (gates, out) = unsafe {
+            (std::slice::from_raw_parts(gates, rows.len()), std::slice::from_raw_parts_mut(out, rows.len()))
+        };
+        let (mut list, mut len) = ([0; LIST], 0);
+        for (i, gate) in gates.iter().enumerate() {
+            if let Some(to) = list.get_mut(len) {
+                *to = i;
+            }
+            len += usize::from(*gate != 0.0 || !self.skip);
+        }
+        out.fill(0.0);
+        let active = list.get(..len).unwrap_or_default();
+        active.iter().take(2).for_each(|row| prefetch(self.isa, &self.w, rows.start + row, &columns));
+        for (i, row) in active.iter().enumerate() {
+            if let Some(next) = active.get(i + 2) {
+                prefetch(self.isa, &self.w, rows.start + next, &columns);
+            }
+            let (Some(from), Some(gate), Some(out)) =
+                (self.w.row_pointer([0, 0, rows.start + row]), gates.get(*row), out.get_mut(*row))
+            else {
+                continue;
+            };
+            // SAFETY: a dense row of as many elements as `x`, which is not written.
+            let product = gate * unsafe { vec::dot_row(self.isa, self.w.dtype, from, x) };
+            *out = if *gate != 0.0 { product } else { 0.0 };
+        }
+        true
+    }
+
     /// The results of some rows for some tokens.
     fn rows(&self, tokens: Range<usize>, rows: Range<usize>) -> Result<(), String> {
         let columns = 0..self.w.cols();
+        if tokens.len() == 1 && self.rows_of_one(tokens.start, &rows) {
+            return Ok(());
+        }
         if tokens.len() == 1 {
             for row in rows.clone() {
                 if self.gate(tokens.start, self.neuron(row)?) != 0.0 {
@@ -174,8 +221,8 @@ pub(super) fn axpy(
 ) -> StepPart {
     let block = w.dtype.block_len().max(32);
     // Enough pieces for several threads, none much shorter than what a memory access transfers.
-    let most = if matches!(w.dtype, DType::F32 | DType::F16 | DType::BF16) { 128 } else { 256 };
-    let columns = (w.cols() / 8).clamp(64, most).next_multiple_of(block);
+    let pieces = if w.cols() < 2048 { 6 } else { 16 };
+    let columns = (w.cols() / pieces).max(64).next_multiple_of(block);
     let accesses = vec![Access::reads(w), Access::reads(factors), Access::writes(out)];
     let cost = factors.elements().saturating_mul(w.cols()) / ACTIVE_SHARE;
     let (isa, skip) = (context.isa, context.skip);
@@ -193,6 +240,32 @@ impl AxpyKernel {
         let mut factor = [0.0];
         self.factors.load_at([0, 0, token], row, &mut factor);
         factor[0]
+    }
+
+    /// Some columns of the sums of one token, straight from the rows; `false` if types or layouts do not allow that.
+    fn sum_of_one(&self, token: usize, columns: &Range<usize>, sums: &mut [f32]) -> bool {
+        // SAFETY: the operation does not write its inputs.
+        let factors = unsafe { self.factors.row_f32([0, 0, token]) };
+        let (Some(factors), Some(base)) = (factors, self.w.row_pointer([0; 3])) else { return false };
+        if !self.w.is_dense() || !vec::reads_rows_of(self.w.dtype, columns.len()) {
+            return false;
+        }
+        let matrix = vec::RowMatrix { dtype: self.w.dtype, base, stride: self.w.strides[2] };
+        let (mut rows, mut values) = ([0; LIST], [0.0; LIST]);
+        sums.fill(0.0);
+        for (chunk, factors) in factors.chunks(LIST).enumerate() {
+            let mut len = 0;
+            for (i, factor) in factors.iter().enumerate() {
+                if let (Some(row), Some(value)) = (rows.get_mut(len), values.get_mut(len)) {
+                    (*row, *value) = ((chunk * LIST + i) as u32, *factor);
+                }
+                len += usize::from(*factor != 0.0 || !self.skip);
+            }
+            let (rows, values) = (rows.get(..len).unwrap_or_default(), values.get(..len).unwrap_or_default());
+            // SAFETY: rows and columns of the matrix, dense and not written; columns begin at whole blocks.
+            unsafe { vec::axpy_rows(self.isa, matrix, rows, values, columns.start, sums) };
+        }
+        true
     }
 
     /// Some columns of the sums of some tokens.
@@ -230,7 +303,9 @@ impl Kernel for AxpyKernel {
                 let tokens = first..(first + TOKENS).min(all);
                 with_floats((tokens.len() + 1) * columns.len(), |floats| {
                     let (values, sums) = floats.split_at_mut(columns.len());
-                    self.sum(&tokens, &columns, sums, values);
+                    if tokens.len() != 1 || !self.sum_of_one(first, &columns, sums) {
+                        self.sum(&tokens, &columns, sums, values);
+                    }
                     for (token, sums) in tokens.clone().zip(sums.chunks(columns.len().max(1))) {
                         self.out.store_at([0, 0, token], columns.start, sums);
                     }

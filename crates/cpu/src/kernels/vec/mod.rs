@@ -21,12 +21,14 @@ mod convert;
 mod functions;
 mod prefetch;
 mod quantize;
+mod row_sums;
 mod rows;
 pub(crate) mod simd;
 
 pub(crate) use convert::load_elements;
 pub(crate) use functions::{exp, tanh};
 pub(crate) use prefetch::prefetch;
+pub(crate) use row_sums::{RowMatrix, axpy_rows, dot_row, reads_rows_of};
 
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, load_row};
 pub use quantize::quantize_row;
