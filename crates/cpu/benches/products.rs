@@ -282,6 +282,7 @@ fn attention(pool: &Pool, isa: Isa, only: Option<usize>) {
                     values: rows(1),
                     mask: None,
                     spans: Some(&spans),
+                    pages: None,
                     sinks: None,
                     output: HeadRows { pointer: out.as_mut_ptr().cast(), stride: floats, head_stride: 256 },
                 };

@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 use quadriga_conformance::Rng;
 use quadriga_cpu::internals::kernels::attention::{
-    Attention, AttentionMask, AttentionMemory, AttentionShape, HeadRows,
+    Attention, AttentionMask, AttentionMemory, AttentionShape, HeadRows, PageTable,
 };
 use quadriga_cpu::internals::pool::Pool;
 use quadriga_cpu::isa::Isa;
@@ -61,16 +61,53 @@ struct Case {
     mask: Option<(DType, Vec<f32>)>,
     spans: Option<Vec<[i32; 2]>>,
     sinks: Option<Vec<f32>>,
+    pages: Option<Pages>,
+}
+
+/// Spans with rows of the table, the table, and its columns.
+#[derive(Clone)]
+struct Pages {
+    spans: Vec<[i32; 3]>,
+    pages: Vec<i32>,
+    columns: usize,
+}
+
+impl Case {
+    /// The slots that a query sees: their numbers, or with pages those of the rows they are in.
+    fn visible(&self, t: usize) -> Vec<usize> {
+        if let Some(pages) = &self.pages {
+            let [begin, end, table] = pages.spans[t];
+            let row = |i: usize| pages.pages[table as usize * pages.columns + i / 64] as usize * 64 + i % 64;
+            return (begin as usize..end as usize).map(row).collect();
+        }
+        let [begin, end] = self.spans.as_ref().map_or([0, self.shape.slots as i32], |s| s[t]);
+        (begin as usize..end as usize).collect()
+    }
+
+    /// The attention of some queries alone.
+    fn only(&self, tokens: std::ops::Range<usize>) -> Case {
+        let cut =
+            |cache: &Cache| Cache { bytes: cache.bytes.clone(), values: cache.values.clone(), ..*cache };
+        let mut q = cut(&self.q);
+        q.bytes.drain(1..1 + tokens.start * q.stride);
+        let shape = AttentionShape { tokens: tokens.len(), ..self.shape };
+        let pages =
+            self.pages.clone().map(|pages| Pages { spans: pages.spans[tokens.clone()].to_vec(), ..pages });
+        let spans = self.spans.as_ref().map(|spans| spans[tokens.clone()].to_vec());
+        let sinks = self.sinks.clone();
+        Case { shape, q, k: cut(&self.k), v: cut(&self.v), mask: None, spans, sinks, pages }
+    }
 }
 
 fn exact(case: &Case) -> Vec<f64> {
     let AttentionShape { heads, kv_heads, tokens, slots, key_width: dk, value_width: dv, .. } = case.shape;
     let mut out = vec![0.0; tokens * heads * dv];
     for t in 0..tokens {
-        let [begin, end] = case.spans.as_ref().map_or([0, slots as i32], |s| s[t]);
+        let visible = case.visible(t);
         for h in 0..heads {
             let g = h / (heads / kv_heads);
-            let scores: Vec<f64> = (0..slots)
+            let scores: Vec<f64> = visible
+                .iter()
                 .map(|c| {
                     let q = &case.q.values[(t * heads + h) * dk..][..dk];
                     let k = &case.k.values[(c * kv_heads + g) * dk..][..dk];
@@ -82,7 +119,7 @@ fn exact(case: &Case) -> Vec<f64> {
                     if let Some((_, mask)) = &case.mask {
                         s += f64::from(mask[t * slots + c]);
                     }
-                    if (begin..end).contains(&(c as i32)) { s } else { f64::NEG_INFINITY }
+                    s
                 })
                 .collect();
             let sink = case.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
@@ -92,7 +129,7 @@ fn exact(case: &Case) -> Vec<f64> {
             }
             let p: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
             let total = p.iter().sum::<f64>() + (sink - most).exp();
-            for (c, p) in p.iter().enumerate() {
+            for (c, p) in visible.iter().zip(&p) {
                 for i in 0..dv {
                     out[(t * heads + h) * dv + i] += p / total * case.v.values[(c * kv_heads + g) * dv + i];
                 }
@@ -127,6 +164,12 @@ fn computed(case: &Case, isa: Isa, pool: &Pool) -> Vec<f32> {
             dtype: *dtype,
         }),
         spans: case.spans.as_deref(),
+        pages: case.pages.as_ref().map(|pages| PageTable {
+            spans: &pages.spans,
+            pages: &pages.pages,
+            columns: pages.columns,
+            rows: case.k.values.len() / (case.shape.kv_heads * case.shape.key_width),
+        }),
         sinks: case.sinks.as_deref(),
         output: HeadRows {
             pointer: out.as_mut_ptr().cast(),
@@ -194,6 +237,7 @@ fn case(rng: &mut Rng, shape: AttentionShape) -> Case {
         mask: None,
         spans: None,
         sinks: None,
+        pages: None,
     }
 }
 
@@ -373,6 +417,95 @@ fn queries_of_several_sequences_see_their_own_slots() {
     let mut case = case(&mut rng, shape(6, 2, 4, 900, 64, DType::F16));
     case.spans = Some(vec![[0, 200], [300, 310], [310, 310], [500, 900]]);
     check("sequences", &case, &pools());
+}
+
+/// Batches of sequences, each with a number of queries and of keys: decodes, prompts, and rows without any.
+const BATCHES: &[&[(usize, usize)]] = &[
+    &[(1, 1), (1, 700), (1, 64), (1, 129)],
+    &[(1, 300), (20, 90), (1, 5), (3, 0), (2, 260), (40, 40), (7, 200)],
+    &[(1, 130); 12],
+];
+
+/// A batch of sequences whose keys are in pages in any order, or one sequence after another.
+fn sequences(rng: &mut Rng, batch: &[(usize, usize)], dtype: DType, width: usize, paged: bool) -> Case {
+    let used: usize = batch.iter().map(|(_, keys)| keys.div_ceil(64)).sum();
+    let columns = batch.iter().map(|(_, keys)| keys.div_ceil(64)).max().unwrap_or(0) + 1;
+    let tokens = batch.iter().map(|(queries, _)| queries).sum();
+    let mut case = case(rng, shape(6, 2, tokens, 64 * (used + 1), width, dtype));
+    let mut free: Vec<i32> = (0..used as i32 + 1).collect();
+    let (mut spans, mut pages, mut first) = (Vec::new(), Vec::new(), 0);
+    for (table, (queries, keys)) in batch.iter().enumerate() {
+        let end = |query: usize| (keys + query + 1).saturating_sub(*queries).min(*keys) as i32;
+        spans.extend((0..*queries).map(|query| [first, first + end(query), table as i32]));
+        let of_sequence = keys.div_ceil(64);
+        for _ in 0..of_sequence {
+            pages.push(free.swap_remove(rng.below(free.len())));
+        }
+        pages.extend(std::iter::repeat_n(if rng.chance(0.5) { -1 } else { i32::MAX }, columns - of_sequence));
+        first += if paged { 0 } else { 64 * of_sequence as i32 };
+    }
+    case.sinks = rng.chance(0.3).then(|| (0..6).map(|_| rng.uniform(-1.0, 2.0) as f32).collect());
+    if paged {
+        case.shape.slots = 64 * columns;
+        case.pages = Some(Pages { spans, pages, columns });
+    } else {
+        case.spans = Some(spans.into_iter().map(|[first, end, _]| [first, end]).collect());
+    }
+    case
+}
+
+#[test]
+fn sequences_have_their_own_keys_in_pages_or_not() {
+    let seed = 31;
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    let pools = pools();
+    for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::F32, DType::Q4_0] {
+        for (batch, width) in BATCHES.iter().zip([64, 96, 128]) {
+            for paged in [true, false] {
+                check("sequences", &sequences(&mut rng, batch, dtype, width, paged), &pools);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sequence_beside_others_has_the_same_results_as_alone() {
+    let seed = 32;
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    let pool = Pool::new(2).unwrap();
+    for (batch, dtype) in BATCHES.iter().zip([DType::F16, DType::Q8_0, DType::F16]) {
+        for (paged, isa) in
+            [true, false].into_iter().flat_map(|p| Isa::available().into_iter().map(move |i| (p, i)))
+        {
+            let case = sequences(&mut rng, batch, dtype, 64, paged);
+            let together = computed(&case, isa, &pool);
+            let mut first = 0;
+            for (queries, _) in *batch {
+                let alone = computed(&case.only(first..first + queries), isa, &pool);
+                let row = 6 * 64;
+                let own = &together[first * row..(first + queries) * row];
+                let same = own.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{isa}, paged {paged}, {queries} queries from {first} of {batch:?}");
+                first += queries;
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_out_of_range_are_not_read() {
+    let mut rng = Rng::new(33);
+    let pool = Pool::new(2).unwrap();
+    for isa in Isa::available() {
+        let mut case = sequences(&mut rng, &[(1, 200), (20, 100)], DType::F16, 64, true);
+        let pages = case.pages.as_mut().unwrap();
+        pages.pages = vec![i32::MAX, -1, i32::MIN, 1 << 20, 77, 5];
+        pages.spans[1][2] = 1 << 30;
+        pages.spans[2][2] = -1;
+        computed(&case, isa, &pool);
+    }
 }
 
 #[test]

@@ -8,7 +8,9 @@ use super::lowered::{LoweredOp, TeamOp};
 use super::operand::LoweringContext;
 use super::scratch::with_floats;
 use crate::isa::Isa;
-use crate::kernels::attention::{self as fast, AttentionMask, AttentionMemory, AttentionShape, HeadRows};
+use crate::kernels::attention::{
+    self as fast, AttentionMask, AttentionMemory, AttentionShape, HeadRows, PageTable,
+};
 use crate::kernels::vec;
 use crate::pool::Worker;
 use crate::step::{Access, Kernel, StepPart, TeamError, TeamKernel, WorkMemory};
@@ -50,14 +52,15 @@ pub(super) fn attention(
     let [b, h, t, d] = q.dims;
     let mut accesses = vec![Access::reads(q), Access::reads(k), Access::reads(v), Access::writes(out)];
     accesses.extend(optional.iter().flatten().map(Access::reads));
-    let shape = attention_shape(parameters, q.dims, (k.dims, k.dtype), (v.dims, v.dtype));
+    let table = pages.as_ref().map(|pages| pages.cols());
+    let shape = attention_shape(parameters, q.dims, (k.dims, k.dtype), (v.dims, v.dtype), table);
     let isa = context.isa;
     let Attention { scale, soft_cap, .. } = *parameters;
     let plain =
         AttentionKernel { isa, scale, soft_cap, q: *q, k: *k, v: *v, mask, spans, sinks, pages, out: *out };
-    let spans_fit = spans.is_none_or(|spans| spans.is_contiguous());
-    if pages.is_none() && spans_fit && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok()
-    {
+    let fits = [spans, pages].iter().flatten().all(TensorView::is_contiguous);
+    let is_pool = pages.is_none() || k.dims[2] >= PAGE_SLOTS;
+    if fits && is_pool && shape.slots > 0 && fast::Attention::work_bytes(isa, &shape, 1).is_ok() {
         lowered.push(LoweredOp::Team(TeamOp {
             kernel: Box::new(FastAttention { shape, plain }),
             accesses,
@@ -72,9 +75,14 @@ pub(super) fn attention(
     Ok(())
 }
 
-/// The shape of an attention over these tensors.
-pub(super) fn shape_of(parameters: &Attention, q: &Tensor, k: &Tensor, v: &Tensor) -> AttentionShape {
-    attention_shape(parameters, q.dims4(), (k.dims4(), k.dtype()), (v.dims4(), v.dtype()))
+/// The shape of an attention over these tensors, and pages.
+pub(super) fn shape_of(
+    parameters: &Attention,
+    [q, k, v]: [&Tensor; 3],
+    pages: Option<&Tensor>,
+) -> AttentionShape {
+    let table = pages.map(|pages| pages.dims4()[3]);
+    attention_shape(parameters, q.dims4(), (k.dims4(), k.dtype()), (v.dims4(), v.dtype()), table)
 }
 
 fn attention_shape(
@@ -82,8 +90,10 @@ fn attention_shape(
     [_, heads, tokens, key_width]: [usize; 4],
     ([_, kv_heads, slots, _], key_type): ([usize; 4], DType),
     ([.., value_width], value_type): ([usize; 4], DType),
+    table_pages: Option<usize>,
 ) -> AttentionShape {
     let Attention { scale, soft_cap, .. } = *parameters;
+    let slots = table_pages.map_or(slots, |pages| pages.saturating_mul(PAGE_SLOTS));
     AttentionShape {
         heads,
         kv_heads,
@@ -164,25 +174,39 @@ fn rows(view: &TensorView, batch: usize, token_axis: usize, head_axis: usize) ->
     Ok(HeadRows { pointer, stride: stride(token_axis), head_stride: stride(head_axis) })
 }
 
+/// The numbers of a contiguous tensor.
+///
+/// # Safety
+/// The tensor has `count` of them, aligned, which are not written while they are used.
+unsafe fn numbers<'a, T>(view: &TensorView, count: usize) -> Result<&'a [T], TeamError> {
+    let pointer = view.row_pointer([0, 0, 0]).ok_or_else(|| TeamError::Data("a table is empty".into()))?;
+    // SAFETY: promised by the caller.
+    Ok(unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), count) })
+}
+
 impl TeamKernel for FastAttention {
     fn run(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<(), TeamError> {
-        let AttentionKernel { isa, q, k, v, mask, spans, sinks, out, .. } = &self.plain;
+        let AttentionKernel { isa, q, k, v, mask, sinks, out, .. } = &self.plain;
         let tokens = self.shape.tokens;
-        // The kernel clamps spans to the keys; a span out of range is an error, found here.
-        worker
-            .try_chunks(1, |_| {
-                (0..tokens).try_for_each(|t| span(spans.as_ref(), t, self.shape.slots).map(drop))
-            })
-            .map_err(TeamError::Data)?;
-        let spans = match spans {
-            None => None,
-            Some(spans) => {
-                let pointer =
-                    spans.row_pointer([0, 0, 0]).ok_or_else(|| TeamError::Data("no spans".into()))?;
-                // SAFETY: a contiguous tensor of `tokens` pairs of i32, aligned, which this node does not write.
-                Some(unsafe { std::slice::from_raw_parts(pointer.cast::<[i32; 2]>(), tokens) })
+        // The kernel clamps spans to the keys, and pages to their pool; what is out of range is an error, found here.
+        worker.try_chunks(1, |_| self.plain.check_spans()).map_err(TeamError::Data)?;
+        let (mut spans, mut pages) = (None, None);
+        // SAFETY: contiguous tensors of i32, aligned, which this node does not write; for each query there are two
+        // numbers, or three with pages.
+        unsafe {
+            match (&self.plain.spans, &self.plain.pages) {
+                (Some(view), None) => spans = Some(numbers::<[i32; 2]>(view, tokens)?),
+                (Some(view), Some(table)) => {
+                    pages = Some(PageTable {
+                        spans: numbers(view, tokens)?,
+                        pages: numbers(table, table.elements())?,
+                        columns: table.cols(),
+                        rows: k.dims[2],
+                    });
+                }
+                (None, _) => {}
             }
-        };
+        }
         let sinks = match sinks {
             None => None,
             // SAFETY: an input of the operation, which it does not write.
@@ -195,6 +219,7 @@ impl TeamKernel for FastAttention {
         if work.bytes < needs {
             return Err(TeamError::Data(format!("{} bytes of work memory, {needs} needed", work.bytes)));
         }
+        let mut is_separate = true;
         for batch in 0..q.dims[0] {
             if batch > 0 {
                 worker.barrier()?;
@@ -215,6 +240,7 @@ impl TeamKernel for FastAttention {
                 values: rows(v, batch, 2, 1)?,
                 mask,
                 spans,
+                pages,
                 sinks,
                 output: rows(out, batch, 1, 2)?,
             };
@@ -222,12 +248,13 @@ impl TeamKernel for FastAttention {
             // contiguous and overlaps no input; the work memory is long enough and this step's alone.
             let attention =
                 unsafe { fast::Attention::new(*isa, self.shape, memory, work.threads, work.pointer)? };
+            is_separate &= attention.is_separate();
             // SAFETY: every thread of the run calls this kernel once, and a barrier separates batches.
             unsafe { attention.run(worker)? };
         }
         // The fast kernels multiply all values that any query of a block sees, some with weight 0. A NaN or infinite
         // value still makes such a sum NaN, so queries with non-finite results are recomputed from their own span.
-        if tokens == 1 && mask.is_none() {
+        if is_separate {
             return Ok(());
         }
         worker.barrier()?;
@@ -250,6 +277,34 @@ impl TeamKernel for FastAttention {
             Ok(())
         });
         result.map_err(TeamError::Data)
+    }
+}
+
+impl AttentionKernel {
+    /// Checks all spans, and the pages that they cover.
+    fn check_spans(&self) -> Result<(), String> {
+        let (tokens, keys) = (self.q.dims[2], self.k.dims[2]);
+        let (Some(spans), Some(pages)) = (&self.spans, &self.pages) else {
+            return (0..tokens).try_for_each(|t| span(self.spans.as_ref(), t, keys).map(drop));
+        };
+        let covered =
+            |span: &PagedSpan<'_>| span.positions.start / PAGE_SLOTS..span.positions.end.div_ceil(PAGE_SLOTS);
+        // Queries of one sequence follow each other, and see much the same pages.
+        let mut checked = (usize::MAX, 0..0);
+        for t in 0..tokens {
+            let span = PagedSpan::new(spans, pages, t, keys)?;
+            if span.positions.is_empty() {
+                continue;
+            }
+            let own = covered(&span);
+            for page in own.clone() {
+                if checked.0 != span.table || !checked.1.contains(&page) {
+                    span.row(page * PAGE_SLOTS)?;
+                }
+            }
+            checked = (span.table, own);
+        }
+        Ok(())
     }
 }
 

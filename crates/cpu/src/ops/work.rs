@@ -36,8 +36,13 @@ pub(crate) fn work_bytes(graph: &Graph, nodes: &[NodeId], settings: &WorkSetting
             Op::MulMatId => experts(settings, &matrices()?, tensor(1)?, output),
             Op::Attention(parameters) => {
                 let spans = tensor(3 + usize::from(parameters.mask)).filter(|_| parameters.spans);
-                let shape = shape_of(parameters, tensor(0)?, tensor(1)?, tensor(2)?);
-                let fast = !parameters.pages && shape.slots > 0 && spans.is_none_or(Tensor::is_contiguous);
+                let before = 3 + [parameters.mask, parameters.spans, parameters.sinks]
+                    .map(usize::from)
+                    .iter()
+                    .sum::<usize>();
+                let pages = tensor(before).filter(|_| parameters.pages);
+                let shape = shape_of(parameters, [tensor(0)?, tensor(1)?, tensor(2)?], pages);
+                let fast = shape.slots > 0 && [spans, pages].into_iter().flatten().all(Tensor::is_contiguous);
                 fast.then(|| fast::Attention::work_bytes(settings.isa, &shape, settings.threads).ok())?
             }
             Op::Custom(op) => {

@@ -1,13 +1,12 @@
 //! Tiles of keys and values in the KV cache, and the kernels for their types: in place, or widened to f32 first.
 
-use std::ops::Range;
-
 use quadriga_graph::DType;
 
 #[cfg(target_arch = "x86_64")]
 use super::decode_avx512::{self, PrefetchLines};
 use super::slot_tile::{self, Bf16, F16, F32, Q8Slots, SlotTile, TILE};
-use super::{Attention, AttentionPlan, AttentionShape, HeadRows};
+use super::work_unit::UnitExtent;
+use super::{Attention, AttentionPlan, HeadRows};
 use crate::kernels::vec::load_elements;
 use crate::kernels::vec::simd::Simd;
 
@@ -49,26 +48,26 @@ pub(super) struct TileScratch {
     pub(super) widened: *mut f32,
 }
 
-/// Whether rows of a type are read in place, not widened first.
-fn is_read_in_place(plan: &AttentionPlan, dtype: DType) -> bool {
-    plan.direct && matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0)
+/// Whether rows of a type are read in place, not widened first, by a unit of few queries.
+fn is_read_in_place(direct: bool, dtype: DType) -> bool {
+    direct && matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0)
 }
 
 /// Elements of a slot in the transposed tile.
 pub(super) fn columns_width(plan: &AttentionPlan) -> usize {
-    if plan.direct { 0 } else { plan.key_pad }
+    plan.key_pad
 }
 
 /// Elements of a slot in the widened tile.
-pub(super) fn widened_width(plan: &AttentionPlan, shape: &AttentionShape) -> usize {
-    let keys = if is_read_in_place(plan, shape.key_type) { 0 } else { plan.key_pad };
-    let values = if is_read_in_place(plan, shape.value_type) { 0 } else { plan.value_pad };
-    keys.max(values)
+pub(super) fn widened_width(plan: &AttentionPlan) -> usize {
+    plan.key_pad.max(plan.value_pad)
 }
 
 /// A tile of keys or values of one head, where they are in the cache.
 pub(super) struct CacheTile {
     dtype: DType,
+    /// Whether it is read as it is.
+    direct: bool,
     tile: SlotTile,
     #[cfg(target_arch = "x86_64")]
     far: PrefetchLines,
@@ -80,21 +79,29 @@ impl CacheTile {
     pub(super) fn new(
         attention: &Attention<'_>,
         side: CacheSide,
-        heads: &Range<usize>,
+        extent: &UnitExtent<'_>,
         head: usize,
         slot: usize,
         count: usize,
     ) -> CacheTile {
         let (from, dtype, width) = side.rows(attention);
         let bytes = side.row_bytes(attention);
+        let heads = &extent.kv_heads;
+        let first_row = attention.cache_row(extent.run.table, slot);
+        // The next tile may be in another page.
         let next = slot + PREFETCH_DISTANCE;
+        let next = if next < extent.run.slots.end {
+            attention.cache_row(extent.run.table, next)
+        } else {
+            first_row + PREFETCH_DISTANCE
+        };
         // All heads together prefetch the next tile sequentially, which the hardware prefetcher picks up.
         let adjacent = |rows: &HeadRows| rows.head_stride == bytes && rows.stride == bytes * heads.len();
         let together = adjacent(from);
         let dense = from.row(next, heads.start).wrapping_add((head - heads.start) * TILE * bytes);
         let row = from.row(next, head);
         let tile = SlotTile {
-            first: from.row(slot, head),
+            first: from.row(first_row, head),
             stride: from.stride,
             count,
             width,
@@ -120,6 +127,7 @@ impl CacheTile {
         };
         CacheTile {
             dtype,
+            direct: extent.direct,
             tile,
             #[cfg(target_arch = "x86_64")]
             far,
@@ -129,8 +137,8 @@ impl CacheTile {
     /// Whether decode_avx512.rs supports the tile.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn is_known<S: Simd>(&self, plan: &AttentionPlan) -> bool {
-        S::REGISTERS >= 32 && plan.direct && decode_avx512::is_supported(&self.tile)
+    fn is_known<S: Simd>(&self) -> bool {
+        S::REGISTERS >= 32 && self.direct && decode_avx512::is_supported(&self.tile)
     }
 
     /// Widens the rows to `pad` floats each, padded with zeros; returns them as a tile.
@@ -177,7 +185,7 @@ impl CacheTile {
         // SAFETY: promised by the caller.
         unsafe {
             #[cfg(target_arch = "x86_64")]
-            if self.is_known::<S>(plan) {
+            if self.is_known::<S>() {
                 let (tile, far) = (&tile, self.far);
                 match self.dtype {
                     DType::F16 => return decode_avx512::scores::<F16>(tile, far, queries, pad, rows, scores),
@@ -191,13 +199,13 @@ impl CacheTile {
                 }
             }
             match self.dtype {
-                DType::F16 if plan.direct => slot_tile::scores::<S, F16>(tile, queries, pad, rows, scores),
-                DType::BF16 if plan.direct => slot_tile::scores::<S, Bf16>(tile, queries, pad, rows, scores),
-                DType::Q8_0 if plan.direct => {
+                DType::F16 if self.direct => slot_tile::scores::<S, F16>(tile, queries, pad, rows, scores),
+                DType::BF16 if self.direct => slot_tile::scores::<S, Bf16>(tile, queries, pad, rows, scores),
+                DType::Q8_0 if self.direct => {
                     slot_tile::scores::<S, Q8Slots>(tile, queries, pad, rows, scores);
                 }
-                dtype if plan.direct => {
-                    let in_place = is_read_in_place(plan, dtype);
+                dtype if self.direct => {
+                    let in_place = is_read_in_place(self.direct, dtype);
                     let tile = if in_place { tile } else { self.widen::<S>(pad, scratch.widened) };
                     slot_tile::scores::<S, F32>(tile, queries, pad, rows, scores);
                 }
@@ -227,7 +235,7 @@ impl CacheTile {
         // SAFETY: promised by the caller.
         unsafe {
             #[cfg(target_arch = "x86_64")]
-            if self.is_known::<S>(plan) {
+            if self.is_known::<S>() {
                 let (tile, far) = (&tile, self.far);
                 match self.dtype {
                     DType::F16 => return decode_avx512::gather::<F16>(tile, far, weights, rows, sums, pad),
@@ -239,11 +247,11 @@ impl CacheTile {
                 }
             }
             match self.dtype {
-                DType::F16 if plan.direct => slot_tile::gather::<S, F16>(tile, weights, rows, sums, pad),
-                DType::BF16 if plan.direct => slot_tile::gather::<S, Bf16>(tile, weights, rows, sums, pad),
-                DType::Q8_0 if plan.direct => slot_tile::gather::<S, Q8Slots>(tile, weights, rows, sums, pad),
+                DType::F16 if self.direct => slot_tile::gather::<S, F16>(tile, weights, rows, sums, pad),
+                DType::BF16 if self.direct => slot_tile::gather::<S, Bf16>(tile, weights, rows, sums, pad),
+                DType::Q8_0 if self.direct => slot_tile::gather::<S, Q8Slots>(tile, weights, rows, sums, pad),
                 dtype => {
-                    let in_place = is_read_in_place(plan, dtype);
+                    let in_place = is_read_in_place(self.direct, dtype);
                     let tile = if in_place { tile } else { self.widen::<S>(pad, scratch.widened) };
                     slot_tile::gather::<S, F32>(tile, weights, rows, sums, pad);
                 }

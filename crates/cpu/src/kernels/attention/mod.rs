@@ -11,13 +11,16 @@
 //! A sink is a score without a value: the online softmax of a query starts with it. Of the parts of a query that are
 //! merged later, only the first does.
 //!
-//! The work is divided by key heads and blocks of queries. When these are few (one query after a long context), the KV
-//! cache is also split, every [`KV_SPLIT`] slots, and the partial results are merged by their maxima and sums. The split
-//! depends on the shape alone, so results do not depend on the number of threads.
+//! The queries of each sequence are a run of their own (query_run.rs). The work of a run is divided by key heads and blocks
+//! of queries, and, for few queries, by [`KV_SPLIT`] slots of the KV cache. The partial results of these splits are folded
+//! one after another by their maxima and sums, by the thread that computes all of them or, where threads share them, at
+//! the end: the same arithmetic, so that results depend neither on the number of threads nor on the other runs.
 
 mod cache_tile;
 #[cfg(target_arch = "x86_64")]
 mod decode_avx512;
+mod plan;
+mod query_run;
 mod slot_tile;
 #[cfg(target_arch = "x86_64")]
 mod transposed;
@@ -30,8 +33,12 @@ mod work_unit;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use quadriga_graph::DType;
+use quadriga_graph::{DType, PAGE_SLOTS};
 
+pub use query_run::PageTable;
+
+use plan::{AttentionPlan, ManyQueryKernel};
+use query_run::QueryRun;
 use work_unit::WorkUnit;
 
 use crate::isa::Isa;
@@ -41,14 +48,10 @@ use crate::pool::Worker;
 /// Slots of one KV split.
 pub const KV_SPLIT: usize = 128;
 
-/// Below this many units of work, the KV cache is split.
-const FEW_UNITS: usize = 64;
+/// From this many queries on, a run uses a kernel for many, where there is one.
+const MANY_TOKENS: usize = 16;
 
-/// Rows (queries × heads) of a unit of work, about.
-const UNIT_ROWS: usize = 64;
-
-/// Up to this many queries read keys and values in place; for more, a tile is first widened and transposed.
-const FEW_TOKENS: usize = 4;
+const ALIGN: usize = 64;
 
 /// Sizes and parameters of an attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,7 +62,7 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Queries.
     pub tokens: usize,
-    /// KV-cache slots: keys and values.
+    /// KV-cache slots: keys and values. With a page table, the positions that a row of it has pages for.
     pub slots: usize,
     /// Elements of a query and of a key, of one head.
     pub key_width: usize,
@@ -108,6 +111,8 @@ pub struct AttentionMemory<'a> {
     pub mask: Option<AttentionMask>,
     /// For each query, the first visible slot and one past the last; without spans, all slots are visible.
     pub spans: Option<&'a [[i32; 2]]>,
+    /// Where slots are in keys and values, and instead of other spans those of the queries.
+    pub pages: Option<PageTable<'a>>,
     /// For each head, one more score of every query, without a value.
     pub sinks: Option<&'a [f32]>,
     /// `f32` results: row (token, head) of `value_width` elements.
@@ -131,128 +136,6 @@ unsafe impl Send for Attention<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Attention<'_> {}
 
-/// How the work is divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct AttentionPlan {
-    /// Query heads per key head.
-    group: usize,
-    /// Queries per unit.
-    block: usize,
-    /// Blocks of queries.
-    blocks: usize,
-    /// KV splits.
-    kv_splits: usize,
-    /// Elements of a padded key row and value row.
-    key_pad: usize,
-    value_pad: usize,
-    /// Bytes of a key and of a value.
-    key_bytes: usize,
-    value_bytes: usize,
-    /// Key heads that one unit may take.
-    heads_at_once: usize,
-    /// Whether rows of keys and values are read as they are, in place or widened. Otherwise keys are transposed first.
-    direct: bool,
-    /// The kernel for many queries, if there are enough of them.
-    many: Option<ManyQueryKernel>,
-}
-
-/// Kernels for many queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "they are x86-64 kernels"))]
-enum ManyQueryKernel {
-    /// AMX tiles.
-    Amx,
-    /// AVX-512 vectors.
-    Avx512,
-}
-
-const ALIGN: usize = 64;
-
-impl AttentionPlan {
-    fn new(isa: Isa, shape: &AttentionShape) -> Result<AttentionPlan, KernelError> {
-        for dtype in [shape.key_type, shape.value_type] {
-            if !dtype.is_cache_type() {
-                return Err(KernelError::Type { dtype });
-            }
-        }
-        for (dtype, columns) in [(shape.key_type, shape.key_width), (shape.value_type, shape.value_width)] {
-            if !columns.is_multiple_of(dtype.block_len()) {
-                return Err(KernelError::Blocks { dtype, columns });
-            }
-        }
-        if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
-            let (left, right) = (shape.heads, shape.kv_heads);
-            return Err(KernelError::Differ { what: "query heads as a multiple of key heads", left, right });
-        }
-        let group = shape.heads / shape.kv_heads;
-        #[cfg(target_arch = "x86_64")]
-        let many = match (isa.amx(), isa.avx512()) {
-            (Some(_), _) if transposed_amx::is_supported(shape) => Some(ManyQueryKernel::Amx),
-            (_, Some(_)) if transposed_avx512::is_supported(shape) => Some(ManyQueryKernel::Avx512),
-            _ => None,
-        };
-        #[cfg(not(target_arch = "x86_64"))]
-        let many = {
-            let _ = isa;
-            None
-        };
-        let block = (UNIT_ROWS / group.max(1)).clamp(1, shape.tokens.max(1));
-        let blocks = shape.tokens.div_ceil(block);
-        let few = many.is_none() && shape.kv_heads.saturating_mul(blocks) < FEW_UNITS;
-        let kv_splits = if few { shape.slots.div_ceil(KV_SPLIT).max(1) } else { 1 };
-        let (key_pad, value_pad) = (shape.key_width.div_ceil(16) * 16, shape.value_width.div_ceil(16) * 16);
-        let even = shape.key_width == key_pad && shape.value_width == value_pad;
-        let direct = even && shape.tokens <= FEW_TOKENS;
-        let heads_at_once = if direct && kv_splits > 1 { shape.kv_heads } else { 1 };
-        let row_bytes = |dtype: DType, width: usize| dtype.row_bytes(width).unwrap_or(0);
-        let key_bytes = row_bytes(shape.key_type, shape.key_width);
-        let value_bytes = row_bytes(shape.value_type, shape.value_width);
-        Ok(AttentionPlan {
-            group,
-            block,
-            blocks,
-            kv_splits,
-            key_pad,
-            value_pad,
-            key_bytes,
-            value_bytes,
-            heads_at_once,
-            direct,
-            many,
-        })
-    }
-
-    /// Bytes of scratch memory for one thread, of partial results, and of keys and values as AMX tiles.
-    fn bytes(&self, shape: &AttentionShape) -> Option<[usize; 3]> {
-        let aligned = |bytes: usize| bytes.checked_next_multiple_of(ALIGN);
-        let scratch = work_unit::scratch_floats(self, shape)?.checked_mul(4)?;
-        let rows = shape.tokens.checked_mul(shape.heads)?;
-        let partials = if self.kv_splits == 1 {
-            0
-        } else {
-            rows.checked_mul(self.kv_splits)?.checked_mul(self.value_pad.checked_add(2)?)?.checked_mul(4)?
-        };
-        #[cfg(target_arch = "x86_64")]
-        match self.many {
-            Some(ManyQueryKernel::Amx) => {
-                let [scratch, tiles] = transposed_amx::bytes(shape)?;
-                return Some([aligned(scratch)?, 0, aligned(tiles)?]);
-            }
-            Some(ManyQueryKernel::Avx512) => return Some([aligned(transposed_avx512::bytes(shape)?)?, 0, 0]),
-            None => {}
-        }
-        Some([aligned(scratch)?, aligned(partials)?, 0])
-    }
-
-    fn total(&self, shape: &AttentionShape, threads: usize) -> Result<usize, KernelError> {
-        self.bytes(shape)
-            .and_then(|[scratch, partials, tiles]| {
-                scratch.checked_mul(threads)?.checked_add(partials)?.checked_add(tiles)?.checked_add(ALIGN)
-            })
-            .ok_or(KernelError::TooLarge { rows: shape.tokens, columns: shape.slots })
-    }
-}
-
 impl<'a> Attention<'a> {
     /// Bytes of work memory for runs of up to `threads` threads.
     ///
@@ -265,7 +148,8 @@ impl<'a> Attention<'a> {
     /// An attention on this memory.
     ///
     /// # Errors
-    /// There is no kernel for these types or sizes, there are fewer spans than queries, or fewer sinks than heads.
+    /// There is no kernel for these types or sizes, there are fewer spans than queries, fewer sinks than heads, or a page
+    /// table for fewer slots or without any page.
     ///
     /// # Safety
     /// For `'a`: all rows must be readable, the output's writable, and [`work_bytes`](Attention::work_bytes) bytes at
@@ -284,6 +168,14 @@ impl<'a> Attention<'a> {
             && spans.len() < shape.tokens
         {
             return Err(KernelError::Short { what: "spans", has: spans.len(), needs: shape.tokens });
+        }
+        if let Some(PageTable { spans, columns, rows, .. }) = memory.pages {
+            let check = |what, has, needs| {
+                if has < needs { Err(KernelError::Short { what, has, needs }) } else { Ok(()) }
+            };
+            check("spans", spans.len(), shape.tokens)?;
+            check("positions with a page", columns.saturating_mul(PAGE_SLOTS), shape.slots)?;
+            check("rows of keys and values", rows, PAGE_SLOTS)?;
         }
         if let Some(sinks) = memory.sinks
             && sinks.len() < shape.heads
@@ -312,74 +204,96 @@ impl<'a> Attention<'a> {
             let (has, needs) = (self.threads, worker.threads());
             return Err(KernelError::Short { what: "threads that the work memory is for", has, needs });
         }
-        let AttentionShape { kv_heads, tokens, slots, .. } = self.shape;
+        let AttentionShape { heads, kv_heads, tokens, slots, .. } = self.shape;
         let [scratch_bytes, partials_bytes, _] =
             self.plan.bytes(&self.shape).ok_or(KernelError::TooLarge { rows: tokens, columns: slots })?;
         let partials = self.work.cast::<f32>();
         let scratch = self.work.wrapping_add(partials_bytes + worker.index() * scratch_bytes);
-        #[cfg(target_arch = "x86_64")]
-        match (self.plan.many, self.isa.amx(), self.isa.avx512()) {
-            (Some(ManyQueryKernel::Amx), Some(token), _) => {
-                let tiles = self.work.wrapping_add(self.threads * scratch_bytes);
-                return transposed_amx::run(token, self, worker, scratch, tiles);
-            }
-            (Some(ManyQueryKernel::Avx512), _, Some(token)) => {
-                return transposed_avx512::run(token, self, worker, scratch);
-            }
-            _ => {}
-        }
-        let AttentionPlan { blocks, kv_splits, heads_at_once, .. } = self.plan;
-        if kv_splits == 1 {
-            worker.chunks(kv_heads * blocks, |unit| {
-                // Under causal spans, late queries see the most slots: they go first.
-                let (kv_head, block) = (unit % kv_heads, blocks - 1 - unit / kv_heads);
-                let unit = WorkUnit {
-                    kv_heads: kv_head..kv_head + 1,
-                    block,
-                    split: 0,
-                    first: true,
-                    alone: true,
-                    prefetched: false,
-                };
-                work_unit::run(self, unit, scratch.cast(), partials);
-            });
-            return Ok(());
-        }
         // The heads of a slot are adjacent in memory: a unit takes all of them where that leaves enough units, so that
         // it reads memory sequentially.
-        let visible = self.visible_splits();
-        let together = if visible.len() * blocks >= 4 * worker.threads() { heads_at_once } else { 1 };
-        let strips = kv_heads.div_ceil(together);
-        let alone = visible.len() == 1;
-        let mut next = usize::MAX;
-        worker.chunks(strips * visible.len() * blocks, |unit| {
-            let prefetched = strips == 1 && unit == next && !unit.is_multiple_of(visible.len());
-            next = unit + 1;
-            let (strip, rest) = (unit % strips, unit / strips);
-            let (split, block) = (visible.start + rest % visible.len(), rest / visible.len());
-            let kv_heads = strip * together..((strip + 1) * together).min(kv_heads);
-            let first = split == visible.start;
-            let unit = WorkUnit { kv_heads, block, split, first, alone, prefetched };
-            work_unit::run(self, unit, scratch.cast(), partials);
-        });
-        if alone {
-            return Ok(());
+        let pieces: usize = self.short_runs().map(|(run, _)| run.splits().len()).sum();
+        let enough = pieces >= 4 * worker.threads();
+        let mut shared = false;
+        for (run, partial) in self.short_runs() {
+            let together = if enough && self.plan.is_direct(&run) { kv_heads } else { 1 };
+            let (strips, blocks) = (kv_heads.div_ceil(together), run.tokens.len().div_ceil(self.plan.block));
+            let splits = run.splits();
+            let parts = if partial.is_some() { splits.len() } else { 1 };
+            let mut next = usize::MAX;
+            worker.chunks(strips * parts * blocks, |unit| {
+                let prefetched = strips == 1 && unit == next && !unit.is_multiple_of(parts);
+                next = unit + 1;
+                let (strip, rest) = (unit % strips, unit / strips);
+                // Under causal spans, late queries see the most slots: they go first.
+                let (part, block) = (rest % parts, blocks - 1 - rest / parts);
+                let unit = WorkUnit {
+                    run: &run,
+                    kv_heads: strip * together..((strip + 1) * together).min(kv_heads),
+                    block,
+                    splits: if parts == 1 {
+                        splits.clone()
+                    } else {
+                        splits.start + part..splits.start + part + 1
+                    },
+                    partials: partial.map(|first| partials.wrapping_add(first)),
+                    prefetched,
+                };
+                work_unit::run(self, &unit, scratch.cast());
+            });
+            shared |= partial.is_some();
         }
-        worker.barrier()?;
-        let heads = self.shape.heads;
-        worker.chunks(tokens * heads, |row| {
-            work_unit::merge(self, [row / heads, row % heads], &visible, partials);
-        });
+        if shared {
+            worker.barrier()?;
+            for (run, partial) in self.short_runs() {
+                let Some(first) = partial else { continue };
+                worker.chunks(run.tokens.len() * heads, |row| {
+                    work_unit::merge(self, &run, row, partials.wrapping_add(first));
+                });
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        for (number, run) in self.runs().filter(|run| self.is_long(run)).enumerate() {
+            match (self.plan.many, self.isa.amx(), self.isa.avx512()) {
+                (Some(ManyQueryKernel::Amx), Some(token), _) => {
+                    let tiles = self.work.wrapping_add(partials_bytes + self.threads * scratch_bytes);
+                    if number > 0 {
+                        // The tiles of the run before must no longer be in use.
+                        worker.barrier()?;
+                    }
+                    transposed_amx::run(token, self, &run, worker, scratch, tiles)?;
+                }
+                (Some(ManyQueryKernel::Avx512), _, Some(token)) => {
+                    transposed_avx512::run(token, self, &run, worker, scratch)?;
+                }
+                _ => {}
+            }
+        }
         Ok(())
     }
 
-    /// The KV splits that any query sees; at least one.
-    fn visible_splits(&self) -> Range<usize> {
-        let (first, last) = (0..self.shape.tokens).fold((usize::MAX, 0), |(first, last), token| {
-            let (begin, end) = self.span(token);
-            if begin < end { (first.min(begin), last.max(end)) } else { (first, last) }
-        });
-        if first < last { first / KV_SPLIT..last.div_ceil(KV_SPLIT) } else { 0..1 }
+    /// Whether no query's result can depend on slots that it does not see. Where several queries see different slots, those
+    /// of all of them are multiplied, some with a weight of 0, which makes NaN of a NaN or an infinite value.
+    pub fn is_separate(&self) -> bool {
+        self.memory.mask.is_none() && self.runs().all(|run| run.tokens.len() == 1 || run.slots.is_empty())
+    }
+
+    /// Whether a run has enough queries for a kernel for many.
+    fn is_long(&self, run: &QueryRun) -> bool {
+        self.plan.many.is_some() && run.tokens.len() >= MANY_TOKENS && !run.slots.is_empty()
+    }
+
+    /// The runs that are not [long](Attention::is_long). Where several units share the slots of a run, which is as long as
+    /// there is memory for partial results, it comes with the place of these in floats.
+    fn short_runs(&self) -> impl Iterator<Item = (QueryRun, Option<usize>)> {
+        let mut used = 0;
+        self.runs().filter(|run| !self.is_long(run)).map(move |run| {
+            let splits = run.splits().len();
+            let rows = run.tokens.len().saturating_mul(self.shape.heads).saturating_mul(splits);
+            let fits = splits > 1 && rows <= self.plan.partials - used;
+            let place = fits.then_some(used * self.plan.partial_floats());
+            used += if fits { rows } else { 0 };
+            (run, place)
+        })
     }
 
     /// Whether a query sees any of these slots with this head.
@@ -403,11 +317,12 @@ impl<'a> Attention<'a> {
     /// The slots that a query sees.
     fn span(&self, token: usize) -> (usize, usize) {
         let slots = self.shape.slots;
+        let limit = |v: &i32| usize::try_from(*v).unwrap_or(0).min(slots);
+        if let Some(pages) = self.memory.pages {
+            return pages.spans.get(token).map_or((0, 0), |[begin, end, _]| (limit(begin), limit(end)));
+        }
         match self.memory.spans.and_then(|spans| spans.get(token)) {
-            Some([begin, end]) => {
-                let limit = |v: &i32| usize::try_from(*v).unwrap_or(0).min(slots);
-                (limit(begin), limit(end))
-            }
+            Some([begin, end]) => (limit(begin), limit(end)),
             None => (0, slots),
         }
     }

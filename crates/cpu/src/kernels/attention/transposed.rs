@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use super::Attention;
 use super::cache_tile::CacheSide;
+use super::query_run::QueryRun;
 use super::slot_tile::masked;
 use crate::kernels::vec::simd::{Lanes16, Simd};
 use crate::kernels::vec::{self, tanh};
@@ -54,17 +55,17 @@ pub(super) fn bytes(chunk: usize, value_pad: usize) -> Option<usize> {
 }
 
 impl<'a> TransposedUnit<'a> {
-    /// The unit of a head and a block of queries, in memory of [`bytes`].
+    /// The unit of a head and a block of a run's queries, in memory of [`bytes`].
     pub(super) fn new(
         attention: &'a Attention<'a>,
-        head: usize,
-        block: usize,
+        run: &QueryRun,
+        [head, block]: [usize; 2],
         memory: *mut u8,
         chunk: usize,
         value_pad: usize,
     ) -> TransposedUnit<'a> {
-        let first_token = block * BLOCK;
-        let tokens = BLOCK.min(attention.shape.tokens - first_token);
+        let first_token = run.tokens.start + block * BLOCK;
+        let tokens = BLOCK.min(run.tokens.end - first_token);
         let scores = memory.cast::<f32>();
         let sums = scores.wrapping_add(chunk * BLOCK);
         let state = sums.wrapping_add(value_pad * BLOCK);
@@ -292,23 +293,26 @@ fn power<const EXACT: bool>(x: __m512) -> __m512 {
     _mm512_maskz_scalef_ps(normal, p, x)
 }
 
-/// Widens a row of keys or values to f32; pads it with zeros, also past the last slot.
+/// Widens a row of keys or values to f32; pads it with zeros, also past the last slot that a query of the run sees.
 ///
 /// # Safety
 /// The row must be valid unless the slot is past the last.
 pub(super) unsafe fn load_widened(
     attention: &Attention<'_>,
+    run: &QueryRun,
     side: CacheSide,
     head: usize,
     slot: usize,
     out: &mut [f32],
 ) {
     let (rows, dtype, width) = side.rows(attention);
-    let there = if slot < attention.shape.slots { width.min(out.len()) } else { 0 };
+    let there = if slot < run.slots.end { width.min(out.len()) } else { 0 };
     let (row, rest) = out.split_at_mut(there);
     rest.fill(0.0);
     if there > 0 {
         // SAFETY: promised by the caller.
-        unsafe { vec::load_row(attention.isa, dtype, rows.row(slot, head), row) };
+        unsafe {
+            vec::load_row(attention.isa, dtype, rows.row(attention.cache_row(run.table, slot), head), row)
+        };
     }
 }

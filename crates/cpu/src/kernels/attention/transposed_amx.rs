@@ -20,8 +20,9 @@ use std::arch::x86_64::*;
 use quadriga_graph::DType;
 
 use super::cache_tile::CacheSide;
+use super::query_run::QueryRun;
 use super::transposed::{self, BLOCK, TransposedUnit, load_widened};
-use super::{Attention, AttentionShape};
+use super::{Attention, AttentionShape, MANY_TOKENS};
 use crate::isa::Amx;
 use crate::kernels::KernelError;
 use crate::kernels::matmul::amx as tile;
@@ -39,7 +40,7 @@ const PARTS: usize = CHUNK / PART;
 /// Whether to use tiles. They round to bf16, which is too coarse for keys and values in f32.
 pub(super) fn is_supported(shape: &AttentionShape) -> bool {
     let rounded = |dtype| dtype != DType::F32;
-    shape.tokens >= 16
+    shape.tokens >= MANY_TOKENS
         && shape.slots > 0
         && shape.key_width > 0
         && rounded(shape.key_type)
@@ -82,10 +83,11 @@ pub(super) fn bytes(shape: &AttentionShape) -> Option<[usize; 2]> {
     Some([scratch, shape.kv_heads.checked_mul(sizes.chunks)?.checked_mul(chunk)?])
 }
 
-/// Computes; see [`Attention::run`].
+/// Computes a run; see [`Attention::run`].
 pub(super) fn run(
     token: Amx,
     attention: &Attention<'_>,
+    run: &QueryRun,
     worker: &Worker<'_>,
     scratch: *mut u8,
     tiles: *mut u8,
@@ -94,29 +96,25 @@ pub(super) fn run(
     let sizes =
         Sizes::new(shape).ok_or(KernelError::TooLarge { rows: shape.tokens, columns: shape.slots })?;
     let values = tiles.wrapping_add(shape.kv_heads * sizes.chunks * sizes.key_chunk);
-    let (first, last) = (0..shape.tokens).fold((shape.slots, 0), |(first, last), token| {
-        let (begin, end) = attention.span(token);
-        if begin < end { (first.min(begin), last.max(end)) } else { (first, last) }
-    });
-    let visible = if first < last { first / CHUNK..last.div_ceil(CHUNK) } else { 0..0 };
+    let visible = run.slots.start / CHUNK..run.slots.end.div_ceil(CHUNK);
     worker.chunks(shape.kv_heads * visible.len(), |i| {
         let (head, chunk) = (i % shape.kv_heads, visible.start + i / shape.kv_heads);
         let at = head * sizes.chunks + chunk;
         // SAFETY: the token proves the instructions; each chunk of tiles belongs to one chunk of work.
         unsafe {
-            key_tiles(attention, &sizes, head, chunk, tiles.add(at * sizes.key_chunk));
-            value_tiles(attention, &sizes, head, chunk, values.add(at * sizes.value_chunk));
+            key_tiles(attention, run, &sizes, [head, chunk], tiles.add(at * sizes.key_chunk));
+            value_tiles(attention, run, &sizes, [head, chunk], values.add(at * sizes.value_chunk));
         }
     });
     worker.barrier()?;
-    let blocks = shape.tokens.div_ceil(BLOCK);
+    let blocks = run.tokens.len().div_ceil(BLOCK);
     worker.chunks(shape.heads * blocks, |i| {
         // Under causal spans, late queries see the most slots: they go first.
         let (head, block) = (i % shape.heads, blocks - 1 - i / shape.heads);
         // SAFETY: the token proves the instructions; scratch memory is the worker's own, results are the unit's.
         unsafe {
             tile::configure(token);
-            unit(attention, &sizes, head, block, scratch, tiles, values);
+            unit(attention, run, &sizes, [head, block], scratch, [tiles, values].map(<*mut u8>::cast_const));
             tile::release(token);
         }
     });
@@ -124,12 +122,18 @@ pub(super) fn run(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn key_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chunk: usize, out: *mut u8) {
+unsafe fn key_tiles(
+    attention: &Attention<'_>,
+    run: &QueryRun,
+    sizes: &Sizes,
+    [head, chunk]: [usize; 2],
+    out: *mut u8,
+) {
     let mut row = vec![0.0_f32; sizes.key_tiles * 32];
     for index in 0..CHUNK {
         let slot = chunk * CHUNK + index;
         // SAFETY: rows of keys are valid.
-        unsafe { load_widened(attention, CacheSide::Keys, head, slot, &mut row) };
+        unsafe { load_widened(attention, run, CacheSide::Keys, head, slot, &mut row) };
         let group = out.wrapping_add(index / 16 * sizes.key_tiles * TILE);
         for (t, values) in row.as_chunks::<32>().0.iter().enumerate() {
             // SAFETY: 32 values, one row of a tile.
@@ -144,7 +148,13 @@ unsafe fn key_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chunk
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn value_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chunk: usize, out: *mut u8) {
+unsafe fn value_tiles(
+    attention: &Attention<'_>,
+    run: &QueryRun,
+    sizes: &Sizes,
+    [head, chunk]: [usize; 2],
+    out: *mut u8,
+) {
     let pad = sizes.value_pad;
     let mut rows = vec![0.0_f32; PART * pad];
     let mut columns = [0.0_f32; 2 * 16 * 16];
@@ -152,7 +162,7 @@ unsafe fn value_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chu
         for (index, row) in rows.chunks_exact_mut(pad).enumerate() {
             let slot = chunk * CHUNK + PART * part + index;
             // SAFETY: rows of values are valid.
-            unsafe { load_widened(attention, CacheSide::Values, head, slot, row) };
+            unsafe { load_widened(attention, run, CacheSide::Values, head, slot, row) };
         }
         for group in 0..pad / 16 {
             // SAFETY: 32 rows of `pad` values; sixteen columns of 32 values; the tile of these elements and this part.
@@ -175,12 +185,11 @@ unsafe fn value_tiles(attention: &Attention<'_>, sizes: &Sizes, head: usize, chu
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn unit(
     attention: &Attention<'_>,
+    run: &QueryRun,
     sizes: &Sizes,
-    head: usize,
-    block: usize,
+    [head, block]: [usize; 2],
     scratch: *mut u8,
-    keys: *const u8,
-    values: *const u8,
+    [keys, values]: [*const u8; 2],
 ) {
     let shape = &attention.shape;
     let kv_head = head / attention.plan.group;
@@ -189,7 +198,7 @@ unsafe fn unit(
     let queries = [scratch, scratch.wrapping_add(strip)];
     let weights = [0, 1].map(|i| scratch.wrapping_add(2 * strip + i * PARTS * TILE));
     let memory = scratch.wrapping_add(2 * strip + 2 * PARTS * TILE);
-    let unit = TransposedUnit::new(attention, head, block, memory, CHUNK, sizes.value_pad);
+    let unit = TransposedUnit::new(attention, run, [head, block], memory, CHUNK, sizes.value_pad);
     let order = tile::pair_order();
     let pair = |to: *mut u8, even, odd| {
         // SAFETY: a row of a tile of queries or weights.

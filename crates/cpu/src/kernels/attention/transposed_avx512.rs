@@ -13,8 +13,9 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::cache_tile::CacheSide;
+use super::query_run::QueryRun;
 use super::transposed::{self, BLOCK, TransposedUnit, load_widened};
-use super::{Attention, AttentionShape};
+use super::{Attention, AttentionShape, MANY_TOKENS};
 use crate::isa::Avx512;
 use crate::kernels::KernelError;
 use crate::pool::Worker;
@@ -27,7 +28,7 @@ const ROWS: usize = 8;
 
 /// Whether there are enough queries to fill the lanes.
 pub(super) fn is_supported(shape: &AttentionShape) -> bool {
-    shape.tokens >= 16 && shape.slots > 0 && shape.key_width > 0 && shape.value_width > 0
+    shape.tokens >= MANY_TOKENS && shape.slots > 0 && shape.key_width > 0 && shape.value_width > 0
 }
 
 /// Elements of padded rows of keys and of values.
@@ -48,10 +49,11 @@ fn head_bytes([key_pad, value_pad]: [usize; 2]) -> Option<usize> {
     key_pad.checked_mul(BLOCK * 4)?.checked_add(transposed::bytes(CHUNK, value_pad)?)
 }
 
-/// Computes; see [`Attention::run`].
+/// Computes a run; see [`Attention::run`].
 pub(super) fn run(
     _token: Avx512,
     attention: &Attention<'_>,
+    run: &QueryRun,
     worker: &Worker<'_>,
     scratch: *mut u8,
 ) -> Result<(), KernelError> {
@@ -59,7 +61,7 @@ pub(super) fn run(
     let too_large = || KernelError::TooLarge { rows: shape.tokens, columns: shape.slots };
     let pads = pads(shape).ok_or_else(too_large)?;
     let bytes = head_bytes(pads).ok_or_else(too_large)?;
-    let blocks = shape.tokens.div_ceil(BLOCK);
+    let blocks = run.tokens.len().div_ceil(BLOCK);
     let shared = shape.kv_heads * blocks >= 4 * worker.threads();
     let heads = if shared { attention.plan.group } else { 1 };
     let strips = shape.heads / heads.max(1);
@@ -67,7 +69,7 @@ pub(super) fn run(
         // Under causal spans, late queries see the most slots: they go first.
         let (strip, block) = (i % strips, blocks - 1 - i / strips);
         // SAFETY: the token proves the instructions; scratch memory is the worker's own, results are the unit's.
-        unsafe { unit(attention, pads, strip * heads..(strip + 1) * heads, block, scratch, bytes) };
+        unsafe { unit(attention, run, pads, strip * heads..(strip + 1) * heads, block, scratch, bytes) };
     });
     Ok(())
 }
@@ -75,6 +77,7 @@ pub(super) fn run(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 unsafe fn unit(
     attention: &Attention<'_>,
+    run: &QueryRun,
     [key_pad, value_pad]: [usize; 2],
     heads: Range<usize>,
     block: usize,
@@ -90,7 +93,7 @@ unsafe fn unit(
     let part = |head: usize| {
         let queries = first.wrapping_add((head - heads.start) * head_bytes).cast::<f32>();
         let memory = queries.wrapping_add(key_pad * BLOCK).cast();
-        (queries, TransposedUnit::new(attention, head, block, memory, CHUNK, value_pad))
+        (queries, TransposedUnit::new(attention, run, [head, block], memory, CHUNK, value_pad))
     };
     // SAFETY: all addresses are inside the scratch memory, or in rows that the caller of `Attention::new` promised.
     unsafe {
@@ -108,9 +111,9 @@ unsafe fn unit(
             let slots = (visible.end - slot).min(CHUNK).next_multiple_of(ROWS);
             for i in 0..slots {
                 let row = std::slice::from_raw_parts_mut(keys.add(i * key_pad), key_pad);
-                load_widened(attention, CacheSide::Keys, kv_head, slot + i, row);
+                load_widened(attention, run, CacheSide::Keys, kv_head, slot + i, row);
                 let row = std::slice::from_raw_parts_mut(values.add(i * value_pad), value_pad);
-                load_widened(attention, CacheSide::Values, kv_head, slot + i, row);
+                load_widened(attention, run, CacheSide::Values, kv_head, slot + i, row);
             }
             for (queries, unit) in heads.clone().map(part) {
                 if !unit.sees(&(slot..(slot + CHUNK).min(attention.shape.slots))) {
