@@ -79,3 +79,21 @@ fn streams_are_measured_together() {
     output(&mut fixture.command("bench", &["--streams", "2", "-p", "0"])).failed(2, &["--streams", "-p"]);
     output(&mut fixture.command("bench", &["--streams", "2", "-c", "20"])).failed(2, &["-c 20"]);
 }
+
+#[test]
+fn requests_that_arrive_at_random_are_measured() {
+    let fixture = Fixture::new(&["--no-vocab"]);
+    let flags =
+        ["--arrivals", "1000", "--requests", "9", "-p", "70", "--shared", "64", "-n", "5", "--parallel", "4"];
+    let json = output(fixture.command("bench", &flags).arg("--json")).success().out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    for times in ["first_token_ms", "between_tokens_ms"] {
+        let [p50, p99] = ["p50", "p99"].map(|p| json[times][p].as_f64().unwrap());
+        assert!(p50 > 0.0 && p99 >= p50, "{json}");
+    }
+    assert!(json["tok_s"].as_f64().unwrap() > 0.0 && json["cached_tokens"].as_u64().unwrap() >= 64, "{json}");
+    let table = output(&mut fixture.command("bench", &flags)).success().out;
+    assert!(table.contains("to the first token") && table.contains("p99"), "{table}");
+    output(&mut fixture.command("bench", &["--arrivals", "5", "-p", "8", "--shared", "8"]))
+        .failed(2, &["--shared"]);
+}

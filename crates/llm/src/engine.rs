@@ -19,6 +19,7 @@ use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trac
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
 pub(crate) use self::experts::slot_bytes;
+pub(crate) use self::moves::row_copies;
 use self::neurons::NeuronObserver;
 pub use self::neurons::NeuronUse;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};

@@ -287,6 +287,40 @@ fn a_prefix_is_shared_while_it_is_in_use() {
 }
 
 #[test]
+fn several_answers_to_a_prompt_compute_it_once() {
+    let model = recipe("llama").model();
+    for (backend, length) in
+        [(cpu(2), 200), (Sim::new("sim:0").build(), 200), (cpu(1), 193), (cpu(1), 192), (cpu(1), 30)]
+    {
+        let prompt = recipe("llama").tokens(length);
+        let spec = |seed: u64| Spec {
+            prompt: prompt.clone(),
+            sampling: SamplingOptions { seed, ..SamplingOptions::default() },
+            max_tokens: 30,
+            stops: Vec::new(),
+        };
+        let specs: Vec<Spec> = (0..5).map(spec).collect();
+        let wanted = alone(&model, &specs, DType::F32);
+        let mut batcher = batcher(&model, backend, options(4, 40));
+        let ids = batcher.submit_choices(specs.iter().map(Spec::request).collect()).unwrap();
+        let mut answers = Answers::default();
+        while batcher.is_busy() {
+            answers.add(batcher.step());
+            batcher.check().unwrap();
+        }
+        for (id, wanted) in ids.iter().zip(&wanted) {
+            assert_eq!(answers.answers[id], *wanted, "{length}");
+        }
+        // All but the last token, four times, from the first answer while it runs and from its full pages afterwards.
+        assert!(batcher.state().cached >= 3 * (length as u64 - 1), "{length}: {:?}", batcher.state());
+    }
+    let mut batcher = batcher(&model, cpu(1), options(4, 40));
+    let different = vec![Request::new(vec![1, 2]), Request::new(vec![1, 3])];
+    assert!(matches!(batcher.submit_choices(different), Err(Error::Option { .. })));
+    assert!(!batcher.is_busy());
+}
+
+#[test]
 fn prefixes_that_were_moved_to_host_memory_come_back() {
     let model = recipe("llama").model();
     let spec = |tokens: &[u32]| Spec {

@@ -71,7 +71,7 @@ impl Engine {
         let at_once = self.windows.needed().min(self.options.batch.max(MIN_ROWS));
         let states = self.window_states();
         for done in (0..count).step_by(at_once.max(1)) {
-            self.session.prepare_with(KEY, || build(&states, at_once), &mut |_| {})?;
+            self.session.prepare_with(KEY, || row_copies(&states, at_once), &mut |_| {})?;
             // The graph copies a fixed number of rows: missing ones repeat the last.
             let last = count - 1;
             let at = |first: usize| -> Vec<i32> {
@@ -100,7 +100,7 @@ impl Engine {
 }
 
 /// The graph that copies rows of each of the states.
-fn build(states: &[StateInfo], rows: usize) -> Result<Graph> {
+pub(crate) fn row_copies(states: &[StateInfo], rows: usize) -> Result<Graph> {
     let g = GraphBuilder::new();
     let (from, to) = (g.input("from", DType::I32, [rows]), g.input("to", DType::I32, [rows]));
     for state in states {

@@ -19,7 +19,7 @@ use crate::engine::{EngineOptions, SCRAP_PAGES};
 use crate::{Error, Model, Result};
 
 /// How often a step that fails is tried.
-const MAX_ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 2;
 
 /// Options of a [`Batcher`].
 #[derive(Clone, Debug, PartialEq)]
@@ -234,6 +234,35 @@ impl Batcher {
         Ok(id)
     }
 
+    /// Adds requests for several answers to one prompt: it is computed once. They differ in their seeds, for example.
+    ///
+    /// # Errors
+    /// As of [`Batcher::submit`], or their prompts differ; none of them is added then.
+    pub fn submit_choices(&mut self, requests: Vec<Request>) -> Result<Vec<RequestId>> {
+        let first = requests.first().map(|request| (request.prompt.clone(), request.salt));
+        if requests.iter().any(|request| Some((request.prompt.clone(), request.salt)) != first) {
+            let (name, value) = ("the prompts of one request", "different".to_owned());
+            return Err(Error::Option { name, value, wanted: "the same" });
+        }
+        let mut ids: Vec<RequestId> = Vec::new();
+        for request in requests {
+            match self.submit(request) {
+                Ok(id) => ids.push(id),
+                Err(error) => {
+                    for id in ids {
+                        self.cancel(id);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let leader = ids.first().copied();
+        for sequence in self.waiting.iter_mut().filter(|sequence| ids.contains(&sequence.id)) {
+            sequence.leader = leader.filter(|leader| *leader != sequence.id);
+        }
+        Ok(ids)
+    }
+
     /// Ends a request; its pages are free at once. False if it has ended already. No event follows.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
@@ -336,6 +365,7 @@ impl Batcher {
             let Some(at) = self.next_waiting() else { return };
             let mut sequence = self.waiting.remove(at);
             self.find_prefix(&mut sequence);
+            self.copy_last_page(&mut sequence);
             // Room for the next token, too.
             let needed = sequence.missing_pages(sequence.tokens.len() + 1);
             if needed > self.pool.available() && !self.running.is_empty() {
@@ -356,8 +386,47 @@ impl Batcher {
             let served = self.served.get(&sequence.client).copied().unwrap_or(0);
             (std::cmp::Reverse(sequence.priority), served, sequence.id)
         };
-        let numbered = self.waiting.iter().enumerate();
-        numbered.min_by_key(|(_, sequence)| key(sequence)).map(|(at, _)| at)
+        let ready = self.waiting.iter().enumerate().filter(|(_, sequence)| self.is_ready(sequence));
+        ready.min_by_key(|(_, sequence)| key(sequence)).map(|(at, _)| at)
+    }
+
+    /// Whether nobody else is about to compute the prompt of a waiting sequence.
+    fn is_ready(&self, sequence: &Sequence) -> bool {
+        let Some(leader) = sequence.leader else { return true };
+        match self.running.iter().find(|running| running.id == leader) {
+            Some(running) => running.has_prompt(),
+            None => !self.waiting.iter().any(|waiting| waiting.id == leader),
+        }
+    }
+
+    /// Copies the page in which the prompt ends from the sequence that has computed it. All but the last token is there then.
+    fn copy_last_page(&mut self, sequence: &mut Sequence) {
+        let before = sequence.pages.len();
+        let last = sequence.prompt() - 1;
+        let leader =
+            sequence.leader.and_then(|leader| self.running.iter().find(|running| running.id == leader));
+        let Some(from) =
+            leader.filter(|leader| leader.has_prompt()).and_then(|leader| leader.pages.get(before).copied())
+        else {
+            return;
+        };
+        let shares = sequence.may_share() && self.engine.model().hyperparameters().recurrent.is_none();
+        let is_next = sequence.computed == before * PAGE_SLOTS
+            && sequence.computed < last
+            && last / PAGE_SLOTS == before;
+        if !shares || !is_next {
+            return;
+        }
+        let Some(page) = self.take_page() else { return };
+        if self.engine.copy_page(from, page).is_err() {
+            // The tokens are computed instead.
+            self.pool.release(page);
+            return;
+        }
+        sequence.pages.push(page);
+        sequence.note_cached(last - sequence.computed);
+        self.state.cached += (last - sequence.computed) as u64;
+        sequence.computed = last;
     }
 
     /// Takes pages that hold the beginning of a sequence. The last token is computed in any case: its logits are needed.

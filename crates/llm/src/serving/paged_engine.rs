@@ -4,13 +4,16 @@ use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{PlanKey, Progress, Scheduler, Session};
 
 use super::page_pool::PageId;
-use crate::engine::{EngineOptions, SCRAP_PAGES, STATES_OF_SEQUENCE, resize, row_of};
+use crate::engine::{EngineOptions, SCRAP_PAGES, STATES_OF_SEQUENCE, resize, row_copies, row_of};
 use crate::models::{GraphShape, PageTable};
 use crate::sampling::find_argmax;
 use crate::{Error, LogitsError, Model, Result};
 
 /// The fewest pages of a row of a page table; more are a power of two.
 const MIN_TABLE_PAGES: usize = 8;
+
+/// The key of the graph that copies a page: no step is this large.
+const COPY_KEY: PlanKey = PlanKey([u64::MAX; 4]);
 
 /// A token of a step.
 #[derive(Clone, Copy, Debug)]
@@ -148,6 +151,21 @@ impl PagedEngine {
             rest = after;
         }
         Ok(())
+    }
+
+    /// Copies a page, on the devices that have it.
+    pub(super) fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        let names: Vec<String> = self.page_parts().into_iter().map(|(name, _)| name).collect();
+        let mut states = self.session.states();
+        states.retain(|state| names.contains(&state.name));
+        self.session.prepare_with(COPY_KEY, || row_copies(&states, PAGE_SLOTS), &mut |_| {})?;
+        for (name, page) in [("from", from), ("to", to)] {
+            let first = page as usize * PAGE_SLOTS;
+            let rows: Vec<i32> = (first..first + PAGE_SLOTS).map(|row| row as i32).collect();
+            self.session.set(name, rows.as_slice())?;
+        }
+        self.session.start()?;
+        Ok(self.session.wait()?)
     }
 
     /// Forgets the recurrent state of a lane, for a new sequence.

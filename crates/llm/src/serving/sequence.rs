@@ -28,6 +28,8 @@ pub(super) struct Sequence {
     /// Pages that are published, and the place of their end in the tree of prefixes. `None` before the sequence is admitted.
     pub(super) published: usize,
     pub(super) prefix: Option<PrefixId>,
+    /// The request whose prompt is the same, and is computed first.
+    pub(super) leader: Option<RequestId>,
     /// Where its recurrent state is, while it is running.
     pub(super) lane: usize,
     sampler: Sampler,
@@ -82,6 +84,7 @@ impl Sequence {
             pages: Vec::new(),
             published: 0,
             prefix: None,
+            leader: None,
             lane: 0,
             sampler,
             hook: request.hook,
@@ -108,6 +111,16 @@ impl Sequence {
     /// Whether only the latest token is left to compute.
     pub(super) fn is_decoding(&self) -> bool {
         self.remaining() == 1 && self.tokens.len() > self.prompt
+    }
+
+    /// Whether all of its prompt but the last token, and more, is in the KV cache.
+    pub(super) fn has_prompt(&self) -> bool {
+        self.computed + 1 >= self.prompt
+    }
+
+    /// Tokens of the prompt.
+    pub(super) fn prompt(&self) -> usize {
+        self.prompt
     }
 
     /// Whether prefixes in the KV cache may be used: not if the logits of all tokens are wanted.

@@ -57,6 +57,7 @@ impl Session {
         for lane in &mut self.lanes {
             // The run is given up: later failures of its work are ignored.
             let _ = lane.synchronize();
+            lane.renew_start();
         }
         self.in_flight = None;
         self.queued = None;

@@ -66,6 +66,15 @@ impl Lane {
         self.transfers.as_ref().map(|transfers| Arc::clone(&transfers.start))
     }
 
+    /// Records anew that all earlier runs are done. Otherwise the event of a failed run would make the uploads of the next one
+    /// fail, too.
+    pub(crate) fn renew_start(&mut self) {
+        if let Some(transfers) = &self.transfers {
+            // If this fails, so will the next run.
+            let _ = self.compute.record(&*transfers.start);
+        }
+    }
+
     /// Lets the compute queue wait for everything in the upload queue.
     pub(crate) fn compute_waits_for_uploads(&mut self) -> Result<(), BackendError> {
         let Some(transfers) = &mut self.transfers else { return Ok(()) };

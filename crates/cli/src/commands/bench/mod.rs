@@ -1,5 +1,6 @@
 //! `quadriga bench`: tokens per second of prompt processing and text generation.
 
+mod arrivals;
 mod report;
 mod samples;
 mod streams;
@@ -14,6 +15,7 @@ use quadriga_view::Statistics;
 use quadriga_view::format::plural;
 use serde_json::json;
 
+use self::arrivals::ArrivalTest;
 use self::report::{ModelFacts, Report, ReportFormat};
 use self::samples::Samples;
 use self::streams::StreamTest;
@@ -23,6 +25,7 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::placement_options;
 use crate::recording::{RecordOptions, Recording};
+use crate::serving_options::ServingOptions;
 use crate::values;
 
 /// Arguments of `quadriga bench`.
@@ -82,6 +85,17 @@ pub(crate) struct BenchArgs {
         conflicts_with_all = ["depth", "logits", "topic", "threads_list", "gpu_layers_list", "trace", "stats"]
     )]
     streams: Vec<usize>,
+    /// Measure requests that arrive at random, so many a second on average: times to the first token and between tokens
+    #[arg(long, value_name = "RATE", value_parser = values::positive, conflicts_with_all = ["streams", "depth", "logits", "topic", "threads_list", "gpu_layers_list", "trace", "stats"])]
+    arrivals: Option<f32>,
+    /// Number of requests for --arrivals
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "arrivals", value_parser = values::at_least_one)]
+    requests: usize,
+    /// Tokens that all prompts of --arrivals begin with
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "arrivals", value_parser = values::whole)]
+    shared: usize,
+    #[command(flatten)]
+    serving: ServingOptions,
     /// Copy the logits of every token to the host, as sampling does, instead of computing the argmax on the device
     #[arg(long)]
     logits: bool,
@@ -122,8 +136,8 @@ const LISTS: &str = "-p, -n, -d, -t and -ngl take lists, such as -p 128,512: eac
 pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
     let named = arguments.model.with_file(arguments.file.as_deref());
     let (model, warm_up) = named.without_no_warmup();
-    if !arguments.streams.is_empty() {
-        return arguments.bench_streams(&model, warm_up);
+    if !arguments.streams.is_empty() || arguments.arrivals.is_some() {
+        return arguments.bench_many(&model, warm_up);
     }
     let configurations = arguments.configurations(&model);
     let lists = configurations.len() > 1
@@ -150,15 +164,23 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
 
 impl BenchArgs {
     /// Measures sequences that are computed together.
-    fn bench_streams(&self, model: &ModelOptions, warm_up: bool) -> Outcome {
+    fn bench_many(&self, model: &ModelOptions, warm_up: bool) -> Outcome {
         let ([prompt], [generate]) = (self.prompt.as_slice(), self.generate.as_slice()) else {
-            return Err(Failure::Usage("--streams needs a single value of -p and of -n".to_owned()));
+            return Err(Failure::Usage(
+                "--streams and --arrivals need a single value of -p and of -n".to_owned(),
+            ));
         };
         let as_json = match self.output {
             ReportFormat::Json => true,
             ReportFormat::Table => self.json,
-            _ => return Err(Failure::Usage("--streams prints a table or JSON".to_owned())),
+            _ => return Err(Failure::Usage("--streams and --arrivals print a table or JSON".to_owned())),
         };
+        if let Some(rate) = self.arrivals {
+            let (rate, requests, shared) = (f64::from(rate), self.requests, self.shared);
+            let (prompt, generate, serving) = (*prompt, *generate, &self.serving);
+            let test = ArrivalTest { rate, requests, prompt, shared, generate, serving };
+            return arrivals::bench(&test, model, as_json, &mut io::stdout().lock());
+        }
         let (streams, rounds) = (self.streams.as_slice(), self.rounds);
         let test = StreamTest { streams, prompt: *prompt, generate: *generate, rounds, warm_up };
         streams::bench(&test, model, as_json, &mut io::stdout().lock())
