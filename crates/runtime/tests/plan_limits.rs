@@ -195,3 +195,21 @@ fn a_graph_that_cannot_be_compiled_leaves_no_plan_and_the_current_one_stays() {
     session.run(&[("x", &x)]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), expected);
 }
+
+#[test]
+fn memory_that_copies_go_through_counts() {
+    // Devices that reach neither each other nor host memory: the host reads and writes each copy.
+    let scheduler = |isolated: bool| {
+        let sim =
+            |name: &str| if isolated { Sim::new(name).isolated().build() } else { Sim::new(name).build() };
+        let both = Scheduler::new(vec![sim("sim:0"), sim("sim:1")]);
+        both.place(|name| Some(name.strip_prefix("w.")?.parse::<usize>().ok()? % 2))
+    };
+    let bytes = |isolated: bool| {
+        let mut session = Session::new(&scheduler(isolated)).unwrap();
+        run(&mut session, 64);
+        session.plan_usage().bytes
+    };
+    let copies = 19 * 64 * WIDTH * 4;
+    assert!(bytes(true) >= bytes(false) + copies, "{} {}", bytes(true), bytes(false));
+}

@@ -156,3 +156,22 @@ pub(crate) fn unset(weights: &PlanWeights) -> Option<TensorId> {
     let unset = weights.iter().find(|(_, weight)| !weight.is_ready());
     unset.map(|((tensor, _), _)| TensorId::from_index(*tensor as usize))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_covers_the_uses_that_it_was_chosen_for() {
+        let matmul: [(&Op, usize); 1] = [(&Op::MulMat, 0)];
+        let known = KnownUses::default().with(&matmul, false);
+        assert!(known.cover(&matmul, false) && known.cover(&[], false));
+        assert!(!known.cover(&matmul, true), "not through views");
+        assert!(!known.cover(&[(&Op::MulMat, 1)], false), "not as another input");
+        assert!(!known.cover(&[(&Op::MulMat, 0), (&Op::GetRows, 0)], false));
+        let more = known.with(&[(&Op::MulMat, 0), (&Op::GetRows, 0)], true);
+        assert_eq!(more.operations.len(), 2, "a use is noted once");
+        assert!(more.cover(&matmul, true) && more.cover(&[(&Op::GetRows, 0)], false));
+        assert!(more.clone().with(&[], false).cover(&matmul, true), "what was viewed stays so");
+    }
+}

@@ -362,3 +362,29 @@ fn links_stay_links_and_pipes_are_written_to() {
     assert_eq!(bytes, saved);
     assert!(!fs::metadata(&pipe).unwrap().is_file());
 }
+
+#[test]
+fn saved_ranges_must_be_in_order_and_inside_their_state() {
+    let mut session = Scheduler::new(device("gpu")).plan(graph()).unwrap().session().unwrap();
+    run(&mut session, 0);
+    let mut bytes = Vec::new();
+    let parts = |state: &quadriga_runtime::StateInfo| match state.name.as_str() {
+        "rows" => vec![16..40, 64..88],
+        _ => Vec::new(),
+    };
+    session.save_state_parts(&mut bytes, parts).unwrap();
+    let second = [64u64.to_le_bytes(), 24u64.to_le_bytes()].concat();
+    let at = bytes.windows(16).position(|window| window == second).unwrap();
+    // The second range begins within the first, ends behind the state, or beyond all numbers.
+    for (start, length) in [(39u64, 24u64), (0, 24), (105, 24), (64, 65), (u64::MAX, 24)] {
+        let mut wrong = bytes.clone();
+        wrong[at..at + 16].copy_from_slice(&[start.to_le_bytes(), length.to_le_bytes()].concat());
+        let error = snapshot(session.restore_state(wrong.as_slice()).unwrap_err());
+        assert_eq!(
+            error,
+            SnapshotError::Damaged { what: "a range is outside its state" },
+            "{start}, {length}"
+        );
+    }
+    session.restore_state(bytes.as_slice()).unwrap();
+}
