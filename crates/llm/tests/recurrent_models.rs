@@ -225,3 +225,97 @@ fn a_turn_is_not_computed_again_when_the_template_opens_the_reasoning() {
         messages.push(Message::new("assistant", "so"));
     }
 }
+
+/// The rows of an F32 tensor, which is taken out of the file.
+fn take_rows(parts: &mut Parts, name: &str) -> Vec<Vec<u8>> {
+    let (_, dims, bytes) = parts.take(name);
+    bytes.chunks(bytes.len() / dims[0]).map(<[u8]>::to_vec).collect()
+}
+
+fn put_rows(parts: &mut Parts, name: &str, rows: &[Vec<u8>]) {
+    let cols = rows[0].len() / 4;
+    let dims =
+        if cols == 1 && !name.ends_with(".weight") { vec![rows.len()] } else { vec![rows.len(), cols] };
+    parts.tensors.push((name.to_owned(), DType::F32, dims, rows.concat()));
+}
+
+/// The model as one of another architecture in which every expert is its dense network.
+fn with_experts(mut parts: Parts, architecture: &str) -> Parts {
+    parts.clone_experts(5, 3, 7);
+    for (key, _) in &mut parts.keys {
+        *key = key.replace("qwen35.", &format!("{architecture}."));
+    }
+    parts.set("general.architecture", architecture);
+    for (key, value) in [("count", 3u32), ("used_count", 2), ("shared_feed_forward_length", 0)] {
+        parts.set(&format!("{architecture}.expert_{key}"), value);
+    }
+    let width = parts.tensors.iter().find(|(name, ..)| name == "blk.0.ffn_up_exps.weight").unwrap().2[1];
+    parts.set(&format!("{architecture}.expert_feed_forward_length"), width as u32);
+    parts
+}
+
+/// The same model as Qwen3-Next has it: value heads of a key head are consecutive, beta and alpha are one matrix by key
+/// head, and so are all projections if they are `fused`.
+fn grouped(parts: Parts, fused: bool) -> Parts {
+    let mut parts = with_experts(parts, "qwen3next");
+    let (key_heads, each, d, length) = (2, 3, 8, 12);
+    let keys = 2 * key_heads * d;
+    // For each value head its place in Qwen 3.5.
+    let order: Vec<usize> = (0..key_heads).flat_map(|k| (0..each).map(move |j| j * key_heads + k)).collect();
+    let heads = |rows: &[Vec<u8>], length: usize| -> Vec<Vec<u8>> {
+        order.iter().flat_map(|head| rows[head * length..][..length].to_vec()).collect()
+    };
+    for layer in [0, 1, 2, 4] {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let mut take = |part: &str| take_rows(&mut parts, &name(part));
+        let (qkv, gate, conv) =
+            (take("attn_qkv.weight"), take("attn_gate.weight"), take("ssm_conv1d.weight"));
+        let (values, gate) = (heads(&qkv[keys..], length), heads(&gate, length));
+        let conv = [conv[..keys].to_vec(), heads(&conv[keys..], length)].concat();
+        let out: Vec<Vec<u8>> = take("ssm_out.weight")
+            .iter()
+            .map(|row| {
+                order.iter().flat_map(|head| row[head * length * 4..][..length * 4].to_vec()).collect()
+            })
+            .collect();
+        let [beta, alpha, bias, decay] =
+            ["ssm_beta.weight", "ssm_alpha.weight", "ssm_dt.bias", "ssm_a"].map(|part| heads(&take(part), 1));
+        let of = |rows: &[Vec<u8>], k: usize, length: usize| rows[k * length..][..length].to_vec();
+        let both = (0..key_heads).flat_map(|k| [of(&beta, k, each), of(&alpha, k, each)].concat());
+        put_rows(&mut parts, &name("ssm_ba.weight"), &both.collect::<Vec<_>>());
+        put_rows(&mut parts, &name("ssm_conv1d.weight"), &conv);
+        put_rows(&mut parts, &name("ssm_out.weight"), &out);
+        put_rows(&mut parts, &name("ssm_dt.bias"), &bias);
+        put_rows(&mut parts, &name("ssm_a"), &decay);
+        if fused {
+            let group = |k: usize| {
+                let (query, key) = (of(&qkv, k, d), of(&qkv[keys / 2..], k, d));
+                [query, key, of(&values, k, each * length), of(&gate, k, each * length)].concat()
+            };
+            let all: Vec<Vec<u8>> = (0..key_heads).flat_map(group).collect();
+            put_rows(&mut parts, &name("ssm_in.weight"), &all);
+        } else {
+            put_rows(&mut parts, &name("attn_qkv.weight"), &[qkv[..keys].to_vec(), values].concat());
+            put_rows(&mut parts, &name("attn_gate.weight"), &gate);
+        }
+    }
+    parts
+}
+
+#[test]
+fn heads_in_groups_and_fused_projections_are_the_same_model() {
+    let tokens = random_tokens(&mut Rng::new(5), 12);
+    let logits = |parts: Parts| {
+        let model = parts.model().unwrap();
+        logits_of(&mut engine(model, EngineOptions { batch: 64, ..OPTIONS }), &tokens)
+    };
+    let dense = logits(parts(5));
+    for (name, other) in [
+        ("experts", with_experts(parts(5), "qwen35moe")),
+        ("groups", grouped(parts(5), false)),
+        ("fused groups", grouped(parts(5), true)),
+    ] {
+        let found = distance(&logits(other), &dense);
+        assert!(found < 1e-4, "{name}: off by {found:.2e}");
+    }
+}

@@ -37,6 +37,8 @@ mod bert;
 mod builder;
 mod command_r;
 mod deepseek2;
+#[cfg(test)]
+mod default_tests;
 mod falcon;
 mod gemma;
 mod gemma2;
