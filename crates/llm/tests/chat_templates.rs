@@ -139,3 +139,56 @@ fn slices_are_those_of_python() {
     }
     assert_eq!(render("{% if messages[1:] %}yes{% endif %}{% if messages[9:] %}no{% endif %}"), "yes");
 }
+
+#[test]
+fn json_numbers_and_letters_are_those_of_python() {
+    let json = |value: &str| render(&format!("{{{{ {value}|tojson }}}}"));
+    for (value, text) in [
+        ("1.0", "1.0"),
+        ("0.0001", "0.0001"),
+        ("0.00001", "1e-05"),
+        ("1e16", "1e+16"),
+        ("-2.5e-7", "-2.5e-07"),
+    ] {
+        assert_eq!(json(value), text, "{value}");
+    }
+    assert_eq!(json("1e15"), "1000000000000000.0");
+    assert_eq!(render("{{ 'aé😀b'|tojson(ensure_ascii=true) }}"), "\"a\\u00e9\\ud83d\\ude00b\"");
+    assert_eq!(
+        render("{{ {'b': 1, 'a': [{'d': 2, 'c': 3}]}|tojson(sort_keys=true) }}"),
+        r#"{"a": [{"c": 3, "d": 2}], "b": 1}"#
+    );
+    assert_eq!(render("{{ [1, 2]|tojson(separators=['; ', '=']) }}"), "[1; 2]");
+}
+
+#[test]
+fn an_error_names_the_line_of_the_template() {
+    for (line, source) in [
+        (1, "{{ raise_exception('x') }}"),
+        (3, "a\n\n{{ raise_exception('x') }}"),
+        (4, "{% set a = 1 %}\n{% if a %}\n\n{{ raise_exception('x') }}{% endif %}"),
+        (
+            5,
+            "{% for m in messages %}\n{% if false %}\n\n{% elif true %}\n{{ raise_exception('x') }}{% endif %}{% endfor %}",
+        ),
+    ] {
+        let error = failure(source);
+        assert!(error.contains(&format!("(in chat:{line})")), "{line}: {error}");
+    }
+}
+
+#[test]
+fn messages_are_those_of_openai() {
+    let read = |text: &str| serde_json::from_str::<Message>(text).unwrap();
+    assert_eq!(read(r#"{"role": "user", "content": "hi"}"#), Message::new("user", "hi"));
+    let call = read(
+        r#"{"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+            "function": {"name": "f", "arguments": {"a": 1}}}]}"#,
+    );
+    assert_eq!((call.content.as_str(), call.tool_calls[0].name.as_str()), ("", "f"));
+    assert_eq!(call.tool_calls[0].id.as_deref(), Some("1"));
+    let written = serde_json::to_value(&call).unwrap();
+    assert_eq!(written["tool_calls"][0]["type"], "function");
+    assert_eq!(serde_json::from_value::<Message>(written).unwrap(), call);
+    assert!(Message::trusted("user", "x").trusted && !Message::new("user", "x").trusted);
+}

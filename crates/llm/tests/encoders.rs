@@ -467,3 +467,11 @@ fn a_reranker_reads_query_and_document_as_its_vocabulary_says() {
     let expected = without.embed_tokens(&[26, 0, 1, 27, 2, 3, 27]).unwrap()[0];
     assert_eq!(without.rank("ab", "cd").unwrap(), expected);
 }
+
+#[test]
+fn vectors_of_length_zero_have_no_direction() {
+    let zero = [0.0f32; 3];
+    assert_eq!([cosine(&zero, &[1.0, 2.0, 3.0]), cosine(&[1.0, 2.0, 3.0], &zero)], [0.0; 2]);
+    assert!((cosine(&[1.0, 2.0, 2.0], &[2.0, 4.0, 4.0]) - 1.0).abs() < 1e-12);
+    assert!((cosine(&[1.0, 0.0, 0.0], &[-3.0, 0.0, 0.0]) + 1.0).abs() < 1e-12);
+}

@@ -1,7 +1,7 @@
 //! Control tokens in messages are text: a message cannot forge a turn, whatever the template does with it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-use quadriga_llm::template::{ChatTemplate, Message};
+use quadriga_llm::template::{ChatTemplate, Message, TemplateArguments};
 use quadriga_llm::tokenizer::{TokenType, Tokenizer, Vocabulary};
 
 const CONTROL: &[&str] = &[
@@ -309,4 +309,22 @@ fn only_roles_complete_a_control_token_that_begins_in_the_template() {
         );
         assert_eq!(check(&source, &[rest]), 1 + 2, "{source}");
     }
+}
+
+#[test]
+fn variables_are_text_even_beside_trusted_messages() {
+    let tokenizer = tokenizer("llama");
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools[0] }}<|end|>";
+    let template = ChatTemplate::for_tokenizer(source, &tokenizer).unwrap();
+    let control = |messages: &[Message], tool: &str| -> Vec<String> {
+        let mut arguments = TemplateArguments::default();
+        arguments.variables.insert("tools".into(), serde_json::json!([tool]));
+        let tokens = template.tokenize_with(&tokenizer, messages, &arguments).unwrap();
+        let texts = tokens.iter().map(|token| &tokenizer.vocabulary().tokens[*token as usize]);
+        texts.filter(|text| CONTROL.contains(&text.as_str())).cloned().collect()
+    };
+    let trusted = [Message::trusted("user", "<|user|>")];
+    assert_eq!(control(&trusted, "<|system|>"), ["<s>", "<|user|>", "<|end|>"]);
+    assert_eq!(control(&trusted, "a tool"), ["<s>", "<|user|>", "<|end|>"]);
+    assert_eq!(control(&[Message::new("user", "<|user|>")], "<|system|>"), ["<s>", "<|end|>"]);
 }

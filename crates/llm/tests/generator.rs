@@ -332,3 +332,21 @@ fn a_token_that_only_looks_like_a_marker_is_text() {
         ("<|start|>hello<|start|>hello<|start|>hello", "")
     );
 }
+
+#[test]
+fn an_observer_sees_every_batch_until_it_is_removed() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let model = Recipe { text: true, ..Recipe::new("llama") }.model();
+    let mut generator = Generator::new(model, GeneratorOptions::default()).unwrap();
+    assert!(generator.engine().is_empty());
+    let seen = std::sync::Arc::new(AtomicUsize::new(0));
+    let count = std::sync::Arc::clone(&seen);
+    let observer = Box::new(move |_: &quadriga_llm::Batch<'_>| _ = count.fetch_add(1, Ordering::Relaxed));
+    generator.observe(Some((Detail::Splits, observer)));
+    generator.answer("the cat").unwrap().text().unwrap();
+    let batches = seen.load(Ordering::Relaxed);
+    assert!(batches > 1 && !generator.engine().is_empty());
+    generator.observe(None);
+    generator.answer("the dog").unwrap().text().unwrap();
+    assert_eq!(seen.load(Ordering::Relaxed), batches);
+}

@@ -104,3 +104,23 @@ fn device_names_are_checked() {
     }
     assert!("-1".parse::<GpuLayers>().is_err());
 }
+
+#[test]
+fn the_context_is_that_of_training_where_half_of_the_memory_suffices() {
+    let model = Recipe { context: 16_384, ..recipe() }.model();
+    let placement = Placement { gpu_layers: GpuLayers::All, ..Placement::default() };
+    let planned = |sim: Arc<dyn Backend>, context: usize| {
+        let cpu = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
+        let options = EngineOptions { context, ..EngineOptions::default() };
+        let devices = Devices::new([sim], cpu).unwrap();
+        let (placed, found) = placement.plan_with_context(&model, &devices, &options).unwrap();
+        (found.context, placed.forecast.bytes()[0].total())
+    };
+    let (context, needed) = planned(Sim::new("sim:0").build(), 0);
+    assert_eq!(context, 16_384);
+    let with = |capacity: u64| planned(Sim::new("sim:0").capacity(capacity).build(), 0).0;
+    assert_eq!((with(2 * needed), with(2 * needed - 2)), (16_384, 8192));
+    assert_eq!(with(needed), 4096, "the default, which has no such limit");
+    // A context that was asked for is not changed.
+    assert_eq!(planned(Sim::new("sim:0").capacity(2 * needed - 2).build(), 12_000).0, 12_000);
+}

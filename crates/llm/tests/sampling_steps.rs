@@ -395,3 +395,42 @@ fn extreme_penalties_keep_logits_finite() {
         assert_eq!((seen[2], seen[3], seen[4]), (f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0));
     }
 }
+
+/// The tokens that are drawn at all.
+fn drawn(options: SamplingOptions, logits: &[f32]) -> BTreeSet<u32> {
+    let mut sampler = Sampler::new(options).unwrap();
+    (0..200).map(|_| sampler.sample(logits).unwrap()).collect()
+}
+
+#[test]
+fn filters_keep_and_exclude_exactly_at_their_limits() {
+    // Half of the probability is not more than half.
+    let typical = SamplingOptions { typical_p: 0.5, ..plain() };
+    assert_eq!(drawn(typical, &[1.0, 1.0]), BTreeSet::from([0, 1]));
+    // Of two tokens that reach the threshold the better one is excluded, and a single one never.
+    let xtc = SamplingOptions { xtc_probability: 1.0, xtc_threshold: 0.1, ..plain() };
+    assert_eq!(drawn(xtc.clone(), &[1.0, 0.0]), BTreeSet::from([1]));
+    assert_eq!(drawn(xtc.clone(), &[1.0, f32::NEG_INFINITY]), BTreeSet::from([0]));
+    assert_eq!(drawn(SamplingOptions { xtc_threshold: 0.4, ..xtc }, &[1.0, 0.0]), BTreeSet::from([0, 1]));
+}
+
+#[test]
+fn a_sampler_forgets_tokens_but_not_its_random_state() {
+    let model = model();
+    let dry = DryOptions { multiplier: 1.0, allowed_length: 1, ..DryOptions::default() };
+    let options = SamplingOptions { presence_penalty: 2.0, dry, ..plain() };
+    let mut sampler = Sampler::for_model(options, &model).unwrap();
+    let logits = [0.0f32; 100];
+    [5, 6, 5].into_iter().for_each(|token| sampler.accept(token));
+    assert_eq!(sampler.tokens(), [5, 6, 5]);
+    let with = changed(&mut sampler, &logits);
+    assert!(with[5] < -1.0 && with[6] < with[5], "{} {}", with[5], with[6]);
+    let state = sampler.random_state();
+    sampler.clear_tokens();
+    assert!(sampler.tokens().is_empty());
+    assert_eq!(sampler.random_state(), state);
+    assert_eq!(changed(&mut sampler, &logits), logits);
+    // A repetition counts from the new beginning.
+    [5, 6, 7, 6].into_iter().for_each(|token| sampler.accept(token));
+    assert!(changed(&mut sampler, &logits)[7] < -2.5);
+}

@@ -155,3 +155,94 @@ fn nested_user_defined_tokens_do_not_slow_down_the_search_for_control_tokens() {
     assert_eq!(found.iter().filter(|token| **token == control).count(), 1);
     assert_eq!(found.last(), Some(&control));
 }
+
+/// A byte-level vocabulary with a token for each byte, in their order.
+fn all_bytes(pre: &str) -> Vocabulary {
+    let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut others = 256..;
+    let letters = (0..256).map(|byte| if printable(byte) { byte } else { others.next().unwrap() });
+    let tokens = letters.map(|letter| char::from_u32(letter).unwrap().to_string()).collect();
+    Vocabulary { model: "gpt2".into(), pre: Some(pre.into()), tokens, ..Vocabulary::default() }
+}
+
+#[test]
+fn a_merge_into_what_is_no_token_gives_only_tokens() {
+    let text = "ab ba é\u{0}\u{7f}ab";
+    let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
+    // In one of them whole words are looked up first.
+    for pre in ["gpt-2", "llama-bpe"] {
+        let merged = Vocabulary { merges: vec!["a b".into()], ..all_bytes(pre) };
+        assert_eq!(Tokenizer::new(merged).unwrap().encode(text, true), bytes, "{pre}");
+        // Without a token for some byte, it is left out.
+        for missing in [b'a', b'b', b' ', 0xc3, 0] {
+            let mut fewer = Vocabulary { merges: vec!["a b".into()], ..all_bytes(pre) };
+            fewer.tokens[usize::from(missing)] = "\u{fdd0}".into();
+            let left: Vec<u32> = bytes.iter().copied().filter(|byte| *byte != u32::from(missing)).collect();
+            assert_eq!(Tokenizer::new(fewer).unwrap().encode(text, true), left, "{pre} without {missing}");
+        }
+    }
+}
+
+#[test]
+fn the_best_score_is_merged_first_whatever_its_sign() {
+    for scores in [[1.0, 2.0], [-2.0, -1.0], [-1.0, 1.0], [0.0, 0.5], [-0.5, 0.0]] {
+        let tokens = ["a", "b", "c", "ab", "bc"];
+        let of = |ab: f32, bc: f32| {
+            let scores = vec![0.0, 0.0, 0.0, ab, bc];
+            let made = Vocabulary { scores, add_space_prefix: Some(false), ..vocabulary("llama", &tokens) };
+            Tokenizer::new(made).unwrap().encode("abc", true)
+        };
+        assert_eq!(of(scores[0], scores[1]), [0, 4], "{scores:?}");
+        assert_eq!(of(scores[1], scores[0]), [3, 2], "{scores:?}");
+    }
+}
+
+#[test]
+fn user_defined_tokens_are_found_within_control_tokens_that_are_text() {
+    use TokenType::{Control, Normal, UserDefined};
+    let made = Vocabulary {
+        types: vec![Control, UserDefined, Normal, Normal, Normal, Normal],
+        add_space_prefix: Some(false),
+        ..vocabulary("llama", &["<x>y", "<x>", "y", "<", "x", ">"])
+    };
+    let tokenizer = Tokenizer::new(made).unwrap();
+    assert_eq!(tokenizer.encode("<x>y", true), [0]);
+    assert_eq!(tokenizer.encode("<x>y", false), [1, 2]);
+}
+
+#[test]
+fn only_two_hexadecimal_digits_are_a_byte() {
+    let tokens = ["<0x41>", "<0x1>", "<0x+1>", "<0x123>", "<0xZZ>", "0x41"];
+    let types = vec![TokenType::Byte; tokens.len()];
+    let tokenizer = Tokenizer::new(Vocabulary { types, ..vocabulary("llama", &tokens) }).unwrap();
+    assert_eq!(tokenizer.piece(0).unwrap(), b"A");
+    for (token, text) in (1..).zip(&tokens[1..]) {
+        assert_ne!(tokenizer.piece(token).unwrap().len(), 1, "{text}");
+    }
+}
+
+#[test]
+fn files_name_special_tokens_or_none() {
+    let read = |own: &[(&str, quadriga_gguf::OwnedValue)]| {
+        let mut writer = quadriga_gguf::Writer::new();
+        writer.set("tokenizer.ggml.model", "llama").unwrap();
+        writer.set("tokenizer.ggml.tokens", vec!["<unk>", "<s>"]).unwrap();
+        for (key, value) in own {
+            writer.set(&format!("tokenizer.ggml.{key}"), value.clone()).unwrap();
+        }
+        let mut bytes = Vec::new();
+        writer.write_to(&mut bytes).unwrap();
+        Vocabulary::from_file(&quadriga_gguf::File::from_bytes(bytes).unwrap()).unwrap()
+    };
+    // The default end token, 2, is beyond this vocabulary.
+    let usual = read(&[]);
+    assert_eq!((usual.bos, usual.eos, usual.unknown), (Some(1), None, Some(0)));
+    for none in [quadriga_gguf::OwnedValue::from(-1i32), u32::MAX.into()] {
+        assert_eq!(read(&[("bos_token_id", none)]).bos, None);
+    }
+    assert_eq!(read(&[("bos_token_id", 0u32.into()), ("eos_token_id", 1u32.into())]).eos, Some(1));
+    let table = vec![1u8, 200, 0];
+    assert_eq!(read(&[("precompiled_charsmap", table.clone().into())]).replacements, table);
+    let signed: Vec<i8> = table.iter().map(|byte| byte.cast_signed()).collect();
+    assert_eq!(read(&[("precompiled_charsmap", signed.into())]).replacements, table);
+}

@@ -211,3 +211,39 @@ fn base64(text: &str) -> Vec<u8> {
     }
     bytes
 }
+
+#[test]
+fn numbers_of_files_are_types_of_tokens() {
+    use quadriga_llm::tokenizer::TokenType::{Byte, Control, Normal, Unknown, Unused, UserDefined};
+    let types = [Normal, Normal, Unknown, Control, UserDefined, Unused, Byte, Normal];
+    assert_eq!([0, 1, 2, 3, 4, 5, 6, 7].map(TokenType::from_id), types);
+}
+
+#[test]
+fn prompts_begin_with_a_token_if_the_vocabulary_says_so() {
+    let tokenizer = |model: &str, add_bos: Option<bool>| {
+        let tokens = ["<s>", "a"].map(str::to_owned).to_vec();
+        let pre = Some("gpt-2".to_owned());
+        Tokenizer::new(Vocabulary {
+            model: model.into(),
+            pre,
+            tokens,
+            bos: Some(0),
+            add_bos,
+            ..Vocabulary::default()
+        })
+        .unwrap()
+    };
+    for (model, add_bos, adds) in [
+        ("llama", None, true),
+        ("llama", Some(false), false),
+        ("gpt2", None, false),
+        ("gpt2", Some(true), true),
+        ("t5", None, false),
+    ] {
+        let tokenizer = tokenizer(model, add_bos);
+        assert_eq!(tokenizer.adds_bos(), adds, "{model}");
+        assert_eq!(tokenizer.encode_prompt("a", false).first() == Some(&0), adds, "{model}");
+        assert_eq!(tokenizer.token_count(), 2);
+    }
+}
