@@ -217,10 +217,10 @@ fn a_batch_does_not_need_an_upload_that_cannot_be_started() {
         let attempts = sim.counts().of(FaultPoint::Allocation);
         sim.fail(FaultPoint::Allocation, 0);
         while rows.len() < 24 {
-            let result = engine.feed(&[token]);
-            assert!(result.is_ok() || rows.len() <= 17, "fault {after}, step {}: {result:?}", rows.len());
-            if result.is_ok() {
-                rows.push(engine.logits(0).to_vec());
+            match engine.feed(&[token]) {
+                Ok(()) => rows.push(engine.logits(0).to_vec()),
+                // The failed transfer may show late; memory that was refused must not show.
+                Err(error) => assert!(!format!("{error:?}").contains("OutOfMemory"), "fault {after}: {error}"),
             }
         }
         refused += u64::from(sim.counts().of(FaultPoint::Allocation) > attempts);

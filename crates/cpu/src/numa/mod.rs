@@ -15,6 +15,7 @@ use std::str::FromStr;
 pub use topology::{NumaNode, Topology};
 
 use system::{PagePolicy, allowed_cpus, bind_pages, current_cpu};
+#[cfg(not(loom))]
 pub(crate) use system::{bind_this_thread, bind_thread};
 
 /// Which nodes threads and weights are bound to; as llama.cpp's `--numa`.

@@ -24,7 +24,7 @@ pub(crate) fn current_cpu() -> usize {
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 fn set_of(cpus: &[usize]) -> libc::cpu_set_t {
     // SAFETY: an empty set is a value of the type; the numbers are below its size.
     unsafe {
@@ -37,7 +37,7 @@ fn set_of(cpus: &[usize]) -> libc::cpu_set_t {
 }
 
 /// Binds this thread to CPUs.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 pub(crate) fn bind_this_thread(cpus: &[usize]) -> std::io::Result<()> {
     let set = set_of(cpus);
     // SAFETY: the call reads a set of the size that it is given.
@@ -48,7 +48,7 @@ pub(crate) fn bind_this_thread(cpus: &[usize]) -> std::io::Result<()> {
 }
 
 /// Binds another thread, which is not joined yet, to CPUs.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 pub(crate) fn bind_thread<T>(thread: &std::thread::JoinHandle<T>, cpus: &[usize]) -> std::io::Result<()> {
     use std::os::unix::thread::JoinHandleExt;
     let set = set_of(cpus);

@@ -34,7 +34,9 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::numa::{self, NumaBinding};
+#[cfg(not(loom))]
+use crate::numa;
+use crate::numa::NumaBinding;
 pub use error::{MAX_THREADS, PoolError, Stopped};
 use sync::{Arc, AtomicU32, INSIDE_A_JOB, JoinHandle, Mutex, Ordering, Signal, lock};
 use worker::Team;
