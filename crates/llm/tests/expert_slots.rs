@@ -220,7 +220,9 @@ fn a_batch_does_not_need_an_upload_that_cannot_be_started() {
             match engine.feed(&[token]) {
                 Ok(()) => rows.push(engine.logits(0).to_vec()),
                 // The failed transfer may show late; memory that was refused must not show.
-                Err(error) => assert!(!format!("{error:?}").contains("OutOfMemory"), "fault {after}: {error}"),
+                Err(error) => {
+                    assert!(!format!("{error:?}").contains("OutOfMemory"), "fault {after}: {error}")
+                }
             }
         }
         refused += u64::from(sim.counts().of(FaultPoint::Allocation) > attempts);
