@@ -12,83 +12,10 @@
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
-struct __align__(64) TensorMap { u64 words[16]; };
-
-// Columns of a slot: 128 bytes, the width of the swizzle.
-#define SLOT_COLS 64
 // Rows and columns of a block's results.
 #define TILE_ROWS 128
 #define TILE_COLS 128
 #define SLOTS 6
-#define GROUP 128
-
-// Arrives at the same barrier of a block of the cluster. The default scope, the block, is enough: wgmma has read the slot
-// when its group is complete, and no thread has written to it. Cluster scope would put a fence for the whole device here.
-__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 block) {
-    asm volatile("{\n"
-                 ".reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-                 "}" ::"r"(barrier), "r"(block) : "memory");
-}
-
-// Waits for all threads of the cluster. It orders no ordinary writes: a release would wait for those of the results.
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ u32 block_of_cluster() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// Loads a box of a matrix; its first element is in column `col` of row `row`.
-__device__ __forceinline__ void load_box(u32 to, const TensorMap &map, u32 col, u32 row, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-                 ::"r"(to), "l"(&map), "r"(col), "r"(row), "r"(barrier) : "memory");
-}
-
-// The same, to the same place in every block of the cluster that `mask` names.
-__device__ __forceinline__ void load_box_to_all(u32 to, const TensorMap &map, u32 col, u32 row, u32 barrier, u16 mask) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%2, %3}], [%4], %5;"
-                 ::"r"(to), "l"(&map), "r"(col), "r"(row), "r"(barrier), "h"(mask) : "memory");
-}
-
-// A matrix in shared memory as wgmma takes it: rows of 128 bytes, swizzled, eight rows 1,024 bytes after the previous.
-__device__ __forceinline__ u64 operand(u32 address) {
-    return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-#define SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
-#define SUMS_64 SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
-#define WGMMA(type) \
-    asm volatile("{\n" \
-                 ".reg .pred p;\n" \
-                 "setp.ne.b32 p, %66, 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {%0, %1, %2, %3, %4, %5, %6, %7, %8, " \
-                 "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, " \
-                 "%29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
-                 "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, " \
-                 "0;\n" \
-                 "}" : SUMS_64 : "l"(left), "l"(right), "r"(add))
-
-// Adds the product of a 64 × 16 and a 16 × 128 matrix in shared memory to `d`; what is in `d` is ignored where `add` is
-// 0.
-template <bool IS_BF16>
-__device__ __forceinline__ void wgmma(float (&d)[TILE_COLS / 2], u64 left, u64 right, int add) {
-    if (IS_BF16) WGMMA("bf16");
-    else WGMMA("f16");
-}
 
 struct GemmResult {
     u64 out;         // f32
@@ -170,7 +97,7 @@ __device__ __forceinline__ void gemm(const TensorMap &x, const TensorMap &w, con
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < SLOT_COLS / 16; step++)
-                wgmma<IS_BF16>(d, left + 2 * step, right + 2 * step, i > 0 || step > 0);
+                wgmma<TILE_COLS, IS_BF16>(d, left + 2 * step, right + 2 * step, i > 0 || step > 0);
             wgmma_commit();
             // The multiplications of the round before are complete: its slot can be filled again.
             wgmma_wait<1>();

@@ -93,6 +93,8 @@ pub(crate) struct Launch {
     dependent: bool,
     /// Whether its blocks start before waiting ones of other streams.
     urgent: bool,
+    /// Blocks of a cluster along x; 1: none, or as the kernel says.
+    cluster: u32,
     /// Argument bytes, each argument starting at a multiple of eight.
     bytes: Vec<u64>,
     starts: Vec<usize>,
@@ -107,6 +109,7 @@ impl Launch {
             shared_bytes: 0,
             dependent: false,
             urgent: false,
+            cluster: 1,
             bytes: Vec::new(),
             starts: Vec::new(),
         }
@@ -142,6 +145,12 @@ impl Launch {
         self
     }
 
+    /// Has so many blocks along x form a cluster (compute capability 9.0 and newer); the grid is a multiple of it.
+    pub(crate) fn cluster(mut self, blocks: u32) -> Launch {
+        self.cluster = blocks;
+        self
+    }
+
     pub(crate) fn arg<T: Argument>(mut self, value: T) -> Launch {
         let words = size_of::<T>().div_ceil(8);
         let start = self.bytes.len();
@@ -172,18 +181,21 @@ impl Launch {
             .filter_map(|start| self.bytes.get(*start..))
             .map(|bytes| bytes.as_ptr().cast_mut().cast())
             .collect();
-        let mut attribute = match self.urgent {
-            true => sys::CUlaunchAttribute {
-                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY,
-                pad: [0; 4],
-                value: sys::CUlaunchAttributeValue { priority: context.highest_priority() },
-            },
-            false => sys::CUlaunchAttribute {
-                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                pad: [0; 4],
-                value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-            },
-        };
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = Vec::with_capacity(2);
+        if self.urgent {
+            let value = sys::CUlaunchAttributeValue { priority: context.highest_priority() };
+            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY, value));
+        } else if self.dependent && after_kernel {
+            let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes.push(attribute(id, value));
+        }
+        if self.cluster > 1 {
+            let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+            let value = sys::CUlaunchAttributeValue { clusterDim: cluster };
+            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value));
+        }
         let [x, y, z] = self.grid;
         let configuration = sys::CUlaunchConfig {
             gridDimX: x,
@@ -194,11 +206,11 @@ impl Launch {
             blockDimZ: 1,
             sharedMemBytes: self.shared_bytes,
             hStream: stream,
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(self.urgent || (self.dependent && after_kernel)),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         // SAFETY: the function is loaded; the arguments were written with the types that the kernel declares and are
-        // copied by the driver before it returns, as are configuration and attribute; what they point to is kept
+        // copied by the driver before it returns, as are configuration and attributes; what they point to is kept
         // alive by the program.
         let code = unsafe {
             sys::cuLaunchKernelEx(

@@ -26,6 +26,8 @@ const ORDER: (&str, &str) = kernel_text!("order.cuh");
 const QUANTIZE: (&str, &str) = kernel_text!("quantize.cuh");
 const ROUTE: (&str, &str) = kernel_text!("route.cuh");
 const ROPE: (&str, &str) = kernel_text!("rope.cuh");
+const WGMMA: (&str, &str) = kernel_text!("wgmma.cuh");
+const GEMM_MIXED: (&str, &str) = kernel_text!("gemm_mixed.cuh");
 
 /// Headers of all kernel files.
 const HEADERS: [(&str, &str); 5] = [
@@ -59,6 +61,7 @@ pub(crate) enum KernelFile {
     GemvStreamed,
     Gemm,
     GemmWgmma,
+    GemmMixed,
     Conv,
     Experts,
     Recurrent,
@@ -86,7 +89,8 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("attention_grouped.cu"), &[MMA, ATTENTION]),
     source(kernel_text!("gemv_streamed.cu"), &[MBARRIER, ACTIVATIONS]),
     source(kernel_text!("gemm.cu"), &[MMA]),
-    source(kernel_text!("gemm_wgmma.cu"), &[MBARRIER]),
+    source(kernel_text!("gemm_wgmma.cu"), &[MBARRIER, WGMMA]),
+    source(kernel_text!("gemm_mixed.cu"), &[GATE, MBARRIER, WGMMA, GEMM_MIXED]),
     source(kernel_text!("conv.cu"), &[]),
     source(kernel_text!("experts.cu"), &[ORDER, ROUTE]),
     source(kernel_text!("recurrent.cu"), &[]),
@@ -114,6 +118,7 @@ impl KernelFile {
         KernelFile::GemvStreamed,
         KernelFile::Gemm,
         KernelFile::GemmWgmma,
+        KernelFile::GemmMixed,
         KernelFile::Conv,
         KernelFile::Experts,
         KernelFile::Recurrent,

@@ -18,10 +18,11 @@ pub(super) fn needed(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Vec<
         _ => Some(KernelFile::Gemm),
     };
     let streams = inner.fusion && inner.context.has_bulk_copies();
+    let mixed = inner.kernels.expects_wgmma();
     let mma = inner.context.compute_capability >= (8, 0);
     let mut files = Vec::new();
     for node in split.nodes {
-        for file in of_node(split.graph, *node, gemm, streams, mma) {
+        for file in of_node(split.graph, *node, gemm, streams, mma, mixed) {
             if !files.contains(&file) {
                 files.push(file);
             }
@@ -36,12 +37,14 @@ fn of_node(
     gemm: Option<KernelFile>,
     streams: bool,
     mma: bool,
+    mixed: bool,
 ) -> Vec<KernelFile> {
     let rows_of = |at: usize| graph.inputs(node).get(at).map_or(0, |id| graph[*id].shape().rows());
     match graph[node].op() {
         op if op.is_view() => Vec::new(),
         Op::MulMat => match rows_of(1) {
             1 if streams => vec![KernelFile::GemvStreamed],
+            rows if rows > 1 && mixed => vec![KernelFile::GemmMixed],
             rows if rows <= MAX_GEMV_ROWS => vec![KernelFile::Matmul],
             _ => [KernelFile::Pack].into_iter().chain(gemm).collect(),
         },
@@ -103,7 +106,7 @@ mod tests {
         let g = GraphBuilder::new();
         build(&g, g.input("x", DType::F32, [rows, 64]));
         let graph = g.finish().unwrap();
-        let of = |node| of_node(&graph, node, Some(KernelFile::GemmWgmma), streams, true);
+        let of = |node| of_node(&graph, node, Some(KernelFile::GemmWgmma), streams, true, false);
         graph.node_ids().flat_map(of).collect()
     }
 

@@ -152,6 +152,12 @@ impl MatrixFormat {
         blocks * info.quant_bytes + (blocks * info.scale_bytes).next_multiple_of(16)
     }
 
+    /// Bytes of a row's quants, and of its scales, in whole 16-byte words.
+    pub(super) fn row_parts(self, elements: usize) -> (usize, usize) {
+        let (info, blocks) = (self.info(), elements / self.block());
+        (blocks * info.quant_bytes, (blocks * info.scale_bytes).next_multiple_of(16))
+    }
+
     /// The GEMV kernel for up to `rows` rows.
     pub(super) fn gemv(self, rows: usize) -> Option<&'static CStr> {
         self.info().gemv.as_ref()?.get(rows.next_power_of_two().ilog2() as usize).copied()

@@ -6,9 +6,12 @@ use quadriga_runtime::{BackendError, Layout};
 
 use super::formats::{MatrixFormat, PackedMatrix};
 use super::lowering::Lowering;
+use crate::blas::OperandType;
 use crate::buffer::overlap;
+use crate::context::Context;
 use crate::kernels::KernelFile;
 use crate::launch::{Argument, Launch};
+use crate::tensor_map::TensorMap;
 
 /// Warps of a block that leaves room on its SM for a block of the next kernel, as in the kernel.
 const FEW_WARPS: usize = 8;
@@ -61,26 +64,61 @@ pub(super) struct FusedNorm {
     pub(super) eps: f32,
 }
 
+/// How the elements of a matrix are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum MatrixKind {
+    /// In a format of the device.
+    Format(MatrixFormat),
+    /// bf16, as in the file.
+    Bf16,
+}
+
 /// A matrix that can be streamed.
 #[derive(Clone, Copy, PartialEq)]
-struct StreamedMatrix {
-    format: MatrixFormat,
-    quants: u64,
-    scales: u64,
-    rows: usize,
+pub(super) struct StreamedMatrix {
+    pub(super) kind: MatrixKind,
+    pub(super) quants: u64,
+    pub(super) scales: u64,
+    pub(super) rows: usize,
+    /// Whether no kernel writes it.
+    pub(super) is_weight: bool,
+}
+
+impl StreamedMatrix {
+    /// How the tensor copy engine finds 64 rows of the matrix at a time: its elements, or 128 bytes of quants; the scales of
+    /// 256 columns.
+    pub(super) fn maps(&self, context: &Context, k: usize) -> Result<(TensorMap, TensorMap), BackendError> {
+        let size = (self.rows, k);
+        let (quants, scales) = match self.kind {
+            MatrixKind::Bf16 => {
+                let map = TensorMap::of_rows(context, self.quants, size, OperandType::Bf16, 64)?;
+                return Ok((map, TensorMap::default()));
+            }
+            MatrixKind::Format(MatrixFormat::F16) => {
+                let map = TensorMap::of_rows(context, self.quants, size, OperandType::F16, 64)?;
+                return Ok((map, TensorMap::default()));
+            }
+            MatrixKind::Format(format) => format.row_parts(k),
+        };
+        let box_bytes = if self.kind == MatrixKind::Format(MatrixFormat::Q4Min) { 32 } else { 16 };
+        Ok((
+            TensorMap::of_bytes(context, self.quants, (self.rows, quants), 128)?,
+            TensorMap::of_bytes(context, self.scales, (self.rows, scales), box_bytes)?,
+        ))
+    }
 }
 
 /// One matmul of a launch.
-struct FusedMatmul {
-    matrix: StreamedMatrix,
+pub(super) struct FusedMatmul {
+    pub(super) matrix: StreamedMatrix,
     /// The result of the matmul itself.
-    product: TensorId,
+    pub(super) product: TensorId,
     /// The tensor that the epilogue adds.
-    add: Option<TensorId>,
+    pub(super) add: Option<TensorId>,
     /// The tensor that is written.
-    output: TensorId,
+    pub(super) output: TensorId,
     /// The nodes that the launch computes.
-    nodes: Vec<NodeId>,
+    pub(super) nodes: Vec<NodeId>,
 }
 
 impl Lowering<'_> {
@@ -106,11 +144,13 @@ impl Lowering<'_> {
             return Ok(false);
         }
         let cols = row.shape().cols();
-        let mut members = self.members(at, x)?;
-        let Some(format) = members.first().map(|member| member.matrix.format) else { return Ok(false) };
+        let mut members = self.members(at, x, false)?;
+        let Some(MatrixKind::Format(format)) = members.first().map(|member| member.matrix.kind) else {
+            return Ok(false);
+        };
         let reads = self.readers(x).len();
-        let gated = self.gated(at, &members);
-        if let Some((unit, swapped)) = gated {
+        let gated = self.gated(at, &members).filter(|(_, _, gate)| *gate == Gate::Swiglu);
+        if let Some((unit, swapped, _)) = gated {
             if swapped {
                 members.swap(0, 1);
             }
@@ -122,14 +162,14 @@ impl Lowering<'_> {
                 first.nodes.push(unit);
             }
         }
-        if !self.outputs_are_apart(node, source, &members, gated.is_some())? {
+        if !self.outputs_are_apart(node, Some(source), &members, gated.is_some())? {
             // The matmul alone, without epilogue.
             members.truncate(1);
             if let Some(first) = members.first_mut() {
                 (first.add, first.output) = (None, first.product);
                 first.nodes.truncate(1);
             }
-            if gated.is_some() || !self.outputs_are_apart(node, source, &members, false)? {
+            if gated.is_some() || !self.outputs_are_apart(node, Some(source), &members, false)? {
                 return Ok(false);
             }
         }
@@ -183,8 +223,9 @@ impl Lowering<'_> {
         Ok(true)
     }
 
-    /// The matmul at a position and those that directly follow with the same row, each with its addition.
-    fn members(&mut self, at: usize, x: TensorId) -> Result<Vec<FusedMatmul>, BackendError> {
+    /// The matmul at a position and those that directly follow with the same rows, each with its addition. `mixed`: for the
+    /// mixed GEMM, which takes more kinds of matrices.
+    pub(super) fn members(&mut self, at: usize, x: TensorId, mixed: bool) -> Result<Vec<FusedMatmul>, BackendError> {
         let mut members: Vec<FusedMatmul> = Vec::new();
         let later: Vec<NodeId> = self.split.nodes.iter().skip(at).copied().collect();
         for node in later {
@@ -197,8 +238,8 @@ impl Lowering<'_> {
                 && let [weight, row] = *self.graph.inputs(node)
                 && row == x
                 && members.len() < 3
-                && let Some(matrix) = self.streamed_matrix(node, weight)?
-                && members.first().is_none_or(|first| first.matrix.format == matrix.format)
+                && let Some(matrix) = self.streamed_matrix(node, weight, mixed)?
+                && members.first().is_none_or(|first| first.matrix.kind == matrix.kind)
             {
                 members.push(FusedMatmul { matrix, product: output, add: None, output, nodes: vec![node] });
                 continue;
@@ -225,15 +266,17 @@ impl Lowering<'_> {
         Ok(members)
     }
 
-    /// The matrix of a matmul, if it can be streamed. It must be a weight, since it is read before the previous kernel
-    /// is complete.
+    /// The matrix of a matmul, if it can be streamed. The GEMV takes weights only, since it reads before the previous
+    /// kernel is complete.
     fn streamed_matrix(
         &mut self,
         node: NodeId,
         weight: TensorId,
+        mixed: bool,
     ) -> Result<Option<StreamedMatrix>, BackendError> {
         let tensor = self.tensor(weight);
-        if tensor.kind() != TensorKind::Weight || tensor.storage() != weight || tensor.shape().rank() > 2 {
+        let is_weight = tensor.kind() == TensorKind::Weight && tensor.storage() == weight;
+        if !(is_weight || mixed) || tensor.dims4()[0] != 1 || tensor.dims4()[1] != 1 {
             return Ok(None);
         }
         let (place, quants) = self.place(node, weight)?;
@@ -241,28 +284,30 @@ impl Lowering<'_> {
         if rows > u32::MAX as usize / 4 || cols > u32::MAX as usize / 4 {
             return Ok(None);
         }
-        Ok(match place.layout {
-            Layout::Packed(_) => PackedMatrix::of(tensor).map(|packed| StreamedMatrix {
-                format: packed.format,
-                quants,
-                scales: quants + packed.scales_at as u64,
-                rows,
+        let matrix = |kind, scales| StreamedMatrix { kind, quants, scales, rows, is_weight };
+        let is_dense = tensor.is_contiguous()
+            && cols.is_multiple_of(MatrixFormat::F16.block())
+            && quants.is_multiple_of(16);
+        Ok(match (place.layout, tensor.dtype()) {
+            (Layout::Packed(_), _) => PackedMatrix::of(tensor).map(|packed| {
+                matrix(MatrixKind::Format(packed.format), quants + packed.scales_at as u64)
             }),
-            Layout::Plain => (tensor.dtype() == DType::F16
-                && tensor.is_contiguous()
-                && cols.is_multiple_of(MatrixFormat::F16.block())
-                && quants.is_multiple_of(16))
-            .then_some(StreamedMatrix { format: MatrixFormat::F16, quants, scales: 0, rows }),
+            (Layout::Plain, DType::F16) if is_dense => {
+                Some(matrix(MatrixKind::Format(MatrixFormat::F16), 0))
+            }
+            (Layout::Plain, DType::BF16) if is_dense && mixed => Some(matrix(MatrixKind::Bf16, 0)),
+            _ => None,
         })
     }
 
-    /// The SwiGLU node that reads the results of two matmuls, if nothing else does, and whether the second is the gate.
-    fn gated(&self, at: usize, members: &[FusedMatmul]) -> Option<(NodeId, bool)> {
+    /// The gated activation that reads the results of two matmuls, if nothing else does, whether the second is the gate,
+    /// and which activation it is.
+    pub(super) fn gated(&self, at: usize, members: &[FusedMatmul]) -> Option<(NodeId, bool, Gate)> {
         let [one, two] = members else { return None };
         let last = *two.nodes.first()?;
         let position = self.split.nodes.iter().skip(at).position(|node| *node == last)? + at;
         let unit = self.next(position)?;
-        let Op::Gated { gate: Gate::Swiglu, swapped } = self.graph[unit].op() else { return None };
+        let Op::Gated { gate: activation, swapped } = self.graph[unit].op() else { return None };
         let [a, b] = *self.graph.inputs(unit) else { return None };
         let (gate, up) = if *swapped { (b, a) } else { (a, b) };
         let both = (gate, up) == (one.product, two.product) || (gate, up) == (two.product, one.product);
@@ -272,15 +317,15 @@ impl Lowering<'_> {
         };
         let out = &self.graph[self.graph[unit].output()];
         let fits = out.dtype() == DType::F32 && out.is_contiguous() && one.matrix.rows == two.matrix.rows;
-        (both && alone(one) && alone(two) && fits).then_some((unit, gate == two.product))
+        (both && alone(one) && alone(two) && fits).then_some((unit, gate == two.product, *activation))
     }
 
-    /// Whether no output overlaps an input that is still read: all blocks read the row, and only the thread that writes
-    /// a result reads its addend.
-    fn outputs_are_apart(
+    /// Whether no output overlaps an input that is still read: all blocks read the row, if there is one, and only the
+    /// thread that writes a result reads its addend.
+    pub(super) fn outputs_are_apart(
         &mut self,
         node: NodeId,
-        row: TensorId,
+        row: Option<TensorId>,
         members: &[FusedMatmul],
         gated: bool,
     ) -> Result<bool, BackendError> {
@@ -288,11 +333,11 @@ impl Lowering<'_> {
             Ok((lowering.place(node, id)?.1, lowering.tensor(id).bytes()))
         };
         let apart = |a: (u64, usize), b: (u64, usize)| !overlap(a.0, a.1, b.0, b.1);
-        let row = range(self, row)?;
+        let row = row.map(|row| range(self, row)).transpose()?;
         let members = if gated { members.get(..1).unwrap_or_default() } else { members };
         for (index, member) in members.iter().enumerate() {
             let out = range(self, member.output)?;
-            if !apart(out, row) {
+            if row.is_some_and(|row| !apart(out, row)) {
                 return Ok(false);
             }
             for (other_index, other) in members.iter().enumerate() {

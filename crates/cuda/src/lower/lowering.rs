@@ -9,6 +9,7 @@ use quadriga_runtime::{BackendError, Buffer, Layout, SplitSource, TensorPlace};
 
 use super::decode_attention::DecodeAttention;
 use super::formats::PackedMatrix;
+use super::mixed::MixedRows;
 use super::route_work::{PendingRoute, RouteWork};
 use super::scratch;
 use crate::blas::OperandType;
@@ -49,6 +50,8 @@ pub(super) struct Lowering<'a> {
     pub(super) quantized: Option<TensorId>,
     /// The rows that are there in cuBLAS's operand type.
     pub(super) converted: Option<(TensorId, OperandType)>,
+    /// The rows that are there as the mixed GEMM reads them.
+    pub(super) mixed_rows: Option<(TensorId, MixedRows)>,
     /// The ids, and the number of experts, by which rows are sorted there.
     pub(super) sorted: Option<(TensorId, usize)>,
     /// The rows that are there after them, for the experts' matrices.
@@ -88,6 +91,7 @@ impl<'a> Lowering<'a> {
             decode_attention: HashMap::new(),
             quantized: None,
             converted: None,
+            mixed_rows: None,
             sorted: None,
             expert_rows: None,
             pending_route: None,
@@ -130,7 +134,8 @@ impl<'a> Lowering<'a> {
             ));
         }
         let mut at = self.scratch_base;
-        (self.quantized, self.converted, self.sorted, self.expert_rows) = (None, None, None, None);
+        (self.quantized, self.converted, self.mixed_rows) = (None, None, None);
+        (self.sorted, self.expert_rows) = (None, None);
         Ok(bytes.map(|b| {
             let address = at;
             at += scratch::aligned(b) as u64;

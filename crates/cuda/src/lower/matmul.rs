@@ -1,6 +1,7 @@
 //! Matrix multiplication.
 //!
-//! Up to eight rows: GEMV kernels on packed weights, with the rows quantized to 8 bits; several weights that are
+//! From two rows on, on Hopper: weights that are converted on the way to the tensor cores (mixed.rs). Elsewhere, up to
+//! eight rows: GEMV kernels on packed weights, with the rows quantized to 8 bits; several weights that are
 //! multiplied with the same rows share a launch, and a following addition is its epilogue. More rows: GEMM (gemm.rs).
 //! Everything else: the generic kernel.
 
@@ -49,7 +50,7 @@ impl Lowering<'_> {
             return Err(self.failed(node, "two inputs are needed"));
         };
         let rows = self.tensor(x).shape().rows();
-        if rows == 1 && self.gemv_streamed(at, x, None)? {
+        if rows == 1 && self.gemv_streamed(at, x, None)? || rows > 1 && self.mixed_gemm(at, x, None)? {
             return Ok(());
         }
         let (place, address) = self.place(node, weight)?;

@@ -16,6 +16,7 @@ mod grouped_attention;
 mod key_partitions;
 mod lowering;
 mod matmul;
+mod mixed;
 mod norm;
 mod op_codes;
 mod ops;

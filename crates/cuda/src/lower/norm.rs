@@ -36,7 +36,7 @@ impl Lowering<'_> {
             let source = self.graph.inputs(node).first().copied().unwrap_or(result);
             if mode == NormMode::Rms {
                 let norm = FusedNorm { x: source, weight: b, eps };
-                if self.rms_norm_gemv(node, next, norm)? || self.norm_router(node, next, norm)? {
+                if self.rms_norm_matmul(node, next, norm)? || self.norm_router(node, next, norm)? {
                     return Ok(());
                 }
             }
@@ -69,9 +69,9 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Tries to fuse an RMS norm, the multiplication `times` by its weight, and the streamed GEMVs that follow into one
-    /// launch; `false` if anything else reads the result.
-    fn rms_norm_gemv(&mut self, node: NodeId, times: NodeId, norm: FusedNorm) -> Result<bool, BackendError> {
+    /// Tries to fuse an RMS norm, the multiplication `times` by its weight, and the matmuls that follow; `false` if
+    /// anything else reads the result.
+    fn rms_norm_matmul(&mut self, node: NodeId, times: NodeId, norm: FusedNorm) -> Result<bool, BackendError> {
         let product = self.graph[times].output();
         let at = self.split.nodes.iter().position(|n| *n == times).unwrap_or(usize::MAX);
         let vector = self.tensor_arg(node, norm.weight)?;
@@ -85,7 +85,7 @@ impl Lowering<'_> {
         let Some(starts) = starts.filter(|_| matches!(self.graph[first].op(), Op::MulMat)) else {
             return Ok(false);
         };
-        if !self.gemv_streamed(starts, product, Some(norm))? {
+        if !self.gemv_streamed(starts, product, Some(norm))? && !self.mixed_gemm(starts, product, Some(norm))? {
             return Ok(false);
         }
         self.fuse(times);

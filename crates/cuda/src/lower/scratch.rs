@@ -30,6 +30,11 @@ pub(super) fn f16_rows(m: usize, k: usize) -> [usize; 2] {
     [m.saturating_mul(k * 2), m.saturating_mul(4)]
 }
 
+/// Rows of 16-bit elements, padded to whole 256, and a scale for each.
+pub(super) fn mixed_rows(m: usize, k: usize) -> [usize; 2] {
+    [m.saturating_mul(k.next_multiple_of(256) * 2), m.saturating_mul(4)]
+}
+
 /// Rows in an operand type of `size` bytes, and as many rows of the weight as are converted at a time.
 pub(super) fn operands(m: usize, k: usize, size: usize, n: usize) -> [usize; 2] {
     [m.saturating_mul(k * size), rows_per_slab(k, size, n).saturating_mul(k * size)]

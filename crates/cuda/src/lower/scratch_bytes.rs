@@ -7,7 +7,7 @@ use super::expert_extents::ExpertExtents;
 use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
 use super::key_partitions::{AttentionExtents, KeyPartitions};
-use super::scratch::{f16_rows, operands, quantized, sort, total_bytes};
+use super::scratch::{f16_rows, mixed_rows, operands, quantized, sort, total_bytes};
 use super::sort::MAX_SORTED_IN_BLOCK;
 use super::sparse;
 use crate::blas::{GemmKernels, OperandType, WORKSPACE_BYTES};
@@ -45,7 +45,8 @@ pub(crate) fn scratch_bytes(
                 if m > MAX_GEMV_ROWS && kernels == GemmKernels::Cublas {
                     most.workspace = WORKSPACE_BYTES;
                 }
-                matmul(weight.dtype(), (n, k, m), kernels)
+                let mixed = if m > 1 { total_bytes(mixed_rows(m, k)) } else { 0 };
+                matmul(weight.dtype(), (n, k, m), kernels).max(mixed)
             }
             (Some(Op::MulMatId), Some(weight), Some(x), Some(ids)) => {
                 ExpertExtents::new(weight.dims4(), x.dims4(), ids.dims4()).scratch_bytes()
