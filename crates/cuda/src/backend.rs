@@ -239,6 +239,10 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
+        let paged = matches!(graph[node].op(), Op::Attention(attention) if attention.pages);
+        if paged && self.inner.context.compute_capability < (8, 0) {
+            return Err(Refusal("page tables need compute capability 8.0".into()));
+        }
         lower::supports(graph, node)
     }
 

@@ -58,6 +58,7 @@ pub(crate) enum KernelFile {
     Attention,
     AttentionMma,
     AttentionGrouped,
+    AttentionPaged,
     GemvStreamed,
     Gemm,
     GemmWgmma,
@@ -73,7 +74,7 @@ pub(crate) enum KernelFile {
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 21;
+pub(super) const FILES: usize = 23;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
@@ -87,6 +88,7 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("attention.cu"), &[ROPE, ATTENTION]),
     source(kernel_text!("attention_mma.cu"), &[MMA, ATTENTION]),
     source(kernel_text!("attention_grouped.cu"), &[MMA, ATTENTION]),
+    source(kernel_text!("attention_paged.cu"), &[MMA, ATTENTION]),
     source(kernel_text!("gemv_streamed.cu"), &[MBARRIER, ACTIVATIONS]),
     source(kernel_text!("gemm.cu"), &[MMA]),
     source(kernel_text!("gemm_wgmma.cu"), &[MBARRIER, WGMMA]),
@@ -115,6 +117,7 @@ impl KernelFile {
         KernelFile::Attention,
         KernelFile::AttentionMma,
         KernelFile::AttentionGrouped,
+        KernelFile::AttentionPaged,
         KernelFile::GemvStreamed,
         KernelFile::Gemm,
         KernelFile::GemmWgmma,

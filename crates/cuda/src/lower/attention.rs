@@ -20,20 +20,20 @@ const MMA_COMPUTE_CAPABILITY: (i32, i32) = (8, 0);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct AttentionWork {
-    q: TensorArg,
-    k: TensorArg,
+pub(super) struct AttentionWork {
+    pub(super) q: TensorArg,
+    pub(super) k: TensorArg,
     v: TensorArg,
     mask: TensorArg,
     spans: TensorArg,
     out: TensorArg,
-    partial: u64,
+    pub(super) partial: u64,
     sinks: u64,
     counters: u64,
     scale: f32,
     soft_cap: f32,
-    partition: i64,
-    partitions: i64,
+    pub(super) partition: i64,
+    pub(super) partitions: i64,
     fault_word: u64,
     fault: u32,
 }
@@ -137,6 +137,7 @@ impl Lowering<'_> {
         let mask = optional(parameters.mask);
         let spans: TensorArg = optional(parameters.spans);
         let sinks = optional(parameters.sinks).address;
+        let pages = optional(parameters.pages);
         let [b, h, t, _] = q.dims;
         let [_, groups, keys, e] = v.dims;
         let extents = AttentionExtents {
@@ -147,6 +148,27 @@ impl Lowering<'_> {
             keys: keys as u64,
             e: e as usize,
         };
+        let (fault_word, fault) = self.fault(node, "a span of visible keys is out of range");
+        let mut work = AttentionWork {
+            q,
+            k,
+            v,
+            mask,
+            spans,
+            out,
+            partial: 0,
+            sinks,
+            counters: self.inner.counters.address(),
+            scale: parameters.scale,
+            soft_cap: parameters.soft_cap.unwrap_or(0.0),
+            partition: 0,
+            partitions: 0,
+            fault_word,
+            fault,
+        };
+        if parameters.pages {
+            return self.paged_attention(node, work, pages);
+        }
         let group = self.decode_attention.get(&node).cloned();
         let plan = match &group {
             None => self.attention_plan([&q, &k, &v, &out], &extents),
@@ -164,24 +186,7 @@ impl Lowering<'_> {
                 self.scratch(node, [bytes])?[0]
             }
         };
-        let (fault_word, fault) = self.fault(node, "a span of visible keys is out of range");
-        let work = AttentionWork {
-            q,
-            k,
-            v,
-            mask,
-            spans,
-            out,
-            partial,
-            sinks,
-            counters: self.inner.counters.address(),
-            scale: parameters.scale,
-            soft_cap: parameters.soft_cap.unwrap_or(0.0),
-            partition: cut.keys as i64,
-            partitions: cut.count as i64,
-            fault_word,
-            fault,
-        };
+        (work.partial, work.partition, work.partitions) = (partial, cut.keys as i64, cut.count as i64);
         let grid = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
         if let Some(plan) = plan {
             let function =

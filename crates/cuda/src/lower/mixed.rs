@@ -28,8 +28,8 @@ const STAGE_COLS: usize = 256;
 /// The most rows with which the parts of a sum depend on the weight alone, so that a row's result does not depend on the
 /// others.
 const MAX_SPLIT_ROWS: usize = 256;
-/// Shared memory that every Hopper device gives a block.
-const NEEDED_BYTES: u32 = 227 << 10;
+/// Shared memory that every Hopper device gives a block, less what the kernels have for barriers.
+const NEEDED_BYTES: u32 = (227 << 10) - 1024;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -150,7 +150,7 @@ impl Lowering<'_> {
         norm: Option<FusedNorm>,
     ) -> Result<bool, BackendError> {
         let context = &self.inner.context;
-        let has_room = context.shared_bytes_per_block >= NEEDED_BYTES;
+        let has_room = context.shared_bytes_per_block > NEEDED_BYTES;
         if !has_room || !self.inner.kernels.has_wgmma() {
             return Ok(false);
         }
@@ -234,7 +234,8 @@ impl Lowering<'_> {
             job.waits |= u32::from(!matrix.is_weight);
         }
         let name = format!("k_gemm_mixed_{}_{at_once}{}", kernels.name, if is_pair { "_pair" } else { "" });
-        let (function, shared) = (self.mixed_function(node, &name)?, kernels.shared_bytes(at_once));
+        let shared = kernels.shared_bytes(at_once);
+        let function = self.mixed_function(node, &name, shared)?;
         let row_tiles = m.div_ceil(at_once) as u32;
         let launch = if is_pair {
             Launch::new(function, [2 * row_tiles, job.tiles.div_ceil(2), 1], 2 * 128 + 64)
@@ -247,9 +248,9 @@ impl Lowering<'_> {
         Ok(true)
     }
 
-    fn mixed_function(&self, node: NodeId, name: &str) -> Result<Function, BackendError> {
+    fn mixed_function(&self, node: NodeId, name: &str, shared: u32) -> Result<Function, BackendError> {
         let name = CString::new(name).map_err(|_| self.failed(node, "a kernel's name has a zero byte"))?;
-        self.inner.kernels.function_with_shared_memory(KernelFile::GemmMixed, &name, NEEDED_BYTES)
+        self.inner.kernels.function_with_shared_memory(KernelFile::GemmMixed, &name, shared)
     }
 
     /// The rows of a matmul as the kernels read them, in scratch memory: their address, that of their scales, and the

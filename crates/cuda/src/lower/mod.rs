@@ -20,6 +20,7 @@ mod mixed;
 mod norm;
 mod op_codes;
 mod ops;
+mod paged_attention;
 mod recurrent;
 mod rope;
 mod route_work;

@@ -7,6 +7,7 @@ use super::expert_extents::ExpertExtents;
 use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
 use super::key_partitions::{AttentionExtents, KeyPartitions};
+use super::paged_attention::PagedPartitions;
 use super::scratch::{f16_rows, mixed_rows, operands, quantized, sort, total_bytes};
 use super::sort::MAX_SORTED_IN_BLOCK;
 use super::sparse;
@@ -54,6 +55,11 @@ pub(crate) fn scratch_bytes(
             (Some(Op::AxpySparse), Some(weight), Some(factors), _) => {
                 let (rows, columns) = (weight.shape().rows(), weight.shape().cols());
                 total_bytes(sparse::chunk_bytes(rows, columns, factors.shape().rows()))
+            }
+            (Some(Op::Attention(parameters)), Some(q), _, Some(v)) if parameters.pages => {
+                let [_, heads, queries, _] = q.dims4();
+                let pages = inputs.last().and_then(|id| graph.get(*id)).map_or(0, |t| t.shape().cols());
+                PagedPartitions::of(queries, pages).bytes(queries * heads, v.shape().cols())
             }
             (Some(Op::Attention(_)), Some(q), _, Some(v)) => {
                 let [b, h, t, _] = q.dims4();
