@@ -194,7 +194,8 @@ impl Launch {
         if self.cluster > 1 {
             let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
             let value = sys::CUlaunchAttributeValue { clusterDim: cluster };
-            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value));
+            attributes
+                .push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value));
         }
         let [x, y, z] = self.grid;
         let configuration = sys::CUlaunchConfig {

@@ -75,7 +75,9 @@ fn shapes(list: &mut CaseList, dtype: DType) {
         mul_mat(list, dtype, [1, 1, n, k], (DType::F32, [1, 1, m, k]));
     }
     // Numbers of rows at and around the sizes of tiles, with columns that are no whole tile, or that blocks divide.
-    for (n, m) in [(131, 4), (77, 6), (65, 7), (200, 9), (33, 17), (259, 33), (129, 64), (131, 100), (130, 257)] {
+    for (n, m) in
+        [(131, 4), (77, 6), (65, 7), (200, 9), (33, 17), (259, 33), (129, 64), (131, 100), (130, 257)]
+    {
         mul_mat(list, dtype, [1, 1, n, 3 * k], (DType::F32, [1, 1, m, 3 * k]));
     }
     for (n, m) in [(129, 2), (64, 8), (130, 24), (33, 129)] {

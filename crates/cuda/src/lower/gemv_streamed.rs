@@ -225,7 +225,12 @@ impl Lowering<'_> {
 
     /// The matmul at a position and those that directly follow with the same rows, each with its addition. `mixed`: for the
     /// mixed GEMM, which takes more kinds of matrices.
-    pub(super) fn members(&mut self, at: usize, x: TensorId, mixed: bool) -> Result<Vec<FusedMatmul>, BackendError> {
+    pub(super) fn members(
+        &mut self,
+        at: usize,
+        x: TensorId,
+        mixed: bool,
+    ) -> Result<Vec<FusedMatmul>, BackendError> {
         let mut members: Vec<FusedMatmul> = Vec::new();
         let later: Vec<NodeId> = self.split.nodes.iter().skip(at).copied().collect();
         for node in later {
@@ -289,12 +294,9 @@ impl Lowering<'_> {
             && cols.is_multiple_of(MatrixFormat::F16.block())
             && quants.is_multiple_of(16);
         Ok(match (place.layout, tensor.dtype()) {
-            (Layout::Packed(_), _) => PackedMatrix::of(tensor).map(|packed| {
-                matrix(MatrixKind::Format(packed.format), quants + packed.scales_at as u64)
-            }),
-            (Layout::Plain, DType::F16) if is_dense => {
-                Some(matrix(MatrixKind::Format(MatrixFormat::F16), 0))
-            }
+            (Layout::Packed(_), _) => PackedMatrix::of(tensor)
+                .map(|packed| matrix(MatrixKind::Format(packed.format), quants + packed.scales_at as u64)),
+            (Layout::Plain, DType::F16) if is_dense => Some(matrix(MatrixKind::Format(MatrixFormat::F16), 0)),
             (Layout::Plain, DType::BF16) if is_dense && mixed => Some(matrix(MatrixKind::Bf16, 0)),
             _ => None,
         })

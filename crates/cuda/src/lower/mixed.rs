@@ -192,7 +192,8 @@ impl Lowering<'_> {
         }
         let per_tile = if gated.is_some() { TILE / 2 } else { TILE };
         let tiles = |member: &FusedMatmul| member.matrix.rows.div_ceil(per_tile);
-        let all = if gated.is_some() { members.first().map_or(0, tiles) } else { members.iter().map(tiles).sum() };
+        let all =
+            if gated.is_some() { members.first().map_or(0, tiles) } else { members.iter().map(tiles).sum() };
         if all > 65_535 {
             return Ok(false);
         }
@@ -314,7 +315,7 @@ mod tests {
                 let bytes = kernels.shared_bytes(rows);
                 assert!(bytes <= NEEDED_BYTES, "{kind:?} {rows}: {bytes}");
                 // Two blocks of four-bit weights and few rows share a multiprocessor.
-                let few = matches!(kernels.name, "q4" | "q4min" | "mxfp4") && rows <= 32;
+                let few = matches!(kernels.name, "q4" | "mxfp4") && rows <= 32;
                 assert!(!few || 2 * (bytes + 1024) <= NEEDED_BYTES + 1024, "{kind:?} {rows}: {bytes}");
             }
         }
@@ -335,7 +336,10 @@ mod tests {
             let kernels = MixedKernels::of(kind).unwrap();
             let packed = kernels.group_bytes > 0;
             let header = include_str!("../../kernels/formats.cuh");
-            let named = if packed { header.contains(&format!("X({}, MATRIX_", kernels.name)) } else { source.contains(&format!("(k_gemm_mixed_{}, ", kernels.name)) };
+            let named = match packed {
+                true => header.contains(&format!("X({}, MATRIX_", kernels.name)),
+                false => source.contains(&format!("(k_gemm_mixed_{}, ", kernels.name)),
+            };
             assert!(named, "{}", kernels.name);
         }
         for rows in ROWS {

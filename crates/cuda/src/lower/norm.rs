@@ -71,7 +71,12 @@ impl Lowering<'_> {
 
     /// Tries to fuse an RMS norm, the multiplication `times` by its weight, and the matmuls that follow; `false` if
     /// anything else reads the result.
-    fn rms_norm_matmul(&mut self, node: NodeId, times: NodeId, norm: FusedNorm) -> Result<bool, BackendError> {
+    fn rms_norm_matmul(
+        &mut self,
+        node: NodeId,
+        times: NodeId,
+        norm: FusedNorm,
+    ) -> Result<bool, BackendError> {
         let product = self.graph[times].output();
         let at = self.split.nodes.iter().position(|n| *n == times).unwrap_or(usize::MAX);
         let vector = self.tensor_arg(node, norm.weight)?;
@@ -85,7 +90,9 @@ impl Lowering<'_> {
         let Some(starts) = starts.filter(|_| matches!(self.graph[first].op(), Op::MulMat)) else {
             return Ok(false);
         };
-        if !self.gemv_streamed(starts, product, Some(norm))? && !self.mixed_gemm(starts, product, Some(norm))? {
+        if !self.gemv_streamed(starts, product, Some(norm))?
+            && !self.mixed_gemm(starts, product, Some(norm))?
+        {
             return Ok(false);
         }
         self.fuse(times);
