@@ -52,16 +52,19 @@ macro_rules! images {
 /// Target, file without ".cu", and zlib stream of every image. Files whose kernels need a newer generation than the
 /// target are left out.
 const IMAGES: &[(&str, &str, &[u8])] = images! {
-    "sm_75": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_stream";
-    "sm_80": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm" "experts_stream";
-    "sm_90a": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
-              "gemv_streamed" "gemm" "gemm_wgmma" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm" "experts_stream" "experts_decode";
-    "sm_100": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
-              "gemv_streamed" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm" "experts_stream" "experts_decode";
-    "sm_120": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
-              "gemv_streamed" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm" "experts_stream" "experts_decode";
-    "compute_90": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "attention_mma" "attention_grouped"
-                  "gemv_streamed" "gemm" "conv" "experts" "recurrent" "experts_gemv" "experts_gemm" "experts_stream" "experts_decode";
+    "sm_75": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
+              "experts_stream" "sparse";
+    "sm_80": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
+              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm";
+    "sm_90a": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
+              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "gemv_streamed" "experts_decode"
+              "gemm_wgmma" "gemm_mixed";
+    "sm_100": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
+              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "gemv_streamed" "experts_decode";
+    "sm_120": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
+              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "gemv_streamed" "experts_decode";
+    "compute_90": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
+              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "gemv_streamed" "experts_decode";
 };
 
 /// Whether there is an image of a file that was made from the sources that this binary has.
