@@ -138,7 +138,7 @@ fn a_device_without_layers_is_explained() {
         assert_eq!(quiet.err, "");
     }
     output(&mut fixture.command("plan", &["--device", "sim", "-ngl", "all", "--vram-budget", "1k"]))
-        .failed(1, &["sim:0", "budget of 1024", "none of its weights would fit", "-ngl", "--vram-budget"]);
+        .failed(1, &["sim:0", "budget of 1.0 KiB", "none of its weights would fit", "-ngl", "--vram-budget"]);
 }
 
 #[test]
