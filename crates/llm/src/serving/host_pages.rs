@@ -67,3 +67,34 @@ impl HostPages {
         Some((page.prefix, page.content))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::PAGE_SLOTS;
+
+    use super::super::page_pool::PagePool;
+    use super::*;
+
+    #[test]
+    fn the_oldest_pages_are_dropped_where_there_is_no_room() {
+        let mut pool = PagePool::new(0, 1);
+        let root = pool.root(0);
+        let key = |number: u32| PrefixKey::new(root, &[number; PAGE_SLOTS]).unwrap();
+        let mut host = HostPages::new(100);
+        assert!(host.takes(100) && !host.takes(101));
+        for number in 0..4 {
+            host.insert(key(number), root, vec![number as u8; 30]);
+        }
+        assert_eq!(host.bytes(), 90);
+        assert!(!host.has(&key(0)) && host.has(&key(1)));
+        // The same page again takes its room once.
+        host.insert(key(1), root, vec![9; 40]);
+        assert_eq!(host.bytes(), 100);
+        assert_eq!(host.remove(&key(1)).unwrap().1, vec![9; 40]);
+        assert!(host.remove(&key(1)).is_none());
+        // What does not fit even alone is not kept, and nothing is left in its way.
+        host.insert(key(5), root, vec![0; 101]);
+        assert!(!host.has(&key(5)));
+        assert_eq!(host.bytes(), 0);
+    }
+}

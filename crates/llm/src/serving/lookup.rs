@@ -96,3 +96,55 @@ fn hash(run: &[u32]) -> u64 {
         (hash ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_repeats_is_guessed() {
+        let mut lookup = Lookup::new(4);
+        let text: Vec<u32> = vec![1, 2, 3, 4, 5, 6, 7, 9, 2, 3, 4];
+        lookup.accept(&text);
+        assert_eq!(lookup.guess(&text, 100), [5, 6, 7, 9]);
+        assert_eq!(lookup.guess(&text, 2), [5, 6]);
+        assert!(lookup.guess(&text, 0).is_empty());
+        // The longer run decides: after 3, 4 something else came last, after 2, 3, 4 it did not.
+        let text: Vec<u32> = vec![2, 3, 4, 5, 8, 3, 4, 6, 2, 3, 4];
+        let mut lookup = Lookup::new(1);
+        lookup.accept(&text);
+        assert_eq!(lookup.guess(&text, 9), [5]);
+        let text = [1, 2, 3];
+        let mut lookup = Lookup::new(3);
+        lookup.accept(&text);
+        assert!(lookup.guess(&text, 9).is_empty());
+    }
+
+    #[test]
+    fn guesses_that_are_wrong_pause_it_longer_and_longer() {
+        let text: Vec<u32> = vec![1, 2, 3, 1, 2];
+        let mut lookup = Lookup::new(4);
+        lookup.accept(&text);
+        let mut steps_until_pause = || {
+            (1..100).find(|_| {
+                lookup.guess(&text, 9);
+                lookup.note(4, 0);
+                lookup.pause > 0
+            })
+        };
+        assert!(steps_until_pause().is_some());
+        let first = lookup.pause;
+        for _ in 0..first {
+            assert!(lookup.guess(&text, 9).is_empty());
+        }
+        assert!(!lookup.guess(&text, 9).is_empty());
+        while lookup.pause == 0 {
+            lookup.note(4, 0);
+        }
+        assert!(lookup.pause > first);
+        lookup.note(0, 0);
+        lookup.pause = 0;
+        lookup.note(4, 4);
+        assert_eq!(lookup.next_pause, PAUSE);
+    }
+}

@@ -39,3 +39,30 @@ impl Pace {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_cut_so_that_a_step_takes_the_time_that_is_aimed_at() {
+        let milliseconds = Duration::from_millis;
+        let mut pace = Pace::new(Some(milliseconds(100)));
+        assert_eq!(pace.prompt_tokens(3, 512), 512, "nothing is known yet");
+        for _ in 0..50 {
+            pace.note(4, false, milliseconds(20));
+            pace.note(200, true, milliseconds(20 + 100));
+        }
+        // 20 ms for decoding, half a millisecond for each token more.
+        assert!((150..170).contains(&pace.prompt_tokens(3, 512)), "{pace:?}");
+        assert_eq!(pace.prompt_tokens(0, 512), 512, "nobody waits");
+        assert_eq!(pace.prompt_tokens(3, 64), 64);
+        for _ in 0..50 {
+            pace.note(200, true, Duration::from_secs(60));
+        }
+        assert_eq!(pace.prompt_tokens(3, 512), LEAST);
+        let mut without = Pace::new(None);
+        without.note(200, true, Duration::from_secs(60));
+        assert_eq!(without.prompt_tokens(3, 512), 512);
+    }
+}

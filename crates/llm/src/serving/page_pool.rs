@@ -236,3 +236,112 @@ impl PrefixKey {
         Some(PrefixKey { parent, tokens: tokens.get(..PAGE_SLOTS)?.into() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quadriga_conformance::Rng;
+
+    use super::*;
+
+    fn tokens(number: u32) -> Vec<u32> {
+        vec![number; PAGE_SLOTS]
+    }
+
+    #[test]
+    fn prefixes_are_found_by_all_their_tokens_and_what_is_before_them() {
+        let mut pool = PagePool::new(2, 4);
+        let (root, salted) = (pool.root(0), pool.root(7));
+        assert_eq!(pool.root(0), root);
+        let [first, second] = [(); 2].map(|()| pool.take().unwrap().page);
+        assert!(first >= 2 && second >= 2 && first != second);
+        let a = pool.publish(first, root, &tokens(1)).unwrap();
+        let b = pool.publish(second, a, &tokens(2)).unwrap();
+        assert_eq!(pool.find(root, &tokens(1)), Some((first, a)));
+        assert_eq!(pool.find(a, &[tokens(2), tokens(9)].concat()), Some((second, b)));
+        assert_eq!(pool.find(root, &tokens(2)), None);
+        assert_eq!(pool.find(salted, &tokens(1)), None);
+        assert_eq!(pool.find(root, &tokens(1)[1..]), None);
+        assert!(!pool.is_writable(first));
+        // Another page with the same tokens continues the same prefix; it is not published itself.
+        let third = pool.take().unwrap().page;
+        assert_eq!(pool.publish(third, root, &tokens(1)), Some(a));
+        assert!(pool.is_writable(third));
+        assert_eq!(pool.find(root, &tokens(1)), Some((first, a)));
+        pool.check([&[first, second][..], &[first, second], &[third], &[first]].into_iter()).unwrap();
+        assert!(pool.check([&[first][..]].into_iter()).is_err());
+    }
+
+    #[test]
+    fn the_prefix_that_was_released_first_is_evicted_first() {
+        let mut pool = PagePool::new(0, 3);
+        let root = pool.root(0);
+        let pages = [1, 2, 3].map(|number| {
+            let page = pool.take().unwrap().page;
+            pool.publish(page, root, &tokens(number)).unwrap();
+            page
+        });
+        assert!(pool.take().is_none());
+        for page in [1, 0, 2].map(|at| pages[at]) {
+            pool.release(page);
+        }
+        assert_eq!((pool.available(), pool.cached()), (3, 3));
+        // In use again, it is not evicted.
+        pool.find(root, &tokens(2)).unwrap();
+        let taken = pool.take().unwrap();
+        let (key, prefix) = taken.evicted.unwrap();
+        assert_eq!((taken.page, key), (pages[0], PrefixKey::new(root, &tokens(1)).unwrap()));
+        assert_eq!(pool.find(root, &tokens(1)), None);
+        // Brought back under its old place.
+        let key = PrefixKey::new(root, &tokens(1)).unwrap();
+        assert!(pool.publish_as(taken.page, key.clone(), prefix));
+        assert!(!pool.publish_as(taken.page, key, prefix));
+        assert_eq!(pool.find(root, &tokens(1)), Some((pages[0], prefix)));
+        pool.clear();
+        assert_eq!((pool.available(), pool.cached()), (1, 0));
+        assert_eq!(pool.find(root, &tokens(3)), None);
+    }
+
+    #[test]
+    fn any_history_keeps_every_page_where_it_belongs() {
+        for seed in 0..40 {
+            let mut rng = Rng::new(seed);
+            let mut pool = PagePool::new(rng.below(3), rng.range(1, 12));
+            let total = pool.available();
+            // Each table: its pages, the place of the end of its published ones, and whether the last one is published.
+            let mut tables: Vec<(Vec<PageId>, PrefixId)> = Vec::new();
+            for _ in 0..400 {
+                match rng.below(5) {
+                    0 => {
+                        let root = pool.root(rng.below(2) as u64);
+                        tables.push((Vec::new(), root));
+                    }
+                    1 | 2 if !tables.is_empty() => {
+                        let at = rng.below(tables.len());
+                        let (pages, prefix) = &mut tables[at];
+                        let text = tokens(rng.below(3) as u32);
+                        if let Some((page, next)) = pool.find(*prefix, &text) {
+                            pages.push(page);
+                            *prefix = next;
+                        } else if let Some(taken) = pool.take() {
+                            assert!(!pages.contains(&taken.page), "seed {seed}");
+                            pages.push(taken.page);
+                            *prefix = pool.publish(taken.page, *prefix, &text).unwrap();
+                        }
+                    }
+                    3 if !tables.is_empty() => {
+                        let (pages, _) = tables.swap_remove(rng.below(tables.len()));
+                        pages.into_iter().rev().for_each(|page| pool.release(page));
+                    }
+                    4 if rng.chance(0.1) => pool.clear(),
+                    _ => {}
+                }
+                let checked = pool.check(tables.iter().map(|(pages, _)| pages.as_slice()));
+                checked.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            }
+            for (pages, _) in tables {
+                pages.into_iter().rev().for_each(|page| pool.release(page));
+            }
+            assert_eq!(pool.available(), total, "seed {seed}");
+        }
+    }
+}
