@@ -11,7 +11,9 @@ use quadriga_graph::DType;
 use quadriga_llm::models::{NeuronMode, Neurons};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
 use quadriga_llm::serving::{Batcher, BatcherOptions};
-use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model};
+use quadriga_llm::{
+    Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model, NeuronCounts,
+};
 use quadriga_runtime::{BackendBytes, Progress};
 use quadriga_view::format::plural;
 
@@ -92,6 +94,10 @@ pub(crate) struct ModelOptions {
     /// divergence that this costs [default: 0, none]
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = gate_threshold, hide_default_value = true, help_heading = MODEL)]
     gate_threshold: f32,
+    /// Rows of neurons on the GPU beside attention and gates: off, auto for those that turn out to be active, or a FILE of counts
+    /// by `quadriga neurons` or of PowerInfer's hot neurons [default: off]
+    #[arg(long, value_name = "MODE", default_value = "off", hide_default_value = true, help_heading = DEVICE)]
+    hot_neurons: String,
     /// llama.cpp's option, also -fa: attention is always computed without a matrix of scores
     #[arg(
         long,
@@ -195,6 +201,7 @@ impl ModelOptions {
             checkpoints: None,
             neurons: NeuronMode::Exact,
             gate_threshold: 0.0,
+            hot_neurons: "off".to_owned(),
             flash_attn: None,
             hf_repo: None,
             cache_dir,
@@ -342,6 +349,7 @@ impl ModelOptions {
         }
         let rates = known_limits::rates(self.cache_dir(), &devices);
         let placement = Placement {
+            hot_neurons: self.hot_neurons != "off",
             rates,
             streaming: known_limits::streaming(self.cache_dir(), &devices),
             streaming_batch: match (self.llama.ubatch_size, self.batch) {
@@ -350,7 +358,13 @@ impl ModelOptions {
             },
             ..self.placement.placement()?
         };
-        let (placed, options) = placement.plan_with_context(&model, &devices, options)?;
+        let mut options = options.clone();
+        if !matches!(self.hot_neurons.as_str(), "off" | "auto") {
+            let path = std::path::Path::new(&self.hot_neurons);
+            let counts = NeuronCounts::open(path, &model).map_err(|error| name_file(error, path))?;
+            options.neuron_counts = Some(Arc::new(counts));
+        }
+        let (placed, options) = placement.plan_with_context(&model, &devices, &options)?;
         if !self.quiet {
             let trained = model.hyperparameters().context;
             if options.context > trained && !model.hyperparameters().encoder {

@@ -3,6 +3,7 @@
 mod expert_cache;
 mod experts;
 mod moves;
+mod neuron_slots;
 mod neurons;
 mod options;
 mod recurrent;
@@ -20,6 +21,8 @@ pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
 pub(crate) use self::experts::slot_bytes;
 pub(crate) use self::moves::row_copies;
+pub use self::neuron_slots::NeuronSlotUse;
+use self::neuron_slots::NeuronSlots;
 use self::neurons::NeuronObserver;
 pub use self::neurons::NeuronUse;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
@@ -74,6 +77,8 @@ pub struct Engine {
     windows: Windows,
     /// Where devices have slots for experts of the host.
     experts: Option<ExpertSlots>,
+    /// Where devices have rows of some neurons.
+    neuron_slots: Option<NeuronSlots>,
     /// Where active neurons are counted.
     neurons: Option<NeuronObserver>,
     /// Whether layers attend to all positions, whether some have a window, and whether those have a cache of their own.
@@ -164,6 +169,7 @@ impl Engine {
             recurrent,
             windows,
             experts: None,
+            neuron_slots: None,
             neurons: None,
             attends,
             inputs: BatchInputs::default(),
@@ -188,6 +194,8 @@ impl Engine {
             engine.neurons = Some(NeuronObserver::new(&engine.model));
         }
         engine.experts = ExpertSlots::new(&engine.model, &mut engine.session)?;
+        let counts = engine.options.neuron_counts.clone();
+        engine.neuron_slots = NeuronSlots::new(&engine.model, &mut engine.session, counts.as_deref())?;
         Ok(engine)
     }
 
@@ -301,6 +309,9 @@ impl Engine {
     fn roll_back(&mut self) {
         if let Some(experts) = &mut self.experts {
             experts.fail();
+        }
+        if let Some(slots) = &mut self.neuron_slots {
+            slots.fail();
         }
         for sequence in 0..self.options.sequences {
             self.truncate(sequence, self.sequences.before(sequence));
@@ -454,6 +465,7 @@ impl Engine {
         self.session.set("tokens", self.inputs.tokens.as_slice())?;
         self.set_positions()?;
         self.set_expert_tables(&shape)?;
+        self.set_neuron_tables(&shape)?;
         if rows > 0 && rows < batch.len() {
             self.session.set("rows", self.inputs.rows.as_slice())?;
         }
@@ -464,12 +476,14 @@ impl Engine {
             }
             self.observe_experts(&shape)?;
             self.observe_neurons(&shape)?;
+            self.observe_neuron_slots(&shape)?;
             return Ok(shape);
         };
         let started = Instant::now();
         let trace = self.session.debug().trace(*detail)?;
         self.observe_experts(&shape)?;
         self.observe_neurons(&shape)?;
+        self.observe_neuron_slots(&shape)?;
         let visible = total as f64 / (batch.len() * shape.visible_slots).max(1) as f64;
         let (trace, tokens, expert_cache) = (&trace, batch, self.expert_cache());
         if let (Some((_, observer)), Some(plan)) = (&mut self.observer, self.session.plan()) {

@@ -60,8 +60,8 @@ pub use conversation::FittedConversation;
 pub use divergence::divergence;
 pub use embedder::{Embedder, EmbedderOptions, can_rank, cosine, cut_tokens, pair_tokens, text_tokens};
 pub use engine::{
-    Batch, BatchObserver, BatchToken, Engine, EngineOptions, ExpertCacheUse, NeuronUse, RecurrentStates,
-    WindowSavings,
+    Batch, BatchObserver, BatchToken, Engine, EngineOptions, ExpertCacheUse, NeuronSlotUse, NeuronUse,
+    RecurrentStates, WindowSavings,
 };
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};

@@ -122,6 +122,9 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
         if let Some(cache) = generator.engine().expert_cache() {
             note!("{cache}");
         }
+        if let Some(slots) = generator.engine().neuron_slots() {
+            note!("{slots}");
+        }
         if let Some(neurons) = generator.engine().neuron_use() {
             note!("{neurons}");
         }

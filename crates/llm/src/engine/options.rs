@@ -1,12 +1,14 @@
 //! The capacity of an engine, and the sizes of its caches that follow from it.
 
+use std::sync::Arc;
+
 use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_runtime::Scheduler;
 
 use super::recurrent::RecurrentRows;
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{GraphShape, NeuronMode, Neurons, PageTable, WindowCache};
-use crate::{Error, Model, Result};
+use crate::{Error, Model, NeuronCounts, Result};
 
 /// The capacity of an engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +42,9 @@ pub struct EngineOptions {
     pub expert_slots: usize,
     /// How the neurons of feed-forward networks are computed: whether rows of inactive ones are skipped.
     pub neurons: Neurons,
+    /// How often each neuron is active: the most active ones are in [`Neurons::slots`] from the beginning. Without counts, neurons
+    /// move there as they are used.
+    pub neuron_counts: Option<Arc<NeuronCounts>>,
     /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`](crate::Engine::hidden).
     pub hidden: bool,
     /// Whether the logits are computed; if not, only the hidden states are outputs.
@@ -88,6 +93,7 @@ impl Default for EngineOptions {
             checkpoints: 4,
             expert_slots: 0,
             neurons: Neurons::default(),
+            neuron_counts: None,
             hidden: false,
             logits: true,
             greedy: false,
@@ -110,6 +116,9 @@ const MAX_CHECKPOINTS: usize = 1024;
 /// The largest batch whose experts the host looks up and observes: more tokens use nearly all experts, and those that are in no
 /// slot are streamed.
 pub(crate) const MAX_OBSERVED_TOKENS: usize = 8;
+
+/// The longest batch by which is learned which neurons are active.
+const MAX_LEARNED_TOKENS: usize = 8;
 
 /// The smallest number of KV-cache slots that a graph attends over.
 const MIN_VISIBLE_SLOTS: usize = 512;
@@ -151,7 +160,9 @@ impl EngineOptions {
         }
         self.greedy &= self.logits;
         // Outputs that are read after each batch leave nothing to run ahead of.
-        self.greedy &= !self.neurons.observe;
+        let all: usize = hyper.layers.iter().map(|layer| layer.feed_forward).sum();
+        self.neurons.slots = self.neurons.slots.min(all);
+        self.greedy &= !self.neurons_of(1).observe;
         self.check_cache_types(hyper)?;
         if self.neurons.mode == NeuronMode::Predicted && hyper.predictor_threshold.is_none() {
             let (name, value) = ("the neurons that are computed", "predicted".to_owned());
@@ -222,6 +233,7 @@ impl EngineOptions {
             window_cache: None,
             state_rows,
             expert_slots: 0,
+            neurons: Neurons { slots: 0, observe: false, ..self.neurons },
             ..self.slots_shape(model, tokens, rows, 1)
         }
     }
@@ -316,13 +328,20 @@ impl EngineOptions {
             state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
             cache_keys: self.cache_keys,
             cache_values: self.cache_values,
-            neurons: self.neurons,
+            neurons: self.neurons_of(tokens),
             expert_slots: self.expert_slots,
             observe_experts: tokens <= MAX_OBSERVED_TOKENS,
             hidden: self.hidden || !self.logits,
             logits: self.logits,
             argmax: self.logits && self.greedy && rows > 0,
         }
+    }
+
+    /// How the neurons of a batch are computed.
+    fn neurons_of(&self, tokens: usize) -> Neurons {
+        // What is not known is learned while tokens are generated.
+        let learns = self.neurons.slots > 0 && self.neuron_counts.is_none() && tokens <= MAX_LEARNED_TOKENS;
+        Neurons { observe: self.neurons.observe || learns, ..self.neurons }
     }
 
     /// The window layers' own KV cache; `None` if they use the full one.
@@ -370,6 +389,7 @@ impl EngineOptions {
         self.greedy &= has_device;
         if !has_device {
             self.expert_slots = 0;
+            self.neurons.slots = 0;
         }
         self
     }

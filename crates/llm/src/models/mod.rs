@@ -19,6 +19,9 @@
 //! | `experts_on_host` | i32 `[layers, experts]` | with them: the number of each expert that is in no slot, or −1 |
 //! | `experts_not_in_slots` | i32 `[layers, experts]` | in its place without [`GraphShape::observe_experts`] |
 //!
+//! | `neuron_slots` | i32 `[layers, slots]` | with [`Neurons::slots`]: the neuron of each slot, or −1 |
+//! | `neurons_on_host` | f32 `[layers, neurons]` | with them: 1 for each neuron that is in no slot, else 0 |
+//!
 //! | output | type, shape | meaning |
 //! |---|---|---|
 //! | `logits` | f32 `[m, vocabulary]` | the logits after each output token |
@@ -73,6 +76,7 @@ use self::architecture::Architecture;
 use self::builder::ModelBuilder;
 pub use self::builder::TensorSpec;
 use self::builder::is_recurrent_state;
+pub(crate) use self::builder::{ALL_NEURONS, NEURON_SLOTS, NEURONS_ON_HOST};
 pub(crate) use self::builder::{
     EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX,
 };

@@ -42,13 +42,16 @@ pub struct Neurons {
     pub mode: NeuronMode,
     /// The bits of the least magnitude of an activated gate that counts, as f32; see [`Neurons::cut`].
     pub threshold: u32,
+    /// Rows of neurons on devices, in all layers together: a neuron in a slot is computed there, while the host computes the
+    /// others. They are spread evenly. With 0, neurons are computed where their tensors are.
+    pub slots: usize,
     /// Whether the activations are outputs, so that active neurons can be counted.
     pub observe: bool,
 }
 
 impl Neurons {
     /// All rows.
-    pub const DENSE: Neurons = Neurons { mode: NeuronMode::Dense, threshold: 0, observe: false };
+    pub const DENSE: Neurons = Neurons { mode: NeuronMode::Dense, threshold: 0, slots: 0, observe: false };
 
     /// The same, with gates of smaller magnitude than `threshold` taken for 0: also models whose gates are never quite 0
     /// then skip rows, and compute something else.

@@ -25,7 +25,8 @@ impl Placement {
         let plan = |placement: &Placement| {
             placement.with_larger_batch(model, placement.plan_context(model, devices, options)?)
         };
-        self.with_expert_cache(model, devices, plan)
+        let with_cache = |placement: &Placement| placement.with_expert_cache(model, devices, plan);
+        self.with_neuron_slots(model, devices, with_cache)
     }
 
     fn plan_context(

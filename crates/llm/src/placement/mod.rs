@@ -18,6 +18,7 @@ mod context;
 mod devices;
 mod estimate;
 mod expert_slots;
+mod neuron_slots;
 mod neurons;
 mod next_gigabyte;
 mod order;
@@ -102,6 +103,10 @@ pub struct Placement {
     pub cpu_expert_layers: usize,
     /// Memory of accelerators for experts that the CPU has: those that are used move there while the model runs.
     pub expert_cache: ExpertCache,
+    /// Whether accelerators get rows of neurons for what attention and gates leave of their memory, where the CPU has those of all.
+    pub hot_neurons: bool,
+    /// Whether the rows of neurons that are read only if these are active stay on the CPU.
+    pub neurons_on_cpu: bool,
     /// Measured rates of backends, by name. [`GpuLayers::Auto`] and [`Placement::estimate`] assume [those of its
     /// kind](Rates::assumed) for a backend that is not listed.
     pub rates: Vec<(String, Rates)>,
@@ -128,6 +133,8 @@ pub struct PlacedModel {
     pub expert_slots: usize,
     /// Their bytes on each backend, which are part of its weights. Empty without slots.
     pub expert_slot_bytes: Vec<u64>,
+    /// Rows of neurons on accelerators, for [`Neurons::slots`](crate::models::Neurons::slots).
+    pub neuron_slots: usize,
 }
 
 /// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other
@@ -145,7 +152,8 @@ impl Placement {
         let plan = |placement: &Placement| {
             Ok((placement.plan_without_cache(model, devices, options)?, options.clone()))
         };
-        self.with_expert_cache(model, devices, plan).map(|(placed, _)| placed)
+        let with_cache = |placement: &Placement| placement.with_expert_cache(model, devices, plan);
+        self.with_neuron_slots(model, devices, with_cache).map(|(placed, _)| placed)
     }
 
     /// As [`Placement::plan`], without an expert cache.

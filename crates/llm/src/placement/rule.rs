@@ -3,7 +3,7 @@
 use quadriga_graph::layer_of;
 
 use crate::hyperparameters::Hyperparameters;
-use crate::models::{EXPERT_NUMBERS, EXPERTS_ON_HOST, SLOTS_SUFFIX};
+use crate::models::{ALL_NEURONS, EXPERT_NUMBERS, EXPERTS_ON_HOST, NEURONS_ON_HOST, SLOTS_SUFFIX};
 
 /// A rule for `Scheduler::place` that offloads `on_devices` of a model's layers to `accelerators` backends, which must
 /// come before the CPU in the scheduler's list.
@@ -69,7 +69,7 @@ pub(super) fn with_expert_slots(
             let attention = rule(&format!("blk.{layer}.attn_norm.weight"));
             Some(attention.filter(|device| *device < cpu).unwrap_or(0))
         }
-        _ if name == EXPERTS_ON_HOST || name == EXPERT_NUMBERS => Some(cpu),
+        _ if [EXPERTS_ON_HOST, EXPERT_NUMBERS, NEURONS_ON_HOST, ALL_NEURONS].contains(&name) => Some(cpu),
         _ => rule(name),
     }
 }

@@ -7,7 +7,7 @@ use quadriga_runtime::{BackendBytes, Plan, RuntimeError, Scheduler};
 
 use super::order::{PlacementUnit, Tier, chosen, homes, tiers};
 use super::overrides::Overrides;
-use super::parts::ModelParts;
+use super::parts::{ModelPart, ModelParts};
 use super::residence::Residence;
 use super::rule::with_expert_slots;
 use super::{Devices, GpuLayers, PlacedModel, Placement, offload};
@@ -41,12 +41,20 @@ impl Search<'_> {
     /// Plans the model with as much of it on accelerators as saves the most time within the budgets.
     pub(super) fn best(&self, budgets: &[Option<u64>]) -> Result<PlacedModel> {
         let all = self.model.hyperparameters().layers.len() + 1;
-        if let Some(whole) = fitting(self.layers(all, budgets))? {
+        if !self.placement.neurons_on_cpu
+            && let Some(whole) = fitting(self.layers(all, budgets))?
+        {
             return Ok(whole);
         }
         let parts = self.parts()?;
         let rates = self.placement.rates_of(self.devices);
-        let tiers = tiers(&parts, &homes(&parts, budgets), &rates);
+        let mut tiers = tiers(&parts, &homes(&parts, budgets), &rates);
+        if self.placement.neurons_on_cpu {
+            // Beside gates, a layer's other rows are those of neurons.
+            let is_rest = |part: ModelPart| matches!(part, ModelPart::FeedForward { .. });
+            let keep = |tier: &Tier| !tier.units.iter().any(|unit| is_rest(unit.part));
+            tiers.iter_mut().for_each(|tiers| tiers.retain(keep));
+        }
         let Some(fullest) = self.fill(&parts, &tiers, budgets, false)? else {
             return self.units(&parts, &tiers, &none(&tiers), budgets);
         };
@@ -162,6 +170,7 @@ impl Search<'_> {
             units,
             expert_slots: 0,
             expert_slot_bytes: Vec::new(),
+            neuron_slots: 0,
         })
     }
 

@@ -300,6 +300,9 @@ fn measure(
     if let Some(cache) = subject.expert_cache().filter(|_| !model.quiet) {
         note!("{cache}");
     }
+    if let Some(slots) = subject.neuron_slots().filter(|_| !model.quiet) {
+        note!("{slots}");
+    }
     if let Some(neurons) = subject.neuron_use().filter(|_| !model.quiet) {
         note!("{neurons}");
     }
@@ -316,6 +319,7 @@ fn measure(
         "load_seconds": load_seconds,
         "expert_cache": subject.expert_cache(),
         "neurons": subject.neuron_use(),
+        "neuron_slots": subject.neuron_slots(),
         "stats": statistics,
     });
     let report = Report {

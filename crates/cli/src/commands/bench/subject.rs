@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use quadriga_llm::{Embedder, Engine, ExpertCacheUse, NeuronUse};
+use quadriga_llm::{Embedder, Engine, ExpertCacheUse, NeuronSlotUse, NeuronUse};
 
 use super::samples::Samples;
 use crate::failure::Outcome;
@@ -86,6 +86,14 @@ impl Subject {
     pub(super) fn expert_cache(&self) -> Option<ExpertCacheUse> {
         match self {
             Subject::Engine(engine) => engine.expert_cache(),
+            Subject::Encoder(_) => None,
+        }
+    }
+
+    /// How the rows of neurons on devices have served.
+    pub(super) fn neuron_slots(&self) -> Option<NeuronSlotUse> {
+        match self {
+            Subject::Engine(engine) => engine.neuron_slots(),
             Subject::Encoder(_) => None,
         }
     }

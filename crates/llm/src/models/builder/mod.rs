@@ -42,6 +42,15 @@ pub(crate) const EXPERTS_NOT_IN_SLOTS: &str = "experts_not_in_slots";
 /// The constant with the number of each expert.
 pub(crate) const EXPERT_NUMBERS: &str = "expert_numbers";
 
+/// The input with the neuron of each slot.
+pub(crate) const NEURON_SLOTS: &str = "neuron_slots";
+
+/// The input that has 1 for each neuron in no slot, and 0 for the others.
+pub(crate) const NEURONS_ON_HOST: &str = "neurons_on_host";
+
+/// The constant that has 1 for each neuron.
+pub(crate) const ALL_NEURONS: &str = "all_neurons";
+
 /// A model graph under construction: the graph builder, the file's weights and the inputs that every layer reads.
 pub(crate) struct ModelBuilder<'g> {
     g: &'g GraphBuilder,
@@ -65,6 +74,8 @@ pub(crate) struct ModelBuilder<'g> {
     /// Where experts are. Absent where no device has slots for some.
     tables: OnceCell<[Value<'g>; 3]>,
     device_tables: OnceCell<[Value<'g>; 2]>,
+    /// Where neurons are. Absent where no device has rows of some.
+    neuron_tables: OnceCell<[Value<'g>; 3]>,
     /// Absent when all tokens are outputs, or none.
     rows: Option<Value<'g>>,
     frequency_factors: Option<Value<'g>>,
@@ -128,6 +139,7 @@ impl<'g> ModelBuilder<'g> {
                 .map(|table| g.input("pages", DType::I32, [table.rows, table.pages])),
             recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
             tables: OnceCell::new(),
+            neuron_tables: OnceCell::new(),
             device_tables: OnceCell::new(),
             rows: (!hyper.encoder && shape.rows > 0 && shape.rows < n)
                 .then(|| g.input("rows", DType::I32, [shape.rows])),
@@ -178,6 +190,29 @@ impl<'g> ModelBuilder<'g> {
             ]
         });
         (slots, host, numbers)
+    }
+
+    /// The slots of a layer for rows of neurons that a device computes.
+    fn neuron_slots(&self, layer: usize) -> usize {
+        let (layers, all) = (self.hyper.layers.len().max(1), self.shape.neurons.slots);
+        let most = self.hyper.layers.get(layer).map_or(0, |layer| layer.feed_forward);
+        let first = |layer: usize| (layer as u128 * all as u128 / layers as u128) as usize;
+        (first(layer + 1) - first(layer)).min(most)
+    }
+
+    /// The neuron of each slot `[layers, slots]`, or −1; 1 for each neuron in no slot `[layers, neurons]`, else 0; and 1 for
+    /// each neuron.
+    fn neuron_tables(&self, neurons: usize) -> [Value<'g>; 3] {
+        *self.neuron_tables.get_or_init(|| {
+            let layers = self.hyper.layers.len();
+            let slots = (0..layers).map(|layer| self.neuron_slots(layer)).max().unwrap_or(0);
+            let ones: Vec<u8> = (0..neurons).flat_map(|_| 1.0f32.to_le_bytes()).collect();
+            [
+                self.g.input(NEURON_SLOTS, DType::I32, [layers, slots]),
+                self.g.input(NEURONS_ON_HOST, DType::F32, [layers, neurons]),
+                self.g.constant(ALL_NEURONS, DType::F32, [neurons], ones),
+            ]
+        })
     }
 
     /// The embedded tokens `[n, width]`.

@@ -94,6 +94,15 @@ impl<'g> LayerBuilder<'_, 'g> {
                 if skips {
                     let activation = activation_of(gate_kind);
                     let gates = self.cut(self.rows_of(&gate, x, mask).unary(activation));
+                    let slots = self.model.neuron_slots(self.index);
+                    if slots > 0
+                        && mask.is_none()
+                        && up.scale.is_none()
+                        && up.bias.is_none()
+                        && self.has_transposed()
+                    {
+                        return self.divided(x, gates, &up, rectified, slots);
+                    }
                     self.observe(&gate, x, gates, mask, activation);
                     rectified(self.rows_of(&up, x, Some(gates)))
                 } else {
@@ -105,11 +114,49 @@ impl<'g> LayerBuilder<'_, 'g> {
         self.down(inner)
     }
 
+    fn has_transposed(&self) -> bool {
+        self.model.weights.has(&self.name("ffn_down_t.weight"))
+    }
+
+    /// A feed-forward network whose active neurons a device computes as far as their rows are in its slots, and the host the
+    /// others, at the same time: nothing before the last addition needs the results of both.
+    fn divided(
+        &self,
+        x: Value<'g>,
+        gates: Value<'g>,
+        up: &NeuronMatrix<'g>,
+        rectified: impl Fn(Value<'g>) -> Value<'g>,
+        slots: usize,
+    ) -> Result<Value<'g>> {
+        let (g, weights, neurons) = (self.model.g, &self.model.weights, gates.shape().cols());
+        let [ids, on_host, all] = self.model.neuron_tables(neurons);
+        let of_layer = |table: Value<'g>| table.slice(0, self.index, 1);
+        // The host has the gates then, so that it knows which neurons are active.
+        let seen = gates.mul(all);
+        if self.model.shape.neurons.observe {
+            g.output(&active_output(self.index), seen);
+        }
+        let host = self.down(rectified(self.rows_of(up, x, Some(seen.mul(of_layer(on_host))))))?;
+        let _scope = g.scope(&self.name("ffn_neurons"));
+        let dims = [neurons, x.shape().cols()];
+        let ids = of_layer(ids).slice(1, 0, slots).reshape([slots]);
+        let inner =
+            weights.row_slots(&self.name("ffn_up.weight"), dims, slots)?.mul_mat_sparse(x, gates, Some(ids));
+        let dims = [neurons, self.model.hyper.width];
+        let device =
+            weights.row_slots(&self.name("ffn_down_t.weight"), dims, slots)?.axpy_sparse(rectified(inner));
+        let device = match weights.find_vector(&self.name("ffn_down_t.scale"), 1)? {
+            Some(scale) => device.mul(scale),
+            None => device,
+        };
+        Ok(device.add(host))
+    }
+
     /// The last matrix of a feed-forward network, which files may have transposed: a row for each neuron.
     pub(super) fn down(&self, inner: Value<'g>) -> Result<Value<'g>> {
         let (width, neurons) = (self.model.hyper.width, inner.shape().cols());
         let (weights, transposed) = (&self.model.weights, self.name("ffn_down_t.weight"));
-        if !weights.has(&transposed) {
+        if !self.has_transposed() {
             return self.linear("ffn_down", width, inner);
         }
         let _scope = self.model.g.scope(&self.name("ffn_down_t"));

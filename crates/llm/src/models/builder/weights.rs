@@ -170,6 +170,12 @@ impl<'g> FileWeights<'g> {
         Ok(self.g.weight(&slots_of(&name), Weight::new(dtype, [slots, rows, columns])))
     }
 
+    /// Slots for rows of a matrix, which the engine fills with some of those that the file has.
+    pub(super) fn row_slots(&self, name: &str, dims: [usize; 2], slots: usize) -> Result<Value<'g>> {
+        let dtype = self.tensor(name, &dims)?.dtype;
+        Ok(self.g.weight(&slots_of(name), Weight::new(dtype, [slots, dims[1]])))
+    }
+
     /// Slots for vectors of experts, as [`FileWeights::expert_slots`], if the file has vectors.
     pub(super) fn find_vector_slots(
         &self,
