@@ -1,5 +1,6 @@
-//! What attention can be given besides queries, keys and values.
+//! Attention, and what it can be given besides queries, keys and values.
 
+use crate::ops::{Attention, Op};
 use crate::value::Value;
 
 /// Options of [`Value::attention`]. The default is full attention with scale `1 / √d`.
@@ -67,5 +68,24 @@ impl<'g> AttentionOptions<'g> {
     /// Finds keys and values through a page table; needs [spans](AttentionOptions::spans) with a row of the table.
     pub fn pages(self, pages: Value<'g>) -> AttentionOptions<'g> {
         AttentionOptions { pages: Some(pages), ..self }
+    }
+}
+
+impl<'g> Value<'g> {
+    /// Attention of these queries `[b, h, t, d]` over `keys` and `values`; see [`Op::Attention`].
+    #[track_caller]
+    pub fn attention(self, keys: Value<'g>, values: Value<'g>, options: AttentionOptions<'g>) -> Value<'g> {
+        let AttentionOptions { scale, soft_cap, mask, spans, sinks, pages } = options;
+        let parameters = Attention {
+            scale: scale.unwrap_or_else(|| 1.0 / (self.shape().cols() as f32).sqrt()),
+            soft_cap,
+            mask: mask.is_some(),
+            spans: spans.is_some(),
+            sinks: sinks.is_some(),
+            pages: pages.is_some(),
+        };
+        let optional = [mask, spans, sinks, pages].into_iter().flatten();
+        let inputs: Vec<_> = [self, keys, values].into_iter().chain(optional).collect();
+        self.op(Op::Attention(parameters), &inputs)
     }
 }

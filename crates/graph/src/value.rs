@@ -3,12 +3,11 @@
 use std::cell::RefCell;
 use std::panic::Location;
 
-use crate::attention_options::AttentionOptions;
 use crate::construction::Construction;
 use crate::custom::CustomOp;
 use crate::dtype::DType;
 use crate::error::GraphErrorKind;
-use crate::ops::{Attention, Binary, Gate, Op, Order, Rope, Unary};
+use crate::ops::{Binary, Gate, Op, Order, Rope, Unary};
 use crate::shape::{MAX_DIMS, Shape, Strides};
 use crate::tensor::{Tensor, TensorId};
 
@@ -397,23 +396,6 @@ impl<'g> Value<'g> {
     pub fn custom(self, op: &CustomOp, others: &[Value<'g>]) -> Value<'g> {
         let inputs: Vec<_> = std::iter::once(self).chain(others.iter().copied()).collect();
         self.op(Op::Custom(op.clone()), &inputs)
-    }
-
-    /// Attention of these queries `[b, h, t, d]` over `keys` and `values`; see [`Op::Attention`].
-    #[track_caller]
-    pub fn attention(self, keys: Value<'g>, values: Value<'g>, options: AttentionOptions<'g>) -> Value<'g> {
-        let AttentionOptions { scale, soft_cap, mask, spans, sinks, pages } = options;
-        let parameters = Attention {
-            scale: scale.unwrap_or_else(|| 1.0 / (self.shape().cols() as f32).sqrt()),
-            soft_cap,
-            mask: mask.is_some(),
-            spans: spans.is_some(),
-            sinks: sinks.is_some(),
-            pages: pages.is_some(),
-        };
-        let optional = [mask, spans, sinks, pages].into_iter().flatten();
-        let inputs: Vec<_> = [self, keys, values].into_iter().chain(optional).collect();
-        self.op(Op::Attention(parameters), &inputs)
     }
 
     /// The same elements under another shape.

@@ -48,7 +48,7 @@ pub struct GeneratorOptions {
     /// The system prompt, for chat templates that have one and conversations that do not begin with a system message.
     pub system: Option<String>,
     /// Keyword arguments of the chat template, such as `enable_thinking`, and the list `tools`. See
-    /// [`TemplateArguments::variables`].
+    /// [`TemplateArguments::variables`](crate::template::TemplateArguments::variables).
     pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// Whether control tokens that are spelled out in messages become those tokens, as if every message were
     /// [trusted](Message::trusted). Without it, they are text, also with `raw`.
@@ -137,6 +137,14 @@ pub struct RequestOptions {
     pub hook: Option<Box<dyn SamplingHook>>,
 }
 
+impl GeneratorOptions {
+    /// How prompts for a model are written.
+    pub(crate) fn format<'a>(&'a self, model: &'a Model) -> PromptFormat<'a> {
+        let GeneratorOptions { raw, special, system, template_variables, .. } = self;
+        PromptFormat { model, raw: *raw, special: *special, system: system.as_deref(), template_variables }
+    }
+}
+
 impl Generator {
     /// A generator on the devices of [`GeneratorOptions::placement`]: by default the first GPU, for as many layers as
     /// fit, and the CPU.
@@ -217,7 +225,7 @@ impl Generator {
     }
 
     fn format(&self) -> PromptFormat<'_> {
-        PromptFormat { model: self.engine.model(), options: &self.options }
+        self.options.format(self.engine.model())
     }
 
     /// Request options with the generator's own sampling options, largest number of tokens and stop strings.

@@ -1,6 +1,5 @@
 //! From a conversation to the tokens of a prompt, and to what tells reasoning in its answer from the rest.
 
-use crate::generator::GeneratorOptions;
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::template::{self, ChatTemplate, Message, TemplateArguments};
 use crate::{Model, Result};
@@ -8,15 +7,22 @@ use crate::{Model, Result};
 /// Tokens at the end of a prompt in which a marker of reasoning is searched: one per byte, and white space.
 const MARKER_TOKENS: usize = 40;
 
-/// A model's way to write prompts, with a generator's options.
+/// A model's way to write prompts.
 pub(crate) struct PromptFormat<'a> {
     pub(crate) model: &'a Model,
-    pub(crate) options: &'a GeneratorOptions,
+    /// Whether prompts are used as they are, without the chat template.
+    pub(crate) raw: bool,
+    /// Whether control tokens that are spelled out in messages become those tokens.
+    pub(crate) special: bool,
+    /// The system prompt of conversations that have none.
+    pub(crate) system: Option<&'a str>,
+    /// Keyword arguments of the chat template.
+    pub(crate) template_variables: &'a serde_json::Map<String, serde_json::Value>,
 }
 
 impl PromptFormat<'_> {
     fn template(&self) -> Option<&ChatTemplate> {
-        self.model.template().filter(|_| !self.options.raw)
+        self.model.template().filter(|_| !self.raw)
     }
 
     /// The tokens of a conversation, rendered with the chat template; without one, of the messages' plain text.
@@ -34,15 +40,15 @@ impl PromptFormat<'_> {
     /// The messages with the options' system message, if they have none and there is a template.
     fn all_messages(&self, messages: &[Message]) -> Vec<Message> {
         let own = self.template().is_some() && !messages.first().is_some_and(is_system);
-        let system = self.options.system.as_ref().filter(|_| own);
-        let system = system.map(|text| Message::new("system", text.clone()));
+        let system = self.system.filter(|_| own);
+        let system = system.map(|text| Message::new("system", text));
         let mut all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
-        all.iter_mut().for_each(|message| message.trusted |= self.options.special);
+        all.iter_mut().for_each(|message| message.trusted |= self.special);
         all
     }
 
     fn template_arguments(&self, add_generation_prompt: bool) -> TemplateArguments {
-        let variables = self.options.template_variables.clone();
+        let variables = self.template_variables.clone();
         TemplateArguments { variables, add_generation_prompt }
     }
 

@@ -9,7 +9,6 @@ use quadriga_runtime::{BackendError, Buffer, Layout, SplitSource, TensorPlace};
 
 use super::decode_attention::DecodeAttention;
 use super::formats::PackedMatrix;
-use super::mixed::MixedRows;
 use super::route_work::{PendingRoute, RouteWork};
 use super::scratch;
 use crate::blas::OperandType;
@@ -19,6 +18,14 @@ use crate::inner::BackendInner;
 use crate::kernels::{Function, KernelFile};
 use crate::launch::{Launch, TensorArg};
 use crate::program::ProgramStep;
+
+/// What the rows of a matmul are converted to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct MixedRows {
+    pub(super) operand: OperandType,
+    /// Whether columns are in the order for weights that are converted, and padded.
+    pub(super) is_ordered: bool,
+}
 
 /// The program of a split, as far as it is lowered.
 pub(super) struct Lowering<'a> {

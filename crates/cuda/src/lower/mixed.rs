@@ -11,7 +11,7 @@ use quadriga_runtime::BackendError;
 
 use super::formats::MatrixFormat;
 use super::gemv_streamed::{FusedMatmul, FusedNorm, MatrixKind};
-use super::lowering::Lowering;
+use super::lowering::{Lowering, MixedRows};
 use super::op_codes;
 use super::scratch;
 use crate::blas::OperandType;
@@ -69,14 +69,6 @@ struct MixedMaps {
 
 // SAFETY: `struct MixedMaps` of gemm_mixed.cuh has the same fields in the same order.
 unsafe impl Argument for MixedMaps {}
-
-/// What the rows of a matmul are converted to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct MixedRows {
-    pub(super) operand: OperandType,
-    /// Whether columns are in the order for weights that are converted, and padded.
-    pub(super) is_ordered: bool,
-}
 
 /// The kernels of a kind of matrix: their name, and what they read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

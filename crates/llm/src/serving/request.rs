@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use crate::answer::{Finish, TextPiece, TokenCounts};
 use crate::generator::GeneratorOptions;
-use crate::prompt_format::PromptFormat;
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling::{SamplingHook, SamplingOptions};
 use crate::template::Message;
 use crate::{Error, Model, Result};
+
+/// The most log-probabilities that are reported at a token: they are kept for every token of a prompt.
+const MAX_LOGPROBS: usize = 1000;
 
 /// A prompt, and what its answer is to be like.
 ///
@@ -36,7 +38,7 @@ pub struct Request {
     /// Sees the logits before each token is sampled, and may change them: for grammars, for example.
     pub hook: Option<Box<dyn SamplingHook>>,
     /// The number of most probable tokens whose log-probabilities are reported beside that of each token; `None`: no
-    /// log-probabilities.
+    /// log-probabilities. At most 1,000.
     pub logprobs: Option<usize>,
     /// Whether the log-probabilities of the prompt's tokens are reported, too.
     pub prompt_logprobs: bool,
@@ -56,7 +58,7 @@ impl Request {
     /// The last message of a conversation, rendered with the model's chat template. Sampling options, stop strings, the largest
     /// number of tokens and all that concerns the template are those of `options`.
     pub fn chat(model: &Model, options: &GeneratorOptions, messages: &[Message]) -> Result<Request> {
-        let format = PromptFormat { model, options };
+        let format = options.format(model);
         let prompt = format.tokenize(messages, true)?;
         let opens = !format.is_forged(messages)?;
         Ok(Request {
@@ -140,6 +142,10 @@ pub struct Finished {
 pub(super) fn check(request: &Request, context: usize, vocabulary: usize) -> Result<()> {
     if request.prompt.is_empty() {
         return Err(Error::EmptyPrompt);
+    }
+    if let Some(top) = request.logprobs.filter(|top| *top > MAX_LOGPROBS) {
+        let name = "the number of log-probabilities";
+        return Err(Error::Option { name, value: top.to_string(), wanted: "at most 1000" });
     }
     if request.prompt.len() >= context {
         return Err(Error::ContextFull { wanted: request.prompt.len() + 1, used: 0, context });

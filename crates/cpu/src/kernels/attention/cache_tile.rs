@@ -5,7 +5,7 @@ use quadriga_graph::DType;
 #[cfg(target_arch = "x86_64")]
 use super::decode_avx512::{self, PrefetchLines};
 use super::slot_tile::{self, Bf16, F16, F32, Q8Slots, SlotTile, TILE};
-use super::work_unit::UnitExtent;
+use super::unit_extent::UnitExtent;
 use super::{Attention, AttentionPlan, HeadRows};
 use crate::kernels::vec::load_elements;
 use crate::kernels::vec::simd::Simd;

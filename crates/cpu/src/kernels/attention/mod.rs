@@ -20,6 +20,7 @@ mod cache_tile;
 #[cfg(target_arch = "x86_64")]
 mod decode_avx512;
 mod plan;
+mod planner;
 mod query_run;
 mod slot_tile;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +29,7 @@ mod transposed;
 mod transposed_amx;
 #[cfg(target_arch = "x86_64")]
 mod transposed_avx512;
+mod unit_extent;
 mod work_unit;
 
 use std::marker::PhantomData;

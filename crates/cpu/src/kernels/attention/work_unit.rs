@@ -16,6 +16,7 @@ use std::ops::Range;
 use super::cache_tile::{CacheSide, CacheTile, PREFETCH_DISTANCE, TileScratch, columns_width, widened_width};
 use super::query_run::QueryRun;
 use super::slot_tile::{self, STATE, STRIP, ScoreRow, TILE};
+use super::unit_extent::UnitExtent;
 use super::{Attention, AttentionPlan, AttentionShape, KV_SPLIT};
 use crate::kernels::vec::simd::{Simd, dispatch};
 
@@ -58,39 +59,6 @@ pub(super) struct WorkUnit<'a> {
     pub(super) partials: Option<*mut f32>,
     /// Whether the thread has just computed the previous KV split, and with it prefetched the first slots of this one.
     pub(super) prefetched: bool,
-}
-
-/// The heads, queries and slots of a unit in one KV split.
-pub(super) struct UnitExtent<'a> {
-    pub(super) run: &'a QueryRun,
-    pub(super) kv_heads: Range<usize>,
-    tokens: Range<usize>,
-    slots: Range<usize>,
-    /// Whether keys and values are read as they are.
-    pub(super) direct: bool,
-    /// Whether the first slots have been prefetched.
-    prefetched: bool,
-}
-
-impl UnitExtent<'_> {
-    /// Rows of one key head.
-    fn rows(&self, plan: &AttentionPlan) -> usize {
-        self.tokens.len() * plan.group
-    }
-
-    /// Calls `work(row, token, head)` for all rows.
-    #[inline(always)]
-    fn each(&self, plan: &AttentionPlan, mut work: impl FnMut(usize, usize, usize)) {
-        let mut row = 0;
-        for kv_head in self.kv_heads.clone() {
-            for token in self.tokens.clone() {
-                for member in 0..plan.group {
-                    work(row, token, kv_head * plan.group + member);
-                    row += 1;
-                }
-            }
-        }
-    }
 }
 
 /// Computes a unit: writes results, or partial results for [`merge`].
