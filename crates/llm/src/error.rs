@@ -33,6 +33,10 @@ pub enum Error {
     #[error("the service has stopped")]
     ServiceStopped,
 
+    /// A request's sampling hook panicked.
+    #[error("the sampling hook of the request panicked")]
+    HookPanicked,
+
     /// A thread could not be started.
     #[error("a thread could not be started: {reason}")]
     Thread {

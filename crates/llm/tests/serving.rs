@@ -443,6 +443,8 @@ fn requests_that_cannot_be_answered_are_refused() {
     assert!(matches!(batcher.submit(Request::new(vec![100])), Err(Error::Token { token: 100, .. })));
     let hot = SamplingOptions { temperature: -1.0, ..SamplingOptions::default() };
     assert!(batcher.submit(Request { sampling: hot, ..Request::new(vec![1]) }).is_err());
+    let many = Request { logprobs: Some(1001), ..Request::new(vec![1]) };
+    assert!(matches!(batcher.submit(many), Err(Error::Option { .. })));
     for _ in 0..2 {
         batcher.submit(Request::new(vec![1; 191])).unwrap();
     }
@@ -478,5 +480,177 @@ fn a_service_answers_requests_of_many_threads() {
     });
     // Handled after all that was sent before.
     drop(service.submit(Request { max_tokens: Some(1), ..specs[0].request() }).unwrap().last());
+    assert_eq!((service.state().running, service.state().waiting), (0, 0));
+}
+
+#[test]
+fn the_log_probabilities_of_a_prompt_come_once_however_often_it_is_put_back() {
+    let model = recipe("llama").model();
+    // Two sequences of four pages do not fit: one is put back again and again.
+    let mut batcher = batcher(&model, cpu(1), options(4, 5));
+    let lengths = [150, 150, 120, 1];
+    let request = |length: usize| Request {
+        max_tokens: Some(100),
+        logprobs: Some(1),
+        prompt_logprobs: true,
+        ..Request::new(recipe("llama").tokens(length))
+    };
+    let ids: Vec<RequestId> =
+        lengths.iter().map(|length| batcher.submit(request(*length)).unwrap()).collect();
+    let mut found: HashMap<RequestId, Vec<usize>> = HashMap::new();
+    while batcher.is_busy() {
+        for (id, event) in batcher.step() {
+            match event {
+                Event::Prompt { logprobs } => found.entry(id).or_default().push(logprobs.len()),
+                Event::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+    }
+    assert!(batcher.state().preempted > 0);
+    for (id, length) in ids.iter().zip(lengths) {
+        assert_eq!(found[id], [length - 1]);
+    }
+}
+
+#[test]
+fn tokens_that_were_found_count_once_however_long_the_request_waits() {
+    let model = recipe("llama").model();
+    let mut batcher = batcher(&model, cpu(1), options(4, 6));
+    let first = recipe("llama").tokens(129);
+    batcher.submit(Request { max_tokens: Some(1), ..Request::new(first.clone()) }).unwrap();
+    while batcher.is_busy() {
+        batcher.step();
+    }
+    // The other one takes so many pages that the one with the known prefix has to wait.
+    batcher.submit(Request { max_tokens: Some(150), ..Request::new(vec![9; 190]) }).unwrap();
+    batcher.step();
+    let long: Vec<u32> = first.iter().copied().chain([7; 130]).collect();
+    let id = batcher.submit(Request { max_tokens: Some(1), ..Request::new(long) }).unwrap();
+    let (mut waited, mut cached) = (0, None);
+    while batcher.is_busy() {
+        waited += usize::from(batcher.state().waiting > 0);
+        for (of, event) in batcher.step() {
+            if let (true, Event::Finished(finished)) = (of == id, event) {
+                cached = Some(finished.counts.cached);
+            }
+        }
+    }
+    assert!(waited > 10);
+    let state = batcher.state();
+    assert_eq!((state.cached, state.cached), (cached.unwrap() as u64, cached.unwrap() as u64));
+    assert!(state.cached <= 128);
+}
+
+#[test]
+fn a_batch_smaller_than_the_sequences_leaves_none_behind() {
+    let model = recipe("llama").model();
+    let small = EngineOptions { batch: 4, ..options(12, 80).engine };
+    let mut batcher = batcher(&model, cpu(1), BatcherOptions { engine: small, lookup: 8, ..options(12, 80) });
+    assert!(batcher.options().engine.batch > 12);
+    let ids: Vec<RequestId> = (0..12)
+        .map(|at| batcher.submit(Request { max_tokens: Some(60), ..Request::new(vec![5, at]) }).unwrap())
+        .collect();
+    while batcher.state().running < 12 {
+        batcher.step();
+    }
+    // From now on, every step has a token for everyone.
+    let mut tokens: HashMap<RequestId, usize> = HashMap::new();
+    for _ in 0..10 {
+        for (id, event) in batcher.step() {
+            *tokens.entry(id).or_default() += usize::from(matches!(event, Event::Token { .. }));
+        }
+    }
+    assert!(ids.iter().all(|id| tokens.get(id).is_some_and(|tokens| *tokens >= 10)), "{tokens:?}");
+}
+
+#[test]
+fn a_request_of_low_priority_is_answered_in_the_end() {
+    let model = recipe("llama").model();
+    let patient = BatcherOptions { patience: 40, ..options(1, 10) };
+    let mut batcher = batcher(&model, cpu(1), patient);
+    let urgent = || Request { priority: 1, max_tokens: Some(2), ..Request::new(vec![3]) };
+    batcher.submit(urgent()).unwrap();
+    let low = batcher.submit(Request { max_tokens: Some(2), ..Request::new(vec![4]) }).unwrap();
+    let answered = (0..200).any(|_| {
+        batcher.submit(urgent()).unwrap();
+        batcher.step().iter().any(|(id, _)| *id == low)
+    });
+    assert!(answered);
+}
+
+#[test]
+fn an_urgent_answer_does_not_wait_for_a_less_urgent_one_to_its_prompt() {
+    let model = recipe("llama").model();
+    let mut batcher = batcher(&model, cpu(1), options(1, 10));
+    batcher.submit(Request { priority: 3, max_tokens: Some(5), ..Request::new(vec![1]) }).unwrap();
+    let between =
+        batcher.submit(Request { priority: 4, max_tokens: Some(5), ..Request::new(vec![2]) }).unwrap();
+    let choice = |priority| Request { priority, max_tokens: Some(5), ..Request::new(vec![3, 4]) };
+    let ids = batcher.submit_choices(vec![choice(0), choice(9)]).unwrap();
+    let mut ended = Vec::new();
+    while batcher.is_busy() {
+        ended.extend(
+            batcher
+                .step()
+                .into_iter()
+                .filter(|(_, event)| matches!(event, Event::Finished(_)))
+                .map(|(id, _)| id),
+        );
+    }
+    let place = |id: RequestId| ended.iter().position(|ended| *ended == id).unwrap();
+    assert!(place(ids[1]) < place(between), "{ended:?}");
+}
+
+#[test]
+fn a_hook_that_panics_ends_its_own_request() {
+    let model = recipe("llama").model();
+    let service = Service::start(batcher(&model, cpu(1), options(2, 10))).unwrap();
+    let other = service.submit(Request { max_tokens: Some(20), ..Request::new(vec![1, 2]) }).unwrap();
+    let hook = |_: &[u32], _: &mut [f32]| panic!("a hook of the test");
+    let broken = Request { hook: Some(Box::new(hook)), ..Request::new(vec![1, 3]) };
+    let last = service.submit(broken).unwrap().last().unwrap();
+    assert!(matches!(last, Event::Failed(error) if matches!(*error, Error::HookPanicked)));
+    assert!(matches!(other.last(), Some(Event::Finished(finished)) if finished.counts.answer == 20));
+}
+
+#[test]
+fn events_go_to_functions_and_a_function_that_declines_ends_its_request() {
+    let model = recipe("llama").model();
+    let service = Service::start(batcher(&model, cpu(1), options(4, 20))).unwrap();
+    let (sender, events) = std::sync::mpsc::channel();
+    let request = |seed: u64, most: usize| -> (Request, quadriga_llm::serving::EventSink) {
+        let sampling = SamplingOptions { seed, ..SamplingOptions::default() };
+        let request = Request { sampling, max_tokens: None, ..Request::new(vec![1, 2, 3]) };
+        let (sender, mut taken) = (sender.clone(), 0);
+        let sink = Box::new(move |event| {
+            taken += 1;
+            sender.send((seed, event)).is_ok() && taken < most
+        });
+        (request, sink)
+    };
+    let (reply, accepted) = std::sync::mpsc::channel();
+    service
+        .submit_to(vec![request(1, usize::MAX), request(2, 5)], move |ids| reply.send(ids).is_ok())
+        .unwrap();
+    let ids = accepted.recv().unwrap().unwrap();
+    assert_eq!(ids.len(), 2);
+    let all: Vec<(u64, Event)> = std::iter::from_fn(|| events.recv().ok())
+        .scan(false, |ended, (seed, event)| {
+            let goes_on = !*ended;
+            *ended |= matches!(event, Event::Finished(_));
+            goes_on.then_some((seed, event))
+        })
+        .collect();
+    assert_eq!(all.iter().filter(|(seed, _)| *seed == 2).count(), 5);
+    assert!(matches!(all.last(), Some((1, Event::Finished(_)))));
+    // Refused together.
+    let (reply, refused) = std::sync::mpsc::channel();
+    let empty = (Request::new(Vec::new()), request(3, 1).1);
+    service.submit_to(vec![empty], move |ids| reply.send(ids).is_ok()).unwrap();
+    assert!(matches!(refused.recv().unwrap(), Err(Error::EmptyPrompt)));
+    // Nobody wants them.
+    service.submit_to(vec![request(4, usize::MAX)], |_| false).unwrap();
+    drop(service.submit(Request { max_tokens: Some(1), ..Request::new(vec![1]) }).unwrap().last());
     assert_eq!((service.state().running, service.state().waiting), (0, 0));
 }

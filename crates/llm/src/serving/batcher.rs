@@ -9,7 +9,7 @@ use quadriga_runtime::{Progress, Scheduler, Session};
 
 use super::host_pages::HostPages;
 use super::lookup::Lookup;
-use super::pace::Pace;
+use super::pace::{LEAST as LEAST_PROMPT, Pace};
 use super::page_pool::{PageId, PagePool, PrefixId, PrefixKey};
 use super::paged_engine::{PagedEngine, StepSequence, StepToken};
 use super::request::{self, Event, Request, RequestId};
@@ -35,8 +35,11 @@ pub struct BatcherOptions {
     /// Bytes of host memory for prefixes whose pages were needed for others; they are brought back when a request begins with
     /// them.
     pub cache_ram: u64,
-    /// Prompt look-up: the most tokens that are guessed in a step of a sequence; 0 for none. Results are the same.
+    /// Prompt look-up: the most tokens that are guessed in a step of a sequence; 0 for none. Tokens are sampled as without it;
+    /// their logits may be rounded differently, as with any other number of rows in a step.
     pub lookup: usize,
+    /// After so many steps of waiting, a request is the next one, whatever its priority and its client.
+    pub patience: u64,
 }
 
 impl Default for BatcherOptions {
@@ -47,6 +50,7 @@ impl Default for BatcherOptions {
             token_time: Some(Duration::from_millis(100)),
             cache_ram: 0,
             lookup: 0,
+            patience: 2000,
         }
     }
 }
@@ -131,6 +135,8 @@ struct StepPart {
     /// Its place among the running sequences.
     index: usize,
     tokens: usize,
+    /// Whether it is a part of a prompt, not the latest token and guesses at those that follow.
+    prompt: bool,
 }
 
 impl BatcherOptions {
@@ -141,9 +147,12 @@ impl BatcherOptions {
             self.engine.pages = without.context.div_ceil(PAGE_SLOTS).saturating_mul(without.sequences);
         }
         self.engine.context = without.context;
+        // A step has room for a token of every sequence, and for a part of a prompt.
+        self.engine.batch = self.engine.batch.max(self.engine.sequences.saturating_add(LEAST_PROMPT));
         self.engine = self.engine.resolve(model)?;
-        // Every sequence of a step has an output.
-        self.engine.output_rows = self.engine.sequences.min(self.engine.batch);
+        // Every sequence of a step has an output, and so has every guess.
+        let outputs = self.engine.sequences.saturating_mul(self.lookup.saturating_add(1));
+        self.engine.output_rows = outputs.min(self.engine.batch);
         Ok(self)
     }
 }
@@ -223,7 +232,8 @@ impl Batcher {
         }
         let id = RequestId(self.next_id);
         let lookup = (self.options.lookup > 0).then(|| Lookup::new(self.options.lookup));
-        let sequence = Sequence::new(id, request, self.engine.model(), lookup)?;
+        let mut sequence = Sequence::new(id, request, self.engine.model(), lookup)?;
+        sequence.waiting_since = self.state.steps;
         self.next_id += 1;
         if !self.served.contains_key(&sequence.client) {
             // A new client does not overtake the others for the time in which it did not ask.
@@ -257,8 +267,15 @@ impl Batcher {
             }
         }
         let leader = ids.first().copied();
-        for sequence in self.waiting.iter_mut().filter(|sequence| ids.contains(&sequence.id)) {
+        let mut group: Vec<&mut Sequence> =
+            self.waiting.iter_mut().filter(|sequence| ids.contains(&sequence.id)).collect();
+        let highest = group.iter().map(|sequence| sequence.priority).max();
+        for sequence in &mut group {
             sequence.leader = leader.filter(|leader| *leader != sequence.id);
+            // The others wait for the leader: it is as urgent as any of them.
+            if let Some(highest) = highest.filter(|_| sequence.leader.is_none()) {
+                sequence.priority = highest;
+            }
         }
         Ok(ids)
     }
@@ -306,8 +323,8 @@ impl Batcher {
             }
         }
         if failed.is_none() {
-            let prompts = parts.iter().filter(|part| part.tokens > 1).count();
-            self.pace.note(tokens.len(), prompts > 0, started.elapsed());
+            let prompts = parts.iter().any(|part| part.prompt);
+            self.pace.note(tokens.len(), prompts, started.elapsed());
             self.state.computed += tokens.len() as u64;
         }
         ended.sort_unstable();
@@ -375,16 +392,19 @@ impl Batcher {
             }
             let Some(lane) = self.lanes.pop() else { return };
             sequence.lane = lane;
+            self.state.cached += sequence.count_found() as u64;
             self.engine.reset_lane(lane);
             self.running.push(sequence);
         }
     }
 
-    /// The place of the request to start next: by priority, then of the client that got least, then in their order.
+    /// The place of the request to start next: by priority, then of the client that got least, then in their order. One that
+    /// has waited for very long comes first.
     fn next_waiting(&self) -> Option<usize> {
         let key = |sequence: &Sequence| {
             let served = self.served.get(&sequence.client).copied().unwrap_or(0);
-            (std::cmp::Reverse(sequence.priority), served, sequence.id)
+            let is_patient = self.state.steps.saturating_sub(sequence.waiting_since) < self.options.patience;
+            (is_patient, std::cmp::Reverse(sequence.priority), served, sequence.id)
         };
         let ready = self.waiting.iter().enumerate().filter(|(_, sequence)| self.is_ready(sequence));
         ready.min_by_key(|(_, sequence)| key(sequence)).map(|(at, _)| at)
@@ -424,8 +444,7 @@ impl Batcher {
             return;
         }
         sequence.pages.push(page);
-        sequence.note_cached(last - sequence.computed);
-        self.state.cached += (last - sequence.computed) as u64;
+        sequence.found += last - sequence.computed;
         sequence.computed = last;
     }
 
@@ -433,7 +452,7 @@ impl Batcher {
     fn find_prefix(&mut self, sequence: &mut Sequence) {
         let mut prefix = match sequence.prefix {
             Some(prefix) => prefix,
-            None => self.pool.root(sequence.salt),
+            None => PagePool::root(sequence.salt),
         };
         let shares = sequence.may_share() && self.engine.model().hyperparameters().recurrent.is_none();
         // Only whole pages from where its own pages end.
@@ -450,8 +469,7 @@ impl Batcher {
                 sequence.published += 1;
                 sequence.computed += PAGE_SLOTS;
             }
-            self.state.cached += (sequence.computed - before) as u64;
-            sequence.note_cached(sequence.computed - before);
+            sequence.found += sequence.computed - before;
         }
         sequence.prefix = Some(prefix);
     }
@@ -499,16 +517,18 @@ impl Batcher {
             let wanted = running.iter().filter(|sequence| sequence.is_decoding() == decoding);
             wanted.map(|sequence| sequence.id).collect()
         };
-        let mut chosen: Vec<(RequestId, usize)> = Vec::new();
-        for id in ids(&self.running, true) {
+        let mut chosen: Vec<(RequestId, usize, bool)> = Vec::new();
+        let decoding = ids(&self.running, true);
+        for (at, id) in decoding.iter().copied().enumerate() {
             let Some(index) = self.index_of(id).filter(|_| left > 0) else { continue };
-            self.guess(index, left - 1);
+            // Guesses take no room from tokens that are due.
+            self.guess(index, left.saturating_sub(decoding.len() - at));
             if self.ensure_pages(id, 1)
                 && let Some(sequence) = self.index_of(id).and_then(|index| self.running.get(index))
             {
                 let tokens = 1 + sequence.draft.len();
                 left -= tokens;
-                chosen.push((id, tokens));
+                chosen.push((id, tokens, false));
             }
         }
         let mut left = self.pace.prompt_tokens(batch - left, batch).min(left);
@@ -518,11 +538,11 @@ impl Batcher {
             let tokens = self.running.get(index).map_or(0, Sequence::remaining).min(left);
             if self.ensure_pages(id, tokens) {
                 left -= tokens;
-                chosen.push((id, tokens));
+                chosen.push((id, tokens, true));
             }
         }
         // Some may have been put back for others.
-        let part = |(id, tokens)| self.index_of(id).map(|index| StepPart { index, tokens });
+        let part = |(id, tokens, prompt)| self.index_of(id).map(|index| StepPart { index, tokens, prompt });
         chosen.into_iter().filter_map(part).collect()
     }
 
@@ -538,6 +558,7 @@ impl Batcher {
         }
         let mut sequence = self.running.swap_remove(index);
         self.find_prefix(&mut sequence);
+        self.state.cached += sequence.count_found() as u64;
         self.running.push(sequence);
         let last = self.running.len() - 1;
         self.running.swap(index, last);
@@ -587,6 +608,7 @@ impl Batcher {
         self.release_pages(&mut sequence);
         self.lanes.push(sequence.lane);
         self.state.preempted += 1;
+        sequence.waiting_since = self.state.steps;
         self.waiting.push(sequence);
     }
 
@@ -664,8 +686,7 @@ impl Batcher {
         for page in sequence.pages.drain(..).rev() {
             self.pool.release(page);
         }
-        (sequence.computed, sequence.published, sequence.prefix) = (0, 0, None);
-        sequence.draft.clear();
+        sequence.lose_pages();
     }
 
     /// Forgets what a client got, once it has no more requests.

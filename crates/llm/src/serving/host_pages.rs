@@ -77,8 +77,7 @@ mod tests {
 
     #[test]
     fn the_oldest_pages_are_dropped_where_there_is_no_room() {
-        let mut pool = PagePool::new(0, 1);
-        let root = pool.root(0);
+        let root = PagePool::root(0);
         let key = |number: u32| PrefixKey::new(root, &[number; PAGE_SLOTS]).unwrap();
         let mut host = HostPages::new(100);
         assert!(host.takes(100) && !host.takes(101));

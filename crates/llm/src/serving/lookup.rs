@@ -2,7 +2,8 @@
 //!
 //! Where the latest tokens occurred earlier, the tokens that followed them there are guessed. A step computes guesses beside the
 //! token that is due, which costs little where memory bandwidth rules, and every guess that turns out right saves a step.
-//! Tokens are sampled as without guesses, so that guesses change no result.
+//! Tokens are sampled as without guesses, so that guesses change results only where a step of several rows rounds differently from
+//! one of a single row.
 
 /// The longest run of latest tokens that is looked for.
 const LONGEST: usize = 4;

@@ -22,4 +22,4 @@ mod service;
 
 pub use batcher::{Batcher, BatcherOptions, BatcherState};
 pub use request::{Event, Finished, Request, RequestId, TokenLogprobs};
-pub use service::{Response, Service};
+pub use service::{EventSink, Response, Service};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The fewest tokens of prompts in a step.
-const LEAST: usize = 32;
+pub(super) const LEAST: usize = 32;
 
 /// Learns how long steps take, and limits them to a target.
 #[derive(Debug)]

@@ -13,7 +13,12 @@ pub(crate) type PageId = u32;
 
 /// A place in the tree of prefixes: all tokens up to the end of a page. Never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct PrefixId(u64);
+pub(crate) enum PrefixId {
+    /// Before the first token of texts with this salt.
+    Root { salt: u64 },
+    /// The end of a page.
+    Page(u64),
+}
 
 /// The key of a page in the tree: what comes before it, and its tokens. Compared in full, so that no two texts are mixed up.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -48,7 +53,6 @@ pub(crate) struct PagePool {
     findable: HashMap<PrefixKey, PageId>,
     /// Published pages without users, by the time of their release.
     unused: BTreeMap<u64, PageId>,
-    roots: HashMap<u64, PrefixId>,
     clock: u64,
     next_prefix: u64,
 }
@@ -63,7 +67,6 @@ impl PagePool {
             free: (first..pages).rev().map(|page| page as PageId).collect(),
             findable: HashMap::new(),
             unused: BTreeMap::new(),
-            roots: HashMap::new(),
             clock: 0,
             next_prefix: 0,
         }
@@ -80,18 +83,13 @@ impl PagePool {
     }
 
     /// The empty prefix. Texts with different salts share nothing.
-    pub(crate) fn root(&mut self, salt: u64) -> PrefixId {
-        if let Some(root) = self.roots.get(&salt) {
-            return *root;
-        }
-        let root = self.new_prefix();
-        self.roots.insert(salt, root);
-        root
+    pub(crate) fn root(salt: u64) -> PrefixId {
+        PrefixId::Root { salt }
     }
 
     fn new_prefix(&mut self) -> PrefixId {
         self.next_prefix += 1;
-        PrefixId(self.next_prefix)
+        PrefixId::Page(self.next_prefix)
     }
 
     /// Finds the page that holds the first of `tokens` after `parent`, and adds a user to it.
@@ -250,8 +248,7 @@ mod tests {
     #[test]
     fn prefixes_are_found_by_all_their_tokens_and_what_is_before_them() {
         let mut pool = PagePool::new(2, 4);
-        let (root, salted) = (pool.root(0), pool.root(7));
-        assert_eq!(pool.root(0), root);
+        let (root, salted) = (PagePool::root(0), PagePool::root(7));
         let [first, second] = [(); 2].map(|()| pool.take().unwrap().page);
         assert!(first >= 2 && second >= 2 && first != second);
         let a = pool.publish(first, root, &tokens(1)).unwrap();
@@ -274,7 +271,7 @@ mod tests {
     #[test]
     fn the_prefix_that_was_released_first_is_evicted_first() {
         let mut pool = PagePool::new(0, 3);
-        let root = pool.root(0);
+        let root = PagePool::root(0);
         let pages = [1, 2, 3].map(|number| {
             let page = pool.take().unwrap().page;
             pool.publish(page, root, &tokens(number)).unwrap();
@@ -312,8 +309,7 @@ mod tests {
             for _ in 0..400 {
                 match rng.below(5) {
                     0 => {
-                        let root = pool.root(rng.below(2) as u64);
-                        tables.push((Vec::new(), root));
+                        tables.push((Vec::new(), PagePool::root(rng.below(2) as u64)));
                     }
                     1 | 2 if !tables.is_empty() => {
                         let at = rng.below(tables.len());

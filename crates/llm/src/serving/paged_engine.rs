@@ -164,8 +164,11 @@ impl PagedEngine {
             let rows: Vec<i32> = (first..first + PAGE_SLOTS).map(|row| row as i32).collect();
             self.session.set(name, rows.as_slice())?;
         }
-        self.session.start()?;
-        Ok(self.session.wait()?)
+        let started = self.session.start();
+        // After an error, too: whatever a device still does with the pages has ended then.
+        let waited = self.session.wait();
+        started?;
+        Ok(waited?)
     }
 
     /// Forgets the recurrent state of a lane, for a new sequence.
@@ -176,6 +179,8 @@ impl PagedEngine {
     }
 
     fn shape(&self, tokens: usize, rows: usize, sequences: usize, pages: usize, argmax: bool) -> GraphShape {
+        // Beside parts of prompts, a few rows more or less cost little: steps come in fewer shapes.
+        let bucket = if tokens > 2 * sequences { coarse_bucket } else { bucket };
         // Recurrent layers would take padding for tokens.
         let tokens = if self.recurrent { tokens } else { bucket(tokens).min(self.options.batch) };
         let most = self.options.context.div_ceil(PAGE_SLOTS);
@@ -403,6 +408,16 @@ impl PagedEngine {
     }
 }
 
+/// The sizes of steps with parts of prompts: powers of two, and three quarters of them.
+pub(super) fn coarse_bucket(count: usize) -> usize {
+    let power = count.next_power_of_two();
+    match power / 4 * 3 {
+        most if power >= 8 && count > 0 && count <= most => most,
+        _ if count == 0 => 0,
+        _ => power,
+    }
+}
+
 /// Steps come in these sizes, so that few plans serve all of them: 1, 2, 4, multiples of 8 up to 256, and larger steps in an
 /// eighth of their size.
 pub(super) fn bucket(count: usize) -> usize {
@@ -411,5 +426,26 @@ pub(super) fn bucket(count: usize) -> usize {
         3..=4 => 4,
         5..=256 => count.next_multiple_of(8),
         _ => count.next_multiple_of((count.next_power_of_two() / 8).min(SCRAP_PAGES * PAGE_SLOTS)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_padded_to_few_sizes_of_which_none_is_much_too_large() {
+        for (bucket, sizes, waste) in
+            [(bucket as fn(usize) -> usize, 64, 8), (coarse_bucket as fn(usize) -> usize, 24, 4)]
+        {
+            let mut seen = std::collections::BTreeSet::new();
+            for count in 0..=2048 {
+                let size = bucket(count);
+                assert!(size >= count && bucket(size) == size, "{count}: {size}");
+                assert!(size - count <= (count / 2).max(waste), "{count}: {size}");
+                seen.insert(size);
+            }
+            assert!(seen.len() <= sizes, "{seen:?}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use super::request::{Event, Finished, Request, RequestId, TokenLogprobs};
 use crate::answer::{Finish, TextPiece, TokenCounts};
 use crate::answer_text::AnswerText;
 use crate::sampling::{Sampler, SamplingHook, log_probability, top_log_probabilities};
-use crate::{Model, Result};
+use crate::{Error, Model, Result};
 
 /// A request between submission and end.
 pub(super) struct Sequence {
@@ -28,6 +28,10 @@ pub(super) struct Sequence {
     /// Pages that are published, and the place of their end in the tree of prefixes. `None` before the sequence is admitted.
     pub(super) published: usize,
     pub(super) prefix: Option<PrefixId>,
+    /// Tokens that were found in the KV cache, and are not counted yet.
+    pub(super) found: usize,
+    /// The number of the step at which it began to wait.
+    pub(super) waiting_since: u64,
     /// The request whose prompt is the same, and is computed first.
     pub(super) leader: Option<RequestId>,
     /// Where its recurrent state is, while it is running.
@@ -84,6 +88,8 @@ impl Sequence {
             pages: Vec::new(),
             published: 0,
             prefix: None,
+            found: 0,
+            waiting_since: 0,
             leader: None,
             lane: 0,
             sampler,
@@ -141,11 +147,23 @@ impl Sequence {
         len.div_ceil(PAGE_SLOTS).saturating_sub(self.pages.len())
     }
 
-    /// Notes that so many tokens of its prompt were found in the KV cache. Those of a sequence that was put back do not count.
-    pub(super) fn note_cached(&mut self, tokens: usize) {
+    /// Counts the tokens of its prompt that were found in the KV cache, and returns their number. Those of a sequence that was put
+    /// back while it was being generated do not count.
+    pub(super) fn count_found(&mut self) -> usize {
+        let found = std::mem::take(&mut self.found);
         if self.counts.answer == 0 {
-            self.counts.cached = (self.counts.cached + tokens).min(self.prompt);
+            self.counts.cached = (self.counts.cached + found).min(self.prompt);
         }
+        found
+    }
+
+    /// Notes that nothing of it is in the KV cache any more.
+    pub(super) fn lose_pages(&mut self) {
+        (self.computed, self.published, self.prefix, self.found) = (0, 0, None, 0);
+        if self.counts.answer == 0 {
+            self.counts.cached = 0;
+        }
+        self.draft.clear();
     }
 
     /// Notes that a part of it is computed from now on.
@@ -172,6 +190,8 @@ impl Sequence {
         let known = count.min(self.remaining());
         self.failures = 0;
         if let Some(logprobs) = &mut self.prompt_logprobs {
+            // A sequence that was put back computes its prompt again.
+            logprobs.truncate(first);
             for position in first..first + known {
                 let Some(next) = self.tokens.get(position + 1).filter(|_| position + 1 < self.prompt) else {
                     break;
@@ -184,10 +204,8 @@ impl Sequence {
         if self.computed < self.tokens.len() {
             return Ok(Outcome::Running);
         }
-        if self.computed == self.prompt
-            && let Some(logprobs) = self.prompt_logprobs.as_mut().filter(|logprobs| !logprobs.is_empty())
-        {
-            events.push((self.id, Event::Prompt { logprobs: std::mem::take(logprobs) }));
+        if let Some(logprobs) = self.prompt_logprobs.take() {
+            events.push((self.id, Event::Prompt { logprobs }));
         }
         if self.max_tokens == 0 {
             return Ok(self.end(Finish::Length, events));
@@ -225,7 +243,13 @@ impl Sequence {
         events: &mut Vec<(RequestId, Event)>,
     ) -> Result<Outcome> {
         let token = match &mut self.hook {
-            Some(hook) => self.sampler.sample_with(engine.logits(output), &mut **hook)?,
+            Some(hook) => {
+                let sampler = &mut self.sampler;
+                let sample = || sampler.sample_with(engine.logits(output), &mut **hook);
+                // Neither is used again after a panic: the request ends. Others go on.
+                let sampled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(sample));
+                sampled.map_err(|_| Error::HookPanicked)??
+            }
             None if self.sampler.options().is_greedy() => engine.argmax(output)?,
             None => self.sampler.sample(engine.logits(output))?,
         };

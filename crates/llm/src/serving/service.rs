@@ -31,12 +31,15 @@ pub struct Service {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Takes the events of a request as they happen, on the service's thread: it must neither wait nor panic. It returns whether
+/// somebody still wants them; if not, the request is cancelled.
+pub type EventSink = Box<dyn FnMut(Event) -> bool + Send>;
+
 /// What the thread is told.
 enum Command {
     Submit {
-        request: Box<Request>,
-        events: Sender<Event>,
-        reply: Sender<Result<RequestId>>,
+        requests: Vec<(Request, EventSink)>,
+        accepted: Box<dyn FnOnce(Result<Vec<RequestId>>) -> bool + Send>,
     },
     Cancel(RequestId),
     /// Ends what is left to do, and the thread.
@@ -78,10 +81,33 @@ impl Service {
     pub fn submit(&self, request: Request) -> Result<Response> {
         let (events, stream) = channel();
         let (reply, answer) = channel();
-        let request = Box::new(request);
-        self.commands.send(Command::Submit { request, events, reply }).map_err(|_| Error::ServiceStopped)?;
-        let id = answer.recv().map_err(|_| Error::ServiceStopped)??;
+        let sink: EventSink = Box::new(move |event| events.send(event).is_ok());
+        self.submit_to(vec![(request, sink)], move |accepted| reply.send(accepted).is_ok())?;
+        let ids = answer.recv().map_err(|_| Error::ServiceStopped)??;
+        let id = *ids.first().ok_or(Error::ServiceStopped)?;
         Ok(Response { id, events: stream, commands: self.commands.clone(), ended: false })
+    }
+
+    /// Submits requests whose events go to functions, and does not wait: for callers that must not block. Several requests are
+    /// answers to one prompt, as of [`Batcher::submit_choices`]. `accepted` gets their numbers before the first event, or the
+    /// reason why they were refused; it returns whether somebody wants the answers. Both run on the service's thread: they must
+    /// neither wait nor panic.
+    ///
+    /// # Errors
+    /// The service has stopped.
+    pub fn submit_to(
+        &self,
+        requests: Vec<(Request, EventSink)>,
+        accepted: impl FnOnce(Result<Vec<RequestId>>) -> bool + Send + 'static,
+    ) -> Result<()> {
+        let command = Command::Submit { requests, accepted: Box::new(accepted) };
+        self.commands.send(command).map_err(|_| Error::ServiceStopped)
+    }
+
+    /// Ends a request, as [`Batcher::cancel`] does. No event follows, except those of the step that is being computed.
+    pub fn cancel(&self, id: RequestId) {
+        // If the thread has ended, so has the request.
+        let _ = self.commands.send(Command::Cancel(id));
     }
 }
 
@@ -152,26 +178,33 @@ impl Drop for Response {
 /// The thread's own part.
 struct Worker {
     batcher: Batcher,
-    streams: HashMap<RequestId, Sender<Event>>,
+    streams: HashMap<RequestId, EventSink>,
     state: Arc<Mutex<BatcherState>>,
 }
 
+/// The most commands between two steps: a flood of requests does not stop those that are being answered.
+const COMMANDS_OF_STEP: usize = 64;
+
 impl Worker {
     fn run(mut self, inbox: &Receiver<Command>) {
+        let mut handled = 0;
         loop {
             // Waits only when there is nothing to compute.
             let command = match self.batcher.is_busy() {
-                true => inbox.try_recv(),
+                true if handled < COMMANDS_OF_STEP => inbox.try_recv(),
+                true => Err(TryRecvError::Empty),
                 false => inbox.recv().map_err(|_| TryRecvError::Disconnected),
             };
             match command {
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
                 Ok(command) => {
                     self.handle(command);
+                    handled += 1;
                     continue;
                 }
                 Err(TryRecvError::Empty) => {}
             }
+            handled = 0;
             let events = self.batcher.step();
             self.note_state();
             for (id, event) in events {
@@ -182,16 +215,13 @@ impl Worker {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Submit { request, events, reply } => {
-                let submitted = self.batcher.submit(*request);
-                let id = submitted.as_ref().ok().copied();
-                if let Some(id) = id {
-                    self.streams.insert(id, events);
-                }
-                if reply.send(submitted).is_err()
-                    && let Some(id) = id
-                {
-                    self.cancel(id);
+            Command::Submit { requests, accepted } => {
+                let (requests, sinks): (Vec<Request>, Vec<EventSink>) = requests.into_iter().unzip();
+                let submitted = self.batcher.submit_choices(requests);
+                let ids = submitted.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
+                self.streams.extend(ids.iter().copied().zip(sinks));
+                if !accepted(submitted) {
+                    ids.into_iter().for_each(|id| self.cancel(id));
                 }
             }
             Command::Cancel(id) => self.cancel(id),
@@ -207,7 +237,7 @@ impl Worker {
 
     fn report(&mut self, id: RequestId, event: Event) {
         let ended = matches!(event, Event::Finished(_) | Event::Failed(_));
-        let gone = self.streams.get(&id).is_none_or(|stream| stream.send(event).is_err());
+        let gone = self.streams.get_mut(&id).is_none_or(|sink| !sink(event));
         if ended {
             self.streams.remove(&id);
         } else if gone {
