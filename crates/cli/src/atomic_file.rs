@@ -72,7 +72,7 @@ impl AtomicFile {
 
 /// Whether there is a file that starts as models do. No output of the command is one, so replacing it must be a mistake:
 /// `plan --json model.gguf` for `plan --json plan.json model.gguf`.
-fn is_model(path: &Path) -> bool {
+pub(crate) fn is_model(path: &Path) -> bool {
     let mut magic = [0; 4];
     File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"GGUF"
 }

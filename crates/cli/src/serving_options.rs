@@ -47,7 +47,7 @@ pub(crate) struct ServingOptions {
         help_heading = SERVING
     )]
     cache_ram: u64,
-    /// Prompt look-up: guess up to N tokens of text that repeats; results are the same, 0 for none
+    /// Prompt look-up: guess up to N tokens of text that repeats, 0 for none. Tokens are sampled as without it
     #[arg(
         long,
         value_name = "N",
@@ -75,6 +75,8 @@ impl ServingOptions {
             engine,
             cache_ram: self.cache_ram,
             lookup: self.lookup,
+            // Whoever submits decides how many wait.
+            queue: usize::MAX,
             token_time: Some(Duration::from_millis(100)),
             ..BatcherOptions::default()
         };

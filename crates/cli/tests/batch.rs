@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
 use common::{Fixture, output, output_with_input};
 use serde_json::{Value, json};
 
@@ -108,7 +111,7 @@ fn wrong_requests_have_an_error_for_a_result() {
         assert!(error.contains(part), "{error:?} lacks {part:?}");
     };
     assert!(found[0]["text"].is_string() && found[9]["text"].is_string());
-    has(1, "line 2");
+    has(1, "line 2: ");
     has(2, "neither");
     has(3, "\"prompt\" must be a string");
     has(4, "\"temperature\" must be a number");
@@ -117,5 +120,140 @@ fn wrong_requests_have_an_error_for_a_result() {
     has(7, "\"stop\"");
     has(8, "role");
     has(10, "context");
+    // A line without a request counts as a line, not as a request.
+    has(10, "line 12: ");
     assert_eq!(found[10]["id"], "long");
+}
+
+#[test]
+fn files_that_are_not_results_are_left_alone() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let (input, out) = (fixture.path("in.jsonl"), fixture.path("out.jsonl"));
+    std::fs::write(&input, requests()).unwrap();
+    let run = |out: &std::path::Path, more: &[&str]| {
+        output(fixture.command("batch", more).arg(&input).arg("-o").arg(out).args(FLAGS))
+    };
+    // Not even where they have no line end that would tell a result from its beginning.
+    for text in ["notes", "{\"other\": ", "{\"index\":0}\n"] {
+        std::fs::write(&out, text).unwrap();
+        run(&out, &[]).failed(1, &["out.jsonl", "--overwrite"]);
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), text);
+    }
+    // Nor with --overwrite, if nothing comes of the batch.
+    std::fs::write(&out, "notes").unwrap();
+    let mut command = fixture.command("batch", &["--overwrite", "--temp", "-1"]);
+    assert_ne!(output(command.arg(&input).arg("-o").arg(&out)).code, Some(0));
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "notes");
+    run(&input, &["--overwrite"]).failed(2, &["in.jsonl", "same file"]);
+    assert_eq!(std::fs::read_to_string(&input).unwrap(), requests());
+    let model = std::fs::read(&fixture.model).unwrap();
+    run(&fixture.model, &["--overwrite"]).failed(1, &["tiny.gguf", "is a model"]);
+    assert!(std::fs::read(&fixture.model).unwrap() == model);
+    run(&out, &["--overwrite"]).success();
+    assert_eq!(results(&std::fs::read_to_string(&out).unwrap()).len(), 14);
+}
+
+#[test]
+fn results_of_another_batch_and_earlier_failures_are_noticed() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let (input, out) = (fixture.path("in.jsonl"), fixture.path("out.jsonl"));
+    let run = |input: &str| {
+        std::fs::write(fixture.path("in.jsonl"), input).unwrap();
+        output(fixture.command("batch", &[]).arg(fixture.path("in.jsonl")).arg("-o").arg(&out).args(FLAGS))
+    };
+    let request = |id: &str| json!({ "id": id, "prompt": "a", "max_tokens": 1 });
+    run(&lines(&[request("a"), request("b")])).success();
+    let before = std::fs::read(&out).unwrap();
+    run(&lines(&[request("a"), request("c"), request("d")])).failed(1, &["\"c\"", "\"b\"", "another batch"]);
+    assert_eq!(std::fs::read(&out).unwrap(), before);
+    run(&lines(&[request("a"), request("b"), json!({ "id": "e" })])).failed(1, &["1 request failed"]);
+    // Of a batch that goes on, too.
+    run(&lines(&[request("a"), request("b"), json!({ "id": "e" }), request("f")]))
+        .failed(1, &["1 request failed"]);
+    assert_eq!(results(&std::fs::read_to_string(&out).unwrap()).len(), 4);
+    drop(input);
+}
+
+#[test]
+fn results_go_to_streams_and_any_bytes_may_come() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let input = b"{\"prompt\": \"a\", \"max_tokens\": 1}\n\xff\xfe\n{\"prompt\": \"b\", \"max_tokens\": 1}";
+    let mut command = fixture.command("batch", &["-", "-o", "-"]);
+    let done = output_with_input(command.args(FLAGS), input);
+    let found = results(&done.out);
+    assert_eq!((done.code, found.len()), (Some(1), 3), "{done:?}");
+    assert!(found[1]["error"].as_str().unwrap().contains("line 2: not UTF-8"));
+    assert!(found[2]["text"].is_string());
+    #[cfg(unix)]
+    {
+        let mut command = fixture.command("batch", &["-", "-o", "/dev/null", "--overwrite"]);
+        output_with_input(command.args(FLAGS), requests().as_bytes()).success();
+    }
+}
+
+#[test]
+fn more_requests_than_any_queue_are_answered() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let request = json!({ "prompt": "a", "max_tokens": 1, "temperature": 0 });
+    let input = lines(&vec![request; 1300]);
+    let mut command = fixture.command("batch", &["-", "--parallel", "600", "--kv-tokens", "4096"]);
+    let done = output_with_input(command.args(FLAGS), input.as_bytes()).success();
+    assert_eq!(results(&done.out).len(), 1300);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_result_comes_while_the_next_request_is_waited_for() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let mut command = fixture.command("batch", &["-"]);
+    let mut child = command
+        .args(FLAGS)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut ask = |id: u32| {
+        input.write_all(lines(&[json!({ "prompt": "a", "id": id, "max_tokens": 2 })]).as_bytes()).unwrap();
+        input.flush().unwrap();
+    };
+    let mut answer = || {
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        serde_json::from_str::<Value>(&line).ok()
+    };
+    ask(7);
+    assert_eq!(answer().unwrap()["id"], 7);
+    // A model that fails ends the batch: the request has no result, and can be answered another time.
+    std::fs::OpenOptions::new().write(true).open(&fixture.model).unwrap().set_len(1000).unwrap();
+    ask(8);
+    assert_eq!(answer(), None);
+    let ended = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{err}");
+    assert!(err.contains("request 1") && err.contains("again"), "{err}");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_batch_that_waits_for_requests() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let mut command = fixture.command("batch", &["-"]);
+    let mut child = command
+        .args(FLAGS)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"{\"prompt\": \"a\", \"max_tokens\": 1}\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    drop(input);
 }

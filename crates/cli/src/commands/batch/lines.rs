@@ -14,12 +14,16 @@ pub(super) struct BatchLine {
 }
 
 impl BatchLine {
-    /// Parses line `index`. An error says what is wrong with it.
-    pub(super) fn parse(line: &str, index: usize) -> Result<BatchLine, String> {
-        let value: Value =
-            serde_json::from_str(line).map_err(|error| format!("line {}: {error}", index + 1))?;
+    /// Parses a line. An error says what is wrong with it.
+    pub(super) fn parse(line: &str) -> Result<BatchLine, String> {
+        let value: Value = serde_json::from_str(line).map_err(|error| {
+            // Its line is that of the file; the parser has seen one.
+            let text = error.to_string();
+            text.split_once(" at line ")
+                .map_or(text.clone(), |(reason, _)| format!("{reason} at column {}", error.column()))
+        })?;
         let Value::Object(mut object) = value else {
-            return Err(format!("line {}: not a JSON object", index + 1));
+            return Err("not a JSON object".to_owned());
         };
         let id = object.remove("custom_id").or_else(|| object.remove("id"));
         // As in OpenAI's batch files.

@@ -1,22 +1,22 @@
 //! `quadriga batch`: answers a file of requests, many at once.
 
+mod input;
 mod lines;
 mod output;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_llm::serving::{Batcher, Event, Finished, Request, RequestId, TokenLogprobs};
-use quadriga_llm::{GeneratorOptions, TextPiece};
+use quadriga_llm::{Error as LlmError, GeneratorOptions, TextPiece};
 use quadriga_view::format::plural;
 use serde_json::{Value, json};
 
+use self::input::{BatchInput, InputLine, Next};
 use self::lines::BatchLine;
-use self::output::BatchOutput;
+use self::output::{BatchOutput, DoneResult};
 use crate::answer::{AnswerOptions, finish_name};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -30,7 +30,8 @@ pub(crate) struct BatchArgs {
     /// File of requests, one JSON object in each line; - for stdin
     #[arg(value_name = "REQUESTS")]
     input: PathBuf,
-    /// File of results, one line for each request, in their order. If it has some already, the batch goes on after them
+    /// File of results, one line for each request, in their order [default: stdout]. If it has some already, the batch goes on after
+    /// them
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Start anew, in place of results that the output file has
@@ -54,17 +55,21 @@ presence_penalty, frequency_penalty, repeat_penalty, logprobs. Options of the co
 n has the seed of -s plus n unless it has its own.
 Results:
   {"index": 0, "text": "…", "finish": "stop", "usage": {"prompt_tokens": 9, "completion_tokens": 50, "cached_tokens": 0}}
-  {"index": 1, "id": "second", "error": "line 2: …"}"#;
+  {"index": 1, "id": "second", "error": "line 2: …"}
+The batch ends with exit code 1 if a request failed. If the model itself fails, the batch stops: start it again with the same
+output file, and it goes on after the last result."#;
 
 /// Requests that are read ahead of the first one without a result, as a multiple of those computed at once.
 const READ_AHEAD: usize = 8;
 
+/// How long the input is waited for at a time when there is nothing to compute.
+const WAIT: Duration = Duration::from_millis(50);
+
 /// Answers all requests.
 pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     let options = arguments.answer.generator(&arguments.model)?;
-    let mut input = open(arguments)?;
-    let mut output = BatchOutput::open(arguments.output.as_deref(), arguments.overwrite)?;
-    let done = output.done();
+    let input = BatchInput::open(&arguments.input)?;
+    let mut output = BatchOutput::open(arguments.output.as_deref(), &arguments.input, arguments.overwrite)?;
     let (opened, opening) = arguments.model.open()?;
     let batching = arguments.serving.batcher(&opened, options.engine.clone())?;
     let mut prepared = arguments.model.place(opened, opening, &batching.engine)?;
@@ -90,39 +95,12 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     };
     let style = ProgressStyle::with_template("{pos} answered, {per_sec} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-    let ctrl_c = interrupt::catch();
     let started = Instant::now();
-    let most = arguments.serving.parallel.saturating_mul(READ_AHEAD);
-    let mut at_end = false;
-    loop {
-        while !at_end
-            && job.read < job.next.saturating_add(most)
-            && job.running.len() < 2 * arguments.serving.parallel
-        {
-            let mut line = String::new();
-            let bytes = input.read_line(&mut line);
-            at_end = bytes.map_err(|error| Failure::file("read", &arguments.input, &error))? == 0;
-            if !at_end && !line.trim().is_empty() {
-                job.add(&line, done)?;
-            }
-        }
-        for (id, event) in job.batcher.step() {
-            job.take(id, event);
-        }
-        for result in job.in_order() {
-            output.write(&result)?;
-            bar.inc(1);
-        }
-        if ctrl_c.is_pressed() {
-            bar.finish_and_clear();
-            return Err(Failure::Interrupted);
-        }
-        if at_end && job.running.is_empty() {
-            break;
-        }
-    }
-    drop(ctrl_c);
+    output.begin()?;
+    let ended = job.run(arguments, &input, &mut output, &bar);
     bar.finish_and_clear();
+    ended?;
+    let done = output.done().len();
     output.finish()?;
     if job.read < done {
         return Err(Failure::Message(format!(
@@ -150,15 +128,6 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     }
 }
 
-fn open(arguments: &BatchArgs) -> Outcome<Box<dyn BufRead>> {
-    if arguments.input.as_os_str() == "-" {
-        return Ok(Box::new(io::stdin().lock()));
-    }
-    let file = File::open(&arguments.input);
-    let file = file.map_err(|error| Failure::file("read", &arguments.input, &error))?;
-    Ok(Box::new(BufReader::new(file)))
-}
-
 /// A request that is being answered.
 struct Pending {
     index: usize,
@@ -183,16 +152,65 @@ struct Job {
 }
 
 impl Job {
-    /// Adds the request of a line, unless its result is among the first `done`. A wrong one has an error for a result.
-    fn add(&mut self, line: &str, done: usize) -> Outcome {
+    /// Reads requests, computes them and writes their results, up to the end or Ctrl-C.
+    fn run(
+        &mut self,
+        arguments: &BatchArgs,
+        input: &BatchInput,
+        output: &mut BatchOutput,
+        bar: &ProgressBar,
+    ) -> Outcome {
+        let ctrl_c = interrupt::catch();
+        let parallel = arguments.serving.parallel;
+        let most = parallel.saturating_mul(READ_AHEAD);
+        let mut at_end = false;
+        while !at_end || !self.running.is_empty() {
+            while !at_end
+                && self.read < self.next.saturating_add(most)
+                && self.running.len() < parallel.saturating_mul(2)
+            {
+                let wait = self.running.is_empty().then_some(WAIT);
+                match input.next(wait).map_err(|error| Failure::file("read", &arguments.input, &error))? {
+                    Next::Line(line) => self.add(line, output.done())?,
+                    Next::Waiting => break,
+                    Next::End => at_end = true,
+                }
+            }
+            let stepped = self.batcher.step().into_iter().try_for_each(|(id, event)| self.take(id, event));
+            // What is complete is written, also if the model failed.
+            for result in self.in_order() {
+                output.write(&result)?;
+                bar.inc(1);
+            }
+            stepped?;
+            if ctrl_c.is_pressed() {
+                return Err(Failure::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the request of a line, unless its result is there already. A wrong one has an error for a result.
+    fn add(&mut self, line: InputLine, done: &[DoneResult]) -> Outcome {
         let index = self.read;
-        self.read += 1;
-        if index < done {
+        let parsed = line.text.and_then(|text| BatchLine::parse(&text));
+        let id = parsed.as_ref().ok().and_then(|line| line.id.clone());
+        if let Some(result) = done.get(index) {
+            if parsed.is_ok() && result.id != id {
+                let name = |id: &Option<Value>| id.as_ref().map_or("none".to_owned(), Value::to_string);
+                return Err(Failure::Message(format!(
+                    "request {index} has the id {}, its result {}: the output belongs to another batch; choose another \
+                     file, or use --overwrite",
+                    name(&id),
+                    name(&result.id)
+                )));
+            }
+            self.failed += usize::from(result.failed);
+            self.read += 1;
             self.next = self.read;
             return Ok(());
         }
-        let parsed = BatchLine::parse(line, index);
-        let id = parsed.as_ref().ok().and_then(|line| line.id.clone());
+        self.read += 1;
         let submitted = parsed
             .and_then(|line| line.request(self.batcher.model(), &self.options, index))
             .and_then(|request: Request| self.batcher.submit(request).map_err(|error| error.to_string()));
@@ -202,14 +220,13 @@ impl Job {
             Ok(request) => {
                 self.running.insert(request, pending);
             }
-            Err(error) => self.fail(pending, &error),
+            Err(error) => self.fail(pending, &format!("line {}: {error}", line.number)),
         }
         Ok(())
     }
 
     fn fail(&mut self, pending: Pending, error: &str) {
         self.failed += 1;
-        let error = format!("request {}: {error}", pending.index);
         self.finish(pending.index, pending.id, json!({ "error": error }));
     }
 
@@ -223,12 +240,12 @@ impl Job {
         self.finished.insert(index, result);
     }
 
-    /// Takes in an event.
-    fn take(&mut self, id: RequestId, event: Event) {
+    /// Takes in an event. A failure that is not the request's own ends the batch: the request can be answered another time.
+    fn take(&mut self, id: RequestId, event: Event) -> Outcome {
         match event {
             Event::Token { piece: TextPiece { text, reasoning, token }, logprobs } => {
                 self.tokens += 1;
-                let Some(pending) = self.running.get_mut(&id) else { return };
+                let Some(pending) = self.running.get_mut(&id) else { return Ok(()) };
                 pending.text.push_str(&text);
                 pending.reasoning.push_str(&reasoning);
                 if let Some(TokenLogprobs { logprob, top }) = logprobs {
@@ -236,7 +253,7 @@ impl Job {
                 }
             }
             Event::Finished(Finished { finish, counts, .. }) => {
-                let Some(pending) = self.running.remove(&id) else { return };
+                let Some(pending) = self.running.remove(&id) else { return Ok(()) };
                 let mut result = json!({
                     "text": pending.text,
                     "finish": finish_name(Some(finish)),
@@ -257,12 +274,23 @@ impl Job {
                 self.finish(pending.index, pending.id, result);
             }
             Event::Failed(error) => {
-                if let Some(pending) = self.running.remove(&id) {
-                    self.fail(pending, &error.to_string());
+                let Some(pending) = self.running.remove(&id) else { return Ok(()) };
+                let own = matches!(
+                    *error,
+                    LlmError::Logits(_)
+                        | LlmError::ChangedLogits(_)
+                        | LlmError::SamplingHook(_)
+                        | LlmError::Token { .. }
+                );
+                if !own {
+                    let text = format!("request {}: {error}; start the batch again to go on", pending.index);
+                    return Err(Failure::Message(text));
                 }
+                self.fail(pending, &error.to_string());
             }
             Event::Prompt { .. } => {}
         }
+        Ok(())
     }
 
     /// Results that are next in order.

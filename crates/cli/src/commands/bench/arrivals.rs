@@ -46,7 +46,7 @@ pub(super) fn bench(
         return Err(Failure::Usage("--arrivals needs -p above --shared, and -n above 0".to_owned()));
     }
     let (opened, opening) = model.open()?;
-    let needed = test.prompt + test.generate + 1;
+    let needed = test.prompt.saturating_add(test.generate).saturating_add(1);
     let engine = EngineOptions { greedy: true, ..model.engine() };
     let context = if engine.context == 0 { needed } else { engine.context };
     if context < needed {

@@ -46,9 +46,12 @@ pub(super) fn bench(
     let (opened, opening) = model.open()?;
     let engine = EngineOptions { sequences: most, ..model.engine() };
     // While the last prompts are computed, the first sequences generate already.
-    let batch = engine.batch.max(1);
-    let context =
-        test.prompt + test.generate + 2 + (most * test.prompt).div_ceil(batch.saturating_sub(most).max(1));
+    let spare = engine.batch.saturating_sub(most).max(1);
+    let context = test
+        .prompt
+        .saturating_add(test.generate)
+        .saturating_add(most.saturating_mul(test.prompt).div_ceil(spare))
+        .saturating_add(2);
     if engine.context != 0 && engine.context < context {
         return Err(Failure::Usage(format!(
             "-c {}: the context does not hold {context} tokens",
@@ -64,8 +67,8 @@ pub(super) fn bench(
     let mut results = Vec::new();
     for streams in test.streams {
         let mut speeds = Speeds {
-            prefill: Samples::new(streams * test.prompt),
-            decode: Samples::new(streams * test.generate),
+            prefill: Samples::new(streams.saturating_mul(test.prompt)),
+            decode: Samples::new(streams.saturating_mul(test.generate)),
         };
         for round in usize::from(!test.warm_up)..=test.rounds {
             let [prefill, decode] = measure(&mut batcher, *streams, test)?;
