@@ -5,6 +5,9 @@ pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-ngl", "--gpu-layers"),
     ("--n-gpu-layers", "--gpu-layers"),
     ("-np", "--parallel"),
+    ("-md", "--draft"),
+    ("--model-draft", "--draft"),
+    ("--draft-n", "--draft-max"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-sys", "--system"),
@@ -68,7 +71,6 @@ const ORDER: &str = "the order of samplers is fixed; each has an option that tur
 const ROPE: &str = "RoPE is as the model file says";
 const VISION: &str = "vision and audio are not supported, only text";
 const ADAPTERS: &str = "merge the adapter into the model file";
-const DRAFT: &str = "there is no speculative decoding";
 const DEVICES: &str = "--device LIST names the devices, -ngl the number of layers on them";
 
 /// Options of llama.cpp that would change the answer and are not supported, each with what there is instead.
@@ -104,8 +106,6 @@ pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
     ("--lora", ADAPTERS),
     ("--lora-scaled", ADAPTERS),
     ("--control-vector", ADAPTERS),
-    ("-md", DRAFT),
-    ("--model-draft", DRAFT),
     ("--rope-scaling", ROPE),
     ("--rope-scale", ROPE),
     ("--rope-freq-base", ROPE),

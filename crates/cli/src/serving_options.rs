@@ -1,12 +1,14 @@
 //! Options of commands that compute several requests at once.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use quadriga_graph::PAGE_SLOTS;
-use quadriga_llm::serving::BatcherOptions;
+use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
 use quadriga_llm::{EngineOptions, Model};
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
+use crate::model_options::Prepared;
 use crate::{size, values};
 
 /// Heading of the help text.
@@ -47,6 +49,20 @@ pub(crate) struct ServingOptions {
         help_heading = SERVING
     )]
     cache_ram: u64,
+    /// File for prefixes that do not fit the host memory of --cache-ram either; it outlasts the process
+    #[arg(long, value_name = "FILE", help_heading = SERVING)]
+    cache_file: Option<PathBuf>,
+    /// Most bytes of the cache file
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "4G",
+        requires = "cache_file",
+        allow_negative_numbers = true,
+        value_parser = size::parse,
+        help_heading = SERVING
+    )]
+    cache_file_size: u64,
     /// Prompt look-up: guess up to N tokens of text that repeats, 0 for none. Tokens are sampled as without it
     #[arg(
         long,
@@ -57,9 +73,39 @@ pub(crate) struct ServingOptions {
         help_heading = SERVING
     )]
     lookup: usize,
+    /// Draft model: a smaller one with the same vocabulary that guesses tokens, also -md. Tokens are sampled as without it
+    #[arg(long, value_name = "FILE", help_heading = SERVING)]
+    draft: Option<PathBuf>,
+    /// Most tokens that the draft model guesses at a time
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 6,
+        requires = "draft",
+        allow_negative_numbers = true,
+        value_parser = values::at_least_one,
+        help_heading = SERVING
+    )]
+    draft_max: usize,
 }
 
 impl ServingOptions {
+    /// A batcher of the prepared model, with the draft model if there is one. Returns the seconds of loading, too.
+    pub(crate) fn load(&self, prepared: &Prepared, options: BatcherOptions) -> Outcome<(Batcher, f64)> {
+        let draft = self.draft.as_ref().map(|path| {
+            Model::open(path).map_err(|error| Failure::Message(format!("{}: {error}", path.display())))
+        });
+        let draft = draft.transpose()?;
+        let (mut batcher, seconds) = prepared.batcher(options)?;
+        if let Some(draft) = draft {
+            let engine =
+                EngineOptions { context: batcher.options().engine.context, ..prepared.options.clone() };
+            let placed = prepared.placement.plan(&draft, &prepared.devices, &engine)?;
+            batcher.set_draft(draft, &placed.scheduler, self.draft_max, &mut |_| {})?;
+        }
+        Ok((batcher, seconds))
+    }
+
     /// The batcher's options for a model.
     pub(crate) fn batcher(&self, model: &Model, engine: EngineOptions) -> Outcome<BatcherOptions> {
         let one = EngineOptions { sequences: 1, pages: 0, ..engine.clone() }.resolve(model)?;
@@ -74,6 +120,7 @@ impl ServingOptions {
         let options = BatcherOptions {
             engine,
             cache_ram: self.cache_ram,
+            cache_file: self.cache_file.clone().map(|path| CacheFile { path, bytes: self.cache_file_size }),
             lookup: self.lookup,
             // Whoever submits decides how many wait.
             queue: usize::MAX,

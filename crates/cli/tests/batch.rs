@@ -192,6 +192,26 @@ fn results_go_to_streams_and_any_bytes_may_come() {
 }
 
 #[test]
+fn look_up_and_draft_models_change_no_result() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let other = Fixture::new(&["--type", "f32", "--seed", "9"]);
+    let run = |more: &[&str]| {
+        let mut command = fixture.command("batch", &["-"]);
+        let flags = ["-s", "1", "-c", "128", "--raw", "--parallel", "3"];
+        output_with_input(command.args(flags).args(more), requests().as_bytes()).success()
+    };
+    let texts = |out: &str| results(out).iter().map(|result| result["text"].clone()).collect::<Vec<_>>();
+    let plain = run(&["-q"]).out;
+    let [same, different] = [&fixture.model, &other.model].map(|path| path.to_str().unwrap().to_owned());
+    for (option, value) in [("--lookup", "4"), ("-md", same.as_str()), ("--draft", different.as_str())] {
+        let done = run(&[option, value]);
+        assert_eq!(texts(&done.out), texts(&plain), "{option} {value}");
+    }
+    let mut wrong = fixture.command("batch", &["-", "--draft", "missing.gguf"]);
+    output_with_input(wrong.args(FLAGS), b"").failed(1, &["missing.gguf"]);
+}
+
+#[test]
 fn more_requests_than_any_queue_are_answered() {
     let fixture = Fixture::new(&["--type", "f32"]);
     let request = json!({ "prompt": "a", "max_tokens": 1, "temperature": 0 });

@@ -11,7 +11,7 @@ use common::{Recipe, cpu};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, RequestId, Service};
+use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, RequestId, Service};
 use quadriga_llm::{EngineOptions, Error, Finish, Generator, GeneratorOptions, Model, RequestOptions};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
@@ -224,6 +224,86 @@ fn guesses_change_no_answer() {
 }
 
 #[test]
+fn a_draft_model_changes_no_answer() {
+    let model = recipe("llama").model();
+    // One that is always right, and one that hardly ever is.
+    for (seed, right) in [(7, true), (8, false)] {
+        let draft = Recipe { seed, ..recipe("llama") }.model();
+        for stream in 0..3 {
+            let mut rng = Rng::new(stream);
+            let mut specs = specs(&mut rng, 12, model.hyperparameters().vocabulary);
+            if right {
+                // The draft model takes the argmax, without penalties.
+                for SamplingOptions { temperature, repeat_penalty, .. } in
+                    specs.iter_mut().map(|spec| &mut spec.sampling)
+                {
+                    (*temperature, *repeat_penalty) = (0.0, 1.0);
+                }
+            }
+            let wanted = alone(&model, &specs, DType::F32);
+            // The smaller pool puts sequences back.
+            let pages = if stream == 0 { 10 } else { 40 };
+            let mut batcher = batcher(&model, cpu(2), options(5, pages));
+            // The device computes the argmax alone; on a CPU, a guess must be probable.
+            let backend = if right { Sim::new("sim:0").build() } else { cpu(1) };
+            batcher.set_draft(draft.clone(), &Scheduler::new([backend]), 5, &mut |_| {}).unwrap();
+            let ids: Vec<RequestId> =
+                specs.iter().map(|spec| batcher.submit(spec.request()).unwrap()).collect();
+            let mut answers = Answers::default();
+            while batcher.is_busy() {
+                answers.add(batcher.step());
+                batcher.check().unwrap_or_else(|error| panic!("stream {stream}: {error}"));
+            }
+            for (id, wanted) in ids.iter().zip(&wanted) {
+                assert_eq!(answers.answers[id], *wanted, "stream {stream}");
+            }
+            let state = batcher.state();
+            if right && pages == 40 {
+                assert!(state.guessed > 50 && state.guessed_right * 2 > state.guessed, "{state:?}");
+            }
+        }
+    }
+    let mut batcher = batcher(&model, cpu(1), options(2, 10));
+    let larger = Recipe { text: false, vocabulary: 400, ..recipe("llama") }.model();
+    let recurrent = common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") }).model().unwrap();
+    for wrong in [larger, recurrent] {
+        let refused = batcher.set_draft(wrong, &Scheduler::new([cpu(1)]), 4, &mut |_| {});
+        assert!(matches!(refused, Err(Error::Option { .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_draft_model_that_fails_costs_guesses_and_no_answer() {
+    let model = recipe("llama").model();
+    let spec = Spec {
+        prompt: recipe("llama").tokens(20),
+        sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+        max_tokens: 40,
+        stops: Vec::new(),
+    };
+    let wanted = alone(&model, std::slice::from_ref(&spec), DType::F32);
+    let faulty = Sim::new("sim:0").device();
+    let mut batcher = batcher(&model, cpu(1), options(2, 10));
+    batcher
+        .set_draft(model.clone(), &Scheduler::new([Arc::clone(&faulty) as Arc<dyn Backend>]), 4, &mut |_| {})
+        .unwrap();
+    let id = batcher.submit(spec.request()).unwrap();
+    let mut answers = Answers::default();
+    for step in 0.. {
+        if step % 3 == 1 {
+            faulty.fail(FaultPoint::Run, 0);
+        }
+        answers.add(batcher.step());
+        batcher.check().unwrap();
+        if !batcher.is_busy() {
+            break;
+        }
+    }
+    assert_eq!(answers.answers[&id], wanted[0]);
+    assert!(batcher.state().guessed_right > 0);
+}
+
+#[test]
 fn windows_experts_and_latent_attention_are_answered_alike() {
     let mut recipes: Vec<Recipe> = Recipe::families();
     let some = ["apart", "sinks and windows", "groups", "keys and values in the cache"];
@@ -362,6 +442,91 @@ fn prefixes_that_were_moved_to_host_memory_come_back() {
             assert_eq!(batcher.state().host_bytes > 0, cached > 0);
         }
     }
+}
+
+/// Answers a request alone; returns its answer and how many tokens of its prompt were found.
+fn answer(batcher: &mut Batcher, spec: &Spec) -> (Answer, usize) {
+    let id = batcher.submit(spec.request()).unwrap();
+    let (mut answers, mut cached) = (Answers::default(), 0);
+    while batcher.is_busy() {
+        let events = batcher.step();
+        for (_, event) in &events {
+            if let Event::Finished(finished) = event {
+                cached = finished.counts.cached;
+            }
+        }
+        answers.add(events);
+        batcher.check().unwrap();
+    }
+    (answers.answers.remove(&id).unwrap(), cached)
+}
+
+#[test]
+fn prefixes_in_a_file_outlast_the_process() {
+    let model = recipe("llama").model();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prefixes");
+    let spec = |first: u32| Spec {
+        prompt: recipe("llama").tokens(200).into_iter().map(|token| (token + first) % 100).collect(),
+        sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+        max_tokens: 20,
+        stops: Vec::new(),
+    };
+    let file = |bytes| Some(CacheFile { path: path.clone(), bytes });
+    let with = |bytes| BatcherOptions { cache_file: file(bytes), ..options(2, 5) };
+    let specs: Vec<Spec> = (0..4).map(|at| spec(11 * at)).collect();
+    let wanted = alone(&model, &specs, DType::F32);
+    let mut first = batcher(&model, cpu(1), with(1 << 24));
+    for _ in 0..2 {
+        for (spec, wanted) in specs.iter().zip(&wanted) {
+            assert_eq!(answer(&mut first, spec).0, *wanted);
+        }
+    }
+    // Five pages hold one of them: the others came from the file.
+    assert!(first.state().cached >= 4 * 192, "{:?}", first.state());
+    // Somebody uses it.
+    let second = Batcher::new(model.clone(), &Scheduler::new([cpu(1)]), with(1 << 24), &mut |_| {});
+    assert!(second.is_err_and(|error| error.to_string().contains("another process")));
+    assert!(first.save_prefixes());
+    drop(first);
+    let mut again = batcher(&model, cpu(1), with(1 << 24));
+    assert!(again.state().file_pages >= 12);
+    for (spec, wanted) in specs.iter().zip(&wanted) {
+        assert_eq!(answer(&mut again, spec), (wanted.clone(), 192));
+    }
+    drop(again);
+    // Damaged pages are computed again.
+    let mut bytes = std::fs::read(&path).unwrap();
+    for at in (2000..bytes.len()).step_by(5000) {
+        bytes[at] ^= 1;
+    }
+    std::fs::write(&path, &bytes).unwrap();
+    let mut damaged = batcher(&model, cpu(1), with(1 << 24));
+    for (spec, wanted) in specs.iter().zip(&wanted) {
+        assert_eq!(answer(&mut damaged, spec).0, *wanted);
+    }
+    drop(damaged);
+    // A file that is cut off, and one with room for a few pages.
+    std::fs::write(&path, &bytes[..bytes.len() / 2 + 7]).unwrap();
+    let mut small = batcher(&model, cpu(1), with(60_000));
+    for (spec, wanted) in specs.iter().zip(&wanted).chain(specs.iter().zip(&wanted)) {
+        assert_eq!(answer(&mut small, spec).0, *wanted);
+    }
+    assert!(std::fs::metadata(&path).unwrap().len() <= bytes.len() as u64);
+    drop(small);
+    // Another model, another type of the KV cache, another file, no room.
+    let refused = |model: &Model, options: BatcherOptions, part: &str| {
+        let error =
+            Batcher::new(model.clone(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).err().unwrap();
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    refused(&Recipe { seed: 8, ..recipe("llama") }.model(), with(1 << 24), "another model");
+    let f16 = EngineOptions { sequences: 2, pages: 5, ..engine_options(DType::F16) };
+    refused(&model, BatcherOptions { engine: f16, ..with(1 << 24) }, "type");
+    refused(&model, with(1000), "cache file");
+    std::fs::write(&path, "some text that is somebody's own, and longer than a header of a cache file")
+        .unwrap();
+    refused(&model, with(1 << 24), "not a saved KV cache");
 }
 
 #[test]
@@ -635,13 +800,10 @@ fn events_go_to_functions_and_a_function_that_declines_ends_its_request() {
         .unwrap();
     let ids = accepted.recv().unwrap().unwrap();
     assert_eq!(ids.len(), 2);
-    let all: Vec<(u64, Event)> = std::iter::from_fn(|| events.recv().ok())
-        .scan(false, |ended, (seed, event)| {
-            let goes_on = !*ended;
-            *ended |= matches!(event, Event::Finished(_));
-            goes_on.then_some((seed, event))
-        })
-        .collect();
+    let mut all: Vec<(u64, Event)> = Vec::new();
+    while !matches!(all.last(), Some((_, Event::Finished(_)))) {
+        all.push(events.recv().unwrap());
+    }
     assert_eq!(all.iter().filter(|(seed, _)| *seed == 2).count(), 5);
     assert!(matches!(all.last(), Some((1, Event::Finished(_)))));
     // Refused together.

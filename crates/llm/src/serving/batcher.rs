@@ -1,17 +1,21 @@
 //! Answers many requests at once: chooses what each step computes, and gives its results to the requests.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{Progress, Scheduler, Session};
 
+use super::draft::{Draft, DraftInput};
 use super::host_pages::HostPages;
 use super::lookup::Lookup;
 use super::pace::{LEAST as LEAST_PROMPT, Pace};
+use super::page_file::PageFile;
 use super::page_pool::{PageId, PagePool, PrefixId, PrefixKey};
 use super::paged_engine::{PagedEngine, StepSequence, StepToken};
+use super::payoff::Payoff;
 use super::request::{self, Event, Request, RequestId};
 use super::sequence::{Outcome, Sequence};
 use crate::answer::Finish;
@@ -35,6 +39,9 @@ pub struct BatcherOptions {
     /// Bytes of host memory for prefixes whose pages were needed for others; they are brought back when a request begins with
     /// them.
     pub cache_ram: u64,
+    /// A file for prefixes for which there is no room in host memory either. It outlasts the process: conversations that go on
+    /// after a restart are not computed again.
+    pub cache_file: Option<CacheFile>,
     /// Prompt look-up: the most tokens that are guessed in a step of a sequence; 0 for none. Tokens are sampled as without it;
     /// their logits may be rounded differently, as with any other number of rows in a step.
     pub lookup: usize,
@@ -49,10 +56,20 @@ impl Default for BatcherOptions {
             queue: 1024,
             token_time: Some(Duration::from_millis(100)),
             cache_ram: 0,
+            cache_file: None,
             lookup: 0,
             patience: 2000,
         }
     }
+}
+
+/// A file for prefixes of the KV cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheFile {
+    /// Where it is; it is created if there is none. One process at a time uses it, with one model and type of the KV cache.
+    pub path: PathBuf,
+    /// The most bytes that it takes. Room is used as it is needed.
+    pub bytes: u64,
 }
 
 /// What a batcher is doing.
@@ -70,6 +87,8 @@ pub struct BatcherState {
     pub cached_pages: usize,
     /// Bytes of prefixes in host memory.
     pub host_bytes: u64,
+    /// Pages of prefixes in the cache file.
+    pub file_pages: usize,
     /// Steps so far.
     pub steps: u64,
     /// Tokens computed so far.
@@ -118,6 +137,7 @@ pub struct Batcher {
     options: BatcherOptions,
     pool: PagePool,
     host: HostPages,
+    file: Option<PageFile>,
     waiting: Vec<Sequence>,
     /// In the order in which they were admitted.
     running: Vec<Sequence>,
@@ -126,6 +146,8 @@ pub struct Batcher {
     /// Tokens computed for each client that has requests.
     served: HashMap<u64, u64>,
     pace: Pace,
+    draft: Option<Draft>,
+    payoff: Payoff,
     next_id: u64,
     state: BatcherState,
 }
@@ -171,11 +193,24 @@ impl Batcher {
         if engine.model().hyperparameters().recurrent.is_some() {
             options.lookup = 0;
         }
+        let mut pool = PagePool::new(SCRAP_PAGES, options.engine.pages);
+        // The states of recurrent layers are not kept by page.
+        let keeps = engine.model().hyperparameters().recurrent.is_none();
+        let mut file = None;
+        if let Some(CacheFile { path, bytes }) = options.cache_file.as_ref().filter(|_| keeps) {
+            let page_bytes = engine.page_bytes();
+            let (opened, last) = PageFile::open(path, *bytes, engine.model(), engine.options(), page_bytes)?;
+            pool.skip_prefixes(last);
+            file = Some(opened);
+        }
         Ok(Batcher {
-            pool: PagePool::new(SCRAP_PAGES, options.engine.pages),
+            pool,
+            file,
             host: HostPages::new(options.cache_ram),
             lanes: (0..options.engine.sequences).rev().collect(),
             pace: Pace::new(options.token_time),
+            draft: None,
+            payoff: Payoff::new(),
             engine,
             options,
             waiting: Vec::new(),
@@ -184,6 +219,28 @@ impl Batcher {
             next_id: 0,
             state: BatcherState::default(),
         })
+    }
+
+    /// Loads a draft model: a smaller one with the same vocabulary, which guesses up to `most` tokens in a step of a sequence.
+    /// Tokens are sampled as without it; a guess that is sampled, too, saves a step. Where that does not pay, nothing is guessed.
+    ///
+    /// # Errors
+    /// The vocabularies differ, one of the models has recurrent layers, or the draft model cannot be loaded.
+    pub fn set_draft(
+        &mut self,
+        model: Model,
+        scheduler: &Scheduler,
+        most: usize,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<()> {
+        if self.model().hyperparameters().recurrent.is_some() {
+            let value = self.model().hyperparameters().architecture.to_string();
+            let (name, wanted) = ("the model to guess for", "one without recurrent layers");
+            return Err(Error::Option { name, value, wanted });
+        }
+        let draft = Draft::new(model, self.model(), scheduler, &self.options.engine, most, progress)?;
+        self.draft = Some(draft);
+        Ok(())
     }
 
     /// The model.
@@ -211,6 +268,7 @@ impl Batcher {
             used_pages: pages - self.pool.available(),
             cached_pages: self.pool.cached(),
             host_bytes: self.host.bytes(),
+            file_pages: self.file.as_ref().map_or(0, PageFile::pages),
             ..self.state
         }
     }
@@ -296,12 +354,12 @@ impl Batcher {
     /// Computes one step, and returns what happened to which requests. Nothing happens if there is nothing to do.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         self.admit();
+        let started = Instant::now();
         let parts = self.choose();
         let mut events = Vec::new();
         if parts.is_empty() {
             return events;
         }
-        let started = Instant::now();
         let tokens = self.tokens_of(&parts);
         let result = self.compute(&tokens, &parts);
         let failed = result.err().map(Arc::new);
@@ -325,6 +383,9 @@ impl Batcher {
         if failed.is_none() {
             let prompts = parts.iter().any(|part| part.prompt);
             self.pace.note(tokens.len(), prompts, started.elapsed());
+            if !prompts {
+                self.note_payoff(&parts, &events, started.elapsed());
+            }
             self.state.computed += tokens.len() as u64;
         }
         ended.sort_unstable();
@@ -333,6 +394,14 @@ impl Batcher {
             self.retire(sequence);
         }
         events
+    }
+
+    /// Notes how far the sequences of a step came.
+    fn note_payoff(&mut self, parts: &[StepPart], events: &[(RequestId, Event)], time: Duration) {
+        let sampled = events.iter().filter(|(_, event)| matches!(event, Event::Token { .. })).count();
+        let has_guesses = self.draft.is_some() || parts.iter().any(|part| part.tokens > 1);
+        let advanced = sampled as f64 / parts.len().max(1) as f64;
+        self.payoff.note(self.payoff.guesses() && has_guesses, advanced, time.as_secs_f64());
     }
 
     /// Gives the results of a step to one of its sequences.
@@ -480,10 +549,11 @@ impl Batcher {
         if let Some(found) = self.pool.find(prefix, tokens) {
             return Some(found);
         }
-        let key = PrefixKey::new(prefix, tokens).filter(|key| self.host.has(key))?;
+        let in_file = |key: &PrefixKey| self.file.as_ref().is_some_and(|file| file.has(key));
+        let key = PrefixKey::new(prefix, tokens).filter(|key| self.host.has(key) || in_file(key))?;
         let page = self.take_page()?;
-        // Making room may have dropped it.
-        let Some((next, content)) = self.host.remove(&key) else {
+        // Making room may have moved it from host memory to the file, or dropped it.
+        let Some((next, content)) = self.host.remove(&key).or_else(|| self.read_file(&key)) else {
             self.pool.release(page);
             return None;
         };
@@ -499,13 +569,47 @@ impl Batcher {
     fn take_page(&mut self) -> Option<PageId> {
         let taken = self.pool.take()?;
         if let Some((key, prefix)) = taken.evicted
-            && self.options.cache_ram > 0
-            && self.host.takes(self.engine.page_bytes())
+            && (self.options.cache_ram > 0 || self.file.is_some())
             && let Ok(content) = self.engine.read_page(taken.page)
         {
-            self.host.insert(key, prefix, content);
+            for (key, prefix, content) in self.host.insert(key, prefix, content) {
+                self.write_file(key, prefix, &content);
+            }
         }
         Some(taken.page)
+    }
+
+    fn read_file(&mut self, key: &PrefixKey) -> Option<(PrefixId, Vec<u8>)> {
+        // What cannot be read is computed again.
+        self.file.as_mut()?.read(key).ok().flatten()
+    }
+
+    /// Keeps a page in the file. After an error, such as a full disk, the file is not used any more.
+    fn write_file(&mut self, key: PrefixKey, prefix: PrefixId, content: &[u8]) {
+        if let Some(file) = &mut self.file
+            && file.insert(key, prefix, content).is_err()
+        {
+            self.file = None;
+        }
+    }
+
+    /// Writes all prefixes that no running sequence uses to the cache file, for the next process. Returns whether there is a file
+    /// that has them.
+    pub fn save_prefixes(&mut self) -> bool {
+        let host: Vec<_> =
+            self.host.iter().map(|(key, prefix, content)| (key.clone(), prefix, content.to_vec())).collect();
+        for (key, prefix, content) in host {
+            self.write_file(key, prefix, &content);
+        }
+        let unused: Vec<_> = self.pool.unused().collect();
+        for (page, key, prefix) in unused {
+            if self.file.is_some()
+                && let Ok(content) = self.engine.read_page(page)
+            {
+                self.write_file(key, prefix, &content);
+            }
+        }
+        self.file.is_some()
     }
 
     /// Chooses what the step computes: first a token of every sequence that is being generated, then parts of prompts. Pages
@@ -519,11 +623,11 @@ impl Batcher {
         };
         let mut chosen: Vec<(RequestId, usize, bool)> = Vec::new();
         let decoding = ids(&self.running, true);
-        for (at, id) in decoding.iter().copied().enumerate() {
-            let Some(index) = self.index_of(id).filter(|_| left > 0) else { continue };
-            // Guesses take no room from tokens that are due.
-            self.guess(index, left.saturating_sub(decoding.len() - at));
-            if self.ensure_pages(id, 1)
+        // Guesses take no room from tokens that are due.
+        self.guess(&decoding, left.saturating_sub(decoding.len()));
+        for id in decoding {
+            if left > 0
+                && self.ensure_pages(id, 1)
                 && let Some(sequence) = self.index_of(id).and_then(|index| self.running.get(index))
             {
                 let tokens = 1 + sequence.draft.len();
@@ -564,14 +668,48 @@ impl Batcher {
         self.running.swap(index, last);
     }
 
-    /// Lets look-up guess at the tokens after the one that is due.
-    fn guess(&mut self, index: usize, room: usize) {
+    /// Guesses at the tokens after those that are due, up to `room` for all sequences together: by look-up, else by the draft model.
+    fn guess(&mut self, decoding: &[RequestId], room: usize) {
+        if !self.payoff.guesses() || self.options.lookup == 0 && self.draft.is_none() {
+            return;
+        }
         let context = self.options.engine.context;
-        let Some(sequence) = self.running.get_mut(index) else { return };
-        let Some(lookup) = &mut sequence.lookup else { return };
-        let room = room.min(context.saturating_sub(sequence.tokens.len() + 1));
-        lookup.accept(&sequence.tokens);
-        sequence.draft = lookup.guess(&sequence.tokens, room);
+        let mut room = room;
+        let mut others = Vec::new();
+        for id in decoding {
+            let Some(sequence) = self.index_of(*id).and_then(|index| self.running.get_mut(index)) else {
+                continue;
+            };
+            let own = room.min(context.saturating_sub(sequence.tokens.len() + 1));
+            if let Some(lookup) = &mut sequence.lookup {
+                lookup.accept(&sequence.tokens);
+                sequence.draft = lookup.guess(&sequence.tokens, own);
+                room -= sequence.draft.len();
+            }
+            if sequence.draft.is_empty() {
+                others.push(*id);
+            }
+        }
+        let Some(mut draft) = self.draft.take() else { return };
+        let share = room / others.len().max(1);
+        let sequences: Vec<&Sequence> =
+            self.running.iter().filter(|sequence| others.contains(&sequence.id)).collect();
+        let inputs: Vec<DraftInput<'_>> = sequences
+            .iter()
+            .map(|sequence| DraftInput {
+                id: sequence.id,
+                tokens: &sequence.tokens,
+                room: share.min(context.saturating_sub(sequence.tokens.len() + 1)),
+            })
+            .collect();
+        let guesses = draft.guess(&inputs);
+        let guessed: Vec<(RequestId, Vec<u32>)> = inputs.iter().map(|input| input.id).zip(guesses).collect();
+        for (id, guesses) in guessed {
+            if let Some(sequence) = self.index_of(id).and_then(|index| self.running.get_mut(index)) {
+                sequence.draft = guesses;
+            }
+        }
+        self.draft = Some(draft);
     }
 
     /// Takes the pages for the next tokens of a running sequence, and puts younger sequences back until there are enough. False
@@ -687,6 +825,9 @@ impl Batcher {
             self.pool.release(page);
         }
         sequence.lose_pages();
+        if let Some(draft) = &mut self.draft {
+            draft.forget(sequence.id);
+        }
     }
 
     /// Forgets what a client got, once it has no more requests.
@@ -716,6 +857,12 @@ impl Batcher {
             let next = sequence.pages.get(sequence.computed / PAGE_SLOTS..).unwrap_or_default();
             if let Some(page) = next.iter().find(|page| !self.pool.is_writable(**page)) {
                 return Err(format!("{:?} would write to page {page}, which is shared", sequence.id));
+            }
+        }
+        if let Some(draft) = &self.draft {
+            draft.check()?;
+            if let Some(id) = draft.ids().find(|id| self.index_of(*id).is_none()) {
+                return Err(format!("the draft model has pages of {id:?}, which is not running"));
             }
         }
         let mut lanes: Vec<usize> = self.running.iter().map(|sequence| sequence.lane).collect();

@@ -15,6 +15,9 @@ pub(super) struct HostPages {
     clock: u64,
 }
 
+/// A page that is no longer kept, with its content.
+pub(super) type DroppedPage = (PrefixKey, PrefixId, Vec<u8>);
+
 struct HostPage {
     prefix: PrefixId,
     /// The rows of the page in each state, in the order of the session's states.
@@ -28,30 +31,39 @@ impl HostPages {
         HostPages { limit, bytes: 0, pages: HashMap::new(), order: BTreeMap::new(), clock: 0 }
     }
 
-    /// Whether a page of so many bytes can be kept at all.
-    pub(super) fn takes(&self, bytes: usize) -> bool {
-        bytes as u64 <= self.limit
-    }
-
     /// The bytes of all pages.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Keeps a page.
-    pub(super) fn insert(&mut self, key: PrefixKey, prefix: PrefixId, content: Vec<u8>) {
+    /// Keeps a page. Returns those for which there is no more room: it may be one of them.
+    pub(super) fn insert(&mut self, key: PrefixKey, prefix: PrefixId, content: Vec<u8>) -> Vec<DroppedPage> {
         self.remove(&key);
         let bytes = content.len() as u64;
+        let mut dropped = Vec::new();
         while self.bytes + bytes > self.limit {
-            let Some((_, oldest)) = self.order.pop_first() else { return };
+            let Some((_, oldest)) = self.order.pop_first() else {
+                dropped.push((key, prefix, content));
+                return dropped;
+            };
             if let Some(page) = self.pages.remove(&oldest) {
                 self.bytes -= page.content.len() as u64;
+                dropped.push((oldest, page.prefix, page.content));
             }
         }
         self.clock += 1;
         self.bytes += bytes;
         self.order.insert(self.clock, key.clone());
         self.pages.insert(key, HostPage { prefix, content, used: self.clock });
+        dropped
+    }
+
+    /// All pages, the least recently used first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&PrefixKey, PrefixId, &[u8])> {
+        self.order.values().filter_map(|key| {
+            let page = self.pages.get(key)?;
+            Some((key, page.prefix, page.content.as_slice()))
+        })
     }
 
     /// A page, without using it.
@@ -80,19 +92,22 @@ mod tests {
         let root = PagePool::root(0);
         let key = |number: u32| PrefixKey::new(root, &[number; PAGE_SLOTS]).unwrap();
         let mut host = HostPages::new(100);
-        assert!(host.takes(100) && !host.takes(101));
         for number in 0..4 {
-            host.insert(key(number), root, vec![number as u8; 30]);
+            let dropped = host.insert(key(number), root, vec![number as u8; 30]);
+            let wanted = if number == 3 { vec![(key(0), root, vec![0; 30])] } else { Vec::new() };
+            assert_eq!(dropped, wanted);
         }
         assert_eq!(host.bytes(), 90);
         assert!(!host.has(&key(0)) && host.has(&key(1)));
         // The same page again takes its room once.
-        host.insert(key(1), root, vec![9; 40]);
+        assert!(host.insert(key(1), root, vec![9; 40]).is_empty());
         assert_eq!(host.bytes(), 100);
         assert_eq!(host.remove(&key(1)).unwrap().1, vec![9; 40]);
         assert!(host.remove(&key(1)).is_none());
         // What does not fit even alone is not kept, and nothing is left in its way.
-        host.insert(key(5), root, vec![0; 101]);
+        let dropped: Vec<PrefixKey> =
+            host.insert(key(5), root, vec![0; 101]).into_iter().map(|(key, ..)| key).collect();
+        assert_eq!(dropped, [key(2), key(3), key(5)]);
         assert!(!host.has(&key(5)));
         assert_eq!(host.bytes(), 0);
     }

@@ -11,15 +11,18 @@
 //! on its neighbours.
 
 mod batcher;
+mod draft;
 mod host_pages;
 mod lookup;
 mod pace;
+mod page_file;
 mod page_pool;
 mod paged_engine;
+mod payoff;
 mod request;
 mod sequence;
 mod service;
 
-pub use batcher::{Batcher, BatcherOptions, BatcherState};
+pub use batcher::{Batcher, BatcherOptions, BatcherState, CacheFile};
 pub use request::{Event, Finished, Request, RequestId, TokenLogprobs};
 pub use service::{EventSink, Response, Service};

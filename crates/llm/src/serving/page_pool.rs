@@ -20,6 +20,16 @@ pub(crate) enum PrefixId {
     Page(u64),
 }
 
+impl PrefixId {
+    /// The number of the end of a page.
+    pub(crate) fn number(self) -> Option<u64> {
+        match self {
+            PrefixId::Root { .. } => None,
+            PrefixId::Page(number) => Some(number),
+        }
+    }
+}
+
 /// The key of a page in the tree: what comes before it, and its tokens. Compared in full, so that no two texts are mixed up.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct PrefixKey {
@@ -85,6 +95,19 @@ impl PagePool {
     /// The empty prefix. Texts with different salts share nothing.
     pub(crate) fn root(salt: u64) -> PrefixId {
         PrefixId::Root { salt }
+    }
+
+    /// Numbers up to this one are in use elsewhere: in a file of an earlier process.
+    pub(crate) fn skip_prefixes(&mut self, last: u64) {
+        self.next_prefix = self.next_prefix.max(last);
+    }
+
+    /// Published pages without users, in the order in which they would be evicted.
+    pub(crate) fn unused(&self) -> impl Iterator<Item = (PageId, PrefixKey, PrefixId)> {
+        self.unused.values().filter_map(|page| {
+            let (key, prefix) = self.pages.get(*page as usize)?.published.clone()?;
+            Some((*page, key, prefix))
+        })
     }
 
     fn new_prefix(&mut self) -> PrefixId {
@@ -232,6 +255,16 @@ impl PrefixKey {
     /// The key of the first page of `tokens` after `parent`; `None` if they are too few.
     pub(crate) fn new(parent: PrefixId, tokens: &[u32]) -> Option<PrefixKey> {
         Some(PrefixKey { parent, tokens: tokens.get(..PAGE_SLOTS)?.into() })
+    }
+
+    /// What comes before the page.
+    pub(crate) fn parent(&self) -> PrefixId {
+        self.parent
+    }
+
+    /// The tokens of the page.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 }
 

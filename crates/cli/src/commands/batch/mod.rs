@@ -78,7 +78,7 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
         template_variables: arguments.answer.template_variables(&prepared.model),
         ..options
     };
-    let (batcher, _) = prepared.batcher(batching)?;
+    let (batcher, _) = arguments.serving.load(&prepared, batching)?;
     let mut job = Job {
         batcher,
         options,
@@ -99,6 +99,8 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     output.begin()?;
     let ended = job.run(arguments, &input, &mut output, &bar);
     bar.finish_and_clear();
+    job.batcher.cancel_all();
+    job.batcher.save_prefixes();
     ended?;
     let done = output.done().len();
     output.finish()?;
@@ -113,10 +115,14 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
         let answered = plural(job.read - done, "request", "requests");
         let before = if done > 0 { format!(" ({done} were done before)") } else { String::new() };
         note!(
-            "{answered}{before} in {seconds:.1} s · {} generated, {:.1} tok/s · {} of prompts found in the KV cache",
+            "{answered}{before} in {seconds:.1} s · {} generated, {:.1} tok/s · {} of prompts found in the KV cache{}",
             plural(job.tokens, "token", "tokens"),
             job.tokens as f64 / seconds.max(1e-9),
             plural(state.cached as usize, "token", "tokens"),
+            match state.guessed {
+                0 => String::new(),
+                guessed => format!(" · {} of {guessed} guesses were right", state.guessed_right),
+            }
         );
     }
     match job.failed {

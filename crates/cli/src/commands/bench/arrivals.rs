@@ -54,7 +54,7 @@ pub(super) fn bench(
     }
     let options = test.serving.batcher(&opened, EngineOptions { context, ..engine })?;
     let prepared = model.place(opened, opening, &options.engine)?;
-    let (mut batcher, _) = prepared.batcher(options)?;
+    let (mut batcher, _) = test.serving.load(&prepared, options)?;
     let started = Instant::now();
     let (times, ended) = run(&mut batcher, test)?;
     let seconds = ended.duration_since(started).as_secs_f64();
