@@ -108,17 +108,8 @@ impl ServingOptions {
 
     /// The batcher's options for a model.
     pub(crate) fn batcher(&self, model: &Model, engine: EngineOptions) -> Outcome<BatcherOptions> {
-        let one = EngineOptions { sequences: 1, pages: 0, ..engine.clone() }.resolve(model)?;
-        let all = one.context.saturating_mul(self.parallel);
-        let tokens = self.kv_tokens.unwrap_or_else(|| all.min(DEFAULT_TOKENS.max(one.context)));
-        let engine = EngineOptions {
-            sequences: self.parallel,
-            pages: tokens.div_ceil(PAGE_SLOTS),
-            context: one.context,
-            ..engine
-        };
         let options = BatcherOptions {
-            engine,
+            engine: paged(model, engine, self.parallel, self.kv_tokens)?,
             cache_ram: self.cache_ram,
             cache_file: self.cache_file.clone().map(|path| CacheFile { path, bytes: self.cache_file_size }),
             lookup: self.lookup,
@@ -129,4 +120,22 @@ impl ServingOptions {
         };
         Ok(options.for_model(model)?)
     }
+}
+
+/// Engine options with a KV cache in pages for so many sequences.
+pub(crate) fn paged(
+    model: &Model,
+    engine: EngineOptions,
+    parallel: usize,
+    kv_tokens: Option<usize>,
+) -> Outcome<EngineOptions> {
+    let one = EngineOptions { sequences: 1, pages: 0, ..engine.clone() }.resolve(model)?;
+    let all = one.context.saturating_mul(parallel);
+    let tokens = kv_tokens.unwrap_or_else(|| all.min(DEFAULT_TOKENS.max(one.context)));
+    Ok(EngineOptions {
+        sequences: parallel,
+        pages: tokens.div_ceil(PAGE_SLOTS),
+        context: one.context,
+        ..engine
+    })
 }

@@ -60,3 +60,26 @@ fn an_encoder_has_no_kv_cache() {
     let embedded = output(&mut fixture.command("embed", &["hi"])).success();
     assert!(!embedded.err.contains("KV cache"), "{embedded:?}");
 }
+
+#[test]
+fn pages_of_many_requests_are_planned_and_what_would_fit_is_said() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let plan = |more: &[&str]| {
+        let out = output(fixture.command("plan", &["-c", "256"]).args(more)).success().out;
+        let line = out.lines().find(|line| line.starts_with("KV cache in ")).map(str::to_owned);
+        let cpu = out.lines().find(|line| line.starts_with("cpu")).unwrap();
+        (line, cpu.to_owned())
+    };
+    assert_eq!(plan(&[]).0, None);
+    let (line, cpu) = plan(&["--parallel", "4"]);
+    let line = line.unwrap();
+    assert!(
+        line.starts_with("KV cache in 16 pages of 64 tokens: 1024 tokens of up to 4 requests together"),
+        "{line}"
+    );
+    assert!(line.ends_with(" tokens would fit (--kv-tokens)"), "{line}");
+    // Two layers, one head of keys and values … whatever the model: twice the pages take twice the memory, but for scrap pages.
+    let (_, more) = plan(&["-np", "4", "--kv-tokens", "100000"]);
+    assert_ne!(cpu, more);
+    output(fixture.command("plan", &["--kv-tokens", "64"]).arg("-q")).failed_usage();
+}

@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use quadriga_graph::DType;
+use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_llm::EngineOptions;
+use quadriga_llm::serving::BatcherOptions;
 use quadriga_runtime::{BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
 use quadriga_view::{Limits, Picture, SplitPicture};
@@ -16,7 +17,7 @@ use crate::commands::synth::{self, Preset};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
 use crate::terminal::{self, Escaping};
-use crate::{known_limits, size, values};
+use crate::{known_limits, serving_options, size, values};
 
 /// Arguments of `quadriga plan`.
 #[derive(clap::Args)]
@@ -32,6 +33,18 @@ pub(crate) struct PlanArgs {
     /// Data type of the matrices of --preset
     #[arg(long = "type", value_name = "TYPE", value_parser = synth::matrix_type, requires = "preset")]
     dtype: Option<DType>,
+    /// Plan for N requests at once, with a KV cache in pages as batch and serve have it, also -np
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
+    parallel: Option<usize>,
+    /// KV cache of --parallel in tokens [default: as of batch]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "parallel",
+        allow_negative_numbers = true,
+        value_parser = values::at_least_one
+    )]
+    kv_tokens: Option<usize>,
     /// List every node with its device and the reason for it
     #[arg(long)]
     nodes: bool,
@@ -101,7 +114,15 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     let outline = arguments.preset.map(|preset| synth::outline(preset, arguments.dtype, folder.path()));
     let outline = outline.transpose()?;
     let model = arguments.model.with_file(arguments.file.as_deref().or(outline.as_deref()));
-    let prepared = model.prepare(&model.engine())?;
+    let (opened, opening) = model.open()?;
+    let engine = match arguments.parallel {
+        None => model.engine(),
+        Some(parallel) => {
+            let engine = serving_options::paged(&opened, model.engine(), parallel, arguments.kv_tokens)?;
+            BatcherOptions { engine, ..BatcherOptions::default() }.for_model(&opened)?.engine
+        }
+    };
+    let prepared = model.place(opened, opening, &engine)?;
     let plan = &prepared.placed.forecast;
     if arguments.check {
         plan.check().map_err(|error| Failure::Message(format!("invalid plan: {error}")))?;
@@ -143,7 +164,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     }
     let mut out = Escaping(out);
     writeln!(out, "{}", about(&prepared))?;
-    for line in kept_states(&prepared) {
+    for line in kept_states(&prepared).into_iter().chain(pages(&prepared, &explanation)) {
         writeln!(out, "{line}")?;
     }
     writeln!(out)?;
@@ -212,6 +233,28 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
         format!("expert cache: {slots} on the GPU for {all} experts, {}", size::text(bytes))
     });
     windows.into_iter().chain(recurrent).chain(cache).collect()
+}
+
+/// A line about the KV cache in pages: what it holds, and how much would fit.
+fn pages(prepared: &Prepared, plan: &Explanation) -> Option<String> {
+    let EngineOptions { pages, sequences, .. } = prepared.options;
+    let tokens = pages * PAGE_SLOTS;
+    let states: u64 = plan.backends.iter().map(|backend| backend.bytes.state).sum();
+    if pages == 0 || states == 0 {
+        return None;
+    }
+    // What each device has left beside all that is not KV cache.
+    let fit = |BackendLine { bytes, free, .. }: &BackendLine| {
+        let rest = free.as_ref()?.saturating_sub(bytes.total() - bytes.state);
+        (bytes.state > 0).then(|| (tokens as u128 * u128::from(rest) / u128::from(bytes.state)) as u64)
+    };
+    let most = plan.backends.iter().filter_map(fit).min();
+    let most = most.map_or(String::new(), |most| format!("; about {most} tokens would fit (--kv-tokens)"));
+    Some(format!(
+        "KV cache in {} of {PAGE_SLOTS} tokens: {tokens} tokens of up to {} together{most}",
+        plural(pages, "page", "pages"),
+        plural(sequences, "request", "requests")
+    ))
 }
 
 /// A picture of the plan with the speeds of the devices.
