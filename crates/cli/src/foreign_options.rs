@@ -119,11 +119,7 @@ pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
 
 /// Commands of Ollama and others, each with what there is instead.
 pub(crate) const COMMANDS: &[(&str, &str)] = &[
-    (
-        "serve",
-        "there is no server yet; `quadriga chat` and `quadriga run` use a model here, the crate `quadriga` in a program",
-    ),
-    ("server", "there is no server yet; `quadriga chat` and `quadriga run` use a model here"),
+    ("server", "`quadriga serve` is the server"),
     ("pull", "models are not downloaded yet; get a .gguf file and name it with -m FILE"),
     ("list", "models are .gguf files that you keep where you like; -m FILE names one"),
     ("ls", "models are .gguf files that you keep where you like; -m FILE names one"),

@@ -42,7 +42,7 @@ use std::process::ExitCode;
 use clap::error::ContextKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::commands::{batch, bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, synth};
+use crate::commands::{batch, bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, serve, synth};
 use crate::failure::Outcome;
 
 /// Run language models on several processors at once.
@@ -64,6 +64,8 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Chat with a model
     Chat(Box<chat::ChatArgs>),
+    /// Answer requests over HTTP, with the interfaces of OpenAI, Anthropic, Ollama and llama-server
+    Serve(Box<serve::ServeArgs>),
     /// Answer a file of requests, many at once
     Batch(Box<batch::BatchArgs>),
     /// Measure prefill and decode speed
@@ -92,6 +94,7 @@ impl Command {
         match self {
             Command::Run(arguments) => arguments.model.quiet,
             Command::Chat(arguments) => arguments.model.quiet,
+            Command::Serve(arguments) => arguments.model.quiet,
             Command::Batch(arguments) => arguments.model.quiet,
             Command::Bench(arguments) => arguments.model.quiet,
             Command::Plan(arguments) => arguments.model.quiet,
@@ -128,6 +131,7 @@ fn execute(command: &Command) -> Outcome {
     match command {
         Command::Run(arguments) => run::run(arguments),
         Command::Chat(arguments) => chat::chat(arguments),
+        Command::Serve(arguments) => serve::serve(arguments),
         Command::Batch(arguments) => batch::batch(arguments),
         Command::Bench(arguments) => bench::bench(arguments),
         Command::Plan(arguments) => plan::plan(arguments),

@@ -15,4 +15,5 @@ pub(crate) mod plan;
 pub(crate) mod plan_instance;
 pub(crate) mod plan_placement;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod synth;

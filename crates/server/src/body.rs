@@ -1,0 +1,84 @@
+//! The body of a request: read up to a limit, and parsed as a JSON object.
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use bytes::Bytes;
+use http_body::Body as _;
+use serde_json::{Map, Value};
+use std::pin::pin;
+use std::sync::Arc;
+
+use crate::app::App;
+use crate::error::{ApiError, ErrorKind};
+use crate::fields::Fields;
+
+/// A JSON object that a request has for a body.
+#[derive(Clone, Debug)]
+pub struct JsonBody(pub Map<String, Value>);
+
+impl JsonBody {
+    /// Its fields.
+    pub fn fields(&self) -> Fields<'_> {
+        Fields::new(&self.0)
+    }
+
+    /// Parses the bytes of a body.
+    pub fn parse(bytes: &[u8]) -> Result<JsonBody, ApiError> {
+        // An empty body is an empty object: some clients send none where all fields are optional.
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(JsonBody(Map::new()));
+        }
+        match serde_json::from_slice(bytes) {
+            Ok(Value::Object(object)) => Ok(JsonBody(object)),
+            Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
+            Err(error) => Err(ApiError::invalid(format!("the body is not valid JSON: {error}"))),
+        }
+    }
+}
+
+impl FromRequest<Arc<App>> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
+        let limits = app.limits();
+        let read = read(request.into_body(), limits.body_bytes);
+        let bytes = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
+            ApiError::new(ErrorKind::Timeout, format!("the body did not arrive within {:?}", limits.body_time))
+        })??;
+        JsonBody::parse(&bytes)
+    }
+}
+
+/// The whole body, if it has at most so many bytes.
+async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let too_large =
+        || ApiError::new(ErrorKind::TooLarge, format!("the body is larger than {limit} bytes, the server's limit"));
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large());
+    }
+    let mut body = pin!(body);
+    let mut bytes = Vec::new();
+    while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
+        let frame = frame.map_err(|error| ApiError::invalid(format!("the body could not be read: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > limit {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deep_json_is_an_error() {
+        let deep = "[".repeat(100_000);
+        let error = JsonBody::parse(format!("{{\"a\":{deep}").as_bytes()).map(|_| ()).unwrap_err();
+        assert!(error.message.contains("recursion limit"), "{error}");
+        assert!(JsonBody::parse(b"[]").is_err());
+        assert!(JsonBody::parse(b" ").is_ok_and(|body| body.0.is_empty()));
+    }
+}

@@ -1,0 +1,70 @@
+//! A request on its way through a handler: who asks, and what.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::extract::{FromRequest, Request};
+use axum::http::HeaderMap;
+
+use crate::app::App;
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::model::ServedModel;
+use crate::operation::caller::Caller;
+
+/// A request with a JSON body, as handlers take it.
+pub struct Call {
+    /// The server's state.
+    pub app: Arc<App>,
+    /// Who asks.
+    pub caller: Caller,
+    /// The request's headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: JsonBody,
+}
+
+impl Call {
+    /// The fields of the body.
+    pub fn fields(&self) -> Fields<'_> {
+        self.body.fields()
+    }
+
+    /// The model that the body names.
+    pub async fn model(&self) -> Result<Arc<ServedModel>, ApiError> {
+        let name = self.fields().text("model")?;
+        self.app.models().find(name).await
+    }
+}
+
+impl FromRequest<Arc<App>> for Call {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Call, ApiError> {
+        let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
+        let headers = request.headers().clone();
+        let body = JsonBody::from_request(request, app).await?;
+        Ok(Call { app: Arc::clone(app), caller, headers, body })
+    }
+}
+
+/// Makes identifiers different from those of another run.
+fn run_number() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    static RUN: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *RUN.get_or_init(|| RandomState::new().hash_one(std::process::id()))
+}
+
+/// A new identifier with a prefix such as `chatcmpl-`.
+pub fn new_id(prefix: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{prefix}{:016x}{number:08x}", run_number())
+}
+
+/// A random seed.
+pub fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(()) >> 32
+}

@@ -1,0 +1,56 @@
+//! The interfaces of other servers. Each turns JSON into [`Generation`](crate::generation::Generation)s and their events into
+//! JSON; what is common to several is in this module's own files.
+
+pub mod error_body;
+pub mod format_fields;
+pub mod openai;
+pub mod sampling_fields;
+pub mod timings;
+
+/// Whose interface a route belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dialect {
+    /// OpenAI.
+    OpenAi,
+    /// Anthropic.
+    Anthropic,
+    /// Ollama.
+    Ollama,
+    /// llama-server, of llama.cpp.
+    LlamaServer,
+}
+
+/// Routes of llama-server alone.
+const LLAMA_SERVER: &[&str] = &[
+    "/completion",
+    "/infill",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/props",
+    "/slots",
+    "/rerank",
+    "/reranking",
+    "/v1/rerank",
+    "/v1/reranking",
+    "/embedding",
+    "/health",
+    "/v1/health",
+    "/metrics",
+    "/lora-adapters",
+];
+
+impl Dialect {
+    /// The dialect of a path, known or not.
+    pub fn of_path(path: &str) -> Dialect {
+        if path.starts_with("/v1/messages") {
+            Dialect::Anthropic
+        } else if path.starts_with("/api/") {
+            Dialect::Ollama
+        } else if LLAMA_SERVER.contains(&path) {
+            Dialect::LlamaServer
+        } else {
+            Dialect::OpenAi
+        }
+    }
+}

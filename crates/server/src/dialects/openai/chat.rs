@@ -1,0 +1,216 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::chat_stream::ChatStream;
+use super::usage::{Usage, finish_name};
+use super::{FINGERPRINT, logprobs, messages};
+use crate::call::{Call, new_id};
+use crate::dialects::timings::timings;
+use crate::dialects::{format_fields, sampling_fields};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::generation::{ChatPrompt, Choice, Generation, Prompt, ReasoningEffort, WholeToolCall};
+use crate::model::ServedModel;
+use crate::prompt::ends_with_assistant;
+use crate::stream::{self, StreamFormat};
+
+/// The most log-probabilities that are reported for a token.
+pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
+
+/// What all parts of an answer have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct AnswerHead {
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+}
+
+impl AnswerHead {
+    pub(crate) fn new(prefix: &str, served: &ServedModel) -> AnswerHead {
+        AnswerHead { id: new_id(prefix), created: unix_time(), model: served.name.clone() }
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Answers a conversation.
+pub async fn chat(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let fields = call.fields();
+    let generation = parse(&fields, &served)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let include_usage = includes_usage(&fields)?;
+    let ping = sse_ping(&fields, call.app.limits().ping)?;
+    let running = served.generate(generation, &call.caller).await?;
+    let head = AnswerHead::new("chatcmpl-", &served);
+    if streams {
+        let encoder = ChatStream::new(head, &running, include_usage);
+        return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
+    }
+    let mut usage = Usage::new(running.prompt_tokens());
+    let choices = running.finish().await?;
+    choices.iter().for_each(|choice| usage.add(&choice.done));
+    Ok(Json(json!({
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": choices.iter().map(|choice| choice_json(&served, choice)).collect::<Vec<_>>(),
+        "usage": usage.json(),
+        "system_fingerprint": FINGERPRINT,
+        "timings": choices.first().map(|choice| timings(&choice.done)),
+    }))
+    .into_response())
+}
+
+/// The request as a [`Generation`].
+pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
+    let messages = messages::messages(fields, "messages")?;
+    let tools = format_fields::tools(fields)?;
+    let tool_choice = format_fields::tool_choice(fields, &tools)?;
+    let continues = continues(fields, &messages)?;
+    let variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
+    let (reasoning, reasoning_budget) = reasoning(fields)?;
+    let chat = ChatPrompt { messages, tools, variables, continues, reasoning };
+    Ok(Generation {
+        sampling: sampling_fields::sampling(fields, served)?,
+        max_tokens: sampling_fields::max_tokens(
+            fields,
+            &["max_completion_tokens", "max_tokens", "n_predict"],
+            served,
+        )?,
+        stops: sampling_fields::stops(fields, "stop", served)?,
+        choices: choices(fields)?,
+        logprobs: top_logprobs(fields)?,
+        constraint: format_fields::constraint(fields)?,
+        tool_choice,
+        parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        reasoning_budget,
+        priority: priority(fields)?,
+        ..Generation::new(Prompt::Chat(chat))
+    })
+}
+
+/// Whether the answer continues the last message: by default if that is the assistant's.
+fn continues(
+    fields: &Fields<'_>,
+    messages: &[quadriga_llm::template::Message],
+) -> Result<bool, ApiError> {
+    let ends = ends_with_assistant(messages);
+    let wanted = fields.flag("continue_final_message")?;
+    if wanted == Some(true) && !ends {
+        return Err(fields.error("continue_final_message", "needs a last message of the assistant"));
+    }
+    let continues = ends && wanted.unwrap_or(true);
+    let before = messages.split_last().map(|(_, before)| before).unwrap_or_default();
+    if continues && before.last().is_some_and(|message| message.role == "assistant") {
+        return Err(fields.error("messages", "ends with two messages of the assistant; only one can be continued"));
+    }
+    Ok(continues)
+}
+
+/// How much the model is to reason.
+fn reasoning(fields: &Fields<'_>) -> Result<(ReasoningEffort, Option<usize>), ApiError> {
+    let effort = match fields.text("reasoning_effort")? {
+        None => ReasoningEffort::Default,
+        Some("none") => ReasoningEffort::Off,
+        Some(effort) => ReasoningEffort::Named(effort.to_owned()),
+    };
+    let budget = fields.integer("reasoning_budget_tokens")?.or(fields.integer("thinking_budget_tokens")?);
+    Ok(match budget {
+        Some(0) => (ReasoningEffort::Off, None),
+        Some(budget) => (effort, usize::try_from(budget).ok()),
+        None => (effort, None),
+    })
+}
+
+/// The number of answers.
+pub(crate) fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    let choices = fields.count("n")?.or(fields.count("n_cmpl")?).unwrap_or(1);
+    match choices {
+        1..=crate::prompt::MAX_CHOICES => Ok(choices),
+        _ => Err(fields.error("n", format!("must be from 1 to {}", crate::prompt::MAX_CHOICES))),
+    }
+}
+
+/// A request of higher priority is started first. vLLM's numbers have the opposite sign.
+pub(crate) fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
+    let priority = fields.integer("priority")?.unwrap_or(0);
+    i32::try_from(priority).map(i32::saturating_neg).map_err(|_| fields.error("priority", "is out of range"))
+}
+
+fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let top = fields.count("top_logprobs")?;
+    if top.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+        return Err(fields.error("top_logprobs", format!("must be from 0 to {MAX_TOP_LOGPROBS}")));
+    }
+    Ok(match fields.flag("logprobs")?.unwrap_or(false) {
+        true => Some(top.unwrap_or(0)),
+        false => None,
+    })
+}
+
+/// Whether a stream ends with a chunk of counted tokens.
+pub(crate) fn includes_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    match fields.object("stream_options")? {
+        Some(options) => Ok(options.flag("include_usage")?.unwrap_or(false)),
+        None => Ok(false),
+    }
+}
+
+/// The time between two pings.
+pub(crate) fn sse_ping(
+    fields: &Fields<'_>,
+    default: std::time::Duration,
+) -> Result<std::time::Duration, ApiError> {
+    match fields.integer("sse_ping_interval")? {
+        None => Ok(default),
+        // None at all.
+        Some(..=0) => Ok(std::time::Duration::from_secs(u64::from(u32::MAX))),
+        Some(seconds) => Ok(std::time::Duration::from_secs(seconds.unsigned_abs().min(u64::from(u32::MAX)))),
+    }
+}
+
+fn choice_json(served: &ServedModel, choice: &Choice) -> Value {
+    let empty_with_calls = choice.text.is_empty() && !choice.tool_calls.is_empty();
+    let content = Some(&choice.text).filter(|_| !empty_with_calls);
+    let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+    if let Some(object) = message.as_object_mut() {
+        if !choice.reasoning.is_empty() {
+            object.insert("reasoning_content".to_owned(), choice.reasoning.clone().into());
+        }
+        if !choice.tool_calls.is_empty() {
+            let calls: Vec<Value> = choice.tool_calls.iter().map(tool_call_json).collect();
+            object.insert("tool_calls".to_owned(), calls.into());
+        }
+    }
+    let tokens = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
+    let tokens: Vec<Value> = tokens
+        .filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?)))
+        .collect();
+    let has_logprobs = choice.tokens.iter().any(|(_, found)| found.is_some());
+    let logprobs = has_logprobs.then(|| json!({ "content": tokens, "refusal": null }));
+    json!({
+        "index": choice.done.choice,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": finish_name(&choice.done.finish),
+    })
+}
+
+fn tool_call_json(call: &WholeToolCall) -> Value {
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": { "name": call.name, "arguments": call.arguments },
+    })
+}

@@ -1,0 +1,132 @@
+//! Chat completions as a stream of chunks.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::chat::AnswerHead;
+use super::usage::{Usage, finish_name};
+use super::{FINGERPRINT, logprobs};
+use crate::dialects::Dialect;
+use crate::dialects::timings::timings;
+use crate::generation::{Delta, Done, GenerationEvent, ToolCallPiece};
+use crate::model::ServedModel;
+use crate::running::Running;
+use crate::stream::{StreamBuffer, StreamEncoder};
+
+/// Writes the chunks of a chat completion.
+pub(crate) struct ChatStream {
+    head: AnswerHead,
+    served: Arc<ServedModel>,
+    choices: usize,
+    include_usage: bool,
+    usage: Usage,
+}
+
+impl ChatStream {
+    pub(crate) fn new(head: AnswerHead, running: &Running, include_usage: bool) -> ChatStream {
+        ChatStream {
+            head,
+            served: Arc::clone(running.served()),
+            choices: running.choices(),
+            include_usage,
+            usage: Usage::new(running.prompt_tokens()),
+        }
+    }
+
+    fn chunk(&self, choices: Value) -> Map<String, Value> {
+        let mut chunk = Map::new();
+        chunk.insert("id".to_owned(), self.head.id.clone().into());
+        chunk.insert("object".to_owned(), "chat.completion.chunk".into());
+        chunk.insert("created".to_owned(), self.head.created.into());
+        chunk.insert("model".to_owned(), self.head.model.clone().into());
+        chunk.insert("system_fingerprint".to_owned(), FINGERPRINT.into());
+        chunk.insert("choices".to_owned(), choices);
+        if self.include_usage {
+            chunk.insert("usage".to_owned(), Value::Null);
+        }
+        chunk
+    }
+
+    fn delta(&self, delta: Delta, out: &mut StreamBuffer) {
+        let mut content = Map::new();
+        let reported = logprobs::is_reported(&self.served, delta.token);
+        let token = delta.logprobs.filter(|_| reported);
+        if !delta.reasoning.is_empty() {
+            content.insert("reasoning_content".to_owned(), delta.reasoning.into());
+        }
+        if !delta.text.is_empty() || (token.is_some() && content.is_empty()) {
+            content.insert("content".to_owned(), delta.text.into());
+        }
+        if !delta.tool_calls.is_empty() {
+            let calls: Vec<Value> = delta.tool_calls.into_iter().map(tool_call).collect();
+            content.insert("tool_calls".to_owned(), calls.into());
+        }
+        if content.is_empty() {
+            return;
+        }
+        let token = token.map(|found| logprobs::token(&self.served, delta.token, &found));
+        let logprobs = token.map(|token| json!({ "content": [token], "refusal": null }));
+        out.json(&self.chunk(json!([{
+            "index": delta.choice,
+            "delta": content,
+            "logprobs": logprobs,
+            "finish_reason": null,
+        }])));
+    }
+
+    fn done(&mut self, done: &Done, out: &mut StreamBuffer) {
+        self.usage.add(done);
+        let mut chunk = self.chunk(json!([{
+            "index": done.choice,
+            "delta": {},
+            "logprobs": null,
+            "finish_reason": finish_name(&done.finish),
+        }]));
+        chunk.insert("timings".to_owned(), timings(done));
+        out.json(&chunk);
+    }
+}
+
+fn tool_call(piece: ToolCallPiece) -> Value {
+    match piece.head {
+        Some((id, name)) => json!({
+            "index": piece.index,
+            "id": id,
+            "type": "function",
+            "function": { "name": name, "arguments": piece.arguments },
+        }),
+        None => json!({ "index": piece.index, "function": { "arguments": piece.arguments } }),
+    }
+}
+
+impl StreamEncoder for ChatStream {
+    fn begin(&mut self, out: &mut StreamBuffer) {
+        for choice in 0..self.choices {
+            out.json(&self.chunk(json!([{
+                "index": choice,
+                "delta": { "role": "assistant", "content": "" },
+                "logprobs": null,
+                "finish_reason": null,
+            }])));
+        }
+    }
+
+    fn event(&mut self, event: GenerationEvent, out: &mut StreamBuffer) {
+        match event {
+            GenerationEvent::Delta(delta) => self.delta(delta, out),
+            GenerationEvent::Done(done) => self.done(&done, out),
+            GenerationEvent::Failed(error) => out.json(&Dialect::OpenAi.error_body(&error, None)),
+            GenerationEvent::PromptLogprobs { .. } => {}
+        }
+    }
+
+    fn end(&mut self, out: &mut StreamBuffer) {
+        if self.include_usage {
+            let mut chunk = self.chunk(json!([]));
+            chunk.insert("usage".to_owned(), self.usage.json());
+            out.json(&chunk);
+        }
+        out.text("[DONE]");
+    }
+}

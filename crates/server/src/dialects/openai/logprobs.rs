@@ -1,0 +1,34 @@
+//! Log-probabilities in the form of chat completions.
+
+use quadriga_llm::serving::TokenLogprobs;
+use serde_json::{Value, json};
+
+use crate::model::ServedModel;
+
+/// The log-probability that stands for that of a token that is excluded, which JSON cannot express.
+const EXCLUDED: f64 = -9999.0;
+
+/// A number that JSON can express.
+pub fn finite(logprob: f64) -> f64 {
+    if logprob.is_finite() { logprob } else { EXCLUDED }
+}
+
+/// A token with its log-probability and those of the most probable ones.
+pub fn token(served: &ServedModel, token: u32, logprobs: &TokenLogprobs) -> Value {
+    let mut value = one(served, token, logprobs.logprob);
+    let top: Vec<Value> = logprobs.top.iter().map(|(token, logprob)| one(served, *token, *logprob)).collect();
+    if let Some(object) = value.as_object_mut() {
+        object.insert("top_logprobs".to_owned(), top.into());
+    }
+    value
+}
+
+fn one(served: &ServedModel, token: u32, logprob: f64) -> Value {
+    let bytes = served.token_bytes(token);
+    json!({ "token": String::from_utf8_lossy(&bytes), "logprob": finite(logprob), "bytes": bytes })
+}
+
+/// Whether a token is reported: those that end an answer are not.
+pub fn is_reported(served: &ServedModel, token: u32) -> bool {
+    served.model.tokenizer().is_ok_and(|tokenizer| !tokenizer.is_end(token))
+}

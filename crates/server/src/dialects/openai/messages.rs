@@ -1,0 +1,88 @@
+//! Messages of a conversation in OpenAI's format.
+
+use quadriga_llm::template::{Message, ToolCall};
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+/// Roles that messages may have.
+const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
+
+/// The conversation in a field.
+pub fn messages(fields: &Fields<'_>, name: &str) -> Result<Vec<Message>, ApiError> {
+    let list = fields.objects(name)?.ok_or_else(|| fields.missing(name))?;
+    if list.is_empty() {
+        return Err(fields.error(name, "is empty; it must have a message"));
+    }
+    list.iter().map(message).collect()
+}
+
+fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
+    let role = fields.one_of("role", ROLES)?.ok_or_else(|| fields.missing("role"))?;
+    let role = match role {
+        "developer" => "system",
+        "function" => "tool",
+        role => role,
+    };
+    let tool_calls = match fields.objects("tool_calls")? {
+        Some(calls) => calls.iter().map(tool_call).collect::<Result<_, _>>()?,
+        None => Vec::new(),
+    };
+    let content = content(fields, "content")?;
+    if content.is_none() && (role != "assistant" || tool_calls.is_empty()) {
+        return Err(fields.missing("content"));
+    }
+    let reasoning = fields.text("reasoning_content")?.or(fields.text("reasoning").unwrap_or_default());
+    Ok(Message {
+        reasoning_content: reasoning.map(str::to_owned),
+        tool_calls,
+        tool_call_id: fields.text("tool_call_id")?.map(str::to_owned),
+        name: fields.text("name")?.map(str::to_owned),
+        ..Message::new(role, content.unwrap_or_default())
+    })
+}
+
+/// A text, or the texts of a list of parts.
+pub fn content(fields: &Fields<'_>, name: &str) -> Result<Option<String>, ApiError> {
+    match fields.value(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Array(_)) => {
+            let parts = fields.objects(name)?.unwrap_or_default();
+            let texts = parts.iter().map(part_text).collect::<Result<Vec<_>, _>>()?;
+            Ok(Some(texts.join("\n")))
+        }
+        Some(_) => Err(fields.error(name, "must be a string or a list of parts")),
+    }
+}
+
+fn part_text<'a>(part: &Fields<'a>) -> Result<&'a str, ApiError> {
+    match part.required_text("type")? {
+        "text" | "input_text" | "output_text" => part.required_text("text"),
+        "refusal" => part.required_text("refusal"),
+        kind => Err(part.error("type", format!("is {kind:?}; the model takes text only"))),
+    }
+}
+
+fn tool_call(fields: &Fields<'_>) -> Result<ToolCall, ApiError> {
+    let function = fields.object("function")?.ok_or_else(|| fields.missing("function"))?;
+    Ok(ToolCall {
+        id: fields.text("id")?.map(str::to_owned),
+        name: function.required_text("name")?.to_owned(),
+        arguments: arguments(function.value("arguments")),
+    })
+}
+
+/// The arguments of a call, which templates expect as an object; a text that is none stays a text.
+pub fn arguments(value: Option<&Value>) -> Value {
+    match value {
+        None => Value::Object(Map::new()),
+        Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
+        Some(Value::String(text)) => match serde_json::from_str(text) {
+            Ok(Value::Object(object)) => Value::Object(object),
+            _ => Value::String(text.clone()),
+        },
+        Some(value) => value.clone(),
+    }
+}

@@ -1,0 +1,55 @@
+//! Counted tokens.
+
+use serde_json::{Value, json};
+
+use crate::generation::{Done, FinishReason};
+
+/// The tokens of a request: those of its prompts count once, however many answers there are.
+#[derive(Clone, Debug, Default)]
+pub struct Usage {
+    /// Tokens of the prompts.
+    pub prompt: usize,
+    /// Of those, the ones found in the KV cache.
+    pub cached: usize,
+    /// Tokens of all answers.
+    pub answer: usize,
+    /// Of those, the ones of reasoning.
+    pub reasoning: usize,
+}
+
+impl Usage {
+    /// For prompts of so many tokens.
+    pub fn new(prompt: usize) -> Usage {
+        Usage { prompt, ..Usage::default() }
+    }
+
+    /// Adds an answer.
+    pub fn add(&mut self, done: &Done) {
+        // Other choices find the whole prompt that the first has computed.
+        if self.answer == 0 {
+            self.cached = done.counts.cached;
+        }
+        self.answer += done.counts.answer;
+        self.reasoning += done.reasoning_tokens;
+    }
+
+    /// As OpenAI has it.
+    pub fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.answer,
+            "total_tokens": self.prompt + self.answer,
+            "prompt_tokens_details": { "cached_tokens": self.cached },
+            "completion_tokens_details": { "reasoning_tokens": self.reasoning },
+        })
+    }
+}
+
+/// The name of the reason why an answer ended.
+pub fn finish_name(finish: &FinishReason) -> &'static str {
+    match finish {
+        FinishReason::End | FinishReason::Stop(_) => "stop",
+        FinishReason::Length | FinishReason::Context => "length",
+        FinishReason::ToolCalls => "tool_calls",
+    }
+}

@@ -1,0 +1,145 @@
+//! Sampling options by the names that OpenAI, vLLM and llama-server share.
+
+use std::collections::BTreeMap;
+
+use quadriga_llm::sampling::{DryOptions, SamplingOptions};
+use serde_json::Value;
+
+use crate::call::random_seed;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::model::ServedModel;
+
+/// The sampling options of a request, with the server's defaults where it has none of its own.
+pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOptions, ApiError> {
+    let defaults = &served.defaults.sampling;
+    let float = |name: &str, default: f32| Ok::<_, ApiError>(fields.float(name)?.unwrap_or(default));
+    let aliased = |name: &str, alias: &str, default: f32| {
+        Ok::<_, ApiError>(fields.float(name)?.or(fields.float(alias)?).unwrap_or(default))
+    };
+    let options = SamplingOptions {
+        temperature: float("temperature", defaults.temperature)?,
+        // As everywhere, 0 and negative numbers keep all tokens.
+        top_k: fields.integer("top_k")?.map_or(defaults.top_k, |k| usize::try_from(k).unwrap_or(0)),
+        top_p: float("top_p", defaults.top_p)?,
+        min_p: float("min_p", defaults.min_p)?,
+        typical_p: float("typical_p", defaults.typical_p)?,
+        top_n_sigma: float("top_n_sigma", defaults.top_n_sigma)?,
+        xtc_probability: float("xtc_probability", defaults.xtc_probability)?,
+        xtc_threshold: float("xtc_threshold", defaults.xtc_threshold)?,
+        repeat_penalty: aliased("repeat_penalty", "repetition_penalty", defaults.repeat_penalty)?,
+        repeat_last_n: last_n(fields, "repeat_last_n", defaults.repeat_last_n)?,
+        presence_penalty: float("presence_penalty", defaults.presence_penalty)?,
+        frequency_penalty: float("frequency_penalty", defaults.frequency_penalty)?,
+        dry: DryOptions {
+            multiplier: float("dry_multiplier", defaults.dry.multiplier)?,
+            base: float("dry_base", defaults.dry.base)?,
+            allowed_length: fields.count("dry_allowed_length")?.unwrap_or(defaults.dry.allowed_length),
+            last_n: last_n(fields, "dry_penalty_last_n", defaults.dry.last_n)?,
+            sequence_breakers: fields
+                .texts("dry_sequence_breakers")?
+                .unwrap_or_else(|| defaults.dry.sequence_breakers.clone()),
+        },
+        logit_bias: logit_bias(fields, served)?,
+        ignore_eos: fields.flag("ignore_eos")?.unwrap_or(defaults.ignore_eos),
+        seed: seed(fields)?,
+    };
+    options.check()?;
+    Ok(options)
+}
+
+/// The seed; a random one if there is none, or if it is -1.
+fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
+    let seed = match fields.value("seed") {
+        // Larger numbers than those of i64 occur, too.
+        Some(value) => value.as_u64().map(Ok).or_else(|| {
+            let seed = fields.integer("seed").transpose()?;
+            Some(seed.map(|seed| if seed == -1 { random_seed() } else { seed as u64 }))
+        }),
+        None => None,
+    };
+    seed.unwrap_or_else(|| Ok(random_seed()))
+}
+
+/// A number of recent tokens; -1 for all.
+fn last_n(fields: &Fields<'_>, name: &str, default: usize) -> Result<usize, ApiError> {
+    match fields.integer(name)? {
+        None => Ok(default),
+        Some(-1) => Ok(usize::MAX),
+        Some(number) => {
+            usize::try_from(number).map_err(|_| fields.error(name, format!("is {number}; it must be -1 or more")))
+        }
+    }
+}
+
+/// Logit bias: `{"15043": -1}`, or pairs of a token or text and a number, or `false` to ban it.
+fn logit_bias(fields: &Fields<'_>, served: &ServedModel) -> Result<BTreeMap<u32, f32>, ApiError> {
+    const NAME: &str = "logit_bias";
+    let mut all = served.defaults.sampling.logit_bias.clone();
+    let count = served.model.hyperparameters().vocabulary;
+    let mut add = |tokens: Vec<u32>, bias: &Value| {
+        let bias = match bias {
+            Value::Bool(false) => Some(f32::NEG_INFINITY),
+            bias => bias.as_f64().map(|bias| bias as f32),
+        };
+        let bias = bias.ok_or_else(|| fields.error(NAME, "must have numbers for values"))?;
+        for token in tokens {
+            if token as usize >= count {
+                return Err(fields.error(NAME, format!("has the token {token}; the vocabulary has {count}")));
+            }
+            all.insert(token, bias);
+        }
+        Ok(())
+    };
+    let texts = |text: &str| -> Result<Vec<u32>, ApiError> { Ok(served.model.tokenizer()?.encode(text, true)) };
+    let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
+    match fields.value(NAME) {
+        None => {}
+        Some(Value::Object(object)) => {
+            for (token, bias) in object {
+                let tokens = match token.parse() {
+                    Ok(token) => vec![token],
+                    Err(_) => texts(token)?,
+                };
+                add(tokens, bias)?;
+            }
+        }
+        Some(Value::Array(pairs)) => {
+            for pair in pairs {
+                match pair.as_array().map(Vec::as_slice) {
+                    Some([Value::String(text), bias]) => add(texts(text)?, bias)?,
+                    Some([token, bias]) => {
+                        let token =
+                            number(token).ok_or_else(|| fields.error(NAME, "must have tokens or texts"))?;
+                        add(vec![token], bias)?;
+                    }
+                    _ => return Err(fields.error(NAME, "must be an object or a list of pairs")),
+                }
+            }
+        }
+        Some(_) => return Err(fields.error(NAME, "must be an object or a list of pairs")),
+    }
+    Ok(all)
+}
+
+/// The largest number of tokens of an answer: the first of these fields that is there; negative for no limit.
+pub fn max_tokens(
+    fields: &Fields<'_>,
+    names: &[&str],
+    served: &ServedModel,
+) -> Result<Option<usize>, ApiError> {
+    for name in names {
+        if let Some(number) = fields.integer(name)? {
+            return Ok(usize::try_from(number).ok());
+        }
+    }
+    Ok(served.defaults.max_tokens)
+}
+
+/// The stop strings of a request, beside those of the server.
+pub fn stops(fields: &Fields<'_>, name: &str, served: &ServedModel) -> Result<Vec<String>, ApiError> {
+    let mut stops = fields.texts(name)?.unwrap_or_default();
+    stops.retain(|stop| !stop.is_empty());
+    stops.extend(served.defaults.stops.iter().cloned());
+    Ok(stops)
+}

@@ -1,0 +1,235 @@
+//! One request for text, whatever dialect it came in, and what happens to it.
+//!
+//! A dialect turns JSON into [`Generation`]s, gives them to [`ServedModel::generate`](crate::model::ServedModel::generate),
+//! and writes the [`GenerationEvent`]s of the [`Running`](crate::running::Running) that it gets. Everything that can be wrong
+//! with a request is found before that returns, so that no error follows a first byte that could have been known.
+
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::serving::{Finished, TokenLogprobs};
+use quadriga_llm::template::Message;
+use quadriga_llm::{Finish, TokenCounts};
+use serde_json::{Map, Value};
+
+use crate::constraint::{Constraint, ToolChoice};
+use crate::error::ApiError;
+
+/// What the answer continues.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// A conversation, rendered with the model's chat template.
+    Chat(ChatPrompt),
+    /// A text; control tokens that are spelled out become those tokens.
+    Text(String),
+    /// Tokens.
+    Tokens(Vec<u32>),
+}
+
+/// A conversation, and what its template is given.
+#[derive(Clone, Debug, Default)]
+pub struct ChatPrompt {
+    /// The messages.
+    pub messages: Vec<Message>,
+    /// Definitions of tools in OpenAI's format, `{"type": "function", "function": {…}}`.
+    pub tools: Vec<Value>,
+    /// Further keyword arguments of the template.
+    pub variables: Map<String, Value>,
+    /// Whether the answer continues the last message, which is the assistant's.
+    pub continues: bool,
+    /// Whether, and how much, the model is to reason.
+    pub reasoning: ReasoningEffort,
+}
+
+/// How much a model is to reason before it answers.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum ReasoningEffort {
+    /// As the template does by default.
+    #[default]
+    Default,
+    /// Not at all, if the template can ask for that.
+    Off,
+    /// Yes, if the template has to be asked for it.
+    On,
+    /// An effort by name, such as `low`, for templates that know some.
+    Named(String),
+}
+
+/// A request for text.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// What the answer continues.
+    pub prompt: Prompt,
+    /// Temperature, top-k, top-p, penalties, logit bias and others. Choice `n` has the seed plus `n`.
+    pub sampling: SamplingOptions,
+    /// The largest number of tokens of an answer; limited by the context alone if `None`.
+    pub max_tokens: Option<usize>,
+    /// Stop strings: the answer ends before the first of them.
+    pub stops: Vec<String>,
+    /// The number of answers.
+    pub choices: usize,
+    /// The number of most probable tokens whose log-probabilities are reported beside that of each token.
+    pub logprobs: Option<usize>,
+    /// Whether log-probabilities of the prompt's tokens are reported, too.
+    pub prompt_logprobs: bool,
+    /// The form that the answer must have.
+    pub constraint: Constraint,
+    /// Which of the tools may or must be called.
+    pub tool_choice: ToolChoice,
+    /// Whether an answer may call several tools.
+    pub parallel_tool_calls: bool,
+    /// The most tokens of reasoning.
+    pub reasoning_budget: Option<usize>,
+    /// Requests of higher priority are started first.
+    pub priority: i32,
+}
+
+impl Generation {
+    /// A request with default options.
+    pub fn new(prompt: Prompt) -> Generation {
+        Generation {
+            prompt,
+            sampling: SamplingOptions::default(),
+            max_tokens: None,
+            stops: Vec::new(),
+            choices: 1,
+            logprobs: None,
+            prompt_logprobs: false,
+            constraint: Constraint::None,
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: true,
+            reasoning_budget: None,
+            priority: 0,
+        }
+    }
+}
+
+/// A part of a call of a tool.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ToolCallPiece {
+    /// The number of the call in its answer, from 0.
+    pub index: usize,
+    /// The call's identifier and the function's name, in its first piece.
+    pub head: Option<(String, String)>,
+    /// The next part of the arguments' JSON text.
+    pub arguments: String,
+}
+
+/// A token of an answer and the text that it completes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Delta {
+    /// The number of the answer, from 0. Of several prompts, the first has the first numbers.
+    pub choice: usize,
+    /// The token.
+    pub token: u32,
+    /// Text of the answer; often a word, or nothing.
+    pub text: String,
+    /// Text of the reasoning before it.
+    pub reasoning: String,
+    /// Parts of calls of tools.
+    pub tool_calls: Vec<ToolCallPiece>,
+    /// Log-probabilities, if they were asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// How an answer ended.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// The number of the answer.
+    pub choice: usize,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Tokens of the prompt, of those the ones found in the KV cache, and tokens of the answer.
+    pub counts: TokenCounts,
+    /// Of the answer's tokens, those of reasoning.
+    pub reasoning_tokens: usize,
+    /// When it was started, and how long it took.
+    pub times: Finished,
+}
+
+/// Why an answer ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FinishReason {
+    /// The model ended it.
+    End,
+    /// A stop string was found; which one, if that is known.
+    Stop(Option<String>),
+    /// It has the largest number of tokens.
+    Length,
+    /// The context is full.
+    Context,
+    /// The model called tools.
+    ToolCalls,
+}
+
+impl FinishReason {
+    pub(crate) fn new(finish: Finish, stops: &[String]) -> FinishReason {
+        match finish {
+            Finish::End | Finish::Cancelled => FinishReason::End,
+            // Of several the engine does not say which.
+            Finish::Stop => FinishReason::Stop(stops.first().filter(|_| stops.len() == 1).cloned()),
+            Finish::Length => FinishReason::Length,
+            Finish::Context => FinishReason::Context,
+        }
+    }
+}
+
+/// Something that happened to a request.
+#[derive(Clone, Debug)]
+pub enum GenerationEvent {
+    /// The log-probabilities of a prompt's tokens, for each but the first, if they were asked for.
+    PromptLogprobs {
+        /// The first choice of the prompt.
+        choice: usize,
+        /// The log-probabilities.
+        logprobs: Vec<TokenLogprobs>,
+    },
+    /// A token of an answer.
+    Delta(Delta),
+    /// An answer is complete.
+    Done(Done),
+    /// The request failed; nothing follows.
+    Failed(ApiError),
+}
+
+/// A complete answer.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The text.
+    pub text: String,
+    /// The model's reasoning.
+    pub reasoning: String,
+    /// Calls of tools.
+    pub tool_calls: Vec<WholeToolCall>,
+    /// The tokens, with log-probabilities if they were asked for.
+    pub tokens: Vec<(u32, Option<TokenLogprobs>)>,
+    /// Log-probabilities of the prompt, for each token but the first, if they were asked for.
+    pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// How it ended.
+    pub done: Done,
+}
+
+/// A call of a tool.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct WholeToolCall {
+    /// The call's identifier.
+    pub id: String,
+    /// The name of the function.
+    pub name: String,
+    /// The JSON text of its arguments.
+    pub arguments: String,
+}
+
+impl WholeToolCall {
+    /// Adds pieces to the calls that they belong to.
+    pub fn add(calls: &mut Vec<WholeToolCall>, pieces: Vec<ToolCallPiece>) {
+        for piece in pieces {
+            if calls.len() <= piece.index {
+                calls.resize_with(piece.index + 1, WholeToolCall::default);
+            }
+            let Some(call) = calls.get_mut(piece.index) else { continue };
+            if let Some((id, name)) = piece.head {
+                (call.id, call.name) = (id, name);
+            }
+            call.arguments.push_str(&piece.arguments);
+        }
+    }
+}

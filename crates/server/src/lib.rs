@@ -1,0 +1,47 @@
+//! An HTTP server for language models, with the interfaces that clients of OpenAI, Anthropic, Ollama and llama-server use.
+//!
+//! ```no_run
+//! use quadriga_server::{App, Keys, Limits, ModelRegistry, ServedModel, Server};
+//! # async fn example(batcher: quadriga_llm::serving::Batcher) -> Result<(), Box<dyn std::error::Error>> {
+//! let model = ServedModel::start("default", batcher, Default::default(), None)?;
+//! let app = App::new(ModelRegistry::with(model), Keys::default(), Limits::default());
+//! let server = Server::bind(app, ([127, 0, 0, 1], 8080).into()).await?;
+//! let (stop, stopped) = Server::stop_handle();
+//! server.run(stopped).await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`generation`] | a request for text and what happens to it, whatever dialect it came in |
+//! | [`dialects`] | JSON of each interface to and from that |
+//! | [`model`] | a loaded model that answers requests |
+//! | [`running`], [`stream`] | answers as they are generated, and as streams |
+//! | [`operation`] | keys, limits, metrics |
+
+#![forbid(unsafe_code)]
+
+pub mod app;
+pub mod body;
+pub mod call;
+pub mod constraint;
+pub mod dialects;
+pub mod error;
+pub mod fields;
+pub mod generation;
+pub mod model;
+pub mod operation;
+mod page;
+mod prompt;
+mod routes;
+pub mod running;
+mod server;
+mod status;
+pub mod stream;
+
+pub use app::{App, ModelRegistry};
+pub use model::{PlanPictures, ServedModel};
+pub use operation::auth::Keys;
+pub use operation::limits::Limits;
+pub use server::{Server, StopHandle};

@@ -1,0 +1,258 @@
+//! Counters and histograms of a model, in the text format of Prometheus.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use quadriga_llm::Finish;
+use quadriga_llm::serving::Finished;
+
+/// Upper bounds in seconds of the buckets of all histograms.
+const BOUNDS: [f64; 18] = [
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+/// Times by their length.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    microseconds: AtomicU64,
+}
+
+impl Histogram {
+    /// Counts a time.
+    pub fn note(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
+        if let Some(bucket) = self.buckets.get(bucket) {
+            bucket.fetch_add(1, Ordering::Relaxed);
+        }
+        self.microseconds
+            .fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The sum of all times in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.microseconds.load(Ordering::Relaxed) as f64 / 1e6
+    }
+
+    /// The number of times.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
+    }
+
+    fn write(&self, name: &str, labels: &str, out: &mut String) {
+        let mut sum = 0;
+        for (bucket, bound) in self.buckets.iter().zip(BOUNDS.iter().map(Some).chain([None])) {
+            sum += bucket.load(Ordering::Relaxed);
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), f64::to_string);
+            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {sum}");
+        }
+        let _ = writeln!(out, "{name}_sum{{{labels}}} {}", self.seconds());
+        let _ = writeln!(out, "{name}_count{{{labels}}} {sum}");
+    }
+}
+
+/// Seconds over which the current speed is measured.
+const RATE_SECONDS: u64 = 5;
+
+/// Tokens of the last seconds.
+#[derive(Debug, Default)]
+struct Rate {
+    /// The second that each slot is for, and its tokens.
+    slots: [(u64, u64); RATE_SECONDS as usize + 1],
+}
+
+impl Rate {
+    fn add(&mut self, second: u64) {
+        let index = (second % (RATE_SECONDS + 1)) as usize;
+        if let Some(slot) = self.slots.get_mut(index) {
+            if slot.0 != second {
+                *slot = (second, 0);
+            }
+            slot.1 += 1;
+        }
+    }
+
+    /// Tokens a second over the last whole seconds.
+    fn rate(&self, second: u64) -> f64 {
+        let recent = self.slots.iter().filter(|(at, _)| *at < second && *at + RATE_SECONDS >= second);
+        recent.map(|(_, tokens)| tokens).sum::<u64>() as f64 / RATE_SECONDS as f64
+    }
+}
+
+/// Counters and histograms of a model.
+#[derive(Debug)]
+pub struct ModelMetrics {
+    since: Instant,
+    rate: Mutex<Rate>,
+    generated: AtomicU64,
+    prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+    /// Answers by the reason why they ended: end or stop, length, cancelled, failed.
+    ended: [AtomicU64; 4],
+    queue: Histogram,
+    first_token: Histogram,
+    prefill: Histogram,
+    between_tokens: Histogram,
+    decode: Histogram,
+    per_token: Histogram,
+    whole: Histogram,
+}
+
+impl Default for ModelMetrics {
+    fn default() -> ModelMetrics {
+        ModelMetrics {
+            since: Instant::now(),
+            rate: Mutex::default(),
+            generated: AtomicU64::default(),
+            prompt_tokens: AtomicU64::default(),
+            cached_tokens: AtomicU64::default(),
+            ended: Default::default(),
+            queue: Histogram::default(),
+            first_token: Histogram::default(),
+            prefill: Histogram::default(),
+            between_tokens: Histogram::default(),
+            decode: Histogram::default(),
+            per_token: Histogram::default(),
+            whole: Histogram::default(),
+        }
+    }
+}
+
+/// The names of the reasons why answers end, in the order of [`ModelMetrics::ended`].
+const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+impl ModelMetrics {
+    /// Counts a token, with the time since the one before it.
+    pub fn note_token(&self, since_last: Option<Duration>) {
+        self.generated.fetch_add(1, Ordering::Relaxed);
+        if let Some(time) = since_last {
+            self.between_tokens.note(time);
+        }
+        let second = self.since.elapsed().as_secs();
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).add(second);
+    }
+
+    /// Tokens a second over the last few seconds.
+    pub fn tokens_per_second(&self) -> f64 {
+        let second = self.since.elapsed().as_secs();
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).rate(second)
+    }
+
+    /// Counts an answer that is complete.
+    pub fn note_finished(&self, finished: &Finished) {
+        self.end(usize::from(matches!(finished.finish, Finish::Length | Finish::Context)));
+        self.prompt_tokens.fetch_add(finished.counts.prompt as u64, Ordering::Relaxed);
+        self.cached_tokens.fetch_add(finished.counts.cached as u64, Ordering::Relaxed);
+        self.queue.note(finished.queued);
+        self.first_token.note(finished.first_token);
+        self.prefill.note(finished.first_token.saturating_sub(finished.queued));
+        self.decode.note(finished.decode);
+        self.whole.note(finished.first_token + finished.decode);
+        if let Ok(steps @ 1..) = u32::try_from(finished.counts.answer.saturating_sub(1)) {
+            self.per_token.note(finished.decode / steps);
+        }
+    }
+
+    /// Counts an answer whose client went away.
+    pub fn note_cancelled(&self) {
+        self.end(2);
+    }
+
+    /// Counts an answer that failed.
+    pub fn note_failed(&self) {
+        self.end(3);
+    }
+
+    fn end(&self, reason: usize) {
+        if let Some(count) = self.ended.get(reason) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes all of them, with the state of the model's engine, under the names of llama-server and of vLLM.
+    pub fn write(&self, model: &str, state: &quadriga_llm::serving::BatcherState, out: &mut String) {
+        let escaped = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels = format!("model_name=\"{escaped}\"");
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
+        let per_second = |tokens: f64, seconds: f64| if seconds > 0.0 { tokens / seconds } else { 0.0 };
+        let computed = load(&self.prompt_tokens) - load(&self.cached_tokens);
+        let usage = state.used_pages as f64 / state.pages.max(1) as f64;
+        let rows: [(&str, &str, &str, f64); 21] = [
+            ("llamacpp:prompt_tokens_total", "counter", "Prompt tokens computed", computed),
+            ("llamacpp:prompt_tokens_cached_total", "counter", "Prompt tokens found in the KV cache", load(&self.cached_tokens)),
+            ("llamacpp:prompt_seconds_total", "counter", "Time of prefills", self.prefill.seconds()),
+            ("llamacpp:tokens_predicted_total", "counter", "Generated tokens", load(&self.generated)),
+            ("llamacpp:tokens_predicted_seconds_total", "counter", "Time of generation", self.decode.seconds()),
+            ("llamacpp:n_decode_total", "counter", "Steps", state.steps as f64),
+            ("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens a second, on average", per_second(computed, self.prefill.seconds())),
+            ("llamacpp:predicted_tokens_seconds", "gauge", "Generated tokens a second, now", self.tokens_per_second()),
+            ("llamacpp:requests_processing", "gauge", "Sequences being computed", state.running as f64),
+            ("llamacpp:requests_deferred", "gauge", "Requests that wait", state.waiting as f64),
+            ("llamacpp:kv_cache_usage_ratio", "gauge", "Share of the KV cache in use", usage),
+            ("vllm:num_requests_running", "gauge", "Sequences being computed", state.running as f64),
+            ("vllm:num_requests_waiting", "gauge", "Requests that wait", state.waiting as f64),
+            ("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 1 for all of it", usage),
+            ("vllm:prompt_tokens_total", "counter", "Tokens of prompts", load(&self.prompt_tokens)),
+            ("vllm:generation_tokens_total", "counter", "Generated tokens", load(&self.generated)),
+            ("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the KV cache", load(&self.prompt_tokens)),
+            ("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the KV cache", load(&self.cached_tokens)),
+            ("vllm:num_preemptions_total", "counter", "Sequences put back for want of pages", state.preempted as f64),
+            ("vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens guessed by prompt look-up", state.guessed as f64),
+            ("vllm:spec_decode_num_accepted_tokens_total", "counter", "Guesses that were right", state.guessed_right as f64),
+        ];
+        for (name, kind, help, value) in rows {
+            let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} {kind}\n{name}{{{labels}}} {value}");
+        }
+        let name = "vllm:request_success_total";
+        let _ = writeln!(out, "# HELP {name} Answers by the reason why they ended.\n# TYPE {name} counter");
+        for (count, reason) in self.ended.iter().zip(REASONS) {
+            let _ = writeln!(out, "{name}{{{labels},finished_reason=\"{reason}\"}} {}", load(count));
+        }
+        let histograms = [
+            ("vllm:time_to_first_token_seconds", "From submission to the first token", &self.first_token),
+            ("vllm:inter_token_latency_seconds", "Between two tokens", &self.between_tokens),
+            ("vllm:request_time_per_output_token_seconds", "Mean time between an answer's tokens", &self.per_token),
+            ("vllm:request_queue_time_seconds", "From submission to the first step", &self.queue),
+            ("vllm:request_prefill_time_seconds", "From the first step to the first token", &self.prefill),
+            ("vllm:request_decode_time_seconds", "From the first token to the last", &self.decode),
+            ("vllm:e2e_request_latency_seconds", "From submission to the last token", &self.whole),
+        ];
+        for (name, help, histogram) in histograms {
+            let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} histogram");
+            histogram.write(name, &labels, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_cumulative() {
+        let histogram = Histogram::default();
+        for milliseconds in [1, 3, 3, 400, 1_000_000] {
+            histogram.note(Duration::from_millis(milliseconds));
+        }
+        let mut out = String::new();
+        histogram.write("x", "a=\"b\"", &mut out);
+        for line in ["le=\"0.001\"} 1", "le=\"0.005\"} 3", "le=\"0.5\"} 4", "le=\"300\"} 4", "le=\"+Inf\"} 5"] {
+            assert!(out.contains(line), "{line} in {out}");
+        }
+        assert!(out.contains("x_count{a=\"b\"} 5"), "{out}");
+    }
+
+    #[test]
+    fn the_rate_is_that_of_the_last_seconds() {
+        let mut rate = Rate::default();
+        for second in [10, 10, 11, 12, 13, 14, 15, 15] {
+            rate.add(second);
+        }
+        assert_eq!(rate.rate(15), 6.0 / 5.0);
+        assert_eq!(rate.rate(16), 6.0 / 5.0);
+        assert_eq!(rate.rate(40), 0.0);
+    }
+}

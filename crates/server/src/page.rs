@@ -1,0 +1,83 @@
+//! The page at `/`: files that are part of the program.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::OriginalUri;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use crate::app::App;
+use crate::error::{ApiError, ErrorKind};
+
+/// A file of the page.
+struct Asset {
+    path: &'static str,
+    content_type: &'static str,
+    content: &'static [u8],
+}
+
+/// All files of the page. The first is the page itself.
+const ASSETS: &[Asset] = &[Asset {
+    path: "/index.html",
+    content_type: "text/html; charset=utf-8",
+    content: include_bytes!("../web/index.html"),
+}];
+
+/// Only what comes from the server itself is loaded, and nothing runs that is written in the page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+                      font-src 'self'; frame-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; \
+                      frame-ancestors 'self'";
+
+/// The routes of the page.
+pub(crate) fn routes() -> Router<Arc<App>> {
+    let router = Router::new().route("/", get(index));
+    ASSETS.iter().fold(router, |router, asset| router.route(asset.path, get(file)))
+}
+
+/// Whether a path is a file of the page.
+pub(crate) fn is_asset(path: &str) -> bool {
+    ASSETS.iter().any(|asset| asset.path == path)
+}
+
+/// The page for browsers; others learn, as from Ollama, that a server is there.
+async fn index(headers: HeaderMap) -> Response {
+    let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    match ASSETS.first() {
+        Some(page) if accepts.contains("text/html") => serve(page, &headers),
+        _ => "Ollama is running".into_response(),
+    }
+}
+
+async fn file(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> Result<Response, ApiError> {
+    let found = ASSETS.iter().find(|asset| asset.path == uri.path());
+    let asset = found.ok_or_else(|| ApiError::new(ErrorKind::NotFound, "File Not Found"))?;
+    Ok(serve(asset, &headers))
+}
+
+fn serve(asset: &Asset, request: &HeaderMap) -> Response {
+    let tag = format!("\"{:016x}\"", hash(asset.content));
+    let is_known = request.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
+    let mut response = match is_known {
+        true => StatusCode::NOT_MODIFIED.into_response(),
+        false => asset.content.into_response(),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    response
+}
+
+/// FNV-1a: changes when the content does.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

@@ -1,0 +1,120 @@
+//! From a [`Generation`] to the requests of the engine: the prompt is rendered and tokenized, and everything is checked.
+
+use quadriga_llm::reasoning::ReasoningSplitter;
+use quadriga_llm::serving::Request;
+use quadriga_llm::template::Message;
+use quadriga_llm::{Error, GeneratorOptions};
+use serde_json::Value;
+
+use crate::constraint::{self, ToolChoice};
+use crate::error::ApiError;
+use crate::generation::{ChatPrompt, Generation, Prompt, ReasoningEffort};
+use crate::model::ServedModel;
+
+/// The most answers of one request.
+pub(crate) const MAX_CHOICES: usize = 128;
+
+/// The requests of one [`Generation`], one for each choice.
+pub(crate) struct Prepared {
+    pub(crate) requests: Vec<Request>,
+    pub(crate) stops: Vec<String>,
+    pub(crate) prompt: Vec<u32>,
+}
+
+/// Renders, tokenizes and checks.
+pub(crate) fn prepare(served: &ServedModel, generation: Generation, client: u64) -> Result<Prepared, ApiError> {
+    generation.sampling.check()?;
+    if generation.choices == 0 || generation.choices > MAX_CHOICES {
+        return Err(ApiError::field("n", format!("must be from 1 to {MAX_CHOICES}")));
+    }
+    let first = render(served, &generation)?;
+    let context = served.context();
+    if first.prompt.len() >= context {
+        return Err(Error::ContextFull { wanted: first.prompt.len(), used: 0, context }.into());
+    }
+    let mut hooks = constraint::hooks(&served.model, &generation)?.into_iter();
+    let prompt = first.prompt.clone();
+    let stops = generation.stops.clone();
+    let requests = (0..generation.choices)
+        .map(|choice| {
+            let mut sampling = generation.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(choice as u64);
+            Request {
+                sampling,
+                max_tokens: generation.max_tokens,
+                stops: generation.stops.clone(),
+                hook: hooks.next(),
+                logprobs: generation.logprobs,
+                // The choices have one prompt.
+                prompt_logprobs: generation.prompt_logprobs && choice == 0,
+                priority: generation.priority,
+                client,
+                reasoning: first.reasoning.clone(),
+                ..Request::new(first.prompt.clone())
+            }
+        })
+        .collect();
+    Ok(Prepared { requests, stops, prompt })
+}
+
+/// The tokens of a prompt.
+pub(crate) fn tokens(served: &ServedModel, generation: &Generation) -> Result<Vec<u32>, ApiError> {
+    Ok(render(served, generation)?.prompt)
+}
+
+/// A request with the prompt and with what tells reasoning in its answer from the rest.
+fn render(served: &ServedModel, generation: &Generation) -> Result<Request, ApiError> {
+    match &generation.prompt {
+        Prompt::Chat(chat) => render_chat(served, chat, &generation.tool_choice),
+        Prompt::Text(text) => Ok(Request::new(served.model.tokenizer()?.encode_prompt(text, true))),
+        Prompt::Tokens(tokens) => Ok(Request::new(tokens.clone())),
+    }
+}
+
+fn render_chat(served: &ServedModel, chat: &ChatPrompt, choice: &ToolChoice) -> Result<Request, ApiError> {
+    let options = options(served, chat, choice);
+    let Some((last, before)) = chat.messages.split_last().filter(|_| chat.continues) else {
+        return Ok(Request::chat(&served.model, &options, &chat.messages)?);
+    };
+    // The template ends with the header of the assistant's message, behind which the message begins.
+    let mut request = Request::chat(&served.model, &options, before)?;
+    let special = options.special || last.trusted;
+    request.prompt.extend(served.model.tokenizer()?.encode(&last.content, special));
+    request.reasoning = ReasoningSplitter::new(None, false);
+    Ok(request)
+}
+
+/// The options with which the template is rendered.
+fn options(served: &ServedModel, chat: &ChatPrompt, choice: &ToolChoice) -> GeneratorOptions {
+    let mut options = served.defaults.clone();
+    let variables = &mut options.template_variables;
+    let template = served.model.template();
+    match &chat.reasoning {
+        ReasoningEffort::Default => {}
+        ReasoningEffort::On => {
+            for name in ["enable_thinking", "thinking", "enable_reasoning"] {
+                if template.is_some_and(|template| template.reads(name)) {
+                    variables.insert(name.to_owned(), Value::Bool(true));
+                }
+            }
+        }
+        ReasoningEffort::Off => variables.extend(template.map(|t| t.without_reasoning()).unwrap_or_default()),
+        ReasoningEffort::Named(effort) => {
+            variables.insert("reasoning_effort".to_owned(), effort.clone().into());
+        }
+    }
+    // A message that is begun has no reasoning before it.
+    if chat.continues {
+        variables.extend(template.map(|t| t.without_reasoning()).unwrap_or_default());
+    }
+    variables.extend(chat.variables.clone());
+    if !chat.tools.is_empty() && *choice != ToolChoice::None {
+        variables.insert("tools".to_owned(), chat.tools.clone().into());
+    }
+    options
+}
+
+/// Whether the last message is the assistant's, which an answer would continue.
+pub(crate) fn ends_with_assistant(messages: &[Message]) -> bool {
+    messages.last().is_some_and(|message| message.role == "assistant" && message.tool_calls.is_empty())
+}

@@ -1,0 +1,260 @@
+//! Requests that are being answered: their events as they happen. Dropping them cancels them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use quadriga_llm::serving::{Event, EventSink, Request, RequestId};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{ApiError, ErrorKind};
+use crate::generation::{
+    Choice, Delta, Done, FinishReason, GenerationEvent, WholeToolCall,
+};
+use crate::model::{InFlightGuard, ServedModel};
+use crate::operation::caller::{Caller, CallerUse};
+use crate::prompt::Prepared;
+
+/// Requests that are being answered.
+pub struct Running {
+    served: Arc<ServedModel>,
+    events: mpsc::UnboundedReceiver<(usize, Event)>,
+    choices: Vec<RunningChoice>,
+    prompts: Vec<Vec<u32>>,
+    usage: CallerUse,
+    failed: bool,
+}
+
+struct RunningChoice {
+    /// `None` once it has ended.
+    id: Option<RequestId>,
+    stops: Arc<Vec<String>>,
+    reasoning_tokens: usize,
+    calls: usize,
+    flight: InFlightGuard,
+}
+
+impl Running {
+    /// Submits requests, and waits until they are accepted.
+    pub(crate) async fn start(
+        served: &Arc<ServedModel>,
+        prepared: Vec<Prepared>,
+        caller: &Caller,
+    ) -> Result<Running, ApiError> {
+        let (sender, events) = mpsc::unbounded_channel();
+        let usage = caller.begin()?;
+        let mut running = Running {
+            served: Arc::clone(served),
+            events,
+            choices: Vec::new(),
+            prompts: Vec::new(),
+            usage,
+            failed: false,
+        };
+        for Prepared { requests, stops, prompt } in prepared {
+            let stops = Arc::new(stops);
+            let first = running.choices.len();
+            let flights: Vec<_> = requests.iter().map(|_| served.note_in_flight(prompt.len())).collect();
+            let sinks = flights.iter().zip(first..).map(|(flight, choice)| sink(served, flight, choice, &sender));
+            let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
+            let (reply, accepted) = oneshot::channel();
+            served.service().submit_to(requests, move |ids| reply.send(ids).is_ok())?;
+            let ids = accepted.await.map_err(|_| ApiError::from(quadriga_llm::Error::ServiceStopped))??;
+            running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
+                id: Some(id),
+                stops: Arc::clone(&stops),
+                reasoning_tokens: 0,
+                calls: 0,
+                flight,
+            }));
+            running.prompts.push(prompt);
+        }
+        Ok(running)
+    }
+
+    /// The model that answers.
+    pub fn served(&self) -> &Arc<ServedModel> {
+        &self.served
+    }
+
+    /// The number of answers.
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// The tokens of each prompt.
+    pub fn prompts(&self) -> &[Vec<u32>] {
+        &self.prompts
+    }
+
+    /// The number of tokens of all prompts.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(Vec::len).sum()
+    }
+
+    /// Waits for the next event; `None` after the last one.
+    pub async fn next(&mut self) -> Option<GenerationEvent> {
+        while !self.has_ended() {
+            let Some((choice, event)) = self.events.recv().await else {
+                return Some(self.fail(quadriga_llm::Error::ServiceStopped.into()));
+            };
+            if let Some(event) = self.take(choice, event) {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    /// The next event, if there is one already.
+    pub fn try_next(&mut self) -> Option<GenerationEvent> {
+        while !self.has_ended() {
+            let (choice, event) = self.events.try_recv().ok()?;
+            if let Some(event) = self.take(choice, event) {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    /// Waits for the whole answers.
+    pub async fn finish(mut self) -> Result<Vec<Choice>, ApiError> {
+        let mut parts: Vec<ChoiceParts> = self.choices.iter().map(|_| ChoiceParts::default()).collect();
+        while let Some(event) = self.next().await {
+            match event {
+                GenerationEvent::Failed(error) => return Err(error),
+                GenerationEvent::PromptLogprobs { choice, logprobs } => {
+                    if let Some(part) = parts.get_mut(choice) {
+                        part.prompt_logprobs = Some(logprobs);
+                    }
+                }
+                GenerationEvent::Delta(delta) => {
+                    if let Some(part) = parts.get_mut(delta.choice) {
+                        part.add(delta);
+                    }
+                }
+                GenerationEvent::Done(done) => {
+                    if let Some(part) = parts.get_mut(done.choice) {
+                        part.done = Some(done);
+                    }
+                }
+            }
+        }
+        let missing = || ApiError::new(ErrorKind::Internal, "an answer has no end");
+        parts.into_iter().map(|part| part.choice().ok_or_else(missing)).collect()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.failed || self.choices.iter().all(|choice| choice.id.is_none())
+    }
+
+    fn fail(&mut self, error: ApiError) -> GenerationEvent {
+        self.failed = true;
+        GenerationEvent::Failed(error)
+    }
+
+    fn take(&mut self, choice: usize, event: Event) -> Option<GenerationEvent> {
+        let running = self.choices.get_mut(choice)?;
+        Some(match event {
+            Event::Prompt { logprobs } => GenerationEvent::PromptLogprobs { choice, logprobs },
+            Event::Token { piece, logprobs } => {
+                if !piece.reasoning.is_empty() {
+                    running.reasoning_tokens += 1;
+                }
+                GenerationEvent::Delta(Delta {
+                    choice,
+                    token: piece.token,
+                    text: piece.text,
+                    reasoning: piece.reasoning,
+                    tool_calls: Vec::new(),
+                    logprobs,
+                })
+            }
+            Event::Finished(finished) => {
+                running.id = None;
+                let finish = match FinishReason::new(finished.finish, &running.stops) {
+                    FinishReason::End if running.calls > 0 => FinishReason::ToolCalls,
+                    finish => finish,
+                };
+                self.usage.charge(finished.counts.prompt + finished.counts.answer);
+                self.served.metrics.note_finished(&finished);
+                GenerationEvent::Done(Done {
+                    choice,
+                    finish,
+                    counts: finished.counts,
+                    reasoning_tokens: running.reasoning_tokens,
+                    times: finished,
+                })
+            }
+            Event::Failed(error) => {
+                running.id = None;
+                self.served.metrics.note_failed();
+                self.fail(ApiError::new(ErrorKind::Internal, format!("generation failed: {error}")))
+            }
+        })
+    }
+}
+
+impl Drop for Running {
+    /// Cancels what has not ended.
+    fn drop(&mut self) {
+        for choice in &self.choices {
+            if let Some(id) = choice.id {
+                self.served.service().cancel(id);
+                self.served.metrics.note_cancelled();
+                let generated = choice.flight.entry.generated.load(Ordering::Relaxed);
+                self.usage.charge(choice.flight.entry.prompt_tokens + generated);
+            }
+        }
+    }
+}
+
+/// Sends events on, and counts tokens.
+fn sink(
+    served: &Arc<ServedModel>,
+    flight: &InFlightGuard,
+    choice: usize,
+    sender: &mpsc::UnboundedSender<(usize, Event)>,
+) -> EventSink {
+    let (metrics, entry) = (Arc::clone(&served.metrics), Arc::clone(&flight.entry));
+    let (sender, mut last) = (sender.clone(), None);
+    Box::new(move |event| {
+        if matches!(event, Event::Token { .. }) {
+            entry.generated.fetch_add(1, Ordering::Relaxed);
+            let now = Instant::now();
+            metrics.note_token(last.map(|last| now - last));
+            last = Some(now);
+        }
+        sender.send((choice, event)).is_ok()
+    })
+}
+
+/// An answer that is being collected.
+#[derive(Default)]
+struct ChoiceParts {
+    text: String,
+    reasoning: String,
+    tool_calls: Vec<WholeToolCall>,
+    tokens: Vec<(u32, Option<quadriga_llm::serving::TokenLogprobs>)>,
+    prompt_logprobs: Option<Vec<quadriga_llm::serving::TokenLogprobs>>,
+    done: Option<Done>,
+}
+
+impl ChoiceParts {
+    fn add(&mut self, delta: Delta) {
+        self.text.push_str(&delta.text);
+        self.reasoning.push_str(&delta.reasoning);
+        WholeToolCall::add(&mut self.tool_calls, delta.tool_calls);
+        self.tokens.push((delta.token, delta.logprobs));
+    }
+
+    fn choice(self) -> Option<Choice> {
+        Some(Choice {
+            text: self.text,
+            reasoning: self.reasoning,
+            tool_calls: self.tool_calls,
+            tokens: self.tokens,
+            prompt_logprobs: self.prompt_logprobs,
+            done: self.done?,
+        })
+    }
+}

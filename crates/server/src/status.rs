@@ -1,0 +1,118 @@
+//! What the server is doing: `/health`, `/status`, `/metrics`, and pictures of the plan.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::{ApiError, ErrorKind};
+use crate::model::{PlanPictures, ServedModel};
+
+/// The routes.
+pub(crate) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/health", get(health))
+        .route("/v1/health", get(health))
+        .route("/ready", get(health))
+        .route("/status", get(status))
+        .route("/metrics", get(metrics))
+        .route("/plan.svg", get(plan_svg))
+        .route("/plan", get(plan))
+}
+
+async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    if app.is_stopping() {
+        return Err(ApiError::new(ErrorKind::Unavailable, "the server is stopping"));
+    }
+    Ok(Json(json!({ "status": "ok" })))
+}
+
+async fn status(State(app): State<Arc<App>>) -> Json<Value> {
+    let models = app.models().loaded();
+    let all: Vec<Value> = models.iter().map(|served| model_status(served)).collect();
+    // The first model is described at the top, too: most servers have one.
+    let mut status = all.first().cloned().unwrap_or_else(|| json!({ "model": null }));
+    if let Some(object) = status.as_object_mut() {
+        object.insert("uptime_s".to_owned(), app.started().elapsed().as_secs_f64().into());
+        object.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
+        object.insert("models".to_owned(), all.into());
+    }
+    Json(status)
+}
+
+fn model_status(served: &ServedModel) -> Value {
+    let state = served.service().state();
+    let requests: Vec<Value> = served
+        .in_flight()
+        .iter()
+        .map(|(number, flight)| {
+            let generated = flight.generated.load(Ordering::Relaxed);
+            // The engine does not say which of them wait.
+            let running = generated > 0 || state.waiting == 0;
+            json!({
+                "id": number,
+                "state": if running { "running" } else { "waiting" },
+                "prompt_tokens": flight.prompt_tokens,
+                "generated_tokens": generated,
+                "age_s": flight.since.elapsed().as_secs_f64(),
+            })
+        })
+        .collect();
+    json!({
+        "model": served.name,
+        "context": served.context(),
+        "steps": state.steps,
+        "running": state.running,
+        "waiting": state.waiting,
+        "pages": { "total": state.pages, "used": state.used_pages, "cached": state.cached_pages },
+        "host_bytes": state.host_bytes,
+        "computed_tokens": state.computed,
+        "cached_tokens": state.cached,
+        "preempted": state.preempted,
+        "guessed": state.guessed,
+        "guessed_right": state.guessed_right,
+        "tok_s": served.metrics.tokens_per_second(),
+        "requests": requests,
+    })
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let mut text = String::new();
+    for served in app.models().loaded() {
+        served.metrics.write(&served.name, &served.service().state(), &mut text);
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+async fn plan_svg(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let pictures = pictures(&app)?;
+    // A picture that is opened by itself may style itself, and nothing else.
+    let headers = [
+        (header::CONTENT_TYPE, "image/svg+xml"),
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
+    ];
+    Ok((headers, pictures.svg).into_response())
+}
+
+async fn plan(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let pictures = pictures(&app)?;
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (
+            header::CONTENT_SECURITY_POLICY,
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; sandbox allow-scripts",
+        ),
+    ];
+    Ok((headers, pictures.html).into_response())
+}
+
+fn pictures(app: &App) -> Result<PlanPictures, ApiError> {
+    let found = app.models().loaded().iter().find_map(|served| served.pictures.clone());
+    found.ok_or_else(|| ApiError::new(ErrorKind::NotFound, "there is no picture of the plan"))
+}

@@ -1,0 +1,87 @@
+//! A small random model with a vocabulary of single letters.
+
+use quadriga_conformance::Rng;
+use quadriga_gguf::{File, Writer};
+use quadriga_graph::DType;
+use quadriga_llm::Model;
+
+const WIDTH: usize = 64;
+const HEAD: usize = 16;
+const FEED_FORWARD: usize = 96;
+const LAYERS: usize = 2;
+
+/// A template with tools, reasoning that can be turned off, and messages of all roles.
+pub const TEMPLATE: &str = "{% if tools %}<|start|>tools{% for t in tools %} {{ t.function.name }}{% endfor %}<|end|>{% endif %}\
+    {% for m in messages %}<|start|>{{ m.role }} {{ m.content }}\
+    {% for c in m.tool_calls or [] %} call {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}\
+    {% if add_generation_prompt %}<|start|>assistant {% endif %}";
+
+/// The model.
+pub fn small() -> Model {
+    with_template(TEMPLATE)
+}
+
+/// The model with another chat template.
+pub fn with_template(template: &str) -> Model {
+    Model::from_file(File::from_bytes(bytes(template)).unwrap()).unwrap()
+}
+
+/// The bytes of its file.
+pub fn bytes(template: &str) -> Vec<u8> {
+    let mut writer = Writer::new();
+    let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
+    tokens.extend(["Ġ", "Ċ", "<|start|>", "<|end|>", "the", "Ġthe"].map(String::from));
+    let types: Vec<i32> = tokens.iter().map(|token| if token.starts_with("<|") { 3 } else { 1 }).collect();
+    let end = tokens.iter().position(|token| token == "<|end|>").unwrap() as u32;
+    let texts: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    writer.set("general.architecture", "llama").unwrap();
+    let numbers = [
+        ("block_count", LAYERS),
+        ("context_length", 4096),
+        ("embedding_length", WIDTH),
+        ("feed_forward_length", FEED_FORWARD),
+        ("attention.head_count", WIDTH / HEAD),
+        ("attention.head_count_kv", 2),
+        ("rope.dimension_count", HEAD),
+    ];
+    for (name, number) in numbers {
+        writer.set(&format!("llama.{name}"), number as u32).unwrap();
+    }
+    writer.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32).unwrap();
+    writer.set("tokenizer.ggml.model", "gpt2").unwrap();
+    writer.set("tokenizer.ggml.pre", "gpt-2").unwrap();
+    writer.set("tokenizer.ggml.tokens", texts).unwrap();
+    writer.set("tokenizer.ggml.token_type", types).unwrap();
+    writer.set("tokenizer.ggml.merges", vec!["t h", "th e", "Ġ the"]).unwrap();
+    writer.set("tokenizer.ggml.eos_token_id", end).unwrap();
+    writer.set("tokenizer.chat_template", template).unwrap();
+    let mut rng = Rng::new(5);
+    let mut matrix = |writer: &mut Writer<'_>, name: &str, rows: usize, cols: usize| {
+        let limit = (3.0 / cols as f64).sqrt();
+        let values = (0..rows * cols).flat_map(|_| (rng.uniform(-limit, limit) as f32).to_le_bytes());
+        let bytes: Vec<u8> = values.collect();
+        writer.tensor(name, DType::F32, [rows, cols], move |out| out.write_all(&bytes)).unwrap();
+    };
+    let vector = |writer: &mut Writer<'_>, name: &str| {
+        let bytes: Vec<u8> = [1f32; WIDTH].iter().flat_map(|value| value.to_le_bytes()).collect();
+        writer.tensor(name, DType::F32, [WIDTH], move |out| out.write_all(&bytes)).map(drop).unwrap();
+    };
+    matrix(&mut writer, "token_embd.weight", tokens.len(), WIDTH);
+    for layer in 0..LAYERS {
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        vector(&mut writer, &name("attn_norm"));
+        vector(&mut writer, &name("ffn_norm"));
+        matrix(&mut writer, &name("attn_q"), WIDTH, WIDTH);
+        matrix(&mut writer, &name("attn_k"), 2 * HEAD, WIDTH);
+        matrix(&mut writer, &name("attn_v"), 2 * HEAD, WIDTH);
+        matrix(&mut writer, &name("attn_output"), WIDTH, WIDTH);
+        matrix(&mut writer, &name("ffn_gate"), FEED_FORWARD, WIDTH);
+        matrix(&mut writer, &name("ffn_up"), FEED_FORWARD, WIDTH);
+        matrix(&mut writer, &name("ffn_down"), WIDTH, FEED_FORWARD);
+    }
+    vector(&mut writer, "output_norm.weight");
+    matrix(&mut writer, "output.weight", tokens.len(), WIDTH);
+    let mut out = Vec::new();
+    writer.write_to(&mut out).unwrap();
+    out
+}
