@@ -42,7 +42,9 @@ use std::process::ExitCode;
 use clap::error::ContextKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::commands::{batch, bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, serve, synth};
+use crate::commands::{
+    batch, bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, serve, synth,
+};
 use crate::failure::Outcome;
 
 /// Run language models on several processors at once.

@@ -43,7 +43,10 @@ impl FromRequest<Arc<App>> for JsonBody {
         let limits = app.limits();
         let read = read(request.into_body(), limits.body_bytes);
         let bytes = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
-            ApiError::new(ErrorKind::Timeout, format!("the body did not arrive within {:?}", limits.body_time))
+            ApiError::new(
+                ErrorKind::Timeout,
+                format!("the body did not arrive within {:?}", limits.body_time),
+            )
         })??;
         JsonBody::parse(&bytes)
     }
@@ -51,15 +54,20 @@ impl FromRequest<Arc<App>> for JsonBody {
 
 /// The whole body, if it has at most so many bytes.
 async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let too_large =
-        || ApiError::new(ErrorKind::TooLarge, format!("the body is larger than {limit} bytes, the server's limit"));
+    let too_large = || {
+        ApiError::new(
+            ErrorKind::TooLarge,
+            format!("the body is larger than {limit} bytes, the server's limit"),
+        )
+    };
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
     let mut body = pin!(body);
     let mut bytes = Vec::new();
     while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
-        let frame = frame.map_err(|error| ApiError::invalid(format!("the body could not be read: {error}")))?;
+        let frame =
+            frame.map_err(|error| ApiError::invalid(format!("the body could not be read: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > limit {
             return Err(too_large());

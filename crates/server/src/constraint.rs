@@ -40,11 +40,9 @@ pub enum ToolChoice {
 }
 
 /// The hooks that keep the answers of a request in form: one for each choice, or none at all.
-pub(crate) fn hooks(
-    _model: &Model,
-    generation: &Generation,
-) -> Result<Vec<Box<dyn SamplingHook>>, ApiError> {
-    let unsupported = |what: &str| Err(ApiError::new(ErrorKind::Unsupported, format!("{what} is not supported")));
+pub(crate) fn hooks(_model: &Model, generation: &Generation) -> Result<Vec<Box<dyn SamplingHook>>, ApiError> {
+    let unsupported =
+        |what: &str| Err(ApiError::new(ErrorKind::Unsupported, format!("{what} is not supported")));
     match (&generation.constraint, &generation.tool_choice) {
         (Constraint::None, ToolChoice::Auto | ToolChoice::None) => Ok(Vec::new()),
         (Constraint::None, _) => unsupported("a required tool_choice"),

@@ -66,7 +66,10 @@ impl ApiError {
     /// A field has a wrong value.
     pub fn field(param: impl Into<String>, problem: impl std::fmt::Display) -> ApiError {
         let param = param.into();
-        ApiError { param: Some(param.clone()), ..ApiError::new(ErrorKind::Invalid, format!("{param} {problem}")) }
+        ApiError {
+            param: Some(param.clone()),
+            ..ApiError::new(ErrorKind::Invalid, format!("{param} {problem}"))
+        }
     }
 
     /// The request is wrong as a whole.

@@ -112,7 +112,8 @@ impl ServedModel {
 
     pub(crate) fn note_in_flight(&self, prompt_tokens: usize) -> InFlightGuard {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Arc::new(InFlight { since: Instant::now(), prompt_tokens, generated: AtomicUsize::new(0) });
+        let entry =
+            Arc::new(InFlight { since: Instant::now(), prompt_tokens, generated: AtomicUsize::new(0) });
         let mut table = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
         table.insert(number, Arc::clone(&entry));
         InFlightGuard { table: Arc::clone(&self.in_flight), number, entry }
@@ -151,8 +152,12 @@ impl ServedModel {
     }
 
     /// Runs a function that computes for a while beside the threads that serve connections.
-    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-        let failed = |_| ApiError::new(crate::error::ErrorKind::Internal, "the request could not be prepared");
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed =
+            |_| ApiError::new(crate::error::ErrorKind::Internal, "the request could not be prepared");
         tokio::task::spawn_blocking(work).await.map_err(failed)
     }
 

@@ -22,7 +22,11 @@ pub(crate) struct Prepared {
 }
 
 /// Renders, tokenizes and checks.
-pub(crate) fn prepare(served: &ServedModel, generation: Generation, client: u64) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare(
+    served: &ServedModel,
+    generation: Generation,
+    client: u64,
+) -> Result<Prepared, ApiError> {
     generation.sampling.check()?;
     if generation.choices == 0 || generation.choices > MAX_CHOICES {
         return Err(ApiError::field("n", format!("must be from 1 to {MAX_CHOICES}")));

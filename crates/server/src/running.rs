@@ -8,9 +8,7 @@ use quadriga_llm::serving::{Event, EventSink, Request, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{ApiError, ErrorKind};
-use crate::generation::{
-    Choice, Delta, Done, FinishReason, GenerationEvent, WholeToolCall,
-};
+use crate::generation::{Choice, Delta, Done, FinishReason, GenerationEvent, WholeToolCall};
 use crate::model::{InFlightGuard, ServedModel};
 use crate::operation::caller::{Caller, CallerUse};
 use crate::prompt::Prepared;
@@ -55,7 +53,8 @@ impl Running {
             let stops = Arc::new(stops);
             let first = running.choices.len();
             let flights: Vec<_> = requests.iter().map(|_| served.note_in_flight(prompt.len())).collect();
-            let sinks = flights.iter().zip(first..).map(|(flight, choice)| sink(served, flight, choice, &sender));
+            let sinks =
+                flights.iter().zip(first..).map(|(flight, choice)| sink(served, flight, choice, &sender));
             let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
             let (reply, accepted) = oneshot::channel();
             served.service().submit_to(requests, move |ids| reply.send(ids).is_ok())?;

@@ -91,7 +91,12 @@ impl StreamBuffer {
 }
 
 /// Streams a generation. When the client goes away, the generation is cancelled.
-pub fn respond(running: Running, encoder: impl StreamEncoder, format: StreamFormat, ping: Duration) -> Response {
+pub fn respond(
+    running: Running,
+    encoder: impl StreamEncoder,
+    format: StreamFormat,
+    ping: Duration,
+) -> Response {
     let encoder = Box::new(encoder);
     let state = StreamState { running, encoder, format, ping, begun: false, ended: false };
     let mut response = Response::new(Body::new(ChunkBody(Some(Box::pin(state.next())))));

@@ -25,7 +25,8 @@ fn a_stream_has_the_text_of_the_answer() {
     assert_eq!(choice["finish_reason"], "length");
     assert_eq!(whole["usage"]["completion_tokens"], 8);
     assert_eq!(whole["timings"]["predicted_n"], 8);
-    let answer = server.post(CHAT, &with(hello(), json!({ "stream": true, "stream_options": { "include_usage": true } })));
+    let answer = server
+        .post(CHAT, &with(hello(), json!({ "stream": true, "stream_options": { "include_usage": true } })));
     assert_eq!(answer.header("content-type"), Some("text/event-stream"));
     assert_eq!(answer.header("x-accel-buffering"), Some("no"));
     let chunks = answer.chunks();
@@ -49,7 +50,8 @@ fn several_choices_differ_and_are_streamed_together() {
     let server = TestServer::start();
     let request = with(hello(), json!({ "n": 3, "temperature": 2.0 }));
     let whole = server.post(CHAT, &request).ok();
-    let texts: Vec<&Value> = whole["choices"].as_array().unwrap().iter().map(|c| &c["message"]["content"]).collect();
+    let texts: Vec<&Value> =
+        whole["choices"].as_array().unwrap().iter().map(|c| &c["message"]["content"]).collect();
     assert_eq!(texts.len(), 3);
     assert!(texts[0] != texts[1] || texts[1] != texts[2], "{texts:?}");
     let chunks = server.post(CHAT, &with(request, json!({ "stream": true }))).chunks();
@@ -66,9 +68,17 @@ fn wrong_fields_are_named_before_the_first_byte() {
         (json!({ "messages": null }), "messages", "is required"),
         (json!({ "messages": [] }), "messages", "is empty"),
         (json!({ "messages": "hi" }), "messages", "must be a list"),
-        (json!({ "messages": [{ "role": "robot", "content": "" }] }), "messages[0].role", "it must be system"),
+        (
+            json!({ "messages": [{ "role": "robot", "content": "" }] }),
+            "messages[0].role",
+            "it must be system",
+        ),
         (json!({ "messages": [{ "role": "user" }] }), "messages[0].content", "is required"),
-        (json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] }), "messages[0].content[0].type", "text only"),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] }),
+            "messages[0].content[0].type",
+            "text only",
+        ),
         (json!({ "temperature": "hot" }), "temperature", "must be a number"),
         (json!({ "temperature": -1 }), "temperature", "0 or more"),
         (json!({ "top_p": 1.5 }), "top_p", "at most 1"),
@@ -77,7 +87,11 @@ fn wrong_fields_are_named_before_the_first_byte() {
         (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", "from 0 to 20"),
         (json!({ "stop": 7 }), "stop", "a string or a list"),
         (json!({ "logit_bias": { "100000": 1 } }), "logit_bias", "the vocabulary has"),
-        (json!({ "tools": [{ "type": "function", "function": {} }] }), "tools[0].function.name", "is required"),
+        (
+            json!({ "tools": [{ "type": "function", "function": {} }] }),
+            "tools[0].function.name",
+            "is required",
+        ),
         (json!({ "tool_choice": "sometimes" }), "tool_choice", "must be none, auto, required"),
         (json!({ "response_format": { "type": "xml" } }), "response_format.type", "must be text"),
     ];
@@ -93,7 +107,8 @@ fn wrong_fields_are_named_before_the_first_byte() {
             assert!(error["message"].as_str().unwrap().contains(part), "{error}");
         }
     }
-    let answer = server.post(CHAT, &with(hello(), json!({ "messages": [{ "role": "user", "content": long }] })));
+    let answer =
+        server.post(CHAT, &with(hello(), json!({ "messages": [{ "role": "user", "content": long }] })));
     let error = answer.json()["error"].clone();
     assert_eq!((answer.status, &error["code"]), (400, &json!("context_length_exceeded")));
     for part in ["This model's maximum context length is 512 tokens", "exceeds the available context size"] {
@@ -153,7 +168,8 @@ fn roles_parts_calls_and_prefills_reach_the_template() {
     assert_eq!(count(parts, json!({})), plain + 1);
     let continued = count(json!([user, { "role": "assistant", "content": "so" }]), json!({}));
     assert_eq!(continued, plain + 2);
-    let call = json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": "{\"a\":1}" } });
+    let call =
+        json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": "{\"a\":1}" } });
     let history = json!([user, { "role": "assistant", "content": null, "tool_calls": [call] }, { "role": "tool", "tool_call_id": "c1", "content": "ok" }]);
     assert!(count(history, json!({})) > plain + 20);
     let tools = json!({ "tools": [{ "type": "function", "function": { "name": "f", "parameters": {} } }] });

@@ -59,7 +59,10 @@ fn garbage_is_answered_or_cut_and_hurts_nobody() {
     for bytes in cases {
         let answer = client.raw(bytes);
         let text = String::from_utf8_lossy(&answer).into_owned();
-        assert!(text.is_empty() || text.starts_with("HTTP/1.1 4") || text.starts_with("HTTP/1.0 4"), "{text}");
+        assert!(
+            text.is_empty() || text.starts_with("HTTP/1.1 4") || text.starts_with("HTTP/1.0 4"),
+            "{text}"
+        );
     }
     let mut long = b"GET /health HTTP/1.1\r\nhost: x\r\n".to_vec();
     long.extend(format!("x: {}\r\n\r\n", "y".repeat(1 << 20)).bytes());
@@ -128,7 +131,9 @@ fn a_slow_body_is_timed_out() {
     setup.limits.body_time = std::time::Duration::from_millis(20);
     let server = setup.start();
     let mut stream = server.client().connect();
-    stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").unwrap();
+    stream
+        .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        .unwrap();
     assert_eq!(common::Stream::of(stream).status, 408);
 }
 

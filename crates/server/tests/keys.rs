@@ -10,7 +10,8 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[test]
 fn only_holders_of_a_key_may_ask() {
-    let server = Setup { keys: Keys::new(vec!["secret".to_owned()], None).unwrap(), ..Setup::default() }.start();
+    let server =
+        Setup { keys: Keys::new(vec!["secret".to_owned()], None).unwrap(), ..Setup::default() }.start();
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(server.get("/").status, 200);
     for path in ["/v1/models", "/status", "/metrics", "/nothing"] {
@@ -18,7 +19,9 @@ fn only_holders_of_a_key_may_ask() {
         assert_eq!(answer.status, 401, "{path}");
     }
     assert_eq!(server.post(CHAT, &hello()).json()["error"]["code"], "invalid_api_key");
-    for (name, value) in [("authorization", "Bearer secret"), ("authorization", "secret"), ("x-api-key", "secret")] {
+    for (name, value) in
+        [("authorization", "Bearer secret"), ("authorization", "secret"), ("x-api-key", "secret")]
+    {
         server.client().header(name, value).post(CHAT, &hello()).ok();
     }
     for wrong in ["Bearer secre", "Bearer secret2", "Bearer", ""] {
@@ -31,7 +34,8 @@ fn keys_of_a_file_have_limits_and_are_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
     std::fs::write(&path, "# ours\nsmall tokens-per-minute=40\none concurrent=1\n").unwrap();
-    let server = Setup { keys: Keys::new(Vec::new(), Some(path.clone())).unwrap(), ..Setup::default() }.start();
+    let server =
+        Setup { keys: Keys::new(Vec::new(), Some(path.clone())).unwrap(), ..Setup::default() }.start();
     let small = || server.client().header("x-api-key", "small");
     small().post(CHAT, &hello()).ok();
     let answer = small().post(CHAT, &hello());

@@ -77,7 +77,9 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                     let function = choice.object("function")?.unwrap_or_else(|| choice.clone());
                     let name = function.required_text("name")?;
                     if !has(name) {
-                        return Err(function.error("name", format!("is {name:?}, which is none of the tools")));
+                        return Err(
+                            function.error("name", format!("is {name:?}, which is none of the tools"))
+                        );
                     }
                     ToolChoice::Named(name.to_owned())
                 }

@@ -66,9 +66,8 @@ fn last_n(fields: &Fields<'_>, name: &str, default: usize) -> Result<usize, ApiE
     match fields.integer(name)? {
         None => Ok(default),
         Some(-1) => Ok(usize::MAX),
-        Some(number) => {
-            usize::try_from(number).map_err(|_| fields.error(name, format!("is {number}; it must be -1 or more")))
-        }
+        Some(number) => usize::try_from(number)
+            .map_err(|_| fields.error(name, format!("is {number}; it must be -1 or more"))),
     }
 }
 
@@ -91,7 +90,8 @@ fn logit_bias(fields: &Fields<'_>, served: &ServedModel) -> Result<BTreeMap<u32,
         }
         Ok(())
     };
-    let texts = |text: &str| -> Result<Vec<u32>, ApiError> { Ok(served.model.tokenizer()?.encode(text, true)) };
+    let texts =
+        |text: &str| -> Result<Vec<u32>, ApiError> { Ok(served.model.tokenizer()?.encode(text, true)) };
     let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     match fields.value(NAME) {
         None => {}

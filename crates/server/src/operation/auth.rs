@@ -134,8 +134,7 @@ pub(crate) async fn check(
     next: Next,
 ) -> Result<Response, ApiError> {
     let path = request.uri().path();
-    let public =
-        PUBLIC.contains(&path) || request.method() == Method::OPTIONS || crate::page::is_asset(path);
+    let public = PUBLIC.contains(&path) || request.method() == Method::OPTIONS || crate::page::is_asset(path);
     let caller = if app.keys().count() == 0 {
         Some(Caller::default())
     } else {

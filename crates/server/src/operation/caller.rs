@@ -68,7 +68,8 @@ impl Caller {
         }
         if let Some(most) = self.limits.tokens_per_minute.filter(|most| usage.sum() >= *most) {
             let oldest = usage.tokens.front().map_or(MINUTE, |(at, _)| MINUTE.saturating_sub(now - *at));
-            let message = format!("the key may use {most} tokens a minute, and has used them; try again later");
+            let message =
+                format!("the key may use {most} tokens a minute, and has used them; try again later");
             return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(oldest));
         }
         usage.running += 1;

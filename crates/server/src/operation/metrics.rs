@@ -10,7 +10,8 @@ use quadriga_llm::serving::Finished;
 
 /// Upper bounds in seconds of the buckets of all histograms.
 const BOUNDS: [f64; 18] = [
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    300.0,
 ];
 
 /// Times by their length.
@@ -28,8 +29,7 @@ impl Histogram {
         if let Some(bucket) = self.buckets.get(bucket) {
             bucket.fetch_add(1, Ordering::Relaxed);
         }
-        self.microseconds
-            .fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.microseconds.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The sum of all times in seconds.
@@ -182,13 +182,33 @@ impl ModelMetrics {
         let usage = state.used_pages as f64 / state.pages.max(1) as f64;
         let rows: [(&str, &str, &str, f64); 21] = [
             ("llamacpp:prompt_tokens_total", "counter", "Prompt tokens computed", computed),
-            ("llamacpp:prompt_tokens_cached_total", "counter", "Prompt tokens found in the KV cache", load(&self.cached_tokens)),
+            (
+                "llamacpp:prompt_tokens_cached_total",
+                "counter",
+                "Prompt tokens found in the KV cache",
+                load(&self.cached_tokens),
+            ),
             ("llamacpp:prompt_seconds_total", "counter", "Time of prefills", self.prefill.seconds()),
             ("llamacpp:tokens_predicted_total", "counter", "Generated tokens", load(&self.generated)),
-            ("llamacpp:tokens_predicted_seconds_total", "counter", "Time of generation", self.decode.seconds()),
+            (
+                "llamacpp:tokens_predicted_seconds_total",
+                "counter",
+                "Time of generation",
+                self.decode.seconds(),
+            ),
             ("llamacpp:n_decode_total", "counter", "Steps", state.steps as f64),
-            ("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens a second, on average", per_second(computed, self.prefill.seconds())),
-            ("llamacpp:predicted_tokens_seconds", "gauge", "Generated tokens a second, now", self.tokens_per_second()),
+            (
+                "llamacpp:prompt_tokens_seconds",
+                "gauge",
+                "Prompt tokens a second, on average",
+                per_second(computed, self.prefill.seconds()),
+            ),
+            (
+                "llamacpp:predicted_tokens_seconds",
+                "gauge",
+                "Generated tokens a second, now",
+                self.tokens_per_second(),
+            ),
             ("llamacpp:requests_processing", "gauge", "Sequences being computed", state.running as f64),
             ("llamacpp:requests_deferred", "gauge", "Requests that wait", state.waiting as f64),
             ("llamacpp:kv_cache_usage_ratio", "gauge", "Share of the KV cache in use", usage),
@@ -197,11 +217,36 @@ impl ModelMetrics {
             ("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 1 for all of it", usage),
             ("vllm:prompt_tokens_total", "counter", "Tokens of prompts", load(&self.prompt_tokens)),
             ("vllm:generation_tokens_total", "counter", "Generated tokens", load(&self.generated)),
-            ("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the KV cache", load(&self.prompt_tokens)),
-            ("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the KV cache", load(&self.cached_tokens)),
-            ("vllm:num_preemptions_total", "counter", "Sequences put back for want of pages", state.preempted as f64),
-            ("vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens guessed by prompt look-up", state.guessed as f64),
-            ("vllm:spec_decode_num_accepted_tokens_total", "counter", "Guesses that were right", state.guessed_right as f64),
+            (
+                "vllm:prefix_cache_queries_total",
+                "counter",
+                "Prompt tokens looked up in the KV cache",
+                load(&self.prompt_tokens),
+            ),
+            (
+                "vllm:prefix_cache_hits_total",
+                "counter",
+                "Prompt tokens found in the KV cache",
+                load(&self.cached_tokens),
+            ),
+            (
+                "vllm:num_preemptions_total",
+                "counter",
+                "Sequences put back for want of pages",
+                state.preempted as f64,
+            ),
+            (
+                "vllm:spec_decode_num_draft_tokens_total",
+                "counter",
+                "Tokens guessed by prompt look-up",
+                state.guessed as f64,
+            ),
+            (
+                "vllm:spec_decode_num_accepted_tokens_total",
+                "counter",
+                "Guesses that were right",
+                state.guessed_right as f64,
+            ),
         ];
         for (name, kind, help, value) in rows {
             let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} {kind}\n{name}{{{labels}}} {value}");
@@ -214,7 +259,11 @@ impl ModelMetrics {
         let histograms = [
             ("vllm:time_to_first_token_seconds", "From submission to the first token", &self.first_token),
             ("vllm:inter_token_latency_seconds", "Between two tokens", &self.between_tokens),
-            ("vllm:request_time_per_output_token_seconds", "Mean time between an answer's tokens", &self.per_token),
+            (
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time between an answer's tokens",
+                &self.per_token,
+            ),
             ("vllm:request_queue_time_seconds", "From submission to the first step", &self.queue),
             ("vllm:request_prefill_time_seconds", "From the first step to the first token", &self.prefill),
             ("vllm:request_decode_time_seconds", "From the first token to the last", &self.decode),
@@ -239,7 +288,8 @@ mod tests {
         }
         let mut out = String::new();
         histogram.write("x", "a=\"b\"", &mut out);
-        for line in ["le=\"0.001\"} 1", "le=\"0.005\"} 3", "le=\"0.5\"} 4", "le=\"300\"} 4", "le=\"+Inf\"} 5"] {
+        for line in ["le=\"0.001\"} 1", "le=\"0.005\"} 3", "le=\"0.5\"} 4", "le=\"300\"} 4", "le=\"+Inf\"} 5"]
+        {
             assert!(out.contains(line), "{line} in {out}");
         }
         assert!(out.contains("x_count{a=\"b\"} 5"), "{out}");

@@ -88,7 +88,8 @@ impl Stream {
         let mut reader = BufReader::new(stream);
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();
-        let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("status line {line:?}")).parse().unwrap();
+        let status =
+            line.split(' ').nth(1).unwrap_or_else(|| panic!("status line {line:?}")).parse().unwrap();
         let mut headers = Vec::new();
         loop {
             let mut line = String::new();

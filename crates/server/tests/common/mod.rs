@@ -13,6 +13,7 @@ use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 use quadriga_runtime::Scheduler;
 use quadriga_server::{App, Keys, Limits, ModelRegistry, ServedModel, Server, StopHandle};
 
+#[allow(unused_imports, reason = "each test uses a part")]
 pub use client::{Answer, Client, Stream};
 pub use serde_json::{Value, json};
 
@@ -42,7 +43,12 @@ impl Default for Setup {
             keys: Keys::default(),
             limits: Limits::default(),
             batcher: BatcherOptions {
-                engine: EngineOptions { sequences: 4, batch: 64, context: CONTEXT, ..EngineOptions::default() },
+                engine: EngineOptions {
+                    sequences: 4,
+                    batch: 64,
+                    context: CONTEXT,
+                    ..EngineOptions::default()
+                },
                 token_time: None,
                 ..BatcherOptions::default()
             },
@@ -74,7 +80,8 @@ impl TestServer {
     }
 
     pub fn of(app: App) -> TestServer {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let server = runtime.block_on(Server::bind(app, ([127, 0, 0, 1], 0).into())).unwrap();
         let (address, app) = (server.address().unwrap(), Arc::clone(server.app()));
         let (stop, stopped) = Server::stop_handle();
@@ -129,7 +136,8 @@ impl Drop for TestServer {
 
 /// A conversation of one message.
 pub fn hello() -> Value {
-    json!({ "model": "small", "messages": [{ "role": "user", "content": "hello there" }], "max_tokens": 8, "seed": 1 })
+    let messages = json!([{ "role": "user", "content": "hello there" }]);
+    json!({ "model": "small", "messages": messages, "max_tokens": 8, "seed": 1, "ignore_eos": true })
 }
 
 /// An object with fields added or replaced.

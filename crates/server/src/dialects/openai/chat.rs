@@ -101,10 +101,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
 }
 
 /// Whether the answer continues the last message: by default if that is the assistant's.
-fn continues(
-    fields: &Fields<'_>,
-    messages: &[quadriga_llm::template::Message],
-) -> Result<bool, ApiError> {
+fn continues(fields: &Fields<'_>, messages: &[quadriga_llm::template::Message]) -> Result<bool, ApiError> {
     let ends = ends_with_assistant(messages);
     let wanted = fields.flag("continue_final_message")?;
     if wanted == Some(true) && !ends {
@@ -113,7 +110,9 @@ fn continues(
     let continues = ends && wanted.unwrap_or(true);
     let before = messages.split_last().map(|(_, before)| before).unwrap_or_default();
     if continues && before.last().is_some_and(|message| message.role == "assistant") {
-        return Err(fields.error("messages", "ends with two messages of the assistant; only one can be continued"));
+        return Err(
+            fields.error("messages", "ends with two messages of the assistant; only one can be continued")
+        );
     }
     Ok(continues)
 }
@@ -194,9 +193,8 @@ fn choice_json(served: &ServedModel, choice: &Choice) -> Value {
         }
     }
     let tokens = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
-    let tokens: Vec<Value> = tokens
-        .filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?)))
-        .collect();
+    let tokens: Vec<Value> =
+        tokens.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?))).collect();
     let has_logprobs = choice.tokens.iter().any(|(_, found)| found.is_some());
     let logprobs = has_logprobs.then(|| json!({ "content": tokens, "refusal": null }));
     json!({
