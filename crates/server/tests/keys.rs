@@ -33,7 +33,7 @@ fn only_holders_of_a_key_may_ask() {
 fn keys_of_a_file_have_limits_and_are_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
-    std::fs::write(&path, "# ours\nsmall tokens-per-minute=40\none concurrent=1\n").unwrap();
+    std::fs::write(&path, "# ours\nsmall tokens-per-minute=30\none concurrent=1\n").unwrap();
     let server =
         Setup { keys: Keys::new(Vec::new(), Some(path.clone())).unwrap(), ..Setup::default() }.start();
     let small = || server.client().header("x-api-key", "small");
