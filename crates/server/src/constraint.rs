@@ -1,11 +1,6 @@
 //! The form that an answer must have: a schema or grammar, and calls of tools.
 
-use quadriga_llm::Model;
-use quadriga_llm::sampling::SamplingHook;
 use serde_json::Value;
-
-use crate::error::{ApiError, ErrorKind};
-use crate::generation::Generation;
 
 /// The form that an answer must have.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -37,15 +32,4 @@ pub enum ToolChoice {
     Required,
     /// The one of this name.
     Named(String),
-}
-
-/// The hooks that keep the answers of a request in form: one for each choice, or none at all.
-pub(crate) fn hooks(_model: &Model, generation: &Generation) -> Result<Vec<Box<dyn SamplingHook>>, ApiError> {
-    let unsupported =
-        |what: &str| Err(ApiError::new(ErrorKind::Unsupported, format!("{what} is not supported")));
-    match (&generation.constraint, &generation.tool_choice) {
-        (Constraint::None, ToolChoice::Auto | ToolChoice::None) => Ok(Vec::new()),
-        (Constraint::None, _) => unsupported("a required tool_choice"),
-        _ => unsupported("structured output"),
-    }
 }

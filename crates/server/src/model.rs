@@ -5,15 +5,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use quadriga_llm::serving::{Batcher, BatcherOptions, Service};
-use quadriga_llm::{GeneratorOptions, Model};
+use quadriga_llm::serving::{Batcher, BatcherOptions, BatcherState, Service};
+use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 
-use crate::error::ApiError;
-use crate::generation::Generation;
-use crate::operation::caller::Caller;
+use crate::embedding::{EmbedderLoader, EmbeddingService, EmbeddingTask};
+use crate::error::{ApiError, ErrorKind};
 use crate::operation::metrics::ModelMetrics;
-use crate::prompt;
-use crate::running::Running;
 
 /// A model that is loaded: its engine, and the defaults of its requests.
 pub struct ServedModel {
@@ -31,7 +28,8 @@ pub struct ServedModel {
     pub pictures: Option<PlanPictures>,
     /// Counters and histograms.
     pub metrics: Arc<ModelMetrics>,
-    service: Service,
+    service: Option<Service>,
+    embeddings: Option<EmbeddingService>,
     in_flight: Arc<Mutex<HashMap<u64, Arc<InFlight>>>>,
     next: AtomicU64,
 }
@@ -78,23 +76,67 @@ impl ServedModel {
         pictures: Option<PlanPictures>,
     ) -> Result<ServedModel, quadriga_llm::Error> {
         let (model, options) = (batcher.model().clone(), batcher.options().clone());
-        Ok(ServedModel {
-            name: name.into(),
+        let served = ServedModel::new(name.into(), model, options, defaults, pictures);
+        Ok(ServedModel { service: Some(Service::start(batcher)?), ..served })
+    }
+
+    /// Serves an encoder, which generates no text.
+    pub fn encoder(
+        name: impl Into<String>,
+        model: Model,
+        engine: EngineOptions,
+        pictures: Option<PlanPictures>,
+    ) -> ServedModel {
+        let options = BatcherOptions { engine, ..BatcherOptions::default() };
+        ServedModel::new(name.into(), model, options, GeneratorOptions::default(), pictures)
+    }
+
+    fn new(
+        name: String,
+        model: Model,
+        options: BatcherOptions,
+        defaults: GeneratorOptions,
+        pictures: Option<PlanPictures>,
+    ) -> ServedModel {
+        ServedModel {
+            name,
             model,
             options,
             defaults,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             pictures,
             metrics: Arc::default(),
-            service: Service::start(batcher)?,
+            service: None,
+            embeddings: None,
             in_flight: Arc::default(),
             next: AtomicU64::new(0),
-        })
+        }
+    }
+
+    /// With what makes its embedder, when the first request for embeddings comes.
+    #[must_use]
+    pub fn with_embedder(self, loader: EmbedderLoader) -> ServedModel {
+        ServedModel { embeddings: Some(EmbeddingService::new(loader)), ..self }
     }
 
     /// The engine's thread.
-    pub fn service(&self) -> &Service {
-        &self.service
+    ///
+    /// # Errors
+    /// It is an encoder.
+    pub fn service(&self) -> Result<&Service, ApiError> {
+        let architecture = self.model.hyperparameters().architecture;
+        self.service.as_ref().ok_or_else(|| quadriga_llm::Error::Encoder { architecture }.into())
+    }
+
+    /// What the engine was doing after its latest step.
+    pub fn state(&self) -> BatcherState {
+        self.service.as_ref().map(Service::state).unwrap_or_default()
+    }
+
+    /// Computes embeddings of texts, or how well documents answer queries, for their tokens.
+    pub async fn embed(&self, task: EmbeddingTask, texts: Vec<Vec<u32>>) -> Result<Vec<Vec<f32>>, ApiError> {
+        let missing = || ApiError::new(ErrorKind::Unsupported, "this server computes no embeddings");
+        self.embeddings.as_ref().ok_or_else(missing)?.compute(task, texts).await
     }
 
     /// Tokens of a prompt and its answer together.
@@ -119,45 +161,12 @@ impl ServedModel {
         InFlightGuard { table: Arc::clone(&self.in_flight), number, entry }
     }
 
-    /// Starts to answer a request. When it returns, the request was checked and accepted.
-    pub async fn generate(
-        self: &Arc<Self>,
-        generation: Generation,
-        caller: &Caller,
-    ) -> Result<Running, ApiError> {
-        self.generate_all(vec![generation], caller).await
-    }
-
-    /// Starts to answer several requests as one: their choices are numbered one after another.
-    pub async fn generate_all(
-        self: &Arc<Self>,
-        generations: Vec<Generation>,
-        caller: &Caller,
-    ) -> Result<Running, ApiError> {
-        let served = Arc::clone(self);
-        let client = caller.client();
-        let prepare = move || {
-            let prepare = |generation| prompt::prepare(&served, generation, client);
-            generations.into_iter().map(prepare).collect::<Result<Vec<_>, ApiError>>()
-        };
-        let prepared = self.blocking(prepare).await??;
-        Running::start(self, prepared, caller).await
-    }
-
-    /// The tokens of a prompt, rendered and tokenized as [`generate`](Self::generate) does, without any generation.
-    pub async fn tokens(self: &Arc<Self>, generation: Generation) -> Result<Vec<u32>, ApiError> {
-        let served = Arc::clone(self);
-        let prepare = move || prompt::tokens(&served, &generation);
-        self.blocking(prepare).await?
-    }
-
     /// Runs a function that computes for a while beside the threads that serve connections.
-    async fn blocking<T: Send + 'static>(
+    pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let failed =
-            |_| ApiError::new(crate::error::ErrorKind::Internal, "the request could not be prepared");
+        let failed = |_| ApiError::new(ErrorKind::Internal, "the request could not be prepared");
         tokio::task::spawn_blocking(work).await.map_err(failed)
     }
 

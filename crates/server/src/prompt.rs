@@ -6,9 +6,10 @@ use quadriga_llm::template::Message;
 use quadriga_llm::{Error, GeneratorOptions};
 use serde_json::Value;
 
-use crate::constraint::{self, ToolChoice};
+use crate::constraint::ToolChoice;
 use crate::error::ApiError;
 use crate::generation::{ChatPrompt, Generation, Prompt, ReasoningEffort};
+use crate::hooks;
 use crate::model::ServedModel;
 
 /// The most answers of one request.
@@ -36,7 +37,7 @@ pub(crate) fn prepare(
     if first.prompt.len() >= context {
         return Err(Error::ContextFull { wanted: first.prompt.len(), used: 0, context }.into());
     }
-    let mut hooks = constraint::hooks(&served.model, &generation)?.into_iter();
+    let mut hooks = hooks::hooks(&served.model, &generation)?.into_iter();
     let prompt = first.prompt.clone();
     let stops = generation.stops.clone();
     let requests = (0..generation.choices)

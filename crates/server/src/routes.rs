@@ -6,7 +6,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 
@@ -14,7 +14,6 @@ use crate::app::App;
 use crate::call::new_id;
 use crate::dialects::{Dialect, openai};
 use crate::error::{ApiError, ErrorKind};
-use crate::operation::auth;
 use crate::{page, status};
 
 /// The header that identifies a request in logs of both sides.
@@ -29,7 +28,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::clone(app), refuse_when_stopping))
-        .layer(middleware::from_fn_with_state(Arc::clone(app), auth::check))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), check_key))
         .layer(middleware::from_fn(finish))
         .with_state(Arc::clone(app))
 }
@@ -45,11 +44,35 @@ async fn wrong_method(request: Request) -> ApiError {
 
 /// A server that is about to stop answers what it has begun, and nothing else.
 async fn refuse_when_stopping(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if app.is_stopping() && request.method() == axum::http::Method::POST {
+    if app.is_stopping() && request.method() == Method::POST {
         let error = ApiError::new(ErrorKind::Unavailable, "the server is stopping");
         return error.retry_after(std::time::Duration::from_secs(5)).into_response();
     }
     next.run(request).await
+}
+
+/// Routes that everybody may read.
+const PUBLIC: &[&str] = &["/", "/health", "/v1/health", "/ready"];
+
+/// Finds out who asks, or refuses the request.
+async fn check_key(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let path = request.uri().path();
+    let public = PUBLIC.contains(&path) || request.method() == Method::OPTIONS || page::is_asset(path);
+    match app.keys().caller(request.headers()) {
+        Some(caller) => {
+            request.extensions_mut().insert(caller);
+        }
+        None if public => {}
+        None => {
+            let message = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY";
+            return Err(ApiError::new(ErrorKind::Authentication, message));
+        }
+    }
+    Ok(next.run(request).await)
 }
 
 /// Gives every request an identifier, writes errors in the form of its dialect, and logs it.

@@ -57,7 +57,7 @@ impl Running {
                 flights.iter().zip(first..).map(|(flight, choice)| sink(served, flight, choice, &sender));
             let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
             let (reply, accepted) = oneshot::channel();
-            served.service().submit_to(requests, move |ids| reply.send(ids).is_ok())?;
+            served.service()?.submit_to(requests, move |ids| reply.send(ids).is_ok())?;
             let ids = accepted.await.map_err(|_| ApiError::from(quadriga_llm::Error::ServiceStopped))??;
             running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
                 id: Some(id),
@@ -198,7 +198,9 @@ impl Drop for Running {
     fn drop(&mut self) {
         for choice in &self.choices {
             if let Some(id) = choice.id {
-                self.served.service().cancel(id);
+                if let Ok(service) = self.served.service() {
+                    service.cancel(id);
+                }
                 self.served.metrics.note_cancelled();
                 let generated = choice.flight.entry.generated.load(Ordering::Relaxed);
                 self.usage.charge(choice.flight.entry.prompt_tokens + generated);

@@ -47,7 +47,7 @@ async fn status(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 fn model_status(served: &ServedModel) -> Value {
-    let state = served.service().state();
+    let state = served.state();
     let requests: Vec<Value> = served
         .in_flight()
         .iter()
@@ -85,7 +85,7 @@ fn model_status(served: &ServedModel) -> Value {
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let mut text = String::new();
     for served in app.models().loaded() {
-        served.metrics.write(&served.name, &served.service().state(), &mut text);
+        served.metrics.write(&served.name, &served.state(), &mut text);
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

@@ -1,17 +1,12 @@
 //! API keys.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, header};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::http::{HeaderMap, header};
 use subtle::ConstantTimeEq;
 
 use super::caller::{Caller, KeyLimits};
-use crate::app::App;
-use crate::error::{ApiError, ErrorKind};
 
 /// A key, and who has it.
 #[derive(Clone)]
@@ -83,6 +78,14 @@ impl Keys {
         self.keys.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// Who asks, by the key in a request's headers. Without any keys, anybody.
+    pub fn caller(&self, headers: &HeaderMap) -> Option<Caller> {
+        if self.count() == 0 {
+            return Some(Caller::default());
+        }
+        given_key(headers).and_then(|key| self.find(key))
+    }
+
     /// Who has this key. All keys are compared, each in a time that does not depend on how much of it is right.
     fn find(&self, given: &[u8]) -> Option<Caller> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
@@ -122,35 +125,6 @@ fn parse_line(line: &str) -> Result<(String, KeyLimits), String> {
         }
     }
     Ok((key, limits))
-}
-
-/// Routes that everybody may read.
-const PUBLIC: &[&str] = &["/", "/health", "/v1/health", "/ready"];
-
-/// Finds out who asks, or refuses the request.
-pub(crate) async fn check(
-    State(app): State<Arc<App>>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response, ApiError> {
-    let path = request.uri().path();
-    let public = PUBLIC.contains(&path) || request.method() == Method::OPTIONS || crate::page::is_asset(path);
-    let caller = if app.keys().count() == 0 {
-        Some(Caller::default())
-    } else {
-        given_key(request.headers()).and_then(|key| app.keys().find(key))
-    };
-    match caller {
-        Some(caller) => {
-            request.extensions_mut().insert(caller);
-        }
-        None if public => {}
-        None => {
-            let message = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY";
-            return Err(ApiError::new(ErrorKind::Authentication, message));
-        }
-    }
-    Ok(next.run(request).await)
 }
 
 /// The key of a request: `Authorization: Bearer KEY`, `Authorization: KEY` or `x-api-key: KEY`.

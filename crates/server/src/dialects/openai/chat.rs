@@ -1,16 +1,17 @@
 //! `/v1/chat/completions`.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::answer_head::AnswerHead;
 use super::chat_stream::ChatStream;
+use super::request_fields::{choices, includes_usage, priority, sse_ping};
 use super::usage::{Usage, finish_name};
 use super::{FINGERPRINT, logprobs, messages};
-use crate::call::{Call, new_id};
+use crate::call::Call;
 use crate::dialects::timings::timings;
 use crate::dialects::{format_fields, sampling_fields};
 use crate::error::ApiError;
@@ -22,25 +23,6 @@ use crate::stream::{self, StreamFormat};
 
 /// The most log-probabilities that are reported for a token.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
-
-/// What all parts of an answer have in common.
-#[derive(Clone, Debug)]
-pub(crate) struct AnswerHead {
-    pub(crate) id: String,
-    pub(crate) created: u64,
-    pub(crate) model: String,
-}
-
-impl AnswerHead {
-    pub(crate) fn new(prefix: &str, served: &ServedModel) -> AnswerHead {
-        AnswerHead { id: new_id(prefix), created: unix_time(), model: served.name.clone() }
-    }
-}
-
-/// Seconds since 1970.
-pub(crate) fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
 
 /// Answers a conversation.
 pub async fn chat(call: Call) -> Result<Response, ApiError> {
@@ -132,21 +114,6 @@ fn reasoning(fields: &Fields<'_>) -> Result<(ReasoningEffort, Option<usize>), Ap
     })
 }
 
-/// The number of answers.
-pub(crate) fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
-    let choices = fields.count("n")?.or(fields.count("n_cmpl")?).unwrap_or(1);
-    match choices {
-        1..=crate::prompt::MAX_CHOICES => Ok(choices),
-        _ => Err(fields.error("n", format!("must be from 1 to {}", crate::prompt::MAX_CHOICES))),
-    }
-}
-
-/// A request of higher priority is started first. vLLM's numbers have the opposite sign.
-pub(crate) fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
-    let priority = fields.integer("priority")?.unwrap_or(0);
-    i32::try_from(priority).map(i32::saturating_neg).map_err(|_| fields.error("priority", "is out of range"))
-}
-
 fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     let top = fields.count("top_logprobs")?;
     if top.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
@@ -156,27 +123,6 @@ fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
         true => Some(top.unwrap_or(0)),
         false => None,
     })
-}
-
-/// Whether a stream ends with a chunk of counted tokens.
-pub(crate) fn includes_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    match fields.object("stream_options")? {
-        Some(options) => Ok(options.flag("include_usage")?.unwrap_or(false)),
-        None => Ok(false),
-    }
-}
-
-/// The time between two pings.
-pub(crate) fn sse_ping(
-    fields: &Fields<'_>,
-    default: std::time::Duration,
-) -> Result<std::time::Duration, ApiError> {
-    match fields.integer("sse_ping_interval")? {
-        None => Ok(default),
-        // None at all.
-        Some(..=0) => Ok(std::time::Duration::from_secs(u64::from(u32::MAX))),
-        Some(seconds) => Ok(std::time::Duration::from_secs(seconds.unsigned_abs().min(u64::from(u32::MAX)))),
-    }
 }
 
 fn choice_json(served: &ServedModel, choice: &Choice) -> Value {

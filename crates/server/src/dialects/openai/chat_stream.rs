@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::chat::AnswerHead;
+use super::answer_head::AnswerHead;
 use super::usage::{Usage, finish_name};
 use super::{FINGERPRINT, logprobs};
 use crate::dialects::Dialect;

@@ -1,0 +1,133 @@
+//! Completions as a stream of chunks.
+
+use std::sync::Arc;
+
+use quadriga_llm::serving::TokenLogprobs;
+use serde_json::{Map, Value, json};
+
+use super::FINGERPRINT;
+use super::answer_head::AnswerHead;
+use super::completion_logprobs::CompletionLogprobs;
+use super::usage::{Usage, finish_name};
+use crate::dialects::Dialect;
+use crate::dialects::timings::timings;
+use crate::generation::GenerationEvent;
+use crate::model::ServedModel;
+use crate::running::Running;
+use crate::stream::{StreamBuffer, StreamEncoder};
+
+/// Writes the chunks of a completion.
+pub(crate) struct CompletionStream {
+    head: AnswerHead,
+    served: Arc<ServedModel>,
+    prompts: Vec<Vec<u32>>,
+    /// The texts with which answers begin, one for each prompt; none if they are not echoed.
+    echoed: Vec<String>,
+    /// Answers to each prompt.
+    choices: usize,
+    answers: Vec<StreamedAnswer>,
+    include_usage: bool,
+    usage: Usage,
+}
+
+#[derive(Clone, Default)]
+struct StreamedAnswer {
+    logprobs: CompletionLogprobs,
+    /// Whether its prompt was written.
+    begun: bool,
+}
+
+impl CompletionStream {
+    pub(crate) fn new(
+        head: AnswerHead,
+        running: &Running,
+        echoed: Vec<String>,
+        choices: usize,
+        include_usage: bool,
+    ) -> CompletionStream {
+        let begun = echoed.is_empty();
+        CompletionStream {
+            head,
+            served: Arc::clone(running.served()),
+            prompts: running.prompts().to_vec(),
+            echoed,
+            choices,
+            answers: vec![StreamedAnswer { begun, ..StreamedAnswer::default() }; running.choices()],
+            include_usage,
+            usage: Usage::new(running.prompt_tokens()),
+        }
+    }
+
+    fn chunk(&self, choices: Value) -> Map<String, Value> {
+        let mut chunk = Map::new();
+        chunk.insert("id".to_owned(), self.head.id.clone().into());
+        chunk.insert("object".to_owned(), "text_completion".into());
+        chunk.insert("created".to_owned(), self.head.created.into());
+        chunk.insert("model".to_owned(), self.head.model.clone().into());
+        chunk.insert("system_fingerprint".to_owned(), FINGERPRINT.into());
+        chunk.insert("choices".to_owned(), choices);
+        if self.include_usage {
+            chunk.insert("usage".to_owned(), Value::Null);
+        }
+        chunk
+    }
+
+    /// A chunk with text and the log-probabilities that came since the last one.
+    fn text(&mut self, choice: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
+        let answer = self.answers.get_mut(choice).filter(|answer| !answer.logprobs.is_empty());
+        let logprobs = answer.map(|answer| answer.logprobs.take());
+        self.chunk(json!([{ "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish }]))
+    }
+
+    /// Writes the prompt of an answer, if that is to come first and has not yet.
+    fn begin_answer(&mut self, choice: usize, logprobs: Option<&[TokenLogprobs]>, out: &mut StreamBuffer) {
+        let prompt = choice / self.choices.max(1);
+        let Some(answer) = self.answers.get_mut(choice).filter(|answer| !answer.begun) else { return };
+        answer.begun = true;
+        if let (Some(logprobs), Some(tokens)) = (logprobs, self.prompts.get(prompt)) {
+            answer.logprobs.add_prompt(&self.served, tokens, logprobs);
+        }
+        let text = self.echoed.get(prompt).cloned().unwrap_or_default();
+        let chunk = self.text(choice, &text, None);
+        out.json(&chunk);
+    }
+}
+
+impl StreamEncoder for CompletionStream {
+    fn event(&mut self, event: GenerationEvent, out: &mut StreamBuffer) {
+        match event {
+            GenerationEvent::PromptLogprobs { choice, logprobs } => {
+                for choice in choice..choice + self.choices {
+                    self.begin_answer(choice, Some(&logprobs), out);
+                }
+            }
+            GenerationEvent::Delta(delta) => {
+                self.begin_answer(delta.choice, None, out);
+                if let (Some(found), Some(answer)) = (&delta.logprobs, self.answers.get_mut(delta.choice)) {
+                    answer.logprobs.add(&self.served, delta.token, Some(found));
+                }
+                if !delta.text.is_empty() {
+                    let chunk = self.text(delta.choice, &delta.text, None);
+                    out.json(&chunk);
+                }
+            }
+            GenerationEvent::Done(done) => {
+                self.begin_answer(done.choice, None, out);
+                self.usage.add(&done);
+                let mut chunk = self.text(done.choice, "", Some(finish_name(&done.finish)));
+                chunk.insert("timings".to_owned(), timings(&done));
+                out.json(&chunk);
+            }
+            GenerationEvent::Failed(error) => out.json(&Dialect::OpenAi.error_body(&error, None)),
+        }
+    }
+
+    fn end(&mut self, out: &mut StreamBuffer) {
+        if self.include_usage {
+            let mut chunk = self.chunk(json!([]));
+            chunk.insert("usage".to_owned(), self.usage.json());
+            out.json(&chunk);
+        }
+        out.text("[DONE]");
+    }
+}

@@ -1,0 +1,174 @@
+//! `/v1/completions`: text that continues a prompt.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::FINGERPRINT;
+use super::answer_head::AnswerHead;
+use super::completion_logprobs::CompletionLogprobs;
+use super::completion_stream::CompletionStream;
+use super::request_fields::{choices, includes_usage, priority, sse_ping};
+use super::usage::{Usage, finish_name};
+use crate::call::Call;
+use crate::dialects::timings::timings;
+use crate::dialects::{format_fields, sampling_fields};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::generation::{Choice, Generation, Prompt};
+use crate::model::ServedModel;
+use crate::stream::{self, StreamFormat};
+
+/// The most log-probabilities that are reported for a token.
+const MAX_LOGPROBS: usize = 20;
+
+/// The most prompts of a request.
+const MAX_PROMPTS: usize = 2048;
+
+/// Tokens of an answer, if the request does not say.
+const DEFAULT_TOKENS: usize = 16;
+
+/// What is asked beside the generations themselves.
+pub(crate) struct CompletionRequest {
+    pub(crate) generations: Vec<Generation>,
+    /// Whether answers begin with their prompt.
+    pub(crate) echo: bool,
+    /// Answers to each prompt.
+    pub(crate) choices: usize,
+}
+
+/// Continues prompts.
+pub async fn completions(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let fields = call.fields();
+    let request = parse(&fields, &served)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let include_usage = includes_usage(&fields)?;
+    let ping = sse_ping(&fields, call.app.limits().ping)?;
+    let CompletionRequest { generations, echo, choices } = request;
+    let echoed = if echo { echoed_texts(&served, &generations)? } else { Vec::new() };
+    let running = served.generate_all(generations, &call.caller).await?;
+    let head = AnswerHead::new("cmpl-", &served);
+    if streams {
+        let encoder = CompletionStream::new(head, &running, echoed, choices, include_usage);
+        return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
+    }
+    let mut usage = Usage::new(running.prompt_tokens());
+    let prompts = running.prompts().to_vec();
+    let answers = running.finish().await?;
+    let mut list = Vec::new();
+    for (number, answer) in answers.iter().enumerate() {
+        usage.add(&answer.done);
+        let prompt = number / choices;
+        // All answers to a prompt have its log-probabilities.
+        let first = answers.get(prompt * choices).and_then(|first| first.prompt_logprobs.as_deref());
+        let echoed = echoed.get(prompt).map(|text| (text.as_str(), first.unwrap_or_default()));
+        list.push(choice_json(&served, answer, echoed, prompts.get(prompt).map_or(&[], Vec::as_slice)));
+    }
+    Ok(Json(json!({
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": list,
+        "usage": usage.json(),
+        "system_fingerprint": FINGERPRINT,
+        "timings": answers.first().map(|choice| timings(&choice.done)),
+    }))
+    .into_response())
+}
+
+/// The request as [`Generation`]s.
+pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<CompletionRequest, ApiError> {
+    let choices = choices(fields)?;
+    if fields.count("best_of")?.is_some_and(|best| best > choices) {
+        return Err(fields.error("best_of", "must not be larger than n: answers are not ranked"));
+    }
+    if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(fields.error("suffix", "is not supported here; /infill fills a gap in a text"));
+    }
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    let logprobs = fields.count("logprobs")?;
+    if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
+        return Err(fields.error("logprobs", format!("must be from 0 to {MAX_LOGPROBS}")));
+    }
+    let max_tokens =
+        sampling_fields::max_tokens(fields, &["max_tokens", "max_completion_tokens", "n_predict"], served)?;
+    let given = ["max_tokens", "max_completion_tokens", "n_predict"].iter().any(|name| fields.has(name));
+    let template = Generation {
+        sampling: sampling_fields::sampling(fields, served)?,
+        max_tokens: max_tokens.or((!given).then_some(DEFAULT_TOKENS)),
+        stops: sampling_fields::stops(fields, "stop", served)?,
+        choices,
+        logprobs,
+        prompt_logprobs: echo && logprobs.is_some(),
+        constraint: format_fields::constraint(fields)?,
+        priority: priority(fields)?,
+        ..Generation::new(Prompt::Tokens(Vec::new()))
+    };
+    let prompts = prompts(fields)?;
+    let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
+    Ok(CompletionRequest { generations, echo, choices })
+}
+
+/// The prompts: a text, tokens, or a list of either.
+fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
+    const NAME: &str = "prompt";
+    let wrong = || fields.error(NAME, "must be a text, a list of tokens, or a list of such");
+    let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
+    let tokens = |list: &[Value]| list.iter().map(token).collect::<Option<Vec<u32>>>();
+    let one = |value: &Value| match value {
+        Value::String(text) => Ok(Prompt::Text(text.clone())),
+        Value::Array(list) => tokens(list).map(Prompt::Tokens).ok_or_else(wrong),
+        _ => Err(wrong()),
+    };
+    match fields.value(NAME).ok_or_else(|| fields.missing(NAME))? {
+        Value::Array(list) if list.is_empty() => Err(fields.error(NAME, "is empty")),
+        Value::Array(list) if list.len() > MAX_PROMPTS && list.iter().all(|value| !value.is_number()) => {
+            Err(fields.error(NAME, format!("has {} prompts; at most {MAX_PROMPTS} are allowed", list.len())))
+        }
+        Value::Array(list) => match tokens(list) {
+            Some(tokens) => Ok(vec![Prompt::Tokens(tokens)]),
+            None => list.iter().map(one).collect(),
+        },
+        value => Ok(vec![one(value)?]),
+    }
+}
+
+/// The texts with which answers begin.
+fn echoed_texts(served: &ServedModel, generations: &[Generation]) -> Result<Vec<String>, ApiError> {
+    let text = |generation: &Generation| match &generation.prompt {
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Tokens(tokens) => Ok(served.model.tokenizer()?.decode(tokens)?),
+        Prompt::Chat(_) => Ok(String::new()),
+    };
+    generations.iter().map(text).collect()
+}
+
+/// An answer, behind its prompt if that is echoed with these log-probabilities.
+fn choice_json(
+    served: &ServedModel,
+    choice: &Choice,
+    echoed: Option<(&str, &[quadriga_llm::serving::TokenLogprobs])>,
+    prompt: &[u32],
+) -> Value {
+    let mut logprobs = CompletionLogprobs::default();
+    if let Some((_, found)) = echoed {
+        logprobs.add_prompt(served, prompt, found);
+    }
+    for (token, found) in &choice.tokens {
+        if let Some(found) = found {
+            logprobs.add(served, *token, Some(found));
+        }
+    }
+    let wanted = choice.tokens.iter().any(|(_, found)| found.is_some())
+        || echoed.is_some_and(|(_, found)| !found.is_empty());
+    json!({
+        "index": choice.done.choice,
+        "text": format!("{}{}", echoed.map_or("", |(text, _)| text), choice.text),
+        "logprobs": wanted.then(|| logprobs.json()),
+        "finish_reason": finish_name(&choice.done.finish),
+    })
+}

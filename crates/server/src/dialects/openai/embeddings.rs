@@ -1,0 +1,119 @@
+//! `/v1/embeddings`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use quadriga_llm::text_tokens;
+use serde_json::{Value, json};
+
+use crate::call::Call;
+use crate::embedding::EmbeddingTask;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::model::ServedModel;
+
+/// The most texts of a request.
+const MAX_TEXTS: usize = 2048;
+
+/// Computes a vector for each text.
+pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let fields = call.fields();
+    let base64 = fields.one_of("encoding_format", &["float", "base64"])? == Some("base64");
+    let dimensions = fields.count("dimensions")?;
+    let width = served.model.hyperparameters().width;
+    if let Some(wanted) = dimensions.filter(|wanted| *wanted == 0 || *wanted > width) {
+        return Err(fields.error("dimensions", format!("is {wanted}; the model's embeddings have {width}")));
+    }
+    let texts = inputs(&fields, "input", &served)?;
+    let usage = call.caller.begin()?;
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    let mut vectors = served.embed(EmbeddingTask::Embed, texts).await?;
+    usage.charge(tokens);
+    if let Some(dimensions) = dimensions {
+        vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
+    }
+    let data: Vec<Value> = vectors
+        .iter()
+        .enumerate()
+        .map(|(index, vector)| {
+            let embedding = if base64 { base64_text(vector).into() } else { json!(vector) };
+            json!({ "object": "embedding", "index": index, "embedding": embedding })
+        })
+        .collect();
+    Ok(Json(json!({
+        "object": "list",
+        "model": served.name,
+        "data": data,
+        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+    }))
+    .into_response())
+}
+
+/// The tokens of each text of a field: a text, tokens, or a list of either.
+pub(crate) fn inputs(
+    fields: &Fields<'_>,
+    name: &str,
+    served: &Arc<ServedModel>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let wrong = || fields.error(name, "must be a text, a list of tokens, or a list of such");
+    let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
+    let tokens = |list: &[Value]| list.iter().map(token).collect::<Option<Vec<u32>>>();
+    let one = |value: &Value| match value {
+        Value::String(text) if text.is_empty() => Err(fields.error(name, "has an empty text")),
+        Value::String(text) => Ok(text_tokens(&served.model, text)?),
+        Value::Array(list) if list.is_empty() => Err(fields.error(name, "has an empty text")),
+        Value::Array(list) => tokens(list).ok_or_else(wrong),
+        _ => Err(wrong()),
+    };
+    match fields.value(name).ok_or_else(|| fields.missing(name))? {
+        Value::Array(list) if list.is_empty() => Err(fields.error(name, "is empty")),
+        Value::Array(list) => match tokens(list) {
+            Some(tokens) => Ok(vec![tokens]),
+            None if list.len() > MAX_TEXTS => {
+                Err(fields.error(name, format!("has {} texts; at most {MAX_TEXTS} are allowed", list.len())))
+            }
+            None => list.iter().map(one).collect(),
+        },
+        value => Ok(vec![one(value)?]),
+    }
+}
+
+/// The first elements of a vector, which are an embedding of models that were trained so, scaled to length 1.
+fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
+    vector.truncate(dimensions);
+    let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+    }
+}
+
+/// A vector of little-endian numbers in base64, for which OpenAI's libraries ask by themselves.
+fn base64_text(vector: &[f32]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let letter = |number: u32| LETTERS.get((number & 63) as usize).map_or('=', |letter| char::from(*letter));
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let number = group.iter().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
+        let number = number << (8 * (3 - group.len()));
+        for place in 0..4 {
+            let is_padding = place > group.len();
+            text.push(if is_padding { '=' } else { letter(number >> (18 - 6 * place)) });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_little_endian() {
+        assert_eq!(base64_text(&[1.0]), "AACAPw==");
+        assert_eq!(base64_text(&[1.0, -2.5]), "AACAPwAAIMA=");
+        assert_eq!(base64_text(&[1.0, -2.5, 0.0]), "AACAPwAAIMAAAAAA");
+    }
+}

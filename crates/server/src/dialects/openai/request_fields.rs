@@ -1,0 +1,42 @@
+//! Fields that several of OpenAI's requests have.
+
+use std::time::Duration;
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::prompt::MAX_CHOICES;
+
+/// Longer than any connection lives.
+const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// The number of answers.
+pub(crate) fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    let choices = fields.count("n")?.or(fields.count("n_cmpl")?).unwrap_or(1);
+    match choices {
+        1..=MAX_CHOICES => Ok(choices),
+        _ => Err(fields.error("n", format!("must be from 1 to {MAX_CHOICES}"))),
+    }
+}
+
+/// The priority, in the engine's sense: requests of a higher one are started first. In vLLM's requests, those of a lower number.
+pub(crate) fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
+    let priority = fields.integer("priority")?.unwrap_or(0);
+    i32::try_from(priority).map(i32::saturating_neg).map_err(|_| fields.error("priority", "is out of range"))
+}
+
+/// Whether a stream ends with a chunk of counted tokens.
+pub(crate) fn includes_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    match fields.object("stream_options")? {
+        Some(options) => Ok(options.flag("include_usage")?.unwrap_or(false)),
+        None => Ok(false),
+    }
+}
+
+/// The time between two pings.
+pub(crate) fn sse_ping(fields: &Fields<'_>, default: Duration) -> Result<Duration, ApiError> {
+    Ok(match fields.integer("sse_ping_interval")? {
+        None => default,
+        Some(..=0) => NEVER,
+        Some(seconds) => Duration::from_secs(seconds.unsigned_abs()).min(NEVER),
+    })
+}

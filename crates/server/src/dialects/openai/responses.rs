@@ -1,0 +1,132 @@
+//! `/v1/responses`, without stored responses: what belongs to a conversation is sent with each request.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+
+use super::request_fields::{priority, sse_ping};
+use super::response_items::ResponseItem;
+use super::response_object::ResponseObject;
+use super::response_stream::ResponseStream;
+use super::usage::Usage;
+use super::{logprobs, response_input};
+use crate::call::{Call, new_id};
+use crate::constraint::Constraint;
+use crate::dialects::{format_fields, sampling_fields};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::generation::{ChatPrompt, Choice, Generation, Prompt, ReasoningEffort};
+use crate::model::ServedModel;
+use crate::prompt::ends_with_assistant;
+use crate::stream::{self, StreamFormat};
+
+/// The most log-probabilities that are reported for a token.
+const MAX_TOP_LOGPROBS: usize = 20;
+
+/// Answers a conversation.
+pub async fn responses(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let fields = call.fields();
+    let generation = parse(&fields, &served)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let ping = sse_ping(&fields, call.app.limits().ping)?;
+    let object = ResponseObject::new(&fields, &served, &generation);
+    let running = served.generate(generation, &call.caller).await?;
+    if streams {
+        let encoder = ResponseStream::new(object, &running);
+        return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
+    }
+    let mut usage = Usage::new(running.prompt_tokens());
+    let choices = running.finish().await?;
+    let Some(choice) = choices.first() else {
+        return Err(ApiError::new(crate::error::ErrorKind::Internal, "there is no answer"));
+    };
+    usage.add(&choice.done);
+    let items = items(&served, choice);
+    Ok(Json(object.finished(&choice.done.finish, &items, &usage)).into_response())
+}
+
+/// The request as a [`Generation`].
+pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
+    for name in ["previous_response_id", "conversation", "prompt"] {
+        if fields.has(name) {
+            return Err(fields.error(name, "is not supported: nothing is stored, send the whole input"));
+        }
+    }
+    if fields.flag("background")?.unwrap_or(false) {
+        return Err(fields.error("background", "is not supported: nothing is stored"));
+    }
+    let messages = response_input::conversation(fields)?;
+    let tools = response_input::tools(fields)?;
+    let tool_choice = format_fields::tool_choice(fields, &tools)?;
+    let continues = ends_with_assistant(&messages);
+    let reasoning = match fields.object("reasoning")?.map(|r| r.text("effort")).transpose()?.flatten() {
+        None => ReasoningEffort::Default,
+        Some("none") => ReasoningEffort::Off,
+        Some(effort) => ReasoningEffort::Named(effort.to_owned()),
+    };
+    let variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
+    let chat = ChatPrompt { messages, tools, variables, continues, reasoning };
+    Ok(Generation {
+        sampling: sampling_fields::sampling(fields, served)?,
+        max_tokens: sampling_fields::max_tokens(fields, &["max_output_tokens"], served)?,
+        stops: sampling_fields::stops(fields, "stop", served)?,
+        logprobs: top_logprobs(fields)?,
+        constraint: constraint(fields)?,
+        tool_choice,
+        parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        priority: priority(fields)?,
+        ..Generation::new(Prompt::Chat(chat))
+    })
+}
+
+/// Log-probabilities are asked for with `top_logprobs`, or by name in `include`.
+fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let included = fields.list("include")?.unwrap_or_default();
+    let included = included.iter().any(|name| name == "message.output_text.logprobs");
+    match fields.count("top_logprobs")? {
+        Some(top) if top > MAX_TOP_LOGPROBS => {
+            Err(fields.error("top_logprobs", format!("must be from 0 to {MAX_TOP_LOGPROBS}")))
+        }
+        Some(0) | None => Ok(included.then_some(0)),
+        Some(top) => Ok(Some(top)),
+    }
+}
+
+fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
+    let Some(text) = fields.object("text")? else { return Ok(Constraint::None) };
+    let Some(format) = text.object("format")? else { return Ok(Constraint::None) };
+    let known = ["text", "json_object", "json_schema"];
+    Ok(match format.one_of("type", &known)?.ok_or_else(|| format.missing("type"))? {
+        "json_object" => Constraint::JsonObject,
+        "json_schema" => {
+            Constraint::JsonSchema(format.value("schema").ok_or_else(|| format.missing("schema"))?.clone())
+        }
+        _ => Constraint::None,
+    })
+}
+
+/// The items of a complete answer.
+fn items(served: &ServedModel, choice: &Choice) -> Vec<ResponseItem> {
+    let mut items = Vec::new();
+    if !choice.reasoning.is_empty() {
+        items.push(ResponseItem::Reasoning { id: new_id("rs_"), text: choice.reasoning.clone() });
+    }
+    if !choice.text.is_empty() || choice.tool_calls.is_empty() {
+        let tokens = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
+        let logprobs =
+            tokens.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?)));
+        items.push(ResponseItem::Message {
+            id: new_id("msg_"),
+            text: choice.text.clone(),
+            logprobs: logprobs.collect(),
+        });
+    }
+    let call = |call: &crate::generation::WholeToolCall| ResponseItem::Call {
+        id: new_id("fc_"),
+        call: call.clone(),
+    };
+    items.extend(choice.tool_calls.iter().map(call));
+    items
+}

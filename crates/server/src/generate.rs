@@ -1,0 +1,44 @@
+//! From a [`Generation`] to answers: what every dialect asks of a model.
+
+use std::sync::Arc;
+
+use crate::error::ApiError;
+use crate::generation::Generation;
+use crate::model::ServedModel;
+use crate::operation::caller::Caller;
+use crate::prompt;
+use crate::running::Running;
+
+impl ServedModel {
+    /// Starts to answer a request. When it returns, the request was checked and accepted.
+    pub async fn generate(
+        self: &Arc<Self>,
+        generation: Generation,
+        caller: &Caller,
+    ) -> Result<Running, ApiError> {
+        self.generate_all(vec![generation], caller).await
+    }
+
+    /// Starts to answer several requests as one: their choices are numbered one after another.
+    pub async fn generate_all(
+        self: &Arc<Self>,
+        generations: Vec<Generation>,
+        caller: &Caller,
+    ) -> Result<Running, ApiError> {
+        let served = Arc::clone(self);
+        let client = caller.client();
+        let prepare = move || {
+            let prepare = |generation| prompt::prepare(&served, generation, client);
+            generations.into_iter().map(prepare).collect::<Result<Vec<_>, ApiError>>()
+        };
+        let prepared = self.blocking(prepare).await??;
+        Running::start(self, prepared, caller).await
+    }
+
+    /// The tokens of a prompt, rendered and tokenized as [`generate`](Self::generate) does, without any generation.
+    pub async fn tokens(self: &Arc<Self>, generation: Generation) -> Result<Vec<u32>, ApiError> {
+        let served = Arc::clone(self);
+        let prepare = move || prompt::tokens(&served, &generation);
+        self.blocking(prepare).await?
+    }
+}
