@@ -1,6 +1,7 @@
 //! Shared by `run` and `chat`: sampling options, and printing an answer while it is generated.
 
 mod chat_template;
+pub(crate) mod grammar;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::{Answer, EngineOptions, Finish, GeneratorOptions, TokenCounts};
 use quadriga_view::format::plural;
 
+use self::grammar::GrammarOptions;
 use crate::answer_printer::{AnswerPrinter, ReasoningOutput};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::CtrlC;
@@ -155,6 +157,8 @@ pub(crate) struct AnswerOptions {
     repeat_penalty: f32,
     #[command(flatten)]
     penalties: PenaltyOptions,
+    #[command(flatten)]
+    grammar: GrammarOptions,
 }
 
 /// The name of the flag that a chat can change.
@@ -169,11 +173,16 @@ const FIXED: &[&str] = &[
     "chat-template-file",
     "chat-template-kwargs",
     "system-file",
+    "json-schema",
+    "json-schema-file",
+    "grammar",
+    "grammar-file",
 ];
 
 /// Headings of the help text.
 const PROMPT: &str = "Generation options";
 const SAMPLING: &str = "Sampling options";
+const CONSTRAINTS: &str = "Constraints";
 
 /// A command line of answer options alone, to change one of them.
 #[derive(clap::Parser)]
@@ -276,6 +285,7 @@ impl AnswerOptions {
             sampling,
             max_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),
+            grammar: self.grammar.grammar()?,
             raw: self.raw,
             // Without the template, only the prompt itself can contain the control tokens of a turn.
             special: self.special || self.raw,

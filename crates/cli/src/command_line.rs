@@ -209,7 +209,6 @@ mod tests {
             ("q bench -jfoo", &["-jfoo", "bench --help"]),
             ("q run -fa maybe", &["-fa \"maybe\"", "on, off or auto", "-p"]),
             ("q run --flash-attn hi", &["--flash-attn \"hi\"", "on, off or auto"]),
-            ("q run --grammar x", &["--grammar", "not supported", "hooks"]),
             ("q chat --mirostat=2", &["--mirostat", "not supported", "--top-p"]),
             ("q run --samplers top_k", &["--samplers", "not supported"]),
             ("q chat --keep 4", &["--keep", "not supported", "-c N"]),

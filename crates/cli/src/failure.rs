@@ -79,6 +79,7 @@ impl From<LlmError> for Failure {
             | LlmError::CacheBlocks { .. }
             | LlmError::TensorOverride { .. }
             | LlmError::EmptyPrompt
+            | LlmError::Grammar { .. }
             | LlmError::Cpu(CpuError::Isa(_) | CpuError::Pool(PoolError::Count(_))) => Failure::Usage(text),
             _ => Failure::Message(text),
         }

@@ -12,6 +12,7 @@ pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-ctv", "--cache-type-v"),
     ("-sys", "--system"),
     ("-sysf", "--system-file"),
+    ("-jf", "--json-schema-file"),
     ("--system-prompt-file", "--system-file"),
     ("-st", "--single-turn"),
     ("-fa", FLASH_ATTENTION),
@@ -65,7 +66,6 @@ pub(crate) const TRANSLATIONS: &[(&str, &str, Option<&str>)] = &[
 pub(crate) const LISTS: &[(&str, &str)] =
     &[("-t", "--threads-list"), ("--threads", "--threads-list"), ("--gpu-layers", "--gpu-layers-list")];
 
-const HOOKS: &str = "sampling hooks of the library can constrain answers";
 const FILTERS: &str = "--top-p, --min-p and --typical limit the choice of tokens";
 const ORDER: &str = "the order of samplers is fixed; each has an option that turns it off";
 const ROPE: &str = "RoPE is as the model file says";
@@ -75,10 +75,6 @@ const DEVICES: &str = "--device LIST names the devices, -ngl the number of layer
 
 /// Options of llama.cpp that would change the answer and are not supported, each with what there is instead.
 pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
-    ("--grammar", HOOKS),
-    ("--grammar-file", HOOKS),
-    ("--json-schema", HOOKS),
-    ("--json-schema-file", HOOKS),
     ("--mirostat", FILTERS),
     ("--mirostat-lr", FILTERS),
     ("--mirostat-ent", FILTERS),

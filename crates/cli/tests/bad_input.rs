@@ -175,7 +175,6 @@ fn invalid_option_values_exit_with_code_2() {
         (&["--cache-type", "q8_0"], &["q8_0", "blocks of 32", "--cache-type f16"]),
         (&["-fa=maybe"], &["'maybe'", "--flash-attn"]),
         (&["-fa", "maybe"], &["-fa \"maybe\"", "on, off or auto"]),
-        (&["--grammar", "x"], &["--grammar is not supported"]),
         (&["--mirostat", "2"], &["--mirostat is not supported", "--top-p"]),
         (&["--samplers", "top_k"], &["--samplers is not supported"]),
         (&["--keep", "4"], &["--keep is not supported", "-c"]),

@@ -203,6 +203,9 @@ impl Answer<'_> {
         } else if self.engine.len(0) >= self.engine.options().context {
             Finish::Context
         } else {
+            if let Some(hook) = &mut self.hook {
+                hook.accepted(self.sampler.tokens());
+            }
             self.engine.feed(&[token])?;
             return Ok(TextPiece { token, text: split.answer, reasoning: split.reasoning });
         };

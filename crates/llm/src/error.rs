@@ -316,6 +316,15 @@ pub enum Error {
         name: &'static str,
     },
 
+    /// A grammar for constrained generation cannot be compiled.
+    #[error("the {grammar} cannot be used: {reason}")]
+    Grammar {
+        /// The kind of grammar.
+        grammar: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// A sampling hook failed.
     #[error("the sampling hook failed: {0}")]
     SamplingHook(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -9,10 +9,12 @@ use quadriga_runtime::{Detail, Progress, Scheduler};
 
 use crate::answer::{Answer, AnswerProgress, Finish, TokenCounts};
 use crate::answer_text::AnswerText;
+use crate::constraint::Grammar;
 use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
 use crate::prompt_format::PromptFormat;
-use crate::sampling::{Sampler, SamplingHook, SamplingOptions};
+use crate::reasoning::ReasoningSplitter;
+use crate::sampling::{ChainedHooks, Sampler, SamplingHook, SamplingOptions};
 use crate::template::Message;
 use crate::{Error, Model, Result};
 
@@ -43,6 +45,8 @@ pub struct GeneratorOptions {
     pub max_tokens: Option<usize>,
     /// Stop strings: an answer ends before the first of them.
     pub stops: Vec<String>,
+    /// What answers must be: JSON of a schema, for example. Reasoning before the answer is free.
+    pub grammar: Option<Grammar>,
     /// Whether prompts are used as they are, without the chat template.
     pub raw: bool,
     /// The system prompt, for chat templates that have one and conversations that do not begin with a system message.
@@ -133,6 +137,8 @@ pub struct RequestOptions {
     pub max_tokens: Option<usize>,
     /// Stop strings: the answer ends before the first of them.
     pub stops: Vec<String>,
+    /// What the answer must be: JSON of a schema, for example. Reasoning before the answer is free.
+    pub grammar: Option<Grammar>,
     /// Sees the logits before each token is sampled, and may change them.
     pub hook: Option<Box<dyn SamplingHook>>,
 }
@@ -228,13 +234,14 @@ impl Generator {
         self.options.format(self.engine.model())
     }
 
-    /// Request options with the generator's own sampling options, largest number of tokens and stop strings.
+    /// Request options with the generator's own sampling options, largest number of tokens, stop strings and grammar.
     pub fn request_options(&self) -> RequestOptions {
         RequestOptions {
             sampling: self.options.sampling.clone(),
             reseed: false,
             max_tokens: self.options.max_tokens,
             stops: self.options.stops.clone(),
+            grammar: self.options.grammar.clone(),
             hook: None,
         }
     }
@@ -278,6 +285,22 @@ impl Generator {
         self.start(tokens, request, PromptEnd { lasting: None, opens: true })
     }
 
+    /// The hook of an answer with a grammar.
+    fn constrained(
+        &self,
+        grammar: Option<Grammar>,
+        splitter: &ReasoningSplitter,
+        hook: Option<Box<dyn SamplingHook>>,
+    ) -> Result<Option<Box<dyn SamplingHook>>> {
+        let Some(grammar) = grammar else { return Ok(hook) };
+        let model = self.engine.model();
+        let constraint = model.constraints()?.compile_answer(&grammar, splitter, model.tokenizer()?)?.hook();
+        Ok(Some(match hook {
+            Some(hook) => Box::new(ChainedHooks(hook, constraint)),
+            None => constraint,
+        }))
+    }
+
     fn start(&mut self, tokens: &[u32], request: RequestOptions, end: PromptEnd) -> Result<Answer<'_>> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -286,7 +309,9 @@ impl Generator {
         if tokens.len() >= context {
             return Err(Error::ContextFull { wanted: tokens.len() + 1, used: 0, context });
         }
-        let RequestOptions { sampling, reseed, max_tokens, stops, hook } = request;
+        let RequestOptions { sampling, reseed, max_tokens, stops, grammar, hook } = request;
+        let splitter = self.format().splitter(tokens, end.opens)?;
+        let hook = self.constrained(grammar, &splitter, hook)?;
         let greedy = sampling.is_greedy() && hook.is_none();
         let mut sampler = Sampler::for_model(sampling, self.engine.model())?;
         if !reseed {
@@ -303,7 +328,6 @@ impl Generator {
         let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), lasting, greedy)?;
         let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };
         let finish = (!whole).then_some(Finish::Cancelled);
-        let splitter = self.format().splitter(tokens, end.opens)?;
         let Generator { engine, sampler, cancel, .. } = self;
         let model = engine.model().clone();
         let progress = AnswerProgress::new(

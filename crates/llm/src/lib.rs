@@ -22,15 +22,18 @@
 //! | [`Tokenizer`](tokenizer::Tokenizer), [`Detokenizer`](tokenizer::Detokenizer) | text to tokens and back |
 //! | [`ChatTemplate`](template::ChatTemplate) | a conversation as a prompt |
 //! | [`Sampler`](sampling::Sampler) | logits to the next token |
+//! | [`Grammar`](constraint::Grammar) | what an answer must be: JSON of a schema, a regular expression, a grammar |
 //! | [`StopMatcher`](stop::StopMatcher) | stop strings in streamed text |
 //! | [`ReasoningSplitter`](reasoning::ReasoningSplitter) | reasoning and answer in streamed text |
 //!
-//! The feature `cuda` (default) lets [`Placement`] use CUDA devices; the driver is loaded at run time.
+//! The feature `cuda` (default) lets [`Placement`] use CUDA devices; the driver is loaded at run time. The feature `constraint`
+//! (default) brings the compiler of grammars.
 
 #![forbid(unsafe_code)]
 
 mod answer;
 mod answer_text;
+pub mod constraint;
 mod conversation;
 pub mod default_model;
 mod divergence;
@@ -49,6 +52,7 @@ pub mod placement;
 mod prompt_format;
 pub mod reasoning;
 pub mod sampling;
+mod sampling_hook;
 pub mod serving;
 mod state_error;
 pub mod stop;

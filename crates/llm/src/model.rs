@@ -1,12 +1,13 @@
 //! A model file, opened and checked.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use quadriga_gguf::File;
 use quadriga_graph::Graph;
 use sha2::{Digest, Sha256};
 
+use crate::constraint::ConstraintEngine;
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{self, GraphShape};
 use crate::template::ChatTemplate;
@@ -38,6 +39,8 @@ struct ModelInner {
     tokenizer: Option<Tokenizer>,
     template: Option<ChatTemplate>,
     identity: OnceLock<[u8; 32]>,
+    /// Made when it is first needed.
+    constraints: Mutex<Option<Arc<ConstraintEngine>>>,
 }
 
 /// Bytes of a tensor that are part of a model's identity, at each of the places.
@@ -77,7 +80,14 @@ impl Model {
             None => None,
         };
         let model = Model {
-            inner: Arc::new(ModelInner { file, hyper, tokenizer, template, identity: OnceLock::new() }),
+            inner: Arc::new(ModelInner {
+                file,
+                hyper,
+                tokenizer,
+                template,
+                identity: OnceLock::new(),
+                constraints: Mutex::default(),
+            }),
             template: None,
         };
         // Building the smallest graph checks every tensor.
@@ -132,6 +142,18 @@ impl Model {
     pub fn with_template(self, source: &str) -> Result<Model> {
         let template = ChatTemplate::for_tokenizer(source, self.tokenizer()?)?;
         Ok(Model { template: Some(Arc::new(template)), ..self })
+    }
+
+    /// The compiler of grammars for this model's vocabulary. The first call makes it, which takes some tenths of a second for
+    /// a large vocabulary; all clones of a model share it.
+    pub fn constraints(&self) -> Result<Arc<ConstraintEngine>> {
+        let mut constraints = self.inner.constraints.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(engine) = &*constraints {
+            return Ok(Arc::clone(engine));
+        }
+        let engine = Arc::new(ConstraintEngine::new(self.tokenizer()?)?);
+        *constraints = Some(Arc::clone(&engine));
+        Ok(engine)
     }
 
     /// Builds the graph for batches of a shape.

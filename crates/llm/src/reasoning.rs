@@ -207,6 +207,11 @@ impl ReasoningSplitter {
         self.push(&text)
     }
 
+    /// Whether it is within reasoning.
+    pub fn is_open(&self) -> bool {
+        self.position == Position::Reasoning
+    }
+
     /// The format.
     pub fn format(&self) -> Option<&ReasoningFormat> {
         self.format.as_ref()

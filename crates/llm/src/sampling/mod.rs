@@ -23,14 +23,14 @@
 mod candidate;
 mod candidates;
 mod dry;
-mod hook;
 mod options;
 mod penalties;
 mod probabilities;
 mod random;
 mod sampler;
 
-pub use hook::{HookError, SamplingHook};
+pub(crate) use crate::sampling_hook::ChainedHooks;
+pub use crate::sampling_hook::{HookError, SamplingHook};
 pub use options::{DryOptions, SamplingOptions};
 pub(crate) use probabilities::find_argmax;
 pub use probabilities::{argmax, log_probabilities, log_probability, top_log_probabilities};

@@ -2,11 +2,11 @@
 
 use super::candidates::Candidates;
 use super::dry::{self, Breakers};
-use super::hook::SamplingHook;
 use super::options::SamplingOptions;
 use super::penalties::{RecentTokens, clamp};
 use super::probabilities::{argmax, check_logits};
 use super::random::Random;
+use crate::sampling_hook::SamplingHook;
 use crate::{Error, LogitsError, Model, Result};
 
 /// Samples tokens from logits. Keeps the state of one sequence: the random state, and the tokens so far, which

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::answer::{Finish, TextPiece, TokenCounts};
+use crate::constraint::Grammar;
 use crate::generator::GeneratorOptions;
 use crate::reasoning::ReasoningSplitter;
-use crate::sampling::{SamplingHook, SamplingOptions};
+use crate::sampling::{ChainedHooks, SamplingHook, SamplingOptions};
 use crate::template::Message;
 use crate::{Error, Model, Result};
 
@@ -56,18 +57,37 @@ pub struct Request {
 
 impl Request {
     /// The last message of a conversation, rendered with the model's chat template. Sampling options, stop strings, the largest
-    /// number of tokens and all that concerns the template are those of `options`.
+    /// number of tokens, grammar and all that concerns the template are those of `options`.
     pub fn chat(model: &Model, options: &GeneratorOptions, messages: &[Message]) -> Result<Request> {
         let format = options.format(model);
         let prompt = format.tokenize(messages, true)?;
         let opens = !format.is_forged(messages)?;
-        Ok(Request {
+        let mut request = Request {
             sampling: options.sampling.clone(),
             max_tokens: options.max_tokens,
             stops: options.stops.clone(),
             reasoning: format.splitter(&prompt, opens)?,
             ..Request::new(prompt)
-        })
+        };
+        if let Some(grammar) = &options.grammar {
+            request.constrain(model, grammar)?;
+        }
+        Ok(request)
+    }
+
+    /// Keeps the answer within a grammar, from its beginning; after the reasoning, if [`Request::reasoning`] says that the
+    /// model may begin with it. Adds to the request's [hook](Request::hook).
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] if the grammar cannot be compiled.
+    pub fn constrain(&mut self, model: &Model, grammar: &Grammar) -> Result<()> {
+        let engine = model.constraints()?;
+        let constraint = engine.compile_answer(grammar, &self.reasoning, model.tokenizer()?)?.hook();
+        self.hook = Some(match self.hook.take() {
+            Some(hook) => Box::new(ChainedHooks(hook, constraint)),
+            None => constraint,
+        });
+        Ok(())
     }
 
     /// A request with default options.

@@ -285,10 +285,13 @@ impl Sequence {
             piece.reasoning.push_str(&rest.reasoning);
         }
         events.push((self.id, Event::Token { piece, logprobs }));
-        Ok(match finish {
-            Some(finish) => self.end(finish, events),
-            None => Outcome::Running,
-        })
+        if let Some(finish) = finish {
+            return Ok(self.end(finish, events));
+        }
+        if let Some(hook) = &mut self.hook {
+            hook.accepted(self.sampler.tokens());
+        }
+        Ok(Outcome::Running)
     }
 
     fn end(&self, finish: Finish, events: &mut Vec<(RequestId, Event)>) -> Outcome {

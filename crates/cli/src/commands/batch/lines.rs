@@ -6,6 +6,8 @@ use quadriga_llm::template::Message;
 use quadriga_llm::{GeneratorOptions, Model};
 use serde_json::{Map, Value};
 
+use crate::answer::grammar;
+
 /// A line of the file.
 pub(super) struct BatchLine {
     pub(super) id: Option<Value>,
@@ -97,6 +99,8 @@ impl BatchLine {
             Some(_) => count("logprobs")?,
         };
         let max_tokens = count("max_tokens")?.or(count("max_completion_tokens")?).or(options.max_tokens);
+        let grammar = grammar::of_fields(|name| self.field(name))?.or_else(|| options.grammar.clone());
+        let options = &GeneratorOptions { grammar, ..options.clone() };
         let request = Request::chat(model, options, &self.messages).map_err(|error| error.to_string())?;
         Ok(Request { sampling, stops, logprobs, max_tokens, ..request })
     }

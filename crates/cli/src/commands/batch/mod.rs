@@ -51,8 +51,8 @@ const FORMAT: &str = r#"Requests:
   {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "id": "second"}
   {"custom_id": "third", "body": {"messages": [...], "temperature": 0}}
 Fields beside prompt or messages: id or custom_id (any JSON), max_tokens, temperature, top_k, top_p, min_p, seed, stop,
-presence_penalty, frequency_penalty, repeat_penalty, logprobs. Options of the command line are the defaults; request number
-n has the seed of -s plus n unless it has its own.
+presence_penalty, frequency_penalty, repeat_penalty, logprobs, response_format, json_schema, grammar (GBNF). Options of the
+command line are the defaults; request number n has the seed of -s plus n unless it has its own.
 Results:
   {"index": 0, "text": "…", "finish": "stop", "usage": {"prompt_tokens": 9, "completion_tokens": 50, "cached_tokens": 0}}
   {"index": 1, "id": "second", "error": "line 2: …"}

@@ -49,6 +49,27 @@ pub trait SamplingHook: Send {
     /// answer so far. `-inf` excludes a token; NaN, `+inf` and excluding every token are errors, and so is an error that
     /// is returned: it ends the answer.
     fn apply(&mut self, tokens: &[u32], logits: &mut [f32]) -> Result<(), HookError>;
+
+    /// Called when a token was sampled and another one will be: `tokens` end with it. The device computes the next logits
+    /// meanwhile, so that work that does not need them can begin. Samplers that are used directly need not call it.
+    fn accepted(&mut self, tokens: &[u32]) {
+        let _ = tokens;
+    }
+}
+
+/// Two hooks, one after the other.
+pub(crate) struct ChainedHooks(pub(crate) Box<dyn SamplingHook>, pub(crate) Box<dyn SamplingHook>);
+
+impl SamplingHook for ChainedHooks {
+    fn apply(&mut self, tokens: &[u32], logits: &mut [f32]) -> Result<(), HookError> {
+        self.0.apply(tokens, logits)?;
+        self.1.apply(tokens, logits)
+    }
+
+    fn accepted(&mut self, tokens: &[u32]) {
+        self.0.accepted(tokens);
+        self.1.accepted(tokens);
+    }
 }
 
 impl<F: FnMut(&[u32], &mut [f32]) + Send> SamplingHook for F {

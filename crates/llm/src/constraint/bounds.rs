@@ -1,0 +1,81 @@
+//! Limits of what is given to the compiler, which recurses over it: within them its stack is large enough.
+
+use serde_json::Value;
+
+/// Bytes of the source of a grammar.
+pub(super) const MAX_SOURCE: usize = 1 << 20;
+/// Values in a schema.
+const MAX_VALUES: usize = 200_000;
+/// Values within values in a schema: as many as in JSON that is parsed.
+const MAX_DEPTH: usize = 128;
+/// Definitions of a schema that refer to each other, times the depth of the schema: levels that the compiler can recurse to.
+const MAX_LEVELS: usize = 16_384;
+/// Rules and terminals of a Lark grammar, which can be a chain.
+const MAX_RULES: usize = 8_192;
+
+/// The stack of the thread that compiles. Memory of it is only used as far as it is needed.
+pub(super) const COMPILER_STACK: usize = 256 << 20;
+
+/// Limits of the work of a compiled grammar.
+pub(super) fn limits() -> llguidance::api::ParserLimits {
+    llguidance::api::ParserLimits {
+        step_max_items: 200_000,
+        verbose_errors: false,
+        ..llguidance::api::ParserLimits::default()
+    }
+}
+
+/// The reason why a source is too long, if it is.
+pub(super) fn check_source(source: &str) -> Result<(), String> {
+    match source.len() {
+        0..=MAX_SOURCE => Ok(()),
+        bytes => Err(format!("it has {bytes} bytes, more than {MAX_SOURCE}")),
+    }
+}
+
+/// The reason why a Lark grammar is too large, if it is.
+pub(super) fn check_lark(source: &str) -> Result<(), String> {
+    check_source(source)?;
+    // Every rule begins a line, and has a colon.
+    match source.lines().filter(|line| line.contains(':')).count() {
+        0..=MAX_RULES => Ok(()),
+        rules => Err(format!("it has {rules} rules, more than {MAX_RULES}")),
+    }
+}
+
+/// The reason why a schema is too large, if it is.
+pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
+    let mut references: Vec<&str> = Vec::new();
+    let (mut values, mut deepest, mut bytes) = (0, 0, 0);
+    let mut left = vec![(schema, 1)];
+    while let Some((value, depth)) = left.pop() {
+        values += 1;
+        deepest = deepest.max(depth);
+        if depth > MAX_DEPTH {
+            return Err(format!("it has more than {MAX_DEPTH} values within each other"));
+        }
+        match value {
+            Value::Array(items) => left.extend(items.iter().map(|item| (item, depth + 1))),
+            Value::Object(fields) => {
+                references.extend(fields.get("$ref").and_then(Value::as_str));
+                bytes += fields.keys().map(String::len).sum::<usize>();
+                left.extend(fields.values().map(|field| (field, depth + 1)));
+            }
+            Value::String(text) => bytes += text.len(),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+        if values + left.len() > MAX_VALUES {
+            return Err(format!("it has more than {MAX_VALUES} values"));
+        }
+        if bytes > MAX_SOURCE {
+            return Err(format!("its texts have more than {MAX_SOURCE} bytes"));
+        }
+    }
+    references.sort_unstable();
+    references.dedup();
+    if (references.len() + 1).saturating_mul(deepest) > MAX_LEVELS {
+        let count = references.len();
+        return Err(format!("its {count} references and depth of {deepest} are too many together"));
+    }
+    Ok(())
+}

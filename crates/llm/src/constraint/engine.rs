@@ -1,0 +1,121 @@
+//! Compiles grammars for one vocabulary.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::{Matcher, ParserFactory};
+use rustc_hash::FxHashMap;
+
+use super::grammar::Grammar;
+use super::hook::ConstraintHook;
+use super::mask::{MaskJob, plain};
+use super::vocabulary::TokenTrie;
+use super::workers::Workers;
+use super::{bounds, reasoning, source, vocabulary};
+use crate::reasoning::ReasoningSplitter;
+use crate::sampling_hook::SamplingHook;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Compiled grammars that are kept for further requests.
+const KEPT: usize = 32;
+
+/// Compiles [grammars](Grammar) for the vocabulary of one model, and has threads that compute masks.
+/// [`Model::constraints`](crate::Model::constraints) makes it when it is first needed, and shares it.
+pub struct ConstraintEngine {
+    factory: Arc<ParserFactory>,
+    workers: Arc<Workers>,
+    /// Control tokens and others that are never split, by their text.
+    special: FxHashMap<String, u32>,
+    /// The latest grammars that were compiled, with what comes before the answer; the latest last.
+    compiled: Mutex<Vec<(Grammar, Option<String>, Constraint)>>,
+}
+
+impl ConstraintEngine {
+    /// An engine for a tokenizer's vocabulary.
+    pub fn new(tokenizer: &Tokenizer) -> Result<ConstraintEngine> {
+        let failed = |error: &dyn std::fmt::Display| Error::Vocabulary { reason: plain(error) };
+        let trie = TokenTrie::env(tokenizer)?;
+        let mut factory = ParserFactory::new_simple(&trie).map_err(|error| failed(&error))?;
+        factory.quiet();
+        *factory.limits_mut() = bounds::limits();
+        let workers = Arc::new(Workers::start()?);
+        let special = vocabulary::special_tokens(tokenizer);
+        Ok(ConstraintEngine { factory: Arc::new(factory), workers, special, compiled: Mutex::default() })
+    }
+
+    /// Compiles the grammar of a whole output.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`], with the reason.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
+        self.compile_after(grammar, None)
+    }
+
+    /// Compiles the grammar of an answer after what a splitter at the beginning of the output expects: reasoning, if the
+    /// model has begun or may begin with it.
+    pub fn compile_answer(
+        &self,
+        grammar: &Grammar,
+        splitter: &ReasoningSplitter,
+        tokenizer: &Tokenizer,
+    ) -> Result<Constraint> {
+        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer))
+    }
+
+    fn compile_after(&self, grammar: &Grammar, before: Option<String>) -> Result<Constraint> {
+        if let Some(constraint) = self.find(grammar, &before) {
+            return Ok(constraint);
+        }
+        let failed = |reason| Error::Grammar { grammar: grammar.name(), reason };
+        let answer = source::of(grammar, &|name| self.special.get(name).copied()).map_err(failed)?;
+        let top_level = source::top_level(answer, before.clone());
+        let factory = Arc::clone(&self.factory);
+        // The compiler recurses over the grammar.
+        let thread = std::thread::Builder::new().name("quadriga-grammar".to_owned());
+        let compiled = thread.stack_size(bounds::COMPILER_STACK).spawn(move || {
+            let parser = factory.create_parser(top_level).map_err(|error| plain(&error))?;
+            Ok(Matcher::new(Ok(parser)))
+        });
+        let compiled = compiled.map_err(|error| Error::Thread { reason: error.to_string() })?.join();
+        let compiled = compiled.unwrap_or_else(|_| Err("its compiler failed".to_owned()));
+        let constraint = Constraint {
+            matcher: Arc::new(Mutex::new(compiled.map_err(failed)?)),
+            workers: Arc::clone(&self.workers),
+        };
+        self.keep(grammar, before, &constraint);
+        Ok(constraint)
+    }
+
+    fn find(&self, grammar: &Grammar, before: &Option<String>) -> Option<Constraint> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = compiled.iter().position(|(other, prefix, _)| other == grammar && prefix == before)?;
+        let found = compiled.remove(at);
+        let constraint = found.2.clone();
+        compiled.push(found);
+        Some(constraint)
+    }
+
+    fn keep(&self, grammar: &Grammar, before: Option<String>, constraint: &Constraint) {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if compiled.len() >= KEPT {
+            compiled.remove(0);
+        }
+        compiled.push((grammar.clone(), before, constraint.clone()));
+    }
+}
+
+/// A grammar, compiled for a vocabulary. Cheap to clone.
+#[derive(Clone)]
+pub struct Constraint {
+    /// Before the first token.
+    matcher: Arc<Mutex<Matcher>>,
+    workers: Arc<Workers>,
+}
+
+impl Constraint {
+    /// A hook for one answer.
+    pub fn hook(&self) -> Box<dyn SamplingHook> {
+        let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+        Box::new(ConstraintHook::new(MaskJob::new(matcher), Arc::clone(&self.workers)))
+    }
+}
