@@ -87,6 +87,7 @@ fn alone(model: &Model, specs: &[Spec], cache: DType) -> Vec<Answer> {
             reseed: true,
             max_tokens: Some(spec.max_tokens),
             stops: spec.stops.clone(),
+            grammar: None,
             hook: None,
         };
         generator.engine_mut().truncate(0, 0);
