@@ -5,7 +5,7 @@ usage: $(scripts/python-env) bench/agree_with_llama_cpp.py [--logits PROGRAM] [-
 
 Writes models of each architecture and weight type with the PyPI package `gguf`, has llama.cpp (the prebuilt CPU
 libraries of the npm package @node-llama-cpp/linux-x64) and `crates/llm/examples/logits.rs` compute the same tokens, and
-prints the root mean square difference in standard deviations of the logits. Exits with 1 if llama.cpp does not load a
+prints the root mean square difference in standard deviations of the logits (of encoders: of the tokens' vectors). Exits with 1 if llama.cpp does not load a
 model that it is not known to refuse, or if a difference is past its limit: llama.cpp quantizes activations to 8 bits for
 quantized weights, and its KV cache is f16 where the example's is f32.
 """
@@ -18,8 +18,10 @@ import tempfile
 import gguf
 import numpy as np
 
+import encoder_models
 import llama_peer
 import moe_models
+import other_models
 import recurrent_models
 
 # Longer than the windows of the models that have one.
@@ -41,6 +43,17 @@ def peer_logits(library, path):
         for tokens in [first] + [[token] for token in rest]:
             model.decode(tokens)
             rows.append(np.ctypeslib.as_array(model.logits(), (model.vocabulary,)).copy())
+    model.close()
+    return np.array(rows, dtype=np.float64)
+
+
+def peer_vectors(library, path):
+    """llama.cpp's vectors of all tokens of a text, by an encoder; or None if it does not load the model."""
+    model = library.open(path, 64, 64, 1)
+    if model is None:
+        return None
+    model.embed(TOKENS)
+    rows = [np.ctypeslib.as_array(model.vector(row), (model.width,)).copy() for row in range(len(TOKENS))]
     model.close()
     return np.array(rows, dtype=np.float64)
 
@@ -248,6 +261,8 @@ def cases():
     yield "command-r", "F32", dict(layers=64, width=128, heads=4, key_length=32, query_norms="each")
     yield from moe_models.cases()
     yield from recurrent_models.cases()
+    yield from other_models.cases()
+    yield from encoder_models.cases()
 
 
 # Beginnings of the descriptions of cases that the peer's version is known not to load.
@@ -256,7 +271,7 @@ NOT_LOADED = ("llama F32 rope_dims=32",)
 
 def limit(arch, dtype, options):
     """Differences grow with the number of layers."""
-    layers = options.get("layers") or FAMILIES.get(arch, {}).get("layers", 2)
+    layers = options.get("layers") or FAMILIES.get(arch, {"layers": 22 if arch == "gemma3n" else 2}).get("layers", 2)
     return {"F32": 5e-3, "F16": 0.06, "BF16": 0.06}.get(dtype, 0.15) * max(1, layers / 3)
 
 
@@ -275,9 +290,11 @@ def main():
             if arguments.only not in name:
                 continue
             path = os.path.join(folder, f"{seed}.gguf")
-            writer = recurrent_models if "recurrent" in options else moe_models if "experts" in options else None
-            (writer.write if writer else write)(path, arch, dtype, seed, **options)
-            theirs = peer_logits(library, path)
+            has_own = recurrent_models if "recurrent" in options else moe_models if "experts" in options else None
+            writer = other_models.WRITERS.get(arch) or (has_own.write if has_own else write)
+            writer = encoder_models.write if "encoder" in options else writer
+            writer(path, arch, dtype, seed, **options)
+            theirs = (peer_vectors if "encoder" in options else peer_logits)(library, path)
             if theirs is None:
                 known = any(name.startswith(beginning) for beginning in NOT_LOADED)
                 bad += not known
@@ -294,7 +311,7 @@ def main():
             rows = np.mean((ours - theirs) ** 2, axis=1)
             # Where two experts are nearly tied, rounding may choose the other one, and such a row differs. The few rows after the
             # truncation are judged apart: the median of all would not notice them.
-            middle = np.median if "experts" in options else np.mean
+            middle = np.median if "experts" in options or arch == "llama4" else np.mean
             difference = np.sqrt(max(middle(rows[:-len(OTHERS)]), middle(rows[-len(OTHERS):]))) / theirs.std()
             best = np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
             verdict = "" if difference <= limit(arch, dtype, options) else "  PAST THE LIMIT"

@@ -47,6 +47,9 @@ FUNCTIONS = {
     "llama_get_memory": (POINTER, [POINTER]),
     "llama_memory_clear": (None, [POINTER, FLAG]),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [POINTER, NUMBER]),
+    "llama_model_n_embd": (NUMBER, [POINTER]),
+    "llama_set_embeddings": (None, [POINTER, FLAG]),
+    "llama_get_embeddings_ith": (ctypes.POINTER(ctypes.c_float), [POINTER, NUMBER]),
     "llama_log_set": (None, [POINTER, POINTER]),
 }
 
@@ -98,6 +101,7 @@ class Model:
         lib.llama_set_n_threads(self.context, threads, threads)
         self.vocab = lib.llama_model_get_vocab(model)
         self.vocabulary = lib.llama_vocab_n_tokens(self.vocab)
+        self.width = lib.llama_model_n_embd(model)
 
     def decode(self, tokens, all_logits=False):
         """Appends tokens; afterwards the logits of the last one, or of all, can be read."""
@@ -109,6 +113,15 @@ class Model:
         if self.lib.llama_decode(self.context, batch) != 0:
             sys.exit("llama_decode failed")
         self.lib.llama_synchronize(self.context)
+
+    def embed(self, tokens):
+        """Computes a text; afterwards the vectors of its tokens can be read."""
+        self.lib.llama_set_embeddings(self.context, True)
+        self.decode(tokens, all_logits=True)
+
+    def vector(self, row):
+        """A pointer to the vector of one token of the latest text, which has `width` elements."""
+        return self.lib.llama_get_embeddings_ith(self.context, row)
 
     def logits(self, row=-1):
         """A pointer to the logits of one row of the latest batch."""

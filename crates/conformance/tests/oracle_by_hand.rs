@@ -539,8 +539,8 @@ fn the_gated_delta_rule_by_hand() {
     let gate: (&[usize], &[f32]) = (&[1, 1], &[0.5f32.ln()]);
     let beta: (&[usize], &[f32]) = (&[1, 1], &[0.5]);
     let state: (&[usize], &[f32]) = (&[1, 2, 1], &[4.0, 6.0]);
-    let rule = GatedDeltaRule { scale: 2.0, tiled: false };
-    let run = |which: usize| {
+    let run = |which: usize, delta: bool| {
+        let rule = GatedDeltaRule { scale: 2.0, tiled: false, delta };
         eval(&[q, k, v, gate, beta, state], |_, t| {
             let inputs = DeltaRuleInputs { keys: t[1], values: t[2], gates: t[3], betas: t[4], state: t[5] };
             let (result, state) = t[0].gated_delta_rule(inputs, rule);
@@ -550,8 +550,12 @@ fn the_gated_delta_rule_by_hand() {
     // The decayed state is (2, 3); it predicts 2, so that half of the difference 3 is added for the key.
     let decayed = f64::from(0.5f32.ln()).exp();
     let first = 4.0 * decayed + 0.5 * (5.0 - 4.0 * decayed);
-    close(&run(1), &[first, 6.0 * decayed]);
-    close(&run(0), &[2.0 * (first + 6.0 * decayed)]);
+    close(&run(1, true), &[first, 6.0 * decayed]);
+    close(&run(0, true), &[2.0 * (first + 6.0 * decayed)]);
+    // Without the delta rule, half of the value is added for the key, whatever the state predicts.
+    let first = 4.0 * decayed + 0.5 * 5.0;
+    close(&run(1, false), &[first, 6.0 * decayed]);
+    close(&run(0, false), &[2.0 * (first + 6.0 * decayed)]);
 }
 
 #[test]
@@ -566,7 +570,7 @@ fn key_heads_of_the_delta_rule_are_grouped_or_tiled() {
     let run = |tiled| {
         eval(&[q, k, v, zeros, ones, state], |_, t| {
             let inputs = DeltaRuleInputs { keys: t[1], values: t[2], gates: t[3], betas: t[4], state: t[5] };
-            t[0].gated_delta_rule(inputs, GatedDeltaRule { scale: 1.0, tiled }).0
+            t[0].gated_delta_rule(inputs, GatedDeltaRule { scale: 1.0, tiled, delta: true }).0
         })
     };
     close(&run(false), &[2.0, 20.0, 300.0, 3000.0]);

@@ -21,6 +21,8 @@ struct DeltaRule {
     u64 out;         // f32: results [t, h, e], then the state [h, d, e]
     float scale;
     int tiled;       // which key head serves value head i of h: i mod g, else i / (h / g)
+    int delta;       // whether the state learns the difference to what it yields for the key, else the value
+    int reserved;
 };
 
 #define COLUMNS 32
@@ -104,7 +106,8 @@ template <int DEPTH> __device__ __forceinline__ void delta_rule(const DeltaRule 
             float expected = (sum[0] + sum[1]) + (sum[2] + sum[3]), fade = decays[t];
             expected += __shfl_xor_sync(FULL, expected, 8);
             expected += __shfl_xor_sync(FULL, expected, 16);
-            float change = betas[t] * (values[t * COLUMNS + in_block] - fade * expected);
+            float learned = values[t * COLUMNS + in_block] - (w.delta ? fade * expected : 0.0f);
+            float change = betas[t] * learned;
 #pragma unroll
             for (int i = 0; i < 4; i++) sum[i] = 0.0f;
 #pragma unroll

@@ -80,7 +80,7 @@ fn op(mix: &mut Mixer, op: &Op) {
             mix.float(weights.scale);
         }
         Op::GatedDeltaRule(rule) => {
-            mix.word(rule.tiled.into());
+            mix.word(u64::from(rule.tiled) | u64::from(rule.delta) << 1);
             mix.float(rule.scale);
         }
         Op::Im2Col { window: w, .. } | Op::ConvDepthwise { window: w } => window(mix, w),

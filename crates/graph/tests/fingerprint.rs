@@ -56,9 +56,11 @@ fn every_attribute_of_every_operation_changes_the_fingerprint() {
     }
     const TOKEN_HEADS: Leaf = (DType::F32, &[3, 2, 4]);
     const PER_HEAD: Leaf = (DType::F32, &[3, 2]);
-    for (scale, tiled) in [(1.0, false), (0.5, false), (1.0, true)] {
+    for (scale, tiled, delta) in
+        [(1.0, false, true), (0.5, false, true), (1.0, true, true), (1.0, false, false)]
+    {
         let inputs = [TOKEN_HEADS, TOKEN_HEADS, TOKEN_HEADS, PER_HEAD, PER_HEAD, (DType::F32, &[2, 4, 4])];
-        add(Op::GatedDeltaRule(GatedDeltaRule { scale, tiled }), &inputs);
+        add(Op::GatedDeltaRule(GatedDeltaRule { scale, tiled, delta }), &inputs);
     }
     for scale in [1.0, 0.5] {
         add(Op::SoftMax { scale, mask: false, sinks: false }, &[X]);

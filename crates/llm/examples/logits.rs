@@ -1,13 +1,14 @@
 //! Prints the logits after each token, one row of numbers a line: `logits MODEL.gguf FIRST TOKENS [LENGTH TOKENS]`
 //! computes the first FIRST tokens as one batch, of which only the last row is printed, then the others one by one. Then it
-//! truncates the sequence to a length and continues with other tokens. Lists of tokens are separated by commas.
+//! truncates the sequence to a length and continues with other tokens. Lists of tokens are separated by commas. Of encoders it prints
+//! the vectors of all tokens.
 //!
 //! `QUADRIGA_ISA` chooses the instruction set. `bench/agree_with_llama_cpp.py` compares what this prints.
 
 use std::sync::Arc;
 
 use quadriga_graph::DType;
-use quadriga_llm::{Engine, EngineOptions, Model};
+use quadriga_llm::{Embedder, EmbedderOptions, Engine, EngineOptions, Model, Pooling};
 use quadriga_runtime::{Backend, Scheduler};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,6 +17,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first: usize = arguments.next().ok_or("how many tokens come first?")?.parse()?;
     let tokens = list(&arguments.next().ok_or("which tokens?")?)?;
     let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new()?);
+    if model.hyperparameters().encoder {
+        return print_vectors(model, cpu, &tokens);
+    }
     // As few slots as possible, so that windows have to make room.
     let window_slots = model.hyperparameters().window().map_or(0, |window| window - 1 + first);
     let options = EngineOptions { context: 256, batch: first, window_slots, ..EngineOptions::default() };
@@ -36,13 +40,31 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+fn print_vectors(
+    model: Model,
+    cpu: Arc<dyn Backend>,
+    tokens: &[u32],
+) -> Result<(), Box<dyn std::error::Error>> {
+    let width = model.hyperparameters().width;
+    let options =
+        EmbedderOptions { pooling: Some(Pooling::None), normalize: false, ..EmbedderOptions::default() };
+    let mut embedder = Embedder::new(model, &Scheduler::new([cpu]), options, &mut |_| {})?;
+    for row in embedder.embed_tokens(tokens)?.chunks(width) {
+        println!("{}", text(row));
+    }
+    Ok(())
+}
+
+fn text(row: &[f32]) -> String {
+    row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
 fn list(tokens: &str) -> Result<Vec<u32>, std::num::ParseIntError> {
     tokens.split(',').map(str::parse).collect()
 }
 
 fn print_row(engine: &mut Engine, tokens: &[u32]) -> quadriga_llm::Result<()> {
     engine.feed(tokens)?;
-    let row: Vec<String> = engine.logits(0).iter().map(ToString::to_string).collect();
-    println!("{}", row.join(" "));
+    println!("{}", text(engine.logits(0)));
     Ok(())
 }

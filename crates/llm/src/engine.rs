@@ -414,7 +414,7 @@ impl Engine {
     /// Appends a batch to its sequences, and fills the graph's inputs.
     fn fill(&mut self, batch: &[BatchToken]) -> Result<VisibleSlots> {
         let (context, hyper) = (self.options.context, self.model.hyperparameters());
-        let (window, full) = (hyper.window(), hyper.has_full_attention());
+        let (window, full) = (hyper.window_span(), hyper.has_full_attention());
         let inputs = &mut self.inputs;
         for list in [
             &mut inputs.tokens,
@@ -437,7 +437,7 @@ impl Engine {
         for (row, BatchToken { sequence, token, output }) in batch.iter().enumerate() {
             let Some(position) = self.sequences.append(*sequence, *token) else { continue };
             let base = sequence * context;
-            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let first = window.map_or(0, |window| window.first(position));
             visible.end = visible.end.max(base + position + 1);
             visible.total += position + 1 - if full { 0 } else { first };
             inputs.tokens.push(*token as i32);
@@ -499,15 +499,9 @@ impl Engine {
         } = &mut self.inputs;
         if let Some(shape) = &self.model.hyperparameters().recurrent {
             let [from, to] = *state_rows;
-            for (name, row, pieces) in [
-                ("conv_from", from, shape.conv_pieces()),
-                ("conv_to", to, shape.conv_pieces()),
-                ("delta_from", from, shape.delta_pieces()),
-                ("delta_to", to, shape.delta_pieces()),
-            ] {
-                let pieces = pieces as i32;
+            for (name, pieces) in shape.piece_inputs(from, to) {
                 state_pieces.clear();
-                state_pieces.extend(row * pieces..(row + 1) * pieces);
+                state_pieces.extend(pieces);
                 self.session.set(name, state_pieces.as_slice())?;
             }
         }

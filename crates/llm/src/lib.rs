@@ -70,7 +70,8 @@ pub use engine::{
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
 pub use hyperparameters::{
-    Experts, Gating, Hyperparameters, LatentAttention, LayerShape, NormKind, Pooling, RecurrentShape,
+    AttentionTemperature, Experts, Gating, Hyperparameters, LatentAttention, LayerShape, LinearAttention,
+    NormKind, ParallelStreams, Pooling, RecurrentShape, WindowSpan,
 };
 pub use model::Model;
 pub use neurons::NeuronCounts;

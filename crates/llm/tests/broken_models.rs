@@ -347,7 +347,7 @@ fn tensors_of_unsupported_types_are_named() {
 
 #[test]
 fn unsupported_architectures_are_named_with_the_supported_ones() {
-    for name in ["falcon", "qwen9", "", "LLAMA"] {
+    for name in ["starcoder2", "qwen9", "", "LLAMA"] {
         let mut parts = Recipe::new("llama").parts();
         let error = parts.set("general.architecture", name).model().err().unwrap();
         let message = error.to_string();

@@ -39,7 +39,7 @@ fn counts_of_experts_are_checked_in_every_architecture() {
             refused_key(&recipe, "expert_count", 0u32, &[&key]);
         }
         refused_key(&recipe, "expert_feed_forward_length", 7u32, &["_exps.weight", "ffn_gate.0", "shexp"]);
-        let layer = experts.dense;
+        let layer = experts.dense + experts.step - 1;
         refused(
             &recipe,
             "no router",
@@ -61,7 +61,7 @@ fn windows_are_checked_in_every_architecture() {
     let (size, pattern) = ("attention.sliding_window", "attention.sliding_window_pattern");
     for recipe in with_windows() {
         // These are other models without windows; files of the others say so with 0.
-        let needs = ["gemma2", "gemma3", "gpt-oss"].contains(&recipe.architecture);
+        let needs = ["gemma2", "gemma3", "gpt-oss", "llama4", "gemma3n"].contains(&recipe.architecture);
         if needs {
             refused_key(&recipe, size, 0u32, &["sliding_window\""]);
         } else {
@@ -130,4 +130,85 @@ fn a_bias_that_only_others_have_is_named() {
     let mut parts = qwen.parts();
     none(&mut parts);
     assert!(parts.model().is_ok());
+}
+
+fn family(architecture: &str) -> Recipe {
+    let experts = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
+    let mut all = Recipe::families().into_iter().chain(experts);
+    all.find(|recipe| recipe.architecture == architecture).unwrap()
+}
+
+#[test]
+fn short_convolutions_are_checked() {
+    for recipe in [family("lfm2"), family("lfm2moe")] {
+        for kernel in [0u32, 1, 65, u32::MAX] {
+            refused_key(&recipe, "shortconv.l_cache", kernel, &["shortconv.l_cache"]);
+        }
+        refused_key(&recipe, "shortconv.l_cache", 5u32, &["shortconv.conv.weight"]);
+        // As many heads as the other layers, in none or all of them, or in a list of the wrong length.
+        let (key, layers) = ("attention.head_count_kv", recipe.layers);
+        refused_key(&recipe, key, recipe.kv_heads as u32, &["attn_q", "attn_k"]);
+        refused_key(&recipe, key, 0u32, &["shortconv.in_proj.weight"]);
+        for count in [0, layers - 1, layers + 1] {
+            refused_key(&recipe, key, vec![0u32; count], &["head_count_kv"]);
+        }
+        refused_key(&recipe, key, vec![0u32, 0, 3, 0], &["head_count_kv"]);
+        refused_key(&recipe, "attention.causal", false, &["attention.causal"]);
+    }
+    let recipe = family("lfm2moe");
+    let none = |parts: &mut Parts| parts.tensors.retain(|(name, ..)| !name.ends_with("exp_probs_b.bias"));
+    refused(&recipe, "no selection bias", none, &["exp_probs_b.bias"]);
+}
+
+#[test]
+fn state_spaces_are_checked() {
+    let recipe = family("mamba2");
+    for (key, value, names) in [
+        ("conv_kernel", 1u32, &["ssm.conv_kernel"][..]),
+        ("conv_kernel", 3, &["ssm_conv1d.weight"]),
+        ("group_count", 0, &["ssm.group_count"]),
+        ("group_count", 4, &["ssm.time_step_rank"]),
+        ("group_count", 3, &["ssm_in.weight"]),
+        ("time_step_rank", 4, &["ssm_in.weight", "ssm.time_step_rank"]),
+        ("state_size", 1 << 29, &["ssm.state_size"]),
+        ("inner_size", 71, &["ssm.inner_size"]),
+    ] {
+        refused_key(&recipe, &format!("ssm.{key}"), value, names);
+    }
+    refused_key(&recipe, "expert_count", 2u32, &["expert_count"]);
+}
+
+#[test]
+fn interleaved_experts_and_temperatures_are_checked() {
+    let recipe = family("llama4");
+    refused_key(&recipe, "interleave_moe_layer_step", 0u32, &["interleave_moe_layer_step"]);
+    refused_key(&recipe, "interleave_moe_layer_step", 2u32, &["blk.0.ffn_"]);
+    refused_key(&recipe, "attention.temperature_scale", -1.0f32, &["temperature_scale"]);
+    refused_key(&recipe, "attention.temperature_length", 0u32, &["temperature_length"]);
+    refused_key(&recipe, "rope.freq_base_swa", f32::NAN, &["freq_base_swa"]);
+}
+
+#[test]
+fn streams_and_shared_caches_are_checked() {
+    let recipe = family("gemma3n");
+    for (key, value, names) in [
+        ("altup.num_inputs", 1u32, &["altup.num_inputs"][..]),
+        ("altup.num_inputs", 17, &["altup.num_inputs"]),
+        ("altup.num_inputs", 4, &["altup_proj.weight"]),
+        ("altup.active_idx", 1, &["altup.active_idx"]),
+        ("embedding_length_per_layer_input", 0, &["embedding_length_per_layer_input"]),
+        ("embedding_length_per_layer_input", 1 << 30, &["embedding_length_per_layer_input"]),
+        ("embedding_length_per_layer_input", 25, &["per_layer_token_embd.weight"]),
+        ("attention.shared_kv_layers", 7, &["shared_kv_layers"]),
+        // The first layer has a window, and the last ones of the others would share its keys and values.
+        ("attention.shared_kv_layers", 6, &["shared_kv_layers"]),
+        ("attention.shared_kv_layers", 2, &["blk.4.attn_k"]),
+    ] {
+        refused_key(&recipe, key, value, names);
+    }
+    let key = "activation_sparsity_scale";
+    refused_key(&recipe, key, vec![0.5f32; 3], &[key]);
+    for value in [f32::NAN, f32::INFINITY] {
+        refused_key(&recipe, key, vec![value; recipe.layers], &[key]);
+    }
 }

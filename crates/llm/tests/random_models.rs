@@ -6,13 +6,15 @@ mod common;
 
 use std::sync::Arc;
 
+use common::recurrent::RecurrentRecipe;
 use common::reference::Reference;
+use common::streams::StreamRecipe;
 use common::{QueryNorms, Recipe, Scaling, distance, distances, engine, engine_on, logits_of};
 use quadriga_conformance::{Oracle, Rng};
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::DType;
 use quadriga_llm::models::{GraphShape, NeuronMode, Neurons};
-use quadriga_llm::{EngineOptions, Model};
+use quadriga_llm::{EngineOptions, Model, WindowSpan};
 
 const EXACT_CACHE: EngineOptions = EngineOptions {
     pages: 0,
@@ -39,19 +41,26 @@ fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let shape =
         GraphShape { cache_keys: DType::F32, cache_values: DType::F32, ..GraphShape::new(n, hyper.context) };
     let graph = model.graph(GraphShape { visible_slots: n + 3, cache_slots: n + 9, ..shape }).unwrap();
-    let window = hyper.window().unwrap_or(usize::MAX);
+    let window = hyper.window_span();
     let numbers: Vec<i32> = (0..n as i32).collect();
-    let spans = |window: usize| -> Vec<i32> {
-        (0..n).flat_map(|t| [(t + 1).saturating_sub(window) as i32, t as i32 + 1]).collect()
+    let spans = |window: Option<WindowSpan>| -> Vec<i32> {
+        (0..n).flat_map(|t| [window.map_or(0, |window| window.first(t)) as i32, t as i32 + 1]).collect()
     };
     let mut oracle = Oracle::new(&graph).unwrap();
     oracle.set_i32("tokens", &tokens.iter().map(|t| *t as i32).collect::<Vec<_>>()).unwrap();
     oracle.set_i32("positions", &numbers).unwrap();
-    oracle.set_i32("slots", &numbers).unwrap();
-    if hyper.has_full_attention() {
-        oracle.set_i32("spans", &spans(usize::MAX)).unwrap();
+    if hyper.has_full_attention() || window.is_some() {
+        oracle.set_i32("slots", &numbers).unwrap();
     }
-    if hyper.window().is_some() {
+    if let Some(recurrent) = &hyper.recurrent {
+        for (name, pieces) in recurrent.piece_inputs(0, 1) {
+            oracle.set_i32(name, &pieces.collect::<Vec<_>>()).unwrap();
+        }
+    }
+    if hyper.has_full_attention() {
+        oracle.set_i32("spans", &spans(None)).unwrap();
+    }
+    if window.is_some() {
         oracle.set_i32("window_spans", &spans(window)).unwrap();
     }
     oracle.run().unwrap();
@@ -108,8 +117,13 @@ fn families() -> Vec<(&'static str, Recipe)> {
             ("odd widths", Recipe { width: 72, heads: 6, kv_heads: 3, feed_forward: 88, ..plain.clone() }),
             ("biases", Recipe { biases: true, output_bias: true, ..plain.clone() }),
             ("RoPE on a part", Recipe { rope_dims: dims, rope_base: 500_000.0, ..plain.clone() }),
-            ("fused", Recipe { fused_attention: true, fused_feed_forward: true, ..plain.clone() }),
         ]);
+        if plain.streams.is_some() {
+            let streams = plain.streams.map(|streams| StreamRecipe { count: 4, shared: 0, ..streams });
+            all.push(("caches of their own", Recipe { streams, layers: 3, ..plain }));
+            continue;
+        }
+        all.push(("fused", Recipe { fused_attention: true, fused_feed_forward: true, ..plain.clone() }));
         if plain.window.is_some() {
             let named = Recipe { window_period: 3, names_period: true, layers: 4, ..plain.clone() };
             all.push(("period 3", named));
@@ -129,6 +143,12 @@ fn families() -> Vec<(&'static str, Recipe)> {
                 let scale = Some(1.0 / (64f32 / 4.0).sqrt());
                 let largest = Recipe { layers: 62, key_length: 8, rope_dims: 8, ..plain };
                 all.push(("27B", Recipe { attention_scale: scale, ..largest }));
+            }
+            "lfm2" => {
+                let windows = Recipe { window: Some(5), ..plain.clone() };
+                all.push(("windows", windows));
+                let kernel = RecurrentRecipe::ShortConvolutions { kernel: 2 };
+                all.push(("a kernel of two", Recipe { recurrent: Some(kernel), ..plain }));
             }
             "olmo2" => {
                 let yarn = Scaling::Yarn { factor: 4.0, original: 64 };
@@ -258,7 +278,13 @@ fn products_are_multiplied_with_the_scale_beside_a_matrix() {
                 continue;
             };
             let count = match dims[..] {
-                [_, _] if recipe.experts.is_none() && matrix != "token_embd" => 1,
+                // Kernels of convolutions and norms of groups are not matrices of products.
+                [_, _]
+                    if matrix.ends_with("conv") || matrix.contains("conv1d") || matrix.ends_with("norm") =>
+                {
+                    continue;
+                }
+                [_, _] if recipe.experts.is_none() && !matrix.ends_with("token_embd") => 1,
                 [count, _, _] if matrix.ends_with("_exps") => count,
                 _ => continue,
             };

@@ -41,6 +41,16 @@ fn model(seed: u64) -> Model {
     parts(seed).model().unwrap()
 }
 
+/// Models with each kind of recurrent layer.
+fn kinds() -> Vec<Model> {
+    let find = |architecture: &str| {
+        Recipe::families().into_iter().find(|recipe| recipe.architecture == architecture).unwrap()
+    };
+    let (lfm2, mamba2) = (find("lfm2"), find("mamba2"));
+    let windows = Recipe { window: Some(5), ..lfm2.clone() };
+    vec![model(1), lfm2.model(), model(2), mamba2.model(), windows.model()]
+}
+
 /// Logits of all tokens, by the oracle, in one batch.
 fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let n = tokens.len();
@@ -53,14 +63,8 @@ fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     oracle.set_i32("slots", &numbers).unwrap();
     oracle.set_i32("spans", &(0..n as i32).flat_map(|t| [0, t + 1]).collect::<Vec<_>>()).unwrap();
     let shape = model.hyperparameters().recurrent.as_ref().unwrap();
-    for (name, row, pieces) in [
-        ("conv_from", 0, shape.conv_pieces()),
-        ("conv_to", 1, shape.conv_pieces()),
-        ("delta_from", 0, shape.delta_pieces()),
-        ("delta_to", 1, shape.delta_pieces()),
-    ] {
-        let pieces = pieces as i32;
-        oracle.set_i32(name, &(row * pieces..(row + 1) * pieces).collect::<Vec<_>>()).unwrap();
+    for (name, pieces) in shape.piece_inputs(0, 1) {
+        oracle.set_i32(name, &pieces.collect::<Vec<_>>()).unwrap();
     }
     oracle.run().unwrap();
     oracle.read("logits").unwrap().chunks(model.hyperparameters().vocabulary).map(<[f64]>::to_vec).collect()
@@ -87,9 +91,10 @@ fn prompts_and_steps_give_what_the_oracle_computes_at_once() {
 
 #[test]
 fn any_history_gives_what_a_new_engine_gives() {
-    for seed in 0..12 {
+    let kinds = kinds();
+    for seed in 0..15 {
         let mut rng = Rng::new(seed);
-        let model = model(1 + seed % 2);
+        let model = kinds[seed as usize % kinds.len()].clone();
         let (sequences, checkpoints) = (1 + rng.below(2), rng.below(4));
         let options = EngineOptions { sequences, checkpoints, batch: 1 + rng.below(9), ..OPTIONS };
         let mut engine = engine(model.clone(), options.clone());
@@ -138,22 +143,24 @@ fn any_history_gives_what_a_new_engine_gives() {
 
 #[test]
 fn a_batch_of_several_sequences_is_computed_one_after_the_other() {
-    let model = model(1);
-    let options = EngineOptions { sequences: 2, batch: 5, ..OPTIONS };
-    let mut engine = engine(model.clone(), options);
-    let mut rng = Rng::new(9);
-    let texts = [random_tokens(&mut rng, 9), random_tokens(&mut rng, 4)];
-    let mut batch: Vec<BatchToken> = Vec::new();
-    for (a, b) in texts[0].iter().zip(texts[1].iter().map(Some).chain(std::iter::repeat(None))) {
-        batch.push(BatchToken { sequence: 0, token: *a, output: true });
-        batch.extend(b.map(|token| BatchToken { sequence: 1, token: *token, output: true }));
-    }
-    engine.extend(&batch).unwrap();
-    for (sequence, text) in texts.iter().enumerate() {
-        let rows = batch.iter().enumerate().filter(|(_, token)| token.sequence == sequence);
-        let found: Vec<Vec<f32>> = rows.map(|(row, _)| engine.logits(row).to_vec()).collect();
-        let alone = logits_of(&mut common::engine(model.clone(), OPTIONS), text);
-        assert!(distance(&found, &alone) < 1e-4, "sequence {sequence}");
+    for model in kinds() {
+        let options = EngineOptions { sequences: 2, batch: 5, ..OPTIONS };
+        let mut engine = engine(model.clone(), options);
+        let mut rng = Rng::new(9);
+        let texts = [random_tokens(&mut rng, 9), random_tokens(&mut rng, 4)];
+        let mut batch: Vec<BatchToken> = Vec::new();
+        for (a, b) in texts[0].iter().zip(texts[1].iter().map(Some).chain(std::iter::repeat(None))) {
+            batch.push(BatchToken { sequence: 0, token: *a, output: true });
+            batch.extend(b.map(|token| BatchToken { sequence: 1, token: *token, output: true }));
+        }
+        engine.extend(&batch).unwrap();
+        for (sequence, text) in texts.iter().enumerate() {
+            let rows = batch.iter().enumerate().filter(|(_, token)| token.sequence == sequence);
+            let found: Vec<Vec<f32>> = rows.map(|(row, _)| engine.logits(row).to_vec()).collect();
+            let alone = logits_of(&mut common::engine(model.clone(), OPTIONS), text);
+            let architecture = model.hyperparameters().architecture;
+            assert!(distance(&found, &alone) < 1e-4, "{architecture}, sequence {sequence}");
+        }
     }
 }
 

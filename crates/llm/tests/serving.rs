@@ -307,7 +307,14 @@ fn a_draft_model_that_fails_costs_guesses_and_no_answer() {
 #[test]
 fn windows_experts_and_latent_attention_are_answered_alike() {
     let mut recipes: Vec<Recipe> = Recipe::families();
-    let some = ["apart", "sinks and windows", "groups", "keys and values in the cache"];
+    let some = [
+        "apart",
+        "sinks and windows",
+        "groups",
+        "keys and values in the cache",
+        "short convolutions",
+        "weighted inputs",
+    ];
     let experts = Recipe::with_experts().into_iter().filter(|(name, _)| some.contains(name));
     recipes.extend(experts.map(|(_, recipe)| recipe));
     for (seed, recipe) in (30..).zip(recipes) {

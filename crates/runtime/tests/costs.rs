@@ -111,8 +111,8 @@ fn the_delta_rule_counts_every_element_of_its_state_for_every_token() {
     let [keys, values] = [("k", [5, 2, 3]), ("v", [5, 2, 4])].map(|(name, dims)| f32s(&g, name, dims));
     let [gates, betas] = ["gates", "betas"].map(|name| f32s(&g, name, [5, 2]));
     let inputs = DeltaRuleInputs { keys, values, gates, betas, state: f32s(&g, "s", [2, 3, 4]) };
-    let (y, _) =
-        f32s(&g, "q", [5, 2, 3]).gated_delta_rule(inputs, GatedDeltaRule { scale: 1.0, tiled: false });
+    let (y, _) = f32s(&g, "q", [5, 2, 3])
+        .gated_delta_rule(inputs, GatedDeltaRule { scale: 1.0, tiled: false, delta: true });
     g.output("y", y);
     let graph = g.finish().unwrap();
     let costs = graph.node_ids().map(|node| Cost::of(&graph, node).operations);

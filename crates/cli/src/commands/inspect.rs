@@ -103,7 +103,8 @@ fn details(file: &File) -> Vec<(&'static str, String)> {
     }
     if let Some(window) = hyper.window() {
         let layers = count(&|layer| layer.attention && layer.window.is_some());
-        lines.push(("sliding window", format!("{window} tokens in {layers}")));
+        let kind = if hyper.chunked_windows { "attention chunks" } else { "sliding window" };
+        lines.push((kind, format!("{window} tokens in {layers}")));
     }
     if let Some(experts) = hyper.layers.iter().find_map(|layer| layer.experts) {
         let shared = match experts.shared_width {
@@ -124,7 +125,7 @@ fn details(file: &File) -> Vec<(&'static str, String)> {
         ));
     }
     if let Some(shape) = &hyper.recurrent {
-        let bytes = 4 * (shape.conv_state() + shape.delta_state()) as u64;
+        let bytes = 4 * (shape.conv_state() + shape.linear_state()) as u64;
         let layers = count(&|layer| !layer.attention);
         lines.push(("recurrent", format!("{layers}, a state of {} each", size::text(bytes))));
     }

@@ -23,7 +23,8 @@ pub(super) fn list(list: &mut CaseList) {
                 let tiled = list.len().is_multiple_of(2);
                 let scale = 1.0 / (depth as f32).sqrt();
                 let shape = DeltaShape { tokens, key_heads, heads, depth, width };
-                delta_rule(list, shape, GatedDeltaRule { scale, tiled });
+                let delta = list.len() % 5 < 3;
+                delta_rule(list, shape, GatedDeltaRule { scale, tiled, delta });
             }
         }
     }
@@ -43,9 +44,10 @@ fn delta_rule(list: &mut CaseList, shape: DeltaShape, parameters: GatedDeltaRule
     // Queries, keys and values of models are views of one projection.
     let packed = list.len().is_multiple_of(3);
     let details = format!(
-        "{tokens} tokens, keys [{key_heads}, {depth}], values [{heads}, {width}]{}{}",
+        "{tokens} tokens, keys [{key_heads}, {depth}], values [{heads}, {width}]{}{}{}",
         if parameters.tiled { " tiled" } else { "" },
-        if packed { " packed" } else { "" }
+        if packed { " packed" } else { "" },
+        if parameters.delta { "" } else { " without correction" }
     );
     list.push("gated_delta_rule", details, Tolerance::DEFAULT, move |s| {
         let [q, k, values] = if packed { packed_inputs(s, shape) } else { separate_inputs(s, shape) };

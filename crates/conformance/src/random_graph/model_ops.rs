@@ -84,7 +84,8 @@ impl<'g> GraphGenerator<'g> {
             betas: self.input([tokens, heads]).unary(Unary::Sigmoid),
             state: self.input([heads * depth, width]).reshape([heads, depth, width]),
         };
-        let parameters = GatedDeltaRule { scale: 0.5, tiled: self.rng.chance(0.5) };
+        let parameters =
+            GatedDeltaRule { scale: 0.5, tiled: self.rng.chance(0.5), delta: self.rng.chance(0.7) };
         self.rounding = self.rounding.max(1e-6);
         let (results, state) = queries.gated_delta_rule(inputs, parameters);
         self.add(results.reshape([tokens * heads, width]).cont(), true);

@@ -21,10 +21,13 @@ pub(crate) struct DeltaToken<'a> {
     pub(crate) beta: f32,
     /// The factor of the result.
     pub(crate) scale: f32,
+    /// Whether the state learns the difference to what it yields for the key, instead of the value.
+    pub(crate) delta: bool,
 }
 
 /// Updates the strip of a state, and returns what it yields for the query:
-/// `state ← decay · state + key ⊗ beta (value − decay · keyᵀ state)`, `result = scale · queryᵀ state`.
+/// `state ← decay · state + key ⊗ beta (value − decay · keyᵀ state)`, `result = scale · queryᵀ state`; without the delta
+/// rule `state ← decay · state + key ⊗ beta value`.
 pub(crate) fn delta_rule(isa: Isa, state: &mut [[f32; STRIP]], token: &DeltaToken<'_>) -> [f32; STRIP] {
     let mut result = [0.0; STRIP];
     let rows = state.len().min(token.query.len()).min(token.key.len());
@@ -41,7 +44,8 @@ unsafe fn delta_rule_with<S: Simd>(state: *mut f32, rows: usize, token: &DeltaTo
         unsafe {
             let (decay, beta, scale) = (S::splat(token.decay), S::splat(token.beta), S::splat(token.scale));
             let mut sums = [S::splat(0.0); 4];
-            for row in 0..rows {
+            // Without the delta rule, nothing is subtracted from the values.
+            for row in 0..if token.delta { rows } else { 0 } {
                 let (from, k) = (state.add(row * STRIP + first), S::splat(*key.add(row)));
                 for (v, sum) in sums.iter_mut().enumerate() {
                     *sum = S::fma(k, S::load(from.add(v * S::N)), *sum);

@@ -126,8 +126,9 @@ impl DeltaRuleKernel {
             self.v.load_at([0, t, head], columns.start, value.get_mut(..count).unwrap_or_default());
             self.gates.load(t, head, &mut gate);
             self.betas.load(t, head, &mut beta);
-            let (decay, scale) = (gate[0].exp(), self.parameters.scale);
-            let token = DeltaToken { query, key, value: &value, decay, beta: beta[0], scale };
+            let GatedDeltaRule { scale, delta, .. } = self.parameters;
+            let (decay, beta) = (gate[0].exp(), beta[0]);
+            let token = DeltaToken { query, key, value: &value, decay, beta, scale, delta };
             let result = delta_rule(self.isa, state, &token);
             self.out.store(t * heads + head, columns.start, result.get(..count).unwrap_or_default());
         }

@@ -19,6 +19,8 @@ struct DeltaRule {
     out: u64,
     scale: f32,
     tiled: i32,
+    delta: i32,
+    reserved: i32,
 }
 
 // SAFETY: `struct DeltaRule` of recurrent.cu has the same fields in the same order, the inputs one by one.
@@ -58,6 +60,8 @@ impl Lowering<'_> {
             out: out.address,
             scale: parameters.scale,
             tiled: i32::from(parameters.tiled),
+            delta: i32::from(parameters.delta),
+            reserved: 0,
         };
         self.push(Launch::new(function, grid, 128).dependent().arg(work));
         Ok(())

@@ -157,7 +157,7 @@ mod tests {
         };
         assert!(!select(2048) && select(8192));
         let rule = |depth: usize, heads: usize| {
-            let parameters = GatedDeltaRule { scale: 1.0, tiled: false };
+            let parameters = GatedDeltaRule { scale: 1.0, tiled: false, delta: true };
             refusal(|g| {
                 let rows = |name: &str, heads, width| g.input(name, DType::F32, [1, heads, width]);
                 let per_head = |name: &str| g.input(name, DType::F32, [1, heads]);

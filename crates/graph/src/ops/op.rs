@@ -127,7 +127,7 @@ pub enum Op {
     SsmConv,
     /// The gated delta rule, a linear attention with a state `S [h, d, e]`. Inputs: queries and keys `[t, g, d]`, values
     /// `[t, h, e]`, gates `[t, h]` (the logarithm of the decay), betas `[t, h]`, state `[h, d, e]`. For each token and
-    /// head: `S ← e^gate · S`, `S ← S + k ⊗ β (v − Sᵀk)`, result `scale · Sᵀq`. The output `[t · h + h · d, e]` has the
+    /// head: `S ← e^gate · S`, `S ← S + k ⊗ β (v − Sᵀk)` (or `k ⊗ β v`), result `scale · Sᵀq`. The output `[t · h + h · d, e]` has the
     /// results `[t, h, e]` and after them the state after the last token.
     GatedDeltaRule(GatedDeltaRule),
     /// `a […, k, p]`, `b […, k, q]` → `[…, q, p]`: the sum over `k` of outer products.

@@ -196,4 +196,7 @@ pub struct GatedDeltaRule {
     pub scale: f32,
     /// Which key head serves value head `i` of `h`, where there are `g` key heads: `i mod g` if set, else `i / (h / g)`.
     pub tiled: bool,
+    /// Whether the state learns how values differ from what it yields for their keys (the delta rule). Otherwise it
+    /// learns the values as they are: `S ← e^gate · S + k ⊗ β v`.
+    pub delta: bool,
 }

@@ -6,7 +6,7 @@ use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_runtime::Scheduler;
 
 use super::recurrent::RecurrentRows;
-use crate::hyperparameters::Hyperparameters;
+use crate::hyperparameters::{Hyperparameters, LayerShape};
 use crate::models::{GraphShape, NeuronMode, Neurons, PageTable, WindowCache};
 use crate::{Error, Model, NeuronCounts, Result};
 
@@ -179,8 +179,7 @@ impl EngineOptions {
         self.output_rows = self.output_rows.clamp(1, self.batch);
         self.resolve_windows(hyper)?;
         let rows = RecurrentRows::count(self.sequences, self.checkpoints);
-        let pieces =
-            hyper.recurrent.as_ref().map_or(1, |shape| shape.conv_pieces().max(shape.delta_pieces()));
+        let pieces = hyper.recurrent.as_ref().map_or(1, |shape| shape.max_pieces());
         if rows.checked_mul(pieces).is_none_or(|pieces| i32::try_from(pieces).is_err()) {
             return wrong(
                 "the number of sequences",
@@ -356,7 +355,8 @@ impl EngineOptions {
     pub fn window_savings(&self, model: &Model) -> Option<WindowSavings> {
         let hyper = model.hyperparameters();
         let cache = self.window_cache(hyper)?;
-        let windowed = hyper.layers.iter().filter(|layer| layer.attention && layer.window.is_some());
+        let own = |layer: &&LayerShape| layer.attention && layer.shares_cache_of.is_none();
+        let windowed = hyper.layers.iter().filter(own).filter(|layer| layer.window.is_some());
         let bytes = |dtype: DType, width: usize| dtype.row_bytes(width).unwrap_or(0) as u64;
         let row: u64 = windowed
             .clone()
@@ -377,7 +377,7 @@ impl EngineOptions {
         let hyper = model.hyperparameters();
         let shape = hyper.recurrent.as_ref()?;
         let layers = hyper.layers.iter().filter(|layer| !layer.attention).count();
-        let row = (layers * (shape.conv_state() + shape.delta_state()) * size_of::<f32>()) as u64;
+        let row = (layers * (shape.conv_state() + shape.linear_state()) * size_of::<f32>()) as u64;
         let rows = RecurrentRows::count(self.sequences, self.checkpoints) as u64;
         let checkpoints = (self.sequences * self.checkpoints) as u64 * row;
         Some(RecurrentStates { layers, bytes: rows * row, checkpoints })

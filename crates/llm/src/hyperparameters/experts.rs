@@ -32,6 +32,8 @@ pub struct Experts {
     pub normalize: bool,
     /// The factor of the weights.
     pub scale: f32,
+    /// Whether the weights multiply what the experts read, instead of their results.
+    pub weighs_inputs: bool,
     /// The number of groups of consecutive experts; 1 if there are none.
     pub groups: usize,
     /// The number of groups that a token's experts are selected from.
@@ -47,8 +49,10 @@ pub(crate) struct ExpertDefaults {
     pub(crate) normalize: bool,
     /// The inner width of each expert, from that of a dense network and the number of used experts.
     pub(crate) width: fn(feed_forward: usize, used: usize) -> usize,
-    /// The inner width of the shared expert, from that of a dense network.
-    pub(crate) shared_width: fn(feed_forward: usize) -> usize,
+    /// The inner width of the shared expert, from that of a dense network and of an expert.
+    pub(crate) shared_width: fn(feed_forward: usize, width: usize) -> usize,
+    /// See [`Experts::weighs_inputs`].
+    pub(crate) weighs_inputs: bool,
 }
 
 impl ExpertDefaults {
@@ -58,7 +62,8 @@ impl ExpertDefaults {
         gating: Gating::Softmax,
         normalize: true,
         width: |feed_forward, _| feed_forward,
-        shared_width: |_| 0,
+        shared_width: |_, _| 0,
+        weighs_inputs: false,
     };
 
     /// As many experts as a token uses are together as wide as a dense network.
@@ -73,6 +78,19 @@ impl Hyperparameters {
         let dense = keys.find_count_or_zero(key)?.unwrap_or(0);
         keys.check(key, dense, dense <= self.blocks, "at most the number of blocks")?;
         for layer in self.layers.iter_mut().skip(dense) {
+            layer.experts = Some(keys.experts(layer.feed_forward, defaults)?);
+        }
+        Ok(())
+    }
+
+    /// Reads the keys of experts, which the last of every so many layers has.
+    pub(crate) fn read_interleaved_experts(
+        &mut self,
+        keys: &Keys<'_>,
+        defaults: ExpertDefaults,
+    ) -> Result<()> {
+        let step = keys.count("interleave_moe_layer_step")?;
+        for layer in self.layers.iter_mut().skip(step - 1).step_by(step) {
             layer.experts = Some(keys.experts(layer.feed_forward, defaults)?);
         }
         Ok(())
@@ -107,10 +125,11 @@ impl Keys<'_> {
             count,
             used,
             width,
-            shared_width: self.shared_width(width, (defaults.shared_width)(feed_forward))?,
+            shared_width: self.shared_width(width, (defaults.shared_width)(feed_forward, width))?,
             gating: self.gating(defaults.gating)?,
             normalize: self.find_flag("expert_weights_norm")?.unwrap_or(defaults.normalize),
             scale: self.find_factor("expert_weights_scale")?.unwrap_or(1.0),
+            weighs_inputs: defaults.weighs_inputs,
             groups,
             groups_used,
         })

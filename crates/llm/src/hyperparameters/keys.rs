@@ -100,6 +100,11 @@ impl<'f> Keys<'f> {
         self.array::<bool>(key, blocks)
     }
 
+    /// An array with one number for each block.
+    pub(crate) fn find_floats(&self, key: &str, blocks: usize) -> Result<Option<Vec<f32>>> {
+        self.array::<f32>(key, blocks)
+    }
+
     /// Whether the file has an array under a key.
     pub(crate) fn is_array(&self, key: &str) -> bool {
         matches!(self.file.value(&self.key(key)), Some(Value::Array(_)))

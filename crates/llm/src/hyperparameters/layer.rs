@@ -23,9 +23,13 @@ pub struct LayerShape {
     pub feed_forward: usize,
     /// The mixture of experts that takes the place of a dense feed-forward network, if there is one.
     pub experts: Option<Experts>,
+    /// Standard deviations above the mean up to which the gates of the feed-forward network count as 0, if they are cut.
+    pub gate_cut: Option<f32>,
     /// The size of the sliding attention window, if there is one: the number of positions that a query attends to, up
     /// to its own. It is the same in all layers that have one.
     pub window: Option<usize>,
+    /// The layer whose keys and values this one attends to, if it has no KV cache of its own.
+    pub shares_cache_of: Option<usize>,
     /// Rotary position embedding of queries and keys, if there is one.
     pub rope: Option<Rope>,
 }

@@ -9,6 +9,8 @@ mod neurons;
 mod pooling;
 mod recurrent;
 mod rope;
+mod streams;
+mod temperature;
 mod window;
 
 use quadriga_graph::Pairing;
@@ -20,9 +22,12 @@ pub(crate) use self::keys::Keys;
 pub use self::latent::LatentAttention;
 pub use self::layer::LayerShape;
 pub use self::pooling::Pooling;
-pub use self::recurrent::RecurrentShape;
+pub use self::recurrent::{LinearAttention, RecurrentShape};
 pub(crate) use self::rope::{LONG_FACTORS, SHORT_FACTORS};
+pub use self::streams::ParallelStreams;
+pub use self::temperature::AttentionTemperature;
 pub(crate) use self::window::WindowPattern;
+pub use self::window::WindowSpan;
 use crate::{Error, Result};
 
 /// How a model normalizes its activations.
@@ -82,6 +87,10 @@ pub struct Hyperparameters {
     pub pooling: Option<Pooling>,
     /// The shape of the layers without attention, if there are any.
     pub recurrent: Option<RecurrentShape>,
+    /// Whether windows are chunks: a query attends to the positions of its own chunk instead of the latest ones.
+    pub chunked_windows: bool,
+    /// The growth of queries with their position in layers without rotary embedding, in models that have it.
+    pub temperature: Option<AttentionTemperature>,
     /// Whether each head has an attention sink: a score in the softmax's denominator.
     pub attention_sinks: bool,
     /// Whether the feed-forward networks are rectified, in architectures whose networks may be: most neurons are inactive
@@ -91,6 +100,8 @@ pub struct Hyperparameters {
     pub predictor_threshold: Option<f32>,
     /// Multi-head latent attention, in models that have it.
     pub latent: Option<LatentAttention>,
+    /// Parallel residual streams, in models that have them.
+    pub streams: Option<ParallelStreams>,
 }
 
 impl Hyperparameters {
@@ -129,10 +140,13 @@ impl Hyperparameters {
             encoder: false,
             pooling: Pooling::read(keys)?,
             recurrent: None,
+            chunked_windows: false,
+            temperature: None,
             attention_sinks: false,
             rectified: false,
             predictor_threshold: None,
             latent: None,
+            streams: None,
         })
     }
 
@@ -192,7 +206,9 @@ fn read_layers(
             value_length,
             feed_forward,
             experts: None,
+            gate_cut: None,
             window: None,
+            shares_cache_of: None,
             rope,
         })
         .collect())

@@ -35,7 +35,31 @@ impl WindowPattern {
     }
 }
 
+/// The positions that a query attends to in layers with a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowSpan {
+    /// The size of the window; at least 1.
+    size: usize,
+    /// Whether positions are divided into chunks of this size, and only those of the query's own chunk are seen.
+    chunked: bool,
+}
+
+impl WindowSpan {
+    /// The first position that the query at a position attends to. The last is its own.
+    pub fn first(self, position: usize) -> usize {
+        match self.chunked {
+            true => position - position % self.size.max(1),
+            false => (position + 1).saturating_sub(self.size),
+        }
+    }
+}
+
 impl Hyperparameters {
+    /// The positions that a query attends to in layers with a window; `None` if no layer has one.
+    pub fn window_span(&self) -> Option<WindowSpan> {
+        self.window().map(|size| WindowSpan { size, chunked: self.chunked_windows })
+    }
+
     /// The rotary embeddings of the layers with a window, which may differ from the others.
     pub(crate) fn window_ropes(&mut self) -> impl Iterator<Item = &mut Rope> {
         self.layers.iter_mut().filter(|layer| layer.window.is_some()).filter_map(|layer| layer.rope.as_mut())
@@ -81,6 +105,16 @@ impl Hyperparameters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chunks_begin_at_multiples_of_their_size_and_windows_slide() {
+        let first = |chunked: bool| {
+            let span = WindowSpan { size: 4, chunked };
+            [0, 3, 4, 7, 8, 10].map(|position| span.first(position))
+        };
+        assert_eq!(first(true), [0, 0, 4, 4, 8, 8]);
+        assert_eq!(first(false), [0, 0, 1, 4, 5, 7]);
+    }
 
     #[test]
     fn patterns_follow_their_definition() {

@@ -4,7 +4,7 @@ use quadriga_gguf::{File, OwnedValue, Writer};
 use quadriga_graph::Pairing;
 
 use super::find;
-use crate::hyperparameters::{Experts, Gating, Hyperparameters, Keys};
+use crate::hyperparameters::{Experts, Gating, Hyperparameters, Keys, RecurrentShape};
 use crate::{Error, Result};
 
 /// The hyperparameters of a small model with some keys of its own, whose names lack the architecture.
@@ -179,11 +179,13 @@ fn recurrent_states_have_their_size_and_a_limit() -> Result<()> {
     };
     let hyper = read([4, 2, 6, 8, 72])?;
     let shape = hyper.recurrent.as_ref();
-    let sizes = shape.map(|shape| (shape.value_length, shape.conv_state(), shape.delta_state()));
-    assert_eq!(sizes, Some((12, 3 * (2 * 16 + 72), 6 * 8 * 12)));
-    assert_eq!(shape.map(|shape| (shape.conv_pieces(), shape.delta_pieces())), Some((3 * 8, 6 * 8)));
+    let lengths = shape.and_then(|shape| shape.linear).map(|linear| linear.value_length);
+    let sizes = shape.map(|shape| (lengths, shape.conv_state(), shape.linear_state()));
+    assert_eq!(sizes, Some((Some(12), 3 * (2 * 16 + 72), 6 * 8 * 12)));
+    let pieces = |shape: &RecurrentShape| (shape.conv_pieces(), shape.linear.map(|linear| linear.pieces()));
+    assert_eq!(shape.map(pieces), Some((3 * 8, Some(6 * 8))));
     let odd = read([4, 1, 3, 5, 9])?;
-    assert_eq!(odd.recurrent.map(|shape| (shape.conv_pieces(), shape.delta_pieces())), Some((3, 3)));
+    assert_eq!(odd.recurrent.as_ref().map(pieces), Some((3, Some(3))));
     // The convolution's state has at most 2^30 elements.
     let heads = 4096;
     let largest = (1 << 24) - 2 * heads * 2;

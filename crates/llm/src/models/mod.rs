@@ -11,7 +11,7 @@
 //! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window. With a page table i32 `[n, 3]`: positions of the token's sequence, and its row of the table |
 //! | `pages` | i32 `[s, p]` | with [`GraphShape::page_table`]: the pages of the KV cache that each sequence has |
 //! | `conv_from`, `conv_to` | i32 `[p]` | the pieces of the convolutions' states that the batch reads and writes: `row · p + i`; absent if no layer is recurrent |
-//! | `delta_from`, `delta_to` | i32 `[p]` | the same of the delta rules' states |
+//! | `delta_from`, `delta_to` | i32 `[p]` | the same of the states of linear attention |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output; of encoders with a classification head, the first of each text |
@@ -46,12 +46,17 @@ mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod granitemoe;
+mod lfm2;
+mod lfm2moe;
 mod llama;
+mod llama4;
+mod mamba2;
 mod neurons;
 mod nomic_bert;
 mod olmo2;
@@ -102,11 +107,16 @@ static ARCHITECTURES: &[Architecture] = &[
     gemma::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gemma3n::ARCHITECTURE,
     glm4::ARCHITECTURE,
     glm4moe::ARCHITECTURE,
     gpt_oss::ARCHITECTURE,
     granite::ARCHITECTURE,
     granitemoe::ARCHITECTURE,
+    lfm2::ARCHITECTURE,
+    lfm2moe::ARCHITECTURE,
+    llama4::ARCHITECTURE,
+    mamba2::ARCHITECTURE,
     olmo2::ARCHITECTURE,
     olmoe::ARCHITECTURE,
     phi3::ARCHITECTURE,

@@ -4,17 +4,17 @@
 use super::architecture::Architecture;
 use super::qwen2;
 use crate::Result;
-use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys};
+use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys};
 
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { name: "qwen2moe", models: "Qwen 1.5 and 2 with experts", read, ..qwen2::ARCHITECTURE };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     let defaults = ExpertDefaults {
-        gating: Gating::Softmax,
         normalize: false,
         width: ExpertDefaults::SHARE_OF_DENSE,
-        shared_width: |feed_forward| feed_forward,
+        shared_width: |feed_forward, _| feed_forward,
+        ..ExpertDefaults::NORMALIZED_SOFTMAX
     };
     hyper.read_experts(keys, defaults)
 }

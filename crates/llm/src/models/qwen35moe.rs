@@ -12,7 +12,7 @@ pub(super) const ARCHITECTURE: Architecture =
 pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     let defaults = ExpertDefaults {
         width: ExpertDefaults::SHARE_OF_DENSE,
-        shared_width: |feed_forward| feed_forward,
+        shared_width: |feed_forward, _| feed_forward,
         ..ExpertDefaults::NORMALIZED_SOFTMAX
     };
     hyper.read_experts(keys, defaults)?;

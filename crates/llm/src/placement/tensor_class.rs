@@ -44,7 +44,9 @@ impl TensorClass {
     pub fn of_weight(name: &str) -> TensorClass {
         let Some(layer) = layer_of(name) else {
             return match name {
-                _ if name.starts_with("output") || name.starts_with("cls") => TensorClass::Output,
+                _ if ["output", "cls", "altup_unembd"].iter().any(|part| name.starts_with(part)) => {
+                    TensorClass::Output
+                }
                 _ if name.starts_with("rope_f") => TensorClass::Attention,
                 _ => TensorClass::Embeddings,
             };
@@ -103,6 +105,8 @@ mod tests {
             ("blk.7.ffn_down.weight", TensorClass::FeedForward),
             ("token_embd.weight", TensorClass::Embeddings),
             ("position_embd.weight", TensorClass::Embeddings),
+            ("per_layer_token_embd.weight", TensorClass::Embeddings),
+            ("altup_unembd_proj.weight", TensorClass::Output),
             ("output_norm.weight", TensorClass::Output),
             ("output.weight", TensorClass::Output),
         ] {

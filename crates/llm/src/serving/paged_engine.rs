@@ -291,7 +291,7 @@ impl PagedEngine {
     /// Fills the graph's inputs. Rows without a token see nothing, and write to slots that nobody reads.
     fn fill(&mut self, tokens: &[StepToken], sequences: &[StepSequence<'_>], shape: &GraphShape) {
         let hyper = self.model.hyperparameters();
-        let window = hyper.window();
+        let window = hyper.window_span();
         let inputs = &mut self.inputs;
         for list in [
             &mut inputs.tokens,
@@ -309,7 +309,7 @@ impl PagedEngine {
             let pages = sequences.get(*sequence).map_or(&[][..], |sequence| sequence.pages);
             let page = pages.get(position / PAGE_SLOTS).copied().unwrap_or(0) as usize;
             let end = *position as i32 + 1;
-            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let first = window.map_or(0, |window| window.first(*position));
             inputs.tokens.push(*token as i32);
             inputs.positions.push(*position as i32);
             inputs.slots.push((page * PAGE_SLOTS + position % PAGE_SLOTS) as i32);
@@ -355,14 +355,8 @@ impl PagedEngine {
             }
         }
         if let (Some(recurrent), [from, to]) = (&hyper.recurrent, pieces.as_slice()) {
-            for (name, row, count) in [
-                ("conv_from", from, recurrent.conv_pieces()),
-                ("conv_to", to, recurrent.conv_pieces()),
-                ("delta_from", from, recurrent.delta_pieces()),
-                ("delta_to", to, recurrent.delta_pieces()),
-            ] {
-                let count = count as i32;
-                let pieces: Vec<i32> = (row * count..(row + 1) * count).collect();
+            for (name, pieces) in recurrent.piece_inputs(*from, *to) {
+                let pieces: Vec<i32> = pieces.collect();
                 self.session.set(name, pieces.as_slice())?;
             }
         }

@@ -5,6 +5,7 @@ use quadriga_gguf::File;
 use quadriga_graph::DType;
 
 use super::latent::LatentRecipe;
+use super::recurrent::RecurrentRecipe;
 use super::{Parts, QueryNorms, Recipe, Scaling};
 
 /// How a file has its experts.
@@ -37,6 +38,10 @@ pub struct ExpertRecipe {
     pub layout: Layout,
     /// Layers without experts, at the beginning.
     pub dense: usize,
+    /// The last of every so many layers has experts.
+    pub step: usize,
+    /// Whether weights multiply the experts' inputs.
+    pub weighs_inputs: bool,
     /// Whether the file names the gating function and whether weights are normalized.
     pub named: bool,
 }
@@ -58,6 +63,8 @@ impl ExpertRecipe {
             biases: false,
             layout: Layout::Stacked,
             dense: 0,
+            step: 1,
+            weighs_inputs: false,
             named: false,
         }
     }
@@ -68,10 +75,16 @@ impl ExpertRecipe {
             ("expert_count", self.count, 0),
             ("expert_used_count", self.used, 0),
             ("expert_feed_forward_length", self.width, 96),
-            ("expert_shared_feed_forward_length", self.shared, 0),
+            // Llama 4's shared expert is as wide as the others.
+            (
+                "expert_shared_feed_forward_length",
+                self.shared,
+                if self.weighs_inputs { self.shared } else { 0 },
+            ),
             ("expert_group_count", self.groups, 1),
             ("expert_group_used_count", self.groups_used, 1),
             ("leading_dense_block_count", self.dense, 0),
+            ("interleave_moe_layer_step", self.step, if self.weighs_inputs { 0 } else { 1 }),
         ] {
             if value != absent {
                 parts.set(&key(name), value as u32);
@@ -208,6 +221,39 @@ impl Recipe {
                 ..of("smallthinker", ExpertRecipe { gating: 2, named: true, ..narrow })
             },
         ));
+        all.push((
+            "short convolutions",
+            Recipe {
+                layers: 4,
+                query_norms: QueryNorms::Head,
+                recurrent: Some(RecurrentRecipe::ShortConvolutions { kernel: 4 }),
+                ..of("lfm2moe", ExpertRecipe { shared: 0, ..glm })
+            },
+        ));
+        let scout = Recipe {
+            layers: 5,
+            adjacent: true,
+            chunked: true,
+            window: Some(6),
+            window_period: 4,
+            rope_period: 4,
+            plain_norms: true,
+            temperature: Some((0.3, 4)),
+            ..of(
+                "llama4",
+                ExpertRecipe {
+                    used: 1,
+                    gating: 2,
+                    normalize: false,
+                    weighs_inputs: true,
+                    shared: 40,
+                    ..narrow
+                },
+            )
+        };
+        let maverick = scout.experts.map(|experts| ExpertRecipe { count: 128, used: 2, step: 2, ..experts });
+        all.push(("weighted inputs", scout.clone()));
+        all.push(("every other layer", Recipe { plain_norms: false, experts: maverick, ..scout }));
         all.extend(deepseek(glm));
         all
     }
@@ -222,7 +268,7 @@ impl Recipe {
 
     /// The experts of a layer, if it has any.
     pub fn experts_of(&self, layer: usize) -> Option<ExpertRecipe> {
-        self.experts.filter(|experts| layer >= experts.dense)
+        self.experts.filter(|experts| layer >= experts.dense && (layer + 1).is_multiple_of(experts.step))
     }
 }
 

@@ -6,6 +6,7 @@ pub mod judge;
 pub mod latent;
 pub mod recurrent;
 pub mod reference;
+pub mod streams;
 
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ use quadriga_runtime::{Backend, Scheduler};
 
 use self::experts::ExpertRecipe;
 use self::latent::LatentRecipe;
+use self::recurrent::RecurrentRecipe;
+use self::streams::StreamRecipe;
 
 /// RoPE scaling.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -102,6 +105,14 @@ pub struct Recipe {
     pub logit_scale: f32,
     pub logit_cap: Option<f32>,
     pub sinks: bool,
+    /// Whether windows are chunks.
+    pub chunked: bool,
+    /// The growth of queries in layers without RoPE: how fast, and after how many positions.
+    pub temperature: Option<(f32, usize)>,
+    /// Whether queries and keys have norms without weights, after RoPE.
+    pub plain_norms: bool,
+    pub recurrent: Option<RecurrentRecipe>,
+    pub streams: Option<StreamRecipe>,
     pub experts: Option<ExpertRecipe>,
     pub latent: Option<LatentRecipe>,
     pub context: u32,
@@ -157,6 +168,11 @@ impl Recipe {
             logit_scale: 1.0,
             logit_cap: None,
             sinks: false,
+            chunked: false,
+            temperature: None,
+            plain_norms: false,
+            recurrent: None,
+            streams: None,
             experts: None,
             latent: None,
             context: 128,
@@ -236,6 +252,20 @@ impl Recipe {
                 ..gemma("gemma3")
             },
             Recipe {
+                layers: 7,
+                post_norms: true,
+                query_norms: QueryNorms::Head,
+                attention_scale: Some(1.0),
+                logit_cap: Some(3.0),
+                window: Some(6),
+                window_period: 2,
+                names_period: true,
+                rope_base: 1_000_000.0,
+                window_rope_base: Some(10_000.0),
+                streams: Some(StreamRecipe { count: 3, input: 24, shared: 3, cut: (2, 0.4) }),
+                ..gemma("gemma3n")
+            },
+            Recipe {
                 pre_norms: false,
                 post_norms: true,
                 query_norms: QueryNorms::All,
@@ -257,12 +287,42 @@ impl Recipe {
                 rope_dims: 8,
                 ..Recipe::new("glm4")
             },
+            Recipe {
+                layers: 4,
+                tied: true,
+                query_norms: QueryNorms::Head,
+                recurrent: Some(RecurrentRecipe::ShortConvolutions { kernel: 3 }),
+                ..Recipe::new("lfm2")
+            },
+            Recipe {
+                heads: 0,
+                kv_heads: 0,
+                feed_forward: 0,
+                tied: true,
+                recurrent: Some(RecurrentRecipe::StateSpace),
+                ..Recipe::new("mamba2")
+            },
         ]
     }
 
     /// Whether a layer has a window.
     pub fn has_window(&self, layer: usize) -> bool {
         self.window.is_some() && !self.is_last_of(layer, self.window_period)
+    }
+
+    /// Whether a layer is recurrent.
+    pub fn is_recurrent(&self, layer: usize) -> bool {
+        self.recurrent.is_some_and(|recurrent| recurrent.has(layer))
+    }
+
+    /// Whether layers have a feed-forward network.
+    pub fn has_feed_forward(&self) -> bool {
+        self.recurrent != Some(RecurrentRecipe::StateSpace)
+    }
+
+    /// The norm after the last layer.
+    pub fn output_norm(&self) -> &'static str {
+        if self.architecture.starts_with("lfm2") { "token_embd_norm" } else { "output_norm" }
     }
 
     /// Whether a layer has rotary embedding.
@@ -301,9 +361,11 @@ impl Recipe {
         number("feed_forward_length", self.feed_forward);
         number("attention.head_count", self.heads);
         number("attention.head_count_kv", self.kv_heads);
-        number("attention.key_length", self.key_length);
-        number("attention.value_length", self.value_length);
-        number("rope.dimension_count", self.rope_dims);
+        if self.heads > 0 {
+            number("attention.key_length", self.key_length);
+            number("attention.value_length", self.value_length);
+            number("rope.dimension_count", self.rope_dims);
+        }
         if let Some(window) = self.window {
             number("attention.sliding_window", window as usize);
         }
@@ -321,6 +383,16 @@ impl Recipe {
         }
         if let Some(latent) = self.latent {
             latent.add_keys(self, &mut parts);
+        }
+        if let Some(recurrent) = self.recurrent {
+            recurrent.add_keys(self, &mut parts);
+        }
+        if let Some(streams) = self.streams {
+            streams.add_keys(self, &mut parts);
+        }
+        if let Some((scale, length)) = self.temperature {
+            parts.set(&format!("{}.attention.temperature_scale", self.architecture), scale);
+            parts.set(&format!("{}.attention.temperature_length", self.architecture), length as u32);
         }
         parts.set(&format!("{}.rope.freq_base", self.architecture), self.rope_base);
         match self.scaling {
@@ -386,9 +458,12 @@ impl Recipe {
             self.kv_heads * self.value_length,
         );
         parts.matrix("token_embd.weight", self.dtype, [self.vocabulary, self.width], 1.0);
-        parts.vector("output_norm.weight", self.width, 1.0, 0.5);
+        parts.vector(&format!("{}.weight", self.output_norm()), self.width, 1.0, 0.5);
         if !self.tied {
             parts.matrix("output.weight", self.dtype, [self.vocabulary, self.width], 1.0);
+        }
+        if let Some(streams) = self.streams {
+            streams.add_tensors(self, parts);
         }
         if self.positions {
             // Two rows more than positions, which no position uses.
@@ -422,13 +497,14 @@ impl Recipe {
                     parts.vector(&name(&format!("{part}.bias")), shape[0], 0.0, 0.5);
                 }
             };
-            if self.latent.is_none() {
-                for (part, rows, size) in attention {
+            if self.latent.is_none() && !self.is_recurrent(layer) {
+                let own = if self.shares_cache_of(layer).is_some() { 1 } else { attention.len() };
+                for (part, rows, size) in &attention[..own] {
                     linear(part, [*rows, self.width], *size, self.biases);
                 }
                 linear("attn_output", [self.width, self.heads * self.value_length], 1.0, self.output_bias);
             }
-            if self.experts_of(layer).is_none() {
+            if self.experts_of(layer).is_none() && self.has_feed_forward() {
                 for (part, rows, size) in feed_forward {
                     linear(part, [*rows, self.width], *size, self.positions);
                 }
@@ -440,6 +516,12 @@ impl Recipe {
             }
             if let Some(latent) = self.latent {
                 latent.add_tensors(self, layer, parts);
+            }
+            if let Some(recurrent) = self.recurrent.filter(|_| self.is_recurrent(layer)) {
+                recurrent.add_tensors(self, layer, parts);
+            }
+            if let Some(streams) = self.streams {
+                streams.add_layer(self, layer, parts);
             }
             if let Some(experts) = self.experts_of(layer) {
                 experts.add_tensors(self, layer, parts);
@@ -462,7 +544,7 @@ impl Recipe {
         if self.pre_norms {
             norm("attn_norm", self.width, 1.0);
         }
-        if self.pre_norms && !self.parallel {
+        if self.pre_norms && !self.parallel && self.has_feed_forward() {
             norm(self.feed_forward_norm(), self.width, 1.0);
         }
         if self.post_norms {
@@ -471,10 +553,13 @@ impl Recipe {
         }
         let d = self.key_length;
         match self.query_norms {
+            _ if self.is_recurrent(layer) => {}
             QueryNorms::No => {}
             QueryNorms::Head => {
                 norm("attn_q_norm", d, 1.5);
-                norm("attn_k_norm", d, 1.5);
+                if self.shares_cache_of(layer).is_none() {
+                    norm("attn_k_norm", d, 1.5);
+                }
             }
             QueryNorms::All => {
                 norm("attn_q_norm", self.heads * d, 1.5);

@@ -1,6 +1,8 @@
 //! Reference transformers in f64, written from their papers: no KV cache, no batches, no code shared with the graphs.
 
 mod experts;
+mod recurrent;
+mod streams;
 
 use std::collections::HashMap;
 use std::f64::consts::{PI, TAU};
@@ -46,10 +48,19 @@ impl Reference {
                 row.iter_mut().zip(own).for_each(|(to, value)| *to += value);
             }
         }
-        for layer in 0..r.layers {
+        if let Some(streams) = r.streams {
+            x = self.run_streams(streams, tokens, &x);
+        }
+        for layer in (0..r.layers).filter(|_| r.streams.is_none()) {
             let before = x.clone();
-            let attended = self.attention(layer, &x);
+            let attended = match r.recurrent.filter(|_| r.is_recurrent(layer)) {
+                Some(recurrent) => self.recurrent(layer, recurrent, &x),
+                None => self.attention(layer, &x),
+            };
             self.add(&mut x, &attended);
+            if !r.has_feed_forward() {
+                continue;
+            }
             let input = if r.parallel { &before } else { &x };
             let router = if r.architecture == "smallthinker" { Some(&before) } else { None };
             let fed: Vec<Row> = (0..x.len())
@@ -57,7 +68,7 @@ impl Reference {
                 .collect();
             self.add(&mut x, &fed);
         }
-        let hidden: Vec<Row> = x.iter().map(|row| self.norm("output_norm", row)).collect();
+        let hidden: Vec<Row> = x.iter().map(|row| self.norm(r.output_norm(), row)).collect();
         let head = if r.tied { "token_embd.weight" } else { "output.weight" };
         let logits = hidden.iter().map(|row| {
             let cap = |v: f64| r.logit_cap.map_or(v, |cap| (v / f64::from(cap)).tanh() * f64::from(cap));
@@ -122,23 +133,43 @@ impl Reference {
             }
             if r.has_rope(layer) && !r.positions {
                 self.rope(r.has_window(layer), position, head);
+                if r.plain_norms {
+                    *head = self.norm_with(&vec![1.0; r.key_length], head);
+                }
+            } else if let Some((scale, length)) = r.temperature.filter(|_| which == 0) {
+                let times = ((position + 1) / length) as f64;
+                head.iter_mut().for_each(|v| *v *= 1.0 + f64::from(scale) * (times + 1.0).ln());
             }
         }
         heads
     }
 
     fn attention(&self, layer: usize, x: &[Row]) -> Vec<Row> {
+        self.attention_over(layer, x, layer, x)
+    }
+
+    /// Attention over the keys and values that a layer makes of rows: the same, or those of an earlier one.
+    fn attention_over(&self, layer: usize, x: &[Row], source: usize, keys_of: &[Row]) -> Vec<Row> {
         let r = &self.recipe;
-        let normed: Vec<Row> = x.iter().map(|row| self.before(layer, "attn_norm", row)).collect();
+        let norm = |layer: usize, x: &[Row]| -> Vec<Row> {
+            x.iter().map(|row| self.before(layer, "attn_norm", row)).collect()
+        };
+        let (own, normed) = (norm(layer, x), norm(source, keys_of));
         let each = |which: usize| -> Vec<Vec<Row>> {
-            normed.iter().enumerate().map(|(t, row)| self.heads(layer, which, t, row)).collect()
+            let (layer, rows) = if which == 0 { (layer, &own) } else { (source, &normed) };
+            rows.iter().enumerate().map(|(t, row)| self.heads(layer, which, t, row)).collect()
         };
         let (queries, keys) = (each(0), each(1));
         let values: Vec<Vec<Row>> = match r.latent {
             Some(_) => each(2),
             None => normed
                 .iter()
-                .map(|row| self.project(layer, 2, row).chunks(r.value_length).map(<[f64]>::to_vec).collect())
+                .map(|row| {
+                    let heads = self.project(source, 2, row);
+                    let heads = heads.chunks(r.value_length).map(<[f64]>::to_vec);
+                    let normed = |head: Row| self.norm_with(&vec![1.0; r.value_length], &head);
+                    heads.map(|head| if r.streams.is_some() { normed(head) } else { head }).collect()
+                })
                 .collect(),
         };
         let group = r.heads / r.kv_heads;
@@ -149,7 +180,11 @@ impl Reference {
         let window = r.window.filter(|_| r.has_window(layer)).map_or(usize::MAX, |window| window as usize);
         (0..x.len())
             .map(|t| {
-                let first = (t + 1).saturating_sub(window);
+                let first = if r.chunked && window < usize::MAX {
+                    t / window * window
+                } else {
+                    (t + 1).saturating_sub(window)
+                };
                 let mut all = Vec::new();
                 for (head, query) in queries[t].iter().enumerate() {
                     let of = head / group;
@@ -195,7 +230,7 @@ impl Reference {
             let linear = |part: &str| self.linear(&format!("blk.{layer}.{part}"), &normed);
             (linear("ffn_gate"), linear("ffn_up"))
         };
-        let inner = self.gated(&gate, &up);
+        let inner = self.gated(&self.cut(layer, gate), &up);
         self.after(layer, "post_ffw_norm", self.down(layer, &inner))
     }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use quadriga_gguf::{File, Summary, Writer};
+use quadriga_gguf::{File, OwnedValue, Summary, Writer};
 use quadriga_graph::DType;
 use quadriga_llm::models::{self, TensorSpec};
 use quadriga_view::format::plural;
@@ -208,6 +208,13 @@ impl Description {
         }
     }
 
+    /// The KV heads of each layer: every third has attention, the others are short convolutions.
+    fn heads_by_layer(&self) -> OwnedValue {
+        let heads = u32::try_from(self.number("attention.head_count_kv")).unwrap_or(u32::MAX);
+        let of = |layer: usize| if layer % 3 == 2 { heads } else { 0 };
+        (0..self.layers()).map(of).collect::<Vec<u32>>().into()
+    }
+
     /// What makes the model's networks rectified, if they are to be.
     fn rectified(&self, arguments: &SynthArgs) -> Outcome<Option<Rectified>> {
         if arguments.relu && self.architecture != "llama" {
@@ -226,7 +233,11 @@ impl Description {
         let title = format!("random {} × {}", self.layers(), self.number("embedding_length"));
         writer.set("general.name", title)?;
         for (key, value) in &self.keys {
-            writer.set(&format!("{}.{key}", self.architecture), *value)?;
+            let value = match *key {
+                "attention.head_count_kv" if self.number("shortconv.l_cache") > 0 => self.heads_by_layer(),
+                _ => (*value).into(),
+            };
+            writer.set(&format!("{}.{key}", self.architecture), value)?;
         }
         if arguments.relu {
             writer.set("llama.hidden_activation", "relu")?.set(THRESHOLD_KEY, 0.0f32)?;
@@ -392,7 +403,7 @@ impl SynthArgs {
                 keys.push((name, KeyValue::Whole(value)));
             }
         };
-        if find(&keys, "attention.key_length").is_none() && !width.is_multiple_of(2 * heads) {
+        if heads > 0 && find(&keys, "attention.key_length").is_none() && !width.is_multiple_of(2 * heads) {
             return usage(format!(
                 "a width of {width} cannot be divided into {} of even size",
                 plural(heads, "head", "heads")

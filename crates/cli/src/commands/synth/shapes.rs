@@ -156,6 +156,11 @@ fn sizes([layers, width, ffn, heads, kv_heads, vocab]: [usize; 6]) -> Keys {
     ]
 }
 
+/// LFM2's layers: every third has attention.
+fn short_convolutions() -> Keys {
+    vec![("block_count", Whole(3)), ("shortconv.l_cache", Whole(3))]
+}
+
 fn context(tokens: usize) -> Keys {
     vec![("context_length", Whole(tokens))]
 }
@@ -235,7 +240,33 @@ pub(super) fn special(architecture: &str) -> Keys {
                 ("rope.dimension_count", Whole(16)),
             ],
         ),
+        "lfm2" => short_convolutions(),
+        "lfm2moe" => with(
+            with(experts, short_convolutions()),
+            vec![("leading_dense_block_count", Whole(1)), ("expert_gating_func", Whole(2))],
+        ),
+        "llama4" => with(
+            experts,
+            vec![
+                ("block_count", Whole(4)),
+                ("expert_used_count", Whole(1)),
+                ("interleave_moe_layer_step", Whole(1)),
+            ],
+        ),
+        "mamba2" => vec![
+            ("attention.head_count", Whole(0)),
+            ("attention.head_count_kv", Whole(0)),
+            ("feed_forward_length", Whole(0)),
+            ("ssm.conv_kernel", Whole(4)),
+            ("ssm.state_size", Whole(32)),
+            ("ssm.group_count", Whole(1)),
+            ("ssm.time_step_rank", Whole(4)),
+            ("ssm.inner_size", Whole(128)),
+        ],
         "gemma2" => vec![("attention.sliding_window", Whole(4096))],
+        "gemma3n" => {
+            vec![("attention.sliding_window", Whole(512)), ("embedding_length_per_layer_input", Whole(32))]
+        }
         "gemma3" => vec![("attention.sliding_window", Whole(512))],
         "bert" | "nomic-bert" => vec![("pooling_type", Whole(1)), ("attention.causal", Flag(false))],
         _ => Vec::new(),
@@ -258,7 +289,7 @@ pub(super) fn has_optional(architecture: &str, tied: bool, name: &str) -> bool {
         "attn_q.bias" | "attn_k.bias" | "attn_v.bias" => {
             matches!(architecture, "qwen2" | "qwen2moe" | "glm4" | "glm4moe" | "gpt-oss" | "bert" | "opt")
         }
-        "exp_probs_b.bias" => architecture == "glm4moe",
+        "exp_probs_b.bias" => matches!(architecture, "glm4moe" | "lfm2moe"),
         "ffn_gate_inp_shexp.weight" => matches!(architecture, "qwen2moe" | "qwen3next" | "qwen35moe"),
         "attn_output.bias" => matches!(architecture, "gpt-oss" | "bert" | "opt"),
         _ if architecture == "gpt-oss" => part.ends_with("exps.bias") || part == "ffn_gate_inp.bias",

@@ -44,7 +44,7 @@ pub(super) fn gated_delta_rule(
             let (query, key) = (q.row([0, t, key_head])?, k.row([0, t, key_head])?);
             let (decay, beta) = (at_head(gates, t)?.exp(), at_head(betas, t)?);
             memory.iter_mut().flatten().for_each(|s| *s *= decay);
-            let expected = combine(&memory, &key, width);
+            let expected = if parameters.delta { combine(&memory, &key, width) } else { vec![0.0; width] };
             let change: Vec<f64> =
                 v.row([0, t, head])?.iter().zip(expected).map(|(v, e)| beta * (v - e)).collect();
             for (row, key) in memory.iter_mut().zip(&key) {

@@ -5,6 +5,15 @@ use quadriga_graph::{AttentionOptions, DType, Value};
 use super::LayerBuilder;
 use crate::{Error, Result};
 
+/// Keys and values of a KV cache that attention may see: all rows, those of the batch among them.
+#[derive(Clone, Copy)]
+pub(in crate::models) struct KeyValues<'g> {
+    /// `[slots, kv_heads · d]`
+    keys: Value<'g>,
+    /// `[slots, kv_heads · e]`
+    values: Value<'g>,
+}
+
 impl<'g> LayerBuilder<'_, 'g> {
     /// Queries `[n, heads, d]`, keys `[n, kv_heads, d]` and values `[n, kv_heads · e]`.
     pub(in crate::models) fn query_key_value(
@@ -87,16 +96,35 @@ impl<'g> LayerBuilder<'_, 'g> {
         key: Value<'g>,
         value: Value<'g>,
     ) -> Result<Option<Value<'g>>> {
-        let (hyper, shape) = (self.model.hyper, self.shape);
+        let cached = self.cache_key_value(key, value)?;
+        if self.ends_here() {
+            return Ok(None);
+        }
+        self.attend_to(query, cached).map(Some)
+    }
+
+    /// Writes keys and values to the layer's KV cache.
+    pub(in crate::models) fn cache_key_value(
+        &self,
+        key: Value<'g>,
+        value: Value<'g>,
+    ) -> Result<KeyValues<'g>> {
+        let _scope = self.model.g.scope(&self.name("attn"));
+        let (n, shape) = (self.model.shape.tokens, self.shape);
+        let key = key.reshape([n, shape.key_width()]);
+        Ok(KeyValues {
+            keys: self.cache("cache_k", self.model.shape.cache_keys, key)?,
+            values: self.cache("cache_v", self.model.shape.cache_values, value)?,
+        })
+    }
+
+    /// Attends over a KV cache: the layer's own, or that of an earlier one with the same window. The result
+    /// `[rows, heads · e]` has the [output rows](LayerBuilder::output_rows) only.
+    pub(in crate::models) fn attend_to(&self, query: Value<'g>, cached: KeyValues<'g>) -> Result<Value<'g>> {
+        let (hyper, shape, n) = (self.model.hyper, self.shape, self.model.shape.tokens);
         let attended = {
             let _scope = self.model.g.scope(&self.name("attn"));
-            let n = self.model.shape.tokens;
-            let keys =
-                self.cache("cache_k", self.model.shape.cache_keys, key.reshape([n, shape.key_width()]))?;
-            let values = self.cache("cache_v", self.model.shape.cache_values, value)?;
-            if self.ends_here() {
-                return Ok(None);
-            }
+            let KeyValues { keys, values } = cached;
             let heads = |x: Value<'g>, length: usize| {
                 x.reshape([x.shape().rows(), shape.kv_heads, length]).permute([1, 0, 2])
             };
@@ -114,7 +142,7 @@ impl<'g> LayerBuilder<'_, 'g> {
                 .attention(heads(keys, shape.key_length), heads(values, shape.value_length), options)
                 .reshape([n, shape.heads * shape.value_length])
         };
-        Ok(Some(self.output_rows(attended)))
+        Ok(self.output_rows(attended))
     }
 
     /// The attention sinks of the layer's heads, in models that have them.

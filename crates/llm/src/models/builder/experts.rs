@@ -96,10 +96,12 @@ impl<'g> LayerBuilder<'_, 'g> {
             Gating::Sigmoid => logits.sigmoid(),
             Gating::SoftmaxOfSelected => logits,
         };
+        // Different logits may have the same sigmoid: where nothing is added, the logits decide.
+        let unbiased = if experts.weighs_inputs { logits } else { probabilities };
         let scores =
             match self.model.weights.find_finite_vector(&self.name("exp_probs_b.bias"), experts.count)? {
                 Some(bias) => probabilities.add(bias),
-                None => probabilities,
+                None => unbiased,
             };
         let Experts { used, groups, groups_used, normalize, scale, .. } = experts;
         let ids = scores.select_experts(SelectExperts { used, groups, groups_used });
@@ -108,7 +110,7 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok(Route { ids, weights })
     }
 
-    /// The weighted sum of the selected experts' results.
+    /// The weighted sum of the selected experts' results, or the sum of their results for weighted rows.
     fn routed(
         &self,
         experts: Experts,
@@ -117,7 +119,14 @@ impl<'g> LayerBuilder<'_, 'g> {
         gate: Gate,
     ) -> Result<Value<'g>> {
         let (tokens, width) = (x.shape().rows(), x.shape().cols());
-        let x = x.reshape([tokens, 1, width]);
+        let mut x = x.reshape([tokens, 1, width]);
+        let mut weights = matrices.route.weights;
+        if experts.weighs_inputs {
+            let _scope = self.model.g.scope(&self.name("ffn_experts"));
+            let used = experts.used;
+            x = x.repeat([tokens, used, width]).mul(weights.reshape([tokens, used, 1]));
+            weights = weights.scale_bias(0.0, 1.0);
+        }
         let inner = if self.model.weights.has(&self.name("ffn_gate_up_exps.weight")) {
             self.expert_linear("ffn_gate_up", experts, 2 * experts.width, x, matrices)?
                 .gated_halves(gate, false)
@@ -127,7 +136,7 @@ impl<'g> LayerBuilder<'_, 'g> {
         };
         let results = self.expert_linear("ffn_down", experts, width, inner, matrices)?;
         let _scope = self.model.g.scope(&self.name("ffn_experts"));
-        Ok(results.sum_experts(matrices.route.weights))
+        Ok(results.sum_experts(weights))
     }
 
     /// The product of each row `[t, used or 1, k]` with its expert's matrix, `[t, used, out]`, times the expert's scale and

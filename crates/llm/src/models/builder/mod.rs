@@ -2,6 +2,7 @@
 //! of a layer are in files of their own.
 
 mod attention;
+mod delta_net;
 mod encoder;
 mod experts;
 mod feed_forward;
@@ -10,6 +11,9 @@ mod neurons;
 mod recorder;
 mod recurrent;
 mod rope;
+mod short_convolution;
+mod state_space;
+mod streams;
 mod weights;
 
 use std::cell::OnceCell;
@@ -17,13 +21,15 @@ use std::cell::OnceCell;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, GraphBuilder, Value};
 
+pub(super) use self::attention::KeyValues;
+pub(super) use self::delta_net::DeltaLayout;
 pub(super) use self::neurons::FeedForward;
 pub(crate) use self::neurons::{active_output, missed_output, predicted_output};
 pub(super) use self::recorder::Recorder;
 pub use self::recorder::TensorSpec;
-pub(super) use self::recurrent::DeltaLayout;
 use self::recurrent::RecurrentInputs;
 pub(super) use self::recurrent::is_recurrent_state;
+pub(super) use self::streams::first_stream;
 use self::weights::FileWeights;
 pub(crate) use self::weights::SLOTS_SUFFIX;
 use super::GraphShape;
@@ -58,6 +64,7 @@ pub(crate) struct ModelBuilder<'g> {
     hyper: &'g Hyperparameters,
     shape: GraphShape,
     positions: Value<'g>,
+    tokens: OnceCell<Value<'g>>,
     /// Absent in encoders, which have no KV cache, and where all layers have other slots.
     slots: OnceCell<Value<'g>>,
     /// The slots, or the tokens of an encoder, that each token attends to in layers without a window. Absent where all
@@ -71,6 +78,8 @@ pub(crate) struct ModelBuilder<'g> {
     pages: Option<Value<'g>>,
     /// The pieces of recurrent states that are read and written. Absent where no layer has any.
     recurrent: Option<RecurrentInputs<'g>>,
+    /// The factor of each token's queries. Absent where they have none.
+    query_factors: OnceCell<Value<'g>>,
     /// Where experts are. Absent where no device has slots for some.
     tables: OnceCell<[Value<'g>; 3]>,
     device_tables: OnceCell<[Value<'g>; 2]>,
@@ -128,6 +137,7 @@ impl<'g> ModelBuilder<'g> {
             hyper,
             shape,
             positions: g.input("positions", DType::I32, [n]),
+            tokens: OnceCell::new(),
             slots: OnceCell::new(),
             spans: (hyper.encoder || attends(false)).then(|| spans("spans")),
             window_slots: (attends(true) && shape.window_cache.is_some())
@@ -138,6 +148,7 @@ impl<'g> ModelBuilder<'g> {
                 .filter(|_| attends(true) || attends(false))
                 .map(|table| g.input("pages", DType::I32, [table.rows, table.pages])),
             recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
+            query_factors: OnceCell::new(),
             tables: OnceCell::new(),
             neuron_tables: OnceCell::new(),
             device_tables: OnceCell::new(),
@@ -217,8 +228,12 @@ impl<'g> ModelBuilder<'g> {
 
     /// The embedded tokens `[n, width]`.
     pub(super) fn embed(&self) -> Value<'g> {
-        let tokens = self.g.input("tokens", DType::I32, [self.shape.tokens]);
-        scaled(self.embedding.get_rows(tokens), self.hyper.embedding_scale)
+        scaled(self.embedding.get_rows(self.tokens()), self.hyper.embedding_scale)
+    }
+
+    /// The tokens `[n]`.
+    fn tokens(&self) -> Value<'g> {
+        *self.tokens.get_or_init(|| self.g.input("tokens", DType::I32, [self.shape.tokens]))
     }
 
     /// The layers, first to last.
@@ -244,6 +259,13 @@ impl<'g> ModelBuilder<'g> {
         })
     }
 
+    /// The last norm, of files that have it under another name than `output_norm`, by which placement knows it.
+    pub(super) fn output_norm_named(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
+        let weight =
+            self.weights.renamed_vector(&format!("{name}.weight"), "output_norm.weight", self.hyper.width)?;
+        Ok(self.plain_norm(x).mul(weight))
+    }
+
     /// The product with a matrix, times the number that the file may have beside it: NVFP4 has scales of little range.
     fn product(&self, name: &str, weight: Value<'g>, x: Value<'g>) -> Result<Value<'g>> {
         let y = weight.mul_mat(x);
@@ -265,8 +287,12 @@ impl<'g> ModelBuilder<'g> {
 
     /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
     pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
+        self.finish_normed(self.norm("output_norm", x)?)
+    }
+
+    /// The same for rows that are normed already.
+    pub(super) fn finish_normed(&self, hidden: Value<'g>) -> Result<()> {
         let h = self.hyper;
-        let hidden = self.norm("output_norm", x)?;
         if self.shape.hidden {
             self.g.output("hidden", hidden.named("hidden"));
         }
@@ -356,9 +382,9 @@ impl<'g> LayerBuilder<'_, 'g> {
         }
     }
 
-    /// Whether nothing after this layer's caches is needed: it is the last one, and no token is an output.
+    /// Whether nothing after this layer's caches is needed: it is the last one that has some, and no token is an output.
     pub(super) fn ends_here(&self) -> bool {
-        self.is_last() && self.model.shape.rows == 0
+        self.index + 1 == self.model.hyper.remembering_layers() && self.model.shape.rows == 0
     }
 
     fn is_last(&self) -> bool {

@@ -1,11 +1,11 @@
 //! Rotary position embedding.
 
-use quadriga_graph::Value;
+use quadriga_graph::{DType, Value};
 
-use super::LayerBuilder;
 use super::weights::FileWeights;
+use super::{LayerBuilder, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, LONG_FACTORS, SHORT_FACTORS};
+use crate::hyperparameters::{AttentionTemperature, Hyperparameters, LONG_FACTORS, SHORT_FACTORS};
 
 /// The tensor that divides each frequency, if the file has one. Long-context models have two, of which the context length
 /// selects one.
@@ -24,7 +24,32 @@ pub(super) fn frequency_factors<'g>(
     weights.find_vector(if context > rope.original_context { LONG_FACTORS } else { SHORT_FACTORS }, len)
 }
 
+impl<'g> ModelBuilder<'g> {
+    /// The factor of each token's queries `[n, 1, 1]` by its position.
+    fn query_factors(&self, temperature: AttentionTemperature) -> Value<'g> {
+        *self.query_factors.get_or_init(|| {
+            let context = self.shape.context;
+            let factors: Vec<f32> = (0..context).map(|position| temperature.factor(position)).collect();
+            let table = self.g.constant("query_factors", DType::F32, [context, 1], factors.as_slice());
+            table.get_rows(self.positions).reshape([self.shape.tokens, 1, 1])
+        })
+    }
+}
+
 impl<'g> LayerBuilder<'_, 'g> {
+    /// Queries `[n, heads, d]` times the factor of their position, in models that have one.
+    pub(in crate::models) fn tempered(&self, queries: Value<'g>) -> Value<'g> {
+        match self.model.hyper.temperature {
+            Some(temperature) => queries.mul(self.model.query_factors(temperature)),
+            None => queries,
+        }
+    }
+
+    /// The model's kind of norm of each head `[n, heads, d]`, without weights.
+    pub(in crate::models) fn plain_norm(&self, x: Value<'g>) -> Value<'g> {
+        self.model.plain_norm(x)
+    }
+
     /// Applies RoPE to the heads `[n, heads, d]` of queries or keys, in layers that have it.
     pub(in crate::models) fn rope(&self, x: Value<'g>) -> Value<'g> {
         let Some(rope) = self.shape.rope else { return x };

@@ -110,6 +110,11 @@ impl<'g> FileWeights<'g> {
         self.elements(name, &[len])
     }
 
+    /// A vector of the file, as a weight of another name.
+    pub(super) fn renamed_vector(&self, name: &str, weight: &str, len: usize) -> Result<Value<'g>> {
+        Ok(self.g.weight(weight, self.f32_tensor(name, &[len])?.weight()))
+    }
+
     /// The vector of this name, if the file has it.
     pub(in crate::models) fn find_vector(&self, name: &str, len: usize) -> Result<Option<Value<'g>>> {
         self.has(name).then(|| self.vector(name, len)).transpose()

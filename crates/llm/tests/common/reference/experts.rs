@@ -11,8 +11,10 @@ impl Reference {
         let chosen = self.route(layer, experts, &logits);
         let mut y = vec![0.0; x.len()];
         for (expert, weight) in chosen {
-            let result = self.expert(layer, experts, expert, x);
-            y.iter_mut().zip(result).for_each(|(y, r)| *y += weight * r);
+            let (before, after) = if experts.weighs_inputs { (weight, 1.0) } else { (1.0, weight) };
+            let input = x.iter().map(|v| v * before).collect();
+            let result = self.expert(layer, experts, expert, &input);
+            y.iter_mut().zip(result).for_each(|(y, r)| *y += after * r);
         }
         if experts.shared > 0 {
             let linear = |part: &str, x: &Row| self.linear(&format!("blk.{layer}.{part}"), x);
