@@ -41,19 +41,19 @@ impl<'g> LayerBuilder<'_, 'g> {
         x: Value<'g>,
         gate: Gate,
     ) -> Result<Value<'g>> {
-        let route = self.route(experts, router)?;
+        let (rows, route) = self.weighted_rows(experts, x, self.route(experts, router)?);
         let slots = self.model.expert_slots(self.index);
         if slots == 0 {
             let all = ExpertMatrices { count: experts.count, slots: false, ids: route.ids, route };
-            let routed = self.routed(experts, x, all, gate)?;
+            let routed = self.routed(experts, rows, all, gate)?;
             return Ok(match self.shared_expert(experts, x, gate)? {
                 Some(shared) => routed.add(shared),
                 None => routed,
             });
         }
         let [resident, absent] = self.divide(experts, slots, route)?;
-        let host = self.routed(experts, x, absent, gate)?;
-        let mut device = self.routed(experts, x, resident, gate)?;
+        let host = self.routed(experts, rows, absent, gate)?;
+        let mut device = self.routed(experts, rows, resident, gate)?;
         if let Some(shared) = self.shared_expert(experts, x, gate)? {
             device = device.add(shared);
         }
@@ -110,7 +110,20 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok(Route { ids, weights })
     }
 
-    /// The weighted sum of the selected experts' results, or the sum of their results for weighted rows.
+    /// What experts read `[t, 1, width]`, and how their results are summed. Where weights multiply inputs, each expert reads a
+    /// row of its own `[t, used, width]`, and results count as they are.
+    fn weighted_rows(&self, experts: Experts, x: Value<'g>, route: Route<'g>) -> (Value<'g>, Route<'g>) {
+        let (tokens, width, used) = (x.shape().rows(), x.shape().cols(), experts.used);
+        let rows = x.reshape([tokens, 1, width]);
+        if !experts.weighs_inputs {
+            return (rows, route);
+        }
+        let _scope = self.model.g.scope(&self.name("ffn_router"));
+        let rows = rows.repeat([tokens, used, width]).mul(route.weights.reshape([tokens, used, 1]));
+        (rows, Route { weights: route.weights.scale_bias(0.0, 1.0), ..route })
+    }
+
+    /// The weighted sum of the selected experts' results for rows `[t, used or 1, width]`.
     fn routed(
         &self,
         experts: Experts,
@@ -118,15 +131,7 @@ impl<'g> LayerBuilder<'_, 'g> {
         matrices: ExpertMatrices<'g>,
         gate: Gate,
     ) -> Result<Value<'g>> {
-        let (tokens, width) = (x.shape().rows(), x.shape().cols());
-        let mut x = x.reshape([tokens, 1, width]);
-        let mut weights = matrices.route.weights;
-        if experts.weighs_inputs {
-            let _scope = self.model.g.scope(&self.name("ffn_experts"));
-            let used = experts.used;
-            x = x.repeat([tokens, used, width]).mul(weights.reshape([tokens, used, 1]));
-            weights = weights.scale_bias(0.0, 1.0);
-        }
+        let width = x.shape().cols();
         let inner = if self.model.weights.has(&self.name("ffn_gate_up_exps.weight")) {
             self.expert_linear("ffn_gate_up", experts, 2 * experts.width, x, matrices)?
                 .gated_halves(gate, false)
@@ -136,7 +141,7 @@ impl<'g> LayerBuilder<'_, 'g> {
         };
         let results = self.expert_linear("ffn_down", experts, width, inner, matrices)?;
         let _scope = self.model.g.scope(&self.name("ffn_experts"));
-        Ok(results.sum_experts(weights))
+        Ok(results.sum_experts(matrices.route.weights))
     }
 
     /// The product of each row `[t, used or 1, k]` with its expert's matrix, `[t, used, out]`, times the expert's scale and
