@@ -14,21 +14,67 @@ use crate::error::{ApiError, ErrorKind};
 /// A file of the page.
 struct Asset {
     path: &'static str,
-    content_type: &'static str,
     content: &'static [u8],
 }
 
+impl Asset {
+    fn content_type(&self) -> &'static str {
+        match self.path.rsplit('.').next() {
+            Some("html") => "text/html; charset=utf-8",
+            Some("css") => "text/css; charset=utf-8",
+            Some("js") => "text/javascript; charset=utf-8",
+            _ => "image/svg+xml",
+        }
+    }
+}
+
+/// The files of `web` with these names.
+macro_rules! assets {
+    ($($name:literal),* $(,)?) => {
+        &[$(Asset { path: concat!("/", $name), content: include_bytes!(concat!("../web/", $name)) }),*]
+    };
+}
+
 /// All files of the page. The first is the page itself.
-const ASSETS: &[Asset] = &[Asset {
-    path: "/index.html",
-    content_type: "text/html; charset=utf-8",
-    content: include_bytes!("../web/index.html"),
-}];
+const ASSETS: &[Asset] = assets![
+    "index.html",
+    "api.js",
+    "app.js",
+    "blocks.js",
+    "charts.js",
+    "chat.js",
+    "composer.js",
+    "dom.js",
+    "drawer.js",
+    "format.js",
+    "generate.js",
+    "highlight.js",
+    "icon.svg",
+    "icons.js",
+    "inline.js",
+    "languages.js",
+    "library.js",
+    "markdown.js",
+    "message.js",
+    "messages.css",
+    "settings-panel.js",
+    "settings.js",
+    "shortcuts.js",
+    "sidebar.js",
+    "sse.js",
+    "status.css",
+    "status.js",
+    "store.js",
+    "style.css",
+    "theme.js",
+    "toasts.js",
+    "transfer.js",
+    "tree.js",
+];
 
 /// Only what comes from the server itself is loaded, and nothing runs that is written in the page.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
-                      font-src 'self'; frame-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; \
-                      frame-ancestors 'self'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The routes of the page.
 pub(crate) fn routes() -> Router<Arc<App>> {
@@ -64,7 +110,7 @@ fn serve(asset: &Asset, request: &HeaderMap) -> Response {
         false => asset.content.into_response(),
     };
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type()));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
@@ -80,4 +126,25 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::collections::BTreeSet;
+
+    use super::ASSETS;
+
+    #[test]
+    fn every_file_of_the_page_is_served() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/web");
+        let files: BTreeSet<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| format!("/{}", entry.unwrap().file_name().into_string().unwrap()))
+            .collect();
+        let served: BTreeSet<String> = ASSETS.iter().map(|asset| asset.path.to_owned()).collect();
+        assert_eq!(files, served);
+        assert_eq!(ASSETS.first().map(|asset| asset.path), Some("/index.html"));
+    }
 }
