@@ -22,6 +22,10 @@
     feature = "view",
     doc = "| [`view`] | `view` (default) | plans and runs as pages, drawings, traces and statistics |"
 )]
+#![cfg_attr(
+    feature = "models",
+    doc = "| [`models`] | `models` | model files: get, convert, quantize, judge, split, merge |"
+)]
 #![cfg_attr(feature = "sim", doc = "| [`sim`] | `sim` | a simulated device for tests |")]
 //!
 //! A graph is built once, planned for a list of backends, and run any number of times:
@@ -85,6 +89,8 @@ pub use quadriga_gguf as gguf;
 pub use quadriga_graph as graph;
 #[cfg(feature = "llm")]
 pub use quadriga_llm as llm;
+#[cfg(feature = "models")]
+pub use quadriga_models as models;
 pub use quadriga_runtime as runtime;
 #[cfg(feature = "sim")]
 pub use quadriga_sim as sim;

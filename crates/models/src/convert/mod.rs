@@ -1,0 +1,1 @@
+//! Converts folders of safetensors to GGUF files.

@@ -1,0 +1,1 @@
+//! Downloads models from a hub into a content-addressed cache.

@@ -1,0 +1,1 @@
+//! Low-rank adapters: loaded at run time, or merged into a file.

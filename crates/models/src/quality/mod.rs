@@ -1,0 +1,1 @@
+//! Judges models: perplexity, KL divergence and error per tensor.

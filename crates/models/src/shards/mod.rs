@@ -1,0 +1,1 @@
+//! Splits GGUF files into shards and merges them.
