@@ -149,7 +149,7 @@ mod tests {
         let mut printer = AnswerPrinter::new(&mut out, &mut aside, terminal, display);
         for (reasoning, text) in pieces {
             let (reasoning, text) = ((*reasoning).to_owned(), (*text).to_owned());
-            printer.print(&TextPiece { token: 0, text, reasoning }).unwrap();
+            printer.print(&TextPiece { token: 0, text, reasoning, tool_calls: Vec::new() }).unwrap();
         }
         printer.end_reasoning().unwrap();
         (String::from_utf8(out).unwrap(), String::from_utf8(aside).unwrap())

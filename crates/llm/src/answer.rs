@@ -4,9 +4,11 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::answer_text::AnswerText;
+use crate::answer_text::{AnswerParts, AnswerText};
 use crate::engine::Engine;
 use crate::sampling::{Sampler, SamplingHook};
+use crate::template::ToolCall;
+use crate::tools::ToolCallPiece;
 use crate::{Model, Result};
 
 /// The reason why an answer ended.
@@ -34,6 +36,15 @@ pub struct TextPiece {
     pub text: String,
     /// The same of the model's reasoning, which is not part of its answer.
     pub reasoning: String,
+    /// Parts of calls of tools, which are not part of its answer's text.
+    pub tool_calls: Vec<ToolCallPiece>,
+}
+
+impl TextPiece {
+    pub(crate) fn new(token: u32, parts: AnswerParts) -> TextPiece {
+        let AnswerParts { text, reasoning, tool_calls } = parts;
+        TextPiece { token, text, reasoning, tool_calls }
+    }
 }
 
 /// The tokens of a prompt and its answer.
@@ -45,6 +56,8 @@ pub struct TokenCounts {
     pub cached: usize,
     /// Generated tokens, an end-of-generation token included.
     pub answer: usize,
+    /// Of those, the ones of reasoning.
+    pub reasoning: usize,
 }
 
 /// A finished answer.
@@ -54,6 +67,8 @@ pub struct Completion {
     pub text: String,
     /// The model's reasoning; empty if it has none.
     pub reasoning: String,
+    /// Calls of tools.
+    pub tool_calls: Vec<ToolCall>,
     /// The generated tokens.
     pub tokens: Vec<u32>,
     /// The reason why it ended.
@@ -164,10 +179,12 @@ impl Answer<'_> {
     /// ```
     pub fn stream(mut self, mut callback: impl FnMut(&TextPiece) -> ControlFlow<()>) -> Result<Completion> {
         let (mut text, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
+        let mut calls = Vec::new();
         while let Some(piece) = self.next() {
             let piece = piece?;
             text.push_str(&piece.text);
             reasoning.push_str(&piece.reasoning);
+            calls.extend(piece.tool_calls.iter().cloned());
             tokens.push(piece.token);
             if callback(&piece).is_break() {
                 self.progress.finish.get_or_insert(Finish::Cancelled);
@@ -176,6 +193,7 @@ impl Answer<'_> {
         Ok(Completion {
             text,
             reasoning,
+            tool_calls: ToolCallPiece::join(&calls),
             tokens,
             finish: self.progress.finish.unwrap_or(Finish::Cancelled),
             counts: self.progress.counts,
@@ -193,9 +211,11 @@ impl Answer<'_> {
         self.progress.counts.answer += 1;
         let tokenizer = self.model.tokenizer()?;
         if tokenizer.is_end(token) {
-            return Ok(self.close(token, Finish::End));
+            return Ok(TextPiece::new(token, self.close(Finish::End)));
         }
-        let (split, stopped) = self.progress.text.push(tokenizer, token)?;
+        let was_reasoning = self.progress.text.is_reasoning();
+        let (mut parts, stopped) = self.progress.text.push(tokenizer, token)?;
+        self.progress.counts.reasoning += usize::from(was_reasoning || self.progress.text.is_reasoning());
         let finish = if stopped {
             Finish::Stop
         } else if self.progress.counts.answer >= self.progress.max_tokens {
@@ -207,11 +227,10 @@ impl Answer<'_> {
                 hook.accepted(self.sampler.tokens());
             }
             self.engine.feed(&[token])?;
-            return Ok(TextPiece { token, text: split.answer, reasoning: split.reasoning });
+            return Ok(TextPiece::new(token, parts));
         };
-        let rest = self.close(token, finish);
-        let (text, reasoning) = (split.answer + &rest.text, split.reasoning + &rest.reasoning);
-        Ok(TextPiece { token, text, reasoning })
+        parts.extend(self.close(finish));
+        Ok(TextPiece::new(token, parts))
     }
 
     /// The next token. Where nobody needs the logits, a device may have computed it, and may start the next step.
@@ -230,11 +249,10 @@ impl Answer<'_> {
         self.engine.argmax(0)
     }
 
-    /// The last piece, with the text that was held back: nothing of it after a stop string.
-    fn close(&mut self, token: u32, finish: Finish) -> TextPiece {
+    /// The end, with the text that was held back: nothing of it after a stop string.
+    fn close(&mut self, finish: Finish) -> AnswerParts {
         self.progress.finish = Some(finish);
-        let rest = self.progress.text.finish(finish == Finish::Stop);
-        TextPiece { token, text: rest.answer, reasoning: rest.reasoning }
+        self.progress.text.finish(finish == Finish::Stop)
     }
 }
 

@@ -1,9 +1,12 @@
-//! From the tokens of an answer to its text: whole characters, up to a stop string, apart from the reasoning.
+//! From the tokens of an answer to its text: whole characters, up to a stop string, apart from the reasoning and from calls of
+//! tools.
 
 use crate::Result;
+use crate::marks::{MARKS, TOKEN_MARK};
 use crate::reasoning::{ReasoningSplitter, SplitText};
 use crate::stop::StopMatcher;
 use crate::tokenizer::{Pending, Tokenizer};
+use crate::tools::{ToolCallParser, ToolCallPiece};
 
 /// The text of an answer so far, as far as it cannot be given away yet.
 pub(crate) struct AnswerText {
@@ -11,38 +14,96 @@ pub(crate) struct AnswerText {
     pending: Pending,
     stops: StopMatcher,
     splitter: ReasoningSplitter,
+    tool_calls: Option<ToolCallParser>,
+}
+
+/// Text that was completed.
+#[derive(Default)]
+pub(crate) struct AnswerParts {
+    pub(crate) text: String,
+    pub(crate) reasoning: String,
+    pub(crate) tool_calls: Vec<ToolCallPiece>,
+}
+
+impl AnswerParts {
+    /// Adds what comes after it.
+    pub(crate) fn extend(&mut self, rest: AnswerParts) {
+        self.text.push_str(&rest.text);
+        self.reasoning.push_str(&rest.reasoning);
+        self.tool_calls.extend(rest.tool_calls);
+    }
 }
 
 impl AnswerText {
-    pub(crate) fn new(stops: Vec<String>, splitter: ReasoningSplitter) -> AnswerText {
-        AnswerText { pending: Pending::default(), stops: StopMatcher::new(stops), splitter }
+    pub(crate) fn new(
+        stops: Vec<String>,
+        splitter: ReasoningSplitter,
+        tool_calls: Option<ToolCallParser>,
+    ) -> AnswerText {
+        let splitter = match tool_calls.as_ref().is_some_and(|parser| parser.format().harmony) {
+            true => splitter.with_tool_calls(),
+            false => splitter,
+        };
+        AnswerText { pending: Pending::default(), stops: StopMatcher::new(stops), splitter, tool_calls }
+    }
+
+    /// Whether it is within reasoning.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        self.splitter.is_open()
     }
 
     /// Adds a token that does not end the answer; returns the text that it completes, and whether a stop string was found.
-    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(SplitText, bool)> {
+    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(AnswerParts, bool)> {
         let format = self.splitter.format();
-        let marker =
-            tokenizer.control_text(token).filter(|text| format.is_some_and(|format| format.is_marker(text)));
-        let bytes = match marker {
+        let parser = self.tool_calls.as_ref();
+        let is_call_marker = parser.is_some_and(|parser| parser.format().is_marker(tokenizer, token));
+        let is_marker = |text: &&str| is_call_marker || format.is_some_and(|format| format.is_marker(text));
+        let bytes = match tokenizer.control_text(token).filter(is_marker) {
             Some(marker) => marker.as_bytes(),
             None => tokenizer.piece(token)?,
         };
-        let text = self.pending.push(bytes);
+        let mut text = self.pending.push(bytes);
+        if parser.is_some() && text.contains(MARKS) {
+            text = text.replace(MARKS, "\u{fffd}");
+        }
+        if is_call_marker {
+            text.insert(text.len().saturating_sub(bytes.len()), TOKEN_MARK);
+        }
         let is_marker = format.is_some_and(|format| format.is_marker_token(tokenizer, token));
         let text = self.splitter.marked_text(&text, if is_marker { bytes.len() } else { 0 });
         let step = self.stops.push(&text);
-        Ok((self.splitter.push(&step.text), step.stopped_by.is_some()))
+        let split = self.splitter.push(&step.text);
+        Ok((self.parsed(split), step.stopped_by.is_some()))
     }
 
     /// The text that was held back: nothing of it after a stop string.
-    pub(crate) fn finish(&mut self, stopped: bool) -> SplitText {
+    pub(crate) fn finish(&mut self, stopped: bool) -> AnswerParts {
         let mut held = String::new();
         if !stopped {
             held = self.stops.push(&self.pending.finish()).text;
             held.push_str(&self.stops.finish());
         }
         let split = self.splitter.push(&held);
+        let mut parts = self.parsed(split);
         let rest = self.splitter.finish();
-        SplitText { answer: split.answer + &rest.answer, reasoning: split.reasoning + &rest.reasoning }
+        parts.extend(self.parsed(rest));
+        if let Some(parser) = &mut self.tool_calls {
+            let rest = parser.finish();
+            parts.text.push_str(&rest.text);
+            parts.tool_calls.extend(rest.calls);
+        }
+        parts
+    }
+
+    /// Text without calls, and the calls.
+    fn parsed(&mut self, split: SplitText) -> AnswerParts {
+        let SplitText { reasoning, answer } = split;
+        match &mut self.tool_calls {
+            Some(parser) => {
+                let parsed = parser.push(&answer);
+                AnswerParts { text: parsed.text, reasoning, tool_calls: parsed.calls }
+            }
+            None => AnswerParts { text: answer, reasoning, tool_calls: Vec::new() },
+        }
     }
 }

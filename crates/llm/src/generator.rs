@@ -227,7 +227,8 @@ impl Generator {
     /// of the messages' plain text. Control tokens that are spelled out in a message are text, unless it is
     /// [trusted](Message::trusted) or [`GeneratorOptions::special`] is set.
     pub fn tokenize(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        self.format().tokenize(messages, true)
+        let format = self.format();
+        format.tokenize(&format.with_tools(messages)?, true)
     }
 
     fn format(&self) -> PromptFormat<'_> {
@@ -263,7 +264,8 @@ impl Generator {
 
     /// Answers the last message of a conversation, with options for this request.
     pub fn chat_with(&mut self, messages: &[Message], request: RequestOptions) -> Result<Answer<'_>> {
-        let tokens = self.tokenize(messages)?;
+        let messages = &self.format().with_tools(messages)?;
+        let tokens = self.format().tokenize(messages, true)?;
         // The next prompt has the answer in place of the template's beginning of one, which may be more than its header:
         // models that forget must be able to return to where these part.
         let lasting = match self.engine.options().checkpoints {
@@ -312,6 +314,7 @@ impl Generator {
         let RequestOptions { sampling, reseed, max_tokens, stops, grammar, hook } = request;
         let splitter = self.format().splitter(tokens, end.opens)?;
         let hook = self.constrained(grammar, &splitter, hook)?;
+        let tool_calls = self.format().tool_call_parser()?;
         let greedy = sampling.is_greedy() && hook.is_none();
         let mut sampler = Sampler::for_model(sampling, self.engine.model())?;
         if !reseed {
@@ -326,12 +329,12 @@ impl Generator {
         let started = Instant::now();
         let lasting = end.lasting.and_then(|lasting| lasting.checked_sub(kept)).unwrap_or(0);
         let whole = self.compute_prompt(tokens.get(kept..).unwrap_or_default(), lasting, greedy)?;
-        let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, answer: 0 };
+        let counts = TokenCounts { prompt: self.engine.len(0), cached: kept, ..TokenCounts::default() };
         let finish = (!whole).then_some(Finish::Cancelled);
         let Generator { engine, sampler, cancel, .. } = self;
         let model = engine.model().clone();
         let progress = AnswerProgress::new(
-            AnswerText::new(stops, splitter),
+            AnswerText::new(stops, splitter, tool_calls),
             max_tokens,
             counts,
             started.elapsed(),

@@ -25,6 +25,7 @@
 //! | [`Grammar`](constraint::Grammar) | what an answer must be: JSON of a schema, a regular expression, a grammar |
 //! | [`StopMatcher`](stop::StopMatcher) | stop strings in streamed text |
 //! | [`ReasoningSplitter`](reasoning::ReasoningSplitter) | reasoning and answer in streamed text |
+//! | [`ToolCallParser`](tools::ToolCallParser) | calls of tools and text in streamed text |
 //!
 //! The feature `cuda` (default) lets [`Placement`] use CUDA devices; the driver is loaded at run time. The feature `constraint`
 //! (default) brings the compiler of grammars.
@@ -45,12 +46,14 @@ pub mod evaluate;
 mod generator;
 mod hyperparameters;
 pub mod judge;
+mod marks;
 mod model;
 pub mod models;
 mod neurons;
 pub mod placement;
 mod prompt_format;
 pub mod reasoning;
+mod reasoning_budget;
 pub mod sampling;
 mod sampling_hook;
 pub mod serving;
@@ -58,6 +61,9 @@ mod state_error;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
+#[cfg(feature = "constraint")]
+mod tool_constraint;
+pub mod tools;
 
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;

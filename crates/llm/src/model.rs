@@ -12,6 +12,7 @@ use crate::hyperparameters::Hyperparameters;
 use crate::models::{self, GraphShape};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
+use crate::tools::{Tool, ToolCallParser, ToolFormat};
 use crate::{Error, Result};
 
 /// A model: its file, hyperparameters, tokenizer and chat template. Cheap to clone.
@@ -30,6 +31,8 @@ pub struct Model {
     inner: Arc<ModelInner>,
     /// In place of the file's own.
     template: Option<Arc<ChatTemplate>>,
+    /// Of the chat template; found when it is first needed.
+    tool_format: Arc<OnceLock<Arc<ToolFormat>>>,
 }
 
 struct ModelInner {
@@ -89,6 +92,7 @@ impl Model {
                 constraints: Mutex::default(),
             }),
             template: None,
+            tool_format: Arc::default(),
         };
         // Building the smallest graph checks every tensor.
         model.graph(GraphShape::new(1, 1))?;
@@ -141,7 +145,37 @@ impl Model {
     /// The model with this chat template, in Jinja, in place of the file's own.
     pub fn with_template(self, source: &str) -> Result<Model> {
         let template = ChatTemplate::for_tokenizer(source, self.tokenizer()?)?;
-        Ok(Model { template: Some(Arc::new(template)), ..self })
+        Ok(Model { template: Some(Arc::new(template)), tool_format: Arc::default(), ..self })
+    }
+
+    /// How the model writes calls of tools, as its chat template has it.
+    ///
+    /// # Errors
+    /// The model has no chat template or no vocabulary.
+    pub fn tool_format(&self) -> Result<Arc<ToolFormat>> {
+        let tokenizer = self.tokenizer()?;
+        let missing = || Error::Template { reason: "the model has none, and tools need one".to_owned() };
+        let template = self.template().ok_or_else(missing)?;
+        let find = || {
+            let tokens = &tokenizer.vocabulary().tokens;
+            let ends: Vec<&str> = tokenizer
+                .end_tokens()
+                .filter_map(|end| tokens.get(end as usize))
+                .map(String::as_str)
+                .collect();
+            Arc::new(ToolFormat::of_template(template, &ends))
+        };
+        Ok(Arc::clone(self.tool_format.get_or_init(find)))
+    }
+
+    /// A parser of calls of tools at the beginning of an answer.
+    ///
+    /// # Errors
+    /// The model has no chat template or no vocabulary.
+    pub fn tool_call_parser(&self, tools: Arc<[Tool]>) -> Result<ToolCallParser> {
+        let tokenizer = self.tokenizer()?;
+        let is_token = |text: &str| tokenizer.control_texts().any(|control| control == text);
+        Ok(ToolCallParser::new(self.tool_format()?, tools).with_tokens(is_token))
     }
 
     /// The compiler of grammars for this model's vocabulary. The first call makes it, which takes some tenths of a second for

@@ -1,7 +1,10 @@
 //! From a conversation to the tokens of a prompt, and to what tells reasoning in its answer from the rest.
 
+use serde_json::Value;
+
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::template::{self, ChatTemplate, Message, TemplateArguments};
+use crate::tools::{Tool, ToolCallParser};
 use crate::{Model, Result};
 
 /// Tokens at the end of a prompt in which a marker of reasoning is searched: one per byte, and white space.
@@ -17,7 +20,7 @@ pub(crate) struct PromptFormat<'a> {
     /// The system prompt of conversations that have none.
     pub(crate) system: Option<&'a str>,
     /// Keyword arguments of the chat template.
-    pub(crate) template_variables: &'a serde_json::Map<String, serde_json::Value>,
+    pub(crate) template_variables: &'a serde_json::Map<String, Value>,
 }
 
 impl PromptFormat<'_> {
@@ -35,6 +38,35 @@ impl PromptFormat<'_> {
             }
             None => Ok(template::tokenize_contents(tokenizer, &all)),
         }
+    }
+
+    /// The definitions of tools, in OpenAI's format.
+    fn tools(&self) -> &[Value] {
+        let tools = self.template_variables.get("tools").filter(|_| self.template().is_some());
+        tools.and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    /// The messages as the template can write them, if it or they have tools.
+    pub(crate) fn with_tools(&self, messages: &[Message]) -> Result<Vec<Message>> {
+        let is_call = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
+        let has_tools = self.template().is_some() && messages.iter().any(is_call) || !self.tools().is_empty();
+        if !has_tools {
+            return Ok(messages.to_vec());
+        }
+        // Tools may be described in the system message.
+        let own = self.system.filter(|_| !messages.first().is_some_and(is_system));
+        let system = own.map(|text| Message::new("system", text));
+        let all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
+        Ok(self.model.tool_format()?.conversation(&all, self.tools()))
+    }
+
+    /// Tells calls of tools in the answer from the rest, if there are tools.
+    pub(crate) fn tool_call_parser(&self) -> Result<Option<ToolCallParser>> {
+        if self.tools().is_empty() {
+            return Ok(None);
+        }
+        let tools: Vec<Tool> = self.tools().iter().filter_map(Tool::from_json).collect();
+        self.model.tool_call_parser(tools.into()).map(Some)
     }
 
     /// The messages with the options' system message, if they have none and there is a template.

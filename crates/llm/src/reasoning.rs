@@ -16,6 +16,7 @@
 
 use std::borrow::Cow;
 
+use crate::marks::{HARMONY_BETWEEN, HARMONY_CLOSE, HARMONY_OPEN};
 use crate::tokenizer::{TokenType, Tokenizer};
 
 /// Stands before the text of a token that is a marker. It is a noncharacter, which texts do not have.
@@ -37,6 +38,8 @@ const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const START: &str = "<|start|>";
 const END: &str = "<|end|>";
+/// Before the name of a function in a header of that format.
+const RECIPIENT: &str = "to=functions.";
 /// The channel of reasoning.
 const ANALYSIS: &str = "analysis";
 
@@ -139,6 +142,15 @@ enum Position {
     Answer,
     /// Between a marker and `<|message|>`.
     Header,
+    /// Arguments of a call of a tool.
+    Call,
+}
+
+/// The function that a header of the harmony format calls.
+fn recipient(header: &str) -> Option<&str> {
+    let (_, name) = header.split_once(RECIPIENT)?;
+    let end = name.find(|letter: char| letter.is_whitespace() || letter == '<' || letter == MARK);
+    name.get(..end.unwrap_or(name.len())).filter(|name| !name.is_empty())
 }
 
 /// Tells reasoning from answer in streamed text. Text that may be the start of a marker is held back.
@@ -157,6 +169,10 @@ pub struct ReasoningSplitter {
     answered: bool,
     /// Whether the reasoning has begun.
     begun: bool,
+    /// Whether calls of tools in the harmony format are told from other messages.
+    tells_calls: bool,
+    /// The function that the header calls.
+    recipient: Option<String>,
 }
 
 impl ReasoningSplitter {
@@ -177,6 +193,8 @@ impl ReasoningSplitter {
             reasoned: open,
             answered: false,
             begun: false,
+            tells_calls: false,
+            recipient: None,
         }
     }
 
@@ -184,6 +202,12 @@ impl ReasoningSplitter {
     #[must_use]
     pub fn with_marked_markers(self) -> ReasoningSplitter {
         ReasoningSplitter { marked: true, ..self }
+    }
+
+    /// The same, with calls of tools in the harmony format written into the answer between marks.
+    #[must_use]
+    pub(crate) fn with_tool_calls(self) -> ReasoningSplitter {
+        ReasoningSplitter { tells_calls: true, ..self }
     }
 
     /// The text to push for some text of which the last `marker` bytes are a token that is a marker. Marks in the text itself
@@ -247,7 +271,9 @@ impl ReasoningSplitter {
         match self.position {
             Position::Reasoning => self.reason(&held, &mut split),
             // A header without its message is all that there is.
-            Position::Start | Position::Answer | Position::Header => self.answer(&held, &mut split),
+            Position::Start | Position::Answer | Position::Header | Position::Call => {
+                self.answer(&held, &mut split);
+            }
         }
         split.without_marks()
     }
@@ -294,8 +320,23 @@ impl ReasoningSplitter {
             let after = self.held.split_off(at + text.len());
             let mut before = std::mem::replace(&mut self.held, after);
             before.truncate(at);
-            self.emit(&before, split);
+            let is_header = self.position == Position::Header || self.begins_call(&before);
+            if let Some(name) = recipient(&before).filter(|_| is_header && self.tells_calls) {
+                self.recipient = Some(name.to_owned());
+            } else {
+                self.emit(&before, split);
+            }
+            if self.position == Position::Call {
+                split.answer.push(HARMONY_CLOSE);
+            }
+            let name = self.recipient.take_if(|_| matches!(marker, MESSAGE | END | START));
             self.position = match marker {
+                MESSAGE if name.is_some() => {
+                    let name = name.unwrap_or_default();
+                    split.answer.extend([HARMONY_OPEN.to_string(), name, HARMONY_BETWEEN.to_string()]);
+                    self.answered = true;
+                    Position::Call
+                }
                 MESSAGE if self.position == Position::Header && before.trim_start().starts_with(ANALYSIS) => {
                     self.reasoned = true;
                     Position::Reasoning
@@ -304,17 +345,24 @@ impl ReasoningSplitter {
                 _ => Position::Header,
             };
         }
-        if self.position != Position::Header {
+        if self.position != Position::Header && !self.begins_call(&self.held) {
             let texts: Vec<&str> = markers.iter().map(|(_, text)| text.as_str()).collect();
             let certain = self.take_certain(&texts);
             self.emit(&certain, split);
         }
     }
 
+    /// Whether an output begins with the name of a function, which belongs to the header that the prompt ends with.
+    fn begins_call(&self, text: &str) -> bool {
+        let text = text.trim_start();
+        let begins = text.starts_with(RECIPIENT) || RECIPIENT.starts_with(text);
+        self.tells_calls && self.position == Position::Answer && !self.answered && !self.reasoned && begins
+    }
+
     fn emit(&mut self, text: &str, split: &mut SplitText) {
         match self.position {
             Position::Reasoning => self.reason(text, split),
-            Position::Start | Position::Answer => self.answer(text, split),
+            Position::Start | Position::Answer | Position::Call => self.answer(text, split),
             Position::Header => {}
         }
     }

@@ -155,7 +155,7 @@ fn a_callback_sees_every_piece_and_can_stop() {
     let whole = generator.answer("the cat").unwrap().complete().unwrap();
     assert_eq!((whole.finish, whole.tokens.len()), (Finish::Length, 12));
     let prompt = whole.counts.prompt;
-    assert_eq!(whole.counts, TokenCounts { prompt, cached: 0, answer: 12 });
+    assert_eq!(whole.counts, TokenCounts { prompt, answer: 12, ..TokenCounts::default() });
     let mut seen = String::new();
     let stopped = generator.answer("the cat").unwrap().stream(|piece| {
         seen.push_str(&piece.text);
@@ -165,7 +165,10 @@ fn a_callback_sees_every_piece_and_can_stop() {
     assert_eq!((stopped.finish, &stopped.text), (Finish::Cancelled, &seen));
     assert_eq!(stopped.tokens, whole.tokens[..stopped.tokens.len()]);
     assert!(stopped.tokens.len() < 12 && seen.len() >= 4);
-    assert_eq!(stopped.counts, TokenCounts { prompt, cached: prompt - 1, answer: stopped.tokens.len() });
+    assert_eq!(
+        stopped.counts,
+        TokenCounts { prompt, cached: prompt - 1, answer: stopped.tokens.len(), reasoning: 0 }
+    );
     let last = generator.answer("the cat").unwrap().stream(|_| ControlFlow::Continue(())).unwrap();
     assert_eq!(last.text, whole.text);
 }

@@ -18,6 +18,8 @@ pub enum Constraint {
     Lark(String),
     /// Text of a grammar in GBNF.
     Gbnf(String),
+    /// One of some texts.
+    Choices(Vec<String>),
 }
 
 /// Which of the tools may or must be called.
@@ -32,4 +34,11 @@ pub enum ToolChoice {
     Required,
     /// The one of this name.
     Named(String),
+    /// One of these names; at least one if that is required.
+    Allowed {
+        /// The names.
+        names: Vec<String>,
+        /// Whether one must be called.
+        required: bool,
+    },
 }

@@ -145,6 +145,7 @@ impl From<Error> for ApiError {
             | Error::Encoder { .. }
             | Error::NoClassificationHead
             | Error::Option { .. }
+            | Error::Grammar { .. }
             | Error::SamplingHook(_)
             | Error::ChangedLogits(_) => ApiError::invalid(message),
             _ => ApiError::new(ErrorKind::Internal, message),

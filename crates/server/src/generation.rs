@@ -72,6 +72,8 @@ pub struct Generation {
     pub prompt_logprobs: bool,
     /// The form that the answer must have.
     pub constraint: Constraint,
+    /// The field that asks for it, for errors.
+    pub constraint_field: Option<&'static str>,
     /// Which of the tools may or must be called.
     pub tool_choice: ToolChoice,
     /// Whether an answer may call several tools.
@@ -94,6 +96,7 @@ impl Generation {
             logprobs: None,
             prompt_logprobs: false,
             constraint: Constraint::None,
+            constraint_field: None,
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: true,
             reasoning_budget: None,

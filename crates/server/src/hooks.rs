@@ -1,19 +1,107 @@
-//! Keeps answers in the form that a request asks for.
+//! Keeps answers in the form that a request asks for: schemas and grammars, calls of tools, budgets of reasoning.
 
-use quadriga_llm::Model;
-use quadriga_llm::sampling::SamplingHook;
+use quadriga_llm::constraint::Grammar;
+use quadriga_llm::serving::Request;
+use quadriga_llm::tools::{self, Tool, ToolRules};
+use quadriga_llm::{Error, Model};
+use serde_json::{Value, json};
 
 use crate::constraint::{Constraint, ToolChoice};
-use crate::error::{ApiError, ErrorKind};
-use crate::generation::Generation;
+use crate::error::ApiError;
+use crate::generation::{Generation, Prompt};
 
-/// The hooks that keep the answers of a request in form: one for each choice, or none at all.
-pub(crate) fn hooks(_model: &Model, generation: &Generation) -> Result<Vec<Box<dyn SamplingHook>>, ApiError> {
-    let unsupported =
-        |what: &str| Err(ApiError::new(ErrorKind::Unsupported, format!("{what} is not supported")));
-    match (&generation.constraint, &generation.tool_choice) {
-        (Constraint::None, ToolChoice::Auto | ToolChoice::None) => Ok(Vec::new()),
-        (Constraint::None, _) => unsupported("a required tool_choice"),
-        _ => unsupported("structured output"),
+/// Adds to a request what keeps its answer in form.
+pub(crate) fn constrain(
+    model: &Model,
+    generation: &Generation,
+    request: &mut Request,
+) -> Result<(), ApiError> {
+    let tools = callable_tools(generation);
+    let constrained = match tools.is_empty() {
+        true => match grammar(&generation.constraint) {
+            Some(grammar) => request.constrain(model, &grammar),
+            None => Ok(()),
+        },
+        false => constrain_tools(model, generation, &tools, request)?,
+    };
+    constrained.map_err(|error| error_of(error, generation))?;
+    if let Some(budget) = generation.reasoning_budget {
+        request.limit_reasoning(model, budget)?;
     }
+    Ok(())
+}
+
+/// A schema or grammar that cannot be compiled is the caller's error.
+fn error_of(error: Error, generation: &Generation) -> ApiError {
+    let is_grammar = matches!(error, Error::Grammar { .. });
+    let error = ApiError::from(error);
+    match generation.constraint_field {
+        Some(field) if is_grammar => error.at(field),
+        _ => error,
+    }
+}
+
+/// Whether the template is shown the tools of a request, and its answer may call them.
+pub(crate) fn uses_tools(generation: &Generation) -> bool {
+    match &generation.prompt {
+        Prompt::Chat(chat) => !chat.tools.is_empty() && generation.tool_choice != ToolChoice::None,
+        Prompt::Text(_) | Prompt::Tokens(_) => false,
+    }
+}
+
+/// The tools that may be called.
+fn callable_tools(generation: &Generation) -> Vec<Tool> {
+    let Prompt::Chat(chat) = &generation.prompt else { return Vec::new() };
+    let is_callable = |tool: &Tool| match &generation.tool_choice {
+        ToolChoice::None => false,
+        ToolChoice::Named(name) => tool.name == *name,
+        ToolChoice::Allowed { names, .. } => names.contains(&tool.name),
+        ToolChoice::Auto | ToolChoice::Required => true,
+    };
+    chat.tools.iter().filter_map(Tool::from_json).filter(is_callable).collect()
+}
+
+fn constrain_tools(
+    model: &Model,
+    generation: &Generation,
+    callable: &[Tool],
+    request: &mut Request,
+) -> Result<Result<(), Error>, ApiError> {
+    let choice = match &generation.tool_choice {
+        ToolChoice::Required | ToolChoice::Allowed { required: true, .. } => tools::ToolChoice::Required,
+        ToolChoice::Named(name) => tools::ToolChoice::Named(name.clone()),
+        _ => tools::ToolChoice::Auto,
+    };
+    let schema: Option<Value> = match &generation.constraint {
+        Constraint::None => None,
+        Constraint::JsonObject => Some(json!({ "type": "object" })),
+        Constraint::JsonSchema(schema) => Some(schema.clone()),
+        Constraint::Choices(choices) => Some(json!({ "enum": choices })),
+        Constraint::Regex(_) | Constraint::Lark(_) | Constraint::Gbnf(_) => {
+            let field = generation.constraint_field.unwrap_or("grammar");
+            return Err(ApiError::field(
+                field,
+                "cannot be combined with tools; use a JSON schema, or no tools",
+            ));
+        }
+    };
+    let rules = ToolRules {
+        tools: callable,
+        choice,
+        parallel: generation.parallel_tool_calls,
+        answer: schema.as_ref(),
+    };
+    Ok(request.constrain_tools(model, &rules))
+}
+
+fn grammar(constraint: &Constraint) -> Option<Grammar> {
+    Some(match constraint {
+        Constraint::None => return None,
+        Constraint::JsonObject => Grammar::JsonObject,
+        Constraint::JsonSchema(schema) => Grammar::JsonSchema(schema.clone()),
+        Constraint::Regex(pattern) => Grammar::Regex(pattern.clone()),
+        Constraint::Lark(source) => Grammar::Lark(source.clone()),
+        Constraint::Gbnf(source) => Grammar::Gbnf(source.clone()),
+        Constraint::Choices(choices) => Grammar::Choices(choices.clone()),
+    })
 }

@@ -6,7 +6,6 @@ use quadriga_llm::template::Message;
 use quadriga_llm::{Error, GeneratorOptions};
 use serde_json::Value;
 
-use crate::constraint::ToolChoice;
 use crate::error::ApiError;
 use crate::generation::{ChatPrompt, Generation, Prompt, ReasoningEffort};
 use crate::hooks;
@@ -37,28 +36,27 @@ pub(crate) fn prepare(
     if first.prompt.len() >= context {
         return Err(Error::ContextFull { wanted: first.prompt.len(), used: 0, context }.into());
     }
-    let mut hooks = hooks::hooks(&served.model, &generation)?.into_iter();
     let prompt = first.prompt.clone();
     let stops = generation.stops.clone();
-    let requests = (0..generation.choices)
-        .map(|choice| {
-            let mut sampling = generation.sampling.clone();
-            sampling.seed = sampling.seed.wrapping_add(choice as u64);
-            Request {
-                sampling,
-                max_tokens: generation.max_tokens,
-                stops: generation.stops.clone(),
-                hook: hooks.next(),
-                logprobs: generation.logprobs,
-                // The choices have one prompt.
-                prompt_logprobs: generation.prompt_logprobs && choice == 0,
-                priority: generation.priority,
-                client,
-                reasoning: first.reasoning.clone(),
-                ..Request::new(first.prompt.clone())
-            }
-        })
-        .collect();
+    let request = |choice: usize| -> Result<Request, ApiError> {
+        let mut sampling = generation.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(choice as u64);
+        let mut request = Request {
+            sampling,
+            max_tokens: generation.max_tokens,
+            stops: generation.stops.clone(),
+            logprobs: generation.logprobs,
+            // The choices have one prompt.
+            prompt_logprobs: generation.prompt_logprobs && choice == 0,
+            priority: generation.priority,
+            client,
+            reasoning: first.reasoning.clone(),
+            ..Request::new(first.prompt.clone())
+        };
+        hooks::constrain(&served.model, &generation, &mut request)?;
+        Ok(request)
+    };
+    let requests = (0..generation.choices).map(request).collect::<Result<_, _>>()?;
     Ok(Prepared { requests, stops, prompt })
 }
 
@@ -70,16 +68,20 @@ pub(crate) fn tokens(served: &ServedModel, generation: &Generation) -> Result<Ve
 /// A request with the prompt and with what tells reasoning in its answer from the rest.
 fn render(served: &ServedModel, generation: &Generation) -> Result<Request, ApiError> {
     match &generation.prompt {
-        Prompt::Chat(chat) => render_chat(served, chat, &generation.tool_choice),
+        Prompt::Chat(chat) => render_chat(served, chat, hooks::uses_tools(generation)),
         Prompt::Text(text) => Ok(Request::new(served.model.tokenizer()?.encode_prompt(text, true))),
         Prompt::Tokens(tokens) => Ok(Request::new(tokens.clone())),
     }
 }
 
-fn render_chat(served: &ServedModel, chat: &ChatPrompt, choice: &ToolChoice) -> Result<Request, ApiError> {
-    let options = options(served, chat, choice);
+fn render_chat(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Result<Request, ApiError> {
+    let options = options(served, chat, uses_tools);
     let Some((last, before)) = chat.messages.split_last().filter(|_| chat.continues) else {
-        return Ok(Request::chat(&served.model, &options, &chat.messages)?);
+        let mut request = Request::chat(&served.model, &options, &chat.messages)?;
+        if chat.reasoning == ReasoningEffort::Off && reasons_anyway(served, &request) {
+            request.skip_reasoning(&served.model)?;
+        }
+        return Ok(request);
     };
     // The template ends with the header of the assistant's message, behind which the message begins.
     let mut request = Request::chat(&served.model, &options, before)?;
@@ -89,8 +91,14 @@ fn render_chat(served: &ServedModel, chat: &ChatPrompt, choice: &ToolChoice) -> 
     Ok(request)
 }
 
+/// Whether the model reasons although the template was asked that it does not.
+fn reasons_anyway(served: &ServedModel, request: &Request) -> bool {
+    let has_switch = served.model.template().is_some_and(|template| !template.without_reasoning().is_empty());
+    request.reasoning.is_open() || !has_switch
+}
+
 /// The options with which the template is rendered.
-fn options(served: &ServedModel, chat: &ChatPrompt, choice: &ToolChoice) -> GeneratorOptions {
+fn options(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> GeneratorOptions {
     let mut options = served.defaults.clone();
     let variables = &mut options.template_variables;
     let template = served.model.template();
@@ -113,7 +121,7 @@ fn options(served: &ServedModel, chat: &ChatPrompt, choice: &ToolChoice) -> Gene
         variables.extend(template.map(|t| t.without_reasoning()).unwrap_or_default());
     }
     variables.extend(chat.variables.clone());
-    if !chat.tools.is_empty() && *choice != ToolChoice::None {
+    if uses_tools {
         variables.insert("tools".to_owned(), chat.tools.clone().into());
     }
     options

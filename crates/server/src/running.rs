@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use quadriga_llm::serving::{Event, EventSink, Request, RequestId};
+use quadriga_llm::tools;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::call::new_id;
 use crate::error::{ApiError, ErrorKind};
-use crate::generation::{Choice, Delta, Done, FinishReason, GenerationEvent, WholeToolCall};
+use crate::generation::{Choice, Delta, Done, FinishReason, GenerationEvent, ToolCallPiece, WholeToolCall};
 use crate::model::{InFlightGuard, ServedModel};
 use crate::operation::caller::{Caller, CallerUse};
 use crate::prompt::Prepared;
@@ -27,9 +29,18 @@ struct RunningChoice {
     /// `None` once it has ended.
     id: Option<RequestId>,
     stops: Arc<Vec<String>>,
-    reasoning_tokens: usize,
+    /// The number of tools that were called.
     calls: usize,
     flight: InFlightGuard,
+}
+
+impl RunningChoice {
+    /// A part of a call, whose first one gets an identifier.
+    fn tool_call(&mut self, piece: tools::ToolCallPiece) -> ToolCallPiece {
+        self.calls = self.calls.max(piece.index + 1);
+        let head = piece.name.map(|name| (new_id("call_"), name));
+        ToolCallPiece { index: piece.index, head, arguments: piece.arguments }
+    }
 }
 
 impl Running {
@@ -62,7 +73,6 @@ impl Running {
             running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
                 id: Some(id),
                 stops: Arc::clone(&stops),
-                reasoning_tokens: 0,
                 calls: 0,
                 flight,
             }));
@@ -156,15 +166,13 @@ impl Running {
         Some(match event {
             Event::Prompt { logprobs } => GenerationEvent::PromptLogprobs { choice, logprobs },
             Event::Token { piece, logprobs } => {
-                if !piece.reasoning.is_empty() {
-                    running.reasoning_tokens += 1;
-                }
+                let tool_calls = piece.tool_calls.into_iter().map(|piece| running.tool_call(piece)).collect();
                 GenerationEvent::Delta(Delta {
                     choice,
                     token: piece.token,
                     text: piece.text,
                     reasoning: piece.reasoning,
-                    tool_calls: Vec::new(),
+                    tool_calls,
                     logprobs,
                 })
             }
@@ -180,7 +188,7 @@ impl Running {
                     choice,
                     finish,
                     counts: finished.counts,
-                    reasoning_tokens: running.reasoning_tokens,
+                    reasoning_tokens: finished.counts.reasoning,
                     times: finished,
                 })
             }

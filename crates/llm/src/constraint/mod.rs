@@ -58,3 +58,5 @@ pub use absent::{Constraint, ConstraintEngine};
 #[cfg(feature = "constraint")]
 pub use engine::{Constraint, ConstraintEngine};
 pub use grammar::Grammar;
+#[cfg(feature = "constraint")]
+pub(crate) use schema::json_rule;

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::bounds::check_schema;
+
 /// White space between the parts of JSON: none, a space, or line ends with an indentation. It is limited, since models that
 /// are unsure of what comes next tend to repeat it without end.
 const WHITE_SPACE: &str = r"(?: |\t|(?:\r?\n){1,2}[ \t]{0,64})";
@@ -12,6 +14,12 @@ const FORMATS: &[&str] =
 
 /// Keywords whose values are data and not schemas.
 const DATA: &[&str] = &["const", "enum", "default", "examples"];
+
+/// JSON of a schema, as the body of a rule of Lark; or why it cannot be one.
+pub(crate) fn json_rule(schema: &Value) -> Result<String, String> {
+    check_schema(schema)?;
+    Ok(format!("%json {}", prepared(schema)))
+}
 
 /// The schema with the options of the compiler.
 pub(super) fn prepared(schema: &Value) -> Value {

@@ -6,9 +6,15 @@ use std::time::Duration;
 use crate::answer::{Finish, TextPiece, TokenCounts};
 use crate::constraint::Grammar;
 use crate::generator::GeneratorOptions;
-use crate::reasoning::ReasoningSplitter;
+use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
+use crate::reasoning_budget::{ReasoningBudget, end_of_reasoning};
 use crate::sampling::{ChainedHooks, SamplingHook, SamplingOptions};
 use crate::template::Message;
+#[cfg(feature = "constraint")]
+use crate::tool_constraint;
+use crate::tools::ToolCallParser;
+#[cfg(feature = "constraint")]
+use crate::tools::ToolRules;
 use crate::{Error, Model, Result};
 
 /// The most log-probabilities that are reported at a token: they are kept for every token of a prompt.
@@ -51,6 +57,8 @@ pub struct Request {
     pub salt: u64,
     /// Tells reasoning in the answer from the rest.
     pub reasoning: ReasoningSplitter,
+    /// Tells calls of tools in the answer from the rest.
+    pub tool_calls: Option<ToolCallParser>,
     /// Whether the answer goes on after an end-of-generation token, as benchmarks want it.
     pub past_end: bool,
 }
@@ -60,9 +68,11 @@ impl Request {
     /// number of tokens, grammar and all that concerns the template are those of `options`.
     pub fn chat(model: &Model, options: &GeneratorOptions, messages: &[Message]) -> Result<Request> {
         let format = options.format(model);
+        let messages = &format.with_tools(messages)?;
         let prompt = format.tokenize(messages, true)?;
         let opens = !format.is_forged(messages)?;
         let mut request = Request {
+            tool_calls: format.tool_call_parser()?,
             sampling: options.sampling.clone(),
             max_tokens: options.max_tokens,
             stops: options.stops.clone(),
@@ -83,11 +93,52 @@ impl Request {
     pub fn constrain(&mut self, model: &Model, grammar: &Grammar) -> Result<()> {
         let engine = model.constraints()?;
         let constraint = engine.compile_answer(grammar, &self.reasoning, model.tokenizer()?)?.hook();
-        self.hook = Some(match self.hook.take() {
-            Some(hook) => Box::new(ChainedHooks(hook, constraint)),
-            None => constraint,
-        });
+        self.add_hook(constraint);
         Ok(())
+    }
+
+    /// Lets the answer have calls of tools as the rules say, and nothing that is almost one. Adds to the request's
+    /// [hook](Request::hook).
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] if the schema of a strict tool or of the answer cannot be compiled.
+    #[cfg(feature = "constraint")]
+    pub fn constrain_tools(&mut self, model: &Model, rules: &ToolRules<'_>) -> Result<()> {
+        let (hook, tools) = tool_constraint::compile(model, rules, &self.reasoning)?;
+        let parser = model.tool_call_parser(tools)?;
+        self.tool_calls = Some(if hook.is_some() { parser.with_certain_calls() } else { parser });
+        if let Some(hook) = hook {
+            self.add_hook(hook);
+        }
+        Ok(())
+    }
+
+    /// Ends the answer's reasoning after so many tokens. Call it after the request was constrained.
+    pub fn limit_reasoning(&mut self, model: &Model, tokens: usize) -> Result<()> {
+        if let Some(hook) = ReasoningBudget::new(model, &self.reasoning, tokens)? {
+            self.add_hook(Box::new(hook));
+        }
+        Ok(())
+    }
+
+    /// Has the answer begin without reasoning, where the template cannot be asked for that: the prompt ends with an empty one.
+    pub fn skip_reasoning(&mut self, model: &Model) -> Result<()> {
+        let Some(format @ ReasoningFormat::Markers { open, .. }) = self.reasoning.format() else {
+            return Ok(());
+        };
+        let end = end_of_reasoning(format);
+        let text = if self.reasoning.is_open() { end } else { format!("{open}\n{end}") };
+        self.prompt.extend(model.tokenizer()?.encode(&text, true));
+        self.reasoning = ReasoningSplitter::new(None, false);
+        Ok(())
+    }
+
+    /// Adds a hook after those that there are.
+    fn add_hook(&mut self, hook: Box<dyn SamplingHook>) {
+        self.hook = Some(match self.hook.take() {
+            Some(first) => Box::new(ChainedHooks(first, hook)),
+            None => hook,
+        });
     }
 
     /// A request with default options.
@@ -104,6 +155,7 @@ impl Request {
             client: 0,
             salt: 0,
             reasoning: ReasoningSplitter::new(None, false),
+            tool_calls: None,
             past_end: false,
         }
     }

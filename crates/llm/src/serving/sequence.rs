@@ -9,7 +9,7 @@ use super::page_pool::{PageId, PrefixId};
 use super::paged_engine::PagedEngine;
 use super::request::{Event, Finished, Request, RequestId, TokenLogprobs};
 use crate::answer::{Finish, TextPiece, TokenCounts};
-use crate::answer_text::AnswerText;
+use crate::answer_text::{AnswerParts, AnswerText};
 use crate::sampling::{Sampler, SamplingHook, log_probability, top_log_probabilities};
 use crate::{Error, Model, Result};
 
@@ -94,14 +94,14 @@ impl Sequence {
             lane: 0,
             sampler,
             hook: request.hook,
-            text: AnswerText::new(request.stops, request.reasoning),
+            text: AnswerText::new(request.stops, request.reasoning, request.tool_calls),
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             past_end: request.past_end,
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs.then(Vec::new),
             draft: Vec::new(),
             lookup,
-            counts: TokenCounts { prompt, cached: 0, answer: 0 },
+            counts: TokenCounts { prompt, ..TokenCounts::default() },
             submitted: Instant::now(),
             started: None,
             sampled: None,
@@ -261,15 +261,16 @@ impl Sequence {
         self.tokens.push(token);
         self.counts.answer += 1;
         let tokenizer = engine.model().tokenizer().ok();
-        let mut piece = TextPiece { token, text: String::new(), reasoning: String::new() };
+        let mut parts = AnswerParts::default();
         let mut finish = None;
         if !self.past_end && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
             finish = Some(Finish::End);
         } else {
             let mut stopped = false;
             if let Some(tokenizer) = tokenizer {
-                let (split, found) = self.text.push(tokenizer, token)?;
-                (piece.text, piece.reasoning, stopped) = (split.answer, split.reasoning, found);
+                let was_reasoning = self.text.is_reasoning();
+                (parts, stopped) = self.text.push(tokenizer, token)?;
+                self.counts.reasoning += usize::from(was_reasoning || self.text.is_reasoning());
             }
             if stopped {
                 finish = Some(Finish::Stop);
@@ -280,10 +281,9 @@ impl Sequence {
             }
         }
         if let Some(finish) = finish {
-            let rest = self.text.finish(finish == Finish::Stop);
-            piece.text.push_str(&rest.answer);
-            piece.reasoning.push_str(&rest.reasoning);
+            parts.extend(self.text.finish(finish == Finish::Stop));
         }
+        let piece = TextPiece::new(token, parts);
         events.push((self.id, Event::Token { piece, logprobs }));
         if let Some(finish) = finish {
             return Ok(self.end(finish, events));

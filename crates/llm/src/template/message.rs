@@ -36,6 +36,9 @@ pub struct Message {
     /// The name of the tool that a `tool` message comes from, or of a participant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Definitions of tools as JSON text, for templates that read them in the system message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<String>,
     /// Whether control tokens that are spelled out in the content become those tokens. Not for text from users or
     /// documents: it could end its turn and begin one of the system.
     #[serde(skip)]
@@ -162,6 +165,7 @@ impl Message {
             tool_calls: self.tool_calls.iter().map(call).collect(),
             tool_call_id: optional(&self.tool_call_id),
             name: optional(&self.name),
+            tools: optional(&self.tools),
             trusted: self.trusted,
         }
     }
@@ -180,7 +184,7 @@ impl Message {
     pub(super) fn size(&self) -> usize {
         let optional = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let call = |call: &ToolCall| optional(&call.id) + call.name.len() + size(&call.arguments);
-        let texts = [&self.reasoning_content, &self.tool_call_id, &self.name];
+        let texts = [&self.reasoning_content, &self.tool_call_id, &self.name, &self.tools];
         self.role.len()
             + self.content.len()
             + texts.into_iter().map(optional).sum::<usize>()

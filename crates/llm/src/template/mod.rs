@@ -182,6 +182,11 @@ impl ChatTemplate {
         template.is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }
 
+    /// Whether a text is in the template's source, in a constant or beside its tags.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.environment.get_template(PLAIN).is_ok_and(|template| template.source().contains(text))
+    }
+
     /// Renders a conversation as a prompt. With `add_generation_prompt`, it ends with the header of the assistant's
     /// answer. The text does not tell control tokens of the template from those in a content: use
     /// [`tokenize`](Self::tokenize) for messages that are not trusted. The noncharacters U+FDD0 to U+FDD3, which mark

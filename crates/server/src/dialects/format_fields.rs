@@ -6,10 +6,10 @@ use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// The form that `response_format`, `json_schema` or `grammar` ask for.
+/// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
 pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     if let Some(format) = fields.object("response_format")? {
-        let known = ["text", "json_object", "json_schema"];
+        let known = ["text", "json_object", "json_schema", "regex", "grammar"];
         match format.one_of("type", &known)?.ok_or_else(|| format.missing("type"))? {
             "json_object" => {
                 return Ok(match format.value("schema") {
@@ -22,16 +22,82 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
                 let schema = named.value("schema").ok_or_else(|| named.missing("schema"))?;
                 return Ok(Constraint::JsonSchema(schema.clone()));
             }
+            "regex" => {
+                let pattern = format.text("pattern")?.or(format.text("regex")?);
+                return Ok(Constraint::Regex(pattern.ok_or_else(|| format.missing("pattern"))?.to_owned()));
+            }
+            "grammar" => return Ok(grammar(format.required_text("grammar")?)),
             _ => {}
         }
+    }
+    if let Some(outputs) = fields.object("structured_outputs")? {
+        if let Some(constraint) = guided(&outputs, "")? {
+            return Ok(constraint);
+        }
+    }
+    if let Some(constraint) = guided(fields, "guided_")? {
+        return Ok(constraint);
     }
     if let Some(schema) = fields.value("json_schema") {
         return Ok(Constraint::JsonSchema(schema.clone()));
     }
     Ok(match fields.text("grammar")?.filter(|grammar| !grammar.is_empty()) {
-        Some(grammar) => Constraint::Gbnf(grammar.to_owned()),
+        Some(source) => grammar(source),
         None => Constraint::None,
     })
+}
+
+/// Fields that ask for a form, in the order in which they count.
+const FIELDS: &[&str] = &[
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_json_object",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "grammar",
+];
+
+/// The field that [`constraint`] reads, for errors.
+pub fn constraint_field(fields: &Fields<'_>) -> Option<&'static str> {
+    FIELDS.iter().find(|name| fields.has(name)).copied()
+}
+
+/// A grammar: in Lark, if it says so as llama-server's users write it, or if it has Lark's first rule; otherwise in GBNF.
+fn grammar(source: &str) -> Constraint {
+    let is_lark = source.trim_start().starts_with("%llguidance")
+        || source.lines().any(|line| line.trim_start().starts_with("start:"));
+    match is_lark {
+        true => Constraint::Lark(source.to_owned()),
+        false => Constraint::Gbnf(source.to_owned()),
+    }
+}
+
+/// The fields of vLLM, with a prefix.
+fn guided(fields: &Fields<'_>, prefix: &str) -> Result<Option<Constraint>, ApiError> {
+    let name = |field: &str| format!("{prefix}{field}");
+    if let Some(schema) = fields.value(&name("json")) {
+        // A schema may be JSON text, too.
+        let parsed = schema.as_str().map(serde_json::from_str::<Value>);
+        let schema = match parsed {
+            Some(Ok(schema)) => schema,
+            Some(Err(error)) => return Err(fields.error(&name("json"), format!("is no JSON: {error}"))),
+            None => schema.clone(),
+        };
+        return Ok(Some(Constraint::JsonSchema(schema)));
+    }
+    if fields.flag(&name("json_object"))? == Some(true) {
+        return Ok(Some(Constraint::JsonObject));
+    }
+    if let Some(pattern) = fields.text(&name("regex"))? {
+        return Ok(Some(Constraint::Regex(pattern.to_owned())));
+    }
+    if let Some(choices) = fields.texts(&name("choice"))? {
+        return Ok(Some(Constraint::Choices(choices)));
+    }
+    Ok(fields.text(&name("grammar"))?.map(grammar))
 }
 
 /// The definitions of tools, in the format that templates know.
@@ -85,10 +151,20 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                 }
                 Some("allowed_tools") => {
                     let allowed = choice.object("allowed_tools")?.unwrap_or_else(|| choice.clone());
-                    match allowed.one_of("mode", &["auto", "required"])? {
-                        Some("required") => ToolChoice::Required,
-                        _ => ToolChoice::Auto,
+                    let required = allowed.one_of("mode", &["auto", "required"])? == Some("required");
+                    let tools = allowed.objects("tools")?.ok_or_else(|| allowed.missing("tools"))?;
+                    let mut names = Vec::new();
+                    for tool in tools {
+                        let function = tool.object("function")?.unwrap_or_else(|| tool.clone());
+                        let name = function.required_text("name")?;
+                        if !has(name) {
+                            return Err(
+                                function.error("name", format!("is {name:?}, which is none of the tools"))
+                            );
+                        }
+                        names.push(name.to_owned());
                     }
+                    ToolChoice::Allowed { names, required }
                 }
                 Some(kind) => return Err(choice.error("type", format!("is {kind:?}; it must be function"))),
             }

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_llm::serving::{Batcher, Event, Finished, Request, RequestId, TokenLogprobs};
+use quadriga_llm::template::ToolCall;
+use quadriga_llm::tools::ToolCallPiece;
 use quadriga_llm::{Error as LlmError, GeneratorOptions, TextPiece};
 use quadriga_view::format::plural;
 use serde_json::{Value, json};
@@ -135,11 +137,13 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
 }
 
 /// A request that is being answered.
+#[derive(Default)]
 struct Pending {
     index: usize,
     id: Option<Value>,
     text: String,
     reasoning: String,
+    tool_calls: Vec<ToolCallPiece>,
     logprobs: Vec<Value>,
 }
 
@@ -220,8 +224,7 @@ impl Job {
         let submitted = parsed
             .and_then(|line| line.request(self.batcher.model(), &self.options, index))
             .and_then(|request: Request| self.batcher.submit(request).map_err(|error| error.to_string()));
-        let pending =
-            Pending { index, id, text: String::new(), reasoning: String::new(), logprobs: Vec::new() };
+        let pending = Pending { index, id, ..Pending::default() };
         match submitted {
             Ok(request) => {
                 self.running.insert(request, pending);
@@ -249,11 +252,12 @@ impl Job {
     /// Takes in an event. A failure that is not the request's own ends the batch: the request can be answered another time.
     fn take(&mut self, id: RequestId, event: Event) -> Outcome {
         match event {
-            Event::Token { piece: TextPiece { text, reasoning, token }, logprobs } => {
+            Event::Token { piece: TextPiece { text, reasoning, token, tool_calls }, logprobs } => {
                 self.tokens += 1;
                 let Some(pending) = self.running.get_mut(&id) else { return Ok(()) };
                 pending.text.push_str(&text);
                 pending.reasoning.push_str(&reasoning);
+                pending.tool_calls.extend(tool_calls);
                 if let Some(TokenLogprobs { logprob, top }) = logprobs {
                     pending.logprobs.push(json!({ "token": token, "logprob": logprob, "top": top }));
                 }
@@ -270,6 +274,11 @@ impl Job {
                     },
                 });
                 if let Some(object) = result.as_object_mut() {
+                    if !pending.tool_calls.is_empty() {
+                        let calls = ToolCallPiece::join(&pending.tool_calls);
+                        let call = |call: ToolCall| json!({ "name": call.name, "arguments": call.arguments });
+                        object.insert("tool_calls".to_owned(), calls.into_iter().map(call).collect());
+                    }
                     if !pending.reasoning.is_empty() {
                         object.insert("reasoning".to_owned(), pending.reasoning.into());
                     }

@@ -74,6 +74,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         choices: choices(fields)?,
         logprobs: top_logprobs(fields)?,
         constraint: format_fields::constraint(fields)?,
+        constraint_field: format_fields::constraint_field(fields),
         tool_choice,
         parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         reasoning_budget,

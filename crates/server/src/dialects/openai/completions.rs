@@ -105,6 +105,7 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
         logprobs,
         prompt_logprobs: echo && logprobs.is_some(),
         constraint: format_fields::constraint(fields)?,
+        constraint_field: format_fields::constraint_field(fields),
         priority: priority(fields)?,
         ..Generation::new(Prompt::Tokens(Vec::new()))
     };

@@ -74,6 +74,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         stops: sampling_fields::stops(fields, "stop", served)?,
         logprobs: top_logprobs(fields)?,
         constraint: constraint(fields)?,
+        constraint_field: Some("text.format"),
         tool_choice,
         parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         priority: priority(fields)?,

@@ -1,0 +1,57 @@
+//! Compiles what an answer with tools may be.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::constraint::Grammar;
+use crate::reasoning::ReasoningSplitter;
+use crate::sampling_hook::SamplingHook;
+use crate::tools::{Tool, ToolRules};
+use crate::{Error, Model, Result};
+
+/// The hook that keeps an answer to the rules, if there can be one, and the tools with the schemas that it enforces.
+///
+/// Tools that are not strict, and whose schemas cannot be compiled, take any object.
+pub(crate) fn compile(
+    model: &Model,
+    rules: &ToolRules<'_>,
+    splitter: &ReasoningSplitter,
+) -> Result<(Option<Box<dyn SamplingHook>>, Arc<[Tool]>)> {
+    let first = compile_once(model, rules, splitter);
+    if !matches!(first, Err(Error::Grammar { .. })) {
+        return first.map(|hook| (hook, rules.tools.into()));
+    }
+    let engine = model.constraints()?;
+    let mut tools = rules.tools.to_vec();
+    for tool in &mut tools {
+        match engine.compile(&Grammar::JsonSchema(tool.parameters.clone())) {
+            Ok(_) => {}
+            Err(Error::Grammar { reason, .. }) if tool.strict => {
+                let reason = format!("{}: {reason}", tool.name);
+                return Err(Error::Grammar { grammar: "schema of a strict tool", reason });
+            }
+            Err(Error::Grammar { .. }) => tool.parameters = json!({ "type": "object" }),
+            Err(error) => return Err(error),
+        }
+    }
+    let hook = compile_once(model, &ToolRules { tools: &tools, ..rules.clone() }, splitter)?;
+    Ok((hook, tools.into()))
+}
+
+fn compile_once(
+    model: &Model,
+    rules: &ToolRules<'_>,
+    splitter: &ReasoningSplitter,
+) -> Result<Option<Box<dyn SamplingHook>>> {
+    let (format, tokenizer) = (model.tool_format()?, model.tokenizer()?);
+    let failed = |reason| Error::Grammar { grammar: "grammar of tool calls", reason };
+    let Some(lark) = format.grammar(rules, tokenizer).map_err(failed)? else { return Ok(None) };
+    let (engine, grammar) = (model.constraints()?, Grammar::Lark(lark));
+    // The grammar of the harmony format has the reasoning, too.
+    let constraint = match format.harmony {
+        true => engine.compile(&grammar)?,
+        false => engine.compile_answer(&grammar, splitter, tokenizer)?,
+    };
+    Ok(Some(constraint.hook()))
+}

@@ -1,0 +1,285 @@
+//! The grammar of the calls that a request allows, in the Lark syntax of `llguidance`.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::format::{CallSyntax, ToolFormat};
+use super::tagged;
+use super::tool::{Tool, ToolChoice};
+use crate::constraint::json_rule;
+use crate::tokenizer::{TokenType, Tokenizer};
+
+/// What an answer with tools may be.
+#[derive(Clone, Debug, Default)]
+pub struct ToolRules<'a> {
+    /// The tools that may be called.
+    pub tools: &'a [Tool],
+    /// Whether one of them must be.
+    pub choice: ToolChoice,
+    /// Whether an answer may have several calls.
+    pub parallel: bool,
+    /// The schema of an answer without calls.
+    pub answer: Option<&'a Value>,
+}
+
+impl ToolFormat {
+    /// The grammar of an answer, in Lark; `None` if calls cannot be told from text before they are complete.
+    ///
+    /// # Errors
+    /// The reason why a schema cannot be compiled.
+    pub fn grammar(&self, rules: &ToolRules<'_>, tokenizer: &Tokenizer) -> Result<Option<String>, String> {
+        let names = |tool: &&Tool| match &rules.choice {
+            ToolChoice::Named(name) => tool.name == *name,
+            _ => true,
+        };
+        let tools: Vec<&Tool> = rules.tools.iter().filter(names).collect();
+        let writer = GrammarWriter { format: self, tokenizer, rules, lark: String::new() };
+        match self.harmony {
+            true => writer.harmony(&tools).map(Some),
+            false => writer.sections(&tools),
+        }
+    }
+}
+
+struct GrammarWriter<'a> {
+    format: &'a ToolFormat,
+    tokenizer: &'a Tokenizer,
+    rules: &'a ToolRules<'a>,
+    lark: String,
+}
+
+impl GrammarWriter<'_> {
+    /// A rule.
+    fn rule(&mut self, name: &str, body: &str) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.lark, "{name}: {body}");
+    }
+
+    /// A fixed text: control tokens, and literals between them. An empty literal if it is empty.
+    fn literal(&self, text: &str) -> String {
+        let mut parts = Vec::new();
+        let mut from = 0;
+        let vocabulary = self.tokenizer.vocabulary();
+        for (at, length, token) in self.tokenizer.control_tokens(text) {
+            if vocabulary.token_type(token) != TokenType::Control {
+                continue;
+            }
+            parts.extend(text.get(from..at).filter(|before| !before.is_empty()).map(quoted));
+            parts.push(format!("<[{token}]>"));
+            from = at + length;
+        }
+        let rest = text.get(from..).unwrap_or_default();
+        if !rest.is_empty() || parts.is_empty() {
+            parts.push(quoted(rest));
+        }
+        parts.join(" ")
+    }
+
+    fn is_required(&self) -> bool {
+        matches!(self.rules.choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
+    /// The rule of an answer without calls.
+    fn answer(&mut self) -> Result<(), String> {
+        match self.rules.answer {
+            Some(schema) => {
+                let body = json_rule(schema)?;
+                self.rule("answer", &body);
+            }
+            None => self.rule("answer", "TEXT?"),
+        }
+        self.rule("TEXT", r"/(?s:.+)/");
+        Ok(())
+    }
+
+    fn sections(mut self, tools: &[&Tool]) -> Result<Option<String>, String> {
+        let opening = self.format.opening();
+        let (lead, head) = self.head();
+        if self.is_required() {
+            let opening = self.literal(&format!("{opening}{lead}"));
+            self.rule("start", &format!("{opening} calls"));
+        } else if let Some(trigger) = self.trigger() {
+            let whole = format!("{}{lead}", opening.trim_start());
+            let Some(after) = whole.strip_prefix(trigger.as_str()) else { return Ok(None) };
+            let (first, after) = (self.literal(&trigger), self.literal(after));
+            // With a schema there is no text around calls.
+            let space = if self.rules.answer.is_some() { r"/[ \t\r\n]{0,8}/" } else { r"/(?s:.*)/" };
+            if first.starts_with("<[") {
+                let before = if self.rules.answer.is_some() { "" } else { "TEXT? " };
+                self.rule("start", &format!("{before}{first} {after} calls | answer"));
+            } else {
+                self.rule("start", &format!("before_call {after} calls | answer"));
+                self.rule(&format!("before_call[suffix={first}]"), space);
+            }
+        } else {
+            return Ok(None);
+        }
+        self.answer()?;
+        let (close, end) = (self.literal(&self.format.call_close), self.literal(&self.format.section_close));
+        let more = match self.format.separator.as_ref().filter(|_| self.rules.parallel) {
+            Some(separator) => {
+                let between = self.literal(&format!("{separator}{}{lead}", self.format.call_open));
+                format!("({between} call {close})* ")
+            }
+            None => String::new(),
+        };
+        self.rule("calls", &format!("call {close} {more}{end}"));
+        self.calls(&head, tools)?;
+        Ok(Some(self.lark))
+    }
+
+    /// The text with which a call has certainly begun.
+    fn trigger(&self) -> Option<String> {
+        self.format.trigger().or_else(|| match &self.format.syntax {
+            CallSyntax::Object { name, counter: None, .. } => {
+                Some(format!("{}{{{}", self.format.opening(), quoted(name)))
+            }
+            _ => None,
+        })
+    }
+
+    /// The beginning of every call: fixed text, and what follows it in Lark.
+    fn head(&self) -> (String, String) {
+        let CallSyntax::Object { name, counter, .. } = &self.format.syntax else {
+            return (String::new(), String::new());
+        };
+        let name = format!("{}: ", quoted(name));
+        match counter {
+            None => (format!("{{{name}"), String::new()),
+            Some(counter) => {
+                let after = quoted(&format!("\", {name}"));
+                (format!("{{{}: \"", quoted(counter)), format!("/[0-9]{{1,3}}/ {after} "))
+            }
+        }
+    }
+
+    fn calls(&mut self, head: &str, tools: &[&Tool]) -> Result<(), String> {
+        let names: Vec<String> = (0..tools.len()).map(|number| format!("call_{number}")).collect();
+        self.rule("call", &format!("{head}({})", names.join(" | ")));
+        for (number, tool) in tools.iter().enumerate() {
+            let (call, arguments) = (format!("call_{number}"), format!("arguments_{number}"));
+            let body = match &self.format.syntax {
+                CallSyntax::Object { arguments: field, .. } => {
+                    let before = quoted(&format!("{}, {}: ", quoted(&tool.name), quoted(field)));
+                    format!("{before} {arguments} \"}}\"")
+                }
+                CallSyntax::Named { between } => {
+                    format!("{} {arguments}", self.literal(&format!("{}{between}", tool.name)))
+                }
+                CallSyntax::Tagged { head, .. } => {
+                    format!("{} {arguments}", self.literal(&format!("{}{head}", tool.name)))
+                }
+            };
+            self.rule(&call, &body);
+            match &self.format.syntax {
+                CallSyntax::Tagged { open, between, close, .. } => {
+                    self.tagged(number, tool, (open, between, close))?;
+                }
+                _ => self.rule(&arguments, &json_rule(&tool.parameters)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Arguments between tags, in the order of the schema.
+    fn tagged(&mut self, number: usize, tool: &Tool, tags: (&str, &str, &str)) -> Result<(), String> {
+        let (open, between, close) = tags;
+        let properties = tool.parameters.get("properties").and_then(Value::as_object);
+        let required = tool.parameters.get("required").and_then(Value::as_array);
+        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|other| other == name));
+        let arguments = format!("arguments_{number}");
+        let Some(properties) = properties.filter(|properties| !properties.is_empty()) else {
+            let any = self.literal(open);
+            let (between, value) = (self.literal(between), format!("value_{number}"));
+            self.rule(&arguments, &format!("({any} /[A-Za-z0-9_.-]{{1,64}}/ {between} {value})*"));
+            self.text_value(&value, close);
+            return Ok(());
+        };
+        let mut all = Vec::new();
+        for (place, (name, schema)) in properties.iter().enumerate() {
+            let value = format!("value_{number}_{place}");
+            let before = self.literal(&format!("{open}{name}{between}"));
+            let optional = if is_required(name) { "" } else { "?" };
+            all.push(format!("({before} {value}){optional}"));
+            let choices = schema.get("enum").and_then(Value::as_array);
+            let texts: Option<Vec<&str>> = choices.and_then(|all| all.iter().map(Value::as_str).collect());
+            match texts {
+                Some(texts) if !texts.is_empty() => {
+                    let texts: Vec<String> = texts.into_iter().map(quoted).collect();
+                    let close = self.literal(close);
+                    self.rule(&value, &format!("({}) {close}", texts.join(" | ")));
+                }
+                _ if tagged::is_text(schema) => self.text_value(&value, close),
+                _ => {
+                    let mut schema = schema.clone();
+                    // References are to definitions of the whole schema.
+                    for definitions in ["$defs", "definitions"] {
+                        let own = tool.parameters.get(definitions);
+                        if let (Some(own), Some(schema)) = (own, schema.as_object_mut()) {
+                            schema.insert(definitions.to_owned(), own.clone());
+                        }
+                    }
+                    let json = json_rule(&schema)?;
+                    let close = self.literal(close);
+                    self.rule(&format!("{value}_json"), &json);
+                    self.rule(&value, &format!("{value}_json {close}"));
+                }
+            }
+        }
+        self.rule(&arguments, &all.join(" "));
+        Ok(())
+    }
+
+    /// Any text up to a tag.
+    fn text_value(&mut self, name: &str, close: &str) {
+        let core = close.trim_end();
+        let tag = self.literal(core);
+        let spaces = self.literal(close.get(core.len()..).unwrap_or_default());
+        if tag.starts_with("<[") {
+            self.rule(name, &format!("TEXT? {tag} {spaces}"));
+        } else {
+            self.rule(name, &format!("{name}_text {spaces}"));
+            self.rule(&format!("{name}_text[suffix={tag}]"), r"/(?s:.*)/");
+        }
+    }
+
+    /// Messages in channels: reasoning and remarks, then an answer or a call.
+    fn harmony(mut self, tools: &[&Tool]) -> Result<String, String> {
+        let [channel, message, start, end, constrain] =
+            ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
+                .map(|text| self.literal(text));
+        let end_of_start = match self.is_required() {
+            true => "header_call",
+            false => "(header_call | final)",
+        };
+        self.rule("start", &format!("aside* {end_of_start}"));
+        self.rule("aside", &format!("{channel} ASIDE {message} TEXT? {end} {start} \"assistant\""));
+        self.rule("ASIDE", "\"analysis\" | \"commentary\"");
+        if !self.is_required() {
+            self.rule("final", &format!("{channel} /final ?/ ({constrain} \"json\")? {message} answer"));
+        }
+        self.answer()?;
+        let names: Vec<String> = (0..tools.len()).map(|number| format!("call_{number}")).collect();
+        self.rule("header_call", &names.join(" | "));
+        for (number, tool) in tools.iter().enumerate() {
+            let name = &tool.name;
+            let in_channel = quoted(&format!("commentary to=functions.{name} "));
+            let in_role = quoted(&format!(" to=functions.{name}"));
+            self.rule(
+                &format!("call_{number}"),
+                &format!(
+                    "({channel} {in_channel} {constrain}? \"json\" | {in_role} {channel} \"commentary \" \
+                     {constrain}? \"json\") {message} arguments_{number}"
+                ),
+            );
+            self.rule(&format!("arguments_{number}"), &json_rule(&tool.parameters)?);
+        }
+        Ok(self.lark)
+    }
+}
+
+/// A literal of Lark, which is one of JSON.
+fn quoted(text: &str) -> String {
+    json!(text).to_string()
+}

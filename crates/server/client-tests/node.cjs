@@ -1,0 +1,56 @@
+// openai-node: chat, stream helpers, tools, parse and responses.
+const assert = require('node:assert/strict');
+const { test } = require('node:test');
+const { OpenAI } = require('openai');
+
+const client = new OpenAI({ baseURL: `${process.env.QUADRIGA_URL}/v1`, apiKey: 'none', maxRetries: 0 });
+const messages = [{ role: 'user', content: 'What is the capital of France? Answer with one word.' }];
+const common = { model: 'smollm2', temperature: 0, max_tokens: 24 };
+const parameters = {
+  type: 'object',
+  properties: { city: { type: 'string', maxLength: 20 }, unit: { enum: ['celsius', 'fahrenheit'] } },
+  required: ['city', 'unit'],
+  additionalProperties: false,
+};
+
+test('chat and stream', async () => {
+  const answer = await client.chat.completions.create({ ...common, messages });
+  assert.match(answer.choices[0].message.content, /Paris/);
+  let text = '';
+  for await (const chunk of await client.chat.completions.create({ ...common, messages, stream: true }))
+    text += chunk.choices[0]?.delta?.content ?? '';
+  assert.equal(text, answer.choices[0].message.content);
+});
+
+test('stream helper', async () => {
+  const stream = client.chat.completions.stream({ ...common, messages });
+  assert.match(await stream.finalContent(), /Paris/);
+});
+
+test('tools, whole and streamed', async () => {
+  const tools = [{ type: 'function', function: { name: 'weather', parameters, strict: true } }];
+  const request = { ...common, max_tokens: 100, tools, tool_choice: 'required', parallel_tool_calls: false, messages };
+  const answer = await client.chat.completions.parse(request);
+  const [call] = answer.choices[0].message.tool_calls;
+  assert.ok(['celsius', 'fahrenheit'].includes(JSON.parse(call.function.arguments).unit));
+  const final = await client.chat.completions.stream(request).finalChatCompletion();
+  assert.deepEqual(JSON.parse(final.choices[0].message.tool_calls[0].function.arguments), JSON.parse(call.function.arguments));
+});
+
+test('parse', async () => {
+  const answer = await client.chat.completions.parse({
+    ...common,
+    max_tokens: 100,
+    messages,
+    response_format: { type: 'json_schema', json_schema: { name: 'weather', schema: parameters, strict: true } },
+  });
+  assert.equal(typeof JSON.parse(answer.choices[0].message.content).city, 'string');
+});
+
+test('responses', async () => {
+  const request = { model: 'smollm2', input: messages[0].content, max_output_tokens: 24, temperature: 0 };
+  const answer = await client.responses.create(request);
+  assert.match(answer.output_text, /Paris/);
+  const final = await client.responses.stream(request).finalResponse();
+  assert.equal(final.output_text, answer.output_text);
+});

@@ -1,0 +1,94 @@
+"""Servers for the tests: `quadriga serve` with the default model, and with a small model of random weights."""
+import atexit
+import os
+import re
+import subprocess
+import tempfile
+import threading
+
+BINARY = os.environ["QUADRIGA_BINARY"]
+FOLDER = tempfile.TemporaryDirectory()
+RUNNING = []
+
+# A compact template with tools, in the format that many models share.
+TEMPLATE = r"""
+{%- if tools %}{{- '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\n' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+
+
+def start(*options):
+    """Starts a server and returns its address."""
+    process = subprocess.Popen(
+        [BINARY, "serve", "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    RUNNING.append(process)
+    output = ""
+    for line in process.stdout:
+        output += line
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        if found:
+            # Nothing may wait for somebody who reads the log.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            return found.group()
+    raise RuntimeError(f"quadriga serve ended with {process.wait()}: {output}")
+
+
+@atexit.register
+def stop():
+    for process in RUNNING:
+        process.terminate()
+    for process in RUNNING:
+        process.wait()
+    FOLDER.cleanup()
+
+
+_addresses = {}
+
+
+def default():
+    """The default model, whose answers mean something."""
+    if "default" not in _addresses:
+        _addresses["default"] = start("--alias", "smollm2")
+    return _addresses["default"]
+
+
+def small():
+    """A small model of random weights, whose answers are noise."""
+    if "small" not in _addresses:
+        model = os.path.join(FOLDER.name, "small.gguf")
+        template = os.path.join(FOLDER.name, "template.jinja")
+        subprocess.run([BINARY, "synth", "-o", model, "--context", "8192"], check=True, capture_output=True)
+        with open(template, "w") as file:
+            file.write(TEMPLATE)
+        _addresses["small"] = start("-m", model, "--chat-template-file", template, "--alias", "small", "-t", "1")
+    return _addresses["small"]
+
+
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "The weather in a city.", "parameters": WEATHER},
+    }
+]
+
+
+def check_weather(arguments):
+    """Asserts that arguments are of the schema."""
+    assert set(arguments) == {"city", "unit"}, arguments
+    assert isinstance(arguments["city"], str) and arguments["unit"] in ("celsius", "fahrenheit"), arguments

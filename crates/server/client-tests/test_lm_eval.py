@@ -1,0 +1,71 @@
+"""The requests of lm-eval's `local-completions`: log-likelihoods of continuations, against those of `quadriga eval`."""
+import json
+import subprocess
+import tempfile
+import unittest
+import urllib.request
+
+import server
+
+TEXTS = [
+    "The capital of France is Paris, and the capital of Italy is Rome.",
+    "Water boils at one hundred degrees and freezes at zero.",
+    "def add(a, b):\n    return a + b\n",
+]
+
+
+def evaluate(cases):
+    """The results of `quadriga eval`."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write("".join(json.dumps(case) + "\n" for case in cases))
+        file.flush()
+        done = subprocess.run([server.BINARY, "eval", "--quiet", file.name], check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def complete(prompts):
+    """What lm-eval sends for log-likelihoods, and what it reads of the answer."""
+    body = {
+        "model": "smollm2",
+        "prompt": prompts,
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    request = urllib.request.Request(
+        server.default() + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        choices = json.load(answer)["choices"]
+    return [choice["logprobs"] for choice in sorted(choices, key=lambda choice: choice["index"])]
+
+
+class LmEval(unittest.TestCase):
+    def test_loglikelihoods_are_those_of_eval(self):
+        tokens = [case["tokens"] for case in evaluate([{"name": "t", "kind": "tokenize", "text": text} for text in TEXTS])]
+        # One chunk with the whole text.
+        lengths = [len(each) for each in tokens]
+        exact = evaluate([{"name": "n", "kind": "nll", "text": text, "ctx": length} for text, length in zip(TEXTS, lengths)])
+        # All at once, as with a batch size of its own.
+        for each, logprobs, wanted in zip(tokens, complete(tokens), exact):
+            self.assertEqual(len(logprobs["token_logprobs"]), len(each) + 1, "the prompt, and one token")
+            found = logprobs["token_logprobs"][:-1]
+            self.assertIsNone(found[0], "nothing is before the first token")
+            mean = -sum(found[1:]) / len(found[1:])
+            self.assertAlmostEqual(mean, wanted["nll"], delta=0.02)
+            # lm-eval calls a continuation greedy if each of its tokens is the most probable one.
+            for token, value, top in zip(logprobs["tokens"][1:-1], found[1:], logprobs["top_logprobs"][1:-1]):
+                self.assertLessEqual(value, max(top.values()) + 1e-6, token)
+
+    def test_continuations_are_ranked(self):
+        choices = ["The capital of France is Paris", "The capital of France is Rome"]
+        tokens = [case["tokens"] for case in evaluate([{"name": "t", "kind": "tokenize", "text": text} for text in choices])]
+        self.assertEqual(tokens[0][:-1], tokens[1][:-1])
+        paris, rome = [logprobs["token_logprobs"][-2] for logprobs in complete(tokens)]
+        self.assertGreater(paris, rome)
+
+
+if __name__ == "__main__":
+    unittest.main()

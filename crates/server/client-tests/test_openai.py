@@ -1,0 +1,141 @@
+"""openai-python: chat, streams and their helpers, tools, `.parse()`, responses, completions, models, errors."""
+import enum
+import json
+import unittest
+
+import openai
+import pydantic
+
+import server
+
+
+class Unit(enum.Enum):
+    CELSIUS = "celsius"
+    FAHRENHEIT = "fahrenheit"
+
+
+class Weather(pydantic.BaseModel):
+    """The weather in a city."""
+
+    city: str
+    unit: Unit
+
+
+class Verdict(pydantic.BaseModel):
+    correct: bool
+    points: int
+
+
+class OpenAi(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.client = openai.OpenAI(base_url=server.default() + "/v1", api_key="none", max_retries=0, timeout=120)
+        cls.common = {"model": "smollm2", "temperature": 0, "seed": 1}
+
+    def chat(self, **more):
+        return self.client.chat.completions.create(**{"messages": server.QUESTION, "max_tokens": 24, **self.common, **more})
+
+    def test_chat_and_stream(self):
+        answer = self.chat()
+        text = answer.choices[0].message.content
+        self.assertIn("Paris", text)
+        self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens)
+        chunks = list(self.chat(stream=True, stream_options={"include_usage": True}))
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        self.assertEqual(streamed, text)
+        self.assertEqual(chunks[-1].usage.total_tokens, answer.usage.total_tokens)
+
+    def test_stream_helper(self):
+        with self.client.chat.completions.stream(messages=server.QUESTION, max_tokens=24, **self.common) as stream:
+            events = [event.type for event in stream]
+            final = stream.get_final_completion()
+        self.assertIn("content.delta", events)
+        self.assertIn("Paris", final.choices[0].message.content)
+
+    def test_tools(self):
+        messages = [{"role": "user", "content": "How is the weather in Bern?"}]
+        for choice in ["required", {"type": "function", "function": {"name": "weather"}}]:
+            answer = self.chat(messages=messages, tools=server.TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=100)
+            self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
+            (call,) = answer.choices[0].message.tool_calls
+            server.check_weather(json.loads(call.function.arguments))
+        result = [*messages, answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "12 degrees"}]
+        self.assertTrue(self.chat(messages=result, tools=server.TOOLS).choices[0].message.content)
+        none = self.chat(messages=messages, tools=server.TOOLS, tool_choice="none")
+        self.assertIsNone(none.choices[0].message.tool_calls)
+
+    def test_streamed_tools(self):
+        tool = openai.pydantic_function_tool(Weather)
+        with self.client.chat.completions.stream(
+            messages=[{"role": "user", "content": "How is the weather in Bern?"}],
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=100,
+            **self.common,
+        ) as stream:
+            events = [event.type for event in stream]
+            final = stream.get_final_completion()
+        self.assertIn("tool_calls.function.arguments.delta", events)
+        (call,) = final.choices[0].message.tool_calls
+        self.assertIsInstance(call.function.parsed_arguments, Weather)
+
+    def test_parse(self):
+        answer = self.client.chat.completions.parse(
+            messages=[{"role": "user", "content": "Is 2 + 2 = 4 correct? Give points."}],
+            response_format=Verdict,
+            max_tokens=100,
+            **self.common,
+        )
+        self.assertIsInstance(answer.choices[0].message.parsed, Verdict)
+
+    def test_responses(self):
+        answer = self.client.responses.create(
+            model="smollm2", input="What is the capital of France? Answer with one word.", max_output_tokens=24, temperature=0
+        )
+        self.assertIn("Paris", answer.output_text)
+        with self.client.responses.stream(
+            model="smollm2", input="What is the capital of France? Answer with one word.", max_output_tokens=24, temperature=0
+        ) as stream:
+            events = [event.type for event in stream]
+            self.assertEqual(stream.get_final_response().output_text, answer.output_text)
+        self.assertEqual((events[0], events[-1]), ("response.created", "response.completed"))
+        parsed = self.client.responses.parse(
+            model="smollm2", input="Is 2 + 2 = 4 correct?", text_format=Verdict, max_output_tokens=100, temperature=0
+        )
+        self.assertIsInstance(parsed.output_parsed, Verdict)
+        tool = {"type": "function", **server.TOOLS[0]["function"], "strict": True}
+        called = self.client.responses.create(
+            model="smollm2",
+            input="How is the weather in Bern?",
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_output_tokens=100,
+            temperature=0,
+        )
+        calls = [item for item in called.output if item.type == "function_call"]
+        server.check_weather(json.loads(calls[0].arguments))
+
+    def test_models_and_errors(self):
+        self.assertEqual([model.id for model in self.client.models.list()], ["smollm2"])
+        self.assertEqual(self.client.models.retrieve("smollm2").id, "smollm2")
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}})
+        self.assertEqual(caught.exception.param, "response_format")
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(messages=[{"role": "user", "content": "word " * 20000}])
+        self.assertEqual(caught.exception.code, "context_length_exceeded")
+
+    def test_noise_in_form(self):
+        """Random weights give calls and JSON of the schema, too."""
+        client = openai.OpenAI(base_url=server.small() + "/v1", api_key="none", max_retries=0, timeout=120)
+        answer = client.chat.completions.create(
+            model="small", messages=server.QUESTION, tools=server.TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=400
+        )
+        (call,) = answer.choices[0].message.tool_calls
+        server.check_weather(json.loads(call.function.arguments))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,246 @@
+//! Tools: every form of `tool_choice`, streams, results, and what is no call; with templates of several families.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{Setup, TestServer, Value, hello, json, model, with};
+
+const CHAT: &str = "/v1/chat/completions";
+
+macro_rules! template {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../llm/tests/data/tool_templates/", $name, ".jinja")))
+    };
+}
+
+/// Templates whose text the small model's vocabulary has.
+const TEMPLATES: [(&str, &str); 6] = [
+    template!("hermes"),
+    template!("llama3"),
+    template!("mistral"),
+    template!("granite3"),
+    template!("command_r7b"),
+    template!("gemma"),
+];
+
+fn server(template: &str) -> TestServer {
+    let mut setup = Setup { model: model::with_template(template), ..Setup::default() };
+    setup.batcher.engine.context = 2048;
+    setup.start()
+}
+
+fn tools() -> Value {
+    let light = json!({ "type": "object", "properties": { "on": { "type": "boolean" } }, "required": ["on"],
+        "additionalProperties": false });
+    let color = json!({ "type": "object", "properties": { "name": { "enum": ["red", "blue"] } }, "required": ["name"],
+        "additionalProperties": false });
+    json!([
+        { "type": "function", "function": { "name": "light", "parameters": light } },
+        { "type": "function", "function": { "name": "color", "parameters": color, "strict": true } },
+    ])
+}
+
+fn request(choice: Value) -> Value {
+    let more = json!({ "tools": tools(), "tool_choice": choice, "max_tokens": 200, "ignore_eos": false,
+        "parallel_tool_calls": false });
+    with(hello(), more)
+}
+
+/// Asserts that a call is one of the tools' with arguments of its schema; returns its name.
+#[track_caller]
+fn checked(call: &Value) -> String {
+    assert_eq!(call["type"], "function");
+    assert!(call["id"].as_str().unwrap().starts_with("call_"));
+    let name = call["function"]["name"].as_str().unwrap();
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    match name {
+        "light" => assert!(arguments["on"].is_boolean(), "{arguments}"),
+        "color" => assert!(["red", "blue"].contains(&arguments["name"].as_str().unwrap()), "{arguments}"),
+        name => panic!("there is no tool {name}"),
+    }
+    name.to_owned()
+}
+
+/// The calls of a stream, put together as clients do.
+fn streamed(chunks: &[Value]) -> (Vec<Value>, String, String) {
+    let (mut calls, mut text, mut finish) = (Vec::<Value>::new(), String::new(), String::new());
+    for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
+        text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+        finish.push_str(choice["finish_reason"].as_str().unwrap_or_default());
+        for piece in choice["delta"]["tool_calls"].as_array().unwrap_or(&Vec::new()) {
+            let index = piece["index"].as_u64().unwrap() as usize;
+            let arguments = piece["function"]["arguments"].as_str().unwrap();
+            if index == calls.len() {
+                calls.push(piece.clone());
+            } else {
+                let call = &mut calls[index]["function"]["arguments"];
+                *call = json!(call.as_str().unwrap().to_owned() + arguments);
+            }
+        }
+    }
+    (calls, text, finish)
+}
+
+#[test]
+fn required_calls_are_enforced_in_every_family() {
+    for (name, template) in TEMPLATES {
+        let server = server(template);
+        for choice in [json!("required"), json!({ "type": "function", "function": { "name": "color" } })] {
+            let whole = server.post(CHAT, &request(choice.clone())).ok();
+            let answer = &whole["choices"][0];
+            assert_eq!(answer["finish_reason"], "tool_calls", "{name}: {whole}");
+            assert_eq!(answer["message"]["content"], Value::Null, "{name}: {whole}");
+            let calls = answer["message"]["tool_calls"].as_array().unwrap();
+            assert_eq!(calls.len(), 1, "{name}: parallel calls are off");
+            let called = checked(&calls[0]);
+            assert!(choice == json!("required") || called == "color", "{name}: {called}");
+            let chunks = server.post(CHAT, &with(request(choice), json!({ "stream": true }))).chunks();
+            let (streamed, text, finish) = streamed(&chunks);
+            assert_eq!((text.as_str(), finish.as_str()), ("", "tool_calls"), "{name}");
+            assert_eq!(streamed.len(), 1);
+            assert_eq!(streamed[0]["function"], calls[0]["function"], "{name}: the seed is the same");
+        }
+        server.assert_idle();
+    }
+}
+
+#[test]
+fn allowed_tools_none_and_auto() {
+    let server = server(TEMPLATES[0].1);
+    let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required",
+        "tools": [{ "type": "function", "function": { "name": "light" } }] } });
+    let whole = server.post(CHAT, &request(allowed)).ok();
+    assert_eq!(checked(&whole["choices"][0]["message"]["tool_calls"][0]), "light");
+    // Without tools the prompt is shorter, and nothing is a call.
+    let none = server.post(CHAT, &request(json!("none"))).ok();
+    assert!(none["choices"][0]["message"].get("tool_calls").is_none());
+    let auto = server.post(CHAT, &request(json!("auto"))).ok();
+    let prompt = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(prompt(&none) < prompt(&auto), "{none} {auto}");
+    assert!(auto["choices"][0]["message"]["content"].is_string(), "random text is text: {auto}");
+    // Errors name the field.
+    let wrong = json!({ "type": "function", "function": { "name": "window" } });
+    let error = server.post(CHAT, &request(wrong)).json()["error"].clone();
+    assert_eq!(error["param"], "tool_choice.function.name", "{error}");
+    let grammar = with(request(json!("auto")), json!({ "grammar": "root ::= \"x\"" }));
+    let answer = server.post(CHAT, &grammar);
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["param"]),
+        (400, &json!("grammar")),
+        "{}",
+        answer.text()
+    );
+}
+
+#[test]
+fn strict_schemas_that_cannot_be_compiled_are_refused() {
+    let server = server(TEMPLATES[0].1);
+    let with_schema = |strict: bool| {
+        let parameters =
+            json!({ "type": "object", "properties": { "x": { "type": "string", "pattern": "(?=a)" } } });
+        let function = json!({ "name": "odd", "parameters": parameters, "strict": strict });
+        with(request(json!("required")), json!({ "tools": [{ "type": "function", "function": function }] }))
+    };
+    let answer = server.post(CHAT, &with_schema(true));
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.json()["error"]["message"].as_str().unwrap().contains("odd"), "{}", answer.text());
+    // Otherwise its arguments are any object.
+    let whole = server.post(CHAT, &with(with_schema(false), json!({ "max_tokens": 40 }))).ok();
+    assert_eq!(whole["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "odd", "{whole}");
+}
+
+#[test]
+fn calls_and_results_go_back_to_the_model() {
+    for (name, template) in TEMPLATES {
+        let server = server(template);
+        let call = json!({ "id": "call_0123456789abcdef", "type": "function",
+            "function": { "name": "light", "arguments": "{\"on\": true}" } });
+        let messages = json!([
+            { "role": "user", "content": "Make it bright." },
+            { "role": "assistant", "content": null, "tool_calls": [call] },
+            { "role": "tool", "tool_call_id": "call_0123456789abcdef", "content": "done" },
+        ]);
+        let answer = server
+            .post(CHAT, &with(request(json!("auto")), json!({ "messages": messages, "max_tokens": 4 })));
+        assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+    }
+}
+
+#[test]
+fn reasoning_comes_first_and_has_a_budget() {
+    let template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
+        {{ (tools or []) | tojson }}{% if add_generation_prompt %}<|start|>assistant <think>{% endif %}\
+        {% if false %}</think>{% endif %}";
+    let server = server(template);
+    let budget = json!({ "reasoning_budget_tokens": 12, "max_tokens": 300 });
+    let whole = server.post(CHAT, &with(request(json!("required")), budget.clone())).ok();
+    let message = &whole["choices"][0]["message"];
+    assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{whole}");
+    checked(&message["tool_calls"][0]);
+    let counted = whole["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    assert!((12..40).contains(&counted), "{whole}");
+    // A schema, after the thinking.
+    let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"],
+        "additionalProperties": false });
+    let format = json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } },
+        "ignore_eos": false });
+    let whole = server.post(CHAT, &with(with(hello(), format.clone()), budget)).ok();
+    let message = &whole["choices"][0]["message"];
+    assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{whole}");
+    let value: Value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
+    assert!(value["ok"].is_boolean(), "{whole}");
+    // And without any.
+    let off = json!({ "reasoning_effort": "none", "max_tokens": 100 });
+    let whole = server.post(CHAT, &with(with(hello(), format), off)).ok();
+    let message = &whole["choices"][0]["message"];
+    assert!(message.get("reasoning_content").is_none(), "{whole}");
+    assert!(serde_json::from_str::<Value>(message["content"].as_str().unwrap()).unwrap()["ok"].is_boolean());
+    assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], 0);
+}
+
+#[test]
+fn answers_have_the_form_that_is_asked_for() {
+    let server = TestServer::start();
+    let text = |more: Value| {
+        let whole = server
+            .post(CHAT, &with(with(hello(), json!({ "max_tokens": 120, "ignore_eos": false })), more))
+            .ok();
+        whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let schema = json!({ "type": "array", "items": { "enum": [1, 2] }, "minItems": 3, "maxItems": 3 });
+    let value: Value = serde_json::from_str(&text(
+        json!({ "response_format": { "type": "json_object", "schema": schema } }),
+    ))
+    .unwrap();
+    assert_eq!(value.as_array().unwrap().len(), 3);
+    assert_eq!(text(json!({ "grammar": "root ::= \"ab\" \"c\"" })), "abc");
+    assert_eq!(text(json!({ "grammar": "%llguidance {}\nstart: \"x\" \"y\"" })), "xy");
+    assert!(["no", "yes"].contains(&text(json!({ "guided_choice": ["yes", "no"] })).as_str()));
+    let date = text(json!({ "structured_outputs": { "regex": "[0-9]{4}-[0-9]{2}" } }));
+    assert!(date.len() == 7 && date.as_bytes()[4] == b'-', "{date}");
+    let completion = json!({ "prompt": "x", "json_schema": schema, "max_tokens": 60, "seed": 3 });
+    let whole = server.post("/v1/completions", &completion).ok();
+    assert!(
+        serde_json::from_str::<Value>(whole["choices"][0]["text"].as_str().unwrap()).unwrap().is_array(),
+        "{whole}"
+    );
+    for (more, param) in [
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "thing" } } } }),
+            "response_format",
+        ),
+        (json!({ "grammar": "root ::= (" }), "grammar"),
+        (json!({ "guided_regex": "(" }), "guided_regex"),
+    ] {
+        for stream in [false, true] {
+            let answer = server.post(CHAT, &with(with(hello(), more.clone()), json!({ "stream": stream })));
+            assert_eq!(
+                (answer.status, &answer.json()["error"]["param"]),
+                (400, &json!(param)),
+                "{}",
+                answer.text()
+            );
+        }
+    }
+    server.assert_idle();
+}
