@@ -29,6 +29,15 @@ impl Failure {
         Failure::Message(format!("cannot {action} {}: {error}", path.display()))
     }
 
+    /// What went wrong, in words.
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Failure::Message(text) | Failure::Usage(text) => text,
+            Failure::Interrupted => "interrupted",
+            Failure::ClosedOutput => "the output was closed",
+        }
+    }
+
     /// Prints the error as one line on standard error and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         let (text, code) = match self {

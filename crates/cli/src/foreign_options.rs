@@ -5,6 +5,8 @@ pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-ngl", "--gpu-layers"),
     ("--n-gpu-layers", "--gpu-layers"),
     ("-np", "--parallel"),
+    ("-cb", "--cont-batching"),
+    ("-to", "--timeout"),
     ("-md", "--draft"),
     ("--model-draft", "--draft"),
     ("--draft-n", "--draft-max"),

@@ -232,6 +232,11 @@ impl ModelOptions {
         (options, !self.llama.no_warmup)
     }
 
+    /// The file given with `-m`.
+    pub(crate) fn file(&self) -> Option<&std::path::Path> {
+        self.model.as_deref()
+    }
+
     /// Whether a file was given with `-m`.
     pub(crate) fn has_file(&self) -> bool {
         self.model.is_some()
@@ -323,6 +328,17 @@ impl ModelOptions {
         opening: Duration,
         options: &EngineOptions,
     ) -> Outcome<Prepared> {
+        self.place_on(model, opening, options, None)
+    }
+
+    /// As [`ModelOptions::place`], on devices that are open already, if any.
+    pub(crate) fn place_on(
+        &self,
+        model: Model,
+        opening: Duration,
+        options: &EngineOptions,
+        devices: Option<Devices>,
+    ) -> Outcome<Prepared> {
         let hyper = model.hyperparameters();
         if hyper.encoder && self.context > hyper.context {
             return Err(Failure::Usage(format!(
@@ -343,7 +359,10 @@ impl ModelOptions {
         }
         let started = Instant::now();
         let cpu = CpuOptions { threads: self.threads, numa: self.numa };
-        let devices = backends::open(&self.device, cpu, self.quiet)?;
+        let devices = match devices {
+            Some(devices) => devices,
+            None => backends::open(&self.device, cpu, self.quiet)?,
+        };
         if let Some(mode) = self.numa.filter(|_| devices.cpu().numa().is_none() && !self.quiet) {
             note!("quadriga: --numa {mode} has no effect: this machine has one NUMA node");
         }

@@ -43,12 +43,7 @@ fn known_options_and_commands_are_refused_with_an_alternative() {
         assert!(failed.code != Some(0) && failed.err.contains(part), "{failed:?}");
         assert_eq!(failed.err.trim_end().lines().count(), 1, "{failed:?}");
     }
-    for (command, part) in [
-        ("serve", "no server yet"),
-        ("pull", "-m FILE"),
-        ("show", "quadriga inspect"),
-        ("ps", "loads its own"),
-    ] {
+    for (command, part) in [("pull", "-m FILE"), ("show", "quadriga inspect"), ("ps", "loads its own")] {
         output(&mut quadriga([command])).failed(2, &["no command", part]);
     }
     output(&mut quadriga(["--list-devices"])).failed(2, &["`quadriga devices`"]);

@@ -1,28 +1,90 @@
 //! The state that all requests share.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use crate::error::ApiError;
-use crate::model::ServedModel;
 use crate::operation::auth::Keys;
+use crate::operation::body_room::{BodyMemory, BodyRoom};
 use crate::operation::limits::Limits;
+use crate::operation::origins::Origins;
+use crate::operation::request_counts::RequestCounts;
+use crate::operation::tls::TlsFiles;
+use crate::registry::ModelRegistry;
 
 /// The state that all requests share: models, keys and limits.
 pub struct App {
     models: ModelRegistry,
     keys: Keys,
     limits: Limits,
+    origins: Origins,
+    tls: Option<TlsFiles>,
+    requests: RequestCounts,
+    bodies: Arc<BodyMemory>,
     started: Instant,
+    /// Whether the first model is still being loaded.
+    starting: AtomicBool,
     stopping: AtomicBool,
 }
 
 impl App {
     /// A server's state.
     pub fn new(models: ModelRegistry, keys: Keys, limits: Limits) -> App {
-        App { models, keys, limits, started: Instant::now(), stopping: AtomicBool::new(false) }
+        let bodies = Arc::new(BodyMemory::new(limits.body_memory));
+        App {
+            models,
+            keys,
+            limits,
+            bodies,
+            origins: Origins::default(),
+            tls: None,
+            requests: RequestCounts::default(),
+            started: Instant::now(),
+            starting: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// With pages of other origins that may use the server.
+    #[must_use]
+    pub fn with_origins(self, origins: Origins) -> App {
+        App { origins, ..self }
+    }
+
+    /// With encrypted connections only.
+    #[must_use]
+    pub fn with_tls(self, tls: TlsFiles) -> App {
+        App { tls: Some(tls), ..self }
+    }
+
+    /// The pages that may use the server.
+    pub fn origins(&self) -> &Origins {
+        &self.origins
+    }
+
+    /// The certificate, if connections are encrypted.
+    pub fn tls(&self) -> Option<&TlsFiles> {
+        self.tls.as_ref()
+    }
+
+    /// The requests so far.
+    pub fn requests(&self) -> &RequestCounts {
+        &self.requests
+    }
+
+    /// Room for a body, which it takes while it is read.
+    pub(crate) fn body_room(&self) -> BodyRoom {
+        BodyRoom::new(&self.bodies)
+    }
+
+    /// Whether the server waits for its first model: it is not ready then, and requests wait, too.
+    pub fn is_starting(&self) -> bool {
+        self.starting.load(Ordering::Acquire)
+    }
+
+    /// Says whether the server waits for its first model.
+    pub fn set_starting(&self, starting: bool) {
+        self.starting.store(starting, Ordering::Release);
     }
 
     /// The models.
@@ -53,46 +115,5 @@ impl App {
     /// From now on, the server is not ready.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-    }
-}
-
-/// The models of a server by name.
-#[derive(Default)]
-pub struct ModelRegistry {
-    models: RwLock<BTreeMap<String, Arc<ServedModel>>>,
-}
-
-impl ModelRegistry {
-    /// A registry with one model, which answers whatever name a client uses.
-    pub fn with(model: ServedModel) -> ModelRegistry {
-        let registry = ModelRegistry::default();
-        registry.insert(model);
-        registry
-    }
-
-    /// Adds a model, in place of one of the same name.
-    pub fn insert(&self, model: ServedModel) {
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        models.insert(model.name.clone(), Arc::new(model));
-    }
-
-    /// The models that are loaded.
-    pub fn loaded(&self) -> Vec<Arc<ServedModel>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
-    }
-
-    /// The model that a request names. If there is only one, it answers to every name, and to none.
-    ///
-    /// # Errors
-    /// There is no model of that name.
-    pub async fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
-        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
-        let named = name.and_then(|name| models.get(name));
-        let only = || models.values().next().filter(|_| models.len() == 1);
-        let found = named.or_else(only).cloned();
-        found.ok_or_else(|| match name {
-            Some(name) => ApiError::model_not_found(name),
-            None => ApiError::field("model", "is required: there are several models"),
-        })
     }
 }

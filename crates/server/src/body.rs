@@ -2,15 +2,22 @@
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use bytes::Bytes;
 use http_body::Body as _;
 use serde_json::{Map, Value};
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::Fields;
+use crate::operation::body_room::BodyRoom;
+
+/// Where bodies are logged, with the prompts that are in them: only if that is asked for.
+pub const PROMPTS: &str = "quadriga_server::prompts";
+
+/// Bytes from which a body is parsed on a thread of its own.
+const LONG_BODY: usize = 256 << 10;
 
 /// A JSON object that a request has for a body.
 #[derive(Clone, Debug)]
@@ -41,19 +48,32 @@ impl FromRequest<Arc<App>> for JsonBody {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
         let limits = app.limits();
-        let read = read(request.into_body(), limits.body_bytes);
-        let bytes = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
+        let read = read(request.into_body(), app);
+        let (bytes, room) = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
             ApiError::new(
                 ErrorKind::Timeout,
                 format!("the body did not arrive within {:?}", limits.body_time),
             )
         })??;
-        JsonBody::parse(&bytes)
+        if tracing::enabled!(target: PROMPTS, tracing::Level::INFO) {
+            tracing::info!(target: PROMPTS, body = %String::from_utf8_lossy(&bytes), "request body");
+        }
+        if bytes.len() < LONG_BODY {
+            return JsonBody::parse(&bytes);
+        }
+        // The threads that serve connections have others to serve meanwhile.
+        let parse = move || {
+            let _room = room;
+            JsonBody::parse(&bytes)
+        };
+        let failed = |_| ApiError::new(ErrorKind::Internal, "the body could not be parsed");
+        tokio::task::spawn_blocking(parse).await.map_err(failed)?
     }
 }
 
 /// The whole body, if it has at most so many bytes.
-async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiError> {
+    let limit = app.limits().body_bytes;
     let too_large = || {
         ApiError::new(
             ErrorKind::TooLarge,
@@ -65,6 +85,7 @@ async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     }
     let mut body = pin!(body);
     let mut bytes = Vec::new();
+    let mut room = app.body_room();
     while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
         let frame =
             frame.map_err(|error| ApiError::invalid(format!("the body could not be read: {error}")))?;
@@ -72,9 +93,13 @@ async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
         if bytes.len() + data.len() > limit {
             return Err(too_large());
         }
+        if !room.grow(data.len()) {
+            let message = "the bodies of other requests take all the memory that there is for them";
+            return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1)));
+        }
         bytes.extend_from_slice(&data);
     }
-    Ok(bytes.into())
+    Ok((bytes, room))
 }
 
 #[cfg(test)]

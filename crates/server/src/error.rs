@@ -20,6 +20,8 @@ pub enum ErrorKind {
     },
     /// The key is missing or unknown: 401.
     Authentication,
+    /// A page of another origin: 403.
+    Forbidden,
     /// There is no such route: 404.
     NotFound,
     /// There is no such model: 404.
@@ -102,6 +104,7 @@ impl ApiError {
         match self.kind {
             ErrorKind::Invalid | ErrorKind::ContextLength { .. } => StatusCode::BAD_REQUEST,
             ErrorKind::Authentication => StatusCode::UNAUTHORIZED,
+            ErrorKind::Forbidden => StatusCode::FORBIDDEN,
             ErrorKind::NotFound | ErrorKind::ModelNotFound => StatusCode::NOT_FOUND,
             ErrorKind::Method => StatusCode::METHOD_NOT_ALLOWED,
             ErrorKind::Timeout => StatusCode::REQUEST_TIMEOUT,

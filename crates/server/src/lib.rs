@@ -16,7 +16,7 @@
 //! |---|---|
 //! | [`generation`] | a request for text and what happens to it, whatever dialect it came in |
 //! | [`dialects`] | JSON of each interface to and from that |
-//! | [`model`] | a loaded model that answers requests |
+//! | [`model`], [`registry`] | a loaded model that answers requests; loading and unloading models |
 //! | [`running`], [`stream`] | answers as they are generated, and as streams |
 //! | [`operation`] | keys, limits, metrics |
 
@@ -36,15 +36,21 @@ mod hooks;
 pub mod model;
 pub mod operation;
 mod page;
+mod passage;
 mod prompt;
+pub mod registry;
 mod routes;
 pub mod running;
 mod server;
 mod status;
 pub mod stream;
 
-pub use app::{App, ModelRegistry};
+pub use app::App;
 pub use model::{PlanPictures, ServedModel};
 pub use operation::auth::Keys;
 pub use operation::limits::Limits;
-pub use server::{Server, StopHandle};
+pub use operation::listener::ListenAddress;
+pub use operation::origins::Origins;
+pub use operation::tls::TlsFiles;
+pub use registry::{LoadError, ModelEntry, ModelLoader, ModelPolicy, ModelRegistry, check_memory};
+pub use server::{Server, StopHandle, StopSignal};

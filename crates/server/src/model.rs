@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use quadriga_llm::serving::{Batcher, BatcherOptions, BatcherState, Service};
+use quadriga_llm::serving::{Batcher, BatcherOptions, BatcherState, Finished, Service};
 use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 
 use crate::embedding::{EmbedderLoader, EmbeddingService, EmbeddingTask};
@@ -30,8 +30,22 @@ pub struct ServedModel {
     pub metrics: Arc<ModelMetrics>,
     service: Option<Service>,
     embeddings: Option<EmbeddingService>,
-    in_flight: Arc<Mutex<HashMap<u64, Arc<InFlight>>>>,
+    in_flight: Arc<InFlightTable>,
     next: AtomicU64,
+    failure: OnceLock<String>,
+}
+
+/// The answers that are being generated, by number.
+struct InFlightTable {
+    entries: Mutex<HashMap<u64, Arc<InFlight>>>,
+    /// When the latest request came or ended.
+    last_used: Mutex<Instant>,
+}
+
+impl InFlightTable {
+    fn touch(&self) {
+        *self.last_used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
 }
 
 /// Drawings of a plan.
@@ -56,14 +70,15 @@ pub struct InFlight {
 
 /// Removes an answer from those in flight when it is dropped.
 pub(crate) struct InFlightGuard {
-    table: Arc<Mutex<HashMap<u64, Arc<InFlight>>>>,
+    table: Arc<InFlightTable>,
     number: u64,
     pub(crate) entry: Arc<InFlight>,
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+        self.table.touch();
+        self.table.entries.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
     }
 }
 
@@ -108,8 +123,12 @@ impl ServedModel {
             metrics: Arc::default(),
             service: None,
             embeddings: None,
-            in_flight: Arc::default(),
+            in_flight: Arc::new(InFlightTable {
+                entries: Mutex::default(),
+                last_used: Mutex::new(Instant::now()),
+            }),
             next: AtomicU64::new(0),
+            failure: OnceLock::new(),
         }
     }
 
@@ -139,6 +158,47 @@ impl ServedModel {
         self.embeddings.as_ref().ok_or_else(missing)?.compute(task, texts).await
     }
 
+    /// When the latest request came or ended.
+    pub fn last_used(&self) -> Instant {
+        *self.in_flight.last_used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a request came.
+    pub(crate) fn touch(&self) {
+        self.in_flight.touch();
+    }
+
+    /// Why it cannot answer any more, if its device was lost.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Notes an error of the engine. After the loss of a device every further step would fail, too.
+    pub(crate) fn note_failure(&self, error: &quadriga_llm::Error) {
+        if let quadriga_llm::Error::Runtime(error) = error
+            && error.is_lost()
+        {
+            let _ = self.failure.set(error.to_string());
+        }
+    }
+
+    /// Counts an answer that is complete, and logs it.
+    pub(crate) fn note_finished(&self, finished: &Finished) {
+        self.metrics.note_finished(finished);
+        let milliseconds = |time: Duration| time.as_millis() as u64;
+        tracing::info!(
+            model = self.name,
+            prompt_tokens = finished.counts.prompt,
+            cached_tokens = finished.counts.cached,
+            answer_tokens = finished.counts.answer,
+            finish = ?finished.finish,
+            queue_ms = milliseconds(finished.queued),
+            first_token_ms = milliseconds(finished.first_token),
+            decode_ms = milliseconds(finished.decode),
+            "generated"
+        );
+    }
+
     /// Tokens of a prompt and its answer together.
     pub fn context(&self) -> usize {
         self.options.engine.context
@@ -146,7 +206,7 @@ impl ServedModel {
 
     /// The answers that are being generated, by number.
     pub fn in_flight(&self) -> Vec<(u64, Arc<InFlight>)> {
-        let table = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = self.in_flight.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = table.iter().map(|(number, entry)| (*number, Arc::clone(entry))).collect();
         all.sort_unstable_by_key(|(number, _)| *number);
         all
@@ -156,7 +216,7 @@ impl ServedModel {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let entry =
             Arc::new(InFlight { since: Instant::now(), prompt_tokens, generated: AtomicUsize::new(0) });
-        let mut table = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.in_flight.entries.lock().unwrap_or_else(PoisonError::into_inner);
         table.insert(number, Arc::clone(&entry));
         InFlightGuard { table: Arc::clone(&self.in_flight), number, entry }
     }

@@ -1,23 +1,17 @@
 //! All routes, and what every request goes through.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, header};
+use axum::http::Method;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
-use crate::call::new_id;
-use crate::dialects::{Dialect, openai};
+use crate::dialects::openai;
 use crate::error::{ApiError, ErrorKind};
-use crate::{page, status};
-
-/// The header that identifies a request in logs of both sides.
-const REQUEST_ID: &str = "x-request-id";
+use crate::{page, passage, status};
 
 /// The server's routes.
 pub(crate) fn router(app: &Arc<App>) -> Router {
@@ -29,7 +23,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::clone(app), refuse_when_stopping))
         .layer(middleware::from_fn_with_state(Arc::clone(app), check_key))
-        .layer(middleware::from_fn(finish))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), passage::check_origin))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), passage::finish))
         .with_state(Arc::clone(app))
 }
 
@@ -73,42 +68,4 @@ async fn check_key(
         }
     }
     Ok(next.run(request).await)
-}
-
-/// Gives every request an identifier, writes errors in the form of its dialect, and logs it.
-async fn finish(request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let dialect = Dialect::of_path(request.uri().path());
-    let id = request_id(&request);
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let mut response = next.run(request).await;
-    let error = response.extensions_mut().remove::<ApiError>();
-    if let Some(error) = &error {
-        let body = dialect.error_body(error, Some(&id)).to_string();
-        *response.body_mut() = Body::from(body);
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    }
-    if let Ok(value) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(REQUEST_ID, value);
-    }
-    let milliseconds = started.elapsed().as_millis() as u64;
-    tracing::info!(
-        request = id,
-        method = %method,
-        path,
-        status = response.status().as_u16(),
-        milliseconds,
-        error = error.as_ref().map(|error| error.message.as_str()),
-        "request"
-    );
-    response
-}
-
-/// The client's own identifier, if it is a sane one, or a new one.
-fn request_id(request: &Request) -> String {
-    let own = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let is_sane = |id: &&str| {
-        !id.is_empty() && id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"')
-    };
-    own.filter(is_sane).map_or_else(|| new_id("req_"), str::to_owned)
 }

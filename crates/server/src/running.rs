@@ -183,7 +183,7 @@ impl Running {
                     finish => finish,
                 };
                 self.usage.charge(finished.counts.prompt + finished.counts.answer);
-                self.served.metrics.note_finished(&finished);
+                self.served.note_finished(&finished);
                 GenerationEvent::Done(Done {
                     choice,
                     finish,
@@ -195,6 +195,7 @@ impl Running {
             Event::Failed(error) => {
                 running.id = None;
                 self.served.metrics.note_failed();
+                self.served.note_failure(&error);
                 self.fail(ApiError::new(ErrorKind::Internal, format!("generation failed: {error}")))
             }
         })

@@ -1,49 +1,98 @@
 //! Listens, and serves connections.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
+use axum::http::{Request, Response};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::app::App;
+use crate::operation::listener::{ListenAddress, Listener};
+use crate::operation::timed_io::{Socket, TimedIo};
 use crate::routes;
+
+/// The time that a connection without a request has to send one, once the server is told to stop.
+const LAST_REQUEST: Duration = Duration::from_secs(1);
+
+/// The time after which connections are accepted again if that failed, for want of descriptors for example.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A server that listens.
 pub struct Server {
     app: Arc<App>,
-    listener: TcpListener,
+    listener: Listener,
+}
+
+/// How urgently a server is to stop.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+enum Stop {
+    #[default]
+    No,
+    /// When its answers are finished.
+    Drain,
+    /// At once.
+    Now,
 }
 
 /// Stops a server.
 #[derive(Clone, Debug)]
 pub struct StopHandle {
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Stop>,
 }
 
+/// Tells a server when to stop.
+#[derive(Clone, Debug)]
+pub struct StopSignal(watch::Receiver<Stop>);
+
 impl StopHandle {
-    /// The server takes no more requests, finishes its answers, and ends.
+    /// The server is not ready any more, takes no more requests, finishes its answers, and ends.
     pub fn stop(&self) {
-        self.stop.send_replace(true);
+        self.stop.send_if_modified(|stop| {
+            let modified = *stop < Stop::Drain;
+            *stop = (*stop).max(Stop::Drain);
+            modified
+        });
+    }
+
+    /// The server ends at once; answers are cut.
+    pub fn stop_now(&self) {
+        self.stop.send_replace(Stop::Now);
+    }
+}
+
+impl StopSignal {
+    /// Waits until the server is told to stop so urgently. If nobody can tell it any more, it stops when its answers are finished.
+    async fn wait(&mut self, urgency: Stop) {
+        if self.0.wait_for(|stop| *stop >= urgency).await.is_err() && urgency > Stop::Drain {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
 impl Server {
-    /// Listens at an address; port 0 is any free one.
+    /// Listens at an address.
     ///
     /// # Errors
     /// The address cannot be used.
-    pub async fn bind(app: App, address: SocketAddr) -> std::io::Result<Server> {
-        Ok(Server { app: Arc::new(app), listener: TcpListener::bind(address).await? })
+    pub async fn bind(app: App, address: impl Into<ListenAddress>) -> io::Result<Server> {
+        Ok(Server { app: Arc::new(app), listener: Listener::bind(&address.into()).await? })
     }
 
-    /// The address at which it listens.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
+    /// The address and port at which it listens.
+    ///
+    /// # Errors
+    /// It listens at a Unix socket.
+    pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
@@ -52,70 +101,180 @@ impl Server {
         &self.app
     }
 
-    /// What stops a server that is given the receiver.
-    pub fn stop_handle() -> (StopHandle, watch::Receiver<bool>) {
-        let (stop, stopped) = watch::channel(false);
-        (StopHandle { stop }, stopped)
+    /// What stops a server that is given the signal.
+    pub fn stop_handle() -> (StopHandle, StopSignal) {
+        let (stop, stopped) = watch::channel(Stop::No);
+        (StopHandle { stop }, StopSignal(stopped))
     }
 
-    /// Serves until it is told to stop, and until all answers are finished or the time for that is over.
-    pub async fn run(self, mut stopped: watch::Receiver<bool>) {
-        let router = routes::router(&self.app);
+    /// Serves until it is told to stop, and until all answers are finished or the time for that is over. Meanwhile it answers that
+    /// it is not ready.
+    pub async fn run(self, mut stopped: StopSignal) {
         let limits = self.app.limits().clone();
-        let places = Arc::new(Semaphore::new(limits.connections));
+        let acceptor = Acceptor {
+            router: routes::router(&self.app),
+            places: Arc::new(Semaphore::new(limits.connections)),
+            app: Arc::clone(&self.app),
+            stopped: stopped.clone(),
+        };
+        let sweeping = tokio::spawn(sweep(Arc::clone(&self.app)));
         let mut connections = JoinSet::new();
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
             tokio::select! {
-                accepted = self.listener.accept() => {
-                    let Ok((stream, _)) = accepted else { continue };
-                    let _ = stream.set_nodelay(true);
-                    let serving = connection(stream, router.clone(), Arc::clone(&self.app), stopped.clone());
-                    connections.spawn(async move {
-                        serving.await;
-                        drop(place);
-                    });
-                }
-                () = stop_of(&mut stopped) => break,
+                () = acceptor.accept(&self.listener, &mut connections) => {}
+                () = stopped.wait(Stop::Drain) => break,
             }
             while connections.try_join_next().is_some() {}
         }
         self.app.stop();
-        let drained = async { while connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(limits.drain, drained).await.is_err() {
-            tracing::warn!("some answers were not finished in time");
+        let mut late = JoinSet::new();
+        let drain = async {
+            loop {
+                tokio::select! {
+                    () = acceptor.accept(&self.listener, &mut late) => {}
+                    ended = connections.join_next() => if ended.is_none() { break },
+                }
+                while late.try_join_next().is_some() {}
+            }
+        };
+        tokio::select! {
+            drained = tokio::time::timeout(limits.drain, drain) => if drained.is_err() {
+                tracing::warn!(answers = self.app.requests().active(), "not finished in time, and cut");
+            },
+            () = stopped.wait(Stop::Now) => tracing::warn!("told to stop at once"),
+        }
+        sweeping.abort();
+    }
+}
+
+/// Unloads models whose time is over.
+async fn sweep(app: Arc<App>) {
+    loop {
+        let next = app.models().sweep();
+        tokio::time::sleep(next).await;
+    }
+}
+
+/// What a connection needs.
+struct Acceptor {
+    router: Router,
+    places: Arc<Semaphore>,
+    app: Arc<App>,
+    stopped: StopSignal,
+}
+
+impl Acceptor {
+    /// Accepts a connection, and serves it in a task of its own.
+    async fn accept(&self, listener: &Listener, connections: &mut JoinSet<()>) {
+        // It is closed by nobody.
+        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((socket, peer)) => {
+                let socket = TimedIo::new(socket, self.app.limits().write_time);
+                let (router, app, stopped) =
+                    (self.router.clone(), Arc::clone(&self.app), self.stopped.clone());
+                let open = OpenConnection::new(&self.app);
+                connections.spawn(async move {
+                    let _open = (place, open);
+                    if let Err(error) = connection(socket, router, app, stopped).await {
+                        tracing::debug!(error, peer = peer.map(tracing::field::display), "connection");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
         }
     }
 }
 
-/// Waits until the server is told to stop, or until nobody can tell it any more.
-async fn stop_of(stopped: &mut watch::Receiver<bool>) {
-    let _ = stopped.wait_for(|stopped| *stopped).await;
+/// Counts a connection while it is open.
+struct OpenConnection(Arc<App>);
+
+impl OpenConnection {
+    fn new(app: &Arc<App>) -> OpenConnection {
+        app.requests().connect();
+        OpenConnection(Arc::clone(app))
+    }
 }
 
-/// Serves the requests of one connection.
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.requests().disconnect();
+    }
+}
+
+/// Serves the requests of one connection, encrypted or not.
 async fn connection(
-    stream: tokio::net::TcpStream,
+    socket: TimedIo,
     router: Router,
     app: Arc<App>,
-    mut stopped: watch::Receiver<bool>,
-) {
+    stopped: StopSignal,
+) -> Result<(), String> {
+    let Some(tls) = app.tls() else { return serve(socket, router, &app, stopped).await };
+    let accepting = tokio_rustls::TlsAcceptor::from(tls.config()).accept(socket);
+    let time = app.limits().header_time;
+    let accepted = tokio::time::timeout(time, accepting).await.map_err(|_| "no TLS handshake in time")?;
+    serve(accepted.map_err(|error| error.to_string())?, router, &app, stopped).await
+}
+
+async fn serve(
+    socket: impl Socket + 'static,
+    router: Router,
+    app: &App,
+    mut stopped: StopSignal,
+) -> Result<(), String> {
     let limits = app.limits();
+    let begun = Arc::new(AtomicBool::new(false));
+    let service = ConnectionService { routes: TowerToHyperService::new(router), begun: Arc::clone(&begun) };
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_time)
         .max_buf_size(limits.header_bytes.max(8192));
-    let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let serving = builder.serve_connection(TokioIo::new(socket), service);
     let mut serving = std::pin::pin!(serving);
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
-        () = stop_of(&mut stopped) => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+        () = stopped.wait(Stop::Drain) => {
+            let has_begun = || begun.load(Ordering::Acquire);
+            // A request may be on its way: it is told that the server stops.
+            let first = async {
+                if !has_begun() {
+                    tokio::time::sleep(LAST_REQUEST).await;
+                }
+            };
+            tokio::select! {
+                ended = serving.as_mut() => ended,
+                () = first => match has_begun() {
+                    true => {
+                        serving.as_mut().graceful_shutdown();
+                        serving.await
+                    }
+                    false => Ok(()),
+                },
+            }
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "connection");
+    ended.map_err(|error| error.to_string())
+}
+
+/// The routes, and whether a request has come.
+struct ConnectionService {
+    routes: TowerToHyperService<Router>,
+    begun: Arc<AtomicBool>,
+}
+
+type RouteFuture = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+impl Service<Request<Incoming>> for ConnectionService {
+    type Response = Response<axum::body::Body>;
+    type Error = std::convert::Infallible;
+    type Future = RouteFuture;
+
+    fn call(&self, request: Request<Incoming>) -> RouteFuture {
+        self.begun.store(true, Ordering::Release);
+        self.routes.call(request)
     }
 }

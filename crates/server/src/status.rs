@@ -6,13 +6,16 @@ use std::sync::atomic::Ordering;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::call::Call;
 use crate::error::{ApiError, ErrorKind};
 use crate::model::{PlanPictures, ServedModel};
+use crate::operation::exposition::Exposition;
+use crate::operation::process;
 
 /// The routes.
 pub(crate) fn routes() -> Router<Arc<App>> {
@@ -24,11 +27,19 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/metrics", get(metrics))
         .route("/plan.svg", get(plan_svg))
         .route("/plan", get(plan))
+        .route("/models/load", post(load_model))
+        .route("/models/unload", post(unload_model))
 }
 
 async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     if app.is_stopping() {
         return Err(ApiError::new(ErrorKind::Unavailable, "the server is stopping"));
+    }
+    if app.is_starting() {
+        return Err(ApiError::new(ErrorKind::Unavailable, "Loading model"));
+    }
+    if let Some(reason) = app.models().unusable() {
+        return Err(ApiError::new(ErrorKind::Unavailable, reason));
     }
     Ok(Json(json!({ "status": "ok" })))
 }
@@ -36,12 +47,19 @@ async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
 async fn status(State(app): State<Arc<App>>) -> Json<Value> {
     let models = app.models().loaded();
     let all: Vec<Value> = models.iter().map(|served| model_status(served)).collect();
+    let unloaded = app.models().list().into_iter().filter(|listed| listed.served.is_none());
+    let unloaded: Vec<Value> = unloaded
+        .map(
+            |listed| json!({ "model": listed.name, "state": listed.state.name(), "failure": listed.failure }),
+        )
+        .collect();
     // The first model is described at the top, too: most servers have one.
     let mut status = all.first().cloned().unwrap_or_else(|| json!({ "model": null }));
     if let Some(object) = status.as_object_mut() {
         object.insert("uptime_s".to_owned(), app.started().elapsed().as_secs_f64().into());
         object.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
         object.insert("models".to_owned(), all.into());
+        object.insert("unloaded".to_owned(), unloaded.into());
     }
     Json(status)
 }
@@ -83,11 +101,28 @@ fn model_status(served: &ServedModel) -> Value {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let mut text = String::new();
+    let mut out = Exposition::default();
     for served in app.models().loaded() {
-        served.metrics.write(&served.name, &served.state(), &mut text);
+        served.metrics.write(&served.name, &served.state(), &mut out);
     }
+    app.requests().write(&mut out);
+    process::write(&mut out);
+    let text = out.text();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// Loads the model that the body names, and answers once that is done.
+async fn load_model(call: Call) -> Result<Json<Value>, ApiError> {
+    let name = call.fields().text("model")?.ok_or_else(|| call.fields().missing("model"))?;
+    call.app.models().find(Some(name)).await?;
+    Ok(Json(json!({ "success": true })))
+}
+
+/// Unloads the model that the body names; answers that it is generating are finished.
+async fn unload_model(call: Call) -> Result<Json<Value>, ApiError> {
+    let name = call.fields().text("model")?.ok_or_else(|| call.fields().missing("model"))?;
+    call.app.models().unload(name)?;
+    Ok(Json(json!({ "success": true })))
 }
 
 async fn plan_svg(State(app): State<Arc<App>>) -> Result<Response, ApiError> {

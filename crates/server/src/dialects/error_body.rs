@@ -25,6 +25,7 @@ fn openai(error: &ApiError) -> Value {
         ErrorKind::NotFound => ("invalid_request_error", Some("unknown_url")),
         ErrorKind::ContextLength { .. } => ("invalid_request_error", Some("context_length_exceeded")),
         ErrorKind::Authentication => ("authentication_error", Some("invalid_api_key")),
+        ErrorKind::Forbidden => ("permission_error", Some("origin_not_allowed")),
         ErrorKind::ModelNotFound => ("invalid_request_error", Some("model_not_found")),
         ErrorKind::TooMany => ("rate_limit_error", Some("rate_limit_exceeded")),
         ErrorKind::Internal => ("server_error", None),
@@ -45,6 +46,7 @@ fn anthropic(error: &ApiError, request_id: Option<&str>) -> Value {
         | ErrorKind::Unsupported => "invalid_request_error",
         ErrorKind::TooLarge => "request_too_large",
         ErrorKind::Authentication => "authentication_error",
+        ErrorKind::Forbidden => "permission_error",
         ErrorKind::NotFound | ErrorKind::ModelNotFound => "not_found_error",
         ErrorKind::TooMany => "rate_limit_error",
         ErrorKind::Internal => "api_error",
@@ -60,6 +62,7 @@ fn llama_server(error: &ApiError) -> Value {
         }
         ErrorKind::ContextLength { .. } => "exceed_context_size_error",
         ErrorKind::Authentication => "authentication_error",
+        ErrorKind::Forbidden => "permission_error",
         ErrorKind::NotFound | ErrorKind::ModelNotFound => "not_found_error",
         ErrorKind::TooMany | ErrorKind::Unavailable => "unavailable_error",
         ErrorKind::Internal => "server_error",

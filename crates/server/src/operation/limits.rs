@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct Limits {
     /// The most bytes of a body.
     pub body_bytes: usize,
+    /// The most bytes of all bodies that are being read or parsed.
+    pub body_memory: usize,
     /// The time within which a body must arrive.
     pub body_time: Duration,
     /// The time within which the header of a request must arrive, and after which an idle connection is closed.
@@ -27,6 +29,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             body_bytes: 32 << 20,
+            body_memory: 128 << 20,
             body_time: Duration::from_secs(60),
             header_time: Duration::from_secs(60),
             header_bytes: 64 << 10,

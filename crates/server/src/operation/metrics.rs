@@ -6,7 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use quadriga_llm::Finish;
-use quadriga_llm::serving::Finished;
+use quadriga_llm::serving::{BatcherState, Finished};
+
+use super::exposition::{Exposition, escaped};
 
 /// Upper bounds in seconds of the buckets of all histograms.
 const BOUNDS: [f64; 18] = [
@@ -42,7 +44,8 @@ impl Histogram {
         self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
     }
 
-    fn write(&self, name: &str, labels: &str, out: &mut String) {
+    fn write(&self, name: &'static str, help: &str, labels: &str, out: &mut Exposition) {
+        let out = out.family(name, "histogram", help);
         let mut sum = 0;
         for (bucket, bound) in self.buckets.iter().zip(BOUNDS.iter().map(Some).chain([None])) {
             sum += bucket.load(Ordering::Relaxed);
@@ -90,6 +93,8 @@ pub struct ModelMetrics {
     generated: AtomicU64,
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
+    /// The most tokens of a prompt and its answer.
+    longest: AtomicU64,
     /// Answers by the reason why they ended: end or stop, length, cancelled, failed.
     ended: [AtomicU64; 4],
     queue: Histogram,
@@ -109,6 +114,7 @@ impl Default for ModelMetrics {
             generated: AtomicU64::default(),
             prompt_tokens: AtomicU64::default(),
             cached_tokens: AtomicU64::default(),
+            longest: AtomicU64::default(),
             ended: Default::default(),
             queue: Histogram::default(),
             first_token: Histogram::default(),
@@ -146,6 +152,8 @@ impl ModelMetrics {
         self.end(usize::from(matches!(finished.finish, Finish::Length | Finish::Context)));
         self.prompt_tokens.fetch_add(finished.counts.prompt as u64, Ordering::Relaxed);
         self.cached_tokens.fetch_add(finished.counts.cached as u64, Ordering::Relaxed);
+        let tokens = (finished.counts.prompt + finished.counts.answer) as u64;
+        self.longest.fetch_max(tokens, Ordering::Relaxed);
         self.queue.note(finished.queued);
         self.first_token.note(finished.first_token);
         self.prefill.note(finished.first_token.saturating_sub(finished.queued));
@@ -173,14 +181,13 @@ impl ModelMetrics {
     }
 
     /// Writes all of them, with the state of the model's engine, under the names of llama-server and of vLLM.
-    pub fn write(&self, model: &str, state: &quadriga_llm::serving::BatcherState, out: &mut String) {
-        let escaped = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let labels = format!("model_name=\"{escaped}\"");
+    pub(crate) fn write(&self, model: &str, state: &BatcherState, out: &mut Exposition) {
+        let labels = format!("model_name=\"{}\"", escaped(model));
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
         let per_second = |tokens: f64, seconds: f64| if seconds > 0.0 { tokens / seconds } else { 0.0 };
         let computed = load(&self.prompt_tokens) - load(&self.cached_tokens);
         let usage = state.used_pages as f64 / state.pages.max(1) as f64;
-        let rows: [(&str, &str, &str, f64); 21] = [
+        let rows: [(&'static str, &str, &str, f64); 22] = [
             ("llamacpp:prompt_tokens_total", "counter", "Prompt tokens computed", computed),
             (
                 "llamacpp:prompt_tokens_cached_total",
@@ -195,6 +202,12 @@ impl ModelMetrics {
                 "counter",
                 "Time of generation",
                 self.decode.seconds(),
+            ),
+            (
+                "llamacpp:n_tokens_max",
+                "counter",
+                "Most tokens of a prompt and its answer",
+                load(&self.longest),
             ),
             ("llamacpp:n_decode_total", "counter", "Steps", state.steps as f64),
             (
@@ -249,12 +262,12 @@ impl ModelMetrics {
             ),
         ];
         for (name, kind, help, value) in rows {
-            let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} {kind}\n{name}{{{labels}}} {value}");
+            out.sample(name, kind, help, &labels, value);
         }
-        let name = "vllm:request_success_total";
-        let _ = writeln!(out, "# HELP {name} Answers by the reason why they ended.\n# TYPE {name} counter");
         for (count, reason) in self.ended.iter().zip(REASONS) {
-            let _ = writeln!(out, "{name}{{{labels},finished_reason=\"{reason}\"}} {}", load(count));
+            let (name, help) = ("vllm:request_success_total", "Answers by the reason why they ended");
+            let labels = format!("{labels},finished_reason=\"{reason}\"");
+            out.sample(name, "counter", help, &labels, load(count));
         }
         let histograms = [
             ("vllm:time_to_first_token_seconds", "From submission to the first token", &self.first_token),
@@ -270,8 +283,7 @@ impl ModelMetrics {
             ("vllm:e2e_request_latency_seconds", "From submission to the last token", &self.whole),
         ];
         for (name, help, histogram) in histograms {
-            let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} histogram");
-            histogram.write(name, &labels, out);
+            histogram.write(name, help, &labels, out);
         }
     }
 }
@@ -286,8 +298,9 @@ mod tests {
         for milliseconds in [1, 3, 3, 400, 1_000_000] {
             histogram.note(Duration::from_millis(milliseconds));
         }
-        let mut out = String::new();
-        histogram.write("x", "a=\"b\"", &mut out);
+        let mut out = Exposition::default();
+        histogram.write("x", "Times", "a=\"b\"", &mut out);
+        let out = out.text();
         for line in ["le=\"0.001\"} 1", "le=\"0.005\"} 3", "le=\"0.5\"} 4", "le=\"300\"} 4", "le=\"+Inf\"} 5"]
         {
             assert!(out.contains(line), "{line} in {out}");

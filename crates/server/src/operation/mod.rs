@@ -1,6 +1,14 @@
-//! What keeps a server in service: keys and limits, metrics, TLS, shutdown.
+//! What keeps a server in service: keys and limits, metrics, TLS, sockets.
 
 pub mod auth;
+pub(crate) mod body_room;
 pub mod caller;
+pub(crate) mod exposition;
 pub mod limits;
+pub mod listener;
 pub mod metrics;
+pub mod origins;
+pub mod process;
+pub mod request_counts;
+pub(crate) mod timed_io;
+pub mod tls;

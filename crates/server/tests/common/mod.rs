@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 use quadriga_runtime::Scheduler;
-use quadriga_server::{App, Keys, Limits, ModelRegistry, ServedModel, Server, StopHandle};
+use quadriga_server::{App, Keys, Limits, ListenAddress, ModelRegistry, ServedModel, Server, StopHandle};
 
 #[allow(unused_imports, reason = "each test uses a part")]
 pub use client::{Answer, Client, Stream};
@@ -61,16 +61,23 @@ impl Default for Setup {
 impl Setup {
     /// Starts to serve the model as `small`.
     pub fn served(&self) -> ServedModel {
-        let backend = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
-        let scheduler = Scheduler::new([backend as Arc<dyn quadriga_runtime::Backend>]);
+        self.served_on("small", Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap()))
+    }
+
+    /// Starts to serve the model on a device.
+    pub fn served_on(&self, name: &str, backend: Arc<dyn quadriga_runtime::Backend>) -> ServedModel {
+        let scheduler = Scheduler::new([backend]);
         let batcher =
             Batcher::new(self.model.clone(), &scheduler, self.batcher.clone(), &mut |_| {}).unwrap();
-        ServedModel::start("small", batcher, self.defaults.clone(), None).unwrap()
+        ServedModel::start(name, batcher, self.defaults.clone(), None).unwrap()
+    }
+
+    pub fn app(self) -> App {
+        App::new(ModelRegistry::with(self.served()), self.keys, self.limits)
     }
 
     pub fn start(self) -> TestServer {
-        let app = App::new(ModelRegistry::with(self.served()), self.keys, self.limits);
-        TestServer::of(app)
+        TestServer::of(self.app())
     }
 }
 
@@ -80,10 +87,16 @@ impl TestServer {
     }
 
     pub fn of(app: App) -> TestServer {
+        TestServer::at(app, std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
+    }
+
+    /// At an address; that of a Unix socket cannot be asked for.
+    pub fn at(app: App, address: ListenAddress) -> TestServer {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let server = runtime.block_on(Server::bind(app, ([127, 0, 0, 1], 0).into())).unwrap();
-        let (address, app) = (server.address().unwrap(), Arc::clone(server.app()));
+        let server = runtime.block_on(Server::bind(app, address)).unwrap();
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (address, app) = (server.address().unwrap_or(nowhere), Arc::clone(server.app()));
         let (stop, stopped) = Server::stop_handle();
         let thread = std::thread::spawn(move || runtime.block_on(server.run(stopped)));
         TestServer { address, app, stop, thread: Some(thread) }

@@ -1,0 +1,61 @@
+//! What the server logs, and how.
+
+use quadriga_server::body::PROMPTS;
+use tracing::Level;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::failure::{Failure, Outcome};
+
+/// The form of a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// The least important lines that are logged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl LogLevel {
+    fn level(self) -> Option<Level> {
+        match self {
+            LogLevel::Off => None,
+            LogLevel::Error => Some(Level::ERROR),
+            LogLevel::Warn => Some(Level::WARN),
+            LogLevel::Info => Some(Level::INFO),
+            LogLevel::Debug => Some(Level::DEBUG),
+        }
+    }
+}
+
+/// Logs to standard error from now on. Bodies of requests, with prompts, are logged only if that is asked for.
+pub(super) fn install(format: LogFormat, level: LogLevel, prompts: bool) -> Outcome {
+    let Some(level) = level.level() else { return Ok(()) };
+    let filter = filter_fn(move |metadata| {
+        // Libraries beside us say what concerns their authors.
+        let own = metadata.target().starts_with("quadriga");
+        let level = if own { level } else { level.min(Level::WARN) };
+        *metadata.level() <= level && (prompts || metadata.target() != PROMPTS)
+    });
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let layer = match format {
+        LogFormat::Text => {
+            let colored = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            layer.with_ansi(colored).with_target(false).boxed()
+        }
+        LogFormat::Json => layer.json().flatten_event(true).with_ansi(false).with_span_list(false).boxed(),
+    };
+    let installed = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
+    installed.map_err(|error| Failure::Message(format!("cannot log: {error}")))
+}

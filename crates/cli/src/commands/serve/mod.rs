@@ -1,0 +1,285 @@
+//! `quadriga serve`: answers requests over HTTP, with the interfaces of OpenAI, Anthropic, Ollama and llama-server.
+
+mod loader;
+mod logs;
+mod signals;
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use quadriga_server::{
+    App, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, Server, TlsFiles,
+};
+
+use self::loader::Loader;
+use self::logs::{LogFormat, LogLevel};
+use crate::answer::AnswerOptions;
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::model_options::ModelOptions;
+use crate::serving_options::ServingOptions;
+use crate::{size, values};
+
+/// Headings of the help text.
+const SERVER: &str = "Server options";
+const MODELS: &str = "Several models";
+const LIMITS: &str = "Limits";
+
+/// Threads that serve connections. The engine has its own.
+const CONNECTION_THREADS: usize = 2;
+
+/// Threads that render and tokenize prompts, parse large bodies and load models.
+const BLOCKING_THREADS: usize = 16;
+
+/// The time that threads have to end after the server has.
+const LAST_THREADS: Duration = Duration::from_secs(5);
+
+/// Arguments of `quadriga serve`.
+#[derive(Clone, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Address to listen at, or the path of a Unix socket that ends in .sock
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = SERVER)]
+    host: String,
+    /// Port to listen at, 0 for any free one
+    #[arg(long, value_name = "N", default_value_t = 8080, help_heading = SERVER)]
+    port: u16,
+    /// Who may connect to a Unix socket, as the mode of its file
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = octal, help_heading = SERVER)]
+    socket_mode: u32,
+    /// Key that requests must have; may be repeated
+    #[arg(long, value_name = "KEY", help_heading = SERVER)]
+    api_key: Vec<String>,
+    /// File with a key in each line, which tokens-per-minute=N and concurrent=N may follow; read again on SIGHUP
+    #[arg(long, value_name = "FILE", help_heading = SERVER)]
+    api_key_file: Option<PathBuf>,
+    /// Certificate in PEM form for TLS, with those that certify it; read again when it changes
+    #[arg(long, alias = "ssl-cert-file", value_name = "FILE", requires = "tls_key", help_heading = SERVER)]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate in PEM form
+    #[arg(long, alias = "ssl-key-file", value_name = "FILE", requires = "tls_cert", help_heading = SERVER)]
+    tls_key: Option<PathBuf>,
+    /// Origins whose web pages may use the server, separated by commas, * for all [default: its own]
+    #[arg(long, value_name = "LIST", help_heading = SERVER)]
+    cors_origins: Option<String>,
+    /// Name of the model in answers [default: the file's name without .gguf]
+    #[arg(long, short = 'a', value_name = "NAME", help_heading = SERVER)]
+    alias: Option<String>,
+    /// Form of the log on stderr: text or json
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text", help_heading = SERVER)]
+    log_format: LogFormat,
+    /// Least important messages to log: off, error, warn, info or debug
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "info", help_heading = SERVER)]
+    log_level: LogLevel,
+    /// Log the bodies of requests, with the prompts in them
+    #[arg(long, help_heading = SERVER)]
+    log_prompts: bool,
+    /// Folder of GGUF files, each of which is loaded when a request names it
+    #[arg(long, value_name = "FOLDER", help_heading = MODELS)]
+    models_dir: Option<PathBuf>,
+    /// Most models that are loaded at a time; an idle one makes room for another
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::at_least_one, help_heading = MODELS)]
+    models_max: usize,
+    /// Unload a model after so many seconds without a request, -1 for never
+    #[arg(
+        long,
+        alias = "keep-alive",
+        value_name = "N",
+        default_value_t = -1,
+        allow_negative_numbers = true,
+        help_heading = MODELS
+    )]
+    sleep_idle_seconds: i64,
+    /// Most requests that wait; another one is refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::at_least_one, help_heading = LIMITS)]
+    queue: usize,
+    /// Most open connections; others wait to be accepted
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::at_least_one, help_heading = LIMITS)]
+    max_connections: usize,
+    /// Most bytes of a request's body
+    #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = size::parse, help_heading = LIMITS)]
+    max_body: u64,
+    /// Seconds after which a client is dropped that sends or reads nothing
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 60,
+        value_parser = values::at_least_one,
+        help_heading = LIMITS
+    )]
+    timeout: usize,
+    /// Seconds that answers have to be finished after SIGTERM
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = values::whole, help_heading = LIMITS)]
+    drain_timeout: usize,
+    #[command(flatten)]
+    foreign: ForeignFlags,
+    #[command(flatten)]
+    serving: ServingOptions,
+    #[command(flatten)]
+    answer: AnswerOptions,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+}
+
+/// llama-server's flags for what is always so here.
+#[derive(Clone, clap::Args)]
+#[expect(dead_code, reason = "they have no effect")]
+struct ForeignFlags {
+    /// No effect: metrics are always at /metrics
+    #[arg(long, hide = true)]
+    metrics: bool,
+    /// No effect: /slots is always there
+    #[arg(long, hide = true)]
+    slots: bool,
+    /// No effect: /props is always there
+    #[arg(long, hide = true)]
+    props: bool,
+    /// No effect: requests are always computed together
+    #[arg(long, hide = true)]
+    cont_batching: bool,
+    /// No effect: every model embeds
+    #[arg(long, alias = "embeddings", hide = true)]
+    embedding: bool,
+    /// No effect: every reranker ranks
+    #[arg(long, alias = "reranking", hide = true)]
+    rerank: bool,
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "must be an octal number up to 777, such as 660".to_owned())
+}
+
+/// Serves until it is told to stop.
+pub(crate) fn serve(arguments: &ServeArgs) -> Outcome {
+    let level = if arguments.model.quiet { LogLevel::Warn } else { arguments.log_level };
+    logs::install(arguments.log_format, level, arguments.log_prompts)?;
+    let app = Arguments(arguments).app()?;
+    let loader = Loader::new(arguments);
+    let (first, failure) = (loader.first(), loader.failure());
+    let app = app(ModelRegistry::loading(loader, Arguments(arguments).policy()));
+    app.set_starting(first.is_some());
+    let address = Arguments(arguments).address()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(CONNECTION_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_name("quadriga-http")
+        .build();
+    let runtime = runtime.map_err(|error| Failure::Message(format!("cannot start threads: {error}")))?;
+    // The first Ctrl-C is ours to handle, the second ends the process.
+    let _ctrl_c = interrupt::catch();
+    let outcome = runtime.block_on(async {
+        let secure = app.tls().is_some();
+        let server = Server::bind(app, address.clone())
+            .await
+            .map_err(|error| Failure::Message(format!("cannot listen at {address}: {error}")))?;
+        let address = server.address().map_or(address, ListenAddress::Tcp);
+        let (app, (stop, stopped)) = (Arc::clone(server.app()), Server::stop_handle());
+        tokio::spawn(signals::handle(Arc::clone(&app), stop.clone()));
+        let mut running = tokio::spawn(server.run(stopped));
+        if let Some(name) = &first {
+            let loaded = tokio::select! {
+                loaded = app.models().load(name) => loaded,
+                // A signal came first.
+                _ = &mut running => return Ok(()),
+            };
+            if let Err(error) = loaded {
+                let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+                return Err(failure.unwrap_or(Failure::Message(error.message)));
+            }
+            app.set_starting(false);
+        }
+        if !arguments.model.quiet {
+            let name = first.unwrap_or_else(|| "a folder of models".to_owned());
+            let url = match &address {
+                ListenAddress::Tcp(address) if secure => format!("https://{address}"),
+                ListenAddress::Tcp(address) => format!("http://{address}"),
+                unix => unix.to_string(),
+            };
+            note!("quadriga: {name} is served at {url} (Ctrl-C ends it)");
+        }
+        let _ = running.await;
+        drop(stop);
+        Ok(())
+    });
+    runtime.shutdown_timeout(LAST_THREADS);
+    outcome
+}
+
+/// What the arguments mean.
+struct Arguments<'a>(&'a ServeArgs);
+
+impl Arguments<'_> {
+    /// The state of the server, once there are models.
+    fn app(&self) -> Outcome<impl FnOnce(ModelRegistry) -> App + use<>> {
+        let arguments = self.0;
+        let keys = Keys::new(arguments.api_key.clone(), arguments.api_key_file.clone());
+        let keys = keys.map_err(Failure::Usage)?;
+        if let Some(folder) = &arguments.models_dir {
+            loader::check_folder(folder)?;
+        }
+        if let ListenAddress::Tcp(address) = self.address()?
+            && !address.ip().is_loopback()
+            && keys.count() == 0
+        {
+            note!(
+                "quadriga: WARNING: everybody who reaches {} can use this server; --api-key KEY or --api-key-file FILE asks for a key",
+                address.ip()
+            );
+        }
+        let tls = match (&arguments.tls_cert, &arguments.tls_key) {
+            (Some(certificate), Some(key)) => {
+                Some(TlsFiles::open(certificate.clone(), key.clone()).map_err(Failure::Usage)?)
+            }
+            _ => None,
+        };
+        let origins = arguments.cors_origins.as_deref().map(Origins::parse).unwrap_or_default();
+        let limits = self.limits();
+        Ok(move |models| {
+            let app = App::new(models, keys, limits).with_origins(origins);
+            match tls {
+                Some(tls) => app.with_tls(tls),
+                None => app,
+            }
+        })
+    }
+
+    fn limits(&self) -> Limits {
+        let arguments = self.0;
+        let time = Duration::from_secs(arguments.timeout as u64);
+        let defaults = Limits::default();
+        let body_bytes = usize::try_from(arguments.max_body).unwrap_or(usize::MAX);
+        Limits {
+            body_bytes,
+            body_memory: defaults.body_memory.max(body_bytes),
+            body_time: time,
+            header_time: time,
+            write_time: time,
+            connections: arguments.max_connections,
+            drain: Duration::from_secs(arguments.drain_timeout as u64),
+            ..defaults
+        }
+    }
+
+    fn policy(&self) -> ModelPolicy {
+        let seconds = u64::try_from(self.0.sleep_idle_seconds).ok();
+        ModelPolicy { most: self.0.models_max, keep_alive: seconds.map(Duration::from_secs) }
+    }
+
+    /// The address of a host's name or number, or a Unix socket.
+    fn address(&self) -> Outcome<ListenAddress> {
+        let (host, port) = (self.0.host.as_str(), self.0.port);
+        if host.ends_with(".sock") {
+            return Ok(ListenAddress::Unix { path: host.into(), mode: self.0.socket_mode });
+        }
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(SocketAddr::new(ip, port).into());
+        }
+        let found = (host, port).to_socket_addrs();
+        let found = found.map_err(|error| Failure::Usage(format!("--host {host:?}: {error}")))?;
+        let found = found.into_iter().next();
+        found.map(Into::into).ok_or_else(|| Failure::Usage(format!("--host {host:?} has no address")))
+    }
+}

@@ -1,0 +1,277 @@
+//! `quadriga serve` as a process: signals, logs, models of a folder, encoders, and what it refuses.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use common::{Fixture, output, quadriga};
+use serde_json::{Value, json};
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+
+/// A server that runs, and what it logs.
+struct Running {
+    child: Child,
+    address: String,
+    log: Option<JoinHandle<String>>,
+}
+
+impl Running {
+    /// Starts a server, and waits until it is ready.
+    fn start(command: &mut Command) -> Running {
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap());
+        let mut log = String::new();
+        let address = loop {
+            let before = log.len();
+            assert!(lines.read_line(&mut log).unwrap() > 0, "it ended: {log}");
+            if let Some((_, url)) = log[before..].split_once(" is served at ") {
+                let url = url.split(' ').next().unwrap();
+                break url.trim_start_matches("http://").to_owned();
+            }
+        };
+        // A pipe that nobody reads would stop the server.
+        let log = std::thread::spawn(move || {
+            lines.read_to_string(&mut log).unwrap();
+            log
+        });
+        Running { child, address, log: Some(log) }
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+    }
+
+    fn wait(mut self) -> (ExitStatus, String) {
+        let status = self.child.wait().unwrap();
+        (status, self.log.take().unwrap().join().unwrap())
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+        let mut stream = self.connect();
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body.as_bytes()).unwrap();
+        stream
+    }
+
+    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+        let mut text = String::new();
+        self.send(method, path, headers, body).read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, text) = self.ask("POST", path, "", &body.to_string());
+        (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A test that fails leaves no process behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn hello() -> Value {
+    json!({ "messages": [{ "role": "user", "content": "sesame" }], "max_tokens": 4 })
+}
+
+fn serve(fixture: &Fixture, flags: &[&str]) -> Running {
+    Running::start(fixture.command("serve", &["--port", "0", "-c", "2048"]).args(flags))
+}
+
+#[test]
+fn sigterm_finishes_answers_and_ends_with_0() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let server = serve(&fixture, &["--log-format", "json"]);
+    let endless = json!({ "messages": [{ "role": "user", "content": "sesame" }], "max_tokens": 1500, "stream": true,
+        "ignore_eos": true });
+    let mut stream =
+        server.send("POST", "/v1/chat/completions", "x-request-id: mine\r\n", &endless.to_string());
+    stream.read_exact(&mut [0; 400]).unwrap();
+    server.signal("TERM");
+    // Until it has heard of it, it is ready; then it says that it is not, or has ended already.
+    while TcpStream::connect(&server.address).is_ok_and(|mut stream| {
+        let _ = stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 200")
+    }) {}
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    // Every line of the log is JSON, requests are in it, and prompts are not.
+    let lines: Vec<Value> = log
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let answered = lines.iter().find(|line| line["message"] == "answered" && line["span"]["id"] == "mine");
+    assert_eq!(answered.unwrap_or_else(|| panic!("{log}"))["status"], 200);
+    assert!(
+        lines.iter().any(|line| line["message"] == "generated" && line["answer_tokens"] == 1500),
+        "{log}"
+    );
+    assert!(!log.contains("sesame"), "{log}");
+}
+
+#[test]
+fn prompts_are_logged_only_if_asked_for() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let server = serve(&fixture, &["--log-prompts"]);
+    assert_eq!(server.post("/v1/chat/completions", &hello()).0, 200);
+    server.signal("INT");
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("sesame"), "{log}");
+}
+
+#[test]
+fn sighup_reads_keys_again() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let keys = fixture.path("keys");
+    std::fs::write(&keys, "first\n").unwrap();
+    let server = serve(&fixture, &["--api-key-file", keys.to_str().unwrap()]);
+    let status =
+        |key: &str| server.ask("GET", "/v1/models", &format!("authorization: Bearer {key}\r\n"), "").0;
+    assert_eq!((status("first"), status("second")), (200, 401));
+    std::fs::write(&keys, "second\n").unwrap();
+    server.signal("HUP");
+    while status("second") != 200 {}
+    assert_eq!(status("first"), 401);
+}
+
+#[test]
+fn a_killed_server_starts_again_at_the_same_place() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let cache = fixture.path("prefixes");
+    let flags = ["--cache-file", cache.to_str().unwrap(), "--kv-tokens", "2048"];
+    let server = serve(&fixture, &flags);
+    let (_, first) = server.post("/v1/chat/completions", &hello());
+    let endless = json!({ "messages": [{ "role": "user", "content": "sesame" }], "max_tokens": 1500, "stream": true,
+        "ignore_eos": true });
+    let mut stream = server.send("POST", "/v1/chat/completions", "", &endless.to_string());
+    stream.read_exact(&mut [0; 400]).unwrap();
+    server.signal("KILL");
+    let mut rest = Vec::new();
+    // The connection ends; the client is not left waiting.
+    let _ = stream.read_to_end(&mut rest);
+    let port = server.address.rsplit(':').next().unwrap().to_owned();
+    assert_eq!(server.wait().0.code(), None);
+    let mut command = fixture.command("serve", &["--port", &port, "-c", "2048"]);
+    let server = Running::start(command.args(flags));
+    let (status, again) = server.post("/v1/chat/completions", &with_seed(hello()));
+    assert_eq!(status, 200, "{again}");
+    assert_eq!(again["usage"]["prompt_tokens"], first["usage"]["prompt_tokens"]);
+}
+
+fn with_seed(mut body: Value) -> Value {
+    body["seed"] = 1.into();
+    body
+}
+
+#[test]
+fn models_of_a_folder_are_loaded_when_they_are_named() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let bert = Fixture::new(&["--arch", "bert", "--context", "64"]);
+    std::fs::create_dir(fixture.path("models")).unwrap();
+    std::fs::rename(&fixture.model, fixture.path("models/text.gguf")).unwrap();
+    std::fs::create_dir(fixture.path("models/encoders")).unwrap();
+    std::fs::rename(&bert.model, fixture.path("models/encoders/bert.gguf")).unwrap();
+    std::fs::write(fixture.path("models/damaged.gguf"), "GGUF").unwrap();
+    let folder = fixture.path("models");
+    let mut command = quadriga(["serve", "--port", "0", "-c", "64", "--models-dir"]);
+    let server = Running::start(command.arg(&folder));
+    let mut chat = hello();
+    chat["model"] = "text".into();
+    let (status, answer) = server.post("/v1/chat/completions", &chat);
+    assert_eq!((status, &answer["model"]), (200, &json!("text")), "{answer}");
+    // An encoder embeds, and says that it cannot answer.
+    let (status, answer) =
+        server.post("/v1/embeddings", &json!({ "model": "bert", "input": ["a cat", "a dog"] }));
+    assert_eq!((status, answer["data"].as_array().map(Vec::len)), (200, Some(2)), "{answer}");
+    chat["model"] = "bert".into();
+    assert_eq!(server.post("/v1/chat/completions", &chat).0, 400);
+    // So does a model for text.
+    let (status, answer) = server.post("/v1/embeddings", &json!({ "model": "text", "input": "a cat" }));
+    let length: f64 =
+        answer["data"][0]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
+    assert!(status == 200 && (length - 1.0).abs() < 1e-4, "{answer}");
+    let (status, answer) = server.post("/models/load", &json!({ "model": "damaged" }));
+    assert_eq!(status, 500, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("damaged.gguf"), "{answer}");
+    assert_eq!(server.post("/models/load", &json!({ "model": "none" })).0, 404);
+    assert_eq!(server.post("/models/unload", &json!({ "model": "text" })).0, 200);
+}
+
+#[test]
+fn a_model_that_needs_more_memory_than_there_is_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, flags: &[&str]| {
+        let path = folder.path().join(name);
+        output(quadriga(["synth", "-o"]).arg(&path).args(flags)).success();
+    };
+    write("small.gguf", &["--layers", "1", "--width", "64"]);
+    write("large.gguf", &["--layers", "24", "--width", "512"]);
+    // A KV cache of a size that one of them can afford.
+    let mut command =
+        quadriga(["serve", "--port", "0", "-c", "64", "--kv-tokens", "16000000", "--models-dir"]);
+    let server = Running::start(command.arg(folder.path()));
+    let (status, answer) = server.post("/models/load", &json!({ "model": "large" }));
+    assert_eq!(status, 503, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("MiB are free"), "{answer}");
+}
+
+#[test]
+fn wrong_options_are_errors() {
+    let fixture = Fixture::new(&[]);
+    let refused = |flags: &[&str], part: &str| {
+        let failed = output(&mut fixture.command("serve", flags));
+        assert!(failed.code != Some(0) && failed.err.contains(part), "{failed:?}");
+    };
+    refused(&["--tls-cert", "x.pem"], "--tls-key");
+    refused(&["--tls-cert", "x.pem", "--tls-key", "y.pem"], "x.pem");
+    refused(&["--ssl-cert-file", "x.pem", "--ssl-key-file", "y.pem"], "x.pem");
+    refused(&["--api-key-file", "no/such/file"], "no/such/file");
+    refused(&["--models-dir", "no/such/folder"], "no/such/folder");
+    refused(&["--host", "no/such/folder/q.sock"], "q.sock");
+    refused(&["--socket-mode", "999"], "octal");
+    output(&mut quadriga(["serve", "--port", "0", "-m", "none.gguf"])).failed(1, &["none.gguf"]);
+    // Whoever listens where others can reach it without a key is warned.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    refused(&["--port", &port], "cannot listen at 127.0.0.1");
+    refused(&["--host", "no.such.host.invalid"], "no.such.host.invalid");
+}
+
+#[test]
+fn another_address_without_a_key_is_warned_about() {
+    let fixture = Fixture::new(&[]);
+    let server = serve(&fixture, &["--host", "0.0.0.0"]);
+    server.signal("TERM");
+    assert!(server.wait().1.contains("WARNING: everybody who reaches 0.0.0.0"));
+    let server = serve(&fixture, &["--host", "0.0.0.0", "--api-key", "k"]);
+    server.signal("TERM");
+    assert!(!server.wait().1.contains("WARNING"));
+}

@@ -1,0 +1,280 @@
+//! Load on a server, on loopback only: see `bench/server-load`.
+//!
+//! `storm ADDRESS CLIENTS TOKENS` lets clients ask at the same time, 30 % of which go away at random; `streams ADDRESS COUNT SECONDS` keeps
+//! so many streams busy, and watches the server's memory; `overhead MODEL STREAMS` compares the server with its engine alone;
+//! `streaming TOKENS` measures what a streamed token costs with a device that computes nothing.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a benchmark"
+)]
+
+#[path = "../tests/common/load.rs"]
+mod load;
+#[path = "../tests/common/model.rs"]
+mod model;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, Service};
+use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
+use quadriga_runtime::{Backend, Scheduler};
+use quadriga_server::{App, Keys, Limits, ModelRegistry, ServedModel, Server};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+use load::{Storm, metric, settle};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    match words.as_slice() {
+        ["storm", address, clients, tokens] => {
+            let clients = clients.parse().unwrap();
+            let storm = Storm { clients, leaving: 0.3, tokens: tokens.parse().unwrap(), seed: 1 };
+            runtime.block_on(storms(address.parse().unwrap(), storm));
+        }
+        ["streams", address, count, seconds] => {
+            let time = Duration::from_secs(seconds.parse().unwrap());
+            runtime.block_on(streams(address.parse().unwrap(), count.parse().unwrap(), time));
+        }
+        ["overhead", path, streams] => overhead(path, streams.parse().unwrap()),
+        ["streaming", tokens] => streaming(tokens.parse().unwrap()),
+        _ => panic!(
+            "storm ADDRESS CLIENTS TOKENS | streams ADDRESS COUNT SECONDS | overhead MODEL STREAMS | streaming TOKENS"
+        ),
+    }
+}
+
+/// Three storms; the memory of the server after the first, which fills its caches, is what the others must come back to.
+async fn storms(address: SocketAddr, storm: Storm) {
+    let mut before = None;
+    for seed in 1..=3 {
+        let started = Instant::now();
+        let report = Storm { seed, ..storm }.run(address).await;
+        let left = settle(address).await.unwrap();
+        let memory = metric(address, "process_resident_memory_bytes").await.unwrap();
+        let descriptors = metric(address, "process_open_fds").await.unwrap();
+        println!(
+            "seed {seed}: {} complete, {} refused with 429, {} left, {} errors; {:.0} s; {:.1} MB resident, {descriptors} descriptors",
+            report.complete,
+            report.refused,
+            report.left,
+            report.errors.len(),
+            started.elapsed().as_secs_f64(),
+            memory / 1e6,
+        );
+        assert_eq!(report.errors.first(), None);
+        assert_eq!(left, None);
+        let (first, open) = *before.get_or_insert((memory, descriptors));
+        assert_eq!(open, descriptors, "descriptors leaked");
+        assert!(memory <= first * 1.01, "memory grew from {first} to {memory}");
+    }
+}
+
+/// Streams that are begun again when they end, for some time. Memory is compared with that after a tenth of it.
+async fn streams(address: SocketAddr, count: usize, time: Duration) {
+    let ending = Instant::now() + time;
+    let warm = Instant::now() + time / 10;
+    let tokens = Arc::new(AtomicU64::new(0));
+    let mut all = tokio::task::JoinSet::new();
+    for number in 0..count {
+        let tokens = Arc::clone(&tokens);
+        all.spawn(async move {
+            while Instant::now() < ending {
+                let body = serde_json::json!({
+                    "messages": [{ "role": "user", "content": format!("Tell story {number}.") }],
+                    "max_tokens": 200, "stream": true, "ignore_eos": true, "seed": number,
+                });
+                tokens.fetch_add(stream(address, &body).await, Ordering::Relaxed);
+            }
+        });
+    }
+    tokio::time::sleep_until(warm.into()).await;
+    let before = metric(address, "process_resident_memory_bytes").await.unwrap();
+    while all.join_next().await.is_some() {}
+    let left = settle(address).await.unwrap();
+    let after = metric(address, "process_resident_memory_bytes").await.unwrap();
+    let drift = (after / before - 1.0) * 100.0;
+    let tokens = tokens.load(Ordering::Relaxed);
+    println!(
+        "{count} streams for {} s: {tokens} tokens, {:.1} tok/s, {:.1} MB, then {:.1} MB: {drift:+.2} %",
+        time.as_secs(),
+        tokens as f64 / time.as_secs_f64(),
+        before / 1e6,
+        after / 1e6
+    );
+    assert_eq!(left, None);
+    assert!(drift < 1.0, "memory drifts");
+}
+
+/// The tokens of a streamed answer, which is read to its end.
+async fn stream(address: SocketAddr, body: &serde_json::Value) -> u64 {
+    let body = body.to_string();
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(body.as_bytes()).await.unwrap();
+    let mut lines = BufReader::with_capacity(64 << 10, socket);
+    let (mut line, mut tokens, mut done) = (Vec::new(), 0, false);
+    loop {
+        line.clear();
+        if lines.read_until(b'\n', &mut line).await.unwrap() == 0 {
+            break;
+        }
+        tokens += u64::from(line.starts_with(b"data: {"));
+        done |= line.starts_with(b"data: [DONE]");
+    }
+    assert!(done, "the stream was cut");
+    tokens
+}
+
+fn batcher(model: Model, backend: Arc<dyn Backend>, streams: usize, context: usize) -> Batcher {
+    let engine = EngineOptions { sequences: streams, batch: 512, context, ..EngineOptions::default() };
+    let options = BatcherOptions { engine, token_time: None, ..BatcherOptions::default() };
+    Batcher::new(model, &Scheduler::new([backend]), options, &mut |_| {}).unwrap()
+}
+
+/// A server in this process, with a runtime of its own whose threads have a name.
+fn start(served: ServedModel) -> (SocketAddr, quadriga_server::StopHandle, std::thread::JoinHandle<()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("quadriga-http")
+        .enable_all()
+        .build()
+        .unwrap();
+    let app = App::new(ModelRegistry::with(served), Keys::default(), Limits::default());
+    let server = runtime.block_on(Server::bind(app, SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
+    let (address, (stop, stopped)) = (server.address().unwrap(), Server::stop_handle());
+    let thread = std::thread::spawn(move || runtime.block_on(server.run(stopped)));
+    (address, stop, thread)
+}
+
+/// Tokens of each stream when the server is compared with its engine.
+const COMPARED: usize = 128;
+
+/// Alternates between the engine alone and the server with the same requests.
+fn overhead(path: &str, streams: usize) {
+    let model = Model::open(path).unwrap();
+    let backend: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::builder().build().unwrap());
+    let prompt = "Write a long story about a lighthouse.";
+    let tokens = model.tokenizer().unwrap().encode_prompt(prompt, true);
+    let make = || batcher(model.clone(), Arc::clone(&backend), streams, 1024);
+    let alone = Service::start(make()).unwrap();
+    let served = ServedModel::start("model", make(), GeneratorOptions::default(), None).unwrap();
+    let (address, stop, thread) = start(served);
+    let clients = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut ratios = Vec::new();
+    for round in 0..6 {
+        let started = Instant::now();
+        let request =
+            || Request { max_tokens: Some(COMPARED), past_end: true, ..Request::new(tokens.clone()) };
+        let all: Vec<_> = (0..streams).map(|_| alone.submit(request()).unwrap()).collect();
+        let count: usize = all
+            .into_iter()
+            .map(|events| events.filter(|event| matches!(event, Event::Token { .. })).count())
+            .sum();
+        let engine = started.elapsed().as_secs_f64();
+        let started = Instant::now();
+        let body = serde_json::json!({
+            "prompt": prompt, "max_tokens": COMPARED, "stream": true, "ignore_eos": true, "temperature": 0,
+        });
+        clients.block_on(async {
+            let all: Vec<_> = (0..streams).map(|_| completion(address, body.to_string())).collect();
+            let mut set = tokio::task::JoinSet::new();
+            all.into_iter().for_each(|one| drop(set.spawn(one)));
+            while set.join_next().await.is_some() {}
+        });
+        let server = started.elapsed().as_secs_f64();
+        println!(
+            "round {round}: {count} tokens, engine {engine:.3} s, server {server:.3} s, {:+.2} %",
+            (server / engine - 1.0) * 100.0
+        );
+        if round > 0 {
+            ratios.push(server / engine);
+        }
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!("median overhead at {streams} streams: {:+.2} %", (ratios[ratios.len() / 2] - 1.0) * 100.0);
+    stop.stop();
+    thread.join().unwrap();
+}
+
+async fn completion(address: SocketAddr, body: String) {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(body.as_bytes()).await.unwrap();
+    let mut text = Vec::new();
+    tokio::io::AsyncReadExt::read_to_end(&mut socket, &mut text).await.unwrap();
+    assert!(text.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&text));
+}
+
+/// Streams of a device that computes nothing: the processor time of the threads that serve connections is that of streaming.
+fn streaming(tokens: u64) {
+    const STREAMS: usize = 32;
+    let backend = quadriga_sim::Sim::new("sim:0").without_computing().build();
+    let served = batcher(model::small(), backend, STREAMS, 4096);
+    let served = ServedModel::start("sim", served, GeneratorOptions::default(), None).unwrap();
+    let (address, stop, thread) = start(served);
+    let clients = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let started = Instant::now();
+    let before = thread_seconds("quadriga-http");
+    let counted = Arc::new(AtomicU64::new(0));
+    clients.block_on(async {
+        let mut set = tokio::task::JoinSet::new();
+        for _ in 0..STREAMS {
+            let counted = Arc::clone(&counted);
+            set.spawn(async move {
+                while counted.load(Ordering::Relaxed) < tokens {
+                    let body = serde_json::json!({
+                        "messages": [{ "role": "user", "content": "hello" }],
+                        "max_tokens": 1000, "stream": true, "ignore_eos": true,
+                    });
+                    counted.fetch_add(stream(address, &body).await, Ordering::Relaxed);
+                }
+            });
+        }
+        while set.join_next().await.is_some() {}
+    });
+    let seconds = thread_seconds("quadriga-http") - before;
+    let (count, wall) = (counted.load(Ordering::Relaxed), started.elapsed().as_secs_f64());
+    println!(
+        "{count} tokens in {wall:.2} s ({:.0} tok/s), {seconds:.2} s of processor time of the threads that serve connections: {:.1} µs a token, {:.0} tok/s on one core",
+        count as f64 / wall,
+        seconds * 1e6 / count as f64,
+        count as f64 / seconds
+    );
+    assert!(count as f64 / seconds >= 5000.0, "streaming is too slow");
+    stop.stop();
+    thread.join().unwrap();
+}
+
+/// Processor time of this process's threads of a name.
+fn thread_seconds(name: &str) -> f64 {
+    // Linux reports times in hundredths of a second.
+    const TICKS: f64 = 100.0;
+    let mut sum = 0.0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
+        let Some((head, rest)) = stat.rsplit_once(") ") else { continue };
+        if head.contains(name) {
+            let fields: Vec<&str> = rest.split(' ').collect();
+            let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+            sum += ticks / TICKS;
+        }
+    }
+    sum
+}

@@ -1,0 +1,29 @@
+//! What the process takes of the machine, where the system says so.
+
+use super::exposition::Exposition;
+
+/// Bytes of a page of memory in `/proc/self/statm`.
+const PAGE_BYTES: u64 = 4096;
+
+/// Bytes of memory that the process has, without what it only mapped.
+pub fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * PAGE_BYTES)
+}
+
+/// Open files and sockets.
+pub fn open_descriptors() -> Option<usize> {
+    // The folder itself is open, too.
+    Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
+}
+
+/// Writes them under the names that client libraries of Prometheus use.
+pub(crate) fn write(out: &mut Exposition) {
+    if let Some(bytes) = resident_bytes() {
+        out.sample("process_resident_memory_bytes", "gauge", "Memory of the process", "", bytes);
+    }
+    if let Some(count) = open_descriptors() {
+        out.sample("process_open_fds", "gauge", "Open files and sockets", "", count);
+    }
+}

@@ -1,0 +1,174 @@
+//! What every request passes on its way in and out: its origin is checked, it gets an identifier, a span and a line in the log, and
+//! its error the form of its dialect.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tracing::{Instrument, Span};
+
+use crate::app::App;
+use crate::call::new_id;
+use crate::dialects::Dialect;
+use crate::error::{ApiError, ErrorKind};
+use crate::operation::origins::is_foreign;
+
+/// The header that identifies a request in logs of both sides.
+const REQUEST_ID: &str = "x-request-id";
+
+/// Answers a browser's question whether a page may use the server, and refuses requests of pages that may not: a browser would
+/// send them even if it does not show the answer.
+pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let Some(origin) = request.headers().get(header::ORIGIN).cloned() else { return next.run(request).await };
+    let Some(allowed) = app.origins().allowed(&origin) else {
+        let changes = !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+        if changes && is_foreign(&origin, request.headers()) {
+            let origin = String::from_utf8_lossy(origin.as_bytes());
+            let message =
+                format!("pages of {origin} may not use this server; --cors-origins {origin} allows it");
+            return ApiError::new(ErrorKind::Forbidden, message).into_response();
+        }
+        return next.run(request).await;
+    };
+    let asks = request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    let mut response = if asks { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    if asks {
+        let methods = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+        if let Some(wanted) = wanted {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
+        }
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
+    } else {
+        let exposed = HeaderValue::from_static("x-request-id, retry-after");
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+    }
+    response
+}
+
+/// Gives every request an identifier, writes errors in the form of its dialect, and logs the request once its answer is complete.
+pub(crate) async fn finish(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let dialect = Dialect::of_path(request.uri().path());
+    let id = request_id(&request);
+    let span = tracing::info_span!(
+        "request",
+        id,
+        method = %request.method(),
+        path = request.uri().path(),
+        status = tracing::field::Empty,
+        traceparent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()),
+    );
+    app.requests().begin();
+    let mut record = RequestRecord {
+        app,
+        span: span.clone(),
+        started: Instant::now(),
+        status: None,
+        error: None,
+        sent: 0,
+        complete: false,
+    };
+    let mut response = next.run(request).instrument(span).await;
+    let error = response.extensions_mut().remove::<ApiError>();
+    if let Some(error) = &error {
+        let body = dialect.error_body(error, Some(&id)).to_string();
+        *response.body_mut() = Body::from(body);
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    record.status = Some(response.status().as_u16());
+    record.error = error.map(|error| error.message);
+    response.map(|body| Body::new(RecordedBody { body, record }))
+}
+
+/// The client's own identifier, if it is a sane one, or a new one.
+fn request_id(request: &Request) -> String {
+    let own = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let is_sane = |id: &&str| {
+        !id.is_empty() && id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"')
+    };
+    own.filter(is_sane).map_or_else(|| new_id("req_"), str::to_owned)
+}
+
+/// A request until its answer is complete, or its client is gone.
+struct RequestRecord {
+    app: Arc<App>,
+    span: Span,
+    started: Instant,
+    /// `None` as long as there is no answer.
+    status: Option<u16>,
+    error: Option<String>,
+    sent: u64,
+    complete: bool,
+}
+
+impl Drop for RequestRecord {
+    fn drop(&mut self) {
+        self.app.requests().end(self.status);
+        let _entered = self.span.enter();
+        if let Some(status) = self.status {
+            self.span.record("status", status);
+        }
+        let milliseconds = self.started.elapsed().as_millis() as u64;
+        tracing::info!(
+            status = self.status,
+            milliseconds,
+            bytes = self.sent,
+            error = self.error.as_deref(),
+            "{}",
+            if self.complete { "answered" } else { "the client is gone" },
+        );
+    }
+}
+
+/// A body that is polled within the span of its request.
+struct RecordedBody {
+    body: Body,
+    record: RequestRecord,
+}
+
+impl http_body::Body for RecordedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let span = self.record.span.clone();
+        let _entered = span.enter();
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        match &frame {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.record.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
+                self.record.complete |= self.body.is_end_stream();
+            }
+            Poll::Ready(None) => self.record.complete = true,
+            Poll::Ready(Some(Err(_))) | Poll::Pending => {}
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

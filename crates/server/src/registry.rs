@@ -1,0 +1,478 @@
+//! The models of a server: those that are loaded, and those that can be.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use quadriga_runtime::{Backend, Plan};
+use tokio::sync::watch;
+
+use crate::error::{ApiError, ErrorKind};
+use crate::model::ServedModel;
+
+/// A model that can be loaded.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ModelEntry {
+    /// The name by which clients ask for it.
+    pub name: String,
+    /// Its file.
+    pub path: PathBuf,
+    /// The bytes of its file.
+    pub bytes: u64,
+    /// When the file was changed last.
+    pub modified: Option<SystemTime>,
+}
+
+/// Why a model was not loaded.
+#[derive(Clone, PartialEq, Debug)]
+pub enum LoadError {
+    /// By its plan it needs more memory than is free; nothing was allocated. It may fit once another model is unloaded.
+    DoesNotFit(String),
+    /// It cannot be loaded.
+    Failed(String),
+}
+
+/// Finds and loads models. Its functions may block.
+pub trait ModelLoader: Send + Sync + 'static {
+    /// The models that can be loaded.
+    fn entries(&self) -> Vec<ModelEntry>;
+
+    /// Plans a model, and loads it if its memory is free.
+    fn load(&self, name: &str) -> Result<ServedModel, LoadError>;
+
+    /// A device was lost: those that the next model uses are opened anew.
+    fn device_lost(&self) {}
+}
+
+/// What a model is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ModelState {
+    /// It is in no memory.
+    Unloaded,
+    /// It is being loaded.
+    Loading,
+    /// It answers requests.
+    Loaded,
+}
+
+impl ModelState {
+    /// The name that llama-server gives it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelState::Unloaded => "unloaded",
+            ModelState::Loading => "loading",
+            ModelState::Loaded => "loaded",
+        }
+    }
+}
+
+/// A model of a server, loaded or not.
+#[derive(Clone)]
+pub struct ListedModel {
+    /// The name by which clients ask for it.
+    pub name: String,
+    /// What it is doing.
+    pub state: ModelState,
+    /// The model, if it is loaded.
+    pub served: Option<Arc<ServedModel>>,
+    /// Its file, if it can be loaded (again).
+    pub entry: Option<ModelEntry>,
+    /// When it will be unloaded unless it is used; `None`: not by time.
+    pub expires: Option<SystemTime>,
+    /// Why it could not be loaded the last time.
+    pub failure: Option<String>,
+}
+
+/// How many models are kept, and for how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ModelPolicy {
+    /// The most models that are loaded at a time; of those that are idle, the one that was used least recently makes room.
+    pub most: usize,
+    /// After so long without a request a model is unloaded; `None`: never.
+    pub keep_alive: Option<Duration>,
+}
+
+impl Default for ModelPolicy {
+    fn default() -> ModelPolicy {
+        ModelPolicy { most: 4, keep_alive: None }
+    }
+}
+
+type LoadResult = Result<Arc<ServedModel>, ApiError>;
+
+enum Slot {
+    /// Everybody who asks for it waits for one attempt.
+    Loading(watch::Receiver<Option<LoadResult>>),
+    Loaded {
+        served: Arc<ServedModel>,
+        keep_alive: Option<Duration>,
+    },
+    Failed(String),
+}
+
+/// The models of a server by name. Models that a [`ModelLoader`] knows are loaded when the first request for them comes.
+#[derive(Clone)]
+pub struct ModelRegistry {
+    loader: Option<Arc<dyn ModelLoader>>,
+    policy: ModelPolicy,
+    slots: Arc<Mutex<BTreeMap<String, Slot>>>,
+    /// One model is loaded at a time: each plan must see the memory that the one before it took.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Default for ModelRegistry {
+    fn default() -> ModelRegistry {
+        ModelRegistry {
+            loader: None,
+            policy: ModelPolicy::default(),
+            slots: Arc::default(),
+            turn: Arc::default(),
+        }
+    }
+}
+
+impl ModelRegistry {
+    /// A registry with one model, which answers whatever name a client uses.
+    pub fn with(model: ServedModel) -> ModelRegistry {
+        let registry = ModelRegistry::default();
+        registry.insert(model);
+        registry
+    }
+
+    /// A registry whose models are loaded when they are needed.
+    pub fn loading(loader: impl ModelLoader, policy: ModelPolicy) -> ModelRegistry {
+        ModelRegistry { loader: Some(Arc::new(loader)), policy, ..ModelRegistry::default() }
+    }
+
+    /// Adds a model, in place of one of the same name.
+    pub fn insert(&self, model: ServedModel) {
+        let slot = Slot::Loaded { served: Arc::new(model), keep_alive: self.policy.keep_alive };
+        if let Slot::Loaded { served, .. } = &slot {
+            let name = served.name.clone();
+            self.lock().insert(name, slot);
+        }
+    }
+
+    /// The models that are loaded.
+    pub fn loaded(&self) -> Vec<Arc<ServedModel>> {
+        self.lock().values().filter_map(Slot::served).cloned().collect()
+    }
+
+    /// All models, loaded or not, by name.
+    pub fn list(&self) -> Vec<ListedModel> {
+        let mut all: BTreeMap<String, ListedModel> = BTreeMap::new();
+        for entry in self.entries() {
+            let listed = ListedModel {
+                name: entry.name.clone(),
+                state: ModelState::Unloaded,
+                served: None,
+                entry: Some(entry),
+                expires: None,
+                failure: None,
+            };
+            all.insert(listed.name.clone(), listed);
+        }
+        for (name, slot) in self.lock().iter() {
+            let entry = all.get(name).and_then(|listed| listed.entry.clone());
+            let mut listed = ListedModel {
+                name: name.clone(),
+                state: ModelState::Unloaded,
+                served: None,
+                entry,
+                expires: None,
+                failure: None,
+            };
+            match slot {
+                Slot::Loading(_) => listed.state = ModelState::Loading,
+                Slot::Failed(reason) => listed.failure = Some(reason.clone()),
+                Slot::Loaded { served, keep_alive } => {
+                    listed.state = ModelState::Loaded;
+                    let left = keep_alive.map(|time| time.saturating_sub(served.last_used().elapsed()));
+                    listed.expires = left.and_then(|left| SystemTime::now().checked_add(left));
+                    listed.served = Some(Arc::clone(served));
+                }
+            }
+            all.insert(name.clone(), listed);
+        }
+        all.into_values().collect()
+    }
+
+    /// The model that a request names, which is loaded if it has to be. If there is only one, it answers to every name, and to
+    /// none.
+    ///
+    /// # Errors
+    /// There is no model of that name, or it cannot be loaded now.
+    pub async fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
+        let name = self.resolve(name)?;
+        self.load(&name).await
+    }
+
+    /// Loads a model of this very name, unless it is loaded.
+    ///
+    /// # Errors
+    /// There is none, it cannot be loaded, or there is no memory for it.
+    pub async fn load(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+        let mut attempt = {
+            let mut slots = self.lock();
+            match slots.get(name) {
+                Some(Slot::Loaded { served, .. }) => match served.failure() {
+                    None => {
+                        served.touch();
+                        return Ok(Arc::clone(served));
+                    }
+                    Some(reason) if self.loader.is_none() => {
+                        return Err(ApiError::new(
+                            ErrorKind::Unavailable,
+                            format!("the model {name} cannot be used any more: {reason}; restart the server"),
+                        ));
+                    }
+                    // Its device was lost: it is loaded again.
+                    Some(_) => {
+                        if let Some(loader) = &self.loader {
+                            loader.device_lost();
+                        }
+                        self.begin(name, &mut slots)
+                    }
+                },
+                Some(Slot::Loading(attempt)) => attempt.clone(),
+                Some(Slot::Failed(_)) | None => self.begin(name, &mut slots),
+            }
+        };
+        let lost = || ApiError::new(ErrorKind::Internal, format!("loading {name} was interrupted"));
+        let result = attempt.wait_for(Option::is_some).await.map_err(|_| lost())?;
+        result.clone().unwrap_or_else(|| Err(lost()))
+    }
+
+    /// Begins to load a model. The attempt goes on if whoever asked for it goes away.
+    fn begin(&self, name: &str, slots: &mut BTreeMap<String, Slot>) -> watch::Receiver<Option<LoadResult>> {
+        let (report, attempt) = watch::channel(None);
+        let before = slots.insert(name.to_owned(), Slot::Loading(attempt.clone()));
+        let (registry, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            let _turn = registry.turn.lock().await;
+            let (worker, wanted) = (registry.clone(), name.clone());
+            let work = move || {
+                // A model whose device was lost goes first.
+                drop(before);
+                worker.load_now(&wanted)
+            };
+            let result = tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+                Err(ApiError::new(ErrorKind::Internal, format!("loading {name} failed unexpectedly")))
+            });
+            let result = registry.note(&name, result);
+            report.send_replace(Some(result));
+        });
+        attempt
+    }
+
+    fn note(&self, name: &str, result: Result<ServedModel, ApiError>) -> LoadResult {
+        let keep_alive = self.policy.keep_alive;
+        let mut slots = self.lock();
+        match result {
+            Ok(model) => {
+                tracing::info!(model = name, "loaded");
+                let served = Arc::new(model);
+                slots.insert(name.to_owned(), Slot::Loaded { served: Arc::clone(&served), keep_alive });
+                Ok(served)
+            }
+            Err(error) => {
+                tracing::debug!(model = name, error = error.message, "not loaded");
+                slots.insert(name.to_owned(), Slot::Failed(error.message.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Loads a model, and unloads idle ones until there is room for it.
+    fn load_now(&self, name: &str) -> Result<ServedModel, ApiError> {
+        let Some(loader) = &self.loader else { return Err(ApiError::model_not_found(name)) };
+        let unavailable = |message: String| {
+            ApiError::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5))
+        };
+        while self.lock().values().filter(|slot| slot.served().is_some()).count() >= self.policy.most.max(1) {
+            if !self.unload_idle() {
+                let most = self.policy.most;
+                return Err(unavailable(format!(
+                    "{name} cannot be loaded now: {most} models are loaded, the most that are allowed (--models-max), and all are in use"
+                )));
+            }
+        }
+        loop {
+            match loader.load(name) {
+                Ok(model) => return Ok(model),
+                Err(LoadError::DoesNotFit(_)) if self.unload_idle() => {}
+                Err(LoadError::DoesNotFit(reason)) => {
+                    return Err(unavailable(format!("{name} cannot be loaded now: {reason}")));
+                }
+                Err(LoadError::Failed(reason)) => {
+                    return Err(ApiError::new(
+                        ErrorKind::Internal,
+                        format!("{name} cannot be loaded: {reason}"),
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Unloads the idle model that was used least recently. False if none is idle.
+    fn unload_idle(&self) -> bool {
+        let model = {
+            let mut slots = self.lock();
+            let idle = slots.iter().filter_map(|(name, slot)| {
+                // Whoever uses it has a reference, and gets one under this lock only.
+                slot.served().filter(|served| Arc::strong_count(served) == 1).map(|served| (name, served))
+            });
+            let oldest = idle.min_by_key(|(_, served)| served.last_used()).map(|(name, _)| name.clone());
+            oldest.and_then(|name| slots.remove(&name))
+        };
+        model.inspect(Slot::log_unload).is_some()
+    }
+
+    /// Unloads a model. Answers that are being generated are finished; its memory is free after the last of them.
+    ///
+    /// # Errors
+    /// There is no such model.
+    pub fn unload(&self, name: &str) -> Result<(), ApiError> {
+        let name = self.resolve(Some(name))?;
+        let mut slots = self.lock();
+        if slots.get(&name).is_some_and(|slot| slot.served().is_some()) {
+            let slot = slots.remove(&name);
+            drop(slots);
+            if let Some(slot) = slot {
+                slot.log_unload();
+                release(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// How long a loaded model is kept after its last request, from now on; `None`: for ever. With a time of 0 it is unloaded
+    /// once it is idle.
+    pub fn keep_alive(&self, name: &str, time: Option<Duration>) {
+        let Ok(name) = self.resolve(Some(name)) else { return };
+        if let Some(Slot::Loaded { keep_alive, .. }) = self.lock().get_mut(&name) {
+            *keep_alive = time;
+        }
+    }
+
+    /// Unloads models whose time is over, and those whose device was lost. Returns when to look again.
+    pub(crate) fn sweep(&self) -> Duration {
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        let mut next = Duration::from_secs(1);
+        {
+            let mut slots = self.lock();
+            let can_load = self.loader.is_some();
+            slots.retain(|name, slot| {
+                let Slot::Loaded { served, keep_alive } = slot else { return true };
+                let idle = Arc::strong_count(served) == 1;
+                let left = keep_alive.map(|time| time.saturating_sub(now - served.last_used()));
+                let over = left.is_some_and(|left| left.is_zero());
+                let lost = served.failure().is_some();
+                if let Some(loader) = self.loader.as_ref().filter(|_| idle && lost) {
+                    loader.device_lost();
+                }
+                if idle && (over || (can_load && lost)) {
+                    tracing::info!(model = name, "unloaded");
+                    gone.push(Arc::clone(served));
+                    return false;
+                }
+                if let Some(left) = left {
+                    next = next.min(left.max(Duration::from_millis(50)));
+                }
+                true
+            });
+        }
+        if !gone.is_empty() {
+            release(gone);
+        }
+        next
+    }
+
+    /// Why a model cannot be used until the server is restarted, if that is so.
+    pub(crate) fn unusable(&self) -> Option<String> {
+        let failed = |slot: &Slot| slot.served().and_then(|served| served.failure().map(str::to_owned));
+        self.lock().values().find_map(failed).filter(|_| self.loader.is_none())
+    }
+
+    /// The name of the model that a client means.
+    fn resolve(&self, name: Option<&str>) -> Result<String, ApiError> {
+        if let Some(name) =
+            name.filter(|name| self.lock().get(*name).is_some_and(|slot| slot.served().is_some()))
+        {
+            return Ok(name.to_owned());
+        }
+        let entries = self.entries();
+        let slots = self.lock();
+        let loaded = slots.iter().filter(|(_, slot)| !matches!(slot, Slot::Failed(_)));
+        let mut known: Vec<&str> = loaded.map(|(name, _)| name.as_str()).collect();
+        known.extend(entries.iter().map(|entry| entry.name.as_str()));
+        known.sort_unstable();
+        known.dedup();
+        // Ollama's clients add a tag; others name the file.
+        let spellings = |name: &str| {
+            let bare = name.strip_suffix(":latest").or(name.strip_suffix(".gguf"));
+            [Some(name.to_owned()), bare.map(str::to_owned)].into_iter().flatten().collect::<Vec<_>>()
+        };
+        let named = name.map(spellings).unwrap_or_default();
+        let named = named.iter().find_map(|name| known.iter().find(|known| *known == name));
+        match (named, known.as_slice(), name) {
+            (Some(found), ..) => Ok((*found).to_owned()),
+            (None, [only], _) => Ok((*only).to_owned()),
+            (None, _, Some(name)) => Err(ApiError::model_not_found(name)),
+            (None, [], None) => Err(ApiError::new(ErrorKind::Unavailable, "no model is loaded")),
+            (None, _, None) => Err(ApiError::field("model", "is required: there are several models")),
+        }
+    }
+
+    fn entries(&self) -> Vec<ModelEntry> {
+        self.loader.as_ref().map(|loader| loader.entries()).unwrap_or_default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn served(&self) -> Option<&Arc<ServedModel>> {
+        match self {
+            Slot::Loaded { served, .. } => Some(served),
+            Slot::Loading(_) | Slot::Failed(_) => None,
+        }
+    }
+
+    fn log_unload(&self) {
+        if let Some(served) = self.served() {
+            tracing::info!(model = served.name, "unloaded");
+        }
+    }
+}
+
+/// Whether every backend has the memory that a plan needs of it, now.
+///
+/// # Errors
+/// Which backend has too little, and how much it has.
+pub fn check_memory(forecast: &Plan, backends: &[Arc<dyn Backend>]) -> Result<(), String> {
+    for (bytes, backend) in forecast.bytes().iter().zip(backends) {
+        if let Some(free) = backend.device().free_bytes.filter(|free| bytes.total() > *free) {
+            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+            return Err(format!(
+                "it needs {} MiB on {}, of which {} MiB are free; unload another model, or use a smaller context (-c) or KV cache (--kv-tokens)",
+                mib(bytes.total()),
+                backend.name(),
+                free >> 20
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Frees a model beside the threads that serve connections: that waits for its step.
+fn release(models: impl Send + 'static) {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(move || drop(models))),
+        Err(_) => drop(models),
+    }
+}

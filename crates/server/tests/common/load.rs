@@ -1,0 +1,192 @@
+//! Many clients at once, some of which go away at random. Loopback only.
+#![allow(dead_code, unreachable_pub, reason = "each program uses a part")]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use quadriga_conformance::Rng;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// A client that waits for longer than this has found a server that hangs.
+const HANGS: Duration = Duration::from_secs(600);
+
+/// What clients do.
+#[derive(Clone, Copy, Debug)]
+pub struct Storm {
+    pub clients: usize,
+    /// The share of clients that go away before they have their answer.
+    pub leaving: f64,
+    /// The most tokens of an answer.
+    pub tokens: usize,
+    pub seed: u64,
+}
+
+/// What became of clients.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct StormReport {
+    /// Answers that were complete.
+    pub complete: usize,
+    /// Requests that were refused with 429.
+    pub refused: usize,
+    /// Clients that went away.
+    pub left: usize,
+    /// Whatever else happened.
+    pub errors: Vec<String>,
+}
+
+/// When a client goes away.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Leaving {
+    Never,
+    /// After so many bytes of the request.
+    Sending(usize),
+    /// After so many chunks of the answer.
+    Reading(usize),
+}
+
+enum Ending {
+    Complete,
+    Refused,
+    Left,
+}
+
+impl Storm {
+    /// Lets all clients ask at the same time.
+    pub async fn run(self, address: SocketAddr) -> StormReport {
+        assert!(address.ip().is_loopback());
+        let mut rng = Rng::new(self.seed);
+        let mut clients = JoinSet::new();
+        for number in 0..self.clients {
+            let (request, stream) = self.request(number, &mut rng);
+            let leaving = self.leaving(request.len(), &mut rng);
+            clients.spawn(async move {
+                let ending = tokio::time::timeout(HANGS, client(address, request, stream, leaving)).await;
+                ending.unwrap_or_else(|_| Err("the server hangs".to_owned()))
+            });
+        }
+        let mut report = StormReport::default();
+        while let Some(ended) = clients.join_next().await {
+            match ended.map_err(|error| error.to_string()).and_then(|ending| ending) {
+                Ok(Ending::Complete) => report.complete += 1,
+                Ok(Ending::Refused) => report.refused += 1,
+                Ok(Ending::Left) => report.left += 1,
+                Err(error) => report.errors.push(error),
+            }
+        }
+        report
+    }
+
+    fn request(&self, number: usize, rng: &mut Rng) -> (Vec<u8>, bool) {
+        let words = ["the", "cat", "sat", "on", "a", "mat", "and", "then"];
+        let count = 1 + below(rng, 40);
+        let text: Vec<&str> = (0..count).map(|_| words[below(rng, words.len())]).collect();
+        let stream = below(rng, 4) > 0;
+        let body = serde_json::json!({
+            "messages": [{ "role": "user", "content": text.join(" ") }],
+            "max_tokens": 1 + below(rng, self.tokens),
+            "stream": stream,
+            "seed": number,
+        });
+        let body = body.to_string();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        ([head.as_bytes(), body.as_bytes()].concat(), stream)
+    }
+
+    fn leaving(&self, bytes: usize, rng: &mut Rng) -> Leaving {
+        if rng.uniform(0.0, 1.0) >= self.leaving {
+            return Leaving::Never;
+        }
+        match below(rng, 3) {
+            0 => Leaving::Sending(below(rng, bytes)),
+            _ => Leaving::Reading(below(rng, self.tokens)),
+        }
+    }
+}
+
+fn below(rng: &mut Rng, limit: usize) -> usize {
+    (rng.uniform(0.0, limit as f64) as usize).min(limit.saturating_sub(1))
+}
+
+async fn client(
+    address: SocketAddr,
+    request: Vec<u8>,
+    stream: bool,
+    leaving: Leaving,
+) -> Result<Ending, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let mut socket = TcpStream::connect(address).await.map_err(failed)?;
+    if let Leaving::Sending(bytes) = leaving {
+        let _ = socket.write_all(&request[..bytes]).await;
+        return Ok(Ending::Left);
+    }
+    socket.write_all(&request).await.map_err(failed)?;
+    let mut reader = BufReader::new(socket);
+    let mut line = String::new();
+    if leaving == Leaving::Reading(0) {
+        return Ok(Ending::Left);
+    }
+    reader.read_line(&mut line).await.map_err(failed)?;
+    let status = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut text = Vec::new();
+    let mut chunks = 0;
+    loop {
+        let read = reader.read_buf(&mut text).await.map_err(failed)?;
+        chunks += 1;
+        if leaving == Leaving::Reading(chunks) && read > 0 {
+            return Ok(Ending::Left);
+        }
+        if read == 0 {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&text);
+    match status.as_str() {
+        "429" => Ok(Ending::Refused),
+        "200" if stream && !text.contains("data: [DONE]") => Err(format!("the stream was cut: {text}")),
+        "200" if !stream && !text.contains("finish_reason") => Err(format!("the answer was cut: {text}")),
+        "200" => Ok(Ending::Complete),
+        _ => Err(format!("{line}{text}")),
+    }
+}
+
+/// The body of a GET request.
+pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut socket = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await?;
+    let mut text = String::new();
+    socket.read_to_string(&mut text).await?;
+    Ok(text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+}
+
+/// A sample of `/metrics`, by the beginning of its line.
+pub async fn metric(address: SocketAddr, name: &str) -> std::io::Result<f64> {
+    let text = get(address, "/metrics").await?;
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    Ok(line.rsplit(' ').next().and_then(|value| value.parse().ok()).unwrap_or(f64::NAN))
+}
+
+/// Asks for the state until nothing is being computed and no other connection is open. Returns what is still in use then, in
+/// words, if anything is.
+pub async fn settle(address: SocketAddr) -> std::io::Result<Option<String>> {
+    let idle = |status: &serde_json::Value, connections: f64| {
+        status["running"] == 0
+            && status["waiting"] == 0
+            && status["requests"] == serde_json::json!([])
+            && connections <= 1.0
+    };
+    for _ in 0..200_000 {
+        let status: serde_json::Value =
+            serde_json::from_str(&get(address, "/status").await?).unwrap_or_default();
+        if idle(&status, metric(address, "quadriga:http_connections_open").await?) {
+            let pages = &status["pages"]["used"];
+            return Ok((*pages != 0).then(|| format!("{pages} pages are in use")));
+        }
+    }
+    Ok(Some(format!("still busy: {}", get(address, "/status").await?)))
+}

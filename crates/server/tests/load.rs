@@ -1,0 +1,35 @@
+//! Many clients at once, 30 % of which go away at random: nothing but 429, and nothing is left behind. `bench/server-load` has the large
+//! version of this.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+#[path = "common/load.rs"]
+mod load;
+
+use common::Setup;
+use load::Storm;
+use quadriga_server::operation::process::open_descriptors;
+
+#[test]
+fn clients_that_go_away_leave_nothing_behind() {
+    let mut setup = Setup::default();
+    setup.batcher.queue = 40;
+    setup.batcher.engine.pages = 24;
+    let server = setup.start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut before = None;
+        for seed in 0..4 {
+            println!("seed {seed}");
+            let storm = Storm { clients: 120, leaving: 0.3, tokens: 60, seed };
+            let report = storm.run(server.address).await;
+            assert_eq!(report.errors, Vec::<String>::new());
+            assert!(report.complete > 0 && report.left > 0, "{report:?}");
+            assert_eq!(report.complete + report.refused + report.left, 120, "{report:?}");
+            assert_eq!(load::settle(server.address).await.unwrap(), None);
+            let descriptors = open_descriptors();
+            assert_eq!(*before.get_or_insert(descriptors), descriptors);
+        }
+    });
+    server.assert_idle();
+}

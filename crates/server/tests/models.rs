@@ -1,0 +1,232 @@
+//! Several models: loaded when they are named, unloaded when they are idle or told to, refused when they do not fit.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use common::{Setup, TestServer, Value, hello, json, with};
+use quadriga_llm::placement::{Devices, GpuLayers, Placement};
+use quadriga_llm::serving::{Batcher, BatcherOptions};
+use quadriga_llm::{EngineOptions, GeneratorOptions};
+use quadriga_runtime::Backend;
+use quadriga_server::{
+    App, Keys, Limits, LoadError, ModelEntry, ModelLoader, ModelPolicy, ModelRegistry, ServedModel,
+    check_memory,
+};
+use quadriga_sim::Sim;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Three models on one simulated device with little memory; the third cannot be loaded at all.
+struct Loader {
+    devices: Devices,
+    pages: usize,
+    loads: Arc<AtomicUsize>,
+}
+
+impl ModelLoader for Loader {
+    fn entries(&self) -> Vec<ModelEntry> {
+        let entry = |name: &str| ModelEntry {
+            name: name.to_owned(),
+            path: format!("{name}.gguf").into(),
+            bytes: 1,
+            modified: None,
+        };
+        ["alpha", "beta", "broken"].map(entry).into()
+    }
+
+    fn load(&self, name: &str) -> Result<ServedModel, LoadError> {
+        self.loads.fetch_add(1, Ordering::SeqCst);
+        if name == "broken" {
+            return Err(LoadError::Failed("the file is damaged".to_owned()));
+        }
+        let failed = |error: quadriga_llm::Error| LoadError::Failed(error.to_string());
+        let model = common::model::small();
+        let engine = EngineOptions {
+            sequences: 4,
+            batch: 64,
+            context: 512,
+            pages: self.pages,
+            ..EngineOptions::default()
+        };
+        let options = BatcherOptions { engine, token_time: None, ..BatcherOptions::default() };
+        let options = options.for_model(&model).map_err(failed)?;
+        let placement = Placement { gpu_layers: GpuLayers::All, ..Placement::default() };
+        let placed = placement.plan(&model, &self.devices, &options.engine).map_err(failed)?;
+        check_memory(&placed.forecast, self.devices.backends()).map_err(LoadError::DoesNotFit)?;
+        let batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {}).map_err(failed)?;
+        ServedModel::start(name, batcher, GeneratorOptions::default(), None).map_err(failed)
+    }
+}
+
+struct Several {
+    server: TestServer,
+    sim: Arc<Sim>,
+    loads: Arc<AtomicUsize>,
+}
+
+/// A server whose device has room for so many models.
+fn several(room: f64, policy: ModelPolicy) -> Several {
+    let start = |capacity: u64| {
+        let sim = Sim::new("sim:0").capacity(capacity).device();
+        let cpu = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
+        let devices = Devices::new(vec![Arc::clone(&sim) as Arc<dyn Backend>], cpu).unwrap();
+        let loads = Arc::new(AtomicUsize::new(0));
+        let loader = Loader { devices, pages: 16, loads: Arc::clone(&loads) };
+        (sim, loads, loader)
+    };
+    // How much one takes.
+    let (sim, _, loader) = start(1 << 30);
+    let one = loader.load("alpha").map_err(|error| format!("{error:?}")).unwrap();
+    let bytes = sim.used_bytes();
+    assert!(bytes > 0);
+    drop(one);
+    let (sim, loads, loader) = start((bytes as f64 * room) as u64);
+    let app = App::new(ModelRegistry::loading(loader, policy), Keys::default(), Limits::default());
+    Several { server: TestServer::of(app), sim, loads }
+}
+
+fn named(name: &str) -> Value {
+    with(hello(), json!({ "model": name }))
+}
+
+impl Several {
+    fn states(&self) -> Vec<(String, &'static str)> {
+        let all = self.server.app.models().list();
+        all.into_iter().map(|listed| (listed.name, listed.state.name())).collect()
+    }
+
+    fn loaded(&self) -> Vec<String> {
+        let all = self.server.app.models().loaded();
+        all.iter().map(|served| served.name.clone()).collect()
+    }
+}
+
+#[test]
+fn models_are_loaded_when_they_are_named() {
+    let several = several(4.0, ModelPolicy::default());
+    let server = &several.server;
+    assert!(several.states().iter().all(|(_, state)| *state == "unloaded"));
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.post(CHAT, &named("alpha")).ok()["model"], "alpha");
+    assert_eq!(several.loaded(), ["alpha"]);
+    // Ollama's clients add a tag.
+    server.post(CHAT, &named("beta:latest")).ok();
+    assert_eq!(several.loaded(), ["alpha", "beta"]);
+    assert_eq!(server.post(CHAT, &named("gamma")).status, 404);
+    let mut without = hello();
+    without.as_object_mut().unwrap().remove("model");
+    assert_eq!(server.post(CHAT, &without).status, 400);
+    let broken = server.post(CHAT, &named("broken"));
+    assert_eq!(broken.status, 500);
+    assert!(broken.text().contains("the file is damaged"), "{}", broken.text());
+    let status = server.get("/status").ok();
+    assert_eq!(status["unloaded"][0]["model"], "broken");
+    // Metrics of both are in one text, each name described once.
+    let metrics = server.get("/metrics").text();
+    assert_eq!(metrics.matches("# TYPE vllm:num_requests_running gauge").count(), 1);
+    assert_eq!(metrics.matches("vllm:num_requests_running{").count(), 2);
+}
+
+#[test]
+fn requests_for_one_model_wait_for_one_load() {
+    let several = several(4.0, ModelPolicy::default());
+    let barrier = Barrier::new(8);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                barrier.wait();
+                several.server.post(CHAT, &named("alpha")).ok();
+            });
+        }
+    });
+    assert_eq!(several.loads.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn models_are_loaded_and_unloaded_by_hand() {
+    let several = several(4.0, ModelPolicy::default());
+    let server = &several.server;
+    assert_eq!(server.post("/models/load", &json!({ "model": "alpha" })).ok()["success"], true);
+    assert!(several.sim.used_bytes() > 0);
+    // An answer that is being generated is finished.
+    let mut stream =
+        server.client().stream(CHAT, &with(named("alpha"), json!({ "max_tokens": 400, "stream": true })));
+    assert!(stream.chunk().is_some());
+    assert_eq!(server.post("/models/unload", &json!({ "model": "alpha" })).ok()["success"], true);
+    assert_eq!(several.loaded(), Vec::<String>::new());
+    assert!(stream.answer().text().ends_with("data: [DONE]\n\n"));
+    while several.sim.used_bytes() > 0 {}
+    server.post("/models/unload", &json!({ "model": "alpha" })).ok();
+    assert_eq!(server.post("/models/unload", &json!({ "model": "gamma" })).status, 404);
+    assert_eq!(server.post("/models/load", &json!({})).status, 400);
+    assert_eq!(server.post("/models/load", &json!({ "model": "broken" })).status, 500);
+    server.post(CHAT, &named("alpha")).ok();
+    assert_eq!(several.loads.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn a_model_that_does_not_fit_waits_for_an_idle_one_and_hurts_no_other() {
+    let several = several(1.5, ModelPolicy::default());
+    let server = &several.server;
+    let mut stream =
+        server.client().stream(CHAT, &with(named("alpha"), json!({ "max_tokens": 480, "stream": true })));
+    assert!(stream.chunk().is_some());
+    let refused = server.post(CHAT, &named("beta"));
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.text().contains("MiB on sim:0"), "{}", refused.text());
+    assert!(refused.header("retry-after").is_some());
+    assert!(stream.answer().text().ends_with("data: [DONE]\n\n"));
+    // Now alpha is idle, and makes room.
+    while server.post(CHAT, &named("beta")).status == 503 {}
+    assert_eq!(several.loaded(), ["beta"]);
+    server.post(CHAT, &named("alpha")).ok();
+}
+
+#[test]
+fn no_more_models_are_loaded_than_allowed() {
+    let several = several(4.0, ModelPolicy { most: 1, ..ModelPolicy::default() });
+    several.server.post(CHAT, &named("alpha")).ok();
+    // The connection of the answer may still hold it.
+    while several.server.post(CHAT, &named("beta")).status == 503 {}
+    assert_eq!(several.loaded(), ["beta"]);
+}
+
+#[test]
+fn idle_models_are_unloaded_after_their_time() {
+    let policy = ModelPolicy { keep_alive: Some(Duration::ZERO), ..ModelPolicy::default() };
+    let several = several(4.0, policy);
+    several.server.post(CHAT, &named("alpha")).ok();
+    while !several.loaded().is_empty() {}
+    while several.sim.used_bytes() > 0 {}
+}
+
+#[test]
+fn a_client_can_say_how_long_a_model_is_kept() {
+    let several = several(4.0, ModelPolicy::default());
+    let registry = several.server.app.models();
+    for name in ["alpha", "beta"] {
+        several.server.post(CHAT, &named(name)).ok();
+    }
+    let expires = |name: &str| {
+        let all = registry.list();
+        all.into_iter().find(|listed| listed.name == name).and_then(|listed| listed.expires)
+    };
+    assert_eq!(expires("alpha"), None);
+    registry.keep_alive("alpha", Some(Duration::from_secs(300)));
+    assert!(expires("alpha").unwrap() > std::time::SystemTime::now());
+    registry.keep_alive("beta", Some(Duration::ZERO));
+    while several.loaded() != ["alpha"] {}
+}
+
+#[test]
+fn a_model_without_a_loader_can_be_unloaded_but_not_come_back() {
+    let server = Setup::default().start();
+    server.post(CHAT, &hello()).ok();
+    server.post("/models/unload", &json!({ "model": "small" })).ok();
+    let answer = server.post(CHAT, &hello());
+    assert_eq!(answer.status, 404, "{}", answer.text());
+}

@@ -1,0 +1,251 @@
+//! TLS, Unix sockets, pages of other origins, time-outs and the bounded queue.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Setup, TestServer, hello, json, with};
+use quadriga_server::{ListenAddress, Origins, TlsFiles};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+
+const CHAT: &str = "/v1/chat/completions";
+const GET_HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+
+/// Copies one of two certificates of localhost and its key, which serve no other purpose, and returns the certificate.
+fn certify(folder: &Path, name: &str) -> CertificateDer<'static> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let certificate = data.join(format!("{name}-certificate.pem"));
+    std::fs::copy(data.join(format!("{name}-key.pem")), folder.join("key.pem")).unwrap();
+    std::fs::copy(&certificate, folder.join("cert.pem")).unwrap();
+    CertificateDer::from_pem_file(certificate).unwrap()
+}
+
+/// The answer to a request over TLS, from a server with this certificate.
+fn get_secure(server: &TestServer, trusted: &CertificateDer<'static>) -> std::io::Result<String> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(trusted.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let session = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = rustls::StreamOwned::new(session, server.client().connect());
+    stream.write_all(GET_HEALTH)?;
+    let mut text = String::new();
+    match stream.read_to_string(&mut text) {
+        // Not every close is announced.
+        Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => Err(error),
+        _ => Ok(text),
+    }
+}
+
+#[test]
+fn connections_are_encrypted_and_certificates_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = certify(folder.path(), "first");
+    let open = || TlsFiles::open(folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let setup = Setup::default();
+    let server = TestServer::of(setup.app().with_tls(open().unwrap()));
+    assert!(get_secure(&server, &first).unwrap().starts_with("HTTP/1.1 200"));
+    // Plain HTTP is no TLS.
+    let plain = server.client().raw(GET_HEALTH);
+    assert!(!plain.starts_with(b"HTTP"), "{plain:?}");
+    // A file that is half written changes nothing.
+    let key = std::fs::read(folder.path().join("key.pem")).unwrap();
+    std::fs::write(folder.path().join("key.pem"), &key[..40]).unwrap();
+    assert!(open().unwrap_err().contains("key.pem"));
+    assert!(get_secure(&server, &first).unwrap().starts_with("HTTP/1.1 200"));
+    let second = certify(folder.path(), "second");
+    assert!(get_secure(&server, &second).unwrap().starts_with("HTTP/1.1 200"));
+    assert!(get_secure(&server, &first).is_err());
+}
+
+/// A server at a Unix socket.
+fn at_socket(setup: Setup, path: &Path) -> TestServer {
+    TestServer::at(setup.app(), ListenAddress::Unix { path: path.to_owned(), mode: 0o600 })
+}
+
+fn ask(path: &Path, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_unix_socket_is_private_and_replaces_one_left_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("q.sock");
+    // As a killed server leaves it.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let mut server = at_socket(Setup::default(), &path);
+    assert!(ask(&path, GET_HEALTH).starts_with("HTTP/1.1 200"));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    // One that is in use is not taken away.
+    let taken = std::panic::catch_unwind(|| at_socket(Setup::default(), &path));
+    assert!(taken.is_err());
+    assert!(ask(&path, GET_HEALTH).starts_with("HTTP/1.1 200"));
+    server.stop();
+    server.join();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_client_that_does_not_read_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("q.sock");
+    let mut setup = Setup::default();
+    setup.limits.write_time = Duration::from_millis(20);
+    let server = at_socket(setup, &path);
+    // More than the buffers of the socket hold.
+    let body = with(
+        hello(),
+        json!({ "max_tokens": 480, "n": 4, "stream": true, "logprobs": true, "top_logprobs": 20 }),
+    );
+    let body = body.to_string();
+    let mut stream = UnixStream::connect(&path).unwrap();
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+    // Until the server has given up; the stream stays open on this side.
+    let status = || {
+        let text = ask(&path, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let line =
+            text.lines().find(|line| line.starts_with("quadriga:http_requests_active")).unwrap().to_owned();
+        line.rsplit(' ').next().unwrap().parse::<u32>().unwrap()
+    };
+    while server.app.requests().active() == 0 {}
+    // This request itself is the one that is left.
+    while status() > 1 {}
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest);
+    assert!(!rest.ends_with(b"0\r\n\r\n"), "the answer was complete: {} bytes", rest.len());
+    for served in server.app.models().loaded() {
+        // It ends with the step that is being computed.
+        while served.state().running > 0 {}
+        assert_eq!((served.state().running, served.state().used_pages), (0, 0));
+    }
+}
+
+#[test]
+fn a_slow_header_is_timed_out() {
+    let mut setup = Setup::default();
+    setup.limits.header_time = Duration::from_millis(20);
+    let server = setup.start();
+    let mut stream = server.client().connect();
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost:").unwrap();
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{rest:?}");
+}
+
+#[test]
+fn pages_of_other_origins_are_refused_unless_allowed() {
+    let page =
+        |server: &TestServer, origin: &str| server.client().header("origin", origin).post(CHAT, &hello());
+    let server = TestServer::start();
+    let foreign = page(&server, "https://evil.example");
+    assert_eq!(foreign.status, 403);
+    assert!(foreign.json()["error"]["message"].as_str().unwrap().contains("--cors-origins"));
+    for own in ["http://localhost", "http://127.0.0.1:3000"] {
+        let answer = page(&server, own);
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None), "{own}");
+    }
+    let preflight = |server: &TestServer, origin: &str| {
+        let client = server.client().header("origin", origin).header("access-control-request-method", "POST");
+        client
+            .header("access-control-request-headers", "authorization, x-any")
+            .send("OPTIONS", CHAT, b"")
+            .answer()
+    };
+    assert_eq!(preflight(&server, "https://a.example").header("access-control-allow-origin"), None);
+    let origins = Origins::parse("https://a.example");
+    let server = TestServer::of(Setup::default().app().with_origins(origins));
+    let asked = preflight(&server, "https://a.example");
+    assert_eq!((asked.status, asked.header("access-control-allow-origin")), (204, Some("https://a.example")));
+    assert_eq!(asked.header("access-control-allow-headers"), Some("authorization, x-any"));
+    let answer = page(&server, "https://a.example");
+    assert_eq!(
+        (answer.status, answer.header("access-control-allow-origin")),
+        (200, Some("https://a.example"))
+    );
+    assert_eq!(page(&server, "https://b.example").status, 403);
+}
+
+#[test]
+fn a_full_queue_is_429_with_the_time_to_wait() {
+    let mut setup = Setup::default();
+    setup.batcher.queue = 2;
+    setup.batcher.engine.sequences = 1;
+    let server = setup.start();
+    let endless = with(hello(), json!({ "max_tokens": 480, "stream": true }));
+    let mut running = server.client().stream(CHAT, &endless);
+    assert!(running.chunk().is_some());
+    let waiting: Vec<_> = (0..2)
+        .map(|_| {
+            let stream = server.client().stream(CHAT, &endless);
+            assert_eq!(stream.status, 200);
+            stream
+        })
+        .collect();
+    let refused = server.post(CHAT, &hello());
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    drop((running, waiting));
+    server.assert_idle();
+    server.post(CHAT, &hello()).ok();
+}
+
+#[test]
+fn a_server_that_drains_says_that_it_is_not_ready() {
+    let mut server = TestServer::start();
+    let endless = with(hello(), json!({ "max_tokens": 480, "stream": true }));
+    // One that never asks for anything does not hold it up for long.
+    let idle = server.client().connect();
+    let mut stream = server.client().stream(CHAT, &endless);
+    assert!(stream.chunk().is_some());
+    server.stop();
+    while !server.app.is_stopping() {}
+    let health = server.get("/health");
+    assert_eq!((health.status, server.post(CHAT, &hello()).status), (503, 503));
+    assert!(stream.answer().text().ends_with("data: [DONE]\n\n"));
+    server.join();
+    drop(idle);
+}
+
+#[test]
+fn answers_that_take_too_long_are_cut_at_the_deadline() {
+    let mut setup = Setup::default();
+    setup.limits.drain = Duration::ZERO;
+    let mut server = setup.start();
+    let mut stream =
+        server.client().stream(CHAT, &with(hello(), json!({ "max_tokens": 480, "stream": true })));
+    assert!(stream.chunk().is_some());
+    server.stop();
+    server.join();
+}
+
+#[test]
+fn bodies_of_all_requests_share_a_limit() {
+    let mut setup = Setup::default();
+    setup.limits.body_memory = 1000;
+    let server = setup.start();
+    let long = with(hello(), json!({ "user": "x".repeat(2000) }));
+    let answer = server.post(CHAT, &long);
+    assert_eq!(answer.status, 429, "{}", answer.text());
+    assert!(answer.header("retry-after").is_some());
+    server.post(CHAT, &hello()).ok();
+}
