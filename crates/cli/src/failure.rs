@@ -74,6 +74,15 @@ impl From<quadriga_gguf::Error> for Failure {
     }
 }
 
+impl From<quadriga_models::Error> for Failure {
+    fn from(error: quadriga_models::Error) -> Failure {
+        match error {
+            quadriga_models::Error::Model(error) => error.into(),
+            error => Failure::Message(error.to_string()),
+        }
+    }
+}
+
 impl From<LlmError> for Failure {
     fn from(error: LlmError) -> Failure {
         let text = match advice(&error) {

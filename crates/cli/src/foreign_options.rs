@@ -124,5 +124,4 @@ pub(crate) const COMMANDS: &[(&str, &str)] = &[
     ("show", "`quadriga inspect FILE` prints a model's metadata, `quadriga plan FILE` its memory"),
     ("ps", "no model stays loaded: each command loads its own"),
     ("create", "models are .gguf files; --system and sampling options are given to each command"),
-    ("quantize", "files are not quantized yet; -m FILE reads all types of GGUF files"),
 ];

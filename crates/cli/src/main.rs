@@ -43,7 +43,8 @@ use clap::error::ContextKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    batch, bench, chat, check, devices, embed, eval, inspect, neurons, plan, run, serve, synth,
+    batch, bench, chat, check, compare, devices, embed, eval, imatrix, inspect, neurons, perplexity, plan,
+    quantize, run, serve, synth,
 };
 use crate::failure::Outcome;
 
@@ -86,6 +87,14 @@ enum Command {
     Check(check::CheckArgs),
     /// Count how often each neuron of a model with ReLU is active
     Neurons(Box<neurons::NeuronsArgs>),
+    /// Write a GGUF file with smaller types
+    Quantize(Box<quantize::QuantizeArgs>),
+    /// Measure which inputs of a model's weights matter, for quantize
+    Imatrix(Box<imatrix::ImatrixArgs>),
+    /// Measure how well a model predicts a text
+    Perplexity(Box<perplexity::PerplexityArgs>),
+    /// Compare the predictions and weights of two models
+    Compare(Box<compare::CompareArgs>),
     /// Write a GGUF file with random weights
     Synth(synth::SynthArgs),
 }
@@ -103,6 +112,10 @@ impl Command {
             Command::Embed(arguments) => arguments.model.quiet,
             Command::Eval(arguments) => arguments.model.quiet,
             Command::Neurons(arguments) => arguments.model.quiet,
+            Command::Quantize(arguments) => arguments.quiet,
+            Command::Imatrix(arguments) => arguments.model.quiet,
+            Command::Perplexity(arguments) => arguments.model.quiet,
+            Command::Compare(arguments) => arguments.model.quiet,
             Command::Inspect(_) | Command::Devices(_) | Command::Check(_) | Command::Synth(_) => false,
         }
     }
@@ -143,6 +156,10 @@ fn execute(command: &Command) -> Outcome {
         Command::Eval(arguments) => eval::eval(arguments),
         Command::Check(arguments) => check::check(arguments),
         Command::Neurons(arguments) => neurons::neurons(arguments),
+        Command::Quantize(arguments) => quantize::quantize(arguments),
+        Command::Imatrix(arguments) => imatrix::imatrix(arguments),
+        Command::Perplexity(arguments) => perplexity::perplexity(arguments),
+        Command::Compare(arguments) => compare::compare(arguments),
         Command::Synth(arguments) => synth::synth(arguments),
     }
 }

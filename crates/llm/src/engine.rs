@@ -15,7 +15,7 @@ mod windows;
 
 use std::time::Instant;
 
-use quadriga_runtime::{Detail, Plan, PlanKey, Progress, Scheduler, Session, Trace};
+use quadriga_runtime::{Detail, ObservedRun, Observer, Plan, PlanKey, Progress, Scheduler, Session, Trace};
 
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
@@ -90,6 +90,7 @@ pub struct Engine {
     /// Whether a device has the logits, so that it can compute the argmax; `None` before that is known.
     argmax_on_device: Option<bool>,
     observer: Option<(Detail, BatchObserver)>,
+    node_observer: Option<Box<dyn Observer + Send>>,
 }
 
 /// A function that is called after every batch with its plan and its times.
@@ -178,6 +179,7 @@ impl Engine {
             decode: Decode::default(),
             argmax_on_device: None,
             observer: None,
+            node_observer: None,
         };
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger batches find them loaded.
@@ -245,6 +247,13 @@ impl Engine {
     pub fn observe(&mut self, observer: Option<(Detail, BatchObserver)>) {
         self.decode.discard_run_ahead();
         self.observer = observer;
+    }
+
+    /// Sets an observer of intermediate results, which sees those of every batch from now on that it wants to see; `None`
+    /// removes it. An observer that ends a run makes [`Engine::extend`] fail.
+    pub fn observe_nodes(&mut self, observer: Option<Box<dyn Observer + Send>>) {
+        self.decode.discard_run_ahead();
+        self.node_observer = observer;
     }
 
     /// The number of tokens in a sequence's KV cache.
@@ -468,6 +477,12 @@ impl Engine {
         self.set_neuron_tables(&shape)?;
         if rows > 0 && rows < batch.len() {
             self.session.set("rows", self.inputs.rows.as_slice())?;
+        }
+        if let Some(observer) = &mut self.node_observer {
+            if let ObservedRun::Stopped { .. } = self.session.debug().observe(observer.as_mut())? {
+                return Err(Error::ObserverStopped);
+            }
+            return Ok(shape);
         }
         let Some((detail, _)) = &self.observer else {
             self.session.start()?;

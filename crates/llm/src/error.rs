@@ -232,6 +232,10 @@ pub enum Error {
         sequence: usize,
     },
 
+    /// An observer of intermediate results ended the run.
+    #[error("the observer of intermediate results ended the run")]
+    ObserverStopped,
+
     /// An option is outside its range.
     #[error("{name} is {value}; it must be {wanted}")]
     Option {

@@ -1,1 +1,12 @@
 //! Judges models: perplexity, KL divergence and error per tensor.
+
+mod page;
+mod statistics;
+mod tensors;
+mod text;
+
+pub use crate::error::QualityError;
+pub use page::error_page;
+pub use statistics::Estimate;
+pub use tensors::{TensorError, compare_tensors};
+pub use text::{Perplexity, TextComparison, compare_texts, perplexity};

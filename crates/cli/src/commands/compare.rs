@@ -1,0 +1,148 @@
+//! `quadriga compare`: how far one model is from another.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use quadriga_gguf::File;
+use quadriga_llm::{Engine, EngineOptions};
+use quadriga_models::quality::{TensorError, TextComparison, compare_tensors, compare_texts, error_page};
+use quadriga_view::format::plural;
+
+use super::perplexity::{first_chunks, read_text};
+use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
+use crate::{interrupt, values};
+
+/// Arguments of `quadriga compare`.
+#[derive(clap::Args)]
+pub(crate) struct CompareArgs {
+    /// GGUF file of the reference, such as the model before quantization
+    reference: PathBuf,
+    /// GGUF file of the model to judge
+    other: PathBuf,
+    /// File with a text; without, only tensors are compared
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Tokens of a chunk; each is computed from an empty context
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::at_least_one)]
+    chunk_size: usize,
+    /// Chunks to compute, 0 for all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    chunks: usize,
+    /// Print the error of every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Write a page with the error of every layer as a picture
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+}
+
+/// Compares texts and tensors.
+pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
+    let text = match &arguments.file {
+        Some(path) => Some(judge(
+            &arguments.model,
+            (&arguments.reference, &arguments.other),
+            &read_text(path)?,
+            (arguments.chunk_size, arguments.chunks),
+        )?),
+        None => None,
+    };
+    let tensors = compare_tensors(&File::open(&arguments.reference)?, &File::open(&arguments.other)?)?;
+    if let Some(path) = &arguments.html {
+        let title = format!("{} against {}", arguments.other.display(), arguments.reference.display());
+        let page = error_page(&title, text.as_ref(), &tensors);
+        std::fs::write(path, page).map_err(|error| Failure::file("write", path, &error))?;
+    }
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        serde_json::to_writer(&mut out, &serde_json::json!({ "text": text, "tensors": tensors }))?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    if let Some(text) = &text {
+        print_text(&mut out, text)?;
+    }
+    print_tensors(&mut out, &tensors, arguments.tensors || text.is_none())
+}
+
+/// The comparison of two files' predictions on a text.
+pub(crate) fn judge(
+    model: &ModelOptions,
+    (reference, other): (&Path, &Path),
+    text: &str,
+    (chunk, chunks): (usize, usize),
+) -> Outcome<TextComparison> {
+    let engine = |path: &Path| -> Outcome<(Engine, Vec<u32>)> {
+        let model = model.with_file(Some(path));
+        let options = EngineOptions { output_rows: usize::MAX, context: chunk, ..model.engine() };
+        let prepared = model.prepare(&options)?;
+        let tokens = prepared.model.tokenizer()?.encode(text, false);
+        Ok((prepared.engine()?.0, tokens))
+    };
+    let (mut first, tokens) = engine(reference)?;
+    let (mut second, others) = engine(other)?;
+    if tokens != others {
+        return Err(Failure::Message(
+            "the models divide the text into different tokens: they cannot be compared".to_owned(),
+        ));
+    }
+    let tokens = first_chunks(&tokens, chunks, chunk);
+    let ctrl_c = interrupt::catch();
+    let found = compare_texts(&mut first, &mut second, tokens, chunk, &mut |done, so_far| {
+        if !model.quiet {
+            note!("chunk {done} of {}: KL divergence {so_far:.5}", tokens.len() / chunk);
+        }
+        !ctrl_c.is_pressed()
+    });
+    if ctrl_c.is_pressed() { Err(Failure::Interrupted) } else { Ok(found?) }
+}
+
+/// Prints the comparison of predictions.
+pub(crate) fn print_text(out: &mut dyn Write, text: &TextComparison) -> Outcome {
+    writeln!(out, "perplexity of the reference  {:.4}", text.reference)?;
+    writeln!(out, "perplexity                   {:.4}", text.other)?;
+    writeln!(out, "ratio                        {:.5}", text.ratio)?;
+    writeln!(out, "KL divergence, mean          {:.6}", text.divergence)?;
+    writeln!(
+        out,
+        "  median, 99 %, largest      {:.6}, {:.6}, {:.6}",
+        text.median, text.quantile99, text.largest
+    )?;
+    writeln!(
+        out,
+        "same most probable token     {:.3} % ± {:.3}",
+        100.0 * text.same_top.mean,
+        100.0 * text.same_top.margin
+    )?;
+    writeln!(out, "RMS change of probability    {:.3} %", 100.0 * text.probability_rms)?;
+    writeln!(out, "over {}", plural(text.tokens, "token", "tokens"))?;
+    Ok(())
+}
+
+/// Prints the errors of tensors: all, or the sum of them.
+fn print_tensors(out: &mut dyn Write, tensors: &[TensorError], all: bool) -> Outcome {
+    if all {
+        writeln!(out, "{:<40} {:>7} {:>7} {:>11} {:>10}", "tensor", "from", "to", "RMS error", "relative")?;
+        for tensor in tensors.iter().filter(|tensor| tensor.rms > 0.0) {
+            writeln!(
+                out,
+                "{:<40} {:>7} {:>7} {:>11.4e} {:>8.3} %",
+                tensor.name,
+                tensor.reference,
+                tensor.other,
+                tensor.rms,
+                100.0 * tensor.relative
+            )?;
+        }
+    }
+    let elements: u64 = tensors.iter().map(|tensor| tensor.elements).sum();
+    let squares: f64 = tensors.iter().map(|tensor| tensor.rms * tensor.rms * tensor.elements as f64).sum();
+    writeln!(out, "RMS error of all weights     {:.6e}", (squares / elements.max(1) as f64).sqrt())?;
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! `quadriga imatrix`: computes or merges importance matrices.
+
+use std::path::PathBuf;
+
+use quadriga_llm::EngineOptions;
+use quadriga_models::importance::{ImportanceMatrix, collect};
+use quadriga_view::format::plural;
+
+use crate::failure::{Failure, Outcome};
+use crate::model_options::ModelOptions;
+use crate::{interrupt, piped_input, values};
+
+/// Arguments of `quadriga imatrix`.
+#[derive(clap::Args)]
+pub(crate) struct ImatrixArgs {
+    /// File with the text
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// File for the importance matrix
+    #[arg(short, long, value_name = "FILE", default_value = "imatrix.gguf")]
+    output: PathBuf,
+    /// Add to these importance matrices of the same model; without a text, merge them
+    #[arg(long, value_name = "FILE")]
+    in_file: Vec<PathBuf>,
+    /// Tokens of a chunk of the text
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::at_least_one)]
+    chunk_size: usize,
+    /// Chunks to compute, 0 for all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    chunks: usize,
+    /// Chunks to skip at the beginning of the text
+    #[arg(long, visible_alias = "chunk", value_name = "N", default_value_t = 0)]
+    from_chunk: usize,
+    /// Continue the file of an interrupted run with the chunks that it does not have yet
+    #[arg(long)]
+    resume: bool,
+    /// Write the file after every N chunks
+    #[arg(long, visible_alias = "output-frequency", value_name = "N", default_value_t = 10, value_parser = values::at_least_one)]
+    save_every: usize,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+}
+
+/// Computes, merges and writes.
+pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
+    let mut merged: Option<ImportanceMatrix> = None;
+    let mut add = |path: &PathBuf| -> Outcome {
+        let matrix = ImportanceMatrix::read(path)?;
+        match &mut merged {
+            Some(merged) => merged.merge(&matrix)?,
+            None => merged = Some(matrix),
+        }
+        Ok(())
+    };
+    arguments.in_file.iter().try_for_each(&mut add)?;
+    let mut done = 0;
+    if arguments.resume && arguments.output.exists() {
+        let matrix = ImportanceMatrix::read(&arguments.output)?;
+        done = matrix.chunk_count as usize;
+        merged = Some(matrix);
+    }
+    let Some(text_file) = &arguments.file else {
+        let Some(merged) = merged.filter(|_| !arguments.in_file.is_empty()) else {
+            return Err(Failure::Usage(
+                "give a text with -f, or matrices to merge with --in-file".to_owned(),
+            ));
+        };
+        merged.write(&arguments.output)?;
+        note!("wrote {}: {}", arguments.output.display(), summary(&merged));
+        return Ok(());
+    };
+    let bytes = std::fs::read(text_file).map_err(|error| Failure::file("read", text_file, &error))?;
+    let text = piped_input::text(bytes, &text_file.display().to_string())?;
+    let options =
+        EngineOptions { output_rows: usize::MAX, context: arguments.chunk_size, ..arguments.model.engine() };
+    let prepared = arguments.model.prepare(&options)?;
+    let tokens = prepared.model.tokenizer()?.encode(&text, false);
+    let skipped = (arguments.from_chunk + done).saturating_mul(arguments.chunk_size).min(tokens.len());
+    let mut rest = tokens.get(skipped..).unwrap_or_default();
+    if arguments.chunks > 0 {
+        let wanted = arguments.chunks.saturating_sub(done).saturating_mul(arguments.chunk_size);
+        rest = rest.get(..wanted).unwrap_or(rest);
+    }
+    if rest.len() < arguments.chunk_size && merged.is_some() {
+        note!("quadriga: {} has all chunks of the text already", arguments.output.display());
+        return Ok(());
+    }
+    let (mut engine, _) = prepared.engine()?;
+    let ctrl_c = interrupt::catch();
+    let total = rest.len() / arguments.chunk_size;
+    let with_earlier = |matrix: ImportanceMatrix| -> Outcome<ImportanceMatrix> {
+        Ok(match &merged {
+            Some(earlier) => {
+                let mut sum = earlier.clone();
+                sum.merge(&matrix)?;
+                sum
+            }
+            None => matrix,
+        })
+    };
+    let name = text_file.display().to_string();
+    let mut failed = None;
+    let matrix = collect(&mut engine, rest, arguments.chunk_size, &name, &mut |chunk, matrix| {
+        if !arguments.model.quiet {
+            note!("chunk {chunk} of {total}");
+        }
+        if chunk % arguments.save_every == 0 && chunk < total {
+            let saved = with_earlier(matrix()).and_then(|sum| Ok(sum.write(&arguments.output)?));
+            failed = saved.err();
+        }
+        failed.is_none() && !ctrl_c.is_pressed()
+    })?;
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    let matrix = with_earlier(matrix)?;
+    matrix.write(&arguments.output)?;
+    note!("wrote {}: {}", arguments.output.display(), summary(&matrix));
+    if ctrl_c.is_pressed() {
+        note!("quadriga: interrupted; --resume continues");
+        return Err(Failure::Interrupted);
+    }
+    Ok(())
+}
+
+fn summary(matrix: &ImportanceMatrix) -> String {
+    let unused: usize =
+        matrix.entries.values().map(|entry| entry.counts.iter().filter(|count| **count == 0.0).count()).sum();
+    let unused = if unused > 0 {
+        format!("; {} never used by the text", plural(unused, "expert matrix", "expert matrices"))
+    } else {
+        String::new()
+    };
+    format!(
+        "{} from {} of {} tokens{unused}",
+        plural(matrix.entries.len(), "weight", "weights"),
+        plural(matrix.chunk_count as usize, "chunk", "chunks"),
+        matrix.chunk_size
+    )
+}

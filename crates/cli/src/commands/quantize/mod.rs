@@ -1,0 +1,322 @@
+//! `quadriga quantize`: writes a model with smaller types.
+
+mod check;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use quadriga_gguf::File;
+use quadriga_graph::DType;
+use quadriga_models::importance::ImportanceMatrix;
+use quadriga_models::quantize::{
+    FileType, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, WrittenTensor, fit, parse_override,
+    parse_type, quantize_file,
+};
+
+use crate::failure::{Failure, Outcome};
+use crate::{interrupt, size, values};
+
+/// Arguments of `quadriga quantize`.
+#[derive(clap::Args)]
+#[command(after_help = TYPES)]
+pub(crate) struct QuantizeArgs {
+    /// GGUF file to quantize; of a split model, any of its parts
+    input: PathBuf,
+    /// [OUT] TYPE [THREADS]: file to write [default: ggml-model-TYPE.gguf beside the input], type or mix, number of threads
+    #[arg(required = true, num_args = 1..=3, value_names = ["OUT", "TYPE", "THREADS"])]
+    rest: Vec<String>,
+    /// Importance matrix, by `quadriga imatrix` or llama.cpp
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Use the importance matrix only for tensors with this in their name
+    #[arg(long, value_name = "NAME", conflicts_with = "exclude_weights")]
+    include_weights: Vec<String>,
+    /// Do not use the importance matrix for tensors with this in their name
+    #[arg(long, value_name = "NAME")]
+    exclude_weights: Vec<String>,
+    /// Type of all tensors whose name matches; the first that matches decides
+    #[arg(long, value_name = "REGEX=TYPE")]
+    tensor_type: Vec<String>,
+    /// File with REGEX=TYPE, separated by spaces or lines
+    #[arg(long, value_name = "FILE")]
+    tensor_type_file: Option<PathBuf>,
+    /// Type of output.weight
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    output_tensor_type: Option<DType>,
+    /// Type of the token embedding
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    token_embedding_type: Option<DType>,
+    /// Leave output.weight as it is
+    #[arg(long)]
+    leave_output_tensor: bool,
+    /// Give all tensors the same type instead of a mix
+    #[arg(long)]
+    pure: bool,
+    /// Quantize tensors that are quantized already; loses quality
+    #[arg(long)]
+    allow_requantize: bool,
+    /// Write the same parts as the input has
+    #[arg(long)]
+    keep_split: bool,
+    /// Set a key of the output's metadata; types: int, float, bool, str
+    #[arg(long, value_name = "KEY=TYPE:VALUE")]
+    override_kv: Vec<String>,
+    /// Print types and sizes, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Choose the type of each tensor so that the file has at most this size, with the least error; TYPE is left out
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    fit: Option<u64>,
+    /// With --fit: the size is the memory of a device that must hold weights, KV cache and buffers
+    #[arg(long, requires = "fit")]
+    vram: bool,
+    /// With --vram: context size in tokens
+    #[arg(short = 'c', long = "ctx-size", value_name = "N", default_value_t = 4096)]
+    context: usize,
+    /// Do not compare the result with the input on a short text
+    #[arg(long)]
+    no_check: bool,
+    /// Text for the comparison [default: a short one of its own]
+    #[arg(long, value_name = "FILE")]
+    check_text: Option<PathBuf>,
+    /// Memory for buffers
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size::parse)]
+    memory: u64,
+    /// Number of threads [default: number of cores]
+    #[arg(short, long, value_name = "N", value_parser = values::threads)]
+    threads: Option<usize>,
+    /// Print neither progress nor summary
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+const TYPES: &str = "\
+Types and mixes, smallest first (Q3_K, Q4_K and Q5_K are short for the mixes in _M):
+  IQ1_S IQ1_M TQ1_0 IQ2_XXS TQ2_0 IQ2_XS IQ2_S IQ2_M Q2_K_S Q2_K IQ3_XXS IQ3_XS IQ3_S IQ3_M Q3_K_S Q3_K_M
+  Q3_K_L IQ4_XS MXFP4 MXFP4_MOE IQ4_NL NVFP4 Q4_0 Q4_K_S Q4_K_M Q4_1 Q5_0 Q5_K_S Q5_K_M Q5_1 Q6_K Q8_0
+  F16 BF16 F32
+Types below 3 bits need an importance matrix to be of use.";
+
+fn tensor_type(name: &str) -> Result<DType, String> {
+    parse_type(name).map_err(|error| error.to_string())
+}
+
+/// The output, the type and the number of threads.
+struct Target {
+    output: PathBuf,
+    file_type: FileType,
+    threads: Option<usize>,
+}
+
+impl QuantizeArgs {
+    /// The arguments behind the input: the output may be left out, as in llama.cpp's command.
+    fn target(&self) -> Outcome<Target> {
+        let unknown = |name: &str| {
+            let nearest = crate::similar::nearest(FileType::all().map(FileType::name), name);
+            let hint = nearest.first().map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            Failure::Usage(format!("{name:?} is no type{hint} (see `quadriga quantize --help`)"))
+        };
+        let threads = |text: &str| {
+            values::threads(text).map_err(|reason| Failure::Usage(format!("THREADS {text:?} {reason}")))
+        };
+        let beside = |file_type: FileType| self.input.with_file_name(format!("ggml-model-{file_type}.gguf"));
+        let rest: Vec<&str> = self.rest.iter().map(String::as_str).collect();
+        if self.fit.is_some() {
+            let [output] = rest.as_slice() else {
+                return Err(Failure::Usage("--fit chooses the types: give IN OUT only".to_owned()));
+            };
+            // The types of tensors that cannot be chosen, and the number in the file, are those of this mix.
+            let file_type = FileType::from_name("Q4_K_M").ok_or_else(|| unknown("Q4_K_M"))?;
+            return Ok(Target { output: output.into(), file_type, threads: self.threads });
+        }
+        let (output, file_type, count) = match rest.as_slice() {
+            [name] => {
+                let file_type = FileType::from_name(name).ok_or_else(|| unknown(name))?;
+                (beside(file_type), file_type, None)
+            }
+            [name, count] if FileType::from_name(name).is_some() && count.parse::<usize>().is_ok() => {
+                let file_type = FileType::from_name(name).ok_or_else(|| unknown(name))?;
+                (beside(file_type), file_type, Some(threads(count)?))
+            }
+            [output, name] => (output.into(), FileType::from_name(name).ok_or_else(|| unknown(name))?, None),
+            [output, name, count, ..] => {
+                let file_type = FileType::from_name(name).ok_or_else(|| unknown(name))?;
+                (output.into(), file_type, Some(threads(count)?))
+            }
+            [] => return Err(Failure::Usage("the type is missing".to_owned())),
+        };
+        Ok(Target { output, file_type, threads: self.threads.or(count) })
+    }
+
+    /// The options of the quantizer.
+    fn options(&self, target: &Target) -> Outcome<QuantizeOptions> {
+        let usage = |error: quadriga_models::quantize::QuantizeError| Failure::Usage(error.to_string());
+        let mut rules = self.tensor_type.clone();
+        if let Some(path) = &self.tensor_type_file {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))?;
+            rules.extend(text.split_whitespace().map(str::to_owned));
+        }
+        let mut options = QuantizeOptions::new(target.file_type);
+        options.output_type = self.output_tensor_type;
+        options.embedding_type = self.token_embedding_type;
+        options.tensor_types =
+            rules.iter().map(|rule| TensorType::parse(rule)).collect::<Result<_, _>>().map_err(usage)?;
+        options.leave_output = self.leave_output_tensor;
+        options.pure = self.pure;
+        options.allow_requantize = self.allow_requantize;
+        options.keep_split = self.keep_split;
+        options.overrides = self
+            .override_kv
+            .iter()
+            .map(|text| parse_override(text))
+            .collect::<Result<_, _>>()
+            .map_err(usage)?;
+        options.include_weights.clone_from(&self.include_weights);
+        options.exclude_weights.clone_from(&self.exclude_weights);
+        options.threads = target.threads.unwrap_or_default();
+        options.memory = usize::try_from(self.memory).unwrap_or(usize::MAX);
+        Ok(options)
+    }
+}
+
+/// Plans, quantizes and reports.
+pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
+    let target = arguments.target()?;
+    let options = arguments.options(&target)?;
+    let file = File::open(&arguments.input)?;
+    let matrix = arguments.imatrix.as_deref().map(ImportanceMatrix::read).transpose()?;
+    let plan = match arguments.fit {
+        Some(size) => fit_plan(arguments, &file, &options, matrix.as_ref(), size)?,
+        None => QuantizePlan::new(&file, &options, matrix.as_ref())?,
+    };
+    if arguments.dry_run {
+        return print_plan(&file, &plan);
+    }
+    if !arguments.quiet {
+        warn(&target, &options, &plan, matrix.as_ref());
+    }
+    let importance = matrix.as_ref().zip(arguments.imatrix.as_deref());
+    write(arguments, &file, &target, &plan, &options, importance)?;
+    if arguments.no_check || options.keep_split {
+        return Ok(());
+    }
+    check::check(arguments, &target)
+}
+
+/// A plan that fits in a size: of the file, or of a device's memory.
+fn fit_plan(
+    arguments: &QuantizeArgs,
+    file: &File,
+    options: &QuantizeOptions,
+    matrix: Option<&ImportanceMatrix>,
+    size: u64,
+) -> Outcome<QuantizePlan> {
+    // Metadata, names and padding; in a device's memory, what is there beside weights.
+    let tensors: u64 = file.tensors().map(|tensor| tensor.byte_len() as u64).sum();
+    let beside = match arguments.vram {
+        true => check::memory_beside_weights(&arguments.input, arguments.context)?,
+        false => file.byte_len().saturating_sub(tensors) + 4096,
+    };
+    let ctrl_c = interrupt::catch();
+    let plan = fit(file, options, matrix, size.saturating_sub(beside), &|| ctrl_c.is_pressed());
+    if ctrl_c.is_pressed() { Err(Failure::Interrupted) } else { Ok(plan?) }
+}
+
+fn write(
+    arguments: &QuantizeArgs,
+    file: &File,
+    target: &Target,
+    plan: &QuantizePlan,
+    options: &QuantizeOptions,
+    importance: Option<(&ImportanceMatrix, &Path)>,
+) -> Outcome {
+    let started = Instant::now();
+    let ctrl_c = interrupt::catch();
+    let (total, mut done, mut bytes) = (plan.tensors.len(), 0, 0);
+    let bar = (!arguments.quiet).then(|| indicatif::ProgressBar::new(plan.byte_len()));
+    let mut progress = |tensor: &WrittenTensor| {
+        done += 1;
+        bytes += tensor.plan.byte_len();
+        if let Some(bar) = &bar {
+            bar.set_message(format!("{done}/{total} {}", tensor.plan.name));
+            bar.set_position(bytes);
+        }
+    };
+    let cancelled = || ctrl_c.is_pressed();
+    let mut hooks = QuantizeHooks { progress: &mut progress, cancelled: &cancelled };
+    let written = quantize_file(file, &target.output, plan, options, importance, &mut hooks);
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    if ctrl_c.is_pressed() {
+        return Err(Failure::Interrupted);
+    }
+    written?;
+    if !arguments.quiet {
+        note!(
+            "wrote {}: {} in place of {}, {:.2} bits per weight, {:.1} s",
+            target.output.display(),
+            size::text(plan.byte_len()),
+            size::text(file.byte_len()),
+            plan.bits_per_weight(),
+            started.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
+}
+
+/// What the user should know before it is computed.
+fn warn(target: &Target, options: &QuantizeOptions, plan: &QuantizePlan, matrix: Option<&ImportanceMatrix>) {
+    let low = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "Q2_K_S"];
+    if matrix.is_none() && low.contains(&target.file_type.name()) {
+        note!(
+            "quadriga: {} without --imatrix loses much quality; `quadriga imatrix` computes one",
+            target.file_type
+        );
+    }
+    let fallbacks = plan.tensors.iter().filter(|tensor| tensor.wanted.is_some()).count();
+    if fallbacks > 0 {
+        note!("quadriga: {fallbacks} tensors get a larger type: their rows are not whole blocks of 256");
+    }
+    for rule in &options.tensor_types {
+        if !plan.tensors.iter().any(|tensor| rule.pattern.is_match(&tensor.name)) {
+            note!("quadriga: --tensor-type {}: no tensor has such a name", rule.pattern);
+        }
+    }
+    let Some(matrix) = matrix else { return };
+    let without = plan.tensors.iter().filter(|tensor| {
+        tensor.is_quantizable && tensor.from != tensor.to && !matrix.entries.contains_key(&tensor.name)
+    });
+    let names: Vec<&str> = without.map(|tensor| tensor.name.as_str()).collect();
+    if let Some(first) = names.first() {
+        note!("quadriga: the importance matrix has nothing for {} tensors, such as {first}", names.len());
+    }
+}
+
+/// Prints what would be written.
+fn print_plan(file: &File, plan: &QuantizePlan) -> Outcome {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    for tensor in &plan.tensors {
+        let dims: Vec<String> = tensor.shape.dims().iter().rev().map(ToString::to_string).collect();
+        let kept = if tensor.from == tensor.to { "  kept" } else { "" };
+        let wanted = tensor.wanted.map_or_else(String::new, |dtype| format!("  instead of {dtype}"));
+        writeln!(
+            out,
+            "{:<40} {:>20}  {:>7} → {:<7} {:>12}{kept}{wanted}",
+            tensor.name,
+            dims.join(" × "),
+            tensor.from,
+            tensor.to,
+            size::text(tensor.byte_len())
+        )?;
+    }
+    writeln!(
+        out,
+        "{} in place of {}, {:.2} bits per weight",
+        size::text(plan.byte_len()),
+        size::text(file.byte_len()),
+        plan.bits_per_weight()
+    )?;
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! Files: types, metadata, options, parts, interruption, and what is refused.
+
+use std::path::Path;
+
+use quadriga_gguf::{File, Writer};
+use quadriga_graph::DType;
+use quadriga_models::Error;
+use quadriga_models::importance::{ImportanceEntry, ImportanceMatrix};
+use quadriga_models::quantize::{
+    FileType, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, fit, parse_override,
+    quantize_file,
+};
+
+use crate::random::Random;
+
+const WIDTH: usize = 256;
+
+/// A model of two layers as F16, with a norm; its rows are whole blocks of 256.
+fn write_model(path: &Path, damage: Option<f32>) {
+    let mut random = Random(1);
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "llama").unwrap();
+    writer.set("llama.block_count", 2u32).unwrap();
+    writer.set("llama.attention.head_count", 8u32).unwrap();
+    writer.set("llama.attention.head_count_kv", 2u32).unwrap();
+    writer.set("general.file_type", 1u32).unwrap();
+    let mut names = vec!["token_embd.weight".to_owned(), "output.weight".to_owned()];
+    for layer in 0..2 {
+        for role in ["attn_q", "attn_v", "ffn_down"] {
+            names.push(format!("blk.{layer}.{role}.weight"));
+        }
+    }
+    for name in names {
+        let mut values = random.weights(24, WIDTH);
+        if let Some(damage) = damage.filter(|_| name == "blk.1.attn_v.weight") {
+            values[5 * WIDTH + 3] = damage;
+        }
+        writer
+            .tensor(&name, DType::F16, [24, WIDTH], move |out| {
+                values.iter().try_for_each(|value| out.write_all(&half::f16::from_f32(*value).to_le_bytes()))
+            })
+            .unwrap();
+    }
+    let norm: Vec<u8> = [1.0f32; WIDTH].iter().flat_map(|one| one.to_le_bytes()).collect();
+    writer.tensor_bytes("output_norm.weight", DType::F32, [WIDTH], norm.leak()).unwrap();
+    writer.write(path).unwrap();
+}
+
+fn options(name: &str) -> QuantizeOptions {
+    QuantizeOptions { threads: 2, ..QuantizeOptions::new(FileType::from_name(name).unwrap()) }
+}
+
+fn run(input: &Path, output: &Path, options: &QuantizeOptions) -> quadriga_models::Result<QuantizePlan> {
+    let file = File::open(input)?;
+    let plan = QuantizePlan::new(&file, options, None)?;
+    let mut hooks = QuantizeHooks { progress: &mut |_| {}, cancelled: &|| false };
+    quantize_file(&file, output, &plan, options, None, &mut hooks)?;
+    Ok(plan)
+}
+
+#[test]
+fn a_file_has_the_planned_types_and_the_changed_metadata() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    write_model(&input, None);
+    let mut options = options("Q4_K_M");
+    options.overrides = vec![
+        parse_override("llama.block_count=int:2").unwrap(),
+        parse_override("general.name=str:small").unwrap(),
+    ];
+    options.tensor_types = vec![TensorType::parse(r"blk\.1\.attn_q=q5_k").unwrap()];
+    let plan = run(&input, &output, &options).unwrap();
+    let file = File::open(&output).unwrap();
+    for (tensor, plan) in file.tensors().zip(&plan.tensors) {
+        assert_eq!((tensor.name(), tensor.dtype()), (plan.name.as_str(), plan.to));
+    }
+    let dtype = |name: &str| file.tensor(name).unwrap().dtype();
+    assert_eq!(dtype("blk.0.attn_q.weight"), DType::Q4_K);
+    assert_eq!(dtype("blk.1.attn_q.weight"), DType::Q5_K);
+    assert_eq!(dtype("output.weight"), DType::Q6_K);
+    assert_eq!(dtype("output_norm.weight"), DType::F32);
+    assert_eq!(file.get::<u32>("general.file_type").unwrap(), 15);
+    assert_eq!(file.get::<u32>("general.quantization_version").unwrap(), 2);
+    assert_eq!(file.get::<&str>("general.name").unwrap(), "small");
+    assert_eq!(file.get::<u32>("llama.block_count").unwrap(), 2);
+    assert_eq!(file.byte_len(), std::fs::metadata(&output).unwrap().len());
+    assert!(plan.byte_len() < file.byte_len());
+}
+
+#[test]
+fn threads_and_memory_do_not_change_the_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.gguf");
+    write_model(&input, None);
+    let mut files = Vec::new();
+    for (threads, memory) in [(1, 1), (3, 1), (2, 1 << 30)] {
+        let output = folder.path().join(format!("{threads}-{memory}.gguf"));
+        run(&input, &output, &QuantizeOptions { threads, memory, ..options("Q5_K_S") }).unwrap();
+        files.push(std::fs::read(output).unwrap());
+    }
+    assert!(files.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn options_choose_types() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.gguf");
+    write_model(&input, None);
+    let file = File::open(&input).unwrap();
+    let types = |options: &QuantizeOptions| {
+        let plan = QuantizePlan::new(&file, options, None).unwrap();
+        let of = |name: &str| plan.tensors.iter().find(|tensor| tensor.name == name).unwrap().to;
+        (of("token_embd.weight"), of("output.weight"), of("blk.0.attn_v.weight"))
+    };
+    use DType::*;
+    assert_eq!(types(&options("Q4_K_M")), (Q4_K, Q6_K, Q6_K));
+    assert_eq!(types(&QuantizeOptions { pure: true, ..options("Q4_K_M") }), (Q4_K, Q4_K, Q4_K));
+    assert_eq!(types(&QuantizeOptions { leave_output: true, ..options("Q4_K_M") }), (Q4_K, F16, Q6_K));
+    let chosen = QuantizeOptions { output_type: Some(Q8_0), embedding_type: Some(Q5_1), ..options("Q4_K_M") };
+    assert_eq!(types(&chosen), (Q5_1, Q8_0, Q6_K));
+    for wrong in ["attn_v", "=q4_k", "attn_v=q9", "(=q4_k"] {
+        assert!(matches!(TensorType::parse(wrong), Err(QuantizeError::TensorType { .. })), "{wrong}");
+    }
+    for wrong in ["a", "a=int", "a=int:x", "a=list:1", "=int:1"] {
+        assert!(matches!(parse_override(wrong), Err(QuantizeError::Override { .. })), "{wrong}");
+    }
+}
+
+#[test]
+fn quantized_tensors_are_quantized_again_only_if_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second, third] = ["a.gguf", "b.gguf", "c.gguf"].map(|name| folder.path().join(name));
+    write_model(&first, None);
+    run(&first, &second, &options("Q8_0")).unwrap();
+    let refused = run(&second, &third, &options("Q4_0")).unwrap_err();
+    assert!(refused.to_string().contains("--allow-requantize"), "{refused}");
+    run(&second, &third, &QuantizeOptions { allow_requantize: true, ..options("Q4_0") }).unwrap();
+    assert_eq!(File::open(&third).unwrap().tensor("blk.0.attn_q.weight").unwrap().dtype(), DType::Q4_0);
+}
+
+#[test]
+fn a_failed_or_cancelled_run_leaves_the_old_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    for damage in [f32::NAN, f32::INFINITY] {
+        write_model(&input, Some(damage));
+        std::fs::write(&output, "old").unwrap();
+        let error = run(&input, &output, &options("Q4_0")).unwrap_err();
+        let place = matches!(&error, Error::Quantize(QuantizeError::NotFinite { tensor, row: 5 }) if tensor == "blk.1.attn_v.weight");
+        assert!(place, "{error}");
+        assert_eq!(std::fs::read(&output).unwrap(), b"old");
+    }
+    write_model(&input, None);
+    let file = File::open(&input).unwrap();
+    let plan = QuantizePlan::new(&file, &options("Q4_0"), None).unwrap();
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    let cancelled = || asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) > 3;
+    let mut hooks = QuantizeHooks { progress: &mut |_| {}, cancelled: &cancelled };
+    let result = quantize_file(&file, &output, &plan, &options("Q4_0"), None, &mut hooks);
+    assert!(matches!(result, Err(Error::Quantize(QuantizeError::Cancelled))), "{result:?}");
+    assert_eq!(std::fs::read(&output).unwrap(), b"old");
+    // Nothing else is left behind.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn the_output_may_be_the_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    write_model(&path, None);
+    run(&path, &path, &options("Q6_K")).unwrap();
+    assert_eq!(File::open(&path).unwrap().tensor("blk.0.attn_q.weight").unwrap().dtype(), DType::Q6_K);
+}
+
+#[test]
+fn importance_of_another_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.gguf");
+    write_model(&input, None);
+    let file = File::open(&input).unwrap();
+    let options = options("Q4_K_S");
+    let mut matrix = ImportanceMatrix::default();
+    let entry = |len: usize| ImportanceEntry { sums: vec![1.0; len], counts: vec![1.0] };
+    matrix.entries.insert("blk.0.attn_q.weight".to_owned(), entry(WIDTH));
+    let plan = QuantizePlan::new(&file, &options, Some(&matrix)).unwrap();
+    let output = folder.path().join("out.gguf");
+    let mut weighted = Vec::new();
+    let mut progress = |tensor: &quadriga_models::quantize::WrittenTensor| {
+        if tensor.weighted {
+            weighted.push(tensor.plan.name.clone());
+        }
+    };
+    let mut hooks = QuantizeHooks { progress: &mut progress, cancelled: &|| false };
+    let path = Path::new("m.imatrix");
+    quantize_file(&file, &output, &plan, &options, Some((&matrix, path)), &mut hooks).unwrap();
+    assert_eq!(weighted, ["blk.0.attn_q.weight"]);
+    assert_eq!(File::open(&output).unwrap().get::<&str>("quantize.imatrix.file").unwrap(), "m.imatrix");
+    matrix.entries.insert("blk.1.attn_q.weight".to_owned(), entry(WIDTH + 1));
+    let mut hooks = QuantizeHooks { progress: &mut |_| {}, cancelled: &|| false };
+    let error =
+        quantize_file(&file, &output, &plan, &options, Some((&matrix, path)), &mut hooks).unwrap_err();
+    assert!(error.to_string().contains("blk.1.attn_q.weight"), "{error}");
+}
+
+#[test]
+fn fitting_uses_the_bytes_that_there_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.gguf");
+    write_model(&input, None);
+    let file = File::open(&input).unwrap();
+    let options = options("Q4_K_M");
+    let mut earlier = 0;
+    for bits in [3.0, 4.5, 6.0, 9.0] {
+        let elements: u64 = file.tensors().map(|tensor| tensor.element_count()).sum();
+        let limit = (elements as f64 * bits / 8.0) as u64;
+        let plan = fit(&file, &options, None, limit, &|| false).unwrap();
+        let bytes = plan.byte_len();
+        assert!(bytes <= limit && bytes > limit * 9 / 10, "{bits} bits: {bytes} of {limit}");
+        assert!(bytes > earlier);
+        earlier = bytes;
+    }
+    let error = fit(&file, &options, None, 1000, &|| false).unwrap_err();
+    assert!(matches!(error, Error::Quantize(QuantizeError::TooSmall { .. })), "{error}");
+}
+
+#[test]
+fn parts_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = vec![0u8; 2 * 32 * 2];
+    for part in 0..2u16 {
+        let mut writer = Writer::new();
+        if part == 0 {
+            writer.set("general.architecture", "llama").unwrap();
+        }
+        writer.set("split.no", part).unwrap().set("split.count", 2u16).unwrap();
+        writer.set("split.tensors.count", 2i32).unwrap();
+        let name = format!("blk.{part}.attn_q.weight");
+        writer.tensor_bytes(&name, DType::F16, [2, 32], &bytes).unwrap();
+        writer.write(folder.path().join(format!("in-{:05}-of-00002.gguf", part + 1))).unwrap();
+    }
+    let input = folder.path().join("in-00001-of-00002.gguf");
+    run(&input, &folder.path().join("out.gguf"), &QuantizeOptions { keep_split: true, ..options("Q8_0") })
+        .unwrap();
+    let file = File::open(folder.path().join("out-00002-of-00002.gguf")).unwrap();
+    assert_eq!((file.part_count(), file.tensor_count()), (2, 2));
+    assert_eq!(file.tensor("blk.1.attn_q.weight").unwrap().dtype(), DType::Q8_0);
+    run(&input, &folder.path().join("one.gguf"), &options("Q8_0")).unwrap();
+    let file = File::open(folder.path().join("one.gguf")).unwrap();
+    assert_eq!((file.part_count(), file.tensor_count()), (1, 2));
+}
