@@ -121,7 +121,8 @@ fn codes<S: Simd, const N: usize, const H: usize>(
     for (groups, integers) in halves.iter().zip(&scales.groups) {
         let step = simd.load(integers) * simd.splat(scales.block);
         let found = groups.codes(levels, simd.splat(0.0), inverse(simd, step));
-        for (place, found) in places.by_ref().zip(&found) {
+        // In this order: the other one would take a place for nothing when the groups end.
+        for (found, place) in found.iter().zip(places.by_ref()) {
             place.copy_from_slice(found);
         }
     }

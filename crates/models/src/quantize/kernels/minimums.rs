@@ -152,7 +152,8 @@ fn codes<S: Simd, const N: usize, const H: usize>(
         let scale = simd.load(scales) * simd.splat(lines.scale);
         let minimum = simd.load(minimums) * simd.splat(lines.minimum);
         let found = groups.codes(Integers { low: 0.0, high: highest }, minimum, inverse(simd, scale));
-        for (place, found) in places.by_ref().zip(&found) {
+        // In this order: the other one would take a place for nothing when the groups end.
+        for (found, place) in found.iter().zip(places.by_ref()) {
             place.copy_from_slice(found);
         }
     }
