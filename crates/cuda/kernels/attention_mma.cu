@@ -6,12 +6,27 @@
 //
 // In the mma of a tile, masked keys take part with weight 0, and a value there that is not finite would spoil the sum.
 // So where a result is not finite, or a query is too large for f16, the warp computes its queries again, key by key.
+//
+// Through a page table, a tile of keys is a page: only where it begins is looked up. A tile of queries with several page
+// tables is left to attention_paged.cu.
 
 #define QUERIES 64
 #define KEYS 64
 #define THREADS 128
 
 #if __CUDA_ARCH__ >= 800
+
+// Where the rows of keys and values are: in order, or in the pages of a sequence.
+template <bool PAGED> struct KeyRows {
+    const PagedWork &p;
+    const int *table;
+    // The row of a key, whose 64 neighbours follow if the key is the first of a page; negative if there is none.
+    __device__ __forceinline__ i64 operator()(i64 key) const {
+        if (!PAGED) return key;
+        i64 rows = page_rows(p, table, key / PAGE);
+        return rows < 0 ? rows : rows + key % PAGE;
+    }
+};
 
 // Starts to load a tile of keys or values into shared memory; rows from `end` on are zero.
 template <int D>
@@ -36,9 +51,10 @@ __device__ __forceinline__ void load_tile(const Tensor &from, i64 b, i64 g, i64 
 template <int D> struct Softmax { float top[2], sum[2], values[D / 8][4]; };
 
 // The exact version: keys `begin..end` one after another. Each lane gets a quarter of the sum of weights.
-template <int D>
-__device__ __forceinline__ void attend_key_by_key(const AttentionWork &w, i64 b, i64 h, i64 g, const i64 t[2],
-                                                  const int begin[2], const int end[2], Softmax<D> &state) {
+template <int D, bool PAGED>
+__device__ __forceinline__ void attend_key_by_key(const AttentionWork &w, const KeyRows<PAGED> &rows, i64 b, i64 h,
+                                                  i64 g, const i64 t[2], const int begin[2], const int end[2],
+                                                  Softmax<D> &state) {
     int pair = threadIdx.x % 4 * 2;
     u32 four = 0xfu << (threadIdx.x % WARP / 4 * 4);
 #pragma unroll
@@ -48,7 +64,9 @@ __device__ __forceinline__ void attend_key_by_key(const AttentionWork &w, i64 b,
 #pragma unroll
         for (int n = 0; n < D / 8; n++) state.values[n][2 * r] = state.values[n][2 * r + 1] = 0.0f;
         for (int key = begin[r]; key < end[r]; key++) {
-            const u8 *row = row_at(w.k, b, g, key);
+            i64 at = rows(key);
+            if (PAGED && at < 0) continue;
+            const u8 *row = row_at(w.k, b, g, at);
             float score = 0.0f;
 #pragma unroll 1
             for (int c = threadIdx.x % 4; c < D; c += 4)
@@ -60,7 +78,7 @@ __device__ __forceinline__ void attend_key_by_key(const AttentionWork &w, i64 b,
             float higher = fmaxf(top, score), fade = fast_exp(top - higher), weight = fast_exp(score - higher);
             top = higher;
             sum = sum * fade + 0.25f * weight;
-            row = row_at(w.v, b, g, key);
+            row = row_at(w.v, b, g, at);
 #pragma unroll
             for (int n = 0; n < D / 8; n++)
 #pragma unroll
@@ -74,8 +92,10 @@ __device__ __forceinline__ void attend_key_by_key(const AttentionWork &w, i64 b,
     }
 }
 
-template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWork &w, u8 *memory) {
-    __shared__ int lowest[THREADS / WARP], highest[THREADS / WARP];
+// `p` is the work of pages if there are some.
+template <int D, bool PAGED>
+__device__ __forceinline__ void attend_tiles(const AttentionWork &w, const PagedWork &p, u8 *memory) {
+    __shared__ int lowest[THREADS / WARP], highest[THREADS / WARP], tables[THREADS / WARP];
     __shared__ bool is_last;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, pair = lane % 4 * 2;
     i64 h = blockIdx.x, b = blockIdx.z / w.a.partitions, number = blockIdx.z % w.a.partitions;
@@ -83,21 +103,31 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
     // With a causal mask, later queries see more keys: the longest blocks start first.
     i64 first_query = (i64)(gridDim.y - 1 - blockIdx.y) * QUERIES;
     wait_for_previous_kernel();
+    if (PAGED && !has_one_table(p, first_query)) return;
 
     // This lane's queries and their spans. Lanes beyond the last query repeat it.
     i64 t[2];
-    int begin[2], end[2], low = 0x7fffffff, high = 0;
+    int begin[2], end[2], low = 0x7fffffff, high = 0, table = 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         t[r] = min(first_query + warp * 16 + lane / 4 + 8 * r, w.q.d[2] - 1);
-        i64 from, to;
-        visible(w, t[r], &from, &to);
+        i64 from, to, one;
+        if (PAGED)
+            visible_in_pages(p, t[r], &from, &to, &one);
+        else
+            visible(w, t[r], &from, &to);
         begin[r] = (int)from;
         end[r] = (int)to;
         if (from < to) {
             low = min(low, begin[r]);
             high = max(high, end[r]);
+            if (PAGED) table = (int)one;
         }
+    }
+    // Those without keys have table 0, the others the same one.
+    if (PAGED) {
+        table = __reduce_max_sync(FULL, table);
+        if (lane == 0) tables[warp] = table;
     }
     low = __reduce_min_sync(FULL, low);
     high = __reduce_max_sync(FULL, high);
@@ -109,8 +139,10 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
     for (int i = 0; i < THREADS / WARP; i++) {
         low = min(low, lowest[i]);
         high = max(high, highest[i]);
+        if (PAGED) table = max(table, tables[i]);
     }
     if (low > high) low = high;
+    KeyRows<PAGED> rows = {p, PAGED ? (const int *)(p.pages.address + table * p.pages.s[2]) : nullptr};
     // This block's partition of the keys.
     i64 first_partition = low / w.a.partition;
     i64 count = high > low ? (high - 1) / w.a.partition - first_partition + 1 : 1;
@@ -123,6 +155,7 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
         begin[r] = max(begin[r], low);
         end[r] = min(end[r], high);
     }
+    if (PAGED) low = low / PAGE * PAGE;
     int all_from = __reduce_max_sync(FULL, max(begin[0], begin[1]));   // all queries of the warp see these keys
     int all_to = __reduce_min_sync(FULL, min(end[0], end[1]));
     bool simple = !w.mask.address && w.a.soft_cap <= 0.0f;             // neither mask nor soft cap
@@ -165,9 +198,9 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
         return tile;
     };
     auto start = [&](int tile, int buffer) {
-        int first = low + tile * KEYS;
-        load_tile<D>(w.k, b, g, first, high, memory + 2 * buffer * bytes);
-        load_tile<D>(w.v, b, g, first, high, memory + (2 * buffer + 1) * bytes);
+        i64 first = low + tile * KEYS, row = rows(first), end = row < 0 ? 0 : row + high - first;
+        load_tile<D>(w.k, b, g, max(row, (i64)0), end, memory + 2 * buffer * bytes);
+        load_tile<D>(w.v, b, g, max(row, (i64)0), end, memory + (2 * buffer + 1) * bytes);
     };
     // The row of one of four matrices whose address this lane passes to ldmatrix.
     u32 base = (u32)__cvta_generic_to_shared(memory), matrix = lane / 8;
@@ -255,7 +288,7 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) again |= !(fabsf(state.values[n][i]) < INF);
-    if (__any_sync(FULL, again)) attend_key_by_key<D>(w, b, h, g, t, begin, end, state);
+    if (__any_sync(FULL, again)) attend_key_by_key<D, PAGED>(w, rows, b, h, g, t, begin, end, state);
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -293,7 +326,12 @@ template <int D> __device__ __forceinline__ void attend_tiles(const AttentionWor
     extern "C" __global__ void __launch_bounds__(THREADS, blocks)                         \
         k_attention_mma_##d(const __grid_constant__ AttentionWork w) {                    \
         extern __shared__ __align__(16) u8 memory[];                                      \
-        attend_tiles<d>(w, memory);                                                       \
+        attend_tiles<d, false>(w, *(const PagedWork *)nullptr, memory);                   \
+    }                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks)                         \
+        k_attention_mma_paged_##d(const __grid_constant__ PagedWork p) {                  \
+        extern __shared__ __align__(16) u8 memory[];                                      \
+        attend_tiles<d, true>(p.w, p, memory);                                            \
     }
 ATTENTION_MMA(64, 3)
 ATTENTION_MMA(80, 2)

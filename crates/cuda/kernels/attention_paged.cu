@@ -5,17 +5,12 @@
 // partitions of its keys, 512 of them or more: so much, and the order of sums, does not depend on the other queries. A page
 // of keys and values at a time is in shared memory as f16, double-buffered; each of four warps takes 16 of its keys, and
 // the states of the four are added in order. The last block of a query and head merges the partitions.
+//
+// Of many queries, tiles that have one page table are left to attention_mma.cu.
 
-#define KEYS 64
+#define KEYS PAGE
 #define THREADS 128
 #define WARPS (THREADS / WARP)
-
-struct PagedWork {
-    AttentionWork w;         // spans: first position, one past the last, row of the page table
-    Tensor pages;
-    u32 fault_table;         // codes of faults
-    u32 fault_page;
-};
 
 #if __CUDA_ARCH__ >= 800
 
@@ -46,15 +41,9 @@ template <int D> __device__ __forceinline__ void attend_pages(const PagedWork &p
     i64 g = blockIdx.y, t = blockIdx.z;
     int heads = (int)(w.q.d[1] / w.k.d[1]);
     wait_for_previous_kernel();
-    const int *span = (const int *)(w.spans.address + t * w.spans.s[2]);
-    i64 begin = span[0], end = span[1], table = span[2];
-    if (begin < 0 || end > p.pages.d[3] * KEYS || begin > end) {
-        if (threadIdx.x == 0) report(w.fault_word, w.fault);
-        begin = end = 0;
-    } else if (begin < end && (table < 0 || table >= p.pages.d[2])) {
-        if (threadIdx.x == 0) report(w.fault_word, p.fault_table);
-        begin = end = 0;
-    }
+    if (p.has_tiles && has_one_table(p, t / TILE_QUERIES * TILE_QUERIES)) return;
+    i64 begin, end, table;
+    visible_in_pages(p, t, &begin, &end, &table);
     const int *pages = (const int *)(p.pages.address + (begin < end ? table : 0) * p.pages.s[2]);
     i64 first_partition = begin / w.a.partition;
     i64 count = end > begin ? (end - 1) / w.a.partition - first_partition + 1 : 1;
@@ -100,15 +89,10 @@ template <int D> __device__ __forceinline__ void attend_pages(const PagedWork &p
 #pragma unroll
             for (int i = 0; i < 4; i++) values[n][i] = 0.0f;
         auto start = [&](i64 page, int buffer) {
-            i64 first = page * KEYS, place = pages[page];
-            int low = (int)max(from - first, (i64)0), high = (int)min(to - first, (i64)KEYS);
-            if (place < 0 || (place + 1) * KEYS > w.k.d[2]) {
-                if (threadIdx.x == 0) report(w.fault_word, p.fault_page);
-                high = low;
-                place = 0;
-            }
-            load_page<D>(w.k, g, place * KEYS, low, high, memory + 2 * buffer * bytes);
-            load_page<D>(w.v, g, place * KEYS, low, high, memory + (2 * buffer + 1) * bytes);
+            i64 first = page * KEYS, rows = page_rows(p, pages, page);
+            int low = (int)max(from - first, (i64)0), high = rows < 0 ? low : (int)min(to - first, (i64)KEYS);
+            load_page<D>(w.k, g, max(rows, (i64)0), low, high, memory + 2 * buffer * bytes);
+            load_page<D>(w.v, g, max(rows, (i64)0), low, high, memory + (2 * buffer + 1) * bytes);
         };
         i64 page = from / KEYS, last = to > from ? (to - 1) / KEYS : page - 1;
         int buffer = 0;

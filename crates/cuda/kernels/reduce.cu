@@ -161,3 +161,56 @@ extern "C" __global__ void k_merge_runs(Tensor x, Tensor out, u64 from, u64 to, 
         else if (place < out.d[3]) ((int *)row_at(out, i0, i1, i2))[place] = mine;
     }
 }
+
+// Steps of a bitonic sort of `n` keys, from the given distance on: blocks of `size` keys become sorted, up and down in turn.
+__device__ __forceinline__ void merge_bitonic(u64 *keys, int n, int size, int gap) {
+    for (; gap > 0; gap >>= 1) {
+        for (int i = threadIdx.x; i < n / 2; i += blockDim.x) {
+            int low = 2 * i - (i & (gap - 1));
+            u64 a = keys[low], b = keys[low + gap];
+            if ((a > b) == ((low & size) == 0)) {
+                keys[low] = b;
+                keys[low + gap] = a;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// The largest elements of each run of `padded` elements of a row, largest first, of equal ones the first: `keep` of them. The
+// elements of a row are those of a list of `length` indices at `from`, or all of them if it is 0; negative indices are none.
+// `to` gets the indices, a list of `keep` for each run, or `out` if it is 0. `half` is the next power of two from `keep` on, and
+// `padded` at most eight times as many as there are threads.
+//
+// Blocks of `half` keys are sorted up and down in turn. The smaller one of each pair of keys of neighbouring blocks is among
+// the first `half` of both, and these are sorted by one more merge: half of the keys are dropped each time.
+extern "C" __global__ void __launch_bounds__(512)
+    k_top_of_runs(Tensor x, Tensor out, u64 from, u64 to, int length, int keep, int half, int padded) {
+    extern __shared__ u64 ordered[];
+    i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
+    int start = blockIdx.y * padded;
+    for (int c = threadIdx.x; c < padded; c += blockDim.x) {
+        int index = start + c >= length ? -1 : from ? ((const int *)from)[r * length + start + c] : start + c;
+        ordered[c] = index < 0 ? ~0ull : (u64)sortable(element(x, i0, i1, i2, index), 1) << 32 | (u32)index;
+    }
+    __syncthreads();
+    for (int size = 2; size <= half; size <<= 1) merge_bitonic(ordered, padded, size, size >> 1);
+    for (int n = padded; n > half; n >>= 1) {
+        u64 least[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int i = threadIdx.x + j * blockDim.x, at = 2 * i - (i & (half - 1));
+            if (i < n / 2) least[j] = min(ordered[at], ordered[at + half]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int i = threadIdx.x + j * blockDim.x;
+            if (i < n / 2) ordered[i] = least[j];
+        }
+        __syncthreads();
+        merge_bitonic(ordered, n / 2, half, half >> 1);
+    }
+    int *list = to ? (int *)to + (r * gridDim.y + blockIdx.y) * keep : (int *)row_at(out, i0, i1, i2);
+    for (int c = threadIdx.x; c < keep; c += blockDim.x) list[c] = (int)(u32)ordered[c];
+}

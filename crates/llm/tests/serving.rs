@@ -145,7 +145,20 @@ fn random_stream(model: &Model, options: BatcherOptions, cache: DType, seed: u64
     let mut rng = Rng::new(seed);
     let specs = specs(&mut rng, count, model.hyperparameters().vocabulary);
     let wanted = alone(model, &specs, cache);
-    let mut batcher = batcher(model, cpu(2), options);
+    random_stream_on(model, cpu(2), options, seed, &specs, &wanted)
+}
+
+/// The same for given requests on a backend, with the answers that they get alone.
+fn random_stream_on(
+    model: &Model,
+    backend: Arc<dyn Backend>,
+    options: BatcherOptions,
+    seed: u64,
+    specs: &[Spec],
+    wanted: &[Answer],
+) -> Batcher {
+    let mut rng = Rng::new(!seed);
+    let mut batcher = batcher(model, backend, options);
     let mut answers = Answers::default();
     let mut ids: HashMap<RequestId, usize> = HashMap::new();
     let mut cancelled = Vec::new();
@@ -211,6 +224,106 @@ fn a_full_pool_puts_sequences_back_and_loses_nothing() {
         preempted += batcher.state().preempted;
     }
     assert!(preempted > 0, "the pool was never full");
+}
+
+/// Requests for the most probable tokens, some with stop strings.
+fn greedy_specs(seed: u64, count: usize, model: &Model) -> Vec<Spec> {
+    let mut specs = specs(&mut Rng::new(seed), count, model.hyperparameters().vocabulary);
+    for spec in &mut specs {
+        (spec.sampling.temperature, spec.sampling.repeat_penalty) = (0.0, 1.0);
+    }
+    specs
+}
+
+#[test]
+fn steps_that_run_ahead_of_the_host_change_no_answer() {
+    let model = recipe("llama").model();
+    let mut ahead = 0;
+    for (seed, (sequences, pages)) in (60..).zip([(1, 40), (4, 40), (8, 40), (8, 9), (6, 12)]) {
+        let specs = greedy_specs(seed, 20, &model);
+        let sim = Sim::new("sim:0").build();
+        let options = BatcherOptions { cache_ram: 1 << 20, ..options(sequences, pages) };
+        let wanted = alone(&model, &specs, DType::F32);
+        let batcher = random_stream_on(&model, sim, options, seed, &specs, &wanted);
+        let state = batcher.state();
+        ahead += state.steps_ahead;
+        // Beside the prompts, nearly every step follows another one.
+        assert!(sequences > 1 || 2 * state.steps_ahead > state.steps, "seed {seed}: {state:?}");
+    }
+    assert!(ahead > 200, "{ahead}");
+    // Where some request needs more than the argmax, and on the host, no step does.
+    let sampled = random_stream(&model, options(4, 40), DType::F32, 60, 8);
+    assert_eq!(sampled.state().steps_ahead, 0);
+}
+
+#[test]
+fn a_device_that_finds_the_largest_logits_changes_no_answer() {
+    // More tokens than the device reports: some requests need the others, too.
+    let model = Recipe { vocabulary: 400, text: false, ..recipe("llama") }.model();
+    for seed in 90..93 {
+        let mut rng = Rng::new(seed);
+        let mut specs = specs(&mut rng, 14, 100);
+        for spec in &mut specs {
+            spec.stops.clear();
+            let everything = SamplingOptions { top_k: 0, top_p: 1.0, min_p: 0.0, ..spec.sampling.clone() };
+            let by_mass = SamplingOptions { top_k: 0, top_p: 0.7, ..spec.sampling.clone() };
+            match rng.below(5) {
+                0 => spec.sampling = everything,
+                1 => spec.sampling = by_mass,
+                2 => spec.sampling.logit_bias = [(rng.below(400) as u32, 2.0)].into(),
+                _ => {}
+            }
+        }
+        // On the host, tokens are sampled from all logits.
+        let mut host = batcher(&model, cpu(1), options(1, 40));
+        let wanted: Vec<Answer> = specs.iter().map(|spec| answer(&mut host, spec).0).collect();
+        random_stream_on(&model, Sim::new("sim:0").build(), options(5, 40), seed, &specs, &wanted);
+    }
+}
+
+#[test]
+fn a_step_that_runs_ahead_and_fails_delays_requests_and_fails_none() {
+    let model = recipe("llama").model();
+    let specs = greedy_specs(70, 5, &model);
+    let wanted = alone(&model, &specs, DType::F32);
+    for point in [FaultPoint::Run, FaultPoint::Transfer] {
+        for after in (0..60).step_by(5) {
+            let sim = Sim::new("sim:0").device();
+            let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(5, 24));
+            let ids: Vec<RequestId> =
+                specs.iter().map(|spec| batcher.submit(spec.request()).unwrap()).collect();
+            sim.fail(point, after);
+            let mut answers = Answers::default();
+            while batcher.is_busy() {
+                answers.add(batcher.step());
+                batcher.check().unwrap();
+            }
+            assert_eq!(answers.failed, [], "{point:?} {after}");
+            for (id, wanted) in ids.iter().zip(&wanted) {
+                assert_eq!(answers.answers[id], *wanted, "{point:?} {after}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batcher_goes_on_after_all_requests_of_a_step_ahead_were_cancelled() {
+    let model = recipe("llama").model();
+    let specs = greedy_specs(80, 6, &model);
+    let wanted = alone(&model, &specs, DType::F32);
+    let mut batcher = batcher(&model, Sim::new("sim:0").build(), options(3, 24));
+    for round in 0..4 {
+        let endless = Request { past_end: true, ..Request::new(vec![3, 5, round]) };
+        let greedy = SamplingOptions { temperature: 0.0, ..SamplingOptions::default() };
+        let id = batcher.submit(Request { sampling: greedy, ..endless }).unwrap();
+        for _ in 0..5 {
+            batcher.step();
+        }
+        assert!(batcher.cancel(id) && !batcher.is_busy());
+        let spec = &specs[round as usize];
+        assert_eq!(answer(&mut batcher, spec).0, wanted[round as usize], "round {round}");
+    }
+    assert!(batcher.state().steps_ahead > 0);
 }
 
 #[test]

@@ -19,6 +19,8 @@ const BATCHES: &[Batch] = &[
     &[(33, 200), (1, 90), (1, 1), (5, 64)],
     &[(130, 300), (64, 64)],
     &[(1, 5), (3, 0), (2, 66)],
+    // So many queries that backends may take those of a prompt together.
+    &[(1, 80), (1, 3), (190, 260), (1, 129), (0, 0), (100, 131), (2, 0)],
 ];
 
 pub(super) fn list(list: &mut CaseList) {

@@ -18,6 +18,7 @@ pub(super) fn list(list: &mut CaseList) {
         sums(list, dims);
         orders(list, dims);
     }
+    few_of_many(list);
     // Argmax and sum of logits, which kernels compute together; a large vocabulary's by several blocks.
     for dims in [[1, 1, 1, 512], [1, 1, 3, 512], [1, 1, 1, 70_000], [1, 1, 1, 151_936]] {
         list.push("argmax_sum", format!("{dims:?}"), Tolerance::DEFAULT, move |s| {
@@ -41,6 +42,19 @@ fn sums(list: &mut CaseList, dims: [usize; 4]) {
             let op = op.clone();
             list.push(op.name(), format!("{dims:?}{layout} {fill:?}"), Tolerance::DEFAULT, move |s| {
                 s.out(s.graph().apply(op.clone(), &[s.strided_input(DType::F32, dims, layout, fill)]));
+            });
+        }
+    }
+}
+
+/// Few of many: backends need not sort the others.
+fn few_of_many(list: &mut CaseList) {
+    for (columns, k) in [(4097, 1), (4100, 3), (9000, 40), (12_289, 128), (33_000, 1000), (70_001, 128)] {
+        for fill in [Fill::Distinct, Fill::Steps] {
+            let (dims, layout) = ([1, 2, 2, columns], InputLayout::any(list.len()));
+            let what = format!("{k} of {dims:?}{layout} {fill:?}");
+            list.push(Op::TopK { k }.name(), what, Tolerance::Exact, move |s| {
+                s.out(s.strided_input(DType::F32, dims, layout, fill).top_k(k));
             });
         }
     }

@@ -18,6 +18,7 @@ macro_rules! kernel_text {
 
 const ACTIVATIONS: (&str, &str) = kernel_text!("activations.cuh");
 const ATTENTION: (&str, &str) = kernel_text!("attention.cuh");
+const PAGES: (&str, &str) = kernel_text!("pages.cuh");
 const EXPERT_GEMV: (&str, &str) = kernel_text!("expert_gemv.cuh");
 const GATE: (&str, &str) = kernel_text!("gate.cuh");
 const MBARRIER: (&str, &str) = kernel_text!("mbarrier.cuh");
@@ -86,9 +87,9 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("matmul.cu"), &[]),
     source(kernel_text!("pack.cu"), &[]),
     source(kernel_text!("attention.cu"), &[ROPE, ATTENTION]),
-    source(kernel_text!("attention_mma.cu"), &[MMA, ATTENTION]),
+    source(kernel_text!("attention_mma.cu"), &[MMA, ATTENTION, PAGES]),
     source(kernel_text!("attention_grouped.cu"), &[MMA, ATTENTION]),
-    source(kernel_text!("attention_paged.cu"), &[MMA, ATTENTION]),
+    source(kernel_text!("attention_paged.cu"), &[MMA, ATTENTION, PAGES]),
     source(kernel_text!("gemv_streamed.cu"), &[MBARRIER, ACTIVATIONS]),
     source(kernel_text!("gemm.cu"), &[MMA]),
     source(kernel_text!("gemm_wgmma.cu"), &[MBARRIER, WGMMA]),

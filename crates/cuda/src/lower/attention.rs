@@ -26,7 +26,7 @@ pub(super) struct AttentionWork {
     v: TensorArg,
     mask: TensorArg,
     spans: TensorArg,
-    out: TensorArg,
+    pub(super) out: TensorArg,
     pub(super) partial: u64,
     sinks: u64,
     counters: u64,

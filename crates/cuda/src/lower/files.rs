@@ -55,7 +55,9 @@ fn of_node(
         },
         Op::MulMatSparse { .. } | Op::AxpySparse => vec![KernelFile::Sparse],
         Op::OutProd => vec![KernelFile::Matmul],
-        Op::Attention(parameters) if parameters.pages => vec![KernelFile::AttentionPaged],
+        Op::Attention(parameters) if parameters.pages => {
+            vec![KernelFile::AttentionPaged, KernelFile::AttentionMma]
+        }
         Op::Attention(_) => attention(graph, node, mma),
         Op::Rope { .. } => vec![KernelFile::Rope],
         Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } | Op::GroupNorm { .. } => {

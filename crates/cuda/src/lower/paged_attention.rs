@@ -10,21 +10,23 @@ use super::lowering::Lowering;
 use super::scratch;
 use crate::inner::MAX_COUNTERS;
 use crate::kernels::KernelFile;
-use crate::launch::{Argument, Launch, TensorArg};
+use crate::launch::{Argument, Launch, TensorArg, has_dense_rows};
 
-/// Keys and values of these many elements have kernels.
-const DEPTHS: [(usize, &CStr); 4] = [
-    (64, c"k_attention_paged_64"),
-    (80, c"k_attention_paged_80"),
-    (96, c"k_attention_paged_96"),
-    (128, c"k_attention_paged_128"),
+/// Keys and values of these many elements have kernels: for a query at a time, and for tiles of queries.
+const DEPTHS: [(usize, [&CStr; 2]); 4] = [
+    (64, [c"k_attention_paged_64", c"k_attention_mma_paged_64"]),
+    (80, [c"k_attention_paged_80", c"k_attention_mma_paged_80"]),
+    (96, [c"k_attention_paged_96", c"k_attention_mma_paged_96"]),
+    (128, [c"k_attention_paged_128", c"k_attention_mma_paged_128"]),
 ];
+/// Queries of a tile.
+const TILE: usize = 64;
 /// The most query heads that share a head of the keys: rows of a tensor-core tile.
 const MAX_GROUP: usize = 16;
 /// The fewest keys of a partition, and the most partitions of a sequence.
 const MIN_PARTITION: usize = 512;
 const MAX_PARTITIONS: usize = 32;
-/// The most queries whose keys are partitioned: with more, a block takes all keys of its query.
+/// The most queries whose keys are partitioned: with more, a block takes all keys of its query, or of a tile of them.
 const MAX_PARTITIONED: usize = 256;
 
 #[repr(C)]
@@ -34,9 +36,11 @@ struct PagedWork {
     pages: TensorArg,
     fault_table: u32,
     fault_page: u32,
+    has_tiles: u32,
+    unused: u32,
 }
 
-// SAFETY: `struct PagedWork` of attention_paged.cu has the same fields in the same order.
+// SAFETY: `struct PagedWork` of pages.cuh has the same fields in the same order.
 unsafe impl Argument for PagedWork {}
 
 /// How the keys of each query are partitioned. With up to 256 queries it depends on the length of the page table alone, so
@@ -112,20 +116,28 @@ impl Lowering<'_> {
         };
         (work.partition, work.partitions) = (cut.keys as i64, cut.count as i64);
         let missing = || self.failed(node, "there is no kernel for heads of this size");
-        let name = DEPTHS.iter().find(|(depth, _)| *depth == d).map(|(_, name)| *name).ok_or_else(missing)?;
+        let [name, tile_name] =
+            DEPTHS.iter().find(|(depth, _)| *depth == d).map(|(_, names)| *names).ok_or_else(missing)?;
         let pairs = queries * groups;
         let fill = (4 * self.inner.context.multiprocessors as usize).div_ceil(pairs.max(1));
         // A counter for each query and head of the keys tells which block is the last.
         let blocks = if pairs > MAX_COUNTERS { 1 } else { cut.count.min(fill).max(1) };
         // Two buffers, each of a page of keys and one of values.
         let shared = (4 * PAGE_SLOTS * (2 * d + 16)) as u32;
-        let function =
-            self.inner.kernels.function_with_shared_memory(KernelFile::AttentionPaged, name, shared)?;
-        let grid = [blocks as u32, groups as u32, queries as u32];
+        let kernels = &self.inner.kernels;
+        let function = kernels.function_with_shared_memory(KernelFile::AttentionPaged, name, shared)?;
+        let tiles = kernels.function_with_shared_memory(KernelFile::AttentionMma, tile_name, shared)?;
         let (_, fault_table) = self.fault(node, "a row of the page table is out of range");
         let (_, fault_page) = self.fault(node, "an entry of the page table is out of range");
-        let launch = Launch::new(function, grid, 128).shared_bytes(shared).dependent();
-        self.push(launch.arg(PagedWork { work, pages, fault_table, fault_page }));
+        // Each kernel leaves to the other what it does not compute: which tiles are of one sequence is known on the device.
+        let has_tiles = queries > MAX_PARTITIONED && has_dense_rows(&work.out, DType::F32, 8);
+        let job = PagedWork { work, pages, fault_table, fault_page, has_tiles: has_tiles.into(), unused: 0 };
+        if has_tiles {
+            let grid = [heads as u32, queries.div_ceil(TILE) as u32, 1];
+            self.push(Launch::new(tiles, grid, 128).shared_bytes(shared).dependent().arg(job));
+        }
+        let grid = [blocks as u32, groups as u32, queries as u32];
+        self.push(Launch::new(function, grid, 128).shared_bytes(shared).dependent().arg(job));
         Ok(())
     }
 }

@@ -20,6 +20,11 @@ pub(super) fn sort(elements: usize) -> [usize; 2] {
     [elements.saturating_mul(4); 2]
 }
 
+/// Two lists of the indices of the `k` largest elements of each of the runs of each row.
+pub(super) fn top_of_runs(rows: usize, runs: usize, k: usize) -> [usize; 2] {
+    [rows.saturating_mul(runs.saturating_mul(k * 4)); 2]
+}
+
 /// Rows quantized to 8 bits in blocks of 32: the elements; scale and scaled sum of each block.
 pub(super) fn quantized(rows: usize, blocks: usize) -> [usize; 2] {
     [rows.saturating_mul(blocks * 32), rows.saturating_mul(blocks * 8)]

@@ -8,8 +8,8 @@ use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
 use super::key_partitions::{AttentionExtents, KeyPartitions};
 use super::paged_attention::PagedPartitions;
-use super::scratch::{f16_rows, mixed_rows, operands, quantized, sort, total_bytes};
-use super::sort::MAX_SORTED_IN_BLOCK;
+use super::scratch::{self, f16_rows, mixed_rows, operands, quantized, sort, total_bytes};
+use super::sort::{MAX_SORTED_IN_BLOCK, top_of_runs};
 use super::sparse;
 use crate::blas::{GemmKernels, OperandType, WORKSPACE_BYTES};
 
@@ -72,10 +72,13 @@ pub(crate) fn scratch_bytes(
                 let extents = AttentionExtents { batch, heads, groups, queries, keys, e };
                 KeyPartitions::max_bytes(&extents, multiprocessors)
             }
-            (Some(Op::ArgSort { .. } | Op::TopK { .. }), Some(x), ..)
+            (Some(op @ (Op::ArgSort { .. } | Op::TopK { .. })), Some(x), ..)
                 if x.shape().cols() > MAX_SORTED_IN_BLOCK =>
             {
-                total_bytes(sort(x.elements()))
+                match top_of_runs(op, x.shape().cols()) {
+                    Some((k, runs)) => total_bytes(scratch::top_of_runs(x.shape().rows(), runs, k)),
+                    None => total_bytes(sort(x.elements())),
+                }
             }
             _ => 0,
         };
@@ -161,10 +164,12 @@ mod tests {
 
     #[test]
     fn sorting_long_rows_needs_two_lists() {
-        let sorted = |cols: usize| {
-            of(|g| g.output("y", g.input("x", DType::F32, [3, cols]).top_k(5)), GemmKernels::Own).total()
+        let sorted = |cols: usize, k: usize| {
+            of(|g| g.output("y", g.input("x", DType::F32, [3, cols]).top_k(k)), GemmKernels::Own).total()
         };
-        assert_eq!(sorted(MAX_SORTED_IN_BLOCK), 0);
-        assert_eq!(sorted(50_000), 2 * aligned(3 * 50_000 * 4));
+        assert_eq!(sorted(MAX_SORTED_IN_BLOCK, 5), 0);
+        assert_eq!(sorted(50_000, 5000), 2 * aligned(3 * 50_000 * 4));
+        // Few of many are found without sorting the others.
+        assert_eq!(sorted(50_000, 5), 2 * aligned(3 * 13 * 5 * 4));
     }
 }

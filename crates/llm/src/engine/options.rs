@@ -110,6 +110,9 @@ pub(crate) const SCRAP_PAGES: usize = 8;
 /// Rows of recurrent states that a sequence has in a KV cache of pages: the state before a step, and after it.
 pub(crate) const STATES_OF_SEQUENCE: usize = 2;
 
+/// The largest logits of a row that a device finds for the host to sample from.
+const TOP_LOGITS: usize = 128;
+
 /// The largest number of checkpoints of a sequence.
 const MAX_CHECKPOINTS: usize = 1024;
 
@@ -233,6 +236,7 @@ impl EngineOptions {
             state_rows,
             expert_slots: 0,
             neurons: Neurons { slots: 0, observe: false, ..self.neurons },
+            top: if self.logits && rows > 0 { TOP_LOGITS } else { 0 },
             ..self.slots_shape(model, tokens, rows, 1)
         }
     }
@@ -333,6 +337,7 @@ impl EngineOptions {
             hidden: self.hidden || !self.logits,
             logits: self.logits,
             argmax: self.logits && self.greedy && rows > 0,
+            top: 0,
         }
     }
 

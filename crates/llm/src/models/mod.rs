@@ -32,7 +32,9 @@
 //! | `predicted_neurons.N` | f32 `[n, neurons]` | with it and predictors: 1 for each neuron that is expected to be active, else 0 |
 //! | `missed_neurons.N` | f32 `[n, neurons]` | with it and predictors: the activations that the predictor took for 0 |
 //! | `argmax` | i32 `[m]` | with [`GraphShape::argmax`]: the first of the largest logits of each row |
-//! | `sum` | f32 `[m, 1]` | with [`GraphShape::argmax`]: the sum of each row, finite only if all its logits are |
+//! | `sum` | f32 `[m, 1]` | with either of these: the sum of each row, finite only if all its logits are |
+//! | `top` | i32 `[m, k]` | with [`GraphShape::top`]: the tokens of the largest logits of each row, largest first |
+//! | `top_logits` | f32 `[m, k, 1]` | with [`GraphShape::top`]: their logits |
 
 mod architecture;
 mod bamboo;
@@ -188,6 +190,8 @@ pub struct GraphShape {
     pub logits: bool,
     /// Whether the argmax of the logits is an output, beside them.
     pub argmax: bool,
+    /// The number of largest logits of each row that are outputs, beside all of them; 0 for none.
+    pub top: usize,
 }
 
 /// The shape of a page table.
@@ -251,6 +255,7 @@ impl GraphShape {
             hidden: false,
             logits: true,
             argmax: false,
+            top: 0,
         }
     }
 }

@@ -20,6 +20,17 @@ impl Candidates {
         self.all.extend(allowed.map(|(token, &logit)| TokenCandidate { token, logit }));
     }
 
+    /// Some tokens.
+    pub(super) fn fill_with(&mut self, some: impl Iterator<Item = TokenCandidate>) {
+        self.all.clear();
+        self.all.extend(some);
+    }
+
+    /// The candidates, in no order.
+    pub(super) fn all(&self) -> &[TokenCandidate] {
+        &self.all
+    }
+
     /// The most probable token, of equals the smallest.
     pub(super) fn best(&self) -> Option<u32> {
         self.all.iter().min_by(|one, other| one.order(other)).map(|best| best.token)
@@ -150,7 +161,7 @@ impl Candidates {
         self.all.iter().map(|candidate| weight(candidate.logit, best, 1.0)).sum()
     }
 
-    fn best_logit(&self) -> f32 {
+    pub(super) fn best_logit(&self) -> f32 {
         self.all.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max)
     }
 }

@@ -28,6 +28,7 @@ mod penalties;
 mod probabilities;
 mod random;
 mod sampler;
+mod top_logits;
 
 pub(crate) use crate::sampling_hook::ChainedHooks;
 pub use crate::sampling_hook::{HookError, SamplingHook};
@@ -35,3 +36,4 @@ pub use options::{DryOptions, SamplingOptions};
 pub(crate) use probabilities::find_argmax;
 pub use probabilities::{argmax, log_probabilities, log_probability, top_log_probabilities};
 pub use sampler::Sampler;
+pub(crate) use top_logits::TopLogits;

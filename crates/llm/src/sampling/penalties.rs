@@ -33,15 +33,25 @@ impl RecentTokens {
 
     /// Changes the logits of the recent tokens.
     pub(super) fn penalize(&self, options: &SamplingOptions, logits: &mut [f32]) {
-        let SamplingOptions { repeat_penalty, presence_penalty, frequency_penalty, .. } = *options;
         for (token, count) in &self.counts {
-            let Some(logit) = logits.get_mut(*token as usize) else { continue };
-            let repeated = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
-            // Clamped in between: two infinities of different signs would make a NaN.
-            let repeated = clamp(*logit, repeated);
-            *logit = clamp(*logit, repeated - (*count as f32 * frequency_penalty + presence_penalty));
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit = penalized(options, *logit, *count);
+            }
         }
     }
+
+    /// A token's logit with the penalties.
+    pub(super) fn penalized(&self, options: &SamplingOptions, token: u32, logit: f32) -> f32 {
+        self.counts.get(&token).map_or(logit, |count| penalized(options, logit, *count))
+    }
+}
+
+fn penalized(options: &SamplingOptions, logit: f32, count: u32) -> f32 {
+    let SamplingOptions { repeat_penalty, presence_penalty, frequency_penalty, .. } = *options;
+    let repeated = if logit > 0.0 { logit / repeat_penalty } else { logit * repeat_penalty };
+    // Clamped in between: two infinities of different signs would make a NaN.
+    let repeated = clamp(logit, repeated);
+    clamp(logit, repeated - (count as f32 * frequency_penalty + presence_penalty))
 }
 
 /// A changed logit, kept finite if the original was: extreme penalties overflow, and infinities mean something else.

@@ -6,6 +6,7 @@ use super::options::SamplingOptions;
 use super::penalties::{RecentTokens, clamp};
 use super::probabilities::{argmax, check_logits};
 use super::random::Random;
+use super::top_logits::{Lowering, TopLogits};
 use crate::sampling_hook::SamplingHook;
 use crate::{Error, LogitsError, Model, Result};
 
@@ -141,6 +142,34 @@ impl Sampler {
         self.sample_from(logits, Some(hook))
     }
 
+    /// As [`Sampler::sample`], with the same token, from the largest logits alone. `None`, and nothing has changed, if others are
+    /// needed.
+    pub(crate) fn sample_top(&mut self, top: &TopLogits<'_>) -> Option<u32> {
+        if self.options.needs_all_logits() {
+            return None;
+        }
+        let tokenizer = self.model.as_ref().and_then(|model| model.tokenizer().ok());
+        let banned: Vec<u32> = match tokenizer.filter(|_| self.options.ignore_eos) {
+            Some(tokenizer) => tokenizer.end_tokens().collect(),
+            None => Vec::new(),
+        };
+        let lowering = Lowering { options: &self.options, recent: &self.recent, banned: &banned };
+        if !lowering.fill(top, &mut self.candidates) {
+            return None;
+        }
+        self.take()
+    }
+
+    /// Filters the candidates, and takes one of them.
+    fn take(&mut self) -> Option<u32> {
+        self.candidates.filter(&self.options, &mut self.random);
+        if self.options.takes_best() {
+            self.candidates.best()
+        } else {
+            self.candidates.draw(self.options.temperature, &mut self.random)
+        }
+    }
+
     fn sample_from(&mut self, logits: &[f32], hook: Option<&mut dyn SamplingHook>) -> Result<u32> {
         if self.options.is_greedy() && hook.is_none() {
             return argmax(logits);
@@ -151,13 +180,7 @@ impl Sampler {
         } else {
             self.candidates.fill(logits);
         }
-        self.candidates.filter(&self.options, &mut self.random);
-        let token = if self.options.takes_best() {
-            self.candidates.best()
-        } else {
-            self.candidates.draw(self.options.temperature, &mut self.random)
-        };
-        token.ok_or_else(|| LogitsError::Empty.into())
+        self.take().ok_or_else(|| LogitsError::Empty.into())
     }
 
     /// Applies bias, penalties and hook to a copy of the logits; whether there are any of them.

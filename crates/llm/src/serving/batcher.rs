@@ -14,7 +14,7 @@ use super::lookup::Lookup;
 use super::pace::{LEAST as LEAST_PROMPT, Pace};
 use super::page_file::PageFile;
 use super::page_pool::{PageId, PagePool, PrefixId, PrefixKey};
-use super::paged_engine::{PagedEngine, StepSequence, StepToken};
+use super::paged_engine::{PagedEngine, StepSequence, StepToken, Wanted, bucket};
 use super::payoff::Payoff;
 use super::request::{self, Event, Request, RequestId};
 use super::sequence::{Outcome, Sequence};
@@ -91,6 +91,8 @@ pub struct BatcherState {
     pub file_pages: usize,
     /// Steps so far.
     pub steps: u64,
+    /// Of these, the ones that a device began before the host knew the tokens of the step before.
+    pub steps_ahead: u64,
     /// Tokens computed so far.
     pub computed: u64,
     /// Tokens of prompts found in the KV cache so far.
@@ -150,13 +152,19 @@ pub struct Batcher {
     payoff: Payoff,
     next_id: u64,
     state: BatcherState,
+    /// The step that a device computes already, ahead of the host.
+    ahead: Option<Vec<StepPart>>,
 }
 
 /// The part of a sequence that a step computes.
+#[derive(Clone, Copy)]
 struct StepPart {
-    /// Its place among the running sequences.
+    id: RequestId,
+    /// Its place among the running sequences when the step was chosen.
     index: usize,
     tokens: usize,
+    /// Of its tokens, those with an output.
+    outputs: usize,
     /// Whether it is a part of a prompt, not the latest token and guesses at those that follow.
     prompt: bool,
 }
@@ -218,6 +226,7 @@ impl Batcher {
             served: HashMap::new(),
             next_id: 0,
             state: BatcherState::default(),
+            ahead: None,
         })
     }
 
@@ -352,48 +361,147 @@ impl Batcher {
     }
 
     /// Computes one step, and returns what happened to which requests. Nothing happens if there is nothing to do.
+    ///
+    /// Where a device computes everything and every request is greedy, it begins with the next step before this one's tokens
+    /// are known to the host. The row of a request that ends meanwhile is then computed for nothing.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         self.admit();
         let started = Instant::now();
-        let parts = self.choose();
         let mut events = Vec::new();
-        if parts.is_empty() {
-            return events;
-        }
-        let tokens = self.tokens_of(&parts);
-        let result = self.compute(&tokens, &parts);
-        let failed = result.err().map(Arc::new);
-        self.state.steps += 1;
-        let mut output = 0;
-        let mut ended: Vec<usize> = Vec::new();
-        let mut rest = tokens.as_slice();
-        for part in &parts {
-            let (of_part, after) = rest.split_at_checked(part.tokens).unwrap_or((rest, &[]));
-            let own = of_part.iter().filter(|token| token.output).count();
-            rest = after;
-            let outcome = match &failed {
-                None => self.advance(part, output, &mut events),
-                Some(error) => self.note_failure(part.index, error, &mut events),
-            };
-            output += own;
-            if matches!(outcome, Outcome::Ended) {
-                ended.push(part.index);
+        let mut failed = None;
+        let parts = match self.take_ahead() {
+            Some(parts) => {
+                self.state.steps_ahead += 1;
+                parts
             }
+            None => {
+                let mut parts = self.choose();
+                if parts.is_empty() {
+                    return events;
+                }
+                failed = self.start(&mut parts).err();
+                parts
+            }
+        };
+        let mut next = None;
+        if failed.is_none() {
+            let followed = self.follow(&parts).map(|followed| next = followed);
+            failed = followed.and_then(|()| self.engine.finish()).err();
+        }
+        let failed = failed.map(Arc::new);
+        self.state.steps += 1;
+        let (mut output, mut computed) = (0, 0);
+        let mut ended: Vec<RequestId> = Vec::new();
+        for part in &parts {
+            // Whatever ended while the step was in flight needs no result.
+            if let Some(index) = self.index_near(part.id, part.index) {
+                let outcome = match &failed {
+                    None => self.advance(part, index, output, &mut events),
+                    Some(error) => self.note_failure(index, error, &mut events),
+                };
+                computed += part.tokens;
+                if matches!(outcome, Outcome::Ended) {
+                    ended.push(part.id);
+                }
+            }
+            output += part.outputs;
         }
         if failed.is_none() {
-            let prompts = parts.iter().any(|part| part.prompt);
-            self.pace.note(tokens.len(), prompts, started.elapsed());
-            if !prompts {
+            self.ahead = next;
+            let prompts = parts.iter().filter(|part| part.prompt).map(|part| part.tokens).sum();
+            self.pace.note(prompts, started.elapsed());
+            if prompts == 0 {
                 self.note_payoff(&parts, &events, started.elapsed());
             }
-            self.state.computed += tokens.len() as u64;
+            self.state.computed += computed as u64;
         }
-        ended.sort_unstable();
-        for index in ended.into_iter().rev() {
-            let sequence = self.running.remove(index);
-            self.retire(sequence);
+        for id in ended {
+            if let Some(index) = self.index_of(id) {
+                let sequence = self.running.remove(index);
+                self.retire(sequence);
+            }
         }
         events
+    }
+
+    /// The step that runs ahead, if anybody needs it.
+    fn take_ahead(&mut self) -> Option<Vec<StepPart>> {
+        let parts = self.ahead.take()?;
+        if parts.iter().any(|part| self.index_near(part.id, part.index).is_some()) {
+            return Some(parts);
+        }
+        self.engine.discard();
+        None
+    }
+
+    /// Lets the device go on with the next step of all sequences before the host knows what it found in this one.
+    fn follow(&mut self, parts: &[StepPart]) -> Result<Option<Vec<StepPart>>> {
+        let guesses = self.options.lookup > 0 || self.draft.is_some();
+        if guesses || parts.iter().any(|part| part.prompt || part.tokens != 1) {
+            return Ok(None);
+        }
+        let context = self.options.engine.context;
+        let mut next: Vec<StepPart> = Vec::with_capacity(parts.len());
+        let (mut running, mut going_on, mut missing) = (0, 0, 0);
+        for part in parts {
+            let index = self.index_near(part.id, part.index);
+            let sequence = index.and_then(|index| self.running.get(index));
+            let (Some(index), Some(sequence)) = (index, sequence) else {
+                next.push(StepPart { index: usize::MAX, ..*part });
+                continue;
+            };
+            running += 1;
+            if !sequence.is_greedy() {
+                return Ok(None);
+            }
+            if sequence.ends_with_next(context) {
+                next.push(StepPart { index: usize::MAX, ..*part });
+                continue;
+            }
+            going_on += 1;
+            missing += sequence.missing_pages(sequence.computed + 2);
+            next.push(StepPart { index, ..*part });
+        }
+        // Others wait for their first step, or the rows of those that ended are too many, or somebody would be put back.
+        if running < self.running.len()
+            || going_on == 0
+            || bucket(going_on) < bucket(parts.len())
+            || missing > self.pool.available()
+        {
+            return Ok(None);
+        }
+        for part in &next {
+            let missing = self
+                .running
+                .get(part.index)
+                .map_or(0, |sequence| sequence.missing_pages(sequence.computed + 2));
+            let pages: Vec<PageId> = (0..missing).map_while(|_| self.take_page()).collect();
+            if let Some(sequence) = self.running.get_mut(part.index) {
+                sequence.pages.extend(pages);
+            }
+        }
+        let sequence = |part: &StepPart| self.running.get(part.index);
+        let tokens: Vec<StepToken> = (0..)
+            .zip(&next)
+            .map(|(number, part)| match sequence(part) {
+                Some(sequence) => StepToken {
+                    token: 0,
+                    position: sequence.computed + 1,
+                    sequence: number,
+                    output: true,
+                    logits: false,
+                },
+                None => StepToken::UNUSED,
+            })
+            .collect();
+        let tables: Vec<StepSequence<'_>> = next
+            .iter()
+            .map(|part| match sequence(part) {
+                Some(sequence) => StepSequence { pages: &sequence.pages, lane: sequence.lane },
+                None => StepSequence { pages: &[], lane: 0 },
+            })
+            .collect();
+        Ok(self.engine.follow(&tokens, &tables)?.then_some(next))
     }
 
     /// Notes how far the sequences of a step came.
@@ -405,11 +513,17 @@ impl Batcher {
     }
 
     /// Gives the results of a step to one of its sequences.
-    fn advance(&mut self, part: &StepPart, output: usize, events: &mut Vec<(RequestId, Event)>) -> Outcome {
+    fn advance(
+        &mut self,
+        part: &StepPart,
+        index: usize,
+        output: usize,
+        events: &mut Vec<(RequestId, Event)>,
+    ) -> Outcome {
         let context = self.options.engine.context;
-        let Some(sequence) = self.running.get_mut(part.index) else { return Outcome::Running };
+        let Some(sequence) = self.running.get_mut(index) else { return Outcome::Running };
         let (before, guesses) = (sequence.computed, sequence.draft.len());
-        let outcome = sequence.advance(&self.engine, part.tokens - guesses, output, context, events);
+        let outcome = sequence.advance(&mut self.engine, part.tokens - guesses, output, context, events);
         let computed = sequence.computed - before;
         if let Some(served) = self.served.get_mut(&sequence.client) {
             *served += computed as u64;
@@ -418,7 +532,7 @@ impl Batcher {
         self.state.guessed_right += (computed + guesses).saturating_sub(part.tokens) as u64;
         match outcome {
             Ok(outcome) => {
-                self.publish(part.index);
+                self.publish(index);
                 outcome
             }
             Err(error) => {
@@ -617,42 +731,53 @@ impl Batcher {
     fn choose(&mut self) -> Vec<StepPart> {
         let batch = self.options.engine.batch;
         let mut left = batch;
-        let ids = |running: &[Sequence], decoding: bool| -> Vec<RequestId> {
-            let wanted = running.iter().filter(|sequence| sequence.is_decoding() == decoding);
-            wanted.map(|sequence| sequence.id).collect()
+        let ids = |running: &[Sequence], decoding: bool| -> Vec<(usize, RequestId)> {
+            let wanted = running.iter().enumerate().filter(|(_, one)| one.is_decoding() == decoding);
+            wanted.map(|(index, sequence)| (index, sequence.id)).collect()
         };
-        let mut chosen: Vec<(RequestId, usize, bool)> = Vec::new();
+        let mut chosen: Vec<StepPart> = Vec::new();
         let decoding = ids(&self.running, true);
         // Guesses take no room from tokens that are due.
         self.guess(&decoding, left.saturating_sub(decoding.len()));
-        for id in decoding {
+        for (index, id) in decoding {
             if left > 0
-                && self.ensure_pages(id, 1)
-                && let Some(sequence) = self.index_of(id).and_then(|index| self.running.get(index))
+                && self.ensure_pages(id, index, 1)
+                && let Some(sequence) = self.index_near(id, index).and_then(|index| self.running.get(index))
             {
                 let tokens = 1 + sequence.draft.len();
                 left -= tokens;
-                chosen.push((id, tokens, false));
+                chosen.push(StepPart { id, index, tokens, outputs: tokens, prompt: false });
             }
         }
         let mut left = self.pace.prompt_tokens(batch - left, batch).min(left);
-        for id in ids(&self.running, false) {
-            let Some(index) = self.index_of(id).filter(|_| left > 0) else { continue };
+        for (index, id) in ids(&self.running, false) {
+            let Some(index) = self.index_near(id, index).filter(|_| left > 0) else { continue };
             self.share_ahead(index);
             let tokens = self.running.get(index).map_or(0, Sequence::remaining).min(left);
-            if self.ensure_pages(id, tokens) {
+            if self.ensure_pages(id, index, tokens) {
                 left -= tokens;
-                chosen.push((id, tokens, true));
+                chosen.push(StepPart { id, index, tokens, outputs: 0, prompt: true });
             }
         }
         // Some may have been put back for others.
-        let part = |(id, tokens, prompt)| self.index_of(id).map(|index| StepPart { index, tokens, prompt });
-        chosen.into_iter().filter_map(part).collect()
+        let placed = |part: StepPart| {
+            let index = self.index_near(part.id, part.index)?;
+            Some(StepPart { index, ..part })
+        };
+        chosen.into_iter().filter_map(placed).collect()
     }
 
     /// The place of a running sequence.
     fn index_of(&self, id: RequestId) -> Option<usize> {
         self.running.iter().position(|sequence| sequence.id == id)
+    }
+
+    /// The place of a running sequence that was at `index` not long ago.
+    fn index_near(&self, id: RequestId, index: usize) -> Option<usize> {
+        match self.running.get(index) {
+            Some(sequence) if sequence.id == id => Some(index),
+            _ => self.index_of(id),
+        }
     }
 
     /// A prompt that another sequence has computed meanwhile is not computed again.
@@ -669,15 +794,16 @@ impl Batcher {
     }
 
     /// Guesses at the tokens after those that are due, up to `room` for all sequences together: by look-up, else by the draft model.
-    fn guess(&mut self, decoding: &[RequestId], room: usize) {
+    fn guess(&mut self, decoding: &[(usize, RequestId)], room: usize) {
         if !self.payoff.guesses() || self.options.lookup == 0 && self.draft.is_none() {
             return;
         }
         let context = self.options.engine.context;
         let mut room = room;
         let mut others = Vec::new();
-        for id in decoding {
-            let Some(sequence) = self.index_of(*id).and_then(|index| self.running.get_mut(index)) else {
+        for (index, id) in decoding {
+            let Some(sequence) = self.index_near(*id, *index).and_then(|index| self.running.get_mut(index))
+            else {
                 continue;
             };
             let own = room.min(context.saturating_sub(sequence.tokens.len() + 1));
@@ -714,11 +840,10 @@ impl Batcher {
 
     /// Takes the pages for the next tokens of a running sequence, and puts younger sequences back until there are enough. False
     /// if it was put back itself.
-    fn ensure_pages(&mut self, id: RequestId, tokens: usize) -> bool {
+    fn ensure_pages(&mut self, id: RequestId, index: usize, tokens: usize) -> bool {
         loop {
-            let Some(sequence) = self.index_of(id).and_then(|index| self.running.get_mut(index)) else {
-                return false;
-            };
+            let Some(index) = self.index_near(id, index) else { return false };
+            let Some(sequence) = self.running.get_mut(index) else { return false };
             let guesses = if tokens == 1 { sequence.draft.len() } else { 0 };
             if sequence.missing_pages(sequence.computed + tokens + guesses) > self.pool.available() {
                 sequence.draft.clear();
@@ -727,7 +852,7 @@ impl Batcher {
             let missing = sequence.missing_pages(sequence.computed + tokens + guesses);
             if missing <= self.pool.available() {
                 let pages: Vec<PageId> = (0..missing).map_while(|_| self.take_page()).collect();
-                if let Some(sequence) = self.index_of(id).and_then(|index| self.running.get_mut(index)) {
+                if let Some(sequence) = self.running.get_mut(index) {
                     sequence.pages.extend(pages);
                 }
                 return true;
@@ -753,43 +878,48 @@ impl Batcher {
     /// The tokens of a step's parts.
     fn tokens_of(&self, parts: &[StepPart]) -> Vec<StepToken> {
         let mut tokens = Vec::new();
-        for part in parts {
+        for (number, part) in parts.iter().enumerate() {
             let Some(sequence) = self.running.get(part.index) else { continue };
+            let logits = sequence.needs_logits();
             let known =
                 sequence.tokens.iter().chain(&sequence.draft).skip(sequence.computed).take(part.tokens);
             tokens.extend(known.zip(sequence.computed..).map(|(token, position)| StepToken {
                 token: *token,
                 position,
-                sequence: part.index,
+                sequence: number,
                 output: sequence.wants_output(position),
+                logits,
             }));
         }
         tokens
     }
 
-    fn compute(&mut self, tokens: &[StepToken], parts: &[StepPart]) -> Result<()> {
-        let mut greedy = true;
-        let mut sequences = Vec::new();
-        let mut numbers: HashMap<usize, usize> = HashMap::new();
-        for part in parts {
+    /// Starts a step, and notes how many outputs each of its parts has.
+    fn start(&mut self, parts: &mut [StepPart]) -> Result<()> {
+        let tokens = self.tokens_of(parts);
+        let mut first = 0;
+        for (number, part) in parts.iter_mut().enumerate() {
+            part.outputs = 0;
+            let own = tokens.iter().skip(first).take_while(|token| token.sequence == number);
+            for token in own {
+                first += 1;
+                part.outputs += usize::from(token.output);
+            }
+        }
+        let mut wanted = Wanted::Argmax;
+        for part in &*parts {
             let Some(sequence) = self.running.get_mut(part.index) else { continue };
             sequence.note_start();
-            numbers.insert(part.index, sequences.len());
-            greedy &= sequence.is_greedy();
-            sequences.push((part.index, sequence.lane));
+            if !sequence.is_greedy() {
+                wanted = Wanted::Logits;
+            }
         }
-        let tables: Vec<StepSequence<'_>> = sequences
-            .iter()
-            .map(|(index, lane)| StepSequence {
-                pages: self.running.get(*index).map_or(&[][..], |sequence| sequence.pages.as_slice()),
-                lane: *lane,
-            })
-            .collect();
-        let numbered: Vec<StepToken> = tokens
-            .iter()
-            .map(|token| StepToken { sequence: numbers.get(&token.sequence).copied().unwrap_or(0), ..*token })
-            .collect();
-        self.engine.run(&numbered, &tables, greedy)
+        let table = |part: &StepPart| match self.running.get(part.index) {
+            Some(sequence) => StepSequence { pages: &sequence.pages, lane: sequence.lane },
+            None => StepSequence { pages: &[], lane: 0 },
+        };
+        let tables: Vec<StepSequence<'_>> = parts.iter().map(table).collect();
+        self.engine.start(&tokens, &tables, wanted)
     }
 
     /// Makes pages findable that are complete.

@@ -10,7 +10,7 @@ use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{Progress, Scheduler};
 
 use super::page_pool::{PageId, PagePool};
-use super::paged_engine::{PagedEngine, StepSequence, StepToken};
+use super::paged_engine::{PagedEngine, StepSequence, StepToken, Wanted};
 use super::request::RequestId;
 use crate::engine::{EngineOptions, SCRAP_PAGES};
 use crate::sampling::log_probability;
@@ -140,6 +140,7 @@ impl Draft {
                 position,
                 sequence: number,
                 output: position + 1 == tokens.len(),
+                logits: false,
             }));
         }
         let ids: Vec<RequestId> =
@@ -160,7 +161,7 @@ impl Draft {
     }
 
     /// Adds to each sequence the guess of its output. Those whose guess is too uncertain are left out.
-    fn add_guesses(&self, guessing: Vec<Guessing>) -> Result<Vec<Guessing>> {
+    fn add_guesses(&mut self, guessing: Vec<Guessing>) -> Result<Vec<Guessing>> {
         let mut certain = Vec::new();
         for (output, mut sequence) in guessing.into_iter().enumerate() {
             if let Some((token, probability)) = self.best(output)?
@@ -180,7 +181,13 @@ impl Draft {
         for (number, Guessing { id, guesses, .. }) in guessing.iter().enumerate() {
             let position = self.sequences.get(id).map_or(0, |sequence| sequence.computed.len());
             if let Some(token) = guesses.last() {
-                step.push(StepToken { token: *token, position, sequence: number, output: true });
+                step.push(StepToken {
+                    token: *token,
+                    position,
+                    sequence: number,
+                    output: true,
+                    logits: false,
+                });
             }
         }
         let ids: Vec<RequestId> = guessing.iter().map(|sequence| sequence.id).collect();
@@ -205,16 +212,16 @@ impl Draft {
                 lane: 0,
             })
             .collect();
-        self.engine.run(step, &tables, true)
+        self.engine.run(step, &tables, Wanted::Argmax)
     }
 
     /// The most probable token of an output that the large model knows, with its probability: 1 where only the argmax was computed.
-    fn best(&self, output: usize) -> Result<Option<(u32, f64)>> {
+    fn best(&mut self, output: usize) -> Result<Option<(u32, f64)>> {
         let token = self.engine.argmax(output)?;
         if token as usize >= self.vocabulary {
             return Ok(None);
         }
-        let logits = self.engine.logits(output);
+        let logits = self.engine.logits(output)?;
         let probability = if logits.is_empty() { 1.0 } else { log_probability(logits, token)?.exp() };
         Ok(Some((token, probability)))
     }

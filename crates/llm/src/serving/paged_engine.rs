@@ -1,12 +1,12 @@
 //! Runs a model's graphs for many sequences at once, over a KV cache in pages.
 
 use quadriga_graph::PAGE_SLOTS;
-use quadriga_runtime::{PlanKey, Progress, Scheduler, Session};
+use quadriga_runtime::{PendingRead, Plan, PlanKey, Progress, Scheduler, Session};
 
 use super::page_pool::PageId;
 use crate::engine::{EngineOptions, SCRAP_PAGES, STATES_OF_SEQUENCE, resize, row_copies, row_of};
 use crate::models::{GraphShape, PageTable};
-use crate::sampling::find_argmax;
+use crate::sampling::{TopLogits, find_argmax};
 use crate::{Error, LogitsError, Model, Result};
 
 /// The fewest pages of a row of a page table; more are a power of two.
@@ -21,10 +21,18 @@ pub(super) struct StepToken {
     pub(super) token: u32,
     /// Its position in its sequence.
     pub(super) position: usize,
-    /// The number of its sequence in this step.
+    /// The number of its sequence in this step. A token of none computes nothing that anybody reads.
     pub(super) sequence: usize,
     /// Whether the logits after it are an output.
     pub(super) output: bool,
+    /// Whether the host needs all of these logits.
+    pub(super) logits: bool,
+}
+
+impl StepToken {
+    /// Takes the place of a sequence that needs no further step.
+    pub(super) const UNUSED: StepToken =
+        StepToken { token: 0, position: 0, sequence: usize::MAX, output: true, logits: false };
 }
 
 /// A sequence of a step.
@@ -42,15 +50,52 @@ pub(super) struct PagedEngine {
     session: Session,
     options: EngineOptions,
     inputs: StepInputs,
-    /// Whether a device has the logits, so that it can compute the argmax.
-    argmax_on_device: bool,
+    /// Whether a device has the logits, so that it can compute the argmax, or the largest of them.
+    logits_on_device: bool,
     logits: Vec<f32>,
+    /// The rows whose logits the host has.
+    loaded: Vec<bool>,
     argmax: Vec<Result<u32, LogitsError>>,
+    top: TopRows,
     /// The row of results of each output.
     output_rows: Vec<usize>,
     /// In models with recurrent layers, of each lane: which of its rows holds the state.
     states: Vec<usize>,
     recurrent: bool,
+    /// A step of which only the argmax is wanted, whose results have not been read.
+    in_flight: Option<StepInFlight>,
+    /// The step that follows it ahead of the host, with the argmax of the other as its tokens.
+    ahead: Option<StepInFlight>,
+}
+
+/// The largest logits of each row of a step.
+#[derive(Default)]
+struct TopRows {
+    /// Of each row; 0 if they were not computed.
+    count: usize,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+    /// The sum of all logits of each row: finite only if they all are.
+    sums: Vec<f32>,
+}
+
+/// What is wanted of the outputs of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wanted {
+    /// The most probable tokens.
+    Argmax,
+    /// Tokens are sampled: by the largest logits, or by all.
+    Logits,
+}
+
+/// A step that a device computes.
+struct StepInFlight {
+    shape: GraphShape,
+    output_rows: Vec<usize>,
+    /// The outputs of which all logits are needed.
+    logits: Vec<usize>,
+    /// Its results, once they are on their way to the host.
+    read: Option<PendingRead>,
 }
 
 #[derive(Default)]
@@ -88,18 +133,22 @@ impl PagedEngine {
             session: Session::new(scheduler)?,
             states: vec![0; options.sequences],
             inputs: StepInputs::default(),
-            argmax_on_device: false,
+            logits_on_device: false,
             logits: Vec::new(),
+            loaded: Vec::new(),
             argmax: Vec::new(),
+            top: TopRows::default(),
             output_rows: Vec::new(),
             recurrent,
+            in_flight: None,
+            ahead: None,
             model,
             options,
         };
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger steps find them loaded.
-        engine.prepare(engine.shape(1, 1, 1, 1, false), progress)?;
-        engine.argmax_on_device =
+        engine.prepare(engine.shape(1, 1, (1, 1), Wanted::Logits), progress)?;
+        engine.logits_on_device =
             engine.session.plan().is_some_and(|plan| !crate::engine::has_logits_on_host(plan));
         Ok(engine)
     }
@@ -131,6 +180,7 @@ impl PagedEngine {
 
     /// Reads the keys and values of a page.
     pub(super) fn read_page(&mut self, page: PageId) -> Result<Vec<u8>> {
+        self.secure_results()?;
         let mut content = Vec::with_capacity(self.page_bytes());
         for (name, bytes) in self.page_parts() {
             let start = content.len();
@@ -144,6 +194,7 @@ impl PagedEngine {
 
     /// Writes what [`PagedEngine::read_page`] has read, to the same page or to another one.
     pub(super) fn write_page(&mut self, page: PageId, content: &[u8]) -> Result<()> {
+        self.secure_results()?;
         let mut rest = content;
         for (name, bytes) in self.page_parts() {
             let Some((part, after)) = rest.split_at_checked(bytes) else { break };
@@ -155,6 +206,7 @@ impl PagedEngine {
 
     /// Copies a page, on the devices that have it.
     pub(super) fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        self.secure_results()?;
         let names: Vec<String> = self.page_parts().into_iter().map(|(name, _)| name).collect();
         let mut states = self.session.states();
         states.retain(|state| names.contains(&state.name));
@@ -178,7 +230,13 @@ impl PagedEngine {
         }
     }
 
-    fn shape(&self, tokens: usize, rows: usize, sequences: usize, pages: usize, argmax: bool) -> GraphShape {
+    fn shape(
+        &self,
+        tokens: usize,
+        rows: usize,
+        (sequences, pages): (usize, usize),
+        wanted: Wanted,
+    ) -> GraphShape {
         // Beside parts of prompts, a few rows more or less cost little: steps come in fewer shapes.
         let bucket = if tokens > 2 * sequences { coarse_bucket } else { bucket };
         // Recurrent layers would take padding for tokens.
@@ -188,34 +246,36 @@ impl PagedEngine {
         let table = PageTable { rows: bucket(sequences).min(self.options.sequences).max(sequences), pages };
         let rows = bucket(rows).min(tokens);
         let shape = self.options.paged_shape(&self.model, tokens, rows, table);
-        GraphShape { argmax: argmax && rows > 0, ..shape }
+        let on_device = self.logits_on_device && !self.recurrent && rows > 0;
+        let top = if on_device && wanted == Wanted::Logits { shape.top } else { 0 };
+        GraphShape { argmax: on_device && wanted == Wanted::Argmax, top, ..shape }
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let GraphShape { tokens, rows, page_table, argmax, .. } = shape;
+        let GraphShape { tokens, rows, page_table, argmax, top, .. } = shape;
         let table = page_table.map_or(0, |table| (table.rows as u64) << 32 | table.pages as u64);
-        let key = PlanKey([tokens as u64, rows as u64, table, u64::from(argmax)]);
+        let key = PlanKey([tokens as u64, rows as u64, table, (top as u64) << 1 | u64::from(argmax)]);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
 
-    /// Computes a step: the tokens of each sequence are neighbours, in the order of their positions. With `argmax`, only
-    /// [`PagedEngine::argmax`] is wanted of its outputs. After an error the step can be computed again: it only writes to slots
-    /// of its own tokens.
-    pub(super) fn run(
+    /// Starts a step: the tokens of each sequence are neighbours, in the order of their positions. [`PagedEngine::finish`] waits
+    /// for its outputs. After an error the step can be computed again: it only writes to slots of its own tokens.
+    pub(super) fn start(
         &mut self,
         tokens: &[StepToken],
         sequences: &[StepSequence<'_>],
-        argmax: bool,
+        wanted: Wanted,
     ) -> Result<()> {
         // The CPU computes with the mapped weights: noticed here, a truncated file is an error and not a signal.
         self.model.file().check_mapped()?;
+        self.discard();
         self.output_rows.clear();
+        self.loaded.clear();
         self.argmax.clear();
-        let outputs = tokens.iter().filter(|token| token.output).count();
+        self.top.count = 0;
         if !self.recurrent {
-            let vocabulary = self.model.hyperparameters().vocabulary;
-            return self.run_batch(tokens, sequences, argmax && self.argmax_on_device, outputs, vocabulary);
+            return self.run_batch(tokens, sequences, wanted);
         }
         // Recurrent layers compute one sequence at a time.
         let vocabulary = self.model.hyperparameters().vocabulary;
@@ -232,9 +292,8 @@ impl PagedEngine {
             let first = 1 + STATES_OF_SEQUENCE * sequence.lane;
             let to = if from == first { first + 1 } else { first };
             self.set_pieces_later(from, to);
-            let count = batch.iter().filter(|token| token.output).count();
             let (rows, done) = (std::mem::take(&mut self.output_rows), logits.len() / vocabulary.max(1));
-            self.run_batch(&alone, std::slice::from_ref(sequence), false, count, vocabulary)?;
+            self.run_batch(&alone, std::slice::from_ref(sequence), Wanted::Logits)?;
             let own = std::mem::replace(&mut self.output_rows, rows);
             self.output_rows.extend(own.iter().enumerate().map(|(at, _)| done + at));
             for row in own {
@@ -244,9 +303,93 @@ impl PagedEngine {
                 *state = to;
             }
         }
+        self.loaded = vec![true; logits.len() / vocabulary.max(1)];
         self.logits = logits;
         self.states = new_states;
         Ok(())
+    }
+
+    /// Starts the step after the one in flight before the host knows its results: each row goes on with the argmax of that row.
+    /// `false`, and nothing has happened, where that is not possible.
+    pub(super) fn follow(&mut self, tokens: &[StepToken], sequences: &[StepSequence<'_>]) -> Result<bool> {
+        let Some(step) = self.in_flight.as_ref().filter(|step| step.read.is_none()) else { return Ok(false) };
+        let (shape, outputs) = (step.shape, tokens.iter().filter(|token| token.output).count());
+        let table = (sequences.len(), longest(sequences));
+        let is_next = self.shape(tokens.len(), outputs, table, Wanted::Argmax) == shape
+            && shape.rows == shape.tokens
+            && outputs == tokens.len();
+        if !is_next || self.ahead.is_some() || !self.session.plan().is_some_and(Plan::is_asynchronous) {
+            return Ok(false);
+        }
+        let followed = self.start_ahead(tokens, sequences, shape);
+        if followed.is_err() {
+            self.discard();
+        }
+        followed
+    }
+
+    fn start_ahead(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        shape: GraphShape,
+    ) -> Result<bool> {
+        let output_rows = self.fill(tokens, sequences, &shape);
+        if !self.session.chain("argmax", "tokens")? {
+            return Ok(false);
+        }
+        self.set_inputs(&shape, true)?;
+        // The inputs of the next step are set by now, so that one transfer can bring them and the results.
+        self.secure_results()?;
+        self.session.start()?;
+        self.ahead = Some(StepInFlight { shape, output_rows, logits: Vec::new(), read: None });
+        Ok(true)
+    }
+
+    /// Waits for the results of the step in flight. A step that follows it is in flight then.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        if self.in_flight.is_none() {
+            return Ok(());
+        }
+        let finished = self.read_results();
+        self.in_flight = self.ahead.take();
+        if finished.is_err() {
+            self.in_flight = None;
+            // A device may report a failure once more when it is waited for: the next step begins without it.
+            let _ = self.session.wait();
+        }
+        finished
+    }
+
+    /// Forgets steps in flight, and waits for them: whatever failed in them does not show in the next one.
+    pub(super) fn discard(&mut self) {
+        let ahead = self.ahead.take();
+        if self.in_flight.take().or(ahead).is_some() {
+            let _ = self.session.wait();
+        }
+    }
+
+    /// Sends the results of the latest step on their way to the host, before something else uses their memory.
+    fn secure_results(&mut self) -> Result<()> {
+        if let Some(step) = self.ahead.as_mut().or(self.in_flight.as_mut())
+            && step.read.is_none()
+        {
+            let outputs: &[&str] =
+                if step.shape.argmax { &["argmax", "sum"] } else { &["top", "top_logits", "sum"] };
+            step.read = Some(self.session.read_async(outputs)?);
+        }
+        Ok(())
+    }
+
+    /// Computes a step, and waits for it.
+    pub(super) fn run(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        wanted: Wanted,
+    ) -> Result<()> {
+        self.start(tokens, sequences, wanted)?;
+        self.finish()
     }
 
     /// Notes which rows of recurrent states the next batch reads and writes.
@@ -259,14 +402,15 @@ impl PagedEngine {
         &mut self,
         tokens: &[StepToken],
         sequences: &[StepSequence<'_>],
-        argmax: bool,
-        outputs: usize,
-        vocabulary: usize,
+        wanted: Wanted,
     ) -> Result<()> {
-        let longest = sequences.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(1);
-        let shape = self.shape(tokens.len(), outputs, sequences.len(), longest, argmax);
-        self.fill(tokens, sequences, &shape);
-        let computed = self.compute(shape, vocabulary);
+        let outputs = || tokens.iter().filter(|token| token.output);
+        let table = (sequences.len(), longest(sequences));
+        let shape = self.shape(tokens.len(), outputs().count(), table, wanted);
+        self.output_rows = self.fill(tokens, sequences, &shape);
+        let all = outputs().zip(&self.output_rows).filter(|(token, _)| token.logits);
+        let logits: Vec<usize> = all.map(|(_, row)| *row).collect();
+        let computed = self.compute(shape, logits);
         if computed.is_err() {
             // A device may report a failure once more when it is waited for: the next step begins without it.
             let _ = self.session.wait();
@@ -274,22 +418,32 @@ impl PagedEngine {
         computed
     }
 
-    fn compute(&mut self, shape: GraphShape, vocabulary: usize) -> Result<()> {
+    fn compute(&mut self, shape: GraphShape, logits: Vec<usize>) -> Result<()> {
         self.prepare(shape, &mut |_| {})?;
-        self.set_inputs(&shape)?;
+        self.set_inputs(&shape, false)?;
         self.session.start()?;
         if shape.rows == 0 {
             return Ok(self.session.wait()?);
         }
-        if shape.argmax {
-            return self.read_argmax(shape.rows);
+        if shape.argmax || shape.top > 0 {
+            let output_rows = std::mem::take(&mut self.output_rows);
+            self.in_flight = Some(StepInFlight { shape, output_rows, logits, read: None });
+            return Ok(());
         }
-        resize(&mut self.logits, shape.rows, vocabulary)?;
-        Ok(self.session.read_into("logits", &mut self.logits)?)
+        resize(&mut self.logits, shape.rows, self.model.hyperparameters().vocabulary)?;
+        self.session.read_into("logits", &mut self.logits)?;
+        self.loaded = vec![true; shape.rows];
+        Ok(())
     }
 
-    /// Fills the graph's inputs. Rows without a token see nothing, and write to slots that nobody reads.
-    fn fill(&mut self, tokens: &[StepToken], sequences: &[StepSequence<'_>], shape: &GraphShape) {
+    /// Fills the graph's inputs, and returns the row of each output. Rows without a token see nothing, and write to slots that
+    /// nobody reads.
+    fn fill(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        shape: &GraphShape,
+    ) -> Vec<usize> {
         let hyper = self.model.hyperparameters();
         let window = hyper.window_span();
         let inputs = &mut self.inputs;
@@ -304,29 +458,31 @@ impl PagedEngine {
         ] {
             list.clear();
         }
-        let mut outputs = 0;
-        for (row, StepToken { token, position, sequence, output }) in tokens.iter().enumerate() {
-            let pages = sequences.get(*sequence).map_or(&[][..], |sequence| sequence.pages);
-            let page = pages.get(position / PAGE_SLOTS).copied().unwrap_or(0) as usize;
-            let end = *position as i32 + 1;
-            let first = window.map_or(0, |window| window.first(*position));
-            inputs.tokens.push(*token as i32);
-            inputs.positions.push(*position as i32);
-            inputs.slots.push((page * PAGE_SLOTS + position % PAGE_SLOTS) as i32);
-            inputs.spans.extend([0, end, *sequence as i32]);
-            inputs.window_spans.extend([first as i32, end, *sequence as i32]);
-            if *output {
+        let (mut output_rows, mut unused) = (Vec::new(), 0);
+        for row in 0..shape.tokens.max(tokens.len()) {
+            let token = tokens.get(row).copied();
+            if token.is_some_and(|token| token.output) {
+                output_rows.push(if shape.rows == shape.tokens { row } else { output_rows.len() });
                 inputs.rows.push(row as i32);
-                self.output_rows.push(if shape.rows == shape.tokens { row } else { outputs });
-                outputs += 1;
             }
-        }
-        for unused in 0..shape.tokens.saturating_sub(tokens.len()) {
-            inputs.tokens.push(0);
-            inputs.positions.push(0);
-            inputs.slots.push((unused % (SCRAP_PAGES * PAGE_SLOTS)) as i32);
-            inputs.spans.extend([0; 3]);
-            inputs.window_spans.extend([0; 3]);
+            let used = token.and_then(|token| Some((token, sequences.get(token.sequence)?)));
+            let Some((StepToken { token, position, sequence, .. }, StepSequence { pages, .. })) = used else {
+                inputs.tokens.push(0);
+                inputs.positions.push(0);
+                inputs.slots.push((unused % (SCRAP_PAGES * PAGE_SLOTS)) as i32);
+                inputs.spans.extend([0; 3]);
+                inputs.window_spans.extend([0; 3]);
+                unused += 1;
+                continue;
+            };
+            let page = pages.get(position / PAGE_SLOTS).copied().unwrap_or(0) as usize;
+            let end = position as i32 + 1;
+            let first = window.map_or(0, |window| window.first(position));
+            inputs.tokens.push(token as i32);
+            inputs.positions.push(position as i32);
+            inputs.slots.push((page * PAGE_SLOTS + position % PAGE_SLOTS) as i32);
+            inputs.spans.extend([0, end, sequence as i32]);
+            inputs.window_spans.extend([first as i32, end, sequence as i32]);
         }
         inputs.rows.resize(shape.rows, 0);
         let table = shape.page_table.unwrap_or(PageTable { rows: 0, pages: 0 });
@@ -335,14 +491,16 @@ impl PagedEngine {
             inputs.pages.extend(pages.iter().map(|page| *page as i32));
             inputs.pages.resize((row + 1) * table.pages, 0);
         }
+        output_rows
     }
 
-    fn set_inputs(&mut self, shape: &GraphShape) -> Result<()> {
+    /// Sets the graph's inputs; with `chained`, its tokens are the results of the step before.
+    fn set_inputs(&mut self, shape: &GraphShape, chained: bool) -> Result<()> {
         let StepInputs { tokens, positions, slots, spans, window_spans, pages, rows, pieces } = &self.inputs;
         let hyper = self.model.hyperparameters();
         let (full, windows) = (hyper.has_full_attention(), hyper.window().is_some());
         for (name, values, has) in [
-            ("tokens", tokens, true),
+            ("tokens", tokens, !chained),
             ("positions", positions, true),
             ("slots", slots, full || windows),
             ("spans", spans, full),
@@ -363,43 +521,103 @@ impl PagedEngine {
         Ok(())
     }
 
-    /// Reads the argmax of each row; logits that are not finite show in the sum.
-    fn read_argmax(&mut self, rows: usize) -> Result<()> {
-        // Both are copied before either is waited for.
-        let mut bytes = vec![0; 2 * rows * size_of::<i32>()];
-        let read = self.session.read_async(&["argmax", "sum"])?;
-        self.session.finish_read(read, &mut bytes)?;
-        let (numbers, _) = bytes.as_chunks::<4>();
-        let (tokens, sums) = numbers.split_at(numbers.len() / 2);
-        let checked = |(token, sum): (&[u8; 4], &[u8; 4])| {
-            let (token, sum) = (i32::from_ne_bytes(*token), f32::from_ne_bytes(*sum));
-            match u32::try_from(token) {
-                Ok(token) if sum.is_finite() => Ok(token),
-                _ => Err(LogitsError::NotFinite { token: token.max(0) as u32, logit: sum }),
-            }
+    /// Reads the results of the step in flight; logits that are not finite show in the sum.
+    fn read_results(&mut self) -> Result<()> {
+        if self.ahead.is_none() {
+            self.secure_results()?;
+        }
+        let Some(StepInFlight { shape, output_rows, logits, read: Some(read) }) = self.in_flight.take()
+        else {
+            return Err(LogitsError::Empty.into());
         };
-        self.argmax.extend(tokens.iter().zip(sums).map(checked));
+        let vocabulary = self.model.hyperparameters().vocabulary;
+        let (rows, count) = (shape.rows, shape.top.min(vocabulary));
+        // All are copied before any is waited for.
+        let numbers = if shape.argmax { 2 * rows } else { rows * (2 * count + 1) };
+        let mut bytes = vec![0; numbers * size_of::<i32>()];
+        self.session.finish_read(read, &mut bytes)?;
+        self.output_rows = output_rows;
+        self.argmax.clear();
+        let (numbers, _) = bytes.as_chunks::<4>();
+        let (results, sums) = numbers.split_at(numbers.len().saturating_sub(rows));
+        if shape.argmax {
+            let checked = |(token, sum): (&[u8; 4], &[u8; 4])| {
+                let (token, sum) = (i32::from_ne_bytes(*token), f32::from_ne_bytes(*sum));
+                match u32::try_from(token) {
+                    Ok(token) if sum.is_finite() => Ok(token),
+                    _ => Err(LogitsError::NotFinite { token: token.max(0) as u32, logit: sum }),
+                }
+            };
+            self.argmax.extend(results.iter().zip(sums).map(checked));
+            return Ok(());
+        }
+        let (tokens, values) = results.split_at(rows * count);
+        let TopRows { count: top, tokens: top_tokens, logits: top_logits, sums: top_sums } = &mut self.top;
+        *top = count;
+        for (list, numbers) in [(top_logits, values), (top_sums, sums)] {
+            list.clear();
+            list.extend(numbers.iter().map(|number| f32::from_ne_bytes(*number)));
+        }
+        top_tokens.clear();
+        top_tokens.extend(tokens.iter().map(|token| u32::from_ne_bytes(*token)));
+        self.loaded.clear();
+        self.loaded.resize(rows, false);
+        for wanted in logits.chunk_by(|one, next| one + 1 == *next) {
+            if let Some(first) = wanted.first() {
+                self.load_rows(*first, wanted.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the logits of some rows of the latest step.
+    fn load_rows(&mut self, first: usize, count: usize) -> Result<()> {
+        let vocabulary = self.model.hyperparameters().vocabulary;
+        resize(&mut self.logits, self.loaded.len(), vocabulary)?;
+        if let Some(into) = self.logits.get_mut(first * vocabulary..(first + count) * vocabulary) {
+            self.session.read_at("logits", first * vocabulary, into)?;
+        }
+        self.loaded.iter_mut().skip(first).take(count).for_each(|loaded| *loaded = true);
         Ok(())
     }
 
     /// The logits after output `output`; empty if only the argmax was computed.
-    pub(super) fn logits(&self, output: usize) -> &[f32] {
+    pub(super) fn logits(&mut self, output: usize) -> Result<&[f32]> {
         let row = self.output_rows.get(output).copied().unwrap_or(usize::MAX);
-        if self.argmax.is_empty() {
-            row_of(&self.logits, self.model.hyperparameters().vocabulary, row)
-        } else {
-            &[]
+        match self.loaded.get(row) {
+            Some(true) => {}
+            Some(false) => self.load_rows(row, 1)?,
+            None => return Ok(&[]),
         }
+        Ok(row_of(&self.logits, self.model.hyperparameters().vocabulary, row))
+    }
+
+    /// The largest logits after output `output`, if a device found them.
+    pub(super) fn top_logits(&self, output: usize) -> Option<TopLogits<'_>> {
+        let TopRows { count, tokens, logits, sums } = &self.top;
+        let row = self.output_rows.get(output).copied().filter(|_| *count > 0)?;
+        sums.get(row).filter(|sum| sum.is_finite())?;
+        let own = row * count..(row + 1) * count;
+        let vocabulary = self.model.hyperparameters().vocabulary;
+        Some(TopLogits { tokens: tokens.get(own.clone())?, logits: logits.get(own)?, vocabulary })
     }
 
     /// The most probable token after output `output`.
-    pub(super) fn argmax(&self, output: usize) -> Result<u32> {
+    pub(super) fn argmax(&mut self, output: usize) -> Result<u32> {
         let row = self.output_rows.get(output).copied().ok_or(LogitsError::Empty)?;
-        match self.argmax.get(row) {
-            Some(token) => Ok((*token)?),
-            None => Ok(find_argmax(self.logits(output))?),
+        if let Some(token) = self.argmax.get(row) {
+            return Ok((*token)?);
         }
+        if let Some(best) = self.top_logits(output).and_then(|top| top.tokens.first().copied()) {
+            return Ok(best);
+        }
+        Ok(find_argmax(self.logits(output)?)?)
     }
+}
+
+/// The most pages that a sequence of a step has.
+fn longest(sequences: &[StepSequence<'_>]) -> usize {
+    sequences.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(1)
 }
 
 /// The sizes of steps with parts of prompts: powers of two, and three quarters of them.

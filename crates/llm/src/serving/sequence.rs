@@ -142,6 +142,19 @@ impl Sequence {
             && self.prompt_logprobs.is_none()
     }
 
+    /// Whether all logits of its outputs are needed, not only the largest.
+    pub(super) fn needs_logits(&self) -> bool {
+        self.hook.is_some()
+            || self.logprobs.is_some()
+            || self.prompt_logprobs.is_some()
+            || self.sampler.options().needs_all_logits()
+    }
+
+    /// Whether the token that is sampled next is the last one, whatever it is.
+    pub(super) fn ends_with_next(&self, context: usize) -> bool {
+        self.counts.answer + 1 >= self.max_tokens || self.tokens.len() + 1 >= context
+    }
+
     /// Pages that positions up to `len` need.
     pub(super) fn missing_pages(&self, len: usize) -> usize {
         len.div_ceil(PAGE_SLOTS).saturating_sub(self.pages.len())
@@ -179,7 +192,7 @@ impl Sequence {
     /// Takes in `count` computed tokens, whose outputs are those of the engine from `output` on.
     pub(super) fn advance(
         &mut self,
-        engine: &PagedEngine,
+        engine: &mut PagedEngine,
         count: usize,
         output: usize,
         context: usize,
@@ -196,7 +209,7 @@ impl Sequence {
                 let Some(next) = self.tokens.get(position + 1).filter(|_| position + 1 < self.prompt) else {
                     break;
                 };
-                logprobs.push(logprobs_of(engine.logits(output), *next, self.logprobs.unwrap_or(0))?);
+                logprobs.push(logprobs_of(engine.logits(output)?, *next, self.logprobs.unwrap_or(0))?);
                 output += 1;
             }
         }
@@ -237,23 +250,32 @@ impl Sequence {
     /// Samples the next token and adds its text.
     fn sample(
         &mut self,
-        engine: &PagedEngine,
+        engine: &mut PagedEngine,
         output: usize,
         context: usize,
         events: &mut Vec<(RequestId, Event)>,
     ) -> Result<Outcome> {
         let token = match &mut self.hook {
             Some(hook) => {
-                let sampler = &mut self.sampler;
-                let sample = || sampler.sample_with(engine.logits(output), &mut **hook);
+                let (sampler, logits) = (&mut self.sampler, engine.logits(output)?);
+                let sample = || sampler.sample_with(logits, &mut **hook);
                 // Neither is used again after a panic: the request ends. Others go on.
                 let sampled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(sample));
                 sampled.map_err(|_| Error::HookPanicked)??
             }
             None if self.sampler.options().is_greedy() => engine.argmax(output)?,
-            None => self.sampler.sample(engine.logits(output))?,
+            None => {
+                let top = engine.top_logits(output);
+                match top.and_then(|top| self.sampler.sample_top(&top)) {
+                    Some(token) => token,
+                    None => self.sampler.sample(engine.logits(output)?)?,
+                }
+            }
         };
-        let logprobs = self.logprobs.map(|top| logprobs_of(engine.logits(output), token, top)).transpose()?;
+        let logprobs = match self.logprobs {
+            Some(top) => Some(logprobs_of(engine.logits(output)?, token, top)?),
+            None => None,
+        };
         let now = Instant::now();
         let (first, _) = self.sampled.unwrap_or((now, now));
         self.sampled = Some((first, now));

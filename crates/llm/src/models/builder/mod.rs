@@ -312,6 +312,14 @@ impl<'g> ModelBuilder<'g> {
         self.g.output("logits", logits);
         if self.shape.argmax {
             self.g.output("argmax", logits.argmax().named("argmax"));
+        }
+        if self.shape.top > 0 {
+            let top = logits.top_k(self.shape.top.min(h.vocabulary)).named("top");
+            let column = logits.reshape([self.shape.rows, h.vocabulary, 1]);
+            self.g.output("top", top);
+            self.g.output("top_logits", column.get_rows(top).named("top_logits"));
+        }
+        if self.shape.argmax || self.shape.top > 0 {
             self.g.output("sum", logits.sum_rows().named("sum"));
         }
         Ok(())
