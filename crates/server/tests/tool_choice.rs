@@ -244,3 +244,42 @@ fn answers_have_the_form_that_is_asked_for() {
     }
     server.assert_idle();
 }
+
+/// Markers that are control tokens, which have no text of their own.
+#[test]
+fn calls_between_control_tokens() {
+    let thinking = template!("mistral_args").1.to_owned()
+        + "{%- if add_generation_prompt %}{{- '[THINK]' }}{%- else %}{{- '' if true else '[/THINK]' }}{%- endif %}";
+    let thinks = ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "</s>"];
+    let families: [(&str, &str, &[&str]); 3] = [
+        ("mistral that reasons", &thinking, &thinks),
+        ("mistral", template!("mistral_args").1, &["[TOOL_CALLS]", "[ARGS]", "</s>"]),
+        (
+            "harmony",
+            template!("harmony").1,
+            &["<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"],
+        ),
+    ];
+    for (name, template, control) in families {
+        let mut setup = Setup { model: model::with_control(template, control), ..Setup::default() };
+        setup.batcher.engine.context = 2048;
+        let server = setup.start();
+        let mut ended = 0;
+        for seed in 0..12 {
+            let more = json!({ "seed": seed, "max_tokens": 300, "reasoning_budget_tokens": 4 });
+            let whole = server.post(CHAT, &with(request(json!("required")), more.clone())).ok();
+            // Remarks before a call may be longer than the answer.
+            if whole["choices"][0]["finish_reason"] != "tool_calls" {
+                continue;
+            }
+            ended += 1;
+            let calls = whole["choices"][0]["message"]["tool_calls"].as_array().unwrap();
+            checked(&calls[0]);
+            let stream = with(with(request(json!("required")), more), json!({ "stream": true }));
+            let (streamed, ..) = streamed(&server.post(CHAT, &stream).chunks());
+            assert_eq!(streamed[0]["function"], calls[0]["function"], "{name}");
+        }
+        assert!(ended > 0, "{name}: no call in any answer");
+        server.assert_idle();
+    }
+}

@@ -233,9 +233,9 @@ impl GrammarWriter<'_> {
 
     /// Any text up to a tag.
     fn text_value(&mut self, name: &str, close: &str) {
-        let core = close.trim_end();
-        let tag = self.literal(core);
-        let spaces = self.literal(close.get(core.len()..).unwrap_or_default());
+        // White space before the tag is a part of the text: the parser takes the tag alone for the end.
+        let tag = self.literal(close.trim());
+        let spaces = self.literal(close.get(close.trim_end().len()..).unwrap_or_default());
         if tag.starts_with("<[") {
             self.rule(name, &format!("TEXT? {tag} {spaces}"));
         } else {

@@ -26,13 +26,25 @@ pub fn with_template(template: &str) -> Model {
     Model::from_file(File::from_bytes(bytes(template)).unwrap()).unwrap()
 }
 
+/// The model with another chat template and further control tokens, the last of which ends answers.
+pub fn with_control(template: &str, control: &[&str]) -> Model {
+    Model::from_file(File::from_bytes(bytes_with(template, control)).unwrap()).unwrap()
+}
+
 /// The bytes of its file.
 pub fn bytes(template: &str) -> Vec<u8> {
+    bytes_with(template, &[])
+}
+
+fn bytes_with(template: &str, control: &[&str]) -> Vec<u8> {
     let mut writer = Writer::new();
     let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
     tokens.extend(["Ġ", "Ċ", "<|start|>", "<|end|>", "the", "Ġthe"].map(String::from));
-    let types: Vec<i32> = tokens.iter().map(|token| if token.starts_with("<|") { 3 } else { 1 }).collect();
-    let end = tokens.iter().position(|token| token == "<|end|>").unwrap() as u32;
+    tokens.extend(control.iter().map(|token| (*token).to_owned()));
+    let is_control = |token: &String| token.starts_with("<|") || control.contains(&token.as_str());
+    let types: Vec<i32> = tokens.iter().map(|token| if is_control(token) { 3 } else { 1 }).collect();
+    let end = control.last().copied().unwrap_or("<|end|>");
+    let end = tokens.iter().position(|token| token == end).unwrap() as u32;
     let texts: Vec<&str> = tokens.iter().map(String::as_str).collect();
     writer.set("general.architecture", "llama").unwrap();
     let numbers = [
