@@ -53,6 +53,7 @@ pub use error::{Error, FieldError, FormatErrorKind, Result};
 pub use file::File;
 pub use from_value::FromValue;
 pub use owned::OwnedValue;
+pub use split::SplitName;
 pub use summary::{Summary, TokenizerSummary, TypeTotal};
 pub use tensor::Tensor;
 pub use value::{Array, Value, ValueType, Values};

@@ -3,18 +3,21 @@
 use std::path::{Path, PathBuf};
 
 /// A path of the form `PREFIX-00002-of-00003.gguf`.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct SplitName {
-    folder: PathBuf,
-    prefix: String,
-    /// Counted from 1.
-    pub(crate) number: u32,
-    pub(crate) count: u32,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitName {
+    /// The folder; empty if the path has none.
+    pub folder: PathBuf,
+    /// The name before the numbers.
+    pub prefix: String,
+    /// The number of the part, counted from 1.
+    pub number: u32,
+    /// How many parts there are.
+    pub count: u32,
 }
 
 impl SplitName {
     /// Parses a path; `None` if it does not have that form.
-    pub(crate) fn of(path: &Path) -> Option<SplitName> {
+    pub fn of(path: &Path) -> Option<SplitName> {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (prefix, number) = rest.rsplit_once('-')?;
@@ -28,7 +31,7 @@ impl SplitName {
     }
 
     /// The path of another part.
-    pub(crate) fn path_of(&self, number: u32) -> PathBuf {
+    pub fn path_of(&self, number: u32) -> PathBuf {
         self.folder.join(format!("{}-{number:05}-of-{:05}.gguf", self.prefix, self.count))
     }
 }

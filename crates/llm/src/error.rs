@@ -9,6 +9,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A low-rank adapter is malformed, or does not fit the model.
+    #[error("the adapter cannot be used: {reason}")]
+    Adapter {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The model file is malformed, or lacks a required value.
     #[error(transparent)]
     File(#[from] quadriga_gguf::Error),

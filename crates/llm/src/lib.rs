@@ -32,6 +32,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod answer;
 mod answer_text;
 pub mod constraint;
@@ -65,6 +66,7 @@ pub mod tokenizer;
 mod tool_constraint;
 pub mod tools;
 
+pub use adapter::{Adapter, AdapterMatrix, LowRankPair};
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;
 pub use divergence::divergence;

@@ -7,6 +7,7 @@ use quadriga_gguf::File;
 use quadriga_graph::Graph;
 use sha2::{Digest, Sha256};
 
+use crate::adapter::Adapter;
 use crate::constraint::ConstraintEngine;
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{self, GraphShape};
@@ -33,6 +34,7 @@ pub struct Model {
     template: Option<Arc<ChatTemplate>>,
     /// Of the chat template; found when it is first needed.
     tool_format: Arc<OnceLock<Arc<ToolFormat>>>,
+    adapters: Arc<[Adapter]>,
 }
 
 struct ModelInner {
@@ -93,6 +95,7 @@ impl Model {
             }),
             template: None,
             tool_format: Arc::default(),
+            adapters: Arc::default(),
         };
         // Building the smallest graph checks every tensor.
         model.graph(GraphShape::new(1, 1))?;
@@ -113,6 +116,24 @@ impl Model {
     /// samples of each: 64 bytes at 66 places from its beginning to its end. Fine-tunes of a model differ in it; a change
     /// of only a few weights between those places is not noticed.
     pub fn identity(&self) -> [u8; 32] {
+        let own = self.file_identity();
+        if self.adapters.is_empty() {
+            return own;
+        }
+        let mut hash = Sha256::new();
+        hash.update(own);
+        for adapter in self.adapters.iter() {
+            for (name, pair) in adapter.pairs() {
+                hash.update(format!("{name:?} {} ", adapter.factor(pair)));
+                hash.update(pair.a.data.bytes());
+                hash.update(pair.b.data.bytes());
+            }
+        }
+        hash.finalize().into()
+    }
+
+    /// The identity of the file alone.
+    fn file_identity(&self) -> [u8; 32] {
         *self.inner.identity.get_or_init(|| {
             let mut hash = Sha256::new();
             hash.update(format!("{:?}", self.inner.hyper));
@@ -178,6 +199,23 @@ impl Model {
         Ok(ToolCallParser::new(self.tool_format()?, tools).with_tokens(is_token))
     }
 
+    /// The model with low-rank adapters, in place of any that it had. Those of scale 0 are left out.
+    pub fn with_adapters(self, adapters: &[Adapter]) -> Result<Model> {
+        let own = self.inner.hyper.architecture;
+        if let Some(other) = adapters.iter().find(|adapter| adapter.architecture() != own) {
+            let reason = format!("it belongs to architecture {}, the model is {own}", other.architecture());
+            return Err(Error::Adapter { reason });
+        }
+        models::check_adapters(&self.inner.file, &self.inner.hyper, adapters)?;
+        let adapters = adapters.iter().filter(|adapter| adapter.scale() != 0.0).cloned().collect();
+        Ok(Model { adapters, ..self })
+    }
+
+    /// The low-rank adapters.
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.adapters
+    }
+
     /// The compiler of grammars for this model's vocabulary. The first call makes it, which takes some tenths of a second for
     /// a large vocabulary; all clones of a model share it.
     pub fn constraints(&self) -> Result<Arc<ConstraintEngine>> {
@@ -192,6 +230,6 @@ impl Model {
 
     /// Builds the graph for batches of a shape.
     pub fn graph(&self, shape: GraphShape) -> Result<Graph> {
-        models::build(&self.inner.file, &self.inner.hyper, shape)
+        models::build_adapted(&self.inner.file, &self.inner.hyper, &self.adapters, shape)
     }
 }

@@ -90,6 +90,7 @@ pub(crate) use self::builder::{
 pub(crate) use self::builder::{active_output, missed_output, predicted_output};
 pub use self::neurons::{NeuronMode, Neurons};
 pub use self::tensor_list::tensors;
+use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::{Error, Result};
 
@@ -268,7 +269,25 @@ pub fn hyperparameters(file: &File) -> Result<Hyperparameters> {
 
 /// Builds the graph of a model for one batch shape.
 pub fn build(file: &File, hyper: &Hyperparameters, shape: GraphShape) -> Result<Graph> {
+    build_adapted(file, hyper, &[], shape)
+}
+
+/// As [`build`], with what adapters add.
+pub(crate) fn build_adapted(
+    file: &File,
+    hyper: &Hyperparameters,
+    adapters: &[Adapter],
+    shape: GraphShape,
+) -> Result<Graph> {
     let g = GraphBuilder::new();
-    (find(hyper.architecture)?.build)(&ModelBuilder::new(&g, file, hyper, shape)?)?;
+    (find(hyper.architecture)?.build)(&ModelBuilder::new(&g, file, hyper, adapters, shape)?)?;
     g.finish().map_err(Error::from)
+}
+
+/// An error if adapters have matrices that the model's graph does not use.
+pub(crate) fn check_adapters(file: &File, hyper: &Hyperparameters, adapters: &[Adapter]) -> Result<()> {
+    let g = GraphBuilder::new();
+    let builder = ModelBuilder::new(&g, file, hyper, adapters, GraphShape::new(1, 1))?;
+    (find(hyper.architecture)?.build)(&builder)?;
+    builder.check_adapters()
 }

@@ -32,4 +32,10 @@ pub enum Error {
     /// An importance matrix could not be read, merged or computed.
     #[error(transparent)]
     Importance(#[from] ImportanceError),
+    /// A model could not be got from a hub.
+    #[error(transparent)]
+    Hub(#[from] crate::hub::HubError),
+    /// A model could not be converted.
+    #[error(transparent)]
+    Convert(#[from] crate::convert::ConvertError),
 }

@@ -1,1 +1,170 @@
-//! Low-rank adapters: loaded at run time, or merged into a file.
+//! Low-rank adapters: merging them into a model file.
+//!
+//! Adapters can also be used without merging: [`quadriga_llm::Model::with_adapters`] adds their products while the model runs.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use quadriga_gguf::{File, Tensor, Writer};
+use quadriga_graph::{DType, blocks};
+use quadriga_llm::{Adapter, AdapterMatrix};
+
+/// Why adapters could not be merged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum LoraError {
+    #[error(transparent)]
+    Gguf(#[from] quadriga_gguf::Error),
+    #[error("the adapter belongs to architecture {adapter}, the model is {model}")]
+    Architecture { adapter: String, model: String },
+    #[error("the model has no tensor {name:?}, which the adapter changes")]
+    MissingTensor { name: String },
+    #[error("{name} is {found}, but the adapter's product is {rows} × {columns}")]
+    Shape { name: String, found: String, rows: usize, columns: usize },
+    #[error(
+        "{name} is {dtype}, to which this program cannot quantize; convert the model to another type first"
+    )]
+    Type { name: String, dtype: DType },
+    #[error("{} is the model itself; name another file", path.display())]
+    SameFile { path: PathBuf },
+    #[error("the elements of {name} cannot be read: {reason}")]
+    Elements { name: String, reason: String },
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// The elements of a matrix as f32.
+fn elements(name: &str, dtype: DType, bytes: &[u8], count: usize) -> Result<Vec<f32>, LoraError> {
+    let mut values = vec![0.0; count];
+    let failed =
+        |error: blocks::FormatError| LoraError::Elements { name: name.to_owned(), reason: error.to_string() };
+    blocks::dequantize(dtype, bytes, &mut values).map_err(failed)?;
+    Ok(values)
+}
+
+/// An adapter's matrices for one tensor, with the factor of their product.
+struct Update {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    rank: usize,
+    factor: f32,
+}
+
+impl Update {
+    fn new(name: &str, adapter: &Adapter, tensor: &Tensor<'_>) -> Result<Option<Update>, LoraError> {
+        let Some(pair) = adapter.pair(name) else { return Ok(None) };
+        let (rows, columns) = (pair.b.dims[0], pair.a.dims[1]);
+        if *tensor.shape().dims() != [rows, columns] {
+            let (name, found) = (name.to_owned(), tensor.shape().to_string());
+            return Err(LoraError::Shape { name, found, rows, columns });
+        }
+        let values = |matrix: &AdapterMatrix| {
+            let bytes = matrix.data.bytes();
+            elements(name, matrix.dtype, &bytes, matrix.dims[0] * matrix.dims[1])
+        };
+        Ok(Some(Update {
+            a: values(&pair.a)?,
+            b: values(&pair.b)?,
+            rank: pair.rank(),
+            factor: adapter.factor(pair),
+        }))
+    }
+
+    /// Adds a row of the product.
+    fn add_row(&self, row: usize, values: &mut [f32]) {
+        let columns = values.len();
+        let own = self.b.get(row * self.rank..(row + 1) * self.rank).unwrap_or_default();
+        for (weight, a) in own.iter().zip(self.a.chunks_exact(columns.max(1))) {
+            let weight = weight * self.factor;
+            values.iter_mut().zip(a).for_each(|(value, a)| *value += weight * a);
+        }
+    }
+}
+
+/// Merges adapters into a model; each tensor keeps its type. `progress` is told of the tensors that are written and can
+/// cancel. How many tensors were changed.
+pub fn merge(
+    model: &Path,
+    adapters: &[Adapter],
+    output: &Path,
+    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<usize, LoraError> {
+    let file = File::open(model)?;
+    let architecture: &str = file.get("general.architecture")?;
+    for adapter in adapters {
+        if adapter.architecture() != architecture {
+            let adapter = adapter.architecture().to_owned();
+            return Err(LoraError::Architecture { adapter, model: architecture.to_owned() });
+        }
+        if let Some((name, _)) = adapter.pairs().find(|(name, _)| file.find_tensor(name).is_none()) {
+            return Err(LoraError::MissingTensor { name: name.to_owned() });
+        }
+    }
+    if let Ok(target) = std::fs::canonicalize(output)
+        && file.paths().any(|part| std::fs::canonicalize(part).is_ok_and(|part| part == target))
+    {
+        return Err(LoraError::SameFile { path: output.to_owned() });
+    }
+    let (total, cancelled, mut changed) = (file.tensor_count(), Cell::new(false), 0);
+    let progress = RefCell::new(progress);
+    let mut writer = Writer::new();
+    for (key, value) in file.metadata().filter(|(key, _)| !key.starts_with("split.")) {
+        writer.set(key, value)?;
+    }
+    for (index, tensor) in file.tensors().enumerate() {
+        let name = tensor.name();
+        let mut updates = Vec::new();
+        for adapter in adapters {
+            updates.extend(Update::new(name, adapter, &tensor)?);
+        }
+        if !updates.is_empty() {
+            changed += 1;
+            check_target(name, tensor.dtype())?;
+        }
+        let (progress, cancelled) = (&progress, &cancelled);
+        writer.tensor(name, tensor.dtype(), tensor.shape(), move |out| {
+            if (progress.borrow_mut())(index, total) == ControlFlow::Break(()) {
+                cancelled.set(true);
+                return Err(io::Error::other("cancelled"));
+            }
+            if updates.is_empty() {
+                out.write_all(tensor.bytes())
+            } else {
+                write_merged(&tensor, &updates, out)
+            }
+        })?;
+    }
+    let written = writer.write(output);
+    if cancelled.get() {
+        return Err(LoraError::Cancelled);
+    }
+    written?;
+    Ok(changed)
+}
+
+/// An error if a type cannot be quantized to.
+fn check_target(name: &str, dtype: DType) -> Result<(), LoraError> {
+    let length = dtype.block_len();
+    let mut bytes = vec![0; dtype.row_bytes(length).unwrap_or(0)];
+    blocks::quantize(dtype, &vec![0.0; length], &mut bytes)
+        .map_err(|_| LoraError::Type { name: name.to_owned(), dtype })
+}
+
+/// Writes the rows of a tensor with what adapters add.
+fn write_merged(tensor: &Tensor<'_>, updates: &[Update], out: &mut dyn Write) -> io::Result<()> {
+    let failed = |error: blocks::FormatError| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+    let columns = tensor.shape().dims().last().copied().unwrap_or(1).max(1);
+    let row_bytes = tensor.dtype().row_bytes(columns).unwrap_or(1).max(1);
+    let mut values = vec![0.0; columns];
+    let mut bytes = vec![0; row_bytes];
+    for (row, source) in tensor.bytes().chunks_exact(row_bytes).enumerate() {
+        blocks::dequantize(tensor.dtype(), source, &mut values).map_err(failed)?;
+        updates.iter().for_each(|update| update.add_row(row, &mut values));
+        blocks::quantize(tensor.dtype(), &values, &mut bytes).map_err(failed)?;
+        out.write_all(&bytes)?;
+    }
+    Ok(())
+}

@@ -1,1 +1,164 @@
-//! Splits GGUF files into shards and merges them.
+//! Split GGUF files and merge them, with the names and keys of llama.cpp.
+//!
+//! The parts of a model are `PREFIX-00001-of-00003.gguf` and so on. The first has all keys; each has `split.no`, `split.count`
+//! and `split.tensors.count`. Merging gives the file that was split.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use quadriga_gguf::{File, SplitName, Tensor, Writer};
+
+/// The keys that only the parts of a split model have.
+const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
+/// The most parts that names can number.
+const MAX_PARTS: usize = u16::MAX as usize;
+
+/// The result of functions of this module.
+pub type ShardResult<T> = Result<T, ShardError>;
+
+/// Why a file could not be split or merged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum ShardError {
+    #[error(transparent)]
+    Gguf(#[from] quadriga_gguf::Error),
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{} is already split into {parts} parts; merge them first", path.display())]
+    AlreadySplit { path: PathBuf, parts: usize },
+    #[error("{} is one file; there is nothing to merge", path.display())]
+    NotSplit { path: PathBuf },
+    #[error("{count} parts are too many; allow more tensors or bytes in each")]
+    TooManyParts { count: usize },
+    #[error("parts of {max} bytes are too small for tensor {name:?} of {bytes} bytes; allow more")]
+    LargeTensor { name: String, bytes: u64, max: u64 },
+    #[error("{} is a part of the model that would be overwritten; name another file", path.display())]
+    SameFile { path: PathBuf },
+}
+
+/// Where to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SplitLimits {
+    /// The most tensors in a part.
+    pub tensors: usize,
+    /// The most bytes of tensors in a part.
+    pub bytes: u64,
+    /// Whether the first part has keys only.
+    pub keys_apart: bool,
+}
+
+impl Default for SplitLimits {
+    fn default() -> SplitLimits {
+        SplitLimits { tensors: 128, bytes: u64::MAX, keys_apart: false }
+    }
+}
+
+/// The tensors of each part, as ranges of the file's tensors.
+fn parts(file: &File, limits: &SplitLimits) -> ShardResult<Vec<(usize, usize)>> {
+    let mut parts = Vec::new();
+    if limits.keys_apart {
+        parts.push((0, 0));
+    }
+    let (mut start, mut bytes) = (0, 0);
+    for (index, tensor) in file.tensors().enumerate() {
+        let own = (tensor.byte_len() as u64).next_multiple_of(u64::from(file.alignment()));
+        if own > limits.bytes {
+            let (name, bytes) = (tensor.name().to_owned(), own);
+            return Err(ShardError::LargeTensor { name, bytes, max: limits.bytes });
+        }
+        if index > start && (index - start >= limits.tensors.max(1) || bytes + own > limits.bytes) {
+            parts.push((start, index));
+            (start, bytes) = (index, 0);
+        }
+        bytes += own;
+    }
+    parts.push((start, file.tensor_count()));
+    match parts.len() {
+        count if count > MAX_PARTS => Err(ShardError::TooManyParts { count }),
+        _ => Ok(parts),
+    }
+}
+
+/// The sizes of the parts that [`split`] would write: tensors and their bytes.
+pub fn plan_split(input: &Path, limits: &SplitLimits) -> ShardResult<Vec<(usize, u64)>> {
+    let file = File::open(input)?;
+    let sizes: Vec<u64> = file.tensors().map(|tensor| tensor.byte_len() as u64).collect();
+    let parts = parts(&file, limits)?;
+    Ok(parts
+        .into_iter()
+        .map(|(from, to)| (to - from, sizes.get(from..to).unwrap_or_default().iter().sum()))
+        .collect())
+}
+
+/// Splits a file into parts whose names begin with `prefix`; their paths. All parts are complete before the first gets its name.
+pub fn split(input: &Path, prefix: &Path, limits: &SplitLimits) -> ShardResult<Vec<PathBuf>> {
+    let file = File::open(input)?;
+    if file.part_count() > 1 {
+        return Err(ShardError::AlreadySplit { path: input.to_owned(), parts: file.part_count() });
+    }
+    let parts = parts(&file, limits)?;
+    let folder = prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = prefix.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+    let io = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| ShardError::Io { action, path, source }
+    };
+    let work = tempfile::Builder::new()
+        .prefix(".split.tmp")
+        .tempdir_in(folder)
+        .map_err(io("create a folder in", folder))?;
+    let named = |folder: &Path, number: u32| {
+        SplitName { folder: folder.to_owned(), prefix: name.clone(), number, count }.path_of(number)
+    };
+    for (number, (from, to)) in (1..).zip(&parts) {
+        let mut writer = Writer::new();
+        if number == 1 {
+            for (key, value) in file.metadata().filter(|(key, _)| !SPLIT_KEYS.contains(key)) {
+                writer.set(key, value)?;
+            }
+        } else if file.value("general.alignment").is_some() {
+            writer.set("general.alignment", file.alignment())?;
+        }
+        let [no, all] = [number - 1, count].map(|number| u16::try_from(number).unwrap_or(u16::MAX));
+        writer.set("split.no", no)?;
+        writer.set("split.count", all)?;
+        writer.set("split.tensors.count", i32::try_from(file.tensor_count()).unwrap_or(i32::MAX))?;
+        for tensor in file.tensors().skip(*from).take(to - from) {
+            copy(&mut writer, tensor)?;
+        }
+        writer.write(named(work.path(), number))?;
+    }
+    let paths: Vec<PathBuf> = (1..=count).map(|number| named(folder, number)).collect();
+    for (number, path) in (1..).zip(&paths) {
+        fs::rename(named(work.path(), number), path).map_err(io("rename", path))?;
+    }
+    Ok(paths)
+}
+
+/// Merges the parts of a model, any of which is `input`, into one file.
+pub fn merge(input: &Path, output: &Path) -> ShardResult<()> {
+    let file = File::open(input)?;
+    if file.part_count() == 1 && file.value("split.count").is_none() {
+        return Err(ShardError::NotSplit { path: input.to_owned() });
+    }
+    if let Ok(target) = fs::canonicalize(output)
+        && file.paths().any(|part| fs::canonicalize(part).is_ok_and(|part| part == target))
+    {
+        return Err(ShardError::SameFile { path: output.to_owned() });
+    }
+    let mut writer = Writer::new();
+    for (key, value) in file.metadata().filter(|(key, _)| !SPLIT_KEYS.contains(key)) {
+        writer.set(key, value)?;
+    }
+    for tensor in file.tensors() {
+        copy(&mut writer, tensor)?;
+    }
+    Ok(writer.write(output)?)
+}
+
+/// Adds a tensor as it is.
+fn copy<'a>(writer: &mut Writer<'a>, tensor: Tensor<'a>) -> quadriga_gguf::Result<()> {
+    writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).map(|_| ())
+}

@@ -69,6 +69,9 @@ impl<'g> LayerBuilder<'_, 'g> {
             if let Some(scale) = scale {
                 *result = result.mul(scale);
             }
+            for added in self.model.weights.low_rank(&weight, dims, rows.clone())? {
+                *result = result.add(added.product(x));
+            }
             if let Some(bias) = self.model.weights.find_vector_rows(&bias, name, total, rows)? {
                 *result = result.add(bias);
             }

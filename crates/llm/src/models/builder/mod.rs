@@ -34,6 +34,7 @@ use self::weights::FileWeights;
 pub(crate) use self::weights::SLOTS_SUFFIX;
 use super::GraphShape;
 use crate::Result;
+use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
 
 /// The input with the slot of each expert.
@@ -103,9 +104,15 @@ impl<'g> ModelBuilder<'g> {
         g: &'g GraphBuilder,
         file: &'g File,
         hyper: &'g Hyperparameters,
+        adapters: &'g [Adapter],
         shape: GraphShape,
     ) -> Result<ModelBuilder<'g>> {
-        ModelBuilder::with(g, FileWeights::new(g, file, None), hyper, shape)
+        ModelBuilder::with(g, FileWeights::new(g, file, None, adapters), hyper, shape)
+    }
+
+    /// An error if an adapter has matrices that nothing in the graph has used.
+    pub(super) fn check_adapters(&self) -> Result<()> {
+        self.weights.check_adapters()
     }
 
     /// A builder that records the tensors it needs, in place of finding them in the file.
@@ -116,7 +123,7 @@ impl<'g> ModelBuilder<'g> {
         shape: GraphShape,
         recorder: &'g Recorder<'g>,
     ) -> Result<ModelBuilder<'g>> {
-        ModelBuilder::with(g, FileWeights::new(g, file, Some(recorder)), hyper, shape)
+        ModelBuilder::with(g, FileWeights::new(g, file, Some(recorder), &[]), hyper, shape)
     }
 
     fn with(
@@ -269,10 +276,13 @@ impl<'g> ModelBuilder<'g> {
     /// The product with a matrix, times the number that the file may have beside it: NVFP4 has scales of little range.
     fn product(&self, name: &str, weight: Value<'g>, x: Value<'g>) -> Result<Value<'g>> {
         let y = weight.mul_mat(x);
-        Ok(match self.weights.find_vector(&format!("{name}.scale"), 1)? {
+        let y = match self.weights.find_vector(&format!("{name}.scale"), 1)? {
             Some(scale) => y.mul(scale),
             None => y,
-        })
+        };
+        let [rows, columns] = [weight.shape().rows(), weight.shape().cols()];
+        let added = self.weights.low_rank(&format!("{name}.weight"), [rows, columns], 0..rows)?;
+        Ok(added.iter().fold(y, |y, added| y.add(added.product(x))))
     }
 
     /// `x · wᵀ + bias`, the bias where the file has one.

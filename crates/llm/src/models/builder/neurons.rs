@@ -3,6 +3,7 @@
 use quadriga_graph::{Gate, Unary, Value};
 
 use super::LayerBuilder;
+use super::weights::LowRank;
 use crate::Result;
 use crate::models::neurons::NeuronMode;
 
@@ -33,6 +34,8 @@ struct NeuronMatrix<'g> {
     weight: Value<'g>,
     scale: Option<Value<'g>>,
     bias: Option<Value<'g>>,
+    /// What adapters add.
+    added: Vec<LowRank<'g>>,
 }
 
 /// The output with the activations of a layer's neurons, of which the inactive ones are 0.
@@ -179,6 +182,7 @@ impl<'g> LayerBuilder<'_, 'g> {
             weight: weights.get(&format!("{name}.weight"), &[neurons, columns])?,
             scale: weights.find_vector(&format!("{name}.scale"), 1)?,
             bias: weights.find_vector(&format!("{name}.bias"), neurons)?,
+            added: weights.low_rank(&format!("{name}.weight"), [neurons, columns], 0..neurons)?,
             part: name,
         })
     }
@@ -192,6 +196,10 @@ impl<'g> LayerBuilder<'_, 'g> {
         };
         if let Some(scale) = matrix.scale {
             y = y.mul(scale);
+        }
+        for added in &matrix.added {
+            let product = added.product(x);
+            y = y.add(gates.map_or(product, |gates| gates.mul(product)));
         }
         match (matrix.bias, gates) {
             (None, _) => y,

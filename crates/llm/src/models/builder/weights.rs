@@ -1,11 +1,14 @@
 //! The file's tensors as weights of the graph. Shape and type of each are checked before it is declared.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Data, GraphBuilder, Shape, Value, Weight};
 
 use super::recorder::Recorder;
+use crate::adapter::Adapter;
 use crate::{Error, Result};
 
 /// The name of the slots for slices of a tensor.
@@ -22,6 +25,23 @@ pub(in crate::models) struct FileWeights<'g> {
     file: &'g File,
     /// In place of the file's tensors.
     recorder: Option<&'g Recorder<'g>>,
+    adapters: &'g [Adapter],
+    /// The matrices to whose products adapters have added theirs.
+    adapted: RefCell<BTreeSet<String>>,
+}
+
+/// A low-rank product that is added to one with a matrix of the file.
+pub(super) struct LowRank<'g> {
+    a: Value<'g>,
+    b: Value<'g>,
+    factor: f32,
+}
+
+impl<'g> LowRank<'g> {
+    /// The product with `x`.
+    pub(super) fn product(&self, x: Value<'g>) -> Value<'g> {
+        self.b.mul_mat(self.a.mul_mat(x)).scale(self.factor)
+    }
 }
 
 /// A tensor of the file, checked.
@@ -73,8 +93,68 @@ impl<'g> FileWeights<'g> {
         g: &'g GraphBuilder,
         file: &'g File,
         recorder: Option<&'g Recorder<'g>>,
+        adapters: &'g [Adapter],
     ) -> FileWeights<'g> {
-        FileWeights { g, file, recorder }
+        FileWeights { g, file, recorder, adapters, adapted: RefCell::default() }
+    }
+
+    /// What adapters add to the product with some rows of a matrix, whose dimensions are those of the whole.
+    pub(super) fn low_rank(
+        &self,
+        name: &str,
+        dims: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<Vec<LowRank<'g>>> {
+        let mut found = Vec::new();
+        for (index, adapter) in self.adapters.iter().enumerate() {
+            let Some(pair) = adapter.pair(name) else { continue };
+            let [outputs, inputs] = dims;
+            if (pair.a.dims[1], pair.b.dims[0]) != (inputs, outputs) {
+                let reason = format!(
+                    "{name} is {outputs} × {inputs}, but the product of B and A is {} × {}",
+                    pair.b.dims[0], pair.a.dims[1]
+                );
+                return Err(Error::Adapter { reason });
+            }
+            self.adapted.borrow_mut().insert(name.to_owned());
+            let declare = |part: &str, matrix: &crate::adapter::AdapterMatrix, dims: &[usize]| FoundTensor {
+                name: format!("{name}.{part}.{index}"),
+                dtype: matrix.dtype,
+                dims: dims.to_vec(),
+                data: Some(matrix.data.clone()),
+            };
+            let a = declare("lora_a", &pair.a, &pair.a.dims);
+            let mut b = declare("lora_b", &pair.b, &pair.b.dims);
+            let mut b_name = b.name.clone();
+            if rows.len() != outputs {
+                b_name = format!("{b_name}.{}", rows.start);
+                b = b.rows(rows.clone())?;
+            }
+            let a_name = a.name.clone();
+            found.push(LowRank {
+                a: self.g.weight(&a_name, a.weight()),
+                b: self.g.weight(&b_name, b.weight()),
+                factor: adapter.factor(pair),
+            });
+        }
+        Ok(found)
+    }
+
+    /// An error if an adapter has matrices that nothing in the graph has used.
+    pub(in crate::models) fn check_adapters(&self) -> Result<()> {
+        let adapted = self.adapted.borrow();
+        let names = self.adapters.iter().flat_map(Adapter::pairs).map(|(name, _)| name);
+        match names.into_iter().find(|name| !adapted.contains(*name)) {
+            None => Ok(()),
+            Some(name) if self.file.find_tensor(name).is_none() => {
+                Err(Error::Adapter { reason: format!("the model has no tensor {name:?}") })
+            }
+            Some(name) => Err(Error::Adapter {
+                reason: format!(
+                    "tensor {name:?} is not one that adapters can change while the model runs; merge it into the model file"
+                ),
+            }),
+        }
     }
 
     /// Whether the file has a tensor.

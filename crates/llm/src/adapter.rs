@@ -1,0 +1,155 @@
+//! Low-rank adapters (LoRA) in GGUF files: what is added to the products with some of a model's matrices.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use quadriga_gguf::File;
+use quadriga_graph::{DType, Data};
+
+use crate::{Error, Result};
+
+/// A low-rank adapter with its scale. Cheap to clone.
+///
+/// An adapter has, for some matrices `W`, matrices `A` of few rows and `B` of few columns. The model computes
+/// `W·x + scale · alpha / rank · B·(A·x)`.
+///
+/// ```no_run
+/// use quadriga_llm::{Adapter, Model};
+///
+/// let model = Model::open("model.gguf")?.with_adapters(&[Adapter::open("adapter.gguf", 1.0)?])?;
+/// # Ok::<(), quadriga_llm::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    inner: Arc<AdapterFile>,
+    scale: f32,
+}
+
+#[derive(Debug)]
+struct AdapterFile {
+    architecture: String,
+    alpha: f32,
+    /// By the names of the matrices that they belong to.
+    pairs: BTreeMap<String, LowRankPair>,
+}
+
+/// The two matrices of an adapter that belong to one of the model's.
+#[derive(Clone, Debug)]
+pub struct LowRankPair {
+    /// `[rank, inputs]`.
+    pub a: AdapterMatrix,
+    /// `[outputs, rank]`.
+    pub b: AdapterMatrix,
+}
+
+/// A matrix of an adapter.
+#[derive(Clone, Debug)]
+pub struct AdapterMatrix {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// Rows and columns.
+    pub dims: [usize; 2],
+    /// The elements.
+    pub data: Data,
+}
+
+impl LowRankPair {
+    /// Columns of `B`.
+    pub fn rank(&self) -> usize {
+        self.b.dims[1]
+    }
+}
+
+impl Adapter {
+    /// Opens an adapter and checks it.
+    pub fn open(path: impl AsRef<Path>, scale: f32) -> Result<Adapter> {
+        Adapter::from_file(&File::open(path)?, scale)
+    }
+
+    /// The adapter in an opened file.
+    pub fn from_file(file: &File, scale: f32) -> Result<Adapter> {
+        let wrong = |reason: String| Error::Adapter { reason };
+        for (key, expected) in [("general.type", "adapter"), ("adapter.type", "lora")] {
+            let found: Option<&str> = file.find(key)?;
+            if found != Some(expected) {
+                let found = found.unwrap_or("missing");
+                return Err(wrong(format!("{key} is {found}, not {expected}: the file is no LoRA adapter")));
+            }
+        }
+        if !scale.is_finite() {
+            return Err(wrong(format!("the scale is {scale}")));
+        }
+        let alpha: f32 = file.find("adapter.lora.alpha")?.unwrap_or(0.0);
+        let mut pairs = BTreeMap::new();
+        for tensor in file.tensors() {
+            let Some(name) = tensor.name().strip_suffix(".lora_a") else {
+                let other = tensor.name().strip_suffix(".lora_b");
+                match other.map(|name| format!("{name}.lora_a")) {
+                    Some(first) if file.find_tensor(&first).is_some() => continue,
+                    Some(first) => return Err(wrong(format!("{} has no {first}", tensor.name()))),
+                    None => {
+                        return Err(wrong(format!(
+                            "tensor {:?} is not part of a low-rank product",
+                            tensor.name()
+                        )));
+                    }
+                }
+            };
+            let second = file.tensor(&format!("{name}.lora_b"))?;
+            let matrix = |tensor: quadriga_gguf::Tensor<'_>| match *tensor.shape().dims() {
+                [rows, columns] if tensor.dtype().is_computable() => {
+                    Ok(AdapterMatrix { dtype: tensor.dtype(), dims: [rows, columns], data: tensor.data() })
+                }
+                _ => Err(wrong(format!(
+                    "tensor {:?} is {} {}, not a matrix",
+                    tensor.name(),
+                    tensor.dtype(),
+                    tensor.shape()
+                ))),
+            };
+            let pair = LowRankPair { a: matrix(tensor)?, b: matrix(second)? };
+            if pair.a.dims[0] != pair.rank() {
+                return Err(wrong(format!(
+                    "{name}: {} rows of A, but {} columns of B",
+                    pair.a.dims[0],
+                    pair.rank()
+                )));
+            }
+            pairs.insert(name.to_owned(), pair);
+        }
+        if pairs.is_empty() {
+            return Err(wrong("the file has no tensors".to_owned()));
+        }
+        let architecture = file.get::<&str>("general.architecture")?.to_owned();
+        Ok(Adapter { inner: Arc::new(AdapterFile { architecture, alpha, pairs }), scale })
+    }
+
+    /// The architecture of the model that it belongs to.
+    pub fn architecture(&self) -> &str {
+        &self.inner.architecture
+    }
+
+    /// The scale.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// The matrices, by the names of the model's that they belong to.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &LowRankPair)> {
+        self.inner.pairs.iter().map(|(name, pair)| (name.as_str(), pair))
+    }
+
+    /// The matrices for one of the model's.
+    pub fn pair(&self, name: &str) -> Option<&LowRankPair> {
+        self.inner.pairs.get(name)
+    }
+
+    /// The factor of a product: the scale, times alpha over the rank where the file names alpha.
+    pub fn factor(&self, pair: &LowRankPair) -> f32 {
+        match self.inner.alpha {
+            0.0 => self.scale,
+            alpha => self.scale * alpha / pair.rank().max(1) as f32,
+        }
+    }
+}

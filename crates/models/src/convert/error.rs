@@ -1,0 +1,67 @@
+//! Errors of conversion: each names the file and the place in it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of functions of this module.
+pub type ConvertResult<T> = Result<T, ConvertError>;
+
+/// Why a model could not be converted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum ConvertError {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is not a folder with config.json and .safetensors files", path.display())]
+    NotAModel { path: PathBuf },
+    #[error("{file}, {place}: {reason}")]
+    Invalid { file: String, place: String, reason: String },
+    #[error("{file} has no {key}, which models of architecture {architecture} need")]
+    MissingKey { file: String, key: String, architecture: String },
+    #[error(
+        "architecture {name:?} of config.json is not supported: there is no table of its tensors; known are {}",
+        known.join(", ")
+    )]
+    Architecture { name: String, known: Vec<&'static str> },
+    #[error("config.json: {key} is {value}, which is not supported for architecture {architecture}")]
+    Unsupported { key: String, value: String, architecture: String },
+    #[error(
+        "tensor {name:?} has no place in architecture {architecture}; the model has more than its configuration says"
+    )]
+    UnknownTensor { name: String, architecture: String },
+    #[error("tensor {name:?} of architecture {architecture} is missing")]
+    MissingTensor { name: String, architecture: String },
+    #[error("tensor {name:?} should have the shape {expected}, but has {found:?}")]
+    Shape { name: String, expected: String, found: Vec<usize> },
+    #[error("the tokenizer is not supported: {missing}")]
+    Tokenizer { missing: String },
+    #[error(
+        "the pre-tokenizer is unknown: {rules}; --pre NAME names one that splits text in the same way ({known})"
+    )]
+    PreTokenizer { rules: String, known: String },
+    #[error(transparent)]
+    Gguf(#[from] quadriga_gguf::Error),
+    #[error(transparent)]
+    Model(#[from] quadriga_llm::Error),
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// An error at a place of a file.
+pub(super) fn invalid(
+    file: impl Into<String>,
+    place: impl Into<String>,
+    reason: impl Into<String>,
+) -> ConvertError {
+    ConvertError::Invalid { file: file.into(), place: place.into(), reason: reason.into() }
+}
+
+/// An error of the file system.
+pub(super) fn io_error(
+    action: &'static str,
+    path: impl Into<PathBuf>,
+) -> impl FnOnce(io::Error) -> ConvertError {
+    let path = path.into();
+    move |source| ConvertError::Io { action, path, source }
+}

@@ -1,0 +1,205 @@
+//! Tokenizers: `tokenizer.json` or `tokenizer.model` to the `tokenizer.*` keys of GGUF files.
+
+mod json;
+mod pre_tokenizer;
+mod sentence_piece;
+mod special;
+
+use std::path::Path;
+
+use quadriga_gguf::OwnedValue;
+use serde_json::{Map, Value};
+
+pub use self::json::parse as parse_tokenizer_json;
+pub(super) use self::pre_tokenizer::known as known_pre_tokenizers;
+use super::config::{Config, read_object};
+use super::error::{ConvertError, ConvertResult};
+
+/// The type of a token, as files number them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+#[allow(missing_docs, reason = "the names are those of the format")]
+pub enum TokenKind {
+    Normal = 1,
+    Unknown = 2,
+    Control = 3,
+    UserDefined = 4,
+    Unused = 5,
+    Byte = 6,
+}
+
+/// A token of a vocabulary.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VocabularyToken {
+    /// The text, as the kind of tokenizer spells it.
+    pub text: String,
+    /// The score; 0 where the kind of tokenizer has none.
+    pub score: f32,
+    /// The type.
+    pub kind: TokenKind,
+}
+
+/// The vocabulary of a tokenizer, and what else its keys need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvertedVocabulary {
+    /// The tokenizer model in GGUF files: `gpt2`, `llama`, `t5` or `bert`.
+    pub model: &'static str,
+    /// The name of the pre-tokenizer, if its rules are known.
+    pub pre: Result<&'static str, String>,
+    /// The tokens; ids without one are `None`.
+    pub tokens: Vec<Option<VocabularyToken>>,
+    /// Merges, best first.
+    pub merges: Vec<String>,
+    /// Keys and values after `tokenizer.ggml.`.
+    pub keys: Vec<(&'static str, OwnedValue)>,
+}
+
+/// The most tokens that a vocabulary may have.
+const MAX_TOKENS: usize = 1 << 24;
+
+impl ConvertedVocabulary {
+    fn new(model: &'static str) -> ConvertedVocabulary {
+        ConvertedVocabulary {
+            model,
+            pre: Ok("default"),
+            tokens: Vec::new(),
+            merges: Vec::new(),
+            keys: Vec::new(),
+        }
+    }
+
+    /// Puts a token at its id; an error if that is beyond any vocabulary.
+    fn put(&mut self, id: u64, token: VocabularyToken) -> Result<(), String> {
+        let place = usize::try_from(id).ok().filter(|id| *id < MAX_TOKENS);
+        let place = place.ok_or_else(|| format!("token {:?} has the id {id}", token.text))?;
+        if self.tokens.len() <= place {
+            self.tokens.resize(place + 1, None);
+        }
+        if let Some(slot) = self.tokens.get_mut(place) {
+            *slot = Some(token);
+        }
+        Ok(())
+    }
+
+    /// The id of a token.
+    fn id_of(&self, text: &str) -> Option<u32> {
+        let found =
+            self.tokens.iter().position(|token| token.as_ref().is_some_and(|token| token.text == text));
+        found.and_then(|id| u32::try_from(id).ok())
+    }
+}
+
+/// The files of a tokenizer.
+pub(super) struct TokenizerFiles {
+    pub(super) json: Option<Map<String, Value>>,
+    pub(super) config: Map<String, Value>,
+    pub(super) generation: Map<String, Value>,
+    pub(super) template: Option<String>,
+}
+
+impl TokenizerFiles {
+    fn read(folder: &Path) -> ConvertResult<TokenizerFiles> {
+        let object = |name: &str| -> ConvertResult<Option<Map<String, Value>>> {
+            let path = folder.join(name);
+            if path.is_file() { read_object(&path).map(Some) } else { Ok(None) }
+        };
+        let template = ["chat_template.jinja", "chat_template.j2"]
+            .iter()
+            .find_map(|name| std::fs::read_to_string(folder.join(name)).ok());
+        let template = match template {
+            Some(template) => Some(template),
+            None => object("chat_template.json")?
+                .and_then(|object| object.get("chat_template").and_then(Value::as_str).map(str::to_owned)),
+        };
+        Ok(TokenizerFiles {
+            json: object("tokenizer.json")?,
+            config: object("tokenizer_config.json")?.unwrap_or_default(),
+            generation: object("generation_config.json")?.unwrap_or_default(),
+            template,
+        })
+    }
+}
+
+/// The `tokenizer.*` keys of a folder's tokenizer, and how many tokens it has. `rows` is the size of the embedding, and
+/// `pre` a pre-tokenizer's name that replaces the detected one.
+pub(super) fn keys(
+    folder: &Path,
+    config: &Config,
+    architecture: &str,
+    rows: usize,
+    pre: Option<&str>,
+) -> ConvertResult<(Vec<(String, OwnedValue)>, usize)> {
+    let files = TokenizerFiles::read(folder)?;
+    let model_path = folder.join("tokenizer.model");
+    let mut vocabulary = match &files.json {
+        Some(json) => {
+            let mut vocabulary = json::parse(json, "tokenizer.json")?;
+            // The scores of SentencePiece's own file are exact.
+            if vocabulary.model == "llama" && model_path.is_file() {
+                let own = sentence_piece::open(&model_path)?;
+                if own.model == "llama" {
+                    let added = std::mem::replace(&mut vocabulary, own);
+                    add_missing(&mut vocabulary, added);
+                }
+            }
+            vocabulary
+        }
+        None if model_path.is_file() => sentence_piece::open(&model_path)?,
+        None => {
+            let missing = "neither tokenizer.json nor tokenizer.model is in the folder".to_owned();
+            return Err(ConvertError::Tokenizer { missing });
+        }
+    };
+    special::add_tokens_of_config(&mut vocabulary, &files.config)?;
+    let found = vocabulary.tokens.len();
+    let pre = match (pre, &vocabulary.pre) {
+        (Some(name), _) => name.to_owned(),
+        (None, Ok(name)) => pre_tokenizer::for_architecture(name, architecture).to_owned(),
+        (None, Err(rules)) => {
+            let known = known_pre_tokenizers().join(", ");
+            return Err(ConvertError::PreTokenizer { rules: rules.clone(), known });
+        }
+    };
+    let keys = special::keys(&mut vocabulary, &files, config, rows)?;
+    let mut pairs = vec![
+        ("tokenizer.ggml.model".to_owned(), vocabulary.model.into()),
+        ("tokenizer.ggml.pre".to_owned(), pre.into()),
+    ];
+    let mut texts = Vec::with_capacity(rows);
+    let mut kinds = Vec::with_capacity(rows);
+    let mut scores = Vec::with_capacity(rows);
+    vocabulary.tokens.resize(rows, None);
+    for (id, token) in vocabulary.tokens.into_iter().enumerate() {
+        let token = token.unwrap_or_else(|| VocabularyToken {
+            text: format!("[PAD{id}]"),
+            score: -10_000.0,
+            kind: TokenKind::Unused,
+        });
+        texts.push(token.text);
+        kinds.push(token.kind as i32);
+        scores.push(token.score);
+    }
+    pairs.push(("tokenizer.ggml.tokens".to_owned(), texts.into()));
+    if matches!(vocabulary.model, "llama" | "t5") {
+        pairs.push(("tokenizer.ggml.scores".to_owned(), scores.into()));
+    }
+    pairs.push(("tokenizer.ggml.token_type".to_owned(), kinds.into()));
+    if vocabulary.model == "gpt2" {
+        pairs.push(("tokenizer.ggml.merges".to_owned(), vocabulary.merges.into()));
+    }
+    pairs.extend(vocabulary.keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)));
+    pairs.extend(keys);
+    Ok((pairs, found))
+}
+
+/// Adds tokens of another vocabulary that are not ordinary text, or are beyond the end.
+fn add_missing(vocabulary: &mut ConvertedVocabulary, other: ConvertedVocabulary) {
+    for (id, token) in other.tokens.into_iter().enumerate() {
+        let Some(token) = token else { continue };
+        let known = vocabulary.tokens.get(id).and_then(Option::as_ref);
+        let is_special = matches!(token.kind, TokenKind::Control | TokenKind::UserDefined);
+        if known.is_none() || is_special {
+            let _ = vocabulary.put(id as u64, token); // The id was accepted before.
+        }
+    }
+}

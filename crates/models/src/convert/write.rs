@@ -1,0 +1,113 @@
+//! Writes a planned conversion, piece by piece.
+
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use quadriga_gguf::Writer;
+use quadriga_graph::{DType, Shape};
+
+use super::encode::encode;
+use super::error::{ConvertError, ConvertResult};
+use super::output::{OutputTensor, ReadBuffers};
+use super::plan::ConversionPlan;
+use super::source::TensorStore;
+use super::{ConvertObserver, ConvertOptions, ConvertProgress};
+
+/// Elements of a piece that one thread converts.
+const MAX_PIECE: usize = 1 << 22;
+
+/// The state that the writers of all tensors share.
+struct Progress<'o, 'f> {
+    observer: &'o mut ConvertObserver<'f>,
+    done: u64,
+    total: u64,
+    cancelled: bool,
+}
+
+/// Writes the file.
+pub(super) fn write(
+    plan: ConversionPlan,
+    output: &Path,
+    options: &ConvertOptions,
+    observer: &mut ConvertObserver<'_>,
+) -> ConvertResult<()> {
+    let ConversionPlan { keys, tensors, store, .. } = plan;
+    let elements = |tensor: &OutputTensor| tensor.dims.iter().product::<usize>() as u64;
+    let total = tensors.iter().map(|(tensor, _)| elements(tensor)).sum();
+    let progress = RefCell::new(Progress { observer, done: 0, total, cancelled: false });
+    let mut writer = Writer::new();
+    for (key, value) in keys {
+        writer.set(&key, value)?;
+    }
+    for (tensor, dtype) in tensors {
+        let shape = Shape::new(&tensor.dims).unwrap_or(Shape::from([0]));
+        let name = tensor.name.clone();
+        let (store, progress) = (&store, &progress);
+        writer.tensor(&name, dtype, shape, move |out| {
+            write_tensor(&tensor, dtype, store, options, progress, out)
+        })?;
+    }
+    let written = writer.write(output);
+    match written {
+        Err(_) if progress.borrow().cancelled => Err(ConvertError::Cancelled),
+        written => Ok(written?),
+    }
+}
+
+/// Converts a tensor, several pieces at once, and writes them in order.
+fn write_tensor(
+    tensor: &OutputTensor,
+    dtype: DType,
+    store: &TensorStore,
+    options: &ConvertOptions,
+    progress: &RefCell<Progress<'_, '_>>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let (rows, length) = (tensor.row_count(), tensor.row_len().max(1));
+    let row_bytes = dtype.row_bytes(length).ok_or(io::ErrorKind::InvalidInput)?;
+    // Values, source bytes and result of each thread's piece.
+    let budget = usize::try_from(options.memory).unwrap_or(usize::MAX);
+    let wanted = options.threads.clamp(1, 256);
+    let piece = (budget / wanted / 12).clamp(length, MAX_PIECE.max(length)) / length;
+    let threads = wanted.min((budget / (12 * piece * length).max(1)).max(1));
+    let exact = tensor.is_mxfp4();
+    let mut buffers: Vec<ReadBuffers> = (0..threads).map(|_| ReadBuffers::default()).collect();
+    let mut first = 0;
+    while first < rows {
+        let results: Vec<io::Result<Vec<u8>>> = std::thread::scope(|scope| {
+            let mut running = Vec::new();
+            for (thread, buffers) in buffers.iter_mut().enumerate() {
+                let start = first + thread * piece;
+                let count = piece.min(rows.saturating_sub(start));
+                if count == 0 {
+                    break;
+                }
+                running.push(scope.spawn(move || {
+                    let mut values = vec![0.0; count * length];
+                    tensor.read_rows(store, start, &mut values, buffers)?;
+                    let mut bytes = vec![0; count * row_bytes];
+                    encode(dtype, exact, &values, &mut bytes)?;
+                    Ok(bytes)
+                }));
+            }
+            let failed = || io::Error::other("a thread of the conversion failed");
+            running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(failed()))).collect()
+        });
+        for bytes in results {
+            let bytes = bytes?;
+            out.write_all(&bytes)?;
+            let count = (bytes.len() / row_bytes.max(1)) as u64;
+            first += count as usize;
+            let mut progress = progress.borrow_mut();
+            progress.done += count * length as u64;
+            let report = ConvertProgress { tensor: &tensor.name, done: progress.done, total: progress.total };
+            if (progress.observer)(report) == ControlFlow::Break(()) {
+                progress.cancelled = true;
+                return Err(io::Error::other("cancelled"));
+            }
+        }
+    }
+    Ok(())
+}

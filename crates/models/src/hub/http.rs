@@ -1,0 +1,310 @@
+//! Requests to the hub: redirects, the token, retries, and what each status means.
+
+use std::io::Read;
+use std::time::{Duration, SystemTime};
+
+use ureq::http::{HeaderMap, Uri};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+
+use super::error::{HubError, HubResult};
+use super::settings::HubSettings;
+
+/// The most redirects of one request.
+const MAX_REDIRECTS: usize = 8;
+/// The longest wait that a server can ask for.
+const MAX_WAIT: Duration = Duration::from_secs(300);
+/// The time to establish a connection.
+const CONNECT: Duration = Duration::from_secs(20);
+/// The longest answer that is read into memory.
+const MAX_ANSWER: u64 = 64 << 20;
+
+/// A client of the hub.
+pub(super) struct Http {
+    agent: ureq::Agent,
+    settings: HubSettings,
+}
+
+/// The head of an answer, and its body to read.
+pub(super) struct HttpAnswer {
+    /// The address that answered, after redirects.
+    pub(super) url: String,
+    pub(super) status: u16,
+    headers: HeaderMap,
+    pub(super) body: Box<dyn Read + Send>,
+}
+
+impl HttpAnswer {
+    /// A header as text.
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// First byte, last byte and total of `Content-Range: bytes FIRST-LAST/TOTAL`.
+    pub(super) fn content_range(&self) -> Option<(u64, u64, u64)> {
+        let range = self.header("content-range")?.strip_prefix("bytes ")?;
+        let (range, total) = range.split_once('/')?;
+        let (first, last) = range.split_once('-')?;
+        Some((first.trim().parse().ok()?, last.trim().parse().ok()?, total.trim().parse().ok()?))
+    }
+}
+
+/// Why one attempt failed.
+pub(super) enum AttemptError {
+    /// Another attempt may succeed, after a wait that the server may have asked for.
+    Retry { error: HubError, wait: Option<Duration> },
+    /// No attempt can.
+    Final(HubError),
+}
+
+impl From<HubError> for AttemptError {
+    fn from(error: HubError) -> AttemptError {
+        AttemptError::Final(error)
+    }
+}
+
+impl Http {
+    /// A client with these settings. The proxy is that of the environment.
+    pub(super) fn new(settings: &HubSettings) -> HubResult<Http> {
+        let mut tls = TlsConfig::builder();
+        if let Some(pem) = &settings.certificates {
+            let own = parse_pem(pem).filter_map(|item| match item {
+                Ok(PemItem::Certificate(certificate)) => Some(certificate),
+                _ => None,
+            });
+            let own: Vec<_> = own.collect();
+            if own.is_empty() {
+                let (value, reason) = ("…".to_owned(), "the file has no certificate in PEM form");
+                return Err(HubError::Setting { variable: "SSL_CERT_FILE", value, reason });
+            }
+            tls = tls.root_certs(RootCerts::new_with_certs(&own));
+        }
+        let agent = ureq::Agent::config_builder()
+            .tls_config(tls.build())
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(CONNECT))
+            .timeout_recv_response(Some(settings.stall))
+            .timeout_per_read(Some(settings.stall))
+            .max_idle_connections_per_host(settings.connections.max(1))
+            .user_agent(concat!("quadriga/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .new_agent();
+        Ok(Http { agent, settings: settings.clone() })
+    }
+
+    /// The body of an answer that fits in memory, such as the list of files. `what` names it in errors.
+    pub(super) fn get_small(&self, url: &str, what: &str) -> HubResult<Vec<u8>> {
+        self.retrying(|| {
+            let answer = self.get(url, None, what)?;
+            let mut bytes = Vec::new();
+            let read = answer.body.take(MAX_ANSWER + 1).read_to_end(&mut bytes);
+            match read {
+                Ok(_) if bytes.len() as u64 > MAX_ANSWER => {
+                    let reason = format!("more than {MAX_ANSWER} bytes");
+                    Err(HubError::Answer { url: url.to_owned(), reason }.into())
+                }
+                Ok(_) => Ok(bytes),
+                Err(error) => Err(cut(url, &error)),
+            }
+        })
+    }
+
+    /// Calls `attempt` until it succeeds, fails for good, or has failed as often as the settings allow.
+    pub(super) fn retrying<T>(&self, mut attempt: impl FnMut() -> Result<T, AttemptError>) -> HubResult<T> {
+        let mut failures = 0;
+        loop {
+            match attempt() {
+                Ok(value) => return Ok(value),
+                Err(AttemptError::Final(error)) => return Err(error),
+                Err(AttemptError::Retry { error, wait }) => {
+                    failures += 1;
+                    self.pause(failures, wait, error)?;
+                }
+            }
+        }
+    }
+
+    /// Waits after a failure; the error if there were too many.
+    pub(super) fn pause(&self, failures: u32, wait: Option<Duration>, error: HubError) -> HubResult<()> {
+        if failures >= self.settings.attempts {
+            return Err(error);
+        }
+        let doubling = Duration::from_millis(500).saturating_mul(1 << failures.min(7));
+        (self.settings.pause)(wait.unwrap_or(doubling).min(MAX_WAIT));
+        Ok(())
+    }
+
+    /// One request, with its redirects. Answers other than 200 and 206 are errors.
+    pub(super) fn get(
+        &self,
+        url: &str,
+        range: Option<(u64, u64)>,
+        what: &str,
+    ) -> Result<HttpAnswer, AttemptError> {
+        let mut url = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.agent.get(&url);
+            // Compressed ranges would be ranges of something else.
+            request = request.header("accept-encoding", "identity");
+            if let Some((first, last)) = range {
+                request = request.header("range", format!("bytes={first}-{last}"));
+            }
+            if let Some(token) = self.settings.token.as_ref().filter(|_| self.is_endpoint(&url)) {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            let response = request.call().map_err(|error| AttemptError::Retry {
+                error: HubError::Transport { url: plain(&url), reason: error.to_string() },
+                wait: None,
+            })?;
+            let (head, body) = response.into_parts();
+            let status = head.status.as_u16();
+            if (300..400).contains(&status) && status != 304 {
+                let location = head.headers.get("location").and_then(|value| value.to_str().ok());
+                url = redirected(&url, location.unwrap_or_default())?;
+                continue;
+            }
+            let answer =
+                HttpAnswer { url, status, headers: head.headers, body: Box::new(body.into_reader()) };
+            return match status {
+                200 | 206 => Ok(answer),
+                _ => Err(self.failed(&answer, what)),
+            };
+        }
+        let (location, reason) = (plain(&url), "there are too many redirects");
+        Err(HubError::Redirect { url: plain(&url), location, reason }.into())
+    }
+
+    /// Whether an address is on the endpoint's host, which alone gets the token.
+    fn is_endpoint(&self, url: &str) -> bool {
+        origin(url).is_some_and(|own| Some(own) == origin(&self.settings.endpoint))
+    }
+
+    /// What an error status means.
+    fn failed(&self, answer: &HttpAnswer, what: &str) -> AttemptError {
+        let url = plain(&answer.url);
+        let has_token = self.settings.token.is_some();
+        match answer.status {
+            status @ (401 | 403) => {
+                let advice = match has_token {
+                    true => {
+                        "the token of HF_TOKEN has no access; accept the model's conditions on its page, or use another token"
+                    }
+                    false => "set HF_TOKEN to an access token, and accept the model's conditions on its page",
+                };
+                HubError::Denied { repository: what.to_owned(), status, advice }.into()
+            }
+            404 | 410 => HubError::NotFound { what: what.to_owned() }.into(),
+            429 => AttemptError::Retry {
+                error: HubError::RateLimited { url, attempts: self.settings.attempts },
+                wait: retry_after(answer),
+            },
+            status @ (408 | 500..=599) => {
+                AttemptError::Retry { error: HubError::Status { url, status }, wait: retry_after(answer) }
+            }
+            status => HubError::Status { url, status }.into(),
+        }
+    }
+}
+
+/// The body of an answer ended too early.
+pub(super) fn cut(url: &str, error: &std::io::Error) -> AttemptError {
+    let reason = format!("the connection was cut: {error}");
+    AttemptError::Retry { error: HubError::Transport { url: plain(url), reason }, wait: None }
+}
+
+/// The wait that a server asks for, in seconds or until a date.
+fn retry_after(answer: &HttpAnswer) -> Option<Duration> {
+    let text = answer.header("retry-after")?.trim();
+    match text.parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => {
+            let until = http_date(text)?;
+            Some(until.duration_since(SystemTime::now()).unwrap_or_default())
+        }
+    }
+}
+
+/// A date such as `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn http_date(text: &str) -> Option<SystemTime> {
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let [_, day, month, year, time, "GMT"] = words.as_slice() else { return None };
+    let month = MONTHS.iter().position(|name| name == month)? as u64 + 1;
+    let (day, year): (u64, u64) = (day.parse().ok()?, year.parse().ok()?);
+    let mut clock = time.split(':').map(|part| part.parse::<u64>().ok());
+    let (hours, minutes, seconds) = (clock.next()??, clock.next()??, clock.next()??);
+    if !(1970..10_000).contains(&year) || !(1..=31).contains(&day) || hours > 23 || minutes > 59 {
+        return None;
+    }
+    // Days since 1970 by counting years from March, whose lengths follow a rule.
+    let (year, month) = if month <= 2 { (year - 1, month + 9) } else { (year, month - 3) };
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 1;
+    let days = days.checked_sub(719_468)?;
+    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400 + hours * 3600 + minutes * 60 + seconds))
+}
+
+/// Scheme, host and port.
+fn origin(url: &str) -> Option<(String, String, u16)> {
+    let uri: Uri = url.parse().ok()?;
+    let scheme = uri.scheme_str()?.to_owned();
+    let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+    Some((scheme, uri.host()?.to_ascii_lowercase(), port))
+}
+
+/// The address that a redirect leads to.
+fn redirected(url: &str, location: &str) -> HubResult<String> {
+    let refused = |reason| HubError::Redirect { url: plain(url), location: plain(location), reason };
+    let (from, to) = match location {
+        "" => return Err(refused("it names no address")),
+        _ if location.starts_with("//") => {
+            (url, format!("{}:{location}", url.split(':').next().unwrap_or("https")))
+        }
+        _ if location.starts_with('/') => {
+            let end = url.find("://").and_then(|at| url.get(at + 3..)?.find('/').map(|slash| at + 3 + slash));
+            (url, format!("{}{location}", url.get(..end.unwrap_or(url.len())).unwrap_or(url)))
+        }
+        _ => (url, location.to_owned()),
+    };
+    match (origin(from), origin(&to)) {
+        (_, None) => Err(refused("it is not an address")),
+        (Some((from, ..)), Some((to, ..))) if from == "https" && to != "https" => {
+            Err(refused("it leads from https to http"))
+        }
+        (_, Some((scheme, ..))) if scheme != "https" && scheme != "http" => {
+            Err(refused("it is neither https nor http"))
+        }
+        _ => Ok(to),
+    }
+}
+
+/// An address without its query, which may hold a signature.
+pub(super) fn plain(url: &str) -> String {
+    url.split('?').next().unwrap_or(url).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_stay_on_https_and_relative_ones_on_their_host() {
+        let to = |url: &str, location: &str| redirected(url, location).ok();
+        assert_eq!(to("https://a/x/y", "/z?k=1").as_deref(), Some("https://a/z?k=1"));
+        assert_eq!(to("https://a/x", "https://b/y").as_deref(), Some("https://b/y"));
+        assert_eq!(to("https://a", "/y").as_deref(), Some("https://a/y"));
+        for location in ["http://b/y", "", "ftp://b/y", "file:///etc/passwd"] {
+            assert_eq!(to("https://a/x", location), None, "{location}");
+        }
+    }
+
+    #[test]
+    fn dates_are_read() {
+        let seconds =
+            |text| http_date(text).map(|time| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs());
+        assert_eq!(seconds("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777));
+        assert_eq!(seconds("Thu, 29 Feb 2024 00:00:00 GMT"), Some(1_709_164_800));
+        assert_eq!(seconds("now"), None);
+    }
+}

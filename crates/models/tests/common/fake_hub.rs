@@ -1,0 +1,269 @@
+//! A server on loopback that behaves like Hugging Face's hub, with the faults that a test asks for.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use sha1::Digest;
+
+/// The commit of every repository.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What the server does wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// So many answers with content end after so many bytes.
+    pub cut: (u32, usize),
+    /// So many answers with content stop after so many bytes, and the connection stays open.
+    pub stall: (u32, usize),
+    /// So many requests for content get this status and this `Retry-After`.
+    pub status: (u32, u16, &'static str),
+    /// Ranges are ignored: every answer has the whole file.
+    pub no_ranges: bool,
+    /// The total size that `Content-Range` and `Content-Length` claim is off by this.
+    pub lie: u64,
+    /// The content has a wrong byte.
+    pub corrupt: bool,
+    /// The token that requests must have.
+    pub token: Option<&'static str>,
+    /// Another `ETag` than before.
+    pub etag: Option<&'static str>,
+    /// Redirects lead to this address instead.
+    pub redirect: Option<String>,
+}
+
+/// A request as the server got it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub path: String,
+    pub headers: BTreeMap<String, String>,
+    /// Whether the storage server got it, to which the hub redirects.
+    pub storage: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Repository, file name, content.
+    files: Vec<(String, String, Vec<u8>)>,
+    faults: Faults,
+    log: Vec<Request>,
+}
+
+/// The hub, and the storage server with another address that it redirects to.
+pub struct FakeHub {
+    state: Arc<Mutex<State>>,
+    pub endpoint: String,
+    storage: String,
+    stop: Arc<AtomicBool>,
+}
+
+impl FakeHub {
+    /// A hub with these files of repositories.
+    pub fn new(files: &[(&str, &str, &[u8])]) -> FakeHub {
+        let files = files.iter().map(|(repository, name, content)| {
+            ((*repository).to_owned(), (*name).to_owned(), content.to_vec())
+        });
+        let state = Arc::new(Mutex::new(State { files: files.collect(), ..State::default() }));
+        let stop = Arc::new(AtomicBool::new(false));
+        let storage = serve(&state, &stop, None);
+        let endpoint = serve(&state, &stop, Some(storage.clone()));
+        FakeHub { state, endpoint, storage, stop }
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.state.lock().unwrap().faults = faults;
+    }
+
+    pub fn add(&self, repository: &str, name: &str, content: &[u8]) {
+        self.state.lock().unwrap().files.push((repository.to_owned(), name.to_owned(), content.to_vec()));
+    }
+
+    /// The requests since the last call.
+    pub fn requests(&self) -> Vec<Request> {
+        std::mem::take(&mut self.state.lock().unwrap().log)
+    }
+}
+
+impl Drop for FakeHub {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for address in [&self.endpoint, &self.storage] {
+            let _ = TcpStream::connect(address.trim_start_matches("http://"));
+        }
+    }
+}
+
+/// Starts a server; with `storage` it is the hub, without the storage. Its address.
+fn serve(state: &Arc<Mutex<State>>, stop: &Arc<AtomicBool>, storage: Option<String>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let (state, stop) = (Arc::clone(state), Arc::clone(stop));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let (state, storage) = (Arc::clone(&state), storage.clone());
+            if let Ok(stream) = stream {
+                std::thread::spawn(move || connection(&stream, &state, storage.as_deref()));
+            }
+        }
+    });
+    address
+}
+
+/// Answers the requests of one connection until it ends.
+fn connection(stream: &TcpStream, state: &Mutex<State>, storage: Option<&str>) {
+    let mut input = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        if input.read_line(&mut line).unwrap_or(0) == 0 {
+            return;
+        }
+        let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+        let mut headers = BTreeMap::new();
+        loop {
+            let mut line = String::new();
+            if input.read_line(&mut line).unwrap_or(0) == 0 || line == "\r\n" {
+                break;
+            }
+            if let Some((name, value)) = line.split_once(':') {
+                headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+            }
+        }
+        let request = Request { path, headers, storage: storage.is_none() };
+        state.lock().unwrap().log.push(request.clone());
+        let goes_on = match storage {
+            Some(storage) => hub(stream, state, &request, storage),
+            None => content(stream, state, &request),
+        };
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+/// An answer without content.
+fn plain(mut stream: &TcpStream, status: u16, headers: &str, body: &str) -> bool {
+    let length = body.len();
+    write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n{headers}\r\n{body}").is_ok()
+}
+
+/// The hub's own answers: the list of files, and redirects to the storage.
+fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &str) -> bool {
+    let state = state.lock().unwrap();
+    if let Some(token) = state.faults.token {
+        let given = request.headers.get("authorization").map_or("", String::as_str);
+        if given != format!("Bearer {token}") {
+            return plain(stream, 401, "", "{\"error\":\"Invalid credentials\"}");
+        }
+    }
+    if let Some(rest) = request.path.strip_prefix("/api/models/") {
+        let repository = rest.split_once("/revision/").map_or(rest, |(repository, _)| repository);
+        let files: Vec<String> = state
+            .files
+            .iter()
+            .filter(|(own, ..)| own == repository)
+            .map(|(_, name, content)| listed(name, content))
+            .collect();
+        if files.is_empty() {
+            return plain(stream, 404, "", "{\"error\":\"Repository not found\"}");
+        }
+        let body =
+            format!("{{\"id\":\"{repository}\",\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
+        return plain(stream, 200, "Content-Type: application/json\r\n", &body);
+    }
+    let location = match &state.faults.redirect {
+        Some(location) => location.clone(),
+        None => format!("{storage}{}?signature=secret", request.path),
+    };
+    plain(stream, 302, &format!("Location: {location}\r\n"), "")
+}
+
+/// A file as the API lists it: large ones with a SHA-256, small ones with the id of a Git blob.
+fn listed(name: &str, content: &[u8]) -> String {
+    let size = content.len();
+    let name = name.replace('\\', "\\\\");
+    if name.ends_with(".gguf") || name.ends_with(".safetensors") {
+        let sum = hexadecimal(&sha2::Sha256::digest(content));
+        return format!(
+            "{{\"rfilename\":\"{name}\",\"size\":{size},\"blobId\":\"{}\",\"lfs\":{{\"sha256\":\"{sum}\",\"size\":{size},\"pointerSize\":134}}}}",
+            "f".repeat(40)
+        );
+    }
+    let blob = sha1::Sha1::new_with_prefix(format!("blob {size}\0")).chain_update(content).finalize();
+    format!("{{\"rfilename\":\"{name}\",\"size\":{size},\"blobId\":\"{}\"}}", hexadecimal(&blob))
+}
+
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The storage's answer: a file or a part of it. Whether the connection goes on.
+fn content(mut stream: &TcpStream, state: &Mutex<State>, request: &Request) -> bool {
+    let mut guard = state.lock().unwrap();
+    let faults = guard.faults.clone();
+    if faults.status.0 > 0 {
+        guard.faults.status.0 -= 1;
+        let wait = match faults.status.2 {
+            "" => String::new(),
+            wait => format!("Retry-After: {wait}\r\n"),
+        };
+        return plain(stream, faults.status.1, &wait, "");
+    }
+    let path = request.path.split('?').next().unwrap_or_default().replace("%20", " ");
+    let found = guard
+        .files
+        .iter()
+        .find(|(repository, name, _)| path == format!("/{repository}/resolve/{COMMIT}/{name}"));
+    let Some((_, _, bytes)) = found else { return plain(stream, 404, "", "") };
+    let mut bytes = bytes.clone();
+    if faults.corrupt
+        && let Some(byte) = bytes.last_mut()
+    {
+        *byte ^= 1;
+    }
+    let total = bytes.len() as u64 + faults.lie;
+    let range = request.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let range =
+        range.and_then(|(first, last)| Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?)));
+    let (head, body) = match range.filter(|_| !faults.no_ranges) {
+        Some((first, last)) => {
+            let body = bytes[first..=last.min(bytes.len() - 1)].to_vec();
+            let length = body.len();
+            (
+                format!(
+                    "HTTP/1.1 206 X\r\nContent-Range: bytes {first}-{last}/{total}\r\nContent-Length: {length}\r\n"
+                ),
+                body,
+            )
+        }
+        None => (format!("HTTP/1.1 200 X\r\nContent-Length: {total}\r\n"), bytes),
+    };
+    let etag = faults.etag.unwrap_or("\"tag\"");
+    let mut end = body.len();
+    let (cut, stall) = (faults.cut.0 > 0, faults.stall.0 > 0);
+    if cut {
+        guard.faults.cut.0 -= 1;
+        end = end.min(faults.cut.1);
+    } else if stall {
+        guard.faults.stall.0 -= 1;
+        end = end.min(faults.stall.1);
+    }
+    drop(guard);
+    if write!(stream, "{head}ETag: {etag}\r\nAccept-Ranges: bytes\r\n\r\n").is_err() {
+        return false;
+    }
+    if stream.write_all(&body[..end]).is_err() || cut {
+        return false;
+    }
+    if stall {
+        // Until the client gives up.
+        let _ = stream.read(&mut [0]);
+        return false;
+    }
+    true
+}

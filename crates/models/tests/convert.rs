@@ -1,0 +1,285 @@
+//! Conversion of safetensors folders, judged by plain formulas.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+#[path = "common/model_folder.rs"]
+mod model_folder;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use model_folder::{TestTensor, llama_config, llama_tensors, safetensors, write};
+use quadriga_gguf::File;
+use quadriga_graph::{DType, blocks};
+use quadriga_models::convert::{ConvertError, ConvertOptions, TargetType, convert};
+use serde_json::{Value, json};
+
+fn options(target: &str) -> ConvertOptions {
+    // Little memory and several threads, so that tensors are cut into pieces.
+    ConvertOptions {
+        target: TargetType::from_name(target),
+        memory: 3000,
+        threads: 3,
+        ..ConvertOptions::default()
+    }
+}
+
+fn run(folder: &Path, options: &ConvertOptions) -> Result<File, ConvertError> {
+    let output = folder.join("out.gguf");
+    convert(folder, &output, options, &mut |_| ControlFlow::Continue(()))?;
+    Ok(File::open(&output).unwrap())
+}
+
+fn values(file: &File, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap();
+    let mut values = vec![0.0; tensor.shape().elements()];
+    blocks::dequantize(tensor.dtype(), tensor.bytes(), &mut values).unwrap();
+    values
+}
+
+fn of<'t>(tensors: &'t [TestTensor], name: &str) -> &'t TestTensor {
+    tensors.iter().find(|tensor| tensor.name == name).unwrap()
+}
+
+/// Rows of heads whose halves become pairs, by the definition: row 2i is i, row 2i + 1 is i + half.
+fn paired(tensor: &TestTensor, heads: usize) -> Vec<f32> {
+    let columns = tensor.shape[1];
+    let length = tensor.shape[0] / heads;
+    let mut rows = Vec::new();
+    for head in 0..heads {
+        for pair in 0..length / 2 {
+            for half in 0..2 {
+                let row = head * length + half * length / 2 + pair;
+                rows.extend_from_slice(&tensor.values[row * columns..(row + 1) * columns]);
+            }
+        }
+    }
+    rows
+}
+
+#[test]
+fn a_llama_has_the_tensors_keys_and_tokens_of_its_folder() {
+    for dtype in ["F32", "F16", "BF16"] {
+        let folder = tempfile::tempdir().unwrap();
+        let tensors = llama_tensors();
+        write(folder.path(), &llama_config(), &tensors, dtype);
+        let file = run(folder.path(), &options("F32")).unwrap();
+        assert_eq!(file.get::<&str>("general.architecture").unwrap(), "llama");
+        assert_eq!(file.get::<u32>("llama.attention.head_count_kv").unwrap(), 1);
+        assert_eq!(file.get::<u32>("llama.rope.dimension_count").unwrap(), 4);
+        for (name, from, heads) in [
+            ("token_embd.weight", "model.embed_tokens.weight", 0),
+            ("output.weight", "lm_head.weight", 0),
+            ("output_norm.weight", "model.norm.weight", 0),
+            ("blk.1.attn_q.weight", "model.layers.1.self_attn.q_proj.weight", 2),
+            ("blk.1.attn_k.weight", "model.layers.1.self_attn.k_proj.weight", 1),
+            ("blk.0.attn_v.weight", "model.layers.0.self_attn.v_proj.weight", 0),
+            ("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight", 0),
+        ] {
+            let source = of(&tensors, from);
+            let expected = if heads == 0 { source.values.clone() } else { paired(source, heads) };
+            assert_eq!(values(&file, name), expected, "{name} of {dtype}");
+        }
+        assert_eq!(file.tensor_count(), 3 + 2 * 9);
+        let model = quadriga_llm::Model::from_file(file).unwrap();
+        let tokenizer = model.tokenizer().unwrap();
+        assert_eq!(
+            tokenizer.encode("hello<|endoftext|>", true),
+            [257, u32::from(b'l'), u32::from(b'o'), 258]
+        );
+        assert!(model.template().is_some());
+        assert_eq!(model.file().get::<&str>("tokenizer.ggml.pre").unwrap(), "smollm");
+    }
+}
+
+#[test]
+fn several_files_are_one_model_and_the_type_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = llama_tensors();
+    write(folder.path(), &llama_config(), &tensors, "BF16");
+    let whole = run(folder.path(), &options("none")).unwrap();
+    assert_eq!(whole.tensor("blk.0.ffn_up.weight").unwrap().dtype(), DType::BF16);
+    assert_eq!(whole.tensor("blk.0.ffn_norm.weight").unwrap().dtype(), DType::F32);
+    let whole = fs::read(folder.path().join("out.gguf")).unwrap();
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let mut map = serde_json::Map::new();
+    for (number, part) in (1..).zip(tensors.chunks(9)) {
+        let name = format!("model-{number:05}-of-00003.safetensors");
+        fs::write(folder.path().join(&name), safetensors(part, "BF16")).unwrap();
+        map.extend(part.iter().map(|tensor| (tensor.name.clone(), Value::from(name.as_str()))));
+    }
+    fs::write(folder.path().join("model.safetensors.index.json"), json!({ "weight_map": map }).to_string())
+        .unwrap();
+    run(folder.path(), &options("none")).unwrap();
+    assert_eq!(fs::read(folder.path().join("out.gguf")).unwrap(), whole);
+}
+
+#[test]
+fn quantized_types_are_those_of_the_quantizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = llama_config();
+    let mut tensors = llama_tensors();
+    // Rows of whole blocks.
+    for tensor in &mut tensors {
+        for dim in tensor.shape.iter_mut().filter(|dim| **dim != 300) {
+            *dim *= 8;
+        }
+        *tensor = TestTensor::new(&tensor.name, &tensor.shape);
+    }
+    for (key, value) in [("hidden_size", 64), ("intermediate_size", 128)] {
+        config[key] = value.into();
+    }
+    write(folder.path(), &config, &tensors, "F32");
+    let file = run(folder.path(), &options("Q8_0")).unwrap();
+    let tensor = file.tensor("blk.0.ffn_up.weight").unwrap();
+    let source = of(&tensors, "model.layers.0.mlp.up_proj.weight");
+    let mut expected = vec![0; tensor.byte_len()];
+    blocks::quantize(DType::Q8_0, &source.values, &mut expected).unwrap();
+    assert_eq!((tensor.dtype(), tensor.bytes()), (DType::Q8_0, expected.as_slice()));
+}
+
+#[test]
+fn experts_of_mixtral_are_stacked() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = llama_config();
+    config["architectures"] = json!(["MixtralForCausalLM"]);
+    config["num_local_experts"] = 3.into();
+    config["num_experts_per_tok"] = 2.into();
+    let mut tensors: Vec<TestTensor> =
+        llama_tensors().into_iter().filter(|tensor| !tensor.name.contains("mlp")).collect();
+    for layer in 0..2 {
+        let own = format!("model.layers.{layer}.block_sparse_moe");
+        tensors.push(TestTensor::new(&format!("{own}.gate.weight"), &[3, 8]));
+        for expert in 0..3 {
+            for (part, shape) in [("w1", [16, 8]), ("w2", [8, 16]), ("w3", [16, 8])] {
+                tensors.push(TestTensor::new(&format!("{own}.experts.{expert}.{part}.weight"), &shape));
+            }
+        }
+    }
+    write(folder.path(), &config, &tensors, "F32");
+    let file = run(folder.path(), &options("F32")).unwrap();
+    assert_eq!(file.tensor("blk.1.ffn_down_exps.weight").unwrap().shape().dims(), [3, 8, 16]);
+    for (name, part) in [("ffn_gate_exps", "w1"), ("ffn_down_exps", "w2"), ("ffn_up_exps", "w3")] {
+        let expected: Vec<f32> = (0..3)
+            .flat_map(|expert| {
+                of(&tensors, &format!("model.layers.1.block_sparse_moe.experts.{expert}.{part}.weight"))
+                    .values
+                    .clone()
+            })
+            .collect();
+        assert_eq!(values(&file, &format!("blk.1.{name}.weight")), expected, "{name}");
+    }
+}
+
+#[test]
+fn fp8_weights_are_scaled_by_their_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = llama_tensors();
+    write(folder.path(), &llama_config(), &tensors, "F32");
+    let name = "model.layers.0.mlp.up_proj.weight";
+    // One byte per element: 0x38 is 1, 0x40 is 2, 0xb8 is -1; a scale per 4 × 4 block.
+    let bytes: Vec<u8> = (0..16 * 8).map(|index| [0x38, 0x40, 0xb8][index % 3]).collect();
+    let scales: Vec<f32> = (0..8).map(|index| index as f32 + 0.5).collect();
+    let others: Vec<TestTensor> = tensors.iter().filter(|tensor| tensor.name != name).cloned().collect();
+    fs::write(folder.path().join("model.safetensors"), safetensors(&others, "F32")).unwrap();
+    let header = json!({
+        (name): { "dtype": "F8_E4M3", "shape": [16, 8], "data_offsets": [0, 128] },
+        (format!("{name}_scale_inv")): { "dtype": "F32", "shape": [4, 2], "data_offsets": [128, 160] },
+    })
+    .to_string();
+    let data: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let own = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes, &data].concat();
+    fs::write(folder.path().join("model-fp8.safetensors"), own).unwrap();
+    let file = run(folder.path(), &options("F32")).unwrap();
+    let expected: Vec<f32> = (0..16 * 8)
+        .map(|index| [1.0, 2.0, -1.0][index % 3] * scales[index / 8 / 4 * 2 + index % 8 / 4])
+        .collect();
+    assert_eq!(values(&file, "blk.0.ffn_up.weight"), expected);
+}
+
+#[test]
+fn what_is_missing_or_unknown_is_named_and_no_file_is_left() {
+    let cases: &[(&str, &dyn Fn(&mut Value, &mut Vec<TestTensor>), &str)] = &[
+        ("class", &|config, _| config["architectures"] = json!(["NewForCausalLM"]), "NewForCausalLM"),
+        (
+            "key",
+            &|config, _| drop(config.as_object_mut().unwrap().remove("num_hidden_layers")),
+            "num_hidden_layers",
+        ),
+        ("layers", &|config, _| config["num_hidden_layers"] = 3.into(), "blk.2."),
+        ("huge", &|config, _| config["num_hidden_layers"] = 2_000_000.into(), "num_hidden_layers"),
+        ("heads", &|config, _| config["num_attention_heads"] = 3.into(), "heads"),
+        ("negative", &|config, _| config["hidden_size"] = (-8).into(), "hidden_size"),
+        ("activation", &|config, _| config["hidden_act"] = "gelu".into(), "hidden_act"),
+        (
+            "rope",
+            &|config, _| config["rope_scaling"] = json!({ "rope_type": "dynamic", "factor": 2.0 }),
+            "dynamic",
+        ),
+        (
+            "tensor",
+            &|_, tensors| tensors.retain(|tensor| !tensor.name.ends_with("1.mlp.up_proj.weight")),
+            "ffn_up",
+        ),
+        (
+            "extra",
+            &|_, tensors| tensors.push(TestTensor::new("model.layers.0.mlp.router.weight", &[8, 8])),
+            "mlp.router",
+        ),
+        (
+            "shape",
+            &|_, tensors| {
+                tensors
+                    .iter_mut()
+                    .filter(|tensor| tensor.name.ends_with("0.mlp.up_proj.weight"))
+                    .for_each(|tensor| tensor.shape = vec![8, 16])
+            },
+            "ffn_up",
+        ),
+    ];
+    for (case, change, part) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut config, mut tensors) = (llama_config(), llama_tensors());
+        change(&mut config, &mut tensors);
+        write(folder.path(), &config, &tensors, "F32");
+        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
+        assert!(error.contains(part), "{case}: {error}");
+        assert!(!folder.path().join("out.gguf").exists(), "{case}");
+    }
+}
+
+#[test]
+fn unknown_pre_tokenizers_are_refused_until_one_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    let mut tokenizer = model_folder::byte_tokenizer();
+    tokenizer["pre_tokenizer"]["pretokenizers"][0] =
+        json!({ "type": "Split", "pattern": { "Regex": "[aeiou]" } });
+    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let error = run(folder.path(), &options("F32")).unwrap_err();
+    assert!(
+        matches!(error, ConvertError::PreTokenizer { .. }) && error.to_string().contains("[aeiou]"),
+        "{error}"
+    );
+    let named = ConvertOptions { pre_tokenizer: Some("gpt-2".to_owned()), ..options("F32") };
+    assert_eq!(run(folder.path(), &named).unwrap().get::<&str>("tokenizer.ggml.pre").unwrap(), "gpt-2");
+    fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+    assert!(matches!(run(folder.path(), &options("F32")), Err(ConvertError::Tokenizer { .. })));
+}
+
+#[test]
+fn a_cancelled_conversion_leaves_the_old_file() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    let output = folder.path().join("out.gguf");
+    fs::write(&output, "old").unwrap();
+    let cancelled = convert(folder.path(), &output, &options("F32"), &mut |progress| match progress.done * 2
+        > progress.total
+    {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    });
+    assert!(matches!(cancelled, Err(ConvertError::Cancelled)));
+    assert_eq!(fs::read(&output).unwrap(), b"old");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+}

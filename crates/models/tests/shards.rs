@@ -1,0 +1,79 @@
+//! Splitting and merging GGUF files.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use quadriga_gguf::{File, Writer};
+use quadriga_graph::DType;
+use quadriga_models::shards::{ShardError, SplitLimits, merge, plan_split, split};
+
+/// A file with ten tensors of 40 to 400 bytes.
+fn model(folder: &Path, alignment: Option<u32>) -> PathBuf {
+    let path = folder.join("model.gguf");
+    let data: Vec<Vec<u8>> = (1..=10u8).map(|index| vec![index; 40 * usize::from(index)]).collect();
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "llama").unwrap();
+    if let Some(alignment) = alignment {
+        writer.set("general.alignment", alignment).unwrap();
+    }
+    writer.set("tokenizer.ggml.tokens", ["a", "b"]).unwrap();
+    for (index, bytes) in data.iter().enumerate() {
+        writer.tensor_bytes(&format!("t{index}"), DType::F32, [2, bytes.len() / 8], bytes).unwrap();
+    }
+    writer.write(&path).unwrap();
+    path
+}
+
+#[test]
+fn merged_parts_are_the_original_byte_by_byte() {
+    for alignment in [None, Some(64)] {
+        for limits in [
+            SplitLimits { tensors: 3, ..SplitLimits::default() },
+            SplitLimits { bytes: 700, ..SplitLimits::default() },
+            SplitLimits { tensors: 1, keys_apart: true, ..SplitLimits::default() },
+            SplitLimits::default(),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let original = model(folder.path(), alignment);
+            let planned = plan_split(&original, &limits).unwrap();
+            let paths = split(&original, &folder.path().join("part"), &limits).unwrap();
+            assert_eq!(paths.len(), planned.len(), "{limits:?}");
+            for (path, (tensors, bytes)) in paths.iter().zip(&planned) {
+                assert!(*tensors <= limits.tensors && *bytes <= limits.bytes, "{}", path.display());
+            }
+            assert!(paths[0].ends_with(format!("part-00001-of-{:05}.gguf", paths.len())));
+            // Any part opens the whole.
+            let whole = File::open(paths.last().unwrap()).unwrap();
+            assert_eq!((whole.tensor_count(), whole.part_count()), (10, paths.len()));
+            assert_eq!(whole.get::<u32>("split.tensors.count").unwrap(), 10);
+            let merged = folder.path().join("merged.gguf");
+            merge(&paths[0], &merged).unwrap();
+            assert_eq!(fs::read(&merged).unwrap(), fs::read(&original).unwrap(), "{limits:?}");
+            // Nothing temporary is left.
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), paths.len() + 2);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_split_or_merged_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let original = model(folder.path(), None);
+    let small = SplitLimits { bytes: 100, ..SplitLimits::default() };
+    assert!(matches!(
+        split(&original, &folder.path().join("p"), &small),
+        Err(ShardError::LargeTensor { .. })
+    ));
+    assert!(matches!(merge(&original, &folder.path().join("m.gguf")), Err(ShardError::NotSplit { .. })));
+    let limits = SplitLimits { tensors: 5, ..SplitLimits::default() };
+    let paths = split(&original, &folder.path().join("p"), &limits).unwrap();
+    assert!(matches!(
+        split(&paths[0], &folder.path().join("q"), &limits),
+        Err(ShardError::AlreadySplit { parts: 2, .. })
+    ));
+    assert!(matches!(merge(&paths[0], &paths[1]), Err(ShardError::SameFile { .. })));
+    fs::remove_file(&paths[1]).unwrap();
+    assert!(matches!(merge(&paths[0], &folder.path().join("m.gguf")), Err(ShardError::Gguf(_))));
+    assert!(!folder.path().join("m.gguf").exists());
+}
