@@ -216,8 +216,7 @@ mod tests {
             ("q run --mmproj x.gguf hi", &["--mmproj", "vision"]),
             ("q --list-devices", &["--list-devices", "quadriga devices"]),
             ("q run -nkvo hi", &["-nkvo", "-ngl"]),
-            ("q serve", &["no command serve", "no server yet"]),
-            ("q pull llama3.2", &["no command pull", "-m FILE"]),
+            ("q ps", &["no command ps", "loads its own"]),
         ] {
             let error = line(from).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{from}: {error}");

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use quadriga_cpu::{Error as CpuError, PoolError};
 use quadriga_llm::{Error as LlmError, StateError};
+use quadriga_models::hub::HubError;
 use quadriga_runtime::{BackendError, RuntimeError};
 
 /// Why a command ended early.
@@ -130,6 +131,16 @@ fn advice(error: &LlmError) -> Option<&'static str> {
         LlmError::NoCacheFolder => "--cache-dir FOLDER names one, -m FILE uses another model",
         _ => return None,
     })
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Failure {
+        match error {
+            HubError::Cancelled => Failure::Interrupted,
+            HubError::Name { .. } | HubError::Setting { .. } => Failure::Usage(error.to_string()),
+            _ => Failure::Message(error.to_string()),
+        }
+    }
 }
 
 impl From<CpuError> for Failure {

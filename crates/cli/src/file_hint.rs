@@ -33,9 +33,9 @@ fn of_bytes(start: &[u8]) -> Option<&'static str> {
     match start {
         [] => Some("it is empty"),
         // The length of a header, which is a JSON object.
-        [.., _] if start.get(8..10) == Some(b"{\"") => {
-            Some("it is a safetensors file: convert the model with llama.cpp's convert_hf_to_gguf.py")
-        }
+        [.., _] if start.get(8..10) == Some(b"{\"") => Some(
+            "it is a safetensors file: `quadriga convert FOLDER -o model.gguf` converts the folder that it is in",
+        ),
         _ => None,
     }
 }

@@ -72,7 +72,6 @@ const FILTERS: &str = "--top-p, --min-p and --typical limit the choice of tokens
 const ORDER: &str = "the order of samplers is fixed; each has an option that turns it off";
 const ROPE: &str = "RoPE is as the model file says";
 const VISION: &str = "vision and audio are not supported, only text";
-const ADAPTERS: &str = "merge the adapter into the model file";
 const DEVICES: &str = "--device LIST names the devices, -ngl the number of layers on them";
 
 /// Options of llama.cpp that would change the answer and are not supported, each with what there is instead.
@@ -101,9 +100,8 @@ pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
         "--no-kv-offload",
         "the KV cache of a layer is where the layer runs; -ngl N sets how many run on the GPU",
     ),
-    ("--lora", ADAPTERS),
-    ("--lora-scaled", ADAPTERS),
-    ("--control-vector", ADAPTERS),
+    ("--lora-scaled", "--lora FILE=SCALE names both"),
+    ("--control-vector", "control vectors are not supported; --lora adds LoRA adapters"),
     ("--rope-scaling", ROPE),
     ("--rope-scale", ROPE),
     ("--rope-freq-base", ROPE),
@@ -118,10 +116,6 @@ pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
 /// Commands of Ollama and others, each with what there is instead.
 pub(crate) const COMMANDS: &[(&str, &str)] = &[
     ("server", "`quadriga serve` is the server"),
-    ("pull", "models are not downloaded yet; get a .gguf file and name it with -m FILE"),
-    ("list", "models are .gguf files that you keep where you like; -m FILE names one"),
-    ("ls", "models are .gguf files that you keep where you like; -m FILE names one"),
-    ("show", "`quadriga inspect FILE` prints a model's metadata, `quadriga plan FILE` its memory"),
     ("ps", "no model stays loaded: each command loads its own"),
     ("create", "models are .gguf files; --system and sampling options are given to each command"),
 ];

@@ -20,10 +20,12 @@ mod failure;
 mod fetch;
 mod file_hint;
 mod foreign_options;
+mod hub;
 mod interrupt;
 mod kernel_progress;
 mod known_limits;
 mod llama_options;
+mod lora;
 mod model_argument;
 mod model_options;
 mod penalty_options;
@@ -43,8 +45,8 @@ use clap::error::ContextKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    batch, bench, chat, check, compare, devices, embed, eval, imatrix, inspect, neurons, perplexity, plan,
-    quantize, run, serve, synth,
+    batch, bench, chat, check, compare, convert, devices, embed, eval, imatrix, inspect, lora_merge, neurons,
+    perplexity, plan, pull, quantize, run, serve, split, synth,
 };
 use crate::failure::Outcome;
 
@@ -79,6 +81,23 @@ enum Command {
     Embed(Box<embed::EmbedArgs>),
     /// Print metadata and tensors of a GGUF file
     Inspect(inspect::InspectArgs),
+    /// Download a model of Hugging Face's hub into the cache
+    Pull(pull::PullArgs),
+    /// List the models in the cache
+    #[command(alias = "ls")]
+    List(pull::ListArgs),
+    /// Convert a folder of safetensors, or a repository of the hub, to a GGUF file
+    Convert(convert::ConvertArgs),
+    /// Merge LoRA adapters into a GGUF file
+    Lora(lora_merge::LoraArgs),
+    /// Split a GGUF file into parts
+    Split(split::SplitArgs),
+    /// Merge the parts of a GGUF file
+    Merge(split::MergeArgs),
+    /// Remove models from the cache
+    Rm(pull::RemoveArgs),
+    /// Show where a model of the cache is, and what it is
+    Show(pull::ShowArgs),
     /// List available devices
     Devices(devices::DevicesArgs),
     /// Evaluate test cases with known results
@@ -116,6 +135,14 @@ impl Command {
             Command::Imatrix(arguments) => arguments.model.quiet,
             Command::Perplexity(arguments) => arguments.model.quiet,
             Command::Compare(arguments) => arguments.model.quiet,
+            Command::Lora(_)
+            | Command::Split(_)
+            | Command::Merge(_)
+            | Command::Convert(_)
+            | Command::Pull(_)
+            | Command::List(_)
+            | Command::Rm(_)
+            | Command::Show(_) => false,
             Command::Inspect(_) | Command::Devices(_) | Command::Check(_) | Command::Synth(_) => false,
         }
     }
@@ -152,6 +179,14 @@ fn execute(command: &Command) -> Outcome {
         Command::Plan(arguments) => plan::plan(arguments),
         Command::Embed(arguments) => embed::embed(arguments),
         Command::Inspect(arguments) => inspect::inspect(arguments),
+        Command::Pull(arguments) => pull::pull(arguments),
+        Command::Lora(arguments) => lora_merge::lora(arguments),
+        Command::Split(arguments) => split::split(arguments),
+        Command::Merge(arguments) => split::merge(arguments),
+        Command::Convert(arguments) => convert::convert(arguments),
+        Command::List(arguments) => pull::list(arguments),
+        Command::Rm(arguments) => pull::remove(arguments),
+        Command::Show(arguments) => pull::show(arguments),
         Command::Devices(arguments) => devices::devices(arguments),
         Command::Eval(arguments) => eval::eval(arguments),
         Command::Check(arguments) => check::check(arguments),

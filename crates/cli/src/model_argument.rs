@@ -48,7 +48,7 @@ pub(crate) fn split<'t>(
             }
             match mistaken(first, !rest.is_empty()) {
                 Some(problem) => Err(Failure::Usage(format!(
-                    "{first} {problem}; a model is named by its .gguf file, a text that begins so is given with -p"
+                    "{first} {problem}; a model is named by its .gguf file or by -hf ORG/REPO, a text that begins so is given with -p"
                 ))),
                 None => Ok((options.clone(), texts)),
             }

@@ -18,9 +18,10 @@ use quadriga_runtime::{BackendBytes, Progress};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
+use crate::hub::HubAccess;
 use crate::llama_options::LlamaOptions;
 use crate::placement_options::{DEVICE, PlacementOptions};
-use crate::{backends, fetch, file_hint, interrupt, known_limits, size, values};
+use crate::{backends, fetch, file_hint, interrupt, known_limits, lora, size, values};
 
 /// Options of the model and the devices.
 #[derive(Clone, clap::Args)]
@@ -109,9 +110,16 @@ pub(crate) struct ModelOptions {
         hide = true
     )]
     flash_attn: Option<String>,
-    /// llama.cpp's option, also -hf: an error that names the alternative
-    #[arg(long, value_name = "REPOSITORY", hide = true)]
+    /// Model of Hugging Face's hub, also -hf: downloaded once into the cache; without :QUANT, or where the repository does not
+    /// have it, the best that fits in this machine's memory
+    #[arg(long, value_name = "ORG/REPO[:QUANT]", conflicts_with = "model", help_heading = MODEL)]
     hf_repo: Option<String>,
+    /// LoRA adapter (GGUF) that is added to the model while it runs, with an optional scale; repeatable
+    #[arg(long, value_name = "FILE[=SCALE]", help_heading = MODEL)]
+    lora: Vec<String>,
+    /// Use models in the cache only [default: HF_HUB_OFFLINE]
+    #[arg(long, help_heading = MODEL)]
+    offline: bool,
     /// Folder of the default model, compiled kernels and measured rates [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER", help_heading = MODEL)]
     cache_dir: Option<PathBuf>,
@@ -204,10 +212,30 @@ impl ModelOptions {
             hot_neurons: "off".to_owned(),
             flash_attn: None,
             hf_repo: None,
+            lora: Vec::new(),
+            offline: false,
             cache_dir,
             quiet: true,
             llama: LlamaOptions::default(),
         }
+    }
+
+    /// Options for whatever devices this machine has, to plan models with.
+    pub(crate) fn detected(cache_dir: Option<PathBuf>) -> ModelOptions {
+        let options = ModelOptions::on("cpu", None, None, cache_dir);
+        ModelOptions { device: Vec::new(), placement: PlacementOptions::new(GpuLayers::Auto), ..options }
+    }
+
+    /// Whether a model fits in the free memory of the devices: its weights, its KV cache and what it computes with.
+    pub(crate) fn fits(&self, model: &std::path::Path) -> Outcome<bool> {
+        let options =
+            ModelOptions { model: Some(model.to_owned()), hf_repo: None, quiet: true, ..self.clone() };
+        let prepared = options.prepare(&options.engine())?;
+        let needed = prepared.placed.forecast.bytes();
+        let enough = needed.iter().zip(prepared.devices.backends()).all(|(bytes, backend)| {
+            backend.device().free_bytes.is_none_or(|free| bytes.total() + bytes.mapped <= free)
+        });
+        Ok(enough)
     }
 
     /// The same options with a model file that was given without `-m`.
@@ -237,13 +265,18 @@ impl ModelOptions {
         self.model.as_deref()
     }
 
-    /// Whether a file was given with `-m`.
+    /// Whether a model was given with `-m` or `-hf`.
     pub(crate) fn has_file(&self) -> bool {
-        self.model.is_some()
+        self.model.is_some() || self.hf_repo.is_some()
     }
 
     /// The model's path; downloads the default model if it is not cached.
     fn path(&self) -> Outcome<PathBuf> {
+        if let Some(name) = &self.hf_repo {
+            let access =
+                HubAccess { cache: self.cache_dir.as_deref(), offline: self.offline, quiet: self.quiet };
+            return access.model(name, &|outline| self.fits(outline));
+        }
         match &self.model {
             Some(path) => Ok(path.clone()),
             None => {
@@ -301,11 +334,6 @@ impl ModelOptions {
 
     /// Opens the model; the time that it took.
     pub(crate) fn open(&self) -> Outcome<(Model, Duration)> {
-        if let Some(repository) = &self.hf_repo {
-            return Err(Failure::Usage(format!(
-                "-hf {repository}: models are not downloaded from Hugging Face; download a .gguf file of it and use -m FILE"
-            )));
-        }
         if matches!(self.flash_attn.as_deref(), Some("off" | "0" | "false")) && !self.quiet {
             note!("quadriga: -fa off has no effect: attention never stores a matrix of scores");
         }
@@ -318,7 +346,14 @@ impl ModelOptions {
         let started = Instant::now();
         let file = if self.no_mmap { File::read(&path) } else { File::open(&path) };
         let model = file.map_err(Into::into).and_then(Model::from_file);
-        Ok((model.map_err(|error| name_file(error, &path))?, started.elapsed()))
+        let mut model = model.map_err(|error| name_file(error, &path))?;
+        if !self.lora.is_empty() {
+            let adapters = lora::open(&self.lora)?;
+            model = model
+                .with_adapters(&adapters)
+                .map_err(|error| Failure::Message(format!("--lora: {error}")))?;
+        }
+        Ok((model, started.elapsed()))
     }
 
     /// Places the layers of an opened model and plans the largest batch.

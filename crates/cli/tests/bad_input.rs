@@ -34,7 +34,7 @@ fn a_file_that_is_truncated_or_not_a_model() {
     let poem = output(&mut fixture.command("run", &["hi"])).failed(1, &["tiny.gguf", "not a GGUF file"]);
     assert!(!poem.err.contains("0x") && !poem.err.contains('['), "{poem:?}");
     std::fs::write(&fixture.model, b"\x40\x01\0\0\0\0\0\0{\"__metadata__\"").unwrap();
-    output(&mut fixture.command("run", &["hi"])).failed(1, &["safetensors", "convert_hf_to_gguf"]);
+    output(&mut fixture.command("run", &["hi"])).failed(1, &["safetensors", "quadriga convert"]);
     output(quadriga(["inspect"]).arg(&fixture.model)).failed(1, &["safetensors"]);
 }
 
@@ -178,7 +178,7 @@ fn invalid_option_values_exit_with_code_2() {
         (&["--mirostat", "2"], &["--mirostat is not supported", "--top-p"]),
         (&["--samplers", "top_k"], &["--samplers is not supported"]),
         (&["--keep", "4"], &["--keep is not supported", "-c"]),
-        (&["-hf", "owner/model"], &["-hf owner/model", "-m FILE"]),
+        (&["-hf", "owner"], &["owner", "ORG/REPO:QUANT"]),
         (&["-m", ""], &["--model"]),
         (&["--no-such-flag"], &["--no-such-flag"]),
         (&["--temprature", "1"], &["--temprature", "similar", "--temp"]),

@@ -32,7 +32,7 @@ fn known_options_and_commands_are_refused_with_an_alternative() {
     let fixture = Fixture::new(&[]);
     for (flags, part) in [
         (&["--mmproj", "x.gguf"][..], "vision"),
-        (&["--lora", "x.gguf"], "merge"),
+        (&["--lora-scaled", "x.gguf"], "--lora FILE=SCALE"),
         (&["-ts", "3,1"], "--device"),
         (&["--rope-scaling", "yarn"], "RoPE"),
         (&["--reasoning-format", "none"], "--reasoning show"),
@@ -43,7 +43,7 @@ fn known_options_and_commands_are_refused_with_an_alternative() {
         assert!(failed.code != Some(0) && failed.err.contains(part), "{failed:?}");
         assert_eq!(failed.err.trim_end().lines().count(), 1, "{failed:?}");
     }
-    for (command, part) in [("pull", "-m FILE"), ("show", "quadriga inspect"), ("ps", "loads its own")] {
+    for (command, part) in [("ps", "loads its own"), ("create", "--system")] {
         output(&mut quadriga([command])).failed(2, &["no command", part]);
     }
     output(&mut quadriga(["--list-devices"])).failed(2, &["`quadriga devices`"]);

@@ -1,0 +1,56 @@
+//! `quadriga lora`: merges LoRA adapters into a model file.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quadriga_models::lora::{self, LoraError};
+
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+
+/// Arguments of `quadriga lora`.
+#[derive(clap::Args)]
+pub(crate) struct LoraArgs {
+    /// GGUF file of the model
+    #[arg(short, long, value_name = "FILE")]
+    model: PathBuf,
+    /// LoRA adapter (GGUF), with an optional scale; repeatable
+    #[arg(long, value_name = "FILE[=SCALE]", required = true)]
+    lora: Vec<String>,
+    /// GGUF file to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Print no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Merges the adapters.
+pub(crate) fn lora(arguments: &LoraArgs) -> Outcome {
+    let adapters = crate::lora::open(&arguments.lora)?;
+    let ctrl_c = interrupt::catch();
+    let bar = if arguments.quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let style = ProgressStyle::with_template("merging [{wide_bar}] {pos}/{len} tensors {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let merged = lora::merge(&arguments.model, &adapters, &arguments.output, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+        if ctrl_c.is_pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    let count = merged?;
+    if !arguments.quiet {
+        note!("wrote {}: {count} tensors changed", arguments.output.display());
+    }
+    Ok(())
+}
+
+impl From<LoraError> for Failure {
+    fn from(error: LoraError) -> Failure {
+        match error {
+            LoraError::Cancelled => Failure::Interrupted,
+            other => Failure::Message(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! `quadriga pull`, `list`, `rm` and `show`: models of a hub in the cache.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use quadriga_gguf::{File, Summary};
+use quadriga_models::hub::{CachedModel, DEFAULT, HubError, RepositoryName};
+use serde_json::json;
+
+use crate::failure::Outcome;
+use crate::hub::HubAccess;
+use crate::model_options::ModelOptions;
+use crate::terminal::{self, Escaping};
+use crate::{fetch, interrupt, size};
+
+/// Arguments of `quadriga pull`.
+#[derive(clap::Args)]
+pub(crate) struct PullArgs {
+    /// Repository of Hugging Face's hub and type of quantization: ORG/REPO[:QUANT], or default
+    #[arg(value_name = "ORG/REPO[:QUANT]")]
+    name: String,
+    /// Print no progress
+    #[arg(short, long)]
+    quiet: bool,
+    /// Folder of the models [default: QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
+}
+
+/// Arguments of `quadriga list`.
+#[derive(clap::Args)]
+pub(crate) struct ListArgs {
+    /// Print the list as JSON
+    #[arg(long)]
+    json: bool,
+    /// Folder of the models [default: QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
+}
+
+/// Arguments of `quadriga rm`.
+#[derive(clap::Args)]
+pub(crate) struct RemoveArgs {
+    /// Models, or repositories with all of their models
+    #[arg(value_name = "ORG/REPO[:QUANT]", required = true)]
+    names: Vec<String>,
+    /// Folder of the models [default: QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
+}
+
+/// Arguments of `quadriga show`.
+#[derive(clap::Args)]
+pub(crate) struct ShowArgs {
+    /// Model in the cache
+    #[arg(value_name = "ORG/REPO[:QUANT]")]
+    name: String,
+    /// Folder of the models [default: QUADRIGA_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
+}
+
+/// Downloads a model and prints the path of its file.
+pub(crate) fn pull(arguments: &PullArgs) -> Outcome {
+    let access = HubAccess { cache: arguments.cache_dir.as_deref(), offline: false, quiet: arguments.quiet };
+    let path = if arguments.name == DEFAULT {
+        let ctrl_c = interrupt::catch();
+        fetch::default_model(access.cache, arguments.quiet, ctrl_c.flag())?
+    } else {
+        let name: RepositoryName = arguments.name.parse()?;
+        let options = ModelOptions::detected(arguments.cache_dir.clone());
+        access.pull(&name, &|outline| options.fits(outline))?
+    };
+    Ok(writeln!(io::stdout(), "{}", terminal::escaped(&path.display().to_string()))?)
+}
+
+/// Lists the models in the cache.
+pub(crate) fn list(arguments: &ListArgs) -> Outcome {
+    let models = access(arguments.cache_dir.as_ref()).cache()?.models()?;
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        let models: Vec<_> = models
+            .iter()
+            .map(|model| {
+                let files = model.files.iter().map(|file| {
+                    json!({ "name": file.name, "path": file.path, "bytes": file.bytes, "sha256": file.sha256, "shared": file.is_shared })
+                });
+                json!({
+                    "name": full_name(model),
+                    "commit": model.commit,
+                    "bytes": model.bytes,
+                    "files": files.collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        return Ok(writeln!(out, "{}", terminal::json(&json!(models)))?);
+    }
+    if models.is_empty() {
+        note!("no models; `quadriga pull ORG/REPO:QUANT` gets one");
+        return Ok(());
+    }
+    let width = models.iter().map(|model| full_name(model).len()).max().unwrap_or(0).max(4);
+    writeln!(out, "{:width$}  {:>10}  COMMIT", "NAME", "SIZE")?;
+    for model in &models {
+        let commit = model.commit.get(..8).unwrap_or(&model.commit);
+        writeln!(out, "{:width$}  {:>10}  {commit}", full_name(model), size::text(model.bytes))?;
+    }
+    Ok(())
+}
+
+/// Removes models from the cache.
+pub(crate) fn remove(arguments: &RemoveArgs) -> Outcome {
+    let cache = access(arguments.cache_dir.as_ref()).cache()?;
+    for name in &arguments.names {
+        let freed = if name == DEFAULT { cache.remove_default()? } else { cache.remove(&name.parse()?)? };
+        note!("removed {name}, {} freed", size::text(freed));
+    }
+    Ok(())
+}
+
+/// Prints where a model is, what it is, and a summary of its file.
+pub(crate) fn show(arguments: &ShowArgs) -> Outcome {
+    let cache = access(arguments.cache_dir.as_ref()).cache()?;
+    let missing = || HubError::NotCached { name: arguments.name.clone() };
+    let found = match arguments.name.as_str() {
+        DEFAULT => cache.models()?.into_iter().find(|model| model.repository == DEFAULT),
+        name => cache.find(&name.parse()?)?,
+    };
+    let model = found.ok_or_else(missing)?;
+    let mut out = io::stdout().lock();
+    let out = &mut Escaping(&mut out);
+    writeln!(out, "{:<16} {}", "model", full_name(&model))?;
+    writeln!(out, "{:<16} {}", "commit", model.commit)?;
+    for file in &model.files {
+        let shared = if file.is_shared { " (in Hugging Face's cache)" } else { "" };
+        writeln!(out, "{:<16} {}{shared}", "file", file.path.display())?;
+        if let Some(sum) = &file.sha256 {
+            writeln!(out, "{:<16} {sum}", "sha256")?;
+        }
+    }
+    let first = model.files.first().ok_or_else(missing)?;
+    Ok(write!(out, "{}", Summary::of(&File::open(&first.path)?))?)
+}
+
+fn access(cache: Option<&PathBuf>) -> HubAccess<'_> {
+    HubAccess { cache: cache.map(PathBuf::as_path), offline: true, quiet: true }
+}
+
+/// The name that commands take.
+fn full_name(model: &CachedModel) -> String {
+    match model.repository.as_str() {
+        DEFAULT => DEFAULT.to_owned(),
+        repository => format!("{repository}:{}", model.quant),
+    }
+}

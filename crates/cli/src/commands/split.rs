@@ -1,0 +1,73 @@
+//! `quadriga split` and `quadriga merge`: GGUF files in parts.
+
+use std::path::PathBuf;
+
+use quadriga_models::shards::{self, ShardError, SplitLimits};
+use quadriga_view::format::plural;
+
+use crate::failure::{Failure, Outcome};
+use crate::size;
+
+/// Arguments of `quadriga split`.
+#[derive(clap::Args)]
+pub(crate) struct SplitArgs {
+    /// GGUF file
+    file: PathBuf,
+    /// Beginning of the names of the parts: PREFIX-00001-of-00003.gguf
+    prefix: PathBuf,
+    /// Most tensors in a part [default: 128, or any number with --split-max-size]
+    #[arg(long, value_name = "N", value_parser = crate::values::at_least_one)]
+    split_max_tensors: Option<usize>,
+    /// Most bytes of tensors in a part, such as 2G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    split_max_size: Option<u64>,
+    /// Write no tensors into the first part
+    #[arg(long)]
+    no_tensor_first_split: bool,
+    /// Print the parts and write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Arguments of `quadriga merge`.
+#[derive(clap::Args)]
+pub(crate) struct MergeArgs {
+    /// Any part of the model
+    part: PathBuf,
+    /// GGUF file to write
+    output: PathBuf,
+}
+
+/// Splits a file.
+pub(crate) fn split(arguments: &SplitArgs) -> Outcome {
+    let default =
+        if arguments.split_max_size.is_some() { usize::MAX } else { SplitLimits::default().tensors };
+    let limits = SplitLimits {
+        tensors: arguments.split_max_tensors.unwrap_or(default),
+        bytes: arguments.split_max_size.unwrap_or(u64::MAX),
+        keys_apart: arguments.no_tensor_first_split,
+    };
+    if arguments.dry_run {
+        for (number, (tensors, bytes)) in (1..).zip(shards::plan_split(&arguments.file, &limits)?) {
+            note!("part {number}: {}, {}", plural(tensors, "tensor", "tensors"), size::text(bytes));
+        }
+        return Ok(());
+    }
+    for path in shards::split(&arguments.file, &arguments.prefix, &limits)? {
+        note!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// Merges the parts of a model.
+pub(crate) fn merge(arguments: &MergeArgs) -> Outcome {
+    shards::merge(&arguments.part, &arguments.output)?;
+    note!("wrote {}", arguments.output.display());
+    Ok(())
+}
+
+impl From<ShardError> for Failure {
+    fn from(error: ShardError) -> Failure {
+        Failure::Message(error.to_string())
+    }
+}

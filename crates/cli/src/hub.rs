@@ -1,0 +1,151 @@
+//! Models by the names of their repositories: `-hf ORG/REPO:QUANT`.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quadriga_models::hub::{
+    Hub, HubError, HubSettings, Listing, ModelCache, ModelChoice, PullStage, RemoteFile, RepositoryName,
+    choices, find_choice,
+};
+
+use crate::failure::{Failure, Outcome};
+use crate::{interrupt, size};
+
+/// How models are got.
+#[derive(Clone, Copy)]
+pub(crate) struct HubAccess<'a> {
+    /// The folder given with `--cache-dir`.
+    pub(crate) cache: Option<&'a Path>,
+    pub(crate) offline: bool,
+    pub(crate) quiet: bool,
+}
+
+/// Whether a model, of which there is a file without weights, fits in the memory of this machine.
+pub(crate) type Fits<'a> = dyn Fn(&Path) -> Outcome<bool> + 'a;
+
+impl HubAccess<'_> {
+    pub(crate) fn settings(&self) -> Outcome<HubSettings> {
+        let settings = HubSettings::from_environment(self.cache)?;
+        Ok(HubSettings { offline: settings.offline || self.offline, ..settings })
+    }
+
+    pub(crate) fn cache(&self) -> Outcome<ModelCache> {
+        let settings = self.settings()?;
+        Ok(ModelCache::new(&settings.cache, &settings.shared_caches))
+    }
+
+    /// The path of a model: that in the cache, else it is pulled.
+    pub(crate) fn model(&self, name: &str, fits: &Fits<'_>) -> Outcome<PathBuf> {
+        let name: RepositoryName = name.parse()?;
+        let settings = self.settings()?;
+        let offline = settings.offline;
+        match ModelCache::new(&settings.cache, &settings.shared_caches).find(&name) {
+            Ok(Some(model)) => match model.files.into_iter().next() {
+                Some(file) => Ok(file.path),
+                None => Err(HubError::NotCached { name: name.to_string() }.into()),
+            },
+            // Another quantization may be on the hub.
+            Err(HubError::NoQuant { .. }) if !offline => self.pull(&name, fits),
+            Ok(None) => self.pull(&name, fits),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gets a model, or what is missing of it, and returns its path.
+    pub(crate) fn pull(&self, name: &RepositoryName, fits: &Fits<'_>) -> Outcome<PathBuf> {
+        let hub = Hub::new(self.settings()?)?;
+        let listing = hub.list(name)?;
+        let choice = self.choose(&hub, name, &listing, fits)?;
+        if !self.quiet {
+            note!(
+                "{}:{} ({}, commit {})",
+                name.path(),
+                choice.quant,
+                size::text(choice.bytes),
+                listing.commit.get(..8).unwrap_or_default()
+            );
+        }
+        let paths = self.download(&hub, name, &listing, &choice.files)?;
+        paths.into_iter().next().ok_or_else(|| HubError::NotCached { name: name.to_string() }.into())
+    }
+
+    /// Downloads files with a progress bar.
+    pub(crate) fn download(
+        &self,
+        hub: &Hub,
+        name: &RepositoryName,
+        listing: &Listing,
+        files: &[RemoteFile],
+    ) -> Outcome<Vec<PathBuf>> {
+        let ctrl_c = interrupt::catch();
+        let bar = if self.quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        let style =
+            ProgressStyle::with_template("{msg:11} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let pulled = hub.pull(name, listing, files, &mut |progress| {
+            bar.set_message(match progress.stage {
+                PullStage::Waiting => "waiting",
+                PullStage::Downloading => "downloading",
+                PullStage::Verifying => "verifying",
+            });
+            bar.set_length(progress.total);
+            bar.set_position(progress.bytes);
+            if ctrl_c.is_pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        bar.finish_and_clear();
+        match pulled {
+            Err(HubError::Cancelled) => Err(Failure::Interrupted),
+            pulled => Ok(pulled?),
+        }
+    }
+
+    /// The model of a repository that was asked for, else the best that fits.
+    fn choose(
+        &self,
+        hub: &Hub,
+        name: &RepositoryName,
+        listing: &Listing,
+        fits: &Fits<'_>,
+    ) -> Outcome<ModelChoice<RemoteFile>> {
+        let all = choices(&listing.files, |file| &file.name, |file| file.bytes);
+        if let Some(found) = name.quant().and_then(|quant| find_choice(&all, quant, |file| &file.name)) {
+            return Ok(found.clone());
+        }
+        let labels = || all.iter().map(|choice| choice.quant.as_str()).collect::<Vec<_>>().join(", ");
+        if let Some(quant) = name.quant().filter(|_| !all.is_empty() && !self.quiet) {
+            note!("quadriga: {} has no {quant}; there are {}", name.path(), labels());
+        }
+        let has_quantized = all.iter().any(|choice| !choice.is_unquantized());
+        let mut smallest = None;
+        let mut counted = 0;
+        for choice in all.iter().filter(|choice| !has_quantized || !choice.is_unquantized()) {
+            counted += 1;
+            smallest = Some(choice);
+            let folder = tempfile::tempdir()
+                .map_err(|error| Failure::Message(format!("no temporary folder: {error}")))?;
+            if fits(&hub.outline(listing, choice, folder.path())?)? {
+                if all.len() > 1 && !self.quiet {
+                    note!(
+                        "quadriga: {} is the best of {} that fits in this machine's memory; {}:QUANT chooses another",
+                        choice.quant,
+                        labels(),
+                        name.path()
+                    );
+                }
+                return Ok(choice.clone());
+            }
+        }
+        let repository = name.path();
+        Err(match smallest {
+            Some(smallest) if counted > 0 => {
+                HubError::NothingFits { repository, smallest: smallest.quant.clone() }.into()
+            }
+            _ => HubError::NoModel {
+                repository,
+                files: listing.files.iter().map(|file| file.name.clone()).collect(),
+            }
+            .into(),
+        })
+    }
+}
