@@ -123,6 +123,14 @@ fn models_are_loaded_when_they_are_named() {
     let broken = server.post(CHAT, &named("broken"));
     assert_eq!(broken.status, 500);
     assert!(broken.text().contains("the file is damaged"), "{}", broken.text());
+    let list = server.get("/v1/models").ok();
+    let states: Vec<(&str, &str)> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| (model["id"].as_str().unwrap(), model["status"]["value"].as_str().unwrap()))
+        .collect();
+    assert_eq!(states, [("alpha", "loaded"), ("beta", "loaded"), ("broken", "unloaded")]);
     let status = server.get("/status").ok();
     assert_eq!(status["unloaded"][0]["model"], "broken");
     // Metrics of both are in one text, each name described once.

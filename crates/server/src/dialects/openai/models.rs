@@ -1,6 +1,7 @@
 //! `/v1/models`.
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -9,10 +10,11 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::model::ServedModel;
+use crate::registry::ListedModel;
 
 /// All models.
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let data: Vec<Value> = app.models().loaded().iter().map(|served| describe(served)).collect();
+    let data: Vec<Value> = app.models().list().iter().map(describe_listed).collect();
     Json(json!({ "object": "list", "data": data }))
 }
 
@@ -21,9 +23,26 @@ pub async fn retrieve(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let all = app.models().loaded();
-    let found = all.iter().find(|served| served.name == name);
-    found.map(|served| Json(describe(served))).ok_or_else(|| ApiError::model_not_found(&name))
+    let all = app.models().list();
+    let found = all.iter().find(|listed| listed.name == name);
+    found.map(|listed| Json(describe_listed(listed))).ok_or_else(|| ApiError::model_not_found(&name))
+}
+
+/// A model that is loaded, or what is known of one that is not.
+fn describe_listed(listed: &ListedModel) -> Value {
+    if let Some(served) = &listed.served {
+        return describe(served);
+    }
+    let modified = listed.entry.as_ref().and_then(|entry| entry.modified);
+    let seconds =
+        modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |time| time.as_secs());
+    json!({
+        "id": listed.name,
+        "object": "model",
+        "created": seconds,
+        "owned_by": "quadriga",
+        "status": { "value": listed.state.name(), "failed": listed.failure.is_some() },
+    })
 }
 
 fn describe(served: &ServedModel) -> Value {
