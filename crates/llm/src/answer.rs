@@ -16,8 +16,8 @@ use crate::{Model, Result};
 pub enum Finish {
     /// The model generated an end-of-generation token.
     End,
-    /// A stop string was found.
-    Stop,
+    /// A stop string was found: the one with this number in the request's list.
+    Stop(usize),
     /// The answer has [`RequestOptions::max_tokens`](crate::RequestOptions::max_tokens).
     Length,
     /// The context is full.
@@ -214,10 +214,10 @@ impl Answer<'_> {
             return Ok(TextPiece::new(token, self.close(Finish::End)));
         }
         let was_reasoning = self.progress.text.is_reasoning();
-        let (mut parts, stopped) = self.progress.text.push(tokenizer, token)?;
+        let (mut parts, stopped_by) = self.progress.text.push(tokenizer, token)?;
         self.progress.counts.reasoning += usize::from(was_reasoning || self.progress.text.is_reasoning());
-        let finish = if stopped {
-            Finish::Stop
+        let finish = if let Some(number) = stopped_by {
+            Finish::Stop(number)
         } else if self.progress.counts.answer >= self.progress.max_tokens {
             Finish::Length
         } else if self.engine.len(0) >= self.engine.options().context {
@@ -252,7 +252,7 @@ impl Answer<'_> {
     /// The end, with the text that was held back: nothing of it after a stop string.
     fn close(&mut self, finish: Finish) -> AnswerParts {
         self.progress.finish = Some(finish);
-        self.progress.text.finish(finish == Finish::Stop)
+        self.progress.text.finish(matches!(finish, Finish::Stop(_)))
     }
 }
 

@@ -52,8 +52,9 @@ impl AnswerText {
         self.splitter.is_open()
     }
 
-    /// Adds a token that does not end the answer; returns the text that it completes, and whether a stop string was found.
-    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(AnswerParts, bool)> {
+    /// Adds a token that does not end the answer; returns the text that it completes, and the number of the stop
+    /// string that was found.
+    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(AnswerParts, Option<usize>)> {
         let format = self.splitter.format();
         let parser = self.tool_calls.as_ref();
         let is_call_marker = parser.is_some_and(|parser| parser.format().is_marker(tokenizer, token));
@@ -73,7 +74,7 @@ impl AnswerText {
         let text = self.splitter.marked_text(&text, if is_marker { bytes.len() } else { 0 });
         let step = self.stops.push(&text);
         let split = self.splitter.push(&step.text);
-        Ok((self.parsed(split), step.stopped_by.is_some()))
+        Ok((self.parsed(split), step.stopped_by))
     }
 
     /// The text that was held back: nothing of it after a stop string.

@@ -103,7 +103,7 @@ fn a_stop_string_ends_an_answer_and_is_not_part_of_it() {
         let mut stopped =
             generator(GeneratorOptions { stops: vec!["never said".into(), stop.clone()], ..options(40) });
         let (fewer, shorter, finish) = answer(&mut stopped, "the cat");
-        assert_eq!(finish, Finish::Stop, "{stop:?} in {text:?}");
+        assert_eq!(finish, Finish::Stop(1), "{stop:?} in {text:?}");
         assert_eq!(shorter, text.split(&stop).next().unwrap());
         assert_eq!(fewer, tokens[..fewer.len()]);
     }

@@ -153,7 +153,7 @@ pub struct Done {
 pub enum FinishReason {
     /// The model ended it.
     End,
-    /// A stop string was found; which one, if that is known.
+    /// This stop string was found; `None` if the request has none of this number.
     Stop(Option<String>),
     /// It has the largest number of tokens.
     Length,
@@ -167,8 +167,7 @@ impl FinishReason {
     pub(crate) fn new(finish: Finish, stops: &[String]) -> FinishReason {
         match finish {
             Finish::End | Finish::Cancelled => FinishReason::End,
-            // Of several the engine does not say which.
-            Finish::Stop => FinishReason::Stop(stops.first().filter(|_| stops.len() == 1).cloned()),
+            Finish::Stop(number) => FinishReason::Stop(stops.get(number).cloned()),
             Finish::Length => FinishReason::Length,
             Finish::Context => FinishReason::Context,
         }

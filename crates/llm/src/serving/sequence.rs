@@ -288,14 +288,14 @@ impl Sequence {
         if !self.past_end && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
             finish = Some(Finish::End);
         } else {
-            let mut stopped = false;
+            let mut stopped_by = None;
             if let Some(tokenizer) = tokenizer {
                 let was_reasoning = self.text.is_reasoning();
-                (parts, stopped) = self.text.push(tokenizer, token)?;
+                (parts, stopped_by) = self.text.push(tokenizer, token)?;
                 self.counts.reasoning += usize::from(was_reasoning || self.text.is_reasoning());
             }
-            if stopped {
-                finish = Some(Finish::Stop);
+            if let Some(number) = stopped_by {
+                finish = Some(Finish::Stop(number));
             } else if self.counts.answer >= self.max_tokens {
                 finish = Some(Finish::Length);
             } else if self.tokens.len() >= context {
@@ -303,7 +303,7 @@ impl Sequence {
             }
         }
         if let Some(finish) = finish {
-            parts.extend(self.text.finish(finish == Finish::Stop));
+            parts.extend(self.text.finish(matches!(finish, Finish::Stop(_))));
         }
         let piece = TextPiece::new(token, parts);
         events.push((self.id, Event::Token { piece, logprobs }));
