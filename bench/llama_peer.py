@@ -85,18 +85,20 @@ class Library:
         library.llama_log_set(ctypes.cast(self.listener, POINTER), None)
         self.lib = library
 
-    def open(self, path, context, batch, threads):
+    def open(self, path, context, batch, threads, sequences=1):
         """A model with a context of its own, or None if llama.cpp does not load the file."""
         self.messages.clear()
         model = self.lib.llama_model_load_from_file(path.encode(), self.lib.llama_model_default_params())
-        return Model(self.lib, model, context, batch, threads) if model else None
+        return Model(self.lib, model, context, batch, threads, sequences) if model else None
 
 
 class Model:
-    def __init__(self, lib, model, context, batch, threads):
+    def __init__(self, lib, model, context, batch, threads, sequences):
         self.lib, self.model, self.batch = lib, model, batch
         parameters = lib.llama_context_default_params()
         parameters.u32[0], parameters.u32[1] = context, batch
+        if sequences > 1:
+            parameters.u32[3] = sequences
         self.context = lib.llama_init_from_model(model, parameters)
         lib.llama_set_n_threads(self.context, threads, threads)
         self.vocab = lib.llama_model_get_vocab(model)
@@ -110,6 +112,23 @@ class Model:
         flags = (ctypes.c_int8 * len(tokens))(*([1] * len(tokens)))
         if all_logits:
             batch.logits = ctypes.cast(flags, POINTER)
+        if self.lib.llama_decode(self.context, batch) != 0:
+            sys.exit("llama_decode failed")
+        self.lib.llama_synchronize(self.context)
+
+    def decode_many(self, rows):
+        """Computes tokens of several sequences at once: each a token, its position, its sequence, and whether it is an output."""
+        count = len(rows)
+        numbers = [(ctypes.c_int32 * 1)(row[2]) for row in rows]
+        arrays = (
+            (ctypes.c_int32 * count)(*(row[0] for row in rows)),
+            None,
+            (ctypes.c_int32 * count)(*(row[1] for row in rows)),
+            (ctypes.c_int32 * count)(*([1] * count)),
+            (ctypes.c_void_p * count)(*(ctypes.addressof(number) for number in numbers)),
+            (ctypes.c_int8 * count)(*(int(row[3]) for row in rows)),
+        )
+        batch = Batch(count, *(array and ctypes.cast(array, POINTER) for array in arrays))
         if self.lib.llama_decode(self.context, batch) != 0:
             sys.exit("llama_decode failed")
         self.lib.llama_synchronize(self.context)
