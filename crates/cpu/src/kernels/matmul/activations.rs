@@ -27,7 +27,8 @@ const ALIGN: usize = 64;
 ///               (f32); then, where s is 256, for every row and block: Σ high of the first half, of the second, Σ low
 ///               of the first half, of the second (i16); then for every row and 256 columns: Σ x of its sixteen half
 ///               blocks as three digits in base 128: 16 × i8, the highest first, three times.
-///               Blocks within s columns have the same scale.
+///               Blocks within s columns have the same scale. Where s is 32, also x as i16, row after row, 64 bytes apart, for
+///               GEMM with AVX2.
 /// Int16         span after span of 128 columns, row after row: 128 × i16; then span after span: a scale per row (f32)
 /// Bf16Tiles     16 rows × 32 columns of bf16 = one AMX tile of 1024 bytes, row-major inside;
 ///               tiles of 16 rows side by side over the columns, then the next 16 rows; padded with zeros
@@ -75,6 +76,8 @@ pub(super) fn quant_scale(largest: f32, max: f32) -> (f32, f32) {
 #[derive(Clone, Copy)]
 pub(super) struct Int8x2Row {
     pub(super) quants: *mut i8,
+    /// The same numbers in one piece; only where 32 columns share a scale.
+    pub(super) words: *mut i16,
     pub(super) scales: *mut f32,
     pub(super) sums: *mut f32,
     pub(super) half_sums: *mut f32,
@@ -101,8 +104,9 @@ fn format_bytes(format: ActivationFormat, rows: usize, columns: usize) -> Option
         ActivationFormat::F32Panels(_) => round_up(elements.checked_mul(4)?),
         ActivationFormat::Int8x2(span) => {
             let each = if span > BLOCK { 16 + 8 + DIGITS / 8 } else { 16 };
-            let quants = rows.checked_mul(int8x2_stride(columns)?)?;
-            round_up(quants)?.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)
+            let quants = round_up(rows.checked_mul(int8x2_stride(columns)?)?)?;
+            let words = if span > BLOCK { 0 } else { quants };
+            quants.checked_add(round_up((elements / BLOCK).checked_mul(each)?)?)?.checked_add(words)
         }
         ActivationFormat::Int16 => {
             round_up(rows.checked_mul(columns.div_ceil(INT16_SPAN))?.checked_mul(2 * INT16_SPAN + 4)?)
@@ -267,6 +271,11 @@ impl<'w> Activations<'w> {
         let floats = self.base.wrapping_add((self.rows * stride).next_multiple_of(ALIGN)).cast::<f32>();
         Int8x2Row {
             quants: self.base.wrapping_add(row * stride).cast(),
+            // After four floats for each block.
+            words: floats
+                .cast::<u8>()
+                .wrapping_add((16 * blocks).next_multiple_of(ALIGN) + row * stride)
+                .cast(),
             scales: floats.wrapping_add(at),
             sums: floats.wrapping_add(blocks + at),
             half_sums: floats.wrapping_add(2 * blocks + 2 * at),

@@ -7,8 +7,9 @@
 //!   scale for 32 elements (256 with AVX-512, where the weights have superblocks of 256), each split into a high and a
 //!   low int8. A weight is `w = d q + m`, so a block adds `d · dₓ · Σ q xq + m · dₓ Σ xq`: an integer dot product for
 //!   each of the two bytes, one conversion, and two multiply-adds. GEMV streams the packed weights once, at the speed
-//!   of memory, and so does GEMM with AVX-512 for several rows at a time. With AVX2, and for quants that are costly to
-//!   unpack, GEMM unpacks those of a row group once into a panel of bytes, for all rows of activations.
+//!   of memory, and so does GEMM with AVX-512 for several rows at a time. For quants that are costly to unpack, GEMM
+//!   unpacks those of a row group once into a panel of bytes, for all rows of activations; with AVX2 always, into
+//!   16-bit integers, which are multiplied with both bytes at once.
 //! - **`Int16`**: GEMM with many rows of quantized weights. Activations are 15-bit integers with one scale for 128
 //!   elements. A group's weights are unpacked once for all rows and rounded to 11-bit integers, also with one scale
 //!   for 128: a sum of 128 products fits 32 bits and is scaled once, which leaves 97 % of all instructions to the

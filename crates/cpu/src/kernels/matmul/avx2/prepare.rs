@@ -83,11 +83,15 @@ unsafe fn int8x2_row_inner(activations: &Activations<'_>, input: &Input<'_>, row
         let rest = [(halves[0], high[0]), (halves[1], high[1])]
             .map(|(x, high)| _mm256_sub_epi16(x, _mm256_slli_epi16::<7>(high)));
         let sums = halves.map(|x| scale * sum(x) as f32);
-        // SAFETY: the row has two bytes for each of its columns, one scale and sum for each block, and two half sums.
+        // SAFETY: the row has two bytes for each of its columns, one scale and sum for each block, and two half sums; and
+        // sixteen bits for each column.
         unsafe {
             for (i, [x, y]) in [high, rest].into_iter().enumerate() {
                 let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(x, y));
                 _mm256_storeu_si256(out.quants.add((2 * block + i) * BLOCK).cast(), bytes);
+            }
+            for (i, x) in halves.into_iter().enumerate() {
+                _mm256_storeu_si256(out.words.add(block * BLOCK + 16 * i).cast(), x);
             }
             *out.scales.add(block) = scale;
             *out.sums.add(block) = sums[0] + sums[1];
