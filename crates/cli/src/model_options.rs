@@ -265,6 +265,16 @@ impl ModelOptions {
         self.model.as_deref()
     }
 
+    /// The repository given with `-hf`.
+    pub(crate) fn repository(&self) -> Option<&str> {
+        self.hf_repo.as_deref()
+    }
+
+    /// The same options for another model: neither `-hf` nor the adapters are meant for it.
+    pub(crate) fn of_other_file(&self, file: &std::path::Path) -> ModelOptions {
+        ModelOptions { model: Some(file.to_owned()), hf_repo: None, lora: Vec::new(), ..self.clone() }
+    }
+
     /// Whether a model was given with `-m` or `-hf`.
     pub(crate) fn has_file(&self) -> bool {
         self.model.is_some() || self.hf_repo.is_some()

@@ -72,7 +72,7 @@ impl Loader {
         let is_first = self.first.as_ref() == Some(entry);
         let mut options = match is_first {
             true => self.arguments.model.clone(),
-            false => self.arguments.model.with_file(Some(&entry.path)),
+            false => self.arguments.model.of_other_file(&entry.path),
         };
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // What the notes say was said with the first model.
@@ -194,7 +194,10 @@ impl ModelLoader for Loader {
 fn first_entry(arguments: &ServeArgs) -> ModelEntry {
     let default = Path::new(quadriga_llm::default_model::SMOLLM2.file);
     let path = arguments.model.file().unwrap_or(default);
-    entry(arguments.alias.clone().unwrap_or_else(|| model_name(path)), path.to_owned())
+    // Of OWNER/NAME, the name.
+    let repository = arguments.model.repository().and_then(|name| name.rsplit('/').next());
+    let name = || repository.map_or_else(|| model_name(path), str::to_owned);
+    entry(arguments.alias.clone().unwrap_or_else(name), path.to_owned())
 }
 
 fn entry(name: String, path: PathBuf) -> ModelEntry {
