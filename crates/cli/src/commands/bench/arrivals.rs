@@ -1,6 +1,6 @@
 //! `quadriga bench --arrivals`: requests that arrive at random times, as on a server.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,15 @@ pub(super) struct ArrivalTest<'a> {
     pub(super) prompt: usize,
     pub(super) shared: usize,
     pub(super) generate: usize,
+    /// Sequences that are generated all the while.
+    pub(super) beside: usize,
+    /// Whether everything is run once before it is measured.
+    pub(super) warm_up: bool,
     pub(super) serving: &'a ServingOptions,
 }
+
+/// Tokens of the prompts of sequences that are generated all the while.
+const PROMPT_BESIDE: usize = 16;
 
 /// The times of a request, in seconds.
 struct Times {
@@ -55,49 +62,83 @@ pub(super) fn bench(
     let options = test.serving.batcher(&opened, EngineOptions { context, ..engine })?;
     let prepared = model.place(opened, opening, &options.engine)?;
     let (mut batcher, _) = test.serving.load(&prepared, options)?;
-    let started = Instant::now();
-    let (times, ended) = run(&mut batcher, test)?;
+    if test.warm_up {
+        run(&mut batcher, test)?;
+        batcher.clear_prefixes();
+    }
+    let before = batcher.state();
+    let Run { times, beside, started, ended } = run(&mut batcher, test)?;
     let seconds = ended.duration_since(started).as_secs_f64();
     let first: Vec<f64> = times.iter().filter_map(|times| times.first).collect();
     let between: Vec<f64> = times.iter().flat_map(|times| times.between.iter().copied()).collect();
-    let tokens = first.len() + between.len();
+    let tokens = first.len() + between.len() + beside.len();
     let speed = tokens as f64 / seconds.max(1e-9);
     let state = batcher.state();
+    let (cached, preempted) = (state.cached - before.cached, state.preempted - before.preempted);
     if as_json {
         let object = json!({
             "rate": test.rate, "requests": test.requests, "prompt": test.prompt, "shared": test.shared,
             "generate": test.generate, "seconds": seconds, "tok_s": speed, "model": prepared.title(),
-            "backends": prepared.devices.names(), "cached_tokens": state.cached, "preempted": state.preempted,
+            "backends": prepared.devices.names(), "cached_tokens": cached, "preempted": preempted,
             "first_token_ms": percentiles(&first), "between_tokens_ms": percentiles(&between),
+            "beside": test.beside, "beside_ms": percentiles(&beside),
         });
         return Ok(writeln!(out, "{}", terminal::json(&object))?);
     }
     if !model.quiet {
         let requests = plural(test.requests, "request", "requests");
         writeln!(out, "{requests}, {} a second, in {seconds:.1} s: {speed:.1} tok/s", test.rate)?;
-        writeln!(
-            out,
-            "{} of prompts found in the KV cache\n",
-            plural(state.cached as usize, "token", "tokens")
-        )?;
+        writeln!(out, "{} of prompts found in the KV cache\n", plural(cached as usize, "token", "tokens"))?;
     }
     writeln!(out, "{:20} {:>10} {:>10} {:>10}", "milliseconds", "p50", "p95", "p99")?;
-    for (name, values) in [("to the first token", &first), ("between tokens", &between)] {
+    let all = [("to the first token", &first), ("between tokens", &between), ("beside them", &beside)];
+    for (name, values) in all.into_iter().take(if test.beside > 0 { 3 } else { 2 }) {
         let [a, b, c] = [50.0, 95.0, 99.0].map(|percent| percentile(values, percent));
         writeln!(out, "{name:20} {a:>10.2} {b:>10.2} {c:>10.2}")?;
     }
     Ok(())
 }
 
+/// What a run measured.
+struct Run {
+    /// Of each request that arrived.
+    times: Vec<Times>,
+    /// Seconds between tokens of the sequences that were generated all the while.
+    beside: Vec<f64>,
+    started: Instant,
+    ended: Instant,
+}
+
 /// Submits requests when they are due, and computes steps.
-fn run(batcher: &mut Batcher, test: &ArrivalTest<'_>) -> Outcome<(Vec<Times>, Instant)> {
+fn run(batcher: &mut Batcher, test: &ArrivalTest<'_>) -> Outcome<Run> {
     let vocabulary = batcher.model().hyperparameters().vocabulary.clamp(1, 40_000);
     let greedy = SamplingOptions { temperature: 0.0, ..SamplingOptions::default() };
+    let request = |prompt: Vec<u32>, max_tokens: Option<usize>| Request {
+        sampling: greedy.clone(),
+        max_tokens,
+        past_end: true,
+        ..Request::new(prompt)
+    };
+    let mut latest: HashMap<RequestId, Instant> = HashMap::new();
+    for stream in 0..test.beside {
+        let prompt = (0..PROMPT_BESIDE).map(|k| ((k * 41 + stream * 103 + 5) % vocabulary) as u32).collect();
+        latest.insert(batcher.submit(request(prompt, None))?, Instant::now());
+    }
+    let mut generating = HashSet::new();
+    while generating.len() < test.beside {
+        let tokens = batcher.step().into_iter().filter(|(_, event)| matches!(event, Event::Token { .. }));
+        generating.extend(tokens.map(|(id, _)| id));
+        if !batcher.is_busy() {
+            return Err(Failure::Message("the sequences beside ended before all were started".to_owned()));
+        }
+    }
     let mut due = arrivals(test.rate, test.requests).into_iter().enumerate().peekable();
     let mut times: HashMap<RequestId, Times> = HashMap::new();
+    let mut beside = Vec::new();
     let started = Instant::now();
-    let mut ended = started;
-    while due.peek().is_some() || batcher.is_busy() {
+    latest.values_mut().for_each(|latest| *latest = started);
+    let (mut ended, mut unfinished) = (started, test.requests);
+    while unfinished > 0 {
         while let Some((number, at)) = due.next_if(|(_, at)| started.elapsed() >= *at || !batcher.is_busy()) {
             // Nothing to compute before it arrives.
             let early = at.saturating_sub(started.elapsed());
@@ -109,11 +150,8 @@ fn run(batcher: &mut Batcher, test: &ArrivalTest<'_>) -> Outcome<(Vec<Times>, In
                 ((k * 37 + own + 11) % vocabulary) as u32
             };
             let prompt: Vec<u32> = (0..test.prompt).map(token).collect();
-            let max_tokens = Some(test.generate);
-            let request =
-                Request { sampling: greedy.clone(), max_tokens, past_end: true, ..Request::new(prompt) };
             let arrived = started + at;
-            let id = batcher.submit(request)?;
+            let id = batcher.submit(request(prompt, Some(test.generate)))?;
             times.insert(id, Times { arrived, first: None, latest: arrived, between: Vec::new() });
         }
         let events = batcher.step();
@@ -121,6 +159,10 @@ fn run(batcher: &mut Batcher, test: &ArrivalTest<'_>) -> Outcome<(Vec<Times>, In
         for (id, event) in events {
             match event {
                 Event::Token { .. } => {
+                    if let Some(latest) = latest.get_mut(&id) {
+                        beside.push(ended.duration_since(*latest).as_secs_f64());
+                        *latest = ended;
+                    }
                     let Some(times) = times.get_mut(&id) else { continue };
                     let since = ended.duration_since(times.latest).as_secs_f64();
                     match times.first {
@@ -129,12 +171,14 @@ fn run(batcher: &mut Batcher, test: &ArrivalTest<'_>) -> Outcome<(Vec<Times>, In
                     }
                     times.latest = ended;
                 }
+                Event::Finished(_) if times.contains_key(&id) => unfinished -= 1,
                 Event::Failed(error) => return Err(Failure::Message(error.to_string())),
                 _ => {}
             }
         }
     }
-    Ok((times.into_values().collect(), ended))
+    batcher.cancel_all();
+    Ok(Run { times: times.into_values().collect(), beside, started, ended })
 }
 
 /// The times at which requests arrive: a Poisson process, the same in every run.

@@ -94,6 +94,9 @@ pub(crate) struct BenchArgs {
     /// Tokens that all prompts of --arrivals begin with
     #[arg(long, value_name = "N", default_value_t = 0, requires = "arrivals", value_parser = values::whole)]
     shared: usize,
+    /// Sequences that are generated all the while with --arrivals: times between their tokens are measured, too
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "arrivals", value_parser = values::whole)]
+    beside: usize,
     #[command(flatten)]
     serving: ServingOptions,
     /// Copy the logits of every token to the host, as sampling does, instead of computing the argmax on the device
@@ -178,7 +181,8 @@ impl BenchArgs {
         if let Some(rate) = self.arrivals {
             let (rate, requests, shared) = (f64::from(rate), self.requests, self.shared);
             let (prompt, generate, serving) = (*prompt, *generate, &self.serving);
-            let test = ArrivalTest { rate, requests, prompt, shared, generate, serving };
+            let beside = self.beside;
+            let test = ArrivalTest { rate, requests, prompt, shared, generate, beside, warm_up, serving };
             return arrivals::bench(&test, model, as_json, &mut io::stdout().lock());
         }
         let (streams, rounds) = (self.streams.as_slice(), self.rounds);
